@@ -1,0 +1,42 @@
+# On a machine with Python 3.11 and a C++ compiler, every target sets itself up.
+PYTHON ?= $(shell command -v python3.11 || command -v python3)
+VENV   ?= .venv
+BIN    := $(VENV)/bin
+TORCH  := torch==2.13.0
+BUGS   ?= ../shared/bugs
+# The environment is made again when what it is made from changes.
+STAMP  := $(VENV)/.ready
+
+.PHONY: setup demo test lint bench exam health clean
+setup: $(STAMP)
+
+$(STAMP): pyproject.toml CMakeLists.txt native/CMakeLists.txt $(wildcard native/*.cpp native/*.h)
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install -q --upgrade pip
+	$(BIN)/python -m pip install -q "$(TORCH)" numpy
+	$(BIN)/python -m pip install -q "scikit-build-core>=0.11" "pybind11>=3" ninja cmake
+	$(BIN)/python -m pip install -q --no-build-isolation -e ".[dev]"
+	touch $@
+
+demo: setup
+	PATH="$(abspath $(BIN)):$$PATH" $(BIN)/python examples/demo.py
+
+test: setup
+	$(BIN)/python -m pytest
+
+lint: setup
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+bench: setup
+	$(BIN)/python benchmarks/run_all.py
+
+exam: setup
+	PATH="$(abspath $(BIN)):$$PATH" $(BIN)/python benchmarks/exam.py $(BUGS)
+
+health: setup
+	PATH="$(abspath $(BIN)):$$PATH" $(BIN)/python benchmarks/health.py
+
+clean:
+	rm -rf build dist out .mypy_cache .ruff_cache .pytest_cache

@@ -1,0 +1,120 @@
+"""The relation interface and the registry of relations: one file each, found by import.
+
+A relation answers five questions about traces:
+
+* `propose`: which hypotheses does this trace suggest?
+* `examples`: for many hypotheses at once, on which records did each pass or fail, and in which circumstances?
+* `needs`: what must be recorded to check a hypothesis?
+* `say`: what does the rule claim, in one English sentence?
+* `detail`: for one failing example, what was expected, what was seen, and where?
+
+All work is columnar: `examples` gets every hypothesis of the relation in one call and returns one frame. To add a
+relation, write one file here with one subclass; nothing else changes (CONTRIBUTING.md walks through it).
+"""
+
+from __future__ import annotations
+
+import importlib
+import pkgutil
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import polars as pl
+
+from proctor.invariants.invariant import Hypothesis, Severity
+from proctor.invariants.trace import Trace
+
+
+@dataclass(frozen=True)
+class Examples:
+    """What a relation saw for many hypotheses.
+
+    frame: one row an example. Columns:
+        hyp u32         index of the hypothesis
+        passed bool     false where the relation failed; null: cannot be decided (UNKNOWN)
+        proc u16, step i32, seq u32   where it was seen (first record)
+        site u32        code of the source line, 0 if none
+        and one column a field: text, null where not shared or not present; `<field>~` beside it, boolean, for
+        examples of several records.
+        Columns that start with `_` are the relation's own and reach `detail`.
+    fields: names of the columns that may become conditions.
+    scope: the subset that says in what kind of program a rule was learned. Conditions on them are kept while all
+        evidence agrees on them, and vanish as evidence grows more diverse.
+    """
+
+    frame: pl.DataFrame
+    fields: tuple[str, ...]
+    scope: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Needs:
+    """What must be recorded for a rule: functions, and attributes of tracked variables."""
+
+    functions: frozenset[str] = frozenset()
+    states: frozenset[str] = frozenset()  # data, grad, buffer, optimizer
+
+    def __or__(self, other: Needs) -> Needs:
+        return Needs(self.functions | other.functions, self.states | other.states)
+
+
+@dataclass(frozen=True)
+class Detail:
+    """What a failing example says to a reader."""
+
+    expected: str
+    seen: str
+    function: str = ""
+    variable: str = ""
+    module: str = ""
+    advice: str = ""
+
+
+class Relation(ABC):
+    """One family of rules."""
+
+    name: ClassVar[str]
+    code: ClassVar[str]  # PR1xx
+    severity: ClassVar[Severity] = Severity.ERROR
+    # Lower is more upstream: orders violations of one step inside an incident.
+    upstream: ClassVar[int] = 5
+
+    @abstractmethod
+    def propose(self, trace: Trace) -> list[Hypothesis]:
+        """Hypotheses that hold at least once in this trace."""
+
+    @abstractmethod
+    def examples(self, trace: Trace, hypotheses: Sequence[Hypothesis]) -> Examples:
+        """Every passing and failing example of these hypotheses in this trace."""
+
+    @abstractmethod
+    def needs(self, hypothesis: Hypothesis) -> Needs:
+        """What to record so that this rule can be checked."""
+
+    @abstractmethod
+    def say(self, hypothesis: Hypothesis) -> str:
+        """The rule in one English sentence, without its precondition."""
+
+    @abstractmethod
+    def detail(self, trace: Trace, hypothesis: Hypothesis, example: Mapping[str, Any]) -> Detail:
+        """Expected against seen, and the names to blame, for one failing row of `examples`."""
+
+
+_REGISTRY: dict[str, Relation] = {}
+
+
+def register(cls: type[Relation]) -> type[Relation]:
+    """Class decorator: makes a relation known under its name."""
+    instance = cls()
+    _REGISTRY[cls.name] = instance
+    return cls
+
+
+def registry() -> dict[str, Relation]:
+    """All relations by name; importing them is what registers them."""
+    for module in pkgutil.iter_modules(__path__):
+        if not module.name.startswith("_"):
+            importlib.import_module(f"{__name__}.{module.name}")
+    return dict(sorted(_REGISTRY.items()))

@@ -1,0 +1,99 @@
+"""What a run directory and a pack look like on disk, and which versions of them we read.
+
+A run directory::
+
+    RUN/run.json                          command, start time, schema version
+    RUN/procs/<rank>-<pid>/process.json   rank, world size, mesh coordinates, losses of records
+    RUN/procs/<rank>-<pid>/names.arrow    code → text, for every coded column below
+    RUN/procs/<rank>-<pid>/calls.arrow    one row a call, written when it returns
+    RUN/procs/<rank>-<pid>/states.arrow   one row a changed variable
+    RUN/procs/<rank>-<pid>/context.arrow  one row a distinct context (step, phase, autocast, …)
+
+Each table is an Arrow IPC *stream*, zstd, so a file that was cut by `kill -9` is readable up to its last whole
+batch (findings: IPC files and Parquet are not). Codes are local to a process; the reader makes them global.
+"""
+
+from __future__ import annotations
+
+from enum import IntEnum, IntFlag
+from typing import Final
+
+import pyarrow as pa
+
+# 1: first version.
+TRACE_SCHEMA: Final = 1
+# 1: first version.
+PACK_SCHEMA: Final = 1
+
+
+class Name(IntEnum):
+    """What a row of `names` gives a text to."""
+
+    FUNCTION = 0  # canonical public name: torch.optim.Optimizer.step
+    SITE = 1  # file:line in the user's code
+    SIGNATURE = 2  # arguments or result, `invariants.signature`
+    VARIABLE = 3  # JSON object, `invariants.trace.Variable`
+    META = 4  # JSON object: dtype, shape, requires_grad, placement, attributes of a variable
+
+
+class CallFlag(IntFlag):
+    RAISED = 1  # the call ended with an exception
+    ROOT = 2  # an outermost module call: the model itself
+    THREAD = 4  # not the main thread (autograd device threads, loaders)
+
+
+class StateFlag(IntFlag):
+    NONE = 1  # the attribute is None (no gradient)
+    ZERO = 2  # every element is zero
+    NONFINITE = 4  # at least one NaN or infinity
+    CONSTANT = 8  # every element has the same bits
+    UNHASHED = 16  # value not read (sampled out, or an error of ours); only the meta is valid
+
+
+CALLS: Final = pa.schema(
+    [
+        ("seq", pa.uint32()),  # order of entry in this process, from 1
+        ("parent", pa.uint32()),  # seq of the enclosing recorded call in the same thread; 0: none
+        ("fn", pa.uint32()),
+        ("site", pa.uint32()),
+        ("ctx", pa.uint32()),
+        ("args", pa.uint32()),
+        ("ret", pa.uint32()),
+        ("t", pa.int64()),  # ns, CLOCK_MONOTONIC
+        ("dur", pa.int64()),  # ns
+        ("flags", pa.uint8()),  # CallFlag
+    ]
+)
+STATES: Final = pa.schema(
+    [
+        ("seq", pa.uint32()),  # last call entered when the value was read: orders states among calls
+        ("call", pa.uint32()),  # boundary call; 0: a step boundary outside any call
+        ("edge", pa.uint8()),  # 0: before the call ran, 1: after it
+        ("ctx", pa.uint32()),
+        ("var", pa.uint32()),
+        ("meta", pa.uint32()),
+        ("fp", pa.uint64()),  # linear fingerprint, `native/fingerprint.h`
+        ("norm", pa.float32()),  # Euclidean norm; NaN where not computed
+        ("flags", pa.uint8()),  # StateFlag
+    ]
+)
+CONTEXT: Final = pa.schema(
+    [
+        ("ctx", pa.uint32()),
+        ("step", pa.int32()),  # optimizer updates begun before this record; -1 before the first
+        ("micro", pa.int32()),  # forward/backward pairs begun in the step
+        ("phase", pa.string()),  # init, train, eval, checkpoint
+        ("grad", pa.bool_()),  # autograd records
+        ("autocast", pa.string()),  # dtype in force here, "" when off
+        ("outer", pa.string()),  # dtype of the nearest enclosing enabled autocast, "" without one
+        ("recompute", pa.bool_()),  # inside activation checkpointing's second forward
+        ("meta", pa.string()),  # user's own `proctor.meta`, JSON object
+    ]
+)
+NAMES: Final = pa.schema([("kind", pa.uint8()), ("id", pa.uint32()), ("text", pa.string())])
+
+TABLES: Final = {"calls": CALLS, "states": STATES, "context": CONTEXT, "names": NAMES}
+
+# A table of a run that claims more than this for one column buffer is not one of ours (a 1 GB file of garbage).
+MAX_BATCH_BYTES: Final = 1 << 30
+MAX_NAME_CHARS: Final = 1 << 20

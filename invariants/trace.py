@@ -1,0 +1,456 @@
+"""Reading runs: many processes and many runs become one set of frames with global codes.
+
+`Trace` is what relations work on (integer codes, joined once). `Run` is what a person gets from
+`proctor.open_run`: the same tables with names resolved.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+import polars as pl
+import pyarrow as pa
+from pyarrow import ipc
+
+from proctor.errors import TraceError
+from proctor.invariants import signature
+from proctor.invariants.schema import MAX_NAME_CHARS, TABLES, TRACE_SCHEMA, Name
+
+
+class Variable(msgspec.Struct, frozen=True):
+    """What is tracked: one attribute of one named tensor of a model. Nothing in it depends on the rank."""
+
+    model: str  # class of the root module
+    name: str  # `root.named_parameters()` name
+    attr: str  # data, grad, or an optimizer state key such as exp_avg
+    role: str  # parameter, buffer, optimizer
+    module: str = ""  # class of the module that owns it
+    kind: str = ""  # last part of the name: weight, bias, running_mean
+    position: str = ""  # first, middle, last: order of parameterised modules in the root
+    alias: str = ""  # another name of the same tensor object, when it has several
+
+
+class Process(msgspec.Struct, frozen=True):
+    """One recorded process of a run."""
+
+    run: int
+    rank: int
+    world: int
+    pid: int
+    program: str
+    folder: str
+    coords: dict[str, int] = {}  # mesh coordinates by axis name, where known
+    dropped: int = 0  # records lost
+    notes: list[str] = []  # degradations, one sentence each
+    finished: bool = False  # the process said goodbye
+
+
+@dataclass
+class Trace:
+    """All records of one or more runs, with codes that are global to this object.
+
+    calls: proc u16, seq, parent, fn, site, ctx, args, ret, t, dur, flags
+    states: proc u16, seq, call, edge, ctx, var, meta, fp, norm, flags
+    contexts: ctx, proc, step, micro, phase, grad, autocast, outer, recompute, meta
+    """
+
+    processes: list[Process]
+    runs: list[str]
+    calls: pl.DataFrame
+    states: pl.DataFrame
+    contexts: pl.DataFrame
+    texts: dict[Name, list[str]]
+    notes: list[str] = field(default_factory=list)
+
+    @classmethod
+    def load(cls, paths: Sequence[str | Path]) -> Trace:
+        """Read and merge run directories.
+
+        Raises:
+            TraceError: a path is not a run directory of a schema that we read, or holds no process at all.
+        """
+        merge = _Merge()
+        for path in paths:
+            merge.add(Path(path))
+        return merge.trace()
+
+    # -- names --------------------------------------------------------------------------------------------
+
+    @property
+    def functions(self) -> list[str]:
+        return self.texts[Name.FUNCTION]
+
+    @property
+    def sites(self) -> list[str]:
+        return self.texts[Name.SITE]
+
+    @cached_property
+    def function_code(self) -> dict[str, int]:
+        return {text: code for code, text in enumerate(self.functions)}
+
+    @cached_property
+    def features(self) -> list[dict[str, signature.Plain]]:
+        """Flattened signature of every signature code."""
+        return [signature.features(text) for text in self.texts[Name.SIGNATURE]]
+
+    @cached_property
+    def variables(self) -> pl.DataFrame:
+        """One row a variable code: var, model, name, attr, role, module, kind, position, alias."""
+        rows = [_decode_variable(text) for text in self.texts[Name.VARIABLE]]
+        return pl.DataFrame(
+            {
+                "var": pl.Series(range(len(rows)), dtype=pl.UInt32),
+                **{
+                    f: pl.Series([getattr(r, f) for r in rows], dtype=pl.String)
+                    for f in Variable.__struct_fields__
+                },
+            }
+        )
+
+    @cached_property
+    def metas(self) -> pl.DataFrame:
+        """One row a meta code: meta, and one text column for each attribute seen, null where it is not set."""
+        parsed = [_flat_meta(text) for text in self.texts[Name.META]]
+        keys = sorted({k for p in parsed for k in p})
+        return pl.DataFrame(
+            {
+                "meta": pl.Series(range(len(parsed)), dtype=pl.UInt32),
+                **{k: pl.Series([p.get(k) for p in parsed], dtype=pl.String) for k in keys},
+            }
+        )
+
+    @cached_property
+    def procs(self) -> pl.DataFrame:
+        """One row a process: proc, run, rank, world, program."""
+        return pl.DataFrame(
+            {
+                "proc": pl.Series(range(len(self.processes)), dtype=pl.UInt16),
+                "run": pl.Series([p.run for p in self.processes], dtype=pl.UInt16),
+                "rank": pl.Series([p.rank for p in self.processes], dtype=pl.Int32),
+                "world": pl.Series([p.world for p in self.processes], dtype=pl.Int32),
+                "program": pl.Series([p.program for p in self.processes], dtype=pl.String),
+            }
+        )
+
+    @cached_property
+    def families(self) -> pl.DataFrame:
+        """What kind of program each process runs: proc, family.
+
+        A family is the classes of the modules that own its parameters, so that sizes, depths and script names do
+        not matter; a process without a model has the name of its program.
+        """
+        owners = (
+            self.states.select("proc", "var")
+            .unique()
+            .join(self.variables.filter((pl.col("role") == "parameter") & (pl.col("module") != "")), on="var")
+            .select("proc", pl.concat_str("model", pl.lit("/"), "module").alias("m"))
+            .unique()
+            .group_by("proc")
+            .agg(pl.col("m").sort().str.join(" ").alias("family"))
+        )
+        return (
+            self.procs.join(owners, on="proc", how="left", maintain_order="left")
+            .select("proc", pl.coalesce("family", "program").alias("family"))
+        )
+
+    @property
+    def programs(self) -> set[str]:
+        return {p.program for p in self.processes}
+
+    @cached_property
+    def steps(self) -> int:
+        """Training steps seen by the process that saw most."""
+        last = self.contexts["step"].max()
+        return int(last) + 1 if isinstance(last, int) and last >= 0 else 0
+
+
+class Run:
+    """A recorded run for people and notebooks: frames with names resolved."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.trace = Trace.load([path])
+        self.info: dict[str, Any] = _read_json(path / "run.json")
+
+    def _named(self, frame: pl.DataFrame, column: str, kind: Name) -> pl.DataFrame:
+        texts = pl.DataFrame(
+            {column: pl.Series(range(len(self.trace.texts[kind])), dtype=pl.UInt32), "_t": self.trace.texts[kind]}
+        )
+        return frame.join(texts, on=column, how="left", maintain_order="left").with_columns(
+            pl.col("_t").alias(column)
+        ).drop("_t")
+
+    def _with_context(self, frame: pl.DataFrame) -> pl.DataFrame:
+        frame = frame.join(self.trace.contexts.drop("proc"), on="ctx", how="left", maintain_order="left").drop("ctx")
+        return frame.join(self.trace.procs.drop("run", "program"), on="proc", how="left", maintain_order="left").drop("proc")
+
+    @cached_property
+    def calls(self) -> pl.DataFrame:
+        """One row a call: function, source, arguments, result, times, step, phase, rank."""
+        frame = self.trace.calls
+        for column, kind in (("fn", Name.FUNCTION), ("site", Name.SITE), ("args", Name.SIGNATURE), ("ret", Name.SIGNATURE)):
+            frame = self._named(frame, column, kind)
+        return self._with_context(frame)
+
+    @cached_property
+    def states(self) -> pl.DataFrame:
+        """One row a change of a variable: name, attribute, fingerprint, norm, flags, step, rank."""
+        frame = self.trace.states.join(self.trace.variables, on="var", how="left", maintain_order="left")
+        frame = frame.join(self.trace.metas, on="meta", how="left", maintain_order="left").drop("var")
+        return self._with_context(frame.drop("meta"))
+
+    @cached_property
+    def context(self) -> pl.DataFrame:
+        return self.trace.contexts
+
+    @property
+    def processes(self) -> list[Process]:
+        return self.trace.processes
+
+    def __repr__(self) -> str:
+        t = self.trace
+        return f"<Run {self.path}: {len(t.processes)} processes, {t.steps} steps, {t.calls.height} calls, {t.states.height} states>"
+
+
+def open_run(path: str | Path) -> Run:
+    """Open a run directory; see `proctor.open_run`."""
+    return Run(Path(path))
+
+
+def _decode_variable(text: str) -> Variable:
+    try:
+        return msgspec.json.decode(text, type=Variable)
+    except msgspec.MsgspecError:
+        return Variable("", "", "", "")
+
+
+def _flat_meta(text: str) -> dict[str, str]:
+    if not text:
+        return {}
+    try:
+        tree = json.loads(text)
+    except ValueError:
+        return {}
+    return {str(k): _plain(v) for k, v in tree.items() if v is not None} if isinstance(tree, dict) else {}
+
+
+def _plain(value: Any) -> str:
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    return value if isinstance(value, str) else json.dumps(value, separators=(",", ":"))
+
+
+def _read_json(path: Path) -> dict[str, Any]:
+    try:
+        data = json.loads(path.read_bytes())
+    except OSError as e:
+        raise TraceError(f"{path}: {e.strerror or e}", hint="proctor record -o RUN -- python train.py") from None
+    except ValueError:
+        raise TraceError(f"{path}: not JSON, so {path.parent} is not a run directory") from None
+    if not isinstance(data, dict):
+        raise TraceError(f"{path}: expected an object, found {type(data).__name__}")
+    return data
+
+
+def read_stream(path: Path, table: str) -> tuple[pa.Table, str]:
+    """Read one Arrow stream up to its last whole batch.
+
+    Returns:
+        the rows, and a sentence on what was cut off ("" when nothing was).
+
+    Raises:
+        TraceError: the file is no Arrow stream, or a stream of other columns.
+    """
+    schema = TABLES[table]
+    try:
+        with pa.OSFile(str(path), "rb") as source:
+            if source.size() == 0:
+                return schema.empty_table(), ""
+            head = source.read(8)
+            length = int.from_bytes(head[4:8], "little", signed=True)
+            if len(head) < 8:
+                return schema.empty_table(), f"{path.name}: cut before its header"
+            if head[:4] != b"\xff\xff\xff\xff" or not 0 < length <= 1 << 24:
+                raise TraceError(f"{path}: not a Proctor trace (no Arrow stream header)")
+            source.seek(0)
+            try:
+                reader = ipc.open_stream(source)
+            except (pa.ArrowException, OSError, ValueError):
+                if length + 8 > source.size():
+                    return schema.empty_table(), f"{path.name}: cut inside its header"
+                raise TraceError(f"{path}: not a Proctor trace (unreadable Arrow header)") from None
+            if not reader.schema.equals(schema):
+                raise TraceError(
+                    f"{path}: columns {', '.join(reader.schema.names[:12])} are not those of a {table} table",
+                    hint="record the run again with this version",
+                )
+            batches, cut = [], ""
+            while True:
+                try:
+                    batch = reader.read_next_batch()
+                    batch.validate(full=table in ("names", "context"))
+                except StopIteration:
+                    break
+                except (pa.ArrowException, OSError, ValueError) as e:
+                    cut = f"{path.name}: cut or damaged after {sum(b.num_rows for b in batches)} rows ({_one_line(e)})"
+                    break
+                batches.append(batch)
+            return pa.Table.from_batches(batches, schema=schema), cut
+    except FileNotFoundError:
+        return schema.empty_table(), f"{path.name}: missing"
+    except OSError as e:
+        raise TraceError(f"{path}: {e.strerror or e}") from None
+
+
+def _one_line(error: Exception) -> str:
+    text = str(error).strip().splitlines()
+    return text[0][:120] if text else type(error).__name__
+
+
+class _Merge:
+    """Collects processes; local codes become codes of the merged trace."""
+
+    def __init__(self) -> None:
+        self.processes: list[Process] = []
+        self.runs: list[str] = []
+        self.notes: list[str] = []
+        self.index: dict[Name, dict[str, int]] = {kind: {"": 0} for kind in Name}
+        self.frames: dict[str, list[pl.DataFrame]] = {"calls": [], "states": [], "context": []}
+        self.next_ctx = 1
+
+    def add(self, path: Path) -> None:
+        if not path.is_dir():
+            what = "not a directory" if path.exists() else "no such directory"
+            raise TraceError(f"{path}: {what}", hint="proctor record -o RUN -- python train.py")
+        info = _read_json(path / "run.json")
+        version = info.get("schema")
+        if not isinstance(version, int):
+            raise TraceError(f"{path / 'run.json'}: no schema number, so this is not a run directory")
+        if version > TRACE_SCHEMA:
+            raise TraceError(
+                f"{path}: trace schema {version}, this Proctor reads up to {TRACE_SCHEMA}", hint="pip install -U proctor"
+            )
+        run = len(self.runs)
+        self.runs.append(str(path))
+        program = str(info.get("program", path.name))
+        folders = sorted(p for p in (path / "procs").glob("*") if p.is_dir()) if (path / "procs").is_dir() else []
+        for folder in folders:
+            self._add_process(folder, run, program)
+        for text in info.get("notes", []):
+            self.notes.append(str(text))
+        if not folders:
+            self.notes.append(f"{path}: no process of this run trained, so nothing was recorded")
+
+    def _add_process(self, folder: Path, run: int, program: str) -> None:
+        try:
+            info = _read_json(folder / "process.json")
+        except TraceError:
+            info = {}
+            self.notes.append(f"{folder.name}: process.json is missing or damaged; its rank is taken as 0")
+        tables: dict[str, pa.Table] = {}
+        for table in TABLES:
+            tables[table], cut = read_stream(folder / f"{table}.arrow", table)
+            if cut:
+                self.notes.append(f"{folder.name}/{cut}")
+        proc = len(self.processes)
+        coords = info.get("coords")
+        self.processes.append(
+            Process(
+                run=run,
+                rank=_int(info.get("rank"), 0),
+                world=_int(info.get("world"), 1),
+                pid=_int(info.get("pid"), 0),
+                program=program,
+                folder=str(folder),
+                coords={str(k): _int(v, 0) for k, v in coords.items()} if isinstance(coords, dict) else {},
+                dropped=_int(info.get("dropped"), 0),
+                notes=[str(n) for n in info.get("notes", [])] if isinstance(info.get("notes", []), list) else [],
+                finished=bool(info.get("finished", False)),
+            )
+        )
+        maps = self._code_maps(tables["names"])
+        ctx = self._contexts(tables["context"], proc)
+        for table, columns in (
+            ("calls", {"fn": Name.FUNCTION, "site": Name.SITE, "args": Name.SIGNATURE, "ret": Name.SIGNATURE}),
+            ("states", {"var": Name.VARIABLE, "meta": Name.META}),
+        ):
+            frame = pl.DataFrame(pl.from_arrow(tables[table]))
+            remapped = [
+                pl.Series(c, _take(maps[kind], frame[c].to_numpy()), dtype=pl.UInt32) for c, kind in columns.items()
+            ]
+            remapped.append(pl.Series("ctx", _take(ctx, frame["ctx"].to_numpy()), dtype=pl.UInt32))
+            frame = frame.with_columns(remapped).select(pl.lit(proc, dtype=pl.UInt16).alias("proc"), *frame.columns)
+            self.frames[table].append(frame.sort("seq", maintain_order=True))
+
+    def _code_maps(self, names: pa.Table) -> dict[Name, np.ndarray[Any, Any]]:
+        kinds = names.column("kind").to_pylist()
+        ids = names.column("id").to_pylist()
+        texts = names.column("text").to_pylist()
+        local: dict[Name, dict[int, int]] = {kind: {} for kind in Name}
+        for kind, code, text in zip(kinds, ids, texts):
+            if kind not in Name._value2member_map_ or text is None or len(text) > MAX_NAME_CHARS or code > 1 << 26:
+                continue
+            index = self.index[Name(kind)]
+            local[Name(kind)][code] = index.setdefault(text, len(index))
+        out = {}
+        for kind, table in local.items():
+            array = np.zeros(max(table, default=0) + 1, dtype=np.uint32)
+            for code, target in table.items():
+                array[code] = target
+            out[kind] = array
+        return out
+
+    def _contexts(self, table: pa.Table, proc: int) -> np.ndarray[Any, Any]:
+        frame = pl.DataFrame(pl.from_arrow(table)).filter(pl.col("ctx") < 1 << 26).unique("ctx", keep="last", maintain_order=True)
+        highest = frame["ctx"].max()
+        mapping = np.zeros((int(highest) if isinstance(highest, int) else 0) + 1, dtype=np.uint32)
+        codes = np.arange(self.next_ctx, self.next_ctx + frame.height, dtype=np.uint32)
+        self.next_ctx += frame.height
+        mapping[frame["ctx"].to_numpy()] = codes
+        frame = frame.with_columns(pl.Series("ctx", codes), pl.lit(proc, dtype=pl.UInt16).alias("proc"))
+        self.frames["context"].append(frame)
+        return mapping
+
+    def trace(self) -> Trace:
+        if not self.processes:
+            self.notes.append("nothing was recorded")
+        return Trace(
+            processes=self.processes,
+            runs=self.runs,
+            calls=self._stack("calls"),
+            states=self._stack("states"),
+            contexts=self._stack("context"),
+            texts={kind: list(index) for kind, index in self.index.items()},
+            notes=self.notes + [f"rank {p.rank}: {n}" for p in self.processes for n in p.notes],
+        )
+
+    def _stack(self, table: str) -> pl.DataFrame:
+        frames = self.frames[table]
+        if frames:
+            return pl.concat(frames)
+        empty = pl.DataFrame(pl.from_arrow(TABLES[table].empty_table()))
+        return empty.with_columns(pl.lit(0, dtype=pl.UInt16).alias("proc")).clear()
+
+
+def _take(mapping: np.ndarray[Any, Any], codes: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+    """Map codes; those that no name was flushed for become 0."""
+    safe = np.where(codes < len(mapping), codes, 0)
+    taken: np.ndarray[Any, Any] = mapping[safe]
+    return taken
+
+
+def _int(value: Any, default: int) -> int:
+    return value if isinstance(value, int) and not isinstance(value, bool) else default
+
+
+def count_rows(paths: Iterable[str | Path]) -> int:
+    """Records in these runs, for progress bars."""
+    trace = Trace.load(list(paths))
+    return trace.calls.height + trace.states.height

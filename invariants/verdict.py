@@ -1,0 +1,74 @@
+"""Verdicts, violations and incidents: what a check says."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+
+import msgspec
+
+from proctor.invariants.invariant import Severity, Support
+
+
+class Verdict(StrEnum):
+    HOLDS = "holds"
+    VIOLATED = "violated"
+    UNKNOWN = "unknown"  # missing rank, dropped record, unsampled step: neither of the other two
+
+
+class Evidence(msgspec.Struct, frozen=True):
+    """One record behind a violation, as a reader wants to see it."""
+
+    step: int | None
+    rank: int | None
+    what: str
+    source: str = ""
+
+
+class Violation(msgspec.Struct, frozen=True, kw_only=True):
+    """One rule that failed, first failing place first. The fields are those of the CLI contract."""
+
+    id: str  # invariant id
+    code: str  # rule code of the relation, PR1xx
+    relation: str
+    severity: Severity
+    text: str  # the rule in one English sentence
+    when: str  # its precondition in English
+    step: int | None
+    rank: int | None
+    function: str
+    variable: str
+    module: str
+    source: str  # file:line in the user's code
+    expected: str
+    seen: str
+    support: Support
+    confirmed: bool
+    advice: str  # what to look at next
+    count: int = 1  # failing examples of this rule in the run
+    places: list[tuple[int | None, int | None]] = []  # (step, rank) of each failing example, bounded
+    evidence: list[Evidence] = []
+
+
+class Incident(msgspec.Struct, frozen=True):
+    """Violations of one cause; the most upstream first."""
+
+    title: str
+    first_step: int | None
+    violations: list[Violation]
+
+
+class CheckResult(msgspec.Struct, frozen=True):
+    """Everything that `proctor check` found, and everything that it could not look at."""
+
+    run: str
+    incidents: list[Incident]
+    checked: int  # rules with at least one example that met the precondition
+    not_triggered: int  # rules whose precondition was never met
+    unknown: int  # rules that could not be decided
+    notes: list[str]  # what was not checked, one sentence each
+    steps: int
+    ranks: int
+
+    @property
+    def violations(self) -> list[Violation]:
+        return [v for incident in self.incidents for v in incident.violations]

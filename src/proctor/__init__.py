@@ -1,0 +1,50 @@
+"""Proctor catches silent errors in PyTorch training.
+
+Three ways in: the command line (`proctor record`, `proctor infer`, `proctor check`), and from a script::
+
+    import proctor
+    proctor.watch(model, optimizer)      # the same as `proctor record` for this process
+    proctor.meta(stage="warmup")         # your own context, usable in preconditions
+
+    run = proctor.open_run("runs/healthy")   # polars frames of what was recorded
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+__version__ = "0.1.0"
+__all__ = ["__version__", "meta", "open_run", "watch"]
+
+if TYPE_CHECKING:
+    from proctor.invariants.trace import Run
+
+
+def open_run(path: str) -> Run:
+    """Open a recorded run; its tables are polars frames.
+
+    Raises:
+        TraceError: the directory is not a run, or none of it can be read.
+    """
+    from proctor.invariants.trace import open_run as _open
+
+    return _open(path)
+
+
+def watch(*objects: Any, out: str | None = None) -> None:
+    """Record this process from here on, as `proctor record` does.
+
+    Args:
+        objects: models and optimizers to observe at once; others are found when they are used.
+        out: run directory; without it `$PROCTOR_RUN` or `proctor-runs/<time>-<pid>`.
+    """
+    from proctor.instrument.attach import watch as _watch
+
+    _watch(*objects, out=out)
+
+
+def meta(**values: str | int | float | bool | None) -> None:
+    """Set context of your own on every later record; `None` removes a key. A no-op when nothing records."""
+    from proctor.instrument.attach import meta as _meta
+
+    _meta(values)

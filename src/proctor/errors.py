@@ -1,0 +1,44 @@
+"""Errors a user can act on: one line that says what is wrong, where, and what to do next."""
+
+from __future__ import annotations
+
+
+class ProctorError(Exception):
+    """Base of every error that Proctor raises on purpose.
+
+    Args:
+        message: what was found and where; one line.
+        code: stable identifier, `PR-Exxx`, for the documentation.
+        hint: the next thing to do, usually a command.
+    """
+
+    code = "PR-E000"
+    exit_code = 2
+
+    def __init__(self, message: str, *, code: str | None = None, hint: str = "") -> None:
+        super().__init__(message)
+        self.message = message
+        self.code = code or self.code
+        self.hint = hint
+
+    def __str__(self) -> str:
+        tail = f"  →  {self.hint}" if self.hint else ""
+        return f"{self.code}  {self.message}{tail}"
+
+
+class UsageError(ProctorError):
+    """The command line cannot be carried out as written."""
+
+    code = "PR-E100"
+
+
+class TraceError(ProctorError):
+    """A run directory is missing, unreadable or not one of ours."""
+
+    code = "PR-E200"
+
+
+class PackError(ProctorError):
+    """A pack file is missing, malformed or newer than this Proctor."""
+
+    code = "PR-E300"

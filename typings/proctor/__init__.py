@@ -1,0 +1,1 @@
+../../src/proctor/__init__.py

@@ -1,0 +1,1 @@
+../../src/proctor/errors.py
