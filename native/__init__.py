@@ -1,0 +1,62 @@
+"""Hot loops: fingerprints of tensor memory and the call tap. No policy, no torch headers.
+
+`ACTIVE` says which implementation runs: "native", or "python" where the extension is missing or
+`PROCTOR_NATIVE=0` is set.
+"""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING
+
+from proctor.native._tap_py import ModuleReference
+
+__all__ = [
+    "ACTIVE",
+    "ModuleReference",
+    "Recorder",
+    "Tap",
+    "fingerprint_backend",
+    "fingerprint_backends",
+    "fingerprint_buffer",
+    "fingerprint_many",
+    "is_tap",
+]
+
+if TYPE_CHECKING:
+    from proctor.native._native import (
+        Recorder,
+        Tap,
+        fingerprint_backend,
+        fingerprint_backends,
+        fingerprint_buffer,
+        fingerprint_many,
+        is_tap,
+    )
+
+    ACTIVE: str
+else:
+    try:
+        if os.environ.get("PROCTOR_NATIVE") == "0":
+            raise ImportError("PROCTOR_NATIVE=0")
+        from proctor.native._native import (
+            Recorder,
+            Tap,
+            fingerprint_backend,
+            fingerprint_backends,
+            fingerprint_buffer,
+            fingerprint_many,
+            is_tap,
+        )
+
+        ACTIVE = "native"
+    except ImportError:
+        from proctor.native._fingerprint_py import (
+            fingerprint_backend,
+            fingerprint_backends,
+            fingerprint_buffer,
+            fingerprint_many,
+        )
+        from proctor.native._tap_py import Recorder, Tap, is_tap
+
+        ACTIVE = "python"
