@@ -1,0 +1,613 @@
+"""Attaching to a process: dormant after `import torch`, armed by the first training act, inert in helpers.
+
+Called by the injected `sitecustomize` (through `install_from`) or by `proctor.watch`. One `Observer` a process owns the
+recorder, the patches, the clock, the tracker and the writer, and its methods are the hooks of the tapped functions.
+
+Tripwires: the first `Optimizer.__init__`, or the end of `init_process_group`. What happens before (seeding,
+construction, initialisation) waits in the recorder's buffer and is written when the process arms. The rule gives
+exactly the training processes of every launcher that was tried (findings/ecosystem.md §1.2).
+"""
+
+from __future__ import annotations
+
+import atexit
+import importlib
+import os
+import pkgutil
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import wrapt
+
+from proctor.errors import ProctorError
+from proctor.instrument import catalog, mesh
+from proctor.instrument._guard import Guard, say
+from proctor.instrument.config import RecordConfig, read_config
+from proctor.instrument.context import ContextTable, StepClock
+from proctor.instrument.patches import METHOD, MODULE_CALL, Patches
+from proctor.instrument.usercode import UserCode, library_prefixes
+from proctor.invariants.schema import TRACE_SCHEMA, Name
+from proctor.native import Recorder
+
+PRE_ARM_ROWS = 50_000  # records kept from before the first training act
+MAX_ROWS = 4_000_000  # records in memory when the writer cannot keep up
+HOT_CALLS = 20_000  # calls of one user function between two flushes that take it out of the trace
+
+_observer: Observer | None = None
+
+
+class Observer:
+    """Everything that watches one process."""
+
+    def __init__(self, config: RecordConfig) -> None:
+        self.config = config
+        self.guard = Guard()
+        self.recorder = Recorder()
+        self.patches = Patches(self.recorder)
+        self.clock = StepClock()
+        self.contexts = ContextTable(self.clock)
+        self.user = UserCode(self.patches, library_prefixes(), self._wants_user)
+        self.armed = False
+        self.inert = False
+        self.finished = False
+        self._coords: dict[str, int] = {}
+        self._notes: list[str] = []
+        self._early_drops = 0
+        self._in_backward = 0
+        self._updating = 0
+        self._sampled = True
+        self._sample_every = config.every
+        self._hooked: list[Any] = []  # taps whose hooks must run at every step
+        self._optimizer_count = 0
+        self._patched_classes: set[type] = set()
+        self.writer: Any = None
+        self.tracker: Any = None
+
+    # -- installation -------------------------------------------------------------------------------------
+
+    def install(self) -> None:
+        """Tap everything that the configuration asks for. The recorder fills a bounded buffer until `arm`."""
+        import torch
+        from torch import nn
+
+        from proctor.instrument.state import StateTracker
+
+        self.tracker = StateTracker(self._intern, self.config.watches)
+        self.tracker.on_names = self.recorder.set_tracked_names
+        recorder = self.recorder
+        recorder.capacity = PRE_ARM_ROWS
+        recorder.set_tensor_types(torch.Tensor, nn.Parameter)
+        recorder.set_module_type(nn.Module)
+        recorder.set_library_prefixes(library_prefixes())
+        devices = ("cpu", "cuda") if torch.cuda.is_available() else ("cpu",)
+        recorder.set_probes(torch.is_grad_enabled, torch.is_autocast_enabled, torch.get_autocast_dtype, devices)
+        recorder.set_context_resolver(self.contexts.resolve)
+        recorder.module_namer = self._module_code
+        recorder.on_error = lambda error: self.guard.report("hook", error)
+        self.clock.on_change = self._context_changed
+        self.clock.on_new_step = self._new_step
+
+        hooks = self._hooks()
+        for point in catalog.points():
+            before, after = hooks.pop(point.name, (None, None))
+            self._tap(point, before, after)
+        self._tap_module_calls(nn.Module)
+        self._tap_constructors(torch, hooks)
+        self._tap_process_exits()
+        for name in catalog.LATE:
+            wrapt.register_post_import_hook(self._late(catalog.late_points), name)
+        self._install_integrations()
+        os.register_at_fork(after_in_child=self._forked)
+        atexit.register(self.close)
+        recorder.enabled = True
+
+    def _hooks(self) -> dict[str, tuple[Callable[..., None] | None, Callable[..., None] | None]]:
+        """Functions at which state may change, or that tell step and phase."""
+        hooks: dict[str, tuple[Callable[..., None] | None, Callable[..., None] | None]] = {
+            "torch.Tensor.backward": (self._backward_begins, self._backward_ends),
+            "torch.autograd.backward": (self._backward_begins, self._backward_ends),
+            "torch.nn.Module.zero_grad": (self._module_zero_grad, self._grads_changed),
+            "torch.nn.Module.load_state_dict": (None, self._data_changed),
+            "torch.nn.utils.clip_grad_norm_": (None, self._grads_changed),
+            "torch.nn.utils.clip_grad_value_": (None, self._grads_changed),
+            "torch.amp.GradScaler.unscale_": (None, self._grads_rewritten),
+            "torch.nn.parallel.DistributedDataParallel.__init__": (None, self._ddp_created),
+            "torch.distributed.init_process_group": (None, self._distributed_ready),
+            "torch.distributed.new_group": (None, self._group_created),
+            "torch.save": (self._checkpoint_begins, self._checkpoint_ends),
+            "torch.load": (self._checkpoint_begins, self._checkpoint_ends),
+        }
+        for name in catalog.COLLECTIVES:
+            hooks.setdefault(name, (None, self._collective_done))
+        return hooks
+
+    def _tap(self, point: catalog.Point, before: Any = None, after: Any = None) -> None:
+        wanted = self.config.wants(point.name)
+        if not wanted and before is None and after is None:
+            return
+        tap = self.patches.tap(
+            point.owner, point.attribute, point.name, kind=point.kind, before=before, after=after, aliases=point.aliases
+        )
+        if tap is not None:
+            tap.record = wanted
+            tap.flat = point.name in catalog.RECURSIVE
+            if before is not None or after is not None:
+                tap.always = True
+                self._hooked.append(tap)
+
+    def _tap_module_calls(self, module_class: Any) -> None:
+        tap = self.patches.tap(
+            module_class, "__call__", "torch.nn.Module.__call__", kind=MODULE_CALL, before=self._forward_begins
+        )
+        if tap is not None:
+            tap.root_only = True  # hooks run at the outermost module only
+            tap.always = True
+            tap.record = not self.config.selective or any(f.endswith(".forward") for f in self.config.functions or ())
+            self._hooked.append(tap)
+
+    def _tap_constructors(self, torch: Any, hooks: dict[str, Any]) -> None:
+        from torch.utils.data._utils import worker
+
+        for owner, attribute, name, before, after in (
+            (torch.optim.Optimizer, "__init__", "torch.optim.Optimizer.__init__", None, self._optimizer_created),
+            (torch.optim.lr_scheduler.LRScheduler, "__init__", "torch.optim.lr_scheduler.LRScheduler.__init__",
+             self._scheduler_created, None),
+            (torch.optim.lr_scheduler.ReduceLROnPlateau, "__init__",
+             "torch.optim.lr_scheduler.ReduceLROnPlateau.__init__", self._scheduler_created, None),
+            (worker, "_worker_loop", "torch.utils.data.worker", self._loader_worker, None),
+        ):
+            self._tap(catalog.Point(owner, attribute, name, METHOD), before, after)
+        for name, (before, after) in hooks.items():  # points that this torch builds without
+            if name.startswith("torch.nn.parallel"):
+                self._notes.append(f"{name} is not in this build of torch")
+
+    def _tap_process_exits(self) -> None:
+        """Flush before the process image goes away without Python's own exit."""
+        for name in ("_exit", "execv", "execve", "execvp", "execvpe"):
+            original = getattr(os, name)
+
+            def leaving(*args: Any, _original: Any = original, **kwargs: Any) -> Any:
+                if not self.inert:
+                    self.guard.run("exit", self.close, True)
+                return _original(*args, **kwargs)
+
+            leaving.__name__, leaving.__doc__, leaving.__module__ = name, original.__doc__, "os"
+            self.patches.replace(os, name, leaving)
+
+    def _late(self, points: Callable[[Any], Any]) -> Callable[[Any], None]:
+        def imported(module: Any) -> None:
+            self.guard.run(f"late {module.__name__}", self._tap_late, points, module)
+
+        return imported
+
+    def _tap_late(self, points: Callable[[Any], Any], module: Any) -> None:
+        for point in points(module):
+            after = self._sharded if point.attribute in ("fully_shard", "parallelize_module") else None
+            self._tap(point, None, after)
+        if module.__name__ == "torch.distributed.device_mesh":
+            point = catalog.Point(
+                module.DeviceMesh, "__init__", "torch.distributed.device_mesh.DeviceMesh.__init__", METHOD
+            )
+            self._tap(point, None, self._mesh_created)
+
+    def _install_integrations(self) -> None:
+        from proctor.instrument import integrations
+
+        for info in pkgutil.iter_modules(integrations.__path__):
+            library = importlib.import_module(f"{integrations.__name__}.{info.name}")
+            for module, methods in library.POINTS.items():
+                points = _library_points(library.LIBRARY, methods)
+                wrapt.register_post_import_hook(self._late(points), module)
+
+    # -- life ---------------------------------------------------------------------------------------------
+
+    def arm(self, reason: str) -> None:
+        """Begin to write: this process trains."""
+        if self.armed or self.inert or self.finished:
+            return
+        from proctor.instrument.writer import TraceWriter
+
+        self.armed = True
+        where = mesh.position()
+        self._coords.update(where["coords"])
+        folder = Path(self.config.run) / "procs" / f"{where['rank']}-{os.getpid()}"
+        try:
+            self.writer = TraceWriter(folder, self._drain, self._info, self._degrade, self.guard)
+        except OSError as e:
+            self.inert = True
+            self.recorder.enabled = False
+            say(f"not recording: {folder}: {e.strerror or e}")
+            return
+        self._early_drops = self.recorder.dropped
+        self.recorder.capacity = MAX_ROWS
+        self.user.sweep()
+        self.recorder.enabled = True
+        self.writer.start()
+        if where["rank"] == 0:
+            say(f"recording to {self.config.run} ({reason})")
+
+    def close(self, leaving: bool = False) -> None:
+        """Flush, say goodbye and put every function back. Called at exit."""
+        if self.finished:
+            return
+        if self.armed and not self.inert:
+            self.guard.run("last-look", self._look_late)
+            self.finished = True
+            self.recorder.enabled = False
+            self.writer.close()
+        self.finished = True
+        self.recorder.enabled = False
+        if not leaving:
+            self.patches.remove()
+
+    def _forked(self) -> None:
+        """In a forked child: a child of a training process is a helper; a child of a launcher may yet train."""
+        self.recorder.disable_in_child()
+        if self.armed:
+            self._become_inert()
+        else:
+            self.recorder.enabled = True
+
+    def _become_inert(self) -> None:
+        self.inert = True
+        self.recorder.enabled = False
+        for tap in self._hooked:
+            tap.always = False
+
+    def _loader_worker(self, args: tuple[Any, ...], kwargs: Any) -> None:
+        self._become_inert()
+
+    def _drain(self) -> dict[str, Any]:
+        calls = self.recorder.drain()
+        names = self.recorder.drain_names()
+        tables = {"names": names, "context": self.contexts.take_rows(), "calls": calls, "states": self.tracker.take_rows()}
+        self._cool(calls)
+        return tables
+
+    def _cool(self, calls: dict[str, Any]) -> None:
+        """Stop observing a user function that is called so often that it drowns the rest."""
+        import numpy as np
+
+        fn = np.asarray(calls["fn"])
+        if len(fn) < HOT_CALLS:
+            return
+        codes, counts = np.unique(fn, return_counts=True)
+        hot = {int(c) for c, n in zip(codes, counts) if n >= HOT_CALLS}
+        for name in list(self.user.names):
+            if self._intern(Name.FUNCTION, name) in hot and self.user.drop(name):
+                self._notes.append(f"{name} is called too often; no longer observed")
+
+    def _info(self) -> dict[str, Any]:
+        import torch
+
+        where = mesh.position()
+        return {
+            "schema": TRACE_SCHEMA,
+            "pid": os.getpid(),
+            "rank": where["rank"] if not self.finished else self._last_rank(where),
+            "world": max(where["world"], self._world),
+            "coords": self._coords,
+            "python": sys.version.split()[0],
+            "torch": torch.__version__,
+            "dropped": self.recorder.dropped - self._early_drops + (self.writer.lost if self.writer is not None else 0),
+            "notes": self.guard.notes + self._notes,
+            "finished": self.finished,
+        }
+
+    _rank = 0
+    _world = 1
+
+    def _last_rank(self, where: dict[str, Any]) -> int:
+        return self._rank if self._world > 1 else int(where["rank"])
+
+    def _degrade(self, failing: bool) -> None:
+        """The disk is full: sample ever more sparsely; back to normal when it is not."""
+        self._sample_every = min(max(self._sample_every, 1) * 10, 10_000) if failing else self.config.every
+        if failing:
+            self._notes.append("the trace could not be written for a while; steps were sampled")
+
+    # -- names and contexts -------------------------------------------------------------------------------
+
+    def _intern(self, kind: int, text: str) -> int:
+        return int(self.recorder.intern(int(kind), text))
+
+    def _name(self, thing: Any, label: str) -> None:
+        """What signatures call this object."""
+        self.tracker.names[id(thing)] = label
+        self.recorder.track(id(thing), label)
+
+    def _wants_user(self, name: str) -> bool:
+        return self.config.user_code if not self.config.selective else self.config.wants(name)
+
+    def _module_code(self, cls: type) -> int:
+        place = cls.__module__ or ""
+        if place.startswith("torch.nn.modules."):
+            name = f"torch.nn.{cls.__qualname__}.forward"
+        elif place == "torch.nn.parallel.distributed":
+            name = "torch.nn.parallel.DistributedDataParallel.forward"
+        else:
+            name = f"{'__main__' if place == '__mp_main__' else place}.{cls.__qualname__}.forward"
+        if not self.config.wants(name):
+            return 0  # not recorded
+        return self._intern(Name.FUNCTION, name)
+
+    def _context_changed(self) -> None:
+        self.recorder.ctx = self.contexts.base()
+
+    def _state_ctx(self) -> int:
+        return self.contexts.resolve(self.contexts.base(), True, "", "")
+
+    def _look(self, edge: int, call: int | None = None, **what: Any) -> None:
+        """Observe state at a boundary, if this step is recorded."""
+        if not self.armed or not self._sampled or self.inert or self.finished:
+            return
+        recorder = self.recorder
+        where = recorder.current_call if call is None else call
+        self.tracker.observe(recorder.current_seq, where, edge, self._state_ctx(), **what)
+
+    def _look_late(self) -> None:
+        from proctor.instrument.state import Look
+
+        self._look(0, 0, data=Look.HINT, grad=Look.HINT)
+
+    # -- hooks: step and phase ----------------------------------------------------------------------------
+
+    def _new_step(self) -> None:
+        """The clock is about to count a new step."""
+        from proctor.instrument.state import Look
+
+        self._look(0, 0, data=Look.HINT)
+        if not self.armed:
+            return
+        step = self.clock.step + 1
+        self.tracker.rescan(step)
+        self.user.sweep()
+        self._sampled = step < self.config.warmup or step % max(self._sample_every, 1) == 0
+        self.recorder.enabled = self._sampled
+        self.writer.step_ended()
+
+    def _optimizer_created(self, args: tuple[Any, ...], kwargs: Any, result: Any, raised: bool) -> None:
+        if raised or self.inert:
+            return
+        optimizer = args[0]
+        self._patch_class(type(optimizer), "torch.optim.Optimizer", catalog.OPTIMIZER_METHODS, {
+            "step": (self._update_begins, self._update_ends),
+            "zero_grad": (self._optimizer_zero_grad, self._grads_changed),
+            "load_state_dict": (None, self._optimizer_loaded),
+            "add_param_group": (None, self._group_added),
+        })
+        self.arm("an optimizer was constructed")
+        self.clock.optimizer_created(id(optimizer))
+        label = f"#{self._optimizer_count}"
+        self._optimizer_count += 1
+        self._name(optimizer, label)
+        self.tracker.add_optimizer(optimizer, label)
+        from proctor.instrument.state import Look
+
+        self._look(0, 0, data=Look.FORCE, grad=Look.HINT, buffers=Look.FORCE)
+
+    def _group_added(self, args: tuple[Any, ...], kwargs: Any, result: Any, raised: bool) -> None:
+        if self.armed and not raised:
+            self.tracker.refresh_optimizer(args[0])
+
+    def _optimizer_loaded(self, args: tuple[Any, ...], kwargs: Any, result: Any, raised: bool) -> None:
+        from proctor.instrument.state import Look
+
+        self._look(1, optimizer=Look.FORCE)
+
+    def _scheduler_created(self, args: tuple[Any, ...], kwargs: Any) -> None:
+        self._patch_class(type(args[0]), "torch.optim.lr_scheduler.LRScheduler", catalog.SCHEDULER_METHODS, {})
+
+    def _patch_class(self, cls: type, name: str, methods: tuple[str, ...], hooks: dict[str, Any]) -> None:
+        """Tap the methods of a class where it or a base defines them; once a class."""
+        if cls in self._patched_classes:
+            return
+        self._patched_classes.add(cls)
+        for owner in cls.__mro__:
+            for method in methods:
+                if method in vars(owner):
+                    before, after = hooks.get(method, (None, None))
+                    self._tap(catalog.Point(owner, method, f"{name}.{method}", METHOD), before, after)
+
+    def _update_begins(self, args: tuple[Any, ...], kwargs: Any) -> None:
+        from proctor.instrument.state import Look
+
+        self._updating += 1
+        if self._updating > 1:
+            return
+        self.clock.update_begins(id(args[0]))
+        if self.armed:
+            self.tracker.note_lr(args[0])
+        self._look(0, data=Look.HINT, grad=Look.HINT, buffers=Look.FORCE)
+
+    def _update_ends(self, args: tuple[Any, ...], kwargs: Any, result: Any, raised: bool) -> None:
+        from proctor.instrument.state import Look
+
+        self._updating -= 1
+        if self._updating > 0:
+            return
+        self._updating = 0
+        self._look(1, data=Look.FORCE, grad=Look.HINT, optimizer=Look.FORCE)
+        self.clock.update_ends(id(args[0]))
+
+    def _optimizer_zero_grad(self, args: tuple[Any, ...], kwargs: Any) -> None:
+        self.clock.zero_grad(id(args[0]))
+
+    def _module_zero_grad(self, args: tuple[Any, ...], kwargs: Any) -> None:
+        self.clock.zero_grad(None)
+
+    def _forward_begins(self, args: tuple[Any, ...], kwargs: Any) -> None:
+        import torch
+
+        from proctor.instrument.state import Look
+
+        if self._in_backward or self._updating:
+            return
+        module = args[0]
+        training = bool(module.training) and torch.is_grad_enabled()
+        self.clock.forward(training)
+        if training and self.armed:
+            if not self.tracker.knows(module) and self.clock.step >= 0 and any(True for _ in module.parameters()):
+                self.tracker.add_model(module)
+            self._look(0, data=Look.HINT, grad=Look.HINT)
+
+    def _backward_begins(self, args: tuple[Any, ...], kwargs: Any) -> None:
+        from proctor.instrument.state import Look
+
+        self._in_backward += 1
+        if self._in_backward > 1:
+            return
+        self.clock.backward()
+        self._look(0, data=Look.HINT, grad=Look.HINT)
+        self.contexts.recompute += 1
+        self._context_changed()
+
+    def _backward_ends(self, args: tuple[Any, ...], kwargs: Any, result: Any, raised: bool) -> None:
+        from proctor.instrument.state import Look
+
+        self._in_backward -= 1
+        if self._in_backward > 0:
+            return
+        self._in_backward = 0
+        self.contexts.recompute = 0
+        self._context_changed()
+        self._look(1, grad=Look.FORCE)
+
+    def _grads_changed(self, args: tuple[Any, ...], kwargs: Any, result: Any, raised: bool) -> None:
+        from proctor.instrument.state import Look
+
+        self._look(1, grad=Look.HINT)
+
+    def _grads_rewritten(self, args: tuple[Any, ...], kwargs: Any, result: Any, raised: bool) -> None:
+        from proctor.instrument.state import Look
+
+        self._look(1, grad=Look.FORCE)
+
+    def _data_changed(self, args: tuple[Any, ...], kwargs: Any, result: Any, raised: bool) -> None:
+        from proctor.instrument.state import Look
+
+        self._look(1, data=Look.FORCE, buffers=Look.FORCE)
+
+    def _collective_done(self, args: tuple[Any, ...], kwargs: Any, result: Any, raised: bool) -> None:
+        if self.tracker is not None:
+            self.tracker.dirty = True
+
+    def _checkpoint_begins(self, args: tuple[Any, ...], kwargs: Any) -> None:
+        self._phase_before = self.clock.checkpoint(True)
+
+    def _checkpoint_ends(self, args: tuple[Any, ...], kwargs: Any, result: Any, raised: bool) -> None:
+        self.clock.checkpoint(False, self._phase_before)
+
+    _phase_before = "init"
+
+    # -- hooks: structure ---------------------------------------------------------------------------------
+
+    def _distributed_ready(self, args: tuple[Any, ...], kwargs: Any, result: Any, raised: bool) -> None:
+        if raised or self.inert:
+            return
+        where = mesh.position()
+        self._rank, self._world = where["rank"], where["world"]
+        self.arm("torch.distributed was initialised")
+        import torch.distributed as dist
+
+        default = dist.distributed_c10d._get_default_group()
+        self._name(default, mesh.group_label(default))
+
+    def _group_created(self, args: tuple[Any, ...], kwargs: Any, result: Any, raised: bool) -> None:
+        if not raised and hasattr(result, "size"):
+            self._name(result, mesh.group_label(result))
+            self._groups.append(result)  # its id stays valid
+
+    _groups: list[Any] = []  # noqa: RUF012 - one observer a process
+
+    def _mesh_created(self, args: tuple[Any, ...], kwargs: Any, result: Any, raised: bool) -> None:
+        if not raised:
+            self._coords.update(mesh.mesh_coords(args[0]))
+
+    def _ddp_created(self, args: tuple[Any, ...], kwargs: Any, result: Any, raised: bool) -> None:
+        from proctor.instrument.state import Look
+
+        if raised or not self.armed:
+            return
+        self.tracker.set_wrapper(args[0], "ddp")
+        self.tracker.add_model(args[0])
+        self._look(1, data=Look.FORCE, buffers=Look.FORCE)
+
+    def _sharded(self, args: tuple[Any, ...], kwargs: Any, result: Any, raised: bool) -> None:
+        module = args[0] if args else (kwargs or {}).get("module")
+        if not raised and self.tracker is not None and hasattr(module, "parameters"):
+            self.tracker.set_wrapper(module, "fsdp2" if type(module).__name__.startswith("FSDP") else "tp")
+
+
+def _library_points(library: str, methods: dict[str, tuple[str, ...]]) -> Callable[[Any], Any]:
+    def points(module: Any) -> Any:
+        return catalog.library_points(module, library, methods)
+
+    return points
+
+
+def install_from(activation: str) -> None:
+    """Install with the configuration in this file; called from `sitecustomize`."""
+    install(read_config(Path(activation)))
+
+
+def install(config: RecordConfig) -> Observer:
+    """Install once a process; later calls return the observer that is there."""
+    global _observer
+    if _observer is None or _observer.finished:
+        observer = Observer(config)
+        observer.install()
+        _observer = observer
+    return _observer
+
+
+def watch(*objects: Any, out: str | None = None) -> None:
+    """See `proctor.watch`. Never raises: a program must not die of being watched."""
+    try:
+        _watch(objects, out)
+    except Exception as e:  # noqa: BLE001 - the front door of the library inside the user's program
+        say(f"not recording: {type(e).__name__}: {e}")
+
+
+def _watch(objects: tuple[Any, ...], out: str | None) -> None:
+    import torch
+
+    run = Path(out or os.environ.get("PROCTOR_RUN") or f"proctor-runs/{time.strftime('%Y%m%d-%H%M%S')}-{os.getpid()}")
+    if _observer is None or _observer.finished:
+        from proctor.instrument.rundir import create_run
+
+        try:
+            create_run(run, sys.argv or ["python"], overwrite=False, shared=True)
+        except ProctorError as e:
+            say(str(e))
+            return
+    observer = install(RecordConfig(run=str(run.resolve())))
+    observer.arm("proctor.watch")
+    for thing in objects:
+        if isinstance(thing, torch.nn.Module):
+            observer.guard.run("watch", observer.tracker.add_model, thing)
+        elif isinstance(thing, torch.optim.Optimizer):
+            observer.guard.run("watch", observer._optimizer_created, (thing,), None, None, False)
+
+
+def meta(values: dict[str, Any]) -> None:
+    """See `proctor.meta`."""
+    if _observer is None or _observer.inert or _observer.finished:
+        return
+    for key, value in values.items():
+        if value is None:
+            _observer.contexts.meta.pop(str(key), None)
+        else:
+            _observer.contexts.meta[str(key)] = value if isinstance(value, bool | int | float) else str(value)[:200]
+    _observer._context_changed()
+
+
+def detach() -> None:
+    """Stop recording and restore every patched function; for tests and notebooks."""
+    global _observer
+    if _observer is not None:
+        _observer.close()
+        _observer = None

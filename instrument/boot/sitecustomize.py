@@ -1,0 +1,58 @@
+"""Dormant start-up hook that `proctor record` puts first on PYTHONPATH, as a copy in the run directory.
+
+It chains to the user's own sitecustomize, then waits for `import torch`. A process that never imports torch pays for
+reading this file and nothing else; one that imports torch but never trains records nothing (`instrument/attach.py`).
+Whatever goes wrong here is one line on stderr: the user's program starts regardless.
+"""
+
+import os
+import sys
+
+_HERE = os.path.dirname(os.path.abspath(__file__))
+_HELPERS = ("multiprocessing.resource_tracker", "torch._inductor.compile_worker", "multiprocessing.forkserver")
+
+
+def _chain():
+    """Run the sitecustomize that this one shadows, if there is one."""
+    import importlib.machinery
+    import importlib.util
+
+    path = [p for p in sys.path if os.path.abspath(p or ".") != _HERE]
+    spec = importlib.machinery.PathFinder.find_spec("sitecustomize", path)
+    if spec is None or spec.loader is None:
+        return
+    module = importlib.util.module_from_spec(spec)
+    sys.modules["sitecustomize"] = module
+    spec.loader.exec_module(module)
+
+
+def _is_helper():
+    return any(name in argument for argument in sys.orig_argv for name in _HELPERS)
+
+
+def _activate():
+    if os.environ.get("PROCTOR_DISABLE") == "1" or _is_helper():
+        return
+    activation = os.path.join(_HERE, "activation.json")
+    if not os.path.isfile(activation):
+        return
+    import wrapt
+
+    def on_torch(module):
+        try:
+            from proctor.instrument.attach import install_from
+
+            install_from(activation)
+        except Exception as e:
+            print(f"proctor: not recording: {type(e).__name__}: {e}", file=sys.stderr)
+
+    wrapt.register_post_import_hook(on_torch, "torch")
+
+
+try:
+    _activate()
+except ImportError:
+    print(f"proctor: not recording: proctor is not installed in {sys.executable}", file=sys.stderr)
+except Exception as e:
+    print(f"proctor: not recording: {type(e).__name__}: {e}", file=sys.stderr)
+_chain()

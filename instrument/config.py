@@ -1,0 +1,51 @@
+"""What a recorded process was asked to do: read from the activation file, never from the user's arguments.
+
+`proctor record` writes `activation.json` beside the `sitecustomize.py` that it puts first on PYTHONPATH, because
+some launchers pass PYTHONPATH on and drop every other variable (findings: DeepSpeed's pdsh runner).
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import msgspec
+
+
+class RecordConfig(msgspec.Struct, frozen=True):
+    """How to record.
+
+    Args:
+        run: run directory, absolute.
+        functions: canonical names to patch; `None`: everything (full mode).
+        states: attributes to watch among data, grad, buffer, optimizer; `None`: all.
+        every: record every n-th step (the others leave no rows, so checks on them are UNKNOWN).
+        warmup: steps recorded in full before `every` applies.
+        modules: in selective mode, classes of modules whose calls are recorded are in `functions`.
+        user_code: also observe functions of the user's own modules.
+    """
+
+    run: str
+    functions: frozenset[str] | None = None
+    states: frozenset[str] | None = None
+    every: int = 1
+    warmup: int = 10
+    user_code: bool = True
+
+    @property
+    def selective(self) -> bool:
+        return self.functions is not None
+
+    def wants(self, function: str) -> bool:
+        return self.functions is None or function in self.functions
+
+    def watches(self, attr: str) -> bool:
+        return self.states is None or attr in self.states
+
+
+def read_config(path: Path) -> RecordConfig:
+    """Decode an activation file.
+
+    Raises:
+        OSError, msgspec.MsgspecError: missing or malformed; the caller reports and stays inert.
+    """
+    return msgspec.json.decode(path.read_bytes(), type=RecordConfig)

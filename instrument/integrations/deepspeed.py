@@ -1,0 +1,13 @@
+"""DeepSpeed: the engine's public methods."""
+
+from __future__ import annotations
+
+LIBRARY = "deepspeed"
+POINTS: dict[str, dict[str, tuple[str, ...]]] = {
+    "deepspeed": {"initialize": ()},
+    "deepspeed.runtime.engine": {
+        "DeepSpeedEngine": ("forward", "backward", "step", "zero_grad", "save_checkpoint", "load_checkpoint",
+                            "allreduce_gradients", "clip_fp32_gradients", "is_gradient_accumulation_boundary"),
+    },
+    "deepspeed.runtime.pipe.engine": {"PipelineEngine": ("train_batch", "eval_batch")},
+}

@@ -1,0 +1,98 @@
+"""Replacing functions so that every one of them can be put back.
+
+`Patches` undoes everything in reverse order. A function that the user (or another tool) has replaced after us is
+left alone on removal: putting our original back would undo their patch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Any
+
+from proctor.native import Recorder, Tap, is_tap
+
+PLAIN, METHOD, MODULE_CALL = 0, 1, 2
+_MISSING = object()
+
+
+class Patches:
+    """Taps that are in place, and how to remove them."""
+
+    def __init__(self, recorder: Recorder) -> None:
+        self.recorder = recorder
+        self._undo: list[tuple[Any, str, Any, Any]] = []  # owner, attribute, original or _MISSING, ours
+        self._taps: dict[int, Tap] = {}  # id(original) → tap, so that aliases share one
+        self._keep: list[Any] = []  # originals whose id is a key above
+
+    def tap(
+        self,
+        owner: Any,
+        attribute: str,
+        name: str,
+        *,
+        kind: int = PLAIN,
+        before: Callable[..., None] | None = None,
+        after: Callable[..., None] | None = None,
+        aliases: Iterable[Any] = (),
+    ) -> Tap | None:
+        """Put a tap around `owner.attribute` and wherever `aliases` hold the same object.
+
+        Returns:
+            the tap; `None` where there is nothing to patch, or where it is patched already.
+        """
+        raw = vars(owner).get(attribute, _MISSING)
+        if raw is _MISSING:
+            return None
+        function = raw.__func__ if isinstance(raw, staticmethod | classmethod) else raw
+        if not callable(function) or is_tap(function):
+            return None
+        tap = self._taps.get(id(function))
+        if tap is None:
+            code = self.recorder.intern(0, name)
+            tap = Tap(self.recorder, function, code, kind, before, after)
+            self._taps[id(function)] = tap
+            self._keep.append(function)
+        ours: Any = type(raw)(tap) if isinstance(raw, staticmethod | classmethod) else tap
+        self._set(owner, attribute, raw, ours)
+        for alias in aliases:
+            if vars(alias).get(attribute) is function:
+                self._set(alias, attribute, function, tap)
+        return tap
+
+    def replace(self, owner: Any, attribute: str, ours: Any) -> None:
+        """Put an object of ours in a place, to be restored later."""
+        self._set(owner, attribute, vars(owner).get(attribute, _MISSING), ours)
+
+    def _set(self, owner: Any, attribute: str, original: Any, ours: Any) -> None:
+        setattr(owner, attribute, ours)
+        self._undo.append((owner, attribute, original, ours))
+
+    def drop(self, tap: Tap) -> None:
+        """Remove one tap everywhere it stands."""
+        keep = []
+        for owner, attribute, original, ours in self._undo:
+            inner = ours.__func__ if isinstance(ours, staticmethod | classmethod) else ours
+            if inner is tap:
+                self._restore(owner, attribute, original, ours)
+            else:
+                keep.append((owner, attribute, original, ours))
+        self._undo = keep
+
+    def remove(self) -> None:
+        """Put every original back."""
+        while self._undo:
+            self._restore(*self._undo.pop())
+        self._taps.clear()
+        self._keep.clear()
+
+    @staticmethod
+    def _restore(owner: Any, attribute: str, original: Any, ours: Any) -> None:
+        if vars(owner).get(attribute) is not ours:
+            return
+        if original is _MISSING:
+            delattr(owner, attribute)
+        else:
+            setattr(owner, attribute, original)
+
+    def __len__(self) -> int:
+        return len(self._undo)

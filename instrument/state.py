@@ -1,0 +1,352 @@
+"""The state of models and optimizers: found, fingerprinted at boundaries, recorded when it changed.
+
+Models are found from the optimizer: the module trees, among all that live, that own its parameters. Nothing is
+named by the user and nothing is wrapped.
+
+What is hashed when: a tensor's `_version` and address are a *hint* that it did not change; the hint is wrong for
+fused optimizers, `p.data` writes, gloo collectives and batch-norm statistics (findings/native.md §2). So data is hashed
+without the hint after every update, gradients after every backward, buffers before every update, and the hint
+serves only the boundaries between. A write that escapes version counters is therefore seen at the next update.
+"""
+
+from __future__ import annotations
+
+import gc
+import json
+import weakref
+from collections.abc import Callable, Iterable
+from enum import IntEnum
+from typing import Any
+
+import msgspec
+
+from proctor.instrument.fingerprint import Summary, fingerprint_all
+from proctor.invariants.schema import Name, StateFlag
+from proctor.invariants.trace import Variable
+
+_WRAPPERS = frozenset({"_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_module"})
+_NO_VALUE = Summary(0, 0.0, int(StateFlag.NONE))
+_RESCAN_EVERY = 64  # steps between looks for parameters that were added in place
+
+
+class Look(IntEnum):
+    """How a boundary looks at a kind of value."""
+
+    SKIP = 0
+    HINT = 1  # hash where the version counter or the address moved
+    FORCE = 2  # hash all
+
+
+class _Slot:
+    """One tracked value: the data or grad of a parameter, a buffer, or a tensor of optimizer state."""
+
+    __slots__ = ("grad", "last", "meta", "owner", "ptr", "twins", "var", "version")
+
+    def __init__(self, owner: Callable[[], Any], var: int, meta: int, grad: bool) -> None:
+        self.owner = owner  # weak reference: tracking must not keep a model alive
+        self.var = var
+        self.meta = meta
+        self.grad = grad
+        self.twins: list[int] = []  # variables that are other names of the same tensor
+        self.version = -1
+        self.ptr = -1
+        self.last: tuple[int, int, int] | None = None  # fingerprint, flags, meta of the last row
+
+
+class StateTracker:
+    """Tracks models; appends rows of the `states` table to `rows`."""
+
+    def __init__(self, intern: Callable[[int, str], int], watches: Callable[[str], bool]) -> None:
+        self.intern = intern
+        self.watches = watches
+        self.rows: list[tuple[Any, ...]] = []
+        self.names: dict[int, str] = {}  # id of a tensor or module → canonical name, for signatures
+        self.on_names: Callable[[dict[int, str]], None] | None = None
+        self._roots: dict[int, weakref.ref[Any]] = {}
+        self._params: dict[int, tuple[Any, _Slot, _Slot, dict[str, Any]]] = {}  # id(p) → ref, data, grad, description
+        self._buffers: dict[int, _Slot] = {}
+        self._optimizer_slots: dict[tuple[int, str], _Slot] = {}
+        self._optimizers: dict[int, weakref.ref[Any]] = {}
+        self._labels: dict[int, str] = {}  # id of an optimizer → its label
+        self._holder: dict[int, str] = {}  # id of a parameter → label of the optimizer that holds it
+        self._zero_lr: dict[str, set[int]] = {}
+        self._wrapped: dict[int, str] = {}
+        self._scanned_at = 0
+        self.dirty = False  # a collective may have written without a version bump
+
+    # -- discovery ----------------------------------------------------------------------------------------
+
+    @property
+    def tracked(self) -> int:
+        return len(self._params)
+
+    def add_optimizer(self, optimizer: Any, label: str) -> None:
+        """Track the models whose parameters this optimizer holds, and the parameters that no model owns.
+
+        Args:
+            optimizer: a constructed `torch.optim.Optimizer`.
+            label: what signatures and metas call it, "#0" for the first of the process.
+        """
+        self._optimizers[id(optimizer)] = weakref.ref(optimizer)
+        self._labels[id(optimizer)] = label
+        self.refresh_optimizer(optimizer)
+
+    def refresh_optimizer(self, optimizer: Any) -> None:
+        """Read the parameter groups of an optimizer (again)."""
+        label = self._labels.get(id(optimizer), "")
+        params = [p for group in optimizer.param_groups for p in group["params"]]
+        self._holder.update((id(p), label) for p in params)
+        missing = {id(p) for p in params} - self._params.keys()
+        if missing:
+            for root in _roots_owning(missing):
+                self.add_model(root)
+        for i, p in enumerate(params):
+            if id(p) not in self._params:
+                self._add_parameter(p, Variable("", f"optimizer{label}.{i}", "", "parameter", kind="master"), {})
+        self._describe_again(self._params.values())
+
+    def note_lr(self, optimizer: Any) -> None:
+        """Remember which parameters an update leaves alone because their learning rate is zero."""
+        label = self._labels.get(id(optimizer), "")
+        zero = {id(p) for group in optimizer.param_groups if _is_zero(group.get("lr")) for p in group["params"]}
+        if zero != self._zero_lr.get(label, set()):
+            self._zero_lr[label] = zero
+            self._describe_again(self._params.values())
+
+    def _describe_again(self, entries: Iterable[tuple[Any, _Slot, _Slot, dict[str, Any]]]) -> None:
+        for ref, data, grad, description in entries:
+            p = ref()
+            if p is not None:
+                data.meta = grad.meta = self._meta(p, description)
+
+    def add_model(self, root: Any) -> None:
+        """Track every parameter and buffer of a module tree. Idempotent; new parameters are added."""
+        self._roots[id(root)] = weakref.ref(root)
+        inner, wrapper = _unwrap(root)
+        model = _class_name(inner)
+        owners: dict[str, Any] = dict(root.named_modules(remove_duplicate=False))
+        with_params = [n for n, m in owners.items() if any(p is not None for p in m._parameters.values())]
+        order = {canonical(n): i for i, n in enumerate(dict.fromkeys(with_params))}
+        last = len(order) - 1
+        first_name: dict[int, str] = {}
+        for name, p in root.named_parameters(remove_duplicate=False):
+            prefix, _, kind = name.rpartition(".")
+            clean = canonical(name)
+            owner = owners.get(prefix, inner)
+            at = order.get(canonical(prefix), 0)
+            position = "last" if at == last else "first" if at == 0 else "middle"
+            alias = first_name.setdefault(id(p), clean)
+            var = Variable(
+                model, clean, "", "parameter", _class_name(owner), kind, position, alias if alias != clean else ""
+            )
+            self._add_parameter(p, var, {"wrapper": wrapper or self._wrapped.get(id(p), "")})
+        if self.watches("buffer"):
+            for name, b in root.named_buffers():
+                prefix, _, kind = name.rpartition(".")
+                if id(b) not in self._buffers:
+                    var = Variable(model, canonical(name), "data", "buffer", _class_name(owners.get(prefix, inner)), kind)
+                    self._buffers[id(b)] = _Slot(weakref.ref(b), self._var(var), self._meta(b, {}), False)
+                    self.names[id(b)] = canonical(name)
+        for name, module in owners.items():
+            self.names[id(module)] = canonical(name)
+        if self.on_names is not None:
+            self.on_names(self.names)
+
+    def set_wrapper(self, root: Any, wrapper: str) -> None:
+        """Remember that a tree is driven by DDP, FSDP, … (a fact for preconditions)."""
+        for p in root.parameters():
+            self._wrapped[id(p)] = wrapper
+            known = self._params.get(id(p))
+            if known is not None:
+                known[3]["wrapper"] = wrapper
+                known[1].meta = known[2].meta = self._meta(p, known[3])
+
+    def knows(self, root: Any) -> bool:
+        return id(root) in self._roots and self._roots[id(root)]() is root
+
+    def rescan(self, step: int) -> None:
+        """Look for parameters added, replaced, frozen or unfrozen; cheap ones at every step, all now and then."""
+        if step < 3 or step - self._scanned_at >= _RESCAN_EVERY:
+            self._scanned_at = step
+            for ref in list(self._roots.values()):
+                root = ref()
+                if root is not None:
+                    self.add_model(root)
+        for key, (ref, data, grad, description) in list(self._params.items()):
+            p = ref()
+            if p is None:
+                del self._params[key]
+            elif p.requires_grad != description.get("requires_grad"):
+                data.meta = grad.meta = self._meta(p, description)
+
+    def _add_parameter(self, p: Any, var: Variable, extra: dict[str, Any]) -> None:
+        known = self._params.get(id(p))
+        if known is not None and known[0]() is p:
+            if var.alias:
+                twin = self._var(msgspec.structs.replace(var, attr="data"))
+                if twin not in known[1].twins and twin != known[1].var:
+                    known[1].twins.append(twin)
+            return
+        description = dict(extra)
+        meta = self._meta(p, description)
+        ref = weakref.ref(p)
+        data = _Slot(ref, self._var(msgspec.structs.replace(var, attr="data")), meta, False)
+        grad = _Slot(ref, self._var(msgspec.structs.replace(var, attr="grad")), meta, True)
+        self._params[id(p)] = (ref, data, grad, description)
+        self.names[id(p)] = var.name
+
+    def _var(self, var: Variable) -> int:
+        return self.intern(Name.VARIABLE, msgspec.json.encode(var).decode())
+
+    def _meta(self, t: Any, description: dict[str, Any]) -> int:
+        """Intern what is known about a tensor besides its value."""
+        description["requires_grad"] = bool(t.requires_grad)
+        meta: dict[str, Any] = {
+            "dtype": str(t.dtype).removeprefix("torch."),
+            "shape": json.dumps(list(t.shape), separators=(",", ":")),
+            "ndim": t.dim(),
+            "device": t.device.type,
+            "requires_grad": bool(t.requires_grad),
+            "in_optimizer": id(t) in self._holder,
+            "optimizer": self._holder.get(id(t)),
+            "lr_zero": id(t) in self._zero_lr.get(self._holder.get(id(t), ""), ()),
+            "wrapper": description.get("wrapper") or None,
+        }
+        placements = getattr(t, "placements", None)
+        if placements is not None:
+            meta["placement"] = ",".join(type(p).__name__ + (str(p.dim) if hasattr(p, "dim") else "") for p in placements)
+            meta["mesh"] = ",".join(str(n) for n in (t.device_mesh.mesh_dim_names or ()))
+        for key, value in vars(t).items():
+            if isinstance(value, bool | int | str) and not key.startswith("_") and len(str(value)) <= 64:
+                meta[f"attr.{key}"] = value
+        return self.intern(Name.META, json.dumps(meta, sort_keys=True))
+
+    # -- boundaries ---------------------------------------------------------------------------------------
+
+    def observe(
+        self, seq: int, call: int, edge: int, ctx: int, *,
+        data: Look = Look.SKIP, grad: Look = Look.SKIP, buffers: Look = Look.SKIP, optimizer: Look = Look.SKIP,
+    ) -> None:
+        """Look at the tracked values and append a row for each that changed since its last row."""
+        work: list[tuple[_Slot, Any]] = []
+        if data and self.watches("data"):
+            if self.dirty:
+                data = Look.FORCE
+            self._collect(work, (entry[1] for entry in self._params.values()), data)
+        if grad and self.watches("grad"):
+            if self.dirty:
+                grad = Look.FORCE
+            self._collect(work, (entry[2] for entry in self._params.values()), grad)
+        if data and grad:
+            self.dirty = False
+        if buffers and self._buffers:
+            self._collect(work, self._buffers.values(), buffers)
+        if optimizer and self.watches("optimizer"):
+            self._collect(work, self._state_slots(), optimizer)
+        if not work:
+            return
+        hashed = [value for _, value in work if value is not None]
+        summaries = iter(fingerprint_all(hashed)) if hashed else iter(())
+        rows = self.rows
+        for slot, value in work:
+            fp, norm, flags = _NO_VALUE if value is None else next(summaries)
+            state = (fp, flags, slot.meta)
+            if state == slot.last:
+                continue
+            slot.last = state
+            rows.append((seq, call, edge, ctx, slot.var, slot.meta, fp, norm, flags))
+            for twin in slot.twins:
+                rows.append((seq, call, edge, ctx, twin, slot.meta, fp, norm, flags))
+
+    @staticmethod
+    def _collect(work: list[tuple[_Slot, Any]], slots: Iterable[_Slot], look: Look) -> None:
+        for slot in slots:
+            t = slot.owner()
+            if t is None:
+                continue
+            if slot.grad:
+                t = t.grad
+                if t is None:
+                    if slot.ptr != 0:
+                        slot.ptr, slot.version = 0, -1
+                        work.append((slot, None))
+                    continue
+            version = t._version if not t.is_inference() else -1
+            local = getattr(t, "_local_tensor", t)
+            ptr = local.data_ptr() if local.device.type != "meta" else -2
+            if look is Look.HINT and version == slot.version and ptr == slot.ptr and version >= 0:
+                continue
+            slot.version, slot.ptr = version, ptr
+            work.append((slot, local))
+
+    def _state_slots(self) -> Iterable[_Slot]:
+        for ref in list(self._optimizers.values()):
+            optimizer = ref()
+            if optimizer is None:
+                continue
+            for p, state in optimizer.state.items():
+                known = self._params.get(id(p))
+                if known is None or not isinstance(state, dict):
+                    continue
+                for key, value in state.items():
+                    if not hasattr(value, "data_ptr") or value.dim() == 0 or key == "step":
+                        continue
+                    slot = self._optimizer_slots.get((id(p), key))
+                    if slot is None or slot.owner() is not value:
+                        name = self.names.get(id(p), "")
+                        var = Variable("", name, str(key), "optimizer")
+                        slot = _Slot(weakref.ref(value), self._var(var), self._meta(value, {}), False)
+                        self._optimizer_slots[(id(p), key)] = slot
+                    yield slot
+
+    def take_rows(self) -> list[tuple[Any, ...]]:
+        rows, self.rows = self.rows, []
+        return rows
+
+
+def canonical(name: str) -> str:
+    """A parameter's name without what wrappers (DDP, FSDP, compile, checkpointing) put into it."""
+    parts = [part for part in name.split(".") if part not in _WRAPPERS]
+    return ".".join(parts[1:] if parts[0] == "module" else parts)
+
+
+def _is_zero(lr: Any) -> bool:
+    return isinstance(lr, int | float) and lr == 0
+
+
+def _unwrap(root: Any) -> tuple[Any, str]:
+    """The user's own module inside a wrapper, and the wrapper's name."""
+    wrapper = ""
+    for _ in range(8):
+        kind = type(root).__name__
+        if kind in ("DistributedDataParallel", "DataParallel"):
+            wrapper, root = "ddp", root.module
+        elif kind == "FullyShardedDataParallel":
+            wrapper, root = "fsdp", root._fsdp_wrapped_module
+        elif kind == "OptimizedModule":
+            root = root._orig_mod
+        else:
+            break
+    if type(root).__name__.startswith("FSDP"):
+        wrapper = "fsdp2"
+    return root, wrapper
+
+
+def _class_name(module: Any) -> str:
+    cls = type(module)
+    name, place = cls.__qualname__, cls.__module__ or ""
+    if name.startswith("FSDP") and len(cls.__mro__) > 2:  # fully_shard makes a subclass of the user's class
+        cls = cls.__mro__[2] if cls.__mro__[1].__name__ == "FSDPModule" else cls.__mro__[1]
+        name, place = cls.__qualname__, cls.__module__ or ""
+    if place.startswith("torch.nn.modules."):
+        return f"torch.nn.{name}"
+    return f"{'__main__' if place == '__mp_main__' else place}.{name}"
+
+
+def _roots_owning(params: set[int]) -> list[Any]:
+    """Module trees that own any of these parameters; `type()` only, so that no proxy's `__class__` runs."""
+    from torch.nn import Module
+
+    modules = [o for o in gc.get_objects() if issubclass(type(o), Module) and "_modules" in vars(o)]
+    children = {id(c) for m in modules for c in m._modules.values() if c is not None}
+    return [m for m in modules if id(m) not in children and any(id(p) in params for p in m.parameters())]

@@ -1,0 +1,121 @@
+"""Functions of the user's own modules, observed like torch's.
+
+A user's module is one whose file is neither the standard library's nor an installed package's. Its functions and the
+methods of its classes are tapped when the process begins to train, in every namespace of the user's that holds them;
+modules that are imported later are found at the next step. Left alone: dunder methods but `__call__`, `forward` of
+modules (the call of the module is recorded), generators, coroutines, properties, and autograd functions.
+"""
+
+from __future__ import annotations
+
+import inspect
+import os
+import sys
+import sysconfig
+import types
+from typing import Any
+
+from proctor.instrument.patches import METHOD, PLAIN, Patches
+from proctor.native import is_tap
+
+_MAX_FUNCTIONS = 5000
+
+
+def library_prefixes() -> tuple[str, ...]:
+    """Folders whose code is not the user's: standard library, installed packages, Proctor itself."""
+    paths = {sysconfig.get_path(k) for k in ("stdlib", "platstdlib", "purelib", "platlib")}
+    paths |= {os.path.dirname(os.__file__), *(p for p in sys.path if p.endswith(("site-packages", "dist-packages")))}
+    import proctor
+
+    paths.add(os.path.dirname(os.path.abspath(proctor.__file__)))
+    paths |= {os.path.dirname(os.path.abspath(m.__file__)) for n in ("instrument", "invariants", "native")
+              if (m := sys.modules.get(f"proctor.{n}")) is not None and m.__file__}
+    return tuple(sorted(p.rstrip("/") + "/" for p in paths if p))
+
+
+class UserCode:
+    """Finds and taps the user's functions."""
+
+    def __init__(self, patches: Patches, prefixes: tuple[str, ...], wants: Any) -> None:
+        self._patches = patches
+        self._prefixes = prefixes
+        self._wants = wants  # name → bool
+        self._seen: set[str] = set()
+        self._modules = 0
+        self.names: dict[str, Any] = {}
+
+    def sweep(self) -> int:
+        """Tap what is new; returns how many functions. Costs one dict length when nothing was imported."""
+        if len(sys.modules) == self._modules:
+            return 0
+        self._modules = len(sys.modules)
+        before = len(self.names)
+        users = [m for n, m in list(sys.modules.items()) if self._is_user(n, m)]
+        for module in users:
+            if module.__name__ not in self._seen:
+                self._seen.add(module.__name__)
+                self._tap_module(module, users)
+        return len(self.names) - before
+
+    def drop(self, name: str) -> bool:
+        """Stop observing one function (called far too often)."""
+        tap = self.names.get(name)
+        if tap is None:
+            return False
+        self._patches.drop(tap)
+        return True
+
+    def _is_user(self, name: str, module: Any) -> bool:
+        if not isinstance(module, types.ModuleType) or name.split(".")[0] == "proctor":
+            return False
+        path = getattr(module, "__file__", None)
+        return bool(path) and not os.path.abspath(path).startswith(self._prefixes)
+
+    def _tap_module(self, module: Any, users: list[Any]) -> None:
+        place = "__main__" if module.__name__ in ("__main__", "__mp_main__") else module.__name__
+        for attribute, value in list(vars(module).items()):
+            if len(self.names) >= _MAX_FUNCTIONS:
+                return
+            if getattr(value, "__module__", None) != module.__name__:
+                continue
+            if isinstance(value, types.FunctionType) and not is_tap(value):
+                if not _plain(value):
+                    continue
+                aliases = [m for m in users if m is not module and vars(m).get(attribute) is value]
+                self._tap(module, attribute, f"{place}.{attribute}", PLAIN, aliases)
+            elif isinstance(value, type):
+                self._tap_class(value, place)
+
+    def _tap_class(self, cls: type, place: str) -> None:
+        from torch.autograd import Function
+        from torch.nn import Module
+
+        if issubclass(cls, Function | BaseException | tuple) or hasattr(cls, "__torch_function__"):
+            return
+        for attribute, value in list(vars(cls).items()):
+            if attribute.startswith("__") and attribute != "__call__":
+                continue
+            function = value.__func__ if isinstance(value, staticmethod | classmethod) else value
+            if not isinstance(function, types.FunctionType) or is_tap(function) or not _plain(function):
+                continue
+            if issubclass(cls, Module) and attribute in ("forward", "__call__", "extra_repr"):
+                continue
+            kind = PLAIN if isinstance(value, staticmethod) else METHOD
+            self._tap(cls, attribute, f"{place}.{cls.__qualname__}.{attribute}", kind, [])
+
+    def _tap(self, owner: Any, attribute: str, name: str, kind: int, aliases: list[Any]) -> None:
+        if not self._wants(name):
+            return
+        tap = self._patches.tap(owner, attribute, name, kind=kind, aliases=aliases)
+        if tap is not None:
+            self.names[name] = tap
+
+
+def _plain(function: Any) -> bool:
+    """A function that does its work when called (no generator, coroutine or abstract method)."""
+    return not (
+        inspect.isgeneratorfunction(function)
+        or inspect.iscoroutinefunction(function)
+        or inspect.isasyncgenfunction(function)
+        or getattr(function, "__isabstractmethod__", False)
+    )
