@@ -220,7 +220,7 @@ def _capturing(tensor: Tensor) -> bool:
 
 def _is_dense(tensor: Tensor) -> bool:
     """Memory holds the content's bits in logical order."""
-    return bool(tensor.is_contiguous()) and not tensor.is_conj() and not tensor.is_neg()
+    return bool(tensor.is_contiguous() and not tensor.is_conj() and not tensor.is_neg())
 
 
 def _dense(tensor: Tensor) -> Tensor:

@@ -46,7 +46,7 @@ def create_run(run: Path, command: Sequence[str], *, overwrite: bool, shared: bo
         if earlier:
             for part in ("procs", "boot"):
                 shutil.rmtree(run / part, ignore_errors=True)
-            for part in ("report.html", "violations.jsonl", "run.json"):
+            for part in ("report.html", "violations.jsonl", "check.json", "run.json"):
                 (run / part).unlink(missing_ok=True)
         (run / "procs").mkdir(parents=True, exist_ok=True)
         info = {

@@ -31,10 +31,13 @@ class Condition(msgspec.Struct, frozen=True, order=True, omit_defaults=True):
     value: str | None = None
 
     def holds(self, columns: frozenset[str]) -> pl.Expr:
-        """Boolean expression over an examples frame; false where the field is not a column at all."""
+        """Boolean expression over an examples frame.
+
+        A field that is not a column of this frame was not set in any record: only "is not set" holds of it.
+        """
         name = self.field + AGREE if self.kind in (Kind.CONSISTENT, Kind.UNEQUAL) else self.field
         if name not in columns:
-            return pl.lit(value=False)
+            return pl.lit(value=self.kind is Kind.CONSTANT and self.value is None)
         column = pl.col(name)
         match self.kind:
             case Kind.CONSTANT:
@@ -49,7 +52,8 @@ class Condition(msgspec.Struct, frozen=True, order=True, omit_defaults=True):
     def say(self) -> str:
         match self.kind:
             case Kind.CONSTANT:
-                return f"{self.field} is {'not set' if self.value is None else self.value}"
+                shown = "not set" if self.value is None else self.value or "none"
+                return f"{self.field} is {shown}"
             case Kind.CONSISTENT:
                 return f"{self.field} is the same"
             case Kind.UNEQUAL:

@@ -236,7 +236,7 @@ def _flat_meta(text: str) -> dict[str, str]:
         return {}
     try:
         tree = json.loads(text)
-    except ValueError:
+    except (ValueError, RecursionError):
         return {}
     return {str(k): _plain(v) for k, v in tree.items() if v is not None} if isinstance(tree, dict) else {}
 
@@ -252,7 +252,7 @@ def _read_json(path: Path) -> dict[str, Any]:
         data = json.loads(path.read_bytes())
     except OSError as e:
         raise TraceError(f"{path}: {e.strerror or e}", hint="proctor record -o RUN -- python train.py") from None
-    except ValueError:
+    except (ValueError, RecursionError):
         raise TraceError(f"{path}: not JSON, so {path.parent} is not a run directory") from None
     if not isinstance(data, dict):
         raise TraceError(f"{path}: expected an object, found {type(data).__name__}")
@@ -343,8 +343,6 @@ class _Merge:
         folders = sorted(p for p in (path / "procs").glob("*") if p.is_dir()) if (path / "procs").is_dir() else []
         for folder in folders:
             self._add_process(folder, run, program)
-        for text in info.get("notes", []):
-            self.notes.append(str(text))
         if not folders:
             self.notes.append(f"{path}: no process of this run trained, so nothing was recorded")
 
@@ -447,7 +445,8 @@ def _take(mapping: np.ndarray[Any, Any], codes: np.ndarray[Any, Any]) -> np.ndar
 
 
 def _int(value: Any, default: int) -> int:
-    return value if isinstance(value, int) and not isinstance(value, bool) else default
+    fits = isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 1 << 31
+    return int(value) if fits else default
 
 
 def count_rows(paths: Iterable[str | Path]) -> int:

@@ -1,0 +1,279 @@
+"""Whatever happens to the program, the disk or us: the program's own fate is unchanged, and flushed records survive."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+import time
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("torch")
+import proctor
+from proctor.errors import TraceError
+from proctor.invariants.trace import Trace
+
+TRAIN = """
+import os, sys, time, torch
+from torch import nn
+def train(steps, pause=0.0, at_end=lambda: None):
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 2))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for step in range(steps):
+        optimizer.zero_grad()
+        loss = model(torch.randn(16, 4)).square().mean()
+        loss.backward()
+        optimizer.step()
+        print("step", step, float(loss), flush=True)
+        time.sleep(pause)
+    at_end()
+    return float(loss)
+"""
+
+
+def script(folder: Path, body: str, name: str = "train.py") -> Path:
+    path = folder / name
+    path.write_text(TRAIN + textwrap.dedent(body))
+    return path
+
+
+def record(out: Path | str, *command: str, env: dict[str, str] | None = None, cwd: Path | None = None) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "proctor.cli", "record", "-o", str(out), "--", *command],
+        capture_output=True, text=True, timeout=120, check=False, cwd=cwd,
+        env={**os.environ, "OMP_NUM_THREADS": "1", **(env or {})},
+    )
+
+
+def steps(run: Path) -> int:
+    return Trace.load([run]).steps
+
+
+def test_exit_code_and_output_are_the_program_s(tmp_path: Path) -> None:
+    path = script(tmp_path, "train(3); print('to stdout'); print('to stderr', file=sys.stderr); sys.exit(7)")
+    done = record(tmp_path / "run", sys.executable, str(path))
+    assert done.returncode == 7
+    assert done.stdout.splitlines()[-1] == "to stdout"
+    assert "to stderr" in done.stderr
+    assert steps(tmp_path / "run") == 3
+
+
+def test_script_that_raises(tmp_path: Path) -> None:
+    path = script(tmp_path, "train(4); raise ValueError('the user’s own')")
+    done = record(tmp_path / "run", sys.executable, str(path))
+    assert done.returncode == 1
+    assert done.stderr.rstrip().endswith("ValueError: the user’s own")
+    assert "proctor/" not in done.stderr.split("Traceback", 1)[1]  # no frame of ours in the user's traceback
+    assert steps(tmp_path / "run") == 4
+    assert proctor.open_run(str(tmp_path / "run")).processes[0].finished
+
+
+def test_exception_inside_an_observed_call_is_recorded_and_passes(tmp_path: Path) -> None:
+    path = script(tmp_path, """
+        train(2)
+        try:
+            torch.matmul(torch.ones(2, 3), torch.ones(2, 3))
+        except RuntimeError as e:
+            print('caught', type(e).__name__, flush=True)
+    """)
+    done = record(tmp_path / "run", sys.executable, str(path))
+    assert done.returncode == 0 and "caught RuntimeError" in done.stdout
+    calls = proctor.open_run(str(tmp_path / "run")).calls
+    assert calls.filter((calls["fn"] == "torch.matmul") & (calls["flags"] % 2 == 1)).height == 1
+
+
+def test_os_exit_loses_nothing(tmp_path: Path) -> None:
+    path = script(tmp_path, "train(5); os._exit(3)")
+    assert record(tmp_path / "run", sys.executable, str(path)).returncode == 3
+    assert steps(tmp_path / "run") == 5
+
+
+def test_exec_loses_nothing_and_records_what_it_becomes(tmp_path: Path) -> None:
+    script(tmp_path, "train(2)", "second.py")
+    path = script(tmp_path, f"train(3); os.execv(sys.executable, [sys.executable, {str(tmp_path / 'second.py')!r}])")
+    done = record(tmp_path / "run", sys.executable, str(path))
+    assert done.returncode == 0 and done.stdout.count("step") == 5
+    trace = Trace.load([tmp_path / "run"])
+    assert trace.steps in (2, 3)
+
+
+def test_kill_9_keeps_what_was_flushed(tmp_path: Path) -> None:
+    path = script(tmp_path, "train(10_000, pause=0.05)")
+    process = subprocess.Popen(
+        [sys.executable, "-m", "proctor.cli", "record", "-o", str(tmp_path / "run"), "--", sys.executable, str(path)],
+        stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True,
+    )
+    assert process.stdout is not None
+    seen = 0
+    for line in process.stdout:
+        seen = int(line.split()[1])
+        if seen == 60:
+            break
+    time.sleep(0.3)
+    process.send_signal(signal.SIGKILL)
+    assert process.wait() == -signal.SIGKILL
+    trace = Trace.load([tmp_path / "run"])
+    # At most 1 s of steps is lost; on a loaded machine the writer thread may come late, so half is demanded.
+    assert trace.steps >= 30
+    assert not trace.processes[0].finished
+
+
+def test_signals_reach_the_program(tmp_path: Path) -> None:
+    path = script(tmp_path, """
+        import signal
+        signal.signal(signal.SIGTERM, lambda *_: sys.exit(42))
+        train(10_000, pause=0.05)
+    """)
+    process = subprocess.Popen(
+        [sys.executable, "-m", "proctor.cli", "record", "-o", str(tmp_path / "run"), "--", sys.executable, str(path)],
+        stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True,
+    )
+    assert process.stdout is not None
+    for line in process.stdout:
+        if line.startswith("step 5 "):
+            break
+    process.send_signal(signal.SIGTERM)  # the pid is the program's own
+    process.stdout.read()
+    assert process.wait() == 42
+    assert steps(tmp_path / "run") >= 5
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="mounting a small tmpfs needs root")
+def test_disk_full_does_not_hurt_the_program_and_is_said(tmp_path: Path) -> None:
+    small = tmp_path / "small"
+    small.mkdir()
+    if subprocess.run(["mount", "-t", "tmpfs", "-o", "size=96k", "tmpfs", str(small)], check=False, capture_output=True).returncode:
+        pytest.skip("no permission to mount a tmpfs")
+    try:
+        path = script(tmp_path, "print('final', train(400, pause=0.005))")
+        bare = subprocess.run([sys.executable, str(path)], capture_output=True, text=True, check=True, timeout=100)
+        done = record(small / "run", sys.executable, str(path))
+        assert done.returncode == 0
+        assert done.stdout == bare.stdout
+        assert "cannot write the trace" in done.stderr and "sampling" in done.stderr
+        assert done.stderr.count("cannot write the trace") == 1
+        assert 0 < steps(small / "run") <= 400
+    finally:
+        subprocess.run(["umount", str(small)], check=False)
+
+
+def test_unwritable_directory_is_one_line_and_exit_2(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    for target in ("/proc/proctor-run", str(tmp_path / "file" / "run"), str(tmp_path / "file")):
+        done = record(target, sys.executable, "-c", "print('ran')")
+        assert done.returncode == 2
+        assert "ran" not in done.stdout
+        assert len(done.stderr.strip().splitlines()) == 1 and "Traceback" not in done.stderr
+
+
+def test_run_directory_that_vanishes_does_not_hurt_the_program(tmp_path: Path) -> None:
+    path = script(tmp_path, f"import shutil; shutil.rmtree({str(tmp_path / 'run')!r}); print('final', train(3))")
+    done = record(tmp_path / "run", sys.executable, str(path))
+    assert done.returncode == 0 and "final" in done.stdout
+
+
+def test_paths_with_spaces_and_unicode(tmp_path: Path) -> None:
+    folder = tmp_path / "läufe und mehr 数据"
+    folder.mkdir()
+    path = script(folder, "train(2)", "mein training ü.py")
+    done = record(folder / "der lauf ø", sys.executable, str(path))
+    assert done.returncode == 0
+    opened = proctor.open_run(str(folder / "der lauf ø"))
+    assert opened.info["program"] == "mein training ü.py"
+    assert any("mein training ü.py:" in site for site in opened.calls["site"])
+
+
+def test_program_that_patches_torch_itself(tmp_path: Path) -> None:
+    path = script(tmp_path, """
+        import torch.nn.functional as F
+        original, calls = F.linear, []
+        def mine(x, w, b=None):
+            calls.append(1)
+            return original(x, w, b)
+        F.linear = mine
+        step = torch.optim.SGD.step
+        torch.optim.SGD.step = lambda self, closure=None: step(self, closure)
+        print('final', train(3), len(calls), F.linear is mine)
+        F.linear = original
+        print('restored', F.linear(torch.ones(1, 2), torch.ones(3, 2)).shape)
+    """)
+    bare = subprocess.run([sys.executable, str(path)], capture_output=True, text=True, check=True, timeout=100)
+    done = record(tmp_path / "run", sys.executable, str(path))
+    assert (done.returncode, done.stdout) == (0, bare.stdout)
+    assert steps(tmp_path / "run") == 3
+
+
+def test_an_error_of_ours_is_said_once_and_the_program_goes_on(tmp_path: Path) -> None:
+    path = script(tmp_path, """
+        import proctor.instrument.state as state
+        def broken(*args, **kwargs):
+            raise RuntimeError('a probe of ours broke')
+        state.fingerprint_all = broken
+        print('final', train(5))
+    """)
+    bare = subprocess.run([sys.executable, str(path)], capture_output=True, text=True, check=True, timeout=100)
+    done = record(tmp_path / "run", sys.executable, str(path))
+    assert (done.returncode, done.stdout) == (0, bare.stdout)
+    assert done.stderr.count("a probe of ours broke") == 1
+
+
+def test_missing_command_and_missing_double_dash(tmp_path: Path) -> None:
+    for arguments in (["record", "-o", str(tmp_path / "run")], ["record", "-o", str(tmp_path / "run"), "--", "no-such-command-here"]):
+        done = subprocess.run([sys.executable, "-m", "proctor.cli", *arguments], capture_output=True, text=True, check=False)
+        assert done.returncode == 2 and len(done.stderr.strip().splitlines()) == 1
+        assert not (tmp_path / "run").exists()
+
+
+def test_an_earlier_run_is_not_overwritten(tmp_path: Path) -> None:
+    path = script(tmp_path, "train(2)")
+    assert record(tmp_path / "run", sys.executable, str(path)).returncode == 0
+    done = record(tmp_path / "run", sys.executable, str(path))
+    assert done.returncode == 2 and "--overwrite" in done.stderr
+    assert steps(tmp_path / "run") == 2
+
+
+def test_truncated_and_corrupt_traces_are_read_as_far_as_they_go(tmp_path: Path) -> None:
+    path = script(tmp_path, "train(40, pause=0.02)")
+    assert record(tmp_path / "run", sys.executable, str(path)).returncode == 0
+    calls = next((tmp_path / "run" / "procs").glob("*/calls.arrow"))
+    whole, blob = Trace.load([tmp_path / "run"]), calls.read_bytes()
+    calls.write_bytes(blob[: len(blob) * 2 // 3])
+    cut = Trace.load([tmp_path / "run"])
+    assert 0 < cut.calls.height < whole.calls.height
+    assert any("calls.arrow: cut" in note for note in cut.notes)
+    damaged = bytearray(blob)
+    damaged[len(blob) // 2 : len(blob) // 2 + 64] = os.urandom(64)
+    calls.write_bytes(damaged)
+    assert Trace.load([tmp_path / "run"]).calls.height <= whole.calls.height
+    calls.write_bytes(b"")
+    assert Trace.load([tmp_path / "run"]).calls.height == 0
+    calls.write_bytes(os.urandom(5000))
+    with pytest.raises(TraceError, match="not a Proctor trace"):
+        Trace.load([tmp_path / "run"])
+
+
+def test_a_gigabyte_of_garbage_is_refused_at_once(tmp_path: Path) -> None:
+    path = script(tmp_path, "train(1)")
+    assert record(tmp_path / "run", sys.executable, str(path)).returncode == 0
+    calls = next((tmp_path / "run" / "procs").glob("*/calls.arrow"))
+    with calls.open("wb") as file:
+        file.write(os.urandom(1 << 16))
+        file.truncate(1 << 30)
+    started = time.monotonic()
+    done = subprocess.run(
+        [sys.executable, "-m", "proctor.cli", "report", str(tmp_path / "run")], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 2 and "not a Proctor trace" in done.stderr and "Traceback" not in done.stderr
+    assert time.monotonic() - started < 30
+
+
+def test_newer_trace_schema_is_said(tmp_path: Path) -> None:
+    (tmp_path / "run" / "procs").mkdir(parents=True)
+    (tmp_path / "run" / "run.json").write_text('{"schema": 99}')
+    with pytest.raises(TraceError, match="schema 99"):
+        Trace.load([tmp_path / "run"])

@@ -1,0 +1,70 @@
+"""A recorded run is the same run: same losses, same final parameters, same random states, bit for bit."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("torch")
+import proctor
+
+ROOT = Path(__file__).resolve().parents[2]
+EXAMPLES = ROOT / "examples"
+HELPER = ROOT / "tests" / "helpers" / "run_examples.py"
+MANY_PROCESSES = ("ddp_accumulate_lm", "ddp_classifier", "fsdp2_lm", "tp_dtensor")
+ONE_PROCESS = sorted(p.stem for p in EXAMPLES.glob("*.py") if p.stem not in (*MANY_PROCESSES, "demo"))
+
+
+def run(command: list[str]) -> str:
+    environment = {k: v for k, v in os.environ.items() if k not in {"RANK", "WORLD_SIZE", "LOCAL_RANK"}}
+    environment["OMP_NUM_THREADS"] = "1"
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=280, check=False)
+    assert done.returncode == 0, done.stderr[-3000:]
+    return done.stdout
+
+
+def recorded(out: Path, command: list[str]) -> str:
+    return run([sys.executable, "-m", "proctor.cli", "record", "-o", str(out), "--", *command])
+
+
+@pytest.fixture(scope="module")
+def digests(tmp_path_factory: pytest.TempPathFactory) -> tuple[dict[str, object], dict[str, object], Path]:
+    out = tmp_path_factory.mktemp("runs") / "all"
+    command = [sys.executable, str(HELPER), "8", *(str(EXAMPLES / f"{name}.py") for name in ONE_PROCESS)]
+
+    def parse(text: str) -> dict[str, object]:
+        rows = [json.loads(line.removeprefix("DIGEST ")) for line in text.splitlines() if line.startswith("DIGEST ")]
+        return {name: (result, state) for name, result, state in rows}
+
+    return parse(run(command)), parse(recorded(out, command)), out
+
+
+@pytest.mark.parametrize("name", ONE_PROCESS)
+def test_recording_changes_nothing(name: str, digests: tuple[dict[str, object], dict[str, object], Path]) -> None:
+    bare, watched, _ = digests
+    assert bare[name] == watched[name]
+
+
+def test_the_recorded_process_was_recorded(digests: tuple[dict[str, object], dict[str, object], Path]) -> None:
+    opened = proctor.open_run(str(digests[2]))
+    assert opened.trace.calls.height > 1000
+    assert opened.trace.states.height > 1000
+    assert not opened.processes[0].notes
+    assert opened.processes[0].dropped == 0
+
+
+@pytest.mark.parametrize("name", MANY_PROCESSES)
+def test_recording_changes_nothing_on_many_ranks(name: str, tmp_path: Path) -> None:
+    command = [sys.executable, str(EXAMPLES / f"{name}.py"), "--iters", "6"]
+    bare, watched = run(command), recorded(tmp_path / "run", command)
+    assert [x for x in bare.splitlines() if x.startswith("RESULT")] == [
+        x for x in watched.splitlines() if x.startswith("RESULT")
+    ]
+    opened = proctor.open_run(str(tmp_path / "run"))
+    assert sorted(p.rank for p in opened.processes) == [0, 1]
+    assert all(not p.notes and not p.dropped for p in opened.processes)

@@ -1,0 +1,3 @@
+"""Checks runs against packs: verdicts, incidents, reports. Runs without torch."""
+
+from __future__ import annotations

@@ -1,0 +1,265 @@
+"""Check a trace against packs: which rules were broken, where first, and what could not be judged.
+
+Offline and columnar: a relation is asked once for the examples of all its hypotheses, then rules that share a
+precondition are judged together. A rule is *checked* when at least one example met its precondition and could be
+decided, *not triggered* when none met it, *unknown* when all that met it were undecided.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+import numpy as np
+import polars as pl
+
+from proctor.invariants.condition import AGREE, Precondition
+from proctor.invariants.invariant import Hypothesis, Invariant, Severity
+from proctor.invariants.pack import Pack
+from proctor.invariants.relations import Detail, Relation, registry
+from proctor.invariants.trace import Trace
+from proctor.invariants.verdict import CheckResult, Evidence, Violation
+from proctor.verify.coverage import Coverage, coverage
+from proctor.verify.incident import callers, group
+from proctor.verify.wording import EXIT_CLEAN, EXIT_INCONCLUSIVE, EXIT_VIOLATED, fold
+
+MAX_PLACES: Final = 500  # (step, rank) pairs kept for one violation
+MAX_EVIDENCE: Final = 5
+_MAX_NOTES: Final = 20  # sentences of one kind
+
+Progress = Callable[[int, int, str], None]  # relations done, relations in all, the one that starts
+
+_log = logging.getLogger(__name__)
+
+
+def check(
+    trace: Trace,
+    packs: Sequence[Pack],
+    *,
+    progress: Progress | None = None,
+    relations: Mapping[str, Relation] | None = None,
+) -> CheckResult:
+    """Judge every rule of these packs on one trace.
+
+    Args:
+        trace: what was recorded.
+        packs: rules; equal rules of several packs count once.
+        progress: called before each relation.
+        relations: instead of all known ones.
+
+    Returns:
+        incidents, first and most upstream first, and counts of what held and what could not be judged.
+    """
+    known = registry() if relations is None else relations
+    seen = coverage(trace)
+    notes = list(seen.notes)
+    skipped = sorted({text for pack in packs for text in pack.skipped})
+    notes += fold(skipped, _MAX_NOTES)
+    total = _Outcome(unknown=len(skipped))
+    families: dict[str, list[Invariant]] = defaultdict(list)
+    for rule in merge_rules(packs):
+        families[rule.relation].append(rule)
+    for done, (name, rules) in enumerate(sorted(families.items())):
+        if progress is not None:
+            progress(done, len(families), name)
+        relation = known.get(name)
+        if relation is None:
+            total.unknown += len(rules)
+            notes.append(f"relation {name!r} is not known here; {len(rules)} of its rules were not checked")
+            continue
+        try:
+            total.add(_judge(trace, relation, rules, seen))
+        except Exception as error:  # noqa: BLE001  a relation's own failure must not hide what the others found
+            total.unknown += len(rules)
+            notes.append(f"relation {name} could not be evaluated: {_one_line(error)}; {len(rules)} rules are unknown")
+            _log.info("relation %s could not be evaluated", name, exc_info=True)
+    ranks = len({(p.run, p.rank) for p in trace.processes})
+    upstream = {name: known[name].upstream for name in families if name in known}
+    return CheckResult(
+        run=", ".join(trace.runs),
+        incidents=group(total.violations, upstream=upstream, calls=callers(trace, total.violations), ranks=ranks),
+        checked=total.checked,
+        not_triggered=total.not_triggered,
+        unknown=total.unknown,
+        notes=notes,
+        steps=trace.steps,
+        ranks=ranks,
+    )
+
+
+def merge_rules(packs: Iterable[Pack]) -> list[Invariant]:
+    """Rules of several packs, each id once: the best supported copy."""
+    best: dict[str, Invariant] = {}
+    for pack in packs:
+        for rule in pack.invariants:
+            held = best.get(rule.id)
+            if held is None or (rule.support.programs, rule.support.passed) > (held.support.programs, held.support.passed):
+                best[rule.id] = rule
+    return list(best.values())
+
+
+def exit_code(result: CheckResult, fail_on: Severity | None, *, complete: bool) -> int:
+    """The exit code of the CLI contract.
+
+    Args:
+        result: what was found.
+        fail_on: least severity that counts; `None`: none does.
+        complete: every rank left records.
+    """
+    if fail_on is not None and any(v.severity.level >= fail_on.level for v in result.violations):
+        return EXIT_VIOLATED
+    if result.checked == 0 or not complete:
+        return EXIT_INCONCLUSIVE
+    return EXIT_CLEAN
+
+
+@dataclass
+class _Outcome:
+    checked: int = 0
+    not_triggered: int = 0
+    unknown: int = 0
+    violations: list[Violation] = field(default_factory=list)
+
+    def add(self, other: _Outcome) -> None:
+        self.checked += other.checked
+        self.not_triggered += other.not_triggered
+        self.unknown += other.unknown
+        self.violations += other.violations
+
+
+def _judge(trace: Trace, relation: Relation, rules: Sequence[Invariant], seen: Coverage) -> _Outcome:
+    hypotheses = list(dict.fromkeys(rule.hypothesis for rule in rules))
+    code = {h: i for i, h in enumerate(hypotheses)}
+    frame = relation.examples(trace, hypotheses).frame
+    if getattr(relation, "absence", False):
+        across = bool(getattr(relation, "across_ranks", False))
+        frame = seen.doubt(frame, across_ranks=across, runs=[p.run for p in trace.processes])
+    frame = frame.sort("hyp", maintain_order=True)
+    of_hyp = frame["hyp"].to_numpy()
+    starts = np.searchsorted(of_hyp, np.arange(len(hypotheses)), "left")
+    ends = np.searchsorted(of_hyp, np.arange(len(hypotheses)), "right")
+    alike: dict[Precondition, list[Invariant]] = defaultdict(list)
+    for rule in rules:
+        alike[rule.precondition].append(rule)
+    out = _Outcome()
+    for precondition, group_ in alike.items():
+        codes = sorted({code[rule.hypothesis] for rule in group_})
+        rows = np.concatenate([np.arange(starts[c], ends[c]) for c in codes])
+        counts, failing = _met(frame, rows, precondition)
+        for rule in group_:
+            c = code[rule.hypothesis]
+            total, failed, undecided = counts.get(c, (0, 0, 0))
+            if total == 0:
+                out.not_triggered += 1
+            elif failed:
+                out.checked += 1
+                out.violations.append(_violation(trace, relation, rule, frame[failing[c]]))
+            elif undecided == total:
+                out.unknown += 1
+            else:
+                out.checked += 1
+    return out
+
+
+def _met(
+    frame: pl.DataFrame, rows: np.ndarray[Any, Any], precondition: Precondition
+) -> tuple[dict[int, tuple[int, int, int]], dict[int, list[int]]]:
+    """Which of these rows meet the precondition: per hypothesis (met, failed, undecided), and its failing rows."""
+    columns = frozenset(frame.columns)
+    wanted = {"hyp", "passed"} | {f for field_ in precondition.fields for f in (field_, field_ + AGREE) if f in columns}
+    slim = frame.select(sorted(wanted)).with_columns(pl.int_range(pl.len(), dtype=pl.UInt32).alias("_row"))
+    if len(rows) < frame.height:
+        slim = slim[rows]
+    met = slim.with_columns(precondition.holds(columns).alias("_met")).filter("_met")
+    failed = pl.col("passed").eq_missing(pl.lit(value=False))
+    counts = met.group_by("hyp").agg(
+        pl.len().alias("total"), failed.sum().alias("failed"), pl.col("passed").null_count().alias("undecided")
+    )
+    failing = met.filter(failed).group_by("hyp").agg(pl.col("_row"))
+    return (
+        {hyp: (total, bad, undecided) for hyp, total, bad, undecided in counts.iter_rows()},
+        dict(failing.iter_rows()),
+    )
+
+
+def _violation(trace: Trace, relation: Relation, rule: Invariant, failing: pl.DataFrame) -> Violation:
+    ranks = pl.Series([p.rank for p in trace.processes], dtype=pl.Int32)
+    failing = failing.with_columns(ranks.gather(failing["proc"]).alias("_rank")).sort(
+        "step", "_rank", "seq", nulls_last=True, maintain_order=True
+    )
+    examples = list(failing.head(MAX_EVIDENCE).iter_rows(named=True))
+    details = [_detail(trace, relation, rule.hypothesis, row) for row in examples]
+    first, detail = examples[0], details[0]
+    where = failing.select("step", "_rank").unique(maintain_order=True)
+    return Violation(
+        id=rule.id,
+        code=relation.code,
+        relation=relation.name,
+        severity=rule.severity,
+        text=rule.text or relation.say(rule.hypothesis),
+        when=rule.precondition.say(),
+        step=first["step"],
+        rank=first["_rank"],
+        function=detail.function,
+        variable=detail.variable,
+        module=detail.module,
+        source=_site(trace, first),
+        expected=detail.expected,
+        seen=detail.seen,
+        support=rule.support,
+        confirmed=where.height > 1,
+        advice=detail.advice,
+        count=failing.height,
+        places=_places(where),
+        evidence=[
+            Evidence(row["step"], row["_rank"], d.seen, _site(trace, row)) for row, d in zip(examples, details, strict=True)
+        ],
+    )
+
+
+def _detail(trace: Trace, relation: Relation, hypothesis: Hypothesis, row: Mapping[str, Any]) -> Detail:
+    try:
+        return relation.detail(trace, hypothesis, row)
+    except Exception as error:  # noqa: BLE001  the violation stands even where it cannot be described
+        _log.info("relation %s could not describe a violation", relation.name, exc_info=True)
+        return Detail(expected="the rule to hold", seen=f"it failed (no description: {_one_line(error)})")
+
+
+def _site(trace: Trace, row: Mapping[str, Any]) -> str:
+    code = row.get("site") or 0
+    return trace.sites[code] if code < len(trace.sites) else ""
+
+
+def _places(where: pl.DataFrame) -> list[tuple[int | None, int | None]]:
+    """At most `MAX_PLACES` (step, rank) pairs: every rank keeps its first and last, so a picture keeps its extent."""
+    if where.height <= MAX_PLACES:
+        pairs: list[tuple[int | None, int | None]] = where.rows()
+        return pairs
+    of_rank: list[list[int]] = (
+        where.with_row_index("_i").group_by("_rank", maintain_order=True).agg("_i")["_i"].to_list()
+    )
+    kept: list[int] = []
+    left = MAX_PLACES
+    for position, rows in enumerate(sorted(of_rank, key=len)):  # the short ones leave their share to the long ones
+        chosen = _spaced(len(rows), left // (len(of_rank) - position))
+        kept += [rows[i] for i in chosen]
+        left -= len(chosen)
+    sampled: list[tuple[int | None, int | None]] = where[sorted(kept)].rows()
+    return sampled
+
+
+def _spaced(n: int, limit: int) -> list[int]:
+    """Up to `limit` of n positions, first and last included, evenly spaced."""
+    if n <= limit:
+        return list(range(n))
+    if limit < 2:
+        return [0][:limit]
+    return sorted({round(i * (n - 1) / (limit - 1)) for i in range(limit)})
+
+
+def _one_line(error: Exception) -> str:
+    text = str(error).strip().splitlines()
+    return f"{type(error).__name__}: {text[0][:160]}" if text else type(error).__name__

@@ -1,0 +1,74 @@
+"""Reports of a check: one file a format, each with `render(report) -> str`.
+
+To add a format, write the file and name it in `FORMATS`.
+"""
+
+from __future__ import annotations
+
+import errno
+import importlib
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final, Protocol, cast
+
+if TYPE_CHECKING:
+    from proctor.invariants.trace import Trace
+    from proctor.invariants.verdict import CheckResult
+
+FORMATS: Final = ("terminal", "json", "sarif", "junit", "html")
+_FILES: Final = {"json": "jsonout"}  # a file called json.py would read like the standard library's
+
+
+@dataclass(frozen=True)
+class Report:
+    """What a report speaks of.
+
+    result: what a check found; `None` when nothing was checked.
+    trace: the records, for the pictures and the summary.
+    info: `run.json` of the run.
+    packs: files the rules came from, as the user named them.
+    made: when the report was made, for a reader.
+    page: the HTML report beside the run, "" without one.
+    missing: per run, ranks that left no record.
+    """
+
+    result: CheckResult | None
+    trace: Trace | None = None
+    info: Mapping[str, Any] = field(default_factory=dict)  # JSON of whoever recorded
+    exit_code: int = 0
+    packs: Sequence[str] = ()
+    everything: bool = False
+    made: str = ""
+    page: str = ""
+    missing: Mapping[int, Sequence[int]] = field(default_factory=dict)
+
+
+class Format(Protocol):
+    """A report module."""
+
+    def render(self, report: Report) -> str: ...
+
+
+def renderer(name: str) -> Format:
+    """The module of a format."""
+    return cast(Format, importlib.import_module(f"{__name__}.{_FILES.get(name, name)}"))
+
+
+def write_text(path: Path, text: str) -> None:
+    """Write a whole file or none of it; a link at `path` is replaced, never followed.
+
+    Raises:
+        OSError: the folder is not writable, or `path` is a folder.
+    """
+    if path.is_dir():
+        raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    try:
+        descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666)
+        with open(descriptor, "w", encoding="utf-8", errors="backslashreplace", newline="\n") as file:
+            file.write(text)
+        temporary.replace(path)
+    finally:
+        temporary.unlink(missing_ok=True)

@@ -1,0 +1,102 @@
+"""SARIF 2.1.0, for code-scanning views: one result a violated rule, at the user's source line."""
+
+from __future__ import annotations
+
+import json
+import os.path
+from pathlib import Path
+from typing import Any, Final
+from urllib.parse import quote
+
+import proctor
+from proctor.invariants.invariant import Severity
+from proctor.invariants.verdict import CheckResult, Violation
+from proctor.verify import wording
+from proctor.verify.report import Report
+
+SCHEMA: Final = "https://docs.oasis-open.org/sarif/sarif/v2.1.0/errata01/os/schemas/sarif-schema-2.1.0.json"
+_LEVEL: Final = {
+    Severity.CRITICAL: "error",
+    Severity.ERROR: "error",
+    Severity.WARNING: "warning",
+    Severity.INFO: "note",
+}
+
+
+def render(report: Report) -> str:
+    """One SARIF log with one run."""
+    result = report.result or CheckResult("", [], 0, 0, 0, [], 0, 0)
+    codes = {v.code: v.relation for v in result.violations}
+    rules = sorted(codes)
+    log = {
+        "$schema": SCHEMA,
+        "version": "2.1.0",
+        "runs": [
+            {
+                "tool": {
+                    "driver": {
+                        "name": "Proctor",
+                        "version": proctor.__version__,
+                        "semanticVersion": proctor.__version__,
+                        "rules": [
+                            {
+                                "id": code,
+                                "name": codes[code],
+                                "shortDescription": {"text": f"{codes[code]}: a learned rule of training was broken"},
+                                "help": {"text": f"proctor explain {code}"},
+                            }
+                            for code in rules
+                        ],
+                    }
+                },
+                "invocations": [
+                    {
+                        "executionSuccessful": True,
+                        "exitCode": report.exit_code,
+                        "toolExecutionNotifications": [
+                            {"level": "note", "message": {"text": wording.clean(n)}} for n in result.notes
+                        ],
+                    }
+                ],
+                "columnKind": "unicodeCodePoints",
+                "results": [_result(v, rules.index(v.code)) for v in result.violations],
+                "properties": {
+                    "checked": result.checked,
+                    "notTriggered": result.not_triggered,
+                    "unknown": result.unknown,
+                },
+            }
+        ],
+    }
+    return json.dumps(log, indent=1, allow_nan=False) + "\n"
+
+
+def _result(v: Violation, rule: int) -> dict[str, Any]:
+    text = f"{v.text}. Expected {v.expected}; seen {v.seen} ({wording.place(v)})."
+    out: dict[str, Any] = {
+        "ruleId": v.code,
+        "ruleIndex": rule,
+        "level": _LEVEL[v.severity],
+        "message": {"text": wording.clean(text)},
+        "partialFingerprints": {"proctorInvariant/v1": v.id},
+        "properties": {"step": v.step, "rank": v.rank, "count": v.count, "support": wording.support(v.support)},
+    }
+    location: dict[str, Any] = {}
+    file, _, line = v.source.rpartition(":")
+    if file and line.isdecimal():
+        physical: dict[str, Any] = {"artifactLocation": {"uri": _uri(file)}}
+        if int(line) > 0:
+            physical["region"] = {"startLine": int(line)}
+        location["physicalLocation"] = physical
+    names = [{"fullyQualifiedName": wording.clean(n), "kind": k} for n, k in ((v.function, "function"), (v.variable, "variable")) if n]
+    if names:
+        location["logicalLocations"] = names
+    if location:
+        out["locations"] = [location]
+    return out
+
+
+def _uri(file: str) -> str:
+    if os.path.isabs(file):
+        return Path(file).as_uri()
+    return quote(os.fsencode(file.replace(os.sep, "/")))
