@@ -28,6 +28,7 @@ from proctor.instrument._guard import Guard, say
 from proctor.instrument.config import RecordConfig, read_config
 from proctor.instrument.context import ContextTable, StepClock
 from proctor.instrument.patches import METHOD, MODULE_CALL, Patches
+from proctor.instrument.state import Look, StateTracker
 from proctor.instrument.usercode import UserCode, library_prefixes
 from proctor.invariants.schema import TRACE_SCHEMA, Name
 from proctor.native import Recorder
@@ -73,8 +74,6 @@ class Observer:
         import torch
         from torch import nn
 
-        from proctor.instrument.state import StateTracker
-
         self.tracker = StateTracker(self._intern, self.config.watches)
         self.tracker.on_names = self.recorder.set_tracked_names
         recorder = self.recorder
@@ -83,7 +82,12 @@ class Observer:
         recorder.set_module_type(nn.Module)
         recorder.set_library_prefixes(library_prefixes())
         devices = ("cpu", "cuda") if torch.cuda.is_available() else ("cpu",)
-        recorder.set_probes(torch.is_grad_enabled, torch.is_autocast_enabled, torch.get_autocast_dtype, devices)
+        anywhere = getattr(torch._C, "_is_any_autocast_enabled", None)  # one call instead of one a device type
+        recorder.set_probes(
+            torch.is_grad_enabled, torch.is_autocast_enabled, torch.get_autocast_dtype, devices, anywhere
+        )
+        # Reading a tensor's attributes must not run the user's TorchFunctionMode.
+        recorder.set_torch_function_guard(torch._C._len_torch_function_stack, torch._C.DisableTorchFunction)
         recorder.set_context_resolver(self.contexts.resolve)
         recorder.module_namer = self._module_code
         recorder.on_error = lambda error: self.guard.report("hook", error)
@@ -243,6 +247,13 @@ class Observer:
         if not leaving:
             self.patches.remove()
 
+    def pause(self, paused: bool) -> None:
+        """Stop or resume observing without removing anything; for benchmarks. Steps meanwhile are not counted."""
+        self._sampled = not paused
+        self.recorder.enabled = not paused
+        for tap in self._hooked:
+            tap.always = not paused
+
     def _forked(self) -> None:
         """In a forked child: a child of a training process is a helper; a child of a launcher may yet train."""
         self.recorder.disable_in_child()
@@ -346,19 +357,18 @@ class Observer:
             return
         recorder = self.recorder
         where = recorder.current_call if call is None else call
-        self.tracker.observe(recorder.current_seq, where, edge, self._state_ctx(), **what)
+        self.guard.run("state", self._observe, recorder.current_seq, where, edge, what)
+
+    def _observe(self, seq: int, call: int, edge: int, what: dict[str, Any]) -> None:
+        self.tracker.observe(seq, call, edge, self._state_ctx(), **what)
 
     def _look_late(self) -> None:
-        from proctor.instrument.state import Look
-
         self._look(0, 0, data=Look.HINT, grad=Look.HINT)
 
     # -- hooks: step and phase ----------------------------------------------------------------------------
 
     def _new_step(self) -> None:
         """The clock is about to count a new step."""
-        from proctor.instrument.state import Look
-
         self._look(0, 0, data=Look.HINT)
         if not self.armed:
             return
@@ -385,8 +395,6 @@ class Observer:
         self._optimizer_count += 1
         self._name(optimizer, label)
         self.tracker.add_optimizer(optimizer, label)
-        from proctor.instrument.state import Look
-
         self._look(0, 0, data=Look.FORCE, grad=Look.HINT, buffers=Look.FORCE)
 
     def _group_added(self, args: tuple[Any, ...], kwargs: Any, result: Any, raised: bool) -> None:
@@ -394,8 +402,6 @@ class Observer:
             self.tracker.refresh_optimizer(args[0])
 
     def _optimizer_loaded(self, args: tuple[Any, ...], kwargs: Any, result: Any, raised: bool) -> None:
-        from proctor.instrument.state import Look
-
         self._look(1, optimizer=Look.FORCE)
 
     def _scheduler_created(self, args: tuple[Any, ...], kwargs: Any) -> None:
@@ -413,8 +419,6 @@ class Observer:
                     self._tap(catalog.Point(owner, method, f"{name}.{method}", METHOD), before, after)
 
     def _update_begins(self, args: tuple[Any, ...], kwargs: Any) -> None:
-        from proctor.instrument.state import Look
-
         self._updating += 1
         if self._updating > 1:
             return
@@ -424,8 +428,6 @@ class Observer:
         self._look(0, data=Look.HINT, grad=Look.HINT, buffers=Look.FORCE)
 
     def _update_ends(self, args: tuple[Any, ...], kwargs: Any, result: Any, raised: bool) -> None:
-        from proctor.instrument.state import Look
-
         self._updating -= 1
         if self._updating > 0:
             return
@@ -442,8 +444,6 @@ class Observer:
     def _forward_begins(self, args: tuple[Any, ...], kwargs: Any) -> None:
         import torch
 
-        from proctor.instrument.state import Look
-
         if self._in_backward or self._updating:
             return
         module = args[0]
@@ -455,8 +455,6 @@ class Observer:
             self._look(0, data=Look.HINT, grad=Look.HINT)
 
     def _backward_begins(self, args: tuple[Any, ...], kwargs: Any) -> None:
-        from proctor.instrument.state import Look
-
         self._in_backward += 1
         if self._in_backward > 1:
             return
@@ -466,8 +464,6 @@ class Observer:
         self._context_changed()
 
     def _backward_ends(self, args: tuple[Any, ...], kwargs: Any, result: Any, raised: bool) -> None:
-        from proctor.instrument.state import Look
-
         self._in_backward -= 1
         if self._in_backward > 0:
             return
@@ -477,18 +473,12 @@ class Observer:
         self._look(1, grad=Look.FORCE)
 
     def _grads_changed(self, args: tuple[Any, ...], kwargs: Any, result: Any, raised: bool) -> None:
-        from proctor.instrument.state import Look
-
         self._look(1, grad=Look.HINT)
 
     def _grads_rewritten(self, args: tuple[Any, ...], kwargs: Any, result: Any, raised: bool) -> None:
-        from proctor.instrument.state import Look
-
         self._look(1, grad=Look.FORCE)
 
     def _data_changed(self, args: tuple[Any, ...], kwargs: Any, result: Any, raised: bool) -> None:
-        from proctor.instrument.state import Look
-
         self._look(1, data=Look.FORCE, buffers=Look.FORCE)
 
     def _collective_done(self, args: tuple[Any, ...], kwargs: Any, result: Any, raised: bool) -> None:
@@ -528,8 +518,6 @@ class Observer:
             self._coords.update(mesh.mesh_coords(args[0]))
 
     def _ddp_created(self, args: tuple[Any, ...], kwargs: Any, result: Any, raised: bool) -> None:
-        from proctor.instrument.state import Look
-
         if raised or not self.armed:
             return
         self.tracker.set_wrapper(args[0], "ddp")

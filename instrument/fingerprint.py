@@ -215,7 +215,7 @@ def _plain(tensor: Tensor) -> Tensor | None:
 def _capturing(tensor: Tensor) -> bool:
     import torch
 
-    return tensor.device.type == "cuda" and torch.cuda.is_current_stream_capturing()
+    return bool(tensor.device.type == "cuda" and torch.cuda.is_current_stream_capturing())
 
 
 def _is_dense(tensor: Tensor) -> bool:

@@ -6,6 +6,7 @@ left alone on removal: putting our original back would undo their patch.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterable
 from typing import Any
 
@@ -23,6 +24,7 @@ class Patches:
         self._undo: list[tuple[Any, str, Any, Any]] = []  # owner, attribute, original or _MISSING, ours
         self._taps: dict[int, Tap] = {}  # id(original) → tap, so that aliases share one
         self._keep: list[Any] = []  # originals whose id is a key above
+        self._script_ids: list[int] = []  # entries of ours in TorchScript's table
 
     def tap(
         self,
@@ -52,12 +54,21 @@ class Patches:
             tap = Tap(self.recorder, function, code, kind, before, after)
             self._taps[id(function)] = tap
             self._keep.append(function)
+            self._known_to_torchscript(function, tap)
         ours: Any = type(raw)(tap) if isinstance(raw, staticmethod | classmethod) else tap
         self._set(owner, attribute, raw, ours)
         for alias in aliases:
             if vars(alias).get(attribute) is function:
                 self._set(alias, attribute, function, tap)
         return tap
+
+    def _known_to_torchscript(self, function: Any, tap: Tap) -> None:
+        """TorchScript finds builtins by `id`; without an entry a script that calls `torch.cat` would not compile."""
+        builtins = sys.modules.get("torch.jit._builtins")
+        table = getattr(builtins, "_builtin_table", None)  # None: not built yet, and then built with the taps in it
+        if table is not None and id(function) in table:
+            table[id(tap)] = table[id(function)]
+            self._script_ids.append(id(tap))
 
     def replace(self, owner: Any, attribute: str, ours: Any) -> None:
         """Put an object of ours in a place, to be restored later."""
@@ -82,6 +93,10 @@ class Patches:
         """Put every original back."""
         while self._undo:
             self._restore(*self._undo.pop())
+        table = getattr(sys.modules.get("torch.jit._builtins"), "_builtin_table", None) or {}
+        for key in self._script_ids:
+            table.pop(key, None)
+        self._script_ids.clear()
         self._taps.clear()
         self._keep.clear()
 

@@ -40,9 +40,10 @@ class Look(IntEnum):
 class _Slot:
     """One tracked value: the data or grad of a parameter, a buffer, or a tensor of optimizer state."""
 
-    __slots__ = ("grad", "last", "meta", "owner", "ptr", "twins", "var", "version")
+    __slots__ = ("grad", "last", "meta", "owner", "ptr", "sharded", "twins", "var", "version")
 
     def __init__(self, owner: Callable[[], Any], var: int, meta: int, grad: bool) -> None:
+        self.sharded = hasattr(owner(), "_local_tensor")  # DTensor: this rank's part is hashed
         self.owner = owner  # weak reference: tracking must not keep a model alive
         self.var = var
         self.meta = meta
@@ -260,6 +261,8 @@ class StateTracker:
 
     @staticmethod
     def _collect(work: list[tuple[_Slot, Any]], slots: Iterable[_Slot], look: Look) -> None:
+        """Add the slots that have to be hashed; about 0.5 µs a slot that the hint clears."""
+        force = look is Look.FORCE
         for slot in slots:
             t = slot.owner()
             if t is None:
@@ -271,13 +274,17 @@ class StateTracker:
                         slot.ptr, slot.version = 0, -1
                         work.append((slot, None))
                     continue
-            version = t._version if not t.is_inference() else -1
-            local = getattr(t, "_local_tensor", t)
-            ptr = local.data_ptr() if local.device.type != "meta" else -2
-            if look is Look.HINT and version == slot.version and ptr == slot.ptr and version >= 0:
+            try:
+                version = t._version
+            except RuntimeError:  # inference tensors have none
+                version = -1
+            if slot.sharded:
+                t = getattr(t, "_local_tensor", t)
+            ptr = t.data_ptr()
+            if not force and version == slot.version and ptr == slot.ptr and version >= 0:
                 continue
             slot.version, slot.ptr = version, ptr
-            work.append((slot, local))
+            work.append((slot, t))
 
     def _state_slots(self) -> Iterable[_Slot]:
         for ref in list(self._optimizers.values()):

@@ -53,6 +53,8 @@ class Tap:
     after: Callable[[tuple[Any, ...], dict[str, Any] | None, Any, bool], object] | None
     record: bool
     always: bool
+    root_only: bool  # hooks run at the outermost module call only
+    flat: bool  # a call of itself writes no row
     @property
     def fn_code(self) -> int: ...
     @property

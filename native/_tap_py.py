@@ -2,7 +2,10 @@
 
 `describe.h`, `recorder.h` and `tap.h` say what the parts do; this file says it again without C. Where a rule reads
 oddly (`list.__len__(x)` and not `len(x)`), it is because describing an argument must never run the user's code.
+torch.compile traces into a frame of this twin (the extension has none): graph breaks where it taps compiled code.
 """
+
+# ruff: noqa: BLE001  (whatever goes wrong in here, nothing of it may reach the user's call)
 
 from __future__ import annotations
 
@@ -62,18 +65,18 @@ def _quote(text: str, limit: int | None = None) -> str:
 
 
 def _joined(module: object, name: str) -> str:
-    return name if type(module) is not str or module in ("", "builtins") else f"{module}.{name}"
+    return f"{module}.{name}" if type(module) is str and module not in ("", "builtins") else name
 
 
 def type_text(cls: type) -> str:
     """module.qualname of a type, without asking its metaclass; a builtin has no module in its name."""
-    return _joined(_type_module(cls), _type_qualname(cls))
+    return _joined(_type_module(cls), str(_type_qualname(cls)))
 
 
 def _module_class(cls: type) -> str:
     module = _type_module(cls)
     if type(module) is str and module.startswith("torch.nn.modules."):
-        return "torch.nn." + _type_name(cls)
+        return f"torch.nn.{_type_name(cls)}"
     return type_text(cls)
 
 
@@ -161,9 +164,9 @@ class _Encoder:
             return self._tensor(value, _type_name(cls), exact=False)
         if self._d.module in mro:
             return self._module(value)
-        for base in (list, tuple):
-            if base in mro:
-                return self._sequence(value, base, depth)
+        for sequence in (list, tuple):
+            if sequence in mro:
+                return self._sequence(value, sequence, depth)
         if dict in mro:
             return self._mapping(value, depth)
         for base in (set, frozenset):
@@ -187,6 +190,10 @@ class _Encoder:
             return f'{{"y":{_quote(str(value), _MAX_TEXT)}}}'
         if text == "numpy.ndarray":
             return f'{{"T":{_quote("numpy." + value.dtype.name[:_MAX_TEXT])},"s":{self._dims(value.shape)}}}'
+        entries = _type_dict(cls).get("__entries")  # a pybind11 enum such as torch.distributed.ReduceOp
+        for name, entry in entries.items() if isinstance(entries, dict) else ():
+            if type(entry) is tuple and entry and entry[0] is value:
+                return f'{{"y":{_quote(f"{text}.{name}")}}}'
         return self._object(value)
 
     def _integer(self, value: int) -> str:
@@ -253,7 +260,9 @@ class _Encoder:
                 pairs.append(f"{_quote(key)}:{_quote(item)}")
             elif item is None or type(item) is bool:
                 pairs.append(f"{_quote(key)}:{json.dumps(item)}")
-        return f'{{"O":{_quote(type_text(type(value)))},"a":{{{",".join(pairs)}}}}}'
+        name = self._d.tracked.get(id(value))
+        tracked = f',"v":{_quote(name)}' if name else ""
+        return f'{{"O":{_quote(type_text(type(value)))}{tracked},"a":{{{",".join(pairs)}}}}}'
 
     def _module(self, value: Any) -> str:
         out = f'{{"M":{_quote(_module_class(type(value)))}'
@@ -504,15 +513,21 @@ class Recorder:
         span.seq, span.fn, span.module, span.synthetic = self.current_seq, fn, module, synthetic
         span.parent = parent.seq if parent else 0
         span.args = span.t = span.flags = 0
-        if module and not thread.modules:
+        if module and thread.modules == 1:
             span.flags |= _ROOT
         if threading.get_ident() != self._main:
             span.flags |= _THREAD
         span.site = self._site()
         span.ctx, span.outer = self._context(parent.outer if parent else "")
-        thread.modules += module
         thread.stack.append(span)
         return span
+
+    def _refresh_context(self, span: _Span) -> None:
+        """Read step, phase and modes again: the span's hook may have begun a new step."""
+        stack = self._thread.stack
+        at = next((i for i, s in enumerate(stack) if s is span), -1)
+        if at >= 0:
+            span.ctx, span.outer = self._context(stack[at - 1].outer if at else "")
 
     def _close(self, seq: int, ret: int, raised: bool, end_ns: int) -> None:
         thread = self._thread
@@ -523,8 +538,6 @@ class Recorder:
         span = stack[at]
         if raised:
             span.flags |= _RAISED
-        if span.module and thread.modules:
-            thread.modules -= 1
         if span.synthetic:
             del stack[at]
         else:
@@ -651,11 +664,11 @@ class Tap:
     """Stands where `wrapped` stood: calls through, and appends one row to its recorder."""
 
     __slots__ = (
-        "__weakref__", "_after", "_args_seen", "_before", "_ret_seen", "always", "fn_code", "kind", "record", "recorder",
-        "tapped",
+        "__weakref__", "_after", "_args_seen", "_before", "_ret_seen", "always", "flat", "fn_code", "kind", "record", "recorder",
+        "root_only", "tapped",
     )  # fmt: skip
     _OWN = frozenset(
-        {"after", "always", "before", "fn_code", "kind", "record", "recorder", "tapped", "__call__", "__copy__",
+        {"after", "always", "before", "flat", "fn_code", "kind", "record", "recorder", "root_only", "tapped", "__call__", "__copy__",
          "__deepcopy__", "__get__", "__reduce__", "__reduce_ex__"}
     )  # fmt: skip
 
@@ -682,13 +695,15 @@ class Tap:
         put(self, "kind", kind)
         put(self, "record", True)
         put(self, "always", False)
+        put(self, "root_only", False)
+        put(self, "flat", False)
         put(self, "_args_seen", set())
         put(self, "_ret_seen", set())
         put(self, "before", before)
         put(self, "after", after)
         return self
 
-    __class__ = property(lambda self: _get(self, "tapped").__class__)  # type: ignore[assignment]
+    __class__ = property(lambda self: _get(self, "tapped").__class__)
 
     @property
     def before(self) -> Any:
@@ -728,7 +743,7 @@ class Tap:
     def __setattr__(self, name: str, value: Any) -> None:
         if name not in Tap._OWN:
             return setattr(_get(self, "tapped"), name, value)
-        if name in ("record", "always"):
+        if name in ("record", "always", "root_only", "flat"):
             value = bool(value)
         elif name not in ("before", "after"):
             raise AttributeError(f"attribute {name!r} of a tap is read-only")
@@ -782,17 +797,14 @@ class Tap:
         if _local.inside or not (recording or (hooked and _get(self, "always"))):
             return tapped(*args, **kwargs)
         observation = _Observation(self)
-        try:
-            observation.enter(args, kwargs)
-        except BaseException as error:
-            _swallow(error)
-        try:
+        result, raised = None, True
+        try:  # one block, because Ctrl-C may land between any two lines of it
+            observation.enter_safely(args, kwargs)
             result = tapped(*args, **kwargs)
-        except BaseException:
-            observation.leave_safely(None, True)
-            raise
-        observation.leave_safely(result, False)
-        return result
+            raised = False
+            return result
+        finally:
+            observation.leave_safely(result, raised)
 
 
 class MethodTap(Tap):
@@ -819,23 +831,39 @@ class _Observation:
         self._span: _Span | None = None
         self._args: tuple[Any, ...] = ()
         self._kwargs: dict[str, Any] | None = None
+        self._counted: _ThreadState | None = None  # set for module calls
+        self._hooked = True
 
     def enter(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         tap, r = self._tap, self._recorder
         self._args, self._kwargs = args, dict(kwargs) if kwargs else None
         with _Inside():
+            module = _get(tap, "kind") == 2
+            if module:
+                self._counted = r._thread
+                self._counted.modules += 1
+                self._hooked = self._counted.modules == 1 or not _get(tap, "root_only")
             if r.enabled and _get(tap, "record"):
-                module = _get(tap, "kind") == 2
                 fn = _get(tap, "fn_code")
                 fn = r._module_code(type(args[0]), fn) if module and args else fn
-                span = self._span = r._open(fn, module=module, synthetic=False)
-                span.t = time.monotonic_ns()
-                span.args = r._signature(
-                    _get(tap, "_args_seen"), lambda detail: r._describer.call(args, kwargs, detail)
-                )
+                nested = _get(tap, "flat") and r._thread.stack and r._thread.stack[-1].fn == fn
+                if fn and not nested:  # 0: this class of module is not wanted
+                    span = self._span = r._open(fn, module=module, synthetic=False)
+                    span.t = time.monotonic_ns()
+                    span.args = r._signature(
+                        _get(tap, "_args_seen"), lambda detail: r._describer.call(args, kwargs, detail)
+                    )
             self._run("_before", self._args, self._kwargs)
             if self._span:
+                if _get(tap, "_before") is not None:
+                    r._refresh_context(self._span)
                 self._span.t = time.monotonic_ns()
+
+    def enter_safely(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        try:
+            self.enter(args, kwargs)
+        except BaseException as error:
+            _swallow(error)
 
     def leave_safely(self, result: Any, raised: bool) -> None:
         ended = time.monotonic_ns()
@@ -843,7 +871,11 @@ class _Observation:
             with _Inside():
                 self._leave(result, raised, ended)
         except BaseException as error:
+            if self._span is not None:
+                self._recorder._close(self._span.seq, 0, raised, ended)
             _swallow(error)
+        if self._counted is not None and self._counted.modules:
+            self._counted.modules -= 1
 
     def _leave(self, result: Any, raised: bool, ended: int) -> None:
         r, span, signature = self._recorder, self._span, 0
@@ -860,7 +892,7 @@ class _Observation:
     def _run(self, slot: str, *args: Any) -> None:
         """A hook that fails is reported once and taken off; Ctrl-C inside it is the user's and leaves it on."""
         hook = _get(self._tap, slot)
-        if hook is None:
+        if hook is None or not self._hooked:
             return
         try:
             hook(*args)

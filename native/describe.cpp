@@ -49,6 +49,12 @@ std::string module_class(PyTypeObject* type) {
   return joined(module, qualname_of(type));
 }
 
+// name → (value, doc) of a pybind11 enum such as `torch.distributed.ReduceOp`; Borrowed or NULL.
+PyObject* enum_entries(PyTypeObject* type) {
+  PyObject* entries = heap(type) && type->tp_dict ? PyDict_GetItemString(type->tp_dict, "__entries") : nullptr;
+  return entries && PyDict_Check(entries) ? entries : nullptr;
+}
+
 // The instance's own attributes, past any `__getattr__` or `__dict__` property; New reference or NULL, no error set.
 PyObject* instance_dict(PyObject* object) {
   PyTypeObject* type = Py_TYPE(object);
@@ -189,6 +195,8 @@ Describer::TypeInfo Describer::type_info(PyTypeObject* type) {
     info.kind = Kind::Constant;
   } else if (text == "numpy.ndarray") {
     info.kind = Kind::NumpyArray;
+  } else if (enum_entries(type)) {
+    info.kind = Kind::BoundEnum;
   }
   if (!info.text) info.text = text_id(text);
   info.weak = PyWeakref_NewRef(object, nullptr);
@@ -277,6 +285,7 @@ class Encoder {
       case Kind::Function: case Kind::Builtin: case Kind::MethodDescriptor: case Kind::Method: case Kind::Tap:
         return function(o, info, 0);
       case Kind::NumpyArray: return numpy(o);
+      case Kind::BoundEnum: return bound_enum(o, info.text);
       case Kind::Object: break;
     }
     return object(o, info.text);
@@ -377,7 +386,7 @@ class Encoder {
       items[n++] = {Owned::share(key), Owned::share(item)};
     }
     k_.put('D');
-    k_.put(static_cast<uint32_t>(reinterpret_cast<PyDictObject*>(o)->ma_used));
+    k_.put(static_cast<uint32_t>(PyDict_Size(o)));
     k_.put(static_cast<uint8_t>(n));
     for (size_t i = 0; i < n; ++i) {
       k_.put_text(items[i].first.get(), kMaxText);
@@ -392,6 +401,20 @@ class Encoder {
     k_.put('y');
     k_.put(d_.text_id(utf8(text.get(), kMaxText)));
     return true;
+  }
+
+  bool bound_enum(PyObject* o, uint32_t text) {
+    Py_ssize_t position = 0;
+    PyObject *name, *entry;  // Borrowed; nothing in the loop runs Python code
+    PyObject* entries = enum_entries(Py_TYPE(o));
+    while (entries && PyDict_Next(entries, &position, &name, &entry)) {
+      if (!PyTuple_Check(entry) || !PyUnicode_Check(name)) continue;
+      if (PyTuple_GET_SIZE(entry) == 0 || PyTuple_GET_ITEM(entry, 0) != o) continue;
+      k_.put('y');
+      k_.put(d_.text_id(d_.text(text) + "." + utf8(name, kMaxText)));
+      return true;
+    }
+    return object(o, text);
   }
 
   bool function_text(const std::string& text) {

@@ -109,7 +109,7 @@ class Describer {
   friend class Encoder;
   enum class Kind : uint8_t {
     Object, Tensor, Module, List, Tuple, Dict, Set, Str, Float, Constant, Function, Builtin, Method,
-    MethodDescriptor, Type, NumpyArray, Tap,
+    MethodDescriptor, Type, NumpyArray, BoundEnum, Tap,
   };
   struct TypeInfo {
     PyObject* weak = nullptr;  // Owned by `types_`

@@ -107,12 +107,13 @@ uint32_t Recording::open(ThreadState& thread, uint32_t fn, bool module, bool syn
   span.fn = fn;
   span.module = module;
   span.synthetic = synthetic;
-  const Span* parent = thread.stack.empty() ? nullptr : &thread.stack.back();
-  span.parent = parent ? parent->seq : 0;
+  // A copy: a probe or the collector may run Python code, and that may begin() another span and move the stack.
+  const Span parent = thread.stack.empty() ? Span() : thread.stack.back();
+  span.parent = parent.seq;
   if (module && thread.modules == 1) span.flags |= kRoot;
   if (thread.token != main_token) span.flags |= kThread;
   span.site = site(parent, synthetic ? nullptr : &span.frame);
-  span.ctx = context(parent ? parent->outer : 0, &span.outer);
+  span.ctx = context(parent.outer, &span.outer);
   thread.stack.push_back(span);
   return span.seq;
 }
@@ -328,12 +329,12 @@ void Recording::set_library_prefixes(std::vector<std::string> prefixes) {
 }
 
 // The nearest frame of the user's code. `caller` gets the frame object that the call came from.
-uint32_t Recording::site(const Span* parent, void** caller) {
+uint32_t Recording::site(const Span& parent, void** caller) {
   Owned frame(reinterpret_cast<PyObject*>(PyThreadState_GetFrame(PyThreadState_Get())));
   if (caller) *caller = frame.get();
   for (int i = 0; i < kMaxFrames && frame; ++i) {
     // The walk reached the frame that made the enclosing call, and that call is still running: same site.
-    if (i > 0 && parent && parent->frame == frame.get()) return parent->site;
+    if (i > 0 && parent.frame == frame.get()) return parent.site;
     auto* f = reinterpret_cast<PyFrameObject*>(frame.get());
     PyCodeObject* code = PyFrame_GetCode(f);  // New reference
     Owned held(reinterpret_cast<PyObject*>(code));

@@ -169,7 +169,7 @@ class Recording {
     bool user = false;
     std::unordered_map<int, uint32_t> sites;  // by last instruction
   };
-  uint32_t site(const Span* parent, void** caller);
+  uint32_t site(const Span& parent, void** caller);
   uint32_t context(uint8_t around, uint8_t* outer);
   uint8_t autocast();
   Code& code_info(PyCodeObject* code, PyFrameObject* frame);

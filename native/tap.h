@@ -1,7 +1,9 @@
 // The tap: stands where a Python function stood, calls through to it, and appends one row to its recorder.
 //
-// Cost: pass-through while the recorder is disabled; measured numbers are in benchmarks/tap.py. It is a vectorcall C
-// type and not a Python wrapper because a closure costs 0.8 µs and breaks torch.compile (findings: native §1).
+// Cost over the bare call (Python 3.11, torch 2.13 CPU, one loaded machine): disabled +16 ns for `f(1)` (wall, best of
+// 7), +3 ns where the interpreter cannot inline the bare call either; a row with one int +0.2 µs, with two tensor
+// arguments +0.6 µs, probes, site and signatures included (thread CPU time, medians of 15 paired rounds). It is a
+// vectorcall C type and not a Python wrapper: a recording closure costs 0.8 µs, and its clock calls break graphs.
 // To everybody else a tap is the function it wraps: `__class__`, attributes, hash, equality, pickling and Dynamo
 // (`_torchdynamo_inline`) all lead to the wrapped callable. `tapped` and `is_tap` are ours.
 //
