@@ -1,0 +1,247 @@
+"""Calls of the training loop occur together and in order, and gradients are cleared between updates.
+
+Catches a forgotten or misplaced zero_grad (stackoverflow 60335387), a step in which DistributedDataParallel was
+bypassed, an update that is skipped on one rank, clipping before unscaling, a scheduler that is not stepped. Source:
+TrainCheck §3.2 (APISequence). Differs from it: that gradients are cleared is read off the gradients, by whatever
+means that happened; windows are optimizer steps; a rule a → b speaks only of runs that use a's owner at all;
+and what is a choice of the program (scheduler, clipping, the script's own functions) never leaves its family.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, ClassVar
+
+import polars as pl
+
+from proctor.invariants.condition import Precondition
+from proctor.invariants.invariant import Hypothesis, Support
+from proctor.invariants.relations import Detail, Examples, Needs, Relation, register
+from proctor.invariants.relations._calls import MODEL, programs_of, short, table
+from proctor.invariants.relations._clearing import clearings
+from proctor.invariants.relations._windows import (
+    BACKWARD,
+    SAMPLER_ITER,
+    SET_EPOCH,
+    STEP,
+    ZERO_GRAD,
+    circumstances,
+    first_calls,
+    owners,
+    renewals,
+    windows,
+)
+from proctor.invariants.trace import Trace
+
+_SCALED_STEP = "torch.amp.GradScaler.step"
+_ANCHORS = (STEP, BACKWARD, _SCALED_STEP)  # what a step is known by
+_OPENING = (
+    ZERO_GRAD,
+    MODEL,
+    "torch.nn.parallel.DistributedDataParallel.forward",
+)  # acts that may begin a step
+_MIN_WINDOWS = 3
+_CLIP, _SCALER = "torch.nn.utils.clip_grad_norm_", "torch.amp.GradScaler."
+# Of these the second works on what the first has made, in any program; other orders are habits.
+_DEPENDENT = pl.DataFrame(
+    [
+        (ZERO_GRAD, BACKWARD), (MODEL, BACKWARD), (BACKWARD, _CLIP), (BACKWARD, STEP), (_CLIP, STEP),
+        (_SCALER + "scale", BACKWARD), (BACKWARD, _SCALER + "unscale_"), (BACKWARD, _SCALED_STEP),
+        (_SCALER + "unscale_", _CLIP), (_SCALER + "unscale_", _SCALED_STEP), (_CLIP, _SCALED_STEP),
+        (_SCALED_STEP, _SCALER + "update"), (STEP, "torch.optim.lr_scheduler.LRScheduler.step"),
+    ],
+    schema=["a", "b"], orient="row",
+)  # fmt: skip
+# Choices of a program, so never a rule for another one.
+_CHOICE = r"(LRScheduler\.|clip_grad|unscale_|^torch\.distributed\.)"
+_SCOPE = ("optimizers", "closure", "scaler", "accumulates", "family")
+_FIELDS = ("optimizers", "closure", "scaler", "accumulates", "first", "world", "wrapper", "family")
+
+
+@register
+class CallSequence(Relation):
+    """Rules on order: `mode` is cleared, renewed (set_epoch), cover (b needs a in the same step) or lead (a before b)."""
+
+    name: ClassVar[str] = "sequence"
+    code: ClassVar[str] = "PR103"
+    upstream: ClassVar[int] = 4
+    absence: ClassVar[bool] = True
+
+    def propose(self, trace: Trace) -> list[Hypothesis]:
+        found = (
+            [Hypothesis.of(self.name, mode="cleared", attr="grad")]
+            if clearings(trace)["passed"].any()
+            else []
+        )
+        if renewals(trace)["passed"].any():
+            found.append(Hypothesis.of(self.name, mode="renewed", a=SET_EPOCH, b=SAMPLER_ITER))
+        for mode, pairs in (("cover", self._covers(trace)), ("lead", self._leads(trace))):
+            for a, b, program in pairs.select("a", "b", "program").unique().iter_rows():
+                bound = {"program": program} if program else {}
+                found.append(Hypothesis.of(self.name, mode=mode, a=a, b=b, **bound))
+        return sorted(found, key=lambda h: h.params)
+
+    def _covers(self, trace: Trace) -> pl.DataFrame:
+        """a is called in every step of at least one whole run that calls b."""
+        firsts, inside = first_calls(trace), windows(trace)
+        anchors = firsts.filter(pl.col("token").is_in(_ANCHORS)).join(inside, on=["proc", "step"], how="semi")
+        anchors = anchors.select("proc", "step", pl.col("token").alias("b"))
+        anchors = anchors.filter(pl.len().over("proc", "b") >= _MIN_WINDOWS)
+        others = firsts.filter(~pl.col("token").str.contains(ZERO_GRAD, literal=True))
+        both = anchors.join(others.select("proc", "step", pl.col("token").alias("a")), on=["proc", "step"])
+        both = (
+            both.filter(pl.col("a") != pl.col("b")).group_by("proc", "a", "b").agg(pl.len().alias("together"))
+        )
+        whole = both.join(anchors.group_by("proc", "b").agg(pl.len().alias("steps")), on=["proc", "b"])
+        pairs = whole.filter(pl.col("together") == pl.col("steps"))
+        # One anchor is enough: the update, but the backward pass for what the update itself is held against.
+        scaled = pl.col("b") == _SCALED_STEP
+        nearest = (
+            pl.when(pl.col("a") == STEP)
+            .then(pl.col("b") == BACKWARD)
+            .otherwise(
+                pl.when(pl.col("a").str.starts_with("torch.amp.")).then(scaled).otherwise(pl.col("b") == STEP)
+            )
+        )
+        return _bound(trace, pairs.filter(nearest))
+
+    def _leads(self, trace: Trace) -> pl.DataFrame:
+        """The first a comes before the first b in every step of a process that has both; nearest pairs only."""
+        firsts = first_calls(trace).join(windows(trace), on=["proc", "step"], how="semi")
+        api = firsts.filter(pl.col("token").str.starts_with("torch.") | (pl.col("token") == MODEL))
+        api = api.select("proc", "step", "token", "seq")
+        both = api.join(api, on=["proc", "step"], suffix="_b").filter(pl.col("token") != pl.col("token_b"))
+        pairs = (
+            both.group_by("proc", pl.col("token").alias("a"), pl.col("token_b").alias("b"))
+            .agg((pl.col("seq") < pl.col("seq_b")).all().alias("ordered"), pl.len().alias("steps"))
+            .filter(pl.col("ordered") & (pl.col("steps") >= _MIN_WINDOWS))
+        )
+        # Collectives between backward and update work on gradients, but when they do is the program's choice.
+        between = pl.any_horizontal(pl.col("a", "b").is_in([BACKWARD, STEP])) & pl.any_horizontal(
+            pl.col("a", "b").str.starts_with("torch.distributed.")
+        )
+        known = pairs.join(_DEPENDENT, on=["a", "b"], how="semi")
+        pairs = pl.concat([known, pairs.filter(between)])
+        through = pairs.join(pairs, left_on=["proc", "b"], right_on=["proc", "a"], suffix="_2").select(
+            "proc", "a", pl.col("b_2").alias("b")
+        )
+        return _bound(trace, pairs.join(through.unique(), on=["proc", "a", "b"], how="anti"))
+
+    def examples(self, trace: Trace, hypotheses: Sequence[Hypothesis]) -> Examples:
+        wanted = table(hypotheses, "mode", "a", "b", "program")
+        columns = ["hyp", "passed", "proc", "step", "seq", "site", "_seen", "_variable"]
+        cleared = wanted.filter(pl.col("mode") == "cleared").select("hyp").join(clearings(trace), how="cross")
+        frames = [cleared.select(columns).with_columns(state=pl.lit("true"))]
+        again = wanted.filter(pl.col("mode") == "renewed").select("hyp").join(renewals(trace), how="cross")
+        again = again.with_columns(
+            _seen=pl.lit("not called since the pass before"), _variable=pl.lit(None, pl.String)
+        )
+        frames.append(again.select(columns).with_columns(state=pl.lit("true")))
+        for mode in ("cover", "lead"):
+            rows = self._pairs(trace, wanted.filter(pl.col("mode") == mode), mode)
+            frames.append(rows.select(columns).with_columns(state=pl.lit(None, pl.String)))
+        frame = pl.concat(frames).join(circumstances(trace), on=["proc", "step"], how="left")
+        # Gradients are cleared and epochs set whatever the program and its circumstances.
+        frame = frame.with_columns(pl.when(pl.col("state").is_null()).then(c).alias(c) for c in _FIELDS).drop(
+            "state"
+        )
+        return Examples(frame.sort("hyp", "proc", "seq"), _FIELDS, _SCOPE)
+
+    def _pairs(self, trace: Trace, wanted: pl.DataFrame, mode: str) -> pl.DataFrame:
+        firsts = first_calls(trace)
+        inside = windows(trace)
+        b = wanted.join(firsts.rename({"token": "b", "seq": "seq_b", "site": "site_b"}), on="b").join(
+            inside, on=["proc", "step"]
+        )
+        b = b.join(programs_of(trace).select("proc", pl.col("program").alias("own")), on="proc").filter(
+            (pl.col("program") == "") | (pl.col("program") == pl.col("own"))
+        )
+        # Where nobody uses a's class, a is not missing.
+        b = b.join(trace.procs.select("proc", "run"), on="proc").join(
+            owners(trace, wanted["a"]), on=["run", "a"], how="semi"
+        )
+        a = firsts.select(
+            "proc",
+            "step",
+            pl.col("token").alias("a"),
+            pl.col("seq").alias("seq_a"),
+            pl.col("site").alias("site_a"),
+        )
+        rows = b.join(a, on=["proc", "step", "a"], how="left")
+        if mode == "lead":
+            rows = rows.filter(pl.col("seq_a").is_not_null())
+            passed, seen = pl.col("seq_a") < pl.col("seq_b"), pl.format("{} ran first", "b")
+        else:
+            # With a loss scaler an update is skipped on overflow, by design.
+            rows = rows.filter(~((pl.col("a") == STEP) & pl.col("scaled")))
+            passed, seen = pl.col("seq_a").is_not_null(), pl.format("{} ran without it", "b")
+        known = pl.col("whole") & (pl.col("opened") | ~pl.col("a").is_in(_OPENING))
+        return rows.with_columns(
+            pl.when(passed | known).then(passed).alias("passed"),
+            pl.col("seq_b").alias("seq"),
+            pl.col("site_b").alias("site"),
+            seen.alias("_seen"),
+            pl.lit(None, pl.String).alias("_variable"),
+        )
+
+    def keep(self, hypothesis: Hypothesis, support: Support, precondition: Precondition) -> bool:
+        """What the script or a library calls by itself in each step may be a habit of one run."""
+        a = hypothesis.text("a")
+        return hypothesis["mode"] != "cover" or a.startswith(("torch.", "<")) or support.runs > 1
+
+    def needs(self, hypothesis: Hypothesis) -> Needs:
+        if hypothesis["mode"] == "cleared":
+            return Needs(functions=frozenset({STEP, ZERO_GRAD, BACKWARD}), states=frozenset({"grad"}))
+        return Needs(functions=frozenset({hypothesis.text("a"), hypothesis.text("b"), STEP}))
+
+    def say(self, hypothesis: Hypothesis) -> str:
+        a, b = hypothesis.text("a"), hypothesis.text("b")
+        match hypothesis["mode"]:
+            case "cleared":
+                return "the gradient of every trained parameter is cleared between two updates"
+            case "renewed":
+                return f"{a} is called between two passes over a shuffling sampler"
+            case "cover":
+                return f"every training step that calls {b} also calls {a}"
+        return f"in a training step, {a} comes before {b}"
+
+    def detail(self, trace: Trace, hypothesis: Hypothesis, example: Mapping[str, Any]) -> Detail:
+        a, b, step = hypothesis.text("a"), hypothesis.text("b"), example.get("step")
+        match hypothesis["mode"]:
+            case "cleared":
+                return Detail(
+                    expected="torch.optim.Optimizer.zero_grad, or any other clearing, between two updates",
+                    seen=f"Parameter.grad of {example.get('_variable')} goes from one non-zero value to another: it"
+                    f" accumulates over steps ({example.get('_seen')})",
+                    function=ZERO_GRAD,
+                    variable=f"{example.get('_variable')} grad",
+                    advice="call optimizer.zero_grad() before backward in each iteration, on the optimizer (or model)"
+                    " that holds these parameters",
+                )
+            case "renewed":
+                expected, seen = (
+                    f"{a} before each epoch",
+                    f"{a} {example.get('_seen')}: this epoch repeats the last order",
+                )
+                advice = "call sampler.set_epoch(epoch) before each pass over the data"
+            case "cover":
+                expected, seen = (
+                    f"{a} in every step with {b}",
+                    f"{a} not called in step {step}: {example.get('_seen')}",
+                )
+                advice = f"find the branch of the training loop that goes around {short(a)}"
+            case _:
+                expected, seen = f"{a} before {b}", f"{example.get('_seen')} in step {step}"
+                advice = f"look at the order of {short(a)} and {short(b)} in the training loop"
+        return Detail(expected=expected, seen=seen, function=a, advice=advice)
+
+
+def _bound(trace: Trace, pairs: pl.DataFrame) -> pl.DataFrame:
+    """Add the program to pairs that are a choice of it."""
+    choice = pl.any_horizontal(pl.col("a", "b").str.contains(_CHOICE)) | ~(
+        pl.col("a").str.starts_with("torch.") | (pl.col("a") == MODEL)
+    )
+    own = programs_of(trace).select("proc", pl.col("program").alias("own"))
+    return pairs.join(own, on="proc").with_columns(
+        pl.when(choice).then("own").otherwise(pl.lit("")).alias("program")
+    )

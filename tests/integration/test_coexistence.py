@@ -1,0 +1,76 @@
+"""Torch's own machinery works on a recorded program as on a bare one: TorchScript, tracing, export, compile, fx, pickle."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("torch")
+
+PROGRAM = """
+import copy, io, pickle, torch, torch.nn.functional as F
+from torch import fx, nn
+class M(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.l, self.act = nn.Linear(4, 4), F.relu
+    def forward(self, x):
+        y = torch.cat([self.l(x), torch.relu(x)], 1)
+        return F.softmax(torch.matmul(y, y.t()), -1)
+class Plain(M):
+    def __init__(self):
+        super().__init__()
+        del self.act
+torch.manual_seed(0)
+m, plain, x = M(), Plain(), torch.ones(2, 4)
+optimizer = torch.optim.SGD(m.parameters(), lr=0.1)
+"""
+
+PARTS = {
+    "script": "b = io.BytesIO(); torch.jit.save(torch.jit.script(plain), b); b.seek(0); print(torch.jit.load(b)(x).shape)",
+    "trace": "b = io.BytesIO(); torch.jit.save(torch.jit.trace(plain, x), b); print(b.tell() > 0)",
+    "pickle": "b = io.BytesIO(); torch.save(m, b); b.seek(0); n = torch.load(b, weights_only=False); print(n.act is m.act)",
+    "pickle_builtin": "print(pickle.loads(pickle.dumps([F.relu, torch.cat, torch.Tensor.add_]))[0](x).shape)",
+    "deepcopy": "print(copy.deepcopy(m)(x).shape)",
+    "export": "print(len(list(torch.export.export(plain, (x,)).graph.nodes)))",
+    "compile": "print(torch.compile(m, backend='eager', fullgraph=True)(x).sum().backward(), optimizer.step())",
+    "graph_breaks": "print(torch._dynamo.explain(m)(x).graph_break_count)",
+    "fx": "print(len(list(fx.symbolic_trace(plain).graph.nodes)))",
+    "func": "print(torch.func.vmap(F.relu)(x).shape, torch.func.grad(lambda v: F.relu(v).sum())(x).sum())",
+    "override": "print(torch.overrides.is_tensor_method_or_property(torch.Tensor.add_), torch.overrides.resolve_name(torch.cat))",
+    "mode": textwrap.dedent("""
+        from torch.overrides import TorchFunctionMode
+        class Count(TorchFunctionMode):
+            n = 0
+            def __torch_function__(self, func, types, args=(), kwargs=None):
+                Count.n += 1
+                return func(*args, **(kwargs or {}))
+        with Count():
+            m(x)
+        print(Count.n)
+    """),
+}
+
+
+def outputs(command: list[str]) -> list[str]:
+    done = subprocess.run(command, capture_output=True, text=True, timeout=280, check=False, env={**os.environ, "OMP_NUM_THREADS": "1"})
+    assert done.returncode == 0, done.stderr[-3000:]
+    return [line for line in done.stdout.splitlines() if line.startswith("PART ")]
+
+
+def test_everything_torch_does_to_a_model_still_works(tmp_path: Path) -> None:
+    body = [PROGRAM, "import warnings; warnings.simplefilter('ignore')"]
+    for name, code in PARTS.items():
+        body.append(f"print('PART {name}', end=' ')\n{code}")
+    path = tmp_path / "program.py"
+    path.write_text("\n".join(body))
+    bare = outputs([sys.executable, str(path)])
+    watched = outputs([sys.executable, "-m", "proctor.cli", "record", "-o", str(tmp_path / "run"), "--", sys.executable, str(path)])
+    assert len(bare) == len(PARTS)
+    assert watched == bare
+    assert "PART graph_breaks 0" in watched

@@ -1,0 +1,180 @@
+"""`argument`: what functions are given, over calls and ranks and by whom."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from helpers.loops import ROOT, call, details, holds, learn, load, loop, tensor, violations
+
+from proctor.invariants.relations.argument import Argument
+
+RELATION = Argument()
+ALL_REDUCE = "torch.distributed.all_reduce"
+SET_EPOCH = "torch.utils.data.DistributedSampler.set_epoch"
+GROUP = {"O": "torch.distributed.distributed_c10d.ProcessGroup", "v": "group of 1", "a": {}}
+
+
+def program(
+    *calls: dict[str, Any], model: str = "__main__.Net", steps: int = 3, **process: Any
+) -> dict[str, Any]:
+    base = loop(steps, model=model, **process)
+    rows = [dict(c) for c in calls]
+    for row in rows:
+        if "parent" in row:
+            row["parent"] += len(base["calls"])
+    return {**base, "calls": [*base["calls"], *rows]}
+
+
+def reduce(grouped: bool, *, size: int = 1, step: int = 0, **more: Any) -> dict[str, Any]:
+    return call(ALL_REDUCE, tensor(size), named={"group": GROUP} if grouped else {}, step=step, **more)
+
+
+def engine(grouped: bool, model: str = "__main__.Net") -> dict[str, Any]:
+    """A library's function that reduces in a group of its own."""
+    rows = []
+    for step in range(4):
+        rows += [call("ds.Engine.reduce", step=step), reduce(grouped, step=step, parent=2 * step + 1)]
+    return program(*rows, model=model, steps=4)
+
+
+def test_collective_that_lost_its_group_is_found_and_named(tmp_path: Path) -> None:
+    rules = learn(RELATION, load(tmp_path, [engine(True)]))
+    assert not violations(RELATION, rules, load(tmp_path, [engine(True, "__main__.Other")]))
+    (detail,) = details(RELATION, rules, load(tmp_path, [engine(False, "__main__.Other")]))
+    assert detail.function == f"{ALL_REDUCE} (group argument)"
+    assert detail.module == "ds.Engine.reduce"
+    assert "default" in detail.seen
+
+
+def test_shapes_of_collectives_agree_on_all_ranks(tmp_path: Path) -> None:
+    def ranks(*sizes: int) -> list[dict[str, Any]]:
+        return [
+            program(*[reduce(False, size=n, step=s) for s in range(3)], rank=i) for i, n in enumerate(sizes)
+        ]
+
+    rules = learn(RELATION, load(tmp_path, ranks(4, 4)))
+    assert violations(RELATION, rules, load(tmp_path, ranks(4, 6)))
+    assert holds(RELATION, rules, load(tmp_path, ranks(6, 6)))
+
+
+def test_different_numbers_of_calls_are_undecided(tmp_path: Path) -> None:
+    same = [program(*[reduce(False, size=4, step=s) for s in range(3)], rank=i) for i in range(2)]
+    rules = learn(RELATION, load(tmp_path, same))
+    more = [same[0], program(*[reduce(False, size=9, step=0) for _ in range(2)], rank=1)]
+    assert not violations(RELATION, rules, load(tmp_path, more))
+
+
+def test_groups_of_some_ranks_are_not_compared(tmp_path: Path) -> None:
+    parts = [program(*[reduce(True, size=n, step=s) for s in range(3)], rank=i) for i, n in enumerate((4, 6))]
+    modes = {h["mode"] for h in RELATION.propose(load(tmp_path, parts))}
+    assert "ranks_same" not in modes
+
+
+def seeds(first: int, second: int) -> list[dict[str, Any]]:
+    return [
+        program(*[call("torch.manual_seed", s + i, step=-1) for i in range(4)], rank=r)
+        for r, s in enumerate((first, second))
+    ]
+
+
+def test_seeds_that_must_differ_between_ranks(tmp_path: Path) -> None:
+    rules = learn(RELATION, load(tmp_path, seeds(10, 20)))
+    (detail,) = [
+        d
+        for d in details(RELATION, rules, load(tmp_path, seeds(7, 7)))
+        if "different on each rank" in d.expected
+    ]
+    assert "torch.manual_seed" in detail.function
+
+
+def epochs(*values: int, model: str = "__main__.Net") -> dict[str, Any]:
+    rows = [call(SET_EPOCH, {"O": "Sampler", "a": {}}, v, step=2 * i) for i, v in enumerate(values)]
+    return program(*rows, steps=2 * len(values) + 1, model=model)
+
+
+def test_epoch_that_does_not_advance(tmp_path: Path) -> None:
+    rules = learn(RELATION, load(tmp_path, [epochs(0, 1, 2, 3)], [epochs(0, 1, 2, 3, 4, model="__main__.B")]))
+    (detail,) = details(RELATION, rules, load(tmp_path, [epochs(0, 0, 0, 0, model="__main__.C")]))
+    assert SET_EPOCH in detail.function and "does not advance" in detail.advice
+
+
+def test_counters_of_steps_are_no_rule(tmp_path: Path) -> None:
+    """An index within an epoch starts again in the next one."""
+    indices = [call("__main__.train_step", i, step=i) for i in range(8)]
+    modes = {(h["mode"], h["fn"]) for h in RELATION.propose(load(tmp_path, [program(*indices, steps=8)]))}
+    assert ("never_repeats", "__main__.train_step") not in modes
+
+
+def test_switch_that_changes_between_calls(tmp_path: Path) -> None:
+    def steps(*flags: bool, model: str = "__main__.Net") -> dict[str, Any]:
+        return program(*[call("lib.attend", f, step=i) for i, f in enumerate(flags)], model=model, steps=5)
+
+    rules = learn(RELATION, load(tmp_path, [steps(True, True, True, True, True)]))
+    assert violations(RELATION, rules, load(tmp_path, [steps(True, True, False, True)]))
+    assert not violations(
+        RELATION, rules, load(tmp_path, [steps(True, True, False, True, model="__main__.Other")])
+    )
+
+
+def evaluation(model: str, training: int, grad: bool, step: int = 2) -> dict[str, Any]:
+    return call(
+        f"{model}.forward",
+        {"M": model, "p": "", "t": training},
+        tensor(8, 4),
+        ret=tensor(8, 2),
+        flags=ROOT,
+        grad=grad,
+        step=step,
+    )
+
+
+def test_training_goes_on_in_evaluation_mode(tmp_path: Path) -> None:
+    rules = learn(RELATION, load(tmp_path, [loop()], [loop(model="__main__.B")]))
+    stuck = loop(model="__main__.C")
+    for row in stuck["calls"]:
+        if row["fn"].endswith("forward") and row["step"] > 2:
+            row["args"]["a"][0]["t"] = 0
+    (detail,) = details(RELATION, rules, load(tmp_path, [stuck]))
+    assert detail.function == "__main__.C.forward" and "evaluation" in detail.seen
+    after = [evaluation("__main__.D", 0, grad=False)] * 3  # an evaluation between is no training
+    assert not violations(RELATION, rules, load(tmp_path, [program(*after, model="__main__.D")]))
+
+
+def test_evaluation_in_training_mode_is_judged_in_its_family(tmp_path: Path) -> None:
+    def evaluated(training: int, model: str = "__main__.Net") -> list[dict[str, Any]]:
+        return [program(*[evaluation(model, training, grad=False)] * 3, model=model)]
+
+    rules = learn(RELATION, load(tmp_path, evaluated(0)))
+    assert violations(RELATION, rules, load(tmp_path, evaluated(1)))
+    assert not violations(RELATION, rules, load(tmp_path, evaluated(1, "__main__.Other")))
+
+
+def test_order_of_ranks_changes_nothing(tmp_path: Path) -> None:
+    rules = learn(RELATION, load(tmp_path, seeds(10, 20)))
+    ranks = seeds(7, 7)
+    texts = [set(violations(RELATION, rules, load(tmp_path, order))) for order in (ranks, ranks[::-1])]
+    assert texts[0] == texts[1] != set()
+
+
+def test_fewer_records_never_make_a_violation(tmp_path: Path) -> None:
+    rules = learn(RELATION, load(tmp_path, [engine(True)]))
+    whole = engine(True)
+    for gone in range(0, len(whole["calls"])):
+        if whole["calls"][gone]["fn"] == "ds.Engine.reduce":
+            continue
+        rest = [{"seq": i + 1, **c} for i, c in enumerate(whole["calls"]) if i != gone]
+        assert not violations(RELATION, rules, load(tmp_path, [{**whole, "calls": rest}]))
+
+
+def test_a_missing_rank_is_unknown(tmp_path: Path) -> None:
+    rules = learn(RELATION, load(tmp_path, seeds(10, 20)))
+    alone = [{**seeds(7, 7)[0], "world": 2}]
+    assert not [t for t in violations(RELATION, rules, load(tmp_path, alone)) if "rank" in t]
+
+
+def test_needs_and_sentences(tmp_path: Path) -> None:
+    for hypothesis in RELATION.propose(load(tmp_path, [engine(True)], seeds(1, 2))):
+        assert hypothesis.text("fn") in RELATION.needs(hypothesis).functions
+        assert RELATION.say(hypothesis)
+    assert RELATION.propose(load(tmp_path, [{"calls": [], "states": []}])) == []

@@ -1,0 +1,256 @@
+"""`consistent`: replicas agree on all ranks, tied parameters stay equal."""
+
+from __future__ import annotations
+
+import zlib
+from pathlib import Path
+from typing import Any
+
+import polars as pl
+import pytest
+from helpers.runs import write_run
+
+from proctor.infer.engine import infer
+from proctor.invariants.invariant import Hypothesis, Invariant
+from proctor.invariants.pack import Pack
+from proctor.invariants.relations.consistent import Consistent
+from proctor.invariants.trace import Trace
+from proctor.invariants.verdict import CheckResult
+from proctor.verify.checker import check
+
+RELATION = Consistent()
+STEPS = 6
+DDP = {"wrapper": "ddp"}
+
+
+def bits(*value: object) -> int:
+    return zlib.crc32(repr(value).encode())
+
+
+def replica(rank: int, metas: dict[str, dict[str, Any]], *, shards: tuple[str, ...] = (), broken: str = "", at: int = 2, **info: Any) -> dict[str, Any]:
+    """One rank that trains named parameters; `shards` differ between ranks, `broken` differs from step `at` on."""
+    calls: list[dict[str, Any]] = []
+    states: list[dict[str, Any]] = []
+
+    def look(name: str, attr: str, step: int, fp: int, flags: int = 0) -> None:
+        seq = len(calls)
+        kind = name.rpartition(".")[2]
+        var = {"name": name, "attr": attr, "module": "Net", "kind": kind, "model": "lib.Model"}
+        meta = {"dtype": "float32", "shape": "[4,4]", "requires_grad": True, "optimizer": "#0", **metas[name]}
+        states.append({"var": var, "step": step, "seq": seq, "call": seq, "edge": 1, "fp": fp, "flags": flags, "meta": meta, "norm": 1.0})
+
+    def value(name: str, step: int) -> int:
+        own = name in shards or (name == broken and step >= at)
+        return bits(name, step, rank if own else 0)
+
+    for name in metas:
+        look(name, "data", -1, value(name, -1))
+    for step in range(STEPS):
+        calls.append({"fn": "torch.Tensor.backward", "step": step})
+        for name in metas:
+            look(name, "grad", step, value(name, step) + 1)
+        calls.append({"fn": "torch.optim.Optimizer.step", "step": step, "args": {"a": [{"O": "torch.optim.SGD", "a": {"name": "#0"}}], "k": {}}})
+        for name in metas:
+            look(name, "data", step, value(name, step))
+    return {"rank": rank, "calls": calls, "states": states, **info}
+
+
+def replicas(path: Path, metas: dict[str, dict[str, Any]], *, world: int = 2, broken: str = "", **options: Any) -> Trace:
+    order = options.pop("order", range(world))
+    ranks = [replica(r, metas, broken=broken if r == world - 1 else "", **options) for r in order]
+    return Trace.load([write_run(path, [{"world": world, **r} for r in ranks])])
+
+
+def learn(trace: Trace) -> list[Invariant]:
+    return infer(trace, [RELATION], strict=True)[0]
+
+
+def judge(trace: Trace, rules: list[Invariant]) -> CheckResult:
+    return check(trace, [Pack(rules)], relations={"consistent": RELATION})
+
+
+def test_ddp_replicas_teach_that_data_and_gradients_agree(tmp_path: Path) -> None:
+    rules = learn(replicas(tmp_path / "a", {"fc.weight": DDP, "fc.bias": DDP}))
+    assert {r.hypothesis["attr"] for r in rules if r.hypothesis["among"] == "all"} == {"data", "grad"}
+    assert not judge(replicas(tmp_path / "b", {"emb.weight": DDP}, world=3), rules).violations
+
+
+def test_diverging_replica_is_named_with_step_and_ranks(tmp_path: Path) -> None:
+    rules = learn(replicas(tmp_path / "a", {"fc.weight": DDP, "fc.bias": DDP}))
+    result = judge(replicas(tmp_path / "b", {"emb.weight": DDP, "fc.bias": DDP}, world=3, broken="emb.weight"), rules)
+    assert {v.variable for v in result.violations} == {"emb.weight", "emb.weight.grad"}
+    assert {v.step for v in result.violations} == {2}
+    assert all("rank 2 (norm" in v.seen for v in result.violations)
+    assert all("emb.weight" in v.expected and v.advice for v in result.violations)
+
+
+def test_tensor_parallel_mark_separates_shards_from_replicas(tmp_path: Path) -> None:
+    metas = {
+        "ln.weight": {"attr.tensor_model_parallel": False},
+        "emb.weight": {"attr.tensor_model_parallel": False},
+        "up.weight": {"attr.tensor_model_parallel": True},
+    }
+    rules = learn(replicas(tmp_path / "a", metas, shards=("up.weight",)))
+    assert rules
+    assert any("attr.tensor_model_parallel is false" in r.precondition.say() for r in rules)
+    assert not judge(replicas(tmp_path / "b", metas, shards=("up.weight",), world=4), rules).violations
+    bad = judge(replicas(tmp_path / "c", metas, shards=("up.weight",), broken="ln.weight"), rules)
+    assert {v.variable for v in bad.violations} == {"ln.weight", "ln.weight.grad"}
+
+
+@pytest.mark.parametrize("other", [{"wrapper": "fsdp2", "placement": "Shard0"}, {"attr.is_expert": True, **DDP}])
+def test_what_ddp_taught_does_not_judge_shards_or_experts(tmp_path: Path, other: dict[str, Any]) -> None:
+    rules = learn(replicas(tmp_path / "a", {"fc.weight": DDP}))
+    metas = {"fc.weight": other, "head.weight": DDP}
+    assert not judge(replicas(tmp_path / "b", metas, shards=("fc.weight",)), rules).violations
+
+
+def test_pipeline_stages_with_the_same_names_are_not_replicas(tmp_path: Path) -> None:
+    rules = learn(replicas(tmp_path / "a", {"0.weight": {}}))
+    stage = [replica(r, {"0.weight": {}}, broken="0.weight" if r else "", at=0) for r in range(2)]
+    for process in stage:
+        process["calls"].append({"fn": "torch.distributed.isend", "step": STEPS - 1})
+    trace = Trace.load([write_run(tmp_path / "b", stage)])
+    assert not judge(trace, rules).violations
+
+
+def test_ranks_that_begin_equal_among_others_stay_equal(tmp_path: Path) -> None:
+    """Two data-parallel replicas of two tensor-parallel shards: only equal ones are compared."""
+
+    def grid(path: Path, broken: str = "") -> Trace:
+        ranks = []
+        for rank in range(4):
+            process = replica(rank % 2, {"up.weight": {}, "ln.weight": {}}, shards=("up.weight",))
+            if broken and rank == 3:
+                process = replica(1, {"up.weight": {}, "ln.weight": {}}, shards=("up.weight",))
+                for row in process["states"]:
+                    if row["var"]["name"] == broken and row["step"] >= 1:
+                        row["fp"] += 7
+            ranks.append({**process, "rank": rank, "world": 4})
+        return Trace.load([write_run(path, ranks)])
+
+    rules = [r for r in learn(grid(tmp_path / "a")) if r.hypothesis["among"] == "twins"]
+    assert rules
+    assert {v.variable for v in judge(grid(tmp_path / "b", "up.weight"), rules).violations} == {"up.weight", "up.weight.grad"}
+
+
+def test_order_of_ranks_does_not_matter(tmp_path: Path) -> None:
+    metas = {"fc.weight": DDP, "fc.bias": DDP}
+    rules = learn(replicas(tmp_path / "a", metas))
+    straight = judge(replicas(tmp_path / "b", metas, world=3, broken="fc.bias"), rules)
+    shuffled = judge(replicas(tmp_path / "c", metas, world=3, broken="fc.bias", order=(2, 0, 1)), rules)
+    assert [(v.id, v.variable, v.step) for v in straight.violations] == [(v.id, v.variable, v.step) for v in shuffled.violations]
+
+
+def test_examples_of_two_runs_together_are_those_of_each(tmp_path: Path) -> None:
+    metas = {"fc.weight": DDP}
+    replicas(tmp_path / "a", metas)
+    replicas(tmp_path / "b", metas, broken="fc.weight")
+    hypotheses = [Hypothesis.of("consistent", mode="ranks", among="all", role="parameter", attr=a, owner="", sharding=s, model_start="equal") for a, s in (("data", "none"), ("grad", "ddp"))]
+    keys = ["hyp", "step", "passed", "wrapper", "start"]
+
+    def seen(*names: str) -> list[tuple[Any, ...]]:
+        return RELATION.examples(Trace.load([tmp_path / n for n in names]), hypotheses).frame.select(keys).sort(keys).rows()
+
+    assert sorted(seen("a") + seen("b"), key=str) == sorted(seen("a", "b"), key=str)
+
+
+def test_lost_records_never_make_a_violation(tmp_path: Path) -> None:
+    metas = {"fc.weight": DDP, "fc.bias": DDP}
+    rules = learn(replicas(tmp_path / "a", metas))
+    ranks = [replica(r, metas) for r in range(2)]
+    for lost in range(len(ranks[1]["states"])):
+        kept = [row for i, row in enumerate(ranks[1]["states"]) if i != lost]
+        path = write_run(tmp_path / f"b{lost}", [ranks[0], {**ranks[1], "states": kept, "dropped": 1}])
+        assert not judge(Trace.load([path]), rules).violations
+
+
+def test_rank_whose_states_were_cut_off_is_not_behind(tmp_path: Path) -> None:
+    """A killed rank's tables end at different places; values after the end of either are not known."""
+    metas = {"fc.weight": DDP, "fc.bias": DDP}
+    rules = learn(replicas(tmp_path / "a", metas))
+    ranks = [replica(r, metas) for r in range(2)]
+    for rows in range(2, len(ranks[1]["states"])):
+        cut = {**ranks[1], "states": ranks[1]["states"][:rows], "finished": False}
+        trace = Trace.load([write_run(tmp_path / f"b{rows}", [ranks[0], cut])])
+        assert not judge(trace, rules).violations
+
+
+def test_rules_about_what_a_trace_lacks_are_not_triggered(tmp_path: Path) -> None:
+    rules = [*learn(replicas(tmp_path / "a", {"fc.weight": DDP})), *learn(language_model(tmp_path / "b"))]
+    for name, processes in (("c", []), ("d", [{"calls": [], "states": []}]), ("e", [replica(0, {"fc.weight": {}})])):
+        result = judge(Trace.load([write_run(tmp_path / name, processes)]), rules)
+        assert result.not_triggered == len(rules)
+        assert not any("could not be evaluated" in note for note in result.notes)
+
+
+def test_one_process_says_nothing_about_ranks(tmp_path: Path) -> None:
+    trace = Trace.load([write_run(tmp_path / "a", [replica(0, {"fc.weight": {}})])])
+    assert not RELATION.propose(trace)
+
+
+# -- tied ------------------------------------------------------------------------------------------------------------
+
+
+def language_model(path: Path, *, tied: bool = True, begin_equal: bool = True, model: str = "lib.LM") -> Trace:
+    states: list[dict[str, Any]] = []
+    calls: list[dict[str, Any]] = []
+    slots = {"wte.weight": "torch.nn.Embedding", "lm_head.weight": "torch.nn.Linear", "ln.weight": "torch.nn.LayerNorm"}
+    for step in range(-1, STEPS):
+        if step >= 0:
+            calls.append({"fn": "torch.optim.Optimizer.step", "step": step})
+        for name, module in slots.items():
+            own = name == "ln.weight" or (name == "lm_head.weight" and not tied and (step >= 0 or not begin_equal))
+            var = {"model": model, "name": name, "module": module, "kind": "weight"}
+            if tied and name == "lm_head.weight":
+                var["alias"] = "wte.weight"
+            fp = bits(name if own else "tie", step)
+            states.append({"var": var, "step": step, "seq": len(calls), "call": len(calls), "fp": fp, "meta": {"shape": "[8,4]", "dtype": "float32"}})
+    return Trace.load([write_run(path, [{"calls": calls, "states": states}])])
+
+
+def test_broken_tie_is_found_by_role_and_by_name(tmp_path: Path) -> None:
+    rules = learn(language_model(tmp_path / "a"))
+    assert {r.hypothesis["by"] for r in rules} == {"role", "name"}
+    assert not judge(language_model(tmp_path / "b"), rules).violations
+    result = judge(language_model(tmp_path / "c", tied=False), rules)
+    assert len(result.violations) == 2
+    for violation in result.violations:
+        assert violation.step == 0
+        assert "wte.weight" in violation.seen and "lm_head.weight" in violation.seen
+
+
+def test_pair_that_was_never_tied_is_found_by_name_only(tmp_path: Path) -> None:
+    rules = learn(language_model(tmp_path / "a"))
+    result = judge(language_model(tmp_path / "b", tied=False, begin_equal=False), rules)
+    assert len(result.violations) == 1
+
+
+def test_names_of_a_script_are_judged_in_its_own_family_only(tmp_path: Path) -> None:
+    rules = learn(language_model(tmp_path / "a", model="__main__.LM"))
+    by_name = [r for r in rules if r.hypothesis["by"] == "name"]
+    assert all("family" in r.precondition.say() for r in by_name)
+
+
+def test_copies_of_one_role_may_part(tmp_path: Path) -> None:
+    """A deep-copied encoder layer or a momentum encoder begins equal and then goes its own way."""
+    states: list[dict[str, Any]] = []
+    calls: list[dict[str, Any]] = []
+    for step in range(-1, STEPS):
+        if step >= 0:
+            calls.append({"fn": "torch.optim.Optimizer.step", "step": step})
+        for layer in range(3):
+            var = {"model": "lib.M", "name": f"layers.{layer}.fc.weight", "module": "torch.nn.Linear", "kind": "weight"}
+            fp = 1 if step < 0 else bits(layer, step)
+            states.append({"var": var, "step": step, "seq": len(calls), "call": len(calls), "fp": fp, "meta": {"shape": "[8,4]"}})
+    assert not RELATION.propose(Trace.load([write_run(tmp_path / "a", [{"calls": calls, "states": states}])]))
+
+
+def test_every_rule_can_be_said_and_says_what_it_needs(tmp_path: Path) -> None:
+    for trace in (language_model(tmp_path / "a"), replicas(tmp_path / "b", {"fc.weight": DDP})):
+        for hypothesis in RELATION.propose(trace):
+            assert len(RELATION.say(hypothesis)) > 20
+            assert RELATION.needs(hypothesis).states
+        frame = RELATION.examples(trace, RELATION.propose(trace)).frame
+        assert frame["passed"].all()
+        assert frame.schema["hyp"] == pl.UInt32

@@ -1,0 +1,188 @@
+"""`sequence`: what belongs to a training step occurs in it, in order; gradients are cleared between updates."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from helpers.loops import STEP, ZERO_GRAD, call, details, holds, learn, load, loop, violations
+
+from proctor.invariants.relations.sequence import CallSequence
+
+RELATION = CallSequence()
+DDP = "torch.nn.parallel.DistributedDataParallel"
+CLIP = "torch.nn.utils.clip_grad_norm_"
+EPOCH = "torch.utils.data.DistributedSampler.set_epoch"
+ITER = "torch.utils.data.DistributedSampler.__iter__"
+SCHEDULER = "torch.optim.lr_scheduler.LRScheduler.step"
+
+
+def modes(trace_or_rules) -> set[tuple[str, str, str]]:
+    return {(h.text("mode"), h.text("a"), h.text("b")) for h in trace_or_rules}
+
+
+def test_forgotten_zero_grad_is_found_on_the_gradient_and_named(tmp_path: Path) -> None:
+    rules = learn(RELATION, load(tmp_path, [loop()], [loop(model="__main__.Other")]))
+    bad = load(tmp_path, [loop(body=("forward", "backward", "step"), model="__main__.Third")])
+    (detail,) = [d for d in details(RELATION, rules, bad) if d.variable]
+    assert detail.function == ZERO_GRAD
+    assert detail.variable == "fc.weight grad"
+    assert "accumulates" in detail.seen
+
+
+def test_clearing_by_other_means_is_clearing(tmp_path: Path) -> None:
+    rules = learn(RELATION, load(tmp_path, [loop()]))
+    other = loop(body=("forward", "backward", "step"))
+    for row in list(other["states"])[2:]:  # p.grad = None by hand, seen when backward begins
+        other["states"].append({**row, "edge": 0, "flags": 1, "fp": 0})
+    other["states"].sort(key=lambda row: (row.get("seq", 0), row.get("edge", 1)))
+    trace = load(tmp_path, [other])
+    assert not violations(RELATION, rules, trace)
+    assert holds(RELATION, rules, trace)
+
+
+def test_gradient_that_no_backward_wrote_is_replaced_and_not_accumulated(tmp_path: Path) -> None:
+    masters = loop(body=("forward", "backward", "step"))
+    for row in masters["states"]:
+        row["edge"] = 0
+    assert not CallSequence().examples(load(tmp_path, [masters]), learn_cleared(tmp_path)).frame.height
+
+
+def learn_cleared(tmp_path: Path):
+    return [h for h in RELATION.propose(load(tmp_path, [loop()])) if h["mode"] == "cleared"]
+
+
+def test_zeroing_that_no_boundary_sees_leaves_the_verdict_open(tmp_path: Path) -> None:
+    rules = learn(RELATION, load(tmp_path, [loop()]))
+    hidden = load(tmp_path, [loop(body=("torch.Tensor.zero_", "forward", "backward", "step"))])
+    assert not violations(RELATION, rules, hidden)
+
+
+def test_steps_that_were_not_recorded_leave_the_verdict_open(tmp_path: Path) -> None:
+    rules = learn(RELATION, load(tmp_path, [loop()]))
+    sampled = loop(body=("forward", "backward", "step"))
+    for row in [*sampled["calls"], *sampled["states"]]:
+        row["step"] = row["step"] * 10 if row["step"] > 0 else row["step"]
+    assert not violations(RELATION, rules, load(tmp_path, [sampled]))
+
+
+def test_bypassed_wrapper_is_a_step_without_its_forward(tmp_path: Path) -> None:
+    made = [call(f"{DDP}.__init__")]
+    body = ("zero_grad", f"{DDP}.forward", "forward", "backward", "step")
+    healthy = load(tmp_path, [loop(body=body, extra=made)], [loop(body=body, extra=made, model="__main__.B")])
+    rules = learn(RELATION, healthy)
+    skip = {1: [f"{DDP}.forward"], 3: [f"{DDP}.forward"]}
+    bad = load(tmp_path, [loop(body=body, extra=made, skip=skip, model="__main__.C")])
+    (detail,) = details(RELATION, rules, bad)
+    assert detail.function == f"{DDP}.forward"
+    assert "not called in step 1" in detail.seen
+
+
+def test_what_the_run_does_not_use_is_not_missing(tmp_path: Path) -> None:
+    made = [call(f"{DDP}.__init__")]
+    body = ("zero_grad", f"{DDP}.forward", "forward", "backward", "step")
+    rules = learn(
+        RELATION,
+        load(tmp_path, [loop(body=body, extra=made)], [loop(body=body, extra=made, model="__main__.B")]),
+    )
+    assert not violations(RELATION, rules, load(tmp_path, [loop(model="__main__.C")]))
+
+
+def test_update_that_never_happens_is_found(tmp_path: Path) -> None:
+    rules = learn(RELATION, load(tmp_path, [loop()], [loop(model="__main__.B")]))
+    bad = load(tmp_path, [loop(body=("zero_grad", "forward", "backward"), model="__main__.C")])
+    assert [d.function for d in details(RELATION, rules, bad)] == [STEP]
+
+
+def test_order_is_learned_and_checked(tmp_path: Path) -> None:
+    body = ("zero_grad", "forward", "backward", CLIP, "step")
+    rules = learn(RELATION, load(tmp_path, [loop(body=body)]))
+    assert ("lead", CLIP, STEP) in modes(r.hypothesis for r in rules)
+    late = load(tmp_path, [loop(body=("zero_grad", "forward", "backward", "step", CLIP))])
+    assert f"in a training step, {CLIP} comes before {STEP}" in violations(RELATION, rules, late)
+
+
+def test_habits_of_a_program_stay_in_its_family(tmp_path: Path) -> None:
+    body = ("zero_grad", "forward", "backward", "step", SCHEDULER)
+    made = [call(SCHEDULER)]
+    rules = learn(
+        RELATION,
+        load(tmp_path, [loop(body=body, extra=made)], [loop(body=body, extra=made, model="__main__.B")]),
+    )
+    per_epoch = loop(
+        body=body, extra=made, skip={step: [SCHEDULER] for step in range(1, 6)}, model="__main__.C"
+    )
+    assert not violations(RELATION, rules, load(tmp_path, [per_epoch]))
+    same = loop(body=body, extra=made, skip={step: [SCHEDULER] for step in range(1, 6)})
+    assert violations(RELATION, rules, load(tmp_path, [same]))
+
+
+def test_periodic_calls_are_no_rule(tmp_path: Path) -> None:
+    body = ("zero_grad", "forward", "backward", "step", SCHEDULER)
+    trace = load(tmp_path, [loop(body=body, skip={step: [SCHEDULER] for step in (0, 1, 3, 4)})])
+    assert not any(h["mode"] == "cover" and h["a"] == SCHEDULER for h in RELATION.propose(trace))
+
+
+def test_another_kind_of_loop_is_not_judged(tmp_path: Path) -> None:
+    rules = learn(RELATION, load(tmp_path, [loop()], [loop(model="__main__.B")]))
+    closure = loop(body=("step", "zero_grad", "forward", "backward"), model="__main__.C")
+    for row in closure["calls"]:
+        if row["fn"] == STEP:
+            row["args"]["a"].append({"f": "__main__.closure"})
+    assert not violations(RELATION, rules, load(tmp_path, [closure]))
+
+
+@pytest.mark.parametrize("part", ["zero_grad", "forward", "step", "backward"])
+def test_lost_records_prove_nothing(tmp_path: Path, part: str) -> None:
+    rules = learn(RELATION, load(tmp_path, [loop()], [loop(model="__main__.B")]))
+    lossy = loop(skip={2: [part]}, dropped=3)
+    assert not violations(RELATION, rules, load(tmp_path, [lossy]))
+
+
+def test_steps_at_the_edge_of_what_was_recorded_are_not_judged(tmp_path: Path) -> None:
+    """Of every second step the act that begins it is missing, and of those between there is nothing else."""
+    rules = learn(RELATION, load(tmp_path, [loop()], [loop(model="__main__.B")]))
+    gan = loop(12, body=("zero_grad", "forward", "backward", "zero_grad", "backward", "step"))["calls"]
+    begins = [i for i, row in enumerate(gan) if i == 0 or row["step"] != gan[i - 1]["step"]]
+    kept = [row for i, row in enumerate(gan) if (row["step"] % 2 == 0) != (i in begins[1:])]
+    rows = [{**row, "seq": i + 1} for i, row in enumerate(kept)]
+    trace = load(tmp_path, [{"calls": rows, "states": []}])
+    assert not violations(RELATION, rules, trace)
+    assert holds(RELATION, rules, trace)
+
+
+def test_order_of_ranks_and_split_by_process_change_nothing(tmp_path: Path) -> None:
+    rules = learn(RELATION, load(tmp_path, [loop()], [loop(model="__main__.B")]))
+    good, bad = loop(rank=0), loop(rank=1, body=("forward", "backward", "step"))
+    together, turned = load(tmp_path, [good, bad]), load(tmp_path, [bad, good])
+    alone = load(tmp_path, [{**bad, "world": 2}])
+    texts = [set(violations(RELATION, rules, t)) for t in (together, turned, alone)]
+    assert texts[0] == texts[1] == texts[2] != set()
+
+
+def epochs(*, renewed: bool, model: str = "__main__.Net", shuffle: bool = True) -> dict[str, Any]:
+    sampler = {"O": "torch.utils.data.distributed.DistributedSampler", "a": {"shuffle": shuffle}}
+    process = loop(2, model=model)
+    for epoch in range(5):
+        if renewed:
+            process["calls"].append(call(EPOCH, sampler, epoch, step=2 + epoch))
+        process["calls"].append(call(ITER, sampler, step=2 + epoch))
+    return process
+
+
+def test_epoch_that_is_never_set(tmp_path: Path) -> None:
+    rules = learn(
+        RELATION, load(tmp_path, [epochs(renewed=True)], [epochs(renewed=True, model="__main__.B")])
+    )
+    (detail,) = details(RELATION, rules, load(tmp_path, [epochs(renewed=False, model="__main__.C")]))
+    assert detail.function == EPOCH
+    ordered = load(tmp_path, [epochs(renewed=False, model="__main__.C", shuffle=False)])
+    assert not violations(RELATION, rules, ordered)
+
+
+def test_needs_and_sentences_name_the_functions(tmp_path: Path) -> None:
+    for hypothesis in RELATION.propose(load(tmp_path, [loop()])):
+        assert RELATION.needs(hypothesis).functions
+        assert RELATION.say(hypothesis)
+    assert not RELATION.propose(load(tmp_path, [{"calls": [], "states": []}]))
