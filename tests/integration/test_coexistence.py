@@ -40,6 +40,7 @@ PARTS = {
     "export": "print(len(list(torch.export.export(plain, (x,)).graph.nodes)))",
     "compile": "print(torch.compile(m, backend='eager', fullgraph=True)(x).sum().backward(), optimizer.step())",
     "graph_breaks": "print(torch._dynamo.explain(m)(x).graph_break_count)",
+    "torchscript_inside_torch": "from torch.distributed.optim import ZeroRedundancyOptimizer; print(ZeroRedundancyOptimizer.__name__)",
     "fx": "print(len(list(fx.symbolic_trace(plain).graph.nodes)))",
     "func": "print(torch.func.vmap(F.relu)(x).shape, torch.func.grad(lambda v: F.relu(v).sum())(x).sum())",
     "override": "print(torch.overrides.is_tensor_method_or_property(torch.Tensor.add_), torch.overrides.resolve_name(torch.cat))",
