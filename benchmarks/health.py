@@ -18,7 +18,7 @@ import tempfile
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parent))
-from exam import check, infer, record  # noqa: E402 - the folder is put on the path above
+from exam import check, infer, record
 
 EXAMPLES = Path(__file__).parent.parent / "examples"
 NOT_PIPELINES = {"demo.py"}
@@ -62,7 +62,6 @@ def main() -> int:
     rng = random.Random(args.seed)
     total: dict[str, list[int]] = collections.defaultdict(lambda: [0, 0])
     by_relation: collections.Counter[str] = collections.Counter()
-    checked_by_setting: dict[str, int] = collections.defaultdict(int)
     for round_number in range(args.rounds):
         shuffled = scripts[:]
         rng.shuffle(shuffled)

@@ -5,6 +5,7 @@ Nothing of Proctor's may reach the user's program (docs/design.md, "the user's r
 
 from __future__ import annotations
 
+import contextlib
 import sys
 import threading
 import traceback
@@ -50,7 +51,5 @@ class Guard:
 
 def say(text: str) -> None:
     """One line on stderr, if there is one; a closed stderr is not an error."""
-    try:
+    with contextlib.suppress(OSError, ValueError):
         print(f"proctor: {text}", file=sys.stderr, flush=True)
-    except (OSError, ValueError):
-        pass

@@ -99,7 +99,7 @@ class Observer:
             before, after = hooks.pop(point.name, (None, None))
             self._tap(point, before, after)
         self._tap_module_calls(nn.Module)
-        self._tap_constructors(torch, hooks)
+        self._tap_constructors(torch)
         self._tap_process_exits()
         for name in catalog.LATE:
             wrapt.register_post_import_hook(self._late(catalog.late_points), name)
@@ -152,7 +152,7 @@ class Observer:
             tap.record = not self.config.selective or any(f.endswith(".forward") for f in self.config.functions or ())
             self._hooked.append(tap)
 
-    def _tap_constructors(self, torch: Any, hooks: dict[str, Any]) -> None:
+    def _tap_constructors(self, torch: Any) -> None:
         from torch.utils.data._utils import worker
 
         for owner, attribute, name, before, after in (
@@ -164,9 +164,6 @@ class Observer:
             (worker, "_worker_loop", "torch.utils.data.worker", self._loader_worker, None),
         ):
             self._tap(catalog.Point(owner, attribute, name, METHOD), before, after)
-        for name, (before, after) in hooks.items():  # points that this torch builds without
-            if name.startswith("torch.nn.parallel"):
-                self._notes.append(f"{name} is not in this build of torch")
 
     def _tap_process_exits(self) -> None:
         """Flush before the process image goes away without Python's own exit."""

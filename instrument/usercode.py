@@ -69,7 +69,7 @@ class UserCode:
         if not isinstance(module, types.ModuleType) or name.split(".")[0] == "proctor":
             return False
         path = getattr(module, "__file__", None)
-        return bool(path) and not os.path.abspath(path).startswith(self._prefixes)
+        return isinstance(path, str) and bool(path) and not os.path.abspath(path).startswith(self._prefixes)
 
     def _tap_module(self, module: Any, users: list[Any]) -> None:
         place = "__main__" if module.__name__ in ("__main__", "__mp_main__") else module.__name__

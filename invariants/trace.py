@@ -291,7 +291,8 @@ def read_stream(path: Path, table: str) -> tuple[pa.Table, str]:
                     f"{path}: columns {', '.join(reader.schema.names[:12])} are not those of a {table} table",
                     hint="record the run again with this version",
                 )
-            batches, cut = [], ""
+            batches: list[pa.RecordBatch] = []
+            cut = ""
             while True:
                 try:
                     batch = reader.read_next_batch()

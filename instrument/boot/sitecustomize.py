@@ -12,7 +12,7 @@ _HERE = os.path.dirname(os.path.abspath(__file__))
 _HELPERS = ("multiprocessing.resource_tracker", "torch._inductor.compile_worker", "multiprocessing.forkserver")
 
 
-def _chain():
+def _chain() -> None:
     """Run the sitecustomize that this one shadows, if there is one."""
     import importlib.machinery
     import importlib.util
@@ -26,11 +26,11 @@ def _chain():
     spec.loader.exec_module(module)
 
 
-def _is_helper():
+def _is_helper() -> bool:
     return any(name in argument for argument in sys.orig_argv for name in _HELPERS)
 
 
-def _activate():
+def _activate() -> None:
     if os.environ.get("PROCTOR_DISABLE") == "1" or _is_helper():
         return
     activation = os.path.join(_HERE, "activation.json")
@@ -38,12 +38,12 @@ def _activate():
         return
     import wrapt
 
-    def on_torch(module):
+    def on_torch(module: object) -> None:
         try:
             from proctor.instrument.attach import install_from
 
             install_from(activation)
-        except Exception as e:
+        except Exception as e:  # noqa: BLE001 - the user's program starts regardless
             print(f"proctor: not recording: {type(e).__name__}: {e}", file=sys.stderr)
 
     wrapt.register_post_import_hook(on_torch, "torch")
@@ -53,6 +53,6 @@ try:
     _activate()
 except ImportError:
     print(f"proctor: not recording: proctor is not installed in {sys.executable}", file=sys.stderr)
-except Exception as e:
+except Exception as e:  # noqa: BLE001 - the user's program starts regardless
     print(f"proctor: not recording: {type(e).__name__}: {e}", file=sys.stderr)
 _chain()

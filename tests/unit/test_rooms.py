@@ -1,0 +1,38 @@
+"""An analysis box has no torch: everything but the recorder works there."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+
+from helpers.loops import process
+from helpers.runs import write_run
+
+NO_TORCH = """
+import importlib.abc, sys
+class Without(importlib.abc.MetaPathFinder):
+    def find_spec(self, name, path=None, target=None):
+        if name.split(".")[0] == "torch":
+            raise ImportError("no torch on this machine")
+sys.meta_path.insert(0, Without())
+"""
+
+
+def test_infer_and_check_run_without_torch(tmp_path: Path) -> None:
+    write_run(tmp_path / "run", [process(steps=6)])
+    program = NO_TORCH + textwrap.dedent(f"""
+        import pkgutil, importlib
+        import proctor.infer, proctor.verify, proctor.invariants, proctor.native
+        for room in (proctor.infer, proctor.verify, proctor.invariants, proctor.native):
+            for module in pkgutil.walk_packages(room.__path__, room.__name__ + "."):
+                importlib.import_module(module.name)
+        from proctor.cli import main
+        run, pack = {str(tmp_path / 'run')!r}, {str(tmp_path / 'pack.json')!r}
+        assert main(["infer", "-q", run, "-o", pack]) == 0
+        assert main(["check", run, "-i", pack]) in (0, 3)
+        assert "torch" not in sys.modules
+    """)
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False, timeout=120)
+    assert done.returncode == 0, done.stderr[-3000:]
