@@ -37,6 +37,9 @@ PRE_ARM_ROWS = 50_000  # records kept from before the first training act
 MAX_ROWS = 4_000_000  # records in memory when the writer cannot keep up
 HOT_CALLS = 20_000  # calls of one user function between two flushes that take it out of the trace
 
+MODEL_CALL = "<model>.forward"  # what rules call the outermost module call, whatever its class
+ROOTS_ONLY = 1 << 31  # in a code of `module_namer`: wanted as the outermost module only
+
 _observer: Observer | None = None
 
 
@@ -338,9 +341,9 @@ class Observer:
             name = "torch.nn.parallel.DistributedDataParallel.forward"
         else:
             name = f"{'__main__' if place == '__mp_main__' else place}.{cls.__qualname__}.forward"
-        if not self.config.wants(name):
-            return 0  # not recorded
-        return self._intern(Name.FUNCTION, name)
+        if self.config.wants(name):
+            return self._intern(Name.FUNCTION, name)
+        return self._intern(Name.FUNCTION, name) | ROOTS_ONLY if self.config.wants(MODEL_CALL) else 0  # 0: not recorded
 
     def _context_changed(self) -> None:
         self.recorder.ctx = self.contexts.base()

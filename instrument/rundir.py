@@ -20,13 +20,16 @@ _KEPT_PREFIXES = ("NCCL_", "TORCH_", "PYTORCH_", "CUBLAS_")
 _SECRET = ("KEY", "TOKEN", "SECRET", "PASSWORD", "CREDENTIAL")
 
 
-def create_run(run: Path, command: Sequence[str], *, overwrite: bool, shared: bool = False) -> None:
+def create_run(
+    run: Path, command: Sequence[str], *, overwrite: bool, shared: bool = False, sampling: Mapping[str, int] | None = None
+) -> None:
     """Make the directory of a run and write `run.json`.
 
     Args:
         run: the directory; it may exist when it is empty.
         command: the user's command line.
         overwrite: replace an earlier run that lies there.
+        sampling: `every` and `warmup`, for readers that must tell an unsampled step from an empty one.
         shared: an existing run directory is joined (the ranks of `proctor.watch`).
 
     Raises:
@@ -57,6 +60,7 @@ def create_run(run: Path, command: Sequence[str], *, overwrite: bool, shared: bo
             "host": platform.node(),
             "started": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
             "environment": environment(os.environ),
+            **(sampling or {}),
         }
         (run / "run.json").write_bytes(msgspec.json.format(msgspec.json.encode(info), indent=1))
     except OSError as e:

@@ -4,6 +4,9 @@ A user's module is one whose file is neither the standard library's nor an insta
 methods of its classes are tapped when the process begins to train, in every namespace of the user's that holds them;
 modules that are imported later are found at the next step. Left alone: dunder methods but `__call__`, `forward` of
 modules (the call of the module is recorded), generators, coroutines, properties, and autograd functions.
+
+Left alone too: a function that is held anywhere but in the user's namespaces (a registry, a callback, a running frame),
+told by its reference count. Such a program may ask `fn is loss_a`, and a tap is equal to its function but not identical.
 """
 
 from __future__ import annotations
@@ -19,6 +22,7 @@ from proctor.instrument.patches import METHOD, PLAIN, Patches
 from proctor.native import is_tap
 
 _MAX_FUNCTIONS = 5000
+_OURS = 2  # references that `sys.getrefcount(value)` sees from here: the local name and its own argument
 
 
 def library_prefixes() -> tuple[str, ...]:
@@ -73,16 +77,16 @@ class UserCode:
 
     def _tap_module(self, module: Any, users: list[Any]) -> None:
         place = "__main__" if module.__name__ in ("__main__", "__mp_main__") else module.__name__
-        for attribute, value in list(vars(module).items()):
+        for attribute in list(vars(module)):
+            value = vars(module).get(attribute)
             if len(self.names) >= _MAX_FUNCTIONS:
                 return
             if getattr(value, "__module__", None) != module.__name__:
                 continue
             if isinstance(value, types.FunctionType) and not is_tap(value):
-                if not _plain(value):
-                    continue
                 aliases = [m for m in users if m is not module and vars(m).get(attribute) is value]
-                self._tap(module, attribute, f"{place}.{attribute}", PLAIN, aliases)
+                if _plain(value) and sys.getrefcount(value) <= _OURS + 1 + len(aliases):
+                    self._tap(module, attribute, f"{place}.{attribute}", PLAIN, aliases)
             elif isinstance(value, type):
                 self._tap_class(value, place)
 
@@ -92,11 +96,16 @@ class UserCode:
 
         if issubclass(cls, Function | BaseException | tuple) or hasattr(cls, "__torch_function__"):
             return
-        for attribute, value in list(vars(cls).items()):
+        for attribute in list(vars(cls)):
             if attribute.startswith("__") and attribute != "__call__":
                 continue
-            function = value.__func__ if isinstance(value, staticmethod | classmethod) else value
+            value = vars(cls).get(attribute)
+            wrapped = isinstance(value, staticmethod | classmethod)
+            function = value.__func__ if wrapped else value
             if not isinstance(function, types.FunctionType) or is_tap(function) or not _plain(function):
+                continue
+            # A static or class method holds its function twice (`__func__`, `__wrapped__`); otherwise `value` is ours too.
+            if sys.getrefcount(function) > _OURS + 2:
                 continue
             if issubclass(cls, Module) and attribute in ("forward", "__call__", "extra_repr"):
                 continue

@@ -36,6 +36,7 @@ _MAX_FRAMES = 24
 _MAX_CONTEXTS = 1 << 12
 _NO_SCALARS_ABOVE, _NO_DIMS_ABOVE, _NOTHING_ABOVE = 128, 1024, 4096
 _RAISED, _ROOT, _THREAD = 1, 2, 4
+_ROOTS_ONLY = 1 << 31  # in a module code: wanted as the outermost module only
 _SIGNATURE, _SITE = 2, 1
 _COLUMNS = (
     ("seq", np.uint32), ("parent", np.uint32), ("fn", np.uint32), ("site", np.uint32), ("ctx", np.uint32),
@@ -522,6 +523,11 @@ class Recorder:
         thread.stack.append(span)
         return span
 
+    def _discard(self, span: _Span) -> None:
+        """Take back the span that was opened last; it writes no row."""
+        if self._thread.stack and self._thread.stack[-1] is span:
+            self._thread.stack.pop()
+
     def _refresh_context(self, span: _Span) -> None:
         """Read step, phase and modes again: the span's hook may have begun a new step."""
         stack = self._thread.stack
@@ -843,21 +849,38 @@ class _Observation:
                 self._counted = r._thread
                 self._counted.modules += 1
                 self._hooked = self._counted.modules == 1 or not _get(tap, "root_only")
-            if r.enabled and _get(tap, "record"):
-                fn = _get(tap, "fn_code")
-                fn = r._module_code(type(args[0]), fn) if module and args else fn
-                nested = _get(tap, "flat") and r._thread.stack and r._thread.stack[-1].fn == fn
-                if fn and not nested:  # 0: this class of module is not wanted
-                    span = self._span = r._open(fn, module=module, synthetic=False)
-                    span.t = time.monotonic_ns()
-                    span.args = r._signature(
-                        _get(tap, "_args_seen"), lambda detail: r._describer.call(args, kwargs, detail)
-                    )
+            was_enabled = r.enabled
+            if was_enabled:
+                self._open(args, kwargs)
             self._run("_before", self._args, self._kwargs)
-            if self._span:
+            # The hook may have begun a new step, and with it switched sampling: the call belongs to the new step.
+            if self._span and not r.enabled:
+                r._discard(self._span)
+                self._span = None
+            elif self._span:
                 if _get(tap, "_before") is not None:
                     r._refresh_context(self._span)
+            elif r.enabled and not was_enabled:
+                self._open(args, kwargs)
+            if self._span:
                 self._span.t = time.monotonic_ns()
+
+    def _open(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """Open this call's span, if the tap writes rows and this class of module is wanted."""
+        tap, r = self._tap, self._recorder
+        if not _get(tap, "record"):
+            return
+        fn = _get(tap, "fn_code")
+        if self._counted is not None and args:
+            fn = r._module_code(type(args[0]), fn)
+            if fn & _ROOTS_ONLY:
+                fn = fn & ~_ROOTS_ONLY if self._counted.modules == 1 else 0
+        nested = _get(tap, "flat") and r._thread.stack and r._thread.stack[-1].fn == fn
+        if not fn or nested:
+            return
+        span = self._span = r._open(fn, module=self._counted is not None, synthetic=False)
+        span.t = time.monotonic_ns()
+        span.args = r._signature(_get(tap, "_args_seen"), lambda detail: r._describer.call(args, kwargs, detail))
 
     def enter_safely(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         try:

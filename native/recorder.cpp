@@ -118,6 +118,10 @@ uint32_t Recording::open(ThreadState& thread, uint32_t fn, bool module, bool syn
   return span.seq;
 }
 
+void Recording::discard(ThreadState& thread, uint32_t seq) {
+  if (!thread.stack.empty() && thread.stack.back().seq == seq) thread.stack.pop_back();
+}
+
 void Recording::refresh_context(ThreadState& thread, size_t at) {
   const uint8_t around = at > 0 ? thread.stack[at - 1].outer : 0;
   uint8_t outer = 0;

@@ -136,6 +136,8 @@ class Recording {
   uint32_t open(ThreadState& thread, uint32_t fn, bool module, bool synthetic);
   // Read step, phase and modes again for the span at this depth: its hook may have begun a new step.
   void refresh_context(ThreadState& thread, size_t at);
+  // Takes back the span that was opened last under this seq; it writes no row.
+  void discard(ThreadState& thread, uint32_t seq);
   void close(ThreadState& thread, uint32_t seq, uint32_t ret, bool raised, int64_t end_ns);
   uint32_t call_signature(ThreadState& thread, Signatures& seen, PyObject* const* args, Py_ssize_t n_args, PyObject* kwnames);
   uint32_t value_signature(ThreadState& thread, Signatures& seen, PyObject* object);

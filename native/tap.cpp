@@ -10,6 +10,8 @@ namespace proctor {
 
 namespace {
 
+constexpr uint32_t kRootsOnly = 1u << 31;  // in a module code: wanted as the outermost module only
+
 enum TapKind : int { kPlain, kMethodCall, kModuleCall, kTapKinds };
 
 struct Tap {
@@ -75,16 +77,13 @@ class Observation {
   void enter(PyObject* const* args, Py_ssize_t n, PyObject* kwnames) {
     Inside inside(tls_);
     const bool module = tap_->kind == kModuleCall;
+    was_enabled_ = tap_->recorder->enabled;
     bool hooked = tap_->before || tap_->after;
     if (module) {
       counted_ = &r_.thread(tls_);
       if (++counted_->modules > 1 && tap_->root_only) hooked = false;
     }
-    if (tap_->recorder->enabled && tap_->record) {
-      const uint32_t fn = module && n > 0 ? r_.module_code(Py_TYPE(args[0]), tap_->fn) : tap_->fn;
-      // 0: this class of module is not wanted
-      if (fn && !(tap_->flat && r_.innermost_fn(tls_) == fn)) open(fn, module, args, n, kwnames);
-    }
+    if (tap_->recorder->enabled) open(module, args, n, kwnames);
     if (hooked) {
       collected_ = collect(args, n, kwnames, &positional_, &named_);
       if (!collected_) swallow_error();
@@ -92,7 +91,7 @@ class Observation {
     if (tap_->before && collected_) {
       PyObject* hook_args[] = {positional_.get(), named()};
       run_hook(tap_, &Tap::before, hook_args, 2);
-      if (Span* span = thread_ ? mine() : nullptr) r_.refresh_context(*thread_, span - thread_->stack.data());
+      after_hook(module, args, n, kwnames);
     }
     if (thread_) {
       started_ = now_ns();
@@ -116,13 +115,33 @@ class Observation {
   }
 
  private:
-  void open(uint32_t fn, bool module, PyObject* const* args, Py_ssize_t n, PyObject* kwnames) {
+  // Opens this call's span, if the tap writes rows and this class of module is wanted.
+  void open(bool module, PyObject* const* args, Py_ssize_t n, PyObject* kwnames) {
+    if (!tap_->record) return;
+    uint32_t fn = tap_->fn;
+    if (module && n > 0) {
+      fn = r_.module_code(Py_TYPE(args[0]), tap_->fn);
+      if (fn & kRootsOnly) fn = counted_->modules == 1 ? fn & ~kRootsOnly : 0;
+    }
+    if (!fn || (tap_->flat && r_.innermost_fn(tls_) == fn)) return;
     thread_ = &r_.thread(tls_);
     if (tap_->before) started_ = now_ns();  // what open_spans() says while the hook runs
     seq_ = r_.open(*thread_, fn, module, false);
     thread_->stack.back().t = started_;
     const uint32_t signature = r_.call_signature(*thread_, *tap_->seen_args, args, n, kwnames);
     if (Span* span = mine()) span->args = signature;
+  }
+  // The hook may have begun a new step, and with it switched sampling: the call belongs to the new step.
+  void after_hook(bool module, PyObject* const* args, Py_ssize_t n, PyObject* kwnames) {
+    Span* span = thread_ ? mine() : nullptr;
+    if (span && !tap_->recorder->enabled) {
+      r_.discard(*thread_, seq_);
+      thread_ = nullptr;
+    } else if (span) {
+      r_.refresh_context(*thread_, span - thread_->stack.data());
+    } else if (!thread_ && tap_->recorder->enabled && !was_enabled_) {
+      open(module, args, n, kwnames);
+    }
   }
   PyObject* named() const { return named_ ? named_.get() : Py_None; }
   Span* mine() {
@@ -140,7 +159,7 @@ class Observation {
   ThreadState* counted_ = nullptr;  // NULL: not a module call
   uint32_t seq_ = 0;
   int64_t started_ = 0;
-  bool collected_ = false;
+  bool collected_ = false, was_enabled_ = false;
   Owned positional_, named_;
 };
 

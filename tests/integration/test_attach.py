@@ -191,3 +191,32 @@ def test_everything_is_put_back(tmp_path: Path) -> None:
     done = subprocess.run([sys.executable, str(path)], capture_output=True, text=True, check=False, timeout=100)
     assert done.returncode == 0, done.stderr
     assert done.stdout.strip() == "True [] False"
+
+
+def test_identity_of_the_user_s_functions_is_kept(tmp_path: Path) -> None:
+    """A tap equals its function but is another object, so a function that is held elsewhere is left alone."""
+    body = """
+        class Trainer:
+            def step(self): return 1
+            def other(self): return 2
+            @staticmethod
+            def helper(): return 3
+            @classmethod
+            def make(cls): return cls()
+        def loss_a(x): return x.sum()
+        def loss_b(x): return x.mean()
+        LOSSES = {'a': loss_a}
+        def main():
+            trainer = Trainer()
+            callback = trainer.step
+            train(2)
+            print(LOSSES['a'] is loss_a, callback.__func__ is Trainer.step, loss_b(torch.ones(2)).item())
+            for _ in range(2):
+                train(1), loss_a(torch.ones(1)), loss_b(torch.ones(1)), trainer.other(), Trainer.helper(), Trainer.make()
+        main()
+    """
+    done, out = record(tmp_path, body)
+    assert done.stdout.strip() == "True True 1.0"
+    functions = set(proctor.open_run(str(out)).calls["fn"])
+    assert {f"__main__.{n}" for n in ("loss_b", "Trainer.other", "Trainer.helper", "Trainer.make")} <= functions
+    assert not functions & {"__main__.main", "__main__.train", "__main__.loss_a", "__main__.Trainer.step"}  # running, or held

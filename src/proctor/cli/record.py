@@ -6,6 +6,10 @@ import argparse
 import os
 import shutil
 from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from proctor.instrument.config import RecordConfig
 
 HELP = "run a command unchanged and record its training processes"
 
@@ -35,7 +39,7 @@ def run(args: argparse.Namespace) -> int:
         raise UsageError(f"{command[0]}: command not found")
     config = _config(args)
     target = Path(args.output)
-    create_run(target, command, overwrite=args.overwrite)
+    create_run(target, command, overwrite=args.overwrite, sampling={"every": args.every, "warmup": args.warmup})
     boot = write_boot(target, config)
     environment = dict(os.environ)
     environment["PYTHONPATH"] = os.pathsep.join(filter(None, [str(boot.resolve()), environment.get("PYTHONPATH")]))
@@ -46,7 +50,7 @@ def run(args: argparse.Namespace) -> int:
         raise UsageError(f"{command[0]}: cannot be run: {e.strerror or e}") from None
 
 
-def _config(args: argparse.Namespace):  # type: ignore[no-untyped-def]
+def _config(args: argparse.Namespace) -> RecordConfig:
     from proctor.instrument.config import RecordConfig
 
     run = str(Path(args.output).resolve())

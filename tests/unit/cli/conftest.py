@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from helpers.loops import BACK, ZERO, process
+from helpers.processes import BACK, ZERO, process
 from helpers.relations import ALL, rule
 from helpers.runs import write_run
 

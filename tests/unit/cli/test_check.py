@@ -8,7 +8,7 @@ import shutil
 from xml.etree import ElementTree as ET
 
 import pytest
-from helpers.loops import BACK, ZERO, process
+from helpers.processes import BACK, ZERO, process
 from helpers.relations import rule
 from helpers.runs import write_run
 

@@ -689,7 +689,7 @@ def test_a_tripwire_runs_while_the_recorder_is_off(impl: Any, rec: Any) -> None:
     assert rec.pending == 0
 
 
-def test_a_hook_may_arm_the_recorder(impl: Any, rec: Any) -> None:
+def test_a_call_whose_hook_arms_the_recorder_is_recorded(impl: Any, rec: Any) -> None:
     rec.enabled = False
 
     def arm(*_: Any) -> None:
@@ -701,7 +701,18 @@ def test_a_hook_may_arm_the_recorder(impl: Any, rec: Any) -> None:
     tap.always = True
     tap(1)
     tap(1)
-    assert rec.pending == 1
+    assert rec.pending == 2
+
+
+def test_a_call_whose_hook_switches_recording_off_writes_no_row(impl: Any, rec: Any) -> None:
+    def off(*_: Any) -> None:
+        rec.enabled = False
+
+    tap = impl.Tap(rec, plain, 1, before=off)
+    tap.always = True
+    tap(1)
+    assert rec.pending == 0
+    assert rec.current_call == 0
 
 
 def test_hooks_are_checked(impl: Any, rec: Any) -> None:
@@ -1079,7 +1090,8 @@ def test_root_only_hooks_and_root_flag_see_the_outermost_module(impl: Any) -> No
     torch = pytest.importorskip("torch")
     r = impl.Recorder()
     r.set_module_type(torch.nn.Module)
-    r.module_namer = lambda cls: 0 if cls is torch.nn.ReLU else r.intern(0, cls.__name__)
+    codes = {torch.nn.ReLU: 0, torch.nn.Tanh: r.intern(0, "Tanh") | 1 << 31}  # not wanted; wanted as the root only
+    r.module_namer = lambda cls: codes.get(cls, r.intern(0, cls.__name__))
     seen: list[str] = []
     original = torch.nn.Module.__call__
     tap = impl.Tap(r, original, 1, 2, lambda args, kwargs: seen.append(type(args[0]).__name__))
@@ -1087,15 +1099,16 @@ def test_root_only_hooks_and_root_flag_see_the_outermost_module(impl: Any) -> No
     torch.nn.Module.__call__ = tap
     try:
         r.enabled = True
-        model = torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.ReLU())
+        model = torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.ReLU(), torch.nn.Tanh())
         model(torch.ones(1, 2))
+        torch.nn.Tanh()(torch.ones(1))
         r.enabled = False
     finally:
         torch.nn.Module.__call__ = original
-    assert seen == ["Sequential"]
+    assert seen == ["Sequential", "Tanh"]
     rows = r.drain()
-    assert len(rows["seq"]) == 2  # classes whose code is 0 write no row
-    assert [int(f) & 2 for f in rows["flags"]] == [0, 2]
+    assert len(rows["seq"]) == 3
+    assert [int(f) & 2 for f in rows["flags"]] == [0, 2, 2]
 
 
 def test_flat_tap_writes_one_row_for_a_recursion(impl: Any) -> None:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import msgspec
 import pytest
-from helpers.loops import BACK, ZERO, process
+from helpers.processes import BACK, ZERO, process
 from helpers.relations import ALL, Happens, rule
 from helpers.runs import write_run
 

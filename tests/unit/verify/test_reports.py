@@ -8,7 +8,7 @@ from html.parser import HTMLParser
 from xml.etree import ElementTree as ET
 
 import pytest
-from helpers.loops import BACK, ZERO, process
+from helpers.processes import BACK, ZERO, process
 from helpers.relations import ALL, rule
 from helpers.runs import write_run
 
