@@ -16,6 +16,9 @@ import polars as pl
 AGREE: Final = "~"  # suffix of the column that says whether the records of an example agree on a field
 
 
+FAMILY: Final = "family"  # the field that holds `Trace.families`
+
+
 class Kind(StrEnum):
     CONSTANT = "constant"  # the same in every record, and equal to `value`
     CONSISTENT = "consistent"  # the same in every record
@@ -49,9 +52,16 @@ class Condition(msgspec.Struct, frozen=True, order=True, omit_defaults=True):
             case Kind.EXIST:
                 return column.is_not_null()
 
+    @property
+    def said(self) -> bool:
+        """Whether the condition is worth a reader's time: that something is not there seldom is."""
+        return self.kind is not Kind.CONSTANT or self.value is not None
+
     def say(self) -> str:
         match self.kind:
             case Kind.CONSTANT:
+                if self.field == FAMILY and self.value:
+                    return f"the program trains {_say_family(self.value)}"
                 shown = "not set" if self.value is None else self.value or "none"
                 return f"{self.field} is {shown}"
             case Kind.CONSISTENT:
@@ -83,9 +93,22 @@ class Precondition(msgspec.Struct, frozen=True):
         return any(not clause for clause in self.any_of)
 
     def say(self) -> str:
-        if self.unconditional:
-            return "always"
-        return "; or ".join(" and ".join(c.say() for c in clause) for clause in self.any_of)
+        """The conditions in English. Fields that must merely be absent are left out; `proctor explain` lists them."""
+        clauses = [" and ".join(c.say() for c in clause if c.said) for clause in self.any_of]
+        return "; or ".join(clauses) if all(clauses) else "always"
+
+    def absent(self) -> list[str]:
+        """Fields that must not be set for the rule to apply."""
+        return sorted({c.field for clause in self.any_of for c in clause if not c.said})
+
+
+def _say_family(family: str) -> str:
+    """`__main__.Net/torch.nn.Conv2d __main__.Net/torch.nn.Linear` as `Net (Conv2d, Linear)`."""
+    owners: dict[str, list[str]] = {}
+    for word in family.split():
+        model, _, module = word.partition("/")
+        owners.setdefault(model.rpartition(".")[2], []).append(module.rpartition(".")[2])
+    return ", ".join(f"{model} ({', '.join(m for m in modules if m)})" for model, modules in owners.items())
 
 
 ALWAYS: Final = Precondition(any_of=((),))

@@ -6,8 +6,10 @@ decided), `_seen` the value; the call (proc, seq, step, site, circ) and two fiel
 
 from __future__ import annotations
 
+import numpy as np
 import polars as pl
 
+from proctor.invariants.relations import _frames
 from proctor.invariants.relations._calls import (
     MODEL,
     cached,
@@ -19,6 +21,7 @@ from proctor.invariants.relations._calls import (
     programs_of,
     texts,
 )
+from proctor.invariants.schema import CallFlag
 from proctor.invariants.trace import Trace
 
 SUBJECT = ("function", "feature", "caller", "program")
@@ -32,6 +35,7 @@ _COLLECTIVE = (
 _SHARED_BY_RANKS = ("torch.utils.data.DistributedSampler.set_epoch",)
 _COUNTING = ("torch.utils.data.DistributedSampler.set_epoch",)
 _SEEDS = ("torch.manual_seed", "torch.cuda.manual_seed", "torch.cuda.manual_seed_all")
+_MAX_DEPTH = 24  # of modules in modules
 _MIN_CALLS = 4  # fewer show no pattern
 _MAX_CALLS = 20_000  # by function and process; a hotter one takes no arguments that are worth a rule
 _EMPTY = pl.DataFrame(
@@ -67,6 +71,7 @@ def _build(trace: Trace) -> dict[str, pl.DataFrame]:
         "never_repeats": _never_repeats(trace, given),
         "training": training,
         "evaluating": evaluating,
+        "dropping": _dropping(trace),
     }
 
 
@@ -224,6 +229,41 @@ def _never_repeats(trace: Trace, given: pl.DataFrame) -> pl.DataFrame:
         pl.when(free).then(pl.lit("")).otherwise("program").alias("program"),
     )
     return _row(rows.filter(pl.col("seq") != pl.col("seq").min().over(one)), "passed")
+
+
+def _dropping(trace: Trace) -> pl.DataFrame:
+    """Functional dropout inside models that evaluate. Its `training` argument is true unless it is given.
+
+    Who writes `training=True` means it, and what a dropout module does is what it was set to.
+    """
+    names = texts(trace.functions, "fn", "function")
+    drops = names.filter(pl.col("function").str.contains(r"^torch\.nn\.functional\.\w*dropout\d?d?$"))
+    fn = trace.calls["fn"].to_numpy()
+    at = np.flatnonzero(np.isin(fn, drops["fn"].to_numpy()))
+    if not len(at):
+        return _EMPTY
+    up, root = _frames.enclosing(trace), (trace.calls["flags"].to_numpy() & int(CallFlag.ROOT)) != 0
+    top = up[at]
+    for _ in range(_MAX_DEPTH):
+        top = np.where((top >= 0) & ~root[top], up[top], top)
+    inside = (top >= 0) & root[top]
+    at, top = at[inside], top[inside]
+    args = trace.calls["args"].to_numpy()
+    flags = pl.Series([trace.features[c].get("0.training") for c in args[top]], dtype=pl.Boolean)
+    told = [trace.features[c].get("training.value", trace.features[c].get("2.value", "")) for c in args[at]]
+    seen = pl.Series(["" if t == "" else "true" if t else "false" for t in told], dtype=pl.String)
+    inner = pl.Series([trace.functions[fn[i]].startswith("torch.") if i >= 0 else False for i in up[at]], dtype=pl.Boolean)
+    rows = pl.DataFrame({"proc": trace.calls["proc"][at], "seq": trace.calls["seq"][at], "model": flags, "told": seen, "inner": inner})
+    rows = rows.filter(~pl.col("model")).unique(["proc", "seq"])
+    rows = rows.filter((pl.col("told") == "false") | ((pl.col("told") == "") & ~pl.col("inner")))
+    rows = rows.join(calls_of(trace).drop("args", "ret"), on=["proc", "seq"]).join(names, on="fn")
+    rows = rows.with_columns(
+        pl.lit("training").alias("feature"),
+        pl.col("told").alias("_seen"),
+        (pl.col("told") == "false").alias("passed"),
+        pl.lit("torch.nn.functional.dropout").alias("function"),
+    )
+    return _row(rows, "passed")
 
 
 def _model_modes(trace: Trace) -> tuple[pl.DataFrame, pl.DataFrame]:

@@ -14,11 +14,12 @@ from typing import Any, Final
 import polars as pl
 
 from proctor.invariants.invariant import Hypothesis
-from proctor.invariants.relations import Detail, Needs, _frames
+from proctor.invariants.relations import Detail, Needs, _checkpoints, _frames
 from proctor.invariants.schema import StateFlag
 from proctor.invariants.trace import Trace
 
 STEP: Final = "<step>"
+_BOUND: Final = ("each", "saved")
 ZERO_GRAD: Final = "torch.optim.Optimizer.zero_grad"
 FIELDS: Final = ("module", "kind", "position", "dtype", "wrapper", "in_optimizer", "optimizer")
 SCOPE: Final = ("dtype",)
@@ -31,28 +32,43 @@ _SAID: Final = ("requires_grad", "optimizer", "lr_zero", "dtype", "wrapper", "nd
 
 
 def propose(trace: Trace) -> list[Hypothesis]:
-    return [
-        Hypothesis.of("contain", kind="change", parent=parent, attr=attr, role="parameter", who=who)
-        for (parent, attr, who), view in _VIEWS.items()
-        if view(trace)["passed"].any()
-    ]
+    found = []
+    for (parent, attr, who), view in _VIEWS.items():
+        about = {"kind": "change", "parent": parent, "attr": attr, "role": "parameter", "who": who}
+        rows = view(trace)
+        if who in _BOUND:  # of what this holds is known of one kind of program, or one caller, only
+            always = rows.filter(pl.col("passed").all().over("bound", "slot") & ((pl.col("bound") != "") | (who == "saved")))
+            found += [Hypothesis.of("contain", **about, bound=b, slot=n) for b, n in always.select("bound", "slot").unique().iter_rows()]
+        elif rows["passed"].any():
+            found.append(Hypothesis.of("contain", **about))
+    return found
 
 
 def examples(trace: Trace, hypotheses: Sequence[tuple[int, Hypothesis]]) -> pl.DataFrame:
     parts = []
-    for index, h in hypotheses:
-        view = _VIEWS.get((h.text("parent"), h.text("attr"), h.text("who")))
-        if view is not None:
-            parts.append(view(trace).with_columns(pl.lit(index, dtype=pl.UInt32).alias("hyp")))
+    for (parent, attr, who), view in _VIEWS.items():
+        mine = [(i, h) for i, h in hypotheses if (h.text("parent"), h.text("attr"), h.text("who")) == (parent, attr, who)]
+        if who in _BOUND and mine:
+            wanted = [(i, h.text("bound"), h.text("slot")) for i, h in mine]
+            index = pl.DataFrame(wanted, schema={"hyp": pl.UInt32, "bound": pl.String, "slot": pl.String}, orient="row")
+            parts.append(view(trace).join(index, on=["bound", "slot"]).drop("bound", "slot"))
+        else:
+            parts += [view(trace).with_columns(pl.lit(i, dtype=pl.UInt32).alias("hyp")) for i, _ in mine]
     return pl.concat(parts, how="diagonal") if parts else pl.DataFrame(schema={"hyp": pl.UInt32})
 
 
 def needs(hypothesis: Hypothesis) -> Needs:
+    if hypothesis["who"] == "saved":
+        return Needs(frozenset({_checkpoints.SAVE, hypothesis.text("slot")} - {""}), frozenset({"data"}))
     acts = {_frames.UPDATE} if hypothesis["parent"] == STEP else {_frames.UPDATE, hypothesis.text("parent")}
     return Needs(frozenset(acts), frozenset({"data", "grad"}))
 
 
 def say(hypothesis: Hypothesis) -> str:
+    if hypothesis["who"] == "saved":
+        return f"what {hypothesis['slot'] or 'the script'} saves of a model holds all its parameters"
+    if hypothesis["who"] == "each":
+        return f"parameters {hypothesis['slot']} have a gradient whenever their optimizer steps"
     return _CLAIMS[hypothesis.text("parent"), hypothesis.text("attr"), hypothesis.text("who")]
 
 
@@ -64,10 +80,10 @@ def detail(hypothesis: Hypothesis, example: Mapping[str, Any]) -> Detail:
     return Detail(
         expected=expected.format(name=name),
         seen=seen.format(name=name, step=step, cause=example.get("_cause") or ""),
-        function=function,
+        function=hypothesis.text("slot") + " (torch.save)" if who == "saved" and hypothesis.text("slot") else function,
         variable=shown,
         module=example["_module"],
-        advice=advice.format(name=name),
+        advice=advice.format(name=name, slot=hypothesis.text("slot") or "the script"),
     )
 
 
@@ -118,10 +134,17 @@ def _changes(trace: Trace) -> pl.DataFrame:
 
 def _trainable(trace: Trace) -> pl.DataFrame:
     """Parameters that a step should change: proc, var, step, update, site, seq, optimizer and the fields."""
-    return _frames.memo(trace, "trainable", _find_trainable)
+    # A parameter in no optimizer is expected to move only where that is how the program works: masters.
+    expected = pl.col("optimizer").is_not_null() | ((pl.col("model") != "") & ~pl.col("covered"))
+    return _frames.memo(trace, "trainable", lambda t: _pushed(t).filter(expected))
 
 
-def _find_trainable(trace: Trace) -> pl.DataFrame:
+def _pushed(trace: Trace) -> pl.DataFrame:
+    """Parameters with a gradient in a step that updates something: as `_trainable`, in an optimizer or not."""
+    return _frames.memo(trace, "pushed", _find_pushed)
+
+
+def _find_pushed(trace: Trace) -> pl.DataFrame:
     used = _frames.used_gradients(trace).select("proc", "var", "step", "flags", "meta", "norm", "update", "site", "seq")
     used = pl.concat([used, _unused_gradients(trace).select(used.columns)])
     broken = used.filter(_frames.has(int(StateFlag.NONFINITE))).select("proc", "step").unique()
@@ -130,10 +153,8 @@ def _find_trainable(trace: Trace) -> pl.DataFrame:
     used = used.join(told, on="meta", how="left", maintain_order="left").filter(
         pl.col("requires_grad") == "true"
     )
-    held = _held(trace).select("proc", "var", "grad", "model", "name", "module", "kind", "position", "covered")
+    held = _held(trace).select("proc", "var", "grad", "model", "name", "module", "kind", "position", "covered", "numel")
     used = used.rename({"var": "grad"}).join(held, on=["proc", "grad"], maintain_order="left")
-    # A parameter in no optimizer is expected to move only where that is how the program works: masters.
-    used = used.filter(pl.col("optimizer").is_not_null() | ((pl.col("model") != "") & ~pl.col("covered")))
     sizes = _frames.data_by_step(trace).select("proc", "var", "step", pl.col("norm").alias("_size"), "meta").sort("step")
     used = used.drop("meta").sort("step").join_asof(sizes, on="step", by=["proc", "var"], strategy="backward", check_sortedness=False)
     # The rate that an update used is told by the values after it.
@@ -178,6 +199,31 @@ def _updated_in_step(trace: Trace) -> pl.DataFrame:
     known = pl.when(copied).then("_next").otherwise("_whole").fill_null(value=False)
     never = pl.when(pl.col("update").is_null()).then(pl.lit("; no optimizer step in this process at all"))
     return _finish(trace, _decided(rows.filter(passed | known), passed).with_columns(never.otherwise(pl.lit("")).alias("_cause")))
+
+
+def _held_by_optimizer(trace: Trace) -> pl.DataFrame:
+    """What gets gradients among parameters that an optimizer holds is held, too, or changed by other means.
+
+    To leave out what comes first, or all but a small part, is a way to fine-tune; a hole is not.
+    """
+    mine = ["proc", "model"]
+    rows = _pushed(trace).filter((pl.col("model") != "") & pl.col("covered") & pl.col("update").is_not_null())
+    inside = pl.col("optimizer").is_not_null()
+    sizes = rows.group_by(*mine, "var").agg(inside.any().alias("_in"), (~inside).any().alias("_out"), pl.col("numel").max())
+    sizes = sizes.with_columns((pl.col("_in") | ~pl.col("_out")).alias("_in"))
+    models = sizes.group_by(mine).agg(
+        pl.col("var").filter("_in").min().alias("_first"),
+        pl.col("numel").filter("_in").sum().alias("_held"),
+        pl.col("numel").filter("_out").sum().alias("_loose"),
+    )
+    rows = rows.join(models, on=mine, how="left", maintain_order="left")
+    rows = rows.join(_changes(trace), on=["proc", "var", "step"], how="left", maintain_order="left")
+    passed = inside | pl.col("changed").fill_null(value=False)
+    hole = (pl.col("_first") < pl.col("var")) & (pl.col("_held") >= pl.col("_loose"))
+    whole = _frames.whole_steps(trace).with_columns(pl.lit(value=True).alias("_whole"))
+    rows = rows.join(whole, on=["proc", "step"], how="left", maintain_order="left")
+    rows = rows.filter(passed | (hole & pl.col("_whole").fill_null(value=False)))
+    return _finish(trace, _decided(rows, passed))
 
 
 def _output_learns(trace: Trace) -> pl.DataFrame:
@@ -245,7 +291,25 @@ def _gets_gradient(trace: Trace) -> pl.DataFrame:
     # A head or an expert that did not run has no gradient, and that is right.
     rows = rows.join(_ran(trace), on=["proc", "step", "path"], how="left", maintain_order="left")
     rows = rows.filter(pl.col("passed") | pl.col("_ran").fill_null(value=False))
-    return _finish(trace, rows.join(trace.families, on="proc", how="left", maintain_order="left"))
+    return _finish(trace, rows)
+
+
+def _each_gets_gradient(trace: Trace) -> pl.DataFrame:
+    """Gradients of all parameters that are trained, when their optimizer steps; `slot` is the name without numbers."""
+    held = _held(trace).filter(pl.col("optimizer").is_not_null() & ~pl.col("frozen") & (pl.col("model") != ""))
+    steps = _frames.updates(trace).select("proc", "step", "seq", "site", "optimizer").filter(pl.col("step") >= 0)
+    rows = held.join(steps.unique(["proc", "step", "optimizer"], keep="last", maintain_order=True), on=["proc", "optimizer"])
+    fresh = _frames.used_gradients(trace).select("proc", pl.col("var").alias("grad"), "step", pl.lit(value=True).alias("_fresh"))
+    rows = rows.join(fresh, on=["proc", "grad", "step"], how="left")
+    empty = _frames.has(int(StateFlag.NONE))
+    grads = _frames.rows(trace).select("proc", pl.col("var").alias("grad"), "step", (~empty).alias("_same"))
+    rows = rows.sort("step").join_asof(grads.sort("step"), on="step", by=["proc", "grad"], strategy="backward", check_sortedness=False)
+    # A gradient that no row tells of is the one before, with the same bits: a zero, or an accumulation that rests.
+    passed = pl.col("_fresh").fill_null(value=False) | pl.col("_same").fill_null(value=False)
+    slot = pl.col("name").str.replace_all(r"\d+", "*")
+    rows = rows.with_columns(passed.alias("passed"), slot.alias("slot")).join(trace.families, on="proc", how="left")
+    rows = rows.with_columns(pl.col("family").fill_null("").alias("bound"))
+    return _finish(trace, rows)
 
 
 def _ran(trace: Trace) -> pl.DataFrame:
@@ -269,7 +333,7 @@ def _finish(trace: Trace, rows: pl.DataFrame) -> pl.DataFrame:
     rows = rows.sort("step", "proc", "var", maintain_order=True)
     rows = rows.filter(~pl.col("passed") | (pl.col("passed").cum_sum().over("proc", "name") <= _KEEP))
     rows = rows.join(kinds.rename({"kind": "_kind"}), on=["proc", "optimizer"], how="left", maintain_order="left")
-    extra = [c for c in ("family", "_cause") if c in rows.columns]
+    extra = [c for c in ("family", "_cause", "bound", "slot") if c in rows.columns]
     return rows.select(
         "proc", "step", "seq", pl.col("site").fill_null(0), "passed", "module", "kind", "position", "dtype", "wrapper", *extra,
         pl.when(pl.col("optimizer").is_null()).then(pl.lit("false")).otherwise(pl.lit("true")).alias("in_optimizer"),
@@ -285,13 +349,19 @@ _VIEWS: Final[dict[tuple[str, str, str], _View]] = {
     (STEP, "data", "trainable"): lambda t: _frames.memo(t, "updated in step", _updated_in_step),
     (STEP, "data", "output"): lambda t: _frames.memo(t, "output learns", _output_learns),
     (ZERO_GRAD, "grad", "trainable"): lambda t: _frames.memo(t, "cleared", _cleared),
+    (STEP, "data", "held"): lambda t: _frames.memo(t, "held by optimizer", _held_by_optimizer),
     (STEP, "grad", "input"): lambda t: _frames.memo(t, "input gets gradient", _gets_gradient),
+    (STEP, "grad", "each"): lambda t: _frames.memo(t, "each gets gradient", _each_gets_gradient),
+    (_checkpoints.SAVE, "data", "saved"): _checkpoints.saved,
 }
 _CLAIMS: Final = {
     (_frames.UPDATE, "data", "trainable"): "Optimizer.step changes every parameter of the optimizer that has a gradient",
     (STEP, "data", "trainable"): "a training step changes every parameter that got a gradient in it",
     (STEP, "data", "output"): "a training step that changes a model changes its output layer",
     (ZERO_GRAD, "grad", "trainable"): "Optimizer.zero_grad clears the gradient of every parameter that is trained",
+    (STEP, "data", "held"): "a parameter that gets gradients, in the midst of parameters that an optimizer holds, is held by one",
+    (STEP, "grad", "each"): "every trained parameter that always had a gradient has one when its optimizer steps",
+    (_checkpoints.SAVE, "data", "saved"): "what is saved of a model holds all its parameters",
     (STEP, "grad", "input"): "the first layer of a model has a gradient of this step when its optimizer steps",
 }
 # function, expected, seen, advice
@@ -319,6 +389,24 @@ _WORDS: Final = {
         "Optimizer.zero_grad clears {name}.grad",
         "{name}.grad kept its value through Optimizer.zero_grad of step {step}",
         "The optimizer may hold other tensors than the model: was it built before the model was wrapped, moved or replaced?",
+    ),
+    (_checkpoints.SAVE, "data", "saved"): (
+        _checkpoints.SAVE,
+        "{name} is in what torch.save writes of the model",
+        "{name} is missing in the state that was saved in step {step}",
+        "Look at how {slot} collects the state: a filter on requires_grad, or on what the optimizer holds, leaves parameters out.",
+    ),
+    (STEP, "data", "held"): (
+        _frames.UPDATE,
+        "{name}, which gets gradients, is in an optimizer",
+        "{name} never updated: it got a gradient in step {step} and no optimizer holds it, while most of the model is held",
+        "Add it to a parameter group; if it was replaced after the optimizer was built (a new head, a resize, a wrapper), build the optimizer later.",
+    ),
+    (STEP, "grad", "each"): (
+        "torch.Tensor.backward",
+        "backward gives {name} a gradient in every step",
+        "{name} got no gradient in step {step} and its optimizer stepped",
+        "Look for a detach, no_grad, a branch that skips its module, or a zero_grad between backward and the update.",
     ),
     (STEP, "grad", "input"): (
         "torch.Tensor.backward",

@@ -36,6 +36,7 @@ _ADVICE = {
     "ranks_distinct": "ranks repeat each other's work: the rank is missing where this argument is computed",
     "never_repeats": "the counter or seed behind this argument does not advance",
     "training": "call model.train() again after an evaluation; dropout and batch norm do not train without it",
+    "dropping": "pass training=self.training (its default is True), or use a dropout module",
     "evaluating": "call model.eval() before an evaluation; dropout and batch norm still train",
 }
 
@@ -53,7 +54,7 @@ class Argument(Relation):
         for mode, rows in tables(trace).items():
             keys = ["value"] if mode == "passes" else []
             rows = rows.rename({"_seen": "value"}) if mode == "passes" else rows
-            if mode not in ("passes", "training", "evaluating"):
+            if mode not in ("passes", "training", "evaluating", "dropping"):
                 # Nothing is known of an argument that would tell when its pattern holds, so it must always.
                 rows = rows.filter(
                     pl.col("passed").all().over(SUBJECT) & pl.col("passed").any().over(SUBJECT)
@@ -110,6 +111,8 @@ class Argument(Relation):
         names = {hypothesis.text("fn"), hypothesis.text("caller")} - {""}
         if hypothesis["mode"] == "training":
             names.add("torch.Tensor.backward")
+        if hypothesis["mode"] == "dropping":
+            names.add(MODEL)
         return Needs(functions=frozenset(names))
 
     def say(self, hypothesis: Hypothesis) -> str:
@@ -125,6 +128,8 @@ class Argument(Relation):
                 return f"{name} gets a different {what} on each rank"
             case "never_repeats":
                 return f"{name} never gets the same {what} twice in a process"
+            case "dropping":
+                return f"{name} drops nothing inside a model in evaluation mode"
             case "training":
                 return "the model is in training mode in the forward before each backward"
         return "the model is in evaluation mode when it runs without gradients"
@@ -149,10 +154,11 @@ class Argument(Relation):
             "ranks_same": "the same on all ranks",
             "ranks_distinct": "different on each rank",
             "never_repeats": "not seen before in this process",
+            "dropping": "false, since the model evaluates",
         }[mode]
         return Detail(
             expected=f"{name} {what}{by}: {expected}",
-            seen=f"{what} is {seen}",
+            seen=f"{what} is {seen or 'not given'}",
             function=f"{name} ({what})",
             module=hypothesis.text("caller"),
             advice=f"{_ADVICE[mode]} ({short(name)}{', called by ' + short(hypothesis.text('caller')) if by else ''})",

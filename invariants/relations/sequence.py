@@ -16,8 +16,8 @@ import polars as pl
 
 from proctor.invariants.condition import Precondition
 from proctor.invariants.invariant import Hypothesis, Support
-from proctor.invariants.relations import Detail, Examples, Needs, Relation, register
-from proctor.invariants.relations._calls import MODEL, programs_of, short, table
+from proctor.invariants.relations import Detail, Examples, Needs, Relation, _frames, register
+from proctor.invariants.relations._calls import MODEL, cached, calls_of, features_of, programs_of, short, table
 from proctor.invariants.relations._clearing import clearings
 from proctor.invariants.relations._windows import (
     BACKWARD,
@@ -49,6 +49,14 @@ _DEPENDENT = pl.DataFrame(
         (_SCALER + "scale", BACKWARD), (BACKWARD, _SCALER + "unscale_"), (BACKWARD, _SCALED_STEP),
         (_SCALER + "unscale_", _CLIP), (_SCALER + "unscale_", _SCALED_STEP), (_CLIP, _SCALED_STEP),
         (_SCALED_STEP, _SCALER + "update"), (STEP, "torch.optim.lr_scheduler.LRScheduler.step"),
+    ],
+    schema=["a", "b"], orient="row",
+)  # fmt: skip
+# Not a choice: what clipping, unscaling and schedules are for fixes their place in any loop that has them.
+_FIXED = pl.DataFrame(
+    [
+        (BACKWARD, _CLIP), (_CLIP, STEP), (_CLIP, _SCALED_STEP), (_SCALER + "unscale_", _CLIP),
+        (BACKWARD, _SCALER + "unscale_"), (STEP, "torch.optim.lr_scheduler.LRScheduler.step"),
     ],
     schema=["a", "b"], orient="row",
 )  # fmt: skip
@@ -103,7 +111,18 @@ class CallSequence(Relation):
                 pl.when(pl.col("a").str.starts_with("torch.amp.")).then(scaled).otherwise(pl.col("b") == STEP)
             )
         )
-        return _bound(trace, pairs.filter(nearest))
+        found = _bound(trace, pairs.filter(nearest))
+        # Clipping works on true gradients, so wherever a scaler is used they are unscaled before.
+        unscaled = self._unscaled(trace).select("proc", pl.lit(_SCALER + "unscale_").alias("a"), pl.lit(_CLIP).alias("b"))
+        return pl.concat([found.select("proc", "a", "b", "program"), unscaled.with_columns(pl.lit("").alias("program"))])
+
+    def _unscaled(self, trace: Trace) -> pl.DataFrame:
+        """Processes that unscale in each step in which a scaler is used and gradients are clipped: proc."""
+        used = first_calls(trace).join(windows(trace), on=["proc", "step"], how="semi")
+        steps = [used.filter(pl.col("token") == t).select("proc", "step") for t in (_CLIP, _SCALER + "scale", _SCALER + "unscale_")]
+        both = steps[0].join(steps[1], on=["proc", "step"])
+        bad = both.join(steps[2], on=["proc", "step"], how="anti")["proc"].unique()
+        return both.group_by("proc").len().filter((pl.col("len") >= _MIN_WINDOWS) & ~pl.col("proc").is_in(bad.implode()))
 
     def _leads(self, trace: Trace) -> pl.DataFrame:
         """The first a comes before the first b in every step of a process that has both; nearest pairs only."""
@@ -141,6 +160,9 @@ class CallSequence(Relation):
             rows = self._pairs(trace, wanted.filter(pl.col("mode") == mode), mode)
             frames.append(rows.select(columns).with_columns(state=pl.lit(None, pl.String)))
         frame = pl.concat(frames).join(circumstances(trace), on=["proc", "step"], how="left")
+        # A clearing for each backward pass hides that the program accumulates.
+        updates = [i for i, h in enumerate(hypotheses) if h["mode"] == "cover" and h["a"] == STEP]
+        frame = frame.with_columns(pl.when(~pl.col("hyp").is_in(updates)).then("accumulates").alias("accumulates"))
         # Gradients are cleared and epochs set whatever the program and its circumstances.
         frame = frame.with_columns(pl.when(pl.col("state").is_null()).then(c).alias(c) for c in _FIELDS).drop(
             "state"
@@ -175,7 +197,9 @@ class CallSequence(Relation):
             # With a loss scaler an update is skipped on overflow, by design.
             rows = rows.filter(~((pl.col("a") == STEP) & pl.col("scaled")))
             passed, seen = pl.col("seq_a").is_not_null(), pl.format("{} ran without it", "b")
+        rows = rows.join(_probes(trace), on=["proc", "step"], how="left")
         known = pl.col("whole") & (pl.col("opened") | ~pl.col("a").is_in(_OPENING))
+        known &= (pl.col("a") != STEP) | pl.col("probe").is_null()
         return rows.with_columns(
             pl.when(passed | known).then(passed).alias("passed"),
             pl.col("seq_b").alias("seq"),
@@ -236,12 +260,29 @@ class CallSequence(Relation):
         return Detail(expected=expected, seen=seen, function=a, advice=advice)
 
 
+def _probes(trace: Trace) -> pl.DataFrame:
+    """Steps whose backward pass may be for something else than an update: proc, step, probe.
+
+    It attacks an input that requires gradients, or the parameters change without an update (sharpness-aware steps).
+    """
+
+    def build() -> pl.DataFrame:
+        wants = features_of(trace).filter(pl.col("name").str.contains(r"^([1-9]|[a-z]).*\.requires_grad$") & (pl.col("value") == "true"))
+        inputs = calls_of(trace).filter("root").join(wants.select(pl.col("code").alias("args")).unique(), on="args", how="semi")
+        own = _frames.data_by_step(trace).filter("changed").select("proc", "step").unique()
+        own = own.join(_frames.updates(trace).select("proc", "step").unique(), on=["proc", "step"], how="anti")
+        return pl.concat([inputs.select("proc", "step"), own]).unique().with_columns(probe=pl.lit(value=True))
+
+    return cached(trace, "probes", build)
+
+
 def _bound(trace: Trace, pairs: pl.DataFrame) -> pl.DataFrame:
     """Add the program to pairs that are a choice of it."""
     choice = pl.any_horizontal(pl.col("a", "b").str.contains(_CHOICE)) | ~(
         pl.col("a").str.starts_with("torch.") | (pl.col("a") == MODEL)
     )
     own = programs_of(trace).select("proc", pl.col("program").alias("own"))
-    return pairs.join(own, on="proc").with_columns(
-        pl.when(choice).then("own").otherwise(pl.lit("")).alias("program")
+    fixed = _FIXED.with_columns(pl.lit(value=True).alias("fixed"))
+    return pairs.join(own, on="proc").join(fixed, on=["a", "b"], how="left").with_columns(
+        pl.when(choice & pl.col("fixed").is_null()).then("own").otherwise(pl.lit("")).alias("program")
     )

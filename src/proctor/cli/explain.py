@@ -63,6 +63,8 @@ def _rule(rule: Invariant, known: dict[str, Relation]) -> None:
     code = relation.code if relation is not None else "?"
     out.print(f"{wording.clean(rule.text)}", style="bold")
     out.print(f"  applies   {wording.clean(wording.when(rule.precondition.say()))}", soft_wrap=True)
+    if rule.precondition.absent():
+        out.print(f"  absent    {wording.clean(', '.join(rule.precondition.absent()))} (must not be set)", soft_wrap=True)
     out.print(f"  support   {wording.support(rule.support)}", soft_wrap=True)
     out.print(f"  severity  {rule.severity.value}")
     out.print(f"  family    {code} {wording.clean(rule.relation)}")

@@ -229,7 +229,8 @@ def _say_rule(console: Console, rule: Invariant) -> None:
     seen = f"passed {_count(support.passed, 'time')} in {_count(support.runs, 'run')} of {_count(support.programs, 'program')}"
     if support.excluded:
         seen += f"; the condition explains {_count(support.excluded, 'failure')}"
-    when = "always" if rule.precondition.unconditional else f"when {rule.precondition.say()}"
+    said = rule.precondition.say()
+    when = said if said == "always" else f"when {said}"
     lines = [(2, rule.text, ""), (6, when, ""), (6, f"{seen}  [{rule.id}]", "dim")]
     for indent, text, style in lines:
         console.print(Padding(Text(text, style=style), (0, 0, 0, indent), expand=False))

@@ -6,6 +6,7 @@ import polars as pl
 import pytest
 
 from proctor.infer.preconditions import Outcome, Why, infer_preconditions
+from proctor.invariants.condition import Condition, Kind
 from proctor.invariants.relations import Examples
 
 Row = Mapping[str, str | bool | None]
@@ -97,7 +98,10 @@ def test_existence_when_values_differ_and_failing_examples_have_none() -> None:
 
 
 def test_not_set_is_a_condition() -> None:
-    assert say([{"autocast": None}], [{"autocast": "bf16"}]) == "autocast is not set"
+    found = outcome([{"autocast": None}], [{"autocast": "bf16"}]).precondition
+    assert found is not None
+    assert found.any_of == ((Condition("autocast", Kind.CONSTANT, None),),)
+    assert found.absent() == ["autocast"]
 
 
 def test_not_set_of_several_records_does_not_mean_that_they_differ() -> None:
