@@ -142,9 +142,9 @@ def transformer(steps: int, size: int) -> Blocks:
     optimizer = torch.optim.AdamW(model.parameters(), lr=3e-4)
     blocks = Blocks(steps, size)
     while True:
-        at = torch.randint(0, len(ids) - 65, (16,))
-        x = torch.stack([ids[i : i + 64] for i in at])
-        y = torch.stack([ids[i + 1 : i + 65] for i in at])
+        at = torch.randint(0, len(ids) - 97, (32,))
+        x = torch.stack([ids[i : i + 96] for i in at])
+        y = torch.stack([ids[i + 1 : i + 97] for i in at])
         optimizer.zero_grad()
         loss = F.cross_entropy(model(x).flatten(0, 1), y.flatten())
         loss.backward()

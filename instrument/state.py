@@ -318,7 +318,8 @@ def canonical(name: str) -> str:
 
 
 def _is_zero(lr: Any) -> bool:
-    return isinstance(lr, int | float) and lr == 0
+    """Zero, or so small (the end of a decay) that rounding may keep a float32 parameter as it is."""
+    return isinstance(lr, int | float) and abs(lr) < 1e-6
 
 
 def _unwrap(root: Any) -> tuple[Any, str]:

@@ -217,7 +217,13 @@ def _held_by_optimizer(trace: Trace) -> pl.DataFrame:
         pl.col("numel").filter("_out").sum().alias("_loose"),
     )
     rows = rows.join(models, on=mine, how="left", maintain_order="left")
-    rows = rows.join(_changes(trace), on=["proc", "var", "step"], how="left", maintain_order="left")
+    # Two tensors may have one name, the one that the optimizer holds and the one that took its place.
+    loose = _frames.rows(trace).join(_frames.metas(trace, "optimizer"), on="meta", how="left", maintain_order="left")
+    loose = loose.filter(pl.col("optimizer").is_null()).select(
+        "proc", "var", "step", (pl.col("fp") != pl.col("fp").shift(1)).over("proc", "var").fill_null(value=False).alias("changed")
+    )
+    loose = loose.filter("changed").unique()
+    rows = rows.join(loose, on=["proc", "var", "step"], how="left", maintain_order="left")
     passed = inside | pl.col("changed").fill_null(value=False)
     hole = (pl.col("_first") < pl.col("var")) & (pl.col("_held") >= pl.col("_loose"))
     whole = _frames.whole_steps(trace).with_columns(pl.lit(value=True).alias("_whole"))
@@ -291,7 +297,18 @@ def _gets_gradient(trace: Trace) -> pl.DataFrame:
     # A head or an expert that did not run has no gradient, and that is right.
     rows = rows.join(_ran(trace), on=["proc", "step", "path"], how="left", maintain_order="left")
     rows = rows.filter(pl.col("passed") | pl.col("_ran").fill_null(value=False))
-    return _finish(trace, rows)
+    return _finish(trace, _learning(trace, rows))
+
+
+def _learning(trace: Trace, rows: pl.DataFrame) -> pl.DataFrame:
+    """Without failures of what was frozen at that time; that may be seen one step late."""
+    told = _frames.data_by_step(trace).join(_frames.metas(trace, "requires_grad"), on="meta", how="left")
+    told = told.select("proc", "var", "step", (pl.col("requires_grad") == "false").alias("_frozen")).sort("step")
+    rows = rows.with_columns((pl.col("step") + 1).alias("_next")).sort("_next")
+    rows = rows.join_asof(
+        told, left_on="_next", right_on="step", by=["proc", "var"], strategy="backward", check_sortedness=False, coalesce=False, suffix="_told"
+    )
+    return rows.filter(pl.col("passed") | ~pl.col("_frozen").fill_null(value=False)).drop("_frozen", "_next", "step_told")
 
 
 def _each_gets_gradient(trace: Trace) -> pl.DataFrame:
@@ -309,7 +326,7 @@ def _each_gets_gradient(trace: Trace) -> pl.DataFrame:
     slot = pl.col("name").str.replace_all(r"\d+", "*")
     rows = rows.with_columns(passed.alias("passed"), slot.alias("slot")).join(trace.families, on="proc", how="left")
     rows = rows.with_columns(pl.col("family").fill_null("").alias("bound"))
-    return _finish(trace, rows)
+    return _finish(trace, _learning(trace, rows))
 
 
 def _ran(trace: Trace) -> pl.DataFrame:

@@ -48,6 +48,8 @@ class Consistent(Relation):
             same = _replicas(trace, among).filter("passed")
             for bound in same.select(_BOUND).unique().to_dicts():
                 found.append(Hypothesis.of("consistent", mode="ranks", among=among, **bound))
+        if _synchronised(trace)["passed"].any():
+            found.append(Hypothesis.of("consistent", mode="synced", attr="data"))
         for roles in _equal_roles(trace).filter("passed").select("a", "b").unique().rows():
             found.append(Hypothesis.of("consistent", mode="tied", by="role", a=roles[0], b=roles[1]))
         aliases = trace.variables.filter(
@@ -70,6 +72,8 @@ class Consistent(Relation):
             for among in index.filter(pl.col("mode") == "ranks")["among"].unique().to_list():
                 wanted = index.filter((pl.col("mode") == "ranks") & (pl.col("among") == among))
                 parts.append(_replicas(trace, among).join(wanted.select("hyp", *_BOUND), on=list(_BOUND)))
+        if "synced" in modes:
+            parts.append(_synchronised(trace).join(index.filter(pl.col("mode") == "synced").select("hyp"), how="cross"))
         if "tied" in modes:
             tied = index.filter(pl.col("mode") == "tied")
             roles, names = tied.filter(pl.col("by") == "role"), tied.filter(pl.col("by") == "name")
@@ -83,6 +87,8 @@ class Consistent(Relation):
         return Examples(_stack(parts, fields), fields, _SCOPE)
 
     def needs(self, hypothesis: Hypothesis) -> Needs:
+        if hypothesis["mode"] == "synced":
+            return Needs(frozenset({_frames.UPDATE}), frozenset({"data", "grad"}))
         attr = "buffer" if hypothesis.get("role") == "buffer" else hypothesis.text("attr") or "data"
         return Needs(frozenset({_frames.UPDATE}), frozenset({attr}))
 
@@ -91,6 +97,8 @@ class Consistent(Relation):
             if hypothesis["by"] == "name":
                 return f"{hypothesis['a']} and {hypothesis['b']} of {_short(hypothesis.text('model'))} are tied: equal after every step"
             return f"{hypothesis['a']} and {hypothesis['b']} that begin equal stay equal after every step"
+        if hypothesis["mode"] == "synced":
+            return "a parameter whose gradient is identical on all ranks has an identical value on them, too"
         what = {"grad": "gradient", "data": "value"}[hypothesis.text("attr")]
         who = f"buffer {hypothesis['owner']}" if hypothesis["role"] == "buffer" else "parameter"
         ranks = f"all ranks ({_PARALLEL[hypothesis.text('model_start')]})" if hypothesis["among"] == "all" else "ranks whose models begin equal"
@@ -114,7 +122,10 @@ class Consistent(Relation):
             variable=label,
             module=example["_owner"],
             advice=(
-                "Look for a gradient all_reduce that is missing for this parameter, or that one rank skips "
+                "The replicas did not begin equal, or one was changed alone: look for a broadcast of the initial or "
+                "loaded state that is missing, and for seeds that differ between ranks."
+                if hypothesis["mode"] == "synced"
+                else "Look for a gradient all_reduce that is missing for this parameter, or that one rank skips "
                 "(forward not through DDP, no_sync, a filter on a parameter attribute)."
                 if attr == "grad"
                 else "If its gradient differs too, look at gradient synchronisation (DDP forward bypassed, missing "
@@ -178,6 +189,37 @@ def _compare_ranks(trace: Trace, among: str) -> pl.DataFrame:
         pl.col("module").alias("_owner"),
         pl.lit(0, dtype=pl.UInt32).alias("site"),
     )
+
+
+def _synchronised(trace: Trace) -> pl.DataFrame:
+    """One row a parameter and step in which all ranks use the same gradient: passed if all have the same value."""
+    return _frames.memo(trace, "synchronised", _find_synchronised)
+
+
+def _find_synchronised(trace: Trace) -> pl.DataFrame:
+    procs = _frames.replicated_runs(trace)
+    owned = _frames.owned(trace).filter(pl.col("role") == "parameter").select("var", "model", "name", "module", "kind", "position")
+    key = ["run", "model", "name", "step"]
+    flat = _frames.has(int(StateFlag.NONE | StateFlag.ZERO | StateFlag.CONSTANT | StateFlag.NONFINITE))
+    grads = _frames.used_gradients(trace).join(procs, on="proc").join(owned, on="var")
+    grads = grads.group_by(*key, "world").agg(pl.len().alias("_n"), pl.col("fp").n_unique().alias("_values"), flat.any().alias("_flat"))
+    same = grads.filter((pl.col("_n") == pl.col("world")) & (pl.col("_values") == 1) & ~pl.col("_flat")).select(key)
+    data = _frames.data_by_step(trace).filter(~_frames.has(int(StateFlag.NONE)))
+    held = _filled(trace, data, procs).join(owned, on="var").join(same, on=key, how="semi").sort("step", "var", "rank")
+    found = held.group_by([*key, "var", "module", "kind", "position"], maintain_order=True).agg(
+        pl.len().alias("_n"),
+        (pl.col("fp").n_unique() == 1).alias("passed"),
+        pl.col("lossy").any().alias("_lossy"),
+        pl.col("proc", "seq").first(),
+        pl.col("rank").alias("_ranks"),
+        pl.col("fp").alias("_fps"),
+        pl.col("norm").alias("_norms"),
+    )
+    found = found.filter(pl.col("_n") > 1).with_columns(pl.when(pl.col("passed") | ~pl.col("_lossy")).then("passed").alias("passed"))
+    found = _thin(found, ["run", "var"]).drop("_n", "_lossy", "model", "var", "run")
+    return found.with_columns(
+        pl.col("name").alias("_name"), pl.col("module").alias("_owner"), pl.lit(0, dtype=pl.UInt32).alias("site")
+    ).drop("name")
 
 
 def _filled(trace: Trace, values: pl.DataFrame, procs: pl.DataFrame) -> pl.DataFrame:

@@ -9,6 +9,7 @@ and what is a choice of the program (scheduler, clipping, the script's own funct
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
@@ -17,7 +18,15 @@ import polars as pl
 from proctor.invariants.condition import Precondition
 from proctor.invariants.invariant import Hypothesis, Support
 from proctor.invariants.relations import Detail, Examples, Needs, Relation, _frames, register
-from proctor.invariants.relations._calls import MODEL, cached, calls_of, features_of, programs_of, short, table
+from proctor.invariants.relations._calls import (
+    MODEL,
+    cached,
+    calls_of,
+    features_of,
+    programs_of,
+    short,
+    table,
+)
 from proctor.invariants.relations._clearing import clearings
 from proctor.invariants.relations._windows import (
     BACKWARD,
@@ -41,6 +50,11 @@ _OPENING = (
     "torch.nn.parallel.DistributedDataParallel.forward",
 )  # acts that may begin a step
 _MIN_WINDOWS = 3
+_ACTS = re.compile(
+    r"torch\.(Tensor\.(add_|sub_|mul_|div_|copy_|lerp_|addcmul_|addcdiv_)"
+    r"|distributed\.(all_reduce|broadcast|reduce_scatter\w*|all_gather\w*))"
+)
+_SCHEDULE = "torch.optim.lr_scheduler.LRScheduler.step"
 _CLIP, _SCALER = "torch.nn.utils.clip_grad_norm_", "torch.amp.GradScaler."
 # Of these the second works on what the first has made, in any program; other orders are habits.
 _DEPENDENT = pl.DataFrame(
@@ -56,7 +70,7 @@ _DEPENDENT = pl.DataFrame(
 _FIXED = pl.DataFrame(
     [
         (BACKWARD, _CLIP), (_CLIP, STEP), (_CLIP, _SCALED_STEP), (_SCALER + "unscale_", _CLIP),
-        (BACKWARD, _SCALER + "unscale_"), (STEP, "torch.optim.lr_scheduler.LRScheduler.step"),
+        (BACKWARD, _SCALER + "unscale_"), (STEP, _SCHEDULE),
     ],
     schema=["a", "b"], orient="row",
 )  # fmt: skip
@@ -83,9 +97,12 @@ class CallSequence(Relation):
         )
         if renewals(trace)["passed"].any():
             found.append(Hypothesis.of(self.name, mode="renewed", a=SET_EPOCH, b=SAMPLER_ITER))
+        acting = _acting(trace)
         for mode, pairs in (("cover", self._covers(trace)), ("lead", self._leads(trace))):
             for a, b, program in pairs.select("a", "b", "program").unique().iter_rows():
                 bound = {"program": program} if program else {}
+                if mode == "cover" and a in acting:
+                    bound["acts"] = "true"
                 found.append(Hypothesis.of(self.name, mode=mode, a=a, b=b, **bound))
         return sorted(found, key=lambda h: h.params)
 
@@ -111,7 +128,7 @@ class CallSequence(Relation):
                 pl.when(pl.col("a").str.starts_with("torch.amp.")).then(scaled).otherwise(pl.col("b") == STEP)
             )
         )
-        found = _bound(trace, pairs.filter(nearest))
+        found = _bound(trace, pairs.filter(nearest), free=False)
         # Clipping works on true gradients, so wherever a scaler is used they are unscaled before.
         unscaled = self._unscaled(trace).select("proc", pl.lit(_SCALER + "unscale_").alias("a"), pl.lit(_CLIP).alias("b"))
         return pl.concat([found.select("proc", "a", "b", "program"), unscaled.with_columns(pl.lit("").alias("program"))])
@@ -144,7 +161,7 @@ class CallSequence(Relation):
         through = pairs.join(pairs, left_on=["proc", "b"], right_on=["proc", "a"], suffix="_2").select(
             "proc", "a", pl.col("b_2").alias("b")
         )
-        return _bound(trace, pairs.join(through.unique(), on=["proc", "a", "b"], how="anti"))
+        return _bound(trace, pairs.join(through.unique(), on=["proc", "a", "b"], how="anti"), free=True)
 
     def examples(self, trace: Trace, hypotheses: Sequence[Hypothesis]) -> Examples:
         wanted = table(hypotheses, "mode", "a", "b", "program")
@@ -192,6 +209,11 @@ class CallSequence(Relation):
         rows = b.join(a, on=["proc", "step", "a"], how="left")
         if mode == "lead":
             rows = rows.filter(pl.col("seq_a").is_not_null())
+            # A schedule that moves on after the gradients were cleared belongs to the update before.
+            back = firsts.filter(pl.col("token") == BACKWARD).select("proc", "step", pl.col("seq").alias("seq_back"))
+            rows = rows.join(back, on=["proc", "step"], how="left")
+            early = (pl.col("b") == _SCHEDULE) & (pl.col("seq_b") < pl.col("seq_back").fill_null(0))
+            rows = rows.filter(~early)
             passed, seen = pl.col("seq_a") < pl.col("seq_b"), pl.format("{} ran first", "b")
         else:
             # With a loss scaler an update is skipped on overflow, by design.
@@ -211,7 +233,8 @@ class CallSequence(Relation):
     def keep(self, hypothesis: Hypothesis, support: Support, precondition: Precondition) -> bool:
         """What the script or a library calls by itself in each step may be a habit of one run."""
         a = hypothesis.text("a")
-        return hypothesis["mode"] != "cover" or a.startswith(("torch.", "<")) or support.runs > 1
+        acts = hypothesis.get("acts") == "true"
+        return hypothesis["mode"] != "cover" or a.startswith(("torch.", "<")) or acts or support.runs > 1
 
     def needs(self, hypothesis: Hypothesis) -> Needs:
         if hypothesis["mode"] == "cleared":
@@ -260,6 +283,13 @@ class CallSequence(Relation):
         return Detail(expected=expected, seen=seen, function=a, advice=advice)
 
 
+def _acting(trace: Trace) -> set[str]:
+    """Functions of the user that write to tensors in place, or communicate: what they do is part of training."""
+    codes = [code for code, name in enumerate(trace.functions) if _ACTS.fullmatch(name)]
+    inner = calls_of(trace).filter(pl.col("fn").is_in(codes) & (pl.col("pfn") != 0))
+    return {trace.functions[code] for code in inner["pfn"].unique().to_list()}
+
+
 def _probes(trace: Trace) -> pl.DataFrame:
     """Steps whose backward pass may be for something else than an update: proc, step, probe.
 
@@ -276,13 +306,13 @@ def _probes(trace: Trace) -> pl.DataFrame:
     return cached(trace, "probes", build)
 
 
-def _bound(trace: Trace, pairs: pl.DataFrame) -> pl.DataFrame:
-    """Add the program to pairs that are a choice of it."""
+def _bound(trace: Trace, pairs: pl.DataFrame, *, free: bool) -> pl.DataFrame:
+    """Add the program to pairs that are a choice of it; `free`: those with a fixed order are none."""
     choice = pl.any_horizontal(pl.col("a", "b").str.contains(_CHOICE)) | ~(
         pl.col("a").str.starts_with("torch.") | (pl.col("a") == MODEL)
     )
     own = programs_of(trace).select("proc", pl.col("program").alias("own"))
     fixed = _FIXED.with_columns(pl.lit(value=True).alias("fixed"))
     return pairs.join(own, on="proc").join(fixed, on=["a", "b"], how="left").with_columns(
-        pl.when(choice & pl.col("fixed").is_null()).then("own").otherwise(pl.lit("")).alias("program")
+        pl.when(choice & (pl.col("fixed").is_null() | (not free))).then("own").otherwise(pl.lit("")).alias("program")
     )
