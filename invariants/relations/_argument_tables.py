@@ -258,7 +258,7 @@ def _dropping(trace: Trace) -> pl.DataFrame:
     rows = rows.filter((pl.col("told") == "false") | ((pl.col("told") == "") & ~pl.col("inner")))
     rows = rows.join(calls_of(trace).drop("args", "ret"), on=["proc", "seq"]).join(names, on="fn")
     rows = rows.with_columns(
-        pl.lit("training").alias("feature"),
+        pl.lit("training.value").alias("feature"),
         pl.col("told").alias("_seen"),
         (pl.col("told") == "false").alias("passed"),
         pl.lit("torch.nn.functional.dropout").alias("function"),

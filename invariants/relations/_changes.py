@@ -209,12 +209,15 @@ def _held_by_optimizer(trace: Trace) -> pl.DataFrame:
     mine = ["proc", "model"]
     rows = _pushed(trace).filter((pl.col("model") != "") & pl.col("covered") & pl.col("update").is_not_null())
     inside = pl.col("optimizer").is_not_null()
-    sizes = rows.group_by(*mine, "var").agg(inside.any().alias("_in"), (~inside).any().alias("_out"), pl.col("numel").max())
+    sizes = rows.group_by(*mine, "var").agg(
+        inside.any().alias("_in"), (~inside).any().alias("_out"), pl.col("numel").max(), (pl.col("position") != "middle").first().alias("_end")
+    )
     sizes = sizes.with_columns((pl.col("_in") | ~pl.col("_out")).alias("_in"))
     models = sizes.group_by(mine).agg(
         pl.col("var").filter("_in").min().alias("_first"),
         pl.col("numel").filter("_in").sum().alias("_held"),
         pl.col("numel").filter("_out").sum().alias("_loose"),
+        (pl.col("_in") | ~pl.col("_end")).all().alias("_ends"),
     )
     rows = rows.join(models, on=mine, how="left", maintain_order="left")
     # Two tensors may have one name, the one that the optimizer holds and the one that took its place.
@@ -225,11 +228,37 @@ def _held_by_optimizer(trace: Trace) -> pl.DataFrame:
     loose = loose.filter("changed").unique()
     rows = rows.join(loose, on=["proc", "var", "step"], how="left", maintain_order="left")
     passed = inside | pl.col("changed").fill_null(value=False)
-    hole = (pl.col("_first") < pl.col("var")) & (pl.col("_held") >= pl.col("_loose"))
+    hole = (pl.col("_first") < pl.col("var")) & (pl.col("_ends") | (pl.col("_held") >= pl.col("_loose")))
     whole = _frames.whole_steps(trace).with_columns(pl.lit(value=True).alias("_whole"))
     rows = rows.join(whole, on=["proc", "step"], how="left", maintain_order="left")
     rows = rows.filter(passed | (hole & pl.col("_whole").fill_null(value=False)))
     return _finish(trace, _decided(rows, passed))
+
+
+def _optimizer_has_work(trace: Trace) -> pl.DataFrame:
+    """An optimizer that steps where gradients are computed holds some that has one; a row names the first parameter.
+
+    One built before the model was wrapped, moved or copied holds tensors that nothing uses.
+    """
+    steps = _frames.updates(trace).select("proc", "step", "seq", "site", "optimizer").filter(pl.col("step") >= 0)
+    steps = steps.unique(["proc", "step", "optimizer"], keep="last", maintain_order=True)
+    grads = _frames.rows(trace).join(trace.variables.filter(pl.col("attr") == "grad").select("var"), on="var", how="semi")
+    grads = grads.join(_frames.metas(trace, "optimizer", "requires_grad", "dtype", "wrapper"), on="meta", how="left", maintain_order="left")
+    full = grads.filter(~_frames.has(int(StateFlag.NONE)))
+    # Whatever had a gradient at some time, has work: it may rest in a step, or be frozen.
+    working = full.select("proc", "optimizer", pl.lit(value=True).alias("_works")).drop_nulls().unique()
+    loose = full.filter(pl.col("optimizer").is_null() & (pl.col("requires_grad") == "true")).rename({"var": "grad"})
+    names = _held(trace).select("proc", "var", "grad", "name", "module", "kind", "position", "model")
+    loose = loose.join(names.filter(pl.col("model") != ""), on=["proc", "grad"])
+    loose = loose.join(_changes(trace), on=["proc", "var", "step"], how="anti")
+    loose = loose.sort("grad").group_by("proc", "step").agg(pl.col("var", "name", "module", "kind", "position", "dtype", "wrapper").first())
+    held = _held(trace).filter(pl.col("optimizer").is_not_null()).sort("var")
+    held = held.group_by("proc", "optimizer").agg(pl.col("var", "name", "module", "kind", "position", "dtype", "wrapper").first())
+    steps = steps.join(working, on=["proc", "optimizer"], how="left").with_columns(pl.col("_works").fill_null(value=False).alias("passed"))
+    good = steps.filter("passed").join(held, on=["proc", "optimizer"])
+    whole = _frames.whole_steps(trace)
+    bad = steps.filter(~pl.col("passed")).join(loose, on=["proc", "step"]).join(whole, on=["proc", "step"], how="semi")
+    return _finish(trace, pl.concat([good, bad.select(good.columns)]))
 
 
 def _output_learns(trace: Trace) -> pl.DataFrame:
@@ -366,6 +395,7 @@ _VIEWS: Final[dict[tuple[str, str, str], _View]] = {
     (STEP, "data", "trainable"): lambda t: _frames.memo(t, "updated in step", _updated_in_step),
     (STEP, "data", "output"): lambda t: _frames.memo(t, "output learns", _output_learns),
     (ZERO_GRAD, "grad", "trainable"): lambda t: _frames.memo(t, "cleared", _cleared),
+    (_frames.UPDATE, "grad", "some"): lambda t: _frames.memo(t, "optimizer has work", _optimizer_has_work),
     (STEP, "data", "held"): lambda t: _frames.memo(t, "held by optimizer", _held_by_optimizer),
     (STEP, "grad", "input"): lambda t: _frames.memo(t, "input gets gradient", _gets_gradient),
     (STEP, "grad", "each"): lambda t: _frames.memo(t, "each gets gradient", _each_gets_gradient),
@@ -376,6 +406,7 @@ _CLAIMS: Final = {
     (STEP, "data", "trainable"): "a training step changes every parameter that got a gradient in it",
     (STEP, "data", "output"): "a training step that changes a model changes its output layer",
     (ZERO_GRAD, "grad", "trainable"): "Optimizer.zero_grad clears the gradient of every parameter that is trained",
+    (_frames.UPDATE, "grad", "some"): "an optimizer that steps holds parameters that get gradients",
     (STEP, "data", "held"): "a parameter that gets gradients, in the midst of parameters that an optimizer holds, is held by one",
     (STEP, "grad", "each"): "every trained parameter that always had a gradient has one when its optimizer steps",
     (_checkpoints.SAVE, "data", "saved"): "what is saved of a model holds all its parameters",
@@ -412,6 +443,12 @@ _WORDS: Final = {
         "{name} is in what torch.save writes of the model",
         "{name} is missing in the state that was saved in step {step}",
         "Look at how {slot} collects the state: a filter on requires_grad, or on what the optimizer holds, leaves parameters out.",
+    ),
+    (_frames.UPDATE, "grad", "some"): (
+        _frames.UPDATE,
+        "Optimizer.step updates parameters that have gradients, such as {name}",
+        "no parameter of the optimizer has a gradient in step {step}, while {name}, which no optimizer holds, has one and did not change",
+        "The optimizer holds other tensors than the model uses: build it after the model was wrapped, flattened, moved or replaced.",
     ),
     (STEP, "data", "held"): (
         _frames.UPDATE,

@@ -49,7 +49,7 @@ class Consistent(Relation):
             for bound in same.select(_BOUND).unique().to_dicts():
                 found.append(Hypothesis.of("consistent", mode="ranks", among=among, **bound))
         if _synchronised(trace)["passed"].any():
-            found.append(Hypothesis.of("consistent", mode="synced", attr="data"))
+            found.append(Hypothesis.of("consistent", mode="synced", among="synchronised", attr="data"))
         for roles in _equal_roles(trace).filter("passed").select("a", "b").unique().rows():
             found.append(Hypothesis.of("consistent", mode="tied", by="role", a=roles[0], b=roles[1]))
         aliases = trace.variables.filter(

@@ -177,9 +177,19 @@ class CallSequence(Relation):
             rows = self._pairs(trace, wanted.filter(pl.col("mode") == mode), mode)
             frames.append(rows.select(columns).with_columns(state=pl.lit(None, pl.String)))
         frame = pl.concat(frames).join(circumstances(trace), on=["proc", "step"], how="left")
+        # With several optimizers, one may be clipped and the others not.
+        clips = [i for i, h in enumerate(hypotheses) if h["mode"] == "cover" and h["a"] == _CLIP]
+        frame = frame.filter(~(pl.col("hyp").is_in(clips) & (pl.col("optimizers") == "several")))
         # A clearing for each backward pass hides that the program accumulates.
         updates = [i for i, h in enumerate(hypotheses) if h["mode"] == "cover" and h["a"] == STEP]
         frame = frame.with_columns(pl.when(~pl.col("hyp").is_in(updates)).then("accumulates").alias("accumulates"))
+        pairs = [(h.text("a"), h.text("b")) if not h.get("program") else ("", "") for h in hypotheses]
+        lawful = [i for i, pair in enumerate(pairs) if pair in set(_FIXED.iter_rows())]
+        always = [i for i, pair in enumerate(pairs) if pair == (_SCALER + "unscale_", _CLIP)]
+        frame = frame.with_columns(
+            pl.when(~pl.col("hyp").is_in(lawful)).then("family").alias("family"),
+            *(pl.when(~pl.col("hyp").is_in(always)).then(c).alias(c) for c in _FIELDS if c != "family"),
+        )
         # Gradients are cleared and epochs set whatever the program and its circumstances.
         frame = frame.with_columns(pl.when(pl.col("state").is_null()).then(c).alias(c) for c in _FIELDS).drop(
             "state"
@@ -218,7 +228,11 @@ class CallSequence(Relation):
         else:
             # With a loss scaler an update is skipped on overflow, by design.
             rows = rows.filter(~((pl.col("a") == STEP) & pl.col("scaled")))
-            passed, seen = pl.col("seq_a").is_not_null(), pl.format("{} ran without it", "b")
+            cleared = firsts.filter(pl.col("token") == ZERO_GRAD).select("proc", pl.col("step") - 1, cleared=pl.lit(value=True))
+            rows = rows.join(cleared, on=["proc", "step"], how="left")
+            lost = (pl.col("a") == STEP) & pl.col("cleared").fill_null(value=False)
+            after = pl.when(lost).then(pl.lit(f", and {ZERO_GRAD} cleared its gradients")).otherwise(pl.lit(""))
+            passed, seen = pl.col("seq_a").is_not_null(), pl.format("{} ran without it{}", "b", after)
         rows = rows.join(_probes(trace), on=["proc", "step"], how="left")
         known = pl.col("whole") & (pl.col("opened") | ~pl.col("a").is_in(_OPENING))
         known &= (pl.col("a") != STEP) | pl.col("probe").is_null()
@@ -284,10 +298,18 @@ class CallSequence(Relation):
 
 
 def _acting(trace: Trace) -> set[str]:
-    """Functions of the user that write to tensors in place, or communicate: what they do is part of training."""
-    codes = [code for code, name in enumerate(trace.functions) if _ACTS.fullmatch(name)]
-    inner = calls_of(trace).filter(pl.col("fn").is_in(codes) & (pl.col("pfn") != 0))
-    return {trace.functions[code] for code in inner["pfn"].unique().to_list()}
+    """Functions of the user that write to tensors in place, or communicate: what they do is part of training.
+
+    So is what works without gradients and runs no model: it is no evaluation.
+    """
+    calls = calls_of(trace).filter(pl.col("pfn") != 0)
+    by_name = {name: code for code, name in enumerate(trace.functions)}
+    acts = [code for name, code in by_name.items() if _ACTS.fullmatch(name)]
+    forwards = [code for name, code in by_name.items() if name.endswith(".forward")]
+    running = calls.filter(pl.col("fn").is_in(forwards))["pfn"].unique()
+    quiet = calls.filter((pl.col("fn") == by_name.get("torch.no_grad.__enter__", -1)) & ~pl.col("pfn").is_in(running.implode()))
+    inner = pl.concat([calls.filter(pl.col("fn").is_in(acts))["pfn"], quiet["pfn"]])
+    return {trace.functions[code] for code in inner.unique().to_list()}
 
 
 def _probes(trace: Trace) -> pl.DataFrame:

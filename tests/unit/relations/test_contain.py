@@ -250,6 +250,11 @@ def broken(trace: Trace, rules: list[Invariant]) -> set[tuple[str, str]]:
     return {(f"{by_id[v.id]['parent']} {by_id[v.id]['attr']} {by_id[v.id]['who']}", v.variable) for v in judge(trace, rules).violations}
 
 
+def in_any_program(found: set[tuple[str, str]]) -> set[tuple[str, str]]:
+    """Without rules that hold in one family only."""
+    return {(who, name) for who, name in found if not who.endswith(" each")}
+
+
 @pytest.fixture
 def rules(tmp_path: Path) -> list[Invariant]:
     found = learn(trained(tmp_path / "healthy"))
@@ -300,7 +305,7 @@ def test_gradients_of_an_expert_that_is_not_routed_stay_cleared(tmp_path: Path, 
         r for r in process["states"]
         if not (r["var"]["name"] == "stem.bn.weight" and r["step"] in (3, 4) and r["flags"] == int(StateFlag.NONE))
     ]  # fmt: skip
-    assert not broken(Trace.load([write_run(tmp_path / "b", [process])]), rules)
+    assert not in_any_program(broken(Trace.load([write_run(tmp_path / "b", [process])]), rules))
 
 
 def test_zero_gradient_may_leave_a_parameter(tmp_path: Path, rules: list[Invariant]) -> None:
@@ -313,11 +318,59 @@ def test_detached_layer_gets_no_gradient(tmp_path: Path, rules: list[Invariant])
 
 def test_layer_beside_the_loss_needs_no_gradient(tmp_path: Path, rules: list[Invariant]) -> None:
     """A pooler runs and its output goes nowhere; every later layer may be like that."""
-    assert not broken(trained(tmp_path / "b", detached=("stem.bn.weight",)), rules)
+    assert not in_any_program(broken(trained(tmp_path / "b", detached=("stem.bn.weight",)), rules))
 
 
 def test_layer_that_did_not_run_needs_no_gradient(tmp_path: Path, rules: list[Invariant]) -> None:
-    assert not broken(trained(tmp_path / "b", detached=("stem.conv.weight",), unused=("stem.conv",)), rules)
+    found = broken(trained(tmp_path / "b", detached=("stem.conv.weight",), unused=("stem.conv",)), rules)
+    assert not in_any_program(found)
+
+
+def test_parameter_that_always_had_a_gradient_has_one_in_its_family(tmp_path: Path, rules: list[Invariant]) -> None:
+    own = ("<step> grad each", "stem.bn.weight.grad")
+    assert own in broken(trained(tmp_path / "b", detached=("stem.bn.weight",)), rules)
+    beside = learn(trained(tmp_path / "c", detached=("stem.bn.weight",)))
+    assert not broken(trained(tmp_path / "d", detached=("stem.bn.weight",)), beside)
+
+
+@pytest.mark.parametrize(("loose", "found"), [(("fc.weight",), True), (("stem.bn.weight",), True), (("stem.conv.weight", "stem.bn.weight"), False)])
+def test_hole_in_what_an_optimizer_holds_is_found_and_a_head_alone_is_not(
+    tmp_path: Path, rules: list[Invariant], loose: tuple[str, ...], found: bool
+) -> None:
+    process = training(still=loose)
+    for row in process["states"]:
+        if row["var"]["name"] in loose:
+            row["meta"] = {**row["meta"], "optimizer": None}
+    broke = broken(Trace.load([write_run(tmp_path / "b", [process])]), rules)
+    assert (("<step> data held", loose[-1]) in broke) == found
+
+
+def test_what_is_frozen_in_the_middle_needs_no_gradient(tmp_path: Path, rules: list[Invariant]) -> None:
+    process = training()
+    late = [r for r in process["states"] if r["var"]["name"] == "stem.conv.weight" and r["step"] >= 3]
+    for row in late:
+        row["meta"] = {**row["meta"], "requires_grad": False}
+        if row["var"]["attr"] == "grad":
+            row["flags"] = int(StateFlag.NONE)
+    assert not broken(Trace.load([write_run(tmp_path / "b", [process])]), rules)
+
+
+def checkpoints(path: Path, keys: tuple[str, ...], caller: str = "lib.Engine.save") -> Trace:
+    process = training()
+    state = {"D": {k: {"T": "float32", "s": [4, 4], "d": "cpu"} for k in keys}, "n": len(keys)}
+    for step in range(4):
+        at = len(process["calls"])
+        process["calls"].append({"fn": caller, "step": 5})
+        process["calls"].append({"fn": "torch.save", "step": 5, "parent": at + 1, "args": {"a": [{"D": {"net": state, "n": {"y": step}}, "n": 2}, f"{step}.pt"], "k": {}}})
+    return Trace.load([write_run(path, [process])])
+
+
+def test_checkpoint_that_lacks_a_parameter_is_found(tmp_path: Path) -> None:
+    rules = learn(checkpoints(tmp_path / "a", tuple(f"module.{n}" for n in NET)))
+    found = broken(checkpoints(tmp_path / "b", tuple(NET)[1:]), rules)
+    assert found == {("torch.save data saved", "stem.conv.weight")}
+    assert not broken(checkpoints(tmp_path / "c", tuple(NET)[1:], caller="lib.Adapters.save"), rules)
+    assert not broken(checkpoints(tmp_path / "d", ("exp_avg", "exp_avg_sq")), rules)
 
 
 def test_optimizer_of_other_tensors_is_found_and_masters_are_not(tmp_path: Path, rules: list[Invariant]) -> None:

@@ -186,3 +186,40 @@ def test_needs_and_sentences_name_the_functions(tmp_path: Path) -> None:
         assert RELATION.needs(hypothesis).functions
         assert RELATION.say(hypothesis)
     assert not RELATION.propose(load(tmp_path, [{"calls": [], "states": []}]))
+
+
+SCALER = "torch.amp.GradScaler"
+
+
+def test_clipping_of_scaled_gradients_is_found_in_any_program(tmp_path: Path) -> None:
+    body = ("zero_grad", "forward", f"{SCALER}.scale", "backward", f"{SCALER}.unscale_", CLIP, "step")
+    rules = learn(RELATION, load(tmp_path, [loop(body=body)]))
+    without = tuple(b for b in body if b != f"{SCALER}.unscale_")
+    other = load(tmp_path, [loop(body=without, model="__main__.Other")])
+    assert any(d.function == f"{SCALER}.unscale_" for d in details(RELATION, rules, other))
+    plain = tuple(b for b in without if not b.startswith(SCALER))
+    assert not violations(RELATION, rules, load(tmp_path, [loop(body=plain, model="__main__.Other")]))
+
+
+def test_clipping_after_the_update_is_found_in_any_program(tmp_path: Path) -> None:
+    rules = learn(RELATION, load(tmp_path, [loop(body=("zero_grad", "forward", "backward", CLIP, "step"))]))
+    late = load(tmp_path, [loop(body=("zero_grad", "forward", "backward", "step", CLIP), model="__main__.Other")])
+    assert any(CLIP in d.function for d in details(RELATION, rules, late))
+
+
+def test_schedule_after_the_clearing_belongs_to_the_update_before(tmp_path: Path) -> None:
+    rules = learn(RELATION, load(tmp_path, [loop(body=("zero_grad", "forward", "backward", "step", SCHEDULER))]))
+    early = load(tmp_path, [loop(body=("zero_grad", "forward", "backward", SCHEDULER, "step"), model="__main__.B")])
+    assert any("before" in d.expected for d in details(RELATION, rules, early))
+    at_end = load(tmp_path, [loop(body=("zero_grad", SCHEDULER, "forward", "backward", "step"), model="__main__.C")])
+    assert not any("before" in d.expected for d in details(RELATION, rules, at_end))
+
+
+def test_attack_on_an_input_is_a_step_without_an_update(tmp_path: Path) -> None:
+    rules = learn(RELATION, load(tmp_path, [loop()], [loop(model="__main__.Other")]))
+    skipped = loop(model="__main__.Third", skip={2: ["step"]})
+    assert violations(RELATION, rules, load(tmp_path, [skipped]))
+    for row in skipped["calls"]:
+        if row["fn"].endswith(".forward") and row["step"] == 2:
+            row["args"]["a"][1] = {**row["args"]["a"][1], "g": 1}
+    assert not violations(RELATION, rules, load(tmp_path, [skipped]))
