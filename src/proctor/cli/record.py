@@ -1,4 +1,4 @@
-"""proctor record: run a command and record what its training processes do."""
+"""Run a command unchanged and record what its training processes do."""
 
 from __future__ import annotations
 
@@ -10,8 +10,6 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from proctor.instrument.config import RecordConfig
-
-HELP = "run a command unchanged and record its training processes"
 
 
 def prepare(parser: argparse.ArgumentParser) -> None:

@@ -1,0 +1,209 @@
+"""State tracking: found from the optimizer, hashed when it may have changed, recorded when it did."""
+
+from __future__ import annotations
+
+import gc
+import json
+import weakref
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+torch = pytest.importorskip("torch")
+from torch import nn
+
+from proctor.instrument import state
+from proctor.instrument.state import Look, StateTracker, canonical
+
+
+class Names:
+    """Interns texts as the recorder does."""
+
+    def __init__(self) -> None:
+        self.texts: list[str] = [""]
+
+    def __call__(self, kind: int, text: str) -> int:
+        if text not in self.texts:
+            self.texts.append(text)
+        return self.texts.index(text)
+
+    def variable(self, row: tuple[Any, ...]) -> str:
+        var = json.loads(self.texts[row[4]])
+        return f"{var['name']}.{var['attr']}"
+
+
+@pytest.fixture
+def names() -> Names:
+    return Names()
+
+
+@pytest.fixture
+def tracker(names: Names) -> StateTracker:
+    return StateTracker(names, lambda attr: True)
+
+
+def look(tracker: StateTracker, **what: Look) -> list[tuple[Any, ...]]:
+    tracker.observe(1, 1, 1, 1, **what)
+    return tracker.take_rows()
+
+
+def changed(tracker: StateTracker, names: Names, **what: Look) -> set[str]:
+    return {names.variable(row) for row in look(tracker, **what)}
+
+
+class Tied(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.emb = nn.Embedding(6, 4)
+        self.norm = nn.BatchNorm1d(4)
+        self.head = nn.Linear(4, 6, bias=False)
+        self.head.weight = self.emb.weight
+
+
+def test_models_are_found_from_the_optimizer_and_named_by_the_root(tracker: StateTracker, names: Names) -> None:
+    model = nn.Sequential(nn.Linear(2, 3), nn.ReLU(), nn.Linear(3, 1))
+    tracker.add_optimizer(torch.optim.SGD(model[2].parameters(), lr=0.1), "#0")
+    seen = changed(tracker, names, data=Look.FORCE)
+    assert seen == {"0.weight.data", "0.bias.data", "2.weight.data", "2.bias.data"}
+    metas = {json.loads(t)["optimizer"] for t in names.texts if t.startswith('{"device"')}
+    assert "#0" in metas and None in metas
+
+
+def test_tied_weights_are_two_variables_of_one_tensor(tracker: StateTracker, names: Names) -> None:
+    model = Tied()
+    tracker.add_model(model)
+    rows = look(tracker, data=Look.FORCE)
+    by_name = {names.variable(r): r for r in rows}
+    assert by_name["emb.weight.data"][6] == by_name["head.weight.data"][6]
+    assert '"alias":"emb.weight"' in names.texts[by_name["head.weight.data"][4]]
+
+
+def test_what_did_not_change_leaves_no_row(tracker: StateTracker, names: Names) -> None:
+    model = nn.Linear(2, 2)
+    tracker.add_model(model)
+    assert changed(tracker, names, data=Look.FORCE) == {"weight.data", "bias.data"}
+    assert not look(tracker, data=Look.FORCE)
+    with torch.no_grad():
+        model.bias.add_(1)
+    assert changed(tracker, names, data=Look.HINT) == {"bias.data"}
+
+
+def test_the_hint_saves_the_hash(tracker: StateTracker, monkeypatch: pytest.MonkeyPatch) -> None:
+    model = nn.Linear(2, 2)
+    tracker.add_model(model)
+    look(tracker, data=Look.FORCE, grad=Look.FORCE)
+    monkeypatch.setattr(state, "fingerprint_all", lambda tensors: pytest.fail("hashed what the hint cleared"))
+    assert not look(tracker, data=Look.HINT, grad=Look.HINT, buffers=Look.HINT)
+
+
+@pytest.mark.parametrize("write", ["data", "numpy", "storage"])
+def test_writes_that_escape_version_counters_are_seen_at_the_next_update(write: str, tracker: StateTracker, names: Names) -> None:
+    model = nn.Linear(2, 2)
+    tracker.add_model(model)
+    look(tracker, data=Look.FORCE)
+    version = model.weight._version
+    if write == "data":
+        model.weight.data.add_(1)
+    elif write == "numpy":
+        model.weight.detach().numpy()[0, 0] += 1
+    else:
+        model.weight.untyped_storage().fill_(1)
+    assert model.weight._version == version
+    assert changed(tracker, names, data=Look.FORCE) == {"weight.data"}
+
+
+@pytest.mark.parametrize("options", [{}, {"fused": True}, {"foreach": True}])
+def test_every_kind_of_optimizer_moves_what_it_holds(options: dict[str, bool], tracker: StateTracker, names: Names) -> None:
+    model = nn.Linear(2, 2)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.1, **options)
+    tracker.add_optimizer(optimizer, "#0")
+    look(tracker, data=Look.FORCE)
+    model(torch.ones(1, 2)).sum().backward()
+    optimizer.step()
+    seen = changed(tracker, names, data=Look.FORCE, optimizer=Look.FORCE)
+    assert {"weight.data", "bias.data", "weight.exp_avg", "bias.exp_avg_sq"} <= seen
+
+
+def test_gradients_appear_and_are_cleared_by_any_means(tracker: StateTracker, names: Names) -> None:
+    model = nn.Linear(2, 1)
+    tracker.add_model(model)
+    look(tracker, data=Look.FORCE, grad=Look.HINT)
+    model(torch.ones(1, 2)).sum().backward()
+    assert changed(tracker, names, grad=Look.FORCE) == {"weight.grad", "bias.grad"}
+    for p in model.parameters():
+        p.grad = None
+    rows = look(tracker, grad=Look.HINT)
+    assert {names.variable(r) for r in rows} == {"weight.grad", "bias.grad"} and all(r[8] == 1 for r in rows)
+    model(torch.ones(1, 2)).sum().backward()
+    look(tracker, grad=Look.FORCE)
+    model.zero_grad(set_to_none=False)
+    assert all(r[8] & 2 for r in look(tracker, grad=Look.HINT))
+
+
+def test_statistics_of_batch_norm_are_buffers(tracker: StateTracker, names: Names) -> None:
+    model = nn.BatchNorm1d(3)
+    tracker.add_model(model)
+    look(tracker, buffers=Look.FORCE)
+    model(torch.randn(4, 3))
+    assert changed(tracker, names, buffers=Look.FORCE) == {
+        "running_mean.data", "running_var.data", "num_batches_tracked.data",
+    }
+
+
+def test_freezing_and_python_attributes_are_in_the_meta(tracker: StateTracker, names: Names) -> None:
+    model = nn.Linear(2, 2)
+    model.weight.tensor_model_parallel = True
+    tracker.add_model(model)
+    look(tracker, data=Look.FORCE)
+    model.bias.requires_grad_(False)
+    tracker.rescan(5)
+    (row,) = look(tracker, data=Look.FORCE)
+    assert json.loads(names.texts[row[5]])["requires_grad"] is False
+    assert any('"attr.tensor_model_parallel": true' in t for t in names.texts)
+
+
+def test_tracking_keeps_nothing_alive(tracker: StateTracker) -> None:
+    model = nn.Linear(2, 2)
+    tracker.add_optimizer(torch.optim.Adam(model.parameters()), "#0")
+    look(tracker, data=Look.FORCE)
+    gone = weakref.ref(model.weight)
+    del model
+    gc.collect()
+    assert gone() is None
+    assert not look(tracker, data=Look.FORCE, grad=Look.FORCE, optimizer=Look.FORCE)
+
+
+def test_looking_changes_nothing(tracker: StateTracker) -> None:
+    model = Tied()
+    optimizer = torch.optim.Adam(model.parameters())
+    tracker.add_optimizer(optimizer, "#0")
+    before, versions = torch.get_rng_state(), [p._version for p in model.parameters()]
+    values = [p.detach().clone() for p in model.parameters()]
+    look(tracker, data=Look.FORCE, grad=Look.FORCE, buffers=Look.FORCE, optimizer=Look.FORCE)
+    assert torch.equal(before, torch.get_rng_state())
+    assert versions == [p._version for p in model.parameters()]
+    assert all(torch.equal(a, b) for a, b in zip(values, model.parameters()))
+
+
+@pytest.fixture(autouse=True)
+def _collect() -> Iterator[None]:
+    gc.collect()  # discovery walks all live modules; those of earlier tests must be gone
+    yield
+
+
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [
+        ("fc.weight", "fc.weight"),
+        ("module.fc.weight", "fc.weight"),
+        ("module", ""),
+        ("", ""),
+        ("_orig_mod.module.fc.weight", "fc.weight"),
+        ("blocks.0._checkpoint_wrapped_module.fc.weight", "blocks.0.fc.weight"),
+        ("_fsdp_wrapped_module.fc.weight", "fc.weight"),
+        ("encoder.module.weight", "encoder.module.weight"),
+    ],
+)
+def test_names_without_wrappers(name: str, expected: str) -> None:
+    assert canonical(name) == expected
