@@ -450,6 +450,8 @@ class Observer:
         training = bool(module.training) and torch.is_grad_enabled()
         self.clock.forward(training)
         if training and self.armed:
+            if self.clock.step == 0:
+                self.guard.run("rescan", self.tracker.rescan, 0)  # a layer replaced after the optimizer was built
             if not self.tracker.knows(module) and self.clock.step >= 0 and any(True for _ in module.parameters()):
                 self.tracker.add_model(module)
             self._look(0, data=Look.HINT, grad=Look.HINT)

@@ -24,15 +24,30 @@ class Point(NamedTuple):
     aliases: tuple[Any, ...] = ()
 
 
-_TORCH = ["matmul", "bmm", "mm", "addmm", "baddbmm", "einsum", "cat", "stack", "where", "gather", "index_select", "masked_select", "sum", "mean", "std", "var", "norm", "softmax", "log_softmax", "sigmoid", "tanh", "relu", "logsumexp", "cumsum", "topk", "argmax", "sort", "embedding", "dropout", "layer_norm", "batch_norm", "conv1d", "conv2d", "conv3d", "conv_transpose2d", "randn", "rand", "randint", "randperm", "randn_like", "rand_like", "bernoulli", "normal", "multinomial", "tensor", "as_tensor", "from_numpy", "zeros", "ones", "full", "arange", "isfinite", "isnan", "manual_seed", "seed", "get_rng_state", "set_rng_state", "save", "load"]
+_TORCH = """
+matmul bmm mm addmm baddbmm einsum cat stack where gather index_select masked_select
+sum mean std var norm softmax log_softmax sigmoid tanh relu logsumexp cumsum topk argmax sort
+embedding dropout layer_norm batch_norm conv1d conv2d conv3d conv_transpose2d
+randn rand randint randperm randn_like rand_like bernoulli normal multinomial
+tensor as_tensor from_numpy zeros ones full arange
+isfinite isnan manual_seed seed get_rng_state set_rng_state save load
+""".split()
 
-_TENSOR = ["add_", "sub_", "mul_", "div_", "copy_", "zero_", "fill_", "normal_", "uniform_", "clamp_", "masked_fill_", "lerp_", "addcmul_", "addcdiv_", "detach_", "to", "cpu", "float", "half", "bfloat16", "double", "softmax", "matmul", "requires_grad_", "backward"]
+_TENSOR = """
+add_ sub_ mul_ div_ copy_ zero_ fill_ normal_ uniform_ clamp_ masked_fill_ lerp_ detach_ requires_grad_ to backward
+""".split()
 
-_COLLECTIVES = ["all_reduce", "broadcast", "all_gather", "all_gather_into_tensor", "reduce_scatter", "reduce_scatter_tensor", "all_to_all", "all_to_all_single", "reduce", "gather", "scatter", "send", "recv", "isend", "irecv", "batch_isend_irecv", "barrier", "monitored_barrier", "all_gather_object", "broadcast_object_list", "gather_object", "scatter_object_list", "all_gather_coalesced", "all_reduce_coalesced", "new_group", "init_process_group", "destroy_process_group"]
+_COLLECTIVES = """
+all_reduce broadcast all_gather all_gather_into_tensor reduce_scatter reduce_scatter_tensor all_to_all
+all_to_all_single reduce gather scatter send recv isend irecv batch_isend_irecv barrier monitored_barrier
+all_gather_object broadcast_object_list gather_object scatter_object_list all_gather_coalesced all_reduce_coalesced
+new_group init_process_group destroy_process_group
+""".split()
 
-_MODULE = ["train", "eval", "zero_grad", "state_dict", "load_state_dict", "requires_grad_", "to", "half", "float", "double", "bfloat16", "cuda", "cpu"]
+_MODULE = "train eval zero_grad state_dict load_state_dict requires_grad_ to half float double bfloat16 cuda cpu".split()
 _NOT_FUNCTIONAL = frozenset(
-    ["assert_int_or_pair", "boolean_dispatch", "handle_torch_function", "has_torch_function", "has_torch_function_unary", "has_torch_function_variadic"]
+    """assert_int_or_pair boolean_dispatch handle_torch_function has_torch_function has_torch_function_unary
+    has_torch_function_variadic""".split()
 )
 
 OPTIMIZER_METHODS = ("step", "zero_grad", "add_param_group", "state_dict", "load_state_dict")

@@ -109,6 +109,9 @@ class StepClock:
             self.on_change()
 
 
+KEPT_BASES = 1024  # base contexts in memory; at most a few a step are in use
+
+
 class ContextTable:
     """Interns contexts: the base (step, micro, phase, recompute, meta) and, per call, grad mode and autocast."""
 
@@ -116,10 +119,11 @@ class ContextTable:
         self.clock = clock
         self.meta: dict[str, Any] = {}
         self.recompute = 0
-        self._bases: list[tuple[int, int, str, bool, str]] = [(-1, 0, "init", False, "{}")]
+        # Only recent ones are kept: a run of a million steps has millions.
+        self._bases: dict[int, tuple[int, int, str, bool, str]] = {0: (-1, 0, "init", False, "{}")}
         self._base_index: dict[tuple[int, int, str, bool, str], int] = {self._bases[0]: 0}
         self._index: dict[tuple[int, bool, str, str], int] = {}
-        self._next = 1
+        self._next_base, self._next = 1, 1
         self.rows: list[tuple[Any, ...]] = []  # pending rows of the context table
 
     def base(self) -> int:
@@ -133,11 +137,14 @@ class ContextTable:
         )
         code = self._base_index.get(key)
         if code is None:
-            code = self._base_index[key] = len(self._bases)
-            self._bases.append(key)
-            if len(self._base_index) > 4096:  # a long run: only recent contexts can come back
-                self._base_index = {key: code}
-                self._index = {k: v for k, v in self._index.items() if k[0] >= code - 64}
+            code = self._base_index[key] = self._next_base
+            self._bases[code] = key
+            self._next_base += 1
+            if len(self._bases) > KEPT_BASES:
+                oldest = code - KEPT_BASES // 4
+                self._bases = {c: k for c, k in self._bases.items() if c >= oldest}
+                self._base_index = {k: c for c, k in self._bases.items()}
+                self._index = {k: v for k, v in self._index.items() if k[0] >= oldest}
         return code
 
     def resolve(self, base: int, grad: bool, autocast: str, outer: str) -> int:
@@ -147,7 +154,7 @@ class ContextTable:
         if code is None:
             code = self._index[key] = self._next
             self._next += 1
-            step, micro, phase, recompute, meta = self._bases[base]
+            step, micro, phase, recompute, meta = self._bases.get(base) or self._bases[max(self._bases)]
             self.rows.append((code, step, micro, phase, grad, autocast, outer, recompute, meta))
         return code
 

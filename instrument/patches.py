@@ -43,6 +43,8 @@ class Patches:
             the tap; `None` where there is nothing to patch, or where it is patched already.
         """
         raw = vars(owner).get(attribute, _MISSING)
+        if raw is _MISSING and isinstance(owner, type):
+            raw = getattr(owner, attribute, _MISSING)  # inherited from a C class: `Tensor.add_`
         if raw is _MISSING:
             return None
         function = raw.__func__ if isinstance(raw, staticmethod | classmethod) else raw
@@ -56,7 +58,7 @@ class Patches:
             self._keep.append(function)
             self._known_to_torchscript(function, tap)
         ours: Any = type(raw)(tap) if isinstance(raw, staticmethod | classmethod) else tap
-        self._set(owner, attribute, raw, ours)
+        self._set(owner, attribute, vars(owner).get(attribute, _MISSING), ours)
         for alias in aliases:
             if vars(alias).get(attribute) is function:
                 self._set(alias, attribute, function, tap)

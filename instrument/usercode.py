@@ -100,8 +100,7 @@ class UserCode:
             if attribute.startswith("__") and attribute != "__call__":
                 continue
             value = vars(cls).get(attribute)
-            wrapped = isinstance(value, staticmethod | classmethod)
-            function = value.__func__ if wrapped else value
+            function = value.__func__ if isinstance(value, staticmethod | classmethod) else value
             if not isinstance(function, types.FunctionType) or is_tap(function) or not _plain(function):
                 continue
             # A static or class method holds its function twice (`__func__`, `__wrapped__`); otherwise `value` is ours too.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from proctor.instrument.context import ContextTable, StepClock
+from proctor.instrument.context import KEPT_BASES, ContextTable, StepClock
 
 A, B = 1, 2
 
@@ -83,6 +83,21 @@ def test_inference_before_training_is_no_step() -> None:
     clock = StepClock()
     assert steps_of(clock, [("forward", False)]) == [-1]
     assert clock.phase == "init"
+
+
+def test_a_long_run_keeps_only_recent_contexts() -> None:
+    clock = StepClock()
+    table = ContextTable(clock)
+    for _ in range(5000):
+        clock.zero_grad(A)
+        clock.update_begins(A)
+        clock.update_ends(A)
+        table.resolve(table.base(), True, "", "")
+        table.resolve(table.base(), False, "", "")
+    rows = table.take_rows()
+    assert len(rows) == 10_000 and len({r[0] for r in rows}) == 10_000
+    assert len(table._bases) <= KEPT_BASES and len(table._index) <= 2 * KEPT_BASES
+    assert rows[-1][1] == 4999
 
 
 def test_contexts_are_interned_and_carry_the_user_s_meta() -> None:

@@ -5,16 +5,15 @@ from __future__ import annotations
 import gc
 import json
 import weakref
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
 
-torch = pytest.importorskip("torch")
-from torch import nn
-
 from proctor.instrument import state
 from proctor.instrument.state import Look, StateTracker, canonical
+
+torch = pytest.importorskip("torch")
+nn = torch.nn
 
 
 class Names:
@@ -187,9 +186,8 @@ def test_looking_changes_nothing(tracker: StateTracker) -> None:
 
 
 @pytest.fixture(autouse=True)
-def _collect() -> Iterator[None]:
+def _collect() -> None:
     gc.collect()  # discovery walks all live modules; those of earlier tests must be gone
-    yield
 
 
 @pytest.mark.parametrize(

@@ -178,3 +178,57 @@ def test_needs_and_sentences(tmp_path: Path) -> None:
         assert hypothesis.text("fn") in RELATION.needs(hypothesis).functions
         assert RELATION.say(hypothesis)
     assert RELATION.propose(load(tmp_path, [{"calls": [], "states": []}])) == []
+
+
+def functional(
+    how: dict[str, Any] | None, *, model: str, inner: str = "__main__.Block.forward"
+) -> dict[str, Any]:
+    """A model that evaluates and drops in it; `how` are named arguments of the functional dropout."""
+    rows = []
+    for step in range(3):
+        rows.append(
+            call(
+                f"{model}.forward",
+                {"M": model, "p": "", "t": 0},
+                tensor(8, 4),
+                flags=ROOT,
+                step=step,
+                phase="eval",
+            )
+        )
+        rows.append(
+            call(
+                inner,
+                {"M": inner, "p": "b", "t": 0},
+                tensor(8, 4),
+                parent=3 * step + 1,
+                step=step,
+                phase="eval",
+            )
+        )
+        rows.append(
+            call(
+                "torch.nn.functional.dropout",
+                tensor(8, 4),
+                0.5,
+                named=how or {},
+                parent=3 * step + 2,
+                step=step,
+                phase="eval",
+            )
+        )
+    return program(*rows, model=model)
+
+
+def test_functional_dropout_goes_on_in_evaluation(tmp_path: Path) -> None:
+    module = "torch.nn.Dropout.forward"
+    healthy = [functional({"training": False}, model=f"__main__.{m}", inner=module) for m in ("A", "B")]
+    rules = learn(RELATION, load(tmp_path, [healthy[0]], [healthy[1]]))
+    forgotten = load(tmp_path, [functional(None, model="__main__.C")])
+    assert "torch.nn.functional.dropout" in {
+        d.function.split(" ")[0] for d in details(RELATION, rules, forgotten)
+    }
+    meant = load(tmp_path, [functional({"training": True}, model="__main__.C")])
+    sampled = load(tmp_path, [functional({"training": True}, model="__main__.C", inner=module)])
+    assert not violations(RELATION, rules, meant)
+    assert not violations(RELATION, rules, sampled)

@@ -203,15 +203,23 @@ def test_clipping_of_scaled_gradients_is_found_in_any_program(tmp_path: Path) ->
 
 def test_clipping_after_the_update_is_found_in_any_program(tmp_path: Path) -> None:
     rules = learn(RELATION, load(tmp_path, [loop(body=("zero_grad", "forward", "backward", CLIP, "step"))]))
-    late = load(tmp_path, [loop(body=("zero_grad", "forward", "backward", "step", CLIP), model="__main__.Other")])
+    late = load(
+        tmp_path, [loop(body=("zero_grad", "forward", "backward", "step", CLIP), model="__main__.Other")]
+    )
     assert any(CLIP in d.function for d in details(RELATION, rules, late))
 
 
 def test_schedule_after_the_clearing_belongs_to_the_update_before(tmp_path: Path) -> None:
-    rules = learn(RELATION, load(tmp_path, [loop(body=("zero_grad", "forward", "backward", "step", SCHEDULER))]))
-    early = load(tmp_path, [loop(body=("zero_grad", "forward", "backward", SCHEDULER, "step"), model="__main__.B")])
+    rules = learn(
+        RELATION, load(tmp_path, [loop(body=("zero_grad", "forward", "backward", "step", SCHEDULER))])
+    )
+    early = load(
+        tmp_path, [loop(body=("zero_grad", "forward", "backward", SCHEDULER, "step"), model="__main__.B")]
+    )
     assert any("before" in d.expected for d in details(RELATION, rules, early))
-    at_end = load(tmp_path, [loop(body=("zero_grad", SCHEDULER, "forward", "backward", "step"), model="__main__.C")])
+    at_end = load(
+        tmp_path, [loop(body=("zero_grad", SCHEDULER, "forward", "backward", "step"), model="__main__.C")]
+    )
     assert not any("before" in d.expected for d in details(RELATION, rules, at_end))
 
 
