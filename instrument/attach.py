@@ -377,7 +377,7 @@ class Observer:
         self.user.sweep()
         self._sampled = step < self.config.warmup or step % max(self._sample_every, 1) == 0
         self.recorder.enabled = self._sampled
-        self.writer.step_ended()
+        self.writer.step_ended(self.recorder.pending + len(self.tracker.rows))
 
     def _optimizer_created(self, args: tuple[Any, ...], kwargs: Any, result: Any, raised: bool) -> None:
         if raised or self.inert:

@@ -4,8 +4,8 @@ A batch reaches the file in one `write`, and a write that fails (disk full) is c
 readable and later batches can follow. While writing fails the recorder samples steps, ever more sparsely, and the
 loss is counted in `process.json`; it recovers by itself when there is room again.
 
-Flush rule: when a step ends and a quarter of a second has passed since the last flush, and once a second anyway. (A
-batch costs about 2.5 KB of Arrow metadata over three tables: at every step of a toy that is more than the records.)
+Flush rule: once a second; and when a step ends, if a quarter of a second has passed and enough rows wait. (A batch costs
+about 2.5 KB of Arrow metadata over three tables: at every step of a toy that is more than the records.)
 """
 
 from __future__ import annotations
@@ -27,7 +27,8 @@ from proctor.instrument._guard import Guard, say
 from proctor.invariants.schema import TABLES
 
 FLUSH_S = 1.0  # a record is at most this old when it reaches the disk
-STEP_FLUSH_S = 0.25  # …and a finished step at most this old
+STEP_FLUSH_S = 0.25  # …and of a finished step at most this old,
+STEP_FLUSH_ROWS = 500  # when this many wait
 
 
 class Stream:
@@ -114,9 +115,13 @@ class TraceWriter:
         self.write_info()
         self._thread.start()
 
-    def step_ended(self) -> None:
-        """Ask for a flush; called by the training thread, never waits."""
-        if time.monotonic() - self._last_flush >= STEP_FLUSH_S:
+    def step_ended(self, waiting: int) -> None:
+        """Ask for a flush if it is worth one; called by the training thread, never waits.
+
+        Args:
+            waiting: rows that are not written yet.
+        """
+        if waiting >= STEP_FLUSH_ROWS and time.monotonic() - self._last_flush >= STEP_FLUSH_S:
             self._wake.set()
 
     def _run(self) -> None:
