@@ -2,8 +2,8 @@
 
     python benchmarks/exam.py FOLDER [--mode full|selective|both] [--only SUBSTRING] [--work DIR] [--json FILE]
 
-FOLDER holds one folder a case: `buggy.py`, `fixed.py`, `example_1.py`, `example_2.py` and `case.json`. A case is run
-twice: rules inferred from the two examples, and from `fixed.py` under another configuration. It is *detected* when a
+FOLDER holds one folder a case: `buggy.py`, `fixed.py`, `case.json`, and `example_1.py`, `example_2.py` or the names of
+examples of this repository in `case.json`. A case is run twice: rules inferred from the two examples, and from `fixed.py` under another configuration. It is *detected* when a
 violation appears on the buggy script by the first bad iteration + 1 and none appears on the fixed one, and *named* when
 a violation names one of the functions or variables that the case accepts. Cases for the oracle alone are left out.
 """
@@ -22,6 +22,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+EXAMPLES = Path(__file__).resolve().parent.parent / "examples"
 PROCTOR = [sys.executable, "-m", "proctor.cli"]
 
 
@@ -88,6 +89,7 @@ def examine(folder: Path, work: Path, modes: list[str]) -> list[dict[str, Any]]:
     t0 = time.time()
     sources: dict[str, list[Path]] = {}
     present = [folder / f"example_{i}.py" for i in (1, 2) if (folder / f"example_{i}.py").exists()]
+    present += [EXAMPLES / f"{name}.py" for name in case.get("examples", [])]
     if present:
         sources["examples"] = [record(s, work / s.stem, []) for s in present]
     sources["cross-config"] = [record(folder / "fixed.py", work / "cross", list(case.get("cross_config_args", [])))]

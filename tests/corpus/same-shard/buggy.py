@@ -1,0 +1,52 @@
+import argparse, copy, json, os, tempfile, contextlib, io
+import torch, torch.nn as nn, torch.nn.functional as F
+import torch.distributed as dist, torch.multiprocessing as mp
+from torch.nn.parallel import DistributedDataParallel as DDP
+
+
+def data(seed, n=160, d=12, classes=5):
+    g = torch.Generator().manual_seed(3)
+    w = torch.randn(d, classes, generator=g)
+    g = torch.Generator().manual_seed(seed)
+    x = torch.randn(n, d, generator=g)
+    return x, (x @ w).argmax(1)
+
+class Net(nn.Module):
+    def __init__(self, d, width, classes, drop=0.1):
+        super().__init__()
+        self.inp = nn.Linear(d, width)
+        self.body = nn.Sequential(nn.Linear(width, width), nn.BatchNorm1d(width), nn.ReLU(), nn.Dropout(drop))
+        self.head = nn.Linear(width, classes)
+    def forward(self, x):
+        return self.head(self.body(torch.relu(self.inp(x))))
+
+def train(rank, world, args):
+    x, y = data(7); ds = torch.utils.data.TensorDataset(x, y)
+    torch.manual_seed(args.seed)
+    model = DDP(Net(12, args.width, 5)); opt = torch.optim.AdamW(model.parameters(), lr=3e-3)
+    sampler = torch.utils.data.DistributedSampler(ds, shuffle=True)
+    sampler = torch.utils.data.DistributedSampler(ds, num_replicas=world, rank=0, shuffle=True)
+    loader = torch.utils.data.DataLoader(ds, 16, sampler=sampler)
+    it, epoch, losses = 0, 0, []
+    while it < args.iters:
+        sampler.set_epoch(epoch)
+        for xb, yb in loader:
+            opt.zero_grad(); loss = F.cross_entropy(model(xb), yb); loss.backward(); opt.step(); it += 1
+        epoch += 1
+    if rank == 0: print("RESULT {}")
+
+def start(rank, world, store, args):
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=world)
+    train(rank, world, args)
+    dist.barrier(); dist.destroy_process_group()
+
+if __name__ == "__main__":
+    ap = argparse.ArgumentParser()
+    ap.add_argument("--iters", type=int, default=12)
+    ap.add_argument("--seed", type=int, default=0)
+    ap.add_argument("--width", type=int, default=16)
+    ap.add_argument("--nprocs", type=int, default=2)
+    args = ap.parse_args()
+    with tempfile.TemporaryDirectory() as tmp:
+        mp.spawn(start, (args.nprocs, os.path.join(tmp, "r"), args), nprocs=args.nprocs)
