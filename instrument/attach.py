@@ -84,7 +84,8 @@ class Observer:
         recorder.set_tensor_types(torch.Tensor, nn.Parameter)
         recorder.set_module_type(nn.Module)
         recorder.set_library_prefixes(library_prefixes())
-        devices = ("cpu", "cuda") if torch.cuda.is_available() else ("cpu",)
+        # Not `cuda.is_available()`: asking the driver here would spoil CUDA for children that the program forks.
+        devices = ("cpu", "cuda") if torch.version.cuda is not None else ("cpu",)
         anywhere = getattr(torch._C, "_is_any_autocast_enabled", None)  # one call instead of one a device type
         recorder.set_probes(
             torch.is_grad_enabled, torch.is_autocast_enabled, torch.get_autocast_dtype, devices, anywhere
@@ -446,6 +447,8 @@ class Observer:
 
         if self._in_backward or self._updating:
             return
+        if not self.armed and self.recorder.pending >= PRE_ARM_ROWS:
+            self.recorder.enabled = False  # a process that runs models and does not train
         module = args[0]
         training = bool(module.training) and torch.is_grad_enabled()
         self.clock.forward(training)
