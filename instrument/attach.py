@@ -58,6 +58,9 @@ class Observer:
         self.inert = False
         self.finished = False
         self._coords: dict[str, int] = {}
+        self._position: tuple[int, int] | None = None  # rank and world, once torch.distributed has said them
+        self._groups: list[Any] = []  # process groups that have a name; kept, so that their ids stay theirs
+        self._phase_before = "init"
         self._notes: list[str] = []
         self._early_drops = 0
         self._in_backward = 0
@@ -299,8 +302,8 @@ class Observer:
         return {
             "schema": TRACE_SCHEMA,
             "pid": os.getpid(),
-            "rank": where["rank"] if not self.finished else self._last_rank(where),
-            "world": max(where["world"], self._world),
+            "rank": where["rank"] if self._position is None else self._position[0],
+            "world": where["world"] if self._position is None else self._position[1],
             "coords": self._coords,
             "python": sys.version.split()[0],
             "torch": torch.__version__,
@@ -308,12 +311,6 @@ class Observer:
             "notes": self.guard.notes + self._notes,
             "finished": self.finished,
         }
-
-    _rank = 0
-    _world = 1
-
-    def _last_rank(self, where: dict[str, Any]) -> int:
-        return self._rank if self._world > 1 else int(where["rank"])
 
     def _degrade(self, failing: bool) -> None:
         """The disk is full: sample ever more sparsely; back to normal when it is not."""
@@ -496,15 +493,13 @@ class Observer:
     def _checkpoint_ends(self, args: tuple[Any, ...], kwargs: Any, result: Any, raised: bool) -> None:
         self.clock.checkpoint(False, self._phase_before)
 
-    _phase_before = "init"
-
     # -- hooks: structure ---------------------------------------------------------------------------------
 
     def _distributed_ready(self, args: tuple[Any, ...], kwargs: Any, result: Any, raised: bool) -> None:
         if raised or self.inert:
             return
         where = mesh.position()
-        self._rank, self._world = where["rank"], where["world"]
+        self._position = where["rank"], where["world"]
         self.arm("torch.distributed was initialised")
         import torch.distributed as dist
 
@@ -514,9 +509,7 @@ class Observer:
     def _group_created(self, args: tuple[Any, ...], kwargs: Any, result: Any, raised: bool) -> None:
         if not raised and hasattr(result, "size"):
             self._name(result, mesh.group_label(result))
-            self._groups.append(result)  # its id stays valid
-
-    _groups: list[Any] = []  # noqa: RUF012 - one observer a process
+            self._groups.append(result)
 
     def _mesh_created(self, args: tuple[Any, ...], kwargs: Any, result: Any, raised: bool) -> None:
         if not raised:
