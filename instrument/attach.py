@@ -225,8 +225,7 @@ class Observer:
         try:
             self.writer = TraceWriter(folder, self._drain, self._info, self._degrade, self.guard)
         except OSError as e:
-            self.inert = True
-            self.recorder.enabled = False
+            self._become_inert()
             say(f"not recording: {folder}: {e.strerror or e}")
             return
         self._early_drops = self.recorder.dropped
@@ -276,11 +275,11 @@ class Observer:
         self._become_inert()
 
     def _drain(self) -> dict[str, Any]:
-        calls = self.recorder.drain()
-        names = self.recorder.drain_names()
-        tables = {"names": names, "context": self.contexts.take_rows(), "calls": calls, "states": self.tracker.take_rows()}
+        calls, states = self.recorder.drain(), self.tracker.take_rows()
+        # Taken after the rows, because the program goes on meanwhile: what a row refers to is then among them.
+        context, names = self.contexts.take_rows(), self.recorder.drain_names()
         self._cool(calls)
-        return tables
+        return {"names": names, "context": context, "calls": calls, "states": states}
 
     def _cool(self, calls: dict[str, Any]) -> None:
         """Stop observing a user function that is called so often that it drowns the rest."""

@@ -20,7 +20,6 @@ class RecordConfig(msgspec.Struct, frozen=True):
         states: attributes to watch among data, grad, buffer, optimizer; `None`: all.
         every: record every n-th step (the others leave no rows, so checks on them are UNKNOWN).
         warmup: steps recorded in full before `every` applies.
-        modules: in selective mode, classes of modules whose calls are recorded are in `functions`.
         user_code: also observe functions of the user's own modules.
     """
 

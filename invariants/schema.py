@@ -94,6 +94,4 @@ NAMES: Final = pa.schema([("kind", pa.uint8()), ("id", pa.uint32()), ("text", pa
 
 TABLES: Final = {"calls": CALLS, "states": STATES, "context": CONTEXT, "names": NAMES}
 
-# A table of a run that claims more than this for one column buffer is not one of ours (a 1 GB file of garbage).
-MAX_BATCH_BYTES: Final = 1 << 30
 MAX_NAME_CHARS: Final = 1 << 20

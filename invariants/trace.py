@@ -7,7 +7,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -448,9 +448,3 @@ def _take(mapping: np.ndarray[Any, Any], codes: np.ndarray[Any, Any]) -> np.ndar
 def _int(value: Any, default: int) -> int:
     fits = isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 1 << 31
     return int(value) if fits else default
-
-
-def count_rows(paths: Iterable[str | Path]) -> int:
-    """Records in these runs, for progress bars."""
-    trace = Trace.load(list(paths))
-    return trace.calls.height + trace.states.height

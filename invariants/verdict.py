@@ -1,18 +1,10 @@
-"""Verdicts, violations and incidents: what a check says."""
+"""Violations and incidents: what a check says."""
 
 from __future__ import annotations
-
-from enum import StrEnum
 
 import msgspec
 
 from proctor.invariants.invariant import Severity, Support
-
-
-class Verdict(StrEnum):
-    HOLDS = "holds"
-    VIOLATED = "violated"
-    UNKNOWN = "unknown"  # missing rank, dropped record, unsampled step: neither of the other two
 
 
 class Evidence(msgspec.Struct, frozen=True):
