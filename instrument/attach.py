@@ -28,6 +28,7 @@ from proctor.instrument._guard import Guard, say
 from proctor.instrument.config import RecordConfig, read_config
 from proctor.instrument.context import ContextTable, StepClock
 from proctor.instrument.patches import METHOD, MODULE_CALL, Patches
+from proctor.instrument.probes import MAX_VALUES, Home, Probes, Sink
 from proctor.instrument.state import Look, StateTracker
 from proctor.instrument.usercode import UserCode, library_prefixes
 from proctor.invariants.schema import TRACE_SCHEMA, Name
@@ -53,7 +54,9 @@ class Observer:
         self.patches = Patches(self.recorder)
         self.clock = StepClock()
         self.contexts = ContextTable(self.clock)
-        self.user = UserCode(self.patches, library_prefixes(), self._wants_user)
+        self.sink = Sink(self.recorder, self._value_ctx, config, self._wants_values)
+        self.probes = Probes(self.sink, self.guard.run)
+        self.user = UserCode(self.patches, library_prefixes(), self._wants_user, self.probes)
         self.armed = False
         self.inert = False
         self.finished = False
@@ -63,6 +66,7 @@ class Observer:
         self._phase_before = "init"
         self._notes: list[str] = []
         self._early_drops = 0
+        self._early_values = 0
         self._in_backward = 0
         self._updating = 0
         self._sampled = True
@@ -135,9 +139,11 @@ class Observer:
             hooks.setdefault(name, (None, self._collective_done))
         return hooks
 
-    def _tap(self, point: catalog.Point, before: Any = None, after: Any = None) -> None:
+    def _tap(self, point: catalog.Point, before: Any = None, after: Any = None, home: Home = Home.TORCH) -> None:
         wanted = self.config.wants(point.name)
-        if not wanted and before is None and after is None:
+        ours = before is not None or after is not None
+        before, after = self.probes.around(point.name, home, before, after)
+        if not wanted and not ours:
             return
         tap = self.patches.tap(
             point.owner, point.attribute, point.name, kind=point.kind, before=before, after=after, aliases=point.aliases
@@ -145,13 +151,14 @@ class Observer:
         if tap is not None:
             tap.record = wanted
             tap.flat = point.name in catalog.RECURSIVE
-            if before is not None or after is not None:
+            if ours:
                 tap.always = True
                 self._hooked.append(tap)
 
     def _tap_module_calls(self, module_class: Any) -> None:
+        before, after = self.probes.around(MODEL_CALL, Home.TORCH, self._forward_begins)
         tap = self.patches.tap(
-            module_class, "__call__", "torch.nn.Module.__call__", kind=MODULE_CALL, before=self._forward_begins
+            module_class, "__call__", "torch.nn.Module.__call__", kind=MODULE_CALL, before=before, after=after
         )
         if tap is not None:
             tap.root_only = True  # hooks run at the outermost module only
@@ -185,16 +192,16 @@ class Observer:
             leaving.__name__, leaving.__doc__, leaving.__module__ = name, original.__doc__, "os"
             self.patches.replace(os, name, leaving)
 
-    def _late(self, points: Callable[[Any], Any]) -> Callable[[Any], None]:
+    def _late(self, points: Callable[[Any], Any], home: Home = Home.TORCH) -> Callable[[Any], None]:
         def imported(module: Any) -> None:
-            self.guard.run(f"late {module.__name__}", self._tap_late, points, module)
+            self.guard.run(f"late {module.__name__}", self._tap_late, points, module, home)
 
         return imported
 
-    def _tap_late(self, points: Callable[[Any], Any], module: Any) -> None:
+    def _tap_late(self, points: Callable[[Any], Any], module: Any, home: Home) -> None:
         for point in points(module):
             after = self._sharded if point.attribute in ("fully_shard", "parallelize_module") else None
-            self._tap(point, None, after)
+            self._tap(point, None, after, home)
         if module.__name__ == "torch.distributed.device_mesh":
             point = catalog.Point(
                 module.DeviceMesh, "__init__", "torch.distributed.device_mesh.DeviceMesh.__init__", METHOD
@@ -208,7 +215,7 @@ class Observer:
             library = importlib.import_module(f"{integrations.__name__}.{info.name}")
             for module, methods in library.POINTS.items():
                 points = _library_points(library.LIBRARY, methods)
-                wrapt.register_post_import_hook(self._late(points), module)
+                wrapt.register_post_import_hook(self._late(points, Home.LIBRARY), module)
 
     # -- life ---------------------------------------------------------------------------------------------
 
@@ -228,8 +235,8 @@ class Observer:
             self._become_inert()
             say(f"not recording: {folder}: {e.strerror or e}")
             return
-        self._early_drops = self.recorder.dropped
-        self.recorder.capacity = MAX_ROWS
+        self._early_drops, self._early_values = self.recorder.dropped, self.sink.dropped
+        self.recorder.capacity, self.sink.capacity = MAX_ROWS, MAX_VALUES
         self.user.sweep()
         self.recorder.enabled = True
         self.writer.start()
@@ -242,6 +249,7 @@ class Observer:
             return
         if self.armed and not self.inert:
             self.guard.run("last-look", self._look_late)
+            self.probes.closing()
             self.finished = True
             self.recorder.enabled = False
             self.writer.close()
@@ -275,11 +283,11 @@ class Observer:
         self._become_inert()
 
     def _drain(self) -> dict[str, Any]:
-        calls, states = self.recorder.drain(), self.tracker.take_rows()
+        calls, states, values = self.recorder.drain(), self.tracker.take_rows(), self.sink.take_rows()
         # Taken after the rows, because the program goes on meanwhile: what a row refers to is then among them.
         context, names = self.contexts.take_rows(), self.recorder.drain_names()
         self._cool(calls)
-        return {"names": names, "context": context, "calls": calls, "states": states}
+        return {"names": names, "context": context, "calls": calls, "states": states, "values": values}
 
     def _cool(self, calls: dict[str, Any]) -> None:
         """Stop observing a user function that is called so often that it drowns the rest."""
@@ -306,7 +314,8 @@ class Observer:
             "coords": self._coords,
             "python": sys.version.split()[0],
             "torch": torch.__version__,
-            "dropped": self.recorder.dropped - self._early_drops + (self.writer.lost if self.writer is not None else 0),
+            "dropped": self.recorder.dropped - self._early_drops + self.sink.dropped - self._early_values
+            + (self.writer.lost if self.writer is not None else 0),
             "notes": self.guard.notes + self._notes,
             "finished": self.finished,
         }
@@ -348,6 +357,14 @@ class Observer:
     def _state_ctx(self) -> int:
         return self.contexts.resolve(self.contexts.base(), True, "", "")
 
+    def _value_ctx(self) -> int:
+        import torch
+
+        return self.contexts.resolve(self.contexts.base(), torch.is_grad_enabled(), "", "")
+
+    def _wants_values(self) -> bool:
+        return self._sampled and self.recorder.enabled and not self.inert and not self.finished
+
     def _look(self, edge: int, call: int | None = None, **what: Any) -> None:
         """Observe state at a boundary, if this step is recorded."""
         if not self.armed or not self._sampled or self.inert or self.finished:
@@ -374,6 +391,7 @@ class Observer:
         self.user.sweep()
         self._sampled = step < self.config.warmup or step % max(self._sample_every, 1) == 0
         self.recorder.enabled = self._sampled
+        self.probes.step_begins(step)
         self.writer.step_ended(self.recorder.pending + len(self.tracker.rows))
 
     def _optimizer_created(self, args: tuple[Any, ...], kwargs: Any, result: Any, raised: bool) -> None:

@@ -10,6 +10,8 @@ from pathlib import Path
 
 import msgspec
 
+from proctor.invariants.schema import Value
+
 
 class RecordConfig(msgspec.Struct, frozen=True):
     """How to record.
@@ -18,6 +20,7 @@ class RecordConfig(msgspec.Struct, frozen=True):
         run: run directory, absolute.
         functions: canonical names to patch; `None`: everything (full mode).
         states: attributes to watch among data, grad, buffer, optimizer; `None`: all.
+        values: kinds of values to record at calls (`schema.Value` in lower case); `None`: all.
         every: record every n-th step (the others leave no rows, so checks on them are UNKNOWN).
         warmup: steps recorded in full before `every` applies.
         user_code: also observe functions of the user's own modules.
@@ -26,6 +29,7 @@ class RecordConfig(msgspec.Struct, frozen=True):
     run: str
     functions: frozenset[str] | None = None
     states: frozenset[str] | None = None
+    values: frozenset[str] | None = None
     every: int = 1
     warmup: int = 10
     user_code: bool = True
@@ -36,6 +40,9 @@ class RecordConfig(msgspec.Struct, frozen=True):
 
     def wants(self, function: str) -> bool:
         return self.functions is None or function in self.functions
+
+    def keeps(self, kind: Value) -> bool:
+        return self.values is None or kind.name.lower() in self.values
 
     def watches(self, attr: str) -> bool:
         return self.states is None or attr in self.states

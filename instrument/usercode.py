@@ -16,9 +16,11 @@ import os
 import sys
 import sysconfig
 import types
+from collections.abc import Callable
 from typing import Any
 
 from proctor.instrument.patches import METHOD, PLAIN, Patches
+from proctor.instrument.probes import Home, Probes
 from proctor.native import is_tap
 
 _MAX_FUNCTIONS = 5000
@@ -40,10 +42,11 @@ def library_prefixes() -> tuple[str, ...]:
 class UserCode:
     """Finds and taps the user's functions."""
 
-    def __init__(self, patches: Patches, prefixes: tuple[str, ...], wants: Any) -> None:
+    def __init__(self, patches: Patches, prefixes: tuple[str, ...], wants: Callable[[str], bool], probes: Probes) -> None:
         self._patches = patches
+        self._probes = probes
         self._prefixes = prefixes
-        self._wants = wants  # name → bool
+        self._wants = wants
         self._seen: set[str] = set()
         self._modules = 0
         self.names: dict[str, Any] = {}
@@ -114,7 +117,8 @@ class UserCode:
     def _tap(self, owner: Any, attribute: str, name: str, kind: int, aliases: list[Any]) -> None:
         if not self._wants(name):
             return
-        tap = self._patches.tap(owner, attribute, name, kind=kind, aliases=aliases)
+        before, after = self._probes.around(name, Home.USER)
+        tap = self._patches.tap(owner, attribute, name, kind=kind, before=before, after=after, aliases=aliases)
         if tap is not None:
             self.names[name] = tap
 

@@ -7,6 +7,7 @@ A run directory::
     RUN/procs/<rank>-<pid>/names.arrow    code → text, for every coded column below
     RUN/procs/<rank>-<pid>/calls.arrow    one row a call, written when it returns
     RUN/procs/<rank>-<pid>/states.arrow   one row a changed variable
+    RUN/procs/<rank>-<pid>/values.arrow   one row a value seen at a call: batches, random draws, saved tensors, numbers
     RUN/procs/<rank>-<pid>/context.arrow  one row a distinct context (step, phase, autocast, …)
 
 Each table is an Arrow IPC *stream*, zstd, so a file that was cut by `kill -9` is readable up to its last whole
@@ -20,8 +21,8 @@ from typing import Final
 
 import pyarrow as pa
 
-# 1: first version.
-TRACE_SCHEMA: Final = 1
+# 1: first version. 2: the table `values`.
+TRACE_SCHEMA: Final = 2
 # 1: first version.
 PACK_SCHEMA: Final = 1
 
@@ -34,6 +35,7 @@ class Name(IntEnum):
     SIGNATURE = 2  # arguments or result, `invariants.signature`
     VARIABLE = 3  # JSON object, `invariants.trace.Variable`
     META = 4  # JSON object: dtype, shape, requires_grad, placement, attributes of a variable
+    PLACE = 5  # where in the arguments or the result of a call a value was: `0['input_ids']`, `out[1]`
 
 
 class CallFlag(IntFlag):
@@ -48,6 +50,20 @@ class StateFlag(IntFlag):
     NONFINITE = 4  # at least one NaN or infinity
     CONSTANT = 8  # every element has the same bits
     UNHASHED = 16  # value not read (sampled out, or an error of ours); only the meta is valid
+
+
+class Value(IntEnum):
+    """What a row of `values` is."""
+
+    BATCH = 0  # a tensor given to an outermost module call
+    SAMPLE = 1  # one row (index `item`) of such a tensor
+    DRAW = 2  # what a random function returned
+    RNG = 3  # the state of a random generator; `item`: loader worker, -1 for the training process
+    SAVED = 4  # a tensor of an object that was saved, or that `state_dict` returned
+    LOADED = 5  # a tensor of an object that was loaded
+    NUMBER = 6  # a plain number in an argument, a result or an attribute
+    SENT = 7  # a tensor given to a collective, before it ran
+    RECEIVED = 8  # the same tensor after it
 
 
 CALLS: Final = pa.schema(
@@ -77,6 +93,20 @@ STATES: Final = pa.schema(
         ("flags", pa.uint8()),  # StateFlag
     ]
 )
+VALUES: Final = pa.schema(
+    [
+        ("seq", pa.uint32()),  # the call at which the value was seen; 0: at a step boundary
+        ("ctx", pa.uint32()),
+        ("kind", pa.uint8()),  # Value
+        ("place", pa.uint32()),
+        ("item", pa.int32()),  # which of several at this place; -1: the only one
+        ("meta", pa.uint32()),  # dtype and shape of a tensor, "" for a number
+        ("fp", pa.uint64()),  # fingerprint of a tensor, 0 for a number
+        ("norm", pa.float32()),
+        ("number", pa.float64()),  # a number, also that of a tensor of one element on the CPU; NaN for others
+        ("flags", pa.uint8()),  # StateFlag
+    ]
+)
 CONTEXT: Final = pa.schema(
     [
         ("ctx", pa.uint32()),
@@ -92,6 +122,7 @@ CONTEXT: Final = pa.schema(
 )
 NAMES: Final = pa.schema([("kind", pa.uint8()), ("id", pa.uint32()), ("text", pa.string())])
 
-TABLES: Final = {"calls": CALLS, "states": STATES, "context": CONTEXT, "names": NAMES}
+TABLES: Final = {"calls": CALLS, "states": STATES, "values": VALUES, "context": CONTEXT, "names": NAMES}
+LATER: Final = {"values": 2}  # tables that traces of an earlier schema do not have
 
 MAX_NAME_CHARS: Final = 1 << 20

@@ -21,7 +21,7 @@ from pyarrow import ipc
 
 from proctor.errors import TraceError
 from proctor.invariants import signature
-from proctor.invariants.schema import MAX_NAME_CHARS, TABLES, TRACE_SCHEMA, Name
+from proctor.invariants.schema import LATER, MAX_NAME_CHARS, TABLES, TRACE_SCHEMA, Name, Value
 
 
 class Variable(msgspec.Struct, frozen=True):
@@ -58,6 +58,7 @@ class Trace:
 
     calls: proc u16, seq, parent, fn, site, ctx, args, ret, t, dur, flags
     states: proc u16, seq, call, edge, ctx, var, meta, fp, norm, flags
+    values: proc u16, seq, ctx, kind, place, item, meta, fp, norm, number, flags
     contexts: ctx, proc, step, micro, phase, grad, autocast, outer, recompute, meta
     """
 
@@ -68,6 +69,7 @@ class Trace:
     contexts: pl.DataFrame
     texts: dict[Name, list[str]]
     notes: list[str] = field(default_factory=list)
+    values: pl.DataFrame = field(default_factory=lambda: _empty("values"))
 
     @classmethod
     def load(cls, paths: Sequence[str | Path]) -> Trace:
@@ -90,6 +92,10 @@ class Trace:
     @property
     def sites(self) -> list[str]:
         return self.texts[Name.SITE]
+
+    @property
+    def places(self) -> list[str]:
+        return self.texts.get(Name.PLACE, [""])
 
     @cached_property
     def function_code(self) -> dict[str, int]:
@@ -205,6 +211,15 @@ class Run:
         frame = self.trace.states.join(self.trace.variables, on="var", how="left", maintain_order="left")
         frame = frame.join(self.trace.metas, on="meta", how="left", maintain_order="left").drop("var")
         return self._with_context(frame.drop("meta"))
+
+    @cached_property
+    def values(self) -> pl.DataFrame:
+        """One row a value seen at a call: kind, place, fingerprint or number, step, rank."""
+        frame = self._named(self.trace.values, "place", Name.PLACE)
+        kinds = {int(kind): kind.name.lower() for kind in Value}
+        frame = frame.with_columns(pl.col("kind").replace_strict(kinds, default="", return_dtype=pl.String))
+        frame = frame.join(self.trace.metas, on="meta", how="left", maintain_order="left").drop("meta")
+        return self._with_context(frame)
 
     @cached_property
     def context(self) -> pl.DataFrame:
@@ -323,7 +338,7 @@ class _Merge:
         self.runs: list[str] = []
         self.notes: list[str] = []
         self.index: dict[Name, dict[str, int]] = {kind: {"": 0} for kind in Name}
-        self.frames: dict[str, list[pl.DataFrame]] = {"calls": [], "states": [], "context": []}
+        self.frames: dict[str, list[pl.DataFrame]] = {"calls": [], "states": [], "values": [], "context": []}
         self.next_ctx = 1
 
     def add(self, path: Path) -> None:
@@ -343,11 +358,11 @@ class _Merge:
         program = str(info.get("program", path.name))
         folders = sorted(p for p in (path / "procs").glob("*") if p.is_dir()) if (path / "procs").is_dir() else []
         for folder in folders:
-            self._add_process(folder, run, program)
+            self._add_process(folder, run, program, version)
         if not folders:
             self.notes.append(f"{path}: no process of this run trained, so nothing was recorded")
 
-    def _add_process(self, folder: Path, run: int, program: str) -> None:
+    def _add_process(self, folder: Path, run: int, program: str, schema: int) -> None:
         try:
             info = _read_json(folder / "process.json")
         except TraceError:
@@ -355,6 +370,9 @@ class _Merge:
             self.notes.append(f"{folder.name}: process.json is missing or damaged; its rank is taken as 0")
         tables: dict[str, pa.Table] = {}
         for table in TABLES:
+            if LATER.get(table, 0) > schema:
+                tables[table] = TABLES[table].empty_table()
+                continue
             tables[table], cut = read_stream(folder / f"{table}.arrow", table)
             if cut:
                 self.notes.append(f"{folder.name}/{cut}")
@@ -379,6 +397,7 @@ class _Merge:
         for table, columns in (
             ("calls", {"fn": Name.FUNCTION, "site": Name.SITE, "args": Name.SIGNATURE, "ret": Name.SIGNATURE}),
             ("states", {"var": Name.VARIABLE, "meta": Name.META}),
+            ("values", {"place": Name.PLACE, "meta": Name.META}),
         ):
             frame = pl.DataFrame(pl.from_arrow(tables[table]))
             remapped = [
@@ -425,6 +444,7 @@ class _Merge:
             runs=self.runs,
             calls=self._stack("calls"),
             states=self._stack("states"),
+            values=self._stack("values"),
             contexts=self._stack("context"),
             texts={kind: list(index) for kind, index in self.index.items()},
             notes=self.notes + [f"rank {p.rank}: {n}" for p in self.processes for n in p.notes],
@@ -434,8 +454,12 @@ class _Merge:
         frames = self.frames[table]
         if frames:
             return pl.concat(frames)
-        empty = pl.DataFrame(pl.from_arrow(TABLES[table].empty_table()))
-        return empty.with_columns(pl.lit(0, dtype=pl.UInt16).alias("proc")).clear()
+        return _empty(table)
+
+
+def _empty(table: str) -> pl.DataFrame:
+    frame = pl.DataFrame(pl.from_arrow(TABLES[table].empty_table()))
+    return frame.select(pl.lit(0, dtype=pl.UInt16).alias("proc"), *frame.columns).clear()
 
 
 def _take(mapping: np.ndarray[Any, Any], codes: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:

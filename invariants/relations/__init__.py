@@ -51,13 +51,14 @@ class Examples:
 
 @dataclass(frozen=True)
 class Needs:
-    """What must be recorded for a rule: functions, and attributes of tracked variables."""
+    """What must be recorded for a rule: functions, attributes of tracked variables, values at calls."""
 
     functions: frozenset[str] = frozenset()
     states: frozenset[str] = frozenset()  # data, grad, buffer, optimizer
+    values: frozenset[str] = frozenset()  # names of `schema.Value` in lower case: batch, rng, number, …
 
     def __or__(self, other: Needs) -> Needs:
-        return Needs(self.functions | other.functions, self.states | other.states)
+        return Needs(self.functions | other.functions, self.states | other.states, self.values | other.values)
 
 
 @dataclass(frozen=True)

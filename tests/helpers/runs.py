@@ -20,7 +20,7 @@ from typing import Any
 import pyarrow as pa
 from pyarrow import ipc
 
-from proctor.invariants.schema import CALLS, CONTEXT, NAMES, STATES, TRACE_SCHEMA, Name
+from proctor.invariants.schema import CALLS, CONTEXT, NAMES, STATES, TRACE_SCHEMA, VALUES, Name, Value
 
 Row = Mapping[str, Any]
 
@@ -50,7 +50,7 @@ def write_run(
 
     Args:
         path: the directory to make.
-        processes: mappings with `calls` and `states` (rows), and any of rank, world, pid, coords, dropped, notes,
+        processes: mappings with `calls`, `states` and `values` (rows), and any of rank, world, pid, coords, dropped, notes,
             finished (default: true), context (rows without a record, to extend the steps).
         program: what preconditions and support count as one program.
         command: the user's command.
@@ -89,6 +89,7 @@ class _Tables:
     def write(self, process: Row) -> None:
         calls = [self._call(i, row) for i, row in enumerate(process.get("calls", ()), start=1)]
         states = [self._state(row) for row in process.get("states", ())]
+        values = [self._value(row) for row in process.get("values", ())]
         for row in process.get("context", ()):
             self._context(row)
         context = [dict(zip(_CONTEXT, key), ctx=code) for key, code in self.contexts.items()]
@@ -101,6 +102,7 @@ class _Tables:
         for name, schema, rows in (
             ("calls", CALLS, calls),
             ("states", STATES, states),
+            ("values", VALUES, values),
             ("context", CONTEXT, context),
             ("names", NAMES, names),
         ):
@@ -143,6 +145,20 @@ class _Tables:
             "meta": self._code(Name.META, row.get("meta", {})),
             "fp": row.get("fp", 0),
             "norm": row.get("norm", float("nan")),
+            "flags": row.get("flags", 0),
+        }
+
+    def _value(self, row: Row) -> dict[str, Any]:
+        return {
+            "seq": row.get("seq", 0),
+            "ctx": self._context(row),
+            "kind": int(Value[row["kind"].upper()]),
+            "place": self._code(Name.PLACE, row.get("place", "0")),
+            "item": row.get("item", -1),
+            "meta": self._code(Name.META, row.get("meta", "")),
+            "fp": row.get("fp", 0),
+            "norm": row.get("norm", float("nan")),
+            "number": row.get("number", float("nan")),
             "flags": row.get("flags", 0),
         }
 

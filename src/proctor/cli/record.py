@@ -64,5 +64,11 @@ def _config(args: argparse.Namespace) -> RecordConfig:
         for rule in read_pack(Path(path), list(relations)).invariants:
             needs |= relations[rule.relation].needs(rule.hypothesis)
     return RecordConfig(
-        run=run, functions=needs.functions, states=needs.states, every=args.every, warmup=args.warmup, user_code=user_code
+        run=run,
+        functions=needs.functions,
+        states=needs.states,
+        values=needs.values,
+        every=args.every,
+        warmup=args.warmup,
+        user_code=user_code,
     )

@@ -1,0 +1,222 @@
+"""Probes record values at calls: one file each, found by import, like relations.
+
+A probe says at which functions it wants to look (`hooks`), and appends rows of the `values` table through its `Sink`.
+What a probe raises is caught, said once and turns that probe off; the others go on.
+"""
+
+from __future__ import annotations
+
+import importlib
+import json
+import math
+import pkgutil
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable
+from enum import Enum
+from typing import Any, ClassVar
+
+from proctor.instrument.config import RecordConfig
+from proctor.instrument.fingerprint import fingerprint_all
+from proctor.invariants.schema import Name, Value
+from proctor.native import Recorder
+
+PRE_ARM_VALUES = 20_000  # rows kept from before the first training act
+MAX_VALUES = 1_000_000  # rows in memory when the writer cannot keep up
+
+Before = Callable[[tuple[Any, ...], dict[str, Any] | None], None]
+After = Callable[[tuple[Any, ...], dict[str, Any] | None, Any, bool], None]
+Hooks = tuple[Before | None, After | None]
+NO_HOOKS: Hooks = (None, None)
+
+
+class Home(Enum):
+    """Whose function a hook is for."""
+
+    TORCH = "torch"
+    LIBRARY = "library"  # transformers, accelerate, …: `instrument/integrations/`
+    USER = "user"
+
+
+class Sink:
+    """Where probes put what they saw; rows of the `values` table, in order.
+
+    Args:
+        recorder: names and the present call.
+        context: code of the present context.
+        config: which kinds are wanted.
+        live: whether rows are wanted now (a sampled step of a process that is recorded).
+    """
+
+    def __init__(
+        self, recorder: Recorder, context: Callable[[], int], config: RecordConfig, live: Callable[[], bool]
+    ) -> None:
+        self.recorder, self.config = recorder, config
+        self._context, self._live = context, live
+        self.rows: list[tuple[Any, ...]] = []
+        self.dropped = 0
+        self.capacity = PRE_ARM_VALUES
+
+    @property
+    def live(self) -> bool:
+        return self._live()
+
+    @property
+    def call(self) -> int:
+        """The call whose hook runs; 0 outside of any."""
+        return self.recorder.current_call
+
+    def number(self, place: str, value: float, *, item: int = -1, call: int | None = None) -> None:
+        """Append a plain number. Integers beyond 2**53 lose their last digits."""
+        self._append(Value.NUMBER, place, item, 0, (0, math.nan, 0), float(value), call)
+
+    def tensors(
+        self, kind: Value, seen: Iterable[tuple[str, int, Any]], *, call: int | None = None, numbers: bool = False
+    ) -> None:
+        """Fingerprint tensors and append a row for each.
+
+        Args:
+            seen: place, item and tensor (dense CPU tensors in one native call, one synchronisation a device).
+            call: the call they belong to; the present one when left out.
+            numbers: also the value of tensors of one element that lie on the CPU.
+        """
+        seen = list(seen)
+        summaries = fingerprint_all([tensor for _, _, tensor in seen]) if seen else []
+        for (place, item, tensor), summary in zip(seen, summaries):
+            number = math.nan
+            if numbers and tensor.numel() == 1 and tensor.device.type == "cpu":
+                number = float(tensor.detach())
+            self._append(kind, place, item, self._meta(tensor), summary, number, call)
+
+    def fingerprint(self, kind: Value, place: str, fp: int, *, item: int = -1, call: int | None = None) -> None:
+        """Append a row for content that was hashed elsewhere."""
+        self._append(kind, place, item, 0, (fp, math.nan, 0), math.nan, call)
+
+    def _append(
+        self, kind: Value, place: str, item: int, meta: int, summary: tuple[int, float, int], number: float, call: int | None
+    ) -> None:
+        if len(self.rows) >= self.capacity:
+            self.dropped += 1
+            return
+        fp, norm, flags = summary
+        code = self.recorder.intern(int(Name.PLACE), place)
+        seq = self.call if call is None else call
+        self.rows.append((seq, self._context(), int(kind), code, item, meta, fp, norm, number, flags))
+
+    def _meta(self, tensor: Any) -> int:
+        facts = {
+            "dtype": str(tensor.dtype).removeprefix("torch."),
+            "shape": json.dumps(list(tensor.shape), separators=(",", ":")),
+            "device": tensor.device.type,
+        }
+        return self.recorder.intern(int(Name.META), json.dumps(facts, sort_keys=True))
+
+    def take_rows(self) -> list[tuple[Any, ...]]:
+        rows, self.rows = self.rows, []
+        return rows
+
+
+class Probe(ABC):
+    """Looks at some functions and records values there."""
+
+    name: ClassVar[str]
+    kinds: ClassVar[frozenset[Value]]  # a probe none of whose kinds is wanted is not made
+
+    def __init__(self, sink: Sink) -> None:
+        self.sink = sink
+
+    @abstractmethod
+    def hooks(self, function: str, home: Home) -> Hooks:
+        """What to run before and after this function; `NO_HOOKS` for most. Runs while the sink is live.
+
+        A hook must neither change its arguments, nor draw random numbers, nor synchronise a device needlessly.
+        """
+
+    def step_begins(self, step: int) -> None:  # noqa: B027 - most probes have nothing to do
+        """Step `step` is about to be counted; the present context is still that of the step before."""
+
+    def closing(self) -> None:  # noqa: B027
+        """The process says goodbye; last chance to append rows."""
+
+
+_REGISTRY: dict[str, type[Probe]] = {}
+
+
+def register(cls: type[Probe]) -> type[Probe]:
+    """Class decorator: makes a probe known under its name."""
+    _REGISTRY[cls.name] = cls
+    return cls
+
+
+def registry() -> dict[str, type[Probe]]:
+    """All probes by name; importing them is what registers them."""
+    for module in pkgutil.iter_modules(__path__):
+        if not module.name.startswith("_"):
+            importlib.import_module(f"{__name__}.{module.name}")
+    return dict(sorted(_REGISTRY.items()))
+
+
+class Probes:
+    """The probes of one process behind the hooks of its taps.
+
+    Args:
+        sink: shared by all.
+        run: `Guard.run`, the place where errors of ours end.
+    """
+
+    def __init__(self, sink: Sink, run: Callable[..., Any]) -> None:
+        self.sink, self._run = sink, run
+        wanted = [p for p in registry().values() if any(sink.config.keeps(kind) for kind in p.kinds)]
+        self._probes = [probe(sink) for probe in wanted]
+
+    def around(self, function: str, home: Home, before: Before | None = None, after: After | None = None) -> Hooks:
+        """The hooks of a function: the given ones and those of all probes, as one each."""
+        befores: list[Before] = [before] if before else []
+        afters: list[After] = []
+        for probe in self._probes if self.sink.config.wants(function) else ():
+            first, last = probe.hooks(function, home)
+            if first is not None:
+                befores.append(self._guarded_before(probe.name, first))
+            if last is not None:
+                afters.append(self._guarded_after(probe.name, last))
+        if after:
+            afters.append(after)
+        return _chain(befores), _chain(afters)
+
+    def step_begins(self, step: int) -> None:
+        for probe in self._probes:
+            self._run(f"probe {probe.name}", probe.step_begins, step)
+
+    def closing(self) -> None:
+        for probe in self._probes:
+            self._run(f"probe {probe.name}", probe.closing)
+
+    def _guarded_before(self, name: str, hook: Before) -> Before:
+        label, sink, run = f"probe {name}", self.sink, self._run
+
+        def before(args: tuple[Any, ...], kwargs: dict[str, Any] | None) -> None:
+            if sink.live:
+                run(label, hook, args, kwargs)
+
+        return before
+
+    def _guarded_after(self, name: str, hook: After) -> After:
+        label, sink, run = f"probe {name}", self.sink, self._run
+
+        def after(args: tuple[Any, ...], kwargs: dict[str, Any] | None, result: Any, raised: bool) -> None:
+            if sink.live:
+                run(label, hook, args, kwargs, result, raised)
+
+        return after
+
+
+def _chain(hooks: list[Any]) -> Any:
+    """Several hooks of one kind as one; `None` for none."""
+    if len(hooks) <= 1:
+        return hooks[0] if hooks else None
+    several = tuple(hooks)
+
+    def chained(*args: Any) -> None:
+        for hook in several:
+            hook(*args)
+
+    return chained
