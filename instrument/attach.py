@@ -71,6 +71,7 @@ class Observer:
         self._updating = 0
         self._sampled = True
         self._sample_every = config.every
+        self._building: list[Any] = []  # taps that tell when the first model is built
         self._hooked: list[Any] = []  # taps whose hooks must run at every step
         self._optimizer_count = 0
         self._patched_classes: set[type] = set()
@@ -135,6 +136,8 @@ class Observer:
             "torch.save": (self._checkpoint_begins, self._checkpoint_ends),
             "torch.load": (self._checkpoint_begins, self._checkpoint_ends),
         }
+        for name in catalog.INITIALISERS:
+            hooks[name] = (self._model_is_built, None)
         for name in catalog.COLLECTIVES:
             hooks.setdefault(name, (None, self._collective_done))
         return hooks
@@ -153,7 +156,7 @@ class Observer:
             tap.flat = point.name in catalog.RECURSIVE
             if ours:
                 tap.always = True
-                self._hooked.append(tap)
+                (self._building if point.name in catalog.INITIALISERS else self._hooked).append(tap)
 
     def _tap_module_calls(self, module_class: Any) -> None:
         before, after = self.probes.around(MODEL_CALL, Home.TORCH, self._forward_begins)
@@ -318,6 +321,7 @@ class Observer:
             + (self.writer.lost if self.writer is not None else 0),
             "notes": self.guard.notes + self._notes,
             "finished": self.finished,
+            **self.probes.facts(),
         }
 
     def _degrade(self, failing: bool) -> None:
@@ -393,6 +397,15 @@ class Observer:
         self.recorder.enabled = self._sampled
         self.probes.step_begins(step)
         self.writer.step_ended(self.recorder.pending + len(self.tracker.rows))
+
+    def _model_is_built(self, args: tuple[Any, ...], kwargs: Any) -> None:
+        """The first layer fills its parameters: time to observe the user's own functions, so that what runs before
+        the first optimizer (sizes, totals, a library's set-up) is seen."""
+        for tap in self._building:
+            tap.before, tap.always = None, False
+        self._building = []
+        if not self.inert:
+            self.guard.run("user code", self.user.sweep)
 
     def _optimizer_created(self, args: tuple[Any, ...], kwargs: Any, result: Any, raised: bool) -> None:
         if raised or self.inert:

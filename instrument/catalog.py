@@ -54,6 +54,8 @@ OPTIMIZER_METHODS = ("step", "zero_grad", "add_param_group", "state_dict", "load
 SCHEDULER_METHODS = ("step", "get_last_lr", "state_dict", "load_state_dict")
 # These call themselves on every child module; only the outermost call says something.
 RECURSIVE = frozenset({"torch.nn.Module.train", "torch.nn.Module.load_state_dict", "torch.nn.Module.state_dict"})
+# What the layers of torch fill their parameters with.
+INITIALISERS = frozenset(f"torch.nn.init.{name}" for name in ("kaiming_uniform_", "uniform_", "normal_", "ones_", "xavier_uniform_"))
 COLLECTIVES = frozenset(f"torch.distributed.{name}" for name in _COLLECTIVES)
 
 # Modules that are imported late or never; their points are patched when they are imported.

@@ -2,7 +2,7 @@
 
 A user's module is one whose file is neither the standard library's nor an installed package's. Its functions and the
 methods of its classes are tapped when the process begins to train, in every namespace of the user's that holds them;
-modules that are imported later are found at the next step. Left alone: dunder methods but `__call__`, `forward` of
+modules that are imported later are found at the next step. Left alone: dunder methods but `__call__` and `__init__`, `forward` of
 modules (the call of the module is recorded), generators, coroutines, properties, and autograd functions.
 
 Left alone too: a function that is held anywhere but in the user's namespaces (a registry, a callback, a running frame),
@@ -100,8 +100,10 @@ class UserCode:
         if issubclass(cls, Function | BaseException | tuple) or hasattr(cls, "__torch_function__"):
             return
         for attribute in list(vars(cls)):
-            if attribute.startswith("__") and attribute != "__call__":
+            if attribute.startswith("__") and attribute not in ("__call__", "__init__"):
                 continue
+            if attribute == "__init__" and (type(cls) is not type or hasattr(cls, "__dataclass_fields__")):
+                continue  # made by a metaclass or a decorator, which may look at it
             value = vars(cls).get(attribute)
             function = value.__func__ if isinstance(value, staticmethod | classmethod) else value
             if not isinstance(function, types.FunctionType) or is_tap(function) or not _plain(function):

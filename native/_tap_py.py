@@ -387,7 +387,7 @@ class Recorder:
         self.module_namer: Callable[[type], int] | None = None
         self._describer = _Describer()
         self._rows: list[tuple[int, ...]] = []
-        self._names: list[dict[str, int]] = [{} for _ in range(5)]
+        self._names: list[dict[str, int]] = [{} for _ in range(6)]
         self._fresh: list[tuple[int, int, str]] = []
         self._resolver: Callable[[int, bool, str, str], int] | None = None
         self._is_grad: Callable[[], bool] | None = None
@@ -457,8 +457,8 @@ class Recorder:
         return [(s.seq, s.fn, s.t) for s in self._thread.stack]
 
     def intern(self, kind: int, text: str) -> int:
-        if not 0 <= kind < 5:
-            raise ValueError(f"kind is {kind}, expected 0 to 4")
+        if not 0 <= kind < 6:
+            raise ValueError(f"kind is {kind}, expected 0 to 5")
         names, text = self._names[kind], _clean(text)
         if (code := names.get(text)) is None:
             code = names[text] = len(names) + 1

@@ -574,7 +574,7 @@ PyObject* intern(PyObject* self, PyObject* args) {
   int kind;
   PyObject* text;
   if (!PyArg_ParseTuple(args, "iU:intern", &kind, &text)) return nullptr;
-  if (kind < 0 || kind >= kNameKinds) return PyErr_Format(PyExc_ValueError, "kind is %d, expected 0 to 4", kind);
+  if (kind < 0 || kind >= kNameKinds) return PyErr_Format(PyExc_ValueError, "kind is %d, expected 0 to %d", kind, kNameKinds - 1);
   return PyLong_FromUnsignedLong(of(self).intern(kind, utf8(text)));
 }
 

@@ -18,7 +18,7 @@
 namespace proctor {
 
 enum CallFlag : uint8_t { kRaised = 1, kRoot = 2, kThread = 4 };  // invariants.schema.CallFlag
-enum NameKind : int { kFunction, kSite, kSignature, kVariable, kMeta, kNameKinds };  // invariants.schema.Name
+enum NameKind : int { kFunction, kSite, kSignature, kVariable, kMeta, kPlace, kNameKinds };  // invariants.schema.Name
 
 constexpr size_t kFirstRows = 16 * 1024;          // 16 Ki rows = 784 KiB, doubled when full
 constexpr size_t kDefaultCapacity = 4'000'000;    // undrained rows, about 190 MiB

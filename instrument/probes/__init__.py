@@ -17,7 +17,7 @@ from typing import Any, ClassVar
 
 from proctor.instrument.config import RecordConfig
 from proctor.instrument.fingerprint import fingerprint_all
-from proctor.invariants.schema import Name, Value
+from proctor.invariants.schema import Name, StateFlag, Value
 from proctor.native import Recorder
 
 PRE_ARM_VALUES = 20_000  # rows kept from before the first training act
@@ -65,9 +65,15 @@ class Sink:
         """The call whose hook runs; 0 outside of any."""
         return self.recorder.current_call
 
-    def number(self, place: str, value: float, *, item: int = -1, call: int | None = None) -> None:
+    def number(
+        self, place: str, value: float, *, kind: Value = Value.NUMBER, item: int = -1, call: int | None = None
+    ) -> None:
         """Append a plain number. Integers beyond 2**53 lose their last digits."""
-        self._append(Value.NUMBER, place, item, 0, (0, math.nan, 0), float(value), call)
+        self._append(kind, place, item, 0, (0, math.nan, 0), float(value), call)
+
+    def note(self, kind: Value, place: str, *, meta: int, call: int | None = None) -> None:
+        """Append a row that says something in its meta (a code of `Name.META`) alone."""
+        self._append(kind, place, -1, meta, (0, math.nan, 0), math.nan, call)
 
     def tensors(
         self, kind: Value, seen: Iterable[tuple[str, int, Any]], *, call: int | None = None, numbers: bool = False
@@ -90,6 +96,10 @@ class Sink:
     def fingerprint(self, kind: Value, place: str, fp: int, *, item: int = -1, call: int | None = None) -> None:
         """Append a row for content that was hashed elsewhere."""
         self._append(kind, place, item, 0, (fp, math.nan, 0), math.nan, call)
+
+    def description(self, kind: Value, place: str, tensor: Any, *, item: int = -1, call: int | None = None) -> None:
+        """Append what a tensor is, and not what it holds: nothing is read and no device waits."""
+        self._append(kind, place, item, self._meta(tensor), (0, math.nan, int(StateFlag.UNHASHED)), math.nan, call)
 
     def _append(
         self, kind: Value, place: str, item: int, meta: int, summary: tuple[int, float, int], number: float, call: int | None
@@ -120,6 +130,7 @@ class Probe(ABC):
 
     name: ClassVar[str]
     kinds: ClassVar[frozenset[Value]]  # a probe none of whose kinds is wanted is not made
+    steady: ClassVar[bool] = False  # its hooks run in steps that are not sampled, too
 
     def __init__(self, sink: Sink) -> None:
         self.sink = sink
@@ -136,6 +147,10 @@ class Probe(ABC):
 
     def closing(self) -> None:  # noqa: B027
         """The process says goodbye; last chance to append rows."""
+
+    def facts(self) -> dict[str, Any]:
+        """More keys of `process.json`; asked by the writer's thread at every flush."""
+        return {}
 
 
 _REGISTRY: dict[str, type[Probe]] = {}
@@ -175,35 +190,42 @@ class Probes:
         for probe in self._probes if self.sink.config.wants(function) else ():
             first, last = probe.hooks(function, home)
             if first is not None:
-                befores.append(self._guarded_before(probe.name, first))
+                befores.append(self._guarded_before(probe, first))
             if last is not None:
-                afters.append(self._guarded_after(probe.name, last))
+                afters.append(self._guarded_after(probe, last))
         if after:
             afters.append(after)
         return _chain(befores), _chain(afters)
 
     def step_begins(self, step: int) -> None:
         for probe in self._probes:
-            self._run(f"probe {probe.name}", probe.step_begins, step)
+            self._run(f"values: {probe.name}", probe.step_begins, step)
 
     def closing(self) -> None:
         for probe in self._probes:
-            self._run(f"probe {probe.name}", probe.closing)
+            self._run(f"values: {probe.name}", probe.closing)
 
-    def _guarded_before(self, name: str, hook: Before) -> Before:
-        label, sink, run = f"probe {name}", self.sink, self._run
+    def facts(self) -> dict[str, Any]:
+        """What the probes add to `process.json`."""
+        out: dict[str, Any] = {}
+        for probe in self._probes:
+            out |= self._run(f"values: {probe.name}", probe.facts) or {}
+        return out
+
+    def _guarded_before(self, probe: Probe, hook: Before) -> Before:
+        label, sink, run, steady = f"values: {probe.name}", self.sink, self._run, probe.steady
 
         def before(args: tuple[Any, ...], kwargs: dict[str, Any] | None) -> None:
-            if sink.live:
+            if steady or sink.live:
                 run(label, hook, args, kwargs)
 
         return before
 
-    def _guarded_after(self, name: str, hook: After) -> After:
-        label, sink, run = f"probe {name}", self.sink, self._run
+    def _guarded_after(self, probe: Probe, hook: After) -> After:
+        label, sink, run, steady = f"values: {probe.name}", self.sink, self._run, probe.steady
 
         def after(args: tuple[Any, ...], kwargs: dict[str, Any] | None, result: Any, raised: bool) -> None:
-            if sink.live:
+            if steady or sink.live:
                 run(label, hook, args, kwargs, result, raised)
 
         return after

@@ -537,7 +537,7 @@ def test_names_are_interned_once_a_kind(rec: Any) -> None:
     assert rec.drain_names() == [(0, 1, "x"), (1, 1, "x"), (2, 1, "x"), (3, 1, "x"), (4, 1, "x"), (0, 2, "y")]
     assert rec.drain_names() == []
     with pytest.raises(ValueError, match="kind"):
-        rec.intern(5, "x")
+        rec.intern(6, "x")
 
 
 def test_site_is_the_nearest_frame_of_user_code(impl: Any, rec: Any, monkeypatch: pytest.MonkeyPatch) -> None:
