@@ -1,0 +1,1 @@
+"""Others' traces and rules as runs and packs: one package a tool."""
