@@ -4,13 +4,16 @@ Training repeats itself, so a million examples are a few thousand distinct rows.
 the order of its texts; the codes of a row are packed into as few 64-bit words as they need, and the rows are
 grouped on those words. All later work is on distinct rows, sorted, so that nothing depends on row order.
 
+A frame may be a count of examples already (`COUNT`), as partials of shards are.
+
 Legend: N distinct rows, K fields, W words, M rows distinct also by process.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 import polars as pl
@@ -20,6 +23,7 @@ from proctor.invariants.relations import Examples
 
 Array = np.ndarray[Any, Any]
 
+COUNT: Final = "_count"  # column: examples behind a row; one without it
 UNSET = 0  # code of null
 UNSURE, DIFFERS, AGREES = 0, 1, 2  # codes of `<field>~`: null, false, true
 _WORD_BITS = 64
@@ -40,6 +44,29 @@ class Circumstances:
     paired: tuple[bool, ...]  # by field: examples have several records, `<field>~` exists
     row_M: Array  # distinct row of each (row, process)
     proc_M: Array
+    count_M: Array
+
+    def only(self, keep_M: Array) -> Circumstances:
+        """As if only these of the (row, process) pairs had been seen."""
+        count_N = np.bincount(self.row_M[keep_M], weights=self.count_M[keep_M], minlength=len(self.hyp_N))
+        kept = count_N > 0
+        partner = np.where(self.passed_N, -1, 1) + np.arange(len(kept))  # a row that failed stands before its twin
+        twin = self.contradicted_N & kept[np.clip(partner, 0, max(len(kept) - 1, 0))]
+        index = np.cumsum(kept) - 1
+        return Circumstances(
+            fields=self.fields,
+            values=self.values,
+            hyp_N=self.hyp_N[kept],
+            passed_N=self.passed_N[kept],
+            count_N=count_N[kept].astype(np.int64),
+            contradicted_N=twin[kept],
+            codes_NK=self.codes_NK[kept],
+            agree_NK=self.agree_NK[kept],
+            paired=self.paired,
+            row_M=index[self.row_M[keep_M]],
+            proc_M=self.proc_M[keep_M],
+            count_M=self.count_M[keep_M],
+        )
 
     def slices(self) -> tuple[Array, Array, Array]:
         """Hypotheses in order, and the range of rows of each."""
@@ -79,10 +106,23 @@ class _Packer:
         return unpacked
 
 
-def compress(examples: Examples) -> Circumstances:
-    """Group identical examples of each hypothesis; examples that could not be decided are left out."""
-    frame = examples.frame.filter(pl.col("passed").is_not_null())
-    fields = tuple(f for f in dict.fromkeys(examples.fields) if f in frame.columns)
+@dataclass(frozen=True)
+class Packed:
+    """The fields of a frame as few words."""
+
+    fields: tuple[str, ...]
+    values: list[list[str]]  # by field: text of code 1, 2, …
+    paired: tuple[bool, ...]
+    packer: _Packer
+
+    @property
+    def keys(self) -> dict[str, pl.Series]:
+        return {f"w{i}": pl.Series(word) for i, word in enumerate(self.packer.words)}
+
+
+def pack_fields(frame: pl.DataFrame, names: Sequence[str]) -> Packed:
+    """Encode the fields of a frame, those of these names that it has."""
+    fields = tuple(f for f in dict.fromkeys(names) if f in frame.columns)
     values: list[list[str]] = []
     packer = _Packer(frame.height)
     for name in fields:
@@ -94,18 +134,29 @@ def compress(examples: Examples) -> Circumstances:
         if pair:
             agree = frame[name + AGREE].cast(pl.Boolean)
             packer.add((agree.cast(pl.UInt8) + 1).fill_null(UNSURE).to_numpy(), 3)
+    return Packed(fields, values, paired, packer)
 
-    keys = [f"w{i}" for i in range(len(packer.words))]
+
+def compress(examples: Examples) -> Circumstances:
+    """Group identical examples of each hypothesis; examples that could not be decided are left out."""
+    frame = examples.frame.filter(pl.col("passed").is_not_null())
+    packed = pack_fields(frame, examples.fields)
+    fields, values, paired, packer = packed.fields, packed.values, packed.paired, packed.packer
+    keys = list(packed.keys)
     narrow = pl.DataFrame(
         {
             "hyp": frame["hyp"].cast(pl.UInt32),
-            **{key: pl.Series(word) for key, word in zip(keys, packer.words)},
+            **packed.keys,
             "passed": frame["passed"].cast(pl.Boolean),
             "proc": frame["proc"],
         }
     )
     everything = ["hyp", *keys, "passed", "proc"]
-    fine = narrow.group_by(everything).agg(pl.len().alias("count")).sort(everything)
+    size = pl.len()
+    if COUNT in frame.columns:
+        narrow = narrow.with_columns(frame[COUNT])
+        size = pl.col(COUNT).sum()
+    fine = narrow.group_by(everything).agg(size.alias("count")).sort(everything)
 
     hyp = fine["hyp"].to_numpy().astype(np.int64)
     passed = fine["passed"].to_numpy()
@@ -138,6 +189,7 @@ def compress(examples: Examples) -> Circumstances:
         paired=paired,
         row_M=np.cumsum(new_row) - 1,
         proc_M=fine["proc"].to_numpy().astype(np.int64),
+        count_M=counts,
     )
 
 

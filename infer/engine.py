@@ -1,33 +1,43 @@
-"""Learns rules from runs: propose, collect examples, find preconditions, select (TrainCheck Algorithm 1).
+"""Learns rules from runs: survey, collect examples, find preconditions, select, cross-validate (TrainCheck Algorithm 1).
 
-Relations are independent of each other, so one that fails costs its own rules only, and they can run in a process
-pool. A rule that any given run contradicts is not learned: a failing example of any run is excluded by the
-precondition, or the hypothesis is dropped.
+Every run is visited by itself, twice: once for what hypotheses it suggests, once for its examples of those of all
+runs. Both are merged by associative and commutative operations (`Relation.merge`, `partial.merge`), so it does not
+matter where and in what order runs are read. What one run contributes does not depend on the other runs, so inference
+sees of a run exactly what checking it would see.
+
+Relations are independent of each other, so one that fails costs its own rules only. A rule that any given run
+contradicts is not learned: a failing example of any run is excluded by the precondition, or the hypothesis is dropped.
 """
 
 from __future__ import annotations
 
-import os
-import pickle
-import time
-from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ProcessPoolExecutor, as_completed
-from concurrent.futures.process import BrokenProcessPool
-from dataclasses import dataclass, field, replace
-from multiprocessing import get_context
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
 
 import msgspec
+import polars as pl
 from polars.exceptions import PanicException
 
-from proctor.infer.preconditions import infer_preconditions
-from proctor.infer.select import MIN_PASSED, distinct, select
-from proctor.invariants.invariant import Hypothesis, Invariant
+from proctor.infer import conclude, redundant, shards, tasks
+from proctor.infer import evidence as why_believed
+from proctor.infer.executors import Executor, Lost, one_line
+from proctor.infer.executors.serial import SerialExecutor
+from proctor.infer.partial import Partial, merge
+from proctor.infer.parts import Parts
+from proctor.infer.select import MIN_PASSED, distinct
+from proctor.infer.shards import Shard, Summary
+from proctor.invariants.invariant import Evidence, Hypothesis, Invariant
+from proctor.invariants.pack import Refuted
 from proctor.invariants.relations import Relation
 from proctor.invariants.trace import Trace
 
-PHASES = ("propose", "examples", "preconditions", "done")
-Progress = Callable[[str, str, int], None]
-"""Called with a relation, the phase it enters, and how much there is: hypotheses, examples, or rules when done."""
+STAGES = ("reading runs", "collecting examples", "finding preconditions")
+Progress = Callable[[str, int, int], None]
+"""Called with a stage, how many of its tasks are done, and how many there are."""
+IMPLIED = "implied by another rule"
+_MANY = 2_000_000  # rows of partials that wait to be merged
 
 
 @dataclass(frozen=True)
@@ -40,7 +50,7 @@ class Tally:
     rules: int = 0
     conditional: int = 0  # rules with a precondition
     dropped: dict[str, int] = field(default_factory=dict)  # hypotheses by reason
-    seconds: float = 0.0
+    seconds: float = 0.0  # of all workers together
     error: str = ""  # the relation failed, in one line
 
     @property
@@ -50,9 +60,16 @@ class Tally:
 
 @dataclass(frozen=True)
 class Report:
-    """What an inference did, relation by relation."""
+    """What an inference read, and what it did relation by relation.
+
+    reused: results of an earlier inference that were still valid.
+    refuted: hypotheses that the runs contradict.
+    """
 
     tallies: list[Tally]
+    runs: list[Summary] = field(default_factory=list)
+    reused: int = 0
+    refuted: tuple[Refuted, ...] = ()
 
     @property
     def rules(self) -> int:
@@ -72,133 +89,227 @@ class Report:
         return {t.relation: t.error for t in self.tallies if t.error}
 
 
+@dataclass(frozen=True)
+class Options:
+    """How to infer.
+
+    min_support: passing examples that a rule, and each alternative of its precondition, needs.
+    held_bytes: of runs that a worker may keep in memory between their two visits.
+    validate: measure rules on held-out runs, and drop those that fail there too often.
+    strict: raise what a relation raises, instead of reporting it.
+    parts: where finished tasks are kept, for another inference to use.
+    """
+
+    min_support: int = MIN_PASSED
+    held_bytes: int = shards.HELD_BYTES
+    validate: bool = True
+    strict: bool = False
+    parts: Parts | None = None
+
+
 def infer(
-    trace: Trace,
+    source: Trace | Sequence[Shard],
     relations: Sequence[Relation],
     *,
+    options: Options | None = None,
     progress: Progress | None = None,
-    min_support: int = MIN_PASSED,
+    executor: Executor | None = None,
     jobs: int = 1,
     strict: bool = False,
 ) -> tuple[list[Invariant], Report]:
-    """Learn rules that hold in all of a trace.
+    """Learn rules that hold in all of some runs.
 
     Args:
-        trace: one or more healthy runs.
+        source: healthy runs, in memory or as shards.
         relations: families of rules to look for.
-        progress: told when a relation enters a phase.
-        min_support: passing examples that a rule, and each alternative of its precondition, needs.
-        jobs: relations at a time, each in a process of its own when more than one.
-        strict: raise what a relation raises, instead of reporting it.
+        options: how.
+        progress: told when a task of a stage is done.
+        executor: where tasks run; closed by its owner.
+        jobs: processes on this machine to work with, when there is no executor.
+        strict: as in the options, which it overrides.
 
     Returns:
         rules by relation, in the order of `relations`, and what became of all hypotheses.
+
+    Raises:
+        TraceError: a run cannot be read.
     """
-    if jobs > 1 and len(relations) > 1:
-        learned = list(_in_pool(trace, relations, progress, min_support, min(jobs, len(relations)), strict))
-    else:
-        learned = [_guarded(trace, relation, progress, min_support, strict) for relation in relations]
-    rules = distinct([rule for found, _ in learned for rule in found])
-    return rules, Report([tally for _, tally in learned])
-
-
-Learned = tuple[list[Invariant], Tally]
-
-
-def _guarded(
-    trace: Trace, relation: Relation, progress: Progress | None, min_support: int, strict: bool
-) -> Learned:
-    """The one place where a relation's own failure is caught: the other relations are worth having."""
-    started = time.perf_counter()
+    chosen = options or Options(strict=strict)
+    pieces = shards.of_trace(source) if isinstance(source, Trace) else list(source)
+    mine = executor if executor is not None else _local(jobs)
     try:
-        return _learn(trace, relation, progress, min_support)
-    # Anything a relation can raise, also a panic inside polars, which is not an Exception.
-    except (Exception, PanicException) as e:
-        if strict:
-            raise
-        if progress:
-            progress(relation.name, "done", 0)
-        return [], Tally(relation.name, seconds=time.perf_counter() - started, error=_one_line(e))
+        return _Inference(pieces, relations, chosen, progress, mine).run()
+    finally:
+        if executor is None:
+            mine.close()
+        shards.forget()
 
 
-def _learn(trace: Trace, relation: Relation, progress: Progress | None, min_support: int) -> Learned:
-    def enter(phase: str, amount: int) -> None:
-        if progress:
-            progress(relation.name, phase, amount)
+def _local(jobs: int) -> Executor:
+    if jobs == 1:
+        return SerialExecutor()
+    from proctor.infer.executors.pool import PoolExecutor
 
-    started = time.perf_counter()
-    enter("propose", 0)
-    # Sorted by what they say, so that a relation may collect them in a set.
-    hypotheses: list[Hypothesis] = sorted(set(relation.propose(trace)), key=msgspec.json.encode)
-    if not hypotheses:
-        enter("done", 0)
-        return [], Tally(relation.name, seconds=time.perf_counter() - started)
-    enter("examples", len(hypotheses))
-    examples = relation.examples(trace, hypotheses)
-    enter("preconditions", examples.frame.height)
-    outcomes = infer_preconditions(examples, min_support=min_support, min_clause_support=min_support)
-    rules, dropped = select(relation, hypotheses, outcomes, trace.processes, min_passed=min_support)
-    enter("done", len(rules))
-    return rules, Tally(
-        relation=relation.name,
-        hypotheses=len(hypotheses),
-        examples=examples.frame.height,
-        rules=len(rules),
-        conditional=sum(not rule.precondition.unconditional for rule in rules),
-        dropped=dict(dropped),
-        seconds=time.perf_counter() - started,
-    )
+    return PoolExecutor(jobs)
 
 
-# -- process pool ------------------------------------------------------------------------------------------------
+class _Inference:
+    """One inference: what is known of each relation so far."""
 
-_worker_trace: list[Trace] = []  # of a pool worker: loaded once, used by every relation that it is given
+    def __init__(
+        self,
+        pieces: Sequence[Shard],
+        relations: Sequence[Relation],
+        options: Options,
+        progress: Progress | None,
+        executor: Executor,
+    ) -> None:
+        self.pieces, self.options, self.progress, self.executor = pieces, options, progress, executor
+        self.relations = {r.name: r for r in relations}
+        # Sorted, so that the folds of cross-validation do not depend on the order in which runs are given.
+        self.run_of = {name: i for i, name in enumerate(sorted({run for p in pieces for run in p.runs}))}
+        self.summaries: dict[int, Summary] = {}
+        self.errors: dict[str, str] = {}
+        self.seconds = dict.fromkeys(self.relations, 0.0)
+        self.reused = 0
 
-
-def _in_pool(
-    trace: Trace,
-    relations: Sequence[Relation],
-    progress: Progress | None,
-    min_support: int,
-    jobs: int,
-    strict: bool,
-) -> Iterator[Learned]:
-    # `replace` leaves views behind that relations keep with the trace. Spawned, since a fork inherits the locks of polars' threads but not the threads (docs.pola.rs, multiprocessing).
-    threads = max(1, (os.cpu_count() or 1) // jobs)
-    with ProcessPoolExecutor(
-        jobs, get_context("spawn"), _start_worker, (pickle.dumps(replace(trace), protocol=5), threads)
-    ) as pool:
-        futures = {pool.submit(_in_worker, relation, min_support, strict): relation for relation in relations}
-        results: dict[str, Learned] = {}
-        for future in as_completed(futures):
-            name = futures[future].name
-            try:
-                results[name] = future.result()
-            except Exception as e:
-                if strict:
-                    raise
-                died = isinstance(e, BrokenProcessPool)
-                error = (
-                    "its worker process died, often for lack of memory: try --jobs 1"
-                    if died
-                    else _one_line(e)
+    def run(self) -> tuple[list[Invariant], Report]:
+        hypotheses = self._survey()
+        partials, evidence = self._collect(hypotheses)
+        concluded = self._conclude(hypotheses, partials, evidence)
+        order = list(self.relations)
+        rules = distinct([rule for name in order if name in concluded for rule in concluded[name].rules])
+        rules, implied = redundant.without_implied(rules, self.relations)
+        gone = Counter(rule.relation for name in concluded for rule in concluded[name].rules)
+        gone.subtract(rule.relation for rule in rules)
+        tallies = []
+        for name in order:
+            done = concluded.get(name)
+            kept = [rule for rule in rules if rule.relation == name]
+            dropped = dict(done.dropped) if done is not None else {}
+            if implied and gone[name] > 0:
+                dropped[IMPLIED] = gone[name]
+            tallies.append(
+                Tally(
+                    relation=name,
+                    hypotheses=len(hypotheses.get(name, ())),
+                    examples=partials[name].examples if name in partials else 0,
+                    rules=len(kept),
+                    conditional=sum(not rule.precondition.unconditional for rule in kept),
+                    dropped=dropped,
+                    seconds=self.seconds[name],
+                    error=self.errors.get(name, ""),
                 )
-                results[name] = [], Tally(name, error=error)
-            if progress:
-                progress(name, "done", len(results[name][0]))
-    yield from (results[relation.name] for relation in relations)
+            )
+        refuted = sorted({r for done in concluded.values() for r in done.refuted})
+        return rules, Report(tallies, self._runs(), self.reused, tuple(refuted))
 
+    def _runs(self) -> list[Summary]:
+        return [self.summaries[i] for i in sorted(self.summaries)]
 
-def _start_worker(trace: bytes, threads: int) -> None:
-    # Before the first use of polars in this process, which is when it reads this; hence bytes and not the trace.
-    os.environ["POLARS_MAX_THREADS"] = str(threads)
-    _worker_trace[:] = [pickle.loads(trace)]
+    # -- stages --------------------------------------------------------------------------------------------------
 
+    def _survey(self) -> dict[str, tuple[Hypothesis, ...]]:
+        """Hypotheses by relation, sorted by what they say, so that a relation may collect them in a set."""
+        surveys: dict[str, list[pl.DataFrame]] = {name: [] for name in self.relations}
+        every = tuple(self.relations.values())
+        for i, done in self._each(STAGES[0], tasks.survey, [tasks.Survey(self._work(p), every) for p in self.pieces]):
+            for summary in done.summaries:
+                run = self.run_of[summary.run]
+                held = self.summaries.get(run) if self.pieces[i].window is not None else None
+                self.summaries[run] = summary if held is None else held.plus(summary)
+            for name, survey in done.surveys.items():
+                surveys[name].append(survey)
+        found: dict[str, tuple[Hypothesis, ...]] = {}
+        for name, relation in self.relations.items():
+            try:
+                if name not in self.errors:
+                    settled = relation.settle(relation.merge(surveys[name]))
+                    found[name] = tuple(sorted(set(settled), key=msgspec.json.encode))
+            except (Exception, PanicException) as e:  # noqa: BLE001  a relation's own failure
+                self._fail(name, e)
+        return found
 
-def _in_worker(relation: Relation, min_support: int, strict: bool) -> Learned:
-    return _guarded(_worker_trace[0], relation, None, min_support, strict)
+    def _collect(
+        self, hypotheses: Mapping[str, tuple[Hypothesis, ...]]
+    ) -> tuple[dict[str, Partial], dict[str, dict[int, Evidence]]]:
+        asked = tuple(r for name, r in self.relations.items() if hypotheses.get(name))
+        waiting: dict[str, list[Partial]] = {r.name: [] for r in asked}
+        shown: dict[str, dict[int, Evidence]] = {r.name: {} for r in asked}
+        known = {r.name: hypotheses[r.name] for r in asked}
+        wanted = [tasks.Collect(self._work(p), asked, known) for p in self.pieces] if asked else []
+        for _, done in self._each(STAGES[1], tasks.collect, wanted):
+            for name, counted in done.partials.items():
+                waiting[name].append(counted)
+                if sum(p.frame.height for p in waiting[name]) > _MANY:
+                    waiting[name] = [merge(waiting[name])]
+            for name, found in done.evidence.items():
+                mine = shown[name]
+                for hyp, more in found.items():
+                    mine[hyp] = why_believed.join_parts(mine[hyp], more) if hyp in mine else more
+        return {name: merge(parts) for name, parts in waiting.items() if name not in self.errors}, shown
 
+    def _conclude(
+        self,
+        hypotheses: Mapping[str, tuple[Hypothesis, ...]],
+        partials: Mapping[str, Partial],
+        evidence: Mapping[str, dict[int, Evidence]],
+    ) -> dict[str, conclude.Concluded]:
+        runs = tuple(self._runs())
+        how = (self.options.min_support, self.options.validate, self.options.strict)
+        wanted = [
+            conclude.Conclude(self.relations[name], hypotheses[name], partial, evidence[name], runs, *how)
+            for name, partial in partials.items()
+        ]
+        concluded: dict[str, conclude.Concluded] = {}
+        # Small next to reading, so that sending partials to workers would cost more than it saves.
+        for i, task in enumerate(wanted):
+            self._told(STAGES[2], i, len(wanted))
+            done = conclude.conclude(task)
+            self._spent({done.relation: done.seconds})
+            if done.error:
+                self.errors[done.relation] = done.error
+            else:
+                concluded[done.relation] = done
+        self._told(STAGES[2], len(wanted), len(wanted))
+        return concluded
 
-def _one_line(error: BaseException) -> str:
-    lines = str(error).strip().splitlines()
-    return f"{type(error).__name__}: {lines[0][:200]}" if lines else type(error).__name__
+    # -- tasks ---------------------------------------------------------------------------------------------------
+
+    def _work(self, piece: Shard) -> tasks.Work:
+        o = self.options
+        return tasks.Work(piece, tuple(self.run_of[run] for run in piece.runs), o.strict, o.held_bytes, o.parts)
+
+    def _each(self, stage: str, act: Callable[[Any], Any], wanted: Sequence[Any]) -> Iterator[tuple[int, Any]]:
+        """Results of tasks as they finish. One that a worker did not survive is done again relation by relation."""
+        self._told(stage, 0, len(wanted))
+        keys = [task.work.shard.key for task in wanted]
+        for done, (i, result) in enumerate(self.executor.map(act, wanted, keys), start=1):
+            results: list[Any] = [result]
+            if isinstance(result, Lost):
+                alone = wanted[i].split()
+                results = []
+                for j, again in self.executor.map(act, alone, [wanted[i].work.shard.key] * len(alone)):
+                    if isinstance(again, Lost):
+                        self.errors[alone[j].relations[0].name] = again.why + (": try --jobs 1" if again.died else "")
+                    else:
+                        results.append(again)
+            for one in results:
+                self.errors.update(one.errors)
+                self._spent(one.seconds)
+                self.reused += one.reused
+                yield i, one
+            self._told(stage, done, len(wanted))
+
+    def _spent(self, seconds: Mapping[str, float]) -> None:
+        for name, more in seconds.items():
+            self.seconds[name] += more
+
+    def _fail(self, name: str, error: BaseException) -> None:
+        if self.options.strict:
+            raise error
+        self.errors[name] = one_line(error)
+
+    def _told(self, stage: str, done: int, total: int) -> None:
+        if self.progress is not None:
+            self.progress(stage, done, total)

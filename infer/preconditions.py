@@ -38,6 +38,7 @@ class Why(StrEnum):
     CONTRADICTED = "passes and fails in the same circumstances"
     SUPERFICIAL = "nothing separates passing from failing"
     REFUSED = "refused by the relation"
+    UNSTABLE = "fails on held-out runs too often"
 
 
 @dataclass(frozen=True)
@@ -69,14 +70,20 @@ def infer_preconditions(
     Returns:
         outcome by hypothesis; those without a single decided example are not in it.
     """
-    seen = compress(examples)
+    return decide(compress(examples), examples.scope, min_support=min_support, min_clause_support=min_clause_support)
+
+
+def decide(
+    seen: Circumstances, scope_fields: Iterable[str], *, min_support: int = 1, min_clause_support: int = MIN_CLAUSE_SUPPORT
+) -> dict[int, Outcome]:
+    """`infer_preconditions` on what is compressed already."""
     hyps, starts, ends = seen.slices()
     if not len(hyps):
         return {}
     passing = np.add.reduceat(np.where(seen.passed_N, seen.count_N, 0), starts)
     failing = np.add.reduceat(np.where(seen.passed_N, 0, seen.count_N), starts)
     first_M, last_M = np.searchsorted(seen.row_M, starts), np.searchsorted(seen.row_M, ends)
-    scope = [k for k, name in enumerate(seen.fields) if name in examples.scope]
+    scope = scope_of(seen, scope_fields)
     shared = _shared(seen, starts, scope)
     outcomes: dict[int, Outcome] = {}
     # Matrix products of a few hundred rows: threads of BLAS wait for each other longer than they compute
@@ -95,6 +102,12 @@ def infer_preconditions(
                 procs = np.unique(seen.proc_M[first_M[i] : last_M[i]])
                 outcomes[hyp] = Outcome(Precondition((clause,)), None, n_pass, 0, tuple(procs.tolist()))
     return outcomes
+
+
+def scope_of(seen: Circumstances, names: Iterable[str]) -> list[int]:
+    """Indices of the scope fields."""
+    wanted = frozenset(names)
+    return [k for k, name in enumerate(seen.fields) if name in wanted]
 
 
 def _separate(seen: Circumstances, rows: slice, scope: Sequence[int], min_support: int) -> Outcome:
@@ -118,7 +131,7 @@ def _separate(seen: Circumstances, rows: slice, scope: Sequence[int], min_suppor
 
 
 def _say(seen: Circumstances, clause: Clause, rows: Array, scope: Sequence[int]) -> tuple[Condition, ...]:
-    columns = ((k, _settled(seen, k, rows)) for k in scope)
+    columns = ((k, settled(seen, k, rows)) for k in scope)
     common = [(k, int(codes[0]) if (codes == codes[0]).all() else MIXED) for k, codes in columns]
     return _with_scope(seen, clause.conditions, common)
 
@@ -141,13 +154,13 @@ def _shared(seen: Circumstances, starts: Array, scope: Sequence[int]) -> Array:
     """By hypothesis, the code that all its rows share in each scope field; `MIXED` where they share none."""
     shared = np.full((len(starts), len(scope)), MIXED, dtype=np.int64)
     for at, k in enumerate(scope):
-        codes = _settled(seen, k, slice(None))
+        codes = settled(seen, k, slice(None))
         low, high = np.minimum.reduceat(codes, starts), np.maximum.reduceat(codes, starts)
         shared[:, at] = np.where(low == high, low, MIXED)
     return shared
 
 
-def _settled(seen: Circumstances, k: int, rows: slice | Array) -> Array:
+def settled(seen: Circumstances, k: int, rows: slice | Array) -> Array:
     """Codes of a field, `MIXED` where the records of an example do not share a value."""
     codes: Array = seen.codes_NK[rows, k]
     if seen.paired[k]:

@@ -14,6 +14,7 @@ from typing import NamedTuple
 import numpy as np
 
 from proctor.infer.compress import AGREES, DIFFERS, UNSET, Array, Circumstances
+from proctor.infer.tree import leaves
 from proctor.invariants.condition import Condition, Kind
 
 MAX_CLAUSES = 6
@@ -25,7 +26,6 @@ _MAX_DEPTH = 3  # conditions that define a subgroup, before what its members sha
 _MAX_PARENTS = 16  # unsafe subgroups that are split further
 _MAX_GROUPS = 400  # subgroups looked at
 _TREE_DEPTH = 4
-_TREE_ROWS = 50_000  # of each outcome
 
 MIXED = -1  # instead of a code: the records of an example do not share a value
 _RANK = {Kind.CONSISTENT: 0, Kind.UNEQUAL: 0, Kind.CONSTANT: 1, Kind.EXIST: 2}
@@ -206,19 +206,13 @@ class Search:
         """
         if not self.literals:
             return []
-        from sklearn.tree import DecisionTreeClassifier  # late: 1.5 s, and most inferences never need it
-
         ours = np.flatnonzero(unpack(self.target, self.n_pass))
         passing = _matrix([lit.passing for lit in self.literals], 0, self.n_pass).T[ours]
         failing = _matrix([lit.failing for lit in self.literals], 0, self.every_failing.bit_count()).T
-        few_pass, few_fail = (rows[:: 1 + len(rows) // _TREE_ROWS] for rows in (passing, failing))
-        tree = DecisionTreeClassifier(max_depth=_TREE_DEPTH, random_state=0)
-        tree.fit(np.concatenate([few_pass, few_fail]), np.repeat([1, 0], [len(few_pass), len(few_fail)]))
-        leaf = tree.apply(passing)
         groups = []
-        for node in np.unique(leaf).tolist():
+        for rows in leaves(passing, failing, _TREE_DEPTH):
             member = np.zeros(self.n_pass, dtype=bool)
-            member[ours[leaf == node]] = True
+            member[ours[rows]] = True
             groups.append(pack(member))
         return groups
 

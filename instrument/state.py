@@ -16,13 +16,14 @@ import json
 import weakref
 from collections.abc import Callable, Iterable
 from enum import IntEnum
+from functools import partial
 from typing import Any
 
 import msgspec
 
 from proctor.instrument.fingerprint import Summary, fingerprint_all
 from proctor.invariants.schema import Name, StateFlag
-from proctor.invariants.trace import Variable
+from proctor.invariants.variable import Variable
 
 _WRAPPERS = frozenset({"_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_module"})
 _NO_VALUE = Summary(0, 0.0, int(StateFlag.NONE))
@@ -44,7 +45,7 @@ class _Slot:
 
     def __init__(self, owner: Callable[[], Any], var: int, meta: int, grad: bool) -> None:
         self.sharded = hasattr(owner(), "_local_tensor")  # DTensor: this rank's part is hashed
-        self.owner = owner  # weak reference: tracking must not keep a model alive
+        self.owner = owner  # gives the tensor, or None once it is gone: tracking must not keep a model alive
         self.var = var
         self.meta = meta
         self.grad = grad
@@ -65,7 +66,7 @@ class StateTracker:
         self.on_names: Callable[[dict[int, str]], None] | None = None
         self._roots: dict[int, weakref.ref[Any]] = {}
         self._params: dict[int, tuple[Any, _Slot, _Slot, dict[str, Any]]] = {}  # id(p) → ref, data, grad, description
-        self._buffers: dict[int, _Slot] = {}
+        self._buffers: dict[tuple[int, str], _Slot] = {}  # id of the module, name in it
         self._optimizer_slots: dict[tuple[int, str], _Slot] = {}
         self._optimizers: dict[int, weakref.ref[Any]] = {}
         self._labels: dict[int, str] = {}  # id of an optimizer → its label
@@ -144,9 +145,12 @@ class StateTracker:
         if self.watches("buffer"):
             for name, b in root.named_buffers():
                 prefix, _, kind = name.rpartition(".")
-                if id(b) not in self._buffers:
-                    var = Variable(model, canonical(name), "data", "buffer", _class_name(owners.get(prefix, inner)), kind)
-                    self._buffers[id(b)] = _Slot(weakref.ref(b), self._var(var), self._meta(b, {}), False)
+                owner = owners.get(prefix, inner)
+                slot = self._buffers.get((id(owner), kind))
+                if slot is None or slot.owner() is not b:  # new, or of a module that is gone and whose id is another's
+                    var = Variable(model, canonical(name), "data", "buffer", _class_name(owner), kind)
+                    now = partial(_present_buffer, weakref.ref(owner), kind)
+                    self._buffers[id(owner), kind] = _Slot(now, self._var(var), self._meta(b, {}), False)
                     self.names[id(b)] = canonical(name)
         for name, module in owners.items():
             self.names[id(module)] = canonical(name)
@@ -309,6 +313,12 @@ class StateTracker:
     def take_rows(self) -> list[tuple[Any, ...]]:
         rows, self.rows = self.rows, []
         return rows
+
+
+def _present_buffer(module: weakref.ref[Any], name: str) -> Any:
+    """What a module holds under the name of a buffer now: `self.mean = …` puts another tensor there."""
+    owner = module()
+    return None if owner is None else owner._buffers.get(name)
 
 
 def canonical(name: str) -> str:

@@ -73,7 +73,7 @@ class UserCode:
         return True
 
     def _is_user(self, name: str, module: Any) -> bool:
-        if not isinstance(module, types.ModuleType) or name.split(".")[0] == "proctor":
+        if not isinstance(module, types.ModuleType) or name.split(".")[0] in ("proctor", "sitecustomize"):
             return False
         path = getattr(module, "__file__", None)
         return isinstance(path, str) and bool(path) and not os.path.abspath(path).startswith(self._prefixes)

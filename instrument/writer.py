@@ -15,7 +15,7 @@ import json
 import os
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -186,11 +186,24 @@ class TraceWriter:
 
 
 def _batch(table: str, rows: Any) -> pa.RecordBatch:
-    """A record batch from a dict of arrays (native recorder) or a list of row tuples."""
+    """A record batch from a dict of arrays (native recorder) or a list of row tuples; no value is None."""
     schema = TABLES[table]
     if isinstance(rows, dict):
-        arrays = [pa.array(np.asarray(rows[f.name]), type=f.type) for f in schema]
+        columns = [rows[f.name] for f in schema]
     else:
         columns = list(zip(*rows)) if rows else [()] * len(schema)
-        arrays = [pa.array(c, type=f.type) for c, f in zip(columns, schema)]
-    return pa.RecordBatch.from_arrays(arrays, schema=schema)
+    return pa.RecordBatch.from_arrays([_column(c, f.type) for c, f in zip(columns, schema)], schema=schema)
+
+
+def _column(values: Sequence[Any], kind: pa.DataType) -> pa.Array:
+    """An Arrow array without `pa.array`, which imports pandas: 0.2 s in the training process."""
+    if pa.types.is_string(kind):
+        texts = [text.encode(errors="replace") for text in values]
+        offsets = np.zeros(len(texts) + 1, dtype=np.int32)
+        np.cumsum([len(text) for text in texts], out=offsets[1:])
+        return pa.Array.from_buffers(kind, len(texts), [None, pa.py_buffer(offsets), pa.py_buffer(b"".join(texts))])
+    if pa.types.is_boolean(kind):
+        data = np.packbits(np.asarray(values, dtype=bool), bitorder="little")
+    else:
+        data = np.ascontiguousarray(values, dtype=kind.to_pandas_dtype())
+    return pa.Array.from_buffers(kind, len(values), [None, pa.py_buffer(data)])

@@ -7,6 +7,8 @@ boolean column `<field>~` says whether the records agree.
 
 from __future__ import annotations
 
+import hashlib
+from collections.abc import Mapping
 from enum import StrEnum
 from typing import Final
 
@@ -17,6 +19,7 @@ AGREE: Final = "~"  # suffix of the column that says whether the records of an e
 
 
 FAMILY: Final = "family"  # the field that holds `Trace.families`
+_MAX_VALUE_CHARS: Final = 240  # of a value that is kept as an example
 
 
 class Kind(StrEnum):
@@ -52,6 +55,18 @@ class Condition(msgspec.Struct, frozen=True, order=True, omit_defaults=True):
             case Kind.EXIST:
                 return column.is_not_null()
 
+    def met(self, fields: Mapping[str, str]) -> bool:
+        """Whether one example satisfies it, given what is set of its fields (`clip`ped) and `<field>~` as true or false."""
+        match self.kind:
+            case Kind.CONSTANT:
+                return fields.get(self.field) == (None if self.value is None else clip(self.value))
+            case Kind.CONSISTENT:
+                return fields.get(self.field + AGREE) == "true"
+            case Kind.UNEQUAL:
+                return fields.get(self.field + AGREE) == "false"
+            case Kind.EXIST:
+                return self.field in fields
+
     @property
     def said(self) -> bool:
         """Whether the condition is worth a reader's time: that something is not there seldom is."""
@@ -72,34 +87,50 @@ class Condition(msgspec.Struct, frozen=True, order=True, omit_defaults=True):
                 return f"{self.field} is known"
 
 
-class Precondition(msgspec.Struct, frozen=True):
-    """A disjunction of conjunctions; the rule applies to an example that satisfies one of them."""
+class Precondition(msgspec.Struct, frozen=True, omit_defaults=True):
+    """A disjunction of conjunctions; the rule applies to an example that satisfies one of them, or none if inverted."""
 
     any_of: tuple[tuple[Condition, ...], ...]
+    inverted: bool = False  # of rules that others' tools found; ours are never inverted
 
     def holds(self, columns: frozenset[str]) -> pl.Expr:
         clauses = [
             pl.all_horizontal([c.holds(columns) for c in clause]) if clause else pl.lit(value=True)
             for clause in self.any_of
         ]
-        return pl.any_horizontal(clauses) if clauses else pl.lit(value=False)
+        met = pl.any_horizontal(clauses) if clauses else pl.lit(value=False)
+        return ~met if self.inverted else met
 
     @property
     def fields(self) -> frozenset[str]:
         return frozenset(c.field for clause in self.any_of for c in clause)
 
+    def covers(self, other: Precondition) -> bool:
+        """Whether it applies wherever the other does, as far as that can be told without examples."""
+        mine = [frozenset(clause) for clause in self.any_of]
+        return all(any(clause <= frozenset(theirs) for clause in mine) for theirs in other.any_of)
+
     @property
     def unconditional(self) -> bool:
-        return any(not clause for clause in self.any_of)
+        return not self.inverted and any(not clause for clause in self.any_of)
 
     def say(self) -> str:
         """The conditions in English. Fields that must merely be absent are left out; `proctor explain` lists them."""
         clauses = [" and ".join(c.say() for c in clause if c.said) for clause in self.any_of]
+        if self.inverted:
+            return f"not ({'; or '.join(clauses)})" if all(clauses) else "never"
         return "; or ".join(clauses) if all(clauses) else "always"
 
     def absent(self) -> list[str]:
         """Fields that must not be set for the rule to apply."""
         return sorted({c.field for clause in self.any_of for c in clause if not c.said})
+
+
+def clip(value: str) -> str:
+    """A value short enough to keep; the end of a long one becomes a digest, so that equal ones stay equal."""
+    if len(value) <= _MAX_VALUE_CHARS:
+        return value
+    return f"{value[:_MAX_VALUE_CHARS]}…{hashlib.sha256(value.encode(errors='replace')).hexdigest()[:8]}"
 
 
 def _say_family(family: str) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import math
 from enum import StrEnum
 
 import msgspec
@@ -64,6 +65,97 @@ class Support(msgspec.Struct, frozen=True):
     programs: int
 
 
+class Example(msgspec.Struct, frozen=True, order=True, omit_defaults=True):
+    """One record on which a hypothesis passed or failed, as a reader wants to see it. Texts are bounded.
+
+    Ordered: of several examples the earliest are kept, so that which ones a merged pack shows does not depend on
+    the order of merging.
+    """
+
+    step: int  # -1: before the first
+    rank: int
+    program: str
+    run: str  # `Source.id`
+    where: str = ""  # function or variable
+    source: str = ""  # file:line in the user's code
+    seen: str = ""  # "" of a passing example: what was expected
+    expected: str = ""
+    fields: tuple[tuple[str, str], ...] = ()  # what was set of the fields that the rule speaks of, sorted
+
+
+class RunSupport(msgspec.Struct, frozen=True, order=True):
+    """What one run says of a rule."""
+
+    run: str  # `Source.id`
+    passed: int  # passing examples that meet the precondition
+    excluded: int = 0  # failing examples, all outside of it
+
+
+class Evidence(msgspec.Struct, frozen=True, omit_defaults=True):
+    """Why a rule is believed: a few examples of either kind, and every run that supports it."""
+
+    passing: tuple[Example, ...] = ()
+    failing: tuple[Example, ...] = ()  # outside the precondition
+    runs: tuple[RunSupport, ...] = ()  # by id
+
+
+class Diversity(msgspec.Struct, frozen=True, omit_defaults=True):
+    """How different the programs are that support a rule."""
+
+    programs: int = 0
+    families: int = 0  # `Trace.families`
+
+
+ANY_FAMILY = ("*",)
+
+
+class Part(msgspec.Struct, frozen=True, omit_defaults=True):
+    """What one pack said of a hypothesis, kept when packs are merged so that any order of merging gives one result.
+
+    precondition: in the pack; without a clause where its runs refute the hypothesis.
+    families: `Source.families` of the pack; `ANY_FAMILY` where they are not known.
+    failing: its runs have failing examples, all outside of the precondition.
+    support: as the pack had it; larger than what `runs` add up to where it does not name its runs.
+    runs: that support it.
+    """
+
+    precondition: Precondition
+    support: Support
+    families: tuple[str, ...] = ()
+    failing: bool = False
+    runs: tuple[RunSupport, ...] = ()
+
+
+class FalseAlarm(msgspec.Struct, frozen=True):
+    """Measured on held-out healthy runs: in how many a rule applied, and in how many of those it failed.
+
+    upper: 95 % upper confidence bound of the rate (Clopper and Pearson 1934), 0–1.
+    """
+
+    tested: int
+    failed: int
+    upper: float
+
+    @classmethod
+    def of(cls, tested: int, failed: int) -> FalseAlarm:
+        """Raises `ValueError` unless 0 ≤ failed ≤ tested."""
+        return cls(tested, failed, upper_bound(tested, failed))
+
+
+class Tier(StrEnum):
+    """What a violation of a rule deserves: only vetted rules may wake somebody up."""
+
+    TICKET = "ticket"
+    PAGE = "page"
+
+
+# A page needs a rule seen in this many programs and kinds of program, and quiet on so many held-out runs that its
+# rate of false alarms is below this with 95 % confidence: 29 runs without one.
+PAGE_PROGRAMS = 3
+PAGE_FAMILIES = 2
+PAGE_UPPER = 0.1
+
+
 class Invariant(msgspec.Struct, frozen=True):
     """A rule: hypothesis, when it applies, and how well supported it is."""
 
@@ -73,10 +165,65 @@ class Invariant(msgspec.Struct, frozen=True):
     support: Support
     text: str  # the rule in one English sentence
     severity: Severity = Severity.ERROR
+    evidence: Evidence = Evidence()
+    diversity: Diversity = Diversity()
+    false_alarm: FalseAlarm | None = None  # not measured: None
+    tier: Tier = Tier.TICKET
+    parts: tuple[Part, ...] = ()  # in a merged pack
 
     @property
     def relation(self) -> str:
         return self.hypothesis.relation
+
+
+def tier_of(severity: Severity, diversity: Diversity, false_alarm: FalseAlarm | None) -> Tier:
+    """The loudest tier that a rule has earned."""
+    vetted = (
+        severity.level >= Severity.ERROR.level
+        and diversity.programs >= PAGE_PROGRAMS
+        and diversity.families >= PAGE_FAMILIES
+        and false_alarm is not None
+        and false_alarm.upper <= PAGE_UPPER
+    )
+    return Tier.PAGE if vetted else Tier.TICKET
+
+
+def upper_bound(tested: int, failed: int, confidence: float = 0.95) -> float:
+    """Upper bound of a rate of which `failed` of `tested` were seen (Clopper and Pearson 1934); 1 where nothing was.
+
+    Raises:
+        ValueError: unless 0 ≤ failed ≤ tested.
+    """
+    if not 0 <= failed <= tested:
+        raise ValueError(f"{failed} of {tested} is no rate")
+    if failed == tested:
+        return 1.0
+    low, high = failed / tested, 1.0
+    for _ in range(40):  # the rate at which so few failures have a probability of 1 - confidence
+        middle = (low + high) / 2
+        if _at_most(failed, tested, middle) > 1 - confidence:
+            low = middle
+        else:
+            high = middle
+    return round(high, 6)
+
+
+def _at_most(failed: int, tested: int, rate: float) -> float:
+    """Probability of at most `failed` failures of `tested`."""
+    logs = [
+        math.lgamma(tested + 1)
+        - math.lgamma(k + 1)
+        - math.lgamma(tested - k + 1)
+        + k * math.log(rate)
+        + (tested - k) * math.log1p(-rate)
+        for k in range(failed + 1)
+    ]
+    return math.fsum(map(math.exp, logs))
+
+
+def hypothesis_id(hypothesis: Hypothesis) -> str:
+    """Stable identifier of a hypothesis, whatever its precondition."""
+    return hashlib.sha256(msgspec.json.encode(hypothesis)).hexdigest()[:12]
 
 
 def invariant_id(hypothesis: Hypothesis, precondition: Precondition) -> str:

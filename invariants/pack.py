@@ -6,7 +6,7 @@ relation that this version does not have is skipped and counted, because one new
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import msgspec
@@ -14,18 +14,51 @@ import msgspec
 from proctor.errors import PackError
 from proctor.invariants.invariant import Invariant
 from proctor.invariants.schema import PACK_SCHEMA
+from proctor.invariants.suppression import Suppression
 
 MAX_PACK_BYTES = 256 * 1024 * 1024
 
 
-class Provenance(msgspec.Struct, frozen=True):
+class Source(msgspec.Struct, frozen=True, order=True, omit_defaults=True):
+    """One run that rules were learned from."""
+
+    id: str  # digest of its `run.json`, so that copies of a run are one
+    program: str
+    name: str = ""  # of its folder
+    families: tuple[str, ...] = ()  # digests of `Trace.families` of its processes
+    records: int = 0
+
+
+class Measured(msgspec.Struct, frozen=True):
+    """False alarms of a whole pack on healthy runs that it was not learned from."""
+
+    programs: int
+    runs: int
+    checked: int  # rules that applied, over all runs
+    failed: int
+
+
+class Provenance(msgspec.Struct, frozen=True, omit_defaults=True):
     """Where the rules come from."""
 
     tool: str = ""
-    torch: str = ""
+    torch: str = ""  # versions, separated by commas
     runs: int = 0
     programs: list[str] = []
     records: int = 0
+    sources: tuple[Source, ...] = ()  # by id
+    libraries: dict[str, str] = {}  # libraries used by the programs: versions, "" where unknown
+    command: str = ""  # what made the pack
+    made: str = ""  # date, YYYY-MM-DD
+    note: str = ""
+    measured: Measured | None = None
+
+
+class Refuted(msgspec.Struct, frozen=True, order=True, omit_defaults=True):
+    """A hypothesis that healthy runs contradict with nothing that would tell when: merging brings it back nowhere."""
+
+    hypothesis: str  # `hypothesis_id`
+    families: tuple[str, ...] = ()  # `Source.families` in which it is refuted; (): all of the pack's
 
 
 class Pack(msgspec.Struct, frozen=True):
@@ -34,24 +67,58 @@ class Pack(msgspec.Struct, frozen=True):
     invariants: list[Invariant]
     provenance: Provenance = Provenance()
     skipped: list[str] = []  # one sentence a rule that was left out when reading
+    requires: dict[str, str] = {}  # library: version range; where the rules fit (`invariants.fit`)
+    suppressions: tuple[Suppression, ...] = ()
+    refuted: tuple[Refuted, ...] = ()
+    withdrawn: tuple[Invariant, ...] = ()  # rules that the packs this one was merged from contradict; never checked
 
 
 class _File(msgspec.Struct):
     schema: int
     invariants: list[msgspec.Raw]
     provenance: Provenance = Provenance()
+    requires: dict[str, str] = {}
+    suppressions: tuple[Suppression, ...] = ()
+    refuted: tuple[Refuted, ...] = ()
+    withdrawn: tuple[Invariant, ...] = ()
 
 
-def write_pack(pack: Pack, path: Path) -> None:
-    """Write a pack: one rule a line, sorted by id, so that it can be diffed.
+def write_pack(
+    pack: Pack,
+    path: Path,
+    *,
+    requires: Mapping[str, str] | None = None,
+    note: str | None = None,
+    measured: Measured | None = None,
+) -> None:
+    """Write a pack: one rule a line, sorted by relation and id, so that it can be diffed.
+
+    Args:
+        pack: what to write.
+        path: the file; replaced as a whole.
+        requires: instead of the pack's own.
+        note: instead of that of its provenance.
+        measured: instead of that of its provenance.
 
     Raises:
         PackError: the file cannot be written.
     """
+    origin = pack.provenance
+    if note is not None:
+        origin = msgspec.structs.replace(origin, note=note)
+    if measured is not None:
+        origin = msgspec.structs.replace(origin, measured=measured)
+    head = {
+        "provenance": origin,
+        "requires": dict(pack.requires if requires is None else requires),
+        "suppressions": pack.suppressions,
+        "refuted": pack.refuted,
+        "withdrawn": pack.withdrawn,
+    }
+    lines = "".join(f' "{k}":{msgspec.json.encode(v).decode()},\n' for k, v in head.items() if v)
     rules = sorted(pack.invariants, key=lambda i: (i.relation, i.id))
-    head = msgspec.json.encode(pack.provenance).decode()
     body = ",\n  ".join(msgspec.json.encode(rule).decode() for rule in rules)
-    text = f'{{"schema":{PACK_SCHEMA},\n "provenance":{head},\n "invariants":[\n  {body}\n ]}}\n'
+    text = f'{{"schema":{PACK_SCHEMA},\n{lines} "invariants":[\n  {body}\n ]}}\n'
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         temporary = path.with_name(path.name + ".tmp")
@@ -101,7 +168,9 @@ def read_pack(path: Path, relations: Sequence[str] | None = None) -> Pack:
             skipped.append(f"rule {rule.id}: unknown relation {rule.relation!r}, skipped")
             continue
         rules.append(rule)
-    return Pack(rules, file.provenance, skipped)
+    ours = {rule.id for rule in rules}  # what others wrote may not silence anybody else's rules
+    hushed = tuple(s for s in file.suppressions if s.rule in ours)
+    return Pack(rules, file.provenance, skipped, file.requires, hushed, file.refuted, file.withdrawn)
 
 
 class _Version(msgspec.Struct):

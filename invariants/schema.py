@@ -23,8 +23,8 @@ import pyarrow as pa
 
 # 1: first version. 2: the table `values`.
 TRACE_SCHEMA: Final = 2
-# 1: first version.
-PACK_SCHEMA: Final = 1
+# 1: first version. 2: evidence, runs, diversity, false alarms and tier of a rule; requires, suppressions, refuted.
+PACK_SCHEMA: Final = 2
 
 
 class Name(IntEnum):
@@ -64,6 +64,7 @@ class Value(IntEnum):
     NUMBER = 6  # a plain number in an argument, a result or an attribute
     SENT = 7  # a tensor given to a collective, before it ran
     RECEIVED = 8  # the same tensor after it
+    ATTRIBUTE = 9  # place "": how many plain attributes the modules given to a call had; else one that it changed
 
 
 CALLS: Final = pa.schema(

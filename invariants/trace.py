@@ -7,8 +7,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -22,19 +22,21 @@ from pyarrow import ipc
 from proctor.errors import TraceError
 from proctor.invariants import signature
 from proctor.invariants.schema import LATER, MAX_NAME_CHARS, TABLES, TRACE_SCHEMA, Name, Value
+from proctor.invariants.variable import Variable
+from proctor.invariants.windows import Sieve, Window
+
+_MAX_WAITING = 64  # calls of one process
+_SIFTED_ROWS = 1 << 17  # that go through a sieve at a time
 
 
-class Variable(msgspec.Struct, frozen=True):
-    """What is tracked: one attribute of one named tensor of a model. Nothing in it depends on the rank."""
+class Waiting(msgspec.Struct, frozen=True):
+    """A collective that had not returned when its process was last heard of."""
 
-    model: str  # class of the root module
-    name: str  # `root.named_parameters()` name
-    attr: str  # data, grad, or an optimizer state key such as exp_avg
-    role: str  # parameter, buffer, optimizer
-    module: str = ""  # class of the module that owns it
-    kind: str = ""  # last part of the name: weight, bias, running_mean
-    position: str = ""  # first, middle, last: order of parameterised modules in the root
-    alias: str = ""  # another name of the same tensor object, when it has several
+    place: str  # `invariants.collective`
+    item: int  # calls that the process made on the group before
+    seconds: float  # how long it had been waiting
+    site: str = ""
+    call: int = 0
 
 
 class Process(msgspec.Struct, frozen=True):
@@ -50,6 +52,7 @@ class Process(msgspec.Struct, frozen=True):
     dropped: int = 0  # records lost
     notes: list[str] = []  # degradations, one sentence each
     finished: bool = False  # the process said goodbye
+    waiting: list[Waiting] = []
 
 
 @dataclass
@@ -70,15 +73,20 @@ class Trace:
     texts: dict[Name, list[str]]
     notes: list[str] = field(default_factory=list)
     values: pl.DataFrame = field(default_factory=lambda: _empty("values"))
+    held: pl.DataFrame | None = None  # of a window: proc, var of all variables that the whole has states of
 
     @classmethod
-    def load(cls, paths: Sequence[str | Path]) -> Trace:
+    def load(cls, paths: Sequence[str | Path], window: Window | None = None) -> Trace:
         """Read and merge run directories.
+
+        Args:
+            paths: of the runs.
+            window: keep only what it holds; never more than that is in memory.
 
         Raises:
             TraceError: a path is not a run directory of a schema that we read, or holds no process at all.
         """
-        merge = _Merge()
+        merge = _Merge(window)
         for path in paths:
             merge.add(Path(path))
         return merge.trace()
@@ -153,8 +161,7 @@ class Trace:
         not matter; a process without a model has the name of its program.
         """
         owners = (
-            self.states.select("proc", "var")
-            .unique()
+            (self.states.select("proc", "var").unique() if self.held is None else self.held)
             .join(self.variables.filter((pl.col("role") == "parameter") & (pl.col("module") != "")), on="var")
             .select("proc", pl.concat_str("model", pl.lit("/"), "module").alias("m"))
             .unique()
@@ -274,8 +281,13 @@ def _read_json(path: Path) -> dict[str, Any]:
     return data
 
 
-def read_stream(path: Path, table: str) -> tuple[pa.Table, str]:
+def read_stream(path: Path, table: str, sieve: Sieve | None = None) -> tuple[pa.Table, str]:
     """Read one Arrow stream up to its last whole batch.
+
+    Args:
+        path: the file.
+        table: whose columns it has.
+        sieve: keep only the rows that it lets through.
 
     Returns:
         the rows, and a sentence on what was cut off ("" when nothing was).
@@ -287,11 +299,11 @@ def read_stream(path: Path, table: str) -> tuple[pa.Table, str]:
     try:
         with pa.OSFile(str(path), "rb") as source:
             if source.size() == 0:
-                return schema.empty_table(), ""
+                return _no_rows(schema), ""
             head = source.read(8)
             length = int.from_bytes(head[4:8], "little", signed=True)
             if len(head) < 8:
-                return schema.empty_table(), f"{path.name}: cut before its header"
+                return _no_rows(schema), f"{path.name}: cut before its header"
             if head[:4] != b"\xff\xff\xff\xff" or not 0 < length <= 1 << 24:
                 raise TraceError(f"{path}: not a Proctor trace (no Arrow stream header)")
             source.seek(0)
@@ -299,7 +311,7 @@ def read_stream(path: Path, table: str) -> tuple[pa.Table, str]:
                 reader = ipc.open_stream(source)
             except (pa.ArrowException, OSError, ValueError):
                 if length + 8 > source.size():
-                    return schema.empty_table(), f"{path.name}: cut inside its header"
+                    return _no_rows(schema), f"{path.name}: cut inside its header"
                 raise TraceError(f"{path}: not a Proctor trace (unreadable Arrow header)") from None
             if not reader.schema.equals(schema):
                 raise TraceError(
@@ -307,7 +319,8 @@ def read_stream(path: Path, table: str) -> tuple[pa.Table, str]:
                     hint="record the run again with this version",
                 )
             batches: list[pa.RecordBatch] = []
-            cut = ""
+            whole: list[pa.Table] = []
+            rows, sifted, cut = 0, 0, ""
             while True:
                 try:
                     batch = reader.read_next_batch()
@@ -315,14 +328,26 @@ def read_stream(path: Path, table: str) -> tuple[pa.Table, str]:
                 except StopIteration:
                     break
                 except (pa.ArrowException, OSError, ValueError) as e:
-                    cut = f"{path.name}: cut or damaged after {sum(b.num_rows for b in batches)} rows ({_one_line(e)})"
+                    cut = f"{path.name}: cut or damaged after {rows} rows ({_one_line(e)})"
                     break
+                rows += batch.num_rows
                 batches.append(batch)
+                if sieve is not None and rows - sifted >= _SIFTED_ROWS:
+                    whole.append(_sift(pa.Table.from_batches(batches, schema=schema), table, sieve))
+                    batches, sifted = [], rows
+            if sieve is not None:
+                last = _sift(pa.Table.from_batches(batches, schema=schema), table, sieve)
+                return pa.concat_tables([*whole, last]), cut
             return pa.Table.from_batches(batches, schema=schema), cut
     except FileNotFoundError:
-        return schema.empty_table(), f"{path.name}: missing"
+        return _no_rows(schema), f"{path.name}: missing"
     except OSError as e:
         raise TraceError(f"{path}: {e.strerror or e}") from None
+
+
+def _no_rows(schema: pa.Schema) -> pa.Table:
+    """Not `schema.empty_table()`: that imports pandas, a third of a small inference."""
+    return pa.Table.from_batches([], schema=schema)
 
 
 def _one_line(error: Exception) -> str:
@@ -330,15 +355,53 @@ def _one_line(error: Exception) -> str:
     return text[0][:120] if text else type(error).__name__
 
 
+@dataclass(frozen=True)
+class Part:
+    """What one process wrote: its `process.json`, and its tables with its own codes."""
+
+    info: Mapping[str, Any]
+    folder: str
+    tables: Mapping[str, pa.Table]
+
+
+def assemble(run: str, program: str, parts: Sequence[Part], window: Window | None = None) -> Trace:
+    """A trace of one run from tables in memory, such as those of a run that is not over.
+
+    Args:
+        run: its directory, or another name.
+        program: as `run.json` says.
+        parts: of its processes.
+        window: keep only what it holds.
+    """
+    merge = _Merge(window)
+    merge.runs.append(run)
+    for part in parts:
+        sieve = None
+        if window is not None:
+            sieve = Sieve(window, _distinct_contexts(part.tables["context"]))
+            kept = {t: _sift(part.tables[t], t, sieve) for t in ("calls", "states", "values")}
+            part = replace(part, tables={**part.tables, **kept})
+        merge.add_tables(part, 0, program, sieve)
+    return merge.trace()
+
+
+def _sift(table: pa.Table, name: str, sieve: Sieve) -> pa.Table:
+    frame = pl.DataFrame(pl.from_arrow(table))
+    kept = sieve.rows(name, frame)
+    return table if kept.height == frame.height else kept.to_arrow().cast(table.schema)
+
+
 class _Merge:
     """Collects processes; local codes become codes of the merged trace."""
 
-    def __init__(self) -> None:
+    def __init__(self, window: Window | None) -> None:
+        self.window = window
         self.processes: list[Process] = []
         self.runs: list[str] = []
         self.notes: list[str] = []
         self.index: dict[Name, dict[str, int]] = {kind: {"": 0} for kind in Name}
         self.frames: dict[str, list[pl.DataFrame]] = {"calls": [], "states": [], "values": [], "context": []}
+        self.held: list[pl.DataFrame] = []
         self.next_ctx = 1
 
     def add(self, path: Path) -> None:
@@ -369,13 +432,22 @@ class _Merge:
             info = {}
             self.notes.append(f"{folder.name}: process.json is missing or damaged; its rank is taken as 0")
         tables: dict[str, pa.Table] = {}
-        for table in TABLES:
+        sieve: Sieve | None = None
+        for table in ("context", *(t for t in TABLES if t != "context")):
             if LATER.get(table, 0) > schema:
-                tables[table] = TABLES[table].empty_table()
+                tables[table] = _no_rows(TABLES[table])
                 continue
-            tables[table], cut = read_stream(folder / f"{table}.arrow", table)
+            chosen = sieve if table in ("calls", "states", "values") else None
+            tables[table], cut = read_stream(folder / f"{table}.arrow", table, chosen)
             if cut:
                 self.notes.append(f"{folder.name}/{cut}")
+            if table == "context" and self.window is not None:
+                sieve = Sieve(self.window, _distinct_contexts(tables[table]))
+        self.add_tables(Part(info, str(folder), tables), run, program, sieve)
+
+    def add_tables(self, part: Part, run: int, program: str, sieve: Sieve | None) -> None:
+        """One process of a run; the sieve is what its rows went through, if anything."""
+        info, tables = part.info, part.tables
         proc = len(self.processes)
         coords = info.get("coords")
         self.processes.append(
@@ -385,21 +457,26 @@ class _Merge:
                 world=_int(info.get("world"), 1),
                 pid=_int(info.get("pid"), 0),
                 program=program,
-                folder=str(folder),
+                folder=part.folder,
                 coords={str(k): _int(v, 0) for k, v in coords.items()} if isinstance(coords, dict) else {},
                 dropped=_int(info.get("dropped"), 0),
                 notes=[str(n) for n in info.get("notes", [])] if isinstance(info.get("notes", []), list) else [],
                 finished=bool(info.get("finished", False)),
+                waiting=_waiting(info),
             )
         )
         maps = self._code_maps(tables["names"])
-        ctx = self._contexts(tables["context"], proc)
+        ctx = self._contexts(tables["context"], proc, sieve)
         for table, columns in (
             ("calls", {"fn": Name.FUNCTION, "site": Name.SITE, "args": Name.SIGNATURE, "ret": Name.SIGNATURE}),
             ("states", {"var": Name.VARIABLE, "meta": Name.META}),
             ("values", {"place": Name.PLACE, "meta": Name.META}),
         ):
             frame = pl.DataFrame(pl.from_arrow(tables[table]))
+            if sieve is not None and table == "states":
+                frame = pl.concat([sieve.carried(), frame])
+                held = sorted({int(v) for v in _take(maps[Name.VARIABLE], sieve.variables())})
+                self.held.append(pl.DataFrame({"var": pl.Series(held, dtype=pl.UInt32)}).select(pl.lit(proc, dtype=pl.UInt16).alias("proc"), "var"))
             remapped = [
                 pl.Series(c, _take(maps[kind], frame[c].to_numpy()), dtype=pl.UInt32) for c, kind in columns.items()
             ]
@@ -425,8 +502,10 @@ class _Merge:
             out[kind] = array
         return out
 
-    def _contexts(self, table: pa.Table, proc: int) -> np.ndarray[Any, Any]:
-        frame = pl.DataFrame(pl.from_arrow(table)).filter(pl.col("ctx") < 1 << 26).unique("ctx", keep="last", maintain_order=True)
+    def _contexts(self, table: pa.Table, proc: int, sieve: Sieve | None) -> np.ndarray[Any, Any]:
+        frame = _distinct_contexts(table)
+        if sieve is not None:
+            frame = sieve.contexts(frame)
         highest = frame["ctx"].max()
         mapping = np.zeros((int(highest) if isinstance(highest, int) else 0) + 1, dtype=np.uint32)
         codes = np.arange(self.next_ctx, self.next_ctx + frame.height, dtype=np.uint32)
@@ -447,6 +526,7 @@ class _Merge:
             values=self._stack("values"),
             contexts=self._stack("context"),
             texts={kind: list(index) for kind, index in self.index.items()},
+            held=pl.concat(self.held) if self.held else None,
             notes=self.notes + [f"rank {p.rank}: {n}" for p in self.processes for n in p.notes],
         )
 
@@ -457,8 +537,13 @@ class _Merge:
         return _empty(table)
 
 
+def _distinct_contexts(table: pa.Table) -> pl.DataFrame:
+    frame = pl.DataFrame(pl.from_arrow(table)).filter(pl.col("ctx") < 1 << 26)
+    return frame.unique("ctx", keep="last", maintain_order=True)
+
+
 def _empty(table: str) -> pl.DataFrame:
-    frame = pl.DataFrame(pl.from_arrow(TABLES[table].empty_table()))
+    frame = pl.DataFrame(pl.from_arrow(_no_rows(TABLES[table])))
     return frame.select(pl.lit(0, dtype=pl.UInt16).alias("proc"), *frame.columns).clear()
 
 
@@ -467,6 +552,17 @@ def _take(mapping: np.ndarray[Any, Any], codes: np.ndarray[Any, Any]) -> np.ndar
     safe = np.where(codes < len(mapping), codes, 0)
     taken: np.ndarray[Any, Any] = mapping[safe]
     return taken
+
+
+def _waiting(info: Mapping[str, Any]) -> list[Waiting]:
+    said, now = info.get("open"), info.get("clock")
+    found = []
+    for one in said[:_MAX_WAITING] if isinstance(said, list) else []:
+        since = one.get("since") if isinstance(one, dict) else None
+        if isinstance(since, int) and isinstance(now, int) and isinstance(one.get("place"), str):
+            seconds = min(max((now - since) / 1e9, 0.0), 1e9)
+            found.append(Waiting(one["place"], _int(one.get("item"), 0), seconds, str(one.get("site", "")), _int(one.get("call"), 0)))
+    return found
 
 
 def _int(value: Any, default: int) -> int:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
-from proctor.invariants.invariant import Severity, Support
+from proctor.invariants.invariant import Example, FalseAlarm, Severity, Support, Tier
 
 
 class Evidence(msgspec.Struct, frozen=True):
@@ -39,6 +39,19 @@ class Violation(msgspec.Struct, frozen=True, kw_only=True):
     count: int = 1  # failing examples of this rule in the run
     places: list[tuple[int | None, int | None]] = []  # (step, rank) of each failing example, bounded
     evidence: list[Evidence] = []
+    tier: Tier = Tier.TICKET
+    false_alarm: FalseAlarm | None = None  # of the rule, where it was measured
+    held: tuple[Example, ...] = ()  # where the rule held when it was learned
+
+
+class Silenced(msgspec.Struct, frozen=True):
+    """A violation that was found and is not reported, and why."""
+
+    violation: Violation
+    why: str  # suppressed, known
+    reason: str
+    until: str = ""  # last day, YYYY-MM-DD
+    by: str = ""
 
 
 class Incident(msgspec.Struct, frozen=True):
@@ -60,6 +73,7 @@ class CheckResult(msgspec.Struct, frozen=True):
     notes: list[str]  # what was not checked, one sentence each
     steps: int
     ranks: int
+    silenced: list[Silenced] = []
 
     @property
     def violations(self) -> list[Violation]:

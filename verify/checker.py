@@ -9,8 +9,10 @@ from __future__ import annotations
 
 import logging
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
+from datetime import date
 from typing import Any, Final
 
 import numpy as np
@@ -20,10 +22,13 @@ from proctor.invariants.condition import AGREE, Precondition
 from proctor.invariants.invariant import Hypothesis, Invariant, Severity
 from proctor.invariants.pack import Pack
 from proctor.invariants.relations import Detail, Relation, registry
+from proctor.invariants.suppression import Known, Suppression
 from proctor.invariants.trace import Trace
 from proctor.invariants.verdict import CheckResult, Evidence, Violation
+from proctor.invariants.windows import Window
 from proctor.verify.coverage import Coverage, coverage
 from proctor.verify.incident import callers, group
+from proctor.verify.silence import expired, silence
 from proctor.verify.wording import EXIT_CLEAN, EXIT_INCONCLUSIVE, EXIT_VIOLATED, fold
 
 MAX_PLACES: Final = 500  # (step, rank) pairs kept for one violation
@@ -41,6 +46,9 @@ def check(
     *,
     progress: Progress | None = None,
     relations: Mapping[str, Relation] | None = None,
+    suppressions: Sequence[Suppression] = (),
+    baseline: AbstractSet[Known] = frozenset(),
+    today: date | None = None,
 ) -> CheckResult:
     """Judge every rule of these packs on one trace.
 
@@ -49,6 +57,9 @@ def check(
         packs: rules; equal rules of several packs count once.
         progress: called before each relation.
         relations: instead of all known ones.
+        suppressions: besides those of the packs.
+        baseline: violations that are no news.
+        today: for suppressions that end; the present day when absent.
 
     Returns:
         incidents, first and most upstream first, and counts of what held and what could not be judged.
@@ -78,15 +89,19 @@ def check(
             _log.info("relation %s could not be evaluated", name, exc_info=True)
     ranks = len({(p.run, p.rank) for p in trace.processes})
     upstream = {name: known[name].upstream for name in families if name in known}
+    ruled = [*suppressions, *(s for pack in packs for s in pack.suppressions)]
+    notes += fold(expired(ruled, trace.programs, today), _MAX_NOTES)
+    heard, silenced = silence(total.violations, trace.programs, ruled, baseline, today)
     return CheckResult(
         run=", ".join(trace.runs),
-        incidents=group(total.violations, upstream=upstream, calls=callers(trace, total.violations), ranks=ranks),
+        incidents=group(heard, upstream=upstream, calls=callers(trace, heard), ranks=ranks),
         checked=total.checked,
         not_triggered=total.not_triggered,
         unknown=total.unknown,
         notes=notes,
         steps=trace.steps,
         ranks=ranks,
+        silenced=silenced,
     )
 
 
@@ -130,10 +145,49 @@ class _Outcome:
         self.violations += other.violations
 
 
+@dataclass(frozen=True)
+class Judged:
+    """What a trace says of one rule: examples that met its precondition, and how they ended."""
+
+    rule: Invariant
+    met: int
+    failed: int
+    undecided: int
+    violation: Violation | None = None
+
+
 def _judge(trace: Trace, relation: Relation, rules: Sequence[Invariant], seen: Coverage) -> _Outcome:
+    out = _Outcome()
+    for judged in judge(trace, relation, rules, seen):
+        if judged.met == 0:
+            out.not_triggered += 1
+        elif judged.violation is not None:
+            out.checked += 1
+            out.violations.append(judged.violation)
+        elif judged.undecided == judged.met:
+            out.unknown += 1
+        else:
+            out.checked += 1
+    return out
+
+
+def judge(
+    trace: Trace, relation: Relation, rules: Sequence[Invariant], seen: Coverage, window: Window | None = None
+) -> Iterator[Judged]:
+    """Judge rules of one relation.
+
+    Args:
+        trace: what was recorded.
+        relation: whose rules they are.
+        rules: each once.
+        seen: what the trace can show.
+        window: of which the trace is; only examples of its core count.
+    """
     hypotheses = list(dict.fromkeys(rule.hypothesis for rule in rules))
     code = {h: i for i, h in enumerate(hypotheses)}
     frame = relation.examples(trace, hypotheses).frame
+    if window is not None:
+        frame = frame.filter(window.core(pl.col("step")))
     if getattr(relation, "absence", False):
         across = bool(getattr(relation, "across_ranks", False))
         frame = seen.doubt(frame, across_ranks=across, runs=[p.run for p in trace.processes])
@@ -144,7 +198,6 @@ def _judge(trace: Trace, relation: Relation, rules: Sequence[Invariant], seen: C
     alike: dict[Precondition, list[Invariant]] = defaultdict(list)
     for rule in rules:
         alike[rule.precondition].append(rule)
-    out = _Outcome()
     for precondition, group_ in alike.items():
         codes = sorted({code[rule.hypothesis] for rule in group_})
         rows = np.concatenate([np.arange(starts[c], ends[c]) for c in codes])
@@ -152,16 +205,8 @@ def _judge(trace: Trace, relation: Relation, rules: Sequence[Invariant], seen: C
         for rule in group_:
             c = code[rule.hypothesis]
             total, failed, undecided = counts.get(c, (0, 0, 0))
-            if total == 0:
-                out.not_triggered += 1
-            elif failed:
-                out.checked += 1
-                out.violations.append(_violation(trace, relation, rule, frame[failing[c]]))
-            elif undecided == total:
-                out.unknown += 1
-            else:
-                out.checked += 1
-    return out
+            violation = _violation(trace, relation, rule, frame[failing[c]]) if failed else None
+            yield Judged(rule, total, failed, undecided, violation)
 
 
 def _met(
@@ -217,6 +262,9 @@ def _violation(trace: Trace, relation: Relation, rule: Invariant, failing: pl.Da
         evidence=[
             Evidence(row["step"], row["_rank"], d.seen, _site(trace, row)) for row, d in zip(examples, details, strict=True)
         ],
+        tier=rule.tier,
+        false_alarm=rule.false_alarm,
+        held=rule.evidence.passing,
     )
 
 

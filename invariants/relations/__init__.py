@@ -8,6 +8,10 @@ A relation answers five questions about traces:
 * `say`: what does the rule claim, in one English sentence?
 * `detail`: for one failing example, what was expected, what was seen, and where?
 
+Runs are learned from one shard (a run, or a part of it) at a time: each gives a `survey`, surveys are merged, and
+`settle` says which hypotheses there are. By default those that any shard proposes; a relation whose hypotheses depend
+on several runs (a pattern that no run breaks, a size seen in two of them) says in its survey what each run contributes.
+
 All work is columnar: `examples` gets every hypothesis of the relation in one call and returns one frame. To add a
 relation, write one file here with one subclass; nothing else changes (CONTRIBUTING.md walks through it).
 """
@@ -17,13 +21,14 @@ from __future__ import annotations
 import importlib
 import pkgutil
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import polars as pl
 
 from proctor.invariants.invariant import Hypothesis, Severity
+from proctor.invariants.relations import _surveys
 from proctor.invariants.trace import Trace
 
 
@@ -81,14 +86,42 @@ class Relation(ABC):
     severity: ClassVar[Severity] = Severity.ERROR
     # Lower is more upstream: orders violations of one step inside an incident.
     upstream: ClassVar[int] = 5
+    # Parameters that only narrow where a rule looks: without them it judges the same records, and more.
+    narrowing: ClassVar[frozenset[str]] = frozenset()
+
+    # Steps before and after a step that must be seen to judge it. None: some examples depend on the whole run, so that
+    # a window of it (`invariants.windows`) judges them by what it holds.
+    reach: ClassVar[int | None] = None
+    # Columns of its surveys that are combined where the others are equal.
+    folds: ClassVar[Mapping[str, _surveys.Fold]] = _surveys.PLAIN
 
     @abstractmethod
     def propose(self, trace: Trace) -> list[Hypothesis]:
         """Hypotheses that hold at least once in this trace."""
 
+    def survey(self, trace: Trace) -> pl.DataFrame:
+        """What one shard contributes to `settle`: a small table of texts and numbers, no codes."""
+        return _surveys.of_hypotheses(self.propose(trace))
+
+    def merge(self, surveys: Sequence[pl.DataFrame]) -> pl.DataFrame:
+        """One survey of many; associative and commutative."""
+        return _surveys.merge(surveys, self.folds)
+
+    def settle(self, survey: pl.DataFrame) -> list[Hypothesis]:
+        """The hypotheses of all shards, from their merged survey."""
+        return _surveys.hypotheses_of(survey)
+
+    def arrange(self, orders: Collection[Sequence[str]]) -> tuple[str, ...]:
+        """One order of the fields of `examples`, from those of several shards."""
+        return _surveys.arrange(orders)
+
     @abstractmethod
     def examples(self, trace: Trace, hypotheses: Sequence[Hypothesis]) -> Examples:
         """Every passing and failing example of these hypotheses in this trace."""
+
+    def severity_of(self, hypothesis: Hypothesis) -> Severity:
+        """How loudly violations of this rule are reported: as all of its relation, unless overridden."""
+        return self.severity
 
     @abstractmethod
     def needs(self, hypothesis: Hypothesis) -> Needs:
@@ -101,6 +134,12 @@ class Relation(ABC):
     @abstractmethod
     def detail(self, trace: Trace, hypothesis: Hypothesis, example: Mapping[str, Any]) -> Detail:
         """Expected against seen, and the names to blame, for one failing row of `examples`."""
+
+    def implies(self, a: Hypothesis, b: Hypothesis) -> bool:
+        """Whether every record on which b fails is one on which a fails, too, wherever both apply."""
+        left, right = ({k: v for k, v in h.params if v not in (None, "")} for h in (a, b))
+        only_right = {k for k in right if k not in left or left[k] != right[k]}
+        return left.keys() <= right.keys() and only_right <= self.narrowing and not only_right & left.keys()
 
 
 _REGISTRY: dict[str, Relation] = {}

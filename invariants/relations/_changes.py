@@ -31,16 +31,30 @@ _NORMALISATION: Final = "(?i)norm"
 _SAID: Final = ("requires_grad", "optimizer", "lr_zero", "dtype", "wrapper", "ndim", "shape")
 
 
-def propose(trace: Trace) -> list[Hypothesis]:
+def survey(trace: Trace) -> pl.DataFrame:
+    """What each view is about, with `some` and `every`: whether any, and whether all decided examples passed."""
+    passed = pl.col("passed")
     found = []
     for (parent, attr, who), view in _VIEWS.items():
-        about = {"kind": "change", "parent": parent, "attr": attr, "role": "parameter", "who": who}
         rows = view(trace)
-        if who in _BOUND:  # of what this holds is known of one kind of program, or one caller, only
-            always = rows.filter(pl.col("passed").all().over("bound", "slot") & ((pl.col("bound") != "") | (who == "saved")))
-            found += [Hypothesis.of("contain", **about, bound=b, slot=n) for b, n in always.select("bound", "slot").unique().iter_rows()]
-        elif rows["passed"].any():
-            found.append(Hypothesis.of("contain", **about))
+        slots = ["bound", "slot"] if who in _BOUND else [pl.lit("").alias("bound"), pl.lit("").alias("slot")]
+        subject = [pl.lit(v).alias(k) for k, v in (("parent", parent), ("attr", attr), ("who", who))]
+        rows = rows.select(*subject, *slots, "passed")
+        by = rows.group_by("parent", "attr", "who", "bound", "slot")
+        found.append(by.agg(passed.any().alias("some"), passed.all().alias("every")))
+    return pl.concat(found)
+
+
+def settle(survey: pl.DataFrame) -> list[Hypothesis]:
+    found = []
+    for row in survey.select("parent", "attr", "who", "bound", "slot", "some", "every").iter_rows(named=True):
+        some, every = row.pop("some"), row.pop("every")
+        about = {"kind": "change", "role": "parameter", **row}
+        if row["who"] in _BOUND:  # of what this holds is known of one kind of program, or one caller, only
+            if every and (row["bound"] or row["who"] == "saved"):
+                found.append(Hypothesis.of("contain", **about))
+        elif some:
+            found.append(Hypothesis.of("contain", **{k: v for k, v in about.items() if k not in ("bound", "slot")}))
     return found
 
 

@@ -26,9 +26,11 @@ from proctor.invariants.relations._calls import (
     table,
     weights_of,
 )
+from proctor.invariants.relations._surveys import Fold
 from proctor.invariants.trace import Trace
 
 _FIELDS = ("phase", "grad", "autocast", "roots", "class", "world", "weights", "family")
+_SOMETIMES = ("passes", "training", "evaluating", "dropping")  # modes of which a precondition may say when they hold
 _ADVICE = {
     "passes": "compare the call with the one in the healthy version: an argument was dropped or swapped",
     "same": "look for what changes this argument between calls",
@@ -49,19 +51,30 @@ class Argument(Relation):
     code: ClassVar[str] = "PR104"
     upstream: ClassVar[int] = 2
 
+    folds: ClassVar[Mapping[str, Fold]] = {"some": "any", "every": "all"}
+
     def propose(self, trace: Trace) -> list[Hypothesis]:
+        return self.settle(self.survey(trace))
+
+    def survey(self, trace: Trace) -> pl.DataFrame:
+        """Subjects by mode, with `some` and `every`: whether any, and whether all decided examples passed."""
+        passed = pl.col("passed")
         found = []
         for mode, rows in tables(trace).items():
-            keys = ["value"] if mode == "passes" else []
-            rows = rows.rename({"_seen": "value"}) if mode == "passes" else rows
-            if mode not in ("passes", "training", "evaluating", "dropping"):
-                # Nothing is known of an argument that would tell when its pattern holds, so it must always.
-                rows = rows.filter(
-                    pl.col("passed").all().over(SUBJECT) & pl.col("passed").any().over(SUBJECT)
-                )
-            for row in rows.select(*SUBJECT, *keys).unique().iter_rows(named=True):
-                row["fn"] = row.pop("function")
-                found.append(Hypothesis.of(self.name, mode=mode, **{k: v for k, v in row.items() if v}))
+            value = pl.col("_seen") if mode == "passes" else pl.lit("")
+            rows = rows.select(pl.lit(mode).alias("mode"), *SUBJECT, value.alias("value"), "passed")
+            found.append(rows.group_by("mode", *SUBJECT, "value").agg(passed.any().alias("some"), passed.all().alias("every")))
+        return self.merge(found)
+
+    def settle(self, survey: pl.DataFrame) -> list[Hypothesis]:
+        if survey.is_empty():
+            return []
+        # Nothing is known of other arguments that would tell when their pattern holds, so it must always.
+        kept = survey.filter(pl.col("mode").is_in(_SOMETIMES) | (pl.col("some") & pl.col("every")))
+        found = []
+        for row in kept.select("mode", *SUBJECT, "value").iter_rows(named=True):
+            row["fn"] = row.pop("function")
+            found.append(Hypothesis.of(self.name, **{k: v for k, v in row.items() if v}))
         return sorted(found, key=lambda h: h.params)
 
     def examples(self, trace: Trace, hypotheses: Sequence[Hypothesis]) -> Examples:

@@ -21,6 +21,7 @@ import polars as pl
 from proctor.invariants.condition import AGREE, Precondition
 from proctor.invariants.invariant import Hypothesis, Support
 from proctor.invariants.relations import Detail, Examples, Needs, Relation, _changes, _frames, register
+from proctor.invariants.relations._surveys import Fold
 from proctor.invariants.schema import CallFlag
 from proctor.invariants.trace import Trace
 
@@ -56,11 +57,23 @@ class EventContain(Relation):
 
     name = "contain"
     code = "PR102"
+    narrowing: ClassVar[frozenset[str]] = frozenset({"family"})
     absence: ClassVar[bool] = True
     upstream: ClassVar[int] = 4
 
+    folds: ClassVar[Mapping[str, Fold]] = {"n": "sum", "often": "any", "some": "any", "every": "all"}
+
     def propose(self, trace: Trace) -> list[Hypothesis]:
-        return _propose_calls(trace) + _changes.propose(trace)
+        return self.settle(self.survey(trace))
+
+    def survey(self, trace: Trace) -> pl.DataFrame:
+        changes = _changes.survey(trace).with_columns(pl.lit("change").alias("what"))
+        return self.merge([_survey_calls(trace), changes])
+
+    def settle(self, survey: pl.DataFrame) -> list[Hypothesis]:
+        if survey.is_empty():
+            return []
+        return _settle_calls(survey) + _changes.settle(survey.filter(pl.col("what") == "change"))
 
     def examples(self, trace: Trace, hypotheses: Sequence[Hypothesis]) -> Examples:
         calls = [(i, h) for i, h in enumerate(hypotheses) if h["kind"] == "call"]
@@ -131,60 +144,68 @@ def _sensible(parent: str, child: str) -> bool:
     return parent != child and (_user(parent) or _user(child) or child.startswith("torch.distributed."))
 
 
-def _propose_calls(trace: Trace) -> list[Hypothesis]:
-    pairs = _pairs(trace)
-    fn = trace.calls["fn"].to_numpy()
-    calls_F = np.bincount(fn, minlength=len(trace.functions))
-    often = trace.calls.group_by("proc", "fn").len().filter(pl.col("len") > 1)["fn"].unique()  # once a process: main
-    counted = pairs.with_columns(pl.Series("fn", fn[pairs["row"].to_numpy()])).group_by("fn", "child").len()
-    always = counted.filter(pl.col("len") == pl.Series(calls_F[counted["fn"].to_numpy()]))
-    implies: dict[int, set[int]] = {f: set(c) for f, c in always.group_by("fn").agg("child").iter_rows()}
+def _survey_calls(trace: Trace) -> pl.DataFrame:
+    """What is counted of calls: what, parent, child, family, layout, n, often.
+
+    what: `calls` of the parent itself; `pair`, calls of the parent that contain the child at any depth, by family (""
+    where it does not matter) and layout of the program; `direct`, calls of the parent that call the child themselves.
+    often: some process calls the parent more than once, unlike main.
+    """
+    pairs, up, fn = _pairs(trace), _frames.enclosing(trace), trace.calls["fn"].to_numpy()
+    names = pl.DataFrame({"fn": pl.Series(range(len(trace.functions)), dtype=pl.UInt32), "name": trace.functions})
+    calls = trace.calls.group_by("proc", "fn").len("n").group_by("fn").agg(pl.col("n").sum(), (pl.col("n") > 1).any().alias("often"))
+    rows = pairs["row"].to_numpy()
+    own = _own_pairs(trace)
+    inside = pairs.with_columns(pl.Series("fn", fn[rows]), pl.Series("proc", trace.calls["proc"].to_numpy()[rows]))
+    inside = inside.group_by("proc", "fn", "child").len("n").join(trace.families, on="proc").join(_frames.layouts(trace), on="proc")
+    inside = inside.join(own, on=["fn", "child"], how="left")
+    inside = inside.with_columns(pl.when("own").then(pl.lit("")).otherwise("family").alias("family")).group_by("fn", "child", "family", "layout").agg(pl.col("n").sum())
+    inner = np.flatnonzero(up >= 0)
+    direct = pl.DataFrame({"row": up[inner], "child": fn[inner]}, schema={"row": pl.Int64, "child": pl.UInt32}).unique()
+    direct = direct.with_columns(pl.Series("fn", fn[direct["row"].to_numpy()])).group_by("fn", "child").len("n")
+    parts = {"calls": calls, "pair": inside, "direct": direct}
+    both = pl.concat([part.with_columns(pl.lit(what).alias("what")) for what, part in parts.items()], how="diagonal_relaxed")
+    both = both.join(names.rename({"name": "parent"}), on="fn").join(names.select(pl.col("fn").alias("child"), pl.col("name").alias("_child")), on="child", how="left")
+    return both.select("what", "parent", pl.col("_child").alias("child"), "family", "layout", pl.col("n").cast(pl.Int64), "often")
+
+
+def _settle_calls(survey: pl.DataFrame) -> list[Hypothesis]:
+    calls = survey.filter(pl.col("what") == "calls").select("parent", pl.col("n").alias("all"), "often")
+    pairs = survey.filter(pl.col("what") == "pair")
+    counted = pairs.group_by("parent", "child").agg(pl.col("n").sum()).join(calls, on="parent").sort("parent", "child")
+    direct = survey.filter(pl.col("what") == "direct").join(calls, on="parent")
+    implies: dict[str, set[str]] = {}
     # Trivial nesting (Linear.forward calls linear) explains too, so that only the outer name is left.
-    implies |= {f: c | implies.get(f, set()) for f, c in _nested_always(trace, calls_F).items()}
-    names = trace.functions
+    for known in (counted, direct):
+        for f, c in known.filter(pl.col("n") == pl.col("all")).group_by("parent").agg("child").iter_rows():
+            implies.setdefault(f, set()).update(c)
+    places = pairs.group_by("parent", "child").agg(pl.struct("family", "layout").unique().sort().alias("where"))
+    bounds: dict[tuple[str, str], list[dict[str, str]]] = {(f, c): where for f, c, where in places.iter_rows()}
     found: list[Hypothesis] = []
-    bounds = _bounds(trace, pairs)
-    eligible = counted.filter(pl.col("fn").is_in(often.implode()) & (pl.col("fn") != pl.col("child")))
-    for parent, children, counts in eligible.group_by("fn", maintain_order=True).agg("child", "len").iter_rows():
+    eligible = counted.filter(pl.col("often") & (pl.col("parent") != pl.col("child")))
+    for parent, children, counts in eligible.group_by("parent", maintain_order=True).agg("child", "n").iter_rows():
         if len(children) > _MAX_CHILDREN:
             continue
         count = dict(zip(children, counts, strict=True))
         for child in children:
             nearer = (m for m in children if m != child and count[m] == count[child] and child in implies.get(m, ()))
             explained = any(m not in implies.get(child, ()) for m in nearer)
-            if not explained and _sensible(names[parent], names[child]):
-                for family, layout in bounds[parent, child]:
-                    about = {"parent": names[parent], "child": names[child], "family": family, "layout": layout}
-                    found.append(Hypothesis.of("contain", kind="call", **about))
+            if not explained and _sensible(parent, child):
+                found += [Hypothesis.of("contain", kind="call", parent=parent, child=child, **where) for where in bounds[parent, child]]
     return found
 
 
-def _bounds(trace: Trace, pairs: pl.DataFrame) -> dict[tuple[int, int], list[tuple[str, str]]]:
-    """In which families ("": any) and layouts each pair occurs.
+def _own_pairs(trace: Trace) -> pl.DataFrame:
+    """Pairs that are a library's own doing: fn, child, own.
 
-    A rule is of one family and one layout for good. `__main__.Encoder` and `__main__.train` are shared by programs that
-    have nothing else in common, and a library that does a thing in two layouts may not in the third, so that what
+    Any other rule is of one family and one layout for good. `__main__.Encoder` and `__main__.train` are shared by programs
+    that have nothing else in common, and a library that does a thing in two layouts may not in the third, so that what
     several of them do alike is no law.
     """
-    names, rows = trace.functions, pairs["row"].to_numpy()
-    found = pairs.with_columns(pl.Series("fn", trace.calls["fn"].to_numpy()[rows]), pl.Series("proc", trace.calls["proc"].to_numpy()[rows]))
-    found = found.select("proc", "fn", "child").unique().join(trace.families, on="proc").join(_frames.layouts(trace), on="proc")
-    places = found.group_by("fn", "child").agg(pl.struct("family", "layout").unique())
-    out: dict[tuple[int, int], list[tuple[str, str]]] = {}
-    for fn, child, where in places.iter_rows():
-        own = _own_library(names[fn], names[child])
-        out[fn, child] = sorted({("" if own else w["family"], w["layout"]) for w in where})
-    return out
-
-
-def _nested_always(trace: Trace, calls_F: np.ndarray[Any, Any]) -> dict[int, set[int]]:
-    """Functions of torch whose every call contains a call of another directly: code → codes."""
-    up, fn = _frames.enclosing(trace), trace.calls["fn"].to_numpy()
-    inner = np.flatnonzero(up >= 0)
-    direct = pl.DataFrame({"row": up[inner], "child": fn[inner]}).unique()
-    counted = direct.with_columns(pl.Series("fn", fn[direct["row"].to_numpy()])).group_by("fn", "child").len()
-    counted = counted.filter(pl.col("len") == pl.Series(calls_F[counted["fn"].to_numpy()]))
-    return {f: set(c) for f, c in counted.group_by("fn").agg("child").iter_rows()}
+    names, pairs = trace.functions, _pairs(trace)
+    distinct = pl.DataFrame({"fn": trace.calls["fn"].gather(pairs["row"]), "child": pairs["child"]}).unique()
+    own = [_own_library(names[f], names[c]) for f, c in distinct.iter_rows()]
+    return distinct.with_columns(pl.Series("own", own, dtype=pl.Boolean))
 
 
 def _call_examples(trace: Trace, hypotheses: Sequence[tuple[int, Hypothesis]]) -> tuple[pl.DataFrame, list[str]]:

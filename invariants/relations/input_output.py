@@ -28,6 +28,7 @@ from proctor.invariants.relations._calls import (
     table,
     texts,
 )
+from proctor.invariants.relations._surveys import Fold
 from proctor.invariants.trace import Trace
 
 _RESULT = r"^out(\[[^\[\]]+\])?\.(shape\[[0-3]\]|len|dtype)$"
@@ -50,15 +51,22 @@ class InputOutput(Relation):
 
     name: ClassVar[str] = "input_output"
     code: ClassVar[str] = "PR106"
+    narrowing: ClassVar[frozenset[str]] = frozenset({"program"})
     upstream: ClassVar[int] = 2
 
+    folds: ClassVar[Mapping[str, Fold]] = {"n": "sum"}
+
     def propose(self, trace: Trace) -> list[Hypothesis]:
+        return self.settle(self.survey(trace))
+
+    def survey(self, trace: Trace) -> pl.DataFrame:
+        """How often each result was compared with an input, by the value that both had ("" where they differ): `n`."""
         calls, results, given = _tables(trace)
-        few = calls.sort("proc", "seq").group_by("function", "program", maintain_order=True).head(_SAMPLE)
+        few = calls.sort("proc", "seq").group_by("run", "function", "program", maintain_order=True).head(_SAMPLE)
         both = (
             few.join(results, on="ret")
             .join(given, on=["args", "sort"])
-            .with_columns((pl.col("out") == pl.col("in")).alias("same"))
+            .with_columns(pl.when(pl.col("out") == pl.col("in")).then("out").otherwise(pl.lit("")).alias("value"))
         )
         # Of a square tensor, nobody knows which side is the one.
         # What a parallel library keeps of a tensor depends on the mesh.
@@ -69,11 +77,17 @@ class InputOutput(Relation):
         )
         both = both.filter(kept & ~pl.col("twice") & ~pl.col("twice_right"))
         both = both.filter(~(pl.col("given").str.contains(_FIRST) & pl.col("result").str.contains(_LATER)))
-        pairs = both.group_by("function", "own", "result", "given", "sort").agg(
-            pl.col("same").mean().alias("share"),
-            pl.col("out").filter("same").n_unique().alias("values"),
-            pl.col("out").filter("same").first().cast(pl.Int64, strict=False).alias("one"),
-            pl.col("seq").min(),
+        keys = ("function", "own", "result", "given", "sort", "value")
+        return self.merge([both.group_by(keys).agg(pl.len().cast(pl.Int64).alias("n"))])
+
+    def settle(self, survey: pl.DataFrame) -> list[Hypothesis]:
+        if survey.is_empty():
+            return []
+        same = pl.col("value") != ""
+        pairs = survey.group_by("function", "own", "result", "given", "sort").agg(
+            (pl.col("n").filter(same).sum() / pl.col("n").sum()).alias("share"),
+            pl.col("value").filter(same).n_unique().alias("values"),
+            pl.col("value").cast(pl.Int64, strict=False).filter(same).max().alias("one"),
         )
         leading = pl.all_horizontal(pl.col("result", "given").str.contains(_LEADING))
         # As many rows as samples, seen at two sizes, is so by intent also in another program; that a tensor keeps
@@ -98,7 +112,6 @@ class InputOutput(Relation):
                 pl.col("values").max(),
                 pl.col("one").max(),
                 pl.col("one").n_unique().alias("ones"),
-                pl.col("seq").min(),
             )
         )
         sizes = (pl.col("values") >= 2) | (pl.col("ones") >= 2) | (leading & (pl.col("one") >= _TELLING))
@@ -198,7 +211,7 @@ def _build(trace: Trace) -> tuple[pl.DataFrame, pl.DataFrame, pl.DataFrame]:
         distinct_of(trace)
         .join(own.drop_nulls(), on="fn")
         .join(programs_of(trace).select("proc", pl.col("program").alias("own")), on="proc")
-        .join(trace.procs.select("proc", "world"), on="proc")
+        .join(trace.procs.select("proc", "run", "world"), on="proc")
     )
     calls = calls.with_columns(pl.col("own").alias("program"))
     dtype = pl.col("name").str.ends_with(".dtype")

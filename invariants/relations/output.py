@@ -32,6 +32,7 @@ from proctor.invariants.relations._calls import (
     table,
     texts,
 )
+from proctor.invariants.relations._surveys import Fold
 from proctor.invariants.trace import Trace
 
 # Operations that autocast runs in the low precision whatever their inputs are ("Ops that can autocast to float16",
@@ -58,18 +59,31 @@ class Output(Relation):
     code: ClassVar[str] = "PR105"
     upstream: ClassVar[int] = 3
 
+    folds: ClassVar[Mapping[str, Fold]] = {"every": "all", "known": "any"}
+
     def propose(self, trace: Trace) -> list[Hypothesis]:
-        found: set[Hypothesis] = set()
+        return self.settle(self.survey(trace))
+
+    def survey(self, trace: Trace) -> pl.DataFrame:
+        """Subjects by mode and value; `every`: no example failed, `known`: this shard shows that the mode applies."""
+        found = []
         for mode, results in _results(trace).items():
-            if mode in ("last", "nonnegative"):  # nothing that is said of a call would tell when it holds
-                results = results.filter(pl.col("passed").all().over(_SUBJECT))
-            values = mode in ("dtype", "constant")
-            keys = [*_SUBJECT, "_seen"] if values else [*_SUBJECT]
-            for *subject, value in (
-                results.select(*keys, *([] if values else [pl.lit("")])).unique().iter_rows()
-            ):
-                params = dict(zip(("fn", *_SUBJECT[1:], "value"), (*subject, value)))
-                found.add(Hypothesis.of(self.name, mode=mode, **{k: v for k, v in params.items() if v}))
+            value = pl.col("_seen") if mode in ("dtype", "constant") else pl.lit("")
+            rows = results.select(pl.lit(mode).alias("mode"), *_SUBJECT, value.alias("value"), "passed", "known")
+            by = rows.group_by("mode", *_SUBJECT, "value")
+            found.append(by.agg(pl.col("passed").all().alias("every"), pl.col("known").any()))
+        return self.merge(found)
+
+    def settle(self, survey: pl.DataFrame) -> list[Hypothesis]:
+        if survey.is_empty():
+            return []
+        # Nothing that is said of other calls would tell when their rule holds, so it must always.
+        sometimes = pl.col("mode").is_in(["dtype", "constant"])
+        kept = survey.filter(pl.col("known").any().over("mode", "function") & (sometimes | pl.col("every")))
+        found = []
+        for row in kept.select("mode", *_SUBJECT, "value").iter_rows(named=True):
+            row["fn"] = row.pop("function")
+            found.append(Hypothesis.of(self.name, **{k: v for k, v in row.items() if v}))
         return sorted(found, key=lambda h: h.params)
 
     def examples(self, trace: Trace, hypotheses: Sequence[Hypothesis]) -> Examples:
@@ -146,7 +160,10 @@ def _words(feature: str) -> str:
 
 
 def _results(trace: Trace) -> dict[str, pl.DataFrame]:
-    """For each mode its results: the subject, what was seen, passed (null: compare with the value), and the call."""
+    """For each mode its results: the subject, what was seen, passed (null: compare with the value), known, and the call.
+
+    known: this trace shows that the mode speaks of the function: it runs under autocast, or checks something.
+    """
     return cached(trace, "output", lambda: _build(trace))
 
 
@@ -169,8 +186,8 @@ def _build(trace: Trace) -> dict[str, pl.DataFrame]:
     results = features_of(trace).filter(pl.col("name").str.contains(_RESULT))
     results = results.rename({"code": "ret", "name": "feature", "value": "_seen"})
 
-    # Programs that never use autocast have nothing to say on the precision of torch's operations.
-    mixed = calls.filter(torch & (pl.col("outer") != "")).select("function").unique()
+    # Of torch's operations only those that some program uses under autocast have a precision worth a rule.
+    mixed = calls.filter(torch & (pl.col("outer") != "")).select("function", known=pl.lit(value=True)).unique()
     own = calls.filter(~torch)
     off = (pl.col("outer") != "") & (pl.col("autocast") == "")
     bound = script | pl.col("function").str.contains(_CONTAINER) | (off & (~library_caller))
@@ -179,7 +196,12 @@ def _build(trace: Trace) -> dict[str, pl.DataFrame]:
         pl.col("feature").str.contains(r"^out(\[0\]|\['.*)?\.dtype$") & pl.col("_seen").str.contains(FLOATING)
     )
     dtype = (
-        pl.concat([own, calls.join(mixed, on="function", how="semi").filter(~makes)])
+        pl.concat(
+            [
+                own.with_columns(known=pl.lit(value=True)),
+                calls.filter(torch & ~makes).join(mixed, on="function", how="left").with_columns(pl.col("known").fill_null(value=False)),
+            ]
+        )
         .join(floating, on="ret")
         .with_columns(
             pl.when(off).then("caller").otherwise(pl.lit("")).alias("within"),
@@ -211,14 +233,16 @@ def _build(trace: Trace) -> dict[str, pl.DataFrame]:
     )
     numbers = numbers.with_columns((~negative).alias("passed"))
     # A predicate is for saying yes and no. What asks other ranks, or looks for NaN, is a check that should pass.
-    checks = calls.filter(pl.col("function").str.contains(_CHECK)).select(pl.col("pfn").alias("fn")).unique()
+    checks = calls.filter(pl.col("function").str.contains(_CHECK)).select(pl.col("pfn").alias("fn"), known=pl.lit(value=True)).unique()
     answers = (
         plain.filter(pl.col("kind") == "b")
-        .join(checks, on="fn", how="semi")
+        .join(checks, on="fn", how="left")
         .with_columns(
+            pl.col("known").fill_null(value=False),
             pl.when(script).then("own").otherwise(pl.lit("")).alias("program"),
             pl.lit(None, pl.Boolean).alias("passed"),
         )
     )
+    last, numbers = (frame.with_columns(known=pl.lit(value=True)) for frame in (last, numbers))
     modes = {"dtype": dtype, "last": last, "nonnegative": numbers, "constant": answers}
-    return {mode: frame.select(*_SUBJECT, "_seen", "passed", *_CALL) for mode, frame in modes.items()}
+    return {mode: frame.select(*_SUBJECT, "_seen", "passed", "known", *_CALL) for mode, frame in modes.items()}

@@ -86,6 +86,7 @@ class CallSequence(Relation):
 
     name: ClassVar[str] = "sequence"
     code: ClassVar[str] = "PR103"
+    narrowing: ClassVar[frozenset[str]] = frozenset({"program", "acts"})
     upstream: ClassVar[int] = 4
     absence: ClassVar[bool] = True
 
@@ -105,6 +106,14 @@ class CallSequence(Relation):
                     bound["acts"] = "true"
                 found.append(Hypothesis.of(self.name, mode=mode, a=a, b=b, **bound))
         return sorted(found, key=lambda h: h.params)
+
+    def settle(self, survey: pl.DataFrame) -> list[Hypothesis]:
+        """What acts in one run acts in all."""
+        found = {h: h for h in super().settle(survey)}
+        acting = [h for h in found if h.get("acts")]
+        for h in acting:
+            found.pop(Hypothesis.of(h.relation, **{k: v for k, v in h.params if k != "acts"}), None)
+        return list(found)
 
     def _covers(self, trace: Trace) -> pl.DataFrame:
         """a is called in every step of at least one whole run that calls b."""

@@ -47,6 +47,7 @@ def render(report: Report) -> str:
         incidents=result.incidents[:MAX_INCIDENTS] if result is not None else [],
         more_incidents=max(0, len(result.incidents) - MAX_INCIDENTS) if result is not None else 0,
         max_also=MAX_ALSO,
+        max_rows=MAX_ROWS,
         tally=wording.tally(result) if result is not None else "",
         command=command(report.info),
         started=started(report.info),
@@ -72,6 +73,8 @@ def _headline(word: str, report: Report) -> str:
         return f"{wording.count(len(result.incidents), 'incident')}, {wording.count(len(result.violations), 'violated rule')}"
     if word == "inconclusive":
         return "Inconclusive"
+    if result.silenced:
+        return "No violation to report"
     return "No violations"
 
 
@@ -94,6 +97,9 @@ def _environment() -> Environment:
         "spread": wording.spread,
         "support": wording.support,
         "when": wording.when,
+        "rate": wording.rate,
+        "hushed": wording.hushed,
+        "held": wording.held,
     }
     env.globals["count"] = wording.count
     return env

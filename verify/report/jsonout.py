@@ -9,7 +9,7 @@ from typing import Any, Final
 
 import msgspec
 
-from proctor.invariants.verdict import CheckResult, Incident, Violation
+from proctor.invariants.verdict import CheckResult, Incident, Silenced, Violation
 from proctor.verify import wording
 from proctor.verify.report import Report
 
@@ -43,6 +43,7 @@ def tree(report: Report) -> dict[str, Any]:
         "not_triggered": result.not_triggered,
         "unknown": result.unknown,
         "notes": result.notes,
+        "silenced": [msgspec.to_builtins(s) for s in result.silenced],
     }
 
 
@@ -70,6 +71,7 @@ class _Saved(msgspec.Struct):
     steps: int = 0
     ranks: int = 0
     notes: list[str] = []
+    silenced: list[Silenced] = []
 
 
 def read(path: Path) -> tuple[CheckResult, int, list[str]] | None:
@@ -95,5 +97,6 @@ def read(path: Path) -> tuple[CheckResult, int, list[str]] | None:
         notes=saved.notes,
         steps=saved.steps,
         ranks=saved.ranks,
+        silenced=saved.silenced,
     )
     return result, saved.exit_code, saved.packs

@@ -15,9 +15,13 @@ def render(report: Report) -> str:
     suite = ET.Element("testsuite", name="proctor")
     for violation in result.violations:
         _failure(suite, violation)
-    held = result.checked - len(result.violations)
+    held = result.checked - len(result.violations) - len(result.silenced)
     if held > 0:
         ET.SubElement(suite, "testcase", classname="proctor", name=f"{wording.count(held, 'rule')} held")
+    for silenced in result.silenced:
+        name = wording.clean(f"{silenced.violation.text} [{silenced.violation.id}]")
+        case = ET.SubElement(suite, "testcase", classname=f"proctor.{silenced.violation.relation}", name=name)
+        ET.SubElement(case, "skipped", message=wording.clean(wording.hushed(silenced)))
     for n, why in ((result.not_triggered, "not triggered"), (result.unknown, "could not be decided")):
         if n:
             case = ET.SubElement(suite, "testcase", classname="proctor", name=f"{wording.count(n, 'rule')} {why}")

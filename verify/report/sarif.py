@@ -10,7 +10,7 @@ from urllib.parse import quote
 
 import proctor
 from proctor.invariants.invariant import Severity
-from proctor.invariants.verdict import CheckResult, Violation
+from proctor.invariants.verdict import CheckResult, Silenced, Violation
 from proctor.verify import wording
 from proctor.verify.report import Report
 
@@ -26,7 +26,9 @@ _LEVEL: Final = {
 def render(report: Report) -> str:
     """One SARIF log with one run."""
     result = report.result or CheckResult("", [], 0, 0, 0, [], 0, 0)
-    codes = {v.code: v.relation for v in result.violations}
+    hushed = {s.violation.id: s for s in result.silenced}
+    found = [*result.violations, *(s.violation for s in result.silenced)]
+    codes = {v.code: v.relation for v in found}
     rules = sorted(codes)
     log = {
         "$schema": SCHEMA,
@@ -59,7 +61,7 @@ def render(report: Report) -> str:
                     }
                 ],
                 "columnKind": "unicodeCodePoints",
-                "results": [_result(v, rules.index(v.code)) for v in result.violations],
+                "results": [_result(v, rules.index(v.code), hushed.get(v.id)) for v in found],
                 "properties": {
                     "checked": result.checked,
                     "notTriggered": result.not_triggered,
@@ -71,7 +73,7 @@ def render(report: Report) -> str:
     return json.dumps(log, indent=1, allow_nan=False) + "\n"
 
 
-def _result(v: Violation, rule: int) -> dict[str, Any]:
+def _result(v: Violation, rule: int, silenced: Silenced | None) -> dict[str, Any]:
     text = f"{v.text}. Expected {v.expected}; seen {v.seen} ({wording.place(v)})."
     out: dict[str, Any] = {
         "ruleId": v.code,
@@ -79,8 +81,10 @@ def _result(v: Violation, rule: int) -> dict[str, Any]:
         "level": _LEVEL[v.severity],
         "message": {"text": wording.clean(text)},
         "partialFingerprints": {"proctorInvariant/v1": v.id},
-        "properties": {"step": v.step, "rank": v.rank, "count": v.count, "support": wording.support(v.support)},
+        "properties": {"step": v.step, "rank": v.rank, "count": v.count, "support": wording.support(v.support), "tier": v.tier.value},
     }
+    if silenced is not None:
+        out["suppressions"] = [{"kind": "external", "justification": wording.clean(silenced.reason)}]
     location: dict[str, Any] = {}
     file, _, line = v.source.rpartition(":")
     if file and line.isdecimal():

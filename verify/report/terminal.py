@@ -62,6 +62,7 @@ def show(report: Report, to: Console) -> None:
         to.print(Text(wording.clean(result.run), style="dim"), soft_wrap=True)
         for incident in result.incidents:
             _incident(incident, report, to)
+    _silenced(report, to)
     _unchecked(report, to)
     _next(report, to)
 
@@ -120,6 +121,8 @@ def facts(v: Violation) -> list[tuple[str, str]]:
         ("seen", v.seen),
         ("extent", wording.spread(v)),
         ("support", wording.support(v.support)),
+        ("false alarms", wording.rate(v.false_alarm) if v.false_alarm is not None else ""),
+        ("held at", wording.held(v.held[0]) if v.held else ""),
         ("look at", v.advice),
     )
     return [(label, wording.clean(text, 600)) for label, text in rows if text]
@@ -138,6 +141,21 @@ def _hang(to: Console, lead: str, text: str) -> None:
         line.rstrip()
         start = Text(lead if i == 0 else " " * len(lead), style="dim")
         to.print(start.append_text(line) if line else Text(start.plain.rstrip(), style="dim"), soft_wrap=True)
+
+
+def _silenced(report: Report, to: Console) -> None:
+    from rich.text import Text
+
+    hushed = report.result.silenced if report.result is not None else []
+    if not hushed:
+        return
+    to.print()
+    to.print(Text("Not reported", style="bold"))
+    shown = hushed if report.everything else hushed[:MORE]
+    for silenced in shown:
+        _hang(to, "  - ", wording.clean(wording.hushed(silenced), 600))
+    if len(hushed) > len(shown):
+        _hang(to, "  ", f"+{len(hushed) - len(shown):,} more: --all")
 
 
 def _unchecked(report: Report, to: Console) -> None:

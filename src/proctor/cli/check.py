@@ -2,6 +2,8 @@
 
 Always writes RUN/report.html, RUN/violations.jsonl and RUN/check.json beside the run when it is writable.
 
+Violations that are suppressed, or known from a baseline, are counted and shown and do not fail the check.
+
 exit code: 0 clean, 1 violations at or above --fail-on, 2 bad usage or input, 3 inconclusive (nothing could be
 checked, or a rank is missing), 101 internal error
 """
@@ -10,7 +12,7 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -33,38 +35,68 @@ def prepare(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("-o", "--output", metavar="FILE", help="write the report there instead of to the terminal")
     parser.add_argument("--fail-on", choices=LEVELS, default="error", help="least severity that makes the exit code 1")
     parser.add_argument("--all", action="store_true", dest="everything", help="show every violated rule")
+    parser.add_argument(
+        "--suppressions", metavar="FILE", action="append", default=[], help="rules whose violations are expected (proctor pack suppress)"
+    )
+    parser.add_argument("--baseline", metavar="FILE", help="violations that an earlier check wrote are no news")
+    parser.add_argument("--write-baseline", metavar="FILE", help="write the violations of this check as a baseline")
     parser.add_argument("-q", "--quiet", action="store_true", help="no progress")
 
 
 def run(args: argparse.Namespace) -> int:
     """Check, write the reports, and return the exit code."""
     folder, pack_paths = run_and_packs(args)
-    report = examine(folder, pack_paths, fail_on=args.fail_on, everything=args.everything, quiet=args.quiet)
+    report = examine(
+        folder,
+        pack_paths,
+        fail_on=args.fail_on,
+        everything=args.everything,
+        quiet=args.quiet,
+        suppressions=[Path(f) for f in args.suppressions],
+        baseline=Path(args.baseline) if args.baseline else None,
+    )
     report, trouble = keep(report, folder)
+    if args.write_baseline:
+        _write_baseline(report, Path(args.write_baseline))
     _deliver(report, args)
     if trouble:
         print(f"proctor: {trouble}", file=sys.stderr)
     return report.exit_code
 
 
-def examine(folder: Path, pack_paths: list[Path], *, fail_on: str, everything: bool = False, quiet: bool = True) -> Report:
+def examine(
+    folder: Path,
+    pack_paths: list[Path],
+    *,
+    fail_on: str,
+    everything: bool = False,
+    quiet: bool = True,
+    suppressions: Sequence[Path] = (),
+    baseline: Path | None = None,
+) -> Report:
     """Load a run and its packs, and check.
 
     Raises:
-        ProctorError: the run or a pack cannot be read.
+        ProctorError: the run, a pack, a suppression or the baseline cannot be read.
     """
     from datetime import UTC, datetime
 
     from proctor.invariants.invariant import Severity
+    from proctor.invariants.suppression import read_baseline, read_suppressions
     from proctor.invariants.trace import Run
     from proctor.verify.checker import check, exit_code
     from proctor.verify.coverage import coverage
     from proctor.verify.report import Report
 
-    packs, names = load_packs(pack_paths)
+    hushed = [s for path in suppressions for s in read_suppressions(path)]
+    known = read_baseline(baseline) if baseline is not None else frozenset()
+    packs, names = load_packs(pack_paths) if pack_paths else ([], [])  # complain of these before a long read
     opened = Run(folder)
+    if not pack_paths:
+        packs, names = load_packs([], opened.trace)
     seen = coverage(opened.trace)
-    result = check(opened.trace, packs, progress=None if quiet or not sys.stderr.isatty() else _progress)
+    progress = None if quiet or not sys.stderr.isatty() else _progress
+    result = check(opened.trace, packs, progress=progress, suppressions=hushed, baseline=known)
     return Report(
         result=result,
         trace=opened.trace,
@@ -95,6 +127,18 @@ def keep(report: Report, folder: Path) -> tuple[Report, str]:
         except OSError as error:
             return report, f"{folder / name} was not written: {error.strerror or error}"
     return replace(report, page=str(folder / "report.html")), ""
+
+
+def _write_baseline(report: Report, path: Path) -> None:
+    """What this check found, also what an earlier baseline knew; what is suppressed has its own place."""
+    from proctor.invariants.suppression import write_baseline
+    from proctor.verify.silence import known
+
+    result, trace = report.result, report.trace
+    if result is None or trace is None:
+        return
+    found = [*result.violations, *(s.violation for s in result.silenced if s.why == "known")]
+    write_baseline((known(v, trace.programs) for v in found), path)
 
 
 def _deliver(report: Report, args: argparse.Namespace) -> None:

@@ -1,6 +1,7 @@
 """Explain a rule, a rule code or an error code in English.
 
-  proctor explain 3fa2c1… -i pack.json    one rule: what it says, when it applies, what supports it
+  proctor explain 3fa2c1… -i pack.json    one rule: what it says, when it applies, why it is believed
+  proctor explain 3fa2c1… --run RUN       and where it held and failed in a run
   proctor explain PR101                   what a family of rules catches (its name works as well)
   proctor explain PR-E200                 what an error means
 """
@@ -14,11 +15,10 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from proctor.cli._inputs import add_packs, load_packs
+from proctor.cli._inputs import add_packs, load_packs, one_rule
 from proctor.errors import ProctorError, UsageError
 
 if TYPE_CHECKING:
-    from proctor.invariants.invariant import Invariant
     from proctor.invariants.relations import Relation
 
 
@@ -26,6 +26,7 @@ def prepare(parser: argparse.ArgumentParser) -> None:
     """Declare the arguments."""
     parser.add_argument("what", metavar="CODE|INVARIANT_ID", help="rule id or its beginning, PR1xx, or PR-Exxx")
     add_packs(parser)
+    parser.add_argument("--run", dest="run_dir", metavar="RUN", help="also evaluate the rule on this run")
 
 
 def run(args: argparse.Namespace) -> int:
@@ -45,35 +46,21 @@ def run(args: argparse.Namespace) -> int:
         codes = ", ".join(f"{r.code} {r.name}" for r in known.values()) or "none"
         raise UsageError(f"no relation has the code {what}; known: {codes}")
     packs, names = load_packs([Path(p) for p in args.packs])
-    found = {rule.id: rule for pack in packs for rule in pack.invariants if rule.id.startswith(what)}
-    if not found:
-        raise UsageError(f"no rule {what!r} in {', '.join(names)}", hint="proctor pack show PACK")
-    if len(found) > 1:
-        raise UsageError(f"{what!r} begins {len(found)} rules: {', '.join(sorted(found)[:8])}")
-    _rule(next(iter(found.values())), known)
+    rule = one_rule(what, packs, names)
+    pack = next(p for p in packs if any(r.id == rule.id for r in p.invariants))
+    family = known.get(rule.relation)
+    from proctor.cli import _explain_rule as says
+
+    says.show_rule(rule, family, pack)
+    if args.run_dir is not None:
+        if family is None:
+            raise UsageError(f"relation {rule.relation!r} is not known here, so the rule cannot be evaluated")
+        says.show_run(rule, family, Path(args.run_dir))
+    says.show_next(rule, names if args.packs else [], evaluated=args.run_dir is not None)
+    if family is not None:
+        print()
+        print(_relation(family))
     return 0
-
-
-def _rule(rule: Invariant, known: dict[str, Relation]) -> None:
-    from proctor.verify import wording
-    from proctor.verify.report.terminal import console
-
-    out = console()
-    relation = known.get(rule.relation)
-    code = relation.code if relation is not None else "?"
-    out.print(f"{wording.clean(rule.text)}", style="bold")
-    out.print(f"  applies   {wording.clean(wording.when(rule.precondition.say()))}", soft_wrap=True)
-    if rule.precondition.absent():
-        out.print(f"  absent    {wording.clean(', '.join(rule.precondition.absent()))} (must not be set)", soft_wrap=True)
-    out.print(f"  support   {wording.support(rule.support)}", soft_wrap=True)
-    out.print(f"  severity  {rule.severity.value}")
-    out.print(f"  family    {code} {wording.clean(rule.relation)}")
-    out.print(f"  id        {wording.clean(rule.id)}")
-    for name, value in rule.hypothesis.params:
-        out.print(f"  {wording.clean(name):<9} {wording.clean(value, 200)}", soft_wrap=True)
-    if relation is not None:
-        out.print()
-        out.print(_relation(relation), soft_wrap=True)
 
 
 def _relation(relation: Relation) -> str:

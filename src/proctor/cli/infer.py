@@ -3,12 +3,18 @@
 Give it runs that went well; several of different programs make rules that carry over to others:
 `proctor infer runs/mnist runs/gpt -o rules.json`
 
+Large inferences keep what they have finished beside the pack, so that `--resume` goes on where one was interrupted,
+or takes one more run in. With `--executor dask` the runs are read by a cluster.
+
 exit code: 0 a pack was written, 2 bad usage or input, 3 nothing was learned, 101 internal error
 """
 
 from __future__ import annotations
 
 import argparse
+import os
+import re
+import shutil
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -18,16 +24,16 @@ from typing import TYPE_CHECKING
 from proctor.errors import TraceError, UsageError
 
 if TYPE_CHECKING:
-    from rich.console import Console
-
     from proctor.infer.engine import Progress, Report
-    from proctor.invariants.invariant import Invariant
+    from proctor.infer.executors import Executor
     from proctor.invariants.pack import Provenance
     from proctor.invariants.relations import Relation
-    from proctor.invariants.trace import Trace
 
-_EXAMPLES = 3  # rules shown of each relation
 _INCONCLUSIVE = 3  # exit code: nothing was learned
+# Tables of this size, on disk, are worth the start of worker processes (a second each) and the keeping of parts.
+_LARGE_BYTES = 64 << 20
+_GROUP_BYTES = 8 << 20  # small runs are read together
+_UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40}
 
 
 def prepare(parser: argparse.ArgumentParser) -> None:
@@ -40,43 +46,69 @@ def prepare(parser: argparse.ArgumentParser) -> None:
         "--relations", metavar="A,B", help="learn only these families of rules (default: all)"
     )
     parser.add_argument(
-        "--jobs", type=int, default=1, metavar="N", help="relations at a time; each takes memory (default: 1)"
+        "--requires", action="append", default=[], metavar="REQ", help="where the rules fit, as in torch>=2.6,<3; may be repeated"
     )
+    parser.add_argument("--note", default="", metavar="TEXT", help="what the pack says of itself")
+    work = parser.add_argument_group("large inferences")
+    work.add_argument("--executor", choices=("pool", "serial", "dask"), default="pool", help="where runs are read (default: pool)")
+    work.add_argument("--scheduler", default="", metavar="ADDRESS", help="of a dask cluster (default: one on this machine)")
+    work.add_argument("--jobs", type=int, metavar="N", help="processes (default: one a core, one alone for small runs)")
+    work.add_argument("--memory", metavar="SIZE", help="of all processes together, as in 4G (default: half of the machine's)")
+    work.add_argument("--resume", action="store_true", help="reuse what an earlier inference into this pack has finished")
+    work.add_argument("--work", metavar="DIR", type=Path, help="where finished parts are kept (default: PACK.parts)")
     parser.add_argument("-q", "--quiet", action="store_true", help="say nothing but errors")
 
 
 def run(args: argparse.Namespace) -> int:
     """Learn, write the pack, say what was learned, and return the exit code."""
-    if args.jobs < 1:
+    if args.jobs is not None and args.jobs < 1:
         raise UsageError(f"--jobs {args.jobs}: expected a number from 1")
     if args.output.is_dir():
         raise UsageError(
             f"{args.output}: is a directory, expected the name of a pack file", hint="-o rules.json"
         )
+    requires = _requires(args.requires)
+    memory = _memory(args.memory)
     chosen = _relations(args.relations)  # before the runs are read, which may take long
 
-    from proctor.infer.engine import infer
+    from proctor.cli import _infer_report as says
+    from proctor.infer import shards
+    from proctor.infer.engine import Options, infer
+    from proctor.infer.parts import Parts
     from proctor.invariants.pack import Pack, write_pack
-    from proctor.invariants.trace import Trace
+    from proctor.invariants.windows import reach_of
 
     paths = list({path.resolve(): path for path in args.runs}.values())
-    trace = Trace.load(paths)
-    if not args.quiet:
-        _say_trace(trace, repeated=len(args.runs) - len(paths))
-    if trace.calls.is_empty() and trace.states.is_empty():
+    size = sum(shards.table_bytes(path) for path in paths)
+    folder = args.work or args.output.with_name(args.output.name + ".parts")
+    keep = bool(args.resume or args.work)
+    parts = Parts(folder, reuse=keep) if keep or size >= _LARGE_BYTES else None
+    jobs = _jobs(args, len(paths), size)
+    group = _GROUP_BYTES if jobs == 1 and not keep else min(_GROUP_BYTES, size // (4 * jobs))
+    pieces = shards.of_runs(paths, group_bytes=group, memory_bytes=memory // jobs, reach=reach_of(chosen))
+    options = Options(held_bytes=memory // (4 * jobs), parts=parts)
+    with _executor(args, jobs) as executor, _progress(quiet=args.quiet) as progress:
+        rules, report = infer(pieces, chosen, options=options, executor=executor, progress=progress)
+    if not sum(run.records for run in report.runs):
         raise TraceError(
             f"{', '.join(map(str, paths))}: nothing was recorded, so there is nothing to learn",
             hint="proctor record -o RUN -- python train.py",
         )
-    with _progress(chosen, quiet=args.quiet) as progress:
-        rules, report = infer(trace, chosen, progress=progress, jobs=args.jobs)
+    if not args.quiet:
+        says.say_runs(report, repeated=len(args.runs) - len(paths))
     for name, error in report.errors.items():
         print(f"proctor: relation {name} failed, its rules are missing: {error}", file=sys.stderr)
     if rules:
-        write_pack(Pack(rules, _provenance(trace)), args.output)
+        pack = Pack(rules, _provenance(report, args.note), requires=requires, refuted=report.refuted)
+        write_pack(pack, args.output)
+    if parts is not None and not keep:
+        shutil.rmtree(folder, ignore_errors=True)
     if not args.quiet:
-        _say_report(rules, report, trace, args.output)
+        says.say_rules(rules, report, args.output)
     return 0 if rules else _INCONCLUSIVE
+
+
+# -- what is asked ---------------------------------------------------------------------------------------------------
 
 
 def _relations(names: str | None) -> list[Relation]:
@@ -93,154 +125,121 @@ def _relations(names: str | None) -> list[Relation]:
     return [known[name] for name in wanted]
 
 
-def _provenance(trace: Trace) -> Provenance:
-    import msgspec
+def _requires(texts: Sequence[str]) -> dict[str, str]:
+    from proctor.invariants.fit import parse_requirement
+
+    try:
+        return dict(parse_requirement(text) for text in texts)
+    except ValueError as e:
+        raise UsageError(f"--requires: {e}") from None
+
+
+def _memory(text: str | None) -> int:
+    """Bytes that the inference may use."""
+    if text is None:
+        try:
+            return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 2
+        except (ValueError, OSError):
+            return 4 << 30
+    match = re.fullmatch(r"(\d+(?:\.\d+)?)([KMGT]?)(?:i?B)?", text.strip(), re.IGNORECASE)
+    size = int(float(match[1]) * _UNITS[match[2].upper()]) if match is not None else 0
+    if size < 64 << 20:
+        raise UsageError(f"--memory {text}: expected a size from 64M, as in 4G")
+    return size
+
+
+def _jobs(args: argparse.Namespace, runs: int, size: int) -> int:
+    if args.executor == "serial":
+        return 1
+    if args.jobs is not None:
+        return int(args.jobs)
+    enough = args.executor == "dask" or size >= _LARGE_BYTES
+    return max(1, min(os.cpu_count() or 1, runs)) if enough else 1
+
+
+@contextmanager
+def _executor(args: argparse.Namespace, jobs: int) -> Iterator[Executor]:
+    from proctor.infer.executors.serial import SerialExecutor
+
+    executor: Executor = SerialExecutor()
+    if args.executor == "dask":
+        from proctor.infer.executors.dask_ import DaskExecutor
+
+        executor = DaskExecutor(args.scheduler, workers=jobs)
+    elif args.scheduler:
+        raise UsageError(f"--scheduler {args.scheduler}: is for --executor dask")
+    elif jobs > 1:
+        from proctor.infer.executors.pool import PoolExecutor
+
+        executor = PoolExecutor(jobs)
+    try:
+        yield executor
+    finally:
+        executor.close()
+
+
+def _provenance(report: Report, note: str) -> Provenance:
+    from datetime import UTC, datetime
 
     from proctor import __version__
     from proctor.invariants.pack import Provenance
 
-    versions = set()
-    for process in trace.processes:
-        try:
-            info = msgspec.json.decode(
-                (Path(process.folder) / "process.json").read_bytes(), type=dict[str, object]
-            )
-        except (OSError, msgspec.MsgspecError):
-            continue  # reading the trace has said so already
-        versions.add(str(info.get("torch", "")))
+    libraries: dict[str, set[str]] = {}
+    for run in report.runs:
+        for name, versions in run.libraries.items():
+            libraries.setdefault(name, set()).update(versions)
+    known = {name: ", ".join(sorted(versions)) for name, versions in sorted(libraries.items())}
     return Provenance(
         tool=f"proctor {__version__}",
-        torch=", ".join(sorted(versions - {""})),
-        runs=len(trace.runs),
-        programs=sorted(trace.programs),
-        records=trace.calls.height + trace.states.height,
+        torch=known.pop("torch", ""),
+        runs=len(report.runs),
+        programs=sorted({run.program for run in report.runs}),
+        records=sum(run.records for run in report.runs),
+        sources=tuple(sorted({source for run in report.runs for source in run.sources})),
+        libraries=known,
+        command="proctor infer",
+        made=datetime.now(UTC).strftime("%Y-%m-%d"),
+        note=note,
     )
 
 
-# -- what the reader sees ----------------------------------------------------------------------------------------
+# -- progress --------------------------------------------------------------------------------------------------------
 
 
 @contextmanager
-def _progress(relations: Sequence[Relation], *, quiet: bool) -> Iterator[Progress | None]:
-    """A bar on a terminal, one line a phase elsewhere; both on standard error."""
+def _progress(*, quiet: bool) -> Iterator[Progress | None]:
+    """A bar a stage on a terminal, one line a stage elsewhere; both on standard error."""
     if quiet:
         yield None
         return
-    from proctor.infer.engine import PHASES
-
     if not sys.stderr.isatty():
 
-        def line(relation: str, phase: str, amount: int) -> None:
-            print(f"{relation}: {_now(phase, amount)}", file=sys.stderr, flush=True)
+        def line(stage: str, done: int, total: int) -> None:
+            if done == 0 and total:
+                print(f"{stage}: {total:,}", file=sys.stderr, flush=True)
 
         yield line
         return
     from rich.console import Console
-    from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+    from rich.progress import (
+        BarColumn,
+        MofNCompleteColumn,
+        Progress,
+        TaskID,
+        TextColumn,
+        TimeElapsedColumn,
+        TimeRemainingColumn,
+    )
 
     columns = (
-        TextColumn("{task.description:<14}"),
-        BarColumn(),
-        TextColumn("{task.fields[now]}"),
-        TimeElapsedColumn(),
-    )
-    with Progress(*columns, console=Console(stderr=True)) as bars:
-        tasks = {
-            r.name: bars.add_task(r.name, total=len(PHASES) - 1, now="waiting", start=False)
-            for r in relations
-        }
+        TextColumn("{task.description:<24}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), TimeRemainingColumn(),
+    )  # fmt: skip
+    with Progress(*columns, console=Console(stderr=True), transient=True) as bars:
+        tasks: dict[str, TaskID] = {}
 
-        def advance(relation: str, phase: str, amount: int) -> None:
-            bars.start_task(tasks[relation])
-            bars.update(tasks[relation], completed=PHASES.index(phase), now=_now(phase, amount))
+        def advance(stage: str, done: int, total: int) -> None:
+            if stage not in tasks:
+                tasks[stage] = bars.add_task(stage, total=total)
+            bars.update(tasks[stage], completed=done, total=total)
 
         yield advance
-
-
-def _now(phase: str, amount: int) -> str:
-    match phase:
-        case "propose":
-            return "proposing hypotheses"
-        case "examples":
-            return f"collecting examples of {_count(amount, 'hypothesis', 'hypotheses')}"
-        case "preconditions":
-            return f"finding preconditions from {_count(amount, 'example')}"
-        case _:
-            return _count(amount, "rule")
-
-
-def _say_trace(trace: Trace, *, repeated: int) -> None:
-    size = f"{trace.calls.height:,} calls, {trace.states.height:,} states"
-    who = f"{_count(len(trace.runs), 'run')}, {_count(len(trace.programs), 'program')}, {_count(len(trace.processes), 'process', 'processes')}"
-    print(f"learning from {who}: {size}", file=sys.stderr)
-    if repeated:
-        print(f"note: {_count(repeated, 'run')} given more than once, read once", file=sys.stderr)
-    for note in trace.notes:
-        print(f"note: {note}", file=sys.stderr)
-
-
-def _say_report(rules: Sequence[Invariant], report: Report, trace: Trace, pack: Path) -> None:
-    from rich.console import Console
-    from rich.text import Text
-
-    # A file or a pipe is not cut at 80 columns: there a sentence stays one line.
-    console = Console(highlight=False, width=None if sys.stdout.isatty() else 1000)
-    _say_table(console, report)
-    for tally in report.tallies:
-        ours = sorted((rule for rule in rules if rule.relation == tally.relation), key=_weight)
-        if ours:
-            shown = f"{min(_EXAMPLES, len(ours))} of {_count(len(ours), 'rule')}"
-            console.print(Text(f"\n{tally.relation}, {shown}:", style="bold"))
-        for rule in ours[:_EXAMPLES]:
-            _say_rule(console, rule)
-    if report.dropped:
-        console.print("\nNot learned:")
-        for why, count in report.dropped.items():
-            console.print(Text(f"  {count:>9,}  {why}"))
-    if not rules:
-        console.print("\nNothing was learned, so no pack was written. Record more steps, or more runs.")
-        return
-    if len(trace.runs) == 1:
-        console.print(
-            "\nAll rules come from one run; more runs make rules more general and fewer of them wrong."
-        )
-    console.print(Text(f"\n{_count(len(rules), 'rule')} in {pack}"), soft_wrap=True)
-    console.print(Text(f"next: proctor check RUN -i {pack}"), soft_wrap=True)
-
-
-def _say_table(console: Console, report: Report) -> None:
-    from rich.table import Table
-
-    table = Table("relation", box=None, pad_edge=False, header_style="bold")
-    for heading in ("hypotheses", "examples", "rules", "always", "conditional", "seconds"):
-        table.add_column(heading, justify="right")
-    for t in report.tallies:
-        counts = (t.hypotheses, t.examples, t.rules, t.unconditional, t.conditional)
-        name = f"{t.relation} (failed)" if t.error else t.relation
-        table.add_row(name, *(f"{n:,}" for n in counts), f"{t.seconds:.1f}")
-    console.print(table)
-
-
-def _say_rule(console: Console, rule: Invariant) -> None:
-    from rich.padding import Padding
-    from rich.text import Text
-
-    support = rule.support
-    seen = f"passed {_count(support.passed, 'time')} in {_count(support.runs, 'run')} of {_count(support.programs, 'program')}"
-    if support.excluded:
-        seen += f"; the condition explains {_count(support.excluded, 'failure')}"
-    said = rule.precondition.say()
-    when = said if said == "always" else f"when {said}"
-    lines = [(2, rule.text, ""), (6, when, ""), (6, f"{seen}  [{rule.id}]", "dim")]
-    for indent, text, style in lines:
-        console.print(Padding(Text(text, style=style), (0, 0, 0, indent), expand=False))
-
-
-def _weight(rule: Invariant) -> tuple[int, int, int, str]:
-    """Best supported first."""
-    support = rule.support
-    return -support.programs, -support.runs, -support.passed, rule.id
-
-
-def _count(n: int, noun: str, plural: str = "") -> str:
-    return f"{n:,} {noun if n == 1 else plural or noun + 's'}"

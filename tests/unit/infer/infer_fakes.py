@@ -47,7 +47,8 @@ def trace(calls: Sequence[tuple[int, str, str]], runs: int = 2) -> Trace:
         }
     )
     texts = {kind: [""] for kind in Name} | {Name.FUNCTION: NAMES}
-    return Trace(processes, [f"run{i}" for i in range(runs)], frame, pl.DataFrame(), context, texts)
+    states = pl.DataFrame(schema={"proc": pl.UInt16, "ctx": pl.UInt32, "var": pl.UInt32, "meta": pl.UInt32})
+    return Trace(processes, [f"run{i}" for i in range(runs)], frame, states, context, texts)
 
 
 class OnlyCalls(Relation):

@@ -1,0 +1,240 @@
+"""Laws that every relation obeys, whoever wrote it: they are what makes shards, chunks and lost records harmless."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from functools import cache
+from itertools import permutations
+from pathlib import Path
+from random import Random
+from tempfile import mkdtemp
+from typing import Any
+
+import msgspec
+import polars as pl
+import pyarrow as pa
+import pytest
+from helpers.traces import runs
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from proctor.infer import shards
+from proctor.infer.compress import COUNT
+from proctor.infer.engine import Options, infer
+from proctor.infer.partial import PLACE, RANK, SITE, Partial, count, merge
+from proctor.invariants.invariant import Hypothesis, Invariant
+from proctor.invariants.pack import Pack
+from proctor.invariants.relations import Relation, registry
+from proctor.invariants.schema import TABLES
+from proctor.invariants.trace import Trace, read_stream
+from proctor.verify.checker import check, judge
+from proctor.verify.coverage import coverage
+from proctor.verify.online import OnlineChecker
+
+NAMES = sorted(registry())
+SEEDS = st.integers(0, 39)
+EXAMPLES = int(os.environ.get("PROCTOR_LAW_EXAMPLES", "0"))  # of each law and relation; 0: a few, always the same
+FEW = settings(max_examples=EXAMPLES or 6, deadline=None, suppress_health_check=list(HealthCheck), derandomize=not EXAMPLES)
+pytestmark = pytest.mark.filterwarnings("ignore")
+
+
+@cache
+def folder() -> Path:
+    return Path(mkdtemp(prefix="laws-"))
+
+
+@cache
+def run(seed: int) -> Path:
+    return runs(folder(), [seed])[0]
+
+
+@cache
+def trace(*seeds: int) -> Trace:
+    """Kept, so that all relations share its views."""
+    return Trace.load([run(seed) for seed in seeds])
+
+
+@cache
+def rules(name: str, seeds: tuple[int, ...]) -> tuple[Invariant, ...]:
+    """What a relation learns from some runs, faults included: they may have rules of any kind."""
+    found, _ = infer(trace(*seeds), [registry()[name]], options=Options(strict=True, validate=False, min_support=1))
+    return tuple(found)
+
+
+def hypotheses(relation: Relation, seeds: Sequence[int]) -> list[Hypothesis]:
+    surveys = [relation.survey(trace(seed)) for seed in seeds]
+    return sorted(set(relation.settle(relation.merge(surveys))), key=msgspec.json.encode)
+
+
+def same(a: Partial, b: Partial) -> bool:
+    """Equal but for the order of rows and columns, and for columns without a value."""
+    frames = []
+    for partial in (a, b):
+        frame = partial.frame.drop(SITE)
+        frame = frame.select(sorted(c for c in frame.columns if c.endswith("~") or frame[c].null_count() < frame.height or frame.is_empty()))
+        frames.append(frame.select(pl.exclude("^.*~$")).sort(pl.all(), nulls_last=True))
+    return frames[0].equals(frames[1]) and a.examples == b.examples
+
+
+# -- merging -----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", NAMES)
+@given(seeds=st.lists(SEEDS, min_size=3, max_size=3, unique=True))
+@FEW
+def test_surveys_merge_in_any_order_and_grouping(name: str, seeds: list[int]) -> None:
+    relation = registry()[name]
+    a, b, c = (relation.survey(trace(seed)) for seed in seeds)
+    whole = relation.merge([a, b, c])
+    assert relation.merge([a]).equals(relation.merge([relation.merge([a])]))
+    for x, y, z in permutations((a, b, c)):
+        assert relation.merge([relation.merge([x, y]), z]).equals(whole)
+        assert relation.merge([x, relation.merge([y, z])]).equals(whole)
+
+
+@pytest.mark.parametrize("name", NAMES)
+@given(seeds=st.lists(SEEDS, min_size=3, max_size=3, unique=True))
+@FEW
+def test_partials_merge_in_any_order_and_grouping(name: str, seeds: list[int]) -> None:
+    relation = registry()[name]
+    asked = hypotheses(relation, seeds)
+    parts = [count(relation.examples(trace(seed), asked), trace(seed)).of_runs([i]) for i, seed in enumerate(seeds)]
+    whole = merge(parts)
+    for x, y, z in permutations(parts):
+        assert same(merge([merge([x, y]), z]), whole)
+        assert same(merge([x, merge([y, z])]), whole)
+
+
+@pytest.mark.parametrize("name", NAMES)
+@given(seeds=st.lists(SEEDS, min_size=2, max_size=3, unique=True))
+@FEW
+def test_shards_give_what_the_whole_gives(name: str, seeds: list[int]) -> None:
+    relation = registry()[name]
+    whole = trace(*seeds)
+    asked = hypotheses(relation, seeds)
+    assert asked == sorted(set(relation.propose(whole)), key=msgspec.json.encode)
+    parts = [count(relation.examples(trace(seed), asked), trace(seed)).of_runs([i]) for i, seed in enumerate(seeds)]
+    assert same(merge(parts), count(relation.examples(whole, asked), whole))
+
+
+@pytest.mark.parametrize("name", NAMES)
+@given(seeds=st.lists(SEEDS, min_size=2, max_size=4, unique=True))
+@FEW
+def test_inference_does_not_depend_on_how_runs_are_sharded(name: str, seeds: list[int]) -> None:
+    paths = [run(seed) for seed in seeds]
+    options = Options(strict=True, min_support=1)
+    alone, _ = infer(shards.of_runs(paths), [registry()[name]], options=options)
+    together, _ = infer(shards.of_runs(paths[::-1], group_bytes=1 << 30), [registry()[name]], options=options)
+    told = [{r.id: (r.support, r.false_alarm) for r in found} for found in (alone, together)]
+    assert told[0] == told[1]
+
+
+# -- checking ----------------------------------------------------------------------------------------------------
+
+
+def verdicts(relation: Relation, learned: Sequence[Invariant], of: Trace) -> dict[str, str]:
+    seen = coverage(of)
+    found = {}
+    for judged in judge(of, relation, learned, seen):
+        decided = judged.met - judged.undecided
+        found[judged.rule.id] = "violated" if judged.failed else "holds" if decided else "unknown" if judged.met else "idle"
+    return found
+
+
+def chunks(path: Path, random: Random) -> Iterator[tuple[str, Mapping[str, Any], Mapping[str, Any]]]:
+    """All records of a run in pieces of any size, tables and processes interleaved at will."""
+    waiting = []
+    for process in sorted((path / "procs").iterdir()):
+        info = json.loads((process / "process.json").read_bytes())
+        for name in TABLES:
+            table, _ = read_stream(process / f"{name}.arrow", name)
+            pieces: list[pa.Table] = []
+            while table.num_rows:
+                size = random.randint(1, table.num_rows)
+                pieces.append(table.slice(0, size))
+                table = table.slice(size)
+            waiting.append([(process.name, {name: piece}, info) for piece in pieces])
+    waiting = [pieces for pieces in waiting if pieces]
+    while waiting:
+        pieces = random.choice(waiting)
+        yield pieces.pop(0)
+        if not pieces:
+            waiting.remove(pieces)
+
+
+@pytest.mark.parametrize("name", NAMES)
+@given(seed=SEEDS, others=st.lists(SEEDS, min_size=2, max_size=2, unique=True), order=st.integers(0, 1 << 16))
+@FEW
+def test_any_chunking_of_the_online_checker_equals_offline(name: str, seed: int, others: list[int], order: int) -> None:
+    relation = registry()[name]
+    pack = Pack(list(rules(name, tuple(sorted(others)))))
+    known = {name: relation}
+    offline = check(trace(seed), [pack], relations=known)
+    online = OnlineChecker([pack], run=str(run(seed)), program=f"train{seed}.py", relations=known, size=2)
+    for process, records, info in chunks(run(seed), Random(order)):
+        online.feed(process, records, info)
+    result = online.finish()
+    assert not online.errors
+    assert {v.id for v in result.violations} == {v.id for v in offline.violations}
+    assert (result.checked, result.not_triggered, result.unknown) == (offline.checked, offline.not_triggered, offline.unknown)
+
+
+@pytest.mark.parametrize("name", NAMES)
+@given(seed=SEEDS, others=st.lists(SEEDS, min_size=2, max_size=2, unique=True))
+@FEW
+def test_order_of_ranks_does_not_change_a_verdict(name: str, seed: int, others: list[int]) -> None:
+    relation = registry()[name]
+    learned = rules(name, tuple(sorted(others)))
+    assert verdicts(relation, learned, trace(seed)) == verdicts(relation, learned, reordered(seed))
+
+
+@cache
+def reordered(seed: int) -> Trace:
+    """The same run with its processes the other way round."""
+    given_ = trace(seed)
+    last = len(given_.processes) - 1
+
+    def turned(frame: pl.DataFrame) -> pl.DataFrame:
+        return frame.with_columns((last - pl.col("proc")).cast(pl.UInt16).alias("proc")).sort("proc", maintain_order=True)
+
+    tables = {t: turned(getattr(given_, t)) for t in ("calls", "states", "values", "contexts")}
+    return Trace(processes=given_.processes[::-1], runs=given_.runs, texts=given_.texts, notes=given_.notes, **tables)
+
+
+@pytest.mark.parametrize("name", NAMES)
+@given(seed=SEEDS, others=st.lists(SEEDS, min_size=2, max_size=2, unique=True), which=st.integers(0, 7))
+@FEW
+def test_dropped_records_never_make_a_violation(name: str, seed: int, others: list[int], which: int) -> None:
+    relation = registry()[name]
+    learned = rules(name, tuple(sorted(others)))
+    before, after = verdicts(relation, learned, trace(seed)), verdicts(relation, learned, thinned(seed, which))
+    new = {rule for rule, verdict in after.items() if verdict == "violated" and before[rule] != "violated"}
+    assert not [(rule.text, before[rule.id]) for rule in learned if rule.id in new]
+
+
+@cache
+def thinned(seed: int, which: int) -> Trace:
+    """The same run with a part of one process's records lost, and known to be lost."""
+    given_, random = trace(seed), Random(which)
+    victim = random.randrange(len(given_.processes))
+    share = random.choice([0.05, 0.2, 0.6])
+
+    def thin(frame: pl.DataFrame) -> pl.DataFrame:
+        kept = [p != victim or random.random() > share for p in frame["proc"].to_list()]
+        return frame.filter(pl.Series(kept, dtype=pl.Boolean))
+
+    processes = [
+        msgspec.structs.replace(p, dropped=17) if i == victim else p for i, p in enumerate(given_.processes)
+    ]
+    tables = {t: thin(getattr(given_, t)) for t in ("calls", "states", "values")}
+    return Trace(processes=processes, runs=given_.runs, texts=given_.texts, contexts=given_.contexts, **tables)
+
+
+def test_the_runs_have_something_to_say() -> None:
+    """Laws about nothing would hold, too."""
+    learned = {name: len(rules(name, tuple(range(12)))) for name in NAMES}
+    for name in ("argument", "consistent", "contain", "input_output", "output", "sequence"):
+        assert learned[name], learned
+    assert {COUNT, PLACE, RANK} <= set(merge([count(registry()["contain"].examples(trace(0), []), trace(0))]).frame.columns)
