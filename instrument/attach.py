@@ -28,16 +28,17 @@ from proctor.instrument._guard import Guard, say
 from proctor.instrument.config import RecordConfig, read_config
 from proctor.instrument.context import ContextTable, StepClock
 from proctor.instrument.patches import METHOD, MODULE_CALL, Patches
-from proctor.instrument.probes import MAX_VALUES, Home, Probes, Sink
+from proctor.instrument.probes import MAX_VALUES, Home, Probes, Sink, _workers
 from proctor.instrument.state import Look, StateTracker
 from proctor.instrument.usercode import UserCode, library_prefixes
-from proctor.invariants.schema import TRACE_SCHEMA, Name
+from proctor.invariants.schema import TRACE_SCHEMA, Name, Value
 from proctor.native import Recorder
 
 PRE_ARM_ROWS = 50_000  # records kept from before the first training act
 MAX_ROWS = 4_000_000  # records in memory when the writer cannot keep up
 HOT_CALLS = 20_000  # calls of one user function between two flushes that take it out of the trace
 
+LOADER_WORKER = "torch.utils.data.worker"
 MODEL_CALL = "<model>.forward"  # what rules call the outermost module call, whatever its class
 ROOTS_ONLY = 1 << 31  # in a code of `module_namer`: wanted as the outermost module only
 
@@ -60,7 +61,9 @@ class Observer:
         self.armed = False
         self.inert = False
         self.finished = False
+        self._libraries: list[str] = []  # that an integration knows
         self._coords: dict[str, int] = {}
+        self._axes = mesh.Axes()
         self._position: tuple[int, int] | None = None  # rank and world, once torch.distributed has said them
         self._groups: list[Any] = []  # process groups that have a name; kept, so that their ids stay theirs
         self._phase_before = "init"
@@ -131,9 +134,10 @@ class Observer:
             "torch.nn.utils.clip_grad_value_": (None, self._grads_changed),
             "torch.amp.GradScaler.unscale_": (None, self._grads_rewritten),
             "torch.nn.parallel.DistributedDataParallel.__init__": (None, self._ddp_created),
+            "torch.nn.parallel.DistributedDataParallel._pre_forward": (None, self._ddp_synchronised),
             "torch.distributed.init_process_group": (None, self._distributed_ready),
             "torch.distributed.new_group": (None, self._group_created),
-            "torch.save": (self._checkpoint_begins, self._checkpoint_ends),
+            "torch.save": (self._save_begins, self._checkpoint_ends),
             "torch.load": (self._checkpoint_begins, self._checkpoint_ends),
         }
         for name in catalog.INITIALISERS:
@@ -156,7 +160,8 @@ class Observer:
             tap.flat = point.name in catalog.RECURSIVE
             if ours:
                 tap.always = True
-                (self._building if point.name in catalog.INITIALISERS else self._hooked).append(tap)
+                if point.name != LOADER_WORKER:  # runs in a child that is inert
+                    (self._building if point.name in catalog.INITIALISERS else self._hooked).append(tap)
 
     def _tap_module_calls(self, module_class: Any) -> None:
         before, after = self.probes.around(MODEL_CALL, Home.TORCH, self._forward_begins)
@@ -178,7 +183,7 @@ class Observer:
              self._scheduler_created, None),
             (torch.optim.lr_scheduler.ReduceLROnPlateau, "__init__",
              "torch.optim.lr_scheduler.ReduceLROnPlateau.__init__", self._scheduler_created, None),
-            (worker, "_worker_loop", "torch.utils.data.worker", self._loader_worker, None),
+            (worker, "_worker_loop", LOADER_WORKER, self._loader_worker, None),
         ):
             self._tap(catalog.Point(owner, attribute, name, METHOD), before, after)
 
@@ -216,6 +221,7 @@ class Observer:
 
         for info in pkgutil.iter_modules(integrations.__path__):
             library = importlib.import_module(f"{integrations.__name__}.{info.name}")
+            self._libraries.append(library.LIBRARY)
             for module, methods in library.POINTS.items():
                 points = _library_points(library.LIBRARY, methods)
                 wrapt.register_post_import_hook(self._late(points, Home.LIBRARY), module)
@@ -284,6 +290,8 @@ class Observer:
 
     def _loader_worker(self, args: tuple[Any, ...], kwargs: Any) -> None:
         self._become_inert()
+        if self.config.keeps(Value.RNG) and self.config.wants("torch.utils.data.DataLoader.__iter__"):
+            self.guard.run("loader worker", _workers.observe, self.config.run)
 
     def _drain(self) -> dict[str, Any]:
         calls, states, values = self.recorder.drain(), self.tracker.take_rows(), self.sink.take_rows()
@@ -309,14 +317,18 @@ class Observer:
         import torch
 
         where = mesh.position()
+        rank, world = (where["rank"], where["world"]) if self._position is None else self._position
         return {
             "schema": TRACE_SCHEMA,
             "pid": os.getpid(),
-            "rank": where["rank"] if self._position is None else self._position[0],
-            "world": where["world"] if self._position is None else self._position[1],
-            "coords": self._coords,
+            "rank": rank,
+            "world": world,
+            "coords": self._coords or where["coords"] or self._axes.coords(rank, world),
             "python": sys.version.split()[0],
             "torch": torch.__version__,
+            "libraries": {
+                name: str(getattr(sys.modules[name], "__version__", "")) for name in self._libraries if name in sys.modules
+            },
             "dropped": self.recorder.dropped - self._early_drops + self.sink.dropped - self._early_values
             + (self.writer.lost if self.writer is not None else 0),
             "notes": self.guard.notes + self._notes,
@@ -517,6 +529,10 @@ class Observer:
         if self.tracker is not None:
             self.tracker.dirty = True
 
+    def _save_begins(self, args: tuple[Any, ...], kwargs: Any) -> None:
+        self._look(0, data=Look.FORCE, buffers=Look.FORCE, optimizer=Look.FORCE)  # what is saved is compared with it
+        self._checkpoint_begins(args, kwargs)
+
     def _checkpoint_begins(self, args: tuple[Any, ...], kwargs: Any) -> None:
         self._phase_before = self.clock.checkpoint(True)
 
@@ -537,6 +553,8 @@ class Observer:
         self._name(default, mesh.group_label(default))
 
     def _group_created(self, args: tuple[Any, ...], kwargs: Any, result: Any, raised: bool) -> None:
+        if not raised:
+            self._axes.add(args[0] if args else (kwargs or {}).get("ranks"))
         if not raised and hasattr(result, "size"):
             self._name(result, mesh.group_label(result))
             self._groups.append(result)
@@ -551,6 +569,10 @@ class Observer:
         self.tracker.set_wrapper(args[0], "ddp")
         self.tracker.add_model(args[0])
         self._look(1, data=Look.FORCE, buffers=Look.FORCE)
+
+    def _ddp_synchronised(self, args: tuple[Any, ...], kwargs: Any, result: Any, raised: bool) -> None:
+        """Buffers were broadcast, if they are at all, and the forward has not begun to change them."""
+        self._look(1, buffers=Look.FORCE)
 
     def _sharded(self, args: tuple[Any, ...], kwargs: Any, result: Any, raised: bool) -> None:
         module = args[0] if args else (kwargs or {}).get("module")

@@ -8,6 +8,7 @@ dynamo are never touched. Element-wise arithmetic is left out: it is most of the
 from __future__ import annotations
 
 import inspect
+import sys
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
@@ -83,6 +84,9 @@ def points() -> Iterator[Point]:
         aliases = (torch.random,) if name in ("manual_seed", "seed", "get_rng_state", "set_rng_state") else ()
         aliases = (torch.serialization,) if name in ("save", "load") else aliases
         yield Point(torch, name, f"torch.{name}", aliases=aliases)
+    for module in ("random", "numpy.random"):  # torch has imported both
+        if module in sys.modules:
+            yield Point(sys.modules[module], "seed", f"{module}.seed")
     for name in _TENSOR:
         yield Point(Tensor, name, f"torch.Tensor.{name}", METHOD)
     for name in sorted(vars(functional)):
@@ -136,7 +140,7 @@ def _distributed() -> Iterator[Point]:
     for name in _COLLECTIVES:
         yield Point(c10d, name, f"torch.distributed.{name}", aliases=(dist,))
     ddp = "torch.nn.parallel.DistributedDataParallel"
-    for name in ("__init__", "no_sync"):
+    for name in ("__init__", "no_sync", "_pre_forward"):
         yield Point(DistributedDataParallel, name, f"{ddp}.{name}", METHOD)
 
 

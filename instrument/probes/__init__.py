@@ -21,6 +21,7 @@ from proctor.invariants.schema import Name, StateFlag, Value
 from proctor.native import Recorder
 
 PRE_ARM_VALUES = 20_000  # rows kept from before the first training act
+KEPT_METAS = 4096  # codes of dtype and shape that are remembered
 MAX_VALUES = 1_000_000  # rows in memory when the writer cannot keep up
 
 Before = Callable[[tuple[Any, ...], dict[str, Any] | None], None]
@@ -53,6 +54,7 @@ class Sink:
         self.recorder, self.config = recorder, config
         self._context, self._live = context, live
         self.rows: list[tuple[Any, ...]] = []
+        self._metas: dict[tuple[Any, ...], int] = {}
         self.dropped = 0
         self.capacity = PRE_ARM_VALUES
 
@@ -66,10 +68,18 @@ class Sink:
         return self.recorder.current_call
 
     def number(
-        self, place: str, value: float, *, kind: Value = Value.NUMBER, item: int = -1, call: int | None = None
+        self,
+        place: str,
+        value: float,
+        *,
+        kind: Value = Value.NUMBER,
+        item: int = -1,
+        call: int | None = None,
+        facts: dict[str, str] | None = None,
     ) -> None:
-        """Append a plain number. Integers beyond 2**53 lose their last digits."""
-        self._append(kind, place, item, 0, (0, math.nan, 0), float(value), call)
+        """Append a plain number. Integers beyond 2**53 lose their last digits. `facts` is its meta."""
+        meta = self.recorder.intern(int(Name.META), json.dumps(facts, sort_keys=True)) if facts else 0
+        self._append(kind, place, item, meta, (0, math.nan, 0), float(value), call)
 
     def note(self, kind: Value, place: str, *, meta: int, call: int | None = None) -> None:
         """Append a row that says something in its meta (a code of `Name.META`) alone."""
@@ -113,12 +123,18 @@ class Sink:
         self.rows.append((seq, self._context(), int(kind), code, item, meta, fp, norm, number, flags))
 
     def _meta(self, tensor: Any) -> int:
-        facts = {
-            "dtype": str(tensor.dtype).removeprefix("torch."),
-            "shape": json.dumps(list(tensor.shape), separators=(",", ":")),
-            "device": tensor.device.type,
-        }
-        return self.recorder.intern(int(Name.META), json.dumps(facts, sort_keys=True))
+        dtype, shape, device = tensor.dtype, tuple(tensor.shape), tensor.device.type
+        code = self._metas.get((dtype, shape, device))
+        if code is None:
+            facts = {
+                "dtype": str(dtype).removeprefix("torch."),
+                "shape": json.dumps(list(shape), separators=(",", ":")),
+                "device": device,
+            }
+            code = self.recorder.intern(int(Name.META), json.dumps(facts, sort_keys=True))
+            if len(self._metas) < KEPT_METAS:
+                self._metas[dtype, shape, device] = code
+        return code
 
     def take_rows(self) -> list[tuple[Any, ...]]:
         rows, self.rows = self.rows, []

@@ -56,7 +56,7 @@ class Preserve(Relation):
                 pl.when(pl.col("changed") == 0).then(pl.col("_met").clip(1, _MAX_KEPT)).otherwise(1).alias("_n"),
             )
             .select(pl.all().exclude("_n").repeat_by(pl.col("_n").cast(pl.UInt32)))
-            .explode(pl.all())
+            .explode("*")
             .select(*(pl.col(name).cast(dtype) for name, dtype in _CODES.items()), FAMILY, "world", "_paths", "_met")
             .sort("hyp", "proc", "seq")
         )

@@ -205,3 +205,13 @@ def _collect() -> None:
 )
 def test_names_without_wrappers(name: str, expected: str) -> None:
     assert canonical(name) == expected
+
+
+def test_a_buffer_that_is_assigned_anew_stays_the_same_variable(tracker: StateTracker, names: Names) -> None:
+    model = nn.BatchNorm1d(2)
+    tracker.add_model(model)
+    assert "running_mean.data" in changed(tracker, names, buffers=Look.FORCE)
+    model.running_mean = model.running_mean + 1
+    assert changed(tracker, names, buffers=Look.FORCE) == {"running_mean.data"}
+    model.running_mean = None
+    assert changed(tracker, names, buffers=Look.FORCE) == set()

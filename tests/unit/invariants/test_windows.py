@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from itertools import pairwise
 from pathlib import Path
 
 import polars as pl
@@ -18,7 +19,7 @@ from proctor.invariants.windows import FOREVER, PROLOGUE, REACH, Window, cut, sp
 def test_windows_cover_every_step_once() -> None:
     windows = spread(20, 6)
     assert windows[0].first == -1 and windows[-1].end == FOREVER
-    assert all(a.end == b.first for a, b in zip(windows, windows[1:], strict=False))
+    assert all(a.end == b.first for a, b in pairwise(windows))
     assert spread(3, 6) == [Window(-1, FOREVER)]
 
 

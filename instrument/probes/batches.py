@@ -1,0 +1,66 @@
+"""What the model is given: a fingerprint of the tensors of each outermost forward that trains.
+
+Lists, tuples and dicts are entered; the first few tensors count. All of them together are one value: a batch is
+another batch if any of its tensors differs.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+from proctor.instrument.probes import NO_HOOKS, Home, Hooks, Probe, register
+from proctor.invariants.schema import Value
+
+MODEL_CALL: Final = "<model>.forward"
+_TENSORS: Final = 4  # of one call
+_DEPTH: Final = 3
+_ENTRIES: Final = 16  # of one container
+_CPU_BYTES: Final = 64 << 20
+_DEVICE_BYTES: Final = 8 << 20  # hashing there waits for the device
+
+
+@register
+class Batches(Probe):
+    """Rows of `Value.BATCH`, one a tensor."""
+
+    name = "batches"
+    kinds = frozenset({Value.BATCH})
+
+    def hooks(self, function: str, home: Home) -> Hooks:
+        if function != MODEL_CALL:
+            return NO_HOOKS
+        import torch
+
+        tensor = torch.Tensor
+
+        def before(args: tuple[Any, ...], kwargs: dict[str, Any] | None) -> None:
+            if not getattr(args[0], "training", False) or not torch.is_grad_enabled():
+                return
+            found: list[tuple[str, int, Any]] = []
+            for i, value in enumerate(args[1:]):
+                _collect(str(i), value, _DEPTH, tensor, found)
+            for key, value in (kwargs or {}).items():
+                _collect(key, value, _DEPTH, tensor, found)
+            if found:
+                self.sink.tensors(Value.BATCH, found)
+
+        return before, None
+
+
+def _collect(place: str, value: Any, depth: int, tensor: type, found: list[tuple[str, int, Any]]) -> None:
+    if len(found) >= _TENSORS:
+        return
+    if isinstance(value, tensor):
+        if 0 < _size(value) <= (_CPU_BYTES if value.device.type == "cpu" else _DEVICE_BYTES):  # type: ignore[attr-defined]
+            found.append((place, -1, value))
+    elif depth and type(value) in (list, tuple):
+        for i, item in enumerate(value[:_ENTRIES]):
+            _collect(f"{place}[{i}]", item, depth - 1, tensor, found)
+    elif depth and isinstance(value, dict):
+        for key, item in list(value.items())[:_ENTRIES]:
+            _collect(f"{place}[{key!r}]", item, depth - 1, tensor, found)
+
+
+def _size(value: Any) -> int:
+    """Bytes; 0 of what has no dense content."""
+    return int(value.numel() * value.element_size()) if value.layout.__str__() == "torch.strided" else 0
