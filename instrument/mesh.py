@@ -1,16 +1,22 @@
 """Where this process stands: rank, world size, and coordinates on named mesh axes.
 
-Read from what the program set up itself: torch.distributed, every DeviceMesh, and Megatron's parallel state when it is
-imported. Nothing here issues a collective.
+Read from what the program set up itself: torch.distributed, every DeviceMesh, Megatron's parallel state when it is
+imported, and else the process groups that it made: those that tile the world with groups of one size are an axis.
+Nothing here issues a collective.
 """
 
 from __future__ import annotations
 
+import itertools
 import os
 import sys
-from typing import Any
+from collections.abc import Iterable
+from typing import Any, Final
 
 _MEGATRON = {"tp": "tensor_model_parallel", "pp": "pipeline_model_parallel", "dp": "data_parallel", "cp": "context_parallel", "ep": "expert_model_parallel"}
+
+
+_MAX_TILINGS: Final = 64
 
 
 def position() -> dict[str, Any]:
@@ -27,6 +33,51 @@ def mesh_coords(mesh: Any) -> dict[str, int]:
     names = mesh.mesh_dim_names
     where = mesh.get_coordinate()
     return dict(zip(names, (int(c) for c in where))) if names and where else {}
+
+
+class Axes:
+    """Axes behind process groups that were made by hand, such as {0,1} {2,3} and {0,2} {1,3}.
+
+    They have no names, so they are called after how far apart neighbours are: `inner` the axis of the nearest ranks,
+    `outer` that of the farthest, `middle` what lies between.
+    """
+
+    def __init__(self) -> None:
+        self._tilings: list[list[tuple[int, ...]]] = []
+
+    def add(self, ranks: Iterable[int] | None) -> None:
+        """Take notice of a group, whether this rank is a member or not."""
+        group = tuple(sorted({int(r) for r in ranks})) if ranks is not None else ()
+        if len(group) < 2 or len(self._tilings) >= _MAX_TILINGS or any(group in t for t in self._tilings):
+            return
+        for tiling in self._tilings:
+            if _steps(tiling[0]) == _steps(group) and not any(set(group) & set(other) for other in tiling):
+                tiling.append(group)
+                return
+        self._tilings.append([group])
+
+    def coords(self, rank: int, world: int) -> dict[str, int]:
+        """This rank's place on each axis that is complete; empty where there are fewer than two axes' worth of ranks."""
+        whole = [t for t in self._tilings if sum(map(len, t)) == world and len(t) > 1]
+        strided = {stride: t for t in whole if (stride := _stride(t)) > 0}
+        out: dict[str, int] = {}
+        for stride in sorted(strided):
+            name = "inner" if stride == 1 else "outer" if stride == max(strided) else "middle"
+            for group in strided[stride]:
+                if rank in group and name not in out:
+                    out[name] = group.index(rank)
+        return out
+
+
+def _steps(group: tuple[int, ...]) -> list[int]:
+    """Distances of neighbours."""
+    return [b - a for a, b in itertools.pairwise(group)]
+
+
+def _stride(tiling: list[tuple[int, ...]]) -> int:
+    """Distance of neighbours in all groups; 0 where it is not one number."""
+    found = set(_steps(tiling[0]))
+    return found.pop() if len(found) == 1 else 0
 
 
 def group_label(group: Any) -> str:

@@ -3,7 +3,8 @@
 `mode="ranks"`: a parameter, gradient or buffer has the same bits on every rank that holds it, after every step.
 Catches a gradient that is not synchronised, clipping on one rank only, a forward that bypasses DDP, a replica that
 was loaded from another checkpoint. `among="twins"` says the same of those ranks only whose models begin equal, which
-reaches data-parallel replicas of tensor-parallel shards.
+reaches data-parallel replicas of tensor-parallel shards. `among="dp"`, or another axis of the program's mesh, says it
+of ranks that differ in their place on that axis alone, however their models begin.
 `mode="tied"`: two parameters of one model that begin with the same value stay equal while training changes them.
 Catches weight tying that was undone by a resize, a copy or a wrapper.
 
@@ -13,6 +14,7 @@ name and equal fingerprints by value, so cost is linear in records.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar, Final
 
@@ -26,10 +28,11 @@ from proctor.invariants.trace import Trace
 
 _ATTRIBUTES: Final = ("attr.tensor_model_parallel", "attr.model_parallel", "attr.partition_dim", "attr.is_expert")
 _SAID: Final = ("placement", "wrapper", "requires_grad", "dtype")  # of the parameters themselves
-_SCOPE: Final = ("family", "placement", "p2p", "structure", "start", "marks")
+_SCOPE: Final = ("family", "placement", "p2p", "structure", "start", "marks", "averaging")
 # What is never generalised: gradients of wrapped models say nothing of unwrapped ones, nor replicas of shards.
 _BOUND: Final = ("role", "attr", "owner", "sharding", "model_start")
 _PARALLEL: Final = {"equal": "whose models begin equal", "mixed": "whose models begin equal in part", "different": "whose models begin different"}
+_MESH: Final = "any"
 _KEEP: Final = 6  # passing examples of one variable in one run
 _NONE: Final = "none"  # said of a field that is not set, so that it can be a condition
 
@@ -44,7 +47,7 @@ class Consistent(Relation):
 
     def propose(self, trace: Trace) -> list[Hypothesis]:
         found: list[Hypothesis] = []
-        for among in ("all", "twins"):
+        for among in ("all", "twins", *_axes(trace)):
             same = _replicas(trace, among).filter("passed")
             for bound in same.select(_BOUND).unique().to_dicts():
                 found.append(Hypothesis.of("consistent", mode="ranks", among=among, **bound))
@@ -83,7 +86,7 @@ class Consistent(Relation):
                 parts.append(_named_pairs(trace, names))
         known = [c for c in trace.metas.columns if c.startswith("attr.")]
         attributes = [c for c in _ATTRIBUTES if c in known] + sorted(set(known) - set(_ATTRIBUTES))
-        fields = (*attributes, *_SAID, "marks", "p2p", "structure", "start", "shapes", "module", "kind", "position", "family")
+        fields = (*attributes, *_SAID, "marks", "p2p", "structure", "start", "averaging", "shapes", "module", "kind", "position", "family")
         return Examples(_stack(parts, fields), fields, _SCOPE)
 
     def needs(self, hypothesis: Hypothesis) -> Needs:
@@ -101,7 +104,10 @@ class Consistent(Relation):
             return "a parameter whose gradient is identical on all ranks has an identical value on them, too"
         what = {"grad": "gradient", "data": "value"}[hypothesis.text("attr")]
         who = f"buffer {hypothesis['owner']}" if hypothesis["role"] == "buffer" else "parameter"
-        ranks = f"all ranks ({_PARALLEL[hypothesis.text('model_start')]})" if hypothesis["among"] == "all" else "ranks whose models begin equal"
+        ranks = {
+            "all": f"all ranks ({_PARALLEL.get(hypothesis.text('model_start'), '')})",
+            "twins": "ranks whose models begin equal",
+        }.get(hypothesis.text("among"), f"ranks that differ on the mesh axis {hypothesis['among']} alone")
         wrapped = f" of a model in {hypothesis['sharding']}" if hypothesis["sharding"] != _NONE else ""
         return f"the {what} of a {who}{wrapped} is identical on {ranks}, after every step"
 
@@ -158,6 +164,10 @@ def _compare_ranks(trace: Trace, among: str) -> pl.DataFrame:
         clones = facts.filter(pl.col("model_start") != "equal").select("proc", "model", "clone").unique()
         values = values.join(clones, on=["proc", "model"])
         key = [*key, "clone"]
+    elif among != "all":
+        unlike = facts.filter(pl.col("model_start") != "equal").select("proc", "model").unique()
+        values = values.join(unlike, on=["proc", "model"]).join(_along(trace, among), on="proc")
+        key = [*key, "line"]
     values = values.sort("step", "var", "rank")
     found = values.group_by(key, maintain_order=True).agg(
         pl.len().alias("_n"),
@@ -178,7 +188,10 @@ def _compare_ranks(trace: Trace, among: str) -> pl.DataFrame:
     found = found.join(about, on="var", maintain_order="left")
     per_variable = facts.select("run", "model", "name", "start", "model_start", "structure", "p2p").unique(["run", "model", "name"])
     found = found.join(per_variable, on=["run", "model", "name"], how="left", maintain_order="left")
+    found = found.join(_averaging(trace, procs), on="run", how="left", maintain_order="left")
     found = found.join(_meta_fields(trace, found["_metas"]), on="_metas", how="left", maintain_order="left")
+    if among not in ("all", "twins"):  # however the models begin
+        found = found.with_columns(pl.lit(_MESH).alias("model_start"))
     buffer = pl.col("role") == "buffer"
     return found.with_columns(
         # Batch statistics and counters have little in common: a rule for each kind of buffer.
@@ -189,6 +202,21 @@ def _compare_ranks(trace: Trace, among: str) -> pl.DataFrame:
         pl.col("module").alias("_owner"),
         pl.lit(0, dtype=pl.UInt32).alias("site"),
     )
+
+
+def _axes(trace: Trace) -> list[str]:
+    """Names of the mesh axes along which there are several lines of ranks in some run."""
+    return sorted({axis for p in trace.processes if len(p.coords) > 1 for axis in p.coords})
+
+
+def _along(trace: Trace, axis: str) -> pl.DataFrame:
+    """Which ranks differ in their coordinate on this axis alone: proc, line."""
+    rows = [
+        (i, json.dumps([p.run, sorted((k, v) for k, v in p.coords.items() if k != axis)]))
+        for i, p in enumerate(trace.processes)
+        if len(p.coords) > 1 and axis in p.coords
+    ]
+    return pl.DataFrame(rows, schema={"proc": pl.UInt16, "line": pl.String}, orient="row")
 
 
 def _synchronised(trace: Trace) -> pl.DataFrame:
@@ -275,6 +303,28 @@ def _collect_facts(trace: Trace, procs: pl.DataFrame) -> pl.DataFrame:
         pl.when("_all").then(pl.lit("equal")).when("_any").then(pl.lit("mixed")).otherwise(pl.lit("different")).alias("model_start"),
         pl.when("p2p").then(pl.lit("true")).otherwise(pl.lit("false")).alias("p2p"),
     )
+
+
+def _averaging(trace: Trace, procs: pl.DataFrame) -> pl.DataFrame:
+    """Whether ranks drift apart and are brought together again outside the optimizer (local SGD): run, averaging.
+
+    Replicas of such a program differ in between, on purpose.
+    """
+    return _frames.memo(trace, "averaging", lambda t: _find_averaging(t, procs))
+
+
+def _find_averaging(trace: Trace, procs: pl.DataFrame) -> pl.DataFrame:
+    about = _frames.owned(trace).filter((pl.col("role") == "parameter") & (pl.col("attr") == "data")).select("var")
+    rows = _frames.rows(trace).join(about, on="var", how="semi").join(procs.select("proc", "run", "world"), on="proc")
+    rows = rows.with_columns(pl.col("fp").shift(1).over("proc", "var").alias("_before"))
+    updates = _frames.updates(trace).select("proc", pl.col("seq").alias("call"))
+    written = rows.filter(pl.col("fresh") & (pl.col("step") >= 0)).join(updates, on=["proc", "call"], how="anti")
+    together = written.group_by("run", "var", "step").agg(
+        (pl.col("proc").n_unique() == pl.col("world").first()) & (pl.col("fp").n_unique() == 1) & (pl.col("_before").n_unique() > 1)
+    )
+    runs = together.filter(pl.col("proc"))["run"].unique()
+    brought = pl.when(pl.col("run").is_in(runs.implode())).then(pl.lit("outside the optimizer")).otherwise(pl.lit(_NONE))
+    return procs.select("run").unique().with_columns(brought.alias("averaging"))
 
 
 def _meta_fields(trace: Trace, lists: pl.Series) -> pl.DataFrame:

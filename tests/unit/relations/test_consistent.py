@@ -271,3 +271,57 @@ def test_every_rule_can_be_said_and_says_what_it_needs(tmp_path: Path) -> None:
         frame = RELATION.examples(trace, RELATION.propose(trace)).frame
         assert frame["passed"].all()
         assert frame.schema["hyp"] == pl.UInt32
+
+
+def mesh_grid(path: Path, *, broken: tuple[int, ...] = (), names: tuple[str, str] = ("dp", "tp")) -> Trace:
+    """Two data-parallel replicas of two tensor-parallel shards, on a mesh; `broken` ranks begin and go on otherwise."""
+    metas: dict[str, dict[str, Any]] = {"up.weight": {}, "norm.weight": {}}
+    ranks = []
+    for rank in range(4):
+        process = replica(rank, metas)
+        for row in process["states"]:
+            name, own = row["var"]["name"], rank in broken
+            row["fp"] = bits(row["fp"], name, rank % 2 if name == "up.weight" else 0, rank if own and name == "norm.weight" else "")
+        ranks.append({**process, "world": 4, "coords": {names[0]: rank // 2, names[1]: rank % 2}})
+    return Trace.load([write_run(path, ranks)])
+
+
+def test_replicas_along_a_mesh_axis_agree_however_they_begin(tmp_path: Path) -> None:
+    rules = learn(mesh_grid(tmp_path / "a"))
+    along = [r for r in rules if r.hypothesis["among"] == "dp"]
+    assert {r.hypothesis["attr"] for r in along} == {"data", "grad"}
+    assert all("mesh axis dp" in r.text for r in along)
+    assert not judge(mesh_grid(tmp_path / "b"), rules).violations
+    # A rank that was never given the initial values has no twin, so that only its place on the mesh tells.
+    bad = [v for v in judge(mesh_grid(tmp_path / "c", broken=(3,)), along).violations]
+    assert {v.variable for v in bad} == {"norm.weight", "norm.weight.grad"}
+
+
+def test_what_is_split_along_an_axis_is_not_held_to_agree_along_it(tmp_path: Path) -> None:
+    rules = learn(mesh_grid(tmp_path / "a"))
+    along = [r for r in rules if r.hypothesis["among"] == "tp"]
+    assert all("start is equal" in r.precondition.say() for r in along)
+
+
+def test_rules_of_an_axis_do_not_speak_of_meshes_without_it(tmp_path: Path) -> None:
+    rules = [r for r in learn(mesh_grid(tmp_path / "a")) if r.hypothesis["among"] == "dp"]
+    result = judge(mesh_grid(tmp_path / "b", names=("pp", "tp")), rules)
+    assert result.not_triggered == len(rules)
+
+
+def test_ranks_that_are_averaged_now_and_then_may_differ_in_between(tmp_path: Path) -> None:
+    rules = learn(replicas(tmp_path / "a", {"fc.weight": {}, "fc.bias": {}}))
+
+    def local_sgd(path: Path, *, averages: bool) -> Trace:
+        ranks = []
+        for rank in range(2):
+            process = replica(rank, {"fc.weight": {}}, broken="fc.weight" if rank else "", at=1)
+            done = next(i for i, row in enumerate(process["states"]) if row["step"] == 4)
+            row = {**process["states"][done], "step": 3, "seq": 8, "call": 0, "edge": 0, "fp": 4711, "var": {**process["states"][done]["var"], "attr": "data"}}
+            if averages:
+                process["states"].insert(done, row)
+            ranks.append(process)
+        return Trace.load([write_run(path, ranks)])
+
+    assert judge(local_sgd(tmp_path / "b", averages=False), rules).violations
+    assert not [v for v in judge(local_sgd(tmp_path / "c", averages=True), rules).violations if ".grad" not in v.variable]

@@ -1,0 +1,119 @@
+"""Norms over a run against the run's own past, and the sequential test on them.
+
+Every statistic is a ratio to earlier steps of the same run, so that what is learned transfers over sizes, learning rates
+and kinds of models. The test is an e-process (Ramdas et al., "Game-theoretic statistics and safe anytime-valid
+inference", 2023, §4): under the null the wealth of a bettor on exceedances is a supermartingale, so that by Ville's
+inequality the probability that it ever reaches 1/α is at most α, whenever one looks and however long the run is.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Final
+
+import numpy as np
+import polars as pl
+
+from proctor.invariants.relations import _frames
+from proctor.invariants.schema import StateFlag
+from proctor.invariants.trace import Trace
+
+WARM_UP: Final = 5  # updates before a run has a past to be compared with
+_BAD: Final = int(StateFlag.NONE | StateFlag.NONFINITE | StateFlag.UNHASHED)
+
+
+def gradients(trace: Trace) -> pl.DataFrame:
+    """Gradients of the parameters of each optimizer at its updates, all in one.
+
+    Columns: proc, optimizer, step, seq, site, lossy, norm (of all), count, zero (all of them), broken (one is not finite).
+    """
+    return _frames.memo(trace, "optimizer gradients", _gradients)
+
+
+def _gradients(trace: Trace) -> pl.DataFrame:
+    used = _frames.used_gradients(trace).join(_frames.metas(trace, "optimizer"), on="meta", how="left", maintain_order="left")
+    used = used.filter(pl.col("optimizer").is_not_null() & pl.col("update").is_not_null() & (pl.col("step") >= 0))
+    flagged = _frames.has(int(StateFlag.NONFINITE))
+    total = used.group_by("proc", "optimizer", "step", maintain_order=True).agg(
+        pl.col("update").last().alias("seq"),
+        pl.col("site").last(),
+        pl.col("norm").filter(~_frames.has(_BAD)).cast(pl.Float64).pow(2).sum().sqrt().alias("norm"),
+        pl.len().alias("count"),
+        _frames.has(int(StateFlag.ZERO)).all().alias("zero"),
+        flagged.any().alias("broken"),
+        pl.col("var").filter(flagged).first().alias("var"),
+    )
+    return total.with_columns(_lossy(trace))
+
+
+def weights(trace: Trace) -> pl.DataFrame:
+    """Norm of all parameters of each optimizer after each step: proc, optimizer, step, seq, site, lossy, norm."""
+    return _frames.memo(trace, "optimizer weights", _weights)
+
+
+def _weights(trace: Trace) -> pl.DataFrame:
+    about = _frames.owned(trace).filter((pl.col("role") == "parameter") & (pl.col("attr") == "data")).select("var")
+    data = _frames.data_by_step(trace).join(about, on="var", how="semi").join(_frames.metas(trace, "optimizer"), on="meta", how="left")
+    data = data.filter(pl.col("optimizer").is_not_null() & ~_frames.has(_BAD)).sort("step", "seq")
+    # A sum over parameters that change in different steps: the sum of the changes.
+    square = pl.col("norm").cast(pl.Float64).pow(2)
+    data = data.with_columns((square - square.shift(1).over("proc", "var").fill_null(0.0)).alias("_change"))
+    total = data.group_by("proc", "optimizer", "step", maintain_order=True).agg(pl.col("_change").sum(), pl.col("seq").last())
+    total = total.sort("proc", "optimizer", "step").with_columns(
+        pl.col("_change").cum_sum().over("proc", "optimizer").clip(lower_bound=0.0).sqrt().alias("norm"), pl.lit(0, dtype=pl.UInt32).alias("site")
+    )
+    return total.filter(pl.col("step") >= 0).drop("_change").with_columns(_lossy(trace))
+
+
+def _lossy(trace: Trace) -> pl.Expr:
+    return pl.col("proc").is_in([i for i, p in enumerate(trace.processes) if p.dropped > 0]).alias("lossy")
+
+
+def rises(norms: pl.DataFrame) -> pl.DataFrame:
+    """These rows from the sixth update on, with `rise`: log10 of the norm over the largest one of earlier steps."""
+    mine = ["proc", "optimizer"]
+    rows = norms.filter(pl.col("norm").is_finite() & (pl.col("norm") > 0)).sort(*mine, "step")
+    past = pl.col("norm").cum_max().shift(1).over(mine)
+    rows = rows.with_columns((pl.col("norm") / past).log10().alias("rise"), past.alias("past"), pl.int_range(pl.len()).over(mine).alias("_i"))
+    return rows.filter((pl.col("_i") >= WARM_UP) & pl.col("rise").is_finite()).drop("_i")
+
+
+def against_median(norms: pl.DataFrame) -> pl.DataFrame:
+    """As `rises`, with `rise` against the median of the first updates and of all earlier ones, whichever is larger."""
+    parts = [_against_median(part) for part in norms.partition_by("proc", "optimizer", maintain_order=True)]
+    empty = norms.clear().with_columns(pl.lit(None, dtype=pl.Float64).alias("rise"), pl.lit(None, dtype=pl.Float64).alias("past"))
+    return pl.concat([empty, *parts])
+
+
+def _against_median(one: pl.DataFrame) -> pl.DataFrame:
+    rows = one.filter(pl.col("norm").is_finite() & (pl.col("norm") > 0)).sort("step")
+    values = rows["norm"].to_numpy()
+    past = rows["norm"].rolling_median(window_size=max(len(values), 1), min_samples=1).shift(1)
+    start = float(np.median(values[:WARM_UP])) if len(values) else math.nan
+    past = past.clip(lower_bound=start)
+    return rows.with_columns((pl.col("norm") / past).log10().alias("rise"), past.alias("past"))[WARM_UP:]
+
+
+def log_wealth(by: list[str], rate: float) -> pl.Expr:
+    """Natural log of the bettor's wealth after each row of a frame with the boolean column `exceeds`.
+
+    Args:
+        by: columns that tell the sequences apart.
+        rate: upper bound on the probability of an exceedance under the null, given the past.
+    """
+    stake = 0.5 / rate  # half the largest stake that cannot ruin the bettor in one win, which keeps losses small
+    win, lose = math.log1p(stake * (1 - rate)), math.log1p(-stake * rate)
+    step = pl.when(pl.col("exceeds")).then(win).otherwise(lose)
+    # Restarted from 1 where it fell below: a change late in a long run is found as fast as one at the beginning.
+    total = step.cum_sum()
+    lowest = pl.min_horizontal(total.cum_min().shift(1, fill_value=0.0).over(by), 0.0)
+    return total.over(by) - lowest
+
+
+def level(alpha: float) -> pl.Expr:
+    """Log wealth at which to raise an alarm, for rows that are numbered from 1 in `update`.
+
+    A bettor who starts at update j may win α / (j (j + 1)); over all starts that is α.
+    """
+    at = pl.col("update").cast(pl.Float64)
+    return (at * (at + 1) / alpha).log()
