@@ -34,7 +34,7 @@ from exam import PROCTOR, run
 ROOT = Path(__file__).resolve().parent.parent
 FOLDERS = ("examples", "examples/techniques", "examples/libraries")
 NOT_PROGRAMS = {"demo.py"}
-SIZES = (("--width", "40"), ("--hidden", "40"), ("--channels", "12"), ("--dim", "48"))
+SIZES = (("--width", "48"), ("--hidden", "48"), ("--channels", "12"), ("--dim", "48"))
 MISSING_LIBRARY = 77
 LEARNED = 6  # programs of a class that rules are learned from, at most
 BEGIN, END = "<!-- false-alarms -->", "<!-- /false-alarms -->"
@@ -52,7 +52,7 @@ class Program:
     def settings(self) -> dict[str, list[str]]:
         """Arguments of every configuration; `seed0` and `seed1` are those that rules are learned from."""
         text = self.script.read_text()
-        found = {"seed0": [], "seed1": ["--seed", "1"], "seed2": ["--seed", "2"]}
+        found = {"seed0": [], "seed1": ["--seed", "1"]}
         size = next(([option, value] for option, value in SIZES if f'"{option}"' in text), None)
         if size:
             found["size"] = ["--seed", "3", *size]
@@ -127,10 +127,14 @@ class Bench:
     def there(self, program: Program, setting: str) -> bool:
         return (self.recording(program, setting) / "done").exists()
 
-    def infer(self, name: str, learned: Sequence[Program]) -> Path:
+    def settings(self, program: Program) -> list[str]:
+        """Those that were recorded."""
+        return [s for s in program.settings() if self.there(program, s)]
+
+    def infer(self, name: str, learned: Sequence[Program], settings: Sequence[str] = ("seed0", "seed1")) -> Path:
         pack = self.work / f"{name}.json"
         pack.unlink(missing_ok=True)
-        runs = [str(self.recording(p, s)) for p in learned for s in ("seed0", "seed1") if self.there(p, s)]
+        runs = [str(self.recording(p, s)) for p in learned for s in self.settings(p) if s in settings]
         chosen = ["--relations", self.relations] if self.relations else []
         done = run([*PROCTOR, "infer", "-q", *chosen, *runs, "-o", str(pack)])
         if done.returncode:

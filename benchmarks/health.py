@@ -27,7 +27,7 @@ NOT_PIPELINES = {"demo.py"}
 def size_option(script: Path) -> list[str]:
     """Another size, by the first size option that the script has."""
     text = script.read_text()
-    for option, value in (("--width", "40"), ("--hidden", "40"), ("--channels", "12"), ("--dim", "40")):
+    for option, value in (("--width", "48"), ("--hidden", "48"), ("--channels", "12"), ("--dim", "40")):
         if f'"{option}"' in text:
             return [option, value]
     return []
