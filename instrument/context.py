@@ -13,6 +13,8 @@ import json
 from collections.abc import Callable
 from typing import Any
 
+from proctor.instrument._rows import take
+
 
 class StepClock:
     """Counts steps and microbatches from training acts. Pure: knows no torch."""
@@ -159,5 +161,4 @@ class ContextTable:
         return code
 
     def take_rows(self) -> list[tuple[Any, ...]]:
-        rows, self.rows = self.rows, []
-        return rows
+        return take(self.rows)

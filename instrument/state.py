@@ -21,6 +21,7 @@ from typing import Any
 
 import msgspec
 
+from proctor.instrument._rows import take
 from proctor.instrument.fingerprint import Summary, fingerprint_all
 from proctor.invariants.schema import Name, StateFlag
 from proctor.invariants.variable import Variable
@@ -311,8 +312,7 @@ class StateTracker:
                     yield slot
 
     def take_rows(self) -> list[tuple[Any, ...]]:
-        rows, self.rows = self.rows, []
-        return rows
+        return take(self.rows)
 
 
 def _present_buffer(module: weakref.ref[Any], name: str) -> Any:

@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterable
 from enum import Enum
 from typing import Any, ClassVar
 
+from proctor.instrument._rows import take
 from proctor.instrument.config import RecordConfig
 from proctor.instrument.fingerprint import fingerprint_all
 from proctor.invariants.schema import Name, StateFlag, Value
@@ -137,8 +138,7 @@ class Sink:
         return code
 
     def take_rows(self) -> list[tuple[Any, ...]]:
-        rows, self.rows = self.rows, []
-        return rows
+        return take(self.rows)
 
 
 class Probe(ABC):
