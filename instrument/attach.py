@@ -476,10 +476,12 @@ class Observer:
         self.clock.update_ends(id(args[0]))
 
     def _optimizer_zero_grad(self, args: tuple[Any, ...], kwargs: Any) -> None:
-        self.clock.zero_grad(id(args[0]))
+        if not self._updating:  # in a closure, or by an optimizer that clears at the end of its step: of this step
+            self.clock.zero_grad(id(args[0]))
 
     def _module_zero_grad(self, args: tuple[Any, ...], kwargs: Any) -> None:
-        self.clock.zero_grad(None)
+        if not self._updating:
+            self.clock.zero_grad(None)
 
     def _forward_begins(self, args: tuple[Any, ...], kwargs: Any) -> None:
         import torch

@@ -2,8 +2,9 @@
 
 Rows of `Value.RNG`; the place is "<moment> <generator>":
 
-* `forward`, `forward end`: around a training forward, the generators that dropout draws from. The end is looked at only
-  where the beginning looks like the one before, which tells a forward that draws nothing from one that draws the same.
+* `forward`, `forward end`: around a training forward, the generators that dropout draws from. After the first few, the end
+  is looked at only where the beginning looks like the one before, which tells a forward that draws nothing from one that
+  draws the same.
 * `step`: at the end of a step, every generator that has ever moved.
 * `load`, `load end`: around the loading of a batch, likewise, where the loader feeds the training.
 * `worker`, `worker end`: around the first batch of a loader worker (`_workers`); `item` is the worker, `seq` the call of
@@ -36,6 +37,7 @@ _DRAWS_A_STEP: Final = 32
 _DRAWS_BEFORE: Final = 4096  # before the first step
 _SMALL: Final = 1 << 16  # elements of a draw in training
 _WEIGHT: Final = 1 << 23  # and of a parameter that is being filled
+_FIRST_FORWARDS: Final = 4  # of which the end is looked at, too
 _FIRST_STEPS: Final = 64  # in which generators are looked at, and then
 _EVERY_STEP: Final = 8  # one in so many
 _FIRST_LOADS: Final = 4  # batches of each epoch at which generators are looked at, and then
@@ -68,6 +70,7 @@ class Randomness(Probe):
         super().__init__(sink)
         self._rng, self._draw = sink.config.keeps(Value.RNG), sink.config.keeps(Value.DRAW)
         self._looks = True  # in this step
+        self._forwards = 0  # training forwards so far
         self._forward: dict[str, int] = {}  # states at the beginning of the last training forward
         self._again: dict[str, int] = {}  # those in which the one that runs began, too
         self._states: dict[str, int] = {}  # of each generator at the last end of a step
@@ -104,9 +107,10 @@ class Randomness(Probe):
             for name, generator in _generators.dropouts():
                 state = _generators.digest(generator) or 0
                 self.sink.fingerprint(Value.RNG, f"forward {name}", state)
-                if state == self._forward.get(name):
+                if state == self._forward.get(name) or self._forwards < _FIRST_FORWARDS:
                     self._again[name] = state
                 self._forward[name] = state
+            self._forwards += 1
 
     def _forward_ends(
         self, args: tuple[Any, ...], kwargs: dict[str, Any] | None, result: Any, raised: bool

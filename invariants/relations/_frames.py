@@ -221,6 +221,19 @@ def used_gradients(trace: Trace) -> pl.DataFrame:
     return memo(trace, "used_gradients", _used_gradients)
 
 
+def inner_backwards(trace: Trace) -> pl.DataFrame:
+    """Backwards that run inside of an update, in its closure: proc, call."""
+    return memo(trace, "inner_backwards", _inner_backwards)
+
+
+def _inner_backwards(trace: Trace) -> pl.DataFrame:
+    outer = updates(trace).select("proc", pl.col("seq").alias("update"), pl.col("t") + pl.col("dur")).sort("update")
+    outer = outer.rename({"t": "_until"})
+    inner = calls_of(trace, r"torch\.Tensor\.backward", r"torch\.autograd\.backward").select("proc", "seq", "t").sort("seq")
+    inner = inner.join_asof(outer, left_on="seq", right_on="update", by="proc", coalesce=False, check_sortedness=False)
+    return inner.filter(pl.col("t") < pl.col("_until")).select("proc", pl.col("seq").alias("call"))
+
+
 def _used_gradients(trace: Trace) -> pl.DataFrame:
     grads = rows(trace).join(trace.variables.filter(pl.col("attr") == "grad").select("var"), on="var", how="semi")
     grads = grads.filter(~has(int(StateFlag.NONE))).join(metas(trace, "optimizer"), on="meta", how="left", maintain_order="left")
@@ -236,8 +249,10 @@ def _used_gradients(trace: Trace) -> pl.DataFrame:
         pl.when(free).then("_any_site").otherwise("_own_site").alias("site"),
     )
     before = (pl.col("seq") < pl.col("update")) | ((pl.col("call") == pl.col("update")) & (pl.col("edge") == 0))
+    closure = inner_backwards(trace).with_columns(pl.lit(value=True).alias("_closure"))
+    grads = grads.join(closure, on=["proc", "call"], how="left", maintain_order="left")
     return (
-        grads.filter(before)
+        grads.filter(before | pl.col("_closure").fill_null(value=False))
         .group_by("proc", "var", "step", maintain_order=True)
         .agg(pl.col("fp", "flags", "meta", "norm", "update", "site", "seq").last(), pl.lit(value=True).alias("changed"))
     )

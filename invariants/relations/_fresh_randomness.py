@@ -32,8 +32,15 @@ def forwards(trace: Trace) -> pl.DataFrame:
     rows = rows.filter(~end).join(drew, on=["proc", "seq", "generator"], how="left", maintain_order="left")
     group = ["proc", "session", "generator"]
     rows = _sightings.new_ones(rows, group).with_columns(
-        (pl.col("fp") == pl.col("fp").shift(1)).over(group).alias("_still")
+        (pl.col("fp") == pl.col("fp").shift(1)).over(group).alias("_still"),
+        (pl.col("_drew").fill_null(value=False) | (pl.col("fp") != pl.col("fp").shift(-1)).over(group).fill_null(value=False))
+        .cast(pl.UInt32)
+        .alias("_moved"),
     )
+    # What began in this state before counts if it may have drawn from it: a loss that is a module does not.
+    earlier = pl.col("_moved").cum_sum().over(*group, "fp") - pl.col("_moved")
+    first = pl.col("step").filter(pl.col("_moved") == 1).first().over(*group, "fp")
+    rows = rows.with_columns((earlier == 0).alias("passed"), first.alias("_before"))
     # In the state of the forward before: a repetition only if this forward draws.
     rows = rows.filter((pl.col("_nth") > 0) & (~pl.col("_still") | pl.col("_drew").fill_null(value=False)))
     rows = _sightings.sites(trace, _sightings.thin(rows, group))

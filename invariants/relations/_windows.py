@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import polars as pl
 
+from proctor.invariants.relations import _frames
 from proctor.invariants.relations._calls import (
     MODEL,
     cached,
@@ -181,6 +182,8 @@ def circumstances(trace: Trace) -> pl.DataFrame:
                 .alias("closure"),
             )
         )
+        inside = _frames.inner_backwards(trace).select("proc").unique().with_columns(_inside=yes)
+        by_proc = by_proc.join(inside, on="proc", how="left").with_columns(pl.coalesce("_inside", "closure").alias("closure")).drop("_inside")
         scaled = windows(trace).filter("scaled").select("proc").unique().with_columns(scaler=yes)
         micro = tokens.group_by("proc").agg(
             pl.when(pl.col("micro").max() > 0).then(yes).otherwise(pl.lit("false")).alias("accumulates")

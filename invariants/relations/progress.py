@@ -107,7 +107,7 @@ def _find_rows(trace: Trace) -> pl.DataFrame:
     about = _frames.owned(trace).filter((pl.col("role") == "parameter") & (pl.col("attr") == "data"))
     rows = _frames.rows(trace).join(about.select("var", "name", "module", "kind", "position"), on="var", maintain_order="left")
     rows = rows.filter(~_frames.has(int(StateFlag.NONE)))
-    rows = rows.join(_frames.metas(trace, "in_optimizer", "requires_grad", "wrapper"), on="meta", how="left", maintain_order="left")
+    rows = rows.join(_frames.metas(trace, "in_optimizer", "optimizer", "requires_grad", "wrapper"), on="meta", how="left", maintain_order="left")
     steps = _frames.updates(trace).select("proc", pl.col("seq").alias("call"), pl.col("site").alias("_site"), pl.lit(value=True).alias("_update"))
     rows = rows.join(steps.unique(["proc", "call"]), on=["proc", "call"], how="left", maintain_order="left")
     lossy = [i for i, p in enumerate(trace.processes) if p.dropped > 0]
@@ -141,9 +141,11 @@ def _find_turns(trace: Trace) -> pl.DataFrame:
         pl.col("norm").first().alias("_a"),
         pl.col("norm").last().alias("_b"),
         pl.col("call").last().alias("_call"),
+        (pl.col("optimizer").n_unique() > 1).alias("_other"),
     )  # fmt: skip
     last = pl.col("_turn") == pl.col("_turn").max().over(mine)
-    groups = groups.filter(~pl.col("_set") & (pl.col("passed") | ~last))
+    # Held by another optimizer it is a tensor of the same name, of a model that took the place of the first.
+    groups = groups.filter(~pl.col("_set") & ~pl.col("_other") & (pl.col("passed") | ~last))
     calls = trace.calls.select("proc", pl.col("seq").alias("_call"), "fn")
     names = pl.DataFrame({"fn": pl.Series(range(len(trace.functions)), dtype=pl.UInt32), "_by": trace.functions})
     calls = calls.join(groups.filter(~pl.col("passed")).select("proc", "_call").unique(), on=["proc", "_call"], how="semi").join(names, on="fn").drop("fn")

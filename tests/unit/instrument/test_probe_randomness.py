@@ -112,7 +112,19 @@ def test_a_forward_that_draws_from_the_state_of_the_last_one_is_told() -> None:
     for _ in range(2):
         torch.manual_seed(1)
         watch.forward(draw=True)
-    assert [place for place, _, _ in watch.rows()] == ["forward torch", "forward torch", "forward end torch"]
+    assert [place for place, _, _ in watch.rows()] == ["forward torch", "forward end torch"] * 2
+
+
+def test_after_the_first_forwards_the_end_is_looked_at_only_where_the_beginning_repeats() -> None:
+    watch = Watch()
+    for seed in range(4):
+        torch.manual_seed(seed)
+        watch.forward(draw=True)
+    watch.rows()
+    for seed in (4, 5, 5):
+        torch.manual_seed(seed)
+        watch.forward(draw=True)
+    assert [place for place, _, _ in watch.rows()] == ["forward torch"] * 3 + ["forward end torch"]
 
 
 def test_only_generators_that_move_leave_rows_at_steps() -> None:

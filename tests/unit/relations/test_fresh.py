@@ -48,9 +48,10 @@ def test_a_generator_that_stands_still_is_no_repetition_unless_the_forward_draws
     rules = learn(RELATION, load(tmp_path, [with_values(*states("forward torch", range(6)))]))
     still = states("forward torch", [7] * 6)
     assert not violations(RELATION, rules, load(tmp_path, [with_values(*still)]))
-    drawn = [value("rng", "forward end torch", 8, 3, seq=4 * 3 + 2)]
+    drawn = [value("rng", "forward end torch", 8, step, seq=4 * step + 2) for step in (3, 4)]
+    assert not violations(RELATION, rules, load(tmp_path, [with_values(*still, drawn[0])])), "nothing drew from it before"
     (detail,) = details(RELATION, rules, load(tmp_path, [with_values(*still, *drawn)]))
-    assert "step 0" in detail.seen
+    assert "step 3" in detail.seen
 
 
 def test_a_second_model_may_begin_with_the_old_seed(tmp_path: Path) -> None:
