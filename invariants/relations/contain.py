@@ -238,7 +238,9 @@ def _own_library(parent: str, child: str) -> bool:
     library = parent.split(".")[0]
     if parent.endswith(".forward"):  # a module does what it was built for
         return False
-    return library not in ("torch", "__main__") and (child.split(".")[0] == library or _MACHINERY.fullmatch(child) is not None)
+    if library in ("torch", "__main__") or child.endswith(".forward"):  # which model runs is the program's choice
+        return False
+    return child.split(".")[0] == library or _MACHINERY.fullmatch(child) is not None
 
 
 def _sample(trace: Trace) -> tuple[pl.DataFrame, list[str]]:
