@@ -3,6 +3,8 @@
 Separate actor and critic, each with its own optimizer (Adam and RMSprop), a Polyak-averaged target critic for the
 bootstrap values, entropy bonus, several environments stepped together, and a no-grad rollout phase in every iteration.
 One `--iters` is one update of both networks. `losses` is the critic's loss; `returns` the episodes' mean length.
+
+Class: rl
 """
 import argparse
 import copy

@@ -2,6 +2,8 @@
 
 Adagrad, a custom autograd Function (sign with a straight-through gradient), IterableDataset split over two workers with
 seeds by `worker_init_fn`, persistent workers, evaluation on held-out data.
+
+Class: signal
 """
 import argparse
 import json

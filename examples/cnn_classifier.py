@@ -1,6 +1,8 @@
 """Classify rendered shapes with a small convolutional network.
 
 SGD with momentum and weight decay, BatchNorm, dropout, StepLR once an epoch, test accuracy after every epoch.
+
+Class: vision
 """
 import argparse
 import json

@@ -3,6 +3,8 @@
 Every rank reads its own contiguous part of the book with truncated back-propagation through time (hidden state carried
 over micro-batches and detached). Adam, exponential decay of the learning rate, perplexity averaged over ranks.
 Runs alone or under torchrun.
+
+Class: language
 """
 import argparse
 import contextlib

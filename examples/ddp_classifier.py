@@ -3,6 +3,8 @@
 DistributedSampler with set_epoch, BatchNorm buffers broadcast by DDP, SGD with Nesterov momentum, CosineAnnealingLR per
 epoch, sharded evaluation combined with all_reduce, checkpoint written by rank 0 only and loaded by every rank.
 Runs as `python ddp_classifier.py` (starts its own ranks) or under torchrun.
+
+Class: tabular
 """
 import argparse
 import json

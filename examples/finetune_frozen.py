@@ -3,6 +3,8 @@
 The backbone is first trained for a few steps on a rotation task in this script. Then its convolutions are frozen
 (`requires_grad_(False)`, BatchNorm kept in eval mode), only the head goes to the optimizer (Adam, MultiStepLR),
 and evaluation uses the averaged weights. `--iters` counts the fine-tuning steps.
+
+Class: vision
 """
 import argparse
 import json

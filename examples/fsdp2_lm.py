@@ -2,6 +2,8 @@
 
 Every block and the root are sharded; AdamW over DTensor parameters, global gradient-norm clipping, linear warmup, a full
 state dict gathered at the end. Each rank reads its own windows of the text. Runs alone or under torchrun.
+
+Class: language
 """
 import argparse
 import json

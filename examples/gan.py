@@ -3,6 +3,8 @@
 Generator and discriminator with one Adam each (betas 0.5, 0.999), trained in turn; fake samples detached in the
 discriminator's step; the discriminator's gradients are cleared through `model.zero_grad()`.
 `losses` is the energy distance between generated and real points, taken with a fixed noise sample, once an iteration.
+
+Class: generative
 """
 import argparse
 import json

@@ -2,6 +2,8 @@
 
 Full-batch Adam with weight decay on the first layer, sparse adjacency, train/val/test node masks,
 best-on-validation weights kept and restored for the final test. The graph is generated: papers cite mostly their own field.
+
+Class: tabular
 """
 import argparse
 import copy

@@ -2,6 +2,8 @@
 
 Full batch, strong-Wolfe line search, several loss evaluations inside each optimizer step, double precision,
 held-out error printed on the way. `--iters` counts calls of `optimizer.step(closure)`.
+
+Class: tabular
 """
 import argparse
 import itertools

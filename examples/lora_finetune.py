@@ -4,6 +4,8 @@ A small GPT-like base is trained for a few steps on data/logbook.txt, then every
 frozen and LoRA matrices in the attention and feed-forward layers are trained on data/rhymes.txt. AdamW over the adapters
 only, warmup by SequentialLR, accumulation of two micro-batches, adapter-only checkpoint, and a merged copy that must
 agree with the adapted model. `--iters` counts the adapter's steps.
+
+Class: language
 """
 import argparse
 import copy

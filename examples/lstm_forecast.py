@@ -2,6 +2,8 @@
 
 RMSprop, gradient value clipping, ReduceLROnPlateau on the validation error, sliding windows,
 and a multi-step rolling forecast at the end.
+
+Class: signal
 """
 import argparse
 import json

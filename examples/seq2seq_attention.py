@@ -2,6 +2,8 @@
 
 Teacher forcing with a decaying ratio, padding masked in attention and loss, one
 Adam over both parts, gradient clipping, zero_grad at the end of the iteration, greedy decoding for evaluation.
+
+Class: language
 """
 import argparse
 import json

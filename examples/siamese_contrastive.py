@@ -2,6 +2,8 @@
 
 A query encoder trained by SGD, a key encoder that follows it as a moving average and never gets gradients, two random
 augmentations of every sample, a FIFO queue kept as a buffer. A linear probe measures the representation at the end.
+
+Class: signal
 """
 import argparse
 import copy

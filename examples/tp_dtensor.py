@@ -3,6 +3,8 @@
 Attention and feed-forward layers are split column-wise then row-wise; embedding, LayerNorms and the head stay
 replicated. Every rank reads the same batch. The task: say which of the bracket kinds is unbalanced in a string.
 Adam, no scheduler, zero_grad at the start. Runs alone or under torchrun.
+
+Class: language
 """
 import argparse
 import json

@@ -2,6 +2,8 @@
 
 Tied input and output embeddings, AdamW with decay and no-decay groups, linear warmup then cosine (LambdaLR, per
 step), gradient clipping, periodic validation, checkpoint saved at the end, reloaded into a fresh model and checked.
+
+Class: language
 """
 import argparse
 import json

@@ -2,6 +2,8 @@
 
 Adam, `zero_grad(set_to_none=False)` at the end of the iteration, transposed convolutions, the reparameterisation trick,
 samples drawn from the prior after training.
+
+Class: generative
 """
 import argparse
 import json

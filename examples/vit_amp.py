@@ -2,6 +2,8 @@
 
 The loop is the one GPU users write (scale, backward, unscale_, clip, scaler.step, scaler.update); on a CPU the same
 calls go to the CPU backend. AdamW, OneCycleLR stepped once per optimizer step, evaluation under autocast.
+
+Class: vision
 """
 import argparse
 import json

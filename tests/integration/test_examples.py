@@ -1,7 +1,9 @@
 """Every example trains: it exits cleanly, prints its RESULT line, and its loss falls within a few steps.
 
 The healthy examples are what the shipped packs are learned from, so a broken one would silently weaken the packs.
+Of `techniques/` and `libraries/` a short form runs; `PROCTOR_SLOW=1 pytest` trains each with its defaults (4 minutes).
 """
+import ast
 import json
 import math
 import os
@@ -41,6 +43,16 @@ ARGUMENTS = {
 }
 OWN_PROCESS = {"autoencoder_workers", "ddp_accumulate_lm", "ddp_classifier", "fsdp2_lm", "tp_dtensor"}   # start processes
 BUGGY = ("missing_zero_grad", "ddp_stale_rank")
+
+TECHNIQUES = sorted((EXAMPLES / "techniques").glob("*.py"))
+LIBRARIES = sorted((EXAMPLES / "libraries").glob("*.py"))
+KINDS = {"vision", "language", "generative", "tabular", "rl", "signal"}
+RANKS = [path for path in TECHNIQUES if '"--nprocs"' in path.read_text()]  # start ranks of their own
+ONE_PROCESS = [path for path in TECHNIQUES if path not in RANKS]
+SAMPLED_RANKS = ("local_sgd", "zero_redundancy")  # the rest is like the examples that test_bit_identical.py records
+NO_FALLING_LOSS = {"dqn_replay"}  # the temporal-difference error grows with the values
+MISSING_LIBRARY = 77
+slow = pytest.mark.skipif(not os.environ.get("PROCTOR_SLOW"), reason="set PROCTOR_SLOW=1 to train with the defaults")
 
 
 def result_of(stdout: str) -> dict:
@@ -112,3 +124,73 @@ def test_buggy_program_runs_to_the_end_and_differs_from_its_fixed_form(name, ite
     assert buggy["losses"][0] == fixed["losses"][0]
     assert buggy["param_sum"] != fixed["param_sum"]
     assert fixed["losses"][-1] < fixed["losses"][0]
+
+
+def stem(path: Path) -> str:
+    return path.stem
+
+
+def test_every_program_says_its_class_and_is_described():
+    readme = (EXAMPLES / "README.md").read_text()
+    programs = [EXAMPLES / f"{name}.py" for name in ARGUMENTS] + TECHNIQUES + LIBRARIES
+    assert len({path.stem for path in programs}) == len(programs)
+    for path in programs:
+        last = (ast.get_docstring(ast.parse(path.read_text())) or "").splitlines()[-1]
+        assert last.removeprefix("Class: ") in KINDS, path
+        assert f"| `{path.name}` |" in readme, path
+
+
+@pytest.fixture(scope="module")
+def technique_digests(tmp_path_factory):
+    """RESULT and random states of every single-process technique, bare and recorded."""
+    helper = [sys.executable, str(ROOT / "tests" / "helpers" / "run_examples.py"), "6", *map(str, ONE_PROCESS)]
+    out = tmp_path_factory.mktemp("runs") / "techniques"
+    watch = [sys.executable, "-m", "proctor.cli", "record", "-o", str(out), "--"]
+
+    def digests(command: list[str]) -> dict[str, tuple[list[str], str]]:
+        env = {**os.environ, "OMP_NUM_THREADS": "1"}
+        done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=280, check=False)
+        assert done.returncode == 0, done.stderr[-3000:]
+        rows = [json.loads(x.removeprefix("DIGEST ")) for x in done.stdout.splitlines() if x.startswith("DIGEST ")]
+        return {name: (result, state) for name, result, state in rows}
+
+    return digests(helper), digests([*watch, *helper])
+
+
+@pytest.mark.parametrize("script", ONE_PROCESS, ids=stem)
+def test_technique_runs_and_recording_changes_nothing(script, technique_digests):
+    bare, recorded = technique_digests
+    assert bare[script.stem] == recorded[script.stem]
+    result = result_of("\n".join(bare[script.stem][0]))
+    assert len(result["losses"]) == 6
+    assert all(math.isfinite(loss) for loss in result["losses"]) and result["param_sum"] > 0
+
+
+@pytest.mark.parametrize("name", SAMPLED_RANKS)
+def test_technique_on_many_ranks_runs(name):
+    assert len(run(EXAMPLES / "techniques" / f"{name}.py", "--iters", "6")["losses"]) == 6
+
+
+@pytest.mark.parametrize("script", LIBRARIES, ids=stem)
+def test_without_its_library_a_program_says_so(script, monkeypatch, capsys):
+    for library in ("transformers", "accelerate", "lightning"):
+        monkeypatch.setitem(sys.modules, library, None)
+    with pytest.raises(SystemExit) as stopped:
+        runpy.run_path(str(script), run_name="__main__")
+    message = capsys.readouterr().err
+    assert stopped.value.code == MISSING_LIBRARY
+    assert message.startswith(f"{script.stem} needs ") and message.count("\n") == 1
+
+
+@slow
+@pytest.mark.slow
+@pytest.mark.parametrize("script", TECHNIQUES + LIBRARIES, ids=stem)
+def test_program_trains_with_its_defaults(script):
+    env = {k: v for k, v in os.environ.items() if k not in {"RANK", "WORLD_SIZE", "LOCAL_RANK"}}
+    done = subprocess.run([sys.executable, str(script)], env=env, capture_output=True, text=True, timeout=280, check=False)
+    if done.returncode == MISSING_LIBRARY:
+        pytest.skip(done.stderr.strip())
+    assert done.returncode == 0, done.stderr[-3000:]
+    losses = result_of(done.stdout)["losses"]
+    quarter = max(1, len(losses) // 4)
+    assert script.stem in NO_FALLING_LOSS or mean(losses[-quarter:]) < mean(losses[:quarter])
