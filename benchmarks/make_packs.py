@@ -68,7 +68,7 @@ def held_out(bench: Bench, name: str, members: Sequence[Program], folds: int, fe
     for fold in range(folds):
         out = members[fold::folds]
         rest = [p for p in members if p not in out]
-        if len(rest) < fewest:
+        if not rest:
             continue
         pack = learn(bench, f"{name}-fold{fold}", rest, min(fewest, len(rest)))
         for program in out:

@@ -315,9 +315,12 @@ def _cleared(trace: Trace) -> pl.DataFrame:
     # Order of observations: what is seen at the end of a call comes after its beginning.
     place = pl.col("seq").cast(pl.Int64) * 2 + pl.when(pl.col("edge") == 1).then(1).otherwise(0)
     after = grads.filter(pl.col("edge") == 1).group_by("proc", "var", pl.col("call").alias("seq")).agg(empty.last().alias("_empty"))
-    before = grads.select("proc", "var", place.alias("_at"), (~empty).alias("_full"))
+    grads = grads.join(_frames.metas(trace, "optimizer").rename({"optimizer": "_holder"}), on="meta", how="left", maintain_order="left")
+    before = grads.select("proc", "var", place.alias("_at"), (~empty).alias("_full"), "_holder")
     mine = mine.with_columns((pl.col("seq").cast(pl.Int64) * 2).alias("_at")).sort("_at")
     mine = mine.join_asof(before.sort("_at"), on="_at", by=["proc", "var"], strategy="backward", check_sortedness=False).filter("_full")
+    # Held by another optimizer at that time, it was not this one's to clear.
+    mine = mine.filter((pl.col("_holder") == pl.col("optimizer")).fill_null(value=True))
     mine = mine.join(after, on=["proc", "var", "seq"], how="left", maintain_order="left")
     return _finish(trace, mine.with_columns(pl.col("_empty").fill_null(value=False).alias("passed")))
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import polars as pl
 
+from proctor.invariants.relations import _frames
 from proctor.invariants.relations._calls import cached, calls_of, features_of, lossless, texts
 from proctor.invariants.relations._windows import BACKWARD, STEP, named
 from proctor.invariants.schema import StateFlag
@@ -71,7 +72,10 @@ def _build_clearings(trace: Trace) -> pl.DataFrame:
     if rows.is_empty():
         return empty
     zeroed = named(trace, "torch.Tensor.zero_", "torch.Tensor.fill_").with_columns(_moment(pl.lit(1)))
-    return _between(trace, updates.with_columns(_moment(pl.lit(0))), rows, zeroed)
+    # With a closure an update uses the gradients that were computed inside of it.
+    inner = _frames.inner_backwards(trace).group_by("proc", pl.col("update").alias("seq")).agg((2 * pl.col("call").max().cast(pl.Int64) + 1).alias("_inner"))
+    updates = updates.with_columns(_moment(pl.lit(0))).join(inner, on=["proc", "seq"], how="left", maintain_order="left")
+    return _between(trace, updates.with_columns(pl.coalesce("_inner", "moment").alias("moment")), rows, zeroed)
 
 
 def _moment(edge: pl.Expr) -> pl.Expr:

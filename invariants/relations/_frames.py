@@ -158,9 +158,10 @@ def updates(trace: Trace) -> pl.DataFrame:
 
 
 def _updates(trace: Trace) -> pl.DataFrame:
-    found = calls_of(trace, re.escape(UPDATE))
-    inner = found.join(found.select("proc", pl.col("seq").alias("parent")), on=["proc", "parent"], how="semi")
-    found = found.join(inner.select("proc", "seq"), on=["proc", "seq"], how="anti", maintain_order="left")
+    found = calls_of(trace, re.escape(UPDATE)).sort("proc", "seq")
+    # Inside another, at any depth: a wrapper's step calls the step of what it wraps.
+    until = (pl.col("t") + pl.col("dur")).cum_max().shift(1).over("proc").fill_null(-1)
+    found = found.filter(pl.col("t") >= until)
     return found.join(arguments(trace, found["args"], optimizer="0.name", kind="0.type"), on="args", how="left", maintain_order="left")
 
 
@@ -222,7 +223,7 @@ def used_gradients(trace: Trace) -> pl.DataFrame:
 
 
 def inner_backwards(trace: Trace) -> pl.DataFrame:
-    """Backwards that run inside of an update, in its closure: proc, call."""
+    """Backwards that run inside of an update, in its closure: proc, update (its seq), call."""
     return memo(trace, "inner_backwards", _inner_backwards)
 
 
@@ -231,7 +232,7 @@ def _inner_backwards(trace: Trace) -> pl.DataFrame:
     outer = outer.rename({"t": "_until"})
     inner = calls_of(trace, r"torch\.Tensor\.backward", r"torch\.autograd\.backward").select("proc", "seq", "t").sort("seq")
     inner = inner.join_asof(outer, left_on="seq", right_on="update", by="proc", coalesce=False, check_sortedness=False)
-    return inner.filter(pl.col("t") < pl.col("_until")).select("proc", pl.col("seq").alias("call"))
+    return inner.filter(pl.col("t") < pl.col("_until")).select("proc", "update", pl.col("seq").alias("call"))
 
 
 def _used_gradients(trace: Trace) -> pl.DataFrame:
@@ -249,7 +250,7 @@ def _used_gradients(trace: Trace) -> pl.DataFrame:
         pl.when(free).then("_any_site").otherwise("_own_site").alias("site"),
     )
     before = (pl.col("seq") < pl.col("update")) | ((pl.col("call") == pl.col("update")) & (pl.col("edge") == 0))
-    closure = inner_backwards(trace).with_columns(pl.lit(value=True).alias("_closure"))
+    closure = inner_backwards(trace).drop("update").with_columns(pl.lit(value=True).alias("_closure"))
     grads = grads.join(closure, on=["proc", "call"], how="left", maintain_order="left")
     return (
         grads.filter(before | pl.col("_closure").fill_null(value=False))
