@@ -7,7 +7,7 @@ BUGS   ?= ../shared/bugs
 # The environment is made again when what it is made from changes.
 STAMP  := $(VENV)/.ready
 
-.PHONY: setup demo test lint bench exam health clean
+.PHONY: setup demo test lint bench exam health evaluation packs clean
 setup: $(STAMP)
 
 $(STAMP): pyproject.toml CMakeLists.txt native/CMakeLists.txt $(wildcard native/*.cpp native/*.h)
@@ -37,6 +37,12 @@ exam: setup
 
 health: setup
 	PATH="$(abspath $(BIN)):$$PATH" $(BIN)/python benchmarks/health.py
+
+evaluation: setup
+	PATH="$(abspath $(BIN)):$$PATH" $(BIN)/python benchmarks/evaluation.py --write
+
+packs: setup
+	PATH="$(abspath $(BIN)):$$PATH" $(BIN)/python benchmarks/make_packs.py
 
 clean:
 	rm -rf build dist out .mypy_cache .ruff_cache .pytest_cache

@@ -49,9 +49,10 @@ def speaks_to_strangers(rule: Invariant, fewest: int) -> bool:
     """Whether a rule can apply, and is vetted, outside of the programs that it was learned from."""
     own = any("__main__" in str(value) for _, value in rule.hypothesis.params)
     conditions = [c for clause in rule.precondition.any_of for c in clause]
-    tied = any("__main__" in (c.value or "") or (c.field == FAMILY and c.kind is Kind.CONSTANT) for c in conditions)
+    tied = any("__main__" in (c.value or "") or (c.field == FAMILY and c.kind is Kind.CONSTANT and c.value) for c in conditions)
     failed = rule.false_alarm is not None and rule.false_alarm.failed > 0
-    return not own and not tied and not failed and rule.support.programs >= fewest
+    precision = rule.relation == "output"  # the dtype or range that most programs happen to compute in
+    return not own and not tied and not failed and not precision and rule.support.programs >= fewest
 
 
 def learn(bench: Bench, name: str, members: Sequence[Program], fewest: int) -> Pack:
