@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 import numpy as np
-from threadpoolctl import threadpool_limits  # comes with scikit-learn
+from threadpoolctl import threadpool_limits
 
 from proctor.infer.compress import AGREES, UNSET, Array, Circumstances, compress
 from proctor.infer.search import MIXED, Clause, Search, constant, union, unpack

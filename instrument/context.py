@@ -24,6 +24,7 @@ class StepClock:
         self.micro = 0
         self.phase = "init"
         self._ended = False  # an update of this step is done
+        self._over = False  # this step is done, whoever takes part in the next one
         self._stepped: set[int] = set()  # optimizers that updated in this step
         self._cycle: set[int] = set()  # optimizers that take part in a step
         self._missed: dict[int, int] = {}  # steps in which one of the cycle did not update
@@ -33,13 +34,17 @@ class StepClock:
         self.on_change: Callable[[], None] | None = None
 
     def optimizer_created(self, key: int) -> None:
+        if self.step >= 0 and not self._backward_pending and (not self._ended or self._complete()):
+            self._over = self._ended  # a new phase: earlier optimizers may be done with
+            self._cycle.clear()
+            self._missed.clear()
         self._cycle.add(key)
 
     def zero_grad(self, key: int | None) -> None:
         """`key` is the optimizer, or None for `Module.zero_grad`."""
         skipped = self._backward_pending and not self._stepped
         again = key is not None and key in self._stepped
-        if self.step < 0 or skipped or again or (self._ended and self._complete()):
+        if self.step < 0 or skipped or again or self._done():
             self._begin()
         self._set("train")
 
@@ -49,7 +54,7 @@ class StepClock:
             if self.step >= 0:
                 self._set("eval")
             return
-        if self.step < 0 or (self._ended and self._complete()):
+        if self.step < 0 or self._done():
             self._begin()
         elif self._backward_in_micro:
             self.micro += 1
@@ -58,14 +63,14 @@ class StepClock:
         self._set("train")
 
     def backward(self) -> None:
-        if self.step < 0 or (self._ended and self._complete()):
+        if self.step < 0 or self._done():
             self._begin()
         self._backward_pending = True
         self._backward_in_micro = True
         self._set("train")
 
     def update_begins(self, key: int) -> None:
-        if self.step < 0 or key in self._stepped:
+        if self.step < 0 or self._over or key in self._stepped:
             self._begin()
         self._cycle.add(key)
         self._set("train")
@@ -83,6 +88,9 @@ class StepClock:
         self._set("checkpoint" if entering else before)
         return previous
 
+    def _done(self) -> bool:
+        return self._over or (self._ended and self._complete())
+
     def _complete(self) -> bool:
         return self._cycle <= self._stepped
 
@@ -96,7 +104,7 @@ class StepClock:
         self.step += 1
         self.micro = 0
         self._stepped.clear()
-        self._ended = False
+        self._over = self._ended = False
         self._backward_pending = False
         self._backward_in_micro = False
         self._changed()

@@ -17,6 +17,8 @@ def steps_of(clock: StepClock, acts: list[tuple[str, object]]) -> list[int]:
             clock.forward(bool(argument))
         elif name == "backward":
             clock.backward()
+        elif name == "created":
+            clock.optimizer_created(argument)  # type: ignore[arg-type]
         elif name == "update":
             clock.update_begins(argument)  # type: ignore[arg-type]
             clock.update_ends(argument)  # type: ignore[arg-type]
@@ -112,3 +114,21 @@ def test_contexts_are_interned_and_carry_the_user_s_meta() -> None:
     assert [r[0] for r in rows] == [first, second]
     assert rows[1][1:] == (0, 0, "train", False, "bfloat16", "bfloat16", False, '{"stage": "warmup"}')
     assert table.take_rows() == []
+
+
+def test_an_optimizer_of_a_later_phase_merges_no_steps() -> None:
+    def loop(optimizer: int) -> list[tuple[str, object]]:
+        return [("forward", True), ("zero", optimizer), ("backward", None), ("update", optimizer)]
+
+    clock = StepClock()
+    clock.optimizer_created(A)
+    assert steps_of(clock, loop(A) * 2) == [0] * 4 + [1] * 4
+    assert steps_of(clock, [("created", B), *loop(B) * 3]) == [1] + [2] * 4 + [3] * 4 + [4] * 4
+
+
+def test_an_optimizer_that_joins_later_shares_the_step() -> None:
+    both = [("forward", True), ("backward", None), ("update", A), ("update", B)]
+    clock = StepClock()
+    clock.optimizer_created(A)
+    steps_of(clock, both[:3] * 2)
+    assert steps_of(clock, [("created", B), *both * 2]) == [1] + [2] * 4 + [3] * 4
