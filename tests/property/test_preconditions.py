@@ -20,9 +20,7 @@ PAIRED = ("a", "b")  # examples of several records; the others are of one
 SCOPE = ("b", "d")
 
 
-law = settings(
-    deadline=None, max_examples=60
-)  # the first decision tree imports scikit-learn, which takes seconds
+law = settings(deadline=None, max_examples=60)
 
 
 class Row(NamedTuple):

@@ -91,12 +91,14 @@ def load_packs(paths: Sequence[Path], trace: Trace | None = None) -> tuple[list[
 
 
 def one_rule(beginning: str, packs: Sequence[Pack], names: Sequence[str]) -> Invariant:
-    """The rule whose id is or begins with this.
+    """The rule whose id is or begins with this; of several packs' copies the best supported.
 
     Raises:
         UsageError: there is none, or there are several.
     """
-    found = {rule.id: rule for pack in packs for rule in pack.invariants if rule.id.startswith(beginning)}
+    from proctor.verify.checker import merge_rules
+
+    found = {rule.id: rule for rule in merge_rules(packs) if rule.id.startswith(beginning)}
     if beginning in found:
         return found[beginning]
     if not found:

@@ -47,7 +47,7 @@ def run(args: argparse.Namespace) -> int:
         raise UsageError(f"no relation has the code {what}; known: {codes}")
     packs, names = load_packs([Path(p) for p in args.packs])
     rule = one_rule(what, packs, names)
-    pack = next(p for p in packs if any(r.id == rule.id for r in p.invariants))
+    pack = next(p for p in packs if any(r is rule for r in p.invariants))
     family = known.get(rule.relation)
     from proctor.cli import _explain_rule as says
 
