@@ -104,6 +104,10 @@ class Sink:
                 number = float(tensor.detach())
             self._append(kind, place, item, self._meta(tensor), summary, number, call)
 
+    def summary(self, kind: Value, place: str, tensor: Any, summary: tuple[int, float, int], *, item: int = -1) -> None:
+        """Append a row for a tensor that was hashed elsewhere."""
+        self._append(kind, place, item, self._meta(tensor), summary, math.nan, None)
+
     def fingerprint(self, kind: Value, place: str, fp: int, *, item: int = -1, call: int | None = None) -> None:
         """Append a row for content that was hashed elsewhere."""
         self._append(kind, place, item, 0, (fp, math.nan, 0), math.nan, call)

@@ -57,3 +57,16 @@ def test_what_has_no_dense_content_is_passed_over() -> None:
 
 def test_other_functions_are_left_alone() -> None:
     assert Batches(Watch().sink).hooks("torch.save", Home.TORCH) == NO_HOOKS
+
+
+def test_a_large_batch_is_hashed_again_only_when_it_may_have_changed() -> None:
+    watch, model = Watch(), nn.Linear(2, 2)
+    x = torch.zeros(1 << 19)
+    first = watch.rows(model, x)
+    assert watch.rows(model, x) == first
+    x[300_000] = 1.0  # bumps the version, far from where it is looked at
+    second = watch.rows(model, x)
+    assert second != first
+    x.numpy()[0] = 1.0  # bumps nothing
+    assert watch.rows(model, x) != second
+    assert watch.rows(model, torch.zeros(1 << 19)) == first, "another tensor of the same content"
