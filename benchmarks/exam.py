@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import Any
 
 EXAMPLES = Path(__file__).resolve().parent.parent / "examples"
+TEARDOWN = "terminate called without an active exception"  # a race inside of gloo when ranks end; also without us
 PROCTOR = [sys.executable, "-m", "proctor.cli"]
 
 
@@ -34,7 +35,10 @@ def run(command: list[str], timeout_s: int = 600) -> subprocess.CompletedProcess
 def record(script: Path, out: Path, arguments: list[str], select: Path | None = None) -> Path:
     """Record one script; raises when the script itself failed."""
     chosen = ["--select", str(select)] if select else []
-    done = run([*PROCTOR, "record", "--overwrite", "-o", str(out), *chosen, "--", sys.executable, str(script), *arguments])
+    command = [*PROCTOR, "record", "--overwrite", "-o", str(out), *chosen, "--", sys.executable, str(script), *arguments]
+    done = run(command)
+    if done.returncode and TEARDOWN in done.stderr:
+        done = run(command)
     if done.returncode:
         raise RuntimeError(f"{script.name} {' '.join(arguments)}: exit {done.returncode}\n{done.stderr[-2000:]}")
     return out

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+from helpers.ranks import run_ranks
 
 pytest.importorskip("torch")
 import proctor
@@ -23,13 +23,13 @@ ONE_PROCESS = sorted(p.stem for p in EXAMPLES.glob("*.py") if p.stem not in (*MA
 def run(command: list[str]) -> str:
     environment = {k: v for k, v in os.environ.items() if k not in {"RANK", "WORLD_SIZE", "LOCAL_RANK"}}
     environment["OMP_NUM_THREADS"] = "1"
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=280, check=False)
+    done = run_ranks(command, environment, 280)
     assert done.returncode == 0, done.stderr[-3000:]
     return done.stdout
 
 
 def recorded(out: Path, command: list[str]) -> str:
-    return run([sys.executable, "-m", "proctor.cli", "record", "-o", str(out), "--", *command])
+    return run([sys.executable, "-m", "proctor.cli", "record", "--overwrite", "-o", str(out), "--", *command])
 
 
 @pytest.fixture(scope="module")

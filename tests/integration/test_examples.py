@@ -13,6 +13,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from helpers.ranks import run_ranks
 
 torch = pytest.importorskip("torch")
 
@@ -65,9 +66,7 @@ def run(script: Path, *arguments: str) -> dict:
     """Run one script in a process of its own and return its RESULT."""
     # A launcher's variables would make a multi-rank script believe that it is already one of the ranks.
     env = {k: v for k, v in os.environ.items() if k not in {"RANK", "WORLD_SIZE", "LOCAL_RANK"}}
-    done = subprocess.run(
-        [sys.executable, str(script), *arguments], env=env, capture_output=True, text=True, timeout=120, check=False
-    )
+    done = run_ranks([sys.executable, str(script), *arguments], env, 120)
     assert done.returncode == 0, done.stderr[-3000:]
     return result_of(done.stdout)
 
