@@ -1,9 +1,10 @@
 """The exam: real silent bugs, each inferred without having seen it, detected and named or not.
 
-    python benchmarks/exam.py FOLDER [--mode full|selective|both] [--only SUBSTRING] [--work DIR] [--json FILE]
+    python benchmarks/exam.py FOLDER [--mode full|selective|both] [--shipped] [--only SUBSTRING] [--work DIR] [--json FILE]
 
 FOLDER holds one folder a case: `buggy.py`, `fixed.py`, `case.json`, and `example_1.py`, `example_2.py` or the names of
-examples of this repository in `case.json`. A case is run twice: rules inferred from the two examples, and from `fixed.py` under another configuration. It is *detected* when a
+examples of this repository in `case.json`. A case is run twice: rules inferred from the two examples, and from `fixed.py` under another
+configuration; with `--shipped` also with the packs that Proctor ships, and nothing else. It is *detected* when a
 violation appears on the buggy script by the first bad iteration + 1 and none appears on the fixed one, and *named* when
 a violation names one of the functions or variables that the case accepts. Cases for the oracle alone are left out.
 """
@@ -51,8 +52,10 @@ def infer(runs: list[Path], pack: Path) -> int:
     return len(json.loads(pack.read_text())["invariants"])
 
 
-def check(trace: Path, pack: Path) -> dict[str, Any]:
-    done = run([*PROCTOR, "check", str(trace), "-i", str(pack), "--format", "json", "--fail-on", "never"])
+def check(trace: Path, pack: Path | None) -> dict[str, Any]:
+    """What `proctor check` finds with this pack; without one, with the shipped packs that fit."""
+    chosen = ["-i", str(pack)] if pack else []
+    done = run([*PROCTOR, "check", str(trace), *chosen, "--format", "json", "--fail-on", "never"])
     if done.returncode not in (0, 3):
         raise RuntimeError(f"check: exit {done.returncode}\n{done.stderr[-2000:]}")
     result: dict[str, Any] = json.loads(done.stdout)
@@ -87,7 +90,7 @@ def judge(case: dict[str, Any], buggy: dict[str, Any], fixed: dict[str, Any]) ->
     }
 
 
-def examine(folder: Path, work: Path, modes: list[str]) -> list[dict[str, Any]]:
+def examine(folder: Path, work: Path, modes: list[str], *, shipped: bool = False) -> list[dict[str, Any]]:
     case = json.loads((folder / "case.json").read_text())
     rows = []
     t0 = time.time()
@@ -108,6 +111,9 @@ def examine(folder: Path, work: Path, modes: list[str]) -> list[dict[str, Any]]:
                 pair = {s: record(folder / f"{s}.py", work / f"{s}-{source}", [], pack) for s in ("buggy", "fixed")}
             row = judge(case, check(pair["buggy"], pack), check(pair["fixed"], pack))
             rows.append({"id": case.get("id", folder.name), "from": source, "mode": mode, "rules": rules, **row})
+    if shipped:
+        row = judge(case, *(check(traces["full"][s], None) for s in ("buggy", "fixed")))
+        rows.append({"id": case.get("id", folder.name), "from": "shipped", "mode": "full", "rules": 0, **row})
     print(f"  {folder.name}: {time.time() - t0:.0f} s", file=sys.stderr)
     return rows
 
@@ -116,6 +122,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("folder", type=Path)
     parser.add_argument("--mode", choices=("full", "selective", "both"), default="both")
+    parser.add_argument("--shipped", action="store_true", help="also judge with the shipped packs alone")
     parser.add_argument("--only", default="", help="cases whose name contains this")
     parser.add_argument("--work", type=Path, help="keep runs and packs here")
     parser.add_argument("--json", type=Path, help="also write the table as JSON")
@@ -136,7 +143,7 @@ def main() -> int:
     failed = 0
     for folder in cases:
         try:
-            rows += examine(folder, work / folder.name, modes)
+            rows += examine(folder, work / folder.name, modes, shipped=args.shipped)
         except (RuntimeError, subprocess.TimeoutExpired, OSError, ValueError) as e:
             failed += 1
             print(f"{folder.name}: not examined: {e}")

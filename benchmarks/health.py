@@ -18,6 +18,7 @@ import tempfile
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parent))
+from evaluation import SIZES
 from exam import check, infer, record
 
 EXAMPLES = Path(__file__).parent.parent / "examples"
@@ -27,10 +28,7 @@ NOT_PIPELINES = {"demo.py"}
 def size_option(script: Path) -> list[str]:
     """Another size, by the first size option that the script has."""
     text = script.read_text()
-    for option, value in (("--width", "48"), ("--hidden", "48"), ("--channels", "12"), ("--dim", "40")):
-        if f'"{option}"' in text:
-            return [option, value]
-    return []
+    return next(([option, value] for option, value in SIZES if f'"{option}"' in text), [])
 
 
 def main() -> int:

@@ -31,7 +31,7 @@ from proctor.instrument.patches import METHOD, MODULE_CALL, Patches
 from proctor.instrument.probes import MAX_VALUES, Home, Probes, Sink, _workers
 from proctor.instrument.state import Look, StateTracker
 from proctor.instrument.usercode import UserCode, library_prefixes
-from proctor.invariants.schema import TRACE_SCHEMA, Name, Value
+from proctor.invariants.schema import MODEL_CALL, TRACE_SCHEMA, Name, Value
 from proctor.native import Recorder
 
 PRE_ARM_ROWS = 50_000  # records kept from before the first training act
@@ -39,7 +39,6 @@ MAX_ROWS = 4_000_000  # records in memory when the writer cannot keep up
 HOT_CALLS = 20_000  # calls of one user function between two flushes that take it out of the trace
 
 LOADER_WORKER = "torch.utils.data.worker"
-MODEL_CALL = "<model>.forward"  # what rules call the outermost module call, whatever its class
 ROOTS_ONLY = 1 << 31  # in a code of `module_namer`: wanted as the outermost module only
 
 _observer: Observer | None = None
@@ -74,7 +73,7 @@ class Observer:
         self._updating = 0
         self._sampled = True
         self._sample_every = config.every
-        self._building: list[Any] = []  # taps that tell when the first model is built
+        self._building = False  # a layer has been initialised
         self._hooked: list[Any] = []  # taps whose hooks must run at every step
         self._optimizer_count = 0
         self._patched_classes: set[type] = set()
@@ -161,7 +160,7 @@ class Observer:
             if ours:
                 tap.always = True
                 if point.name != LOADER_WORKER:  # runs in a child that is inert
-                    (self._building if point.name in catalog.INITIALISERS else self._hooked).append(tap)
+                    self._hooked.append(tap)
 
     def _tap_module_calls(self, module_class: Any) -> None:
         before, after = self.probes.around(MODEL_CALL, Home.TORCH, self._forward_begins)
@@ -413,10 +412,8 @@ class Observer:
     def _model_is_built(self, args: tuple[Any, ...], kwargs: Any) -> None:
         """The first layer fills its parameters: time to observe the user's own functions, so that what runs before
         the first optimizer (sizes, totals, a library's set-up) is seen."""
-        for tap in self._building:
-            tap.before, tap.always = None, False
-        self._building = []
-        if not self.inert:
+        if not self._building and not self.inert:
+            self._building = True
             self.guard.run("user code", self.user.sweep)
 
     def _optimizer_created(self, args: tuple[Any, ...], kwargs: Any, result: Any, raised: bool) -> None:

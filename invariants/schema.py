@@ -126,4 +126,7 @@ NAMES: Final = pa.schema([("kind", pa.uint8()), ("id", pa.uint32()), ("text", pa
 TABLES: Final = {"calls": CALLS, "states": STATES, "values": VALUES, "context": CONTEXT, "names": NAMES}
 LATER: Final = {"values": 2}  # tables that traces of an earlier schema do not have
 
+# What rules call the outermost module call, whatever its class.
+MODEL_CALL: Final = "<model>.forward"
+
 MAX_NAME_CHARS: Final = 1 << 20

@@ -12,9 +12,8 @@ from typing import Any, Final
 
 from proctor.instrument.fingerprint import Summary, fingerprint_all
 from proctor.instrument.probes import NO_HOOKS, Home, Hooks, Probe, Sink, register
-from proctor.invariants.schema import Value
+from proctor.invariants.schema import MODEL_CALL, Value
 
-MODEL_CALL: Final = "<model>.forward"
 _TENSORS: Final = 4  # of one call
 _DEPTH: Final = 3
 _ENTRIES: Final = 16  # of one container

@@ -29,11 +29,10 @@ from proctor.instrument.probes import _reading as reading
 from proctor.instrument.probes._results import FACTS, Results, resolver
 from proctor.instrument.probes._source import dotted, forget, function_tree, module_tree
 from proctor.instrument.usercode import library_prefixes
-from proctor.invariants.schema import Value
+from proctor.invariants.schema import MODEL_CALL, Value
 
 LIBRARIES = frozenset({"transformers", "accelerate", "lightning", "pytorch_lightning", "deepspeed"})
 UPDATE = "torch.optim.Optimizer.step"
-MODEL_CALL = "<model>.forward"
 # Functions whose argument has a formula of its own: how the call is written, and which argument it is.
 _GIVEN = {
     "torch.Tensor.backward": ("backward", 0, ""),

@@ -21,9 +21,8 @@ from typing import Any, Final
 
 from proctor.instrument.probes import NO_HOOKS, Home, Hooks, Probe, Sink, _generators, register
 from proctor.instrument.probes._workers import Reports
-from proctor.invariants.schema import Value
+from proctor.invariants.schema import MODEL_CALL, Value
 
-MODEL_CALL: Final = "<model>.forward"
 ITER: Final = "torch.utils.data.DataLoader.__iter__"
 NEXT: Final = "torch.utils.data.DataLoader.__next__"
 DRAWS: Final = frozenset(

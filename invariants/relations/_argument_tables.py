@@ -11,7 +11,6 @@ import polars as pl
 
 from proctor.invariants.relations import _frames
 from proctor.invariants.relations._calls import (
-    MODEL,
     cached,
     calls_of,
     circumstances_of,
@@ -21,7 +20,7 @@ from proctor.invariants.relations._calls import (
     programs_of,
     texts,
 )
-from proctor.invariants.schema import CallFlag
+from proctor.invariants.schema import MODEL_CALL, CallFlag
 from proctor.invariants.trace import Trace
 
 SUBJECT = ("function", "feature", "caller", "program")
@@ -283,7 +282,7 @@ def _model_modes(trace: Trace) -> tuple[pl.DataFrame, pl.DataFrame]:
         .filter(pl.col("_seen").is_not_null())
         .join(circumstances_of(trace).select("circ", "grad"), on="circ")
         .with_columns(
-            pl.lit(MODEL).alias("function"),
+            pl.lit(MODEL_CALL).alias("function"),
             pl.lit("0.training").alias("feature"),
             pl.lit("").alias("caller"),
             pl.when(pl.col("class").n_unique().over("proc") == 1)

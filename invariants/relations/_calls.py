@@ -14,13 +14,12 @@ import numpy as np
 import polars as pl
 
 from proctor.invariants.invariant import Hypothesis
-from proctor.invariants.schema import CallFlag
+from proctor.invariants.schema import MODEL_CALL, CallFlag
 from proctor.invariants.signature import Plain
 from proctor.invariants.trace import Trace
 
 T = TypeVar("T")
 
-MODEL = "<model>.forward"  # the outermost module call, whatever its class
 CIRCUMSTANCES = ("phase", "grad", "autocast", "outer", "recompute")
 ENOUGH = 3  # examples of one kind; more add nothing
 _MAX_DEPTH = 16  # of torch's functions in torch's functions
@@ -54,7 +53,7 @@ def is_script(name: str) -> bool:
 
 def is_library(name: str) -> bool:
     """A function of a library that the user imports; its name says which program parts it belongs to."""
-    return bool(name) and not is_torch(name) and not is_script(name) and name != MODEL
+    return bool(name) and not is_torch(name) and not is_script(name) and name != MODEL_CALL
 
 
 def codes_where(trace: Trace, accept: Callable[[str], bool]) -> list[int]:

@@ -11,7 +11,6 @@ import polars as pl
 
 from proctor.invariants.relations import _frames
 from proctor.invariants.relations._calls import (
-    MODEL,
     cached,
     calls_of,
     circumstances_of,
@@ -21,6 +20,7 @@ from proctor.invariants.relations._calls import (
     programs_of,
     texts,
 )
+from proctor.invariants.schema import MODEL_CALL
 from proctor.invariants.trace import Trace
 
 STEP = "torch.optim.Optimizer.step"
@@ -57,7 +57,7 @@ def _build(trace: Trace) -> pl.DataFrame:
         .join(phases, on="circ")
         .filter((pl.col("grad") == "true") & (pl.col("phase") == "train"))
     )
-    roots = roots.with_columns(pl.lit(MODEL).alias("token"))
+    roots = roots.with_columns(pl.lit(MODEL_CALL).alias("token"))
     users = texts(
         [n if n and not is_torch(n) and not n.endswith(".forward") else None for n in trace.functions],
         "fn",
@@ -129,9 +129,9 @@ def owners(trace: Trace, tokens: pl.Series) -> pl.DataFrame:
     names = texts([_ALIASES.get(n, n) for n in trace.functions], "fn", "a")
     used = used.join(names, on="fn").select("run", _owner(pl.col("a")).alias("owner")).unique()
     wanted = pl.DataFrame({"a": tokens.unique()}).with_columns(_owner(pl.col("a")).alias("owner"))
-    models = _tokens(trace).filter(pl.col("token") == MODEL).select("proc").unique().join(runs, on="proc")
-    methods = used.join(wanted.filter(pl.col("a") != MODEL), on="owner").select("run", "a")
-    return pl.concat([methods, models.select("run", pl.lit(MODEL).alias("a"))]).unique()
+    models = _tokens(trace).filter(pl.col("token") == MODEL_CALL).select("proc").unique().join(runs, on="proc")
+    methods = used.join(wanted.filter(pl.col("a") != MODEL_CALL), on="owner").select("run", "a")
+    return pl.concat([methods, models.select("run", pl.lit(MODEL_CALL).alias("a"))]).unique()
 
 
 def _owner(name: pl.Expr) -> pl.Expr:

@@ -18,7 +18,6 @@ from proctor.invariants.relations import Detail, Examples, Needs, Relation, regi
 from proctor.invariants.relations._argument_tables import GROUP, SUBJECT, tables
 from proctor.invariants.relations._calls import (
     ENOUGH,
-    MODEL,
     circumstances_of,
     is_library,
     programs_of,
@@ -27,6 +26,7 @@ from proctor.invariants.relations._calls import (
     weights_of,
 )
 from proctor.invariants.relations._surveys import Fold
+from proctor.invariants.schema import MODEL_CALL
 from proctor.invariants.trace import Trace
 
 _FIELDS = ("phase", "grad", "autocast", "roots", "class", "world", "weights", "family")
@@ -125,7 +125,7 @@ class Argument(Relation):
         if hypothesis["mode"] == "training":
             names.add("torch.Tensor.backward")
         if hypothesis["mode"] == "dropping":
-            names.add(MODEL)
+            names.add(MODEL_CALL)
         return Needs(functions=frozenset(names))
 
     def say(self, hypothesis: Hypothesis) -> str:
@@ -150,7 +150,7 @@ class Argument(Relation):
     def detail(self, trace: Trace, hypothesis: Hypothesis, example: Mapping[str, Any]) -> Detail:
         mode, name, seen = hypothesis.text("mode"), hypothesis.text("fn"), example.get("_seen")
         what = _words(hypothesis.text("feature"))
-        if name == MODEL:
+        if name == MODEL_CALL:
             model = str(example.get("class") or "model")
             wanted, got = ("training", "evaluation") if mode == "training" else ("evaluation", "training")
             return Detail(

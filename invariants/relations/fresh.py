@@ -33,6 +33,7 @@ from proctor.invariants.relations import (
     _sightings,
     register,
 )
+from proctor.invariants.schema import MODEL_CALL
 from proctor.invariants.trace import Trace
 
 _PARTS: Final[dict[str, Callable[[Trace], pl.DataFrame]]] = {
@@ -50,18 +51,17 @@ _PARTS: Final[dict[str, Callable[[Trace], pl.DataFrame]]] = {
     "synchronised": _fresh_buffers.synchronised,
 }
 _KEYS: Final = ("mode", "what", "family")
-_MODEL_CALL: Final = "<model>.forward"
 _RNG: Final = frozenset({"rng"})
 _LOADER: Final = frozenset({_fresh_batches.ITER, _fresh_batches.NEXT})
 _NEEDS: Final[dict[str, Needs]] = {
-    "forward": Needs(frozenset({_MODEL_CALL}), values=_RNG),
-    "step": Needs(frozenset({_MODEL_CALL, *_LOADER}), values=_RNG),
-    "load": Needs(frozenset({_MODEL_CALL, *_LOADER}), values=_RNG),
-    "epoch": Needs(frozenset({_MODEL_CALL, *_LOADER}), values=_RNG),
-    "workers": Needs(frozenset({_MODEL_CALL, *_LOADER}), values=_RNG),
-    "batch": Needs(frozenset({_MODEL_CALL, *_LOADER}), values=frozenset({"batch"})),
+    "forward": Needs(frozenset({MODEL_CALL}), values=_RNG),
+    "step": Needs(frozenset({MODEL_CALL, *_LOADER}), values=_RNG),
+    "load": Needs(frozenset({MODEL_CALL, *_LOADER}), values=_RNG),
+    "epoch": Needs(frozenset({MODEL_CALL, *_LOADER}), values=_RNG),
+    "workers": Needs(frozenset({MODEL_CALL, *_LOADER}), values=_RNG),
+    "batch": Needs(frozenset({MODEL_CALL, *_LOADER}), values=frozenset({"batch"})),
     "ranks": Needs(
-        frozenset({_MODEL_CALL, _frames.UPDATE, _fresh_batches.NEXT}),
+        frozenset({MODEL_CALL, _frames.UPDATE, _fresh_batches.NEXT}),
         frozenset({"data"}),
         frozenset({"batch"}),
     ),
@@ -133,10 +133,10 @@ class Fresh(Relation):
     def needs(self, hypothesis: Hypothesis) -> Needs:
         mode, what = hypothesis.text("mode"), hypothesis.text("what")
         if mode == "seed":
-            return Needs(frozenset({what, _frames.UPDATE, _sightings.CREATED, _MODEL_CALL}))
+            return Needs(frozenset({what, _frames.UPDATE, _sightings.CREATED, MODEL_CALL}))
         if mode == "draw":
             return Needs(
-                _DRAWS if what == "weights" else frozenset({what, _MODEL_CALL}), values=frozenset({"draw"})
+                _DRAWS if what == "weights" else frozenset({what, MODEL_CALL}), values=frozenset({"draw"})
             )
         if mode in ("moves", "still"):
             return Needs(

@@ -19,7 +19,6 @@ from proctor.invariants.condition import Precondition
 from proctor.invariants.invariant import Hypothesis, Support
 from proctor.invariants.relations import Detail, Examples, Needs, Relation, _frames, register
 from proctor.invariants.relations._calls import (
-    MODEL,
     cached,
     calls_of,
     features_of,
@@ -40,13 +39,14 @@ from proctor.invariants.relations._windows import (
     renewals,
     windows,
 )
+from proctor.invariants.schema import MODEL_CALL
 from proctor.invariants.trace import Trace
 
 _SCALED_STEP = "torch.amp.GradScaler.step"
 _ANCHORS = (STEP, BACKWARD, _SCALED_STEP)  # what a step is known by
 _OPENING = (
     ZERO_GRAD,
-    MODEL,
+    MODEL_CALL,
     "torch.nn.parallel.DistributedDataParallel.forward",
 )  # acts that may begin a step
 _MIN_WINDOWS = 3
@@ -59,7 +59,7 @@ _CLIP, _SCALER = "torch.nn.utils.clip_grad_norm_", "torch.amp.GradScaler."
 # Of these the second works on what the first has made, in any program; other orders are habits.
 _DEPENDENT = pl.DataFrame(
     [
-        (ZERO_GRAD, BACKWARD), (MODEL, BACKWARD), (BACKWARD, _CLIP), (BACKWARD, STEP), (_CLIP, STEP),
+        (ZERO_GRAD, BACKWARD), (MODEL_CALL, BACKWARD), (BACKWARD, _CLIP), (BACKWARD, STEP), (_CLIP, STEP),
         (_SCALER + "scale", BACKWARD), (BACKWARD, _SCALER + "unscale_"), (BACKWARD, _SCALED_STEP),
         (_SCALER + "unscale_", _CLIP), (_SCALER + "unscale_", _SCALED_STEP), (_CLIP, _SCALED_STEP),
         (_SCALED_STEP, _SCALER + "update"), (STEP, "torch.optim.lr_scheduler.LRScheduler.step"),
@@ -153,7 +153,7 @@ class CallSequence(Relation):
     def _leads(self, trace: Trace) -> pl.DataFrame:
         """The first a comes before the first b in every step of a process that has both; nearest pairs only."""
         firsts = first_calls(trace).join(windows(trace), on=["proc", "step"], how="semi")
-        api = firsts.filter(pl.col("token").str.starts_with("torch.") | (pl.col("token") == MODEL))
+        api = firsts.filter(pl.col("token").str.starts_with("torch.") | (pl.col("token") == MODEL_CALL))
         api = api.select("proc", "step", "token", "seq")
         both = api.join(api, on=["proc", "step"], suffix="_b").filter(pl.col("token") != pl.col("token_b"))
         pairs = (
@@ -340,7 +340,7 @@ def _probes(trace: Trace) -> pl.DataFrame:
 def _bound(trace: Trace, pairs: pl.DataFrame, *, free: bool) -> pl.DataFrame:
     """Add the program to pairs that are a choice of it; `free`: those with a fixed order are none."""
     choice = pl.any_horizontal(pl.col("a", "b").str.contains(_CHOICE)) | ~(
-        pl.col("a").str.starts_with("torch.") | (pl.col("a") == MODEL)
+        pl.col("a").str.starts_with("torch.") | (pl.col("a") == MODEL_CALL)
     )
     own = programs_of(trace).select("proc", pl.col("program").alias("own"))
     fixed = _FIXED.with_columns(pl.lit(value=True).alias("fixed"))

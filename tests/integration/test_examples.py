@@ -8,7 +8,6 @@ import json
 import math
 import os
 import runpy
-import subprocess
 import sys
 from pathlib import Path
 
@@ -148,7 +147,7 @@ def technique_digests(tmp_path_factory):
 
     def digests(command: list[str]) -> dict[str, tuple[list[str], str]]:
         env = {**os.environ, "OMP_NUM_THREADS": "1"}
-        done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=280, check=False)
+        done = run_ranks(command, env, 280)
         assert done.returncode == 0, done.stderr[-3000:]
         rows = [json.loads(x.removeprefix("DIGEST ")) for x in done.stdout.splitlines() if x.startswith("DIGEST ")]
         return {name: (result, state) for name, result, state in rows}
@@ -186,7 +185,7 @@ def test_without_its_library_a_program_says_so(script, monkeypatch, capsys):
 @pytest.mark.parametrize("script", TECHNIQUES + LIBRARIES, ids=stem)
 def test_program_trains_with_its_defaults(script):
     env = {k: v for k, v in os.environ.items() if k not in {"RANK", "WORLD_SIZE", "LOCAL_RANK"}}
-    done = subprocess.run([sys.executable, str(script)], env=env, capture_output=True, text=True, timeout=280, check=False)
+    done = run_ranks([sys.executable, str(script)], env, 280)
     if done.returncode == MISSING_LIBRARY:
         pytest.skip(done.stderr.strip())
     assert done.returncode == 0, done.stderr[-3000:]
