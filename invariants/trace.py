@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -74,6 +74,8 @@ class Trace:
     notes: list[str] = field(default_factory=list)
     values: pl.DataFrame = field(default_factory=lambda: _empty("values"))
     held: pl.DataFrame | None = None  # of a window: proc, var of all variables that the whole has states of
+    past: dict[str, pl.DataFrame] = field(default_factory=dict)  # of a run that goes on: what relations remember of it
+    over: int = -2  # of a run that goes on: the last step that all processes have ended
 
     @classmethod
     def load(cls, paths: Sequence[str | Path], window: Window | None = None) -> Trace:
@@ -117,28 +119,12 @@ class Trace:
     @cached_property
     def variables(self) -> pl.DataFrame:
         """One row a variable code: var, model, name, attr, role, module, kind, position, alias."""
-        rows = [_decode_variable(text) for text in self.texts[Name.VARIABLE]]
-        return pl.DataFrame(
-            {
-                "var": pl.Series(range(len(rows)), dtype=pl.UInt32),
-                **{
-                    f: pl.Series([getattr(r, f) for r in rows], dtype=pl.String)
-                    for f in Variable.__struct_fields__
-                },
-            }
-        )
+        return variables_frame([decode_variable(text) for text in self.texts[Name.VARIABLE]])
 
     @cached_property
     def metas(self) -> pl.DataFrame:
         """One row a meta code: meta, and one text column for each attribute seen, null where it is not set."""
-        parsed = [_flat_meta(text) for text in self.texts[Name.META]]
-        keys = sorted({k for p in parsed for k in p})
-        return pl.DataFrame(
-            {
-                "meta": pl.Series(range(len(parsed)), dtype=pl.UInt32),
-                **{k: pl.Series([p.get(k) for p in parsed], dtype=pl.String) for k in keys},
-            }
-        )
+        return metas_frame([flat_meta(text) for text in self.texts[Name.META]])
 
     @cached_property
     def procs(self) -> pl.DataFrame:
@@ -246,14 +232,38 @@ def open_run(path: str | Path) -> Run:
     return Run(Path(path))
 
 
-def _decode_variable(text: str) -> Variable:
+def variables_frame(rows: Sequence[Variable]) -> pl.DataFrame:
+    """`variables`, from what the texts say."""
+    return pl.DataFrame(
+        {
+            "var": pl.Series(range(len(rows)), dtype=pl.UInt32),
+            **{
+                f: pl.Series([getattr(r, f) for r in rows], dtype=pl.String)
+                for f in Variable.__struct_fields__
+            },
+        }
+    )
+
+
+def metas_frame(parsed: Sequence[Mapping[str, str]]) -> pl.DataFrame:
+    """`metas`, from what the texts say."""
+    keys = sorted({k for p in parsed for k in p})
+    return pl.DataFrame(
+        {
+            "meta": pl.Series(range(len(parsed)), dtype=pl.UInt32),
+            **{k: pl.Series([p.get(k) for p in parsed], dtype=pl.String) for k in keys},
+        }
+    )
+
+
+def decode_variable(text: str) -> Variable:
     try:
         return msgspec.json.decode(text, type=Variable)
     except msgspec.MsgspecError:
         return Variable("", "", "", "")
 
 
-def _flat_meta(text: str) -> dict[str, str]:
+def flat_meta(text: str) -> dict[str, str]:
     if not text:
         return {}
     try:
@@ -364,27 +374,6 @@ class Part:
     tables: Mapping[str, pa.Table]
 
 
-def assemble(run: str, program: str, parts: Sequence[Part], window: Window | None = None) -> Trace:
-    """A trace of one run from tables in memory, such as those of a run that is not over.
-
-    Args:
-        run: its directory, or another name.
-        program: as `run.json` says.
-        parts: of its processes.
-        window: keep only what it holds.
-    """
-    merge = _Merge(window)
-    merge.runs.append(run)
-    for part in parts:
-        sieve = None
-        if window is not None:
-            sieve = Sieve(window, _distinct_contexts(part.tables["context"]))
-            kept = {t: _sift(part.tables[t], t, sieve) for t in ("calls", "states", "values")}
-            part = replace(part, tables={**part.tables, **kept})
-        merge.add_tables(part, 0, program, sieve)
-    return merge.trace()
-
-
 def _sift(table: pa.Table, name: str, sieve: Sieve) -> pa.Table:
     frame = pl.DataFrame(pl.from_arrow(table))
     kept = sieve.rows(name, frame)
@@ -449,22 +438,7 @@ class _Merge:
         """One process of a run; the sieve is what its rows went through, if anything."""
         info, tables = part.info, part.tables
         proc = len(self.processes)
-        coords = info.get("coords")
-        self.processes.append(
-            Process(
-                run=run,
-                rank=_int(info.get("rank"), 0),
-                world=_int(info.get("world"), 1),
-                pid=_int(info.get("pid"), 0),
-                program=program,
-                folder=part.folder,
-                coords={str(k): _int(v, 0) for k, v in coords.items()} if isinstance(coords, dict) else {},
-                dropped=_int(info.get("dropped"), 0),
-                notes=[str(n) for n in info.get("notes", [])] if isinstance(info.get("notes", []), list) else [],
-                finished=bool(info.get("finished", False)),
-                waiting=_waiting(info),
-            )
-        )
+        self.processes.append(process_of(info, run, program, part.folder))
         maps = self._code_maps(tables["names"])
         ctx = self._contexts(tables["context"], proc, sieve)
         for table, columns in (
@@ -552,6 +526,24 @@ def _take(mapping: np.ndarray[Any, Any], codes: np.ndarray[Any, Any]) -> np.ndar
     safe = np.where(codes < len(mapping), codes, 0)
     taken: np.ndarray[Any, Any] = mapping[safe]
     return taken
+
+
+def process_of(info: Mapping[str, Any], run: int, program: str, folder: str) -> Process:
+    """What a `process.json` says; fields that make no sense are as if they were not there."""
+    coords, notes = info.get("coords"), info.get("notes", [])
+    return Process(
+        run=run,
+        rank=_int(info.get("rank"), 0),
+        world=_int(info.get("world"), 1),
+        pid=_int(info.get("pid"), 0),
+        program=program,
+        folder=folder,
+        coords={str(k): _int(v, 0) for k, v in coords.items()} if isinstance(coords, dict) else {},
+        dropped=_int(info.get("dropped"), 0),
+        notes=[str(n) for n in notes] if isinstance(notes, list) else [],
+        finished=bool(info.get("finished", False)),
+        waiting=_waiting(info),
+    )
 
 
 def _waiting(info: Mapping[str, Any]) -> list[Waiting]:

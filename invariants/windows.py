@@ -37,11 +37,17 @@ FOREVER: Final = 1 << 30  # the end of the last window
 
 @dataclass(frozen=True, order=True)
 class Window:
-    """Steps `first` to `end` (not included); the first window begins before training, at -1."""
+    """Steps `first` to `end` (not included); the first window begins before training, at -1.
+
+    Args:
+        reach: steps around them that it holds, too.
+        now: the step that a run has come to, when it is not over: nothing later is held.
+    """
 
     first: int
     end: int
     reach: int = REACH
+    now: int = FOREVER
 
     def core(self, steps: pl.Expr) -> pl.Expr:
         """Whether examples of these steps count; those of no particular step do in the first window."""
@@ -51,7 +57,7 @@ class Window:
     def keeps(self, steps: Array) -> Array:
         """Whether records of these steps belong to it."""
         kept: Array = (steps < PROLOGUE) | ((steps >= self.first - self.reach) & (steps < self.end + self.reach))
-        return kept
+        return kept & (steps <= self.now)
 
     def before(self, steps: Array) -> Array:
         """Whether records of these steps are older than all but the prologue."""

@@ -1,66 +1,79 @@
-"""Check a run while it goes on: records come in as they are written, violations go out as soon as they can be judged.
+"""Check a run while it goes on: records come in as they are written, and a step is judged when all ranks have ended it.
 
-Finished steps are judged in windows (`invariants.windows`) whose bounds depend on step numbers alone, so it does not
-matter in which pieces and from which process records arrive. A window is judged once every process has reached the
-steps that it needs after its core; a process that lags behind by more than `patience` steps is not waited for. What a
-window costs depends on its size, not on the length of the run.
+A step is judged with the steps around it (`LiveTrace.window`), so that what a round costs does not depend on how long
+the run is. A relation says how many steps after a step it must see (`Relation.ahead`): none for replicas or norms, one
+for the order of calls. Relations that hold a step against the whole past remember what they need (`Relation.remember`);
+the others know the first steps and the last few, which is less than `checker.check` knows at the end of a run.
 
-`finish` gives the verdict on the run. While a run fits into `keep_records`, all of it is kept, and the verdict is that of
-`checker.check` on the whole, for any chunking; of a longer run only the last steps are kept, and the verdict is that of
-its windows, which know less than the whole where a rule speaks of all calls of a process.
+Training repeats itself: what looks like a window that was found healthy is not judged again (`_memo`).
 """
 
 from __future__ import annotations
 
-from collections import defaultdict
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections import OrderedDict, defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
 import msgspec
-import pyarrow as pa
+import polars as pl
 
 from proctor.invariants.invariant import Invariant
 from proctor.invariants.pack import Pack
 from proctor.invariants.relations import Relation, registry
-from proctor.invariants.trace import Part, Trace, assemble
+from proctor.invariants.trace import Trace
 from proctor.invariants.verdict import CheckResult, Violation
-from proctor.invariants.windows import FOREVER, Window, reach_of
-from proctor.verify._live import Live
-from proctor.verify.checker import MAX_PLACES, Judged, check, judge, merge_rules
-from proctor.verify.coverage import coverage
+from proctor.invariants.windows import Window, reach_of
+from proctor.verify import _memo
+from proctor.verify._live import LiveTrace, Records
+from proctor.verify.checker import MAX_PLACES, Judged, judge, merge_rules
+from proctor.verify.coverage import Coverage, coverage
 from proctor.verify.incident import callers, group
 
-SIZE: Final = 8  # steps of a window, once a run has gone on for that long
 PATIENCE: Final = 64  # steps that a process may lag behind
-KEEP_RECORDS: Final = 4_000_000  # some 2 GiB with the views of relations
+_MEMOS: Final = 512  # windows found healthy that are remembered, per relation
 
-Records = Mapping[str, pa.Table | pa.RecordBatch]
-"""Rows of any of the tables of `invariants.schema`, with the codes of the process that wrote them."""
+
+@dataclass(frozen=True)
+class Round:
+    """What one relation says of some steps.
+
+    first, end: the steps, `end` not included; -1 is what came before training.
+    judged: of each rule that applied.
+    trace: the window that it was judged in; holds until the next round.
+    """
+
+    relation: str
+    first: int
+    end: int
+    judged: Sequence[Judged]
+    trace: Trace
+
+    @property
+    def violations(self) -> list[Violation]:
+        return [j.violation for j in self.judged if j.violation is not None]
 
 
 @dataclass
 class _Tally:
-    """What the windows so far say of one rule."""
+    """What the rounds so far say of one rule."""
 
     met: int = 0
     failed: int = 0
     undecided: int = 0
     violation: Violation | None = None
 
-    def add(self, judged: Judged) -> bool:
-        """Whether this is the first violation."""
+    def add(self, judged: Judged) -> None:
         self.met += judged.met
         self.failed += judged.failed
         self.undecided += judged.undecided
         if judged.violation is None:
-            return False
+            return
         held, self.violation = self.violation, judged.violation
         if held is not None:
             places = [*held.places, *judged.violation.places][:MAX_PLACES]
             count = held.count + judged.violation.count
             self.violation = msgspec.structs.replace(held, count=count, places=places, confirmed=len(set(places)) > 1)
-        return held is None
 
 
 @dataclass
@@ -72,127 +85,149 @@ class OnlineChecker:
         run: the run's directory, or another name.
         program: as `run.json` says.
         relations: instead of all known ones.
-        size: steps of a window. The first windows are smaller.
-        patience: steps that a process may lag behind the one that is ahead before windows go on without it.
-        keep_records: up to which the whole run is kept for `finish`.
+        patience: steps that a process may lag behind the one that is ahead before it is not waited for.
+        together: judge all steps that have ended in one round, which keeps up with any program; else step by step.
     """
 
     packs: Sequence[Pack]
     run: str = ""
     program: str = ""
     relations: Mapping[str, Relation] | None = None
-    size: int = SIZE
     patience: int = PATIENCE
-    keep_records: int = KEEP_RECORDS
+    together: bool = True
     errors: dict[str, str] = field(default_factory=dict)
     """Relations that could not be evaluated, and why."""
-    early: list[Violation] = field(default_factory=list)
-    """First violation of each rule as a window found it."""
 
     def __post_init__(self) -> None:
         known = registry() if self.relations is None else self.relations
-        self._rules: dict[str, list[Invariant]] = defaultdict(list)
+        rules: dict[str, list[Invariant]] = defaultdict(list)
         for rule in merge_rules(self.packs):
             if rule.relation in known:
-                self._rules[rule.relation].append(rule)
-        self._known = {name: known[name] for name in self._rules}
+                rules[rule.relation].append(rule)
+        self._known = {name: known[name] for name in sorted(rules, key=lambda n: (known[n].ahead, known[n].upstream, n))}
+        self._rules = dict(rules)
         self._reach = reach_of(self._known.values())
-        self._live: dict[str, Live] = {}
         self._tallies: dict[str, _Tally] = defaultdict(_Tally)
-        self._next = -1  # first step that no window has judged
-        self._whole = True
+        self._memos: dict[str, OrderedDict[tuple[Any, ...], Sequence[Judged]]] = {n: OrderedDict() for n in self._known}
+        self._past: dict[str, pl.DataFrame] = {}
+        self._members = 0
+        self._judged = -1  # the last step that is over
+        self._trace: Trace | None = None
+        self.live = LiveTrace(self.run, self.program)
 
-    def feed(self, process: str, records: Records, info: Mapping[str, Any] | None = None) -> list[Violation]:
-        """Take records of one process, and judge what is now finished.
+    @property
+    def judged(self) -> int:
+        """The last step that was judged, -1 before any."""
+        return self._judged
 
-        Args:
-            process: a name of it, such as its folder's.
-            records: rows in the order in which they were written; some tables, or parts of them.
-            info: its `process.json`, when it is known anew.
+    def feed(
+        self, process: str, records: Records, info: Mapping[str, Any] | None = None, reached: int | None = None
+    ) -> list[Violation]:
+        """Take records of one process (see `LiveTrace.add`), and judge what is now over.
 
         Returns:
-            violations of rules that were not violated before.
+            violations found.
 
         Raises:
             TraceError: a table that no trace has, or one with other columns.
         """
-        live = self._live.setdefault(process, Live(process, self.patience))
-        live.add(records, info)
-        return self._judge_finished()
+        self.live.add(process, records, info, reached)
+        return [violation for round_ in self.rounds() for violation in round_.violations]
 
-    def finish(self) -> CheckResult:
-        """The verdict on the run, all of whose records were fed."""
-        if self._whole:
-            return check(self._trace(), self.packs, relations=self.relations)
-        while self._next < FOREVER:
-            end = self._bound()
-            self._judge(Window(self._next, end if end < self._ahead() else FOREVER, self._reach))
-        return self._result()
+    def rounds(self) -> Iterator[Round]:
+        """Judge the steps that are over since the last time, one relation after the other, the quick ones first."""
+        self.live.settle()
+        now = self._over()
+        while self._judged < now:
+            until = now if self.together else self._judged + 1
+            yield from self._round(until, last=False)
 
-    # -- windows -------------------------------------------------------------------------------------------------
+    def finish(self) -> list[Round]:
+        """Judge what is left, when nothing more will come."""
+        self.live.settle()
+        last = max((member.reached for member in self.live.members.values()), default=-1)
+        return list(self._round(last, last=True)) if last >= 0 else []
 
-    def _judge_finished(self) -> list[Violation]:
-        found: list[Violation] = []
-        while self._ready(self._bound()):
-            found += self._judge(Window(self._next, self._bound(), self._reach))
-            self._forget()
-        return found
-
-    def _bound(self) -> int:
-        """Where the next window ends: windows double until they have their size, so that early bugs are seen early."""
-        if self._next < 1:
-            return 1
-        return min(2 * self._next, self._next + self.size) if self._next < self.size else self._next + self.size
-
-    def _ready(self, end: int) -> bool:
-        training = [live for live in self._live.values() if live.trains]
+    def _over(self) -> int:
+        """The last step that all ranks have ended."""
+        training = [member for member in self.live.members.values() if member.trains]
+        going = [member for member in training if not member.gone]
         if not training:
-            return False
-        reached = [live.reached for live in training]
-        if len(training) < max(live.world for live in training):
-            reached.append(-1)  # a rank that has not come yet
-        return min(reached) > end + self._reach or max(reached) > end + self._reach + self.patience
+            return -1
+        reached = [member.reached for member in going or training]
+        if len(training) < max(member.world for member in training):
+            reached.append(0)  # a rank that has not come yet
+        return max(min(reached), max(reached) - self.patience) - 1
 
-    def _ahead(self) -> int:
-        return max((live.reached for live in self._live.values()), default=-1) + 1
-
-    def _judge(self, window: Window) -> list[Violation]:
-        self._next = window.end
-        trace = self._trace(window)
+    def _round(self, now: int, *, last: bool) -> Iterator[Round]:
+        begin, self._judged = self._judged, max(now, self._judged)
+        widest = max((relation.ahead for relation in self._known.values()), default=0)
+        first = self._core(begin, widest, self._reach, now).first
+        trace = self._trace = self._window(Window(first, now + 1, self._reach, now))
         seen = coverage(trace)
-        found = []
-        for name, rules in self._rules.items():
+        if not last:
+            trace.over = now
+            seen = replace(seen, horizon=dict.fromkeys(range(len(trace.processes)), now + 1))
+        look: bytes | None = None
+        for name, relation in self._known.items():
+            core = self._core(begin, relation.ahead, self._reach, now)
+            if last:
+                core = replace(core, end=now + 1)
+            if core.end <= core.first:
+                continue
+            memo = None
+            if relation.structural and not last:
+                look = _memo.key(trace, now) if look is None else look
+                memo = (look, core.first < 0, now - core.first, now - core.end)
+            judged = self._judge(trace, name, core, seen, memo)
+            yield Round(name, core.first, core.end, judged, trace)
+
+    def _core(self, begin: int, ahead: int, reach: int, now: int) -> Window:
+        """The steps to judge by a relation that wants to see `ahead` more, when those up to `begin` were over before."""
+        first = begin + 1 - ahead
+        return Window(-1 if begin < 0 else first, now + 1 - ahead, reach, now)
+
+    def _judge(
+        self, trace: Trace, name: str, core: Window, seen: Coverage, memo: tuple[Any, ...] | None
+    ) -> Sequence[Judged]:
+        relation, healthy = self._known[name], self._memos[name]
+        if memo is not None and memo in healthy:
+            healthy.move_to_end(memo)
+            judged: Sequence[Judged] = healthy[memo]
+        else:
             try:
-                for judged in judge(trace, self._known[name], rules, seen, window):
-                    tally = self._tallies[judged.rule.id]
-                    if tally.add(judged) and tally.violation is not None:
-                        found.append(tally.violation)
+                judged = [j for j in judge(trace, relation, self._rules[name], seen, core) if j.met]
+                remembered = relation.remember(trace, core.first, core.end)
             except Exception as e:  # noqa: BLE001  a relation's own failure must not hide what the others find
-                self.errors[name] = f"{type(e).__name__}: {e}".splitlines()[0][:200]
-        self.early += found
-        return found
+                self.errors.setdefault(name, f"{type(e).__name__}: {e}".splitlines()[0][:200])
+                return []
+            if remembered is not None:
+                self._past[name] = remembered
+            if memo is not None and not any(j.failed for j in judged):
+                healthy[memo] = judged
+                if len(healthy) > _MEMOS:
+                    healthy.popitem(last=False)
+        for one in judged:
+            self._tallies[one.rule.id].add(one)
+        return judged
 
-    def _trace(self, window: Window | None = None) -> Trace:
-        parts = [live.part() for _, live in sorted(self._live.items())]
-        return assemble(self.run, self.program, [Part(i, f, t) for i, f, t in parts], window)
+    def _window(self, window: Window) -> Trace:
+        trace = self.live.window(window)
+        if len(trace.processes) != self._members:  # processes have other numbers now
+            self._members = len(trace.processes)
+            self._past.clear()
+        trace.past.update(self._past)
+        return trace
 
-    def _forget(self) -> None:
-        """Let go of what no window needs any more, once the run is too long to be kept."""
-        if sum(live.rows for live in self._live.values()) > self.keep_records:
-            self._whole = False
-        if not self._whole:
-            following = Window(self._next, FOREVER, self._reach)
-            for live in self._live.values():
-                live.forget(following)
-
-    def _result(self) -> CheckResult:
-        trace = self._trace()
+    def result(self) -> CheckResult:
+        """What the rounds so far say. Rules that speak of a whole run are judged by what each round held."""
+        trace = self._trace if self._trace is not None else self.live.window(Window(-1, 0))
         rules = [rule for rules in self._rules.values() for rule in rules]
         tallies = [self._tallies[rule.id] for rule in rules]
         violations = [t.violation for t in tallies if t.violation is not None]
         unknown = sum(t.met > 0 and not t.failed and t.undecided == t.met for t in tallies)
         idle = sum(t.met == 0 for t in tallies)
-        ranks = len({(p.run, p.rank) for p in trace.processes})
+        ranks = len({p.rank for p in trace.processes})
         upstream = {name: relation.upstream for name, relation in self._known.items()}
         notes = [f"relation {name} could not be evaluated: {why}" for name, why in sorted(self.errors.items())]
         return CheckResult(
@@ -201,8 +236,8 @@ class OnlineChecker:
             checked=len(rules) - unknown - idle,
             not_triggered=idle,
             unknown=unknown,
-            notes=[*coverage(trace).notes, *notes, f"the run is long: judged in windows of {self.size} steps"],
-            steps=trace.steps,
+            notes=[*(n for n in coverage(trace).notes if "did not finish" not in n), *notes, "judged while the run went on"],
+            steps=max(0, self._judged + 1),
             ranks=ranks,
         )
 

@@ -23,13 +23,15 @@ import pkgutil
 from abc import ABC, abstractmethod
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal
 
 import polars as pl
 
 from proctor.invariants.invariant import Hypothesis, Severity
 from proctor.invariants.relations import _surveys
 from proctor.invariants.trace import Trace
+
+Confirm = Literal["at once", "repeat"]
 
 
 @dataclass(frozen=True)
@@ -76,6 +78,7 @@ class Detail:
     variable: str = ""
     module: str = ""
     advice: str = ""
+    sides: tuple[tuple[int, ...], ...] = ()  # ranks that were compared, those that agree together, the fewest first
 
 
 class Relation(ABC):
@@ -92,6 +95,14 @@ class Relation(ABC):
     # Steps before and after a step that must be seen to judge it. None: some examples depend on the whole run, so that
     # a window of it (`invariants.windows`) judges them by what it holds.
     reach: ClassVar[int | None] = None
+    # In a run that goes on: steps after a step that must be over before it is judged. 0: its own end is enough.
+    ahead: ClassVar[int] = 1
+    # Verdicts depend on which calls were made how, and on which fingerprints are equal; not on numbers, norms or times.
+    # Then steps that look like one that was found healthy need not be judged again.
+    structural: ClassVar[bool] = False
+    # In a run that goes on: whether one failing step is enough to tell somebody, or it has to fail again soon after, as
+    # what depends on chance should.
+    confirm: ClassVar[Confirm] = "at once"
     # Columns of its surveys that are combined where the others are equal.
     folds: ClassVar[Mapping[str, _surveys.Fold]] = _surveys.PLAIN
 
@@ -123,6 +134,10 @@ class Relation(ABC):
         """How loudly violations of this rule are reported: as all of its relation, unless overridden."""
         return self.severity
 
+    def confirm_of(self, hypothesis: Hypothesis) -> Confirm:
+        """When a violation of this rule is believed: as all of its relation, unless overridden."""
+        return self.confirm
+
     @abstractmethod
     def needs(self, hypothesis: Hypothesis) -> Needs:
         """What to record so that this rule can be checked."""
@@ -134,6 +149,11 @@ class Relation(ABC):
     @abstractmethod
     def detail(self, trace: Trace, hypothesis: Hypothesis, example: Mapping[str, Any]) -> Detail:
         """Expected against seen, and the names to blame, for one failing row of `examples`."""
+
+    def remember(self, trace: Trace, first: int, end: int) -> pl.DataFrame | None:
+        """What it must know of steps `first` to `end` (not included) when they are not held any more; it gets it back,
+        with what it remembered before, as `trace.past[name]`. `None`: nothing."""
+        return None
 
     def implies(self, a: Hypothesis, b: Hypothesis) -> bool:
         """Whether every record on which b fails is one on which a fails, too, wherever both apply."""

@@ -131,7 +131,7 @@ def _seen_steps(trace: Trace) -> pl.DataFrame:
 
 
 def whole_steps(trace: Trace) -> pl.DataFrame:
-    """Steps after which a process has records of a later one: proc, step.
+    """Steps after which a process has records of a later one, or is known to have ended: proc, step.
 
     Writes that no boundary follows (a copy of masters after the last update) are seen at the next step's beginning
     only, so the last step of a process is never whole. Tables of a process that was killed end at different steps:
@@ -149,7 +149,7 @@ def _whole_steps(trace: Trace) -> pl.DataFrame:
     end = pl.concat(ends).group_by("proc").agg(pl.col("step").max().alias("_last"), pl.col("step").min().alias("_least"))
     end = end.join(finished, on="proc").select("proc", pl.when("_finished").then("_last").otherwise("_least").alias("_end"))
     seen = seen_steps(trace).join(end, on="proc", maintain_order="left")
-    return seen.filter(pl.col("step") < pl.col("_end")).drop("_end")
+    return seen.filter((pl.col("step") < pl.col("_end")) | (pl.col("step") <= trace.over)).drop("_end")
 
 
 def updates(trace: Trace) -> pl.DataFrame:

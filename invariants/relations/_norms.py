@@ -18,6 +18,7 @@ from proctor.invariants.relations import _frames
 from proctor.invariants.schema import StateFlag
 from proctor.invariants.trace import Trace
 
+_REMEMBERED: Final = 512  # updates of a run that goes on
 WARM_UP: Final = 5  # updates before a run has a past to be compared with
 _BAD: Final = int(StateFlag.NONE | StateFlag.NONFINITE | StateFlag.UNHASHED)
 
@@ -27,7 +28,7 @@ def gradients(trace: Trace) -> pl.DataFrame:
 
     Columns: proc, optimizer, step, seq, site, lossy, norm (of all), count, zero (all of them), broken (one is not finite).
     """
-    return _frames.memo(trace, "optimizer gradients", _gradients)
+    return _frames.memo(trace, "optimizer gradients", lambda t: _with_past(t, "gradients", _gradients(t)))
 
 
 def _gradients(trace: Trace) -> pl.DataFrame:
@@ -48,7 +49,7 @@ def _gradients(trace: Trace) -> pl.DataFrame:
 
 def weights(trace: Trace) -> pl.DataFrame:
     """Norm of all parameters of each optimizer after each step: proc, optimizer, step, seq, site, lossy, norm."""
-    return _frames.memo(trace, "optimizer weights", _weights)
+    return _frames.memo(trace, "optimizer weights", lambda t: _with_past(t, "weights", _weights(t)))
 
 
 def _weights(trace: Trace) -> pl.DataFrame:
@@ -63,6 +64,26 @@ def _weights(trace: Trace) -> pl.DataFrame:
         pl.col("_change").cum_sum().over("proc", "optimizer").clip(lower_bound=0.0).sqrt().alias("norm"), pl.lit(0, dtype=pl.UInt32).alias("site")
     )
     return total.filter(pl.col("step") >= 0).drop("_change").with_columns(_lossy(trace))
+
+
+def remembered(trace: Trace, first: int, end: int) -> pl.DataFrame:
+    """Norms of steps up to `end` (not included), for windows in which they are not held any more: of each optimizer the
+    first ones, the largest one, and the last ones."""
+    told = pl.concat([gradients(trace).with_columns(kind=pl.lit("gradients")), weights(trace).with_columns(kind=pl.lit("weights"))], how="diagonal")
+    mine = ["kind", "proc", "optimizer"]
+    told = told.filter(pl.col("step") < end).sort(*mine, "step")
+    place, last = pl.int_range(pl.len()).over(mine), pl.len().over(mine)
+    largest = pl.col("norm") == pl.col("norm").max().over(mine)
+    return told.filter((place < WARM_UP) | (place >= last - _REMEMBERED) | largest)
+
+
+def _with_past(trace: Trace, kind: str, rows: pl.DataFrame) -> pl.DataFrame:
+    past = trace.past.get("numeric")
+    if past is None:
+        return rows
+    earlier = past.filter(pl.col("kind") == kind).select(rows.columns)
+    both = pl.concat([earlier, rows]).unique(["proc", "optimizer", "step"], keep="first")
+    return both.sort("proc", "optimizer", "step")
 
 
 def _lossy(trace: Trace) -> pl.Expr:

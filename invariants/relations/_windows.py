@@ -93,6 +93,16 @@ def first_calls(trace: Trace) -> pl.DataFrame:
     )
 
 
+def called(trace: Trace, tokens: pl.Series) -> pl.DataFrame:
+    """As `first_calls`, of these tokens, also those that too few steps call to be part of the loop."""
+    known = first_calls(trace).filter(pl.col("token").is_in(tokens.implode()))
+    wanted = {token for token in tokens if token and not is_torch(token) and token != MODEL_CALL}
+    own = texts([n if n in wanted else None for n in trace.functions], "fn", "token").drop_nulls()
+    calls = calls_of(trace).filter(pl.col("step") >= 0).join(own, on="fn").join(known, on=["proc", "token"], how="anti")
+    seldom = calls.group_by("proc", "step", "token").agg(pl.col("seq", "site").sort_by("seq").first())
+    return pl.concat([known, seldom.select(known.columns)])
+
+
 def windows(trace: Trace) -> pl.DataFrame:
     """Steps that a rule may speak of: proc, step, whole, opened, scaled.
 

@@ -71,6 +71,8 @@ class Agree(Relation):
     name = "agree"
     code = "PR110"
     upstream: ClassVar[int] = 2
+    ahead: ClassVar[int] = 0
+    structural: ClassVar[bool] = True
     across_ranks: ClassVar[bool] = True
     reach: ClassVar[int | None] = None  # calls are counted from the beginning
     folds: ClassVar[Mapping[str, _surveys.Fold]] = {"longest": "max"}
@@ -117,6 +119,7 @@ class Agree(Relation):
             seen=example["_seen"],
             function=name,
             module=example["_caller"],
+            sides=tuple(map(tuple, example["_sides"] or ())),
             advice=_ADVICE.get(what, "Look at what decides whether, and with what, this rank calls the collective."),
         )
 
@@ -203,14 +206,27 @@ def _shown(trace: Trace, found: pl.DataFrame) -> pl.DataFrame:
         "" if ok is not False else _sides(ranks, says)
         for ok, ranks, says in found.select("passed", "_ranks", "_says").iter_rows()
     ]
-    return found.with_columns(pl.Series("_seen", seen, dtype=pl.String), pl.col("item").alias("_item"))
+    parted = [
+        None if ok is not False else [who for _, who in _parted(ranks, says)]
+        for ok, ranks, says in found.select("passed", "_ranks", "_says").iter_rows()
+    ]
+    return found.with_columns(
+        pl.Series("_seen", seen, dtype=pl.String),
+        pl.Series("_sides", parted, dtype=pl.List(pl.List(pl.Int32))),
+        pl.col("item").alias("_item"),
+    )
 
 
-def _sides(ranks: Sequence[int], says: Sequence[str]) -> str:
+def _parted(ranks: Sequence[int], says: Sequence[str]) -> list[tuple[str, list[int]]]:
+    """What is said and by which ranks, the fewest first."""
     sides: dict[str, list[int]] = {}
     for rank, text in sorted(zip(ranks, says, strict=True)):
         sides.setdefault(text, []).append(rank)
-    few = sorted(sides.items(), key=lambda side: (len(side[1]), side[1]))[:4]
+    return sorted(sides.items(), key=lambda side: (len(side[1]), side[1]))
+
+
+def _sides(ranks: Sequence[int], says: Sequence[str]) -> str:
+    few = _parted(ranks, says)[:4]
     return " against ".join(f"{text} on rank {', '.join(map(str, who[:8]))}{' …' if len(who) > 8 else ''}" for text, who in few)
 
 
@@ -372,6 +388,7 @@ _VIEWS: Final[dict[str, Callable[[Trace], pl.DataFrame]]] = {
 def _stack(parts: Sequence[pl.DataFrame]) -> pl.DataFrame:
     types: dict[str, Any] = {"hyp": pl.UInt32, "passed": pl.Boolean, "proc": pl.UInt16, "step": pl.Int32, "seq": pl.UInt32, "site": pl.UInt32}
     more: dict[str, Any] = {"_fn": pl.String, "_group": pl.String, "_item": pl.Int32, "_caller": pl.String, "_seen": pl.String}
+    more["_sides"] = pl.List(pl.List(pl.Int32))
     pairs = [f + AGREE for f in ("fn", "phase", "family", *_SCOPE)]
     columns = {**types, **dict.fromkeys(_FIELDS, pl.String), **dict.fromkeys(pairs, pl.Boolean), **more}
     even = []

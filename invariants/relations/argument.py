@@ -50,6 +50,7 @@ class Argument(Relation):
     name: ClassVar[str] = "argument"
     code: ClassVar[str] = "PR104"
     upstream: ClassVar[int] = 2
+    structural: ClassVar[bool] = True
 
     folds: ClassVar[Mapping[str, Fold]] = {"some": "any", "every": "all"}
 

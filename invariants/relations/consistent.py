@@ -44,6 +44,8 @@ class Consistent(Relation):
     name = "consistent"
     code = "PR101"
     upstream: ClassVar[int] = 3
+    ahead: ClassVar[int] = 0
+    structural: ClassVar[bool] = True
 
     def propose(self, trace: Trace) -> list[Hypothesis]:
         found: list[Hypothesis] = []
@@ -119,14 +121,15 @@ class Consistent(Relation):
         for rank, fp in zip(ranks, example["_fps"], strict=True):
             groups.setdefault(fp, []).append(rank)
         norms = dict(zip(ranks, example["_norms"], strict=True))
-        sides = [f"rank {', '.join(map(str, g))} (norm {norms[g[0]]:.9g})" for g in sorted(groups.values(), key=len)[:4]]
+        sides = [f"rank {_listed(g)} (norm {norms[g[0]]:.9g})" for g in sorted(groups.values(), key=len)[:4]]
         label = f"{name}.grad" if attr == "grad" else name
         return Detail(
-            expected=f"{label} identical on ranks {', '.join(map(str, ranks))}",
+            expected=f"{label} identical on ranks {_listed(ranks)}",
             seen=f"{len(groups)} different values after step {example['step']}: {' against '.join(sides)}",
             function="torch.Tensor.backward" if attr == "grad" else _frames.UPDATE,
             variable=label,
             module=example["_owner"],
+            sides=tuple(tuple(g) for g in sorted(groups.values(), key=len)),
             advice=(
                 "The replicas did not begin equal, or one was changed alone: look for a broadcast of the initial or "
                 "loaded state that is missing, and for seeds that differ between ranks."
@@ -139,6 +142,18 @@ class Consistent(Relation):
                 "learning rate, optimizer state."
             ),
         )
+
+
+def _listed(ranks: Sequence[int]) -> str:
+    """`0, 1`, `0–16, 18–63`: three in a row and more are folded, so that 64 ranks fit into a line."""
+    runs: list[list[int]] = []
+    for rank in sorted(ranks):
+        if runs and rank == runs[-1][-1] + 1:
+            runs[-1].append(rank)
+        else:
+            runs.append([rank])
+    parts = [f"{run[0]}–{run[-1]}" if len(run) > 2 else ", ".join(map(str, run)) for run in runs]
+    return ", ".join(parts[:12]) + (", …" if len(parts) > 12 else "")
 
 
 # -- ranks -----------------------------------------------------------------------------------------------------------

@@ -113,6 +113,8 @@ class Fresh(Relation):
     name = "fresh"
     code = "PR107"
     upstream: ClassVar[int] = 1
+    ahead: ClassVar[int] = 0
+    structural: ClassVar[bool] = True
     absence: ClassVar[bool] = (
         True  # `moves` says that something happened; repetitions are seen, so fewer rows are none
     )

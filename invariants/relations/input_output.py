@@ -53,6 +53,7 @@ class InputOutput(Relation):
     code: ClassVar[str] = "PR106"
     narrowing: ClassVar[frozenset[str]] = frozenset({"program"})
     upstream: ClassVar[int] = 2
+    structural: ClassVar[bool] = True
 
     folds: ClassVar[Mapping[str, Fold]] = {"n": "sum"}
 

@@ -21,6 +21,7 @@ import polars as pl
 
 from proctor.invariants.invariant import Hypothesis, Severity
 from proctor.invariants.relations import (
+    Confirm,
     Detail,
     Examples,
     Needs,
@@ -51,6 +52,8 @@ class Numeric(Relation):
     name = "numeric"
     code = "PR112"
     upstream: ClassVar[int] = 4
+    ahead: ClassVar[int] = 0
+    confirm: ClassVar[Confirm] = "repeat"
     reach: ClassVar[int | None] = None  # norms are held against all earlier ones
     folds: ClassVar[Mapping[str, _surveys.Fold]] = {"most": "max", "updates": "max", "some": "any"}
 
@@ -87,9 +90,16 @@ class Numeric(Relation):
             parts.append(_finish(trace, rows).with_columns(pl.lit(i, dtype=pl.UInt32).alias("hyp")))
         return Examples(_stack(parts), _FIELDS, ())
 
+    def remember(self, trace: Trace, first: int, end: int) -> pl.DataFrame | None:
+        return _norms.remembered(trace, first, end)
+
     def severity_of(self, hypothesis: Hypothesis) -> Severity:
         """Not finite is an error; what is only unusual is a warning."""
         return Severity.ERROR if hypothesis["what"] in ("applied", "finite") else Severity.WARNING
+
+    def confirm_of(self, hypothesis: Hypothesis) -> Confirm:
+        """NaN and infinity are no matter of chance."""
+        return "at once" if hypothesis["what"] in ("applied", "finite") else self.confirm
 
     def needs(self, hypothesis: Hypothesis) -> Needs:
         states = {"finite": {"data"}, "growth": {"data"}, "applied": {"data", "grad"}}.get(hypothesis.text("what"), {"grad"})

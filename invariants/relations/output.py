@@ -58,6 +58,7 @@ class Output(Relation):
     name: ClassVar[str] = "output"
     code: ClassVar[str] = "PR105"
     upstream: ClassVar[int] = 3
+    structural: ClassVar[bool] = True
 
     folds: ClassVar[Mapping[str, Fold]] = {"every": "all", "known": "any"}
 

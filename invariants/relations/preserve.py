@@ -31,6 +31,7 @@ class Preserve(Relation):
     name = "preserve"
     code = "PR113"
     upstream = 1
+    ahead: ClassVar[int] = 0
     reach: ClassVar[int | None] = 0
 
     def propose(self, trace: Trace) -> list[Hypothesis]:

@@ -41,6 +41,7 @@ class Progress(Relation):
     name = "progress"
     code = "PR111"
     upstream: ClassVar[int] = 3
+    ahead: ClassVar[int] = 0
     reach: ClassVar[int | None] = 1
 
     def propose(self, trace: Trace) -> list[Hypothesis]:

@@ -294,6 +294,8 @@ class Roundtrip(Relation):
     name = "roundtrip"
     code = "PR108"
     upstream: ClassVar[int] = 6
+    ahead: ClassVar[int] = 0
+    structural: ClassVar[bool] = True
     absence: ClassVar[bool] = True  # a value that is not among the records may have been live
     reach: ClassVar[int | None] = None  # a state of any earlier step may be saved
 

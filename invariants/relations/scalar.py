@@ -49,6 +49,7 @@ class Scalar(Relation):
     name: ClassVar[str] = "scalar"
     code: ClassVar[str] = "PR109"
     upstream: ClassVar[int] = 1
+    ahead: ClassVar[int] = 0
     reach: ClassVar[int | None] = 0
 
     folds: ClassVar[Mapping[str, Fold]] = {"ok": "all", "n": "sum"}

@@ -33,6 +33,7 @@ from proctor.invariants.relations._windows import (
     SET_EPOCH,
     STEP,
     ZERO_GRAD,
+    called,
     circumstances,
     first_calls,
     owners,
@@ -88,6 +89,7 @@ class CallSequence(Relation):
     code: ClassVar[str] = "PR103"
     narrowing: ClassVar[frozenset[str]] = frozenset({"program", "acts"})
     upstream: ClassVar[int] = 4
+    structural: ClassVar[bool] = True
     absence: ClassVar[bool] = True
 
     def propose(self, trace: Trace) -> list[Hypothesis]:
@@ -218,7 +220,7 @@ class CallSequence(Relation):
         b = b.join(trace.procs.select("proc", "run"), on="proc").join(
             owners(trace, wanted["a"]), on=["run", "a"], how="semi"
         )
-        a = firsts.select(
+        a = called(trace, wanted["a"]).select(
             "proc",
             "step",
             pl.col("token").alias("a"),

@@ -1,21 +1,20 @@
 from __future__ import annotations
 
-import json
-from collections.abc import Iterator
+import dataclasses
+from itertools import pairwise
 from pathlib import Path
-from typing import Any
 
 import pyarrow as pa
 import pytest
+from helpers.flushes import flushes
 from helpers.loops import loop
 from helpers.runs import write_run
 
 from proctor.errors import TraceError
 from proctor.infer.engine import infer
 from proctor.invariants.pack import Pack
-from proctor.invariants.relations import registry
-from proctor.invariants.schema import TABLES
-from proctor.invariants.trace import Trace, read_stream
+from proctor.invariants.relations import Relation, registry
+from proctor.invariants.trace import Trace
 from proctor.verify.checker import check
 from proctor.verify.online import OnlineChecker
 
@@ -30,64 +29,82 @@ def pack(tmp_path_factory: pytest.TempPathFactory) -> Pack:
     return Pack(infer(Trace.load(paths), list(KNOWN.values()), strict=True)[0])
 
 
-def by_step(path: Path) -> Iterator[tuple[str, dict[str, pa.Table], dict[str, Any]]]:
-    """Records of a run as they are written: all of a step, process by process."""
-    made: dict[int, list[tuple[str, dict[str, pa.Table], dict[str, Any]]]] = {}
-    for folder in sorted((path / "procs").iterdir()):
-        info = json.loads((folder / "process.json").read_bytes())
-        tables = {name: read_stream(folder / f"{name}.arrow", name)[0] for name in TABLES}
-        steps = dict(zip(tables["context"]["ctx"].to_pylist(), tables["context"]["step"].to_pylist(), strict=True))
-        yield folder.name, {"names": tables["names"]}, info
-        for step in sorted(set(steps.values())):
-            part = {}
-            for name in ("context", "calls", "states"):
-                part[name] = tables[name].filter(pa.array([steps[c] == step for c in tables[name]["ctx"].to_pylist()]))
-            made.setdefault(step, []).append((folder.name, part, info))
-    for step in sorted(made):
-        yield from made[step]
-
-
-def test_a_violation_is_told_a_few_steps_after_it_happened(tmp_path: Path, pack: Pack) -> None:
+@pytest.mark.parametrize("together", [True, False])
+def test_a_violation_is_told_when_the_step_after_it_ends(tmp_path: Path, pack: Pack, together: bool) -> None:
     path = write_run(tmp_path / "run", [loop(steps=60, skip={20: ["backward"]})])
-    checker = OnlineChecker([pack], relations=KNOWN)
-    told = []
-    for process, records, info in by_step(path):
-        now = max(records["context"]["step"].to_pylist(), default=-1) if "context" in records else -1
-        told += [(now, v) for v in checker.feed(process, records, info)]
+    checker = OnlineChecker([pack], relations=KNOWN, together=together)
+    told = [(reached - 1, v) for process, part, info, reached in flushes(path) for v in checker.feed(process, part, info, reached)]
+    told += [(checker.judged, v) for round_ in checker.finish() for v in round_.violations]
     assert told and all(v.step == 20 for _, v in told)
-    assert max(now for now, _ in told) <= 20 + 2 * 8 + 4
-    assert {v.id for v in checker.finish().violations} == {v.id for _, v in told}
+    assert max(over for over, _ in told) == 20 + max(KNOWN[name].ahead for name in NAMES)
+    offline = check(Trace.load([path]), [pack], relations=KNOWN)
+    assert {v.id for _, v in told} == {v.id for v in checker.result().violations} == {v.id for v in offline.violations}
 
 
-@pytest.mark.parametrize("keep", [10**6, 50])
-def test_a_run_that_is_too_long_to_keep_has_the_verdict_of_its_windows(tmp_path: Path, pack: Pack, keep: int) -> None:
-    path = write_run(tmp_path / "run", [loop(steps=90, skip={50: ["zero_grad"]}, clears=True)])
-    checker = OnlineChecker([pack], relations=KNOWN, keep_records=keep)
-    most = 0
-    for process, records, info in by_step(path):
-        checker.feed(process, records, info)
-        most = max(most, sum(live.rows for live in checker._live.values()))
-    result, offline = checker.finish(), check(Trace.load([path]), [pack], relations=KNOWN)
-    assert {v.id for v in result.violations} == {v.id for v in offline.violations} != set()
-    assert (result.checked, result.unknown) == (offline.checked, offline.unknown)
-    if keep == 50:
-        assert most < 250 and any("windows" in note for note in result.notes)
+def test_what_is_held_does_not_grow_with_the_run(tmp_path: Path, pack: Pack) -> None:
+    path = write_run(tmp_path / "run", [loop(steps=90, skip={70: ["zero_grad"]}, clears=True)])
+    checker = OnlineChecker([pack], relations=KNOWN)
+    found, held = [], []
+    for process, part, info, reached in flushes(path):
+        found += checker.feed(process, part, info, reached)
+        held.append(checker.live.rows)
+    assert max(held[40:]) == max(held[8:20]) > 0
+    assert {v.id for v in found} == {v.id for v in check(Trace.load([path]), [pack], relations=KNOWN).violations} != set()
+
+
+def test_steps_that_look_alike_are_judged_once(tmp_path: Path, pack: Pack) -> None:
+    asked = []
+
+    class Counting(type(KNOWN["sequence"])):  # type: ignore[misc]
+        def examples(self, trace, hypotheses):  # type: ignore[no-untyped-def]
+            asked.append(trace.over)
+            return super().examples(trace, hypotheses)
+
+    path = write_run(tmp_path / "run", [loop(steps=40, skip={30: ["backward"]})])
+    known: dict[str, Relation] = {"sequence": Counting()}
+    checker = OnlineChecker([pack], relations=known, together=False)
+    found = {v.id for process, part, info, reached in flushes(path) for v in checker.feed(process, part, info, reached)}
+    assert found == {v.id for v in check(Trace.load([path]), [pack], relations=known).violations} != set()
+    assert len([over for over in asked if 10 < over < 30]) == 0 < len([over for over in asked if over >= 30])
 
 
 def test_nothing_is_judged_while_a_rank_has_not_come(tmp_path: Path, pack: Pack) -> None:
     path = write_run(tmp_path / "run", [loop(steps=30, skip={3: ["backward"]}), loop(steps=30)])
     checker = OnlineChecker([pack], relations=KNOWN)
-    first = [c for c in by_step(path) if c[0].startswith("0-")]
-    assert not any(checker.feed(*chunk) for chunk in first)
-    rest = [c for c in by_step(path) if c[0].startswith("1-")]
-    assert any(checker.feed(*chunk) for chunk in rest)
+    chunks = list(flushes(path))
+    assert not any(checker.feed(*chunk) for chunk in chunks if chunk[0].startswith("0-"))
+    assert any(checker.feed(*chunk) for chunk in chunks if chunk[0].startswith("1-"))
 
 
 def test_a_rank_that_hangs_is_not_waited_for_for_ever(tmp_path: Path, pack: Pack) -> None:
     path = write_run(tmp_path / "run", [loop(steps=60, skip={3: ["backward"]}), loop(steps=60)])
     checker = OnlineChecker([pack], relations=KNOWN, patience=16)
-    found = [v for chunk in by_step(path) if chunk[0].startswith("0-") for v in checker.feed(*chunk)]
+    found = [v for chunk in flushes(path) if chunk[0].startswith("0-") for v in checker.feed(*chunk)]
     assert {v.step for v in found} == {3}
+
+
+def test_records_that_were_lost_make_no_violation(tmp_path: Path, pack: Pack) -> None:
+    path = write_run(tmp_path / "run", [loop(steps=30)])
+    checker = OnlineChecker([pack], relations=KNOWN)
+    found = []
+    for number, (process, part, info, reached) in enumerate(flushes(path)):
+        if number % 3 == 1:
+            part["calls"] = part["calls"].slice(2)
+            checker.live.member(process).lost += 2
+        found += checker.feed(process, part, info, reached)
+    assert not found and not checker.result().violations
+
+
+def test_a_relation_that_fails_hides_no_other(tmp_path: Path, pack: Pack) -> None:
+    class Broken(type(KNOWN["contain"])):  # type: ignore[misc]
+        def examples(self, trace, hypotheses):  # type: ignore[no-untyped-def]
+            raise RuntimeError("bad luck")
+
+    path = write_run(tmp_path / "run", [loop(steps=20, skip={9: ["backward"]})])
+    checker = OnlineChecker([pack], relations={**KNOWN, "contain": Broken()})
+    found = [v for chunk in flushes(path) for v in checker.feed(*chunk)]
+    assert found and list(checker.errors) == ["contain"]
+    assert any("bad luck" in note for note in checker.result().notes)
 
 
 def test_foreign_records_are_refused() -> None:
@@ -96,3 +113,17 @@ def test_foreign_records_are_refused() -> None:
         checker.feed("0-1", {"calls": pa.table({"x": [1]})})
     with pytest.raises(TraceError, match="secrets"):
         checker.feed("0-1", {"secrets": pa.table({"x": [1]})})
+
+
+def test_a_round_says_what_it_speaks_of(tmp_path: Path, pack: Pack) -> None:
+    path = write_run(tmp_path / "run", [loop(steps=6)])
+    checker = OnlineChecker([pack], relations=KNOWN, together=False)
+    rounds = []
+    for process, part, info, reached in flushes(path):
+        checker.live.add(process, part, info, reached)
+        rounds += [dataclasses.replace(r, trace=Trace([], [], *[r.trace.calls.clear()] * 3, {})) for r in checker.rounds()]
+    rounds += checker.finish()
+    for name in NAMES:
+        spans = [(r.first, r.end) for r in rounds if r.relation == name]
+        assert spans[0][0] == -1 and spans[-1][1] == 6 + 1
+        assert all(a[1] == b[0] for a, b in pairwise(spans))
