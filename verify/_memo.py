@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import polars as pl
 
+from proctor.invariants.schema import Value
 from proctor.invariants.trace import Trace
 from proctor.invariants.windows import PROLOGUE
 
@@ -29,24 +30,25 @@ def key(trace: Trace, now: int) -> bytes:
     for process in trace.processes:
         waiting = [(w.place, w.item) for w in process.waiting]
         digest.update(repr((process.rank, process.world, process.coords, process.dropped > 0, waiting)).encode())
+    values = trace.values.filter(pl.col("kind") != int(Value.NUMBER))
     contexts = np.zeros(trace.contexts.height + 1, dtype=np.uint64)
     late = pl.col("step") >= PROLOGUE
     told = trace.contexts.with_columns(pl.when(late).then(pl.col("step") - now + (1 << 24)).otherwise("step").alias("step"))
     contexts[told["ctx"].to_numpy()] = told.drop("ctx").hash_rows().to_numpy()
-    keys = {name: _keys(frame, "seq") for name, frame in (("c", trace.calls), ("s", trace.states), ("v", trace.values))}
+    keys = {name: _keys(frame, "seq") for name, frame in (("c", trace.calls), ("s", trace.states), ("v", values))}
     order = np.unique(np.concatenate(list(keys.values())))
     parents = _keys(trace.calls, "parent")
-    fingerprints = _first_seen(np.concatenate([trace.states["fp"].to_numpy(), trace.values["fp"].to_numpy()]))
+    fingerprints = _first_seen(np.concatenate([trace.states["fp"].to_numpy(), values["fp"].to_numpy()]))
     for column in (
         *(np.searchsorted(order, k) for k in keys.values()),
         np.where(np.isin(parents, order), np.searchsorted(order, parents), -1),
         fingerprints,
-        *(contexts[frame["ctx"].to_numpy()] for frame in (trace.calls, trace.states, trace.values)),
+        *(contexts[frame["ctx"].to_numpy()] for frame in (trace.calls, trace.states, values)),
         *(trace.calls[c].to_numpy() for c in ("fn", "site", "args", "ret", "flags")),
         *(trace.states[c].to_numpy() for c in ("edge", "var", "meta", "flags")),
         np.searchsorted(order, _keys(trace.states, "call")),
-        *(trace.values[c].to_numpy() for c in ("kind", "place", "meta", "flags")),
-        _items(trace),
+        *(values[c].to_numpy() for c in ("kind", "place", "meta", "flags")),
+        _items(trace, values),
     ):
         digest.update(len(column).to_bytes(8, "little"))
         digest.update(np.ascontiguousarray(column).data)
@@ -67,10 +69,10 @@ def _first_seen(values: Array) -> Array:
     return numbered
 
 
-def _items(trace: Trace) -> Array:
+def _items(trace: Trace, values: pl.DataFrame) -> Array:
     """Numbers of values at one place; of later steps counted from the first one held, since calls are numbered on."""
     steps = trace.contexts.select("ctx", "step")
-    rows = trace.values.select("ctx", "place", "item").join(steps, on="ctx", how="left", maintain_order="left")
+    rows = values.select("ctx", "place", "item").join(steps, on="ctx", how="left", maintain_order="left")
     late = pl.col("step") >= PROLOGUE
     base = pl.col("item").filter(late).min().over("place")
     items: Array = rows.select(pl.when(late).then(pl.col("item") - base).otherwise("item"))["item"].to_numpy()

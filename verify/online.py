@@ -10,6 +10,7 @@ Training repeats itself: what looks like a window that was found healthy is not 
 
 from __future__ import annotations
 
+import time
 from collections import OrderedDict, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -77,6 +78,17 @@ class _Tally:
 
 
 @dataclass
+class _Group:
+    """Rules of a relation that are judged together."""
+
+    relation: Relation
+    structural: bool
+    rules: Sequence[Invariant]
+    cost: float = 0.0  # seconds, a running mean
+    healthy: OrderedDict[tuple[Any, ...], Sequence[Judged]] = field(default_factory=OrderedDict)
+
+
+@dataclass
 class OnlineChecker:
     """Judges the rules of some packs on one run as it goes on.
 
@@ -100,15 +112,13 @@ class OnlineChecker:
 
     def __post_init__(self) -> None:
         known = registry() if self.relations is None else self.relations
-        rules: dict[str, list[Invariant]] = defaultdict(list)
+        groups: dict[tuple[str, bool], list[Invariant]] = defaultdict(list)
         for rule in merge_rules(self.packs):
             if rule.relation in known:
-                rules[rule.relation].append(rule)
-        self._known = {name: known[name] for name in sorted(rules, key=lambda n: (known[n].ahead, known[n].upstream, n))}
-        self._rules = dict(rules)
-        self._reach = reach_of(self._known.values())
+                groups[rule.relation, known[rule.relation].structural_of(rule.hypothesis)].append(rule)
+        self._groups = [_Group(known[name], structural, groups[name, structural]) for name, structural in sorted(groups)]
+        self._reach = reach_of(g.relation for g in self._groups)
         self._tallies: dict[str, _Tally] = defaultdict(_Tally)
-        self._memos: dict[str, OrderedDict[tuple[Any, ...], Sequence[Judged]]] = {n: OrderedDict() for n in self._known}
         self._past: dict[str, pl.DataFrame] = {}
         self._members = 0
         self._judged = -1  # the last step that is over
@@ -161,7 +171,7 @@ class OnlineChecker:
 
     def _round(self, now: int, *, last: bool) -> Iterator[Round]:
         begin, self._judged = self._judged, max(now, self._judged)
-        widest = max((relation.ahead for relation in self._known.values()), default=0)
+        widest = max((g.relation.ahead for g in self._groups), default=0)
         first = self._core(begin, widest, self._reach, now).first
         trace = self._trace = self._window(Window(first, now + 1, self._reach, now))
         seen = coverage(trace)
@@ -169,18 +179,18 @@ class OnlineChecker:
             trace.over = now
             seen = replace(seen, horizon=dict.fromkeys(range(len(trace.processes)), now + 1))
         look: bytes | None = None
-        for name, relation in self._known.items():
-            core = self._core(begin, relation.ahead, self._reach, now)
+        for these in sorted(self._groups, key=lambda g: (g.relation.ahead, g.cost)):
+            core = self._core(begin, these.relation.ahead, self._reach, now)
             if last:
                 core = replace(core, end=now + 1)
             if core.end <= core.first:
                 continue
             memo = None
-            if relation.structural and not last:
+            if these.structural and not last and not any(p.waiting for p in trace.processes):
                 look = _memo.key(trace, now) if look is None else look
                 memo = (look, core.first < 0, now - core.first, now - core.end)
-            judged = self._judge(trace, name, core, seen, memo)
-            yield Round(name, core.first, core.end, judged, trace)
+            judged = self._judge(trace, these, core, seen, memo)
+            yield Round(these.relation.name, core.first, core.end, judged, trace)
 
     def _core(self, begin: int, ahead: int, reach: int, now: int) -> Window:
         """The steps to judge by a relation that wants to see `ahead` more, when those up to `begin` were over before."""
@@ -188,19 +198,21 @@ class OnlineChecker:
         return Window(-1 if begin < 0 else first, now + 1 - ahead, reach, now)
 
     def _judge(
-        self, trace: Trace, name: str, core: Window, seen: Coverage, memo: tuple[Any, ...] | None
+        self, trace: Trace, these: _Group, core: Window, seen: Coverage, memo: tuple[Any, ...] | None
     ) -> Sequence[Judged]:
-        relation, healthy = self._known[name], self._memos[name]
+        name, healthy = these.relation.name, these.healthy
         if memo is not None and memo in healthy:
             healthy.move_to_end(memo)
-            judged: Sequence[Judged] = healthy[memo]
+            judged = healthy[memo]
         else:
+            begin = time.perf_counter()
             try:
-                judged = [j for j in judge(trace, relation, self._rules[name], seen, core) if j.met]
-                remembered = relation.remember(trace, core.first, core.end)
+                judged = [j for j in judge(trace, these.relation, these.rules, seen, core) if j.met]
+                remembered = None if these.structural else these.relation.remember(trace, core.first, core.end)
             except Exception as e:  # noqa: BLE001  a relation's own failure must not hide what the others find
                 self.errors.setdefault(name, f"{type(e).__name__}: {e}".splitlines()[0][:200])
                 return []
+            these.cost = 0.8 * these.cost + 0.2 * (time.perf_counter() - begin)
             if remembered is not None:
                 self._past[name] = remembered
             if memo is not None and not any(j.failed for j in judged):
@@ -222,13 +234,13 @@ class OnlineChecker:
     def result(self) -> CheckResult:
         """What the rounds so far say. Rules that speak of a whole run are judged by what each round held."""
         trace = self._trace if self._trace is not None else self.live.window(Window(-1, 0))
-        rules = [rule for rules in self._rules.values() for rule in rules]
+        rules = [rule for these in self._groups for rule in these.rules]
         tallies = [self._tallies[rule.id] for rule in rules]
         violations = [t.violation for t in tallies if t.violation is not None]
         unknown = sum(t.met > 0 and not t.failed and t.undecided == t.met for t in tallies)
         idle = sum(t.met == 0 for t in tallies)
         ranks = len({p.rank for p in trace.processes})
-        upstream = {name: relation.upstream for name, relation in self._known.items()}
+        upstream = {g.relation.name: g.relation.upstream for g in self._groups}
         notes = [f"relation {name} could not be evaluated: {why}" for name, why in sorted(self.errors.items())]
         return CheckResult(
             run=self.run,

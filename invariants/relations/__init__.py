@@ -150,6 +150,10 @@ class Relation(ABC):
     def detail(self, trace: Trace, hypothesis: Hypothesis, example: Mapping[str, Any]) -> Detail:
         """Expected against seen, and the names to blame, for one failing row of `examples`."""
 
+    def structural_of(self, hypothesis: Hypothesis) -> bool:
+        """`structural`, for this rule."""
+        return self.structural
+
     def remember(self, trace: Trace, first: int, end: int) -> pl.DataFrame | None:
         """What it must know of steps `first` to `end` (not included) when they are not held any more; it gets it back,
         with what it remembered before, as `trace.past[name]`. `None`: nothing."""

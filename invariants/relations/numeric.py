@@ -97,6 +97,10 @@ class Numeric(Relation):
         """Not finite is an error; what is only unusual is a warning."""
         return Severity.ERROR if hypothesis["what"] in ("applied", "finite") else Severity.WARNING
 
+    def structural_of(self, hypothesis: Hypothesis) -> bool:
+        """Flags say what is finite or zero."""
+        return hypothesis["what"] in _SIMPLE
+
     def confirm_of(self, hypothesis: Hypothesis) -> Confirm:
         """NaN and infinity are no matter of chance."""
         return "at once" if hypothesis["what"] in ("applied", "finite") else self.confirm
