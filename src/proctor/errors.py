@@ -42,3 +42,39 @@ class PackError(ProctorError):
     """A pack file is missing, malformed or newer than this Proctor."""
 
     code = "PR-E300"
+
+
+class ConfigError(ProctorError):
+    """A configuration file cannot be read, or says something that cannot be done."""
+
+    code = "PR-E400"
+
+
+class DeliveryError(ProctorError):
+    """A receiver did not take a notice.
+
+    Args:
+        retry: whether another attempt can help; False when the receiver rejected what was sent.
+        unsure: whether the receiver may have taken it nevertheless.
+        retry_after_s: how long the receiver asked to be left alone.
+    """
+
+    code = "PR-E410"
+
+    def __init__(
+        self, message: str, *, retry: bool = True, unsure: bool = False, retry_after_s: float | None = None, hint: str = ""
+    ) -> None:
+        super().__init__(message, hint=hint)
+        self.retry, self.unsure, self.retry_after_s = retry, unsure, retry_after_s
+
+
+class OutboxError(ProctorError):
+    """The outbox cannot be read or written: its disk is full, it is locked, or it is not one of ours."""
+
+    code = "PR-E420"
+
+
+class TransportError(ProctorError):
+    """A connection between a job and its verifier cannot be made, or not be trusted."""
+
+    code = "PR-E500"

@@ -1,0 +1,45 @@
+"""Try, inspect and silence the pages of a job.
+
+  proctor page test --config page.toml        send a TEST incident to every sink: begin, acknowledge, end
+  proctor page status --run RUN               what waits, what was sent, what was not and why
+  proctor page flush --run RUN --config page.toml   send now what waits
+  proctor page mute --run RUN --for 2h --reason TEXT   tell nobody for a while
+  proctor page unmute --run RUN [ID]          tell people again
+
+A muted incident that is not over when the mute ends is told then. docs/paging.md describes page.toml.
+"""
+
+from __future__ import annotations
+
+import argparse
+from typing import Final
+
+from proctor.cli import _page_flush, _page_mute, _page_status, _page_test, _page_unmute
+
+ACTIONS: Final = {
+    "test": _page_test,
+    "status": _page_status,
+    "flush": _page_flush,
+    "mute": _page_mute,
+    "unmute": _page_unmute,
+}
+
+
+def prepare(parser: argparse.ArgumentParser) -> None:
+    """Declare the arguments."""
+    actions = parser.add_subparsers(metavar="ACTION", dest="action", required=True)
+    for name, module in ACTIONS.items():
+        help_ = (module.__doc__ or "").strip()
+        action = actions.add_parser(
+            name,
+            help=help_.partition("\n")[0].rstrip("."),
+            description=help_,
+            formatter_class=argparse.RawDescriptionHelpFormatter,
+        )
+        module.prepare(action)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Carry out the action."""
+    code: int = ACTIONS[args.action].run(args)
+    return code
