@@ -16,8 +16,9 @@ from typing import TYPE_CHECKING, Any, Final, Protocol, cast
 if TYPE_CHECKING:
     from proctor.invariants.trace import Trace
     from proctor.invariants.verdict import CheckResult
+    from proctor.verify.report.beside import Beside
 
-FORMATS: Final = ("terminal", "json", "sarif", "junit", "html")
+FORMATS: Final = ("terminal", "json", "sarif", "junit", "github", "html")
 _FILES: Final = {"json": "jsonout"}  # a file called json.py would read like the standard library's
 
 
@@ -32,6 +33,8 @@ class Report:
     made: when the report was made, for a reader.
     page: the HTML report beside the run, "" without one.
     missing: per run, ranks that left no record.
+    beside: incidents that a verifier followed, and capsules.
+    coverage_notes: what the records cannot show, for a run that was not checked.
     """
 
     result: CheckResult | None
@@ -43,6 +46,14 @@ class Report:
     made: str = ""
     page: str = ""
     missing: Mapping[int, Sequence[int]] = field(default_factory=dict)
+    beside: Beside = field(default_factory=lambda: _nothing_beside())
+    coverage_notes: Sequence[str] = ()
+
+
+def _nothing_beside() -> Beside:
+    from proctor.verify.report.beside import Beside  # late: naming the formats reads no trace
+
+    return Beside()
 
 
 class Format(Protocol):

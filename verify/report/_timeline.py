@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
+import msgspec
 import polars as pl
 
 from proctor.invariants.invariant import Severity
@@ -59,8 +60,22 @@ class Timeline:
     summary: str = ""
 
 
-def timeline(trace: Trace | None, violations: Sequence[Violation], missing: Sequence[int]) -> Timeline | None:
-    """Lay out the picture; `None` when no step was recorded."""
+def timeline(
+    trace: Trace | None,
+    violations: Sequence[Violation],
+    missing: Sequence[int],
+    ranks_of: Mapping[str, Sequence[int]] | None = None,
+) -> Timeline | None:
+    """Lay out the picture; `None` when no step was recorded.
+
+    Args:
+        trace: what was recorded.
+        violations: what to draw.
+        missing: ranks without a record.
+        ranks_of: by violation, the ranks that it is about, where those are not the ones on which the rule failed.
+    """
+    if ranks_of:
+        violations = [about(v, ranks_of[v.id]) if v.id in ranks_of else v for v in violations]
     last_steps = _last_steps(trace) if trace is not None else {}
     steps = max([s + 1 for s in last_steps.values()] + [(s or 0) + 1 for v in violations for s, _ in v.places], default=0)
     ranks = sorted({*last_steps, *missing, *(r for v in violations for _, r in v.places if r is not None)})
@@ -134,6 +149,12 @@ def timeline(trace: Trace | None, violations: Sequence[Violation], missing: Sequ
         + (f", {count(per_column, 'step')} a column" if per_column > 1 else "")
         + (f", {count(per_row, 'rank')} a row" if per_row > 1 else ""),
     )
+
+
+def about(v: Violation, ranks: Sequence[int]) -> Violation:
+    """A rule across ranks fails once a step; it is drawn on each of the ranks that it is about."""
+    steps = list(dict.fromkeys(step for step, _ in v.places))
+    return msgspec.structs.replace(v, places=[(s, r) for s in steps for r in ranks])
 
 
 def _columns(v: Violation, per_column: int) -> list[tuple[int, int | None]]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import hashlib
+from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -12,63 +13,135 @@ import proctor
 from proctor.verify import wording
 from proctor.verify.report import Report
 from proctor.verify.report._excerpt import excerpt
-from proctor.verify.report._timeline import timeline
+from proctor.verify.report._parameters import parameter_map, sides
+from proctor.verify.report._plots import plots
+from proctor.verify.report._tiles import tiles
+from proctor.verify.report._timeline import about, timeline
+from proctor.verify.report.beside import Capsule, Followed
 from proctor.verify.report.summary import command, started, summarise
 from proctor.verify.report.terminal import unchecked
+from proctor.verify.series import series
 
 if TYPE_CHECKING:
     from jinja2 import Environment
 
+    from proctor.invariants.verdict import Incident, Violation
+
 MAX_ROWS: Final = 1000  # violated rules in the table; the rest are in violations.jsonl
 MAX_INCIDENTS: Final = 50
+REPLICAS: Final = "PR101"  # the rule about values that are one thing
 MAX_ALSO: Final = 40  # further rules unfolded in one incident
-_SPARK: Final = (240, 44)
 
 
-def render(report: Report) -> str:
-    """The page."""
+@dataclass(frozen=True)
+class Frame:
+    """What surrounds a report that is served while a run goes on.
+
+    nonce: of the response; the policy is in its headers then.
+    above: HTML of ours before the report; nothing of a trace is in it.
+    style, script: besides the page's own.
+    """
+
+    nonce: str
+    above: str
+    style: str
+    script: str
+
+
+def render(report: Report, frame: Frame | None = None) -> str:
+    """The page; in a frame when it is served."""
+    style = _asset("page.css") + (frame.style if frame is not None else "")
+    script = _asset("page.js") + (frame.script if frame is not None else "")
+    return environment().get_template("page.html.j2").render(
+        **_content(report, live=frame is not None),
+        style=style,
+        script=script,
+        style_hash=_hash(style),
+        script_hash=_hash(script),
+        nonce=frame.nonce if frame is not None else "",
+        above=frame.above if frame is not None else "",
+        version=proctor.__version__,
+    )
+
+
+def body(report: Report) -> str:
+    """Header and main part alone, for a page that is open already."""
+    return environment().get_template("body.html.j2").render(**_content(report, live=True))
+
+
+def _content(report: Report, *, live: bool) -> dict[str, Any]:  # Any: what the templates draw
     result, trace = report.result, report.trace
-    violations = result.violations if result is not None else []
+    firing = [f for f in report.beside.followed if f.state == "firing"]
+    violations = result.violations if result is not None else [v for f in report.beside.followed for v in f.violations]
     sites = frozenset(trace.sites) if trace is not None else frozenset()
     folder = report.info.get("cwd")
     base = folder if isinstance(folder, str) else ""
     missing = sorted({rank for ranks in report.missing.values() for rank in ranks})
     summary = summarise(trace, report.info) if trace is not None else None
-    env = _environment()
-    style, script = _asset("page.css"), _asset("page.js")
     word = wording.state(result, report.exit_code)
-    return env.get_template("page.html.j2").render(
-        title=_headline(word, report),
-        word=word,
-        result=result,
-        report=report,
-        violations=violations[:MAX_ROWS],
-        hidden=max(0, len(violations) - MAX_ROWS),
-        incidents=result.incidents[:MAX_INCIDENTS] if result is not None else [],
-        more_incidents=max(0, len(result.incidents) - MAX_INCIDENTS) if result is not None else 0,
-        max_also=MAX_ALSO,
-        max_rows=MAX_ROWS,
-        tally=wording.tally(result) if result is not None else "",
-        command=command(report.info),
-        started=started(report.info),
-        run=(result.run if result is not None else "") or ", ".join(trace.runs if trace is not None else []),
-        picture=timeline(trace, violations, missing),
-        summary=summary,
-        spark=_spark(summary.loss) if summary is not None else None,
-        notes=unchecked(result) if result is not None else (trace.notes if trace is not None else []),
-        excerpt=lambda source: excerpt(source, sites, base),
-        style=style,
-        script=script,
-        style_hash=_hash(style),
-        script_hash=_hash(script),
-        version=proctor.__version__,
-    )
+    incidents = result.incidents if result is not None else []
+    starts = [i.first_step for i in incidents] or [f.first_step for f in firing]
+    first_step = min((s for s in starts if s is not None), default=None)
+    map_ = parameter_map(trace, violations, ranks_judged=any(f.code == REPLICAS for f in firing))
+    apart = map_.apart if map_ is not None else {}
+    steps = trace.steps if trace is not None else 0
+
+    def who(violation: Violation) -> str:
+        return sides(apart[violation.id]) if violation.id in apart else wording.at_rank(violation.rank)
+
+    def extent(violation: Violation) -> str:
+        return wording.spread(about(violation, apart[violation.id].minority) if violation.id in apart else violation)
+
+    def beside(incident: Incident) -> tuple[Followed | None, list[Capsule]]:
+        rules = {v.id for v in incident.violations}
+        return report.beside.incident_of(rules), report.beside.capsules_of(rules)
+
+    return {
+        "title": _headline(word, report, live=live),
+        "word": word,
+        "tone": "violated" if result is None and firing else word,
+        "result": result,
+        "report": report,
+        "live": live,
+        "violations": violations[:MAX_ROWS],
+        "hidden": max(0, len(violations) - MAX_ROWS),
+        "incidents": incidents[:MAX_INCIDENTS],
+        "more_incidents": max(0, len(incidents) - MAX_INCIDENTS),
+        "max_also": MAX_ALSO,
+        "max_rows": MAX_ROWS,
+        "max_incidents": MAX_INCIDENTS,
+        "tally": wording.tally(result) if result is not None else "",
+        "tiles": tiles(report, apart),
+        "command": command(report.info),
+        "started": started(report.info),
+        "packs": [_pack(p) for p in report.packs],
+        "run": (result.run if result is not None else "") or ", ".join(trace.runs if trace is not None else []),
+        "picture": timeline(trace, violations, missing, {v: t.minority for v, t in apart.items()}),
+        "map": map_,
+        "plots": plots(series(trace), steps, first_step) if trace is not None else [],
+        "first_step": first_step if first_step is not None and first_step >= 0 else None,
+        "last_step": max(0, steps - 1),
+        "summary": summary,
+        "notes": unchecked(result) if result is not None else list(report.coverage_notes),
+        "excerpt": lambda source: excerpt(source, sites, base),
+        "beside": beside,
+        "who": who,
+        "extent": extent,
+    }
 
 
-def _headline(word: str, report: Report) -> str:
+def _pack(name: str) -> str:
+    """A pack as the user named it; one that we ship by its name alone."""
+    path = Path(name)
+    shipped = Path(proctor.__file__).parent / "invariants" / "packs"
+    return f"{path.stem} (shipped)" if path.parent == shipped or path.parent.parts[-2:] == ("invariants", "packs") else name
+
+
+def _headline(word: str, report: Report, *, live: bool) -> str:
     result = report.result
     if result is None:
-        return "Run summary"
+        firing = sum(f.state == "firing" for f in report.beside.followed)
+        return f"{wording.count(firing, 'incident')} firing" if firing else "The run so far" if live else "Run summary"
     if word == "violated":
         return f"{wording.count(len(result.incidents), 'incident')}, {wording.count(len(result.violations), 'violated rule')}"
     if word == "inconclusive":
@@ -79,7 +152,8 @@ def _headline(word: str, report: Report) -> str:
 
 
 @cache
-def _environment() -> Environment:
+def environment() -> Environment:
+    """Templates of the page, everything escaped."""
     from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
     env = Environment(
@@ -100,6 +174,7 @@ def _environment() -> Environment:
         "rate": wording.rate,
         "hushed": wording.hushed,
         "held": wording.held,
+        "state_class": lambda state: state if state in ("firing", "suspected", "resolved") else "",
     }
     env.globals["count"] = wording.count
     return env
@@ -114,24 +189,3 @@ def _asset(name: str) -> str:
 def _hash(text: str) -> str:
     digest = hashlib.sha256(text.encode()).digest()
     return f"sha256-{base64.b64encode(digest).decode()}"
-
-
-def _spark(loss: list[tuple[int, float]]) -> dict[str, Any] | None:  # Any: mixed values for the template
-    """A small curve of the loss, broken where it is not finite."""
-    finite = [v for _, v in loss if v - v == 0]
-    if len(finite) < 2:
-        return None
-    width, height = _SPARK
-    low, high = min(finite), max(finite)
-    first, last = loss[0][0], loss[-1][0]
-    parts: list[str] = []
-    pen = "M"
-    for step, value in loss[:: max(1, len(loss) // 400)]:
-        if value - value != 0:
-            pen = "M"
-            continue
-        x = (step - first) / max(1, last - first) * width
-        y = height - (value - low) / ((high - low) or 1.0) * height
-        parts.append(f"{pen}{x:.1f} {y:.1f}")
-        pen = "L"
-    return {"path": "".join(parts), "width": width, "height": height, "first": loss[0], "last": loss[-1]}

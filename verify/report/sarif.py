@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os.path
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
 from urllib.parse import quote
@@ -30,6 +31,7 @@ def render(report: Report) -> str:
     found = [*result.violations, *(s.violation for s in result.silenced)]
     codes = {v.code: v.relation for v in found}
     rules = sorted(codes)
+    script = _script(report.info)
     log = {
         "$schema": SCHEMA,
         "version": "2.1.0",
@@ -61,7 +63,7 @@ def render(report: Report) -> str:
                     }
                 ],
                 "columnKind": "unicodeCodePoints",
-                "results": [_result(v, rules.index(v.code), hushed.get(v.id)) for v in found],
+                "results": [_result(v, rules.index(v.code), hushed.get(v.id), script) for v in found],
                 "properties": {
                     "checked": result.checked,
                     "notTriggered": result.not_triggered,
@@ -73,7 +75,7 @@ def render(report: Report) -> str:
     return json.dumps(log, indent=1, allow_nan=False) + "\n"
 
 
-def _result(v: Violation, rule: int, silenced: Silenced | None) -> dict[str, Any]:
+def _result(v: Violation, rule: int, silenced: Silenced | None, script: str) -> dict[str, Any]:
     text = f"{v.text}. Expected {v.expected}; seen {v.seen} ({wording.place(v)})."
     out: dict[str, Any] = {
         "ruleId": v.code,
@@ -92,12 +94,24 @@ def _result(v: Violation, rule: int, silenced: Silenced | None) -> dict[str, Any
         if int(line) > 0:
             physical["region"] = {"startLine": int(line)}
         location["physicalLocation"] = physical
+    elif script:  # code-scanning views refuse a result without a place
+        location["physicalLocation"] = {"artifactLocation": {"uri": _uri(script)}, "region": {"startLine": 1}}
     names = [{"fullyQualifiedName": wording.clean(n), "kind": k} for n, k in ((v.function, "function"), (v.variable, "variable")) if n]
     if names:
         location["logicalLocations"] = names
     if location:
         out["locations"] = [location]
     return out
+
+
+def _script(info: Mapping[str, Any]) -> str:
+    """The script that was run, as it was named: where a violation that knows no line is shown."""
+    command = info.get("command")
+    words = [w for w in command if isinstance(w, str)] if isinstance(command, list) else []
+    program = info.get("program")
+    named = [w for w in words if w.endswith(".py") and w.isprintable()]
+    own = [w for w in named if isinstance(program, str) and os.path.basename(w) == program]
+    return (own or named or [""])[0]
 
 
 def _uri(file: str) -> str:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import shlex
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -11,6 +10,7 @@ from typing import Any, Final
 import polars as pl
 
 from proctor.invariants.trace import Trace
+from proctor.verify.series import named_loss
 from proctor.verify.wording import clean, count, ranges
 
 TOP: Final = 12  # functions listed
@@ -38,7 +38,7 @@ def summarise(trace: Trace, info: Mapping[str, Any]) -> Summary:
     """Sum up a run."""
     dropped = sum(p.dropped for p in trace.processes)
     functions = _functions(trace)
-    return Summary(_facts(trace, info, dropped), functions, _variables(trace), _loss(trace), dropped)
+    return Summary(_facts(trace, info, dropped), functions, _variables(trace), named_loss(trace), dropped)
 
 
 def command(info: Mapping[str, Any]) -> str:
@@ -139,20 +139,3 @@ def _variables(trace: Trace) -> list[tuple[str, str, int, str]]:
         (clean(module) or "(root)", clean(role), tensors, ", ".join(clean(a) for a in attrs))
         for module, role, tensors, attrs in rows.iter_rows()
     ]
-
-
-def _loss(trace: Trace) -> list[tuple[int, float]]:
-    """Values under `loss` in the user's own context, the last one of each step, lowest rank first."""
-    named = trace.contexts.filter(pl.col("meta").str.contains('"loss"', literal=True) & (pl.col("step") >= 0))
-    if named.is_empty():
-        return []
-    first = named["proc"].min()
-    found: dict[int, float] = {}
-    for step, text in named.filter(pl.col("proc") == first).select("step", "meta").iter_rows():
-        try:
-            value = json.loads(text)["loss"]
-        except (ValueError, KeyError, TypeError, RecursionError):
-            continue
-        if isinstance(value, int | float) and not isinstance(value, bool):
-            found[step] = float(value)
-    return sorted(found.items())

@@ -87,6 +87,7 @@ def examine(
     from proctor.verify.checker import check, exit_code
     from proctor.verify.coverage import coverage
     from proctor.verify.report import Report
+    from proctor.verify.report.beside import read_beside
 
     hushed = [s for path in suppressions for s in read_suppressions(path)]
     known = read_baseline(baseline) if baseline is not None else frozenset()
@@ -106,6 +107,7 @@ def examine(
         everything=everything,
         made=datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC"),
         missing=seen.missing,
+        beside=read_beside(folder),
     )
 
 

@@ -11,14 +11,9 @@ from __future__ import annotations
 
 import argparse
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from proctor.cli._inputs import add_packs, run_and_packs
 from proctor.errors import ProctorError
-
-if TYPE_CHECKING:
-    from proctor.invariants.trace import Run
-    from proctor.verify.report import Report
 
 
 def prepare(parser: argparse.ArgumentParser) -> None:
@@ -34,15 +29,15 @@ def run(args: argparse.Namespace) -> int:
     from dataclasses import replace
 
     from proctor.cli.check import examine
-    from proctor.invariants.trace import Run
     from proctor.verify.report import html, terminal, write_text
+    from proctor.verify.report.load import load
     from proctor.verify.report.summary import summarise
 
     folder, packs = run_and_packs(args)
     if packs:
         report = examine(folder, packs, fail_on="error", everything=args.everything)
     else:
-        report = replace(_earlier(Run(folder), folder), everything=args.everything)
+        report = replace(load(folder), everything=args.everything)
     page = Path(args.output) if args.output else folder / "report.html"
     trouble = ""
     try:
@@ -60,26 +55,3 @@ def run(args: argparse.Namespace) -> int:
     if trouble:
         console.print(f"The page was not written: {trouble}", soft_wrap=True)
     return report.exit_code
-
-
-def _earlier(opened: Run, folder: Path) -> Report:
-    """The run with the result of its last check, if there was one."""
-    from datetime import UTC, datetime
-
-    from proctor.verify.coverage import coverage
-    from proctor.verify.report import Report, jsonout
-    from proctor.verify.wording import EXIT_CLEAN, EXIT_INCONCLUSIVE
-
-    seen = coverage(opened.trace)
-    saved = jsonout.read(folder / "check.json")
-    nothing = opened.trace.calls.is_empty() and opened.trace.states.is_empty()
-    result, code, packs = saved or (None, EXIT_INCONCLUSIVE if nothing or not seen.complete else EXIT_CLEAN, [])
-    return Report(
-        result=result,
-        trace=opened.trace,
-        info=opened.info,
-        exit_code=code,
-        packs=packs,
-        made=datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC"),
-        missing=seen.missing,
-    )

@@ -90,9 +90,20 @@ def test_records_that_were_lost_make_no_violation(tmp_path: Path, pack: Pack) ->
     for number, (process, part, info, reached) in enumerate(flushes(path)):
         if number % 3 == 1:
             part["calls"] = part["calls"].slice(2)
-            checker.live.member(process).lost += 2
+            checker.live.member(process).lose(2)
         found += checker.feed(process, part, info, reached)
     assert not found and not checker.result().violations
+
+
+def test_a_loss_makes_only_the_steps_around_it_unknown(tmp_path: Path, pack: Pack) -> None:
+    path = write_run(tmp_path / "run", [loop(steps=60, skip={9: ["backward"], 40: ["backward"]})])
+    checker = OnlineChecker([pack], relations=KNOWN)
+    found = []
+    for process, part, info, reached in flushes(path):
+        if reached == 10:
+            checker.live.member(process).lose(3)
+        found += checker.feed(process, part, info, reached)
+    assert {v.step for v in found} == {40}
 
 
 def test_a_relation_that_fails_hides_no_other(tmp_path: Path, pack: Pack) -> None:
