@@ -15,7 +15,6 @@ import importlib
 import os
 import pkgutil
 import sys
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -36,6 +35,7 @@ from proctor.native import Recorder
 
 PRE_ARM_ROWS = 50_000  # records kept from before the first training act
 MAX_ROWS = 4_000_000  # records in memory when the writer cannot keep up
+MAX_UNSEEN = 2_000  # names of functions that are told not to be observed
 HOT_CALLS = 20_000  # calls of one user function between two flushes that take it out of the trace
 
 LOADER_WORKER = "torch.utils.data.worker"
@@ -60,6 +60,8 @@ class Observer:
         self.armed = False
         self.inert = False
         self.finished = False
+        self._unseen: list[str] = []  # functions that can be called past their taps
+        self.makes_run = False  # no command made the run directory: arming does
         self._libraries: list[str] = []  # that an integration knows
         self._coords: dict[str, int] = {}
         self._axes = mesh.Axes()
@@ -79,6 +81,7 @@ class Observer:
         self._patched_classes: set[type] = set()
         self.writer: Any = None
         self.tracker: Any = None
+        self.capsules: Any = None
 
     # -- installation -------------------------------------------------------------------------------------
 
@@ -87,8 +90,9 @@ class Observer:
         import torch
         from torch import nn
 
-        self.tracker = StateTracker(self._intern, self.config.watches)
+        self.tracker = StateTracker(self._intern, self._watches)
         self.tracker.on_names = self.recorder.set_tracked_names
+        self.guard.run("capsules", self._make_capsules)
         recorder = self.recorder
         recorder.capacity = PRE_ARM_ROWS
         recorder.set_tensor_types(torch.Tensor, nn.Parameter)
@@ -143,7 +147,30 @@ class Observer:
             hooks[name] = (self._model_is_built, None)
         for name in catalog.COLLECTIVES:
             hooks.setdefault(name, (None, self._collective_done))
+        if self.capsules is not None:
+            hooks |= self.capsules.hooks()
         return hooks
+
+    def _watches(self, attr: str) -> bool:
+        return self.config.watches(attr) or self.config.capsules > 0 or bool(self.config.replay)
+
+    def _make_capsules(self) -> None:
+        if not self.config.capsules and not self.config.replay:
+            return
+        kind: Any
+        if self.config.replay:
+            from proctor.instrument._replayer import Replayer as kind
+        else:
+            from proctor.instrument.capsules import Capsules as kind
+        self.capsules = kind(self.config, self.tracker, self.clock, self.guard, self._keeps_steps, self._about)
+
+    def _keeps_steps(self) -> bool:
+        return self.armed and self._sampled and not self.inert and not self.finished and not self.contexts.recompute
+
+    def _about(self) -> Any:
+        from proctor.instrument._capsule_writer import facts
+
+        return facts(self.config, self._info())
 
     def _tap(self, point: catalog.Point, before: Any = None, after: Any = None, home: Home = Home.TORCH) -> None:
         wanted = self.config.wants(point.name)
@@ -163,7 +190,8 @@ class Observer:
                     self._hooked.append(tap)
 
     def _tap_module_calls(self, module_class: Any) -> None:
-        before, after = self.probes.around(MODEL_CALL, Home.TORCH, self._forward_begins)
+        leaves = None if self.capsules is None else self.capsules.model_ends
+        before, after = self.probes.around(MODEL_CALL, Home.TORCH, self._model_begins, leaves)
         tap = self.patches.tap(
             module_class, "__call__", "torch.nn.Module.__call__", kind=MODULE_CALL, before=before, after=after
         )
@@ -225,6 +253,11 @@ class Observer:
                 points = _library_points(library.LIBRARY, methods)
                 wrapt.register_post_import_hook(self._late(points, Home.LIBRARY), module)
 
+    def reach_early(self) -> None:
+        """Make up for coming after the program's imports: its own names for our functions, and its own functions."""
+        self._unseen.extend(self.patches.reach_names())
+        self.user.sweep()
+
     # -- life ---------------------------------------------------------------------------------------------
 
     def arm(self, reason: str) -> None:
@@ -233,12 +266,23 @@ class Observer:
             return
         from proctor.instrument.writer import TraceWriter
 
+        if self.makes_run:
+            from proctor.instrument.rundir import create_run
+
+            try:
+                create_run(Path(self.config.run), sys.argv or ["python"], overwrite=False, shared=True)
+            except ProctorError as e:
+                self._become_inert()
+                say(f"not recording: {e}")
+                return
         self.armed = True
         where = mesh.position()
         self._coords.update(where["coords"])
         folder = Path(self.config.run) / "procs" / f"{where['rank']}-{os.getpid()}"
         try:
-            self.writer = TraceWriter(folder, self._drain, self._info, self._degrade, self.guard)
+            self.writer = TraceWriter(
+                folder, self._drain, self._info, self._degrade, self.guard, self._sender(folder)
+            )
         except OSError as e:
             self._become_inert()
             say(f"not recording: {folder}: {e.strerror or e}")
@@ -251,6 +295,27 @@ class Observer:
         if where["rank"] == 0:
             say(f"recording to {self.config.run} ({reason})")
 
+    def _sender(self, folder: Path) -> Any:
+        """The way to the verifier, where there is one."""
+        if not self.config.stream:
+            return None
+        import platform
+
+        from proctor.instrument.stream import Sender
+
+        token = Path(self.config.token_file or Path(self.config.run) / "boot" / "token")
+        try:
+            return Sender(
+                self.config.stream,
+                token,
+                lambda: (folder.name, platform.node(), self.writer.told(self._info())),
+                self.guard,
+                on_freeze=None if self.capsules is None else self.capsules.freeze,
+            )
+        except (ProctorError, OSError) as e:
+            say(f"not streaming: {e}")
+            return None
+
     def close(self, leaving: bool = False) -> None:
         """Flush, say goodbye and put every function back. Called at exit."""
         if self.finished:
@@ -258,6 +323,8 @@ class Observer:
         if self.armed and not self.inert:
             self.guard.run("last-look", self._look_late)
             self.probes.closing()
+            if self.capsules is not None:
+                self.guard.run("capsules", self.capsules.close)
             self.finished = True
             self.recorder.enabled = False
             self.writer.close()
@@ -310,6 +377,7 @@ class Observer:
         hot = {int(c) for c, n in zip(codes, counts) if n >= HOT_CALLS}
         for name in list(self.user.names):
             if self._intern(Name.FUNCTION, name) in hot and self.user.drop(name):
+                self._unseen.append(name)
                 self._notes.append(f"{name} is called too often; no longer observed")
 
     def _info(self) -> dict[str, Any]:
@@ -330,8 +398,9 @@ class Observer:
             },
             "dropped": self.recorder.dropped - self._early_drops + self.sink.dropped - self._early_values
             + (self.writer.lost if self.writer is not None else 0),
-            "notes": self.guard.notes + self._notes,
+            "notes": self.guard.notes + self._notes + (self.capsules.notes if self.capsules is not None else []),
             "finished": self.finished,
+            "unobserved": [*self._unseen, *self.user.left_alone][:MAX_UNSEEN],
             **self.probes.facts(),
         }
 
@@ -368,6 +437,8 @@ class Observer:
 
     def _context_changed(self) -> None:
         self.recorder.ctx = self.contexts.base()
+        if self.capsules is not None:
+            self.capsules.clock_moved()
 
     def _state_ctx(self) -> int:
         return self.contexts.resolve(self.contexts.base(), True, "", "")
@@ -407,7 +478,7 @@ class Observer:
         self._sampled = step < self.config.warmup or step % max(self._sample_every, 1) == 0
         self.recorder.enabled = self._sampled
         self.probes.step_begins(step)
-        self.writer.step_ended(self.recorder.pending + len(self.tracker.rows))
+        self.writer.step_ended(self.recorder.pending + len(self.tracker.rows), step)
 
     def _model_is_built(self, args: tuple[Any, ...], kwargs: Any) -> None:
         """The first layer fills its parameters: time to observe the user's own functions, so that what runs before
@@ -470,6 +541,8 @@ class Observer:
             return
         self._updating = 0
         self._look(1, data=Look.FORCE, grad=Look.HINT, optimizer=Look.FORCE)
+        if self.capsules is not None:
+            self.capsules.update_ends()
         self.clock.update_ends(id(args[0]))
 
     def _optimizer_zero_grad(self, args: tuple[Any, ...], kwargs: Any) -> None:
@@ -479,6 +552,11 @@ class Observer:
     def _module_zero_grad(self, args: tuple[Any, ...], kwargs: Any) -> None:
         if not self._updating:
             self.clock.zero_grad(None)
+
+    def _model_begins(self, args: tuple[Any, ...], kwargs: Any) -> None:
+        self._forward_begins(args, kwargs)
+        if self.capsules is not None:
+            self.capsules.model_begins(args, kwargs)
 
     def _forward_begins(self, args: tuple[Any, ...], kwargs: Any) -> None:
         import torch
@@ -503,6 +581,8 @@ class Observer:
             return
         self.clock.backward()
         self._look(0, data=Look.HINT, grad=Look.HINT)
+        if self.capsules is not None:
+            self.capsules.backward_begins(args)
         self.contexts.recompute += 1
         self._context_changed()
 
@@ -609,25 +689,56 @@ def watch(*objects: Any, out: str | None = None) -> None:
         say(f"not recording: {type(e).__name__}: {e}")
 
 
+def attach(out: str | None = None) -> Observer | None:
+    """Install in this process unless something records it already; dormant until the process trains.
+
+    The run directory is made when the process arms, so that one that never trains leaves nothing behind.
+
+    Args:
+        out: run directory; without it `$PROCTOR_RUN`, with the settings that `proctor record` left there, or the name
+            that `rundir.default_run` gives this job.
+
+    Returns:
+        the observer, `None` where recording is switched off.
+    """
+    if _observer is not None and not _observer.finished:
+        return _observer
+    if os.environ.get("PROCTOR_DISABLE") == "1":
+        return None
+    from proctor.instrument.rundir import default_run
+
+    asked = os.environ.get("PROCTOR_RUN")
+    left = Path(asked) / "boot" / "activation.json" if asked and out is None else None
+    if left is not None and left.is_file():
+        config = read_config(left)
+    else:
+        config = RecordConfig(run=str(Path(out or asked or default_run(os.environ)).resolve()))
+    observer = install(config)
+    observer.makes_run = True
+    observer.guard.run("early names", observer.reach_early)
+    return observer
+
+
+def recording() -> bool:
+    """Whether this process has an observer that may yet record."""
+    return _observer is not None and not _observer.inert and not _observer.finished
+
+
 def _watch(objects: tuple[Any, ...], out: str | None) -> None:
     import torch
 
-    run = Path(out or os.environ.get("PROCTOR_RUN") or f"proctor-runs/{time.strftime('%Y%m%d-%H%M%S')}-{os.getpid()}")
-    if _observer is None or _observer.finished:
-        from proctor.instrument.rundir import create_run
-
-        try:
-            create_run(run, sys.argv or ["python"], overwrite=False, shared=True)
-        except ProctorError as e:
-            say(str(e))
-            return
-    observer = install(RecordConfig(run=str(run.resolve())))
+    observer = attach(out)
+    if observer is None:
+        return
     observer.arm("proctor.watch")
     for thing in objects:
         if isinstance(thing, torch.nn.Module):
             observer.guard.run("watch", observer.tracker.add_model, thing)
         elif isinstance(thing, torch.optim.Optimizer):
-            observer.guard.run("watch", observer._optimizer_created, (thing,), None, None, False)
+            if not observer.tracker.holds(thing):
+                observer.guard.run("watch", observer._optimizer_created, (thing,), None, None, False)
+        elif isinstance(thing, torch.optim.lr_scheduler.LRScheduler):
+            observer.guard.run("watch", observer._scheduler_created, (thing,), None)
 
 
 def meta(values: dict[str, Any]) -> None:

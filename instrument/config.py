@@ -7,6 +7,7 @@ some launchers pass PYTHONPATH on and drop every other variable (findings: DeepS
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Literal
 
 import msgspec
 
@@ -24,6 +25,15 @@ class RecordConfig(msgspec.Struct, frozen=True):
         every: record every n-th step (the others leave no rows, so checks on them are UNKNOWN).
         warmup: steps recorded in full before `every` applies.
         user_code: also observe functions of the user's own modules.
+        stream: address of a verifier or relay that the records also go to, `unix:PATH` or `tcp:HOST:PORT`; "": none.
+        token_file: of the job, for `stream`; "": `boot/token` in the run directory.
+        capsules: steps kept in memory to be written when something is found wrong with one; 0: none.
+        capsule_budget: bytes of memory that they may take.
+        capsule_values: the state before a step by value: auto (within the budget, and as often as it costs little), always,
+            never.
+        capsule_every: write every n-th step without being asked; 0: none.
+        capsule_disk: bytes that the capsules of a rank may take.
+        replay: plan of a re-execution, whose first step is replaced by that of a capsule; "": none.
     """
 
     run: str
@@ -33,6 +43,14 @@ class RecordConfig(msgspec.Struct, frozen=True):
     every: int = 1
     warmup: int = 10
     user_code: bool = True
+    stream: str = ""
+    token_file: str = ""
+    capsules: int = 0
+    capsule_budget: int = 384 << 20
+    capsule_values: Literal["auto", "always", "never"] = "auto"
+    capsule_every: int = 0
+    capsule_disk: int = 1 << 30
+    replay: str = ""
 
     @property
     def selective(self) -> bool:

@@ -6,7 +6,9 @@ left alone on removal: putting our original back would undo their patch.
 
 from __future__ import annotations
 
+import gc
 import sys
+import types
 from collections.abc import Callable, Iterable
 from typing import Any
 
@@ -24,6 +26,7 @@ class Patches:
         self._undo: list[tuple[Any, str, Any, Any]] = []  # owner, attribute, original or _MISSING, ours
         self._taps: dict[int, Tap] = {}  # id(original) → tap, so that aliases share one
         self._keep: list[Any] = []  # originals whose id is a key above
+        self._names: dict[int, str] = {}  # id of an original → what it is recorded under
         self._script_ids: list[int] = []  # entries of ours in TorchScript's table
 
     def tap(
@@ -56,6 +59,7 @@ class Patches:
             tap = Tap(self.recorder, function, code, kind, before, after)
             self._taps[id(function)] = tap
             self._keep.append(function)
+            self._names[id(function)] = name
             self._known_to_torchscript(function, tap)
         ours: Any = type(raw)(tap) if isinstance(raw, staticmethod | classmethod) else tap
         self._set(owner, attribute, vars(owner).get(attribute, _MISSING), ours)
@@ -71,6 +75,25 @@ class Patches:
         if table is not None and id(function) in table:
             table[id(tap)] = table[id(function)]
             self._script_ids.append(id(tap))
+
+    def reach_names(self) -> list[str]:
+        """Tap the names that modules have bound to our functions already (`from library import function`).
+
+        Needed where we come after the program's imports. A module of torch keeps its own names, as it does where we come
+        at the end of `import torch`.
+
+        Returns:
+            functions that can still be called past their tap: a bound method of them is held somewhere.
+        """
+        for name, module in list(sys.modules.items()):
+            if name.split(".")[0] in ("torch", "proctor") or not isinstance(module, types.ModuleType):
+                continue
+            for attribute, value in list(vars(module).items()):
+                tap = self._taps.get(id(value))
+                if tap is not None:
+                    self._set(module, attribute, value, tap)
+        bound = (thing.__func__ for thing in gc.get_objects() if type(thing) is types.MethodType)
+        return sorted({self._names[id(function)] for function in bound if id(function) in self._names})
 
     def replace(self, owner: Any, attribute: str, ours: Any) -> None:
         """Put an object of ours in a place, to be restored later."""
@@ -100,6 +123,7 @@ class Patches:
             table.pop(key, None)
         self._script_ids.clear()
         self._taps.clear()
+        self._names.clear()
         self._keep.clear()
 
     @staticmethod

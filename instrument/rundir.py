@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import multiprocessing
 import os
 import platform
+import re
 import shutil
+import threading
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -17,6 +20,8 @@ from proctor.invariants.schema import TRACE_SCHEMA
 
 _KEPT = ("CUDA_VISIBLE_DEVICES", "OMP_NUM_THREADS", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "PYTHONHASHSEED")
 _KEPT_PREFIXES = ("NCCL_", "TORCH_", "PYTORCH_", "CUBLAS_")
+_JOB_IDS = ("SLURM_JOB_ID", "SLURM_STEP_ID", "RAY_JOB_ID")
+_UNFINISHED = ".run.json."
 _SECRET = ("KEY", "TOKEN", "SECRET", "PASSWORD", "CREDENTIAL")
 
 
@@ -43,11 +48,11 @@ def create_run(
         return
     if earlier and not overwrite:
         raise UsageError(f"{run} holds a recorded run already", hint="choose another -o, or --overwrite")
-    if run.is_dir() and any(run.iterdir()) and not earlier:
+    if run.is_dir() and not earlier and not all(shared and _is_begun(p.name) for p in run.iterdir()):
         raise UsageError(f"{run} is not empty and not a run directory", hint="choose another -o")
     try:
         if earlier:
-            for part in ("procs", "boot"):
+            for part in ("procs", "boot", "capsules"):
                 shutil.rmtree(run / part, ignore_errors=True)
             for part in ("report.html", "violations.jsonl", "check.json", "run.json"):
                 (run / part).unlink(missing_ok=True)
@@ -62,7 +67,10 @@ def create_run(
             "environment": environment(os.environ),
             **(sampling or {}),
         }
-        (run / "run.json").write_bytes(msgspec.json.format(msgspec.json.encode(info), indent=1))
+        # Whole or not at all: the ranks of `proctor.watch` make their run at the same moment.
+        written = run / f"{_UNFINISHED}{os.getpid()}-{threading.get_ident()}"
+        written.write_bytes(msgspec.json.format(msgspec.json.encode(info), indent=1))
+        written.replace(run / "run.json")
     except OSError as e:
         raise TraceError(f"{run}: cannot be written: {e.strerror or e}", hint="choose another -o") from None
 
@@ -78,6 +86,32 @@ def write_boot(run: Path, config: RecordConfig) -> Path:
     except OSError as e:
         raise TraceError(f"{boot}: cannot be written: {e.strerror or e}") from None
     return boot
+
+
+def _is_begun(name: str) -> bool:
+    """Whether a run directory may hold this while another rank makes it."""
+    return name in ("procs", "run.json") or name.startswith(_UNFINISHED)
+
+
+def default_run(variables: Mapping[str, str]) -> Path:
+    """Where a job is recorded that nobody named a directory for: one that all its ranks find without talking.
+
+    A rank knows its job by the scheduler's id, or by the rendezvous address, and on one host by the process that
+    started all ranks. torchrun's default port is the same every day; its agent's process id is not.
+
+    Args:
+        variables: the environment of a rank.
+    """
+    if variables.get("WORLD_SIZE", "1") in ("", "1"):
+        return Path("proctor-runs") / f"{time.strftime('%Y%m%d-%H%M%S')}-{os.getpid()}"
+    parts = [variables.get(name, "") for name in _JOB_IDS]
+    if not any(parts):
+        parts = [variables.get("MASTER_ADDR", ""), variables.get("MASTER_PORT", "")]
+    one_host = variables.get("LOCAL_WORLD_SIZE", variables["WORLD_SIZE"]) == variables["WORLD_SIZE"]
+    if one_host and ("TORCHELASTIC_RUN_ID" in variables or multiprocessing.parent_process() is not None):
+        parts.append(str(os.getppid()))
+    name = re.sub(r"[^A-Za-z0-9_.-]", "_", "-".join(filter(None, parts)))
+    return Path("proctor-runs") / f"job-{name[:100]}"
 
 
 def environment(variables: Mapping[str, str]) -> dict[str, str]:

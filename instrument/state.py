@@ -94,6 +94,11 @@ class StateTracker:
         self._labels[id(optimizer)] = label
         self.refresh_optimizer(optimizer)
 
+    def holds(self, optimizer: Any) -> bool:
+        """Whether this optimizer is tracked."""
+        known = self._optimizers.get(id(optimizer))
+        return known is not None and known() is optimizer
+
     def refresh_optimizer(self, optimizer: Any) -> None:
         """Read the parameter groups of an optimizer (again)."""
         label = self._labels.get(id(optimizer), "")
@@ -313,6 +318,35 @@ class StateTracker:
 
     def take_rows(self) -> list[tuple[Any, ...]]:
         return take(self.rows)
+
+    # -- for capsules -------------------------------------------------------------------------------------
+
+    def seen_last(self) -> dict[str, tuple[list[Any], list[tuple[int, int, int] | None]]]:
+        """By role, what is tracked and the fingerprint, flags and meta that it had when it was last looked at.
+
+        Parameters and gradients go by the id of the parameter, buffers by that of their module and their name in it,
+        optimizer state by the id of the parameter and its key; in order of discovery.
+        """
+        entries = list(self._params.values())
+        return {
+            "parameter": (list(self._params), [entry[1].last for entry in entries]),
+            "gradient": (list(self._params), [entry[2].last for entry in entries]),
+            "buffer": (list(self._buffers), [slot.last for slot in self._buffers.values()]),
+            "optimizer": (list(self._optimizer_slots), [slot.last for slot in self._optimizer_slots.values()]),
+        }
+
+    def parameters(self) -> list[tuple[int, Any]]:
+        """Id and tensor of each tracked parameter that is alive, in order of discovery."""
+        return [(key, p) for key, entry in self._params.items() if (p := entry[0]()) is not None]
+
+    def buffers(self) -> list[tuple[tuple[int, str], Any]]:
+        """Id of the module and name in it, and tensor, of each tracked buffer that is alive."""
+        return [(key, b) for key, slot in self._buffers.items() if (b := slot.owner()) is not None]
+
+    def optimizers(self) -> list[tuple[str, Any]]:
+        """Label and object of each tracked optimizer that is alive."""
+        found = [(self._labels.get(key, ""), ref()) for key, ref in self._optimizers.items()]
+        return [(label, optimizer) for label, optimizer in found if optimizer is not None]
 
 
 def _present_buffer(module: weakref.ref[Any], name: str) -> Any:

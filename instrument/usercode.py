@@ -50,6 +50,7 @@ class UserCode:
         self._seen: set[str] = set()
         self._modules = 0
         self.names: dict[str, Any] = {}
+        self.left_alone: list[str] = []  # functions that are held elsewhere, and so not observed
 
     def sweep(self) -> int:
         """Tap what is new; returns how many functions. Costs one dict length when nothing was imported."""
@@ -88,8 +89,12 @@ class UserCode:
                 continue
             if isinstance(value, types.FunctionType) and not is_tap(value):
                 aliases = [m for m in users if m is not module and vars(m).get(attribute) is value]
-                if _plain(value) and sys.getrefcount(value) <= _OURS + 1 + len(aliases):
+                if not _plain(value):
+                    continue
+                if sys.getrefcount(value) <= _OURS + 1 + len(aliases):
                     self._tap(module, attribute, f"{place}.{attribute}", PLAIN, aliases)
+                else:
+                    self.left_alone.append(f"{place}.{attribute}")
             elif isinstance(value, type):
                 self._tap_class(value, place)
 
@@ -110,6 +115,7 @@ class UserCode:
                 continue
             # A static or class method holds its function twice (`__func__`, `__wrapped__`); otherwise `value` is ours too.
             if sys.getrefcount(function) > _OURS + 2:
+                self.left_alone.append(f"{place}.{cls.__qualname__}.{attribute}")
                 continue
             if issubclass(cls, Module) and attribute in ("forward", "__call__", "extra_repr"):
                 continue

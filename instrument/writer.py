@@ -6,6 +6,10 @@ loss is counted in `process.json`; it recovers by itself when there is room agai
 
 Flush rule: once a second; and when a step ends, if a quarter of a second has passed and enough rows wait. (A batch costs
 about 2.5 KB of Arrow metadata over three tables: at every step of a toy that is more than the records.)
+
+With a verifier that listens, rows are drained when a step ends and offered to it uncompressed (`stream.Sender`); files get
+the same rows by the rule above, several flushes in one batch, because a compressed batch costs 0.1 ms a table to encode. Neither
+waits for the other: a full disk does not stop the stream, nor a dead verifier the files.
 """
 
 from __future__ import annotations
@@ -17,7 +21,7 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -26,9 +30,16 @@ from pyarrow import ipc
 from proctor.instrument._guard import Guard, say
 from proctor.invariants.schema import TABLES
 
+if TYPE_CHECKING:
+    from proctor.instrument.stream import Sender
+
 FLUSH_S = 1.0  # a record is at most this old when it reaches the disk
 STEP_FLUSH_S = 0.25  # …and of a finished step at most this old,
 STEP_FLUSH_ROWS = 500  # when this many wait
+STREAM_FLUSH_S = 0.02  # at least, between two flushes to a verifier,
+STREAM_FLUSH_MOST_S = 0.06  # and no more than this, so that a step is judged soon;
+STREAM_SHARE = 0.02  # in between, flushes take this share of a core
+SETTLING_STEPS = 4  # in which `process.json` is looked at in every flush: world, coordinates
 
 
 class Stream:
@@ -49,9 +60,13 @@ class Stream:
         self._buffer.truncate()
         return blob
 
-    def append(self, batch: pa.RecordBatch) -> None:
-        """Write one batch whole, or raise OSError and leave the file as it was."""
-        self._writer.write_batch(batch)
+    def append(self, batch: pa.RecordBatch, at: int | None = None) -> None:
+        """Write one batch whole, or raise OSError and leave the file as it was.
+
+        Args:
+            at: number of its first row, where that is not the number of rows before it in the file (`verify/fill.py`).
+        """
+        self._writer.write_batch(batch, None if at is None else {"at": str(at)})
         body = self._take()
         blob = (self._head or b"") + body
         view = memoryview(blob)
@@ -85,7 +100,8 @@ class TraceWriter:
         folder: `RUN/procs/<rank>-<pid>`, created here.
         drain: gives the pending rows of each table as arrays or tuples and clears them; cheap, under the GIL.
         info: present contents of `process.json`.
-        degrade: told `True` when writing begins to fail and `False` when it works again.
+        degrade: told `True` when records get lost for want of room on disk and `False` when they do not any more.
+        sender: of a verifier that gets the records too.
     """
 
     def __init__(
@@ -95,17 +111,24 @@ class TraceWriter:
         info: Callable[[], dict[str, Any]],
         degrade: Callable[[bool], None],
         guard: Guard,
+        sender: Sender | None = None,
     ) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         self.folder = folder
         self.lost = 0  # rows that could not be written
         self.rows = 0
         self._drain, self._info, self._degrade, self._guard = drain, info, degrade, guard
+        self._at = dict.fromkeys(TABLES, 0)  # rows of each table that were written or lost
         self._streams = {table: Stream(folder / f"{table}.arrow", schema) for table, schema in TABLES.items()}
-        self._unwritten: list[tuple[str, pa.RecordBatch]] = []  # names and contexts: later rows need them
-        self._failing = False
+        self._sender = sender
+        self._unwritten: list[tuple[str, pa.RecordBatch]] = []  # for the files
+        self._failing = self._degraded = False
+        self._behind = False  # the verifier missed the last flush
+        self._reached = self._offered = -1  # the step that the program is in, and the verifier knows of
         self._last_info: dict[str, Any] = {}
-        self._last_flush = time.monotonic()
+        self._looked = float("-inf")  # at what belongs into `process.json`
+        self._last_flush = self._last_write = time.monotonic()
+        self._pause = STREAM_FLUSH_S  # between two flushes to a verifier
         self._wake = threading.Event()
         self._stop = False
         self._lock = threading.Lock()
@@ -114,54 +137,103 @@ class TraceWriter:
     def start(self) -> None:
         self.write_info()
         self._thread.start()
+        if self._sender is not None:
+            self._sender.start()
 
-    def step_ended(self, waiting: int) -> None:
+    def step_ended(self, waiting: int, step: int = -1) -> None:
         """Ask for a flush if it is worth one; called by the training thread, never waits.
 
         Args:
             waiting: rows that are not written yet.
+            step: the one that begins; all rows of those before it are waiting or written.
         """
-        if waiting >= STEP_FLUSH_ROWS and time.monotonic() - self._last_flush >= STEP_FLUSH_S:
+        self._reached = step
+        if self._sender is not None or (waiting >= STEP_FLUSH_ROWS and time.monotonic() - self._last_flush >= STEP_FLUSH_S):
             self._wake.set()
 
     def _run(self) -> None:
         while not self._stop:
             self._wake.wait(FLUSH_S)
+            early = self._last_flush + self._pause - time.monotonic()
+            if self._sender is not None and 0 < early <= self._pause and not self._stop:
+                time.sleep(early)
             self._wake.clear()
+            began = time.thread_time()
             self._guard.run("writer", self.flush)
+            cost = time.thread_time() - began
+            wanted = min(max(STREAM_FLUSH_S, cost / STREAM_SHARE), STREAM_FLUSH_MOST_S)
+            self._pause += 0.2 * (wanted - self._pause)
 
     def flush(self) -> None:
-        """Write everything pending."""
+        """Write or offer everything pending."""
         with self._lock:
-            self._last_flush = time.monotonic()
-            tables = self._drain()
-            batches = [(t, _batch(t, rows)) for t, rows in tables.items()]
-            batches = self._unwritten + [(t, b) for t, b in batches if b.num_rows]
-            self._unwritten = []
-            failed: OSError | None = None
-            for table, batch in batches:
-                try:
-                    if failed is None:
-                        self._streams[table].append(batch)
-                        self.rows += batch.num_rows
-                        continue
-                except OSError as e:
-                    failed = e
-                if table in ("names", "context"):
-                    self._unwritten.append((table, batch))
-                else:
-                    self.lost += batch.num_rows
-            if failed is not None and not self._failing:
-                self._failing = True
-                say(f"cannot write the trace ({failed.strerror}); sampling until there is room: {self.folder}")
-                self._degrade(True)
-            elif failed is None and self._failing and batches:
-                self._failing = False
-                say(f"writing the trace again; {self.lost} records were lost: {self.folder}")
-                self._degrade(False)
-            info = self._info()
-            if info != self._last_info:
-                self._write_info(info)
+            self._last_flush = now = time.monotonic()
+            reached = self._reached  # before the rows are taken: those of earlier steps are then among them
+            made = [(t, _batch(t, rows)) for t, rows in self._drain().items()]
+            batches = [(t, batch) for t, batch in made if batch is not None]
+            self._unwritten += batches
+            if self._write_is_due(now):
+                self._last_write = now
+                self._write()
+            if self._sender is None or self._stop or reached < SETTLING_STEPS or now - self._looked >= FLUSH_S:
+                self._look_at_info(now)
+            if self._sender is not None and (batches or reached > self._offered):
+                self._behind = not self._sender.offer(dict(batches), reached)
+                self._offered = reached
+
+    def _write_is_due(self, now: float) -> bool:
+        if self._sender is None or self._stop or now - self._last_write >= FLUSH_S:
+            return True
+        if self._behind and self._sender.ring.room():
+            return True  # what the verifier missed is on disk when it learns of it
+        rows = sum(batch.num_rows for _, batch in self._unwritten)
+        return rows >= STEP_FLUSH_ROWS and now - self._last_write >= STEP_FLUSH_S
+
+    def _write(self) -> None:
+        """Write what waits for the files; of what cannot be written names and contexts are kept, later rows need them."""
+        batches, self._unwritten = _joined(self._unwritten) if self._sender is not None else self._unwritten, []
+        failed: OSError | None = None
+        for table, batch in batches:
+            try:
+                if failed is None:
+                    self._streams[table].append(batch, self._at[table] if self.lost else None)
+                    self._at[table] += batch.num_rows
+                    self.rows += batch.num_rows
+                    continue
+            except OSError as e:
+                failed = e
+            if table in ("names", "context"):
+                self._unwritten.append((table, batch))
+            else:
+                self.lost += batch.num_rows
+                self._at[table] += batch.num_rows
+                self._looked = float("-inf")
+        if failed is not None and not self._failing:
+            self._failing = True
+            doing = "the verifier gets all records" if self._streams_on() else "sampling until there is room"
+            say(f"cannot write the trace ({failed.strerror}); {doing}: {self.folder}")
+        elif failed is None and self._failing and batches:
+            self._failing = False
+            say(f"writing the trace again; {self.lost} records were lost: {self.folder}")
+        if self._degraded != (self._failing and not self._streams_on()):
+            self._degraded = not self._degraded
+            self._degrade(self._degraded)
+
+    def _streams_on(self) -> bool:
+        return self._sender is not None and self._sender.connected
+
+    def _look_at_info(self, now: float) -> None:
+        self._looked = now
+        info = self._info()
+        if info != self._last_info:
+            self._write_info(info)
+            if self._sender is not None:
+                self._last_info = info
+                self._sender.inform(self.told(info))
+
+    def told(self, info: dict[str, Any]) -> dict[str, Any]:
+        """A `process.json` for the verifier: records that are missing in the files only are not missing there."""
+        return {**info, "dropped": info.get("dropped", 0) - self.lost}
 
     def write_info(self) -> None:
         with self._lock:
@@ -181,29 +253,57 @@ class TraceWriter:
         if self._thread.is_alive() and threading.current_thread() is not self._thread:
             self._thread.join(timeout=5.0)
         self._guard.run("writer-close", self.flush)
+        if self._sender is not None:
+            self._guard.run("stream-close", self._sender.close)
         for stream in self._streams.values():
             stream.close()
 
 
-def _batch(table: str, rows: Any) -> pa.RecordBatch:
-    """A record batch from a dict of arrays (native recorder) or a list of row tuples; no value is None."""
-    schema = TABLES[table]
-    if isinstance(rows, dict):
-        columns = [rows[f.name] for f in schema]
-    else:
-        columns = list(zip(*rows)) if rows else [()] * len(schema)
-    return pa.RecordBatch.from_arrays([_column(c, f.type) for c, f in zip(columns, schema)], schema=schema)
+def _joined(batches: list[tuple[str, pa.RecordBatch]]) -> list[tuple[str, pa.RecordBatch]]:
+    """One batch a table, names and contexts first."""
+    found: dict[str, list[pa.RecordBatch]] = {}
+    for table, batch in batches:
+        found.setdefault(table, []).append(batch)
+    order = sorted(found, key=lambda t: t not in ("names", "context"))
+    return [(t, pa.Table.from_batches(found[t]).combine_chunks().to_batches()[0]) for t in order]
 
 
-def _column(values: Sequence[Any], kind: pa.DataType) -> pa.Array:
+def _batch(table: str, rows: Any) -> pa.RecordBatch | None:
+    """A record batch from a dict of arrays (native recorder) or a list of row tuples; no value is None. None: no rows."""
+    plan = _PLANS[table]
+    if not (len(rows[plan[0].name]) if isinstance(rows, dict) else len(rows)):
+        return None
+    columns = [rows[column.name] for column in plan] if isinstance(rows, dict) else zip(*rows)
+    return pa.RecordBatch.from_arrays([_column(c, one) for c, one in zip(columns, plan)], schema=TABLES[table])
+
+
+class _Plan(NamedTuple):
+    """How a column becomes an Arrow array; asked of the schema once, because flushes are frequent."""
+
+    name: str
+    kind: pa.DataType
+    text: bool
+    bits: bool
+    numpy: Any
+
+
+def _plan(field: pa.Field) -> _Plan:
+    text, bits = pa.types.is_string(field.type), pa.types.is_boolean(field.type)
+    return _Plan(field.name, field.type, text, bits, None if text or bits else np.dtype(field.type.to_pandas_dtype()))
+
+
+_PLANS = {table: [_plan(field) for field in schema] for table, schema in TABLES.items()}
+
+
+def _column(values: Sequence[Any], plan: _Plan) -> pa.Array:
     """An Arrow array without `pa.array`, which imports pandas: 0.2 s in the training process."""
-    if pa.types.is_string(kind):
+    if plan.text:
         texts = [text.encode(errors="replace") for text in values]
         offsets = np.zeros(len(texts) + 1, dtype=np.int32)
         np.cumsum([len(text) for text in texts], out=offsets[1:])
-        return pa.Array.from_buffers(kind, len(texts), [None, pa.py_buffer(offsets), pa.py_buffer(b"".join(texts))])
-    if pa.types.is_boolean(kind):
+        return pa.Array.from_buffers(plan.kind, len(texts), [None, pa.py_buffer(offsets), pa.py_buffer(b"".join(texts))])
+    if plan.bits:
         data = np.packbits(np.asarray(values, dtype=bool), bitorder="little")
     else:
-        data = np.ascontiguousarray(values, dtype=kind.to_pandas_dtype())
-    return pa.Array.from_buffers(kind, len(values), [None, pa.py_buffer(data)])
+        data = np.ascontiguousarray(values, dtype=plan.numpy)
+    return pa.Array.from_buffers(plan.kind, len(values), [None, pa.py_buffer(data)])

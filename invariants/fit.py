@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import msgspec
 
@@ -62,9 +62,22 @@ def misfit(requires: Mapping[str, str], versions: Mapping[str, frozenset[str]]) 
 
 def used(trace: Trace) -> dict[str, frozenset[str]]:
     """Libraries that a run used and their versions: torch, and those whose functions it called."""
-    versions: dict[str, set[str]] = {name: set() for name in ("torch", *called(trace.functions))}
-    for process in trace.processes:
-        for name, version in _recorded(Path(process.folder) / "process.json").items():
+    told = [_recorded(Path(process.folder) / "process.json") for process in trace.processes]
+    return _versions(("torch", *called(trace.functions)), told)
+
+
+def said(info: Mapping[str, Any]) -> dict[str, frozenset[str]]:
+    """As `used`, of what one process says of itself (`process.json`)."""
+    try:
+        return _versions(("torch",), [_by_name(msgspec.convert(info, _Info))])
+    except msgspec.ValidationError:
+        return _versions(("torch",), [])
+
+
+def _versions(names: Iterable[str], told: Iterable[Mapping[str, str]]) -> dict[str, frozenset[str]]:
+    versions: dict[str, set[str]] = {name: set() for name in names}
+    for one in told:
+        for name, version in one.items():
             versions.setdefault(name, set()).add(version)
     return {name: frozenset(v - {""}) for name, v in versions.items()}
 
@@ -87,6 +100,10 @@ def _recorded(path: Path) -> dict[str, str]:
         info = msgspec.json.decode(path.read_bytes(), type=_Info)
     except (OSError, msgspec.MsgspecError, RecursionError):
         return {}  # reading the trace has said so already
+    return _by_name(info)
+
+
+def _by_name(info: _Info) -> dict[str, str]:
     return {**info.libraries, "torch": info.torch}
 
 

@@ -26,6 +26,7 @@ from proctor.invariants.variable import Variable
 from proctor.invariants.windows import Sieve, Window
 
 _MAX_WAITING = 64  # calls of one process
+_MAX_UNOBSERVED = 5_000  # names of functions
 _SIFTED_ROWS = 1 << 17  # that go through a sieve at a time
 
 
@@ -53,6 +54,7 @@ class Process(msgspec.Struct, frozen=True):
     notes: list[str] = []  # degradations, one sentence each
     finished: bool = False  # the process said goodbye
     waiting: list[Waiting] = []
+    unobserved: list[str] = []  # functions that may have been called without a record
 
 
 @dataclass
@@ -76,6 +78,7 @@ class Trace:
     held: pl.DataFrame | None = None  # of a window: proc, var of all variables that the whole has states of
     past: dict[str, pl.DataFrame] = field(default_factory=dict)  # of a run that goes on: what relations remember of it
     over: int = -2  # of a run that goes on: the last step that all processes have ended
+    since: int = 1 << 30  # of a run that goes on: the first of the steps that are judged now
 
     @classmethod
     def load(cls, paths: Sequence[str | Path], window: Window | None = None) -> Trace:
@@ -530,7 +533,7 @@ def _take(mapping: np.ndarray[Any, Any], codes: np.ndarray[Any, Any]) -> np.ndar
 
 def process_of(info: Mapping[str, Any], run: int, program: str, folder: str) -> Process:
     """What a `process.json` says; fields that make no sense are as if they were not there."""
-    coords, notes = info.get("coords"), info.get("notes", [])
+    coords, notes, unseen = info.get("coords"), info.get("notes", []), info.get("unobserved")
     return Process(
         run=run,
         rank=_int(info.get("rank"), 0),
@@ -543,6 +546,7 @@ def process_of(info: Mapping[str, Any], run: int, program: str, folder: str) -> 
         notes=[str(n) for n in notes] if isinstance(notes, list) else [],
         finished=bool(info.get("finished", False)),
         waiting=_waiting(info),
+        unobserved=[str(n) for n in unseen[:_MAX_UNOBSERVED]] if isinstance(unseen, list) else [],
     )
 
 

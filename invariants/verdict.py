@@ -42,6 +42,7 @@ class Violation(msgspec.Struct, frozen=True, kw_only=True):
     tier: Tier = Tier.TICKET
     false_alarm: FalseAlarm | None = None  # of the rule, where it was measured
     held: tuple[Example, ...] = ()  # where the rule held when it was learned
+    sides: tuple[tuple[int, ...], ...] = ()  # ranks that were compared, those that agree together, the fewest first
 
 
 class Silenced(msgspec.Struct, frozen=True):

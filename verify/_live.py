@@ -41,6 +41,7 @@ _ROWS: Final = {
 }
 _MARKS: Final = ("calls", "states")  # tables that any process of a training run has rows of
 _MAX_CODES: Final = 1 << 26
+_MAX_GAPS: Final = 256
 
 
 class Member:
@@ -51,7 +52,8 @@ class Member:
         self.info: Mapping[str, Any] = {}
         self.said = False  # it tells which step it has come to
         self.reached = -1  # the step it is in: all before it are whole
-        self.lost = 0  # records that did not arrive
+        self._gaps: list[tuple[int, int]] = []  # step until which records are missing, how many
+        self._dropped = 0  # that it said it dropped itself
         self.gone = False  # it said goodbye, or its connection ended
         self.codes: dict[Name, Array] = {kind: np.zeros(1, dtype=np.uint32) for kind in Name}
         self.last = dict.fromkeys(_MARKS, -1)  # latest step that a table has rows of
@@ -66,9 +68,22 @@ class Member:
     def trains(self) -> bool:
         return self.reached >= 0
 
-    def process(self, program: str) -> Process:
-        told = process_of(self.info, 0, program, self.folder)
-        return msgspec.structs.replace(told, dropped=told.dropped + self.lost)
+    def tell(self, info: Mapping[str, Any]) -> None:
+        """Its `process.json` is another one now."""
+        self.info = dict(info)
+        dropped = process_of(info, 0, "", "").dropped
+        self.lose(dropped - self._dropped)
+        self._dropped = dropped
+
+    def lose(self, rows: int) -> None:
+        """Records up to the step that it is in did not arrive."""
+        if rows > 0:
+            self._gaps = [*self._gaps, (self.reached, rows)][-_MAX_GAPS:]
+
+    def process(self, program: str, since: int) -> Process:
+        """As a trace has it whose records begin with the step `since`: only losses that concern these count."""
+        lost = sum(rows for until, rows in self._gaps if until >= since)
+        return msgspec.structs.replace(process_of(self.info, 0, program, self.folder), dropped=lost)
 
 
 class LiveTrace:
@@ -123,7 +138,7 @@ class LiveTrace:
                 raise TraceError(f"{name}: records of {table!r} do not have the columns of a trace")
         member = self.member(name)
         if info is not None:
-            member.info = dict(info)
+            member.tell(info)
         for table, rows in records.items():
             batches = rows.to_batches() if isinstance(rows, pa.Table) else [rows]
             self._waiting[table] += [(member.number, batch) for batch in batches if batch.num_rows]
@@ -218,17 +233,21 @@ class LiveTrace:
         early = (pl.col("step") < PROLOGUE) | (pl.col("step") >= before)
         self._contexts = self._contexts.filter(early.fill_null(value=True) | used)
 
-    def window(self, window: Window) -> Trace:
-        """What is held of a window, as a trace of its own. Lets go of what no later window needs."""
+    def window(self, window: Window, keep: int) -> Trace:
+        """What is held of a window, as a trace of its own.
+
+        Args:
+            window: whose records.
+            keep: no later window begins before this step, so that older ones are let go of.
+        """
         self.settle()
-        self.forget(window.first - window.reach)
+        self.forget(min(keep, window.first) - window.reach)
         order = sorted(self._order, key=lambda m: (str(m.info.get("rank", "")).zfill(9), m.folder))
         place = np.empty(len(order), dtype=np.uint16)
         place[[member.number for member in order]] = np.arange(len(order), dtype=np.uint16)
 
         steps = self._contexts["step"].fill_null(-1).to_numpy()
-        used = np.isin(self._contexts["_key"].to_numpy(), self._carried["_key"].to_numpy())
-        told = self._contexts.filter(pl.Series(window.keeps(steps) | used, dtype=pl.Boolean))
+        told = self._contexts.filter(pl.Series(window.keeps(steps) | window.before(steps), dtype=pl.Boolean))
         codes = np.arange(1, told.height + 1, dtype=np.uint32)
         keys = told["_key"].to_numpy()
         contexts = told.with_columns(pl.Series("ctx", codes), _placed(place, told)).drop("_key")
@@ -236,15 +255,20 @@ class LiveTrace:
         frames: dict[str, pl.DataFrame] = {}
         for table in _ROWS:
             rows = pl.concat(self._chunks[table]) if self._chunks[table] else self._empty(table)
-            rows = rows.filter(pl.Series(window.keeps(rows["_step"].to_numpy()), dtype=pl.Boolean))
+            of = rows["_step"].to_numpy()
+            kept = window.keeps(of)
             if table == "states":
-                rows = pl.concat([self._carried, rows])
+                old = rows.filter(pl.Series(~kept & window.before(of), dtype=pl.Boolean))
+                carried = pl.concat([self._carried, old]).unique(["proc", "var"], keep="last", maintain_order=True)
+                rows = pl.concat([carried, rows.filter(pl.Series(kept, dtype=pl.Boolean))])
+            else:
+                rows = rows.filter(pl.Series(kept, dtype=pl.Boolean))
             ctx = _looked_up(keys, codes, rows["_key"].to_numpy(), 0).astype(np.uint32)
             rows = rows.with_columns(_placed(place, rows), pl.Series("ctx", ctx))
             frames[table] = rows.sort("proc", "seq", maintain_order=True).select("proc", *TABLES[table].names)
         held = pl.DataFrame({"proc": place[(self._held >> np.uint64(32)).astype(np.int64)], "var": self._held.astype(np.uint32)})
         trace = Trace(
-            processes=[member.process(self.program) for member in order],
+            processes=[member.process(self.program, window.first - window.reach) for member in order],
             runs=[self.run],
             calls=frames["calls"],
             states=frames["states"],

@@ -1,4 +1,4 @@
-"""What a window of a run looks like, as a key: windows with equal keys differ in numbers, norms and times only.
+"""What a window of a run looks like, as keys: windows with equal keys differ in numbers, norms and times only.
 
 Training repeats itself. A relation that reads no numbers says of a window what it said of one with the same calls in the
 same order, the same contexts (but for the number of the step), and fingerprints that are equal where those were equal.
@@ -7,7 +7,7 @@ same order, the same contexts (but for the number of the step), and fingerprints
 from __future__ import annotations
 
 import hashlib
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import polars as pl
@@ -19,40 +19,62 @@ from proctor.invariants.windows import PROLOGUE
 Array = np.ndarray[Any, Any]
 
 
-def key(trace: Trace, now: int) -> bytes:
-    """Digest of all that relations with `structural` may depend on.
+class Look(NamedTuple):
+    """What a window looks like: its calls, and all of it."""
+
+    calls: bytes
+    records: bytes
+
+
+def look(trace: Trace, now: int) -> Look:
+    """Digests of all that relations may depend on that say so (`Relation.reads`), but for calls that have not returned.
 
     Args:
         trace: a window of a run that goes on.
         now: its last step.
     """
-    digest = hashlib.blake2b(digest_size=16)
-    for process in trace.processes:
-        waiting = [(w.place, w.item) for w in process.waiting]
-        digest.update(repr((process.rank, process.world, process.coords, process.dropped > 0, waiting)).encode())
+    calls, states = trace.calls, trace.states
     values = trace.values.filter(pl.col("kind") != int(Value.NUMBER))
     contexts = np.zeros(trace.contexts.height + 1, dtype=np.uint64)
     late = pl.col("step") >= PROLOGUE
     told = trace.contexts.with_columns(pl.when(late).then(pl.col("step") - now + (1 << 24)).otherwise("step").alias("step"))
     contexts[told["ctx"].to_numpy()] = told.drop("ctx").hash_rows().to_numpy()
-    keys = {name: _keys(frame, "seq") for name, frame in (("c", trace.calls), ("s", trace.states), ("v", values))}
-    order = np.unique(np.concatenate(list(keys.values())))
-    parents = _keys(trace.calls, "parent")
-    fingerprints = _first_seen(np.concatenate([trace.states["fp"].to_numpy(), values["fp"].to_numpy()]))
-    for column in (
-        *(np.searchsorted(order, k) for k in keys.values()),
-        np.where(np.isin(parents, order), np.searchsorted(order, parents), -1),
-        fingerprints,
-        *(contexts[frame["ctx"].to_numpy()] for frame in (trace.calls, trace.states, values)),
-        *(trace.calls[c].to_numpy() for c in ("fn", "site", "args", "ret", "flags")),
-        *(trace.states[c].to_numpy() for c in ("edge", "var", "meta", "flags")),
-        np.searchsorted(order, _keys(trace.states, "call")),
+
+    digest = hashlib.blake2b(digest_size=16)
+    for process in trace.processes:
+        digest.update(repr((process.rank, process.world, process.coords, process.dropped > 0)).encode())
+    own, parents = _keys(calls, "seq"), _keys(calls, "parent")
+    begun = np.unique(own)
+    held = states.select("proc", "var", "meta").unique(maintain_order=True)
+    _take(
+        digest,
+        np.searchsorted(begun, own),
+        np.where(np.isin(parents, begun), np.searchsorted(begun, parents), -1),
+        contexts[calls["ctx"].to_numpy()],
+        *(calls[c].to_numpy() for c in ("fn", "site", "args", "ret", "flags")),
+        *(held[c].to_numpy() for c in held.columns),
+    )
+    of_calls = digest.digest()
+
+    seen = [_keys(states, "seq"), _keys(values, "seq")]
+    order = np.unique(np.concatenate([own, *seen]))
+    _take(
+        digest,
+        *(np.searchsorted(order, keys) for keys in (own, *seen)),
+        _first_seen(np.concatenate([states["fp"].to_numpy(), values["fp"].to_numpy()])),
+        *(contexts[frame["ctx"].to_numpy()] for frame in (states, values)),
+        *(states[c].to_numpy() for c in ("edge", "var", "meta", "flags")),
+        np.searchsorted(order, _keys(states, "call")),
         *(values[c].to_numpy() for c in ("kind", "place", "meta", "flags")),
         _items(trace, values),
-    ):
+    )
+    return Look(of_calls, digest.digest())
+
+
+def _take(digest: hashlib.blake2b, *columns: Array) -> None:
+    for column in columns:
         digest.update(len(column).to_bytes(8, "little"))
         digest.update(np.ascontiguousarray(column).data)
-    return digest.digest()
 
 
 def _keys(frame: pl.DataFrame, column: str) -> Array:

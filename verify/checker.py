@@ -190,7 +190,8 @@ def judge(
         frame = frame.filter(window.core(pl.col("step")))
     if getattr(relation, "absence", False):
         across = bool(getattr(relation, "across_ranks", False))
-        frame = seen.doubt(frame, across_ranks=across, runs=[p.run for p in trace.processes])
+        runs = [p.run for p in trace.processes]
+        frame = seen.doubt(frame, across_ranks=across, runs=runs, hypotheses=hypotheses)
     frame = frame.sort("hyp", maintain_order=True)
     of_hyp = frame["hyp"].to_numpy()
     starts = np.searchsorted(of_hyp, np.arange(len(hypotheses)), "left")
@@ -265,6 +266,7 @@ def _violation(trace: Trace, relation: Relation, rule: Invariant, failing: pl.Da
         tier=rule.tier,
         false_alarm=rule.false_alarm,
         held=rule.evidence.passing,
+        sides=detail.sides,
     )
 
 

@@ -6,11 +6,13 @@ Absence of a record is evidence only where every record was kept. Everything her
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from itertools import islice
 
 import polars as pl
 
+from proctor.invariants.invariant import Hypothesis
 from proctor.invariants.trace import Trace
 from proctor.verify.wording import count, ranges
 
@@ -24,25 +26,30 @@ class Coverage:
     missing: per run, ranks of its world that left no record (bounded list).
     dropped: processes that lost records.
     horizon: for a process that never said goodbye, the step from which records may be missing.
+    unobserved: for a process, functions that may have been called without a record.
     """
 
     missing: dict[int, list[int]]
     dropped: frozenset[int]
     horizon: dict[int, int]
     notes: list[str]
+    unobserved: Mapping[int, frozenset[str]] = field(default_factory=dict)
 
     @property
     def complete(self) -> bool:
         """Every rank of every run left records."""
         return not self.missing
 
-    def doubt(self, frame: pl.DataFrame, *, across_ranks: bool, runs: list[int]) -> pl.DataFrame:
+    def doubt(
+        self, frame: pl.DataFrame, *, across_ranks: bool, runs: list[int], hypotheses: Sequence[Hypothesis] = ()
+    ) -> pl.DataFrame:
         """Failures of a relation about absence become unknown where records may be missing.
 
         Args:
             frame: examples; `proc`, `step` and `passed` are used.
             across_ranks: one example speaks of several ranks, so a loss on any rank of its run counts.
             runs: run of every process.
+            hypotheses: those that `hyp` of the examples counts.
         """
         lossy = set(self.dropped)
         if across_ranks:
@@ -61,6 +68,10 @@ class Coverage:
                 list(horizon), list(horizon.values()), default=None, return_dtype=pl.Int32
             )
             doubtful = doubtful | (pl.col("step") >= edge).fill_null(value=False)
+        for proc, functions in self.unobserved.items():
+            blind = [i for i, h in enumerate(hypotheses) if any(v in functions for _, v in h.params if isinstance(v, str))]
+            if blind:
+                doubtful = doubtful | (pl.col("hyp").is_in(blind) & (pl.col("proc") == proc))
         failed = pl.col("passed").eq_missing(pl.lit(value=False))
         return frame.with_columns(
             pl.when(failed & doubtful).then(pl.lit(None, dtype=pl.Boolean)).otherwise(pl.col("passed")).alias("passed")
@@ -96,7 +107,8 @@ def coverage(trace: Trace) -> Coverage:
             f"rank {cut} did not finish (killed, or still running); that something did not happen "
             f"from step {min(horizon.values())} on is unknown"
         )
-    return Coverage(missing, dropped, horizon, notes)
+    unobserved = {i: frozenset(p.unobserved) for i, p in enumerate(trace.processes) if p.unobserved}
+    return Coverage(missing, dropped, horizon, notes, unobserved)
 
 
 def _horizon(trace: Trace) -> dict[int, int]:

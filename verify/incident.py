@@ -11,7 +11,7 @@ import re
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import pairwise
-from typing import Final
+from typing import Any, Final
 
 import polars as pl
 
@@ -46,13 +46,13 @@ def group(
         ranks: ranks that were recorded; violations on the same few of them deviate together.
     """
     order = upstream or {}
-    items = sorted(violations, key=lambda v: _urgency(v, order))
+    items = sorted(violations, key=lambda v: urgency(v, order))
     sets = _Sets(len(items))
-    tight = [_own_keys(v, ranks) for v in items]
-    wide = [keys | _module_keys(v) for v, keys in zip(items, tight, strict=True)]
+    tight = [own_keys(v, ranks) for v in items]
+    wide = [keys | module_keys(v) for v, keys in zip(items, tight, strict=True)]
     for members in _index(wide).values():
         for a, b in pairwise(members):  # in order of first step: neighbours suffice
-            if _start(items[b]) - _start(items[a]) <= 1:
+            if start(items[b]) - start(items[a]) <= 1:
                 sets.join(a, b)
     _join_callers(items, calls, sets)
     storms = _join_storms(items, sets)
@@ -113,9 +113,10 @@ def callers(trace: Trace, violations: Sequence[Violation]) -> frozenset[tuple[st
     return frozenset(pairs)
 
 
-def _urgency(v: Violation, upstream: Mapping[str, int]) -> tuple[object, ...]:
+def urgency(v: Violation, upstream: Mapping[str, int]) -> tuple[Any, ...]:
+    """Order of violations of one cause: the earliest first, then the most upstream, the gravest, the best supported."""
     return (
-        _start(v),
+        start(v),
         upstream.get(v.relation, 5),
         -v.severity.level,
         -v.support.programs,
@@ -125,7 +126,7 @@ def _urgency(v: Violation, upstream: Mapping[str, int]) -> tuple[object, ...]:
     )
 
 
-def _start(v: Violation) -> int:
+def start(v: Violation) -> int:
     """Step for ordering; what has no step (the whole run) comes before everything, as setup does."""
     return -1 if v.step is None else v.step
 
@@ -140,7 +141,21 @@ def _owner(path: str) -> str:
     return path.rpartition(".")[0]
 
 
-def _own_keys(v: Violation, ranks: int) -> set[Key]:
+def deviating(v: Violation, ranks: int) -> frozenset[int]:
+    """The ranks that are unlike the others: fewer than half of those compared, or those on which it failed.
+
+    Empty where that says nothing: no majority, or all `ranks` that were recorded.
+    """
+    if v.sides:
+        most = max(v.sides, key=len)
+        majority = 2 * len(most) > sum(map(len, v.sides))
+        return frozenset(r for side in v.sides for r in side if side is not most) if majority else frozenset()
+    found = frozenset(rank for _, rank in v.places if rank is not None)
+    return found if len(found) < ranks else frozenset()
+
+
+def own_keys(v: Violation, ranks: int) -> set[Key]:
+    """What it touches: two violations that share one of these are one cause, whenever they start."""
     keys: set[Key] = set()
     tensor = _tensor(v.variable)
     if tensor:
@@ -149,13 +164,14 @@ def _own_keys(v: Violation, ranks: int) -> set[Key]:
         keys.add(("function", v.function))
     if _owner(tensor):
         keys.add(("module", _owner(tensor)))
-    deviating = frozenset(rank for _, rank in v.places if rank is not None)
-    if deviating and len(deviating) < ranks:
-        keys.add(("ranks", deviating))
+    few = deviating(v, ranks)
+    if few:
+        keys.add(("ranks", few))
     return keys
 
 
-def _module_keys(v: Violation) -> set[Key]:
+def module_keys(v: Violation) -> set[Key]:
+    """What encloses it: two violations that share one of these and start within a step are one cause."""
     # A violation's `module` may be a class: what encloses `torch.nn.Linear` says nothing about the model.
     keys: set[Key] = {("module", v.module)} if v.module else set()
     path = _owner(_tensor(v.variable))
@@ -180,14 +196,14 @@ def _join_callers(items: Sequence[Violation], calls: Iterable[tuple[str, str]], 
     for caller, callee in calls:
         both = sorted({*by_function.get(caller, ()), *by_function.get(callee, ())})
         for a, b in pairwise(both):
-            if _start(items[b]) - _start(items[a]) <= 1:
+            if start(items[b]) - start(items[a]) <= 1:
                 sets.join(a, b)
 
 
 def _join_storms(items: Sequence[Violation], sets: _Sets) -> set[int]:
     by_step: dict[int, list[int]] = defaultdict(list)
     for i, v in enumerate(items):
-        by_step[_start(v)].append(i)
+        by_step[start(v)].append(i)
     storms: set[int] = set()
     for members in by_step.values():
         if len({items[i].id for i in members}) > STORM:

@@ -21,10 +21,10 @@ import polars as pl
 
 from proctor.invariants.invariant import Invariant
 from proctor.invariants.pack import Pack
-from proctor.invariants.relations import Relation, registry
+from proctor.invariants.relations import Reads, Relation, registry
 from proctor.invariants.trace import Trace
 from proctor.invariants.verdict import CheckResult, Violation
-from proctor.invariants.windows import Window, reach_of
+from proctor.invariants.windows import FOREVER, Window, reach_of
 from proctor.verify import _memo
 from proctor.verify._live import LiveTrace, Records
 from proctor.verify.checker import MAX_PLACES, Judged, judge, merge_rules
@@ -32,6 +32,10 @@ from proctor.verify.coverage import Coverage, coverage
 from proctor.verify.incident import callers, group
 
 PATIENCE: Final = 64  # steps that a process may lag behind
+_WAITING_S: Final = 1.0  # a call that has not returned for so long is something to look at
+_BEHIND: Final = 64  # steps that are judged one by one,
+_NEWS: Final = 3  # unless so many of them looked like none before
+_LATE_SHARE: Final = 0.3  # of the time that rules may take that read numbers
 _MEMOS: Final = 512  # windows found healthy that are remembered, per relation
 
 
@@ -82,9 +86,10 @@ class _Group:
     """Rules of a relation that are judged together."""
 
     relation: Relation
-    structural: bool
+    reads: Reads
     rules: Sequence[Invariant]
     cost: float = 0.0  # seconds, a running mean
+    done: int = -1  # the last step that was over when they were judged
     healthy: OrderedDict[tuple[Any, ...], Sequence[Judged]] = field(default_factory=OrderedDict)
 
 
@@ -98,7 +103,7 @@ class OnlineChecker:
         program: as `run.json` says.
         relations: instead of all known ones.
         patience: steps that a process may lag behind the one that is ahead before it is not waited for.
-        together: judge all steps that have ended in one round, which keeps up with any program; else step by step.
+        together: judge many steps that have ended in one round, which keeps up with any program; else always step by step.
     """
 
     packs: Sequence[Pack]
@@ -112,16 +117,18 @@ class OnlineChecker:
 
     def __post_init__(self) -> None:
         known = registry() if self.relations is None else self.relations
-        groups: dict[tuple[str, bool], list[Invariant]] = defaultdict(list)
+        groups: dict[tuple[str, Reads], list[Invariant]] = defaultdict(list)
         for rule in merge_rules(self.packs):
             if rule.relation in known:
-                groups[rule.relation, known[rule.relation].structural_of(rule.hypothesis)].append(rule)
-        self._groups = [_Group(known[name], structural, groups[name, structural]) for name, structural in sorted(groups)]
+                groups[rule.relation, known[rule.relation].reads_of(rule.hypothesis)].append(rule)
+        self._groups = [_Group(known[name], reads, groups[name, reads]) for name, reads in sorted(groups)]
         self._reach = reach_of(g.relation for g in self._groups)
         self._tallies: dict[str, _Tally] = defaultdict(_Tally)
         self._past: dict[str, pl.DataFrame] = {}
         self._members = 0
         self._judged = -1  # the last step that is over
+        self._next_late = 0.0
+        self._news = 0  # windows in a row that looked like none before
         self._trace: Trace | None = None
         self.live = LiveTrace(self.run, self.program)
 
@@ -145,18 +152,48 @@ class OnlineChecker:
         return [violation for round_ in self.rounds() for violation in round_.violations]
 
     def rounds(self) -> Iterator[Round]:
-        """Judge the steps that are over since the last time, one relation after the other, the quick ones first."""
+        """Judge the steps that are over since the last time, one relation after the other, the quick ones first.
+
+        Rules that read numbers, which are judged anew in every window, come less often, so that they hold up the others
+        for a small part of the time.
+        """
         self.live.settle()
         now = self._over()
         while self._judged < now:
-            until = now if self.together else self._judged + 1
-            yield from self._round(until, last=False)
+            # Step by step windows look alike, and what was seen before costs nothing; many new ones cost less at once.
+            behind = now - self._judged
+            many = self.together and (behind > _BEHIND or (behind > 1 and self._news >= _NEWS))
+            self._judged = now if many else self._judged + 1
+            self._news += 1
+            yield from self._round([g for g in self._groups if not self.together or g.reads != "numbers"])
+        late = [these for these in self._groups if these.done < self._judged]
+        begin = time.monotonic()
+        if late and begin >= self._next_late:
+            yield from self._round(late)
+            spent = time.monotonic() - begin
+            self._next_late = begin + spent / _LATE_SHARE
 
     def finish(self) -> list[Round]:
         """Judge what is left, when nothing more will come."""
         self.live.settle()
         last = max((member.reached for member in self.live.members.values()), default=-1)
-        return list(self._round(last, last=True)) if last >= 0 else []
+        if last < 0:
+            return []
+        self._judged = max(last, self._judged)
+        return list(self._round(self._groups, last=True))
+
+    def stuck(self) -> list[Round]:
+        """What is wrong with calls that have not returned: to be asked now and then while no step ends."""
+        if not any(member.info.get("open") for member in self.live.members.values()):
+            return []
+        first = max(0, self._judged)
+        trace = self._window(Window(first, FOREVER, self._reach))
+        found = []
+        for these in self._groups:
+            if these.relation.waits:
+                judged = self._judge(trace, these, Window(first, FOREVER, self._reach), coverage(trace), None)
+                found.append(Round(these.relation.name, first, trace.steps, [j for j in judged if j.violation], trace))
+        return [one for one in found if one.violations]
 
     def _over(self) -> int:
         """The last step that all ranks have ended."""
@@ -169,33 +206,35 @@ class OnlineChecker:
             reached.append(0)  # a rank that has not come yet
         return max(min(reached), max(reached) - self.patience) - 1
 
-    def _round(self, now: int, *, last: bool) -> Iterator[Round]:
-        begin, self._judged = self._judged, max(now, self._judged)
-        widest = max((g.relation.ahead for g in self._groups), default=0)
-        first = self._core(begin, widest, self._reach, now).first
+    def _round(self, groups: Sequence[_Group], *, last: bool = False) -> Iterator[Round]:
+        now = self._judged
+        first = min((self._core(these, now).first for these in groups), default=now)
         trace = self._trace = self._window(Window(first, now + 1, self._reach, now))
+        trace.since = first
         seen = coverage(trace)
         if not last:
             trace.over = now
             seen = replace(seen, horizon=dict.fromkeys(range(len(trace.processes)), now + 1))
-        look: bytes | None = None
-        for these in sorted(self._groups, key=lambda g: (g.relation.ahead, g.cost)):
-            core = self._core(begin, these.relation.ahead, self._reach, now)
+        waiting = any(call.seconds > _WAITING_S for process in trace.processes for call in process.waiting)
+        look: _memo.Look | None = None
+        for these in sorted(groups, key=lambda g: (g.relation.ahead, g.reads == "numbers", g.cost)):
+            core = self._core(these, now)
+            these.done = now
             if last:
                 core = replace(core, end=now + 1)
             if core.end <= core.first:
                 continue
             memo = None
-            if these.structural and not last and not any(p.waiting for p in trace.processes):
-                look = _memo.key(trace, now) if look is None else look
-                memo = (look, core.first < 0, now - core.first, now - core.end)
+            if these.reads != "numbers" and not last and not waiting:
+                look = _memo.look(trace, now) if look is None else look
+                memo = (look.calls if these.reads == "calls" else look.records, now - first, now - core.first, core.first < 0)
             judged = self._judge(trace, these, core, seen, memo)
             yield Round(these.relation.name, core.first, core.end, judged, trace)
 
-    def _core(self, begin: int, ahead: int, reach: int, now: int) -> Window:
-        """The steps to judge by a relation that wants to see `ahead` more, when those up to `begin` were over before."""
-        first = begin + 1 - ahead
-        return Window(-1 if begin < 0 else first, now + 1 - ahead, reach, now)
+    def _core(self, these: _Group, now: int) -> Window:
+        """The steps to judge, when those up to `done` were over before."""
+        ahead = these.relation.ahead
+        return Window(-1 if these.done < 0 else these.done + 1 - ahead, now + 1 - ahead, self._reach, now)
 
     def _judge(
         self, trace: Trace, these: _Group, core: Window, seen: Coverage, memo: tuple[Any, ...] | None
@@ -203,12 +242,14 @@ class OnlineChecker:
         name, healthy = these.relation.name, these.healthy
         if memo is not None and memo in healthy:
             healthy.move_to_end(memo)
+            if these.reads == "records":
+                self._news = 0
             judged = healthy[memo]
         else:
             begin = time.perf_counter()
             try:
                 judged = [j for j in judge(trace, these.relation, these.rules, seen, core) if j.met]
-                remembered = None if these.structural else these.relation.remember(trace, core.first, core.end)
+                remembered = these.relation.remember(trace, core.first, core.end) if these.reads == "numbers" else None
             except Exception as e:  # noqa: BLE001  a relation's own failure must not hide what the others find
                 self.errors.setdefault(name, f"{type(e).__name__}: {e}".splitlines()[0][:200])
                 return []
@@ -224,7 +265,8 @@ class OnlineChecker:
         return judged
 
     def _window(self, window: Window) -> Trace:
-        trace = self.live.window(window)
+        keep = min((self._core(these, self._judged).first for these in self._groups), default=window.first)
+        trace = self.live.window(window, keep)
         if len(trace.processes) != self._members:  # processes have other numbers now
             self._members = len(trace.processes)
             self._past.clear()
@@ -233,7 +275,7 @@ class OnlineChecker:
 
     def result(self) -> CheckResult:
         """What the rounds so far say. Rules that speak of a whole run are judged by what each round held."""
-        trace = self._trace if self._trace is not None else self.live.window(Window(-1, 0))
+        trace = self._trace if self._trace is not None else self.live.window(Window(-1, 0), -1)
         rules = [rule for these in self._groups for rule in these.rules]
         tallies = [self._tallies[rule.id] for rule in rules]
         violations = [t.violation for t in tallies if t.violation is not None]

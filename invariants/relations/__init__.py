@@ -32,6 +32,7 @@ from proctor.invariants.relations import _surveys
 from proctor.invariants.trace import Trace
 
 Confirm = Literal["at once", "repeat"]
+Reads = Literal["calls", "records", "numbers"]
 
 
 @dataclass(frozen=True)
@@ -97,9 +98,12 @@ class Relation(ABC):
     reach: ClassVar[int | None] = None
     # In a run that goes on: steps after a step that must be over before it is judged. 0: its own end is enough.
     ahead: ClassVar[int] = 1
-    # Verdicts depend on which calls were made how, and on which fingerprints are equal; not on numbers, norms or times.
-    # Then steps that look like one that was found healthy need not be judged again.
-    structural: ClassVar[bool] = False
+    # It also speaks of calls that have not returned.
+    waits: ClassVar[bool] = False
+    # In a run that goes on: what verdicts depend on. `calls`: which calls were made how. `records`: also which
+    # fingerprints are equal, and flags. `numbers`: also norms, numbers or times. Steps that look like one that was found
+    # healthy, in what a relation reads, need not be judged again.
+    reads: ClassVar[Reads] = "numbers"
     # In a run that goes on: whether one failing step is enough to tell somebody, or it has to fail again soon after, as
     # what depends on chance should.
     confirm: ClassVar[Confirm] = "at once"
@@ -150,9 +154,9 @@ class Relation(ABC):
     def detail(self, trace: Trace, hypothesis: Hypothesis, example: Mapping[str, Any]) -> Detail:
         """Expected against seen, and the names to blame, for one failing row of `examples`."""
 
-    def structural_of(self, hypothesis: Hypothesis) -> bool:
-        """`structural`, for this rule."""
-        return self.structural
+    def reads_of(self, hypothesis: Hypothesis) -> Reads:
+        """`reads`, for this rule."""
+        return self.reads
 
     def remember(self, trace: Trace, first: int, end: int) -> pl.DataFrame | None:
         """What it must know of steps `first` to `end` (not included) when they are not held any more; it gets it back,

@@ -14,6 +14,7 @@ import numpy as np
 import polars as pl
 
 from proctor.invariants.invariant import Hypothesis
+from proctor.invariants.relations import _frames
 from proctor.invariants.schema import MODEL_CALL, CallFlag
 from proctor.invariants.signature import Plain
 from proctor.invariants.trace import Trace
@@ -84,8 +85,9 @@ def distinct_of(trace: Trace) -> pl.DataFrame:
         "distinct",
         lambda: (
             calls_of(trace)
-            .group_by("proc", "fn", "args", "ret", "pfn", "circ", "root")
+            .group_by("proc", "fn", "args", "ret", "pfn", "circ", "root", _frames.news(trace).alias("new"))
             .agg(pl.len().alias("calls"), pl.col("seq", "step", "site").sort_by("seq").first())
+            .drop("new")
             .sort("proc", "seq")
         ),
     )
@@ -342,8 +344,9 @@ def describe(trace: Trace, frame: pl.DataFrame, codes: Sequence[int]) -> tuple[p
     frame = (
         frame.join(fields.select("args", "fcode"), on="args", how="left")
         .join(inputs_of(trace), on="args", how="left")
-        .group_by(*keys, "fcode", "inputs", "device")
+        .group_by(*keys, "fcode", "inputs", "device", _frames.news(trace).alias("new"))
         .agg(pl.col("seq", "step", "site").sort_by("seq").first(), pl.col("calls").sum())
+        .drop("new")
         .join(fields.select("fcode", *names).unique("fcode"), on="fcode", how="left")
         .join(circumstances_of(trace), on="circ", how="left")
         .join(texts(trace.functions, "pfn", "parent"), on="pfn", how="left")

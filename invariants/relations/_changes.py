@@ -394,7 +394,7 @@ def _decided(rows: pl.DataFrame, passed: pl.Expr) -> pl.DataFrame:
 def _finish(trace: Trace, rows: pl.DataFrame) -> pl.DataFrame:
     kinds = _frames.updates(trace).select("proc", "optimizer", "kind").drop_nulls().unique(["proc", "optimizer"])
     rows = rows.sort("step", "proc", "var", maintain_order=True)
-    rows = rows.filter(~pl.col("passed") | (pl.col("passed").cum_sum().over("proc", "name") <= _KEEP))
+    rows = rows.filter(~pl.col("passed") | (pl.col("passed").cum_sum().over("proc", "name", _frames.news(trace)) <= _KEEP))
     rows = rows.join(kinds.rename({"kind": "_kind"}), on=["proc", "optimizer"], how="left", maintain_order="left")
     extra = [c for c in ("family", "_cause", "bound", "slot") if c in rows.columns]
     return rows.select(

@@ -305,6 +305,11 @@ def contained(trace: Trace, parents: np.ndarray[Any, Any], children: np.ndarray[
     )
 
 
-def first_of_each(frame: pl.DataFrame, by: Sequence[str], count: int) -> pl.DataFrame:
+def news(trace: Trace) -> pl.Expr:
+    """Whether a row is of the steps that are judged now: what earlier ones look like must not crowd these out."""
+    return (pl.col("step") >= trace.since).fill_null(value=False)
+
+
+def first_of_each(frame: pl.DataFrame, by: Sequence[str | pl.Expr], count: int) -> pl.DataFrame:
     """The first rows of each group: the rest of a loop of a thousand equal steps says nothing more."""
     return frame.filter(pl.int_range(pl.len()).over(by) < count)

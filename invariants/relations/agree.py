@@ -25,6 +25,7 @@ from proctor.invariants.relations import (
     Detail,
     Examples,
     Needs,
+    Reads,
     Relation,
     _collectives,
     _frames,
@@ -72,7 +73,8 @@ class Agree(Relation):
     code = "PR110"
     upstream: ClassVar[int] = 2
     ahead: ClassVar[int] = 0
-    structural: ClassVar[bool] = True
+    reads: ClassVar[Reads] = "records"
+    waits: ClassVar[bool] = True
     across_ranks: ClassVar[bool] = True
     reach: ClassVar[int | None] = None  # calls are counted from the beginning
     folds: ClassVar[Mapping[str, _surveys.Fold]] = {"longest": "max"}
@@ -193,8 +195,8 @@ def _shown(trace: Trace, found: pl.DataFrame) -> pl.DataFrame:
     """Thinned, with fields and texts."""
     ok = pl.col("passed").fill_null(value=True)
     found = found.filter(
-        pl.when(ok).then(pl.int_range(pl.len()).over("run", "group", "_fn", "phase", ok) < _KEEP)
-        .otherwise((~ok).cum_sum().over("run", "group", "members") <= _KEEP_FAILING)
+        pl.when(ok).then(pl.int_range(pl.len()).over("run", "group", "_fn", "phase", ok, _frames.news(trace)) < _KEEP)
+        .otherwise((~ok).cum_sum().over("run", "group", "members", _frames.news(trace)) <= _KEEP_FAILING)
     )
     found = found.join(_collectives.axes(trace, found), on=["run", "members"], how="left", maintain_order="left")
     worlds = trace.procs.group_by("run").agg(pl.col("world").max())

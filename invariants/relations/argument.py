@@ -14,7 +14,7 @@ from typing import Any, ClassVar
 import polars as pl
 
 from proctor.invariants.invariant import Hypothesis
-from proctor.invariants.relations import Detail, Examples, Needs, Relation, register
+from proctor.invariants.relations import Detail, Examples, Needs, Reads, Relation, register
 from proctor.invariants.relations._argument_tables import GROUP, SUBJECT, tables
 from proctor.invariants.relations._calls import (
     ENOUGH,
@@ -50,7 +50,7 @@ class Argument(Relation):
     name: ClassVar[str] = "argument"
     code: ClassVar[str] = "PR104"
     upstream: ClassVar[int] = 2
-    structural: ClassVar[bool] = True
+    reads: ClassVar[Reads] = "calls"
 
     folds: ClassVar[Mapping[str, Fold]] = {"some": "any", "every": "all"}
 

@@ -22,7 +22,7 @@ import polars as pl
 
 from proctor.invariants.condition import AGREE
 from proctor.invariants.invariant import Hypothesis
-from proctor.invariants.relations import Detail, Examples, Needs, Relation, _frames, register
+from proctor.invariants.relations import Detail, Examples, Needs, Reads, Relation, _frames, register
 from proctor.invariants.schema import StateFlag
 from proctor.invariants.trace import Trace
 
@@ -45,7 +45,7 @@ class Consistent(Relation):
     code = "PR101"
     upstream: ClassVar[int] = 3
     ahead: ClassVar[int] = 0
-    structural: ClassVar[bool] = True
+    reads: ClassVar[Reads] = "records"
 
     def propose(self, trace: Trace) -> list[Hypothesis]:
         found: list[Hypothesis] = []
@@ -198,7 +198,7 @@ def _compare_ranks(trace: Trace, among: str) -> pl.DataFrame:
         # A rank that lost records may hold an older value than we think.
         pl.when(pl.col("passed") | ~pl.col("_lossy")).then("passed").alias("passed")
     )
-    found = _thin(found, ["run", "var"])
+    found = _thin(trace, found, ["run", "var"])
     about = owned.select("var", "model", "name", "attr", "role", "module", "kind", "position")
     found = found.join(about, on="var", maintain_order="left")
     per_variable = facts.select("run", "model", "name", "start", "model_start", "structure", "p2p").unique(["run", "model", "name"])
@@ -259,7 +259,7 @@ def _find_synchronised(trace: Trace) -> pl.DataFrame:
         pl.col("norm").alias("_norms"),
     )
     found = found.filter(pl.col("_n") > 1).with_columns(pl.when(pl.col("passed") | ~pl.col("_lossy")).then("passed").alias("passed"))
-    found = _thin(found, ["run", "var"]).drop("_n", "_lossy", "model", "var", "run")
+    found = _thin(trace, found, ["run", "var"]).drop("_n", "_lossy", "model", "var", "run")
     return found.with_columns(
         pl.col("name").alias("_name"), pl.col("module").alias("_owner"), pl.lit(0, dtype=pl.UInt32).alias("site")
     ).drop("name")
@@ -430,7 +430,7 @@ def _follow(trace: Trace, pairs: pl.DataFrame) -> pl.DataFrame:
     events = events.filter(pl.col("shape") == pl.col("_shape_b")).with_columns(
         pl.when(equal | ~pl.col("proc").is_in(lossy)).then(equal).alias("passed"),
     ).drop("placement")  # a tie has nothing to do with it
-    events = _thin(events, ["pair", "proc"])
+    events = _thin(trace, events, ["pair", "proc"])
     names = trace.variables.select("var", "name", "model")
     return events.join(
         names.select(pl.col("var").alias("va"), pl.col("name").alias("_name_a"), pl.col("model").alias("_model")), on="va", maintain_order="left"
@@ -454,10 +454,10 @@ def _tied_detail(example: Mapping[str, Any]) -> Detail:
 # -- frames ----------------------------------------------------------------------------------------------------------
 
 
-def _thin(found: pl.DataFrame, by: list[str]) -> pl.DataFrame:
+def _thin(trace: Trace, found: pl.DataFrame, by: list[str]) -> pl.DataFrame:
     """All failing examples, and the first passing ones of each."""
     passed = pl.col("passed").fill_null(value=False)
-    return found.filter(~passed | (passed.cum_sum().over(by) <= _KEEP))
+    return found.filter(~passed | (passed.cum_sum().over(*by, _frames.news(trace)) <= _KEEP))
 
 
 def _stack(parts: Sequence[pl.DataFrame], fields: Sequence[str]) -> pl.DataFrame:

@@ -20,7 +20,7 @@ import polars as pl
 
 from proctor.invariants.condition import AGREE, Precondition
 from proctor.invariants.invariant import Hypothesis, Support
-from proctor.invariants.relations import Detail, Examples, Needs, Relation, _changes, _frames, register
+from proctor.invariants.relations import Detail, Examples, Needs, Reads, Relation, _changes, _frames, register
 from proctor.invariants.relations._surveys import Fold
 from proctor.invariants.schema import CallFlag
 from proctor.invariants.trace import Trace
@@ -96,9 +96,9 @@ class EventContain(Relation):
             return _changes.needs(hypothesis)
         return Needs(frozenset({hypothesis.text("parent"), hypothesis.text("child")}))
 
-    def structural_of(self, hypothesis: Hypothesis) -> bool:
+    def reads_of(self, hypothesis: Hypothesis) -> Reads:
         """What a call changes is held against norms: small changes are excused."""
-        return hypothesis["kind"] != "change"
+        return "numbers" if hypothesis["kind"] == "change" else "calls"
 
     def say(self, hypothesis: Hypothesis) -> str:
         if hypothesis["kind"] == "change":
@@ -269,8 +269,8 @@ def _take_sample(trace: Trace) -> tuple[pl.DataFrame, list[str]]:
     )
     calls = calls.join(told, on="ctx", how="left", maintain_order="left").with_columns(_step_inside(trace, calls))
     circumstance = ["proc", "fn", "_content", "first", "phase", "grad", "autocast", "recompute"]
-    calls = _frames.first_of_each(calls, [*circumstance, "args"], _PER_CIRCUMSTANCE)
-    calls = _frames.first_of_each(calls, circumstance, _PER_FUNCTION)
+    calls = _frames.first_of_each(calls, [*circumstance, "args", _frames.news(trace)], _PER_CIRCUMSTANCE)
+    calls = _frames.first_of_each(calls, [*circumstance, _frames.news(trace)], _PER_FUNCTION)
     features = _features(trace, calls["args"].unique().to_list())
     calls = calls.join(features, on="args", how="left", maintain_order="left").with_columns(_gaps(trace, calls).alias("_gap"))
     names = [c for c in features.columns if c not in ("args", "training", "self")]

@@ -25,6 +25,7 @@ from proctor.invariants.relations import (
     Detail,
     Examples,
     Needs,
+    Reads,
     Relation,
     _frames,
     _fresh_batches,
@@ -114,7 +115,7 @@ class Fresh(Relation):
     code = "PR107"
     upstream: ClassVar[int] = 1
     ahead: ClassVar[int] = 0
-    structural: ClassVar[bool] = True
+    reads: ClassVar[Reads] = "records"
     absence: ClassVar[bool] = (
         True  # `moves` says that something happened; repetitions are seen, so fewer rows are none
     )

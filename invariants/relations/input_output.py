@@ -15,7 +15,7 @@ from typing import Any, ClassVar
 import polars as pl
 
 from proctor.invariants.invariant import Hypothesis
-from proctor.invariants.relations import Detail, Examples, Needs, Relation, register
+from proctor.invariants.relations import Detail, Examples, Needs, Reads, Relation, register
 from proctor.invariants.relations._calls import (
     FLOATING,
     cached,
@@ -53,7 +53,7 @@ class InputOutput(Relation):
     code: ClassVar[str] = "PR106"
     narrowing: ClassVar[frozenset[str]] = frozenset({"program"})
     upstream: ClassVar[int] = 2
-    structural: ClassVar[bool] = True
+    reads: ClassVar[Reads] = "calls"
 
     folds: ClassVar[Mapping[str, Fold]] = {"n": "sum"}
 

@@ -25,6 +25,7 @@ from proctor.invariants.relations import (
     Detail,
     Examples,
     Needs,
+    Reads,
     Relation,
     _frames,
     _norms,
@@ -97,9 +98,9 @@ class Numeric(Relation):
         """Not finite is an error; what is only unusual is a warning."""
         return Severity.ERROR if hypothesis["what"] in ("applied", "finite") else Severity.WARNING
 
-    def structural_of(self, hypothesis: Hypothesis) -> bool:
+    def reads_of(self, hypothesis: Hypothesis) -> Reads:
         """Flags say what is finite or zero."""
-        return hypothesis["what"] in _SIMPLE
+        return "records" if hypothesis["what"] in _SIMPLE else "numbers"
 
     def confirm_of(self, hypothesis: Hypothesis) -> Confirm:
         """NaN and infinity are no matter of chance."""
@@ -219,8 +220,9 @@ def _finish(trace: Trace, rows: pl.DataFrame) -> pl.DataFrame:
     """Thinned, with fields and the names of what is to blame."""
     ok = pl.col("passed").fill_null(value=True)
     rows = rows.sort("step", "proc", maintain_order=True)
+    new = _frames.news(trace)
     rows = rows.filter(
-        pl.when(ok).then(pl.int_range(pl.len()).over("proc", ok) < _KEEP).otherwise((~ok).cum_sum().over("proc") <= _KEEP_FAILING)
+        pl.when(ok).then(pl.int_range(pl.len()).over("proc", ok, new) < _KEEP).otherwise((~ok).cum_sum().over("proc", new) <= _KEEP_FAILING)
     )
     if "var" not in rows.columns:
         rows = rows.with_columns(pl.lit(None, dtype=pl.UInt32).alias("var"))

@@ -17,7 +17,7 @@ import polars as pl
 
 from proctor.invariants.condition import Precondition
 from proctor.invariants.invariant import Hypothesis, Support
-from proctor.invariants.relations import Detail, Examples, Needs, Relation, register
+from proctor.invariants.relations import Detail, Examples, Needs, Reads, Relation, register
 from proctor.invariants.relations._calls import (
     FLOATING,
     cached,
@@ -58,7 +58,7 @@ class Output(Relation):
     name: ClassVar[str] = "output"
     code: ClassVar[str] = "PR105"
     upstream: ClassVar[int] = 3
-    structural: ClassVar[bool] = True
+    reads: ClassVar[Reads] = "calls"
 
     folds: ClassVar[Mapping[str, Fold]] = {"every": "all", "known": "any"}
 

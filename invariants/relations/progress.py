@@ -156,7 +156,7 @@ def _find_turns(trace: Trace) -> pl.DataFrame:
 
 
 def _between(trace: Trace) -> pl.DataFrame:
-    return _frames.memo(trace, "progress between", lambda t: _finish(_turns(t)))
+    return _frames.memo(trace, "progress between", lambda t: _finish(t, _turns(t)))
 
 
 def _evaluated(trace: Trace) -> pl.DataFrame:
@@ -170,7 +170,7 @@ def _find_evaluated(trace: Trace) -> pl.DataFrame:
     turns = turns.join(steps, on=["proc", "step"], how="left", maintain_order="left").with_columns(pl.col("_eval").fill_null(value=False))
     # Who writes parameters whenever it likes (clipping, averaging over ranks) writes them for other reasons.
     writers = turns.filter(~pl.col("_eval") & ~pl.col("passed").fill_null(value=True))["proc"].unique()
-    return _finish(turns.filter(pl.col("_eval") & ~pl.col("proc").is_in(writers.implode())))
+    return _finish(trace, turns.filter(pl.col("_eval") & ~pl.col("proc").is_in(writers.implode())))
 
 
 def _frozen(trace: Trace) -> pl.DataFrame:
@@ -194,21 +194,21 @@ def _find_frozen(trace: Trace) -> pl.DataFrame:
     last = rows.group_by(mine, maintain_order=True).agg(frozen.last().alias("_still"), pl.col("seq").last().alias("_from"), pl.col(about).last(), pl.col("_lossy").last())
     steps = _frames.updates(trace).filter(pl.col("step") >= 0).select("proc", "step", "seq", "site", "phase")
     still = last.filter("_still").join(steps, on="proc").filter(pl.col("seq") > pl.col("_from"))
-    still = _frames.first_of_each(still.sort("seq"), mine, _KEEP)
+    still = _frames.first_of_each(still.sort("seq"), [*mine, _frames.news(trace)], _KEEP)
     still = still.select(
         *mine, "step", "seq", "site", "phase", *about[:-1], pl.col("norm").alias("_a"), pl.col("norm").alias("_b"), "_lossy",
         pl.lit(value=True).alias("passed"),
     )  # fmt: skip
     found = pl.concat([moved, still]).join(trace.families, on="proc", how="left", maintain_order="left")
-    return _finish(found)
+    return _finish(trace, found)
 
 
-def _finish(rows: pl.DataFrame) -> pl.DataFrame:
+def _finish(trace: Trace, rows: pl.DataFrame) -> pl.DataFrame:
     ok = pl.col("passed").fill_null(value=True)
     rows = rows.sort("step", "proc", "var", maintain_order=True)
     rows = rows.filter(
-        pl.when(ok).then(pl.int_range(pl.len()).over("proc", "var", ok) < _KEEP)
-        .otherwise((~ok).cum_sum().over("proc") <= _KEEP_FAILING)
+        pl.when(ok).then(pl.int_range(pl.len()).over("proc", "var", ok, _frames.news(trace)) < _KEEP)
+        .otherwise((~ok).cum_sum().over("proc", _frames.news(trace)) <= _KEEP_FAILING)
     )
     by = pl.col("_by") if "_by" in rows.columns else pl.lit("")
     return rows.select(

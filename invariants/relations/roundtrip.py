@@ -24,6 +24,7 @@ from proctor.invariants.relations import (
     Detail,
     Examples,
     Needs,
+    Reads,
     Relation,
     _frames,
     _saved,
@@ -295,7 +296,7 @@ class Roundtrip(Relation):
     code = "PR108"
     upstream: ClassVar[int] = 6
     ahead: ClassVar[int] = 0
-    structural: ClassVar[bool] = True
+    reads: ClassVar[Reads] = "records"
     absence: ClassVar[bool] = True  # a value that is not among the records may have been live
     reach: ClassVar[int | None] = None  # a state of any earlier step may be saved
 

@@ -17,7 +17,7 @@ import polars as pl
 
 from proctor.invariants.condition import Precondition
 from proctor.invariants.invariant import Hypothesis, Support
-from proctor.invariants.relations import Detail, Examples, Needs, Relation, _frames, register
+from proctor.invariants.relations import Detail, Examples, Needs, Reads, Relation, _frames, register
 from proctor.invariants.relations._calls import (
     cached,
     calls_of,
@@ -89,7 +89,7 @@ class CallSequence(Relation):
     code: ClassVar[str] = "PR103"
     narrowing: ClassVar[frozenset[str]] = frozenset({"program", "acts"})
     upstream: ClassVar[int] = 4
-    structural: ClassVar[bool] = True
+    reads: ClassVar[Reads] = "records"
     absence: ClassVar[bool] = True
 
     def propose(self, trace: Trace) -> list[Hypothesis]:

@@ -72,7 +72,7 @@ def write_run(
             "dropped": process.get("dropped", 0),
             "notes": process.get("notes", []),
             "finished": process.get("finished", True),
-            **{key: process[key] for key in ("open", "clock") if key in process},
+            **{key: process[key] for key in ("open", "clock", "unobserved") if key in process},
         }
         (folder / "process.json").write_text(json.dumps(facts))
         _Tables(folder).write(process)

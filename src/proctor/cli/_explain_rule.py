@@ -140,7 +140,8 @@ def _evaluate(rule: Invariant, relation: Relation, trace: Trace) -> tuple[Eviden
     frame = examples.frame
     if getattr(relation, "absence", False):
         across = bool(getattr(relation, "across_ranks", False))
-        frame = coverage(trace).doubt(frame, across_ranks=across, runs=[p.run for p in trace.processes])
+        runs = [p.run for p in trace.processes]
+        frame = coverage(trace).doubt(frame, across_ranks=across, runs=runs, hypotheses=[rule.hypothesis])
     met = rule.precondition.holds(frozenset(frame.columns))
     frame = frame.with_columns(met.fill_null(value=False).alias("_met"))
     parts = [

@@ -1,0 +1,117 @@
+"""How soon a violation is known: from the end of the step in which replicas part to the verdict, in milliseconds.
+
+    python benchmarks/latency.py [--iters 500] [--every 10] [--ranks 2] [--full] [-i PACK…]
+
+Runs the DDP language model on some ranks and a verifier in this process, as `proctor watch` has it beside the job. After the
+update of every tenth step one parameter of rank 1 is changed, and set right after the next one, so that each time a
+violation comes after healthy steps. Counted is, for each of these steps, the first rule that is known to be violated. Ranks and
+verifier share the cores of this machine.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+from proctor.instrument.config import RecordConfig
+from proctor.instrument.rundir import create_run, write_boot
+from proctor.invariants.pack import read_pack
+from proctor.invariants.peer import make_token
+from proctor.invariants.relations import Needs, registry
+from proctor.invariants.trace import Trace
+from proctor.verify.inbox import Inbox
+from proctor.verify.lifecycle import IncidentBook
+from proctor.verify.server import Server
+from proctor.verify.verifier import Verifier
+from proctor.verify.view.events import EventLog
+
+ROOT = Path(__file__).resolve().parent.parent
+DRIVER = """
+import os, runpy, sys
+import torch
+import torch.distributed as dist
+from torch.optim.optimizer import register_optimizer_step_post_hook
+seen = [0]
+def part(optimizer, args, kwargs):
+    seen[0] += 1
+    parameter = optimizer.param_groups[0]["params"][0]
+    with torch.no_grad():
+        if seen[0] > 40 and seen[0] % {every} == 0 and os.environ["RANK"] == "1":
+            parameter.add_(1e-3)
+        if seen[0] > 40 and seen[0] % {every} == 1:
+            whole = parameter.detach().clone()
+            dist.broadcast(whole, 0)
+            parameter.copy_(whole)
+register_optimizer_step_post_hook(part)
+sys.argv = sys.argv[1:]
+runpy.run_path(sys.argv[0], run_name="__main__")
+"""
+
+
+class Watcher(Verifier):
+    """Keeps how late the first violation of each step was known."""
+
+    def _latency(self, trace: Trace, step: int | None) -> float:
+        seconds = super()._latency(trace, step)
+        if step is not None:
+            self.known.setdefault(step, seconds)
+        return seconds
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--iters", default="500")
+    parser.add_argument("--every", type=int, default=10)
+    parser.add_argument("--ranks", type=int, default=2)
+    parser.add_argument("--script", type=Path, default=ROOT / "examples" / "ddp_accumulate_lm.py")
+    parser.add_argument("-i", "--pack", dest="packs", nargs="+", type=Path)
+    parser.add_argument("--full", action="store_true", help="record everything")
+    args = parser.parse_args()
+    work = Path(tempfile.mkdtemp(prefix="proctor-latency-"))
+    shipped = ROOT / "invariants" / "packs"
+    packs = [read_pack(p, list(registry())) for p in args.packs or (shipped / "torch.json", shipped / "distributed.json")]
+    needs = Needs()
+    for pack in packs:
+        for rule in pack.invariants:
+            needs |= registry()[rule.relation].needs(rule.hypothesis)
+    driver, run = work / "driver.py", work / "run"
+    driver.write_text(DRIVER.format(every=args.every))
+    command = ["torchrun", "--nproc-per-node", str(args.ranks), str(driver), str(args.script), "--iters", args.iters]
+    create_run(run, command, overwrite=False)
+    address = f"unix:{work / 'live' / 'socket'}"
+    chosen = {} if args.full else {"functions": needs.functions, "states": needs.states, "values": needs.values}
+    boot = write_boot(run, RecordConfig(run=str(run), stream=address, token_file=str(work / "token"), **chosen))
+    inbox = Inbox()
+    with Server([address], make_token(work / "token"), inbox):
+        environment = {**os.environ, "PYTHONPATH": str(boot), "OMP_NUM_THREADS": "1"}
+        job = subprocess.Popen(command, env=environment, stdout=subprocess.DEVNULL)
+        verifier = Watcher(run, packs, inbox, IncidentBook("latency", "here"), EventLog(run))
+        known: dict[int, float] = {}
+        verifier.known = known
+        verifier.going = lambda: job.poll() is None
+        begin = time.monotonic()
+        os.nice(10)
+        cpu = time.process_time()
+        while not verifier._over():
+            verifier.turn()
+        steps = verifier._checker.judged + 1
+        wall, cpu = time.monotonic() - begin, time.process_time() - cpu
+        verifier.close()
+    late = [1e3 * seconds for step, seconds in sorted(known.items()) if step >= 40]
+    if len(late) < 2:
+        print("no violation was found")
+        return 1
+    cuts = statistics.quantiles(late, n=100, method="inclusive")
+    print(f"{steps} steps in {wall:.1f} s, {1e3 * wall / steps:.0f} ms a step; verifier {100 * cpu / wall:.0f} % of a core")
+    print(f"{len(late)} steps with a violation: p50 {cuts[49]:.0f} ms, p90 {cuts[89]:.0f} ms, p99 {cuts[98]:.0f} ms")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

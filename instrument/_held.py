@@ -1,0 +1,183 @@
+"""Tensors and plain values of batches and arguments, as they were: copied, fingerprinted, or neither with the reason.
+
+A copy is detached, so no graph stays alive; it draws no random number, and neither modes nor hooks of the user see it.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any, Final
+
+from proctor.instrument.fingerprint import Summary, _plain, _unseen, fingerprint_all
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+SMALL: Final = 1 << 18  # bytes of a result that is copied, to be hashed later
+HASHED: Final = 64 << 20  # bytes of a CPU tensor that is hashed on the spot
+_DEPTH: Final = 5
+_ENTRIES: Final = 256  # of one container
+_LEAVES: Final = 512  # of one batch or call
+_TEXT: Final = 500  # characters of a text that is kept
+_PLAIN: Final = (bool, int, float, str, type(None))
+
+Leaf = tuple[str, Any]
+
+
+class Held:
+    """A tensor as it was."""
+
+    __slots__ = ("_device", "_dtype", "copy", "note", "shape", "summary")
+
+    def __init__(self, tensor: Tensor, copy: Tensor | None, summary: Summary | None, note: str = "") -> None:
+        self._dtype, self.shape, self._device = tensor.dtype, tensor.shape, tensor.device
+        self.copy, self.summary, self.note = copy, summary, note
+
+    @property
+    def dtype(self) -> str:
+        return str(self._dtype).removeprefix("torch.")
+
+    @property
+    def device(self) -> str:
+        return str(self._device.type)
+
+    @property
+    def nbytes(self) -> int:
+        return 0 if self.copy is None else int(self.copy.numel() * self.copy.element_size())
+
+
+def leaves(root: Any, names: bool = False) -> list[Leaf]:
+    """Tensors, plain values and objects that are neither, each with its place: `0`, `x['ids']`, `1[0].mask`.
+
+    Args:
+        root: a batch, or the arguments of a call as one tuple.
+        names: the last element of `root` is a mapping of keyword arguments, whose keys are places themselves.
+    """
+    found: list[Leaf] = []
+    if names:
+        *positional, keywords = root
+        for i, value in enumerate(positional):
+            found += _walk(str(i), value, _DEPTH)
+        for key, value in (keywords or {}).items():
+            found += _walk(str(key), value, _DEPTH)
+    else:
+        found += _walk("", root, _DEPTH)
+    return found[:_LEAVES]
+
+
+def is_plain(value: Any) -> bool:
+    return type(value) in _PLAIN and (type(value) is not str or len(value) <= _TEXT)
+
+
+def _walk(place: str, value: Any, depth: int) -> Iterator[Leaf]:
+    if hasattr(value, "data_ptr") or type(value) in _PLAIN or depth == 0:
+        yield place, value
+        return
+    for name, item in children(value):
+        yield from _walk(f"{place}{name}"[:200], item, depth - 1)
+
+
+def children(value: Any) -> list[Leaf]:
+    """What a container holds; an object that is no container is a leaf of its own."""
+    if isinstance(value, list | tuple):
+        return [(f"[{i}]", item) for i, item in enumerate(value[:_ENTRIES])]
+    inner = value if isinstance(value, dict) else getattr(value, "data", None)
+    if isinstance(inner, dict):  # also `collections.UserDict`, of which tokenizers' batches are
+        return [(f"[{key!r}]", item) for key, item in list(inner.items())[:_ENTRIES]]
+    attributes = getattr(value, "__dict__", None)
+    if type(attributes) is dict and not callable(value):
+        tensors = [(f".{k}", v) for k, v in list(attributes.items())[:_ENTRIES] if hasattr(v, "data_ptr") or type(v) in _PLAIN]
+        if tensors:
+            return tensors
+    return [(f"<{type(value).__name__}>", None)]
+
+
+class Holder:
+    """Copies tensors; the same tensor, unchanged, is copied once a step."""
+
+    def __init__(self) -> None:
+        self._known: dict[int, tuple[weakref.ref[Any], int, int, Held]] = {}
+
+    def clear(self) -> None:
+        self._known.clear()
+
+    def hold(self, tensor: Tensor, room: int) -> Held:
+        """What is put in: by value where there is room for it; what a graph made only by fingerprint.
+
+        Args:
+            tensor: of the user; only read.
+            room: bytes that may be copied.
+        """
+        known = self._known.get(id(tensor))
+        if known is not None and known[0]() is tensor and known[1:3] == _state(tensor):
+            return known[3]
+        held = self._hold(tensor, room)
+        self._known[id(tensor)] = (weakref.ref(tensor), *_state(tensor), held)
+        return held
+
+    @staticmethod
+    def _hold(tensor: Tensor, room: int) -> Held:
+        plain = _plain(tensor)
+        if plain is None:
+            return Held(tensor, None, None, "its memory cannot be read")
+        if tensor.grad_fn is not None:
+            return _hashed(tensor, plain)
+        size = plain.numel() * plain.element_size()
+        if size > room:
+            held = _hashed(tensor, plain)
+            held.note = f"{size} bytes, over the budget"
+            return held
+        return Held(tensor, clone([plain])[0], None)
+
+
+def observe(tensor: Tensor) -> Held:
+    """What comes out: its content is compared, never put back."""
+    plain = _plain(tensor)
+    if plain is None:
+        return Held(tensor, None, None, "its memory cannot be read")
+    if plain.numel() * plain.element_size() <= SMALL:
+        return Held(tensor, clone([plain])[0], None)
+    return _hashed(tensor, plain)
+
+
+def _hashed(tensor: Tensor, plain: Tensor) -> Held:
+    """Of a tensor on a device nothing is read: that would wait for it."""
+    if not plain.is_cpu or plain.numel() * plain.element_size() > HASHED:
+        return Held(tensor, None, None, "not read: too large, or on a device")
+    return Held(tensor, None, fingerprint_all([plain])[0])
+
+
+def _state(tensor: Tensor) -> tuple[int, int]:
+    try:
+        return tensor._version, tensor.data_ptr()
+    except RuntimeError:  # inference tensors have no version, some subclasses no address
+        return -1, -1
+
+
+def clone(tensors: list[Tensor], into: list[Tensor] | None = None) -> list[Tensor]:
+    """Copies of dense tensors, where they lie.
+
+    Args:
+        tensors: only read.
+        into: copies of earlier contents of the same tensors, whose memory is used again; fresh memory costs more than the
+            copy (page faults).
+    """
+    import torch
+
+    # No mode to turn off, the usual case: `_unseen` takes 14 µs, a small copy 3. What is detached enters no graph.
+    plainly = torch._C._len_torch_dispatch_stack() == 0
+    with torch._C.DisableTorchFunction() if plainly else _unseen():
+        sources = [t.detach() for t in tensors]
+        if into is not None and _fits(sources, into):
+            if sources:
+                torch._foreach_copy_(into, sources)
+            return into
+        return [t.clone() for t in sources]
+
+
+def _fits(sources: list[Tensor], into: list[Tensor]) -> bool:
+    return len(sources) == len(into) and all(
+        s.shape == t.shape and s.dtype == t.dtype and s.device == t.device and s.stride() == t.stride()
+        for s, t in zip(sources, into)
+    )

@@ -1,0 +1,61 @@
+"""Becoming the user's command, with the recorder in its environment: what `record` and `watch` have in common."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import shutil
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, NoReturn
+
+from proctor.errors import UsageError
+
+
+def add_command(parser: argparse.ArgumentParser) -> None:
+    """Declare `-- CMD…`."""
+    parser.add_argument("command", nargs=argparse.REMAINDER, metavar="-- CMD…", help="the command, after --")
+
+
+def command_of(args: argparse.Namespace, hint: str) -> tuple[str, list[str]]:
+    """The file to execute, and the command line.
+
+    Raises:
+        UsageError: there is none, or it cannot be found.
+    """
+    command = args.command[1:] if args.command[:1] == ["--"] else []
+    if not command:
+        raise UsageError("no command", hint=hint)
+    program = shutil.which(command[0])
+    if program is None:
+        raise UsageError(f"{command[0]}: command not found")
+    return program, command
+
+
+def environment_of(boot: Path, run: str) -> dict[str, str]:
+    """The present environment with the start-up hook first on PYTHONPATH."""
+    environment = dict(os.environ)
+    environment["PYTHONPATH"] = os.pathsep.join(filter(None, [str(boot.resolve()), environment.get("PYTHONPATH")]))
+    environment["PROCTOR_RUN"] = run
+    return environment
+
+
+def become(program: str, command: Sequence[str], environment: dict[str, str]) -> NoReturn:
+    """Replace this process: pid, signals, terminal and exit code are the command's own."""
+    try:
+        os.execvpe(program, list(command), environment)
+    except OSError as e:
+        raise UsageError(f"{command[0]}: cannot be run: {e.strerror or e}") from None
+
+
+def needs_of(packs: Sequence[Path]) -> dict[str, Any]:
+    """What to record so that these packs can be checked: arguments of `RecordConfig`."""
+    from proctor.invariants.pack import read_pack
+    from proctor.invariants.relations import Needs, registry
+
+    relations = registry()
+    needs = Needs()
+    for path in packs:
+        for rule in read_pack(path, list(relations)).invariants:
+            needs |= relations[rule.relation].needs(rule.hypothesis)
+    return {"functions": needs.functions, "states": needs.states, "values": needs.values}

@@ -1,0 +1,169 @@
+"""What a verifier is told of its job: a file in the run directory, so that one that died can be started again."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Final
+
+import msgspec
+
+from proctor.errors import TraceError, UsageError
+
+LEVELS: Final = ("info", "warning", "error", "critical", "never")
+
+
+class Settings(msgspec.Struct, kw_only=True):
+    """`RUN/verify/watch.json`.
+
+    Args:
+        run: run directory, absolute.
+        job: name of the job.
+        packs: files of rules, absolute.
+        fitting: of these only those that fit the job count.
+        page: `page.toml`, absolute; "": nobody is told.
+        listen_to: addresses at which the verifier listens, the first for the ranks of its host.
+        token_file: of the job.
+        metrics: `HOST:PORT` of the Prometheus endpoint; "": none.
+        export: where else to write, `tensorboard:DIR` and the like.
+        suppressions: files, absolute.
+        fail_on: severity that matters to the exit code; "never": none does.
+        pid, started: of the command, and its start time as the kernel counts it; 0: not known.
+    """
+
+    run: str
+    job: str
+    packs: list[str]
+    fitting: bool = False
+    page: str = ""
+    listen_to: list[str] = []
+    token_file: str = ""
+    metrics: str = ""
+    export: list[str] = []
+    suppressions: list[str] = []
+    fail_on: str = "never"
+    pid: int = 0
+    started: int = 0
+
+    @property
+    def address(self) -> str:
+        """For the ranks of this host."""
+        return self.listen_to[0]
+
+    @property
+    def folder(self) -> Path:
+        return Path(self.run) / "verify"
+
+    def write(self) -> None:
+        """Raises `TraceError`: the run directory cannot be written."""
+        try:
+            self.folder.mkdir(parents=True, exist_ok=True)
+            temporary = self.folder / f"watch.json.{os.getpid()}"
+            temporary.write_bytes(msgspec.json.format(msgspec.json.encode(self), indent=1))
+            temporary.replace(self.folder / "watch.json")
+        except OSError as e:
+            raise TraceError(f"{self.folder}: cannot be written: {e.strerror or e}") from None
+
+    def write_job(self, pid: int) -> None:
+        """Say which process is the job."""
+        self.pid, self.started = pid, start_time(pid)
+        self.write()
+
+    def verdict(self) -> str | None:
+        """The worst severity that a verifier that is done has found; `None`: nothing, or it is not done."""
+        with contextlib.suppress(OSError, msgspec.MsgspecError):
+            found = msgspec.json.decode((self.folder / "verdict.json").read_bytes(), type=dict[str, str | int | None])
+            worst = found.get("worst")
+            return str(worst) if worst else None
+        return None
+
+
+def read_settings(run: Path) -> Settings:
+    """Of a run that is or was watched.
+
+    Raises:
+        TraceError: there are none, or they cannot be read.
+    """
+    path = run / "verify" / "watch.json"
+    try:
+        return msgspec.json.decode(path.read_bytes(), type=Settings)
+    except OSError as e:
+        raise TraceError(f"{path}: {e.strerror or e}", hint="proctor watch -o RUN -- CMD…") from None
+    except msgspec.MsgspecError as e:
+        raise TraceError(f"{path}: {e}") from None
+
+
+def settings_of(args: argparse.Namespace, target: Path) -> Settings:
+    """From the command line of `watch`; every file is read once, so that a mistake shows before the job starts.
+
+    Raises:
+        ProctorError: a pack, the paging configuration or a suppression cannot be used, or a package is missing.
+    """
+    from proctor.cli._inputs import load_packs, shipped
+    from proctor.invariants.suppression import read_suppressions
+    from proctor.verify.metrics import metrics
+    from proctor.verify.paging.config import read_config
+    from proctor.verify.writers import parse
+
+    named = [Path(p) for p in args.packs]
+    load_packs(named)
+    for path in args.suppressions:
+        read_suppressions(Path(path))
+    config = read_config(args.page) if args.page else None
+    if args.metrics:
+        metrics("", (), wanted=True)
+    for text in args.export:
+        parse(text)
+    host, _, port = (args.metrics or "").rpartition(":")
+    if args.metrics and not port.isdecimal():
+        raise UsageError(f"--metrics {args.metrics}: expected PORT or HOST:PORT")
+    name = args.job or (config.job.name if config is not None else "") or target.name
+    return Settings(
+        run=str(target),
+        job=name,
+        packs=[str(p.resolve()) for p in named or shipped()],
+        fitting=not named,
+        page=str(Path(args.page).resolve()) if args.page else "",
+        listen_to=[f"unix:{target / 'verify' / 'live' / 'socket'}", *([f"tcp:{args.listen}"] if args.listen else [])],
+        token_file=str(Path(args.token_file).resolve() if args.token_file else target / "boot" / "token"),
+        metrics=f"{host or '127.0.0.1'}:{port}" if args.metrics else "",
+        export=list(args.export),
+        suppressions=[str(Path(p).resolve()) for p in args.suppressions],
+        fail_on=args.fail_on or "never",
+    )
+
+
+def begin(settings: Settings, pid: int, *, aloud: bool) -> subprocess.Popen[bytes]:
+    """Start a verifier for the job that is, or is about to be, this process.
+
+    Args:
+        aloud: it says on our stderr what it finds; else in `RUN/verify/verifier.log`, so that a pipe that the job's output
+            goes to ends with the job.
+    """
+    settings.write_job(pid)
+    environment = {**os.environ, "POLARS_MAX_THREADS": "1", "OMP_NUM_THREADS": "1"}
+    environment.pop("PROCTOR_RUN", None)
+    command = [sys.executable, "-m", "proctor.cli", "verify", settings.run, "--keep-alive"]
+    with open(settings.folder / "verifier.log", "ab") as log:
+        output = None if aloud else log
+        return subprocess.Popen(
+            command,
+            env=environment,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=output,
+            start_new_session=True,
+        )
+
+
+def start_time(pid: int) -> int:
+    """When a process began, in clock ticks since boot; 0 when there is none. Tells a process from a later one of its id."""
+    try:
+        with open(f"/proc/{pid}/stat", "rb") as file:
+            return int(file.read().rpartition(b")")[2].split()[19])
+    except (OSError, ValueError, IndexError):
+        return 0

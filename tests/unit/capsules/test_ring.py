@@ -1,0 +1,197 @@
+"""Which steps stay in memory, how often their state is copied, and what is written when it is asked for."""
+
+from __future__ import annotations
+
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("torch")
+pytest.importorskip("safetensors")
+import torch
+
+from proctor.instrument import _capsule_writer, capsules
+from proctor.instrument._capsule_writer import Facts
+from proctor.instrument._guard import Guard
+from proctor.instrument.capsules import Capsules
+from proctor.instrument.config import RecordConfig
+from proctor.instrument.context import StepClock
+from proctor.instrument.state import StateTracker
+from proctor.invariants.capsule import capsules_of, read_capsule
+
+
+class Job:
+    """A training loop that tells its capsules by hand what taps would."""
+
+    def __init__(self, run: Path, **config: Any) -> None:
+        self.config = RecordConfig(run=str(run), **{"capsules": 2, "capsule_values": "always", **config})
+        self.run, self.guard, self.clock = run, Guard(), StepClock()
+        self.model = torch.nn.Linear(3, 2)
+        self.optimizer = torch.optim.SGD(self.model.parameters(), 0.1, momentum=0.9)
+        tracker = StateTracker(lambda kind, text: hash((kind, text)) & 0xFFFF, lambda attr: True)
+        tracker.add_optimizer(self.optimizer, "#0")
+        facts = Facts("train.py", ("python", "train.py"), "/", {}, 0, 1, {}, {"torch": "2"}, ())
+        self.kept = Capsules(self.config, tracker, self.clock, self.guard, lambda: True, lambda: facts)
+        self.clock.on_change = self.kept.clock_moved
+        self.clock.optimizer_created(1)
+
+    def steps(self, count: int) -> None:
+        for _ in range(count):
+            self.clock.zero_grad(1)
+            x = torch.ones(4, 3)
+            self.kept.model_begins((self.model, x), None)
+            loss = self.model(x).square().sum()
+            self.kept.model_ends((self.model, x), None, loss, False)
+            self.kept.backward_begins((loss,))
+            loss.backward()
+            self.optimizer.step()
+            self.kept.update_ends()
+            self.clock.update_ends(1)
+            self.optimizer.zero_grad()
+
+    def written(self) -> list[tuple[int, int | None]]:
+        return [(c.step, c.control) for c in map(read_capsule, capsules_of(self.run))]
+
+    def wait_for(self, count: int) -> list[tuple[int, int | None]]:
+        until = time.monotonic() + 10
+        while len(capsules_of(self.run)) < count and time.monotonic() < until:
+            time.sleep(0.01)
+        return self.written()
+
+
+@pytest.fixture
+def _no_horizon(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(capsules, "HORIZON_S", 0.0)
+
+
+def ring(job: Job) -> list[int]:
+    return [step.step for step in job.kept.ring]
+
+
+@pytest.mark.usefixtures("_no_horizon")
+def test_as_many_steps_stay_as_were_asked_for(tmp_path: Path) -> None:
+    job = Job(tmp_path)
+    job.steps(6)
+    assert ring(job) == [3, 4] and job.kept.current is not None and job.kept.current.step == 5
+
+
+def test_more_stay_while_they_are_young_and_fit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    job = Job(tmp_path)
+    job.steps(6)
+    assert ring(job) == [0, 1, 2, 3, 4]
+    monkeypatch.setattr(capsules, "MAX_RING", 3)
+    job.steps(1)
+    assert ring(job) == [3, 4, 5]
+    tight = Job(tmp_path, capsule_budget=2000)
+    tight.steps(12)
+    assert sum(step.nbytes for step in tight.kept.ring) <= 2000 or len(tight.kept.ring) == 2
+
+
+@pytest.mark.usefixtures("_no_horizon")
+def test_memory_of_a_step_that_left_is_used_again_unless_it_is_frozen(tmp_path: Path) -> None:
+    job = Job(tmp_path)
+    job.steps(4)
+    before = {id(step.values) for step in job.kept.ring}
+    memory = [step.values._copies[0].data_ptr() for step in job.kept.ring if step.values is not None]
+    job.kept.ring[0].frozen = True
+    job.steps(4)
+    assert not before & {id(step.values) for step in job.kept.ring}
+    later = [step.values._copies[0].data_ptr() for step in job.kept.ring if step.values is not None]
+    assert memory[0] not in later
+
+
+def test_a_costly_state_is_copied_at_every_nth_step(tmp_path: Path) -> None:
+    job = Job(tmp_path, capsule_values="auto")
+    job.kept._period = 1.0
+    for cost, interval in ((0.001, 1), (0.03, 2), (0.5, 32)):
+        job.kept._cost = 0.0
+        job.kept._adapt(cost)
+        assert job.kept._interval >= interval and job.kept._interval & (job.kept._interval - 1) == 0
+
+
+def test_another_thread_asks_and_a_control_is_written_beside(tmp_path: Path) -> None:
+    job = Job(tmp_path)
+    job.steps(5)
+    asking = threading.Thread(target=job.kept.freeze, args=("key", 3))
+    asking.start()
+    asking.join()
+    assert job.wait_for(2) == [(2, 3), (3, None)]
+    assert not job.guard.notes
+
+
+def test_the_first_step_has_its_control_after_it(tmp_path: Path) -> None:
+    job = Job(tmp_path)
+    job.steps(1)
+    job.kept.freeze("key", 0)
+    job.steps(3)
+    assert job.wait_for(2) == [(0, None), (1, 0)]
+
+
+def test_a_step_without_values_is_followed_by_one_that_has_them(tmp_path: Path) -> None:
+    job = Job(tmp_path, capsule_values="auto")
+    job.kept._adapt = lambda cost: setattr(job.kept, "_interval", 4)  # type: ignore[method-assign]
+    job.steps(6)
+    job.kept.freeze("key", 5)
+    job.steps(5)
+    assert job.wait_for(3) == [(4, 8), (5, None), (8, None)]
+
+
+@pytest.mark.usefixtures("_no_horizon")
+def test_what_comes_too_late_is_said_once(tmp_path: Path) -> None:
+    job = Job(tmp_path)
+    job.steps(8)
+    job.kept.freeze("a", 0)
+    job.kept.freeze("b", 1)
+    job.kept.close()
+    assert [note for note in job.kept.notes if "too late" in note] == job.kept.notes and len(job.kept.notes) == 1
+    assert job.written() == []
+
+
+def test_a_step_that_runs_is_written_when_the_program_ends(tmp_path: Path) -> None:
+    job = Job(tmp_path)
+    job.steps(3)
+    job.kept.freeze("key", 2)
+    job.kept.close()
+    assert job.written() == [(1, 2), (2, None)]
+
+
+def test_a_full_disk_is_said_once_and_harms_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: object) -> int:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(_capsule_writer, "write_capsule", full)
+    job = Job(tmp_path)
+    job.steps(4)
+    job.kept.freeze("a", 1)
+    job.kept.freeze("b", 2)
+    job.kept.close()
+    assert len(job.kept.notes) == 1 and "No space left" in job.kept.notes[0]
+    assert not job.guard.notes
+
+
+def test_one_key_does_not_fill_the_disk(tmp_path: Path) -> None:
+    job = Job(tmp_path)
+    for step in range(10):
+        job.steps(1)
+        job.kept.freeze("key", step)
+    job.kept.close()
+    assert len([c for _, c in job.written() if c is None]) <= _capsule_writer.MAX_A_KEY
+
+
+def test_no_graph_outlives_its_step(tmp_path: Path) -> None:
+    import gc
+    import weakref
+
+    job = Job(tmp_path)
+    x = torch.ones(4, 3)
+    job.clock.zero_grad(1)
+    job.kept.model_begins((job.model, x), None)
+    out = job.model(x)
+    job.kept.model_ends((job.model, x), None, out, False)
+    gone = weakref.ref(out), weakref.ref(x)
+    del out, x
+    gc.collect()
+    assert gone[0]() is None and gone[1]() is None

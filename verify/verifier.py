@@ -1,0 +1,448 @@
+"""The verifier: one process a job that judges what its ranks send, step by step, and tells people.
+
+Records come as events from a queue that the server's thread fills (`transport`); one thread, this one, feeds the checker,
+follows incidents and hands notices to the pager, whose own threads talk to the network. Nothing here can reach the job:
+when the verifier is slow or gone, ranks drop records and count them.
+
+At the end of the job the recorded run is checked as a whole, which also judges what no window can; what that adds becomes
+part of the incidents before the report is written.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, Final, Protocol
+
+import polars as pl
+
+from proctor.errors import ProctorError, TraceError
+from proctor.invariants.fit import misfit, said
+from proctor.invariants.invariant import Severity, Tier
+from proctor.invariants.pack import Pack
+from proctor.invariants.suppression import Suppression
+from proctor.invariants.trace import Run, Trace
+from proctor.invariants.verdict import CheckResult, Violation
+from proctor.verify.checker import Judged, check
+from proctor.verify.coverage import coverage
+from proctor.verify.fill import fill
+from proctor.verify.inbox import Event, Gap, Inbox, Joined, Left, Rows, Told
+from proctor.verify.incident import callers
+from proctor.verify.lifecycle import IncidentBook
+from proctor.verify.lifecycle.record import State
+from proctor.verify.metrics import Metrics, NoMetrics
+from proctor.verify.notice import Action, Notice
+from proctor.verify.online import OnlineChecker, Round
+from proctor.verify.series import curves
+from proctor.verify.silence import silence
+from proctor.verify.view.convert import incident_event
+from proctor.verify.view.events import CoverageEvent, EventLog, NoticeEvent, StepEvent
+from proctor.verify.writers import Writer
+
+TICK_S: Final = 0.5  # between two looks at the time
+_MOST_EVENTS: Final = 4096  # between two judgements
+_FILL_S: Final = 1.5  # waited for records that are not in the files yet
+_STUCK_S: Final = 5.0  # without the end of a step
+_SETTLE_S: Final = 1.0  # after the command has ended, for a process that is just about to connect
+LINGER_S: Final = 20.0  # after the command has ended, for ranks that still hold a connection
+MAX_WHOLE_BYTES: Final = 256 * 1024 * 1024  # of a recorded run that is checked as a whole at the end
+
+
+class Tells(Protocol):
+    """Where notices go: `paging.Pager`."""
+
+    def notify(self, notice: Notice) -> None: ...
+    def alive(self, text: str = "") -> None: ...
+    def close(self, timeout_s: float = 10.0, *, finished: bool = True) -> bool: ...
+
+
+@dataclass
+class Summary:
+    """What the verifier saw of a job, for its report and exit code."""
+
+    violations: list[Violation]
+    judged: int
+    lost: Mapping[str, int]
+    result: CheckResult | None = None
+    trace: Trace | None = None
+
+    def worst(self) -> Severity | None:
+        return max((v.severity for v in self.violations), key=lambda s: s.level, default=None)
+
+
+@dataclass(frozen=True)
+class _Whole:
+    """The recorded run as one judgement."""
+
+    first: int
+    end: int
+    judged: Sequence[Judged]
+
+
+@dataclass
+class _Peer:
+    rank: int = -1
+    heard: float = 0.0
+    gone: bool = False
+    said_bye: bool = False
+
+
+@dataclass
+class Verifier:
+    """Judges one job.
+
+    Args:
+        run: run directory, written or not by this host.
+        packs: rules; with `fitting` those of them whose requirements the job meets, once that is known.
+        inbox: what its processes send.
+        going: whether the command runs; without one the job is over when all its processes are.
+        refused: peers that were turned away so far, by reason.
+        book: its incidents.
+        log: for the live view.
+        pager: where notices go; `None`: nowhere.
+        metrics: for monitoring systems.
+        writers: of experiment trackers, which get curves and incidents.
+        suppressions: besides those of the packs.
+        freeze: asks all ranks to keep their last steps: capsule key and step.
+        say: one line for whoever watches the terminal.
+        now, clock: epoch seconds, and seconds that never jump.
+    """
+
+    run: Path
+    packs: Sequence[Pack]
+    inbox: Inbox
+    book: IncidentBook
+    log: EventLog
+    going: Callable[[], bool] | None = None
+    refused: Callable[[], Mapping[str, int]] = dict
+    fitting: bool = False
+    pager: Tells | None = None
+    metrics: Metrics = field(default_factory=NoMetrics)
+    writers: Sequence[Writer] = ()
+    suppressions: Sequence[Suppression] = ()
+    freeze: Callable[[str, int], None] = lambda key, step: None
+    say: Callable[[str], None] = lambda text: None
+    now: Callable[[], float] = time.time
+    clock: Callable[[], float] = time.monotonic
+    finished: bool = False
+    """Every process said goodbye."""
+
+    def __post_init__(self) -> None:
+        self._program = ""
+        self._peers: dict[str, _Peer] = {}
+        self._lost: dict[str, int] = {}
+        self._violations: dict[str, Violation] = {}
+        self._shown: dict[str, tuple[Any, ...]] = {}
+        self._checker = self._fresh()
+        self._ended: float | None = None  # when the command was seen to be over
+        self._refused: dict[str, int] = {}
+        self._ticked = self.clock()
+        self._stepped = (self.clock(), -1)
+        self._rate = 0.0
+        self._drawn = -1
+        self._progress = self.clock()  # when a step ended, or it was looked why none does
+        if self.book.restored:
+            self._tell(self.book.restarted("the verifier was started again; steps in between were not judged live"))
+
+    @property
+    def processes(self) -> list[str]:
+        """Names of the processes that are there."""
+        return [name for name, peer in self._peers.items() if not peer.gone]
+
+    @property
+    def deserted(self) -> bool:
+        """There were processes, and all are gone."""
+        return bool(self._peers) and not self.processes
+
+    # -- the loop ------------------------------------------------------------------------------------------------
+
+    def work(self) -> Summary:
+        """Judge until the job is over."""
+        while not self._over():
+            self.turn()
+        return self.close()
+
+    def turn(self, wait_s: float = TICK_S) -> None:
+        """Take what has come, judge what is over, look at the time."""
+        for event in self.inbox.get(wait_s, most=_MOST_EVENTS):
+            self._take(event)
+        self._judge()
+        if self.clock() - self._ticked >= TICK_S:
+            self._ticked = self.clock()
+            self._tick()
+
+    def close(self) -> Summary:
+        """Judge what is left, check the whole, tell the last."""
+        self._hear(self._checker.finish())
+        summary = Summary(list(self._violations.values()), self._checker.judged, dict(self._lost))
+        self._check_whole(summary)
+        self.finished = bool(self._peers) and all(peer.said_bye for peer in self._peers.values())
+        self._tell(self.book.close(finished=self.finished))
+        self._show()
+        self._step_event(finished=True)
+        self.log.close()
+        for writer in self.writers:
+            writer.close()
+        if self.pager is not None and not self.pager.close(finished=self.finished):
+            self.say("some notices could not be delivered; they wait in the outbox  →  proctor page flush")
+        return summary
+
+    def _over(self) -> bool:
+        there = bool(self.processes) or len(self.inbox) > 0
+        if self.going is None:
+            return self.deserted and not there
+        if self.going():
+            self._ended = None
+            return False
+        self._ended = self.clock() if self._ended is None else self._ended
+        return (not there and self.clock() - self._ended > _SETTLE_S) or self.clock() - self._ended > LINGER_S
+
+    # -- records -------------------------------------------------------------------------------------------------
+
+    def _take(self, event: Event) -> None:
+        peer = self._peers.setdefault(event.process, _Peer())
+        peer.heard = self.clock()
+        live = self._checker.live
+        try:
+            match event:
+                case Joined():
+                    self._join(event, peer)
+                case Rows():
+                    live.add(event.process, event.records, reached=event.reached)
+                case Told():
+                    live.member(event.process).tell(event.info)
+                case Gap():
+                    self._fill(event)
+                case Left():
+                    peer.gone, peer.said_bye = True, event.how == "bye"
+                    live.member(event.process).gone = True
+        except TraceError as e:
+            self._count("refused", 1)
+            self.say(str(e))
+
+    def _join(self, event: Joined, peer: _Peer) -> None:
+        members = self._checker.live.members
+        if event.process not in members and members and all(member.gone for member in members.values()):
+            self._hear(self._checker.finish())
+            self._checker = self._fresh()  # the job was started again: steps count from 0
+        rank = event.info.get("rank")
+        peer.rank = rank if isinstance(rank, int) else -1
+        peer.gone = False
+        if self.fitting:
+            self._fit(event.info)
+        self._checker.live.add(event.process, {}, event.info)
+        self._checker.live.member(event.process).gone = False
+
+    def _fill(self, gap: Gap) -> None:
+        """Records are missing: they are read from the run's files, or count as lost."""
+        member = self._checker.live.member(gap.process)
+        found = fill(self.run, gap, wait_s=0.0 if member.gone else _FILL_S)
+        if found.records:
+            self._checker.live.add(gap.process, found.records)
+        if found.missing:
+            member.lose(found.missing)
+            self._count("gap", found.missing)
+            self.say(f"{found.missing} records of {gap.process} did not arrive ({found.why}); the steps around them are unknown")
+
+    def _fresh(self) -> OnlineChecker:
+        return OnlineChecker(self.packs, run=str(self.run), program=self._program_name())
+
+    def _program_name(self) -> str:
+        if not self._program:
+            try:
+                self._program = str(json.loads((self.run / "run.json").read_bytes()).get("program", ""))
+            except (OSError, ValueError):
+                self._program = ""
+        return self._program
+
+    def _fit(self, info: Mapping[str, Any]) -> None:
+        """Of the shipped packs keep those that are for what this job uses."""
+        versions = said(info)
+        kept = [pack for pack in self.packs if not misfit(pack.requires, versions)]
+        self.fitting = False
+        if len(kept) < len(self.packs):
+            self.packs = kept
+            live, self._checker = self._checker.live, self._fresh()
+            self._checker.live = live
+        rules = sum(len(pack.invariants) for pack in kept)
+        self.say(f"watching with {rules} rules of {len(kept)} packs that fit this job")
+
+    # -- judging -------------------------------------------------------------------------------------------------
+
+    def _judge(self) -> None:
+        rounds = []
+        for one in self._checker.rounds():
+            for violation in one.violations:
+                self.metrics.latency(self._latency(one.trace, violation.step))
+            rounds.append(one)
+        if rounds:
+            self._progress = self.clock()
+            self._hear(rounds)
+
+    def _hear(self, rounds: Sequence[Round]) -> None:
+        if not rounds:
+            return
+        trace = rounds[0].trace
+        heard = [replace(one, judged=[j for j in one.judged if j.violation is None or self._wanted(j.violation)]) for one in rounds]
+        found = [v for one in heard for v in one.violations]
+        for violation in found:
+            if self._violations.setdefault(violation.id, violation) is violation:
+                self.metrics.violated(violation.code, violation.severity)
+        self.metrics.checked(sum(len(one.judged) for one in rounds))
+        self.metrics.step(self._checker.judged, self.now())
+        coords = {p.rank: p.coords for p in trace.processes}
+        ranks = len({p.rank for p in trace.processes})
+        notices = self.book.judged(heard, calls=callers(trace, found), ranks=ranks, coords=coords)
+        self._tell(notices)
+        self._show()
+        self._step_event(trace=trace)
+        self._draw(trace, rounds)
+
+    def _draw(self, trace: Trace, rounds: Sequence[Round]) -> None:
+        """Points of the judged steps, for those who draw curves elsewhere."""
+        if not self.writers:
+            return
+        first, end = max(0, min(r.first for r in rounds)), max(r.end for r in rounds)
+        points: dict[int, dict[str, float]] = {}
+        for name, (steps, values) in curves(trace).items():
+            for step, value in zip(steps, values, strict=True):
+                if first <= step < end and step > self._drawn:
+                    points.setdefault(step, {})[name] = value
+        for step in sorted(points):
+            self._drawn = step
+            for writer in self.writers:
+                writer.series(step, points[step])
+
+    def _wanted(self, violation: Violation) -> bool:
+        heard, _ = silence([violation], {self._program_name()}, [*self.suppressions, *(s for p in self.packs for s in p.suppressions)])
+        return bool(heard)
+
+    def _latency(self, trace: Trace, step: int | None) -> float:
+        """Seconds since the last call of a step returned, by the clock that all processes of a host share."""
+        of = trace.contexts.filter(pl.col("step") == (-1 if step is None else step))["ctx"]
+        ends = trace.calls.filter(pl.col("ctx").is_in(of.implode())).select((pl.col("t") + pl.col("dur")).max()).item()
+        return max(0.0, time.monotonic() - ends / 1e9) if isinstance(ends, int) else 0.0
+
+    # -- time ----------------------------------------------------------------------------------------------------
+
+    def _tick(self) -> None:
+        for reason, number in self.refused().items():
+            if number > self._refused.get(reason, 0):
+                self._count(f"bad_peer: {reason}", number - self._refused.get(reason, 0))
+                self._refused[reason] = number
+        if self.clock() - self._progress > _STUCK_S:
+            self._progress = self.clock()
+            self._hear(self._checker.stuck())
+        heard = {p.rank: p.heard for p in self._peers.values() if not p.gone and p.rank >= 0}
+        self._tell(self.book.tick(heard))
+        self._tell(self.book.coverage(self._lost, self._missing()))
+        self._show()
+        self.metrics.ranks(len(heard), max((m.world for m in self._checker.live.members.values()), default=0))
+        self.metrics.alive(self.now())
+        if self.pager is not None:
+            self.pager.alive(f"step {self._checker.judged}, {len(heard)} ranks")
+
+    def _missing(self) -> Collection[int]:
+        """Ranks that have not come, once another one has trained for a while."""
+        members = [m for m in self._checker.live.members.values() if m.trains]
+        if not members or max(m.reached for m in members) < 8:
+            return ()
+        world = max(m.world for m in members)
+        here = {p.rank for p in self._peers.values()}
+        return [rank for rank in range(min(world, 1 << 16)) if rank not in here]
+
+    def _count(self, reason: str, number: int) -> None:
+        self._lost[reason] = self._lost.get(reason, 0) + number
+        self.metrics.dropped(reason.partition(":")[0], number)
+        self.log.append(CoverageEvent(lost=dict(self._lost)))
+
+    # -- telling -------------------------------------------------------------------------------------------------
+
+    def _tell(self, notices: Iterable[Notice]) -> None:
+        told = [*self.book.unsent] if self.book.state_path is not None else list(notices)
+        for notice in told:
+            if notice.action is Action.TRIGGER and notice.step is not None and not notice.code.startswith("PR2"):
+                self.freeze(notice.key, notice.step)
+            if self.pager is not None:
+                self.pager.notify(notice)
+            self.log.append(NoticeEvent(action=notice.action.value, key=notice.key, title=notice.title))
+            if notice.action is Action.TRIGGER:
+                for writer in self.writers:
+                    writer.incident(notice.step, notice.title, notice.text, notice.severity)
+            word = "over" if notice.action is Action.RESOLVE else notice.tier.value
+            self.say(f"[{word}] {notice.code} {notice.title}")
+        if told:
+            self.book.taken()
+
+    def _show(self) -> None:
+        """Incidents as they are now, for the live view: those that changed."""
+        for one in self.book.incidents:
+            look = (one.state, one.title, one.severity, one.flaps, len(one.rules) + one.beside, one.ranks, one.capsule)
+            if self._shown.get(one.key) != look:
+                self._shown[one.key] = look
+                self.log.append(incident_event(one))
+        firing = [one.tier for one in self.book.incidents if one.state is State.FIRING]
+        self.metrics.active({tier: firing.count(tier) for tier in Tier})
+
+    def _step_event(self, *, finished: bool = False, trace: Trace | None = None) -> None:
+        members = [m for m in self._checker.live.members.values() if m.trains]
+        ahead = max((m.reached for m in members), default=-1)
+        behind = min(members, key=lambda m: m.reached, default=None)
+        at, step = self._stepped
+        if self.clock() - at >= 1.0:
+            self._rate = (self._checker.judged - step) / (self.clock() - at)
+            self._stepped = self.clock(), self._checker.judged
+        elif not finished and self._checker.judged % 8:
+            return  # often enough
+        lags = behind is not None and behind.reached < ahead - 1
+        result = self._checker.result() if finished else None
+        self.log.append(
+            StepEvent(
+                step=self._checker.judged,
+                ahead=ahead,
+                ranks=len(members),
+                behind=_rank(behind.info) if behind is not None and lags else None,
+                behind_step=behind.reached if behind is not None and lags else None,
+                checked=result.checked if result else 0,
+                violated=len(self._violations),
+                rate=max(0.0, self._rate),
+                latency_ms=1e3 * self._latency(trace, self._checker.judged) if trace is not None else 0.0,
+                finished=finished,
+            )
+        )
+
+    # -- the end -------------------------------------------------------------------------------------------------
+
+    def _check_whole(self, summary: Summary) -> None:
+        """Check the recorded run; what it adds is heard as one last judgement."""
+        size = sum(f.stat().st_size for f in self.run.glob("procs/*/*.arrow")) if self.run.is_dir() else 0
+        if not 0 < size <= MAX_WHOLE_BYTES:
+            if size:
+                self.say(f"the run is too long to be checked as a whole here  →  proctor check {self.run}")
+            return
+        try:
+            trace = Run(self.run).trace
+            summary.trace = trace
+            summary.result = result = check(trace, self.packs, suppressions=self.suppressions)
+        except (ProctorError, OSError) as e:
+            self.say(f"the recorded run could not be checked as a whole: {e}")
+            return
+        late = [v for v in result.violations if v.id not in self._violations]
+        for violation in late:
+            self._violations[violation.id] = violation
+        if late:
+            rules = {rule.id: rule for pack in self.packs for rule in pack.invariants}
+            whole = _Whole(-1, trace.steps, [Judged(rules[v.id], v.count, v.count, 0, v) for v in late if v.id in rules])
+            coords = {p.rank: p.coords for p in trace.processes}
+            self._tell(self.book.judged([whole], calls=callers(trace, late), ranks=len(coords), coords=coords))
+        summary.violations = list(self._violations.values())
+        for note in coverage(trace).notes[:3]:
+            self.say(note)
+
+
+def _rank(info: Mapping[str, Any]) -> int | None:
+    rank = info.get("rank")
+    return rank if isinstance(rank, int) else None
