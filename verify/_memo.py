@@ -7,7 +7,7 @@ same order, the same contexts (but for the number of the step), and fingerprints
 from __future__ import annotations
 
 import hashlib
-from typing import Any, NamedTuple
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 import polars as pl
@@ -18,12 +18,15 @@ from proctor.invariants.windows import PROLOGUE
 
 Array = np.ndarray[Any, Any]
 
+_RANDOM: Final = [int(kind) for kind in (Value.BATCH, Value.SAMPLE, Value.DRAW, Value.RNG)]
+
 
 class Look(NamedTuple):
-    """What a window looks like: its calls, and all of it."""
+    """What a window looks like: its calls; also states, and tensors that are sent or saved; also batches and randomness."""
 
     calls: bytes
     records: bytes
+    draws: bytes
 
 
 def look(trace: Trace, now: int) -> Look:
@@ -54,21 +57,24 @@ def look(trace: Trace, now: int) -> Look:
         *(calls[c].to_numpy() for c in ("fn", "site", "args", "ret", "flags")),
         *(held[c].to_numpy() for c in held.columns),
     )
-    of_calls = digest.digest()
+    of_calls, of_records = digest.digest(), list[bytes]()
 
-    seen = [_keys(states, "seq"), _keys(values, "seq")]
-    order = np.unique(np.concatenate([own, *seen]))
-    _take(
-        digest,
-        *(np.searchsorted(order, keys) for keys in (own, *seen)),
-        _first_seen(np.concatenate([states["fp"].to_numpy(), values["fp"].to_numpy()])),
-        *(contexts[frame["ctx"].to_numpy()] for frame in (states, values)),
-        *(states[c].to_numpy() for c in ("edge", "var", "meta", "flags")),
-        np.searchsorted(order, _keys(states, "call")),
-        *(values[c].to_numpy() for c in ("kind", "place", "meta", "flags")),
-        _items(trace, values),
-    )
-    return Look(of_calls, digest.digest())
+    random = pl.col("kind").is_in(_RANDOM)
+    for rows in (values.filter(~random), values):
+        seen = [_keys(states, "seq"), _keys(rows, "seq")]
+        order = np.unique(np.concatenate([own, *seen]))
+        _take(
+            digest,
+            *(np.searchsorted(order, keys) for keys in (own, *seen)),
+            _first_seen(np.concatenate([states["fp"].to_numpy(), rows["fp"].to_numpy()])),
+            *(contexts[frame["ctx"].to_numpy()] for frame in (states, rows)),
+            *(states[c].to_numpy() for c in ("edge", "var", "meta", "flags")),
+            np.searchsorted(order, _keys(states, "call")),
+            *(rows[c].to_numpy() for c in ("kind", "place", "meta", "flags")),
+            _items(trace, rows),
+        )
+        of_records.append(digest.digest())
+    return Look(of_calls, *of_records)
 
 
 def _take(digest: hashlib.blake2b, *columns: Array) -> None:

@@ -35,7 +35,8 @@ PATIENCE: Final = 64  # steps that a process may lag behind
 _WAITING_S: Final = 1.0  # a call that has not returned for so long is something to look at
 _BEHIND: Final = 64  # steps that are judged one by one,
 _NEWS: Final = 3  # unless so many of them looked like none before
-_LATE_SHARE: Final = 0.3  # of the time that rules may take that read numbers
+_QUICK: Final = ("calls", "records")  # rules that read these are judged first,
+_LATE_SHARE: Final = 0.3  # the others in this part of the time
 _MEMOS: Final = 512  # windows found healthy that are remembered, per relation
 
 
@@ -154,8 +155,8 @@ class OnlineChecker:
     def rounds(self) -> Iterator[Round]:
         """Judge the steps that are over since the last time, one relation after the other, the quick ones first.
 
-        Rules that read numbers, which are judged anew in every window, come less often, so that they hold up the others
-        for a small part of the time.
+        Rules that read numbers or random draws, which are judged anew in most windows, come less often, so that they hold up
+        the others for a small part of the time.
         """
         self.live.settle()
         now = self._over()
@@ -164,8 +165,8 @@ class OnlineChecker:
             behind = now - self._judged
             many = self.together and (behind > _BEHIND or (behind > 1 and self._news >= _NEWS))
             self._judged = now if many else self._judged + 1
-            self._news += 1
-            yield from self._round([g for g in self._groups if not self.together or g.reads != "numbers"])
+            self._news = 0 if many else self._news + 1
+            yield from self._round([g for g in self._groups if not self.together or g.reads in _QUICK])
         late = [these for these in self._groups if these.done < self._judged]
         begin = time.monotonic()
         if late and begin >= self._next_late:
@@ -217,7 +218,7 @@ class OnlineChecker:
             seen = replace(seen, horizon=dict.fromkeys(range(len(trace.processes)), now + 1))
         waiting = any(call.seconds > _WAITING_S for process in trace.processes for call in process.waiting)
         look: _memo.Look | None = None
-        for these in sorted(groups, key=lambda g: (g.relation.ahead, g.reads == "numbers", g.cost)):
+        for these in sorted(groups, key=lambda g: (g.relation.ahead, g.reads not in _QUICK, g.cost)):
             core = self._core(these, now)
             these.done = now
             if last:
@@ -227,7 +228,7 @@ class OnlineChecker:
             memo = None
             if these.reads != "numbers" and not last and not waiting:
                 look = _memo.look(trace, now) if look is None else look
-                memo = (look.calls if these.reads == "calls" else look.records, now - first, now - core.first, core.first < 0)
+                memo = (getattr(look, these.reads), now - first, now - core.first, core.first < 0)
             judged = self._judge(trace, these, core, seen, memo)
             yield Round(these.relation.name, core.first, core.end, judged, trace)
 

@@ -11,6 +11,7 @@ part of the incidents before the report is written.
 from __future__ import annotations
 
 import json
+import logging
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -26,6 +27,7 @@ from proctor.invariants.pack import Pack
 from proctor.invariants.suppression import Suppression
 from proctor.invariants.trace import Run, Trace
 from proctor.invariants.verdict import CheckResult, Violation
+from proctor.verify._roll import Roll
 from proctor.verify.checker import Judged, check
 from proctor.verify.coverage import coverage
 from proctor.verify.fill import fill
@@ -47,8 +49,15 @@ _MOST_EVENTS: Final = 4096  # between two judgements
 _FILL_S: Final = 1.5  # waited for records that are not in the files yet
 _STUCK_S: Final = 5.0  # without the end of a step
 _SETTLE_S: Final = 1.0  # after the command has ended, for a process that is just about to connect
-LINGER_S: Final = 20.0  # after the command has ended, for ranks that still hold a connection
+LINGER_S: Final = 20.0  # after the command has ended, for ranks that still hold a connection,
+_STOPPING_S: Final = 3.0  # or after somebody asked the verifier to stop
+_DONE_S: Final = 5.0  # without a command: after the last process said goodbye,
+_RETURN_S: Final = 60.0  # or was lost, which an elastic launcher starts again
+_FAILING_S: Final = 30.0  # in which no turn succeeds, until a new verifier may do better
+_MOST_UNTOLD: Final = 1000
 MAX_WHOLE_BYTES: Final = 256 * 1024 * 1024  # of a recorded run that is checked as a whole at the end
+
+_log: Final = logging.getLogger(__name__)
 
 
 class Tells(Protocol):
@@ -83,14 +92,6 @@ class _Whole:
 
 
 @dataclass
-class _Peer:
-    rank: int = -1
-    heard: float = 0.0
-    gone: bool = False
-    said_bye: bool = False
-
-
-@dataclass
 class Verifier:
     """Judges one job.
 
@@ -98,7 +99,8 @@ class Verifier:
         run: run directory, written or not by this host.
         packs: rules; with `fitting` those of them whose requirements the job meets, once that is known.
         inbox: what its processes send.
-        going: whether the command runs; without one the job is over when all its processes are.
+        going: whether the command runs; without one the job is over when all its processes are, and do not come back.
+        stopped: whether somebody asked this verifier to stop.
         refused: peers that were turned away so far, by reason.
         book: its incidents.
         log: for the live view.
@@ -117,6 +119,7 @@ class Verifier:
     book: IncidentBook
     log: EventLog
     going: Callable[[], bool] | None = None
+    stopped: Callable[[], bool] = lambda: False
     refused: Callable[[], Mapping[str, int]] = dict
     fitting: bool = False
     pager: Tells | None = None
@@ -132,12 +135,18 @@ class Verifier:
 
     def __post_init__(self) -> None:
         self._program = ""
-        self._peers: dict[str, _Peer] = {}
+        self._roll = Roll(self.clock)
         self._lost: dict[str, int] = {}
         self._violations: dict[str, Violation] = {}
         self._shown: dict[str, tuple[Any, ...]] = {}
         self._checker = self._fresh()
-        self._ended: float | None = None  # when the command was seen to be over
+        self._before = 0  # steps judged in earlier lives of the job
+        self._ended: float | None = None  # when the job was seen to be over
+        self._alone: float | None = None  # when all its processes were seen to be gone
+        self._untold: list[Notice] = []  # that the pager did not take yet
+        self._troubles: set[str] = set()
+        self._well = self.clock()  # when a turn succeeded
+        self._patience = self.clock()  # until when this turn may wait for records
         self._refused: dict[str, int] = {}
         self._ticked = self.clock()
         self._stepped = (self.clock(), -1)
@@ -150,12 +159,12 @@ class Verifier:
     @property
     def processes(self) -> list[str]:
         """Names of the processes that are there."""
-        return [name for name, peer in self._peers.items() if not peer.gone]
+        return self._roll.here
 
     @property
     def deserted(self) -> bool:
         """There were processes, and all are gone."""
-        return bool(self._peers) and not self.processes
+        return self._roll.deserted
 
     # -- the loop ------------------------------------------------------------------------------------------------
 
@@ -166,71 +175,116 @@ class Verifier:
         return self.close()
 
     def turn(self, wait_s: float = TICK_S) -> None:
-        """Take what has come, judge what is over, look at the time."""
-        for event in self.inbox.get(wait_s, most=_MOST_EVENTS):
-            self._take(event)
-        self._judge()
+        """Take what has come, judge what is over, look at the time.
+
+        Raises:
+            Exception: of ours, after half a minute in which no turn succeeded: a new verifier hears all names again.
+        """
+        events = self.inbox.get(wait_s, most=_MOST_EVENTS)
+        self._patience = self.clock() + _FILL_S
+        failed = [error for event in events if (error := self._try("records", lambda e=event: self._take(e))) is not None]  # type: ignore[misc]
+        failed += [error for error in [self._try("steps", self._judge)] if error is not None]
         if self.clock() - self._ticked >= TICK_S:
             self._ticked = self.clock()
             self._tick()
+        if not failed:
+            self._well = self.clock()
+        elif self.clock() - self._well > _FAILING_S:
+            raise failed[0]
 
     def close(self) -> Summary:
-        """Judge what is left, check the whole, tell the last."""
-        self._hear(self._checker.finish())
-        summary = Summary(list(self._violations.values()), self._checker.judged, dict(self._lost))
-        self._check_whole(summary)
-        self.finished = bool(self._peers) and all(peer.said_bye for peer in self._peers.values())
-        self._tell(self.book.close(finished=self.finished))
-        self._show()
-        self._step_event(finished=True)
-        self.log.close()
+        """Judge what is left, check the whole, tell the last; whatever fails, the rest is done."""
+        self._try("steps", lambda: self._hear(self._checker.finish()))
+        judged = self._before + self._checker.judged
+        summary = Summary(list(self._violations.values()), judged, dict(self._lost))
+        self._try("the whole run", lambda: self._check_whole(summary))
+        summary.lost = dict(self._lost)
+        self.finished = self._roll.finished
+        if not self._roll.peers and summary.result is None:
+            self.say("no process of the job trained under watch, so nothing was judged  →  proctor doctor")
+        self._try("incidents", lambda: self._tell(self.book.close(finished=self.finished)), lost=False)
+        self._try("view", self._show, lost=False)
+        self._try("view", lambda: self._step_event(finished=True), lost=False)
+        self._try("view", self.log.close, lost=False)
         for writer in self.writers:
-            writer.close()
+            self._try("a writer", writer.close, lost=False)
+        self._try("paging", self._close_pager, lost=False)
+        self._try("metrics", self.metrics.close, lost=False)
+        return summary
+
+    def _close_pager(self) -> None:
         if self.pager is not None and not self.pager.close(finished=self.finished):
             self.say("some notices could not be delivered; they wait in the outbox  →  proctor page flush")
-        return summary
 
     def _over(self) -> bool:
         there = bool(self.processes) or len(self.inbox) > 0
-        if self.going is None:
-            return self.deserted and not there
-        if self.going():
+        stopped = self.stopped()
+        if not stopped and (self.going() if self.going is not None else not self._left(there)):
             self._ended = None
             return False
         self._ended = self.clock() if self._ended is None else self._ended
-        return (not there and self.clock() - self._ended > _SETTLE_S) or self.clock() - self._ended > LINGER_S
+        since = self.clock() - self._ended
+        return (not there and since > _SETTLE_S) or since > (_STOPPING_S if stopped else LINGER_S)
+
+    def _left(self, there: bool) -> bool:
+        """Without a command to look at: whether the processes are gone for good."""
+        if there or not self.deserted:
+            self._alone = None
+            return False
+        self._alone = self.clock() if self._alone is None else self._alone
+        return self.clock() - self._alone > (_DONE_S if self._roll.finished else _RETURN_S)
+
+    def _try(self, what: str, work: Callable[[], object], *, lost: bool = True) -> Exception | None:
+        """Do it; a mistake of ours is said once, counts as lost coverage, and does not end the watch."""
+        try:
+            work()
+        except Exception as error:  # noqa: BLE001  whatever it is, the next step can be judged
+            text = f"{what}: internal error: {type(error).__name__}: {error}"[:300]
+            if text not in self._troubles and len(self._troubles) < 100:
+                self._troubles.add(text)
+                self.say(f"{text}; watching goes on")
+                _log.info("%s", what, exc_info=True)
+            if lost:
+                self._count("internal", 1)
+            return error
+        return None
 
     # -- records -------------------------------------------------------------------------------------------------
 
     def _take(self, event: Event) -> None:
-        peer = self._peers.setdefault(event.process, _Peer())
-        peer.heard = self.clock()
+        if isinstance(event, Joined) and self._roll.begins(event):
+            self._again()
+        peer = self._roll.hear(event.process)
+        if peer is None:
+            return  # it belongs to an earlier life of the job
         live = self._checker.live
         try:
             match event:
                 case Joined():
-                    self._join(event, peer)
+                    self._join(event)
                 case Rows():
                     live.add(event.process, event.records, reached=event.reached)
                 case Told():
+                    peer.tell(event.info)
                     live.member(event.process).tell(event.info)
                 case Gap():
                     self._fill(event)
                 case Left():
-                    peer.gone, peer.said_bye = True, event.how == "bye"
+                    self._roll.leave(event)
                     live.member(event.process).gone = True
         except TraceError as e:
             self._count("refused", 1)
             self.say(str(e))
 
-    def _join(self, event: Joined, peer: _Peer) -> None:
-        members = self._checker.live.members
-        if event.process not in members and members and all(member.gone for member in members.values()):
-            self._hear(self._checker.finish())
-            self._checker = self._fresh()  # the job was started again: steps count from 0
-        rank = event.info.get("rank")
-        peer.rank = rank if isinstance(rank, int) else -1
-        peer.gone = False
+    def _again(self) -> None:
+        """The job was started again: steps count from 0."""
+        self._try("steps", lambda: self._hear(self._checker.finish()))
+        self._before += self._checker.judged + 1
+        self._roll.begin()
+        self._checker = self._fresh()
+
+    def _join(self, event: Joined) -> None:
+        self._roll.join(event)
         if self.fitting:
             self._fit(event.info)
         self._checker.live.add(event.process, {}, event.info)
@@ -239,7 +293,7 @@ class Verifier:
     def _fill(self, gap: Gap) -> None:
         """Records are missing: they are read from the run's files, or count as lost."""
         member = self._checker.live.member(gap.process)
-        found = fill(self.run, gap, wait_s=0.0 if member.gone else _FILL_S)
+        found = fill(self.run, gap, wait_s=0.0 if member.gone else max(0.0, self._patience - self.clock()))
         if found.records:
             self._checker.live.add(gap.process, found.records)
         if found.missing:
@@ -273,14 +327,16 @@ class Verifier:
     # -- judging -------------------------------------------------------------------------------------------------
 
     def _judge(self) -> None:
-        rounds = []
-        for one in self._checker.rounds():
-            for violation in one.violations:
-                self.metrics.latency(self._latency(one.trace, violation.step))
-            rounds.append(one)
-        if rounds:
-            self._progress = self.clock()
-            self._hear(rounds)
+        rounds: list[Round] = []
+        try:
+            for one in self._checker.rounds():
+                rounds.append(one)
+                for violation in one.violations:
+                    self.metrics.latency(self._latency(one.trace, violation.step))
+        finally:  # what was found before something failed is told
+            if rounds:
+                self._progress = self.clock()
+                self._hear(rounds)
 
     def _hear(self, rounds: Sequence[Round]) -> None:
         if not rounds:
@@ -297,9 +353,9 @@ class Verifier:
         ranks = len({p.rank for p in trace.processes})
         notices = self.book.judged(heard, calls=callers(trace, found), ranks=ranks, coords=coords)
         self._tell(notices)
-        self._show()
-        self._step_event(trace=trace)
-        self._draw(trace, rounds)
+        self._try("view", self._show, lost=False)
+        self._try("view", lambda: self._step_event(trace=trace), lost=False)
+        self._try("curves", lambda: self._draw(trace, rounds), lost=False)
 
     def _draw(self, trace: Trace, rounds: Sequence[Round]) -> None:
         """Points of the judged steps, for those who draw curves elsewhere."""
@@ -329,30 +385,41 @@ class Verifier:
     # -- time ----------------------------------------------------------------------------------------------------
 
     def _tick(self) -> None:
+        self._try("peers", self._count_refused)
+        self._try("calls that wait", self._look_at_waiting)
+        self._try("incidents", self._look_at_ranks)
+        self._try("view", self._show, lost=False)
+        self._try("paging", self._page, lost=False)
+        self._try("metrics", self._measure, lost=False)
+
+    def _count_refused(self) -> None:
         for reason, number in self.refused().items():
             if number > self._refused.get(reason, 0):
                 self._count(f"bad_peer: {reason}", number - self._refused.get(reason, 0))
                 self._refused[reason] = number
+
+    def _look_at_waiting(self) -> None:
         if self.clock() - self._progress > _STUCK_S:
             self._progress = self.clock()
             self._hear(self._checker.stuck())
-        heard = {p.rank: p.heard for p in self._peers.values() if not p.gone and p.rank >= 0}
-        self._tell(self.book.tick(heard))
+
+    def _look_at_ranks(self) -> None:
+        self._tell(self.book.tick(self._roll.heard))
         self._tell(self.book.coverage(self._lost, self._missing()))
-        self._show()
-        self.metrics.ranks(len(heard), max((m.world for m in self._checker.live.members.values()), default=0))
+
+    def _measure(self) -> None:
+        heard = len(self._roll.heard)
+        self.metrics.ranks(heard, max((m.world for m in self._checker.live.members.values()), default=0))
         self.metrics.alive(self.now())
         if self.pager is not None:
-            self.pager.alive(f"step {self._checker.judged}, {len(heard)} ranks")
+            self.pager.alive(f"step {self._checker.judged}, {heard} ranks")
 
     def _missing(self) -> Collection[int]:
         """Ranks that have not come, once another one has trained for a while."""
         members = [m for m in self._checker.live.members.values() if m.trains]
         if not members or max(m.reached for m in members) < 8:
             return ()
-        world = max(m.world for m in members)
-        here = {p.rank for p in self._peers.values()}
-        return [rank for rank in range(min(world, 1 << 16)) if rank not in here]
+        return self._roll.missing(max(m.world for m in members))
 
     def _count(self, reason: str, number: int) -> None:
         self._lost[reason] = self._lost.get(reason, 0) + number
@@ -362,20 +429,30 @@ class Verifier:
     # -- telling -------------------------------------------------------------------------------------------------
 
     def _tell(self, notices: Iterable[Notice]) -> None:
-        told = [*self.book.unsent] if self.book.state_path is not None else list(notices)
-        for notice in told:
+        given = self.book.unsent if self.book.state_path is not None else list(notices)
+        fresh = [notice for notice in given if notice not in self._untold]
+        self._untold = [*self._untold, *fresh][-_MOST_UNTOLD:]
+        for notice in fresh:
             if notice.action is Action.TRIGGER and notice.step is not None and not notice.code.startswith("PR2"):
-                self.freeze(notice.key, notice.step)
-            if self.pager is not None:
-                self.pager.notify(notice)
+                self._try("capsules", lambda n=notice: self.freeze(n.key, n.step), lost=False)  # type: ignore[misc]
             self.log.append(NoticeEvent(action=notice.action.value, key=notice.key, title=notice.title))
             if notice.action is Action.TRIGGER:
                 for writer in self.writers:
-                    writer.incident(notice.step, notice.title, notice.text, notice.severity)
+                    self._try("a writer", lambda n=notice, w=writer: w.incident(n.step, n.title, n.text, n.severity), lost=False)  # type: ignore[misc]
             word = "over" if notice.action is Action.RESOLVE else notice.tier.value
             self.say(f"[{word}] {notice.code} {notice.title}")
-        if told:
-            self.book.taken()
+        if fresh:
+            self._try("paging", self._page, lost=False)
+
+    def _page(self) -> None:
+        """Hand notices to the pager; one that it does not take is offered again."""
+        if not self._untold:
+            return
+        while self._untold:
+            if self.pager is not None:
+                self.pager.notify(self._untold[0])
+            self._untold.pop(0)
+        self.book.taken()
 
     def _show(self) -> None:
         """Incidents as they are now, for the live view: those that changed."""
@@ -419,6 +496,9 @@ class Verifier:
     def _check_whole(self, summary: Summary) -> None:
         """Check the recorded run; what it adds is heard as one last judgement."""
         size = sum(f.stat().st_size for f in self.run.glob("procs/*/*.arrow")) if self.run.is_dir() else 0
+        if self._roll.lives > 1:
+            self.say(f"the job was started {self._roll.lives} times: each was judged as it went on, and the run not as a whole")
+            return
         if not 0 < size <= MAX_WHOLE_BYTES:
             if size:
                 self.say(f"the run is too long to be checked as a whole here  →  proctor check {self.run}")

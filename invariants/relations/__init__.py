@@ -32,7 +32,7 @@ from proctor.invariants.relations import _surveys
 from proctor.invariants.trace import Trace
 
 Confirm = Literal["at once", "repeat"]
-Reads = Literal["calls", "records", "numbers"]
+Reads = Literal["calls", "records", "draws", "numbers"]
 
 
 @dataclass(frozen=True)
@@ -100,9 +100,10 @@ class Relation(ABC):
     ahead: ClassVar[int] = 1
     # It also speaks of calls that have not returned.
     waits: ClassVar[bool] = False
-    # In a run that goes on: what verdicts depend on. `calls`: which calls were made how. `records`: also which
-    # fingerprints are equal, and flags. `numbers`: also norms, numbers or times. Steps that look like one that was found
-    # healthy, in what a relation reads, need not be judged again.
+    # In a run that goes on: what verdicts depend on. `calls`: which calls were made how. `records`: also which fingerprints
+    # of states and of what is sent or saved are equal, and flags. `draws`: also those of batches and random states.
+    # `numbers`: also norms, numbers or times. Steps that look like one that was found healthy, in what a relation reads,
+    # need not be judged again.
     reads: ClassVar[Reads] = "numbers"
     # In a run that goes on: whether one failing step is enough to tell somebody, or it has to fail again soon after, as
     # what depends on chance should.

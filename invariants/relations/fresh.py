@@ -115,7 +115,7 @@ class Fresh(Relation):
     code = "PR107"
     upstream: ClassVar[int] = 1
     ahead: ClassVar[int] = 0
-    reads: ClassVar[Reads] = "records"
+    reads: ClassVar[Reads] = "draws"
     absence: ClassVar[bool] = (
         True  # `moves` says that something happened; repetitions are seen, so fewer rows are none
     )
