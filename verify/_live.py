@@ -180,10 +180,10 @@ class LiveTrace:
         waiting, self._waiting[table] = self._waiting[table], []
         if not waiting:
             return None
-        frame = pl.DataFrame(pl.from_arrow(pa.Table.from_batches([batch for _, batch in waiting])))
+        frame = pl.DataFrame(pl.from_arrow(pa.concat_batches([batch for _, batch in waiting])))
         numbers = np.array([number for number, _ in waiting], dtype=np.uint16)
         procs = np.repeat(numbers, [batch.num_rows for _, batch in waiting])
-        return frame.rechunk().with_columns(pl.Series("proc", procs))
+        return frame.with_columns(pl.Series("proc", procs))
 
     def _name(self, member: Member, batch: pa.RecordBatch) -> None:
         kinds, ids, texts = (batch.column(c).to_pylist() for c in ("kind", "id", "text"))

@@ -22,22 +22,23 @@ _RANDOM: Final = [int(kind) for kind in (Value.BATCH, Value.SAMPLE, Value.DRAW, 
 
 
 class Look(NamedTuple):
-    """What a window looks like: its calls; also states, and tensors that are sent or saved; also batches and randomness."""
+    """What a window looks like: its calls; also its states and values."""
 
     calls: bytes
     records: bytes
-    draws: bytes
 
 
-def look(trace: Trace, now: int) -> Look:
+def look(trace: Trace, now: int, *, draws: bool) -> Look:
     """Digests of all that relations may depend on that say so (`Relation.reads`), but for calls that have not returned.
 
     Args:
         trace: a window of a run that goes on.
         now: its last step.
+        draws: whether batches and random states count, too.
     """
     calls, states = trace.calls, trace.states
-    values = trace.values.filter(pl.col("kind") != int(Value.NUMBER))
+    left_out = [int(Value.NUMBER)] if draws else [int(Value.NUMBER), *_RANDOM]
+    values = trace.values.filter(~pl.col("kind").is_in(left_out))
     contexts = np.zeros(trace.contexts.height + 1, dtype=np.uint64)
     late = pl.col("step") >= PROLOGUE
     told = trace.contexts.with_columns(pl.when(late).then(pl.col("step") - now + (1 << 24)).otherwise("step").alias("step"))
@@ -57,24 +58,21 @@ def look(trace: Trace, now: int) -> Look:
         *(calls[c].to_numpy() for c in ("fn", "site", "args", "ret", "flags")),
         *(held[c].to_numpy() for c in held.columns),
     )
-    of_calls, of_records = digest.digest(), list[bytes]()
+    of_calls = digest.digest()
 
-    random = pl.col("kind").is_in(_RANDOM)
-    for rows in (values.filter(~random), values):
-        seen = [_keys(states, "seq"), _keys(rows, "seq")]
-        order = np.unique(np.concatenate([own, *seen]))
-        _take(
-            digest,
-            *(np.searchsorted(order, keys) for keys in (own, *seen)),
-            _first_seen(np.concatenate([states["fp"].to_numpy(), rows["fp"].to_numpy()])),
-            *(contexts[frame["ctx"].to_numpy()] for frame in (states, rows)),
-            *(states[c].to_numpy() for c in ("edge", "var", "meta", "flags")),
-            np.searchsorted(order, _keys(states, "call")),
-            *(rows[c].to_numpy() for c in ("kind", "place", "meta", "flags")),
-            _items(trace, rows),
-        )
-        of_records.append(digest.digest())
-    return Look(of_calls, *of_records)
+    seen = [_keys(states, "seq"), _keys(values, "seq")]
+    order = np.unique(np.concatenate([own, *seen]))
+    _take(
+        digest,
+        *(np.searchsorted(order, keys) for keys in (own, *seen)),
+        _first_seen(np.concatenate([states["fp"].to_numpy(), values["fp"].to_numpy()])),
+        *(contexts[frame["ctx"].to_numpy()] for frame in (states, values)),
+        *(states[c].to_numpy() for c in ("edge", "var", "meta", "flags")),
+        np.searchsorted(order, _keys(states, "call")),
+        *(values[c].to_numpy() for c in ("kind", "place", "meta", "flags")),
+        _items(trace, values),
+    )
+    return Look(of_calls, digest.digest())
 
 
 def _take(digest: hashlib.blake2b, *columns: Array) -> None:

@@ -34,7 +34,8 @@ from proctor.verify.incident import callers, group
 PATIENCE: Final = 64  # steps that a process may lag behind
 _WAITING_S: Final = 1.0  # a call that has not returned for so long is something to look at
 _BEHIND: Final = 64  # steps that are judged one by one,
-_NEWS: Final = 3  # unless so many of them looked like none before
+_NEWS: Final = 3  # unless so many of them looked like none before,
+_LONG_S: Final = 0.3  # or one took so long
 _QUICK: Final = ("calls", "records")  # rules that read these are judged first,
 _LATE_SHARE: Final = 0.3  # the others in this part of the time
 _MEMOS: Final = 512  # windows found healthy that are remembered, per relation
@@ -128,7 +129,7 @@ class OnlineChecker:
         self._past: dict[str, pl.DataFrame] = {}
         self._members = 0
         self._judged = -1  # the last step that is over
-        self._next_late = 0.0
+        self._next_late = self._spent = 0.0
         self._news = 0  # windows in a row that looked like none before
         self._trace: Trace | None = None
         self.live = LiveTrace(self.run, self.program)
@@ -163,10 +164,13 @@ class OnlineChecker:
         while self._judged < now:
             # Step by step windows look alike, and what was seen before costs nothing; many new ones cost less at once.
             behind = now - self._judged
-            many = self.together and (behind > _BEHIND or (behind > 1 and self._news >= _NEWS))
+            slow = self._news >= _NEWS or self._spent > _LONG_S
+            many = self.together and (behind > _BEHIND or (behind > 1 and slow))
+            begin = time.monotonic()
             self._judged = now if many else self._judged + 1
             self._news = 0 if many else self._news + 1
             yield from self._round([g for g in self._groups if not self.together or g.reads in _QUICK])
+            self._spent = time.monotonic() - begin
         late = [these for these in self._groups if these.done < self._judged]
         begin = time.monotonic()
         if late and begin >= self._next_late:
@@ -217,7 +221,7 @@ class OnlineChecker:
             trace.over = now
             seen = replace(seen, horizon=dict.fromkeys(range(len(trace.processes)), now + 1))
         waiting = any(call.seconds > _WAITING_S for process in trace.processes for call in process.waiting)
-        look: _memo.Look | None = None
+        looks: dict[bool, _memo.Look] = {}
         for these in sorted(groups, key=lambda g: (g.relation.ahead, g.reads not in _QUICK, g.cost)):
             core = self._core(these, now)
             these.done = now
@@ -227,8 +231,11 @@ class OnlineChecker:
                 continue
             memo = None
             if these.reads != "numbers" and not last and not waiting:
-                look = _memo.look(trace, now) if look is None else look
-                memo = (getattr(look, these.reads), now - first, now - core.first, core.first < 0)
+                draws = these.reads == "draws"
+                if draws not in looks:
+                    looks[draws] = _memo.look(trace, now, draws=draws)
+                seen_as = looks[draws].calls if these.reads == "calls" else looks[draws].records
+                memo = (seen_as, now - first, now - core.first, core.first < 0)
             judged = self._judge(trace, these, core, seen, memo)
             yield Round(these.relation.name, core.first, core.end, judged, trace)
 

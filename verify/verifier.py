@@ -15,6 +15,7 @@ import logging
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, Final, Protocol
 
@@ -77,6 +78,7 @@ class Summary:
     lost: Mapping[str, int]
     result: CheckResult | None = None
     trace: Trace | None = None
+    info: Mapping[str, Any] = field(default_factory=dict)
 
     def worst(self) -> Severity | None:
         return max((v.severity for v in self.violations), key=lambda s: s.level, default=None)
@@ -97,6 +99,7 @@ class Verifier:
 
     Args:
         run: run directory, written or not by this host.
+        pack_names: what reports call them.
         packs: rules; with `fitting` those of them whose requirements the job meets, once that is known.
         inbox: what its processes send.
         going: whether the command runs; without one the job is over when all its processes are, and do not come back.
@@ -121,6 +124,7 @@ class Verifier:
     going: Callable[[], bool] | None = None
     stopped: Callable[[], bool] = lambda: False
     refused: Callable[[], Mapping[str, int]] = dict
+    pack_names: Sequence[str] = ()
     fitting: bool = False
     pager: Tells | None = None
     metrics: Metrics = field(default_factory=NoMetrics)
@@ -182,7 +186,7 @@ class Verifier:
         """
         events = self.inbox.get(wait_s, most=_MOST_EVENTS)
         self._patience = self.clock() + _FILL_S
-        failed = [error for event in events if (error := self._try("records", lambda e=event: self._take(e))) is not None]  # type: ignore[misc]
+        failed = [error for event in events if (error := self._try("records", partial(self._take, event))) is not None]
         failed += [error for error in [self._try("steps", self._judge)] if error is not None]
         if self.clock() - self._ticked >= TICK_S:
             self._ticked = self.clock()
@@ -200,8 +204,9 @@ class Verifier:
         self._try("the whole run", lambda: self._check_whole(summary))
         summary.lost = dict(self._lost)
         self.finished = self._roll.finished
-        if not self._roll.peers and summary.result is None:
-            self.say("no process of the job trained under watch, so nothing was judged  →  proctor doctor")
+        if summary.judged < 0 and summary.result is None:
+            far = "" if not self._roll.peers else " to the end of a step"
+            self.say(f"no process of the job trained{far} under watch, so nothing was judged  →  proctor doctor")
         self._try("incidents", lambda: self._tell(self.book.close(finished=self.finished)), lost=False)
         self._try("view", self._show, lost=False)
         self._try("view", lambda: self._step_event(finished=True), lost=False)
@@ -318,6 +323,7 @@ class Verifier:
         kept = [pack for pack in self.packs if not misfit(pack.requires, versions)]
         self.fitting = False
         if len(kept) < len(self.packs):
+            self.pack_names = [n for n, pack in zip(self.pack_names, self.packs, strict=False) if any(pack is one for one in kept)]
             self.packs = kept
             live, self._checker = self._checker.live, self._fresh()
             self._checker.live = live
@@ -434,11 +440,12 @@ class Verifier:
         self._untold = [*self._untold, *fresh][-_MOST_UNTOLD:]
         for notice in fresh:
             if notice.action is Action.TRIGGER and notice.step is not None and not notice.code.startswith("PR2"):
-                self._try("capsules", lambda n=notice: self.freeze(n.key, n.step), lost=False)  # type: ignore[misc]
+                self._try("capsules", partial(self.freeze, notice.key, notice.step), lost=False)
             self.log.append(NoticeEvent(action=notice.action.value, key=notice.key, title=notice.title))
             if notice.action is Action.TRIGGER:
                 for writer in self.writers:
-                    self._try("a writer", lambda n=notice, w=writer: w.incident(n.step, n.title, n.text, n.severity), lost=False)  # type: ignore[misc]
+                    said = partial(writer.incident, notice.step, notice.title, notice.text, notice.severity)
+                    self._try("a writer", said, lost=False)
             word = "over" if notice.action is Action.RESOLVE else notice.tier.value
             self.say(f"[{word}] {notice.code} {notice.title}")
         if fresh:
@@ -504,8 +511,9 @@ class Verifier:
                 self.say(f"the run is too long to be checked as a whole here  →  proctor check {self.run}")
             return
         try:
-            trace = Run(self.run).trace
-            summary.trace = trace
+            run = Run(self.run)
+            summary.trace = trace = run.trace
+            summary.info = run.info
             summary.result = result = check(trace, self.packs, suppressions=self.suppressions)
         except (ProctorError, OSError) as e:
             self.say(f"the recorded run could not be checked as a whole: {e}")

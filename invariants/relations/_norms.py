@@ -11,14 +11,14 @@ from __future__ import annotations
 import math
 from typing import Final
 
-import numpy as np
 import polars as pl
 
 from proctor.invariants.relations import _frames
 from proctor.invariants.schema import StateFlag
 from proctor.invariants.trace import Trace
 
-_REMEMBERED: Final = 512  # updates of a run that goes on
+_REMEMBERED: Final = 4096  # updates of a run that goes on, over all processes,
+_LEAST_REMEMBERED: Final = 32  # and of each
 WARM_UP: Final = 5  # updates before a run has a past to be compared with
 _BAD: Final = int(StateFlag.NONE | StateFlag.NONFINITE | StateFlag.UNHASHED)
 
@@ -74,7 +74,8 @@ def remembered(trace: Trace, first: int, end: int) -> pl.DataFrame:
     told = told.filter(pl.col("step") < end).sort(*mine, "step")
     place, last = pl.int_range(pl.len()).over(mine), pl.len().over(mine)
     largest = pl.col("norm") == pl.col("norm").max().over(mine)
-    return told.filter((place < WARM_UP) | (place >= last - _REMEMBERED) | largest)
+    kept = max(_LEAST_REMEMBERED, _REMEMBERED // max(1, len(trace.processes)))
+    return told.filter((place < WARM_UP) | (place >= last - kept) | largest)
 
 
 def _with_past(trace: Trace, kind: str, rows: pl.DataFrame) -> pl.DataFrame:
@@ -101,18 +102,14 @@ def rises(norms: pl.DataFrame) -> pl.DataFrame:
 
 def against_median(norms: pl.DataFrame) -> pl.DataFrame:
     """As `rises`, with `rise` against the median of the first updates and of all earlier ones, whichever is larger."""
-    parts = [_against_median(part) for part in norms.partition_by("proc", "optimizer", maintain_order=True)]
-    empty = norms.clear().with_columns(pl.lit(None, dtype=pl.Float64).alias("rise"), pl.lit(None, dtype=pl.Float64).alias("past"))
-    return pl.concat([empty, *parts])
-
-
-def _against_median(one: pl.DataFrame) -> pl.DataFrame:
-    rows = one.filter(pl.col("norm").is_finite() & (pl.col("norm") > 0)).sort("step")
-    values = rows["norm"].to_numpy()
-    past = rows["norm"].rolling_median(window_size=max(len(values), 1), min_samples=1).shift(1)
-    start = float(np.median(values[:WARM_UP])) if len(values) else math.nan
-    past = past.clip(lower_bound=start)
-    return rows.with_columns((pl.col("norm") / past).log10().alias("rise"), past.alias("past"))[WARM_UP:]
+    mine = ["proc", "optimizer"]
+    rows = norms.filter(pl.col("norm").is_finite() & (pl.col("norm") > 0)).sort(*mine, "step")
+    longest = max([1, *rows.group_by(mine).len()["len"].to_list()])
+    past = pl.col("norm").rolling_median(window_size=longest, min_samples=1).shift(1).over(mine)
+    start = pl.col("norm").head(WARM_UP).median().over(mine)
+    rows = rows.with_columns(pl.max_horizontal(past, start).alias("past"), pl.int_range(pl.len()).over(mine).alias("_i"))
+    rows = rows.with_columns((pl.col("norm") / pl.col("past")).log10().alias("rise"))
+    return rows.filter(pl.col("_i") >= WARM_UP).select(*norms.columns, "rise", "past")
 
 
 def log_wealth(by: list[str], rate: float) -> pl.Expr:

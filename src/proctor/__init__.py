@@ -4,7 +4,7 @@ Three ways in: the command line (`proctor record`, `proctor infer`, `proctor che
 
     import proctor
     proctor.watch(model, optimizer)      # the same as `proctor record` for this process
-    proctor.meta(stage="warmup")         # your own context, usable in preconditions
+    proctor.meta(stage="warmup")         # your own context, kept with the records
 
     run = proctor.open_run("runs/healthy")   # polars frames of what was recorded
 """

@@ -7,6 +7,7 @@ import contextlib
 import os
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Final
 
@@ -15,6 +16,26 @@ import msgspec
 from proctor.errors import TraceError, UsageError
 
 LEVELS: Final = ("info", "warning", "error", "critical", "never")
+
+
+class Verdict(msgspec.Struct, kw_only=True):
+    """`RUN/verify/verdict.json`, written when the verifier is done.
+
+    Args:
+        worst: severity of the worst violation; `None`: there is none.
+        violations: rules that were violated.
+        steps: that were judged.
+        lost: records that did not reach the verifier, by reason.
+    """
+
+    worst: str | None = None
+    violations: int = 0
+    steps: int = 0
+    lost: dict[str, int] = {}
+
+    def fails(self, fail_on: str) -> bool:
+        """Whether something of this severity was found."""
+        return self.worst in LEVELS[:-1] and LEVELS.index(str(self.worst)) >= LEVELS.index(fail_on)
 
 
 class Settings(msgspec.Struct, kw_only=True):
@@ -73,13 +94,17 @@ class Settings(msgspec.Struct, kw_only=True):
         self.pid, self.started = pid, start_time(pid)
         self.write()
 
-    def verdict(self) -> str | None:
-        """The worst severity that a verifier that is done has found; `None`: nothing, or it is not done."""
+    def verdict(self) -> Verdict | None:
+        """What a verifier that is done has found; `None`: it is not done."""
         with contextlib.suppress(OSError, msgspec.MsgspecError):
-            found = msgspec.json.decode((self.folder / "verdict.json").read_bytes(), type=dict[str, str | int | None])
-            worst = found.get("worst")
-            return str(worst) if worst else None
+            return msgspec.json.decode((self.folder / "verdict.json").read_bytes(), type=Verdict)
         return None
+
+    def give(self, verdict: Verdict) -> None:
+        """Raises OSError."""
+        temporary = self.folder / f"verdict.json.{os.getpid()}"
+        temporary.write_bytes(msgspec.json.encode(verdict))
+        temporary.replace(self.folder / "verdict.json")
 
 
 def read_settings(run: Path) -> Settings:
@@ -104,6 +129,7 @@ def settings_of(args: argparse.Namespace, target: Path) -> Settings:
         ProctorError: a pack, the paging configuration or a suppression cannot be used, or a package is missing.
     """
     from proctor.cli._inputs import load_packs, shipped
+    from proctor.invariants.peer import parse_address, read_token
     from proctor.invariants.suppression import read_suppressions
     from proctor.verify.metrics import metrics
     from proctor.verify.paging.config import read_config
@@ -119,8 +145,15 @@ def settings_of(args: argparse.Namespace, target: Path) -> Settings:
     for text in args.export:
         parse(text)
     host, _, port = (args.metrics or "").rpartition(":")
-    if args.metrics and not port.isdecimal():
+    if args.metrics and not (port.isdecimal() and int(port) < 1 << 16):
         raise UsageError(f"--metrics {args.metrics}: expected PORT or HOST:PORT")
+    if args.metrics:
+        _free(host or "127.0.0.1", int(port), "--metrics")
+    listen_to = parse_address(f"tcp:{args.listen}") if args.listen else None
+    if listen_to is not None:
+        _free(listen_to.host, listen_to.port, "--listen")
+    if args.token_file:
+        read_token(Path(args.token_file))
     name = args.job or (config.job.name if config is not None else "") or target.name
     return Settings(
         run=str(target),
@@ -137,27 +170,80 @@ def settings_of(args: argparse.Namespace, target: Path) -> Settings:
     )
 
 
-def begin(settings: Settings, pid: int, *, aloud: bool) -> subprocess.Popen[bytes]:
+def _free(host: str, port: int, option: str) -> None:
+    """Raises `UsageError`: nobody can listen there, which the verifier would find out when the job runs already."""
+    import socket
+
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    try:
+        socket.create_server((host, port), family=family).close()
+    except OSError as e:
+        raise UsageError(f"{option} {host}:{port}: cannot listen there: {os.strerror(e.errno) if e.errno else e}") from None
+
+
+def watched_now(run: Path) -> bool:
+    """Whether a verifier is at work on this run."""
+    from proctor.errors import ProctorError
+    from proctor.invariants.peer import connect, parse_address
+
+    try:
+        connect(parse_address(f"unix:{run / 'verify' / 'live' / 'socket'}"), 1.0).close()
+    except (OSError, ProctorError):
+        return False
+    return True
+
+
+def begin(settings: Settings, pid: int, *, aloud: bool, apart: bool) -> subprocess.Popen[bytes] | None:
     """Start a verifier for the job that is, or is about to be, this process.
 
     Args:
         aloud: it says on our stderr what it finds; else in `RUN/verify/verifier.log`, so that a pipe that the job's output
             goes to ends with the job.
+        apart: it is no child of ours, so that a job that waits for all its children does not wait for it.
+
+    Returns:
+        the process, unless it is apart.
+
+    Raises:
+        TraceError: the run directory cannot be written, or no process can be made.
     """
     settings.write_job(pid)
     environment = {**os.environ, "POLARS_MAX_THREADS": "1", "OMP_NUM_THREADS": "1"}
     environment.pop("PROCTOR_RUN", None)
     command = [sys.executable, "-m", "proctor.cli", "verify", settings.run, "--keep-alive"]
-    with open(settings.folder / "verifier.log", "ab") as log:
-        output = None if aloud else log
+
+    def start() -> subprocess.Popen[bytes]:
         return subprocess.Popen(
             command,
             env=environment,
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
-            stderr=output,
+            stderr=None if aloud else log,
             start_new_session=True,
         )
+
+    try:
+        with open(settings.folder / "verifier.log", "ab") as log:
+            if not apart:
+                return start()
+            _orphan(start)
+    except OSError as e:
+        raise TraceError(f"{settings.folder}: the verifier was not started: {e.strerror or e}") from None
+    return None
+
+
+def _orphan(start: Callable[[], object]) -> None:
+    """Start a process through one that ends at once. Raises OSError."""
+    pid = os.fork()
+    if pid == 0:
+        code = 1
+        try:
+            start()
+            code = 0
+        finally:
+            os._exit(code)
+    if os.waitpid(pid, 0)[1]:
+        raise OSError("no process could be made")
 
 
 def start_time(pid: int) -> int:

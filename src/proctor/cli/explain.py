@@ -3,6 +3,7 @@
   proctor explain 3fa2c1… -i pack.json    one rule: what it says, when it applies, why it is believed
   proctor explain 3fa2c1… --run RUN       and where it held and failed in a run
   proctor explain PR101                   what a family of rules catches (its name works as well)
+  proctor explain PR201                   what a notice about the monitoring itself means
   proctor explain PR-E200                 what an error means
 """
 
@@ -24,7 +25,7 @@ if TYPE_CHECKING:
 
 def prepare(parser: argparse.ArgumentParser) -> None:
     """Declare the arguments."""
-    parser.add_argument("what", metavar="CODE|INVARIANT_ID", help="rule id or its beginning, PR1xx, or PR-Exxx")
+    parser.add_argument("what", metavar="CODE|INVARIANT_ID", help="rule id or its beginning, PR1xx, PR2xx, or PR-Exxx")
     add_packs(parser)
     parser.add_argument("--run", dest="run_dir", metavar="RUN", help="also evaluate the rule on this run")
 
@@ -43,8 +44,13 @@ def run(args: argparse.Namespace) -> int:
             print(_relation(relation))
             return 0
     if what.upper().startswith("PR"):
-        codes = ", ".join(f"{r.code} {r.name}" for r in known.values()) or "none"
-        raise UsageError(f"no relation has the code {what}; known: {codes}")
+        from proctor.cli._explain_own import OWN, show
+
+        if what.upper() in OWN:
+            print(show(what.upper()))
+            return 0
+        codes = ", ".join([*(f"{r.code} {r.name}" for r in known.values()), *(f"{code} {own.name}" for code, own in OWN.items())])
+        raise UsageError(f"nothing has the code {what}; known: {codes}")
     packs, names = load_packs([Path(p) for p in args.packs])
     rule = one_rule(what, packs, names)
     pack = next(p for p in packs if any(r is rule for r in p.invariants))

@@ -4,12 +4,17 @@
     proctor verify RUN --listen tcp:0.0.0.0:7077 --token-file job.token -i pack.json --page page.toml
     proctor verify --relay tcp:node0:7077 --listen unix:/run/proctor/socket --token-file job.token
 
-The last form judges nothing: it gathers the ranks of its host into one connection to a verifier elsewhere.
+The second form is for jobs on other hosts, which run `proctor watch --verifier HOST:7077 --token-file job.token -- CMD…`;
+a token file that is not there is made. It ends some seconds after the last process said goodbye, or a minute after the last
+one was lost. The third form judges nothing: it gathers the ranks of its host into one connection to a verifier elsewhere.
+
+exit code: 0 clean, 1 violations at or above --fail-on, 2 bad usage or input, 3 nothing was judged, 101 internal error
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import logging
 import os
 import select
@@ -21,31 +26,32 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-import msgspec
-
+from proctor.cli import EXIT_INTERNAL
 from proctor.cli._inputs import add_packs
-from proctor.cli._watched import LEVELS, Settings, read_settings, settings_of, start_time
-from proctor.errors import UsageError
+from proctor.cli._watched import LEVELS, Settings, Verdict, read_settings, settings_of, start_time
+from proctor.errors import ProctorError, UsageError
 
 if TYPE_CHECKING:
     from proctor.verify.verifier import Summary, Verifier
 
 _NICE: Final = 10
-_RESTARTS: Final = 20
+_RESTARTS: Final = 20  # in a row, each within a minute of the last
+_RESTARTS_AFTER: Final = 2  # when the job is over
+_HEALTHY_S: Final = 60.0
 _PAUSE_S: Final = (0.2, 30.0)  # before the first restart, and at most
 
 
 def prepare(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("run_dir", metavar="RUN", nargs="?", help="run directory; made if it is not there")
+    parser.add_argument("run_dir", metavar="RUN", nargs="?", help="run directory; with --listen made if it is not there")
     add_packs(parser)
     parser.add_argument("--listen", metavar="ADDRESS", action="append", default=[], help="tcp:HOST:PORT or unix:PATH")
-    parser.add_argument("--token-file", metavar="FILE", help="of the job, mode 600 (default RUN/boot/token)")
+    parser.add_argument("--token-file", metavar="FILE", help="of the job, mode 600, made if it is not there (default RUN/boot/token)")
     parser.add_argument("--page", metavar="FILE", help="who is told (docs/paging.md)")
     parser.add_argument("--job", metavar="NAME", help="what pages call it")
     parser.add_argument("--metrics", metavar="[HOST:]PORT", help="serve Prometheus metrics there")
     parser.add_argument("--export", metavar="WHERE", action="append", default=[], help="also write to tensorboard:DIR, …")
     parser.add_argument("--suppressions", metavar="FILE", action="append", default=[], help="violations that are expected")
-    parser.add_argument("--fail-on", choices=LEVELS, default="error", help="least severity that makes the exit code 1")
+    parser.add_argument("--fail-on", choices=LEVELS, help="least severity that makes the exit code 1 (default error)")
     parser.add_argument("--relay", metavar="ADDRESS", help="of a verifier: only pass records on")
     parser.add_argument("--keep-alive", action="store_true", help="start again when the verifier dies")
 
@@ -56,30 +62,60 @@ def run(args: argparse.Namespace) -> int:
         return _relay(args)
     if args.run_dir is None:
         raise UsageError("no run directory was named", hint="proctor verify RUN")
-    if args.keep_alive:
-        return _keep_alive(args)
     target = Path(args.run_dir).resolve()
-    if (target / "verify" / "watch.json").is_file() and not (args.listen or args.packs):
-        settings = read_settings(target)
-    else:
+    if args.listen or args.packs:
         settings = _own(args, target)
-    return _serve(settings)
+    else:
+        settings = _watched(args, target)
+    return _keep_alive(settings) if args.keep_alive else _serve(settings)
+
+
+def _watched(args: argparse.Namespace, target: Path) -> Settings:
+    """Settings that `watch` made, or an earlier verifier."""
+    if not (target / "verify" / "watch.json").is_file():
+        raise UsageError(f"{target}: not a watched run", hint="proctor watch -- CMD…, or --listen tcp:HOST:PORT for processes elsewhere")
+    settings = read_settings(target)
+    if settings.run != str(target) or not settings.listen_to:
+        raise UsageError(f"{target} was watched as {settings.run}", hint="proctor check RUN")
+    for option in ("token_file", "page", "job", "metrics", "export", "suppressions"):
+        if getattr(args, option):
+            raise UsageError(f"--{option.replace('_', '-')} was settled when the run began to be watched", hint=f"{settings.folder}/watch.json")
+    if args.fail_on is not None:
+        settings.fail_on = args.fail_on
+    return settings
 
 
 def _own(args: argparse.Namespace, target: Path) -> Settings:
     """Settings of a verifier that nobody's `watch` made."""
+    from proctor.invariants.peer import make_token, parse_address
+
+    if not args.listen:
+        raise UsageError("nowhere to listen", hint="--listen tcp:HOST:PORT, or proctor check RUN -i PACK for a run that is over")
+    for address in args.listen:
+        parse_address(address)
     args.output = str(target)
     listen, args.listen = args.listen, None
-    settings = settings_of(args, target)
-    settings.listen_to = listen or [settings.address]
-    settings.write()
-    token = Path(settings.token_file)
-    if not args.token_file and not token.exists():
-        from proctor.invariants.peer import make_token
-
-        token.parent.mkdir(parents=True, exist_ok=True)
+    token = Path(args.token_file) if args.token_file else target / "boot" / "token"
+    made = not token.exists()
+    if made:
+        try:
+            token.parent.mkdir(parents=True, exist_ok=True)
+        except OSError as e:
+            raise UsageError(f"{token}: cannot be written: {e.strerror or e}") from None
         make_token(token)
+    settings = settings_of(args, target)
+    settings.listen_to = listen
+    settings.fail_on = args.fail_on or "error"
+    settings.write()
+    if made:
+        say(f"made the job's token: {token}; hosts that report here need a copy")
     return settings
+
+
+def say(text: str) -> None:
+    """One line for whoever watches the terminal, which may be gone."""
+    with contextlib.suppress(OSError, ValueError):
+        print(f"proctor: {text}", file=sys.stderr, flush=True)
 
 
 def _serve(settings: Settings) -> int:
@@ -91,6 +127,7 @@ def _serve(settings: Settings) -> int:
     os.nice(_NICE)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the terminal's, meant for the command
     signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    (settings.folder / "verdict.json").unlink(missing_ok=True)
     inbox = Inbox()
     with Server(settings.listen_to, read_token(Path(settings.token_file)), inbox) as server:
         verifier = _verifier(settings, inbox, lambda: server.stats().refused)
@@ -104,17 +141,11 @@ def _serve(settings: Settings) -> int:
         verifier.freeze = freeze
         stopped: list[int] = []
         signal.signal(signal.SIGTERM, lambda number, _: stopped.append(number))
-        going = verifier.going
-        if going is not None:
-            verifier.going = lambda: not stopped and going()
-        summary = verifier.work() if going is not None else _until_stopped(verifier, stopped)
+        verifier.stopped = lambda: bool(stopped)
+        if not settings.pid:
+            say(f"listening on {', '.join(server.addresses)}")
+        summary = verifier.work()
     return _report(settings, summary, verifier)
-
-
-def _until_stopped(verifier: Verifier, stopped: list[int]) -> Summary:
-    """Without a command whose end can be seen: until all its processes are gone, or somebody ends us."""
-    verifier.going = (lambda: not stopped and not verifier.deserted)
-    return verifier.work()
 
 
 def _verifier(settings: Settings, inbox: Any, refused: Callable[[], Any]) -> Verifier:
@@ -131,9 +162,6 @@ def _verifier(settings: Settings, inbox: Any, refused: Callable[[], Any]) -> Ver
     from proctor.verify.writers import parse
     from proctor.verify.writers._background import Background
 
-    def say(text: str) -> None:
-        print(f"proctor: {text}", file=sys.stderr, flush=True)
-
     packs, _ = load_packs([Path(p) for p in settings.packs])
     config = read_config(settings.page) if settings.page else None
     folder = settings.folder
@@ -145,7 +173,10 @@ def _verifier(settings: Settings, inbox: Any, refused: Callable[[], Any]) -> Ver
     counts = metrics(settings.job, codes, wanted=bool(settings.metrics))
     if settings.metrics:
         host, _, port = settings.metrics.rpartition(":")
-        counts.serve(host, int(port))
+        try:
+            counts.serve(host, int(port))
+        except ProctorError as e:
+            say(f"{e}; watching goes on without")
     book = IncidentBook(
         settings.job,
         platform.node(),
@@ -156,6 +187,7 @@ def _verifier(settings: Settings, inbox: Any, refused: Callable[[], Any]) -> Ver
     return Verifier(
         run=Path(settings.run),
         packs=packs,
+        pack_names=settings.packs,
         inbox=inbox,
         book=book,
         log=EventLog(Path(settings.run)),
@@ -196,30 +228,59 @@ class _Job:
 
 def _report(settings: Settings, summary: Summary, verifier: Verifier) -> int:
     """Write the reports of the run, the verdict, and what to do next."""
-    from proctor.cli.check import examine, keep
     from proctor.verify import wording
 
-    worst = summary.worst()
-    code = wording.EXIT_CLEAN
     page = ""
-    if summary.result is not None:
-        report = examine(Path(settings.run), [Path(p) for p in settings.packs] if not settings.fitting else [], fail_on=settings.fail_on)
-        report, trouble = keep(report, Path(settings.run))
-        page, code = report.page, report.exit_code
-        if trouble:
-            verifier.say(trouble)
-    if worst is not None:
-        code = wording.EXIT_VIOLATED
-    elif summary.judged < 0:
-        code = wording.EXIT_INCONCLUSIVE
-    verdict = {"worst": worst.value if worst else None, "violations": len(summary.violations), "steps": summary.judged + 1}
     try:
-        (settings.folder / "verdict.json").write_bytes(msgspec.json.encode(verdict))
+        page = _pages(settings, summary, verifier)
+    except Exception as e:  # noqa: BLE001  whatever is wrong with the report, there is a verdict
+        say(f"the report was not written: {type(e).__name__}: {e}  →  proctor report {settings.run}")
+    steps = max(summary.judged + 1, summary.trace.steps if summary.trace is not None else 0)
+    worst = summary.worst()
+    verdict = Verdict(worst=worst.value if worst else None, violations=len(summary.violations), steps=steps, lost=dict(summary.lost))
+    try:
+        settings.give(verdict)
     except OSError as e:
-        verifier.say(f"{settings.folder}: the verdict was not written: {e.strerror or e}")
-    rules = f"{len(summary.violations)} rules violated" if summary.violations else "no violation"
-    verifier.say(f"watched {summary.judged + 1} steps: {rules}" + (f"; report in {page}" if page else ""))
-    return code
+        say(f"{settings.folder}: the verdict was not written: {e.strerror or e}")
+    if steps:
+        number = len(summary.violations)
+        rules = f"{number} rule{'s' if number > 1 else ''} violated" if number else "no violation"
+        say(f"watched {steps} steps: {rules}" + (f"; report in {page}" if page else ""))
+    if verdict.fails(settings.fail_on):
+        return wording.EXIT_VIOLATED
+    return wording.EXIT_CLEAN if steps else wording.EXIT_INCONCLUSIVE
+
+
+def _pages(settings: Settings, summary: Summary, verifier: Verifier) -> str:
+    """Write what `proctor check` writes beside a run, from what the verifier knows; where the page is."""
+    from datetime import UTC, datetime
+
+    from proctor.cli.check import keep
+    from proctor.invariants.invariant import Severity
+    from proctor.verify.checker import exit_code
+    from proctor.verify.coverage import coverage
+    from proctor.verify.report import Report
+    from proctor.verify.report.beside import read_beside
+
+    if summary.result is None or summary.trace is None:
+        return ""
+    run = Path(settings.run)
+    seen = coverage(summary.trace)
+    fail_on = None if settings.fail_on == "never" else Severity(settings.fail_on)
+    report = Report(
+        result=summary.result,
+        trace=summary.trace,
+        info=summary.info,
+        exit_code=exit_code(summary.result, fail_on, complete=seen.complete),
+        packs=verifier.pack_names,
+        made=datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC"),
+        missing=seen.missing,
+        beside=read_beside(run),
+    )
+    report, trouble = keep(report, run)
+    if trouble:
+        say(trouble)
+    return report.page
 
 
 def _relay(args: argparse.Namespace) -> int:
@@ -237,9 +298,10 @@ def _relay(args: argparse.Namespace) -> int:
     return 0
 
 
-def _keep_alive(args: argparse.Namespace) -> int:
+def _keep_alive(settings: Settings) -> int:
     """Run the verifier as a child, and again when it was killed or failed."""
-    command = [sys.executable, "-m", "proctor.cli", "verify", args.run_dir]
+    command = [sys.executable, "-m", "proctor.cli", "verify", settings.run]
+    going: Callable[[], bool] = _Job(settings.pid, settings.started) if settings.pid else lambda: True
     ended: list[int] = []
     child: subprocess.Popen[bytes] | None = None
 
@@ -252,16 +314,27 @@ def _keep_alive(args: argparse.Namespace) -> int:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGHUP, signal.SIG_IGN)
     pause = _PAUSE_S[0]
-    code = 0
-    for _ in range(_RESTARTS):
+    failed = after = code = 0
+    while not ended:
         begin = time.monotonic()
         child = subprocess.Popen(command, stdin=subprocess.DEVNULL)
+        if ended:  # meanwhile
+            child.terminate()
         code = child.wait()
-        if ended or (0 <= code < 100):
-            return code
-        pause = _PAUSE_S[0] if time.monotonic() - begin > 60 else min(2 * pause, _PAUSE_S[1])
-        print(f"proctor: the verifier ended ({code}); started again", file=sys.stderr, flush=True)
-        time.sleep(pause)
-    return code
+        if ended or 0 <= code < EXIT_INTERNAL:
+            break
+        healthy = time.monotonic() - begin > _HEALTHY_S
+        pause, failed = (_PAUSE_S[0], 1) if healthy else (min(2 * pause, _PAUSE_S[1]), failed + 1)
+        after += not going()
+        if failed >= _RESTARTS or after > _RESTARTS_AFTER:
+            say(f"the verifier ended ({code}) and is not started again  →  proctor verify {settings.run}")
+            break
+        say(f"the verifier ended ({code}); started again")
+        _rest(pause if going() else _PAUSE_S[0], ended)
+    return code if code >= 0 else 128 - code
 
 
+def _rest(pause_s: float, ended: list[int]) -> None:
+    until = time.monotonic() + pause_s
+    while not ended and time.monotonic() < until:
+        time.sleep(0.1)

@@ -4,13 +4,15 @@
 
 The command is run as it is: pid, signals, terminal and exit code are its own. A verifier process beside it judges each
 step and outlives it by some seconds. With --fail-on this command waits for the verdict, and an exit code 0 becomes 1 when
-something of that severity was found.
+something of that severity was found; --fail-on never only waits. As the first process of a container it waits, too, since
+the verifier would end with it.
 """
 
 from __future__ import annotations
 
 import argparse
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -20,8 +22,8 @@ from typing import TYPE_CHECKING, Any, Final
 
 from proctor.cli._inputs import add_packs
 from proctor.cli._launch import add_command, become, command_of, environment_of, needs_of
-from proctor.cli._watched import LEVELS, Settings, begin, settings_of
-from proctor.errors import UsageError
+from proctor.cli._watched import LEVELS, Settings, begin, settings_of, watched_now
+from proctor.errors import TraceError, UsageError
 
 if TYPE_CHECKING:
     from proctor.instrument.config import RecordConfig
@@ -36,12 +38,12 @@ def prepare(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("-o", "--output", metavar="RUN", help="run directory to create (default proctor-runs/<time>-<pid>)")
     parser.add_argument("--page", metavar="FILE", help="who is told (docs/paging.md)")
     parser.add_argument("--job", metavar="NAME", help="what pages call it (default: of --page, else the run directory)")
-    parser.add_argument("--fail-on", choices=LEVELS, help="wait for the verdict, and turn exit code 0 into 1")
+    parser.add_argument("--fail-on", choices=LEVELS, help="wait for the verdict, and turn exit code 0 into 1 (never: only wait)")
     parser.add_argument("--metrics", metavar="[HOST:]PORT", help="serve Prometheus metrics there (default host 127.0.0.1)")
     parser.add_argument("--export", metavar="WHERE", action="append", default=[], help="also write to tensorboard:DIR, …")
     parser.add_argument("--suppressions", metavar="FILE", action="append", default=[], help="violations that are expected")
     parser.add_argument("--listen", metavar="HOST:PORT", help="also take records of other hosts there")
-    parser.add_argument("--verifier", metavar="HOST:PORT", help="send records to a verifier on another host")
+    parser.add_argument("--verifier", metavar="HOST:PORT", help="send records to a verifier on another host, or to a relay at unix:PATH")
     parser.add_argument("--token-file", metavar="FILE", help="of the job, for --listen and --verifier")
     parser.add_argument("--full", action="store_true", help="record everything, not only what the packs need")
     parser.add_argument("--every", metavar="N", type=int, default=1, help="watch every N-th step (default 1)")
@@ -53,28 +55,63 @@ def prepare(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Start the verifier, then become the command, or wait for it."""
-    from proctor.instrument.rundir import create_run, write_boot
+    from proctor.instrument.rundir import write_boot
 
     program, command = command_of(args, "proctor watch -i PACK -- python train.py")
     if args.every < 1 or args.warmup < 0:
         raise UsageError("--every must be at least 1 and --warmup at least 0")
-    if (args.listen or args.verifier) and not args.token_file:
-        raise UsageError("other hosts need the job's token", hint="--token-file FILE, a file of your own with mode 600")
+    _fits_together(args)
     target = Path(args.output or f"proctor-runs/{time.strftime('%Y%m%d-%H%M%S')}-{os.getpid()}").resolve()
+    try:
+        str(target).encode()
+    except UnicodeEncodeError:
+        raise UsageError(f"{target}: the name is not UTF-8", hint="choose another -o") from None
     settings = settings_of(args, target)
     config = _config(args, target, settings)
-    create_run(target, command, overwrite=args.overwrite, sampling={"every": args.every, "warmup": args.warmup})
+    _make_run(args, target, command)
     boot = write_boot(target, config)
+    settings.write()
     if not args.token_file:
         from proctor.invariants.peer import make_token
 
         make_token(Path(settings.token_file))
     environment = environment_of(boot, config.run)
-    if args.fail_on is not None:
-        return _supervise(program, command, environment, settings, remote=bool(args.verifier))
-    if not args.verifier:
-        begin(settings, os.getpid(), aloud=sys.stderr.isatty())
+    if args.verifier:
+        return become(program, command, environment)
+    if args.fail_on is not None or os.getpid() == 1:
+        return _supervise(program, command, environment, settings)
+    begin(settings, os.getpid(), aloud=sys.stderr.isatty(), apart=True)
     return become(program, command, environment)
+
+
+def _fits_together(args: argparse.Namespace) -> None:
+    """Raises `UsageError`: options that contradict each other, or the place where this command stands."""
+    from proctor.invariants.peer import parse_address
+
+    if (args.listen or args.verifier) and not args.token_file:
+        raise UsageError("other hosts need the job's token", hint="--token-file FILE, a file of your own with mode 600")
+    if args.verifier:
+        parse_address(_address(args.verifier))
+        for option in ("listen", "page", "metrics", "export", "suppressions", "fail_on"):
+            if getattr(args, option):
+                name = option.replace("_", "-")
+                raise UsageError(f"--{name} is for the verifier, which is elsewhere", hint=f"proctor verify RUN --listen … --{name} …")
+    ranks = os.environ.get("WORLD_SIZE", "")
+    if "LOCAL_RANK" in os.environ and ranks.isdecimal() and int(ranks) > 1 and not args.verifier:
+        raise UsageError(f"this is one of {ranks} ranks, and one verifier judges them all", hint="proctor watch -- torchrun …, not the other way")
+
+
+def _make_run(args: argparse.Namespace, target: Path, command: list[str]) -> None:
+    from proctor.instrument.rundir import create_run
+
+    if args.overwrite and watched_now(target):
+        raise UsageError(f"{target} is being watched", hint="wait until its verifier is done, or choose another -o")
+    create_run(target, command, overwrite=args.overwrite, sampling={"every": args.every, "warmup": args.warmup})
+    shutil.rmtree(target / "verify", ignore_errors=True)  # of an earlier run
+
+
+def _address(text: str) -> str:
+    return text if text.startswith(("tcp:", "unix:")) else f"tcp:{text}"
 
 
 def _config(args: argparse.Namespace, target: Path, settings: Settings) -> RecordConfig:
@@ -85,34 +122,52 @@ def _config(args: argparse.Namespace, target: Path, settings: Settings) -> Recor
         run=str(target),
         every=args.every,
         warmup=args.warmup,
-        stream=f"tcp:{args.verifier}" if args.verifier else settings.address,
+        stream=_address(args.verifier) if args.verifier else settings.address,
         token_file=settings.token_file,
         capsules=0 if args.no_capsules else CAPSULES,
         **chosen,
     )
 
 
-def _supervise(program: str, command: list[str], environment: dict[str, str], settings: Settings, *, remote: bool) -> int:
-    """Run the command as a child, then wait for what the verifier says."""
-    from proctor.invariants.invariant import Severity
+class _EnoughError(Exception):
+    """Somebody ended us while we waited for the verdict."""
 
+
+def _supervise(program: str, command: list[str], environment: dict[str, str], settings: Settings) -> int:
+    """Run the command as a child, then wait for what the verifier says."""
+    child: subprocess.Popen[bytes] | None = None
+
+    def forward(number: int, _: object) -> None:
+        if child is None or child.returncode is not None:
+            raise _EnoughError
+        if number != signal.SIGINT:  # which the terminal sends to the command, too
+            child.send_signal(number)
+
+    for number in (*_FORWARDED, signal.SIGINT):
+        if signal.getsignal(number) != signal.SIG_IGN:  # `nohup` stays what it is
+            signal.signal(number, forward)
     try:
         child = subprocess.Popen(command, executable=program, env=environment)
     except OSError as e:
         raise UsageError(f"{command[0]}: cannot be run: {e.strerror or e}") from None
-    verifier = None if remote else begin(settings, child.pid, aloud=True)
-    for number in _FORWARDED:
-        signal.signal(number, lambda n, _: child.send_signal(n))
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the terminal sends it to the command, too
+    try:
+        verifier = begin(settings, child.pid, aloud=True, apart=False)
+    except TraceError as e:
+        print(f"proctor: {e}; the command runs unwatched", file=sys.stderr)
+        verifier = None
     code = child.wait()
     code = 128 - code if code < 0 else code
-    if verifier is None or settings.fail_on == "never":
-        return code
+    trouble = "no verdict"
     try:
-        verifier.wait(_VERDICT_S)
+        if verifier is not None:
+            verifier.wait(_VERDICT_S)
     except subprocess.TimeoutExpired:
-        print(f"proctor: no verdict after {_VERDICT_S:.0f} s  →  proctor check {settings.run}", file=sys.stderr)
+        trouble += f" after {_VERDICT_S:.0f} s"
+    except _EnoughError:
+        trouble += " yet"
+    verdict = settings.verdict()
+    if verdict is None:
+        print(f"proctor: {trouble}  →  proctor check {settings.run}", file=sys.stderr)
         return code
-    worst = settings.verdict()
-    failed = worst is not None and Severity(worst).level >= Severity(settings.fail_on).level
+    failed = settings.fail_on != "never" and verdict.fails(settings.fail_on)
     return 1 if code == 0 and failed else code
