@@ -82,7 +82,7 @@ def main() -> int:
             needs |= registry()[rule.relation].needs(rule.hypothesis)
     driver, run = work / "driver.py", work / "run"
     driver.write_text(DRIVER.format(every=args.every))
-    command = ["torchrun", "--nproc-per-node", str(args.ranks), str(driver), str(args.script), "--iters", args.iters]
+    command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", str(args.ranks), str(driver), str(args.script), "--iters", args.iters]
     create_run(run, command, overwrite=False)
     address = f"unix:{work / 'live' / 'socket'}"
     chosen = {} if args.full else {"functions": needs.functions, "states": needs.states, "values": needs.values}

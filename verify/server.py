@@ -116,6 +116,11 @@ class Server(Endpoint):
         """Say something to a process, now or when it comes back; from any thread."""
         self.call(lambda: self._deliver(process, message))
 
+    def heard_at(self) -> dict[str, float]:
+        """When each process that is connected was heard last, be it a mere sign of life; by `now`, from any thread."""
+        members = list(self._members.values())
+        return {m.key: connection.heard for m in members if (connection := m.connection) is not None}
+
     def stats(self) -> Stats:
         """Numbers for the metrics page; from any thread."""
         return Stats(

@@ -503,7 +503,7 @@ class Verifier:
     def _check_whole(self, summary: Summary) -> None:
         """Check the recorded run; what it adds is heard as one last judgement."""
         size = sum(f.stat().st_size for f in self.run.glob("procs/*/*.arrow")) if self.run.is_dir() else 0
-        if self._roll.lives > 1:
+        if self._roll.apart:
             self.say(f"the job was started {self._roll.lives} times: each was judged as it went on, and the run not as a whole")
             return
         if not 0 < size <= MAX_WHOLE_BYTES:

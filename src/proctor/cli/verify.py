@@ -29,9 +29,10 @@ from typing import TYPE_CHECKING, Any, Final
 from proctor.cli import EXIT_INTERNAL
 from proctor.cli._inputs import add_packs
 from proctor.cli._watched import LEVELS, Settings, Verdict, read_settings, settings_of, start_time
-from proctor.errors import ProctorError, UsageError
+from proctor.errors import ProctorError, TraceError, UsageError
 
 if TYPE_CHECKING:
+    from proctor.verify.lifecycle import IncidentBook, Policy
     from proctor.verify.verifier import Summary, Verifier
 
 _NICE: Final = 10
@@ -80,8 +81,7 @@ def _watched(args: argparse.Namespace, target: Path) -> Settings:
     for option in ("token_file", "page", "job", "metrics", "export", "suppressions"):
         if getattr(args, option):
             raise UsageError(f"--{option.replace('_', '-')} was settled when the run began to be watched", hint=f"{settings.folder}/watch.json")
-    if args.fail_on is not None:
-        settings.fail_on = args.fail_on
+    settings.fail_on = args.fail_on or "error"  # what `watch` makes of the verdict is its own matter
     return settings
 
 
@@ -153,7 +153,6 @@ def _verifier(settings: Settings, inbox: Any, refused: Callable[[], Any]) -> Ver
 
     from proctor.cli._inputs import load_packs
     from proctor.invariants.suppression import read_suppressions
-    from proctor.verify.lifecycle import IncidentBook
     from proctor.verify.metrics import metrics
     from proctor.verify.paging.config import read_config
     from proctor.verify.paging.pager import Pager
@@ -177,13 +176,7 @@ def _verifier(settings: Settings, inbox: Any, refused: Callable[[], Any]) -> Ver
             counts.serve(host, int(port))
         except ProctorError as e:
             say(f"{e}; watching goes on without")
-    book = IncidentBook(
-        settings.job,
-        platform.node(),
-        config.incidents if config is not None else None,
-        state_path=folder / "incidents.json",
-        run=settings.run,
-    )
+    book = _book(settings, platform.node(), config.incidents if config is not None else None)
     return Verifier(
         run=Path(settings.run),
         packs=packs,
@@ -200,6 +193,26 @@ def _verifier(settings: Settings, inbox: Any, refused: Callable[[], Any]) -> Ver
         suppressions=[s for path in settings.suppressions for s in read_suppressions(Path(path))],
         say=say,
     )
+
+
+def _book(settings: Settings, host: str, policy: Policy | None) -> IncidentBook:
+    """The incidents of the job; a damaged list of a watched run is put aside, since nobody is there who could."""
+    from proctor.verify.lifecycle import IncidentBook
+
+    path = settings.folder / "incidents.json"
+
+    def opened() -> IncidentBook:
+        return IncidentBook(settings.job, host, policy, state_path=path, run=settings.run)
+
+    try:
+        return opened()
+    except TraceError as e:
+        if not settings.pid:
+            raise
+        say(f"{e}; it is now incidents.json.damaged")
+        with contextlib.suppress(OSError):
+            path.replace(path.with_name("incidents.json.damaged"))
+        return opened()
 
 
 def _codes() -> list[str]:

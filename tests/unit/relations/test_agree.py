@@ -198,6 +198,13 @@ def test_a_run_that_lost_records_has_no_count(tmp_path: Path) -> None:
     assert failures(run, "count") == []
 
 
+def test_a_rank_that_left_no_record_is_not_taken_for_one_that_never_called(tmp_path: Path) -> None:
+    alone = trace(tmp_path, rank(0, STEADY, world=2))
+    assert failures(alone, "count") == []
+    never = trace(tmp_path, rank(0, STEADY), rank(1, []))
+    assert failures(never, "count") == ["4 calls of all_reduce on rank 0"]
+
+
 def test_patience_grows_with_the_longest_wait_of_healthy_runs(tmp_path: Path) -> None:
     slow = trace(tmp_path, rank(0, [("barrier", 0, {"dur": 9 * SECOND})] * 3), rank(1, [("barrier", 0)] * 3))
     quick = trace(tmp_path, rank(0, STEADY), rank(1, STEADY))
