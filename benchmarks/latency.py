@@ -59,14 +59,14 @@ class Watcher(Verifier):
 
     def _latency(self, trace: Trace, step: int | None) -> float:
         seconds = super()._latency(trace, step)
-        if step is not None:
+        if step is not None and step >= 40 and (step + 1) % self.every == 0 and seconds > 0:
             self.known.setdefault(step, seconds)
         return seconds
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--iters", default="500")
+    parser.add_argument("--iters", default="400")
     parser.add_argument("--every", type=int, default=10)
     parser.add_argument("--ranks", type=int, default=2)
     parser.add_argument("--script", type=Path, default=ROOT / "examples" / "ddp_accumulate_lm.py")
@@ -93,7 +93,7 @@ def main() -> int:
         job = subprocess.Popen(command, env=environment, stdout=subprocess.DEVNULL)
         verifier = Watcher(run, packs, inbox, IncidentBook("latency", "here"), EventLog(run))
         known: dict[int, float] = {}
-        verifier.known = known
+        verifier.known, verifier.every = known, args.every
         verifier.going = lambda: job.poll() is None
         begin = time.monotonic()
         os.nice(10)
@@ -103,7 +103,7 @@ def main() -> int:
         steps = verifier._checker.judged + 1
         wall, cpu = time.monotonic() - begin, time.process_time() - cpu
         verifier.close()
-    late = [1e3 * seconds for step, seconds in sorted(known.items()) if step >= 40]
+    late = [1e3 * seconds for _, seconds in sorted(known.items())]
     if len(late) < 2:
         print("no violation was found")
         return 1

@@ -150,9 +150,9 @@ class LiveTrace:
 
     def settle(self) -> None:
         """Give global codes to what came in since."""
-        for number, batch in self._waiting["names"]:
+        named, self._waiting["names"] = self._waiting["names"], []
+        for number, batch in named:
             self._name(self._order[number], batch)
-        self._waiting["names"] = []
         taken = self._take("context")
         if taken is not None:
             keyed = taken.filter(pl.col("ctx") < _MAX_CODES).select(_KEY, "proc", *CONTEXT.names)

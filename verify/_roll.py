@@ -25,6 +25,7 @@ class Peer:
     world: int = 1
     heard: float = 0.0
     gone: bool = False
+    cut: bool = False  # gone without a word, and perhaps not over
     said_bye: bool = False
 
     def tell(self, info: Mapping[str, Any]) -> None:
@@ -70,8 +71,14 @@ class Roll:
 
     @property
     def heard(self) -> dict[int, float]:
-        """When each rank that is there was heard last."""
-        return {p.rank: p.heard for p in self.peers.values() if not p.gone and p.rank >= 0}
+        """When each rank that is there, or of which nothing is heard any more, was heard last."""
+        return {p.rank: p.heard for p in self.peers.values() if (p.cut or not p.gone) and p.rank >= 0}
+
+    def signed(self, process: str, at: float) -> None:
+        """A process gave a sign of life."""
+        peer = self.peers.get(process)
+        if peer is not None:
+            peer.heard = max(peer.heard, at)
 
     def missing(self, world: int) -> Collection[int]:
         """Ranks that have not come."""
@@ -107,12 +114,12 @@ class Roll:
         peer = self.peers.setdefault(event.process, Peer())
         peer.host = event.host
         peer.tell(event.info)
-        peer.gone = peer.said_bye = False
+        peer.gone = peer.said_bye = peer.cut = False
 
     def leave(self, event: Left) -> None:
         """A process that counts is gone."""
         peer = self.peers[event.process]
-        peer.gone, peer.said_bye = True, event.how == "bye"
+        peer.gone, peer.said_bye, peer.cut = True, event.how == "bye", event.how == "timeout"
 
 
 def _number(said: Any, default: int) -> int:

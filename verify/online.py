@@ -170,7 +170,7 @@ class OnlineChecker:
             self._judged = now if many else self._judged + 1
             self._news = 0 if many else self._news + 1
             yield from self._round([g for g in self._groups if not self.together or g.reads in _QUICK])
-            self._spent = time.monotonic() - begin
+            self._spent = 0.0 if many else time.monotonic() - begin
         late = [these for these in self._groups if these.done < self._judged]
         begin = time.monotonic()
         if late and begin >= self._next_late:

@@ -22,6 +22,7 @@ from typing import Any, Final, Protocol
 import polars as pl
 
 from proctor.errors import ProctorError, TraceError
+from proctor.invariants.capsule import capsules_of, read_capsule
 from proctor.invariants.fit import misfit, said
 from proctor.invariants.invariant import Severity, Tier
 from proctor.invariants.pack import Pack
@@ -105,6 +106,8 @@ class Verifier:
         going: whether the command runs; without one the job is over when all its processes are, and do not come back.
         stopped: whether somebody asked this verifier to stop.
         refused: peers that were turned away so far, by reason.
+        paged: notices so far, by what became of them.
+        heard_at: when each process that is connected was heard last, be it a sign of life; by `clock`.
         book: its incidents.
         log: for the live view.
         pager: where notices go; `None`: nowhere.
@@ -124,6 +127,8 @@ class Verifier:
     going: Callable[[], bool] | None = None
     stopped: Callable[[], bool] = lambda: False
     refused: Callable[[], Mapping[str, int]] = dict
+    heard_at: Callable[[], Mapping[str, float]] = dict
+    paged: Callable[[], Mapping[str, int]] = dict
     pack_names: Sequence[str] = ()
     fitting: bool = False
     pager: Tells | None = None
@@ -152,6 +157,8 @@ class Verifier:
         self._well = self.clock()  # when a turn succeeded
         self._patience = self.clock()  # until when this turn may wait for records
         self._refused: dict[str, int] = {}
+        self._paged: dict[str, int] = {}  # by outcome
+        self._capsules: set[Path] = set()
         self._ticked = self.clock()
         self._stepped = (self.clock(), -1)
         self._rate = 0.0
@@ -394,6 +401,7 @@ class Verifier:
         self._try("peers", self._count_refused)
         self._try("calls that wait", self._look_at_waiting)
         self._try("incidents", self._look_at_ranks)
+        self._try("capsules", self._look_at_capsules, lost=False)
         self._try("view", self._show, lost=False)
         self._try("paging", self._page, lost=False)
         self._try("metrics", self._measure, lost=False)
@@ -409,7 +417,18 @@ class Verifier:
             self._progress = self.clock()
             self._hear(self._checker.stuck())
 
+    def _look_at_capsules(self) -> None:
+        """Capsules that ranks of this host have written since."""
+        for path in capsules_of(self.run):
+            if path not in self._capsules:
+                self._capsules.add(path)
+                capsule = read_capsule(path)
+                if capsule.control is None:
+                    self.book.attach_capsule(capsule.key, str(path.relative_to(self.run)))
+
     def _look_at_ranks(self) -> None:
+        for process, at in self.heard_at().items():
+            self._roll.signed(process, at)
         self._tell(self.book.tick(self._roll.heard))
         self._tell(self.book.coverage(self._lost, self._missing()))
 
@@ -417,6 +436,9 @@ class Verifier:
         heard = len(self._roll.heard)
         self.metrics.ranks(heard, max((m.world for m in self._checker.live.members.values()), default=0))
         self.metrics.alive(self.now())
+        for outcome, number in self.paged().items():
+            self.metrics.paged(outcome, max(0, number - self._paged.get(outcome, 0)))
+            self._paged[outcome] = number
         if self.pager is not None:
             self.pager.alive(f"step {self._checker.judged}, {heard} ranks")
 

@@ -74,6 +74,16 @@ class Status(msgspec.Struct, frozen=True, kw_only=True):
     durable: bool = True
 
     @property
+    def outcomes(self) -> dict[str, int]:
+        """Notices by what became of them, as metrics count them."""
+        counts = list(self.sinks.values())
+        return {
+            "sent": sum(c.sent for c in counts),
+            "failed": sum(c.dead for c in counts),
+            "suppressed": sum(c.suppressed for c in counts),
+        }
+
+    @property
     def waiting(self) -> int:
         """Messages that are not sent yet."""
         return sum(c.waiting + c.retrying for c in self.sinks.values())

@@ -131,6 +131,7 @@ def _serve(settings: Settings) -> int:
     inbox = Inbox()
     with Server(settings.listen_to, read_token(Path(settings.token_file)), inbox) as server:
         verifier = _verifier(settings, inbox, lambda: server.stats().refused)
+        verifier.heard_at = server.heard_at
 
         def freeze(key: str, step: int) -> None:
             from proctor.invariants.frames import Freeze
@@ -186,6 +187,7 @@ def _verifier(settings: Settings, inbox: Any, refused: Callable[[], Any]) -> Ver
         log=EventLog(Path(settings.run)),
         going=_Job(settings.pid, settings.started) if settings.pid else None,
         refused=refused,
+        paged=(lambda: pager.status().outcomes) if pager is not None else dict,
         fitting=settings.fitting,
         pager=pager,
         metrics=counts,
