@@ -27,7 +27,7 @@ from proctor.invariants.trace import Trace
 from proctor.invariants.verdict import CheckResult, Evidence, Violation
 from proctor.invariants.windows import Window
 from proctor.verify.coverage import Coverage, coverage
-from proctor.verify.incident import callers, group
+from proctor.verify.incident import callers, group, minority
 from proctor.verify.silence import expired, silence
 from proctor.verify.wording import EXIT_CLEAN, EXIT_INCONCLUSIVE, EXIT_VIOLATED, fold
 
@@ -248,7 +248,7 @@ def _violation(trace: Trace, relation: Relation, rule: Invariant, failing: pl.Da
         text=rule.text or relation.say(rule.hypothesis),
         when=rule.precondition.say(),
         step=first["step"],
-        rank=first["_rank"],
+        rank=min(minority(detail.sides), default=first["_rank"]),
         function=detail.function,
         variable=detail.variable,
         module=detail.module,

@@ -147,11 +147,17 @@ def deviating(v: Violation, ranks: int) -> frozenset[int]:
     Empty where that says nothing: no majority, or all `ranks` that were recorded.
     """
     if v.sides:
-        most = max(v.sides, key=len)
-        majority = 2 * len(most) > sum(map(len, v.sides))
-        return frozenset(r for side in v.sides for r in side if side is not most) if majority else frozenset()
+        return minority(v.sides)
     found = frozenset(rank for _, rank in v.places if rank is not None)
     return found if len(found) < ranks else frozenset()
+
+
+def minority(sides: Sequence[Sequence[int]]) -> frozenset[int]:
+    """The ranks outside of the side that more than half of them are on; empty without such a side."""
+    most = max(sides, key=len, default=())
+    if 2 * len(most) <= sum(map(len, sides)):
+        return frozenset()
+    return frozenset(rank for side in sides for rank in side if side is not most)
 
 
 def own_keys(v: Violation, ranks: int) -> set[Key]:

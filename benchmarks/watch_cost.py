@@ -1,0 +1,110 @@
+"""What a verifier costs the job: step times with one that works, one that is stopped, and one whose disk is full, against none.
+
+    python benchmarks/watch_cost.py [--rounds 3] [--iters 250] [--script PATH] [-i PACK…]
+
+Every round runs the program under each condition in turn, with the same recording (what the packs need, capsules kept), so that the
+ratios are those of the verifier alone; `record` is without one. `stopped`: SIGSTOP as soon as it listens, so that its socket
+and the ring fill. `full`: the run directory is a tmpfs of 4 MiB (needs root; left out without). Printed are medians over rounds of
+the ratio of median step times, and whether the losses were the same bit for bit.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import signal
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections import defaultdict
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+DRIVER = """
+import json, runpy, sys, time
+from torch.optim.optimizer import register_optimizer_step_post_hook
+times = []
+register_optimizer_step_post_hook(lambda *_: times.append(time.perf_counter()))
+sys.argv = sys.argv[1:]
+runpy.run_path(sys.argv[0], run_name="__main__")
+steps = sorted(b - a for a, b in zip(times[40:], times[41:]))
+print("STEP " + json.dumps(steps[len(steps) // 2]))
+"""
+
+
+def verifier(run: Path) -> int:
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdecimal():
+            try:
+                words = (entry / "cmdline").read_bytes().split(b"\0")
+            except OSError:
+                continue
+            if b"verify" in words and str(run).encode() in words and b"--keep-alive" not in words:
+                return int(entry.name)
+    return 0
+
+
+def measure(condition: str, work: Path, number: int, args: argparse.Namespace) -> tuple[float, list[float]]:
+    """Median step time in seconds, and the losses."""
+    run = work / f"{condition}-{number}"
+    mounted = condition == "full"
+    if mounted:
+        run.mkdir()
+        subprocess.run(["mount", "-t", "tmpfs", "-o", "size=4m", "tmpfs", str(run)], check=True)
+    packs = [word for pack in args.packs for word in ("-i", str(pack))]
+    select = [word for pack in args.packs for word in ("--select", str(pack))]
+    how = ["record", *select] if condition == "record" else ["watch", *packs]
+    program = [sys.executable, str(work / "driver.py"), str(args.script), "--iters", str(args.iters)]
+    job = subprocess.Popen(
+        [sys.executable, "-m", "proctor.cli", *how, "-o", str(run), "--", *program],
+        env={**os.environ, "OMP_NUM_THREADS": "1"}, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True,
+    )
+    stopped = 0
+    if condition == "stopped":
+        while not (run / "verify" / "live" / "socket").exists() and job.poll() is None:
+            time.sleep(0.02)
+        stopped = verifier(run)
+        os.kill(stopped, signal.SIGSTOP)
+    out, _ = job.communicate()
+    if stopped:
+        os.kill(stopped, signal.SIGCONT)
+    deadline = time.monotonic() + 60
+    while verifier(run) and time.monotonic() < deadline:
+        time.sleep(0.2)
+    if mounted:
+        subprocess.run(["umount", "-l", str(run)], check=True)
+    lines = {line.split(" ", 1)[0]: line.split(" ", 1)[1] for line in out.splitlines() if line.startswith(("RESULT ", "STEP "))}
+    return float(lines["STEP"]), json.loads(lines["RESULT"])["losses"]
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--iters", type=int, default=250)
+    parser.add_argument("--script", type=Path, default=ROOT / "examples" / "transformer_lm.py")
+    parser.add_argument("-i", "--pack", dest="packs", nargs="+", type=Path, default=[ROOT / "invariants/packs/torch.json"])
+    args = parser.parse_args()
+    conditions = ["record", "watch", "stopped", *(["full"] if os.geteuid() == 0 else [])]
+    ratios: dict[str, list[float]] = defaultdict(list)
+    same = True
+    with tempfile.TemporaryDirectory(prefix="proctor-cost-") as folder:
+        work = Path(folder)
+        (work / "driver.py").write_text(DRIVER)
+        for number in range(args.rounds):
+            found = {condition: measure(condition, work, number, args) for condition in conditions}
+            base, losses = found["record"]
+            for condition, (seconds, those) in found.items():
+                ratios[condition].append(seconds / base)
+                same &= those == losses
+            print(f"round {number}: record {1e3 * base:.1f} ms a step; " + ", ".join(f"{c} {found[c][0] / base:.3f}" for c in conditions[1:]), flush=True)
+    for condition in conditions[1:]:
+        print(f"{condition:8} step time ÷ without a verifier: {statistics.median(ratios[condition]):.3f}")
+    print("losses: the same bit for bit" if same else "losses DIFFER")
+    return 0 if same else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
