@@ -7,7 +7,7 @@ BUGS   ?= ../shared/bugs
 # The environment is made again when what it is made from changes.
 STAMP  := $(VENV)/.ready
 
-.PHONY: setup demo test lint bench exam health evaluation packs clean
+.PHONY: setup demo test test-slow lint bench exam health evaluation packs clean
 setup: $(STAMP)
 
 $(STAMP): pyproject.toml CMakeLists.txt native/CMakeLists.txt $(wildcard native/*.cpp native/*.h)
@@ -23,6 +23,9 @@ demo: setup
 
 test: setup
 	$(BIN)/python -m pytest
+
+test-slow: setup
+	PROCTOR_SLOW=1 $(BIN)/python -m pytest -m slow
 
 lint: setup
 	$(BIN)/ruff check .

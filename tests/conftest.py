@@ -1,1 +1,17 @@
-"""Its place puts this folder on the path: tests say `from helpers.runs import write_run`."""
+"""Options of the whole suite. The place of this file puts its folder on the path: `from helpers.runs import write_run`."""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Tests marked `slow` run with PROCTOR_SLOW=1 (`make test-slow`)."""
+    if os.environ.get("PROCTOR_SLOW"):
+        return
+    skip = pytest.mark.skip(reason="set PROCTOR_SLOW=1 to run tests that take long")
+    for item in items:
+        if item.get_closest_marker("slow"):
+            item.add_marker(skip)

@@ -174,7 +174,8 @@ class OnlineChecker:
         late = [these for these in self._groups if these.done < self._judged]
         begin = time.monotonic()
         if late and begin >= self._next_late:
-            yield from self._round(late)
+            # One at a time: what has come meanwhile goes first.
+            yield from self._round([min(late, key=lambda g: (g.done, g.relation.name))])
             spent = time.monotonic() - begin
             self._next_late = begin + spent / _LATE_SHARE
 

@@ -272,6 +272,7 @@ FABRIC = """
 """
 
 
+@pytest.mark.slow
 def test_fabric_finds_the_callback_when_a_run_is_asked_for_and_only_then(tmp_path: Path) -> None:
     needs("lightning")
     needs_entry_point("lightning.fabric.callbacks_factory")

@@ -52,7 +52,6 @@ ONE_PROCESS = [path for path in TECHNIQUES if path not in RANKS]
 SAMPLED_RANKS = ("local_sgd", "zero_redundancy")  # the rest is like the examples that test_bit_identical.py records
 NO_FALLING_LOSS = {"dqn_replay"}  # the temporal-difference error grows with the values
 MISSING_LIBRARY = 77
-slow = pytest.mark.skipif(not os.environ.get("PROCTOR_SLOW"), reason="set PROCTOR_SLOW=1 to train with the defaults")
 
 
 def result_of(stdout: str) -> dict:
@@ -180,7 +179,6 @@ def test_without_its_library_a_program_says_so(script, monkeypatch, capsys):
     assert message.startswith(f"{script.stem} needs ") and message.count("\n") == 1
 
 
-@slow
 @pytest.mark.slow
 @pytest.mark.parametrize("script", TECHNIQUES + LIBRARIES, ids=stem)
 def test_program_trains_with_its_defaults(script):

@@ -12,6 +12,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+import pytest
 from helpers.receivers import free_port, wait_until
 
 PROCTOR = [sys.executable, "-m", "proctor.cli"]
@@ -81,6 +82,7 @@ def verdict(run: Path) -> dict[str, Any]:
     return found
 
 
+@pytest.mark.slow
 def test_a_program_that_waits_for_all_its_children_does_not_wait_for_us(tmp_path: Path) -> None:
     run = tmp_path / "run"
     done = proctor("watch", "-o", str(run), "--", sys.executable, "-c", WAITS_FOR_ALL)
@@ -118,6 +120,7 @@ def _read(path: Path) -> bytes:
     return path.read_bytes() if path.exists() else b""
 
 
+@pytest.mark.slow
 def test_a_verifier_that_died_with_its_keeper_can_be_started_by_hand(tmp_path: Path) -> None:
     run = tmp_path / "run"
     command = [*PROCTOR, "watch", "-o", str(run), "--", *training(tmp_path, 260, bug=200, pause=0.03)]
@@ -138,6 +141,7 @@ def test_a_verifier_that_died_with_its_keeper_can_be_started_by_hand(tmp_path: P
     assert "damaged" in done.stderr and "Traceback" not in done.stderr
 
 
+@pytest.mark.slow
 def test_a_verifier_on_another_host(tmp_path: Path) -> None:
     port, token, there = free_port(), tmp_path / "token", tmp_path / "there"
     serve = [*PROCTOR, "verify", str(there), "--listen", f"tcp:127.0.0.1:{port}", "--token-file", str(token)]
@@ -184,6 +188,7 @@ def test_mistakes_are_one_line_and_leave_nothing(tmp_path: Path) -> None:
             assert not run.exists(), words
 
 
+@pytest.mark.slow
 def test_ending_the_wait_for_the_verdict_ends_it(tmp_path: Path) -> None:
     run = tmp_path / "run"
     command = [*PROCTOR, "watch", "-o", str(run), "--fail-on", "error", "--", "true"]

@@ -45,9 +45,9 @@ Look at: load and memory of the verifier's host; the disk of RUN; for bad_peer, 
         """A rank that was heard before, or that the job says it has, has sent nothing for `silent_after_s` (60 s), while the
 verifier itself was there to listen.
 
-Its process is stopped or hangs, or its host or the network is gone; nothing is checked there meanwhile. A rank that
-does something for so long of which nothing is recorded (it compiles, loads, or evaluates unseen) looks the same: raise
-`silent_after_s` in page.toml if the job does. A rank that hangs in a collective is also told as PR110, with the call.
+Its process is stopped, or its host or the network is gone; nothing is checked there meanwhile. A rank that merely records
+nothing (it compiles, loads, or evaluates unseen) still gives signs of life and is not silent; one that hangs in a collective
+is told as PR110, with the call.
 
 It is over when every rank is heard again, or the job ends in good order.""",
     ),
