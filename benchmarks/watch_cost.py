@@ -2,8 +2,8 @@
 
     python benchmarks/watch_cost.py [--rounds 3] [--iters 250] [--script PATH] [-i PACK…]
 
-Every round runs the program under each condition in turn, with the same recording (what the packs need, capsules kept), so that the
-ratios are those of the verifier alone; `record` is without one. `stopped`: SIGSTOP as soon as it listens, so that its socket
+Every round runs the program under each condition in turn, with the same recording (what the packs need), so that the ratios are those
+of the stream and the verifier; `record` is without them, `capsules` keeps the last steps, too. `stopped`: SIGSTOP as soon as it listens, so that its socket
 and the ring fill. `full`: the run directory is a tmpfs of 4 MiB (needs root; left out without). Printed are medians over rounds of
 the ratio of median step times, and whether the losses were the same bit for bit.
 """
@@ -57,6 +57,8 @@ def measure(condition: str, work: Path, number: int, args: argparse.Namespace) -
     packs = [word for pack in args.packs for word in ("-i", str(pack))]
     select = [word for pack in args.packs for word in ("--select", str(pack))]
     how = ["record", *select] if condition == "record" else ["watch", *packs]
+    if condition not in ("record", "capsules"):
+        how.append("--no-capsules")
     program = [sys.executable, str(work / "driver.py"), str(args.script), "--iters", str(args.iters)]
     job = subprocess.Popen(
         [sys.executable, "-m", "proctor.cli", *how, "-o", str(run), "--", *program],
@@ -87,7 +89,7 @@ def main() -> int:
     parser.add_argument("--script", type=Path, default=ROOT / "examples" / "transformer_lm.py")
     parser.add_argument("-i", "--pack", dest="packs", nargs="+", type=Path, default=[ROOT / "invariants/packs/torch.json"])
     args = parser.parse_args()
-    conditions = ["record", "watch", "stopped", *(["full"] if os.geteuid() == 0 else [])]
+    conditions = ["record", "watch", "capsules", "stopped", *(["full"] if os.geteuid() == 0 else [])]
     ratios: dict[str, list[float]] = defaultdict(list)
     same = True
     with tempfile.TemporaryDirectory(prefix="proctor-cost-") as folder:

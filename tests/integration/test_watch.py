@@ -151,6 +151,7 @@ def test_a_page_is_delivered_once_though_receiver_and_verifier_were_down(tmp_pat
         server.close()
 
 
+@pytest.mark.slow
 def test_a_verifier_that_is_stopped_costs_the_job_nothing(tmp_path: Path) -> None:
     run = tmp_path / "run"
     arguments = ("--iters", "150", "--pause", "0.03")
