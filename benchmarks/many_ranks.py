@@ -1,9 +1,8 @@
 """How many ranks one verifier holds: 4,096 simulated replicas, one step each a second, on one core.
 
-    python benchmarks/many_ranks.py [--ranks 4096] [--steps 30] [--kib 4] [-i PACK…]
+    python benchmarks/many_ranks.py [--ranks 4096] [--steps 34] [-i PACK…]
 
-The rows of one rank of a real DDP run, recorded with what the packs need, are sent for every rank, cut or repeated to about
-`--kib` KiB a step, with weights that are equal on all of them until one rank parts from the others. Frames are decoded, records
+The rows of one rank of a real DDP run, recorded with what the packs need, are sent for every rank, with weights that are equal on all of them until one rank parts from the others. Frames are decoded, records
 given their codes, and rules judged, all in this thread; what the server's thread costs is in `benchmarks/transport.py`. Printed are
 CPU seconds a step and memory.
 """
@@ -47,8 +46,8 @@ def record(folder: Path, packs: list[Path]) -> Recorded:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--ranks", type=int, default=4096)
-    parser.add_argument("--steps", type=int, default=30)
-    parser.add_argument("--part-at", type=int, default=20)
+    parser.add_argument("--steps", type=int, default=34)
+    parser.add_argument("--part-at", type=int, default=30)
     parser.add_argument("-i", "--pack", dest="packs", nargs="+", type=Path, default=[ROOT / "invariants/packs/distributed.json"])
     args = parser.parse_args()
     with tempfile.TemporaryDirectory() as work:
