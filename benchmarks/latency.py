@@ -19,11 +19,12 @@ import tempfile
 import time
 from pathlib import Path
 
+from proctor.cli._launch import needs_of
 from proctor.instrument.config import RecordConfig
 from proctor.instrument.rundir import create_run, write_boot
 from proctor.invariants.pack import read_pack
 from proctor.invariants.peer import make_token
-from proctor.invariants.relations import Needs, registry
+from proctor.invariants.relations import registry
 from proctor.invariants.trace import Trace
 from proctor.verify.inbox import Inbox
 from proctor.verify.lifecycle import IncidentBook
@@ -75,17 +76,14 @@ def main() -> int:
     args = parser.parse_args()
     work = Path(tempfile.mkdtemp(prefix="proctor-latency-"))
     shipped = ROOT / "invariants" / "packs"
-    packs = [read_pack(p, list(registry())) for p in args.packs or (shipped / "torch.json", shipped / "distributed.json")]
-    needs = Needs()
-    for pack in packs:
-        for rule in pack.invariants:
-            needs |= registry()[rule.relation].needs(rule.hypothesis)
+    paths = args.packs or [shipped / "torch.json", shipped / "distributed.json"]
+    packs = [read_pack(path, list(registry())) for path in paths]
     driver, run = work / "driver.py", work / "run"
     driver.write_text(DRIVER.format(every=args.every))
     command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", str(args.ranks), str(driver), str(args.script), "--iters", args.iters]
     create_run(run, command, overwrite=False)
     address = f"unix:{work / 'live' / 'socket'}"
-    chosen = {} if args.full else {"functions": needs.functions, "states": needs.states, "values": needs.values}
+    chosen = {} if args.full else needs_of(paths)
     boot = write_boot(run, RecordConfig(run=str(run), stream=address, token_file=str(work / "token"), **chosen))
     inbox = Inbox()
     with Server([address], make_token(work / "token"), inbox):

@@ -21,24 +21,19 @@ import time
 from collections import defaultdict
 from pathlib import Path
 
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "tests"))
+from helpers.watching import verifier_of
+
 ROOT = Path(__file__).resolve().parent.parent
 PARTS = 5
 
 
 def processes(run: Path) -> dict[int, str]:
     """Verifier and ranks of a run by process id."""
-    found = {}
     ranks = {int(p.name.rpartition("-")[2]): f"rank {p.name.partition('-')[0]}" for p in (run / "procs").glob("*-*")}
-    for entry in Path("/proc").iterdir():
-        if not entry.name.isdecimal():
-            continue
-        try:
-            words = (entry / "cmdline").read_bytes().split(b"\0")
-        except OSError:
-            continue
-        if b"verify" in words and str(run).encode() in words and b"--keep-alive" not in words:
-            found[int(entry.name)] = "verifier"
-    return {**found, **{pid: name for pid, name in ranks.items() if Path(f"/proc/{pid}").exists()}}
+    found = {pid: name for pid, name in ranks.items() if Path(f"/proc/{pid}").exists()}
+    judge = verifier_of(run)
+    return {**found, judge: "verifier"} if judge else found
 
 
 def rss_mib(pid: int) -> float:

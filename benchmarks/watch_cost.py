@@ -22,6 +22,9 @@ import time
 from collections import defaultdict
 from pathlib import Path
 
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "tests"))
+from helpers.watching import verifier_of
+
 ROOT = Path(__file__).resolve().parent.parent
 DRIVER = """
 import json, runpy, sys, time
@@ -33,18 +36,6 @@ runpy.run_path(sys.argv[0], run_name="__main__")
 steps = sorted(b - a for a, b in zip(times[40:], times[41:]))
 print("STEP " + json.dumps(steps[len(steps) // 2]))
 """
-
-
-def verifier(run: Path) -> int:
-    for entry in Path("/proc").iterdir():
-        if entry.name.isdecimal():
-            try:
-                words = (entry / "cmdline").read_bytes().split(b"\0")
-            except OSError:
-                continue
-            if b"verify" in words and str(run).encode() in words and b"--keep-alive" not in words:
-                return int(entry.name)
-    return 0
 
 
 def measure(condition: str, work: Path, number: int, args: argparse.Namespace) -> tuple[float, list[float]]:
@@ -68,13 +59,13 @@ def measure(condition: str, work: Path, number: int, args: argparse.Namespace) -
     if condition == "stopped":
         while not (run / "verify" / "live" / "socket").exists() and job.poll() is None:
             time.sleep(0.02)
-        stopped = verifier(run)
+        stopped = verifier_of(run)
         os.kill(stopped, signal.SIGSTOP)
     out, _ = job.communicate()
     if stopped:
         os.kill(stopped, signal.SIGCONT)
     deadline = time.monotonic() + 60
-    while verifier(run) and time.monotonic() < deadline:
+    while verifier_of(run) and time.monotonic() < deadline:
         time.sleep(0.2)
     if mounted:
         subprocess.run(["umount", "-l", str(run)], check=True)

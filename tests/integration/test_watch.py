@@ -23,6 +23,7 @@ from helpers.receivers import (
     free_port,
     wait_until,
 )
+from helpers.watching import verifier_of
 
 PROGRAM = Path(__file__).parents[1] / "helpers" / "parting.py"
 PROCTOR = [sys.executable, "-m", "proctor.cli"]
@@ -73,20 +74,6 @@ def config(folder: Path, *sinks: str) -> Path:
 
 def pagerduty_at(port: int) -> str:
     return f'[sinks.oncall]\ntype = "pagerduty"\ntier = "all"\nurl = "http://127.0.0.1:{port}"\nrouting_key_file = "key"\n'
-
-
-def verifier_of(run: Path) -> int:
-    """The process that judges, not the one that keeps it alive."""
-    found = []
-    for entry in Path("/proc").iterdir():
-        if entry.name.isdecimal():
-            try:
-                words = (entry / "cmdline").read_bytes().split(b"\0")
-            except OSError:
-                continue
-            if b"verify" in words and str(run).encode() in words and b"--keep-alive" not in words:
-                found.append(int(entry.name))
-    return found[0] if found else 0
 
 
 @pytest.fixture

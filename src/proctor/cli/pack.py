@@ -23,6 +23,7 @@ from proctor.cli import (
     _pack_stamp,
     _pack_suppress,
 )
+from proctor.cli._actions import declare
 
 ACTIONS: Final = {
     "list": _pack_list,
@@ -37,16 +38,7 @@ ACTIONS: Final = {
 
 def prepare(parser: argparse.ArgumentParser) -> None:
     """Declare the arguments."""
-    actions = parser.add_subparsers(metavar="ACTION", dest="action", required=True)
-    for name, module in ACTIONS.items():
-        help_ = (module.__doc__ or "").strip()
-        action = actions.add_parser(
-            name,
-            help=help_.partition("\n")[0].rstrip("."),
-            description=help_,
-            formatter_class=argparse.RawDescriptionHelpFormatter,
-        )
-        module.prepare(action)
+    declare(parser, ACTIONS)
 
 
 def run(args: argparse.Namespace) -> int:

@@ -15,6 +15,7 @@ import argparse
 from typing import Final
 
 from proctor.cli import _page_flush, _page_mute, _page_status, _page_test, _page_unmute
+from proctor.cli._actions import declare
 
 ACTIONS: Final = {
     "test": _page_test,
@@ -27,16 +28,7 @@ ACTIONS: Final = {
 
 def prepare(parser: argparse.ArgumentParser) -> None:
     """Declare the arguments."""
-    actions = parser.add_subparsers(metavar="ACTION", dest="action", required=True)
-    for name, module in ACTIONS.items():
-        help_ = (module.__doc__ or "").strip()
-        action = actions.add_parser(
-            name,
-            help=help_.partition("\n")[0].rstrip("."),
-            description=help_,
-            formatter_class=argparse.RawDescriptionHelpFormatter,
-        )
-        module.prepare(action)
+    declare(parser, ACTIONS)
 
 
 def run(args: argparse.Namespace) -> int:
