@@ -1,4 +1,4 @@
-"""Hot loops: fingerprints of tensor memory and the call tap. No policy, no torch headers.
+"""Hot loops: fingerprints of tensor memory, comparison of two, and the call tap. No policy, no torch headers.
 
 `ACTIVE` says which implementation runs: "native", or "python" where the extension is missing or
 `PROCTOR_NATIVE=0` is set.
@@ -16,6 +16,7 @@ __all__ = [
     "ModuleReference",
     "Recorder",
     "Tap",
+    "compare_buffers",
     "fingerprint_backend",
     "fingerprint_backends",
     "fingerprint_buffer",
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
     from proctor.native._native import (
         Recorder,
         Tap,
+        compare_buffers,
         fingerprint_backend,
         fingerprint_backends,
         fingerprint_buffer,
@@ -42,6 +44,7 @@ else:
         from proctor.native._native import (
             Recorder,
             Tap,
+            compare_buffers,
             fingerprint_backend,
             fingerprint_backends,
             fingerprint_buffer,
@@ -51,6 +54,7 @@ else:
 
         ACTIVE = "native"
     except ImportError:
+        from proctor.native._compare_py import compare_buffers
         from proctor.native._fingerprint_py import (
             fingerprint_backend,
             fingerprint_backends,

@@ -538,16 +538,16 @@ Summary fingerprint(const void* data, size_t nbytes, int elem_bytes, Kind kind, 
   return out;
 }
 
-// ---- bindings ------------------------------------------------------------------------------------------------------
-
-namespace {
-
 Simd simd_named(const std::optional<std::string>& name) {
   if (!name) return default_simd();
   for (int i = 0; i < 3; ++i)
     if (kSimdNames[i] == *name && machine_has(static_cast<Simd>(i))) return static_cast<Simd>(i);
   throw std::invalid_argument("simd is \"" + *name + "\", expected one that this machine has: see fingerprint_backends()");
 }
+
+// ---- bindings ------------------------------------------------------------------------------------------------------
+
+namespace {
 
 const void* pointer(uint64_t address) { return reinterpret_cast<const void*>(static_cast<std::uintptr_t>(address)); }
 

@@ -26,6 +26,8 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <optional>
+#include <string>
 
 #include <pybind11/pybind11.h>
 
@@ -64,6 +66,9 @@ Summary fingerprint(const void* data, std::size_t nbytes, int elem_bytes, Kind k
 
 // Best instruction set of this machine, or the one $PROCTOR_SIMD names if the machine has it. Read once.
 Simd default_simd();
+
+// The instruction set of that name, the default without one. Throws std::invalid_argument if the machine lacks it.
+Simd simd_named(const std::optional<std::string>& name);
 
 void bind_fingerprint(pybind11::module_& m);
 

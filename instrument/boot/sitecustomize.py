@@ -40,7 +40,10 @@ def _activate() -> None:
 
     def on_torch(module: object) -> None:
         try:
-            from proctor.instrument.attach import install_from
+            if "PROCTOR_ORACLE" in os.environ:
+                from proctor.oracle.collect import install_from
+            else:
+                from proctor.instrument.attach import install_from
 
             install_from(activation)
         except Exception as e:  # noqa: BLE001 - the user's program starts regardless

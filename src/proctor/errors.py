@@ -78,3 +78,15 @@ class TransportError(ProctorError):
     """A connection between a job and its verifier cannot be made, or not be trusted."""
 
     code = "PR-E500"
+
+
+class OracleError(ProctorError):
+    """A plan, a record directory or a comparison of the oracle cannot be carried out as written."""
+
+    code = "PR-E600"
+
+
+class MappingError(OracleError):
+    """Shards do not make up one whole tensor: a part is missing, held twice, or of another shape than the layout says."""
+
+    code = "PR-E610"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import shlex
 import shutil
 from collections.abc import Sequence
 from pathlib import Path
@@ -30,6 +31,21 @@ def command_of(args: argparse.Namespace, hint: str) -> tuple[str, list[str]]:
     if program is None:
         raise UsageError(f"{command[0]}: command not found")
     return program, command
+
+
+def words(text: str, option: str) -> list[str]:
+    """A command line that was given as one argument.
+
+    Raises:
+        UsageError: it is empty, or its quotes do not close.
+    """
+    try:
+        found = shlex.split(text)
+    except ValueError as e:
+        raise UsageError(f"{option}: {e}") from None
+    if not found:
+        raise UsageError(f"{option}: no command")
+    return found
 
 
 def environment_of(boot: Path, run: str) -> dict[str, str]:

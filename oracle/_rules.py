@@ -1,0 +1,117 @@
+"""The rules of a plan, as data."""
+
+from __future__ import annotations
+
+from typing import Final
+
+import msgspec
+
+from proctor.errors import OracleError
+from proctor.oracle.mesh import Cut, Layout, Mesh
+
+WHICH: Final = ("input", "output", "grad_input", "grad_output")
+KINDS: Final = ("any", "param", "activation")
+
+
+class Rule(msgspec.Struct, frozen=True):
+    """A layout as written.
+
+    Args:
+        cuts: what each axis does.
+        ordered: the order of the cuts is meant; else they are put into mesh order.
+        padded: dimensions may be longer than the reference's; see `Layout`.
+    """
+
+    cuts: tuple[Cut, ...] = ()
+    ordered: bool = False
+    padded: bool = False
+
+    def layout(self, mesh: Mesh) -> Layout:
+        """On a mesh: axes that it lacks are of size 1."""
+        layout = Layout(self.cuts, self.padded)
+        return (layout if self.ordered or not mesh.axes else layout.sorted(mesh)).on(mesh)
+
+
+class ParamRule(msgspec.Struct, frozen=True):
+    """Parameters whose name matches `path` wholly, and everything of their shape: gradients, optimizer state."""
+
+    path: str
+    rule: Rule
+
+
+class ActivationRule(msgspec.Struct, frozen=True):
+    """Tensors that cross the boundary of modules whose path matches `module` wholly.
+
+    Args:
+        module: regex.
+        rules: "input", "output", "grad_input", "grad_output" → layout. A gradient that is not given lies as its
+            tensor does, and is whole where its tensor is an addend.
+        slot: regex on the place in a nested value ("" for a plain tensor, "0", "hidden_states").
+        transpose: "sbh->bsh": the order of dimensions in the candidate and in the reference; "" when equal.
+    """
+
+    module: str
+    rules: dict[str, Rule]
+    slot: str = ".*"
+    transpose: str = ""
+
+    def rule(self, which: str) -> Rule | None:
+        """The layout of one of the four tensors; None when nothing is said of it."""
+        if which in self.rules:
+            return self.rules[which]
+        forward = self.rules.get(which.removeprefix("grad_")) if which.startswith("grad_") else None
+        return msgspec.structs.replace(forward, cuts=Layout(forward.cuts).gradient().cuts) if forward else None
+
+
+class RenameRule(msgspec.Struct, frozen=True):
+    """Another name in the reference.
+
+    Args:
+        pattern: regex on the whole name.
+        to: the new name; \\1 and {name} as in `re`, and {g1 + 2*pp}: a sum over groups (g1, …) and coordinates.
+        where: coordinates at which it applies, e.g. {"pp": 1}.
+        kind: "param", "activation" (module paths) or "any".
+    """
+
+    pattern: str
+    to: str
+    where: dict[str, int] = {}
+    kind: str = "any"
+
+
+AnyRule = ParamRule | ActivationRule | RenameRule
+
+
+class Row(msgspec.Struct, frozen=True):
+    """How one name is understood.
+
+    Args:
+        kind: "param", "input", "output", "grad_input" or "grad_output".
+        name: canonical.
+        layout: in words, e.g. "tp:0"; "replicated".
+        rule: the pattern that says so; "" when none matches.
+        slot: the pattern of places in nested values that the rule is about.
+    """
+
+    kind: str
+    name: str
+    layout: str
+    rule: str
+    slot: str = ""
+
+
+class Understanding(msgspec.Struct, frozen=True):
+    """What a plan says of a model, and what in it looks like a mistake."""
+
+    rows: tuple[Row, ...]
+    warnings: tuple[str, ...]
+
+
+def permutation(transpose: str) -> tuple[int, ...] | None:
+    """ "sbh->bsh" as axes for `numpy.transpose`: (1, 0, 2); None for ""."""
+    if not transpose.strip():
+        return None
+    here, arrow, there = (part.strip() for part in transpose.partition("->"))
+    if not arrow or sorted(here) != sorted(there) or len(set(here)) < len(here) or not here.isalpha():
+        raise OracleError(f"{transpose[:40]!r} is not a change of dimensions", hint='candidate -> reference, one letter each: "sbh->bsh"')
+    return tuple(here.index(letter) for letter in there)

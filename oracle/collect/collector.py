@@ -1,0 +1,602 @@
+"""Records one process of a run: what crosses the edges of modules, parameters and gradients of the first steps.
+
+Nothing is asked of the user's code. Models are found when the first of them is called for training; their modules get
+a tap at input and output (`taps.py`). A step begins with the first training forward after an optimizer's step (or after
+gradients were cleared following a backward pass). Main gradients are read when an optimizer is about to use them,
+parameters before the first forward and when the next step uses them (an optimizer may gather them that late).
+
+After `steps` steps everything is taken off again and the process goes on as if nothing had been there.
+"""
+
+from __future__ import annotations
+
+import atexit
+import functools
+import os
+import sys
+import weakref
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+from torch.utils import _pytree as pytree
+
+from proctor.oracle.collect import spans
+from proctor.oracle.collect.config import CollectConfig
+from proctor.oracle.collect.roots import Modules, Names, is_torch_module, local_of, source_of, unwrapped
+from proctor.oracle.collect.taps import FP8_SIGMA, UNIT_ROUNDOFF, noisy, recomputing, tap
+from proctor.oracle.store import ProcessInfo, RankWriter
+
+_DTYPES = {
+    torch.float64: "float64",
+    torch.float32: "float32",
+    torch.float16: "float16",
+    torch.bfloat16: "bfloat16",
+    torch.float8_e4m3fn: "float8_e4m3fn",
+    torch.float8_e5m2: "float8_e5m2",
+    torch.int64: "int64",
+    torch.int32: "int32",
+    torch.int16: "int16",
+    torch.int8: "int8",
+    torch.uint8: "uint8",
+    torch.bool: "bool",
+}
+_GRADS = ("main_grad", "grad")
+
+
+class Collector:
+    """Everything that watches one process of a run.
+
+    Args:
+        config: what to record and where.
+        force: gives, for a tensor at a module's edge, the value that the reference had there.
+    """
+
+    def __init__(self, config: CollectConfig) -> None:
+        self.config = config
+        self.modules = Modules()
+        self.names = Names()
+        self.writer: RankWriter | None = None
+        self.info = ProcessInfo(rank=0, world=1, pid=os.getpid())
+        self.force: Callable[[str, str, str, int, torch.Tensor], torch.Tensor | None] | None = None
+        self._roots: list[nn.Module] = []
+        self._main_known = False
+        self._active = 0  # depth of calls of hooked roots
+        self._begun = False
+        self._over = False
+        self._step = 0
+        self._stepped = False  # an optimizer has stepped since the last forward
+        self._backward = False  # gradients were computed since the last boundary
+        self._cleared = False  # … and cleared again, without a step
+        self._calls: dict[str, int] = {}
+        self._recomputes: dict[str, int] = {}
+        self._running: list[tuple[str, int, bool]] = []  # modules that run now: name, call, recompute
+        self._taken: set[tuple[int, str]] = set()  # main gradients of this step
+        self._spans: dict[int, list[spans.Span]] = {}
+        self._foreign: dict[int, Any] = {}
+        self._sharded: set[str] = set()  # parameters that are DTensors
+        self._after: set[str] = set()
+        self._optimizers: list[weakref.ref[Any]] = []
+        self._undo: list[Callable[[], None]] = []
+        self._losses = 0
+        self._fp8: set[str] = set(config.fp8)
+        self._failed = False
+
+    # -- putting it there -----------------------------------------------------------------------------------
+
+    def install(self) -> None:
+        """Patch what tells of models and steps; everything else waits for the first training forward."""
+        self._wrap(nn.Module, "__init__", self._constructed)
+        self._wrap(nn.Module, "__call__", self._called)
+        self._wrap(torch.autograd, "backward", self._backwards)
+        self._wrap(nn.utils, "clip_grad_norm_", self._clipped)
+        if getattr(nn.utils.clip_grad, "clip_grad_norm_", None) is not nn.utils.clip_grad_norm_:
+            self._wrap(nn.utils.clip_grad, "clip_grad_norm_", self._clipped)
+        self._wrap(torch.optim.Optimizer, "zero_grad", self._zeroed)
+        self._wrap(torch.optim.Optimizer, "__init__", self._made_optimizer)
+        from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
+
+        for handle in (
+            register_optimizer_step_pre_hook(self._guarded(self._before_update)),
+            register_optimizer_step_post_hook(self._guarded(self._after_update)),
+        ):
+            self._undo.append(handle.remove)
+        if self.config.watch_fp8:
+            self._wrap(torch.Tensor, "to", self._converted)
+        atexit.register(self._guarded(self._at_exit))
+
+    def _wrap(self, owner: Any, name: str, around: Callable[..., Any]) -> None:
+        original = getattr(owner, name)
+        own = vars(owner).get(name)
+
+        @functools.wraps(original)
+        def wrapper(*args: Any, **kwargs: Any) -> Any:
+            return around(original, *args, **kwargs)
+
+        setattr(owner, name, wrapper)
+
+        def undo() -> None:
+            if vars(owner).get(name) is not wrapper:
+                return
+            if own is None:
+                delattr(owner, name)
+            else:
+                setattr(owner, name, own)
+
+        self._undo.append(undo)
+
+    def remove(self) -> None:
+        """Take everything off; a process that goes on is the user's alone."""
+        while self._undo:
+            self._undo.pop()()
+
+    def _guarded(self, function: Callable[..., Any]) -> Callable[..., None]:
+        def run(*args: Any, **kwargs: Any) -> None:
+            try:
+                function(*args, **kwargs)
+            except Exception as e:  # noqa: BLE001 - the user's program goes on
+                self._fail(e)
+
+        return run
+
+    def _fail(self, error: Exception) -> None:
+        if self._failed:
+            return
+        self._failed = True
+        if os.environ.get("PROCTOR_DEBUG", "") not in ("", "0"):
+            import traceback
+
+            traceback.print_exc()
+        line = f"recording failed: {type(error).__name__}: {error}".splitlines()[0]
+        print(f"proctor: oracle: {line}", file=sys.stderr)
+        self.info.notes.append(line)
+        self._finish(done=False)
+
+    # -- what the patches see -------------------------------------------------------------------------------
+
+    def _constructed(self, original: Callable[..., None], module: nn.Module, *args: Any, **kwargs: Any) -> None:
+        original(module, *args, **kwargs)
+        self.modules.add(module)
+
+    def _made_optimizer(self, original: Callable[..., None], optimizer: Any, *args: Any, **kwargs: Any) -> None:
+        original(optimizer, *args, **kwargs)
+        self._optimizers.append(weakref.ref(optimizer))
+
+    def _called(self, original: Callable[..., Any], module: nn.Module, *args: Any, **kwargs: Any) -> Any:
+        if not self._active and not self._over and torch.is_grad_enabled() and not recomputing():
+            self._guarded(self._outermost)(module)
+        return original(module, *args, **kwargs)
+
+    def _backwards(self, original: Callable[..., Any], tensors: Any, *args: Any, **kwargs: Any) -> Any:
+        if not self._over and self._begun:
+            self._guarded(self._loss)(tensors)
+            self._backward = True
+        return original(tensors, *args, **kwargs)
+
+    def _zeroed(self, original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        if self._backward:
+            self._cleared = True
+        return original(*args, **kwargs)
+
+    def _clipped(self, original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        norm = original(*args, **kwargs)
+        if not self._over and self._begun and isinstance(norm, torch.Tensor):
+            self._guarded(lambda: self._scalar("grad_norm", norm))()
+        return norm
+
+    def _converted(self, original: Callable[..., Any], tensor: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
+        result = original(tensor, *args, **kwargs)
+        if self._running and isinstance(result, torch.Tensor) and result.dtype in (torch.float8_e4m3fn, torch.float8_e5m2):
+            self._fp8.update(name for name, _, _ in self._running[-2:])
+        return result
+
+    # -- steps ----------------------------------------------------------------------------------------------
+
+    def _outermost(self, module: nn.Module) -> None:
+        """A module is called that no other module called."""
+        if id(module) not in self.names.modules:
+            if not any(p.requires_grad for p in module.parameters()) and not self._begun:
+                return  # not training yet
+            self._discover(module)
+        if not self._begun:
+            self._begin()
+        elif self._stepped or (self._backward and self._cleared):
+            self._next_step()
+
+    def _discover(self, called: nn.Module) -> None:
+        roots = self.modules.roots()
+        inside = [r for r in roots if any(m is called for m in r.modules())]
+        if not inside:
+            inside = [called]  # built before we came, or without parameters: a loss module
+        ordered = inside + ([r for r in roots if r is not inside[0]] if not self._main_known else [])
+        for root in ordered:
+            prefix = None
+            if not self._main_known and any(True for _ in root.parameters()):
+                prefix, self._main_known = "", True
+            for name, module in self.names.add_root(root, prefix):
+                self._hook(name, module)
+            if any(True for _ in root.parameters()):
+                self._roots.append(root)
+
+    def _begin(self) -> None:
+        self._begun = True
+        self._identify()
+        folder = Path(self.config.folder) / f"rank{self.info.rank}"
+        from safetensors.torch import save_file
+
+        try:
+            self.writer = RankWriter(folder, save_file)
+        except FileExistsError:
+            self._over = True  # another process of this rank came first (an evaluation, a second job of a script)
+            self.remove()
+            return
+        self.names.rename_parameters(self._roots)
+        if self.config.generate is not None:
+            self._generate(self.config.generate)
+        self._record_parameters("param", lambda p: True)
+        if self.config.force:
+            from proctor.oracle.collect.forced import Forced
+
+            self.force = Forced(self.config.force, self.info.rank)
+
+    def _generate(self, seed: int) -> None:
+        """Overwrite the parameters, and the copies that optimizers made of them."""
+        from proctor.oracle.generate import generate_parameters
+
+        for optimizer in [o for ref in self._optimizers if (o := ref()) is not None]:
+            self._flatten_foreign(optimizer)
+        self.info.notes += generate_parameters(self._parameters(), seed, self.config.plan, self.info.rank, self.info.world)
+        named = dict(self._parameters())
+        with torch.no_grad():
+            for key, tensor in self._foreign.items():
+                flat = local_of(tensor.detach()).view(-1)
+                for span in self._spans[key]:
+                    values = local_of(named[span.name].detach()).flatten()[span.start : span.stop]
+                    flat[span.at : span.at + values.numel()] = values.to(flat.dtype)
+
+    def _identify(self) -> None:
+        dist = torch.distributed
+        rank, world = int(os.environ.get("RANK", "0") or 0), int(os.environ.get("WORLD_SIZE", "1") or 1)
+        if dist.is_available() and dist.is_initialized():
+            rank, world = dist.get_rank(), dist.get_world_size()
+        from proctor.instrument.mesh import position
+
+        self.info.rank, self.info.world = rank, world
+        self.info.coords = dict(position()["coords"])
+
+    def _next_step(self) -> None:
+        if not self._stepped:
+            self.info.notes.append(f"step {self._step}: gradients were cleared without an optimizer's step")
+        self._record_after()
+        self._step += 1
+        self._stepped = self._backward = self._cleared = False
+        self._calls, self._recomputes, self._taken, self._after, self._losses = {}, {}, set(), set(), 0
+        if self._step >= self.config.steps:
+            self._finish(done=True)
+        elif self.writer is not None:
+            self.writer.flush()
+
+    def _at_exit(self) -> None:
+        if self._begun and not self._over:
+            if self._stepped or self._backward:
+                self._record_after()
+                self._step += 1
+            self._finish(done=True)
+
+    def _finish(self, *, done: bool) -> None:
+        self._over = True
+        self.remove()
+        self.info.steps, self.info.done = self._step, done
+        self.info.fp8 = sorted(self._fp8)
+        if self.writer is not None:
+            try:
+                self.writer.close(self.info)
+            except Exception as e:  # noqa: BLE001 - a full disk is said, the program goes on
+                print(f"proctor: oracle: cannot write {self.writer.folder}: {e}", file=sys.stderr)
+            self.writer = None
+        self._foreign.clear()
+
+    # -- modules --------------------------------------------------------------------------------------------
+
+    def _hook(self, name: str, module: nn.Module) -> None:
+        if isinstance(module, torch.jit.ScriptModule):
+            self.info.notes.append(f"{name}: a TorchScript module is not looked into")
+            return
+        meta = (name, type(module).__name__, source_of(module) if not is_torch_module(module) else "")
+
+        def before(_: nn.Module, args: Any, kwargs: Any) -> Any:
+            return self._enter(meta, args, kwargs)
+
+        def after(_: nn.Module, args: Any, kwargs: Any, output: Any) -> Any:
+            return self._leave(meta, output)
+
+        try:
+            handles = [
+                module.register_forward_pre_hook(before, with_kwargs=True),
+                module.register_forward_hook(after, with_kwargs=True, always_call=False),
+            ]
+        except Exception as e:  # noqa: BLE001 - a module with rules of its own
+            self.info.notes.append(f"{name}: cannot be hooked: {type(e).__name__}")
+            return
+        self._undo += [h.remove for h in handles]
+
+    def _enter(self, meta: tuple[str, str, str], args: Any, kwargs: Any) -> Any:
+        if self._over or self.writer is None:
+            return None
+        name = meta[0]
+        again = recomputing()
+        counts = self._recomputes if again else self._calls
+        call = counts.get(name, 0)
+        if not self._active and not torch.is_grad_enabled() and not again:
+            return None  # an evaluation
+        counts[name] = call + 1
+        self._active += 1
+        self._running.append((name, call, again))
+        try:
+            return self._cross(meta, call, again, "input", (args, kwargs))
+        except Exception as e:  # noqa: BLE001 - the user's forward goes on
+            self._fail(e)
+            return None
+
+    def _leave(self, meta: tuple[str, str, str], output: Any) -> Any:
+        if self._over or self.writer is None:
+            return None
+        while self._running and self._running[-1][0] != meta[0]:
+            self._running.pop()  # a call that an exception ended
+            self._active -= 1
+        if not self._running:
+            return None
+        _, call, again = self._running.pop()
+        self._active -= 1
+        try:
+            return self._cross(meta, call, again, "output", output)
+        except Exception as e:  # noqa: BLE001 - the user's forward goes on
+            self._fail(e)
+            return None
+
+    def _cross(self, meta: tuple[str, str, str], call: int, again: bool, side: str, values: Any) -> Any:
+        leaves, spec = pytree.tree_flatten(values)
+        if not any(isinstance(x, torch.Tensor) for x in leaves):
+            return None
+        slots = _slots(values, leaves, side)
+        out = list(leaves)
+        changed = False
+        for i, (slot, x) in enumerate(zip(slots, leaves, strict=True)):
+            if not isinstance(x, torch.Tensor):
+                continue
+            if not x.is_floating_point():
+                self._record(x, call=call, kind=side, meta=meta, slot=slot, recompute=again)
+                continue
+            out[i] = self._tapped(x, meta, call, again, side, slot)
+            changed = True
+        return pytree.tree_unflatten(out, spec) if changed else None
+
+    def _tapped(self, x: torch.Tensor, meta: tuple[str, str, str], call: int, again: bool, side: str, slot: str) -> torch.Tensor:
+        name = meta[0]
+        seed = self.config.noise
+        sigma = UNIT_ROUNDOFF.get(x.dtype, 0.0) if side == "output" else FP8_SIGMA if name in self._fp8 else 0.0
+        grad_sigma = UNIT_ROUNDOFF.get(x.dtype, 0.0) if side == "output" else 0.0
+
+        def on_value(value: torch.Tensor) -> torch.Tensor | None:
+            other = None
+            if seed is not None and sigma:
+                other = noisy(value.detach(), sigma, seed, side, name, slot, call)
+            self._record(value if other is None else other, call=call, kind=side, meta=meta, slot=slot, recompute=again)
+            if self.force is not None and side == "input":
+                other = self.force("input", name, slot, call, value.detach())
+            return other
+
+        def on_grad(grad: torch.Tensor) -> torch.Tensor | None:
+            other = None
+            if seed is not None and grad_sigma:
+                other = noisy(grad.detach(), grad_sigma, seed, f"grad_{side}", name, slot, call)
+            if not self._over:
+                self._record(grad if other is None else other, call=call, kind=f"grad_{side}", meta=meta, slot=slot)
+            if self.force is not None and side == "output":
+                other = self.force("grad_output", name, slot, call, grad.detach())
+            return other
+
+        def safely(function: Callable[[torch.Tensor], torch.Tensor | None]) -> Callable[[torch.Tensor], torch.Tensor | None]:
+            def run(value: torch.Tensor) -> torch.Tensor | None:
+                try:
+                    with torch.no_grad():
+                        return function(value)
+                except Exception as e:  # noqa: BLE001 - the user's pass goes on
+                    self._fail(e)
+                    return None
+
+            return run
+
+        return tap(x, safely(on_value), safely(on_grad))
+
+    # -- parameters, gradients, optimizers ------------------------------------------------------------------
+
+    def _parameters(self) -> Iterator[tuple[str, nn.Parameter]]:
+        seen: set[int] = set()
+        for root in self._roots:
+            for parameter in root.parameters():
+                name = self.names.parameters.get(id(parameter))
+                if name is not None and id(parameter) not in seen:
+                    seen.add(id(parameter))
+                    yield name, parameter
+
+    def _record_parameters(self, kind: str, wanted: Callable[[str], bool]) -> None:
+        for name, parameter in self._parameters():
+            if hasattr(parameter, "placements"):
+                self._sharded.add(name)
+            if wanted(name):
+                self._record(parameter, call=0, kind=kind, meta=self._owner(name), slot="")
+
+    def _record_after(self) -> None:
+        """Parameters as the next step finds them; DTensors were recorded when their optimizer had stepped."""
+        self._record_parameters("param_after", lambda n: n not in self._after and n not in self._sharded)
+
+    def _owner(self, name: str) -> tuple[str, str, str]:
+        path = name.rpartition(".")[0]
+        for module in self._owners().get(path, ()):
+            return name, type(module).__name__, source_of(module) if not is_torch_module(module) else ""
+        return name, "", ""
+
+    def _owners(self) -> dict[str, list[nn.Module]]:
+        if not hasattr(self, "_owner_table"):
+            table: dict[str, list[nn.Module]] = {}
+            for root in self._roots:
+                for module in root.modules():
+                    name = self.names.modules.get(id(module))
+                    if name is not None and module is unwrapped(module):
+                        table.setdefault(name, []).append(module)
+            self._owner_table = table
+        return self._owner_table
+
+    def _before_update(self, optimizer: Any, args: Any, kwargs: Any) -> None:
+        if self._over or not self._begun or self.writer is None:
+            return
+        self._flatten_foreign(optimizer)
+        for index, group in enumerate(optimizer.param_groups):
+            if ("lr", str(index)) not in self._taken_scalars():
+                self._scalar("lr", torch.as_tensor(float(group.get("lr", 0.0)), dtype=torch.float64), slot=str(index))
+            for tensor in group["params"]:
+                if id(tensor) in self._foreign:
+                    self._record_spans(tensor, tensor.grad, "main_grad", "")
+                    continue
+                name = self.names.parameters.get(id(tensor))
+                if name is None or (self._step, name) in self._taken:
+                    continue
+                grad = next((g for a in _GRADS if (g := getattr(tensor, a, None)) is not None), None)
+                if grad is not None:
+                    self._taken.add((self._step, name))
+                    self._record(grad, call=0, kind="main_grad", meta=self._owner(name), slot="")
+
+    def _taken_scalars(self) -> set[tuple[str, str]]:
+        return {(n[7:].split("/")[0], n.rpartition("/")[2]) for s, n in self._taken if s == self._step and n.startswith("scalar:")}
+
+    def _flatten_foreign(self, optimizer: Any) -> None:
+        """Find out which elements of parameters an optimizer's own flat tensors hold; once, before the first update."""
+        strangers = [
+            t
+            for g in optimizer.param_groups
+            for t in g["params"]
+            if id(t) not in self.names.parameters and id(t) not in self._foreign and torch.is_floating_point(t)
+        ]
+        if not strangers:
+            return
+        values = {n: local_of(p.detach()).float().flatten().cpu().numpy() for n, p in self._parameters()}
+        flats = [local_of(t.detach()).float().flatten().cpu().numpy() for t in strangers]
+        for tensor, found in zip(strangers, spans.find_spans(flats, values), strict=True):
+            self._foreign[id(tensor)] = tensor
+            self._spans[id(tensor)] = found
+
+    def _record_spans(self, tensor: Any, value: Any, kind: str, slot: str) -> None:
+        if value is None:
+            return
+        flat = local_of(value.detach()).flatten()
+        for span in self._spans.get(id(tensor), []):
+            part = flat[span.at : span.at + span.stop - span.start]
+            self._record(part, call=0, kind=kind, meta=self._owner(span.name), slot=slot, span=(span.start, span.stop))
+
+    def _after_update(self, optimizer: Any, args: Any, kwargs: Any) -> None:
+        if self._over or not self._begun or self.writer is None:
+            return
+        self._stepped = True
+        for group in optimizer.param_groups:
+            for tensor in group["params"]:
+                state = optimizer.state.get(tensor, {}) if hasattr(optimizer.state, "get") else {}
+                name = self.names.parameters.get(id(tensor))
+                for key, value in state.items():
+                    if not isinstance(value, torch.Tensor) or not value.is_floating_point() or value.numel() != tensor.numel():
+                        continue
+                    if value.numel() == 1 and key == "step":
+                        continue
+                    if id(tensor) in self._foreign:
+                        self._record_spans(tensor, value, "opt_state", str(key))
+                    elif name is not None:
+                        self._record(value, call=0, kind="opt_state", meta=self._owner(name), slot=str(key))
+                if name in self._sharded and name not in self._after:
+                    self._after.add(name)
+                    self._record(tensor, call=0, kind="param_after", meta=self._owner(name), slot="")
+
+    # -- numbers --------------------------------------------------------------------------------------------
+
+    def _loss(self, tensors: Any) -> None:
+        roots = [tensors] if isinstance(tensors, torch.Tensor) else list(tensors)
+        if recomputing():
+            return
+        for root in roots:
+            if isinstance(root, torch.Tensor) and root.numel() == 1 and root.is_floating_point():
+                self._scalar("loss", root, call=self._losses)
+                self._losses += 1
+
+    def _scalar(self, name: str, value: Any, *, slot: str = "", call: int = 0) -> None:
+        self._taken.add((self._step, f"scalar:{name}/{slot}"))
+        full = value.full_tensor() if hasattr(value, "full_tensor") and name != "loss" else value
+        self._record(full.detach().reshape(()), call=call, kind="scalar", meta=(name, "", ""), slot=slot)
+
+    def _record(
+        self,
+        tensor: Any,
+        *,
+        call: int,
+        kind: str,
+        meta: tuple[str, str, str],
+        slot: str,
+        recompute: bool = False,
+        span: tuple[int, int] | None = None,
+    ) -> None:
+        if self.writer is None:
+            return
+        placement = _placement(tensor)
+        local = local_of(tensor.detach() if hasattr(tensor, "detach") else tensor)
+        dtype = _DTYPES.get(local.dtype)
+        if dtype is None:
+            return
+        kept = local.to("cpu", copy=True, memory_format=torch.contiguous_format).contiguous()
+        name, cls, source = meta
+        self.writer.add(
+            kept,
+            dtype=dtype,
+            size=kept.numel() * kept.element_size(),
+            step=self._step,
+            call=call,
+            kind=kind,
+            name=name,
+            slot=slot,
+            cls=cls,
+            source=source,
+            placement=placement,
+            span=span,
+            recompute=recompute,
+            fp8=name in self._fp8,
+        )
+
+
+def _slots(values: Any, leaves: list[Any], side: str) -> list[str]:
+    """What each leaf is called: `""` for a lone positional tensor, else its path."""
+    paths = [pytree.keystr(p) for p, _ in pytree.tree_flatten_with_path(values)[0]]
+    if side == "output":
+        return [_tidy(p) for p in paths]
+    tidy = []
+    for path in paths:  # values is (args, kwargs)
+        rest = path[3:] if path.startswith(("[0]", "[1]")) else path
+        tidy.append(_tidy(rest))
+    lone = sum(isinstance(x, torch.Tensor) for x in leaves) == 1
+    return ["" if lone and t == "0" else t for t in tidy]
+
+
+def _tidy(path: str) -> str:
+    text = path.replace("['", ".").replace("']", "").replace("[", ".").replace("]", "")
+    return text.strip(".")
+
+
+def _placement(tensor: Any) -> dict[str, Any] | None:
+    if not hasattr(tensor, "placements") or not hasattr(tensor, "device_mesh"):
+        return None
+    mesh = tensor.device_mesh
+    names = mesh.mesh_dim_names or tuple(f"mesh{i}" for i in range(mesh.ndim))
+    return {
+        "axes": list(names),
+        "sizes": [int(s) for s in mesh.mesh.shape],
+        "placements": [str(p) for p in tensor.placements],
+        "shape": [int(s) for s in tensor.shape],
+    }

@@ -1,0 +1,46 @@
+"""What an injected collector is told: a small file beside the start-up hook."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import msgspec
+
+from proctor.errors import OracleError
+
+
+class CollectConfig(msgspec.Struct, frozen=True):
+    """One run of the command.
+
+    Attributes:
+        folder: where the ranks put their folders, absolute.
+        steps: optimizer updates to record.
+        noise: seed of the noise sample; `None` records without noise.
+        force: folder with the inputs and incoming gradients that modules are given (`oracle localise`); "" none.
+        fp8: modules that cast to 8-bit floats inside, found by an earlier run.
+        watch_fp8: look for such casts.
+        generate: seed of generated parameters; `None` keeps the user's.
+        plan: the plan as JSON, "" without one.
+    """
+
+    folder: str
+    agent: str = "oracle"
+    steps: int = 1
+    noise: int | None = None
+    force: str = ""
+    fp8: tuple[str, ...] = ()
+    watch_fp8: bool = False
+    generate: int | None = None
+    plan: str = ""
+
+
+def read_config(path: Path) -> CollectConfig:
+    """Read it.
+
+    Raises:
+        OracleError: it is damaged.
+    """
+    try:
+        return msgspec.json.decode(path.read_bytes(), type=CollectConfig)
+    except (OSError, msgspec.MsgspecError) as e:
+        raise OracleError(f"{path}: {e}") from None

@@ -1,0 +1,48 @@
+"""Values of the reference that take the place of the candidate's own at the edges of its modules.
+
+Prepared by `oracle/localise.py`: one safetensors file a rank, whose keys name edge, module, slot and call. What crosses
+an edge is recorded before it is replaced, so that each module's own error is seen and none is passed on.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from proctor.oracle.collect.roots import local_of
+
+
+def key_of(kind: str, name: str, slot: str, call: int) -> str:
+    """How a replacement is called in the file."""
+    return json.dumps([kind, name, slot, call])
+
+
+class Forced:
+    """The replacements of one rank.
+
+    Args:
+        folder: holds `rank<r>.safetensors`.
+        rank: this process's.
+    """
+
+    def __init__(self, folder: str, rank: int) -> None:
+        from safetensors import safe_open
+
+        self._file: Any = safe_open(str(Path(folder) / f"rank{rank}.safetensors"), framework="pt")
+        self._keys = set(self._file.keys())  # type: ignore[no-untyped-call]
+
+    def __call__(self, kind: str, name: str, slot: str, call: int, value: torch.Tensor) -> torch.Tensor | None:
+        """What is to be used instead of a value; `None` where the reference has nothing for it."""
+        key = key_of(kind, name, slot, call)
+        if key not in self._keys:
+            return None
+        local = local_of(value)
+        other: torch.Tensor = self._file.get_tensor(key).to(device=local.device, dtype=local.dtype)
+        if other.shape != local.shape:
+            return None
+        if local is value:
+            return other.clone()
+        return type(value).from_local(other.clone(), value.device_mesh, value.placements, shape=value.shape, stride=value.stride())

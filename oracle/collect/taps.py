@@ -1,0 +1,80 @@
+"""Where a tensor crosses the edge of a module: an identity in the graph that looks at value and gradient.
+
+One autograd function a boundary (`findings`: full backward hooks break in-place code, tensor hooks see the sum of all
+users). `forward` hands on a copy, so that in-place operations of the user work as before; `backward` hands on the
+gradient. Recording changes no value; with noise, value and gradient get a relative error of one rounding; with a
+replacement, they become what the reference had there.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+Look = Callable[[torch.Tensor], torch.Tensor | None]  # returns what is to be used instead, or None
+
+
+class _Tap(torch.autograd.Function):  # type: ignore[misc]
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor, on_value: Look | None, on_grad: Look | None) -> torch.Tensor:
+        ctx.on_grad = on_grad
+        other = on_value(x) if on_value is not None else None
+        return x.clone() if other is None else other
+
+    @staticmethod
+    def backward(ctx: Any, grad: torch.Tensor) -> Any:
+        other = ctx.on_grad(grad) if ctx.on_grad is not None else None
+        return grad if other is None else other, None, None
+
+
+def tap(x: torch.Tensor, on_value: Look | None, on_grad: Look | None) -> torch.Tensor:
+    """A tensor with the same value, past a boundary.
+
+    Args:
+        x: a floating-point tensor.
+        on_value: sees the value; may give another one.
+        on_grad: sees the gradient on its way back; may give another one.
+    """
+    result: torch.Tensor = _Tap.apply(x, on_value, on_grad)
+    return result
+
+
+UNIT_ROUNDOFF = {  # half the distance of 1 to the next number
+    torch.float64: 2.0**-53,
+    torch.float32: 2.0**-24,
+    torch.float16: 2.0**-11,
+    torch.bfloat16: 2.0**-8,
+}
+FP8_SIGMA = 2.0**-6  # u of e4m3 (2^-4) / 4: measured to cover a GEMM with inputs in e4m3 (findings, §3)
+
+
+def noisy(x: torch.Tensor, sigma: float, *key: object) -> torch.Tensor:
+    """`x · (1 + sigma·√3·U(−1, 1))`, rounded to the type of `x`; the same for the same key on any machine of one kind.
+
+    Args:
+        x: any shape, floating point.
+        sigma: root mean square of the relative error.
+        key: names the logical tensor.
+    """
+    local = x.to_local() if hasattr(x, "to_local") else x
+    generator = torch.Generator().manual_seed(seed_of(*key))
+    wide = torch.float64 if local.dtype == torch.float64 else torch.float32
+    uniform = torch.empty(local.shape, dtype=wide).uniform_(-1.0, 1.0, generator=generator).to(local.device)
+    moved = (local.to(wide) * (1.0 + sigma * 3.0**0.5 * uniform)).to(local.dtype)
+    if local is x:
+        return moved
+    return type(x).from_local(moved, x.device_mesh, x.placements, shape=x.shape, stride=x.stride())
+
+
+def seed_of(*key: object) -> int:
+    """A 63-bit seed from names and numbers; the same in every process."""
+    text = "\x1f".join(map(str, key)).encode()
+    return int.from_bytes(hashlib.blake2b(text, digest_size=8).digest(), "little") >> 1
+
+
+def recomputing() -> bool:
+    """Whether a backward pass is running: a forward now is recomputation."""
+    return int(torch._C._current_graph_task_id()) != -1

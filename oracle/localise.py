@@ -1,0 +1,148 @@
+"""Which module is wrong by itself: every module of the candidate is fed what the reference's module got.
+
+An error in one module makes everything after it wrong (TTrace, Figure 9a). When each module's inputs, and the gradients
+that come back to its outputs, are replaced by the reference's, errors stay where they are made (TTrace, Step 5). Values
+that cross an edge are recorded before they are replaced, so that what lies between two modules is seen as well: it
+belongs to the module around them. Since the values are the reference's own, only the candidate runs again.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import shutil
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+
+from proctor.oracle.check import GRADIENTS, Comparison
+from proctor.oracle.collect.forced import key_of
+from proctor.oracle.dtypes import as_float, from_float
+from proctor.oracle.locate import take
+from proctor.oracle.plan import Plan
+from proctor.oracle.record import Recorder
+from proctor.oracle.report import Report
+from proctor.oracle.store import Recording
+from proctor.oracle.tolerance import Mode
+from proctor.oracle.verdicts import Culprit, TensorVerdict, Verdict, failing, flow
+
+_TORCH_NAMES = {"float64": "float64", "float32": "float32", "float16": "float16", "bfloat16": "bfloat16"}
+
+
+def localise(
+    reference: Recording,
+    candidate: Recording,
+    plan: Plan | None,
+    report: Report,
+    command: Sequence[str],
+    *,
+    mode: Mode = "all",
+    timeout_s: float = 3600.0,
+) -> Report:
+    """Add the culprit to the report of a comparison that found a difference.
+
+    Args:
+        reference: trusted.
+        candidate: judged; its recording gets a run `forced`.
+        plan: of the candidate.
+        report: of `reference` against `candidate`.
+        command: the candidate's.
+        mode: of tolerances.
+        timeout_s: after which the command is ended.
+
+    Raises:
+        OracleError: the command failed when it ran again.
+    """
+    folder = candidate.path / "forced"
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir()
+    try:
+        comparison = Comparison(reference, candidate, plan, mode)
+        comparison.run()
+        count = _write(comparison, folder)
+        if not count:
+            return _with(report, None, "no module's input could be replaced, so the culprit was not looked for")
+        again = Recorder.again(candidate, command, timeout_s=timeout_s)
+        again.once("forced", force=str(folder.resolve()), generate=candidate.info.generate)
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+    alone = Comparison(reference, candidate, plan, mode, run="forced").run()
+    return _with(report, culprit(report.verdict, alone), "")
+
+
+def culprit(found: Verdict, alone: Verdict) -> Culprit | None:
+    """Name what is wrong by itself.
+
+    Args:
+        found: end to end.
+        alone: with every module fed the reference's values.
+    """
+    wrong = sorted((t for t in alone.tensors if failing(t) or (t.verdict == "unmapped" and t.ratio > 1.0 and _was_placed(found, t))), key=flow)
+    missing = next((t for t in wrong if t.verdict == "missing" and t.kind == "param"), None)
+    if missing is not None:
+        return Culprit(missing.name.rpartition(".")[0], "model", missing.source, f"the candidate has no parameter {missing.name}")
+    for kinds, direction in ((("input", "output"), "forward"), (GRADIENTS, "backward")):
+        first = next((t for t in wrong if t.kind in kinds), None)
+        if first is None:
+            continue
+        inside = first.kind in ("output", "grad_input")
+        module = first.name if inside else first.name.rpartition(".")[0]
+        what = "gives another result" if direction == "forward" else "gives another gradient of its input"
+        if not inside:
+            side = "into" if direction == "forward" else "back out of"
+            what = f"what goes {side} {first.name} is wrong, and {first.name} itself is not the cause"
+        return Culprit(module, direction, _source(found, alone, module) or first.source, f"fed with the reference's values, {module or 'the model'}: {what}", first.ratio)
+    first = next((t for t in wrong if t.kind == "main_grad"), None)
+    if first is not None:
+        module = first.name.rpartition(".")[0]
+        apart = next((r for r in (*alone.replicas, *found.replicas) if r.kind == "main_grad" and r.name == first.name), None)
+        why = apart.note if apart is not None else first.note or "its weight gradient, or what is done to it before the optimizer takes it"
+        return Culprit(module, "gradient", first.source, f"forward and backward of every module are right; the gradient of {first.name} is not: {why}", first.ratio)
+    first = next((t for t in wrong if t.kind in ("opt_state", "param_after")), None)
+    if first is not None:
+        return Culprit(first.name.rpartition(".")[0], "update", first.source, f"gradients are right; the update of {first.name} is not", first.ratio)
+    return None
+
+
+def _was_placed(found: Verdict, tensor: TensorVerdict) -> bool:
+    """An error that is far smaller than the values themselves is no question of placing."""
+    return tensor.rel_err < 0.5
+
+
+def _source(found: Verdict, alone: Verdict, module: str) -> str:
+    return next((t.source for v in (alone, found) for t in v.tensors if t.name == module and t.kind in ("output", "input") and t.source), "")
+
+
+def _with(report: Report, found: Culprit | None, note: str) -> Report:
+    notes = report.verdict.notes + ((note,) if note else ())
+    if found is None and not note:
+        notes += ("with every module fed the reference's values nothing differs: the error arises between modules, or needs several of them",)
+    return dataclasses.replace(report, verdict=msgspec.structs.replace(report.verdict, culprit=found, notes=notes), next_steps=())
+
+
+def _write(comparison: Comparison, folder: Path) -> int:
+    """Write for every rank what its modules are to be given; returns how many values."""
+    import torch
+    from safetensors.torch import save_file
+
+    files: dict[int, dict[str, Any]] = {rank: {} for rank in comparison.ranks}
+    for key, held in comparison.shards():
+        _, _, kind, _, _ = key
+        if kind not in ("input", "grad_output"):
+            continue
+        target = comparison.reference.entries[key]
+        for piece in held:
+            if piece.places is None or piece.entry.dtype not in _TORCH_NAMES or target.dtype not in _TORCH_NAMES:
+                continue
+            values = as_float(take(comparison.reference.array(target), piece.places), target.dtype)
+            if kind == "grad_output":
+                values = values * comparison.gradient_scale
+            raw = np.ascontiguousarray(from_float(values, piece.entry.dtype))
+            tensor = torch.from_numpy(raw.view(np.int16) if piece.entry.dtype == "bfloat16" else raw)
+            tensor = tensor.view(torch.bfloat16) if piece.entry.dtype == "bfloat16" else tensor
+            files[piece.rank][key_of(kind, piece.entry.name, piece.entry.slot, piece.entry.call)] = tensor.clone()
+    for rank, tensors in files.items():
+        save_file(tensors, str(folder / f"rank{rank}.safetensors"))
+    return sum(map(len, files.values()))

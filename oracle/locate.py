@@ -1,0 +1,142 @@
+"""Where a shard lies in the whole, found by looking: which part of the reference's tensor is it?
+
+A plan says it when there is one, and a DTensor says it by itself. Without either, the shard of a healthy run *is* some
+part of the reference's tensor up to rounding, so the parts that its shape allows are tried: contiguous blocks along each
+dimension that is shorter than the whole, interleaved groups (fused QKV), and the two-ended stripes of context
+parallelism. A wrong part is off by as much as the values themselves, so there is no doubt where one fits. Where none
+fits, the caller falls back on what fitted tensors of the same shape.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator
+from typing import Any, Final, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+Array = npt.NDArray[Any]
+Index = tuple[npt.NDArray[np.int64], ...]
+
+FITS: Final = 0.5  # relative error below which a part is the right one: a wrong one has about 1.4
+CLEAR: Final = 0.1  # … and the next best one must be this much worse
+GROUPS: Final = (2, 3, 4, 6, 8)  # interleaved groups that are tried
+MOST_TRIES: Final = 4096
+SAMPLE: Final = 1 << 16  # elements that are compared for a try
+
+
+class Part(NamedTuple):
+    """One way to hold a part of a tensor.
+
+    Args:
+        places: global indices along each dimension.
+        label: in words: `0:1/2` (dimension 0, part 1 of 2), `0:1/2x3` (interleaved), `0:1/2z` (two-ended stripes).
+    """
+
+    places: Index
+    label: str
+
+
+class Found(NamedTuple):
+    """The best part, its relative error, and whether it can be no other."""
+
+    part: Part
+    error: float
+    sure: bool
+
+
+def locate(local: Array, full: Array) -> Found | None:
+    """Find which part of `full` the values of `local` are.
+
+    Args:
+        local: float values of a shard.
+        full: float values of the whole; as many dimensions.
+
+    Returns:
+        None where the shape allows no part.
+    """
+    if local.ndim != full.ndim or any(a > b for a, b in zip(local.shape, full.shape, strict=True)):
+        return None
+    scale = float(np.linalg.norm(local.ravel()[:SAMPLE]))
+    best: Found | None = None
+    second = np.inf
+    for part in itertools.islice(parts(local.shape, full.shape), MOST_TRIES):
+        error = _error(local, full, part.places, scale)
+        if best is None or error < best.error:
+            second = best.error if best is not None else np.inf
+            best = Found(part, error, sure=False)
+        else:
+            second = min(second, error)
+    if best is None:
+        return None
+    whole = local.shape == full.shape
+    return best._replace(sure=best.error < FITS and (whole or second > best.error + CLEAR))
+
+
+def parts(local: tuple[int, ...], full: tuple[int, ...]) -> Iterator[Part]:
+    """All parts of a tensor that have the shape of a shard."""
+    choices = [list(_along(d, a, b)) for d, (a, b) in enumerate(zip(local, full, strict=True))]
+    for chosen in itertools.product(*choices):
+        yield Part(tuple(index for index, _ in chosen), " ".join(label for _, label in chosen if label))
+
+
+def _along(dim: int, local: int, full: int) -> Iterator[tuple[npt.NDArray[np.int64], str]]:
+    everything = np.arange(full, dtype=np.int64)
+    if local == full:
+        yield everything, ""
+        return
+    if local == 0:
+        return
+    if full % local:  # uneven: the pieces of torch.chunk, and those that begin where shorter ones end
+        for start in sorted({0, full - local, *range(0, full - local + 1, local)}):
+            yield everything[start : start + local], f"{dim}:{start}+{local}"
+        return
+    n = full // local
+    for k in range(n):
+        yield everything[k * local : (k + 1) * local], f"{dim}:{k}/{n}"
+    if local % 2 == 0 and n > 1:
+        half = local // 2
+        for k in range(n):
+            ends = np.concatenate([everything[k * half : (k + 1) * half], everything[full - (k + 1) * half : full - k * half]])
+            yield ends, f"{dim}:{k}/{n}z"
+    for g in GROUPS:
+        if local % g or full // g < n:
+            continue
+        for k in range(n):
+            yield everything.reshape(g, n, local // g)[:, k].ravel(), f"{dim}:{k}/{n}x{g}"
+    for k in range(n):
+        if local > 1:
+            yield everything[k::n], f"{dim}:{k}/{n}s"
+
+
+def take(full: Array, index: Index) -> Array:
+    """The part of a tensor at these indices; a view where every index is a run."""
+    runs = [_run(i) for i in index]
+    if all(r is not None for r in runs):
+        return full[tuple(r for r in runs if r is not None)]
+    return full[np.ix_(*index)]
+
+
+def _run(index: npt.NDArray[np.int64]) -> slice | None:
+    if index.size == 0:
+        return slice(0, 0)
+    first, last = int(index[0]), int(index[-1])
+    return slice(first, last + 1) if last - first + 1 == index.size and bool((np.diff(index) == 1).all()) else None
+
+
+def _error(local: Array, full: Array, index: Index, scale: float) -> float:
+    other = take(full, index)
+    if local.size > SAMPLE:
+        step = local.size // SAMPLE + 1
+        a, b = local.ravel()[::step], other.ravel()[::step]
+        scale = float(np.linalg.norm(a))
+    else:
+        a, b = local, other
+    with np.errstate(invalid="ignore", over="ignore"):
+        off = float(np.linalg.norm((a - b).ravel()))
+    if not np.isfinite(off):
+        return float("inf")
+    if scale == 0.0:
+        return 0.0 if off == 0.0 else float("inf")
+    return off / scale

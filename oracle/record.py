@@ -1,0 +1,243 @@
+"""Runs a command with the collector in its processes, as often as a comparison needs.
+
+A job that turns out to have one rank can be a reference, so it is run again: once as it is (is it deterministic?) and
+with noise, from which the tolerance of every tensor is estimated. The command is the user's own and runs unchanged; it
+is stopped once every rank has recorded what was asked for, unless it shall run to its end.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import subprocess
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any, Final
+
+import msgspec
+
+from proctor.errors import OracleError, UsageError
+from proctor.oracle.collect.config import CollectConfig
+from proctor.oracle.store import SCHEMA, ProcessInfo, Recording, RunInfo, write_json
+
+SAMPLES: Final = 4  # one sample can be 2× too low for a tensor, four ≤ 1.25× (findings, §3)
+POLL_S: Final = 0.05
+STOP_S: Final = 5.0  # between asking the command to stop and ending it
+NATURAL_S: Final = 0.3  # a command that is nearly through may end by itself
+TAIL_LINES: Final = 3
+
+
+class Recorder:
+    """Records one command.
+
+    Args:
+        out: directory to make.
+        command: the user's whole command line.
+        steps: optimizer updates to record.
+        samples: noise samples of a job of one rank.
+        plan: as JSON; stored with the recording.
+        to_the_end: let the command finish.
+        timeout_s: after which it is ended.
+        options: further fields of `CollectConfig`.
+    """
+
+    def __init__(
+        self,
+        out: Path,
+        command: Sequence[str],
+        *,
+        steps: int = 1,
+        samples: int = SAMPLES,
+        plan: str = "",
+        to_the_end: bool = False,
+        timeout_s: float = 3600.0,
+        overwrite: bool = False,
+        options: Mapping[str, Any] | None = None,
+    ) -> None:
+        self.out, self.command, self.steps, self.samples = out, list(command), steps, samples
+        self.to_the_end, self.timeout_s = to_the_end, timeout_s
+        self.options = dict(options or {})
+        generate = self.options.get("generate")
+        self.info = RunInfo(SCHEMA, list(command), _program(command), steps=steps, plan=plan, generate=generate)
+        _make(out, overwrite)
+        write_json(out / "oracle.json", self.info)
+
+    @classmethod
+    def again(cls, recording: Recording, command: Sequence[str], *, timeout_s: float = 3600.0) -> Recorder:
+        """One that adds runs to a recording that is there already."""
+        made = cls.__new__(cls)
+        made.out, made.command, made.info = recording.path, list(command), recording.info
+        made.steps, made.samples, made.options = recording.info.steps, 0, {}
+        made.to_the_end, made.timeout_s = False, timeout_s
+        return made
+
+    def record(self) -> RunInfo:
+        """Record the command; returns what is written in `oracle.json`.
+
+        Raises:
+            OracleError: it failed before everything was recorded, or no rank trained anything.
+            UsageError: it cannot be started.
+        """
+        ranks = self.once("clean", watch_fp8=True)
+        self.info.world = max(r.world for r in ranks)
+        for rank in ranks:
+            self.info.notes += [f"rank {rank.rank}: {note}" for note in rank.notes]
+        if self.info.world == 1 and self.samples > 0:
+            fp8 = tuple(ranks[0].fp8)
+            jobs: list[tuple[str, dict[str, Any]]] = [("again", {})]
+            jobs += [(f"noise-{k}", {"noise": k}) for k in range(self.samples)]
+            with ThreadPoolExecutor(max_workers=max(1, min(len(jobs), _cpus()))) as pool:
+                for done in [pool.submit(self.once, name, fp8=fp8, **more) for name, more in jobs]:
+                    done.result()
+            self.info.samples = self.samples
+        write_json(self.out / "oracle.json", self.info)
+        return self.info
+
+    def once(self, run: str, **options: Any) -> list[ProcessInfo]:
+        """Run the command once; returns what its ranks said."""
+        folder = self.out / "runs" / run
+        shutil.rmtree(folder, ignore_errors=True)
+        folder.mkdir(parents=True)
+        config = CollectConfig(
+            folder=str(folder.resolve()), steps=self.steps, plan=self.info.plan, **{**self.options, **options}
+        )
+        boot = _write_boot(folder / "boot", config)
+        environment = dict(os.environ)
+        environment["PYTHONPATH"] = os.pathsep.join(filter(None, [str(boot), environment.get("PYTHONPATH")]))
+        environment["PROCTOR_ORACLE"] = str(self.out)
+        environment["TORCHDYNAMO_DISABLE"] = "1"  # compiled regions cannot be looked into (findings, §4)
+        environment.pop("PROCTOR_RUN", None)
+        log = folder / "output.log"
+        code = self._run(environment, folder, log)
+        ranks = list(read_ranks(folder))
+        world = max((r.world for r in ranks), default=0)
+        if not ranks:
+            why = f"ended with code {code}" if code else "ended without training a torch module"
+            raise OracleError(f"{self.info.program}: {why}{_tail(log)}", hint=f"its output is in {log}")
+        absent = sorted(set(range(world)) - {r.rank for r in ranks})
+        if absent:
+            raise OracleError(
+                f"{self.info.program}: {len(absent)} of {world} ranks recorded nothing (rank {absent[0]}){_tail(log)}",
+                hint=f"its output is in {log}",
+            )
+        unfinished = [r for r in ranks if not r.done]
+        if unfinished and unfinished[0].notes:
+            raise OracleError(f"{self.info.program}: rank {unfinished[0].rank}: {unfinished[0].notes[-1]}", hint=f"its output is in {log}")
+        if code not in (0, None):
+            self.info.notes.append(f"{run}: the command ended with code {code}{_tail(log)}")
+        if run == "clean":
+            self.info.exit_code = code
+        shutil.rmtree(boot, ignore_errors=True)
+        return ranks
+
+    def _run(self, environment: dict[str, str], folder: Path, log: Path) -> int | None:
+        """The command's exit code; `None` when it was stopped because everything was there."""
+        program = shutil.which(self.command[0])
+        if program is None:
+            raise UsageError(f"{self.command[0]}: command not found")
+        with open(log, "wb") as output:
+            try:
+                process = subprocess.Popen(
+                    self.command, executable=program, env=environment, stdout=output, stderr=output, stdin=subprocess.DEVNULL,
+                    start_new_session=True,
+                )
+            except OSError as e:
+                raise UsageError(f"{self.command[0]}: cannot be run: {e.strerror or e}") from None
+            try:
+                return self._wait(process, folder)
+            finally:
+                _end(process)
+
+    def _wait(self, process: subprocess.Popen[bytes], folder: Path) -> int | None:
+        began, complete = time.monotonic(), None
+        while process.poll() is None:
+            now = time.monotonic()
+            if now - began > self.timeout_s:
+                raise OracleError(
+                    f"{self.info.program}: did not record {self.steps} step(s) within {self.timeout_s:.0f} s",
+                    hint="--timeout SECONDS, or a smaller model",
+                )
+            if complete is None and not self.to_the_end and _complete(folder):
+                complete = now
+            if complete is not None and now - complete > NATURAL_S:
+                return None
+            time.sleep(POLL_S)
+        return process.returncode
+
+
+def read_ranks(folder: Path) -> Iterator[ProcessInfo]:
+    """What the ranks of one run wrote about themselves."""
+    for path in sorted(folder.glob("rank*/process.json")):
+        try:
+            yield msgspec.json.decode(path.read_bytes(), type=ProcessInfo)
+        except (OSError, msgspec.MsgspecError):
+            continue
+
+
+def _complete(folder: Path) -> bool:
+    ranks = list(read_ranks(folder))
+    return bool(ranks) and all(r.done for r in ranks) and {r.rank for r in ranks} == set(range(ranks[0].world))
+
+
+def _end(process: subprocess.Popen[bytes]) -> None:
+    """End the command and whatever it started."""
+    for number, wait_s in ((signal.SIGTERM, STOP_S), (signal.SIGKILL, STOP_S)):
+        try:
+            os.killpg(process.pid, number)
+        except ProcessLookupError:
+            break
+        try:
+            process.wait(timeout=wait_s)
+        except subprocess.TimeoutExpired:
+            continue
+    process.wait()
+
+
+def _make(out: Path, overwrite: bool) -> None:
+    if out.exists() and not out.is_dir():
+        raise UsageError(f"{out} is a file, not a directory")
+    ours = (out / "oracle.json").is_file()
+    if ours and not overwrite:
+        raise UsageError(f"{out} holds a recording already", hint="choose another -o, or --overwrite")
+    if out.is_dir() and not ours and any(out.iterdir()):
+        raise UsageError(f"{out} is not empty and not a recording", hint="choose another -o")
+    try:
+        shutil.rmtree(out / "runs", ignore_errors=True)
+        (out / "runs").mkdir(parents=True, exist_ok=True)
+    except OSError as e:
+        raise OracleError(f"{out}: cannot be written: {e.strerror or e}", hint="choose another -o") from None
+
+
+def _write_boot(boot: Path, config: CollectConfig) -> Path:
+    import proctor.instrument
+
+    source = Path(next(iter(proctor.instrument.__path__))) / "boot" / "sitecustomize.py"
+    try:
+        boot.mkdir(parents=True, exist_ok=True)
+        shutil.copyfile(source, boot / "sitecustomize.py")
+        (boot / "activation.json").write_bytes(msgspec.json.encode(config))
+    except OSError as e:
+        raise OracleError(f"{boot}: cannot be written: {e.strerror or e}") from None
+    return boot.resolve()
+
+
+def _tail(log: Path) -> str:
+    """The last words of a command, for an error of one line."""
+    try:
+        lines = [line.strip() for line in log.read_text(errors="replace").splitlines() if line.strip()]
+    except OSError:
+        return ""
+    return f": {' | '.join(lines[-TAIL_LINES:])[-400:]}" if lines else ""
+
+
+def _program(command: Sequence[str]) -> str:
+    from proctor.instrument.rundir import program_name
+
+    return program_name(command)
+
+
+def _cpus() -> int:
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

@@ -1,0 +1,339 @@
+"""What a run of the oracle leaves on disk: tensors in safetensors files, one line of an index for each.
+
+    DIR/oracle.json                                    the command, the world, the plan
+    DIR/runs/<run>/rank<r>/index.jsonl                 one `Entry` a line, written after the file that holds its tensor
+    DIR/runs/<run>/rank<r>/data-00000.safetensors      at most `SHARD_BYTES` of tensors, or one larger tensor
+    DIR/runs/<run>/rank<r>/process.json                rank, world, notes; `done` once everything was recorded
+
+Runs are `clean`, `again` (the reference a second time) and `noise-<k>`. Readers take these files as data from a
+stranger: names are checked, sizes limited, nothing is unpickled. bfloat16 and the 8-bit floats, which numpy lacks, come
+as unsigned integers of their width beside the name of their type.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Final
+
+import msgspec
+import numpy as np
+
+from proctor.errors import OracleError
+
+SCHEMA: Final = 1
+SHARD_BYTES: Final = 64 * 1024 * 1024
+MAX_INDEX_BYTES: Final = 2 * 1024**3
+MAX_HEADER_BYTES: Final = 256 * 1024 * 1024
+RUN_NAME: Final = re.compile(r"clean|again|forced|noise-\d{1,3}")
+
+_DATA_NAME: Final = re.compile(r"data-\d{5}\.safetensors")
+_RANK_NAME: Final = re.compile(r"rank(\d{1,7})")
+_RAW: Final[dict[str, tuple[str, str]]] = {  # safetensors' name → numpy's layout, torch's name
+    "F64": ("<f8", "float64"),
+    "F32": ("<f4", "float32"),
+    "F16": ("<f2", "float16"),
+    "BF16": ("<u2", "bfloat16"),
+    "F8_E4M3": ("u1", "float8_e4m3fn"),
+    "F8_E5M2": ("u1", "float8_e5m2"),
+    "I64": ("<i8", "int64"),
+    "I32": ("<i4", "int32"),
+    "I16": ("<i2", "int16"),
+    "I8": ("i1", "int8"),
+    "U8": ("u1", "uint8"),
+    "BOOL": ("?", "bool"),
+}
+
+
+class Placement(msgspec.Struct, frozen=True):
+    """How a DTensor lies on its mesh: one placement an axis, as torch prints them, and the shape of the whole."""
+
+    axes: tuple[str, ...]
+    sizes: tuple[int, ...]
+    placements: tuple[str, ...]
+    shape: tuple[int, ...]
+
+
+class Entry(msgspec.Struct, frozen=True):
+    """One recorded tensor.
+
+    Attributes:
+        step: optimizer updates before it.
+        call: how often its module had been called in this step (the microbatch); of its rank.
+        kind: `input`, `output`, `grad_input`, `grad_output`, `param` (before the step), `main_grad` (as the optimizer
+            takes it), `param_after`, `opt_state`, `scalar`.
+        name: path of the module or parameter, without wrappers such as DDP's `module.`.
+        slot: place in nested inputs and outputs; name of an optimizer state.
+        source: `file:line` of the module's forward.
+        shape: of the local tensor.
+        order: when it was recorded, counted by the process.
+        placement: of a DTensor.
+        span: elements `[start, stop)` of the flattened local parameter (flat shards of ZeRO).
+        recompute: recorded while activations were computed again.
+        fp8: its module casts to 8-bit floats inside.
+    """
+
+    step: int
+    call: int
+    kind: str
+    name: str
+    slot: str
+    cls: str
+    source: str
+    dtype: str
+    shape: tuple[int, ...]
+    file: str
+    tensor: str
+    order: int
+    placement: Placement | None = None
+    span: tuple[int, int] | None = None
+    recompute: bool = False
+    fp8: bool = False
+
+
+class ProcessInfo(msgspec.Struct):
+    """One rank of one run."""
+
+    rank: int
+    world: int
+    pid: int = 0
+    steps: int = 0
+    done: bool = False
+    coords: dict[str, int] = {}
+    notes: list[str] = []
+    fp8: list[str] = []
+    decisions: dict[str, int] = {}
+
+
+class RunInfo(msgspec.Struct):
+    """`oracle.json`."""
+
+    schema: int
+    command: list[str]
+    program: str
+    world: int = 0
+    steps: int = 1
+    samples: int = 0
+    generate: int | None = None
+    plan: str = ""
+    notes: list[str] = []
+    exit_code: int | None = None
+
+
+class RankRecord:
+    """What one rank recorded; tensors are mapped from disk when asked for."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.info = _decode(folder / "process.json", ProcessInfo)
+        self._folded: dict[str, list[Entry]] = {}
+        self.entries = self._fold(list(_entries(folder / "index.jsonl")))
+        self._headers: dict[str, tuple[dict[str, Any], np.ndarray[Any, Any]]] = {}
+
+    def array(self, entry: Entry) -> np.ndarray[Any, Any]:
+        """The tensor's values, read-only, as numpy has them (`bfloat16` as `uint16`).
+
+        Raises:
+            OracleError: the file is damaged or does not hold it.
+        """
+        if entry.tensor in self._folded:
+            return np.concatenate([self.array(e).ravel() for e in self._folded[entry.tensor]]).reshape(entry.shape)
+        header, data = self._open(entry.file)
+        found = header.get(entry.tensor)
+        path = self.folder / entry.file
+        if not isinstance(found, dict) or found.get("dtype") not in _RAW:
+            raise OracleError(f"{path}: does not hold {entry.tensor}", hint="record it again")
+        raw, name = _RAW[found["dtype"]]
+        start, stop = (int(x) for x in found.get("data_offsets", (0, 0)))
+        shape = tuple(int(x) for x in found.get("shape", ()))
+        size = int(np.prod(shape, dtype=np.int64)) * np.dtype(raw).itemsize
+        if name != entry.dtype or shape != entry.shape or stop - start != size or not 0 <= start <= stop <= data.size:
+            raise OracleError(f"{path}: {entry.tensor} is damaged", hint="record it again")
+        return data[start:stop].view(raw).reshape(shape)
+
+    def _fold(self, entries: list[Entry]) -> list[Entry]:
+        """Flat spans of a parameter that this rank holds as a whole become one entry of its shape."""
+        shapes = {e.name: e.shape for e in entries if e.kind == "param"}
+        spans: dict[tuple[int, str, str, str], list[Entry]] = {}
+        for entry in entries:
+            if entry.span is not None:
+                spans.setdefault((entry.step, entry.kind, entry.name, entry.slot), []).append(entry)
+        whole: dict[str, Entry] = {}
+        for held in spans.values():
+            held.sort(key=lambda e: e.span or (0, 0))
+            ends = [e.span for e in held if e.span is not None]
+            shape = shapes.get(held[0].name)
+            if shape is None or ends[0][0] != 0 or ends[-1][1] != int(np.prod(shape, dtype=np.int64)):
+                continue
+            if any(a[1] != b[0] for a, b in itertools.pairwise(ends)) or len({e.dtype for e in held}) > 1:
+                continue
+            key = f"folded-{held[0].tensor}"
+            self._folded[key] = held
+            whole[held[0].tensor] = msgspec.structs.replace(held[0], tensor=key, shape=shape, span=None)
+        gone = {e.tensor for held in self._folded.values() for e in held} - whole.keys()
+        return [whole.get(e.tensor, e) for e in entries if e.tensor not in gone]
+
+    def _open(self, name: str) -> tuple[dict[str, Any], np.ndarray[Any, Any]]:
+        if name not in self._headers:
+            path = self.folder / name
+            if _DATA_NAME.fullmatch(name) is None or not path.is_file():
+                raise OracleError(f"{path}: missing", hint="record it again")
+            whole = np.memmap(path, dtype=np.uint8, mode="r")
+            length = int.from_bytes(whole[:8].tobytes(), "little") if whole.size >= 8 else -1
+            if not 0 < length <= min(MAX_HEADER_BYTES, whole.size - 8):
+                raise OracleError(f"{path}: not a safetensors file", hint="record it again")
+            try:
+                header = json.loads(whole[8 : 8 + length].tobytes())
+            except ValueError:
+                raise OracleError(f"{path}: its header is damaged", hint="record it again") from None
+            self._headers[name] = (header if isinstance(header, dict) else {}, whole[8 + length :])
+        return self._headers[name]
+
+
+class Recording:
+    """A directory that `proctor oracle record` made."""
+
+    def __init__(self, path: Path) -> None:
+        if not (path / "oracle.json").is_file():
+            raise OracleError(f"{path}: not a recording of the oracle", hint="proctor oracle record -o DIR -- CMD")
+        self.path = path
+        self.info = _decode(path / "oracle.json", RunInfo)
+        if self.info.schema != SCHEMA:
+            raise OracleError(f"{path}/oracle.json: schema {self.info.schema}, this Proctor reads {SCHEMA}", hint="update Proctor")
+
+    def runs(self) -> list[str]:
+        """Names of the runs that were recorded."""
+        folder = self.path / "runs"
+        return sorted(p.name for p in folder.iterdir() if RUN_NAME.fullmatch(p.name)) if folder.is_dir() else []
+
+    def ranks(self, run: str = "clean") -> dict[int, RankRecord]:
+        """What each rank recorded, by rank.
+
+        Raises:
+            OracleError: nothing was recorded, a file is damaged, or a rank is missing.
+        """
+        folder = self.path / "runs" / run
+        found: dict[int, RankRecord] = {}
+        for child in sorted(folder.iterdir()) if folder.is_dir() else []:
+            match = _RANK_NAME.fullmatch(child.name)
+            if match is not None and (child / "process.json").is_file():
+                found[int(match[1])] = RankRecord(child)
+        if not found:
+            raise OracleError(f"{folder}: no rank recorded anything", hint="does the command train a torch module?")
+        world = max(r.info.world for r in found.values())
+        missing = sorted(set(range(world)) - found.keys())
+        if missing:
+            raise MissingRank(f"{folder}: {_ranks(missing)} of {world} missing", hint="did it fail? record it again")
+        return dict(sorted(found.items()))
+
+    def noise(self) -> list[str]:
+        """Runs that were recorded with noise."""
+        return [name for name in self.runs() if name.startswith("noise-")]
+
+
+class MissingRank(OracleError):
+    """A rank left nothing: no verdict is possible."""
+
+    exit_code = 3
+
+
+class RankWriter:
+    """Writes one rank's tensors; used inside the recorded process.
+
+    Tensors wait in memory until `SHARD_BYTES` of them are there, so that memory stays bounded.
+
+    Args:
+        folder: the rank's directory; it is made.
+        save: writes `{key: tensor}` to a path (`safetensors.torch.save_file`).
+    """
+
+    def __init__(self, folder: Path, save: Any) -> None:
+        folder.mkdir(parents=True, exist_ok=False)
+        self.folder = folder
+        self._save = save
+        self._waiting: dict[str, Any] = {}
+        self._lines: list[dict[str, Any]] = []
+        self._bytes = 0
+        self._files = 0
+        self._order = 0
+
+    def add(self, tensor: Any, *, dtype: str, size: int, **fields: Any) -> None:
+        """Keep a tensor that nobody else will change.
+
+        Args:
+            tensor: on the CPU, contiguous.
+            dtype: its type's name.
+            size: in bytes.
+            fields: those of `Entry` that the caller knows.
+        """
+        key = str(self._order)
+        self._waiting[key] = tensor
+        self._lines.append({**fields, "dtype": dtype, "shape": list(tensor.shape), "tensor": key, "order": self._order})
+        self._order += 1
+        self._bytes += size
+        if self._bytes >= SHARD_BYTES:
+            self.flush()
+
+    def flush(self) -> None:
+        """Write what waits: the file first, then the lines that speak of it."""
+        if not self._waiting:
+            return
+        name = f"data-{self._files:05d}.safetensors"
+        self._save(self._waiting, str(self.folder / name))
+        with open(self.folder / "index.jsonl", "ab") as index:
+            index.write(b"".join(msgspec.json.encode({**line, "file": name}) + b"\n" for line in self._lines))
+        self._waiting, self._lines, self._bytes = {}, [], 0
+        self._files += 1
+
+    def close(self, info: ProcessInfo) -> None:
+        """Write what waits and what is known of the process."""
+        self.flush()
+        write_json(self.folder / "process.json", info)
+
+
+def write_json(path: Path, value: Any) -> None:
+    """Replace a small file as a whole."""
+    partial = path.with_name(f".{path.name}.new")
+    partial.write_bytes(msgspec.json.format(msgspec.json.encode(value), indent=1))
+    partial.replace(path)
+
+
+def by_place(entries: Sequence[Entry]) -> Mapping[tuple[int, str, str, str], list[Entry]]:
+    """Entries of a rank by step, kind, name and slot, in the order of their calls."""
+    out: dict[tuple[int, str, str, str], list[Entry]] = {}
+    for entry in entries:
+        out.setdefault((entry.step, entry.kind, entry.name, entry.slot), []).append(entry)
+    return out
+
+
+def _entries(path: Path) -> Iterator[Entry]:
+    if not path.is_file():
+        return
+    if path.stat().st_size > MAX_INDEX_BYTES:
+        raise OracleError(f"{path}: larger than {MAX_INDEX_BYTES} bytes")
+    decoder = msgspec.json.Decoder(Entry)
+    with open(path, "rb") as lines:
+        for number, line in enumerate(lines, 1):
+            if not line.endswith(b"\n"):
+                return  # cut off by a kill: the file it speaks of is whole, the line is not
+            try:
+                yield decoder.decode(line)
+            except msgspec.MsgspecError as e:
+                raise OracleError(f"{path}:{number}: {e}", hint="record it again") from None
+
+
+def _decode(path: Path, kind: Any) -> Any:
+    try:
+        return msgspec.json.decode(path.read_bytes(), type=kind)
+    except OSError as e:
+        raise OracleError(f"{path}: cannot be read: {e.strerror or e}") from None
+    except msgspec.MsgspecError as e:
+        raise OracleError(f"{path}: {e}", hint="record it again") from None
+
+
+def _ranks(ranks: Sequence[int]) -> str:
+    shown = ", ".join(map(str, ranks[:8])) + (", …" if len(ranks) > 8 else "")
+    return f"rank{'s' if len(ranks) > 1 else ''} {shown}"

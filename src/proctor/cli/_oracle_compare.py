@@ -1,0 +1,97 @@
+"""Is the candidate the same computation as the reference?
+
+Exit code 0: equivalent within rounding. 1: different. 2: bad input. 3: nothing can be said (a rank is missing, the
+reference is not deterministic, the two do not begin alike).
+"""
+
+from __future__ import annotations
+
+import argparse
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from proctor.errors import OracleError
+
+if TYPE_CHECKING:
+    from proctor.oracle.plan import Plan
+    from proctor.oracle.report import Report
+    from proctor.oracle.store import Recording
+
+
+def prepare(parser: argparse.ArgumentParser) -> None:
+    """Declare the arguments."""
+    parser.add_argument("reference", metavar="REF")
+    parser.add_argument("candidate", metavar="CAND")
+    parser.add_argument("--plan", metavar="PLAN", help="how the candidate is cut (default: the plan it was recorded with)")
+    add_report(parser)
+
+
+def add_report(parser: argparse.ArgumentParser) -> None:
+    """Declare how the outcome is shown."""
+    parser.add_argument("--format", choices=("terminal", "json", "html"), default="terminal")
+    parser.add_argument("--html", metavar="FILE", help="write the report for a browser as well")
+    parser.add_argument("--mode", choices=("all", "paper"), default="all", help="how tolerances are formed (default all; paper: TTrace's multiple)")
+    parser.add_argument("--all", action="store_true", help="list every tensor that differs")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Compare two recordings and show the outcome."""
+    from proctor.oracle.plan_toml import read_plan
+    from proctor.oracle.store import Recording
+
+    reference, candidate = Recording(Path(args.reference)), Recording(Path(args.candidate))
+    plan = read_plan(Path(args.plan)) if args.plan else stored_plan(candidate)
+    report = compare(reference, candidate, plan, args, next_steps=[f"proctor oracle localise {args.reference} {args.candidate} --command …"])
+    show(report, args)
+    return report.verdict.exit_code
+
+
+def stored_plan(recording: Recording) -> Plan | None:
+    """The plan that a recording was made with."""
+    from proctor.oracle.plan import Plan
+
+    return Plan.from_json(recording.info.plan) if recording.info.plan else None
+
+
+def compare(
+    reference: Recording, candidate: Recording, plan: Plan | None, args: argparse.Namespace, *, next_steps: list[str] | None = None
+) -> Report:
+    """Compare, and say what a report needs."""
+    from proctor.oracle.check import Comparison
+    from proctor.oracle.report import Report
+    from proctor.oracle.store import MissingRank
+    from proctor.oracle.verdicts import conclude
+
+    try:
+        comparison = Comparison(reference, candidate, plan, args.mode)
+        verdict, mesh, world = comparison.run(), str(comparison.mesh) if plan is not None else "", len(comparison.ranks)
+    except MissingRank as missing:
+        verdict, mesh, world = conclude([], inconclusive=missing.message), "", candidate.info.world
+    return Report(
+        verdict,
+        reference=str(reference.path),
+        candidate=str(candidate.path),
+        reference_command=" ".join(reference.info.command),
+        candidate_command=" ".join(candidate.info.command),
+        mesh=mesh,
+        world=world,
+        samples=reference.info.samples,
+        mode=args.mode,
+        made=time.strftime("%Y-%m-%d %H:%M"),
+        page=args.html or "",
+        next_steps=(next_steps or []) if verdict.verdict == "different" else [],
+        everything=args.all,
+    )
+
+
+def show(report: Report, args: argparse.Namespace) -> None:
+    """Print a report, and write the page that was asked for."""
+    from proctor.oracle.report import renderer
+
+    if args.html:
+        try:
+            Path(args.html).write_text(renderer("html").render(report), encoding="utf-8")
+        except OSError as e:
+            raise OracleError(f"{args.html}: cannot be written: {e.strerror or e}") from None
+    print(renderer(args.format).render(report), end="" if args.format == "json" else "\n")

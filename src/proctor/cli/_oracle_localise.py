@@ -1,0 +1,39 @@
+"""Which module is wrong: run the candidate again with every module fed what the reference's module got.
+
+Errors then cannot pass from one module to the next, so what still differs is wrong by itself, in its forward or in its
+backward direction. The candidate's command is asked for, since a recording is data and its command is not run.
+"""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+from proctor.cli import _oracle_compare
+from proctor.cli._launch import words
+
+
+def prepare(parser: argparse.ArgumentParser) -> None:
+    """Declare the arguments."""
+    parser.add_argument("reference", metavar="REF")
+    parser.add_argument("candidate", metavar="CAND")
+    parser.add_argument("--plan", metavar="PLAN", help="how the candidate is cut (default: the plan it was recorded with)")
+    parser.add_argument("--timeout", metavar="S", type=float, default=3600.0, help="end a command that takes longer (default 3600)")
+    _oracle_compare.add_report(parser)
+    parser.add_argument("--command", metavar="CMD", required=True, help="the candidate's command, which is run again")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Compare, and localise where the runs differ."""
+    from proctor.oracle.localise import localise
+    from proctor.oracle.plan_toml import read_plan
+    from proctor.oracle.store import Recording
+
+    command = words(args.command, "--command")
+    reference, candidate = Recording(Path(args.reference)), Recording(Path(args.candidate))
+    plan = read_plan(Path(args.plan)) if args.plan else _oracle_compare.stored_plan(candidate)
+    report = _oracle_compare.compare(reference, candidate, plan, args)
+    if report.verdict.verdict == "different":
+        report = localise(reference, candidate, plan, report, command, mode=args.mode, timeout_s=args.timeout)
+    _oracle_compare.show(report, args)
+    return report.verdict.exit_code

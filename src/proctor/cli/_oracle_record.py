@@ -1,0 +1,86 @@
+"""Record the first step of a command, unchanged, for a comparison.
+
+Every module's inputs and outputs, their gradients, parameters before and after the step and the gradients that the
+optimizer took are kept under DIR. A job of one rank can be a reference, so it is run again: once to see whether it is
+deterministic and four times with noise, from which the tolerance of every tensor follows. The command is stopped once
+every rank has recorded what is needed. A compiled model runs uncompiled.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from proctor.cli._launch import add_command, command_of
+from proctor.errors import UsageError
+
+if TYPE_CHECKING:
+    from proctor.oracle.plan import Plan
+    from proctor.oracle.store import RunInfo
+
+
+def prepare(parser: argparse.ArgumentParser) -> None:
+    """Declare the arguments."""
+    parser.add_argument("-o", "--output", metavar="DIR", required=True, help="directory to make")
+    add_recording(parser)
+    parser.add_argument("--overwrite", action="store_true", help="replace an earlier recording in DIR")
+    add_command(parser)
+
+
+def add_recording(parser: argparse.ArgumentParser) -> None:
+    """Declare how commands are recorded."""
+    parser.add_argument("--plan", metavar="PLAN", help="how parameters and activations are cut (TOML); found by content without one")
+    parser.add_argument("--steps", metavar="K", type=int, default=1, help="optimizer steps to record (default 1)")
+    parser.add_argument("--samples", metavar="N", type=int, default=4, help="runs with noise of a job of one rank (default 4)")
+    parser.add_argument(
+        "--generate", metavar="SEED", type=int, nargs="?", const=0, help="generate parameters by name instead of taking the program's own"
+    )
+    parser.add_argument("--keep-inputs", action="store_true", help="use the program's own data (it always is; accepted for scripts)")
+    parser.add_argument("--to-the-end", action="store_true", help="let the command finish instead of stopping it")
+    parser.add_argument("--timeout", metavar="S", type=float, default=3600.0, help="end a command that takes longer (default 3600)")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Record; the exit code is 0 unless something is wrong."""
+    _, command = command_of(args, "proctor oracle record -o DIR -- python train.py")
+    info = record(args, Path(args.output), command, overwrite=args.overwrite)
+    print(describe(args.output, info))
+    return 0
+
+
+def record(args: argparse.Namespace, out: Path, command: Sequence[str], *, overwrite: bool, **options: Any) -> RunInfo:
+    """Record a command as the arguments say."""
+    from proctor.oracle.record import Recorder
+
+    if args.steps < 1 or args.samples < 0 or args.timeout <= 0:
+        raise UsageError("--steps must be at least 1, --samples at least 0, --timeout more than 0")
+    plan = plan_of(args)
+    return Recorder(
+        out,
+        command,
+        steps=args.steps,
+        samples=args.samples,
+        plan=plan.to_json().decode() if plan is not None else "",
+        to_the_end=args.to_the_end,
+        timeout_s=args.timeout,
+        overwrite=overwrite,
+        options={"generate": args.generate, **options},
+    ).record()
+
+
+def plan_of(args: argparse.Namespace) -> Plan | None:
+    """The plan that was named, if one was."""
+    from proctor.oracle.plan_toml import read_plan
+
+    return read_plan(Path(args.plan)) if args.plan else None
+
+
+def describe(out: str | Path, info: RunInfo) -> str:
+    """One line about a recording."""
+    ranks = f"{info.world} rank{'s' if info.world != 1 else ''}"
+    steps = f"{info.steps} step{'s' if info.steps != 1 else ''}"
+    samples = f", {info.samples} noise samples" if info.samples else ""
+    notes = "".join(f"\n  note: {note}" for note in info.notes)
+    return f"{out}: {info.program}, {ranks}, {steps}{samples}{notes}"

@@ -1,0 +1,35 @@
+"""Compare a run with a trusted reference: is it the same computation, and where does it begin to differ.
+
+  proctor oracle record -o DIR -- CMD       record the first step of a command, unchanged
+  proctor oracle compare REF CAND           is the candidate the reference's computation? exit code 0, 1, or 3
+  proctor oracle run --reference "…" --candidate "…"   both, and the place where they part
+  proctor oracle localise REF CAND          which module is wrong, in which direction, at which operation
+  proctor oracle plan PLAN [RECORDING]      what a plan says, and what it forgets
+"""
+
+from __future__ import annotations
+
+import argparse
+from typing import Final
+
+from proctor.cli import _oracle_compare, _oracle_localise, _oracle_plan, _oracle_record, _oracle_run
+from proctor.cli._actions import declare
+
+ACTIONS: Final = {
+    "record": _oracle_record,
+    "compare": _oracle_compare,
+    "run": _oracle_run,
+    "localise": _oracle_localise,
+    "plan": _oracle_plan,
+}
+
+
+def prepare(parser: argparse.ArgumentParser) -> None:
+    """Declare the arguments."""
+    declare(parser, ACTIONS)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Carry out the action."""
+    code: int = ACTIONS[args.action].run(args)
+    return code
