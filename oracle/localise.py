@@ -10,17 +10,19 @@ from __future__ import annotations
 
 import dataclasses
 import shutil
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import msgspec
 import numpy as np
 
-from proctor.oracle.check import GRADIENTS, Comparison
+from proctor.oracle.assemble import GRADIENTS, Piece
+from proctor.oracle.check import Comparison
 from proctor.oracle.collect.forced import key_of
 from proctor.oracle.dtypes import as_float, from_float
 from proctor.oracle.locate import take
+from proctor.oracle.optimizer import isolate_updates
 from proctor.oracle.plan import Plan
 from proctor.oracle.record import Recorder
 from proctor.oracle.report import Report
@@ -68,7 +70,8 @@ def localise(
         again.once("forced", force=str(folder.resolve()), generate=candidate.info.generate)
     finally:
         shutil.rmtree(folder, ignore_errors=True)
-    alone = Comparison(reference, candidate, plan, mode, run="forced").run()
+    forced = Comparison(reference, candidate, plan, mode, run="forced")
+    alone = isolate_updates(forced, forced.run())
     return _with(report, culprit(report.verdict, alone), "")
 
 
@@ -102,7 +105,11 @@ def culprit(found: Verdict, alone: Verdict) -> Culprit | None:
         return Culprit(module, "gradient", first.source, f"forward and backward of every module are right; the gradient of {first.name} is not: {why}", first.ratio)
     first = next((t for t in wrong if t.kind in ("opt_state", "param_after")), None)
     if first is not None:
-        return Culprit(first.name.rpartition(".")[0], "update", first.source, f"gradients are right; the update of {first.name} is not", first.ratio)
+        what = f"given the reference's gradient, the update of {first.name} is not the reference's"
+        if first.kind == "opt_state":
+            what += f" (its {first.slot})"
+        text = ": ".join(filter(None, [what, first.note]))
+        return Culprit(first.name.rpartition(".")[0], "update", first.source, text, first.ratio)
     return None
 
 
@@ -124,12 +131,13 @@ def _with(report: Report, found: Culprit | None, note: str) -> Report:
 
 def _write(comparison: Comparison, folder: Path) -> int:
     """Write for every rank what its modules are to be given; returns how many values."""
-    import torch
     from safetensors.torch import save_file
 
     files: dict[int, dict[str, Any]] = {rank: {} for rank in comparison.ranks}
     for key, held in comparison.shards():
-        _, _, kind, _, _ = key
+        step, _, kind, name, _ = key
+        if kind == "param" and step == 0:
+            _write_gradients(comparison, name, held, files)
         if kind not in ("input", "grad_output"):
             continue
         target = comparison.reference.entries[key]
@@ -138,11 +146,30 @@ def _write(comparison: Comparison, folder: Path) -> int:
                 continue
             values = as_float(take(comparison.reference.array(target), piece.places), target.dtype)
             if kind == "grad_output":
-                values = values * comparison.gradient_scale
-            raw = np.ascontiguousarray(from_float(values, piece.entry.dtype))
-            tensor = torch.from_numpy(raw.view(np.int16) if piece.entry.dtype == "bfloat16" else raw)
-            tensor = tensor.view(torch.bfloat16) if piece.entry.dtype == "bfloat16" else tensor
-            files[piece.rank][key_of(kind, piece.entry.name, piece.entry.slot, piece.entry.call)] = tensor.clone()
+                values = values * comparison.assembler.gradient_scale
+            files[piece.rank][key_of(step, kind, piece.entry.name, piece.entry.slot, piece.entry.call)] = _tensor(values, piece.entry.dtype)
     for rank, tensors in files.items():
         save_file(tensors, str(folder / f"rank{rank}.safetensors"))
     return sum(map(len, files.values()))
+
+
+def _write_gradients(comparison: Comparison, name: str, held: Sequence[Piece], files: Mapping[int, dict[str, Any]]) -> None:
+    """The reference's gradients of the parts of a parameter that ranks hold, for the optimizer."""
+    for step in range(comparison.reference.recording.info.steps):
+        target = comparison.reference.entries.get((step, 0, "main_grad", name, ""))
+        if target is None or target.dtype not in _TORCH_NAMES:
+            continue
+        for piece in held:
+            if piece.places is not None and len(piece.places) == len(target.shape):
+                values = as_float(take(comparison.reference.array(target), piece.places), target.dtype)
+                files[piece.rank][key_of(step, "main_grad", piece.entry.name, "", 0)] = _tensor(values, target.dtype)
+
+
+def _tensor(values: np.ndarray[Any, Any], dtype: str) -> Any:
+    """A torch tensor with these values, rounded to a type."""
+    import torch
+
+    raw = np.ascontiguousarray(from_float(values, dtype))
+    if dtype == "bfloat16":
+        return torch.from_numpy(raw.view(np.int16)).view(torch.bfloat16).clone()
+    return torch.from_numpy(raw).clone()

@@ -227,6 +227,10 @@ class Recording:
         missing = sorted(set(range(world)) - found.keys())
         if missing:
             raise MissingRank(f"{folder}: {_ranks(missing)} of {world} missing", hint="did it fail? record it again")
+        broken = next((r for r in found.values() if not r.info.done), None)
+        if broken is not None:
+            why = broken.info.notes[-1] if broken.info.notes else "it ended too early"
+            raise MissingRank(f"{folder}: the recording of rank {broken.info.rank} is not complete: {why}", hint="record it again")
         return dict(sorted(found.items()))
 
     def noise(self) -> list[str]:
@@ -282,15 +286,24 @@ class RankWriter:
         if not self._waiting:
             return
         name = f"data-{self._files:05d}.safetensors"
-        self._save(self._waiting, str(self.folder / name))
+        try:
+            self._save(self._waiting, str(self.folder / name))
+        except Exception:
+            self._waiting, self._lines = {}, []
+            (self.folder / name).unlink(missing_ok=True)  # what there is of it: makes room to say what went wrong
+            raise
         with open(self.folder / "index.jsonl", "ab") as index:
             index.write(b"".join(msgspec.json.encode({**line, "file": name}) + b"\n" for line in self._lines))
         self._waiting, self._lines, self._bytes = {}, [], 0
         self._files += 1
 
     def close(self, info: ProcessInfo) -> None:
-        """Write what waits and what is known of the process."""
-        self.flush()
+        """Write what waits and what is known of the process, also that it could not be written."""
+        try:
+            self.flush()
+        except Exception as e:  # noqa: BLE001 - a full disk; safetensors raises its own kind
+            info.done = False
+            info.notes.append(f"cannot be written: {e}")
         write_json(self.folder / "process.json", info)
 
 

@@ -15,7 +15,7 @@ import functools
 import os
 import sys
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +25,7 @@ from torch.utils import _pytree as pytree
 
 from proctor.oracle.collect import spans
 from proctor.oracle.collect.config import CollectConfig
+from proctor.oracle.collect.forced import Forced
 from proctor.oracle.collect.roots import Modules, Names, is_torch_module, local_of, source_of, unwrapped
 from proctor.oracle.collect.taps import FP8_SIGMA, UNIT_ROUNDOFF, noisy, recomputing, tap
 from proctor.oracle.store import ProcessInfo, RankWriter
@@ -60,7 +61,7 @@ class Collector:
         self.names = Names()
         self.writer: RankWriter | None = None
         self.info = ProcessInfo(rank=0, world=1, pid=os.getpid())
-        self.force: Callable[[str, str, str, int, torch.Tensor], torch.Tensor | None] | None = None
+        self.force: Forced | None = None
         self._roots: list[nn.Module] = []
         self._main_known = False
         self._active = 0  # depth of calls of hooked roots
@@ -105,7 +106,29 @@ class Collector:
             self._undo.append(handle.remove)
         if self.config.watch_fp8:
             self._wrap(torch.Tensor, "to", self._converted)
-        atexit.register(self._guarded(self._at_exit))
+        at_exit = self._guarded(self._at_exit)
+        atexit.register(at_exit)
+        self._undo.append(lambda: atexit.unregister(at_exit))
+
+    def adopt(self, models: Sequence[nn.Module]) -> None:
+        """Take models that were built before; the first one's modules have no prefix. After `install`."""
+        for module in (m for model in models for m in model.modules()):
+            self.modules.add(module)
+        for model in models:
+            if id(model) not in self.names.modules:
+                self._discover(model)
+
+    def end(self) -> None:
+        """Nothing more comes: write what there is, as at the end of the process."""
+        self._guarded(self._at_exit)()
+        self._over = True
+        self.remove()
+
+    def abandon(self) -> None:
+        """End without a recording that anybody would take for a whole one."""
+        if not self._over:
+            self._finish(done=False)
+        self.remove()
 
     def _wrap(self, owner: Any, name: str, around: Callable[..., Any]) -> None:
         original = getattr(owner, name)
@@ -181,10 +204,24 @@ class Collector:
         return original(*args, **kwargs)
 
     def _clipped(self, original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        if not self._over and self._begun:
+            self._guarded(self._before_clipping)(args[0] if args else kwargs.get("parameters"))
         norm = original(*args, **kwargs)
         if not self._over and self._begun and isinstance(norm, torch.Tensor):
             self._guarded(lambda: self._scalar("grad_norm", norm))()
         return norm
+
+    def _before_clipping(self, parameters: Any) -> None:
+        """Gradients as they were: clipping hides a wrong scale."""
+        tensors = [parameters] if isinstance(parameters, torch.Tensor) else parameters
+        if not isinstance(tensors, list | tuple):
+            return  # an iterator: reading it would take it from the program
+        for tensor in tensors:
+            name = self.names.parameters.get(id(tensor))
+            grad = getattr(tensor, "grad", None)
+            if name is not None and grad is not None and (self._step, f"{name}/unclipped") not in self._taken:
+                self._taken.add((self._step, f"{name}/unclipped"))
+                self._record(grad, call=0, kind="main_grad", meta=self._owner(name), slot="unclipped")
 
     def _converted(self, original: Callable[..., Any], tensor: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
         result = original(tensor, *args, **kwargs)
@@ -237,8 +274,6 @@ class Collector:
             self._generate(self.config.generate)
         self._record_parameters("param", lambda p: True)
         if self.config.force:
-            from proctor.oracle.collect.forced import Forced
-
             self.force = Forced(self.config.force, self.info.rank)
 
     def _generate(self, seed: int) -> None:
@@ -385,7 +420,7 @@ class Collector:
                 other = noisy(value.detach(), sigma, seed, side, name, slot, call)
             self._record(value if other is None else other, call=call, kind=side, meta=meta, slot=slot, recompute=again)
             if self.force is not None and side == "input":
-                other = self.force("input", name, slot, call, value.detach())
+                other = self.force(self._step, "input", name, slot, call, value.detach())
             return other
 
         def on_grad(grad: torch.Tensor) -> torch.Tensor | None:
@@ -395,7 +430,7 @@ class Collector:
             if not self._over:
                 self._record(grad if other is None else other, call=call, kind=f"grad_{side}", meta=meta, slot=slot)
             if self.force is not None and side == "output":
-                other = self.force("grad_output", name, slot, call, grad.detach())
+                other = self.force(self._step, "grad_output", name, slot, call, grad.detach())
             return other
 
         def safely(function: Callable[[torch.Tensor], torch.Tensor | None]) -> Callable[[torch.Tensor], torch.Tensor | None]:
@@ -468,6 +503,28 @@ class Collector:
                 if grad is not None:
                     self._taken.add((self._step, name))
                     self._record(grad, call=0, kind="main_grad", meta=self._owner(name), slot="")
+        if self.force is not None:
+            self._force_gradients(optimizer, self.force)
+
+    def _force_gradients(self, optimizer: Any, force: Forced) -> None:
+        """Give the optimizer the reference's gradients, so that its update is judged alone."""
+        with torch.no_grad():
+            for tensor in (t for group in optimizer.param_groups for t in group["params"]):
+                grad = next((g for a in _GRADS if (g := getattr(tensor, a, None)) is not None), None)
+                if grad is None:
+                    continue
+                local = local_of(grad)
+                name = self.names.parameters.get(id(tensor))
+                if id(tensor) in self._foreign:
+                    for span in self._spans.get(id(tensor), []):
+                        part = force.gradient(self._step, span.name)
+                        if part is not None and part.numel() >= span.stop:
+                            values = part[span.start : span.stop].to(device=local.device, dtype=local.dtype)
+                            local.view(-1)[span.at : span.at + values.numel()] = values
+                elif name is not None:
+                    whole = force.gradient(self._step, name)
+                    if whole is not None and whole.numel() == local.numel():
+                        local.copy_(whole.view(local.shape))
 
     def _taken_scalars(self) -> set[tuple[str, str]]:
         return {(n[7:].split("/")[0], n.rpartition("/")[2]) for s, n in self._taken if s == self._step and n.startswith("scalar:")}

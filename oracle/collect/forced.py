@@ -15,9 +15,9 @@ import torch
 from proctor.oracle.collect.roots import local_of
 
 
-def key_of(kind: str, name: str, slot: str, call: int) -> str:
+def key_of(step: int, kind: str, name: str, slot: str, call: int) -> str:
     """How a replacement is called in the file."""
-    return json.dumps([kind, name, slot, call])
+    return json.dumps([step, kind, name, slot, call])
 
 
 class Forced:
@@ -34,9 +34,9 @@ class Forced:
         self._file: Any = safe_open(str(Path(folder) / f"rank{rank}.safetensors"), framework="pt")
         self._keys = set(self._file.keys())  # type: ignore[no-untyped-call]
 
-    def __call__(self, kind: str, name: str, slot: str, call: int, value: torch.Tensor) -> torch.Tensor | None:
+    def __call__(self, step: int, kind: str, name: str, slot: str, call: int, value: torch.Tensor) -> torch.Tensor | None:
         """What is to be used instead of a value; `None` where the reference has nothing for it."""
-        key = key_of(kind, name, slot, call)
+        key = key_of(step, kind, name, slot, call)
         if key not in self._keys:
             return None
         local = local_of(value)
@@ -46,3 +46,11 @@ class Forced:
         if local is value:
             return other.clone()
         return type(value).from_local(other.clone(), value.device_mesh, value.placements, shape=value.shape, stride=value.stride())
+
+    def gradient(self, step: int, name: str) -> torch.Tensor | None:
+        """The reference's gradient of this rank's part of a parameter, flat; `None` where there is none."""
+        key = key_of(step, "main_grad", name, "", 0)
+        if key not in self._keys:
+            return None
+        found: torch.Tensor = self._file.get_tensor(key)
+        return found.flatten()

@@ -67,7 +67,7 @@ def _tiles(report: Report) -> list[tuple[str, str, str]]:
         if worst is not None:
             tiles.append(("Closest", f"{worst.ratio:.0%} of tolerance", _wording.clean(worst.name, 60)))
     if verdict.replicas:
-        axes = sorted({r.axis for r in verdict.replicas if r.axis})
+        axes = sorted({r.axis for r in verdict.replicas if r.axis not in ("", "rank")})
         tiles.append(("Replicas", f"{len(verdict.replicas):,} differ", f"along {', '.join(axes[:4])}" if axes else ""))
     tiles.append(("No power", f"{blind:,}", "tolerance too wide to see an error" if blind else "every tolerance can show an error"))
     return tiles

@@ -21,6 +21,7 @@ def render(report: Report) -> str:
         "verdict": verdict.verdict,
         "reason": verdict.reason,
         "first": _tensor(verdict.first) if verdict.first is not None else None,
+        "culprit": msgspec.to_builtins(verdict.culprit) if verdict.culprit is not None else None,
         "tensors": [_tensor(t) for t in verdict.tensors],
         "replicas": [_replica(r) for r in verdict.replicas],
         "unchecked": list(verdict.unchecked),

@@ -23,7 +23,7 @@ from proctor.oracle.report._wording import (
     short_kind,
     when,
 )
-from proctor.oracle.verdicts import FAILING, TensorVerdict
+from proctor.oracle.verdicts import FAILING, Culprit, TensorVerdict
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -66,6 +66,8 @@ def show(report: Report, to: Console) -> None:
     for lead, path in sides:
         more = f"  ({', '.join(x for x in (count(report.world, 'rank') if report.world else '', report.mesh) if x)})" if lead.startswith("cand") else ""
         to.print(Text(f"  {lead}{clean(path, 300)}{clean(more if more != '  ()' else '', 200)}", style="dim"), soft_wrap=True)
+    if verdict.culprit is not None:
+        _culprit(verdict.culprit, to)
     if verdict.first is not None:
         _first(verdict.first, to)
     _replicas(report, to)
@@ -73,6 +75,17 @@ def show(report: Report, to: Console) -> None:
     _list(to, "Not checked", verdict.unchecked, report.everything)
     _list(to, "Notes", verdict.notes, report.everything)
     _next(report, to)
+
+
+def _culprit(found: Culprit, to: Console) -> None:
+    from rich.text import Text
+
+    to.print()
+    to.print(Text("CULPRIT", style="bold red").append(f"  {clean(found.module or 'the model itself', 200)}", style="bold"), soft_wrap=True)
+    rows = [("side", found.direction), ("where", found.source), ("why", found.text), ("op", getattr(found, "operation", ""))]
+    for label, text in rows:
+        if text:
+            _hang(to, f"  {label:<8}", clean(text, 600))
 
 
 def _first(tensor: TensorVerdict, to: Console) -> None:

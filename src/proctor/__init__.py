@@ -1,12 +1,16 @@
 """Proctor catches silent errors in PyTorch training.
 
-Three ways in: the command line (`proctor record`, `proctor infer`, `proctor check`), and from a script::
+Two ways in: the command line (`proctor record`, `infer`, `check`, `watch`, `oracle`), and from a script::
 
     import proctor
     proctor.watch(model, optimizer)      # the same as `proctor record` for this process
     proctor.meta(stage="warmup")         # your own context, kept with the records
 
     run = proctor.open_run("runs/healthy")   # polars frames of what was recorded
+
+    with proctor.oracle.trace(model, out="candidate"):      # for a comparison with a reference
+        train_step()
+    proctor.oracle.compare("reference", "candidate")
 """
 
 from __future__ import annotations
@@ -14,10 +18,20 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 __version__ = "0.1.0"
-__all__ = ["__version__", "meta", "open_run", "watch"]
+__all__ = ["__version__", "meta", "open_run", "oracle", "watch"]
 
 if TYPE_CHECKING:
+    from proctor import oracle
     from proctor.invariants.trace import Run
+
+
+def __getattr__(name: str) -> Any:  # Any: a module
+    """`proctor.oracle` is imported when it is used."""
+    if name != "oracle":
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    import importlib
+
+    return importlib.import_module("proctor.oracle")
 
 
 def open_run(path: str) -> Run:

@@ -7,7 +7,6 @@ reference is not deterministic, the two do not begin alike).
 from __future__ import annotations
 
 import argparse
-import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -37,6 +36,7 @@ def add_report(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Compare two recordings and show the outcome."""
+    from proctor.oracle.outcome import stored_plan
     from proctor.oracle.plan_toml import read_plan
     from proctor.oracle.store import Recording
 
@@ -47,41 +47,14 @@ def run(args: argparse.Namespace) -> int:
     return report.verdict.exit_code
 
 
-def stored_plan(recording: Recording) -> Plan | None:
-    """The plan that a recording was made with."""
-    from proctor.oracle.plan import Plan
-
-    return Plan.from_json(recording.info.plan) if recording.info.plan else None
-
-
 def compare(
     reference: Recording, candidate: Recording, plan: Plan | None, args: argparse.Namespace, *, next_steps: list[str] | None = None
 ) -> Report:
-    """Compare, and say what a report needs."""
-    from proctor.oracle.check import Comparison
-    from proctor.oracle.report import Report
-    from proctor.oracle.store import MissingRank
-    from proctor.oracle.verdicts import conclude
+    """Compare as the arguments say."""
+    from proctor.oracle.outcome import report_of
 
-    try:
-        comparison = Comparison(reference, candidate, plan, args.mode)
-        verdict, mesh, world = comparison.run(), str(comparison.mesh) if plan is not None else "", len(comparison.ranks)
-    except MissingRank as missing:
-        verdict, mesh, world = conclude([], inconclusive=missing.message), "", candidate.info.world
-    return Report(
-        verdict,
-        reference=str(reference.path),
-        candidate=str(candidate.path),
-        reference_command=" ".join(reference.info.command),
-        candidate_command=" ".join(candidate.info.command),
-        mesh=mesh,
-        world=world,
-        samples=reference.info.samples,
-        mode=args.mode,
-        made=time.strftime("%Y-%m-%d %H:%M"),
-        page=args.html or "",
-        next_steps=(next_steps or []) if verdict.verdict == "different" else [],
-        everything=args.all,
+    return report_of(
+        reference, candidate, plan, mode=args.mode, page=args.html or "", next_steps=next_steps or (), everything=args.all
     )
 
 

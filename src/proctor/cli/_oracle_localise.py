@@ -26,12 +26,13 @@ def prepare(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Compare, and localise where the runs differ."""
     from proctor.oracle.localise import localise
+    from proctor.oracle.outcome import stored_plan
     from proctor.oracle.plan_toml import read_plan
     from proctor.oracle.store import Recording
 
     command = words(args.command, "--command")
     reference, candidate = Recording(Path(args.reference)), Recording(Path(args.candidate))
-    plan = read_plan(Path(args.plan)) if args.plan else _oracle_compare.stored_plan(candidate)
+    plan = read_plan(Path(args.plan)) if args.plan else stored_plan(candidate)
     report = _oracle_compare.compare(reference, candidate, plan, args)
     if report.verdict.verdict == "different":
         report = localise(reference, candidate, plan, report, command, mode=args.mode, timeout_s=args.timeout)

@@ -1,0 +1,306 @@
+"""From the candidate's shards to its logical full tensors.
+
+A shard's place is known from the plan or from its DTensor; otherwise it is found by content (`locate.py`), and where
+content says nothing (zeros, or a tensor that is wrong) it lies as tensors of the same extents in its module do. Shards
+of one place are replicas and must be equal. Source: TTrace §4.1, §4.4.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, Final, NamedTuple
+
+import msgspec
+import numpy as np
+import numpy.typing as npt
+
+from proctor.errors import MappingError, OracleError
+from proctor.oracle._replicas import Conflict, Shard, agree, conflicts_of
+from proctor.oracle.align import PARAMETERS, Calls
+from proctor.oracle.dtypes import as_float, from_float, is_floating
+from proctor.oracle.locate import FITS, Index, locate, take
+from proctor.oracle.merge import reduced
+from proctor.oracle.mesh import Layout, Mesh
+from proctor.oracle.placements import from_dtensor
+from proctor.oracle.plan import Plan
+from proctor.oracle.reference import Key, Reference
+from proctor.oracle.store import Entry, RankRecord
+
+Array = npt.NDArray[Any]
+
+REPLICA_AXES: Final = ("dp", "ddp", "fsdp", "hsdp", "dp_replicate", "dp_shard", "dp_replicate_shard", "data", "zero")
+GRADIENTS: Final = ("grad_input", "grad_output")
+ACTIVATIONS: Final = ("input", "output", *GRADIENTS)
+LIKE: Final = {"main_grad": "param", "param_after": "param", "opt_state": "param", "grad_output": "output", "grad_input": "input"}
+
+
+class Piece(NamedTuple):
+    """A shard and where it lies.
+
+    Args:
+        rank: that holds it.
+        entry: of its record.
+        places: global indices along each dimension; `None` where nobody knows.
+        label: in words.
+        firm: there is no doubt about it.
+        layout: where a plan or DTensor said it.
+        addend: which part of a sum it is, where the layout has partial axes.
+    """
+
+    rank: int
+    entry: Entry
+    places: Index | None
+    label: str
+    firm: bool
+    layout: Layout | None = None
+    addend: tuple[int, ...] = ()
+
+
+class Merged(NamedTuple):
+    """A tensor of the candidate: its values (`None` where its shards make up no whole), replicas that differ, shards."""
+
+    full: Array | None
+    conflicts: list[Conflict]
+    pieces: list[Piece]
+
+
+class Assembler:
+    """Puts tensors of the candidate together.
+
+    Args:
+        reference: of which they are the counterparts.
+        ranks: of the candidate.
+        coords: where each rank stands.
+        calls: which calls of the reference a rank's calls are.
+        plan: what is known; `None` for nothing.
+        pieces: shards of each tensor of the reference.
+    """
+
+    def __init__(
+        self,
+        reference: Reference,
+        ranks: Mapping[int, RankRecord],
+        coords: Mapping[int, Mapping[str, int]],
+        calls: Mapping[int, Calls],
+        plan: Plan | None,
+        pieces: Mapping[Key, list[tuple[int, Entry]]],
+    ) -> None:
+        self.reference, self.ranks, self.coords, self.calls, self.plan, self.pieces = reference, ranks, coords, calls, plan, pieces
+        self.mesh = plan.mesh if plan is not None else Mesh()
+        self.gradient_scale = 1.0
+        self._places: dict[tuple[Any, ...], tuple[Index, str]] = {}
+        self._extents: dict[tuple[Any, ...], npt.NDArray[np.int64]] = {}
+
+    def merge(self, key: Key) -> Merged | None:
+        """The candidate's tensor; `None` where no rank has a shard of it."""
+        held = self.pieces.get(key)
+        if not held:
+            return None
+        target = self.reference.entries[key]
+        order = self.plan.activation_order(key[3], key[2], key[4]) if self.plan is not None and key[2] in ACTIVATIONS else None
+        if order is not None and len(order) == len(target.shape):
+            shape = [0] * len(order)
+            for at, dim in enumerate(order):
+                shape[dim] = target.shape[at]
+            target = msgspec.structs.replace(target, shape=tuple(shape))
+        pieces = [self.place(rank, entry, key, target) for rank, entry in held]
+        if any(p.entry.span is not None for p in pieces):
+            return self._merge_spans(key, target, pieces)
+        if key[2] not in PARAMETERS and any(p.places is None or not p.firm for p in pieces):
+            # The root of a pipeline stage is called like the model: its hidden states are none of the model's outputs.
+            fitting = [p for p in pieces if p.places is not None and (p.firm or p.entry.shape == target.shape)]
+            pieces = fitting if fitting else pieces
+        if any(p.places is None for p in pieces):
+            return Merged(None, [], pieces)
+        summed = self._summed(key, target, pieces)
+        if summed is not None:
+            return Merged(summed, [], [p._replace(label="partial sums", firm=False) for p in pieces])
+        full, conflicts = self._join(pieces, target)
+        if full is None:
+            return Merged(None, conflicts, pieces)
+        full = self._as(full, pieces[0].entry.dtype, target.dtype)
+        return Merged(full if order is None else np.ascontiguousarray(full.transpose(order)), conflicts, pieces)
+
+    def _join(self, pieces: Sequence[Piece], target: Entry) -> tuple[Array | None, list[Conflict]]:
+        """The whole, and the replicas that differ; every element must be held by one place, no more and no fewer."""
+        places: dict[tuple[bytes, ...], dict[tuple[int, ...], list[Piece]]] = {}
+        for piece in pieces:
+            assert piece.places is not None
+            places.setdefault(tuple(i.tobytes() for i in piece.places), {}).setdefault(piece.addend, []).append(piece)
+        dtype = pieces[0].entry.dtype
+        shards = [[[self._shard(p) for p in replicas] for replicas in addends.values()] for addends in places.values()]
+        conflicts = conflicts_of([replicas for addends in shards for replicas in addends])
+        full = np.zeros(target.shape, shards[0][0][0].array.dtype)
+        covered = np.zeros(target.shape, np.uint8) if len(places) > 1 else None
+        for addends, held in zip(places.values(), shards, strict=True):
+            first = next(iter(addends.values()))[0]
+            assert first.places is not None
+            values = [agree(replicas).array for replicas in held]
+            where = np.ix_(*first.places) if first.places else ()
+            full[where] = values[0] if len(values) == 1 else reduced(values, first.layout or Layout(), dtype)
+            if covered is not None:
+                covered[where] += 1
+            elif values[0].shape != target.shape:
+                return None, conflicts  # one part only: the others are missing
+        if covered is not None and bool((covered != 1).any()):
+            return None, conflicts
+        return full, conflicts
+
+    def _summed(self, key: Key, target: Entry, pieces: list[Piece]) -> Array | None:
+        """The sum of what ranks hold of the same part, where that is the reference's and no single one is: partial sums.
+
+        A module that is cut by output gets an input gradient that is a sum over the ranks, whichever part of the batch or
+        sequence it is of; so gradients may be sums also where their place is known.
+        """
+        if key[2] not in ("output", *GRADIENTS) or len(pieces) < 2 or not is_floating(target.dtype):
+            return None
+        if key[2] == "output" and any(p.firm or p.entry.shape != target.shape for p in pieces):
+            return None
+        if any(p.addend for p in pieces):
+            return None
+        theirs = self.reference.floats(target)
+        if key[2] in GRADIENTS:
+            theirs = theirs * self.gradient_scale
+        total = np.zeros(target.shape, np.float64)
+        covered = np.zeros(target.shape, np.uint8)
+        alone = together = 0.0
+        for places, different in self._addends(pieces):
+            part = take(theirs, places)
+            if len(different) < 2:
+                return None
+            values = np.asarray(sum(different))
+            where = np.ix_(*places) if places else ()
+            total[where] = values
+            covered[where] += 1
+            alone += min(float(np.linalg.norm(v - part)) for v in different) ** 2
+            together += float(np.linalg.norm(values - part)) ** 2
+        size = float(np.linalg.norm(theirs))
+        if bool((covered != 1).any()) or together**0.5 >= min(0.1 * alone**0.5, FITS * size):
+            return None
+        return from_float(total, target.dtype)
+
+    def _addends(self, pieces: Sequence[Piece]) -> Iterator[tuple[Index, list[Array]]]:
+        """Of each part of a tensor the different values that ranks hold, in float64."""
+        found: dict[tuple[bytes, ...], tuple[Index, dict[bytes, Array]]] = {}
+        for piece in pieces:
+            assert piece.places is not None
+            values = self.ranks[piece.rank].array(piece.entry)
+            _, different = found.setdefault(tuple(i.tobytes() for i in piece.places), (piece.places, {}))
+            different.setdefault(values.tobytes(), as_float(values, piece.entry.dtype).astype(np.float64))
+        for places, different in found.values():
+            yield places, list(different.values())
+
+    def _shard(self, piece: Piece) -> Shard:
+        return Shard(piece.rank, self.coords[piece.rank] or {"rank": piece.rank}, self.ranks[piece.rank].array(piece.entry), piece.entry.dtype)
+
+    @staticmethod
+    def _as(values: Array, dtype: str, wanted: str) -> Array:
+        return values if dtype == wanted else from_float(as_float(values, dtype), wanted)
+
+    def _merge_spans(self, key: Key, target: Entry, pieces: list[Piece]) -> Merged:
+        """Flat shards of one parameter, each of a rank's local part."""
+        like = (0, 0, "param", key[3], "")
+        parts_by_rank: dict[int, Piece] = {}
+        for rank, entry in self.pieces.get(like, []):
+            parts_by_rank[rank] = self.place(rank, entry, like, self.reference.entries[like])
+        total = np.zeros(target.shape, np.float64)
+        covered = np.zeros(target.shape, np.int32)
+        shards: dict[bytes, list[Shard]] = {}
+        for piece in pieces:
+            home = parts_by_rank.get(piece.rank)
+            span = piece.entry.span
+            if home is None or home.places is None or span is None:
+                return Merged(None, [], pieces)
+            local = np.arange(int(np.prod(target.shape, dtype=np.int64))).reshape(target.shape)
+            flat = take(local, home.places).ravel()[span[0] : span[1]]
+            shards.setdefault(flat.tobytes(), []).append(self._shard(piece))
+            total.ravel()[flat] = as_float(self.ranks[piece.rank].array(piece.entry), piece.entry.dtype)
+        for raw in shards:
+            covered.ravel()[np.frombuffer(raw, np.int64)] += 1
+        if bool((covered != 1).any()):
+            return Merged(None, [], pieces)
+        return Merged(from_float(total, target.dtype), conflicts_of(list(shards.values())), pieces)
+
+    def place(self, rank: int, entry: Entry, key: Key, target: Entry) -> Piece:
+        """Where a shard lies: by the plan, by its DTensor, or by content."""
+        if entry.span is not None:
+            return Piece(rank, entry, None, "flat", firm=True)
+        for layout, mesh, coords, label in self._known(rank, entry, key):
+            index = _indices(layout, mesh, coords, target.shape, entry.shape)
+            if index is not None:
+                addend = tuple(mesh.index(c.axis, coords) for c in layout.cuts if c.reduction)
+                return Piece(rank, entry, index, label, firm=True, layout=layout, addend=addend)
+        pattern = (rank, LIKE.get(key[2], key[2]), re.sub(r"\d+", "#", key[3]), entry.slot if key[2] in ("input", "output", *GRADIENTS) else "",
+                   entry.shape, target.shape, entry.call if target.shape != entry.shape else 0)
+        known = self._places.get(pattern)
+        if known is not None:
+            return Piece(rank, entry, known[0], known[1], firm=True)
+        if entry.shape == target.shape:
+            index = tuple(np.arange(n, dtype=np.int64) for n in entry.shape)
+            return Piece(rank, entry, index, "whole", firm=key[2] in PARAMETERS or key[2] == "scalar")
+        if len(entry.shape) != len(target.shape):
+            return Piece(rank, entry, None, "", firm=False)
+        mine, theirs = as_float(self.ranks[rank].array(entry), entry.dtype), self.reference.floats(target)
+        found = locate(mine / self.gradient_scale if key[2] in GRADIENTS else mine, theirs)
+        if found is not None and found.sure:
+            self._places[pattern] = (found.part.places, found.part.label)
+            for whole, part, along in zip(target.shape, entry.shape, found.part.places, strict=True):
+                for module in (_module(key), ""):
+                    self._extents.setdefault((rank, entry.call, module, part, whole), along)
+            return Piece(rank, entry, found.part.places, found.part.label, firm=True)
+        # Values that say nothing (zeros), or that are wrong: as its neighbours of the same extents lie.
+        for module in (_module(key), ""):
+            held = [
+                np.arange(part) if part == whole else self._extents.get((rank, entry.call, module, part, whole))
+                for whole, part in zip(target.shape, entry.shape, strict=True)
+            ]
+            if all(h is not None for h in held):
+                sure = key[2] in PARAMETERS and bool(module)
+                return Piece(rank, entry, tuple(h for h in held if h is not None), "as its neighbours", firm=sure)
+        return Piece(rank, entry, found.part.places if found is not None else None, found.part.label if found is not None else "", firm=False)
+
+    def _known(self, rank: int, entry: Entry, key: Key) -> Iterator[tuple[Layout, Mesh, Mapping[str, int], str]]:
+        kind = key[2]
+        if entry.placement is not None:
+            mesh, layout, _ = from_dtensor(msgspec.to_builtins(entry.placement))
+            position = self._placement_coords(rank, mesh)
+            yield layout, mesh, position, str(layout)
+        if self.plan is None:
+            return
+        name = key[3]
+        if kind in PARAMETERS:
+            found = self.plan.param_layout(name)
+        elif kind == "scalar":
+            found = None
+        else:
+            found = self.plan.activation_layout(name, kind, entry.slot)
+        if found is None:
+            return
+        layout = found.on(self.mesh)
+        yield layout, self.mesh, self.coords[rank], str(layout)
+        # Replicas that are calls of the reference are no cut of its tensors.
+        rest = Layout(tuple(c for c in layout.cuts if not set(c.axis.split("+")) & set(REPLICA_AXES)))
+        if rest != layout and self.calls[rank].ratio > 1:
+            yield rest, self.mesh, self.coords[rank], str(rest)
+
+    def _placement_coords(self, rank: int, mesh: Mesh) -> Mapping[str, int]:
+        """Where a rank stands on a DTensor's mesh: a mesh of its own, or one that the whole world shares."""
+        coords = self.coords[rank] or self.ranks[rank].info.coords
+        if all(a in coords for a in mesh.axes):
+            return {a: coords[a] for a in mesh.axes}
+        return mesh.coords(rank % mesh.world)
+
+
+def _indices(layout: Layout, mesh: Mesh, coords: Mapping[str, int], whole: Sequence[int], local: Sequence[int]) -> Index | None:
+    try:
+        index = tuple(layout.indices(whole, mesh, coords))
+    except (MappingError, OracleError):
+        return None
+    return index if tuple(len(i) for i in index) == tuple(local) else None
+
+
+def _module(key: Key) -> str:
+    """Of which module a tensor is, layers alike."""
+    path = key[3].rpartition(".")[0] if key[2] in PARAMETERS else key[3]
+    return re.sub(r"\d+", "#", path) or "."

@@ -1,0 +1,144 @@
+"""The trusted side of a comparison: its tensors by key, its repetition, its noise samples.
+
+It is held against itself first. A reference that gives another result when it runs again, or that has NaN in it, decides
+nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from proctor.oracle._replicas import same_bits
+from proctor.oracle.compare import Difference, compare
+from proctor.oracle.dtypes import as_float, is_floating
+from proctor.oracle.store import Entry, RankRecord, Recording
+from proctor.oracle.tolerance import Estimate, Mode, TensorKey, Tolerance, tolerance
+
+Array = npt.NDArray[Any]
+Key = tuple[int, int, str, str, str]  # step, call, kind, name, slot: of the reference
+
+# Phases of a step, earlier ones first.
+RANKING = {
+    "param": 0, "input": 1, "output": 1, "scalar": 2, "grad_output": 3, "grad_input": 3, "main_grad": 4, "opt_state": 5, "param_after": 6,
+}  # fmt: skip
+
+
+class Reference:
+    """Tensors of a reference.
+
+    Args:
+        recording: made with samples.
+    """
+
+    def __init__(self, recording: Recording) -> None:
+        self.recording = recording
+        self.ranks = recording.ranks()
+        self.samples = [recording.ranks(name) for name in recording.noise()]
+        self.again = recording.ranks("again") if "again" in recording.runs() else None
+        self.entries: dict[Key, Entry] = {}
+        self.owner: dict[Key, int] = {}
+        self.notes: list[str] = []
+        self._floats: dict[int, Array] = {}
+        for rank, record in self.ranks.items():
+            for entry in record.entries:
+                if not entry.recompute:
+                    key = (entry.step, entry.call, entry.kind, entry.name, entry.slot)
+                    if key not in self.entries:
+                        self.entries[key], self.owner[key] = entry, rank
+        self._by_entry = {id(e): self.owner[k] for k, e in self.entries.items()}
+        self.order = sorted(self.entries, key=lambda k: (k[0], RANKING.get(k[2], 9), self.owner[k], self.entries[k].order))
+        self.last = max((e.order for e in self.entries.values()), default=0)
+        self.calls: dict[str, int] = {}
+        for step, call, kind, name, _ in self.entries:
+            if step == 0 and kind in ("input", "output"):
+                self.calls[name] = max(self.calls.get(name, 0), call + 1)
+        self.slots: dict[tuple[int, int, str, str], list[str]] = {}
+        for step, call, kind, name, slot in self.order:
+            self.slots.setdefault((step, call, kind, name), []).append(slot)
+        self._others: list[dict[Key, Entry]] = [_keyed(s) for s in self.samples]
+        self._estimate = Estimate()
+
+    def array(self, entry: Entry) -> Array:
+        return self.ranks[self._by_entry[id(entry)]].array(entry)
+
+    def floats(self, entry: Entry) -> Array:
+        return as_float(self.array(entry), entry.dtype)
+
+    def parameters(self) -> dict[str, tuple[Entry, Any]]:
+        """Parameters before the first step, with how to read them."""
+        return {k[3]: (e, self.array) for k, e in self.entries.items() if k[2] == "param" and k[0] == 0}
+
+    def problem(self, mode: Mode) -> str:
+        """Why it cannot be trusted; "" when it can."""
+        if not self.samples:
+            return "the reference was recorded without noise samples, so no tolerance is known: record it with --samples 4"
+        for key in self.order:
+            entry = self.entries[key]
+            if is_floating(entry.dtype) and key[2] != "input" and bool(np.isnan(self.floats(entry)).any()):
+                return f"the reference itself has NaN in {key[2]} {key[3]}{slot_text(key[4])}: nothing can be compared with it"
+        if self.again is None:
+            self.notes.append("the reference was recorded once only: whether it is deterministic was not checked")
+            return ""
+        again = _keyed(self.again)
+        rough = 0
+        for key in self.order:
+            entry, other = self.entries[key], again.get(key)
+            if other is None:
+                return f"the reference is not deterministic: its second run has no {key[2]} {key[3]}"
+            a, b = self.array(entry), self.again[self.owner[key]].array(other)
+            if a.shape != b.shape or a.dtype != b.dtype:
+                return f"the reference is not deterministic: {key[2]} {key[3]} has another shape in its second run"
+            if same_bits(a, b):
+                continue
+            sums = compare(np.ascontiguousarray(b), np.ascontiguousarray(a), entry.dtype) if is_floating(entry.dtype) else None
+            if sums is None or sums.error > self.tolerance(key, sums, mode).absolute:
+                return (
+                    f"the reference is not deterministic: {key[2]} {key[3]}{slot_text(key[4])} differs between two runs of it "
+                    "by more than rounding (unseeded data, dropout or initialisation?)"
+                )
+            rough += 1
+        if rough:
+            self.notes.append(f"the reference is not deterministic bit for bit ({rough} tensors differ within their tolerance)")
+        return ""
+
+    def tolerance(self, key: Key, difference: Difference, mode: Mode) -> Tolerance:
+        """What a tensor may differ by, from the noise samples."""
+        entry, place = self.entries[key], TensorKey(*key)
+        if place not in self._estimate:
+            mine = np.ascontiguousarray(self.array(entry))
+            for sample, (ranks, keyed) in enumerate(zip(self.samples, self._others, strict=True)):
+                other = keyed.get(key)
+                if other is not None and other.shape == entry.shape and other.dtype == entry.dtype:
+                    moved = np.ascontiguousarray(ranks[self.owner[key]].array(other))
+                    self._estimate.add(place, sample, compare(moved, mine, entry.dtype), entry.dtype)
+        fp8 = "float8_e4m3fn" if entry.fp8 else ""
+        signal = None
+        before = (key[0], 0, "param", key[3], "") if key[2] == "param_after" else None
+        if before is not None and before in self.entries and self.entries[before].shape == entry.shape:
+            signal = compare(np.ascontiguousarray(self.array(entry)), np.ascontiguousarray(self.array(self.entries[before])), entry.dtype).error
+        found = self._estimate.tolerance(place, difference, entry.dtype, fp8=fp8, signal=signal)
+        return found if found is not None else tolerance(0.0, difference.size, entry.dtype, key[2], n=difference.n, mode=mode, fp8=fp8)
+
+    def not_seen(self, seen: set[Key]) -> list[str]:
+        """Modules of the reference that the candidate has no tensor of."""
+        have = {k[3] for k in seen if k[2] == "output"}
+        mine = sorted({k[3] for k in self.entries if k[2] == "output"} - have)
+        return [f"module {name or '(root)'}: the candidate has none of this name" for name in mine]
+
+
+def _keyed(ranks: Mapping[int, RankRecord]) -> dict[Key, Entry]:
+    out: dict[Key, Entry] = {}
+    for record in ranks.values():
+        for e in record.entries:
+            if not e.recompute:
+                out.setdefault((e.step, e.call, e.kind, e.name, e.slot), e)
+    return out
+
+
+def slot_text(slot: str) -> str:
+    """A place in nested values, for a sentence."""
+    return f"[{slot}]" if slot else ""
