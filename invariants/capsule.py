@@ -258,7 +258,7 @@ def write_capsule(folder: Path, capsule: Capsule, blobs: Sequence[Blob]) -> int:
     try:
         head = msgspec.json.format(msgspec.json.encode(capsule), indent=1)
         (temporary / HEAD).write_bytes(head)
-        size = len(head) + _write_tensors(temporary / TENSORS, blobs)
+        size = len(head) + write_tensors(temporary / TENSORS, blobs)
         temporary.rename(folder)
     except BaseException:
         with contextlib.suppress(OSError):
@@ -267,8 +267,8 @@ def write_capsule(folder: Path, capsule: Capsule, blobs: Sequence[Blob]) -> int:
     return size
 
 
-def _write_tensors(path: Path, blobs: Sequence[Blob]) -> int:
-    """The safetensors layout, https://github.com/huggingface/safetensors#format; returns the file's bytes."""
+def write_tensors(path: Path, blobs: Sequence[Blob]) -> int:
+    """Write tensors in the safetensors layout, https://github.com/huggingface/safetensors#format; returns the file's bytes."""
     header: dict[str, object] = {}
     at = 0
     ordered = sorted(blobs, key=lambda b: -_width(b))  # so that every tensor is aligned

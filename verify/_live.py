@@ -7,7 +7,9 @@ that what a round costs depends on the records and hardly on how many processes 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import hashlib
+from collections.abc import Mapping, Sequence
+from itertools import pairwise
 from typing import Any, Final
 
 import msgspec
@@ -16,19 +18,11 @@ import polars as pl
 import pyarrow as pa
 
 from proctor.errors import TraceError
-from proctor.invariants import signature
 from proctor.invariants.schema import CONTEXT, MAX_NAME_CHARS, TABLES, Name
-from proctor.invariants.trace import (
-    Process,
-    Trace,
-    decode_variable,
-    flat_meta,
-    metas_frame,
-    process_of,
-    variables_frame,
-)
-from proctor.invariants.variable import Variable
+from proctor.invariants.trace import Process, Trace, process_of
 from proctor.invariants.windows import PROLOGUE, Window
+from proctor.verify._contexts import KEY, Contexts, framed
+from proctor.verify._views import Views
 
 Array = np.ndarray[Any, Any]
 Records = Mapping[str, pa.Table | pa.RecordBatch]
@@ -54,6 +48,8 @@ class Member:
         self.reached = -1  # the step it is in: all before it are whole
         self._gaps: list[tuple[int, int]] = []  # step until which records are missing, how many
         self._dropped = 0  # that it said it dropped itself
+        self._process: Process | None = None
+        self.look = b""  # what of it verdicts depend on
         self.gone = False  # it said goodbye, or its connection ended
         self.codes: dict[Name, Array] = {kind: np.zeros(1, dtype=np.uint32) for kind in Name}
         self.last = dict.fromkeys(_MARKS, -1)  # latest step that a table has rows of
@@ -71,9 +67,11 @@ class Member:
     def tell(self, info: Mapping[str, Any]) -> None:
         """Its `process.json` is another one now."""
         self.info = dict(info)
-        dropped = process_of(info, 0, "", "").dropped
-        self.lose(dropped - self._dropped)
-        self._dropped = dropped
+        self._process = None
+        told = process_of(info, 0, "", self.folder)
+        self.look = repr((told.rank, told.world, told.coords, told.unobserved)).encode()
+        self.lose(told.dropped - self._dropped)
+        self._dropped = told.dropped
 
     def lose(self, rows: int) -> None:
         """Records up to the step that it is in did not arrive."""
@@ -82,8 +80,18 @@ class Member:
 
     def process(self, program: str, since: int) -> Process:
         """As a trace has it whose records begin with the step `since`: only losses that concern these count."""
-        lost = sum(rows for until, rows in self._gaps if until >= since)
-        return msgspec.structs.replace(process_of(self.info, 0, program, self.folder), dropped=lost)
+        if self._process is None or self._process.program != program:
+            self._process = msgspec.structs.replace(process_of(self.info, 0, program, self.folder), dropped=0)
+        lost = self.lost(since)
+        return msgspec.structs.replace(self._process, dropped=lost) if lost else self._process
+
+    def lost(self, since: int) -> int:
+        """Records that did not arrive of the steps from this one on."""
+        return sum(rows for until, rows in self._gaps if until >= since) if self._gaps else 0
+
+    def waits(self, seconds: float) -> bool:
+        """Whether a call of it had not returned for longer than this, when it was last heard of."""
+        return bool(self.info.get("open")) and any(call.seconds > seconds for call in self.process("", 0).waiting)
 
 
 class LiveTrace:
@@ -101,17 +109,33 @@ class LiveTrace:
         self._index: dict[Name, dict[str, int]] = {kind: {"": 0} for kind in Name}
         self._texts: dict[Name, list[str]] = {kind: [""] for kind in Name}
         self._waiting: dict[str, list[tuple[int, pa.RecordBatch]]] = {name: [] for name in TABLES}
-        self._contexts = _framed(CONTEXT).select(_KEY, pl.lit(0, dtype=pl.UInt16).alias("proc"), *CONTEXT.names)
-        self._chunks: dict[str, list[pl.DataFrame]] = {name: [] for name in _ROWS}
+        self._tables: dict[Name, tuple[Array, Array, Array]] = {}  # codes of all members, one after the other
+        self._contexts = Contexts()
+        self._rows: dict[str, dict[int, list[pl.DataFrame]]] = {name: {} for name in _ROWS}  # by step, as they came
         self._carried = self._empty("states")
         self._held = np.zeros(0, dtype=np.uint64)
-        self._views = _Views(self._texts)
+        self._views = Views(self._texts)
+        self.revisions: dict[int, int] = {}
+        """How often rows of a step came in, for each step that is held."""
+        self.forgotten = PROLOGUE
+        """Steps before this one are not held, the first ones aside."""
 
     @property
     def rows(self) -> int:
         """Records that are held."""
         waiting: int = sum(batch.num_rows for name in _ROWS for _, batch in self._waiting[name])
-        return waiting + sum(chunk.height for chunks in self._chunks.values() for chunk in chunks)
+        return waiting + sum(chunk.height for steps in self._rows.values() for chunks in steps.values() for chunk in chunks)
+
+    @property
+    def coords(self) -> dict[int, dict[str, int]]:
+        """Mesh coordinates of each rank."""
+        said = [member.process(self.program, 0) for member in self._order]
+        return {process.rank: process.coords for process in said}
+
+    @property
+    def order(self) -> Sequence[Member]:
+        """Processes by the numbers that rows have in `proc`."""
+        return self._order
 
     def member(self, name: str) -> Member:
         """The process of this name; a new one when it is not known."""
@@ -119,6 +143,7 @@ class LiveTrace:
         if found is None:
             found = self.members[name] = Member(len(self._order), name)
             self._order.append(found)
+            self._tables.clear()
         return found
 
     def add(self, name: str, records: Records, info: Mapping[str, Any] | None = None, reached: int | None = None) -> None:
@@ -146,6 +171,13 @@ class LiveTrace:
             member.said = True
             member.reached = max(member.reached, reached)
 
+    def roster(self, since: int) -> bytes:
+        """Digest of what is known of the processes, when the records begin with the step `since`."""
+        digest = hashlib.blake2b(repr([m.number for m in self._order if m.lost(since)]).encode(), digest_size=16)
+        digest.update(len(self._held).to_bytes(8, "little"))
+        digest.update(b"\n".join(member.look for member in self._order))
+        return digest.digest()
+
     # -- codes -------------------------------------------------------------------------------------------------
 
     def settle(self) -> None:
@@ -155,26 +187,42 @@ class LiveTrace:
             self._name(self._order[number], batch)
         taken = self._take("context")
         if taken is not None:
-            keyed = taken.filter(pl.col("ctx") < _MAX_CODES).select(_KEY, "proc", *CONTEXT.names)
-            self._contexts = pl.concat([self._contexts, keyed]).unique("_key", keep="last").sort("_key")
-        keys, steps = self._contexts["_key"].to_numpy(), self._contexts["step"].fill_null(-1).to_numpy()
+            self._contexts.add(taken.filter(pl.col("ctx") < _MAX_CODES))
         for table, columns in _ROWS.items():
             frame = self._take(table)
             if frame is None:
                 continue
             procs = frame["proc"].to_numpy()
             coded = [pl.Series(c, self._globals(kind, procs, frame[c].to_numpy())) for c, kind in columns.items()]
-            frame = frame.with_columns(_KEY, *coded)
-            frame = frame.with_columns(pl.Series("_step", _looked_up(keys, steps, frame["_key"].to_numpy(), -1)))
-            self._chunks[table].append(frame)
+            keys = procs.astype(np.uint64) << np.uint64(32) | frame["ctx"].to_numpy()
+            steps, looks = self._contexts.of(keys)
+            frame = frame.with_columns(pl.Series("_key", keys), *coded, pl.Series("_step", steps), pl.Series("_look", looks))
+            self._shelve(table, frame, steps)
             if table == "states":
-                self._hold(frame)
+                self._hold(procs, frame["var"].to_numpy())
             if table in _MARKS:
                 for number, step in frame.group_by("proc").agg(pl.col("_step").max()).iter_rows():
                     self._order[number].last[table] = max(self._order[number].last[table], step)
         for member in self._order:
             if not member.said:
                 member.reached = max(member.reached, min(member.last.values()))
+
+    def _shelve(self, table: str, frame: pl.DataFrame, steps: Array) -> None:
+        """Put rows to those of their steps."""
+        first, last = int(steps.min()), int(steps.max())
+        if first == last:
+            parts = [(first, frame)]
+        elif last - first == 1:
+            late = steps == last
+            parts = [(first, frame.filter(pl.Series(~late))), (last, frame.filter(pl.Series(late)))]
+        else:
+            by_step = np.argsort(steps, kind="stable")
+            frame, steps = frame[by_step], steps[by_step]
+            bounds = [0, *(np.flatnonzero(np.diff(steps)) + 1).tolist(), len(steps)]
+            parts = [(int(steps[a]), frame[a:b]) for a, b in pairwise(bounds)]
+        for step, part in parts:
+            self._rows[table].setdefault(step, []).append(part)
+            self.revisions[step] = self.revisions.get(step, 0) + 1
 
     def _take(self, table: str) -> pl.DataFrame | None:
         waiting, self._waiting[table] = self._waiting[table], []
@@ -194,6 +242,7 @@ class LiveTrace:
             index, table = self._index[of], member.codes[of]
             if code >= len(table):
                 table = member.codes[of] = np.concatenate([table, np.zeros(max(code + 1, len(table)), dtype=np.uint32)])
+            self._tables.pop(of, None)
             if text not in index:
                 index[text] = len(index)
                 self._texts[of].append(text)
@@ -201,68 +250,71 @@ class LiveTrace:
 
     def _globals(self, kind: Name, procs: Array, codes: Array) -> Array:
         """Global codes of local ones; those without a name become 0."""
-        tables = [member.codes[kind] for member in self._order]
-        if len(tables) == 1:
-            return tables[0][np.where(codes < len(tables[0]), codes, 0)]
-        sizes = np.array([len(table) for table in tables])
-        starts = np.concatenate([[0], np.cumsum(sizes)[:-1]])
-        taken: Array = np.concatenate(tables)[starts[procs] + np.where(codes < sizes[procs], codes, 0)]
+        if kind not in self._tables:
+            tables = [member.codes[kind] for member in self._order]
+            sizes = np.array([len(table) for table in tables])
+            self._tables[kind] = np.concatenate(tables), np.concatenate([[0], np.cumsum(sizes)[:-1]]), sizes
+        table, starts, sizes = self._tables[kind]
+        taken: Array = table[starts[procs] + np.where(codes < sizes[procs], codes, 0)]
         return taken
 
-    def _hold(self, states: pl.DataFrame) -> None:
-        keys = np.unique(states["proc"].to_numpy().astype(np.uint64) << np.uint64(32) | states["var"].to_numpy())
-        new = keys[~np.isin(keys, self._held, assume_unique=True)]
+    def _hold(self, procs: Array, variables: Array) -> None:
+        keys = procs.astype(np.uint64) << np.uint64(32) | variables
+        new = keys
+        if len(self._held):
+            new = keys[self._held[np.minimum(np.searchsorted(self._held, keys), len(self._held) - 1)] != keys]
         if len(new):
             self._held = np.union1d(self._held, new)
 
     # -- windows -------------------------------------------------------------------------------------------------
 
+    def rows_of(self, table: str, step: int) -> pl.DataFrame | None:
+        """Rows of one step in the order in which they came, with global codes, `_step` and `_look`; proc is a member's number."""
+        chunks = self._rows[table].get(step)
+        if chunks is None:
+            return None
+        if len(chunks) > 1:
+            chunks[:] = [pl.concat(chunks)]
+        return chunks[0]
+
+    def older(self, before: int) -> pl.DataFrame:
+        """The last state of each variable from before a step, the first steps aside."""
+        held = [self.rows_of("states", step) for step in sorted(self._rows["states"]) if PROLOGUE <= step < before]
+        return last_states([self._carried, *(frame for frame in held if frame is not None)])
+
     def forget(self, before: int) -> None:
         """Let go of steps before this one, the first steps aside; of their states the last of each variable stays."""
-        kept = (pl.col("_step") < PROLOGUE) | (pl.col("_step") >= before)
-        for table, chunks in self._chunks.items():
-            if not chunks:
-                continue
-            whole = pl.concat(chunks)
-            held = whole.filter(kept)
-            if table == "states" and held.height < whole.height:
-                both = pl.concat([self._carried, whole.filter(~kept)])
-                self._carried = both.unique(["proc", "var"], keep="last", maintain_order=True)
-            self._chunks[table] = [held]
-        used = pl.col("_key").is_in(self._carried["_key"].unique().implode())
-        early = (pl.col("step") < PROLOGUE) | (pl.col("step") >= before)
-        self._contexts = self._contexts.filter(early.fill_null(value=True) | used)
+        if before <= self.forgotten:
+            return
+        self._carried = self.older(before)
+        self.forgotten = before
+        gone = [step for step in self.revisions if PROLOGUE <= step < before]
+        for step in gone:
+            del self.revisions[step]
+            for shelf in self._rows.values():
+                shelf.pop(step, None)
+        self._contexts.prune(before, self._carried)
 
-    def window(self, window: Window, keep: int) -> Trace:
-        """What is held of a window, as a trace of its own.
-
-        Args:
-            window: whose records.
-            keep: no later window begins before this step, so that older ones are let go of.
-        """
-        self.settle()
-        self.forget(min(keep, window.first) - window.reach)
+    def window(self, window: Window) -> Trace:
+        """What is held of a window, of records that were settled, as a trace of its own."""
         order = sorted(self._order, key=lambda m: (str(m.info.get("rank", "")).zfill(9), m.folder))
         place = np.empty(len(order), dtype=np.uint16)
         place[[member.number for member in order]] = np.arange(len(order), dtype=np.uint16)
 
-        steps = self._contexts["step"].fill_null(-1).to_numpy()
-        told = self._contexts.filter(pl.Series(window.keeps(steps) | window.before(steps), dtype=pl.Boolean))
+        known = self._contexts.frame()
+        steps = known["step"].fill_null(-1).to_numpy()
+        told = known.filter(pl.Series(window.keeps(steps) | window.before(steps), dtype=pl.Boolean))
         codes = np.arange(1, told.height + 1, dtype=np.uint32)
         keys = told["_key"].to_numpy()
         contexts = told.with_columns(pl.Series("ctx", codes), _placed(place, told)).drop("_key")
 
         frames: dict[str, pl.DataFrame] = {}
-        for table in _ROWS:
-            rows = pl.concat(self._chunks[table]) if self._chunks[table] else self._empty(table)
-            of = rows["_step"].to_numpy()
-            kept = window.keeps(of)
+        for table, shelf in self._rows.items():
+            kept = [step for step in sorted(shelf) if window.keeps(np.array([step]))[0]]
+            parts = [frame for step in kept if (frame := self.rows_of(table, step)) is not None]
             if table == "states":
-                old = rows.filter(pl.Series(~kept & window.before(of), dtype=pl.Boolean))
-                carried = pl.concat([self._carried, old]).unique(["proc", "var"], keep="last", maintain_order=True)
-                rows = pl.concat([carried, rows.filter(pl.Series(kept, dtype=pl.Boolean))])
-            else:
-                rows = rows.filter(pl.Series(kept, dtype=pl.Boolean))
+                parts.insert(0, self.older(window.first - window.reach))
+            rows = pl.concat(parts) if parts else self._empty(table)
             ctx = _looked_up(keys, codes, rows["_key"].to_numpy(), 0).astype(np.uint32)
             rows = rows.with_columns(_placed(place, rows), pl.Series("ctx", ctx))
             frames[table] = rows.sort("proc", "seq", maintain_order=True).select("proc", *TABLES[table].names)
@@ -282,44 +334,16 @@ class LiveTrace:
 
     def _empty(self, table: str) -> pl.DataFrame:
         coded = [pl.col(c).cast(pl.UInt32) for c in _ROWS[table]]
-        frame = _framed(TABLES[table]).with_columns(pl.lit(0, dtype=pl.UInt16).alias("proc"), *coded)
-        return frame.with_columns(_KEY, pl.lit(0, dtype=pl.Int32).alias("_step")).clear()
+        frame = framed(TABLES[table]).with_columns(pl.lit(0, dtype=pl.UInt16).alias("proc"), *coded)
+        return frame.with_columns(KEY, pl.lit(0, dtype=pl.Int32).alias("_step"), pl.lit(0, dtype=pl.UInt64).alias("_look")).clear()
 
 
-_KEY: Final = (pl.col("proc").cast(pl.UInt64) * (1 << 32) + pl.col("ctx").cast(pl.UInt64)).alias("_key")
 
-
-class _Views:
-    """Views of a trace's texts, which only grow: what was parsed for one window is lent to the next."""
-
-    def __init__(self, texts: Mapping[Name, list[str]]) -> None:
-        self._texts = texts
-        self._functions: dict[str, int] = {}
-        self._features: list[dict[str, signature.Plain]] = []
-        self._variables: list[Variable] = []
-        self._metas: list[dict[str, str]] = []
-        self._frames: dict[str, tuple[int, pl.DataFrame]] = {}
-
-    def lend(self, trace: Trace) -> None:
-        functions, signatures = self._texts[Name.FUNCTION], self._texts[Name.SIGNATURE]
-        for code in range(len(self._functions), len(functions)):
-            self._functions[functions[code]] = code
-        self._features += [signature.features(text) for text in signatures[len(self._features) :]]
-        trace.__dict__["function_code"], trace.__dict__["features"] = self._functions, self._features
-        variables, metas = self._texts[Name.VARIABLE], self._texts[Name.META]
-        self._variables += [decode_variable(text) for text in variables[len(self._variables) :]]
-        self._metas += [flat_meta(text) for text in metas[len(self._metas) :]]
-        for view, known in (("variables", self._variables), ("metas", self._metas)):
-            size, frame = self._frames.get(view, (-1, pl.DataFrame()))
-            if size != len(known):
-                frame = variables_frame(self._variables) if view == "variables" else metas_frame(self._metas)
-                self._frames[view] = len(known), frame
-            trace.__dict__[view] = frame
-
-
-def _framed(schema: pa.Schema) -> pl.DataFrame:
-    frame = pl.DataFrame(pl.from_arrow(pa.Table.from_batches([], schema=schema)))
-    return frame.with_columns(pl.lit(0, dtype=pl.UInt16).alias("proc")) if "ctx" in frame.columns else frame
+def last_states(frames: Sequence[pl.DataFrame]) -> pl.DataFrame:
+    """The last row of each variable of a process, in the order of these."""
+    if len(frames) == 1:
+        return frames[0]
+    return pl.concat(frames).unique(["proc", "var"], keep="last", maintain_order=True)
 
 
 def _placed(place: Array, frame: pl.DataFrame) -> pl.Series:

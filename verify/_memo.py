@@ -2,77 +2,228 @@
 
 Training repeats itself. A relation that reads no numbers says of a window what it said of one with the same calls in the
 same order, the same contexts (but for the number of the step), and fingerprints that are equal where those were equal.
+
+A step is looked at once, when it is over; a window's key is put together from the looks of its steps and from which fingerprints
+of one step are those of another, so that no window is made of records when nothing in it is new.
 """
 
 from __future__ import annotations
 
 import hashlib
-from typing import Any, Final, NamedTuple
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any, Final, Literal, NamedTuple
 
 import numpy as np
 import polars as pl
 
+from proctor.invariants.relations import Reads
 from proctor.invariants.schema import Value
-from proctor.invariants.trace import Trace
-from proctor.invariants.windows import PROLOGUE
+from proctor.invariants.windows import PROLOGUE, Window
+from proctor.verify._live import LiveTrace, last_states
 
 Array = np.ndarray[Any, Any]
 
 _RANDOM: Final = [int(kind) for kind in (Value.BATCH, Value.SAMPLE, Value.DRAW, Value.RNG)]
+_OLDER: Final = -1 << 30  # place of what is older than a window
+_LATER: Final = 1 << 24  # place of a window's last step
+_NONE: Final = np.uint32(1 << 31)  # no call, or one without a row
+_USUAL: Final = 16  # steps of windows that come again and again
+_MANY: Final = 4096  # values of which equal ones are found by hashing
 
 
-class Look(NamedTuple):
-    """What a window looks like: its calls; also its states and values."""
+class _Prints(NamedTuple):
+    """Fingerprints of a step: each once, sorted, and where it is seen first."""
 
+    values: Array
+    first: Array
+
+
+_OWN: Final = np.uint64(0x9E3779B97F4A7C15)  # makes equal fingerprints of two processes different
+
+Kind = Literal["own", "records", "draws"]
+"""Which fingerprints are compared: those of one process, those of all, those of batches and random states, too."""
+
+
+@dataclass
+class _Look:
+    """What one step looks like.
+
+    number: of this look, among all.
+    calls, states, values, draws: digests of the rows, sequence numbers counted from the first call of the step.
+    base: that call's, by process.
+    items: the least number of values at each place.
+    fps: fingerprints of states and values, and those of batches and random states.
+    procs: of which processes the former are.
+    """
+
+    number: int
     calls: bytes
-    records: bytes
+    states: bytes
+    base: Array
+    fps: tuple[Array, Array]
+    procs: Array
+    values: bytes = b""
+    draws: bytes = b""
+    items: dict[int, int] = field(default_factory=dict)
+    seen: dict[Kind, tuple[_Prints, bytes]] = field(default_factory=dict)
+
+    def prints(self, kind: Kind) -> tuple[_Prints, bytes]:
+        """Distinct fingerprints, and a digest of which ones are equal."""
+        if kind not in self.seen:
+            fps = np.concatenate(self.fps) if kind == "draws" else self.fps[0]
+            if kind == "own":
+                fps = fps ^ (self.procs.astype(np.uint64) + np.uint64(1)) * _OWN
+            found, classes = _distinct(fps)
+            self.seen[kind] = found, hashlib.blake2b(classes.data, digest_size=16).digest()
+        return self.seen[kind]
 
 
-def look(trace: Trace, now: int, *, draws: bool) -> Look:
-    """Digests of all that relations may depend on that say so (`Relation.reads`), but for calls that have not returned.
+class Looks:
+    """Keys of windows of a run that goes on.
 
     Args:
-        trace: a window of a run that goes on.
-        now: its last step.
-        draws: whether batches and random states count, too.
+        live: its records.
     """
-    calls, states = trace.calls, trace.states
-    left_out = [int(Value.NUMBER)] if draws else [int(Value.NUMBER), *_RANDOM]
-    values = trace.values.filter(~pl.col("kind").is_in(left_out))
-    contexts = np.zeros(trace.contexts.height + 1, dtype=np.uint64)
-    late = pl.col("step") >= PROLOGUE
-    told = trace.contexts.with_columns(pl.when(late).then(pl.col("step") - now + (1 << 24)).otherwise("step").alias("step"))
-    contexts[told["ctx"].to_numpy()] = told.drop("ctx").hash_rows().to_numpy()
 
-    digest = hashlib.blake2b(digest_size=16)
-    for process in trace.processes:
-        digest.update(repr((process.rank, process.world, process.coords, process.dropped > 0)).encode())
-    own, parents = _keys(calls, "seq"), _keys(calls, "parent")
-    begun = np.unique(own)
-    held = states.select("proc", "var", "meta").unique(maintain_order=True)
-    _take(
-        digest,
-        np.searchsorted(begun, own),
-        np.where(np.isin(parents, begun), np.searchsorted(begun, parents), -1),
-        contexts[calls["ctx"].to_numpy()],
-        *(calls[c].to_numpy() for c in ("fn", "site", "args", "ret", "flags")),
-        *(held[c].to_numpy() for c in held.columns),
-    )
-    of_calls = digest.digest()
+    def __init__(self, live: LiveTrace) -> None:
+        self._live = live
+        self._of: dict[int, tuple[int, _Look]] = {}  # by step: revision, look
+        self._links: dict[tuple[int, int, Kind], bytes] = {}
+        self._made = 0
+        self._fronts: dict[int, tuple[int, pl.DataFrame, _Look]] = {}  # by length of the windows that end there
 
-    seen = [_keys(states, "seq"), _keys(values, "seq")]
-    order = np.unique(np.concatenate([own, *seen]))
-    _take(
-        digest,
-        *(np.searchsorted(order, keys) for keys in (own, *seen)),
-        _first_seen(np.concatenate([states["fp"].to_numpy(), values["fp"].to_numpy()])),
-        *(contexts[frame["ctx"].to_numpy()] for frame in (states, values)),
-        *(states[c].to_numpy() for c in ("edge", "var", "meta", "flags")),
-        np.searchsorted(order, _keys(states, "call")),
-        *(values[c].to_numpy() for c in ("kind", "place", "meta", "flags")),
-        _items(trace, values),
-    )
-    return Look(of_calls, digest.digest())
+    def key(self, window: Window, reads: Reads, *, alone: bool = False) -> bytes:
+        """Digest of all that relations may depend on that say so (`Relation.reads`), but for calls that have not returned.
+
+        Args:
+            window: of the run, with `now`.
+            reads: not `numbers`.
+            alone: which fingerprints of a process are those of another does not matter (`Relation.alone`).
+        """
+        self._refresh()
+        now, start = window.now, max(window.first - window.reach, PROLOGUE)
+        steps = [step for step in sorted(self._live.revisions) if step <= now and (step < PROLOGUE or step >= start)]
+        looks = [(_OLDER, self._older(start, now - start))]
+        looks += [(step if step < PROLOGUE else step - now + _LATER, self._look(step)) for step in steps]
+        records, draws = reads != "calls", reads == "draws"
+        kind: Kind = "draws" if draws else "own" if alone else "records"
+        digest = hashlib.blake2b(self._live.roster(window.first - window.reach), digest_size=16)
+        for at, (place, look) in enumerate(looks):
+            digest.update(place.to_bytes(8, "little", signed=True) + look.calls)
+            if records:
+                digest.update(look.states + look.values + look.prints(kind)[1])
+            if draws:
+                digest.update(look.draws)
+            if at > 1 and place - looks[at - 1][0] == 1:
+                digest.update(_shift(looks[at - 1][1], look, items=records))
+            if records:
+                for _, before in looks[:at]:
+                    digest.update(self._link(look, before, kind))
+        return digest.digest()
+
+    def _refresh(self) -> None:
+        """Forget looks of steps that are not held, and of those since one that got rows."""
+        held = self._live.revisions
+        late = min((step for step, (revision, _) in self._of.items() if held.get(step, revision) != revision), default=1 << 30)
+        self._of = {step: found for step, found in self._of.items() if step < late and step in held}
+        self._fronts = {length: front for length, front in self._fronts.items() if front[0] <= late}
+        if len(self._links) > _MANY:
+            alive = {look.number for _, look in self._of.values()} | {look.number for _, _, look in self._fronts.values()}
+            self._links = {pair: link for pair, link in self._links.items() if pair[0] in alive and pair[1] in alive}
+
+    def _look(self, step: int) -> _Look:
+        found = self._of.get(step)
+        if found is None:
+            found = self._of[step] = self._live.revisions[step], self._make(step)
+        return found[1]
+
+    def _make(self, step: int) -> _Look:
+        live, size = self._live, len(self._live.order)
+        came = (live.rows_of(table, step) for table in ("calls", "states", "values"))
+        calls, states, values = (None if frame is None else _by_process(frame) for frame in came)
+        base = _bases(size, [frame for frame in (values, states, calls) if frame is not None])
+        of_calls = hashlib.blake2b(digest_size=16)
+        if calls is not None:
+            procs, seq, parent = (calls[c].to_numpy() for c in ("proc", "seq", "parent"))
+            begin = base[procs]
+            known = (parent >= begin) | self._held(step, procs, parent, begin)
+            _take(of_calls, procs, seq - begin, np.where(known, parent - begin, _NONE))
+            _take(of_calls, *(calls[c].to_numpy() for c in ("_look", "fn", "site", "args", "ret", "flags")))
+        told, rest = _split(values)
+        look = self._digest(of_calls, states, told, rest, base)
+        look.values, look.items = _values(told, base, step)
+        look.draws, _ = _values(rest, base, step)
+        return look
+
+    def _digest(
+        self, calls: hashlib.blake2b, states: pl.DataFrame | None, told: pl.DataFrame | None, rest: pl.DataFrame | None, base: Array
+    ) -> _Look:
+        """A look that lacks what is said of values."""
+        of_states = hashlib.blake2b(digest_size=16)
+        if states is not None:
+            held = states.select("proc", "var", "meta").unique(maintain_order=True)
+            _take(calls, *(held[c].to_numpy() for c in held.columns))
+            procs = states["proc"].to_numpy()
+            _take(of_states, procs, *(_counted(states[c].to_numpy(), base[procs]) for c in ("seq", "call")))
+            _take(of_states, *(states[c].to_numpy() for c in ("_look", "edge", "var", "meta", "flags")))
+        self._made += 1
+        fps, procs = (_column([states, told], name) for name in ("fp", "proc"))
+        return _Look(self._made, calls.digest(), of_states.digest(), base, (fps, _column([rest], "fp")), procs)
+
+    def _held(self, step: int, procs: Array, parents: Array, begin: Array) -> Array:
+        """Of parents from before a step, those whose rows are held."""
+        found = np.zeros(len(parents), dtype=bool)
+        far = np.flatnonzero((parents > 0) & (parents < begin))
+        if len(far):
+            keys = procs[far].astype(np.uint64) << np.uint64(32) | parents[far]
+            wanted, inverse = np.unique(keys, return_inverse=True)
+            mine = np.zeros(len(wanted), dtype=bool)
+            of, seq = (wanted >> np.uint64(32)).astype(np.int64), wanted.astype(np.uint32)
+            for before in [step_ for step_ in self._live.revisions if step_ < step]:
+                _, look = self._of.get(before, (0, None))
+                if look is not None and len(look.base) == len(self._live.order) and (seq < look.base[of]).all():
+                    continue  # older than all calls of that step
+                rows = self._live.rows_of("calls", before)
+                if rows is not None:
+                    mine |= np.isin(wanted, rows["proc"].to_numpy().astype(np.uint64) << np.uint64(32) | rows["seq"].to_numpy())
+            found[far] = mine[inverse]
+        return found
+
+    def _older(self, start: int, length: int) -> _Look:
+        """The last states from before a step, as one look; windows that follow each other need only add what has left."""
+        at, states, look = self._fronts.get(length, (-1, None, None))
+        if at == start and look is not None:
+            return look
+        if states is not None and self._live.forgotten <= at < start:
+            left = [frame for step in range(at, start) if (frame := self._live.rows_of("states", step)) is not None]
+            states = last_states([states, *map(_by_process, left)])
+        else:
+            states = self._live.older(start)
+        base = np.zeros(len(self._live.order), dtype=np.uint32)
+        still = states.with_columns(seq=pl.lit(0, dtype=pl.UInt32), call=pl.lit(0, dtype=pl.UInt32))
+        look = self._digest(hashlib.blake2b(digest_size=16), still, None, None, base)
+        if length <= _USUAL:
+            self._fronts[length] = start, states, look
+        return look
+
+    def _link(self, look: _Look, before: _Look, kind: Kind) -> bytes:
+        """Which fingerprints of one step are those of another."""
+        pair = (look.number, before.number, kind)
+        link = self._links.get(pair)
+        if link is None:
+            (here, _), (there, _) = look.prints(kind), before.prints(kind)
+            link = b""
+            if len(here.values) and len(there.values):
+                at = np.minimum(np.searchsorted(there.values, here.values), len(there.values) - 1)
+                same = there.values[at] == here.values
+                if same.any():
+                    first = here.first[same]
+                    order = np.argsort(first)
+                    pairs = np.stack([first[order], there.first[at[same]][order]])
+                    link = hashlib.blake2b(np.ascontiguousarray(pairs).data, digest_size=16).digest()
+            self._links[pair] = link
+        return link
 
 
 def _take(digest: hashlib.blake2b, *columns: Array) -> None:
@@ -81,25 +232,78 @@ def _take(digest: hashlib.blake2b, *columns: Array) -> None:
         digest.update(np.ascontiguousarray(column).data)
 
 
-def _keys(frame: pl.DataFrame, column: str) -> Array:
-    keys: Array = frame["proc"].to_numpy().astype(np.uint64) << np.uint64(32) | frame[column].to_numpy()
-    return keys
+def _by_process(frame: pl.DataFrame) -> pl.DataFrame:
+    """Rows by process, those of one as it wrote them."""
+    procs = frame["proc"].to_numpy()
+    return frame if (procs[1:] >= procs[:-1]).all() else frame[np.argsort(procs, kind="stable")]
 
 
-def _first_seen(values: Array) -> Array:
-    """Each value's number in order of first appearance."""
-    _, first, inverse = np.unique(values, return_index=True, return_inverse=True)
-    rank = np.empty(len(first), dtype=np.int64)
-    rank[np.argsort(first)] = np.arange(len(first))
-    numbered: Array = rank[inverse]
-    return numbered
+def _column(frames: Sequence[pl.DataFrame | None], name: str) -> Array:
+    """This column of all of these frames."""
+    return np.concatenate([np.zeros(0, dtype=np.uint64), *(frame[name].to_numpy() for frame in frames if frame is not None)])
 
 
-def _items(trace: Trace, values: pl.DataFrame) -> Array:
-    """Numbers of values at one place; of later steps counted from the first one held, since calls are numbered on."""
-    steps = trace.contexts.select("ctx", "step")
-    rows = values.select("ctx", "place", "item").join(steps, on="ctx", how="left", maintain_order="left")
-    late = pl.col("step") >= PROLOGUE
-    base = pl.col("item").filter(late).min().over("place")
-    items: Array = rows.select(pl.when(late).then(pl.col("item") - base).otherwise("item"))["item"].to_numpy()
-    return items
+def _bases(size: int, frames: Sequence[pl.DataFrame]) -> Array:
+    """The least sequence number of each process, in the last of these frames (sorted by process) that has rows of it."""
+    base = np.zeros(size, dtype=np.uint32)
+    for frame in frames:
+        procs = frame["proc"].to_numpy()
+        starts = np.flatnonzero(np.diff(procs, prepend=-1))
+        base[procs[starts]] = np.minimum.reduceat(frame["seq"].to_numpy(), starts)
+    return base
+
+
+def _counted(numbers: Array, base: Array) -> Array:
+    """Sequence numbers from the first of the step; 0 means none."""
+    counted: Array = np.where(numbers > 0, numbers - base, _NONE)
+    return counted
+
+
+def _split(values: pl.DataFrame | None) -> tuple[pl.DataFrame | None, pl.DataFrame | None]:
+    """What is sent, saved or changed, and what is random."""
+    if values is None:
+        return None, None
+    kinds = values["kind"].to_numpy()
+    random = np.isin(kinds, _RANDOM)
+    masks = (~random & (kinds != int(Value.NUMBER)), random)
+    told, rest = (values.filter(pl.Series(mine)) if mine.any() else None for mine in masks)
+    return told, rest
+
+
+def _values(values: pl.DataFrame | None, base: Array, step: int) -> tuple[bytes, dict[int, int]]:
+    """Digest of values, and the least number at each place; numbers of later steps are counted from it, as calls are numbered on."""
+    if values is None:
+        return b"", {}
+    digest = hashlib.blake2b(digest_size=16)
+    procs, places, items = (values[c].to_numpy() for c in ("proc", "place", "item"))
+    least: dict[int, int] = {}
+    if step >= PROLOGUE:
+        which, inverse = np.unique(places, return_inverse=True)
+        lowest = np.full(len(which), np.iinfo(np.int32).max, dtype=np.int32)
+        np.minimum.at(lowest, inverse, items)
+        least = dict(zip(which.tolist(), lowest.tolist(), strict=True))
+        items = np.where(items < 0, items, items - np.maximum(lowest, 0)[inverse])
+    _take(digest, procs, items, _counted(values["seq"].to_numpy(), base[procs]))
+    _take(digest, *(values[c].to_numpy() for c in ("_look", "kind", "place", "meta", "flags")))
+    return digest.digest(), least
+
+
+def _distinct(fps: Array) -> tuple[_Prints, Array]:
+    """Each of these once, and of each where it is seen first."""
+    if len(fps) < _MANY:
+        values, first, inverse = np.unique(fps, return_index=True, return_inverse=True)
+        return _Prints(values, first.astype(np.uint32)), first.astype(np.uint32)[inverse]
+    seen = pl.DataFrame({"fp": fps}).select(pl.int_range(pl.len(), dtype=pl.UInt32).first().over("fp"))
+    classes = seen.to_series().to_numpy()
+    first = np.flatnonzero(classes == np.arange(len(classes)))
+    order = np.argsort(fps[first])
+    return _Prints(fps[first][order], first[order].astype(np.uint32)), np.ascontiguousarray(classes)
+
+
+def _shift(before: _Look, look: _Look, *, items: bool) -> bytes:
+    """How far sequence numbers, and those of values, moved on from one step to the next."""
+    size = min(len(before.base), len(look.base))
+    moved = look.base[:size] - before.base[:size]
+    moved[(look.base[:size] == 0) | (before.base[:size] == 0)] = 0
+    text = repr([(p, look.items[p] - n) for p, n in sorted(before.items.items()) if p in look.items]) if items else ""
+    return hashlib.blake2b(moved.tobytes() + text.encode(), digest_size=16).digest()

@@ -34,6 +34,7 @@ from proctor.verify.wording import EXIT_CLEAN, EXIT_INCONCLUSIVE, EXIT_VIOLATED,
 MAX_PLACES: Final = 500  # (step, rank) pairs kept for one violation
 MAX_EVIDENCE: Final = 5
 _MAX_NOTES: Final = 20  # sentences of one kind
+_FEW_ROWS: Final = 1 << 13  # of examples: as a window has
 
 Progress = Callable[[int, int, str], None]  # relations done, relations in all, the one that starts
 
@@ -199,36 +200,33 @@ def judge(
     alike: dict[Precondition, list[Invariant]] = defaultdict(list)
     for rule in rules:
         alike[rule.precondition].append(rule)
-    for precondition, group_ in alike.items():
-        codes = sorted({code[rule.hypothesis] for rule in group_})
-        rows = np.concatenate([np.arange(starts[c], ends[c]) for c in codes])
-        counts, failing = _met(frame, rows, precondition)
+    failed, undecided = ~frame["passed"].fill_null(value=True).to_numpy(), frame["passed"].is_null().to_numpy()
+    spans = [[(starts[c], ends[c]) for c in sorted({code[rule.hypothesis] for rule in group_})] for group_ in alike.values()]
+    for group_, met in zip(alike.values(), _met(frame, list(alike), spans), strict=True):
         for rule in group_:
             c = code[rule.hypothesis]
-            total, failed, undecided = counts.get(c, (0, 0, 0))
-            violation = _violation(trace, relation, rule, frame[failing[c]]) if failed else None
-            yield Judged(rule, total, failed, undecided, violation)
+            rows = np.flatnonzero(met[starts[c] : ends[c]]) + starts[c]
+            failing = rows[failed[rows]]
+            violation = _violation(trace, relation, rule, frame[failing]) if len(failing) else None
+            yield Judged(rule, len(rows), len(failing), int(undecided[rows].sum()), violation)
 
 
 def _met(
-    frame: pl.DataFrame, rows: np.ndarray[Any, Any], precondition: Precondition
-) -> tuple[dict[int, tuple[int, int, int]], dict[int, list[int]]]:
-    """Which of these rows meet the precondition: per hypothesis (met, failed, undecided), and its failing rows."""
+    frame: pl.DataFrame, preconditions: Sequence[Precondition], spans: Sequence[Sequence[tuple[int, int]]]
+) -> Iterator[np.ndarray[Any, Any]]:
+    """Of each precondition, which rows meet it, at least of those in its spans."""
     columns = frozenset(frame.columns)
-    wanted = {"hyp", "passed"} | {f for field_ in precondition.fields for f in (field_, field_ + AGREE) if f in columns}
-    slim = frame.select(sorted(wanted)).with_columns(pl.int_range(pl.len(), dtype=pl.UInt32).alias("_row"))
-    if len(rows) < frame.height:
-        slim = slim[rows]
-    met = slim.with_columns(precondition.holds(columns).alias("_met")).filter("_met")
-    failed = pl.col("passed").eq_missing(pl.lit(value=False))
-    counts = met.group_by("hyp").agg(
-        pl.len().alias("total"), failed.sum().alias("failed"), pl.col("passed").null_count().alias("undecided")
-    )
-    failing = met.filter(failed).group_by("hyp").agg(pl.col("_row"))
-    return (
-        {hyp: (total, bad, undecided) for hyp, total, bad, undecided in counts.iter_rows()},
-        dict(failing.iter_rows()),
-    )
+    holds = [p.holds(columns).fill_null(value=False).alias(str(i)) for i, p in enumerate(preconditions)]
+    if frame.height <= _FEW_ROWS:  # one query for all costs less than small ones
+        told = frame.select("hyp", *holds)
+        yield from (told[str(i)].to_numpy() for i in range(len(holds)))
+        return
+    for i, (precondition, mine) in enumerate(zip(preconditions, spans, strict=True)):
+        wanted = {"hyp"} | {f for field_ in precondition.fields for f in (field_, field_ + AGREE) if f in columns}
+        rows = np.concatenate([np.arange(start, end) for start, end in mine])
+        met = np.zeros(frame.height, dtype=bool)
+        met[rows] = frame.select(sorted(wanted))[rows].select("hyp", holds[i])[str(i)].to_numpy()
+        yield met
 
 
 def _violation(trace: Trace, relation: Relation, rule: Invariant, failing: pl.DataFrame) -> Violation:

@@ -78,8 +78,12 @@ class Coverage:
         )
 
 
-def coverage(trace: Trace) -> Coverage:
-    """Judge what the trace can and cannot show."""
+def coverage(trace: Trace, end: int | None = None) -> Coverage:
+    """Judge what the trace can and cannot show.
+
+    Args:
+        end: of a run that goes on: the first step that is not over, in all processes.
+    """
     missing: dict[int, list[int]] = {}
     notes = list(trace.notes)
     for run, name in enumerate(trace.runs):
@@ -100,8 +104,8 @@ def coverage(trace: Trace) -> Coverage:
         notes.append(
             f"rank {p.rank} lost {count(p.dropped, 'record')}; that something did not happen there is unknown, not a violation"
         )
-    horizon = _horizon(trace)
-    if horizon:
+    horizon = _horizon(trace) if end is None else dict.fromkeys(range(len(trace.processes)), end)
+    if horizon and end is None:
         cut = ranges(trace.processes[i].rank for i in horizon)
         notes.append(
             f"rank {cut} did not finish (killed, or still running); that something did not happen "

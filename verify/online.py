@@ -12,8 +12,9 @@ from __future__ import annotations
 
 import time
 from collections import OrderedDict, defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cache, partial
 from typing import Any, Final
 
 import msgspec
@@ -38,6 +39,7 @@ _NEWS: Final = 3  # unless so many of them looked like none before,
 _LONG_S: Final = 0.3  # or one took so long
 _QUICK: Final = ("calls", "records")  # rules that read these are judged first,
 _LATE_SHARE: Final = 0.3  # the others in this part of the time
+_MOST_ROWS: Final = 1 << 21  # records held, beyond which the others are judged at once: their steps are waited for
 _MEMOS: Final = 512  # windows found healthy that are remembered, per relation
 
 
@@ -47,14 +49,18 @@ class Round:
 
     first, end: the steps, `end` not included; -1 is what came before training.
     judged: of each rule that applied.
-    trace: the window that it was judged in; holds until the next round.
+    source: gives `trace`, the window that it was judged in; holds until the next round.
     """
 
     relation: str
     first: int
     end: int
     judged: Sequence[Judged]
-    trace: Trace
+    source: Callable[[], Trace]
+
+    @property
+    def trace(self) -> Trace:
+        return self.source()
 
     @property
     def violations(self) -> list[Violation]:
@@ -95,6 +101,11 @@ class _Group:
     healthy: OrderedDict[tuple[Any, ...], Sequence[Judged]] = field(default_factory=OrderedDict)
 
 
+def _urgent(these: _Group) -> bool:
+    """Contradictions between ranks, which the end of a step shows."""
+    return these.relation.ahead == 0 and these.reads in _QUICK and not these.relation.alone
+
+
 @dataclass
 class OnlineChecker:
     """Judges the rules of some packs on one run as it goes on.
@@ -131,8 +142,17 @@ class OnlineChecker:
         self._judged = -1  # the last step that is over
         self._next_late = self._spent = 0.0
         self._news = 0  # windows in a row that looked like none before
-        self._trace: Trace | None = None
+        self._source: Callable[[], Trace] | None = None
         self.live = LiveTrace(self.run, self.program)
+
+    @property
+    def live(self) -> LiveTrace:
+        """The records."""
+        return self._live
+
+    @live.setter
+    def live(self, live: LiveTrace) -> None:
+        self._live, self._looks = live, _memo.Looks(live)
 
     @property
     def judged(self) -> int:
@@ -156,11 +176,15 @@ class OnlineChecker:
     def rounds(self) -> Iterator[Round]:
         """Judge the steps that are over since the last time, one relation after the other, the quick ones first.
 
-        Rules that read numbers or random draws, which are judged anew in most windows, come less often, so that they hold up
+        What ranks contradict each other in is looked at in all of these steps before anything else is. Rules that read numbers or random draws, which are judged anew in most windows, come less often, so that they hold up
         the others for a small part of the time.
         """
         self.live.settle()
         now = self._over()
+        urgent = [g for g in self._groups if _urgent(g)] if self.together and now - self._judged <= _BEHIND else []
+        for step in range(self._judged + 1, now + 1) if urgent else ():
+            yield from self._round(urgent, step)
+        rest = [g for g in self._groups if g not in urgent and (not self.together or g.reads in _QUICK)]
         while self._judged < now:
             # Step by step windows look alike, and what was seen before costs nothing; many new ones cost less at once.
             behind = now - self._judged
@@ -169,13 +193,13 @@ class OnlineChecker:
             begin = time.monotonic()
             self._judged = now if many else self._judged + 1
             self._news = 0 if many else self._news + 1
-            yield from self._round([g for g in self._groups if not self.together or g.reads in _QUICK])
+            yield from self._round(rest, self._judged)
             self._spent = 0.0 if many else time.monotonic() - begin
         late = [these for these in self._groups if these.done < self._judged]
         begin = time.monotonic()
-        if late and begin >= self._next_late:
+        if late and (begin >= self._next_late or self.live.rows > _MOST_ROWS):
             # One at a time: what has come meanwhile goes first.
-            yield from self._round([min(late, key=lambda g: (g.done, g.relation.name))])
+            yield from self._round([min(late, key=lambda g: (g.done, g.relation.name))], self._judged)
             spent = time.monotonic() - begin
             self._next_late = begin + spent / _LATE_SHARE
 
@@ -186,19 +210,21 @@ class OnlineChecker:
         if last < 0:
             return []
         self._judged = max(last, self._judged)
-        return list(self._round(self._groups, last=True))
+        return list(self._round(self._groups, self._judged, last=True))
 
     def stuck(self) -> list[Round]:
         """What is wrong with calls that have not returned: to be asked now and then while no step ends."""
         if not any(member.info.get("open") for member in self.live.members.values()):
             return []
         first = max(0, self._judged)
+        self.live.settle()
         trace = self._window(Window(first, FOREVER, self._reach))
+        seen = coverage(trace)
         found = []
         for these in self._groups:
             if these.relation.waits:
-                judged = self._judge(trace, these, Window(first, FOREVER, self._reach), coverage(trace), None)
-                found.append(Round(these.relation.name, first, trace.steps, [j for j in judged if j.violation], trace))
+                judged = self._judge(lambda: (trace, seen), these, Window(first, FOREVER, self._reach), None)
+                found.append(Round(these.relation.name, first, trace.steps, [j for j in judged if j.violation], lambda: trace))
         return [one for one in found if one.violations]
 
     def _over(self) -> int:
@@ -212,18 +238,15 @@ class OnlineChecker:
             reached.append(0)  # a rank that has not come yet
         return max(min(reached), max(reached) - self.patience) - 1
 
-    def _round(self, groups: Sequence[_Group], *, last: bool = False) -> Iterator[Round]:
-        now = self._judged
+    def _round(self, groups: Sequence[_Group], now: int, *, last: bool = False) -> Iterator[Round]:
         first = min((self._core(these, now).first for these in groups), default=now)
-        trace = self._trace = self._window(Window(first, now + 1, self._reach, now))
-        trace.since = first
-        seen = coverage(trace)
-        if not last:
-            trace.over = now
-            seen = replace(seen, horizon=dict.fromkeys(range(len(trace.processes)), now + 1))
-        waiting = any(call.seconds > _WAITING_S for process in trace.processes for call in process.waiting)
-        looks: dict[bool, _memo.Look] = {}
-        for these in sorted(groups, key=lambda g: (g.relation.ahead, g.reads not in _QUICK, g.cost)):
+        window = Window(first, now + 1, self._reach, now)
+        self.live.forget(min((self._core(these, now).first for these in self._groups), default=first) - self._reach)
+        scene = cache(partial(self._prepare, window, last=last))
+        source = self._source = lambda: scene()[0]
+        waiting = any(member.waits(_WAITING_S) for member in self.live.order)
+        keys: dict[tuple[Reads, bool], bytes] = {}
+        for these in sorted(groups, key=lambda g: (g.relation.ahead, g.reads not in _QUICK, g.relation.alone, g.cost)):
             core = self._core(these, now)
             these.done = now
             if last:
@@ -232,13 +255,21 @@ class OnlineChecker:
                 continue
             memo = None
             if these.reads != "numbers" and not last and not waiting:
-                draws = these.reads == "draws"
-                if draws not in looks:
-                    looks[draws] = _memo.look(trace, now, draws=draws)
-                seen_as = looks[draws].calls if these.reads == "calls" else looks[draws].records
-                memo = (seen_as, now - first, now - core.first, core.first < 0)
-            judged = self._judge(trace, these, core, seen, memo)
-            yield Round(these.relation.name, core.first, core.end, judged, trace)
+                kind = these.reads, these.relation.alone
+                if kind not in keys:
+                    keys[kind] = self._looks.key(window, these.reads, alone=these.relation.alone)
+                memo = (keys[kind], now - first, now - core.first, core.first < 0)
+            judged = self._judge(scene, these, core, memo)
+            yield Round(these.relation.name, core.first, core.end, judged, source)
+
+    def _prepare(self, window: Window, *, last: bool) -> tuple[Trace, Coverage]:
+        """The records of a round and what they can show."""
+        trace = self._window(window)
+        trace.since = window.first
+        if last:
+            return trace, coverage(trace)
+        trace.over = window.now
+        return trace, coverage(trace, window.end)
 
     def _core(self, these: _Group, now: int) -> Window:
         """The steps to judge, when those up to `done` were over before."""
@@ -246,15 +277,16 @@ class OnlineChecker:
         return Window(-1 if these.done < 0 else these.done + 1 - ahead, now + 1 - ahead, self._reach, now)
 
     def _judge(
-        self, trace: Trace, these: _Group, core: Window, seen: Coverage, memo: tuple[Any, ...] | None
+        self, scene: Callable[[], tuple[Trace, Coverage]], these: _Group, core: Window, memo: tuple[Any, ...] | None
     ) -> Sequence[Judged]:
         name, healthy = these.relation.name, these.healthy
         if memo is not None and memo in healthy:
             healthy.move_to_end(memo)
-            if these.reads == "records":
+            if these.reads == "records" and not these.relation.alone:
                 self._news = 0
             judged = healthy[memo]
         else:
+            trace, seen = scene()
             begin = time.perf_counter()
             try:
                 judged = [j for j in judge(trace, these.relation, these.rules, seen, core) if j.met]
@@ -274,8 +306,7 @@ class OnlineChecker:
         return judged
 
     def _window(self, window: Window) -> Trace:
-        keep = min((self._core(these, self._judged).first for these in self._groups), default=window.first)
-        trace = self.live.window(window, keep)
+        trace = self.live.window(window)
         if len(trace.processes) != self._members:  # processes have other numbers now
             self._members = len(trace.processes)
             self._past.clear()
@@ -284,7 +315,7 @@ class OnlineChecker:
 
     def result(self) -> CheckResult:
         """What the rounds so far say. Rules that speak of a whole run are judged by what each round held."""
-        trace = self._trace if self._trace is not None else self.live.window(Window(-1, 0), -1)
+        trace = self._source() if self._source is not None else self.live.window(Window(-1, 0))
         rules = [rule for these in self._groups for rule in these.rules]
         tallies = [self._tallies[rule.id] for rule in rules]
         violations = [t.violation for t in tallies if t.violation is not None]

@@ -354,7 +354,6 @@ class Verifier:
     def _hear(self, rounds: Sequence[Round]) -> None:
         if not rounds:
             return
-        trace = rounds[0].trace
         heard = [replace(one, judged=[j for j in one.judged if j.violation is None or self._wanted(j.violation)]) for one in rounds]
         found = [v for one in heard for v in one.violations]
         for violation in found:
@@ -362,18 +361,19 @@ class Verifier:
                 self.metrics.violated(violation.code, violation.severity)
         self.metrics.checked(sum(len(one.judged) for one in rounds))
         self.metrics.step(self._checker.judged, self.now())
-        coords = {p.rank: p.coords for p in trace.processes}
-        ranks = len({p.rank for p in trace.processes})
-        notices = self.book.judged(heard, calls=callers(trace, found), ranks=ranks, coords=coords)
-        self._tell(notices)
+        coords = self._checker.live.coords
+        failing = next((one for one in heard if one.violations), None)
+        calls = callers(failing.trace, found) if failing is not None else frozenset[tuple[str, str]]()
+        self._tell(self.book.judged(heard, calls=calls, ranks=len(coords), coords=coords))
         self._try("view", self._show, lost=False)
-        self._try("view", lambda: self._step_event(trace=trace), lost=False)
-        self._try("curves", lambda: self._draw(trace, rounds), lost=False)
+        self._try("view", lambda: self._step_event(seen=rounds[-1]), lost=False)
+        self._try("curves", lambda: self._draw(rounds), lost=False)
 
-    def _draw(self, trace: Trace, rounds: Sequence[Round]) -> None:
+    def _draw(self, rounds: Sequence[Round]) -> None:
         """Points of the judged steps, for those who draw curves elsewhere."""
         if not self.writers:
             return
+        trace = rounds[-1].trace
         first, end = max(0, min(r.first for r in rounds)), max(r.end for r in rounds)
         points: dict[int, dict[str, float]] = {}
         for name, (steps, values) in curves(trace).items():
@@ -486,14 +486,14 @@ class Verifier:
     def _show(self) -> None:
         """Incidents as they are now, for the live view: those that changed."""
         for one in self.book.incidents:
-            look = (one.state, one.title, one.severity, one.flaps, len(one.rules) + one.beside, one.ranks, one.capsule)
+            look = (one.state, one.title, one.severity, one.flaps, len(one.rules) + one.beside, one.ranks, one.capsule, len(one.facts))
             if self._shown.get(one.key) != look:
                 self._shown[one.key] = look
                 self.log.append(incident_event(one))
         firing = [one.tier for one in self.book.incidents if one.state is State.FIRING]
         self.metrics.active({tier: firing.count(tier) for tier in Tier})
 
-    def _step_event(self, *, finished: bool = False, trace: Trace | None = None) -> None:
+    def _step_event(self, *, finished: bool = False, seen: Round | None = None) -> None:
         members = [m for m in self._checker.live.members.values() if m.trains]
         ahead = max((m.reached for m in members), default=-1)
         behind = min(members, key=lambda m: m.reached, default=None)
@@ -515,7 +515,7 @@ class Verifier:
                 checked=result.checked if result else 0,
                 violated=len(self._violations),
                 rate=max(0.0, self._rate),
-                latency_ms=1e3 * self._latency(trace, self._checker.judged) if trace is not None else 0.0,
+                latency_ms=1e3 * self._latency(seen.trace, self._checker.judged) if seen is not None else 0.0,
                 finished=finished,
             )
         )

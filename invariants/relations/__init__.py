@@ -105,6 +105,9 @@ class Relation(ABC):
     # `numbers`: also norms, numbers or times. Steps that look like one that was found healthy, in what a relation reads,
     # need not be judged again.
     reads: ClassVar[Reads] = "numbers"
+    # In a run that goes on: it holds fingerprints of a process only against others of the same one, so that which ones are equal
+    # on several ranks does not matter.
+    alone: ClassVar[bool] = False
     # In a run that goes on: whether one failing step is enough to tell somebody, or it has to fail again soon after, as
     # what depends on chance should.
     confirm: ClassVar[Confirm] = "at once"

@@ -15,7 +15,7 @@ import polars as pl
 
 from proctor.invariants.invariant import Hypothesis
 from proctor.invariants.relations import _frames
-from proctor.invariants.schema import MODEL_CALL, CallFlag
+from proctor.invariants.schema import MODEL_CALL, CallFlag, Name
 from proctor.invariants.signature import Plain
 from proctor.invariants.trace import Trace
 
@@ -178,7 +178,7 @@ def features_of(trace: Trace) -> pl.DataFrame:
     m the size of a mapping, c a function or class.
     """
 
-    def build() -> pl.DataFrame:
+    def build(trace: Trace) -> pl.DataFrame:
         codes: list[int] = []
         names: list[str] = []
         values: list[str] = []
@@ -198,7 +198,7 @@ def features_of(trace: Trace) -> pl.DataFrame:
             }
         )
 
-    return cached(trace, "features", build)
+    return _frames.lasting(trace, Name.SIGNATURE, "features", build)
 
 
 def _kind(name: str, value: Plain, features: Mapping[str, Plain]) -> str:
@@ -361,7 +361,7 @@ def describe(trace: Trace, frame: pl.DataFrame, codes: Sequence[int]) -> tuple[p
 def inputs_of(trace: Trace) -> pl.DataFrame:
     """Of each signature: args, inputs (floating dtypes of its tensors, sorted; "none" without), device."""
 
-    def build() -> pl.DataFrame:
+    def build(trace: Trace) -> pl.DataFrame:
         features = features_of(trace)
         dtypes = (
             features.filter(pl.col("name").str.ends_with(".dtype") & pl.col("value").str.contains(FLOATING))
@@ -380,4 +380,4 @@ def inputs_of(trace: Trace) -> pl.DataFrame:
             .with_columns(pl.col("inputs").fill_null("none"))
         )
 
-    return cached(trace, "inputs", build)
+    return _frames.lasting(trace, Name.SIGNATURE, "inputs", build)

@@ -9,7 +9,7 @@ import polars as pl
 
 from proctor.invariants import collective
 from proctor.invariants.relations import _frames
-from proctor.invariants.schema import CallFlag, StateFlag, Value
+from proctor.invariants.schema import CallFlag, Name, StateFlag, Value
 from proctor.invariants.trace import Process, Trace, Waiting
 
 SYMMETRIC: Final = (
@@ -58,6 +58,10 @@ def _sent(trace: Trace) -> pl.DataFrame:
 
 
 def _places(trace: Trace) -> pl.DataFrame:
+    return _frames.lasting(trace, Name.PLACE, "collective places", _find_places)
+
+
+def _find_places(trace: Trace) -> pl.DataFrame:
     rows: list[tuple[Any, ...]] = []
     sizes: dict[str, int] = {}
     for code, text in enumerate(trace.places):

@@ -5,19 +5,22 @@ Every view is computed once for a trace and kept with it, since `propose` and `e
 
 from __future__ import annotations
 
+import hashlib
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from typing import Any, Final, TypeVar
 
 import numpy as np
 import polars as pl
 
-from proctor.invariants.schema import StateFlag
+from proctor.invariants.schema import Name, StateFlag
 from proctor.invariants.trace import Trace
 
 T = TypeVar("T")
 
 UPDATE: Final = "torch.optim.Optimizer.step"
+_UNTOLD: Final = -(1 << 31)  # step of a context that is not known
 _NO_VALUE: Final = int(StateFlag.NONE | StateFlag.UNHASHED)
 _MAX_DEPTH: Final = 12  # enclosing calls looked at
 _POINT_TO_POINT: Final = "torch.distributed.(send|recv|isend|irecv|batch_isend_irecv)"
@@ -32,21 +35,53 @@ def memo(trace: Trace, key: str, make: Callable[[Trace], T]) -> T:
     return view
 
 
+def lasting(trace: Trace, kind: Name, key: Hashable, make: Callable[[Trace], T]) -> T:
+    """A view of a trace's texts of one kind. Windows of a run that goes on share it for as long as no such text is new."""
+    kept: dict[Any, tuple[int, Any]] = trace.__dict__.setdefault("lasting", {})
+    size = len(trace.texts.get(kind, ()))
+    found = kept.get(key)
+    if found is None or found[0] != size:
+        found = kept[key] = size, make(trace)
+    view: T = found[1]
+    return view
+
+
+def settled(trace: Trace, key: str, inputs: Sequence[pl.DataFrame], make: Callable[[], T]) -> T:
+    """What follows from these frames and the trace's texts; windows share it where these are the same row by row."""
+    digest = hashlib.blake2b(len(trace.texts[Name.META]).to_bytes(8, "little"), digest_size=16)
+    for frame in inputs:
+        digest.update(frame.height.to_bytes(8, "little") + frame.hash_rows().to_numpy().tobytes())
+    said = digest.digest()
+    held: dict[str, Any] = lasting(trace, Name.VARIABLE, ("settled", key), lambda _: {})
+    if held.get("of") != said:
+        held["of"], held["view"] = said, make()
+    view: T = held["view"]
+    return view
+
+
 def has(flag: int) -> pl.Expr:
     return (pl.col("flags") & flag) != 0
 
 
 def metas(trace: Trace, *names: str) -> pl.DataFrame:
     """Meta codes with these columns, null where nothing set them."""
-    known = trace.metas
-    return known.select("meta", *(pl.col(n) if n in known.columns else pl.lit(None, dtype=pl.String).alias(n) for n in names))
+
+    def make(trace: Trace) -> pl.DataFrame:
+        known = trace.metas
+        return known.select("meta", *(pl.col(n) if n in known.columns else pl.lit(None, dtype=pl.String).alias(n) for n in names))
+
+    return lasting(trace, Name.META, ("metas", names), make)
 
 
 def functions_like(trace: Trace, names: Sequence[str]) -> pl.DataFrame:
     """Codes of functions that match one of these regular expressions (whole name): fn."""
-    pattern = re.compile("|".join(f"(?:{n})" for n in names))
-    codes = [code for code, text in enumerate(trace.functions) if pattern.fullmatch(text)]
-    return pl.DataFrame({"fn": pl.Series(codes, dtype=pl.UInt32)})
+
+    def make(trace: Trace) -> pl.DataFrame:
+        pattern = re.compile("|".join(f"(?:{n})" for n in names))
+        codes = [code for code, text in enumerate(trace.functions) if pattern.fullmatch(text)]
+        return pl.DataFrame({"fn": pl.Series(codes, dtype=pl.UInt32)})
+
+    return lasting(trace, Name.FUNCTION, ("functions", *names), make)
 
 
 def calls_of(trace: Trace, *names: str) -> pl.DataFrame:
@@ -78,7 +113,17 @@ def _rows(trace: Trace) -> pl.DataFrame:
 
 def owned(trace: Trace) -> pl.DataFrame:
     """Variables that belong to a model, without second names of a tensor (`model` is "" for an optimizer's copies)."""
-    return trace.variables.filter((pl.col("model") != "") & (pl.col("alias") == ""))
+    return lasting(trace, Name.VARIABLE, "owned", lambda t: t.variables.filter((pl.col("model") != "") & (pl.col("alias") == "")))
+
+
+def variables_with(trace: Trace, attr: str) -> pl.DataFrame:
+    """Variables of this attribute: var."""
+    return lasting(trace, Name.VARIABLE, ("variables", attr), lambda t: t.variables.filter(pl.col("attr") == attr).select("var"))
+
+
+_REPLICATED: Final = {
+    "proc": pl.UInt16, "run": pl.UInt16, "rank": pl.Int32, "world": pl.Int32, "lossy": pl.Boolean, "p2p": pl.Boolean,
+}  # fmt: skip
 
 
 def replicated_runs(trace: Trace) -> pl.DataFrame:
@@ -87,12 +132,13 @@ def replicated_runs(trace: Trace) -> pl.DataFrame:
 
 
 def _replicated_runs(trace: Trace) -> pl.DataFrame:
-    lossy = pl.Series("lossy", [p.dropped > 0 for p in trace.processes], dtype=pl.Boolean)
-    procs = trace.procs.drop("program").with_columns(lossy).filter(pl.col("world") > 1)
-    procs = procs.filter(pl.len().over("run", "rank") == 1)
-    codes = functions_like(trace, [_POINT_TO_POINT])["fn"]
-    talkers = trace.calls.filter(pl.col("fn").is_in(codes.implode()))["proc"].unique()
-    return procs.with_columns(pl.col("proc").is_in(talkers.implode()).any().over("run").alias("p2p"))
+    taken = Counter((p.run, p.rank) for p in trace.processes)
+    procs = [proc for proc, p in enumerate(trace.processes) if p.world > 1 and taken[p.run, p.rank] == 1]
+    codes = functions_like(trace, [_POINT_TO_POINT])["fn"].to_numpy()
+    talkers = trace.calls["proc"].to_numpy()[np.isin(trace.calls["fn"].to_numpy(), codes)] if len(codes) else codes
+    talking = {trace.processes[proc].run for proc in np.unique(talkers).tolist() if proc in set(procs)}
+    found = [(proc, p.run, p.rank, p.world, p.dropped > 0, p.run in talking) for proc in procs for p in (trace.processes[proc],)]
+    return pl.DataFrame(found, schema=_REPLICATED, orient="row")
 
 
 def marks(row: Mapping[str, Any]) -> set[str]:
@@ -126,8 +172,27 @@ def seen_steps(trace: Trace) -> pl.DataFrame:
 
 
 def _seen_steps(trace: Trace) -> pl.DataFrame:
-    used = pl.concat([trace.calls.select("proc", "ctx").unique(), trace.states.select("proc", "ctx").unique()]).unique()
-    return used.join(trace.contexts.select("ctx", "step"), on="ctx").select("proc", "step").unique()
+    spans = [_of_steps(trace, table) for table in (trace.calls, trace.states)]
+    procs, steps = (np.concatenate(column) for column in zip(*spans, strict=True))
+    pairs = np.unique(procs << 32 | steps + 1)
+    seen = {"proc": pl.Series(pairs >> 32, dtype=pl.UInt16), "step": pl.Series((pairs & 0xFFFFFFFF) - 1, dtype=pl.Int32)}
+    return pl.DataFrame(seen)
+
+
+def _of_steps(trace: Trace, table: pl.DataFrame) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:
+    """Process and step of rows with a context, in no order and each pair at least once."""
+    procs, ctx = table["proc"].to_numpy().astype(np.int64), table["ctx"].to_numpy()
+    steps = memo(trace, "steps by context", _steps_by_context)
+    of = steps[np.minimum(ctx, len(steps) - 1)]
+    known = (ctx < len(steps)) & (of > _UNTOLD)
+    return procs[known], of[known]
+
+
+def _steps_by_context(trace: Trace) -> np.ndarray[Any, Any]:
+    codes = trace.contexts["ctx"].to_numpy()
+    steps = np.full(int(codes.max(initial=0)) + 1, _UNTOLD, dtype=np.int64)
+    steps[codes] = trace.contexts["step"].fill_null(_UNTOLD).to_numpy()
+    return steps
 
 
 def whole_steps(trace: Trace) -> pl.DataFrame:
@@ -141,15 +206,38 @@ def whole_steps(trace: Trace) -> pl.DataFrame:
 
 
 def _whole_steps(trace: Trace) -> pl.DataFrame:
+    seen = seen_steps(trace)
+    return seen.filter(pl.Series(_before_end(trace, seen["proc"].to_numpy(), seen["step"].to_numpy())))
+
+
+def is_whole(trace: Trace, procs: np.ndarray[Any, Any], steps: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+    """Which of these are `whole_steps`."""
+    seen = seen_steps(trace)
+    pairs = seen["proc"].to_numpy().astype(np.int64) << 32 | seen["step"].to_numpy() + 1  # sorted
+    wanted = procs.astype(np.int64) << 32 | steps + 1
+    at = np.minimum(np.searchsorted(pairs, wanted), len(pairs) - 1)
+    found: np.ndarray[Any, Any] = (pairs[at] == wanted) & _before_end(trace, procs, steps) if len(pairs) else np.zeros(len(wanted), dtype=bool)
+    return found
+
+
+def _before_end(trace: Trace, procs: np.ndarray[Any, Any], steps: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+    """Whether these steps are over in their processes."""
+    ends = memo(trace, "ends", _ends)
+    over: np.ndarray[Any, Any] = (steps < ends[procs]) | (steps <= trace.over)
+    return over
+
+
+def _ends(trace: Trace) -> np.ndarray[Any, Any]:
+    """The last step of each process that both tables have rows of; of one that ended, that any has."""
     ends = []
     for table in (trace.calls, trace.states):
-        steps = table.select("proc", "ctx").unique().join(trace.contexts.select("ctx", "step"), on="ctx")
-        ends.append(steps.group_by("proc").agg(pl.col("step").max()))
-    finished = pl.DataFrame({"proc": trace.procs["proc"], "_finished": pl.Series([p.finished for p in trace.processes], dtype=pl.Boolean)})
-    end = pl.concat(ends).group_by("proc").agg(pl.col("step").max().alias("_last"), pl.col("step").min().alias("_least"))
-    end = end.join(finished, on="proc").select("proc", pl.when("_finished").then("_last").otherwise("_least").alias("_end"))
-    seen = seen_steps(trace).join(end, on="proc", maintain_order="left")
-    return seen.filter((pl.col("step") < pl.col("_end")) | (pl.col("step") <= trace.over)).drop("_end")
+        procs, steps = _of_steps(trace, table)
+        last = np.full(len(trace.processes), _UNTOLD, dtype=np.int64)
+        np.maximum.at(last, procs, steps)
+        ends.append(last)
+    told = [np.where(last > _UNTOLD, last, other) for last, other in (ends, ends[::-1])]  # a table without rows says nothing
+    finished = np.array([p.finished for p in trace.processes], dtype=bool)
+    return np.where(finished, np.maximum(*told), np.minimum(*told))
 
 
 def updates(trace: Trace) -> pl.DataFrame:
@@ -191,7 +279,7 @@ def first_values(trace: Trace) -> pl.DataFrame:
 
 
 def _first_values(trace: Trace) -> pl.DataFrame:
-    data = rows(trace).join(trace.variables.filter(pl.col("attr") == "data").select("var"), on="var", how="semi")
+    data = rows(trace).join(variables_with(trace, "data"), on="var", how="semi")
     first = updates(trace).group_by("proc").agg(pl.col("seq").min().alias("_update"))
     data = data.join(first, on="proc", how="left", maintain_order="left")
     before = (pl.col("seq") < pl.col("_update")) | ((pl.col("call") == pl.col("_update")) & (pl.col("edge") == 0))
@@ -207,7 +295,7 @@ def data_by_step(trace: Trace) -> pl.DataFrame:
 
 
 def _data_by_step(trace: Trace) -> pl.DataFrame:
-    data = rows(trace).join(trace.variables.filter(pl.col("attr") == "data").select("var"), on="var", how="semi")
+    data = rows(trace).join(variables_with(trace, "data"), on="var", how="semi")
     return data.group_by("proc", "var", "step", maintain_order=True).agg(
         pl.col("fp", "flags", "meta", "norm", "seq", "call").last(), pl.col("fresh").any().alias("changed")
     )
@@ -228,15 +316,19 @@ def inner_backwards(trace: Trace) -> pl.DataFrame:
 
 
 def _inner_backwards(trace: Trace) -> pl.DataFrame:
-    outer = updates(trace).select("proc", pl.col("seq").alias("update"), pl.col("t") + pl.col("dur")).sort("update")
-    outer = outer.rename({"t": "_until"})
-    inner = calls_of(trace, r"torch\.Tensor\.backward", r"torch\.autograd\.backward").select("proc", "seq", "t").sort("seq")
-    inner = inner.join_asof(outer, left_on="seq", right_on="update", by="proc", coalesce=False, check_sortedness=False)
-    return inner.filter(pl.col("t") < pl.col("_until")).select("proc", "update", pl.col("seq").alias("call"))
+    codes = functions_like(trace, [r"torch\.Tensor\.backward", r"torch\.autograd\.backward"])["fn"].to_numpy()
+    outer, at = updates(trace).sort("proc", "seq"), np.flatnonzero(np.isin(trace.calls["fn"].to_numpy(), codes))
+    proc, seq = (trace.calls[c].to_numpy()[at] for c in ("proc", "seq"))
+    begun = outer["proc"].to_numpy().astype(np.int64) << 32 | outer["seq"].to_numpy()
+    last = np.searchsorted(begun, proc.astype(np.int64) << 32 | seq, "right") - 1
+    until = (outer["t"] + outer["dur"]).to_numpy()
+    inner = (last >= 0) & (outer["proc"].to_numpy()[last] == proc) & (trace.calls["t"].to_numpy()[at] < until[last]) if len(begun) else last >= 0
+    found = {"proc": proc[inner], "update": outer["seq"].to_numpy()[last[inner]], "call": seq[inner]}
+    return pl.DataFrame(found, schema={"proc": pl.UInt16, "update": pl.UInt32, "call": pl.UInt32})
 
 
 def _used_gradients(trace: Trace) -> pl.DataFrame:
-    grads = rows(trace).join(trace.variables.filter(pl.col("attr") == "grad").select("var"), on="var", how="semi")
+    grads = rows(trace).join(variables_with(trace, "grad"), on="var", how="semi")
     grads = grads.filter(~has(int(StateFlag.NONE))).join(metas(trace, "optimizer"), on="meta", how="left", maintain_order="left")
     steps = updates(trace).select("proc", "step", "optimizer", "seq", "site")
     own = steps.group_by("proc", "step", "optimizer").agg(pl.col("seq", "site").last())

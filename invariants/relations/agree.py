@@ -14,6 +14,7 @@ each other afterwards.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any, ClassVar, Final
 
 import polars as pl
@@ -100,10 +101,10 @@ class Agree(Relation):
         parts = []
         for i, h in enumerate(hypotheses):
             rows = _turns(trace, float(h.text("patience") or _PATIENCE[-1])) if h["what"] == "turn" else _VIEWS[h.text("what")](trace)
+            said: dict[str, pl.Expr] = {"hyp": pl.lit(i, dtype=pl.UInt32)}
             if h["what"] not in _HABITS:  # true of any program
-                nothing = {c: pl.lit(None, dtype=pl.String) for c in _SCOPE}
-                rows = rows.with_columns(**nothing, **{c + AGREE: pl.lit(None, dtype=pl.Boolean) for c in _SCOPE})
-            parts.append(rows.with_columns(pl.lit(i, dtype=pl.UInt32).alias("hyp")))
+                said |= {c: pl.lit(None) for c in (*_SCOPE, *(c + AGREE for c in _SCOPE))}
+            parts.append(rows.with_columns(**said))
         return Examples(_stack(parts), _FIELDS, _SCOPE)
 
     def needs(self, hypothesis: Hypothesis) -> Needs:
@@ -151,6 +152,10 @@ def _calls(trace: Trace) -> pl.DataFrame:
 
 def _members(trace: Trace) -> pl.DataFrame:
     """As `_calls`, and the backward passes of DistributedDataParallel."""
+    return _frames.memo(trace, "agree members", _find_members)
+
+
+def _find_members(trace: Trace) -> pl.DataFrame:
     rows = _collectives.sent(trace).filter(pl.col("fn").is_in([*_collectives.SYMMETRIC, _collectives.DDP]) & (pl.col("size") != 1))
     talk = _frames.replicated_runs(trace).select("run", pl.when("p2p").then(pl.lit("true")).otherwise(pl.lit("false")).alias("p2p")).unique()
     return rows.join(talk, on="run").sort("run", "group", "members", "item", "rank")
@@ -159,23 +164,31 @@ def _members(trace: Trace) -> pl.DataFrame:
 _CALL: Final = ["run", "group", "members", "item"]
 
 
-def _compare(trace: Trace, said: pl.Expr, among: pl.Expr) -> pl.DataFrame:
-    """One row a call that several members made: passed if all say the same.
-
-    Args:
-        said: text of what is compared; null where it is not known.
-        among: which calls are compared.
-    """
-    rows = _calls(trace).filter(among).with_columns(said.alias("_said")).drop_nulls("_said")
-    return _verdicts(trace, rows)
+def _compared(trace: Trace) -> dict[str, pl.DataFrame]:
+    """For each view that compares what members say of a call: one row a call that several made, passed if all say the same."""
+    return _frames.memo(trace, "agree compared", _compare_all)
 
 
-def _verdicts(trace: Trace, rows: pl.DataFrame) -> pl.DataFrame:
+def _compare_all(trace: Trace) -> dict[str, pl.DataFrame]:
+    calls = _calls(trace)
+    same = (pl.col("fn").n_unique() == 1).over(_CALL).alias("_same")
+    whole = [condition.all().over(_CALL).alias(name) for name, condition in _WHOLE.items()]
+    calls = calls.with_columns(same, *whole)
+    told = pl.concat(
+        calls.filter(among).with_columns(said.alias("_said"), pl.lit(view).alias("_view")) for view, (said, among) in _SAID.items()
+    )
+    found = _verdicts(trace, told.drop_nulls("_said"), ["_view"])
+    parts = found.partition_by("_view", as_dict=True, include_key=False)
+    return {view: parts.get((view,), found.clear().drop("_view")) for view in _SAID}
+
+
+def _verdicts(trace: Trace, rows: pl.DataFrame, apart: Sequence[str] = ()) -> pl.DataFrame:
+    """Args: rows: with what each says in `_said`. apart: columns that divide them into rows that have nothing to do with each other."""
     one = pl.col("_said").n_unique() == 1
     # The minority is to blame; where there is none, the last rank.
-    votes = pl.len().over(*_CALL, "_said")
-    odd = rows.with_columns(votes.alias("_votes")).sort(*_CALL, "_votes", pl.col("rank") * -1)
-    found = odd.group_by(_CALL, maintain_order=True).agg(
+    votes = pl.len().over(*apart, *_CALL, "_said")
+    odd = rows.with_columns(votes.alias("_votes")).sort(*apart, *_CALL, "_votes", pl.col("rank") * -1)
+    found = odd.group_by(*apart, *_CALL, maintain_order=True).agg(
         one.alias("passed"),
         pl.len().alias("_n"),
         pl.col("size").first(),
@@ -188,15 +201,15 @@ def _verdicts(trace: Trace, rows: pl.DataFrame) -> pl.DataFrame:
         *((pl.col(f).n_unique() == 1).alias(f + AGREE) for f in ("fn", "phase", "family")),
         pl.col("p2p").first(),
     )
-    return _shown(trace, found.filter(pl.col("_n") > 1))
+    return _shown(trace, found.filter(pl.col("_n") > 1), apart)
 
 
-def _shown(trace: Trace, found: pl.DataFrame) -> pl.DataFrame:
-    """Thinned, with fields and texts."""
+def _shown(trace: Trace, found: pl.DataFrame, apart: Sequence[str] = ()) -> pl.DataFrame:
+    """Thinned, with fields and texts; `apart` as for `_verdicts`."""
     ok = pl.col("passed").fill_null(value=True)
     found = found.filter(
-        pl.when(ok).then(pl.int_range(pl.len()).over("run", "group", "_fn", "phase", ok, _frames.news(trace)) < _KEEP)
-        .otherwise((~ok).cum_sum().over("run", "group", "members", _frames.news(trace)) <= _KEEP_FAILING)
+        pl.when(ok).then(pl.int_range(pl.len()).over(*apart, "run", "group", "_fn", "phase", ok, _frames.news(trace)) < _KEEP)
+        .otherwise((~ok).cum_sum().over(*apart, "run", "group", "members", _frames.news(trace)) <= _KEEP_FAILING)
     )
     found = found.join(_collectives.axes(trace, found), on=["run", "members"], how="left", maintain_order="left")
     worlds = trace.procs.group_by("run").agg(pl.col("world").max())
@@ -232,36 +245,20 @@ def _sides(ranks: Sequence[int], says: Sequence[str]) -> str:
     return " against ".join(f"{text} on rank {', '.join(map(str, who[:8]))}{' …' if len(who) > 8 else ''}" for text, who in few)
 
 
-_same_function = (pl.col("fn").n_unique() == 1).over(_CALL)
-
-
-def _functions(trace: Trace) -> pl.DataFrame:
-    return _compare(trace, pl.col("fn"), pl.lit(value=True))
-
-
-def _arguments(trace: Trace) -> pl.DataFrame:
-    told = (pl.col("op") != "") | (pl.col("root") >= 0)
-    root = pl.when(pl.col("root") >= 0).then(pl.concat_str(pl.lit(" root "), "root")).otherwise(pl.lit(""))
-    return _compare(trace, pl.concat_str("op", root).str.strip_chars(), told & _same_function)
-
-
-def _tensors(trace: Trace) -> pl.DataFrame:
-    return _compare(trace, pl.concat_str("dtype", pl.lit(" "), "shape"), pl.col("fn").is_in(_ONE_SHAPE) & _same_function)
-
-
-def _steps(trace: Trace) -> pl.DataFrame:
-    training = (pl.col("step") >= 0).all().over(_CALL)
-    return _compare(trace, pl.concat_str(pl.lit("step "), "step"), training & _same_function)
-
-
-def _callers(trace: Trace) -> pl.DataFrame:
-    named = (pl.col("caller") != "").all().over(_CALL)
-    return _compare(trace, pl.col("caller"), pl.col("fn").is_in(_REDUCTIONS) & named & _same_function)
-
-
-def _variables(trace: Trace) -> pl.DataFrame:
-    known = pl.col("variable").is_not_null().all().over(_CALL)
-    return _compare(trace, pl.col("variable"), pl.col("fn").is_in(_ONE_SHAPE) & known & _same_function)
+_ROOT: Final = pl.when(pl.col("root") >= 0).then(pl.concat_str(pl.lit(" root "), "root")).otherwise(pl.lit(""))
+_WHOLE: Final = {  # what must be so of all members of a call
+    "_training": pl.col("step") >= 0,
+    "_named": pl.col("caller") != "",
+    "_known": pl.col("variable").is_not_null(),
+}
+_SAID: Final = {  # by view: what is compared, null where it is not known, and of which calls
+    "function": (pl.col("fn"), pl.lit(value=True)),
+    "arguments": (pl.concat_str("op", _ROOT).str.strip_chars(), ((pl.col("op") != "") | (pl.col("root") >= 0)) & pl.col("_same")),
+    "tensor": (pl.concat_str("dtype", pl.lit(" "), "shape"), pl.col("fn").is_in(_ONE_SHAPE) & pl.col("_same")),
+    "step": (pl.concat_str(pl.lit("step "), "step"), pl.col("_training") & pl.col("_same")),
+    "caller": (pl.col("caller"), pl.col("fn").is_in(_REDUCTIONS) & pl.col("_named") & pl.col("_same")),
+    "variable": (pl.col("variable"), pl.col("fn").is_in(_ONE_SHAPE) & pl.col("_known") & pl.col("_same")),
+}  # fmt: skip
 
 
 def _results(trace: Trace) -> pl.DataFrame:
@@ -378,12 +375,7 @@ def _at(trace: Trace, row: Mapping[str, Any]) -> str:
 
 
 _VIEWS: Final[dict[str, Callable[[Trace], pl.DataFrame]]] = {
-    "function": lambda t: _frames.memo(t, "agree function", _functions),
-    "arguments": lambda t: _frames.memo(t, "agree arguments", _arguments),
-    "tensor": lambda t: _frames.memo(t, "agree tensor", _tensors),
-    "step": lambda t: _frames.memo(t, "agree step", _steps),
-    "caller": lambda t: _frames.memo(t, "agree caller", _callers),
-    "variable": lambda t: _frames.memo(t, "agree variable", _variables),
+    **{view: partial(lambda t, view: _compared(t)[view], view=view) for view in _SAID},
     "result": lambda t: _frames.memo(t, "agree result", _results),
     "count": lambda t: _frames.memo(t, "agree count", _counts),
     "pair": lambda t: _frames.memo(t, "agree pair", _pairs),
@@ -399,8 +391,8 @@ def _stack(parts: Sequence[pl.DataFrame]) -> pl.DataFrame:
     columns = {**types, **dict.fromkeys(_FIELDS, pl.String), **dict.fromkeys(pairs, pl.Boolean), **more}
     even = []
     for part in parts:
-        part = part.with_columns(pl.lit(value=True).alias(f + AGREE) for f in _SCOPE if f + AGREE not in part.columns)
-        missing = [pl.lit(None, dtype=t).alias(c) for c, t in columns.items() if c not in part.columns]
-        even.append(part.with_columns(missing).select(pl.col(c).cast(t) for c, t in columns.items()))
+        own = frozenset(part.columns)
+        unsaid = {f + AGREE: pl.lit(value=True) for f in _SCOPE}
+        even.append(part.select((pl.col(c) if c in own else unsaid.get(c, pl.lit(None))).cast(t).alias(c) for c, t in columns.items()))
     return pl.concat(even) if even else pl.DataFrame(schema=columns)
 

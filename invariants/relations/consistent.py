@@ -18,6 +18,7 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar, Final
 
+import numpy as np
 import polars as pl
 
 from proctor.invariants.condition import AGREE
@@ -167,11 +168,9 @@ def _compare_ranks(trace: Trace, among: str) -> pl.DataFrame:
     """One row a variable and step in which some rank's value changed: passed if all ranks have the same."""
     procs = _frames.replicated_runs(trace)
     owned = _frames.owned(trace).filter(pl.col("role").is_in(["parameter", "buffer"]))
-    data = _frames.data_by_step(trace).filter(~_frames.has(int(StateFlag.NONE)))
-    held = _filled(trace, data, procs)
-    used = _frames.used_gradients(trace).join(procs, on="proc").join(_frames.whole_steps(trace), on=["proc", "step"], how="semi")
     columns = ["run", "proc", "rank", "lossy", "var", "step", "fp", "flags", "meta", "norm", "seq"]
-    values = pl.concat([held.select(columns), used.select(columns)]).join(owned.select("var", "model", "name"), on="var")
+    values = pl.concat([_held_data(trace).select(columns), _whole_gradients(trace).select(columns)])
+    values = values.join(owned.select("var", "model", "name"), on="var")
     key = ["run", "var", "step"]
     facts = _facts(trace, procs)
     if among == "twins":
@@ -247,8 +246,7 @@ def _find_synchronised(trace: Trace) -> pl.DataFrame:
     grads = _frames.used_gradients(trace).join(procs, on="proc").join(owned, on="var")
     grads = grads.group_by(*key, "world").agg(pl.len().alias("_n"), pl.col("fp").n_unique().alias("_values"), flat.any().alias("_flat"))
     same = grads.filter((pl.col("_n") == pl.col("world")) & (pl.col("_values") == 1) & ~pl.col("_flat")).select(key)
-    data = _frames.data_by_step(trace).filter(~_frames.has(int(StateFlag.NONE)))
-    held = _filled(trace, data, procs).join(owned, on="var").join(same, on=key, how="semi").sort("step", "var", "rank")
+    held = _held_data(trace).join(owned, on="var").join(same, on=key, how="semi").sort("step", "var", "rank")
     found = held.group_by([*key, "var", "module", "kind", "position"], maintain_order=True).agg(
         pl.len().alias("_n"),
         (pl.col("fp").n_unique() == 1).alias("passed"),
@@ -265,19 +263,42 @@ def _find_synchronised(trace: Trace) -> pl.DataFrame:
     ).drop("name")
 
 
-def _filled(trace: Trace, values: pl.DataFrame, procs: pl.DataFrame) -> pl.DataFrame:
-    """Values of all ranks at each step in which one changed; where a rank has no row, its last value still holds."""
-    values = values.join(procs, on="proc")
-    events = values.filter(pl.col("changed") & (pl.col("step") >= 0)).select("run", "var", "step").unique()
-    holders = values.select("run", "rank", "lossy", "proc", "var").unique()
-    wanted = events.join(holders, on=["run", "var"]).join(_frames.whole_steps(trace), on=["proc", "step"], how="semi")
-    return wanted.sort("step").join_asof(
-        values.select("proc", "var", "step", "fp", "flags", "meta", "norm", "seq").sort("step"),
-        on="step",
-        by=["proc", "var"],
-        strategy="backward",
-        check_sortedness=False,
-    ).drop_nulls("fp")
+def _whole_gradients(trace: Trace) -> pl.DataFrame:
+    """Gradients that updates used on ranks of several, of steps that are whole."""
+    used = _frames.used_gradients(trace).join(_frames.replicated_runs(trace), on="proc")
+    return used.join(_frames.whole_steps(trace), on=["proc", "step"], how="semi")
+
+
+def _held_data(trace: Trace) -> pl.DataFrame:
+    return _frames.memo(trace, "held data", _filled)
+
+
+def _filled(trace: Trace) -> pl.DataFrame:
+    """Values of all ranks at each step in which one changed; where a rank has no row, its last value still holds.
+
+    Columns: run, rank, lossy, proc, var, step, fp, flags, meta, norm, seq.
+    """
+    procs = _frames.replicated_runs(trace)
+    values = _frames.data_by_step(trace).filter(~_frames.has(int(StateFlag.NONE))).join(procs, on="proc")
+    values = values.sort("proc", "var", "step")
+    run, proc, var, step = (values[c].to_numpy().astype(np.int64) for c in ("run", "proc", "var", "step"))
+    changed = values["changed"].to_numpy() & (step >= 0)
+    span = int(step.max(initial=0)) + 2  # steps begin at -1
+    # Events: a variable of a run, and a step. Holders: a variable of a process.
+    of_run, of_proc = np.unique(run << 32 | var, return_inverse=True)[1], proc << 32 | var
+    events = np.unique(of_run[changed] * span + step[changed] + 1)
+    first = np.flatnonzero(np.diff(of_proc, prepend=-1))  # row of each holder's first value
+    begin = np.searchsorted(events, of_run[first] * span)
+    times = np.searchsorted(events, (of_run[first] + 1) * span) - begin
+    holder = np.repeat(np.arange(len(first)), times)
+    event = np.arange(times.sum()) - np.repeat(np.cumsum(times) - times - begin, times)
+    when = events[event] % span - 1
+    # The last value at or before each event: values are sorted by holder and step.
+    which = np.repeat(np.arange(len(first)), np.diff(np.append(first, len(of_proc))))
+    at = np.searchsorted(which * span + step + 1, holder * span + when + 1, "right") - 1
+    kept = (at >= first[holder]) & _frames.is_whole(trace, proc[first][holder], when)
+    found: pl.DataFrame = values[at[kept]].drop("step", "changed", "call", "world", "p2p")
+    return found.with_columns(pl.Series("step", when[kept], dtype=pl.Int32))
 
 
 def _facts(trace: Trace, procs: pl.DataFrame) -> pl.DataFrame:
@@ -286,7 +307,12 @@ def _facts(trace: Trace, procs: pl.DataFrame) -> pl.DataFrame:
 
 
 def _collect_facts(trace: Trace, procs: pl.DataFrame) -> pl.DataFrame:
-    first = _frames.first_values(trace).join(procs, on="proc").join(_frames.metas(trace, "shape"), on="meta", how="left")
+    first = _frames.first_values(trace)
+    return _frames.settled(trace, "rank facts", [first, procs], lambda: _facts_of(trace, first, procs))
+
+
+def _facts_of(trace: Trace, first: pl.DataFrame, procs: pl.DataFrame) -> pl.DataFrame:
+    first = first.join(procs, on="proc").join(_frames.metas(trace, "shape"), on="meta", how="left")
     first = first.join(_frames.owned(trace).select("var", "model", "name", "role"), on="var")
     constant = _frames.has(int(StateFlag.CONSTANT | StateFlag.ZERO))
     ranks = ["run", "model", "name"]
@@ -329,17 +355,21 @@ def _averaging(trace: Trace, procs: pl.DataFrame) -> pl.DataFrame:
 
 
 def _find_averaging(trace: Trace, procs: pl.DataFrame) -> pl.DataFrame:
-    about = _frames.owned(trace).filter((pl.col("role") == "parameter") & (pl.col("attr") == "data")).select("var")
-    rows = _frames.rows(trace).join(about, on="var", how="semi").join(procs.select("proc", "run", "world"), on="proc")
-    rows = rows.with_columns(pl.col("fp").shift(1).over("proc", "var").alias("_before"))
-    updates = _frames.updates(trace).select("proc", pl.col("seq").alias("call"))
-    written = rows.filter(pl.col("fresh") & (pl.col("step") >= 0)).join(updates, on=["proc", "call"], how="anti")
-    together = written.group_by("run", "var", "step").agg(
-        (pl.col("proc").n_unique() == pl.col("world").first()) & (pl.col("fp").n_unique() == 1) & (pl.col("_before").n_unique() > 1)
-    )
-    runs = together.filter(pl.col("proc"))["run"].unique()
-    brought = pl.when(pl.col("run").is_in(runs.implode())).then(pl.lit("outside the optimizer")).otherwise(pl.lit(_NONE))
-    return procs.select("run").unique().with_columns(brought.alias("averaging"))
+    about = _frames.owned(trace).filter((pl.col("role") == "parameter") & (pl.col("attr") == "data"))["var"].to_numpy()
+    rows, updates = _frames.rows(trace), _frames.updates(trace)
+    mine = np.isin(rows["var"].to_numpy(), about) & np.isin(rows["proc"].to_numpy(), procs["proc"].to_numpy())
+    called, ran = (frame["proc"].to_numpy().astype(np.int64) << 32 | frame[c].to_numpy() for frame, c in ((rows, "call"), (updates, "seq")))
+    written = mine & rows["fresh"].to_numpy() & (rows["step"].fill_null(-1).to_numpy() >= 0) & ~np.isin(called, ran)
+    runs: set[int] = set()
+    if written.any():
+        own = rows.filter(pl.Series(mine)).with_columns(pl.col("fp").shift(1).over("proc", "var").alias("_before"))
+        own = own.filter(pl.Series(written[mine])).join(procs.select("proc", "run", "world"), on="proc")
+        together = own.group_by("run", "var", "step").agg(
+            (pl.col("proc").n_unique() == pl.col("world").first()) & (pl.col("fp").n_unique() == 1) & (pl.col("_before").n_unique() > 1)
+        )
+        runs = set(together.filter(pl.col("proc"))["run"])
+    said = [(run, "outside the optimizer" if run in runs else _NONE) for run in procs["run"].unique()]
+    return pl.DataFrame(said, schema={"run": pl.UInt16, "averaging": pl.String}, orient="row")
 
 
 def _meta_fields(trace: Trace, lists: pl.Series) -> pl.DataFrame:

@@ -54,6 +54,7 @@ class Numeric(Relation):
     code = "PR112"
     upstream: ClassVar[int] = 4
     ahead: ClassVar[int] = 0
+    alone: ClassVar[bool] = True
     confirm: ClassVar[Confirm] = "repeat"
     reach: ClassVar[int | None] = None  # norms are held against all earlier ones
     folds: ClassVar[Mapping[str, _surveys.Fold]] = {"most": "max", "updates": "max", "some": "any"}

@@ -90,6 +90,7 @@ class CallSequence(Relation):
     narrowing: ClassVar[frozenset[str]] = frozenset({"program", "acts"})
     upstream: ClassVar[int] = 4
     reads: ClassVar[Reads] = "records"
+    alone: ClassVar[bool] = True
     absence: ClassVar[bool] = True
 
     def propose(self, trace: Trace) -> list[Hypothesis]:

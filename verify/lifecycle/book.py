@@ -198,6 +198,13 @@ class IncidentBook:
             found.capsule = path
         return found is not None
 
+    def attach_fact(self, key: str, name: str, text: str) -> bool:
+        """Something was found out about an incident besides its violations. Whether there is such an incident."""
+        found = next((i for i in self.incidents if i.key == key), None)
+        if found is not None:
+            found.facts = {**found.facts, name: text}
+        return found is not None
+
     def save(self) -> bool:
         """Write the state; when it cannot be, `save_error` says why, and what was written before stays."""
         if self.state_path is None:

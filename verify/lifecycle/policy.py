@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from typing import Annotated
 
 import msgspec
@@ -31,6 +32,10 @@ class Policy(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
         coverage_clear_s: seconds without another loss after which lost coverage is over.
         coverage_tier, silent_tier: what lost coverage, and a silent rank, deserve.
         resolve_at_end: call everything over when the job ends, rather than leave open what it ended with.
+        confirm_with: command line of a trusted run in one process, which does a step again before people are paged
+            (`verify.confirm`); "" pages at once.
+        confirm_plan: file that says how the job is cut.
+        confirm_within_s: seconds that a page waits for it at most.
     """
 
     confirm_k: Count = 2
@@ -46,7 +51,16 @@ class Policy(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     coverage_tier: Tier = Tier.TICKET
     silent_tier: Tier = Tier.TICKET
     resolve_at_end: bool = False
+    confirm_with: Annotated[str, msgspec.Meta(max_length=10_000)] = ""
+    confirm_plan: Annotated[str, msgspec.Meta(max_length=4096)] = ""
+    confirm_within_s: Annotated[float, msgspec.Meta(gt=0, le=86_400)] = 120.0
 
     def __post_init__(self) -> None:
         if self.confirm_k > self.confirm_n:
             raise ValueError(f"confirm_k = {self.confirm_k} is more than confirm_n = {self.confirm_n}")
+        try:
+            words = shlex.split(self.confirm_with)
+        except ValueError as error:
+            raise ValueError(f"confirm_with: {error}") from None
+        if self.confirm_with and not words:
+            raise ValueError("confirm_with names no command")

@@ -1,0 +1,134 @@
+"""Windows of a run that repeats itself have equal keys; what a relation may depend on makes them differ."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import polars as pl
+import pytest
+from helpers.flushes import flushes
+from helpers.runs import write_run
+
+from proctor.invariants.relations import Reads
+from proctor.invariants.windows import Window
+from proctor.verify._contexts import Contexts
+from proctor.verify._live import LiveTrace
+from proctor.verify._memo import Looks
+
+VAR = {"model": "Net", "module": "Linear", "kind": "weight", "role": "parameter", "attr": "data"}
+META = {"dtype": "float32", "shape": [2]}
+STEPS = 24
+
+
+def rank_that_trains(rank: int, *, unlike: range = range(0), again: int = -1, lazy: bool = False) -> dict[str, Any]:
+    """One of several replicas.
+
+    Args:
+        unlike: steps whose parameters are those of no other rank.
+        again: a step whose parameter is that of the step before.
+        lazy: the second parameter changes in the first ten steps only.
+    """
+    calls: list[dict[str, Any]] = []
+    states: list[dict[str, Any]] = []
+    for step in range(-1, STEPS):
+        calls.append({"fn": "main" if step < 0 else "torch.optim.Optimizer.step", "step": step})
+        for i, name in enumerate(("fc.weight", "ln.weight")):
+            if lazy and i and step > 10:
+                continue
+            value = 1000 + 10 * (step - (step == again)) + i + (100_000 * rank if step in unlike else 0)
+            seq = len(calls)
+            states.append({"var": {**VAR, "name": name}, "step": step, "seq": seq, "call": seq, "edge": 1, "fp": value, "meta": META})
+    return {"rank": rank, "world": 2, "calls": calls, "states": states}
+
+
+def keys(path: Path, reads: Reads, *, alone: bool = False) -> list[bytes]:
+    """Of the window of each step, looked at when the step is over."""
+    live = LiveTrace("run", "program")
+    looks = Looks(live)
+    found = []
+    for number, (process, part, info, reached) in enumerate(flushes(path)):
+        live.add(process, part, info, reached)
+        if number % 2 and reached > 0:
+            live.settle()
+            now = reached - 1
+            live.forget(now - 4)
+            found.append(looks.key(Window(now - 1, now + 1, 3, now), reads, alone=alone))
+    return found
+
+
+def both(tmp: Path, **second: Any) -> Path:
+    return write_run(tmp / "run", [rank_that_trains(0), rank_that_trains(1, **second)])
+
+
+@pytest.mark.parametrize("reads", ["calls", "records", "draws"])
+def test_steps_that_repeat_look_alike(tmp_path: Path, reads: Reads) -> None:
+    found = keys(both(tmp_path), reads)
+    assert len(set(found[9:])) == 1 and found[0] != found[-1]
+
+
+def test_a_replica_that_differs_is_seen_across_ranks_only(tmp_path: Path) -> None:
+    path = both(tmp_path, unlike=range(15, 16))
+    steady = keys(path, "records")[14]
+    new = [step for step, key in enumerate(keys(path, "records")) if step > 9 and key != steady]
+    assert new[0] == 15 and set(new) <= set(range(15, 21))
+    assert len(set(keys(path, "records", alone=True)[9:])) == len(set(keys(path, "calls")[9:])) == 1
+
+
+def test_a_value_that_stays_is_seen_by_every_kind(tmp_path: Path) -> None:
+    path = both(tmp_path, again=15)
+    for alone in (True, False):
+        found = keys(path, "records", alone=alone)
+        assert found[15] != found[14] == found[-1]
+
+
+def test_a_variable_that_is_not_written_any_more_does_not_make_every_window_new(tmp_path: Path) -> None:
+    path = write_run(tmp_path / "run", [rank_that_trains(rank, lazy=True) for rank in range(2)])
+    assert len(set(keys(path, "records")[18:])) == 1
+
+
+def test_rows_that_come_late_make_another_window(tmp_path: Path) -> None:
+    live = LiveTrace("run", "program")
+    looks = Looks(live)
+    told = [one for one in flushes(both(tmp_path)) if one[3] <= 13]
+    late = told[-4]
+    assert late[3] == 12
+    for process, part, info, reached in told:
+        live.add(process, part if part is not late[1] else {t: r for t, r in part.items() if t != "states"}, info, reached)
+    live.settle()
+    window = Window(11, 13, 3, 12)
+    before = [looks.key(window, reads) for reads in ("calls", "records")]
+    live.add(late[0], {"states": late[1]["states"]})
+    live.settle()
+    assert all(a != b for a, b in zip(before, [looks.key(window, reads) for reads in ("calls", "records")], strict=True))
+
+
+def test_what_is_older_than_a_window_is_the_same_by_steps_and_at_once(tmp_path: Path) -> None:
+    """A window's key does not depend on which windows were looked at before."""
+    path = write_run(tmp_path / "run", [rank_that_trains(rank, lazy=True) for rank in range(2)])
+    live = LiveTrace("run", "program")
+    for process, part, info, reached in flushes(path):
+        live.add(process, part, info, reached)
+    live.settle()
+    windows = [Window(now - 1, now + 1, 3, now) for now in range(10, STEPS)]
+    one = Looks(live)
+    assert [one.key(w, "records") for w in windows] == [Looks(live).key(w, "records") for w in windows]
+
+
+def test_contexts_that_are_told_anew_replace_the_old_ones() -> None:
+    contexts = Contexts()
+
+    def tell(rows: Sequence[tuple[int, int, int]]) -> None:
+        names = {"ctx": pl.UInt32, "proc": pl.UInt16, "step": pl.Int32}
+        rest = {"micro": pl.lit(0, pl.Int32), "grad": pl.lit(value=True), "recompute": pl.lit(value=False)}
+        words = dict.fromkeys(("phase", "autocast", "outer", "meta"), pl.lit(""))
+        contexts.add(pl.DataFrame(rows, schema=names, orient="row").with_columns(**rest, **words))
+
+    tell([(7, 1, 3), (5, 0, 2)])
+    tell([(5, 0, 4), (6, 0, 5)])
+    steps, looks = contexts.of(np.array([5, 6, 1 << 32 | 7, 9], dtype=np.uint64))
+    assert steps.tolist() == [4, 5, 3, -1] and looks[3] == 0
+    assert len(set(looks[:3].tolist())) == 1  # they say the same but for the step
+    assert contexts.frame()["step"].to_list() == [4, 5, 3]
