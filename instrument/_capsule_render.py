@@ -153,7 +153,7 @@ def last_prints(seen: dict[str, Any], names: dict[Any, str]) -> dict[tuple[str, 
             name = names.get(key) if role != "optimizer" else names.get(key[0])
             if name is None or last is None or last[1] & StateFlag.UNHASHED:
                 continue
-            found[role, f"{name}[{key[1]!r}]" if role == "optimizer" else name] = Print(last[0], last[1])
+            found[role, f"{name}[{key[1]!r}]" if role == "optimizer" else name] = _print((last[0], last[2], last[1]))
     return found
 
 

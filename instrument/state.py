@@ -42,7 +42,7 @@ class Look(IntEnum):
 class _Slot:
     """One tracked value: the data or grad of a parameter, a buffer, or a tensor of optimizer state."""
 
-    __slots__ = ("grad", "last", "meta", "owner", "ptr", "sharded", "twins", "var", "version")
+    __slots__ = ("grad", "last", "meta", "owner", "ptr", "seen", "sharded", "twins", "var", "version")
 
     def __init__(self, owner: Callable[[], Any], var: int, meta: int, grad: bool) -> None:
         self.sharded = hasattr(owner(), "_local_tensor")  # DTensor: this rank's part is hashed
@@ -54,6 +54,7 @@ class _Slot:
         self.version = -1
         self.ptr = -1
         self.last: tuple[int, int, int] | None = None  # fingerprint, flags, meta of the last row
+        self.seen: tuple[int, int, float] | None = None  # its fingerprint, flags, norm
 
 
 class StateTracker:
@@ -265,6 +266,7 @@ class StateTracker:
             if state == slot.last:
                 continue
             slot.last = state
+            slot.seen = (fp, flags, norm)
             rows.append((seq, call, edge, ctx, slot.var, slot.meta, fp, norm, flags))
             for twin in slot.twins:
                 rows.append((seq, call, edge, ctx, twin, slot.meta, fp, norm, flags))
@@ -321,18 +323,18 @@ class StateTracker:
 
     # -- for capsules -------------------------------------------------------------------------------------
 
-    def seen_last(self) -> dict[str, tuple[list[Any], list[tuple[int, int, int] | None]]]:
-        """By role, what is tracked and the fingerprint, flags and meta that it had when it was last looked at.
+    def seen_last(self) -> dict[str, tuple[list[Any], list[tuple[int, int, float] | None]]]:
+        """By role, what is tracked and the fingerprint, flags and norm that it had when it was last looked at.
 
         Parameters and gradients go by the id of the parameter, buffers by that of their module and their name in it,
         optimizer state by the id of the parameter and its key; in order of discovery.
         """
         entries = list(self._params.values())
         return {
-            "parameter": (list(self._params), [entry[1].last for entry in entries]),
-            "gradient": (list(self._params), [entry[2].last for entry in entries]),
-            "buffer": (list(self._buffers), [slot.last for slot in self._buffers.values()]),
-            "optimizer": (list(self._optimizer_slots), [slot.last for slot in self._optimizer_slots.values()]),
+            "parameter": (list(self._params), [entry[1].seen for entry in entries]),
+            "gradient": (list(self._params), [entry[2].seen for entry in entries]),
+            "buffer": (list(self._buffers), [slot.seen for slot in self._buffers.values()]),
+            "optimizer": (list(self._optimizer_slots), [slot.seen for slot in self._optimizer_slots.values()]),
         }
 
     def parameters(self) -> list[tuple[int, Any]]:

@@ -29,6 +29,7 @@ from proctor.oracle.store import Entry, RankRecord
 
 Array = npt.NDArray[Any]
 
+PARTIAL: Final = "partial sums"
 REPLICA_AXES: Final = ("dp", "ddp", "fsdp", "hsdp", "dp_replicate", "dp_shard", "dp_replicate_shard", "data", "zero")
 GRADIENTS: Final = ("grad_input", "grad_output")
 ACTIVATIONS: Final = ("input", "output", *GRADIENTS)
@@ -115,7 +116,7 @@ class Assembler:
             return Merged(None, [], pieces)
         summed = self._summed(key, target, pieces)
         if summed is not None:
-            return Merged(summed, [], [p._replace(label="partial sums", firm=False) for p in pieces])
+            return Merged(summed, [], [p._replace(label=PARTIAL, firm=False) for p in pieces])
         full, conflicts = self._join(pieces, target)
         if full is None:
             return Merged(None, conflicts, pieces)

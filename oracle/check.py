@@ -10,6 +10,7 @@ knows is *unmapped*: it is listed, it may be named as the place where a differen
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final
 
@@ -20,30 +21,35 @@ import numpy.typing as npt
 from proctor.errors import OracleError
 from proctor.oracle._replicas import Conflict, same_bits
 from proctor.oracle.align import PARAMETERS, Calls, Naming, count_calls, deal_calls, kept_names, name_tensors
-from proctor.oracle.assemble import GRADIENTS, REPLICA_AXES, Assembler, Piece
+from proctor.oracle.assemble import GRADIENTS, LIKE, REPLICA_AXES, Assembler, Piece
 from proctor.oracle.compare import Difference, compare
 from proctor.oracle.dtypes import as_float, from_float, is_floating
 from proctor.oracle.locate import FITS, take
 from proctor.oracle.mesh import Mesh
 from proctor.oracle.plan import Plan
 from proctor.oracle.reference import Key, Reference, slot_text
+from proctor.oracle.scalars import judge_scalars
+from proctor.oracle.slopes import cuts, flags, slopes
 from proctor.oracle.store import Entry, RankRecord, Recording
-from proctor.oracle.tolerance import Mode, tolerance
+from proctor.oracle.tolerance import UNIT_ROUNDOFF, Mode, tolerance
 from proctor.oracle.verdicts import (
     ReplicaConflict,
     TensorVerdict,
     Verdict,
+    Word,
     conclude,
     explain_difference,
     failing,
     flow,
     judge,
     not_compared,
+    with_slopes,
 )
 
 Array = npt.NDArray[Any]
 
 
+SHORT: Final = ("bfloat16", "float16")  # types whose noise hides an error of one per cent
 SAMPLED_TENSORS: Final = 4
 SAMPLED_CALLS: Final = 4
 
@@ -62,10 +68,12 @@ class Comparison:
     def __init__(
         self, reference: Recording, candidate: Recording, plan: Plan | None = None, mode: Mode = "all", run: str = "clean"
     ) -> None:
+        self.ranks = candidate.ranks(run)
+        plan = plan if plan is not None else _read_off(self.ranks)
         self.plan = plan
+        self.alone = run == "forced"
         self.mode = mode
         self.reference = Reference(reference)
-        self.ranks = candidate.ranks(run)
         self.notes: list[str] = [f"candidate: {n}" for n in candidate.info.notes] + [f"reference: {n}" for n in reference.info.notes]
         self.unchecked: list[str] = []
         self.mesh = plan.mesh if plan is not None else Mesh()
@@ -110,6 +118,7 @@ class Comparison:
             if verdict is not None:
                 tensors.append(verdict)
             replicas += conflicts
+        tensors += judge_scalars(self.reference, self.assembler)
         tensors += self._recomputed()
         return self._conclude(tensors, replicas)
 
@@ -132,6 +141,20 @@ class Comparison:
         """The candidate's shards of each tensor of the reference, with their places; after `run`."""
         for key, held in self._pieces.items():
             yield key, [self.assembler.place(rank, entry, key, self.reference.entries[key]) for rank, entry in held]
+
+    def names_of(self, module: str) -> dict[int, str]:
+        """What ranks call a module of the reference; after `run`."""
+        out: dict[int, str] = {}
+        for rank, record in self.ranks.items():
+            found = (e.name for e in record.entries if e.kind in ("input", "output") and self._naming[rank](e) == module)
+            if (name := next(found, None)) is not None:
+                out[rank] = name
+        return out
+
+    def call_of(self, rank: int, module: str, call: int) -> int:
+        """The reference's call that a rank's call of a module is, as its process counts them; after `run`."""
+        call -= self.ranks[rank].dry.get(0, 0)
+        return self._calls[rank].of(call, self._counts[rank].get(module, 0), self.reference.calls.get(module, 0))
 
     # -- before tensors are compared ------------------------------------------------------------------------
 
@@ -245,14 +268,14 @@ class Comparison:
     def _judge(self, key: Key) -> tuple[TensorVerdict | None, list[ReplicaConflict]]:
         target = self.reference.entries[key]
         step, call, kind, name, slot = key
-        if kind == "scalar" and name == "loss":
-            return None, []  # what is averaged over what is the program's business: gradients tell whether it is right
+        if kind == "scalar":
+            return None, []  # see `scalars`; what a loss is averaged over is the program's business, and gradients tell whether it is right
         if kind == "param" and step == 0:
             merged = self.assembler.merge(key)
             return (None, []) if merged is not None else (self._missing(key, target), [])
         merged = self.assembler.merge(key)
         if merged is None:
-            return (self._missing(key, target) if kind in ("main_grad", "param_after") else None), []
+            return (self._missing(key, target) if kind in ("main_grad", "param_after") and not slot else None), []
         full, conflicts, pieces = merged
         labels = sorted({p.label for p in pieces if p.label})
         # Replicas that are equal bit for bit are no partial sums: the whole is where it seems to be.
@@ -279,11 +302,13 @@ class Comparison:
             full = from_float(as_float(full, target.dtype) / self.assembler.gradient_scale, target.dtype)
         sums = compare(full, theirs, target.dtype)
         allowed = self.reference.tolerance(key, sums, self.mode)
-        note = explain_difference(full, theirs, target.dtype, kind, allowed.absolute, difference=sums) if sums.error > allowed.absolute else ""
+        note = self._explain(key, full, theirs, sums, allowed.absolute, conflicts, pieces) if sums.error > allowed.absolute else ""
         found = judge(sums, allowed, **common, ranks=ranks, note=note)
         near = firm or (sums.relative < FITS and kind in ("output", "input"))  # no other place has values like these
         if failing(found) and (not near or (not sums.rounded and kind != "input")):
             found = msgspec.structs.replace(found, verdict="unmapped")
+        if firm and sums.rounded and not failing(found) and (self.alone or target.dtype in SHORT):
+            found = self._sloped(key, found, full, theirs)
         apart = [c for c in conflicts if c.rel * sums.size > allowed.absolute or not np.isfinite(c.rel)] if firm else []
         if not apart:
             return found, []
@@ -292,6 +317,32 @@ class Comparison:
             note = f"not on rank{'s' if len(wrong) > 1 else ''} {', '.join(map(str, wrong))}: replicas differ"
             found = judge(worst, allowed, **common, ranks=wrong, note=note)
         return found, [self._conflict(c, wrong, allowed.absolute / sums.size if sums.size else 0.0, common) for c in apart]
+
+    def _explain(
+        self, key: Key, full: Array, theirs: Array, sums: Difference, allowed: float, conflicts: Sequence[Conflict], pieces: Sequence[Piece]
+    ) -> str:
+        """In what way a tensor is wrong."""
+        target = self.reference.entries[key]
+        parts: list[Array] = []
+        if conflicts and all(p.entry.shape == target.shape and p.entry.dtype == target.dtype for p in pieces):
+            parts = [self.ranks[p.rank].array(p.entry) for p in pieces]
+        earlier: dict[str, Array] = {}
+        for step, call, word in ((key[0] - 1, key[1], "the step before"), (key[0], key[1] - 1, "the microbatch before")):
+            before = self.reference.entries.get((step, call, *key[2:]))
+            if before is not None and before.shape == target.shape:
+                earlier[word] = self.reference.array(before)
+        axis = conflicts[0].axis if conflicts else ""
+        return explain_difference(full, theirs, target.dtype, key[2], allowed, difference=sums, parts=parts, axis=axis, earlier=earlier)
+
+    def _sloped(self, key: Key, found: TensorVerdict, full: Array, theirs: Array) -> TensorVerdict:
+        """Look for a head, shard or chunk that is scaled by less than noise shows in the norm."""
+        dtype = self.reference.entries[key].dtype
+        for dim, parts in cuts(theirs.shape):
+            noise, samples = self.reference.slopes(key, dim, parts)
+            seen = slopes(full, theirs, dtype, dim, parts)
+            raised = flags(seen, noise, samples, UNIT_ROUNDOFF[dtype], alone=self.alone)
+            found = with_slopes(found, raised, dim, parts, alone=self.alone)
+        return found
 
     def _strays(self, pieces: Sequence[Piece], theirs: Array, allowed: float, kind: str) -> tuple[list[int], Difference]:
         """Ranks whose own shard is not the reference's, and the worst difference."""
@@ -319,9 +370,21 @@ class Comparison:
             "main_grad": "no optimizer of the candidate took a gradient of it",
         }
         note = words.get(kind, "the candidate has none")
+        word: Word = "missing"
+        if kind == "main_grad" and self._constant_in_flats(name):
+            note, word = "its values are all alike, so its place in the optimizer's flat tensors is not known", "unmapped"
         return not_compared(
-            "missing", note, step=step, call=call, kind=kind, name=name, order=self._order(key), slot=slot, cls=target.cls, source=target.source
+            word, note, step=step, call=call, kind=kind, name=name, order=self._order(key), slot=slot, cls=target.cls, source=target.source
         )
+
+    def _constant_in_flats(self, name: str) -> bool:
+        """Whether optimizers of the candidate hold flat tensors, in which a parameter of one value cannot be found."""
+        param = self.reference.entries.get((0, 0, "param", name, ""))
+        return param is not None and _constant(self.reference.array(param)) and self._flat
+
+    @functools.cached_property
+    def _flat(self) -> bool:
+        return any(e.span is not None for record in self.ranks.values() for e in record.entries)
 
     def _order(self, key: Key) -> float:
         return float(self.reference.entries[key].order)
@@ -348,6 +411,7 @@ class Comparison:
         """
         keys = sorted((k for k in self.reference.order if k[2] in GRADIENTS and k[0] == 0), key=lambda k: self.reference.entries[k].order)
         for key in keys[:8]:
+            self.assembler.merge((*key[:2], LIKE[key[2]], *key[3:]))  # a gradient lies as its value does, and that has no scale
             merged = self.assembler.merge(key)
             if merged is None or merged[0] is None:
                 continue
@@ -366,7 +430,8 @@ class Comparison:
                     "division by it, gradients of parameters as they are"
                 )
                 return float(alpha)
-            return 1.0
+            if cosine > 0.99:
+                return 1.0
         return 1.0
 
     def _recomputed(self) -> list[TensorVerdict]:
@@ -407,6 +472,21 @@ class Comparison:
                     )
                 )
         return out
+
+
+def _read_off(ranks: Mapping[int, RankRecord]) -> Plan | None:
+    """What a framework said in every rank about how its model is cut, put together."""
+    said = [record.info.plan for record in ranks.values()]
+    if len(ranks) < 2 or not all(said):
+        return None
+    plans = [Plan.from_json(text) for text in dict.fromkeys(said)]
+    whole = Plan(plans[0].mesh)
+    for plan in plans:
+        for rules, known in ((plan.params, whole.params), (plan.activations, whole.activations), (plan.renames, whole.renames)):
+            for rule in rules:
+                if rule not in known:
+                    whole.add(rule)
+    return whole if whole.mesh.world == len(ranks) else None
 
 
 def _constant(values: Array) -> bool:

@@ -14,6 +14,7 @@ from typing import Any, Final
 import numpy as np
 import torch
 
+from proctor.errors import MappingError
 from proctor.oracle.collect.roots import local_of
 from proctor.oracle.collect.taps import seed_of
 from proctor.oracle.mesh import Layout, Mesh
@@ -100,5 +101,8 @@ def _place(
         for dim, cuts in layout.by_dim(len(shape)).items():
             grown[dim] *= math.prod(mesh.size(c.axis) for c in cuts)
         shape = tuple(grown)
-    index = layout.indices(shape, mesh, where)
+    try:
+        index = layout.indices(shape, mesh, where)
+    except MappingError:
+        return shape, None
     return shape, (index if tuple(len(i) for i in index) == tuple(local.shape) else None)

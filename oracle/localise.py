@@ -17,15 +17,18 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from proctor.oracle.assemble import GRADIENTS, Piece
+from proctor.oracle.assemble import GRADIENTS, PARTIAL, Piece
 from proctor.oracle.check import Comparison
 from proctor.oracle.collect.forced import key_of
-from proctor.oracle.dtypes import as_float, from_float
-from proctor.oracle.locate import take
+from proctor.oracle.dtypes import as_float, from_float, is_floating
+from proctor.oracle.inside import name_operation
+from proctor.oracle.locate import FITS, take
 from proctor.oracle.optimizer import isolate_updates
 from proctor.oracle.plan import Plan
 from proctor.oracle.record import Recorder
+from proctor.oracle.reference import Key
 from proctor.oracle.report import Report
+from proctor.oracle.scalars import UNCLIPPED
 from proctor.oracle.store import Recording
 from proctor.oracle.tolerance import Mode
 from proctor.oracle.verdicts import Culprit, TensorVerdict, Verdict, failing, flow
@@ -40,6 +43,7 @@ def localise(
     report: Report,
     command: Sequence[str],
     *,
+    reference_command: Sequence[str] | None = None,
     mode: Mode = "all",
     timeout_s: float = 3600.0,
 ) -> Report:
@@ -51,6 +55,7 @@ def localise(
         plan: of the candidate.
         report: of `reference` against `candidate`.
         command: the candidate's.
+        reference_command: the reference's; with it the operation inside the module is looked for.
         mode: of tolerances.
         timeout_s: after which the command is ended.
 
@@ -68,11 +73,15 @@ def localise(
             return _with(report, None, "no module's input could be replaced, so the culprit was not looked for")
         again = Recorder.again(candidate, command, timeout_s=timeout_s)
         again.once("forced", force=str(folder.resolve()), generate=candidate.info.generate)
+        forced = Comparison(reference, candidate, plan, mode, run="forced")
+        alone = isolate_updates(forced, forced.run())
+        found, note = culprit(report.verdict, alone), ""
+        if found is not None:
+            step = next((t.step for t in alone.tensors if failing(t)), 0)
+            found, note = name_operation(comparison, candidate, found, step, (reference_command, command), folder, timeout_s=timeout_s)
+        return _with(report, found, note)
     finally:
         shutil.rmtree(folder, ignore_errors=True)
-    forced = Comparison(reference, candidate, plan, mode, run="forced")
-    alone = isolate_updates(forced, forced.run())
-    return _with(report, culprit(report.verdict, alone), "")
 
 
 def culprit(found: Verdict, alone: Verdict) -> Culprit | None:
@@ -96,8 +105,16 @@ def culprit(found: Verdict, alone: Verdict) -> Culprit | None:
         if not inside:
             side = "into" if direction == "forward" else "back out of"
             what = f"what goes {side} {first.name} is wrong, and {first.name} itself is not the cause"
+        partial = _partial_before(alone, first, "output" if direction == "forward" else "grad_input")
+        if partial is not None:
+            text = f"its ranks hold partial sums that nothing puts together before {module or 'the model'} uses them: an all-reduce is missing"
+            return Culprit(partial.name, direction, partial.source, f"{partial.name}: {text}", first.ratio)
         return Culprit(module, direction, _source(found, alone, module) or first.source, f"fed with the reference's values, {module or 'the model'}: {what}", first.ratio)
     first = next((t for t in wrong if t.kind == "main_grad"), None)
+    told = [t for v in (alone, found) for t in v.tensors if t.kind == "scalar" and failing(t) and t.note]
+    clipping = next((t for t in told if t.name in ("clip_coefficient", "grad_norm")), None)
+    if first is not None and first.slot != UNCLIPPED and clipping is not None:
+        return Culprit("", "gradient", "", f"gradients of every module are right until they are clipped: {clipping.note}", first.ratio)
     if first is not None:
         module = first.name.rpartition(".")[0]
         apart = next((r for r in (*alone.replicas, *found.replicas) if r.kind == "main_grad" and r.name == first.name), None)
@@ -108,9 +125,20 @@ def culprit(found: Verdict, alone: Verdict) -> Culprit | None:
         what = f"given the reference's gradient, the update of {first.name} is not the reference's"
         if first.kind == "opt_state":
             what += f" (its {first.slot})"
-        text = ": ".join(filter(None, [what, first.note]))
+        text = ": ".join(filter(None, [what, "; ".join(dict.fromkeys(filter(None, [first.note, *(t.note for t in told if t is not clipping)])))]))
         return Culprit(first.name.rpartition(".")[0], "update", first.source, text, first.ratio)
     return None
+
+
+def _partial_before(alone: Verdict, first: TensorVerdict, kind: str) -> TensorVerdict | None:
+    """The last module inside the wrong one, or beside it, whose ranks hold addends of what the reference has."""
+    inside = f"{first.name}." if first.name else ""
+    held = [t for t in alone.tensors if t.kind == kind and t.layout == PARTIAL and t.order < first.order and t.step == first.step]
+    found: TensorVerdict | None = None
+    while near := [t for t in held if t.name.startswith(inside)]:
+        found = max(near, key=lambda t: t.order)
+        inside = f"{found.name}."
+    return found
 
 
 def _was_placed(found: Verdict, tensor: TensorVerdict) -> bool:
@@ -141,16 +169,41 @@ def _write(comparison: Comparison, folder: Path) -> int:
         if kind not in ("input", "grad_output"):
             continue
         target = comparison.reference.entries[key]
-        for piece in held:
+        for piece in _certain(comparison, key):
             if piece.places is None or piece.entry.dtype not in _TORCH_NAMES or target.dtype not in _TORCH_NAMES:
                 continue
             values = as_float(take(comparison.reference.array(target), piece.places), target.dtype)
             if kind == "grad_output":
                 values = values * comparison.assembler.gradient_scale
-            files[piece.rank][key_of(step, kind, piece.entry.name, piece.entry.slot, piece.entry.call)] = _tensor(values, piece.entry.dtype)
+            call = piece.entry.call + comparison.ranks[piece.rank].dry.get(step, 0)
+            files[piece.rank][key_of(step, kind, piece.entry.name, piece.entry.slot, call)] = _tensor(values, piece.entry.dtype)
     for rank, tensors in files.items():
         save_file(tensors, str(folder / f"rank{rank}.safetensors"))
     return sum(map(len, files.values()))
+
+
+def _certain(comparison: Comparison, key: Key) -> Sequence[Piece]:
+    """The shards of a tensor that are parts of the reference's: not summands of it, and not what merely has its shape."""
+    merged = comparison.assembler.merge(key)
+    if merged is None or any(p.addend or p.label == "partial sums" for p in merged.pieces):
+        return ()
+    alike = not merged.conflicts and len({p.rank for p in merged.pieces}) > 1
+    if alike or all(p.firm for p in merged.pieces):
+        return merged.pieces
+    target = comparison.reference.entries[key]
+    if not is_floating(target.dtype):
+        return ()
+    theirs = comparison.reference.floats(target)
+    scale = comparison.assembler.gradient_scale if key[2] in GRADIENTS else 1.0
+    return [
+        p
+        for p in merged.pieces
+        if p.firm or (p.places is not None and _near(as_float(comparison.ranks[p.rank].array(p.entry), p.entry.dtype), take(theirs, p.places) * scale))
+    ]
+
+
+def _near(mine: np.ndarray[Any, Any], theirs: np.ndarray[Any, Any]) -> bool:
+    return mine.shape == theirs.shape and float(np.linalg.norm((mine - theirs).ravel())) < FITS * float(np.linalg.norm(theirs.ravel()))
 
 
 def _write_gradients(comparison: Comparison, name: str, held: Sequence[Piece], files: Mapping[int, dict[str, Any]]) -> None:

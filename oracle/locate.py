@@ -61,7 +61,12 @@ def locate(local: Array, full: Array) -> Found | None:
     scale = float(np.linalg.norm(local.ravel()[:SAMPLE]))
     best: Found | None = None
     second = np.inf
+    tried: set[tuple[int, ...]] = set()
     for part in itertools.islice(parts(local.shape, full.shape), MOST_TRIES):
+        places = tuple(hash(i.tobytes()) for i in part.places)
+        if places in tried:
+            continue  # the same part under another name
+        tried.add(places)
         error = _error(local, full, part.places, scale)
         if best is None or error < best.error:
             second = best.error if best is not None else np.inf

@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import re
 import time
 from collections.abc import Sequence
 from pathlib import Path
 
+import msgspec
+
+from proctor.errors import OracleError
+from proctor.oracle._names import compiled
 from proctor.oracle.check import Comparison
 from proctor.oracle.plan import Plan
 from proctor.oracle.plan_toml import read_plan
@@ -39,6 +44,32 @@ def stored_plan(recording: Recording) -> Plan | None:
     return Plan.from_json(recording.info.plan) if recording.info.plan else None
 
 
+def check_plan(plan: Plan, comparison: Comparison) -> list[str]:
+    """What a plan says of things that the runs do not have.
+
+    Raises:
+        OracleError: none of its rules matches anything.
+    """
+    params = {e.name: e.shape for e, _ in comparison.reference.parameters().values()}
+    modules = {k[3]: e.shape for k, e in comparison.reference.entries.items() if k[2] == "output"}
+    theirs = {e.name for record in comparison.ranks.values() for e in record.entries if e.kind in ("param", "output")}
+    patterns = [r.path for r in plan.params] + [r.module for r in plan.activations] + [r.pattern for r in plan.renames]
+    names = (params, modules, theirs)
+    matched = (
+        any(compiled(r.path).fullmatch(n) for r in plan.params for n in params)
+        or any(compiled(r.module).fullmatch(n) for r in plan.activations for n in modules)
+        or any(compiled(r.pattern).fullmatch(n) for r in plan.renames for n in theirs)
+    )
+    if patterns and not matched and all(names):
+        shown = ", ".join(repr(p)[:60] for p in patterns[:3]) + (", …" if len(patterns) > 3 else "")
+        raise OracleError(
+            f"the plan matches nothing: no parameter or module of the reference is called {shown}",
+            hint=f"proctor oracle plan PLAN RECORDING shows the names, such as {next(iter(params))}",
+        )
+    # Parameters without a rule are found by content, and renames are about the candidate's names.
+    return [w for w in plan.understood(params, modules).warnings if not re.match(r"\d+ parameters? match|rename ", w)]
+
+
 def report_of(
     reference: Recording,
     candidate: Recording,
@@ -62,7 +93,9 @@ def report_of(
     """
     try:
         comparison = Comparison(reference, candidate, plan, mode)
+        warnings = check_plan(plan, comparison) if plan is not None else []
         verdict, world = comparison.run(), len(comparison.ranks)
+        verdict = msgspec.structs.replace(verdict, notes=(*(f"plan: {w}" for w in warnings), *verdict.notes))
         mesh = str(comparison.mesh) if plan is not None else ""
     except MissingRank as missing:
         verdict, mesh, world = conclude([], inconclusive=missing.message), "", candidate.info.world

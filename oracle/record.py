@@ -7,6 +7,7 @@ is stopped once every rank has recorded what was asked for, unless it shall run 
 
 from __future__ import annotations
 
+import math
 import os
 import shutil
 import signal
@@ -42,7 +43,12 @@ class Recorder:
         to_the_end: let the command finish.
         timeout_s: after which it is ended.
         options: further fields of `CollectConfig`.
+
+    Attributes:
+        until: when all of it is ended, by the monotonic clock.
     """
+
+    until: float = math.inf
 
     def __init__(
         self,
@@ -100,7 +106,7 @@ class Recorder:
         """Run the command once; returns what its ranks said."""
         folder = self.out / "runs" / run
         shutil.rmtree(folder, ignore_errors=True)
-        folder.mkdir(parents=True)
+        _writable(folder)
         config = CollectConfig(
             folder=str(folder.resolve()), steps=self.steps, plan=self.info.plan, **{**self.options, **options}
         )
@@ -155,9 +161,9 @@ class Recorder:
         began, complete = time.monotonic(), None
         while process.poll() is None:
             now = time.monotonic()
-            if now - began > self.timeout_s:
+            if now - began > self.timeout_s or now > self.until:
                 raise OracleError(
-                    f"{self.info.program}: did not record {self.steps} step(s) within {self.timeout_s:.0f} s",
+                    f"{self.info.program}: did not record {self.steps} step(s) within {min(self.timeout_s, now - began):.0f} s",
                     hint="--timeout SECONDS, or a smaller model",
                 )
             if complete is None and not self.to_the_end and _complete(folder):
@@ -209,6 +215,15 @@ def _make(out: Path, overwrite: bool) -> None:
         (out / "runs").mkdir(parents=True, exist_ok=True)
     except OSError as e:
         raise OracleError(f"{out}: cannot be written: {e.strerror or e}", hint="choose another -o") from None
+
+
+def _writable(folder: Path) -> None:
+    """Make the folder of a run, with room for what its command says."""
+    try:
+        folder.mkdir(parents=True)
+        (folder / "output.log").write_bytes(b" " * 4096)
+    except OSError as e:
+        raise OracleError(f"{folder}: cannot be written: {e.strerror or e}", hint="choose another -o") from None
 
 
 def _write_boot(boot: Path, config: CollectConfig) -> Path:

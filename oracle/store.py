@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -23,12 +24,13 @@ import msgspec
 import numpy as np
 
 from proctor.errors import OracleError
+from proctor.oracle._dry import without_dry_runs
 
 SCHEMA: Final = 1
 SHARD_BYTES: Final = 64 * 1024 * 1024
 MAX_INDEX_BYTES: Final = 2 * 1024**3
 MAX_HEADER_BYTES: Final = 256 * 1024 * 1024
-RUN_NAME: Final = re.compile(r"clean|again|forced|noise-\d{1,3}")
+RUN_NAME: Final = re.compile(r"clean|again|forced|ops|noise-\d{1,3}")
 
 _DATA_NAME: Final = re.compile(r"data-\d{5}\.safetensors")
 _RANK_NAME: Final = re.compile(r"rank(\d{1,7})")
@@ -94,6 +96,40 @@ class Entry(msgspec.Struct, frozen=True):
     fp8: bool = False
 
 
+class OptimizerGroup(msgspec.Struct, frozen=True):
+    """What an optimizer was told for some parameters.
+
+    Attributes:
+        step: of the run.
+        optimizer: its class.
+        values: learning rate, weight decay and the like; `betas.0` is the first of several.
+        params: names, as this rank has them.
+    """
+
+    step: int
+    optimizer: str
+    values: dict[str, float]
+    params: list[str]
+
+
+class Clip(msgspec.Struct, frozen=True):
+    """A call of `clip_grad_norm_`.
+
+    Attributes:
+        step: of the run.
+        norm: that it returned; not a number where that was not finite.
+        max_norm: `None` for no limit.
+        norm_type: as text; "2.0" is the usual one.
+        params: names, as this rank has them.
+    """
+
+    step: int
+    norm: float | None
+    max_norm: float | None
+    norm_type: str
+    params: list[str]
+
+
 class ProcessInfo(msgspec.Struct):
     """One rank of one run."""
 
@@ -105,7 +141,10 @@ class ProcessInfo(msgspec.Struct):
     coords: dict[str, int] = {}
     notes: list[str] = []
     fp8: list[str] = []
+    plan: str = ""
     decisions: dict[str, int] = {}
+    groups: list[OptimizerGroup] = []
+    clips: list[Clip] = []
 
 
 class RunInfo(msgspec.Struct):
@@ -124,13 +163,13 @@ class RunInfo(msgspec.Struct):
 
 
 class RankRecord:
-    """What one rank recorded; tensors are mapped from disk when asked for."""
+    """What one rank recorded; tensors are mapped from disk when asked for. `dry`: calls left out of each step."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self.info = _decode(folder / "process.json", ProcessInfo)
         self._folded: dict[str, list[Entry]] = {}
-        self.entries = self._fold(list(_entries(folder / "index.jsonl")))
+        self.entries, self.dry = without_dry_runs(self._fold(list(_entries(folder / "index.jsonl"))))
         self._headers: dict[str, tuple[dict[str, Any], np.ndarray[Any, Any]]] = {}
 
     def array(self, entry: Entry) -> np.ndarray[Any, Any]:
@@ -147,9 +186,12 @@ class RankRecord:
         if not isinstance(found, dict) or found.get("dtype") not in _RAW:
             raise OracleError(f"{path}: does not hold {entry.tensor}", hint="record it again")
         raw, name = _RAW[found["dtype"]]
-        start, stop = (int(x) for x in found.get("data_offsets", (0, 0)))
-        shape = tuple(int(x) for x in found.get("shape", ()))
-        size = int(np.prod(shape, dtype=np.int64)) * np.dtype(raw).itemsize
+        try:
+            start, stop = (int(x) for x in found["data_offsets"])
+            shape = tuple(int(x) for x in found["shape"])
+            size = math.prod(shape) * np.dtype(raw).itemsize
+        except (TypeError, ValueError, KeyError):
+            raise OracleError(f"{path}: its header is damaged", hint="record it again") from None
         if name != entry.dtype or shape != entry.shape or stop - start != size or not 0 <= start <= stop <= data.size:
             raise OracleError(f"{path}: {entry.tensor} is damaged", hint="record it again")
         return data[start:stop].view(raw).reshape(shape)
@@ -181,13 +223,16 @@ class RankRecord:
             path = self.folder / name
             if _DATA_NAME.fullmatch(name) is None or not path.is_file():
                 raise OracleError(f"{path}: missing", hint="record it again")
-            whole = np.memmap(path, dtype=np.uint8, mode="r")
+            try:
+                whole = np.memmap(path, dtype=np.uint8, mode="r")
+            except (OSError, ValueError):  # an empty file cannot be mapped
+                raise OracleError(f"{path}: cannot be read", hint="record it again") from None
             length = int.from_bytes(whole[:8].tobytes(), "little") if whole.size >= 8 else -1
             if not 0 < length <= min(MAX_HEADER_BYTES, whole.size - 8):
                 raise OracleError(f"{path}: not a safetensors file", hint="record it again")
             try:
                 header = json.loads(whole[8 : 8 + length].tobytes())
-            except ValueError:
+            except (ValueError, RecursionError):
                 raise OracleError(f"{path}: its header is damaged", hint="record it again") from None
             self._headers[name] = (header if isinstance(header, dict) else {}, whole[8 + length :])
         return self._headers[name]
@@ -308,10 +353,17 @@ class RankWriter:
 
 
 def write_json(path: Path, value: Any) -> None:
-    """Replace a small file as a whole."""
+    """Replace a small file as a whole.
+
+    Raises:
+        OracleError: it cannot be written.
+    """
     partial = path.with_name(f".{path.name}.new")
-    partial.write_bytes(msgspec.json.format(msgspec.json.encode(value), indent=1))
-    partial.replace(path)
+    try:
+        partial.write_bytes(msgspec.json.format(msgspec.json.encode(value), indent=1))
+        partial.replace(path)
+    except OSError as e:
+        raise OracleError(f"{path}: cannot be written: {e.strerror or e}") from None
 
 
 def by_place(entries: Sequence[Entry]) -> Mapping[tuple[int, str, str, str], list[Entry]]:

@@ -27,7 +27,7 @@ from typing import Final, Literal, Protocol
 import msgspec
 
 from proctor.errors import ProctorError
-from proctor.invariants.capsule import capsules_of, read_capsule, siblings
+from proctor.invariants.capsule import Capsule, capsules_of, read_capsule, siblings
 from proctor.invariants.invariant import Severity, Tier
 from proctor.verify.notice import Action, Notice
 from proctor.verify.wording import clean
@@ -229,10 +229,16 @@ class Reference:
                     if capsule.key != key[:256] or capsule.control is not None:
                         continue
                     found = found or path
-                    if capsule.by_value and len(siblings(path, capsule)) == capsule.world:
+                    if len(siblings(path, capsule)) == capsule.world and self._held(path, capsule):
                         return path
             time.sleep(_POLL_S)
         return found
+
+
+    @staticmethod
+    def _held(path: Path, capsule: Capsule) -> bool:
+        """Whether a rank holds the step by value; ranks that do not may be replicas of it."""
+        return any(read_capsule(folder).by_value for folder in siblings(path, capsule).values())
 
 
 def _run(words: Sequence[str], limit_s: float) -> Answer:

@@ -11,7 +11,9 @@ After `steps` steps everything is taken off again and the process goes on as if 
 from __future__ import annotations
 
 import atexit
+import contextlib
 import functools
+import gc
 import os
 import sys
 import weakref
@@ -20,14 +22,18 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import wrapt
 from torch import nn
 from torch.utils import _pytree as pytree
 
-from proctor.oracle.collect import spans
+from proctor.oracle.collect import settings, spans
 from proctor.oracle.collect.config import CollectConfig
 from proctor.oracle.collect.forced import Forced
+from proctor.oracle.collect.ops import OpRecorder
+from proctor.oracle.collect.replayed import Replayed
 from proctor.oracle.collect.roots import Modules, Names, is_torch_module, local_of, source_of, unwrapped
-from proctor.oracle.collect.taps import FP8_SIGMA, UNIT_ROUNDOFF, noisy, recomputing, tap
+from proctor.oracle.collect.taps import FP8_SIGMA, UNIT_ROUNDOFF, noisy, recomputing, tap, watched
+from proctor.oracle.frameworks import framework_of
 from proctor.oracle.store import ProcessInfo, RankWriter
 
 _DTYPES = {
@@ -62,8 +68,11 @@ class Collector:
         self.writer: RankWriter | None = None
         self.info = ProcessInfo(rank=0, world=1, pid=os.getpid())
         self.force: Forced | None = None
+        self.ops: OpRecorder | None = None
+        self.replayed = Replayed(config.replay) if config.replay else None
         self._roots: list[nn.Module] = []
         self._main_known = False
+        self._trial = False  # a library tries modules out
         self._active = 0  # depth of calls of hooked roots
         self._begun = False
         self._over = False
@@ -71,6 +80,7 @@ class Collector:
         self._stepped = False  # an optimizer has stepped since the last forward
         self._backward = False  # gradients were computed since the last boundary
         self._cleared = False  # … and cleared again, without a step
+        self._boundary = False  # the forward that begins is that of the next step
         self._calls: dict[str, int] = {}
         self._recomputes: dict[str, int] = {}
         self._running: list[tuple[str, int, bool]] = []  # modules that run now: name, call, recompute
@@ -106,17 +116,22 @@ class Collector:
             self._undo.append(handle.remove)
         if self.config.watch_fp8:
             self._wrap(torch.Tensor, "to", self._converted)
+        wrapt.register_post_import_hook(self._guarded(self._find_trials), "torch.distributed.pipelining.stage")
+        if self.replayed is not None:
+            self.replayed.install(self._wrap, lambda: not (self._active or self._over or self._boundary))
         at_exit = self._guarded(self._at_exit)
         atexit.register(at_exit)
         self._undo.append(lambda: atexit.unregister(at_exit))
 
     def adopt(self, models: Sequence[nn.Module]) -> None:
-        """Take models that were built before; the first one's modules have no prefix. After `install`."""
+        """Take models, and optimizers, that were made before; the first model's modules have no prefix. After `install`."""
         for module in (m for model in models for m in model.modules()):
             self.modules.add(module)
         for model in models:
             if id(model) not in self.names.modules:
                 self._discover(model)
+        made = [o for o in gc.get_objects() if issubclass(type(o), torch.optim.Optimizer)]
+        self._optimizers += [weakref.ref(o) for o in made]
 
     def end(self) -> None:
         """Nothing more comes: write what there is, as at the end of the process."""
@@ -188,14 +203,35 @@ class Collector:
         self._optimizers.append(weakref.ref(optimizer))
 
     def _called(self, original: Callable[..., Any], module: nn.Module, *args: Any, **kwargs: Any) -> Any:
-        if not self._active and not self._over and torch.is_grad_enabled() and not recomputing():
+        if not self._active and not self._over and not self._trial and torch.is_grad_enabled() and not recomputing():
             self._guarded(self._outermost)(module)
+            if self.replayed is not None and self._begun and not self._boundary and not self._over:
+                self._guarded(self.replayed.call)(args, kwargs)
         return original(module, *args, **kwargs)
+
+    def _find_trials(self, stages: Any) -> None:
+        """Pipeline stages first run forwards and backwards on empty tensors to learn shapes; that is no microbatch."""
+        for cls in vars(stages).values():
+            for name in ("_prepare_forward_infra", "_prepare_backward_infra"):
+                if not self._over and isinstance(cls, type) and name in vars(cls):
+                    self._wrap(cls, name, self._on_trial)
+
+    def _on_trial(self, original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        before, self._trial = self._trial, True
+        try:
+            return original(*args, **kwargs)
+        finally:
+            self._trial = before
 
     def _backwards(self, original: Callable[..., Any], tensors: Any, *args: Any, **kwargs: Any) -> Any:
         if not self._over and self._begun:
             self._guarded(self._loss)(tensors)
+            if self.replayed is not None:
+                self.replayed.backward()
             self._backward = True
+            if self.ops is not None:
+                with self.ops.backward():
+                    return original(tensors, *args, **kwargs)
         return original(tensors, *args, **kwargs)
 
     def _zeroed(self, original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
@@ -205,17 +241,29 @@ class Collector:
 
     def _clipped(self, original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         if not self._over and self._begun:
+            args, kwargs = settings.listed(args, kwargs)
             self._guarded(self._before_clipping)(args[0] if args else kwargs.get("parameters"))
         norm = original(*args, **kwargs)
         if not self._over and self._begun and isinstance(norm, torch.Tensor):
-            self._guarded(lambda: self._scalar("grad_norm", norm))()
+            self._guarded(self._after_clipping)(norm, args, kwargs)
         return norm
+
+    def _after_clipping(self, norm: torch.Tensor, args: Any, kwargs: Any) -> None:
+        value = float(self._scalar("grad_norm", norm))
+        self.info.clips.append(settings.clip_of(self._step, value, args, kwargs, self._held_by))
+
+    def _held_by(self, tensor: Any) -> Iterator[str]:
+        """Parameters of which a tensor of an optimizer holds elements."""
+        if id(tensor) in self._foreign:
+            yield from (span.name for span in self._spans.get(id(tensor), ()))
+        elif id(tensor) in self.names.parameters:
+            yield self.names.parameters[id(tensor)]
 
     def _before_clipping(self, parameters: Any) -> None:
         """Gradients as they were: clipping hides a wrong scale."""
         tensors = [parameters] if isinstance(parameters, torch.Tensor) else parameters
         if not isinstance(tensors, list | tuple):
-            return  # an iterator: reading it would take it from the program
+            return
         for tensor in tensors:
             name = self.names.parameters.get(id(tensor))
             grad = getattr(tensor, "grad", None)
@@ -240,7 +288,7 @@ class Collector:
         if not self._begun:
             self._begin()
         elif self._stepped or (self._backward and self._cleared):
-            self._next_step()
+            self._boundary = True
 
     def _discover(self, called: nn.Module) -> None:
         roots = self.modules.roots()
@@ -252,8 +300,10 @@ class Collector:
             prefix = None
             if not self._main_known and any(True for _ in root.parameters()):
                 prefix, self._main_known = "", True
-            for name, module in self.names.add_root(root, prefix):
-                self._hook(name, module)
+            known = framework_of(root)
+            left_out = known.left_out(root) if known is not None else {}
+            for name, module in self.names.add_root(root, prefix, known.canonical_names(root) if known is not None else None):
+                self._hook(name, module, left_out.get(name, frozenset()))
             if any(True for _ in root.parameters()):
                 self._roots.append(root)
 
@@ -270,19 +320,30 @@ class Collector:
             self.remove()
             return
         self.names.rename_parameters(self._roots)
+        chunks = [r for r in self._roots if framework_of(r) is not None]
+        if chunks and not self.config.plan and (known := framework_of(chunks[0])) is not None:
+            self.info.plan = known.plan_of(chunks).to_json().decode()
         if self.config.generate is not None:
-            self._generate(self.config.generate)
+            self._overwrite(functools.partial(self._generate, self.config.generate))
+        if self.replayed is not None:
+            self._overwrite(functools.partial(self.replayed.begin, self))
         self._record_parameters("param", lambda p: True)
         if self.config.force:
             self.force = Forced(self.config.force, self.info.rank)
+        if self.info.rank in self.config.ops:
+            self.ops = OpRecorder(self.config.ops[self.info.rank], self.config.ops_step, self._record_op)
 
     def _generate(self, seed: int) -> None:
-        """Overwrite the parameters, and the copies that optimizers made of them."""
         from proctor.oracle.generate import generate_parameters
 
+        plan = self.config.plan or self.info.plan
+        self.info.notes += generate_parameters(self._parameters(), seed, plan, self.info.rank, self.info.world)
+
+    def _overwrite(self, parameters: Callable[[], None]) -> None:
+        """Have the parameters overwritten, and then the copies that optimizers made of them."""
         for optimizer in [o for ref in self._optimizers if (o := ref()) is not None]:
             self._flatten_foreign(optimizer)
-        self.info.notes += generate_parameters(self._parameters(), seed, self.config.plan, self.info.rank, self.info.world)
+        parameters()
         named = dict(self._parameters())
         with torch.no_grad():
             for key, tensor in self._foreign.items():
@@ -327,6 +388,10 @@ class Collector:
         self.info.fp8 = sorted(self._fp8)
         if self.writer is not None:
             try:
+                if self.replayed is not None:
+                    self.replayed.close(self.writer.folder)
+                if self.ops is not None:
+                    self.ops.close(self.writer.folder)
                 self.writer.close(self.info)
             except Exception as e:  # noqa: BLE001 - a full disk is said, the program goes on
                 print(f"proctor: oracle: cannot write {self.writer.folder}: {e}", file=sys.stderr)
@@ -335,17 +400,19 @@ class Collector:
 
     # -- modules --------------------------------------------------------------------------------------------
 
-    def _hook(self, name: str, module: nn.Module) -> None:
+    def _hook(self, name: str, module: nn.Module, left_out: frozenset[str] = frozenset()) -> None:
+        """Tap a module's input and output, but for sides that the model as a whole does not have there."""
         if isinstance(module, torch.jit.ScriptModule):
             self.info.notes.append(f"{name}: a TorchScript module is not looked into")
             return
         meta = (name, type(module).__name__, source_of(module) if not is_torch_module(module) else "")
+        key = f"{name}\0{id(module)}"  # chunks of one model count their calls apart
 
         def before(_: nn.Module, args: Any, kwargs: Any) -> Any:
-            return self._enter(meta, args, kwargs)
+            return self._enter(meta, args, kwargs, key, "input" not in left_out)
 
         def after(_: nn.Module, args: Any, kwargs: Any, output: Any) -> Any:
-            return self._leave(meta, output)
+            return self._leave(meta, output, "output" not in left_out)
 
         try:
             handles = [
@@ -357,39 +424,65 @@ class Collector:
             return
         self._undo += [h.remove for h in handles]
 
-    def _enter(self, meta: tuple[str, str, str], args: Any, kwargs: Any) -> Any:
-        if self._over or self.writer is None:
+    def _enter(self, meta: tuple[str, str, str], args: Any, kwargs: Any, key: str, wanted: bool) -> Any:
+        if self._over or self._trial or self.writer is None:
             return None
+        if self._boundary:  # behind the program's own hooks, which may gather parameters that late
+            self._boundary = False
+            self._guarded(self._next_step)()
+            if self._over:
+                return None
         name = meta[0]
         again = recomputing()
         counts = self._recomputes if again else self._calls
-        call = counts.get(name, 0)
+        call = counts.get(key, 0)
         if not self._active and not torch.is_grad_enabled() and not again:
             return None  # an evaluation
-        counts[name] = call + 1
-        self._active += 1
+        counts[key] = call + 1
+        if not again:  # checkpointing ends a recomputation by an exception: its calls never leave
+            self._running = [r for r in self._running if not r[2]]
+            self._active += 1
         self._running.append((name, call, again))
         try:
-            return self._cross(meta, call, again, "input", (args, kwargs))
+            if self.ops is not None and not again:
+                return self._enter_recorded(self.ops, meta, call, (args, kwargs), wanted)
+            return self._cross(meta, call, again, "input", (args, kwargs)) if wanted else None
         except Exception as e:  # noqa: BLE001 - the user's forward goes on
             self._fail(e)
             return None
 
-    def _leave(self, meta: tuple[str, str, str], output: Any) -> Any:
+    def _leave(self, meta: tuple[str, str, str], output: Any, wanted: bool) -> Any:
         if self._over or self.writer is None:
             return None
         while self._running and self._running[-1][0] != meta[0]:
-            self._running.pop()  # a call that an exception ended
-            self._active -= 1
+            self._active -= not self._running.pop()[2]  # a call that an exception ended
         if not self._running:
             return None
         _, call, again = self._running.pop()
-        self._active -= 1
+        self._active -= not again
         try:
-            return self._cross(meta, call, again, "output", output)
+            if self.ops is not None and not again:
+                return self._leave_recorded(self.ops, meta, call, output, wanted)
+            return self._cross(meta, call, again, "output", output) if wanted else None
         except Exception as e:  # noqa: BLE001 - the user's forward goes on
             self._fail(e)
             return None
+
+    def _enter_recorded(self, ops: OpRecorder, meta: tuple[str, str, str], call: int, values: Any, wanted: bool) -> Any:
+        """As without `ops`, telling what the caller gives and what the module gets."""
+        ops.entering(meta[0], call, _named(values, "input"))
+        changed = self._cross(meta, call, False, "input", values) if wanted else None
+        ops.entered(meta[0], call, self._step, _named(values if changed is None else changed, "input"))
+        return changed
+
+    def _leave_recorded(self, ops: OpRecorder, meta: tuple[str, str, str], call: int, output: Any, wanted: bool) -> Any:
+        ops.leaving(meta[0], call, _named(output, "output"))
+        changed = self._cross(meta, call, False, "output", output) if wanted else None
+        ops.left(meta[0], call, _named(output if changed is None else changed, "output"))
+        return changed
+
+    def _record_op(self, tensor: torch.Tensor, number: int, place: int, call: int) -> None:
+        self._record(tensor, call=call, kind="op", meta=(str(number), "", ""), slot=str(place))
 
     def _cross(self, meta: tuple[str, str, str], call: int, again: bool, side: str, values: Any) -> Any:
         leaves, spec = pytree.tree_flatten(values)
@@ -405,7 +498,7 @@ class Collector:
                 self._record(x, call=call, kind=side, meta=meta, slot=slot, recompute=again)
                 continue
             out[i] = self._tapped(x, meta, call, again, side, slot)
-            changed = True
+            changed = changed or out[i] is not x
         return pytree.tree_unflatten(out, spec) if changed else None
 
     def _tapped(self, x: torch.Tensor, meta: tuple[str, str, str], call: int, again: bool, side: str, slot: str) -> torch.Tensor:
@@ -431,12 +524,14 @@ class Collector:
                 self._record(grad if other is None else other, call=call, kind=f"grad_{side}", meta=meta, slot=slot)
             if self.force is not None and side == "output":
                 other = self.force(self._step, "grad_output", name, slot, call, grad.detach())
+            if self.ops is not None:
+                self.ops.crossed(side, name, slot, call, grad, grad if other is None else other)
             return other
 
         def safely(function: Callable[[torch.Tensor], torch.Tensor | None]) -> Callable[[torch.Tensor], torch.Tensor | None]:
             def run(value: torch.Tensor) -> torch.Tensor | None:
                 try:
-                    with torch.no_grad():
+                    with torch.no_grad(), self.ops.paused() if self.ops is not None else contextlib.nullcontext():
                         return function(value)
                 except Exception as e:  # noqa: BLE001 - the user's pass goes on
                     self._fail(e)
@@ -444,6 +539,9 @@ class Collector:
 
             return run
 
+        if seed is None and self.force is None and not (x.requires_grad and x.is_leaf):
+            safely(on_value)(x)
+            return watched(x, safely(on_grad), own_edge=side == "input")
         return tap(x, safely(on_value), safely(on_grad))
 
     # -- parameters, gradients, optimizers ------------------------------------------------------------------
@@ -489,9 +587,10 @@ class Collector:
         if self._over or not self._begun or self.writer is None:
             return
         self._flatten_foreign(optimizer)
-        for index, group in enumerate(optimizer.param_groups):
-            if ("lr", str(index)) not in self._taken_scalars():
-                self._scalar("lr", torch.as_tensor(float(group.get("lr", 0.0)), dtype=torch.float64), slot=str(index))
+        if self.replayed is not None and self._step == 0:
+            self.replayed.before_update(optimizer, self.names.parameters)
+        for group in optimizer.param_groups:
+            self.info.groups.append(settings.group_of(self._step, optimizer, group, self._held_by))
             for tensor in group["params"]:
                 if id(tensor) in self._foreign:
                     self._record_spans(tensor, tensor.grad, "main_grad", "")
@@ -526,9 +625,6 @@ class Collector:
                     if whole is not None and whole.numel() == local.numel():
                         local.copy_(whole.view(local.shape))
 
-    def _taken_scalars(self) -> set[tuple[str, str]]:
-        return {(n[7:].split("/")[0], n.rpartition("/")[2]) for s, n in self._taken if s == self._step and n.startswith("scalar:")}
-
     def _flatten_foreign(self, optimizer: Any) -> None:
         """Find out which elements of parameters an optimizer's own flat tensors hold; once, before the first update."""
         strangers = [
@@ -541,7 +637,11 @@ class Collector:
             return
         values = {n: local_of(p.detach()).float().flatten().cpu().numpy() for n, p in self._parameters()}
         flats = [local_of(t.detach()).float().flatten().cpu().numpy() for t in strangers]
-        for tensor, found in zip(strangers, spans.find_spans(flats, values), strict=True):
+        grads = spans.Gradients(
+            [_flat_gradient(t) for t in strangers],
+            {n: g for n, p in self._parameters() if (g := _flat_gradient(p)) is not None and g.shape == values[n].shape},
+        )
+        for tensor, found in zip(strangers, spans.find_spans(flats, values, grads), strict=True):
             self._foreign[id(tensor)] = tensor
             self._spans[id(tensor)] = found
 
@@ -559,6 +659,8 @@ class Collector:
         self._stepped = True
         for group in optimizer.param_groups:
             for tensor in group["params"]:
+                if id(tensor) in self._foreign:
+                    self._record_spans(tensor, tensor, "opt_state", "master")
                 state = optimizer.state.get(tensor, {}) if hasattr(optimizer.state, "get") else {}
                 name = self.names.parameters.get(id(tensor))
                 for key, value in state.items():
@@ -585,10 +687,11 @@ class Collector:
                 self._scalar("loss", root, call=self._losses)
                 self._losses += 1
 
-    def _scalar(self, name: str, value: Any, *, slot: str = "", call: int = 0) -> None:
-        self._taken.add((self._step, f"scalar:{name}/{slot}"))
+    def _scalar(self, name: str, value: Any, *, call: int = 0) -> Any:
+        """Record a number; returns it, of a DTensor the whole."""
         full = value.full_tensor() if hasattr(value, "full_tensor") and name != "loss" else value
-        self._record(full.detach().reshape(()), call=call, kind="scalar", meta=(name, "", ""), slot=slot)
+        self._record(full.detach().reshape(()), call=call, kind="scalar", meta=(name, "", ""), slot="")
+        return full
 
     def _record(
         self,
@@ -601,7 +704,7 @@ class Collector:
         recompute: bool = False,
         span: tuple[int, int] | None = None,
     ) -> None:
-        if self.writer is None:
+        if self.writer is None or (self.ops is not None and kind != "op"):
             return
         placement = _placement(tensor)
         local = local_of(tensor.detach() if hasattr(tensor, "detach") else tensor)
@@ -626,6 +729,17 @@ class Collector:
             recompute=recompute,
             fp8=name in self._fp8,
         )
+
+
+def _flat_gradient(tensor: Any) -> Any:
+    grad = next((g for a in _GRADS if (g := getattr(tensor, a, None)) is not None), None)
+    return None if grad is None else local_of(grad.detach()).float().flatten().cpu().numpy()
+
+
+def _named(values: Any, side: str) -> dict[str, torch.Tensor]:
+    """The tensors that cross an edge, by place."""
+    leaves = pytree.tree_leaves(values)
+    return {s: x for s, x in zip(_slots(values, leaves, side), leaves, strict=True) if isinstance(x, torch.Tensor)}
 
 
 def _slots(values: Any, leaves: list[Any], side: str) -> list[str]:

@@ -21,6 +21,9 @@ class CollectConfig(msgspec.Struct, frozen=True):
         watch_fp8: look for such casts.
         generate: seed of generated parameters; `None` keeps the user's.
         plan: the plan as JSON, "" without one.
+        replay: folder with the state and data of a capsule's step, which the first step gets; "" none.
+        ops: by rank the module of which operations are recorded, and nothing else (`oracle localise`).
+        ops_step: the step in which they are.
     """
 
     folder: str
@@ -32,6 +35,9 @@ class CollectConfig(msgspec.Struct, frozen=True):
     watch_fp8: bool = False
     generate: int | None = None
     plan: str = ""
+    replay: str = ""
+    ops: dict[int, str] = {}
+    ops_step: int = 0
 
 
 def read_config(path: Path) -> CollectConfig:

@@ -8,7 +8,7 @@ parameters) are called by their class. Wrappers are left out of names: the param
 from __future__ import annotations
 
 import weakref
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import torch
@@ -54,10 +54,20 @@ class Names:
         self.parameters: dict[int, str] = {}  # id of the parameter → name
         self._keep: list[Any] = []
         self._prefixes: dict[str, int] = {}
+        self._given: dict[int, dict[str, str]] = {}
         self._roots: set[int] = set()
 
-    def add_root(self, root: nn.Module, prefix: str | None = None) -> list[tuple[str, nn.Module]]:
-        """Name a root's modules and parameters; returns those that are new."""
+    def add_root(
+        self, root: nn.Module, prefix: str | None = None, given: Mapping[str, str] | None = None
+    ) -> list[tuple[str, nn.Module]]:
+        """Name a root's modules and parameters; returns those that are new.
+
+        Args:
+            root: a model, or a stage of one.
+            prefix: of its names; without one its class.
+            given: names by path, where a framework knows them.
+        """
+        self._given[id(root)] = dict(given or {})
         inner = unwrapped(root)
         if id(inner) in self._roots:
             new_prefix = self.modules.get(id(inner), "")
@@ -73,12 +83,12 @@ class Names:
         for path, module in root.named_modules():
             if id(module) in self.modules:
                 continue
-            name = _join(new_prefix, strip(root, path))
+            name = self._given[id(root)].get(path, _join(new_prefix, strip(root, path)))
             self.modules[id(module)] = name
             if not is_wrapper(module):
                 fresh.append((name, module))
         for path, parameter in root.named_parameters(remove_duplicate=True):
-            self.parameters.setdefault(id(parameter), _join(new_prefix, strip(root, path)))
+            self.parameters.setdefault(id(parameter), self._given[id(root)].get(path, _join(new_prefix, strip(root, path))))
         return fresh
 
     def rename_parameters(self, roots: Iterator[nn.Module] | list[nn.Module]) -> None:
@@ -86,7 +96,7 @@ class Names:
         for root in roots:
             prefix = self.modules.get(id(unwrapped(root)), "")
             for path, parameter in root.named_parameters(remove_duplicate=True):
-                self.parameters[id(parameter)] = _join(prefix, strip(root, path))
+                self.parameters[id(parameter)] = self._given.get(id(root), {}).get(path, _join(prefix, strip(root, path)))
 
 
 def is_wrapper(module: nn.Module) -> bool:

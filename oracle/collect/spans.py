@@ -2,7 +2,8 @@
 
 ZeRO keeps its master weights as flat shards that are no module's parameters. Before the first update they equal the
 parameters they were copied from, so the place of each run of elements can be found by looking for it. Values that
-appear in several places (zeros) are placed by what lies around them.
+appear in several places (zeros, ones) are placed by their gradients, where the optimizer was given the parameter's own,
+else by what lies around them; a place that gradients contradict is none.
 """
 
 from __future__ import annotations
@@ -26,22 +27,46 @@ class Span(NamedTuple):
     at: int
 
 
-def find_spans(flats: Sequence[np.ndarray], parameters: Mapping[str, np.ndarray]) -> list[list[Span]]:
+class Gradients(NamedTuple):
+    """Of the optimizer's flat tensors, and of the parameters, as they are before the first update.
+
+    Args:
+        flats: one for each flat tensor, or `None`.
+        parameters: flattened, by name; those that have none are left out.
+    """
+
+    flats: Sequence[np.ndarray | None]
+    parameters: Mapping[str, np.ndarray]
+
+
+def find_spans(
+    flats: Sequence[np.ndarray], parameters: Mapping[str, np.ndarray], gradients: Gradients | None = None
+) -> list[list[Span]]:
     """Place the elements of an optimizer's flat tensors.
 
     Args:
         flats: each of shape (n,), float32 or float64, in the optimizer's order.
         parameters: flattened values by name, cast to the same type, in the order of the model.
+        gradients: of both, where there are some.
 
     Returns:
         for each flat tensor spans that do not overlap in it; elements that were found nowhere (padding) are in none.
     """
     anchors = _Anchors(parameters)
     found = [_by_content(flat, parameters, anchors) for flat in flats]
+    trusted = False
+    if gradients is not None:
+        told = [_agrees(s, i, gradients) for i, spans in enumerate(found) for s in spans]
+        trusted = told.count(True) > told.count(False)
+        if trusted:
+            others = _Anchors(gradients.parameters)
+            for i, flat in enumerate(flats):
+                found[i] = sorted((*found[i], *_by_gradient(i, flat, found[i], parameters, gradients, others)), key=lambda s: s.at)
+    certain = {id(s) for spans in found for s in spans}
     taken = {s.name for spans in found for s in spans}
     order = list(parameters)
     index = {name: i for i, name in enumerate(order)}
-    steps = [index[b.name] - index[a.name] for spans in found for a, b in itertools.pairwise(spans)]
+    steps = [index[b.name] - index[a.name] for a, b in itertools.pairwise(itertools.chain.from_iterable(found))]
     way = -1 if sum(s < 0 for s in steps) > len(steps) / 2 else 1  # buckets may be filled from the model's end
     last = -1  # index of the parameter that was placed last
     for flat, spans in zip(flats, found, strict=True):
@@ -52,7 +77,38 @@ def find_spans(flats: Sequence[np.ndarray], parameters: Mapping[str, np.ndarray]
             taken.add(name)
         if spans:
             last = index[spans[-1].name]
+    if gradients is not None and trusted:
+        for i, spans in enumerate(found):
+            spans[:] = [s for s in spans if id(s) in certain or _agrees(s, i, gradients) is not False]
     return found
+
+
+def _agrees(span: Span, flat: int, gradients: Gradients) -> bool | None:
+    """Whether gradients say that a span is right; `None` where they say nothing."""
+    held, whole = gradients.flats[flat], gradients.parameters.get(span.name)
+    if held is None or whole is None:
+        return None
+    here, there = held[span.at : span.at + span.stop - span.start], whole[span.start : span.stop]
+    return None if not here.any() and not there.any() else bool(np.array_equal(here, there))
+
+
+def _by_gradient(
+    flat: int, values: np.ndarray, spans: Sequence[Span], parameters: Mapping[str, np.ndarray], gradients: Gradients, anchors: _Anchors
+) -> list[Span]:
+    """Spans in the holes that values left, where gradients are those of a parameter and the values are not against it."""
+    held = gradients.flats[flat]
+    if held is None:
+        return []
+    out: list[Span] = []
+    starts = [0, *(s.at + s.stop - s.start for s in spans)]
+    for start, stop in zip(starts, [*(s.at for s in spans), values.size], strict=True):
+        if stop <= start:
+            continue
+        for s in _by_content(held[start:stop], gradients.parameters, anchors):
+            at = start + s.at
+            if np.array_equal(values[at : at + s.stop - s.start], parameters[s.name][s.start : s.stop]):
+                out.append(s._replace(at=at))
+    return out
 
 
 def _by_content(flat: np.ndarray, parameters: Mapping[str, np.ndarray], anchors: _Anchors) -> list[Span]:

@@ -1,9 +1,9 @@
 """Where a tensor crosses the edge of a module: an identity in the graph that looks at value and gradient.
 
-One autograd function a boundary (`findings`: full backward hooks break in-place code, tensor hooks see the sum of all
-users). `forward` hands on a copy, so that in-place operations of the user work as before; `backward` hands on the
-gradient. Recording changes no value; with noise, value and gradient get a relative error of one rounding; with a
-replacement, they become what the reference had there.
+While values are only recorded, a boundary is an alias of the tensor with a hook on its gradient (a hook on the tensor
+itself would see the sum over all its users), which copies nothing and lets in-place operations of the user work as
+before. Where values change, it is one autograd function: `forward` hands on a copy, `backward` the gradient. With
+noise, value and gradient get a relative error of one rounding; with a replacement, they become what the reference had there.
 """
 
 from __future__ import annotations
@@ -40,6 +40,25 @@ def tap(x: torch.Tensor, on_value: Look | None, on_grad: Look | None) -> torch.T
     """
     result: torch.Tensor = _Tap.apply(x, on_value, on_grad)
     return result
+
+
+def watched(x: torch.Tensor, on_grad: Look, *, own_edge: bool) -> torch.Tensor:
+    """The same tensor, with somebody who looks at its gradient; nothing is copied.
+
+    Args:
+        x: no leaf of the graph.
+        on_grad: sees the gradient; what it gives is not used.
+        own_edge: only the gradient that comes back past this boundary counts, not that of other users of `x`.
+    """
+    if not x.requires_grad:
+        return x
+    seen = torch.ops.aten.alias(x) if own_edge else x
+
+    def look(grad: torch.Tensor) -> None:
+        on_grad(grad)
+
+    seen.register_hook(look)
+    return seen
 
 
 UNIT_ROUNDOFF = {  # half the distance of 1 to the next number

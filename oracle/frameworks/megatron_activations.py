@@ -15,13 +15,17 @@ from proctor.oracle.frameworks.megatron import (
     canonical_names,
     cut_axis,
     is_kind,
+    is_model,
     layout_of,
     mesh,
     parameter_names,
+    present,
     unwrapped,
 )
 from proctor.oracle.mesh import Cut, Layout, Mesh
 from proctor.oracle.plan import ActivationRule, ParamRule, Plan, Rule
+
+__all__ = ["activation_rules", "canonical_names", "gradient_scale", "is_model", "left_out", "plan_of", "present"]
 
 HIDDEN: Final = "|0|hidden_states|input_"
 BLOCKS: Final = ("TransformerLayer", "TransformerBlock", "MoELayer")

@@ -21,6 +21,7 @@ def prepare(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--timeout", metavar="S", type=float, default=3600.0, help="end a command that takes longer (default 3600)")
     _oracle_compare.add_report(parser)
     parser.add_argument("--command", metavar="CMD", required=True, help="the candidate's command, which is run again")
+    parser.add_argument("--reference-command", metavar="CMD", help="the reference's: runs again to name the operation inside the module")
 
 
 def run(args: argparse.Namespace) -> int:
@@ -31,10 +32,11 @@ def run(args: argparse.Namespace) -> int:
     from proctor.oracle.store import Recording
 
     command = words(args.command, "--command")
+    trusted = words(args.reference_command, "--reference-command") if args.reference_command else None
     reference, candidate = Recording(Path(args.reference)), Recording(Path(args.candidate))
     plan = read_plan(Path(args.plan)) if args.plan else stored_plan(candidate)
     report = _oracle_compare.compare(reference, candidate, plan, args)
     if report.verdict.verdict == "different":
-        report = localise(reference, candidate, plan, report, command, mode=args.mode, timeout_s=args.timeout)
+        report = localise(reference, candidate, plan, report, command, reference_command=trusted, mode=args.mode, timeout_s=args.timeout)
     _oracle_compare.show(report, args)
     return report.verdict.exit_code

@@ -43,7 +43,9 @@ def run(args: argparse.Namespace) -> int:
         reference, candidate = _record(args, *commands, generate=0)
         report = _oracle_compare.compare(reference, candidate, plan, args)
     if report.verdict.verdict == "different" and not args.no_localise:
-        report = localise(reference, candidate, plan, report, commands[1], mode=args.mode, timeout_s=args.timeout)
+        report = localise(
+            reference, candidate, plan, report, commands[1], reference_command=commands[0], mode=args.mode, timeout_s=args.timeout
+        )
     _oracle_compare.show(report, args)
     return report.verdict.exit_code
 

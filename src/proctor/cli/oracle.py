@@ -5,6 +5,7 @@
   proctor oracle run --reference "…" --candidate "…"   both, and the place where they part
   proctor oracle localise REF CAND          which module is wrong, in which direction, at which operation
   proctor oracle plan PLAN [RECORDING]      what a plan says, and what it forgets
+  proctor oracle replay CAPSULE --reference "…"        was a step that `watch` kept what the reference computes? 0, 1, or 3
 """
 
 from __future__ import annotations
@@ -12,7 +13,14 @@ from __future__ import annotations
 import argparse
 from typing import Final
 
-from proctor.cli import _oracle_compare, _oracle_localise, _oracle_plan, _oracle_record, _oracle_run
+from proctor.cli import (
+    _oracle_compare,
+    _oracle_localise,
+    _oracle_plan,
+    _oracle_record,
+    _oracle_replay,
+    _oracle_run,
+)
 from proctor.cli._actions import declare
 
 ACTIONS: Final = {
@@ -21,6 +29,7 @@ ACTIONS: Final = {
     "run": _oracle_run,
     "localise": _oracle_localise,
     "plan": _oracle_plan,
+    "replay": _oracle_replay,
 }
 
 

@@ -23,6 +23,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -33,7 +34,7 @@ from proctor.errors import ProctorError, TraceError, UsageError
 
 if TYPE_CHECKING:
     from proctor.verify.lifecycle import IncidentBook, Policy
-    from proctor.verify.verifier import Summary, Verifier
+    from proctor.verify.verifier import Summary, Tells, Verifier
 
 _NICE: Final = 10
 _RESTARTS: Final = 20  # in a row, each within a minute of the last
@@ -154,6 +155,7 @@ def _verifier(settings: Settings, inbox: Any, refused: Callable[[], Any]) -> Ver
 
     from proctor.cli._inputs import load_packs
     from proctor.invariants.suppression import read_suppressions
+    from proctor.verify.confirm import Confirming, Reference
     from proctor.verify.metrics import metrics
     from proctor.verify.paging.config import read_config
     from proctor.verify.paging.pager import Pager
@@ -178,6 +180,11 @@ def _verifier(settings: Settings, inbox: Any, refused: Callable[[], Any]) -> Ver
         except ProctorError as e:
             say(f"{e}; watching goes on without")
     book = _book(settings, platform.node(), config.incidents if config is not None else None)
+    tells: Tells | None = pager
+    if pager is not None and config is not None and config.incidents.confirm_with:
+        policy = config.incidents
+        ask = Reference(Path(settings.run), policy.confirm_with, policy.confirm_plan)
+        tells = Confirming(pager, folder, ask, policy.confirm_within_s, partial(_note, book))
     return Verifier(
         run=Path(settings.run),
         packs=packs,
@@ -189,12 +196,16 @@ def _verifier(settings: Settings, inbox: Any, refused: Callable[[], Any]) -> Ver
         refused=refused,
         paged=(lambda: pager.status().outcomes) if pager is not None else dict,
         fitting=settings.fitting,
-        pager=pager,
+        pager=tells,
         metrics=counts,
         writers=[Background(parse(text), settings.job, say) for text in settings.export],
         suppressions=[s for path in settings.suppressions for s in read_suppressions(Path(path))],
         say=say,
     )
+
+
+def _note(book: IncidentBook, key: str, text: str) -> None:
+    book.attach_fact(key, "reference", text)
 
 
 def _book(settings: Settings, host: str, policy: Policy | None) -> IncidentBook:

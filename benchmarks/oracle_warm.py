@@ -1,0 +1,153 @@
+"""Recordings for the oracle's benchmarks from forks of one process that has torch loaded: a run takes 0.3 s, not 4 s.
+
+The ranks of a program are forked, each begins to record as the injected hook would make it (`oracle/collect`) and runs
+the script as `__main__` under the variables of torchrun. Everything else is the Recorder of `proctor oracle record`.
+
+    python benchmarks/oracle_warm.py        # the warm process: a JSON object a line on stdin, an exit code a line on stdout
+"""
+
+from __future__ import annotations
+
+import atexit
+import importlib
+import json
+import os
+import queue
+import runpy
+import shutil
+import socket
+import subprocess
+import sys
+import traceback
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import IO, Any
+
+from proctor.oracle.record import Recorder
+
+
+class Warm:
+    """Some warm processes; a run takes a free one."""
+
+    def __init__(self, count: int = 2) -> None:
+        self._all = [
+            subprocess.Popen(
+                [sys.executable, "-W", "ignore", __file__],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                text=True,
+                env={**os.environ, "OMP_NUM_THREADS": "1", "TORCHDYNAMO_DISABLE": "1"},
+            )
+            for _ in range(count)
+        ]
+        self._free: queue.Queue[subprocess.Popen[str]] = queue.Queue()
+        for process in self._all:
+            self._free.put(process)
+
+    def run(self, command: Sequence[str], world: int, activation: Path, log: Path) -> int:
+        """Run a script on so many ranks; its exit code."""
+        process = self._free.get()
+        try:
+            assert process.stdin is not None and process.stdout is not None
+            job = {"argv": list(command), "world": world, "activation": str(activation), "log": str(log)}
+            process.stdin.write(json.dumps(job) + "\n")
+            process.stdin.flush()
+            return int(process.stdout.readline() or 1)
+        finally:
+            self._free.put(process)
+
+    def close(self) -> None:
+        for process in self._all:
+            assert process.stdin is not None
+            process.stdin.close()
+            process.wait()
+
+
+class WarmRecorder(Recorder):
+    """Records a script and its arguments, without the interpreter.
+
+    Args:
+        warm: where it runs.
+        world: ranks.
+
+    The others are those of `Recorder`.
+    """
+
+    def __init__(self, warm: Warm, world: int, out: Path, command: Sequence[str], **more: Any) -> None:
+        super().__init__(out, command, overwrite=True, **more)
+        self.warm, self.ranks = warm, world
+
+    def _run(self, environment: dict[str, str], folder: Path, log: Path) -> int | None:
+        kept = folder / "activation.json"
+        shutil.copyfile(folder / "boot" / "activation.json", kept)
+        return self.warm.run(self.command, self.ranks, kept, log)
+
+
+def _rank(rank: int, job: Mapping[str, Any], port: int, output: IO[str]) -> int:
+    world: int = job["world"]
+    if world > 1:
+        os.environ.update(
+            RANK=str(rank), LOCAL_RANK=str(rank), WORLD_SIZE=str(world), MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port)
+        )
+    os.dup2(output.fileno(), 1)
+    os.dup2(output.fileno(), 2)
+    from proctor.oracle.collect import install_from
+
+    install_from(job["activation"])
+    sys.argv = list(job["argv"])
+    sys.path.insert(0, str(Path(sys.argv[0]).parent))
+    code = 0
+    try:
+        runpy.run_path(sys.argv[0], run_name="__main__")
+    except SystemExit as e:
+        code = e.code if isinstance(e.code, int) else 0 if e.code is None else 1
+        if isinstance(e.code, str):
+            print(e.code, file=sys.stderr)
+    except BaseException:  # noqa: BLE001 - a fork ends here, whatever happens
+        traceback.print_exc()
+        code = 1
+    atexit._run_exitfuncs()  # the collector closes its files
+    sys.stdout.flush()
+    sys.stderr.flush()
+    return code
+
+
+def _job(job: Mapping[str, Any]) -> int:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    children = []
+    with open(job["log"], "a") as output:
+        for rank in range(job["world"]):
+            child = os.fork()
+            if child == 0:
+                code = 1
+                try:
+                    code = _rank(rank, job, port, output)
+                finally:
+                    os._exit(code)
+            children.append(child)
+        codes = [os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) for child in children]
+    return next((c for c in codes if c), 0)
+
+
+LOADED = (
+    "torch", "torch._decomp.decompositions_for_rng", "torch._dynamo", "torch.distributed.fsdp", "torch.distributed.optim",
+    "torch.distributed.pipelining", "torch.distributed.tensor.parallel", "torch.multiprocessing", "safetensors.torch", "numpy.random",
+    "proctor.instrument.mesh", "proctor.oracle.collect.collector", "proctor.oracle.frameworks",
+)  # fmt: skip
+
+
+def _serve() -> None:
+    for name in LOADED:
+        importlib.import_module(name)
+    import torch
+
+    torch.set_num_threads(1)
+    sys.argv = [""]
+    for line in sys.stdin:
+        print(_job(json.loads(line)), flush=True)
+
+
+if __name__ == "__main__":
+    _serve()
