@@ -95,8 +95,10 @@ class Recorder:
             fp8 = tuple(ranks[0].fp8)
             jobs: list[tuple[str, dict[str, Any]]] = [("again", {})]
             jobs += [(f"noise-{k}", {"noise": k}) for k in range(self.samples)]
+            if fp8:
+                jobs += [(f"strict-{k}", {"noise": k, "fp8": ()}) for k in range(self.samples)]
             with ThreadPoolExecutor(max_workers=max(1, min(len(jobs), _cpus()))) as pool:
-                for done in [pool.submit(self.once, name, fp8=fp8, **more) for name, more in jobs]:
+                for done in [pool.submit(self.once, name, **{"fp8": fp8, **more}) for name, more in jobs]:
                     done.result()
             self.info.samples = self.samples
         write_json(self.out / "oracle.json", self.info)

@@ -46,6 +46,8 @@ class Reference:
         self.recording = recording
         self.ranks = recording.ranks()
         self.samples = [recording.ranks(name) for name in recording.noise()]
+        self._strict = [recording.ranks(name) for name in recording.strict()]
+        self.allows_fp8 = True
         self.again = recording.ranks("again") if "again" in recording.runs() else None
         self.entries: dict[Key, Entry] = {}
         self.owner: dict[Key, int] = {}
@@ -79,6 +81,18 @@ class Reference:
     def parameters(self) -> dict[str, tuple[Entry, Any]]:
         """Parameters before the first step, with how to read them."""
         return {k[3]: (e, self.array) for k, e in self.entries.items() if k[2] == "param" and k[0] == 0}
+
+    def first_cast(self) -> Key | None:
+        """The first output of a module that casts to 8 bits inside; `None` where there is none, or nothing to choose."""
+        found = (k for k in self.order if k[0] == 0 and k[2] == "output" and self.entries[k].fp8)
+        return min(found, key=lambda k: self.entries[k].order, default=None) if self._strict else None
+
+    def allow_fp8(self, allowed: bool) -> None:
+        """Whether tolerances leave room for 8-bit casts that fall out otherwise, as they do where each shard has a scale of its own."""
+        if allowed != self.allows_fp8:
+            self.samples, self._strict = self._strict, self.samples
+            self._others = [_keyed(s) for s in self.samples]
+            self._estimate, self.allows_fp8 = Estimate(), allowed
 
     def problem(self, mode: Mode) -> str:
         """Why it cannot be trusted; "" when it can."""
@@ -127,7 +141,7 @@ class Reference:
                 if other is not None and other.shape == entry.shape and other.dtype == entry.dtype:
                     moved = np.ascontiguousarray(ranks[self.owner[key]].array(other))
                     self._estimate.add(place, sample, compare(moved, mine, entry.dtype), entry.dtype)
-        fp8 = "float8_e4m3fn" if entry.fp8 else ""
+        fp8 = "float8_e4m3fn" if entry.fp8 and self.allows_fp8 else ""
         signal = None
         before = (key[0], 0, "param", key[3], "") if key[2] == "param_after" else None
         if before is not None and before in self.entries and self.entries[before].shape == entry.shape:

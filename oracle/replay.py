@@ -19,16 +19,13 @@ import numpy as np
 
 from proctor.errors import OracleError, TraceError
 from proctor.invariants.capsule import Blob, Capsule, capsules_of, read_capsule, siblings, write_tensors
+from proctor.oracle.capsule_data import Stream, batch_streams, loss_streams, model_streams
 from proctor.oracle.capsule_state import (
     CODES,
     Files,
     State,
-    Stream,
-    batch_streams,
     borrow,
     hyperparameters,
-    loss_streams,
-    model_streams,
     place_state,
 )
 from proctor.oracle.collect.replay_plan import PLAN, TENSORS, Draw, Feed, ReplayPlan, Slot

@@ -20,7 +20,8 @@ import numpy.typing as npt
 
 from proctor.invariants.capsule import Capsule, Print
 from proctor.invariants.schema import StateFlag
-from proctor.oracle.capsule_state import Read, State, assemble, is_model_call
+from proctor.oracle.capsule_data import is_model_call
+from proctor.oracle.capsule_state import Read, State, assemble
 from proctor.oracle.collect.replay_plan import ReplayReport, read_report
 from proctor.oracle.compare import Difference, compare
 from proctor.oracle.dtypes import storage

@@ -5,7 +5,7 @@
     DIR/runs/<run>/rank<r>/data-00000.safetensors      at most `SHARD_BYTES` of tensors, or one larger tensor
     DIR/runs/<run>/rank<r>/process.json                rank, world, notes; `done` once everything was recorded
 
-Runs are `clean`, `again` (the reference a second time) and `noise-<k>`. Readers take these files as data from a
+Runs are `clean`, `again` (the reference a second time), `noise-<k>` and, of programs with 8-bit casts, `strict-<k>`. Readers take these files as data from a
 stranger: names are checked, sizes limited, nothing is unpickled. bfloat16 and the 8-bit floats, which numpy lacks, come
 as unsigned integers of their width beside the name of their type.
 """
@@ -30,7 +30,7 @@ SCHEMA: Final = 1
 SHARD_BYTES: Final = 64 * 1024 * 1024
 MAX_INDEX_BYTES: Final = 2 * 1024**3
 MAX_HEADER_BYTES: Final = 256 * 1024 * 1024
-RUN_NAME: Final = re.compile(r"clean|again|forced|ops|noise-\d{1,3}")
+RUN_NAME: Final = re.compile(r"clean|again|forced|ops|(noise|strict)-\d{1,3}")
 
 _DATA_NAME: Final = re.compile(r"data-\d{5}\.safetensors")
 _RANK_NAME: Final = re.compile(r"rank(\d{1,7})")
@@ -281,6 +281,10 @@ class Recording:
     def noise(self) -> list[str]:
         """Runs that were recorded with noise."""
         return [name for name in self.runs() if name.startswith("noise-")]
+
+    def strict(self) -> list[str]:
+        """Runs with noise that allow nothing for 8-bit casts, of a program that has some."""
+        return [name for name in self.runs() if name.startswith("strict-")]
 
 
 class MissingRank(OracleError):

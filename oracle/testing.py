@@ -95,7 +95,7 @@ def assert_equivalent(
             report = compared(0)
         if report.verdict.verdict == "different" and localise:
             both = Recording(home / "reference"), Recording(home / "candidate")
-            report = _localise(*both, given, report, commands[1], mode=mode, timeout_s=timeout_s)
+            report = _localise(*both, given, report, commands[1], reference_command=commands[0], mode=mode, timeout_s=timeout_s)
     if report.verdict.verdict != "equivalent":
         raise AssertionError(_head(report, kept=out is not None))
     return report.verdict

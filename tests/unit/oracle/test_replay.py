@@ -11,14 +11,16 @@ import pytest
 
 from proctor.invariants.capsule import Call, Capsule, Group, Print, Seen, Variable
 from proctor.invariants.schema import StateFlag
-from proctor.oracle.capsule_state import (
-    State,
-    borrow,
+from proctor.oracle.capsule_data import (
     data_groups,
-    hyperparameters,
     is_model_call,
     loss_streams,
     model_streams,
+)
+from proctor.oracle.capsule_state import (
+    State,
+    borrow,
+    hyperparameters,
     place_state,
 )
 from proctor.oracle.plan import Plan
