@@ -41,6 +41,7 @@ class Recorder:
         samples: noise samples of a job of one rank.
         plan: as JSON; stored with the recording.
         to_the_end: let the command finish.
+        reference: it can be trusted although it has several ranks, as a pipeline of a model that no device holds (TTrace §6.4).
         timeout_s: after which it is ended.
         options: further fields of `CollectConfig`.
 
@@ -61,11 +62,12 @@ class Recorder:
         to_the_end: bool = False,
         timeout_s: float = 3600.0,
         overwrite: bool = False,
+        reference: bool = False,
         options: Mapping[str, Any] | None = None,
     ) -> None:
         self.out, self.command, self.steps, self.samples = out, list(command), steps, samples
         self.to_the_end, self.timeout_s = to_the_end, timeout_s
-        self.options = dict(options or {})
+        self.options, self.reference = dict(options or {}), reference
         generate = self.options.get("generate")
         self.info = RunInfo(SCHEMA, list(command), _program(command), steps=steps, plan=plan, generate=generate)
         _make(out, overwrite)
@@ -76,6 +78,7 @@ class Recorder:
         """One that adds runs to a recording that is there already."""
         made = cls.__new__(cls)
         made.out, made.command, made.info = recording.path, list(command), recording.info
+        made.reference = False
         made.steps, made.samples, made.options = recording.info.steps, 0, {}
         made.to_the_end, made.timeout_s = False, timeout_s
         return made
@@ -91,8 +94,8 @@ class Recorder:
         self.info.world = max(r.world for r in ranks)
         for rank in ranks:
             self.info.notes += [f"rank {rank.rank}: {note}" for note in rank.notes]
-        if self.info.world == 1 and self.samples > 0:
-            fp8 = tuple(ranks[0].fp8)
+        if (self.info.world == 1 or self.reference) and self.samples > 0:
+            fp8 = tuple(sorted({name for rank in ranks for name in rank.fp8}))
             jobs: list[tuple[str, dict[str, Any]]] = [("again", {})]
             jobs += [(f"noise-{k}", {"noise": k}) for k in range(self.samples)]
             if fp8:

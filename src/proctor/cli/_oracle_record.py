@@ -25,6 +25,9 @@ def prepare(parser: argparse.ArgumentParser) -> None:
     """Declare the arguments."""
     parser.add_argument("-o", "--output", metavar="DIR", required=True, help="directory to make")
     add_recording(parser)
+    parser.add_argument(
+        "--as-reference", action="store_true", help="record noise samples although it has several ranks (a pipeline that is trusted)"
+    )
     parser.add_argument("--overwrite", action="store_true", help="replace an earlier recording in DIR")
     add_command(parser)
 
@@ -45,12 +48,12 @@ def add_recording(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Record; the exit code is 0 unless something is wrong."""
     _, command = command_of(args, "proctor oracle record -o DIR -- python train.py")
-    info = record(args, Path(args.output), command, overwrite=args.overwrite)
+    info = record(args, Path(args.output), command, overwrite=args.overwrite, reference=args.as_reference)
     print(describe(args.output, info))
     return 0
 
 
-def record(args: argparse.Namespace, out: Path, command: Sequence[str], *, overwrite: bool, **options: Any) -> RunInfo:
+def record(args: argparse.Namespace, out: Path, command: Sequence[str], *, overwrite: bool, reference: bool = False, **options: Any) -> RunInfo:
     """Record a command as the arguments say."""
     from proctor.oracle.record import Recorder
 
@@ -66,6 +69,7 @@ def record(args: argparse.Namespace, out: Path, command: Sequence[str], *, overw
         to_the_end=args.to_the_end,
         timeout_s=args.timeout,
         overwrite=overwrite,
+        reference=reference,
         options={"generate": args.generate, **options},
     ).record()
 

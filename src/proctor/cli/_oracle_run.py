@@ -60,7 +60,7 @@ def _record(
     key = _key(reference, args)
     there = cache / f"reference-{key}"
     if args.again or not _complete(there):
-        _oracle_record.record(args, there, reference, overwrite=True)
+        _oracle_record.record(args, there, reference, overwrite=True, reference=True)
     here = cache / f"candidate-{_key(candidate, args)}"
     _oracle_record.record(args, here, candidate, overwrite=True)
     return Recording(there), Recording(here)
