@@ -77,8 +77,8 @@ def judge(bug: str, folder: Path, out: Path) -> None:
 
 def worker() -> None:
     """One run of the library: `--worker ROLE FOLDER key=value…`; ranks that it spawns come here again."""
-    role, folder, *options = os.environ.get("ORACLE_PAPER", "\0".join(sys.argv[2:])).split("\0")
-    os.environ["ORACLE_PAPER"] = "\0".join((role, folder, *options))
+    role, folder, *options = os.environ.get("ORACLE_PAPER", "\n".join(sys.argv[2:])).split("\n")
+    os.environ["ORACLE_PAPER"] = "\n".join((role, folder, *options))
     sys.path.insert(0, str(Path(folder) / "_minimegatron"))
     from minimegatron.config import ModelConfig
 

@@ -50,6 +50,7 @@ Array = npt.NDArray[Any]
 
 
 SHORT: Final = ("bfloat16", "float16")  # types whose noise hides an error of one per cent
+NOISE_MULTIPLE: Final = 10.0  # of a gradient's tolerance by element, below which its sign may be noise
 SAMPLED_TENSORS: Final = 4
 SAMPLED_CALLS: Final = 4
 
@@ -322,6 +323,8 @@ class Comparison:
             full = from_float(as_float(full, target.dtype) / self.assembler.gradient_scale, target.dtype)
         sums = compare(full, theirs, target.dtype)
         allowed = self.reference.tolerance(key, sums, self.mode)
+        if kind == "param_after" and sums.error > allowed.absolute and not sums.mismatch:
+            sums = self._where_gradients_tell(key, full, theirs, sums)
         note = self._explain(key, full, theirs, sums, allowed.absolute, conflicts, pieces) if sums.error > allowed.absolute else ""
         found = judge(sums, allowed, **common, ranks=ranks, note=note)
         near = firm or (sums.relative < FITS and kind in ("output", "input"))  # no other place has values like these
@@ -363,6 +366,24 @@ class Comparison:
             raised = flags(seen, noise, samples, UNIT_ROUNDOFF[dtype], alone=self.alone)
             found = with_slopes(found, raised, dim, parts, alone=self.alone)
         return found
+
+    def _where_gradients_tell(self, key: Key, full: Array, theirs: Array, sums: Difference) -> Difference:
+        """The difference without elements whose gradient is rounding noise.
+
+        An adaptive optimizer moves each element by the sign of its gradient at first, whatever its size: where that is noise, so is
+        the move, and a few samples need not have seen it turn. Nothing is left out where that would be most of the tensor.
+        """
+        grad = self.reference.entries.get((key[0], 0, "main_grad", key[3], ""))
+        if grad is None or grad.shape != theirs.shape or not grad.shape:
+            return sums
+        values = self.reference.array(grad)
+        place = (key[0], 0, "main_grad", key[3], "")
+        allowed = self.reference.tolerance(place, compare(values, values, grad.dtype), self.mode).absolute
+        tells = np.abs(as_float(values, grad.dtype)) > NOISE_MULTIPLE * allowed / np.sqrt(values.size)
+        if 2 * int(tells.sum()) < values.size:
+            return sums
+        kept = np.where(tells, full, theirs)
+        return compare(kept, theirs, self.reference.entries[key].dtype)
 
     def _strays(self, pieces: Sequence[Piece], theirs: Array, allowed: float, kind: str) -> tuple[list[int], Difference]:
         """Ranks whose own shard is not the reference's, and the worst difference."""

@@ -53,12 +53,9 @@ class Reference:
         self.owner: dict[Key, int] = {}
         self.notes: list[str] = []
         self._floats: dict[int, Array] = {}
-        for rank, record in self.ranks.items():
-            for entry in record.entries:
-                if not entry.recompute:
-                    key = (entry.step, entry.call, entry.kind, entry.name, entry.slot)
-                    if key not in self.entries:
-                        self.entries[key], self.owner[key] = entry, rank
+        for key, (rank, entry) in _owned(self.ranks).items():
+            self.entries[key], self.owner[key] = entry, rank
+        self._drop_second_copies()
         self._by_entry = {id(e): self.owner[k] for k, e in self.entries.items()}
         self.order = sorted(self.entries, key=lambda k: (k[0], RANKING.get(k[2], 9), self.owner[k], self.entries[k].order))
         self.last = max((e.order for e in self.entries.values()), default=0)
@@ -71,6 +68,23 @@ class Reference:
             self.slots.setdefault((step, call, kind, name), []).append(slot)
         self._others: list[dict[Key, Entry]] = [_keyed(s) for s in self.samples]
         self._estimate = Estimate()
+
+    def _drop_second_copies(self) -> None:
+        """In a pipeline that is the reference, the last stage's copy of a tied weight is the first stage's parameter."""
+        if len(self.ranks) < 2:
+            return
+        seen: dict[tuple[tuple[int, ...], bytes], int] = {}
+        second: set[str] = set()
+        for key, entry in self.entries.items():
+            if key[2] != "param" or key[0]:
+                continue
+            values = self.ranks[self.owner[key]].array(entry)
+            if values.size and not bool((values == values.ravel()[0]).all()):
+                owner = seen.setdefault((entry.shape, values.tobytes()), self.owner[key])
+                if owner != self.owner[key]:
+                    second.add(key[3])
+        kinds = ("param", "main_grad", "opt_state", "param_after")
+        self.entries = {k: e for k, e in self.entries.items() if k[2] not in kinds or k[3] not in second}
 
     def array(self, entry: Entry) -> Array:
         return self.ranks[self._by_entry[id(entry)]].array(entry)
@@ -181,11 +195,20 @@ def _telling(values: Array) -> int:
 
 
 def _keyed(ranks: Mapping[int, RankRecord]) -> dict[Key, Entry]:
-    out: dict[Key, Entry] = {}
-    for record in ranks.values():
-        for e in record.entries:
-            if not e.recompute:
-                out.setdefault((e.step, e.call, e.kind, e.name, e.slot), e)
+    return {key: entry for key, (_, entry) in _owned(ranks).items()}
+
+
+def _owned(ranks: Mapping[int, RankRecord]) -> dict[Key, tuple[int, Entry]]:
+    """Tensors by key, each with the rank that has it."""
+    out: dict[Key, tuple[int, Entry]] = {}
+    for rank, record in ranks.items():
+        for entry in record.entries:
+            if entry.recompute:
+                continue
+            key = (entry.step, entry.call, entry.kind, entry.name, entry.slot)
+            # Of a pipeline, what comes out of the model comes out of its last stage.
+            if key not in out or entry.kind in ("output", "grad_output"):
+                out[key] = rank, entry
     return out
 
 
