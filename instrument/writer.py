@@ -37,7 +37,7 @@ FLUSH_S = 1.0  # a record is at most this old when it reaches the disk
 STEP_FLUSH_S = 0.25  # …and of a finished step at most this old,
 STEP_FLUSH_ROWS = 500  # when this many wait
 STREAM_FLUSH_S = 0.02  # at least, between two flushes to a verifier,
-STREAM_FLUSH_MOST_S = 0.03  # and no more than this, so that a step is judged soon;
+STREAM_FLUSH_MOST_S = 0.06  # and no more than this, so that a step is judged soon;
 STREAM_SHARE = 0.02  # in between, flushes take this share of a core
 SETTLING_STEPS = 4  # in which `process.json` is looked at in every flush: world, coordinates
 
