@@ -168,8 +168,8 @@ class Assembler:
         alone = together = 0.0
         for places, different in self._addends(pieces):
             part = take(theirs, places)
-            if len(different) < 2:
-                return None
+            if len(different) < 2 and bool(different[0].any()):
+                return None  # zeros are addends as well: an expert that got no token of this part
             values = np.asarray(sum(different))
             where = np.ix_(*places) if places else ()
             total[where] = values
