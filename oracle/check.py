@@ -27,7 +27,7 @@ from proctor.oracle.dtypes import as_float, from_float, is_floating
 from proctor.oracle.locate import FITS, take
 from proctor.oracle.mesh import Mesh
 from proctor.oracle.plan import Plan
-from proctor.oracle.reference import Key, Reference, slot_text
+from proctor.oracle.reference import Key, Reference, slot_text, telling
 from proctor.oracle.scalars import judge_scalars
 from proctor.oracle.slopes import cuts, flags, slopes
 from proctor.oracle.store import Entry, RankRecord, Recording
@@ -50,7 +50,9 @@ Array = npt.NDArray[Any]
 
 
 SHORT: Final = ("bfloat16", "float16")  # types whose noise hides an error of one per cent
-NOISE_MULTIPLE: Final = 10.0  # of a gradient's tolerance by element, below which its sign may be noise
+# Of a gradient's tolerance by element: below it the update may be noise, through the sign or through Adam's epsilon. The first that
+# leaves half of the tensor; three of 532 correct runs had one element between 10 and 100.
+NOISE_MULTIPLES: Final = (100.0, 10.0)
 SAMPLED_TENSORS: Final = 4
 SAMPLED_CALLS: Final = 4
 
@@ -325,6 +327,9 @@ class Comparison:
         allowed = self.reference.tolerance(key, sums, self.mode)
         if kind == "param_after" and sums.error > allowed.absolute and not sums.mismatch:
             sums = self._where_gradients_tell(key, full, theirs, sums)
+            few = telling(as_float(full, target.dtype) - as_float(theirs, target.dtype))  # an update's error may sit in one element
+            if sums.error > allowed.absolute and few < sums.n:
+                allowed = self.reference.tolerance(key, msgspec.structs.replace(sums, n=few), self.mode)
         note = self._explain(key, full, theirs, sums, allowed.absolute, conflicts, pieces) if sums.error > allowed.absolute else ""
         found = judge(sums, allowed, **common, ranks=ranks, note=note)
         near = firm or (sums.relative < FITS and kind in ("output", "input"))  # no other place has values like these
@@ -379,11 +384,12 @@ class Comparison:
         values = self.reference.array(grad)
         place = (key[0], 0, "main_grad", key[3], "")
         allowed = self.reference.tolerance(place, compare(values, values, grad.dtype), self.mode).absolute
-        tells = np.abs(as_float(values, grad.dtype)) > NOISE_MULTIPLE * allowed / np.sqrt(values.size)
-        if 2 * int(tells.sum()) < values.size:
-            return sums
-        kept = np.where(tells, full, theirs)
-        return compare(kept, theirs, self.reference.entries[key].dtype)
+        sizes = np.abs(as_float(values, grad.dtype))
+        for multiple in NOISE_MULTIPLES:
+            tells = sizes > multiple * allowed / np.sqrt(values.size)
+            if 2 * int(tells.sum()) >= values.size:
+                return compare(np.where(tells, full, theirs), theirs, self.reference.entries[key].dtype)
+        return sums
 
     def _strays(self, pieces: Sequence[Piece], theirs: Array, allowed: float, kind: str) -> tuple[list[int], Difference]:
         """Ranks whose own shard is not the reference's, and the worst difference."""

@@ -161,7 +161,7 @@ class Reference:
         if before is not None and before in self.entries and self.entries[before].shape == entry.shape:
             signal = compare(np.ascontiguousarray(self.array(entry)), np.ascontiguousarray(self.array(self.entries[before])), entry.dtype).error
         found = self._estimate.tolerance(place, difference, entry.dtype, fp8=fp8, signal=signal)
-        if found is not None and difference.error > found.absolute and (few := _telling(self.floats(entry))) < difference.n:
+        if found is not None and difference.error > found.absolute and (few := telling(self.floats(entry))) < difference.n:
             found = self._estimate.tolerance(place, msgspec.structs.replace(difference, n=few), entry.dtype, fp8=fp8, signal=signal)
         return found if found is not None else tolerance(0.0, difference.size, entry.dtype, key[2], n=difference.n, mode=mode, fp8=fp8)
 
@@ -187,7 +187,7 @@ class Reference:
         return [f"module {name or '(root)'}: the candidate has none of this name" for name in mine]
 
 
-def _telling(values: Array) -> int:
+def telling(values: Array) -> int:
     """How many elements a norm is made of: (Σx²)²/Σx⁴, n for alike ones, 1 where one is far larger than all others."""
     squares = np.square(values.astype(np.float64).ravel())
     total = float(squares.sum())
