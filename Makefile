@@ -7,7 +7,7 @@ BUGS   ?= ../shared/bugs
 # The environment is made again when what it is made from changes.
 STAMP  := $(VENV)/.ready
 
-.PHONY: setup demo test test-slow lint bench exam health evaluation packs clean
+.PHONY: setup demo test test-slow laws lint bench exam health evaluation packs clean
 setup: $(STAMP)
 
 $(STAMP): pyproject.toml CMakeLists.txt native/CMakeLists.txt $(wildcard native/*.cpp native/*.h)
@@ -26,6 +26,9 @@ test: setup
 
 test-slow: setup
 	PROCTOR_SLOW=1 $(BIN)/python -m pytest -m slow
+
+laws: setup
+	PROCTOR_LAW_EXAMPLES=$(or $(EXAMPLES),25) $(BIN)/python -m pytest tests/property --hypothesis-profile=default
 
 lint: setup
 	$(BIN)/ruff check .

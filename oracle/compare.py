@@ -32,7 +32,8 @@ class Difference(msgspec.Struct, frozen=True):
         n: elements (components of complex numbers).
         unequal: elements whose bits differ.
         diff_sq, candidate_sq, reference_sq, dot: sums over the elements that are finite on both sides.
-        max_diff, max_reference: greatest |difference| of those, greatest finite |reference|.
+        max_diff, max_reference: greatest |difference| of those (good to 1e-6: 32-bit numbers may be subtracted as such), greatest
+            finite |reference|.
         nonfinite_candidate, nonfinite_reference: elements that are NaN or infinite.
         mismatch: elements not finite on one side, and not the same (NaN, +inf, -inf) on the other.
         rounded: floating point; else exact.

@@ -77,7 +77,9 @@ def test_differences_of_pieces_add_up(dtype: str, n: int, seed: int, data: st.Da
     total = pieces[0]
     for piece in pieces[1:]:
         total = total + piece
-    assert (total.n, total.unequal, total.mismatch, total.max_diff) == (whole.n, whole.unequal, whole.mismatch, whole.max_diff)
+    assert (total.n, total.unequal, total.mismatch) == (whole.n, whole.unequal, whole.mismatch)
+    # Blocks whose squares fp32 holds are subtracted in fp32, others in double, and what is a block depends on the cuts.
+    assert np.isclose(total.max_diff, whole.max_diff, rtol=1e-6)
     assert np.isclose(total.diff_sq, whole.diff_sq, rtol=1e-5, equal_nan=True)
     assert np.isclose(total.reference_sq, whole.reference_sq, rtol=1e-5, equal_nan=True)
 
