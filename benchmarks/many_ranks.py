@@ -27,6 +27,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "tests"))
 from helpers.flushes import Recorded
 
 from proctor.invariants import frames
+from proctor.invariants.arrow_message import Encoded
 from proctor.invariants.frames import ORDER, Flush
 from proctor.invariants.pack import read_pack
 from proctor.invariants.relations import registry
@@ -70,7 +71,7 @@ def main() -> int:
             if odd and "states" in mine and step >= args.part_at:
                 changed = mine["states"]["fp"].to_numpy() ^ np.uint64(1)
                 mine["states"] = _set(mine["states"], "fp", changed)
-            batches = {n: t.combine_chunks().to_batches()[0] for n, t in mine.items()}
+            batches = {n: Encoded.of(t.combine_chunks().to_batches()[0]) for n, t in mine.items()}
             blobs.append(frames.pack(batches))
         size = sum(blobs[0][1])
         zero = tuple(0 for _ in ORDER)

@@ -9,7 +9,7 @@ from pathlib import Path
 HERE = Path(__file__).parent
 COMMANDS = (
     ["tap.py"], ["fingerprint.py"], ["overhead.py"], ["infer_trace.py"], ["infer_scale.py"],
-    ["transport.py"], ["many_ranks.py"], ["latency.py"], ["watch_cost.py"],
+    ["encode.py"], ["transport.py"], ["many_ranks.py"], ["latency.py"], ["watch_cost.py"],
 )
 
 

@@ -29,6 +29,7 @@ from proctor.instrument._guard import Guard
 from proctor.instrument.stream import Sender
 from proctor.instrument.writer import Stream
 from proctor.invariants import frames, peer
+from proctor.invariants.arrow_message import Encoded, Encoder
 from proctor.invariants.frames import ORDER, Flush, Hello
 from proctor.invariants.schema import TABLES
 from proctor.verify.inbox import Inbox, Rows
@@ -59,6 +60,8 @@ def records(size: int) -> dict[str, pa.RecordBatch]:
 def offer_cost(size: int, rounds: int = 15, flushes: int = 200) -> dict[str, float]:
     """Median over rounds of thread CPU microseconds a flush: offered, and appended to files."""
     batches = records(size)
+    columns = {t: {c: np.asarray(rows[c]) for c in rows.schema.names} for t, rows in batches.items()}
+    encoders = {t: Encoder(TABLES[t]) for t in batches}
     offered, written = [], []
     with tempfile.TemporaryDirectory() as folder:
         streams = {t: Stream(Path(folder) / f"{t}.arrow", TABLES[t]) for t in batches}
@@ -66,7 +69,7 @@ def offer_cost(size: int, rounds: int = 15, flushes: int = 200) -> dict[str, flo
             sender = Sender("unix:/nowhere", Path("/nowhere"), lambda: ("0-1", "", {}), Guard())
             began = time.thread_time_ns()
             for step in range(flushes):
-                sender.offer(batches, step)
+                sender.offer({t: made for t, rows in columns.items() if (made := encoders[t].encode(rows))}, step)
             offered.append((time.thread_time_ns() - began) / flushes / 1e3)
             began = time.thread_time_ns()
             for _ in range(flushes):
@@ -78,7 +81,7 @@ def offer_cost(size: int, rounds: int = 15, flushes: int = 200) -> dict[str, flo
 
 def ranks(address: str, token: bytes, count: int, per_connection: int, size: int, mode: Any) -> None:
     """Simulated ranks: every one says hello, then all take turns, while `mode` is EMPTY or FULL."""
-    kinds = {EMPTY: ((0,) * len(ORDER), (0,) * len(ORDER), []), FULL: frames.pack(records(size))}
+    kinds = {EMPTY: ((0,) * len(ORDER), (0,) * len(ORDER), []), FULL: frames.pack({t: Encoded.of(rows) for t, rows in records(size).items()})}
     sockets = []
     for first in range(0, count, per_connection):
         sock = peer.connect(peer.parse_address(address), 30.0)
@@ -162,7 +165,7 @@ def main() -> None:
     parser.add_argument("--json", type=Path)
     args = parser.parse_args()
     pa.set_cpu_count(1)
-    wire = sum(map(len, frames.pack(records(args.bytes))[2]))
+    wire = sum(map(len, frames.pack({t: Encoded.of(rows) for t, rows in records(args.bytes).items()})[2]))
     found: dict[str, float] = {"record_bytes": wire, **offer_cost(args.bytes)}
     found |= server_rate(args.ranks, args.per_connection, args.bytes, args.seconds)
     for name, value in found.items():

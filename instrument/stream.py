@@ -23,13 +23,13 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Final
 
-import pyarrow as pa
-
 from proctor.errors import ProctorError
 from proctor.instrument._guard import Guard, say
 from proctor.instrument._ring import RING_BYTES, Entry, Ring
 from proctor.invariants import frames, peer
+from proctor.invariants.arrow_message import Encoded
 from proctor.invariants.frames import Bye, Decoder, Flush, Freeze, Hello, Info, Ping, Welcome
+from proctor.invariants.schema import TABLES
 
 CLOSE_S: Final = 2.0  # the most that an exit waits for the verifier,
 _ABSENT_S: Final = 0.5  # and for one that is not there
@@ -101,7 +101,7 @@ class Sender:
         """Records that found no room."""
         return self.ring.dropped_rows
 
-    def offer(self, batches: Mapping[str, pa.RecordBatch], reached: int) -> bool:
+    def offer(self, batches: Mapping[str, Encoded], reached: int) -> bool:
         """Hand over records of some tables; never waits, never fails for want of a verifier.
 
         Args:
@@ -312,7 +312,7 @@ def _plain(info: dict[str, Any]) -> dict[str, Any]:
 _Packed = tuple[tuple[int, ...], tuple[int, ...], list[bytes]]
 
 
-def _parts(batches: Mapping[str, pa.RecordBatch]) -> list[tuple[bool, _Packed]]:
+def _parts(batches: Mapping[str, Encoded]) -> list[tuple[bool, _Packed]]:
     """Records packed in parts that fit into a frame, and whether one is the last; names and contexts come before their use."""
     whole = frames.pack(batches)
     if _fits(whole):
@@ -323,12 +323,12 @@ def _parts(batches: Mapping[str, pa.RecordBatch]) -> list[tuple[bool, _Packed]]:
     return [(i == len(parts) - 1, part) for i, part in enumerate(parts)]
 
 
-def _pieces(table: str, batch: pa.RecordBatch) -> list[_Packed]:
+def _pieces(table: str, batch: Encoded) -> list[_Packed]:
     packed = frames.pack({table: batch})
-    if batch.num_rows <= 1 or _fits(packed):
+    if batch.rows <= 1 or _fits(packed):
         return [packed]
-    half = batch.num_rows // 2
-    return [*_pieces(table, batch.slice(0, half)), *_pieces(table, batch.slice(half))]
+    rows, half = batch.batch(TABLES[table]), batch.rows // 2
+    return [*_pieces(table, Encoded.of(rows.slice(0, half))), *_pieces(table, Encoded.of(rows.slice(half)))]
 
 
 def _fits(packed: _Packed) -> bool:

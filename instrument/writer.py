@@ -8,7 +8,7 @@ Flush rule: once a second; and when a step ends, if a quarter of a second has pa
 about 2.5 KB of Arrow metadata over three tables: at every step of a toy that is more than the records.)
 
 With a verifier that listens, rows are drained when a step ends and offered to it uncompressed (`stream.Sender`); files get
-the same rows by the rule above, several flushes in one batch, because a compressed batch costs 0.1 ms a table to encode. Neither
+the same rows by the rule above, several flushes in one batch, because compressing costs 0.1 ms a table. Neither
 waits for the other: a full disk does not stop the stream, nor a dead verifier the files.
 """
 
@@ -19,15 +19,15 @@ import json
 import os
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, Final
 
-import numpy as np
 import pyarrow as pa
 from pyarrow import ipc
 
 from proctor.instrument._guard import Guard, say
+from proctor.invariants.arrow_message import Encoded, Encoder
 from proctor.invariants.schema import TABLES
 
 if TYPE_CHECKING:
@@ -121,7 +121,7 @@ class TraceWriter:
         self._at = dict.fromkeys(TABLES, 0)  # rows of each table that were written or lost
         self._streams = {table: Stream(folder / f"{table}.arrow", schema) for table, schema in TABLES.items()}
         self._sender = sender
-        self._unwritten: list[tuple[str, pa.RecordBatch]] = []  # for the files
+        self._unwritten: list[tuple[str, Encoded]] = []  # for the files
         self._failing = self._degraded = False
         self._behind = False  # the verifier missed the last flush
         self._reached = self._offered = -1  # the step that the program is in, and the verifier knows of
@@ -169,8 +169,8 @@ class TraceWriter:
         with self._lock:
             self._last_flush = now = time.monotonic()
             reached = self._reached  # before the rows are taken: those of earlier steps are then among them
-            made = [(t, _batch(t, rows)) for t, rows in self._drain().items()]
-            batches = [(t, batch) for t, batch in made if batch is not None]
+            made = [(table, _ENCODERS[table].encode(rows)) for table, rows in self._drain().items()]
+            batches = [(table, batch) for table, batch in made if batch is not None]
             self._unwritten += batches
             if self._write_is_due(now):
                 self._last_write = now
@@ -186,12 +186,12 @@ class TraceWriter:
             return True
         if self._behind and self._sender.ring.room():
             return True  # what the verifier missed is on disk when it learns of it
-        rows = sum(batch.num_rows for _, batch in self._unwritten)
+        rows = sum(batch.rows for _, batch in self._unwritten)
         return rows >= STEP_FLUSH_ROWS and now - self._last_write >= STEP_FLUSH_S
 
     def _write(self) -> None:
         """Write what waits for the files; of what cannot be written names and contexts are kept, later rows need them."""
-        batches, self._unwritten = _joined(self._unwritten) if self._sender is not None else self._unwritten, []
+        batches, self._unwritten = _joined(self._unwritten), []
         failed: OSError | None = None
         for table, batch in batches:
             try:
@@ -203,7 +203,7 @@ class TraceWriter:
             except OSError as e:
                 failed = e
             if table in ("names", "context"):
-                self._unwritten.append((table, batch))
+                self._unwritten.append((table, Encoded.of(batch)))
             else:
                 self.lost += batch.num_rows
                 self._at[table] += batch.num_rows
@@ -259,51 +259,13 @@ class TraceWriter:
             stream.close()
 
 
-def _joined(batches: list[tuple[str, pa.RecordBatch]]) -> list[tuple[str, pa.RecordBatch]]:
+def _joined(batches: list[tuple[str, Encoded]]) -> list[tuple[str, pa.RecordBatch]]:
     """One batch a table, names and contexts first."""
     found: dict[str, list[pa.RecordBatch]] = {}
     for table, batch in batches:
-        found.setdefault(table, []).append(batch)
+        found.setdefault(table, []).append(batch.batch(TABLES[table]))
     order = sorted(found, key=lambda t: t not in ("names", "context"))
     return [(t, pa.Table.from_batches(found[t]).combine_chunks().to_batches()[0]) for t in order]
 
 
-def _batch(table: str, rows: Any) -> pa.RecordBatch | None:
-    """A record batch from a dict of arrays (native recorder) or a list of row tuples; no value is None. None: no rows."""
-    plan = _PLANS[table]
-    if not (len(rows[plan[0].name]) if isinstance(rows, dict) else len(rows)):
-        return None
-    columns = [rows[column.name] for column in plan] if isinstance(rows, dict) else zip(*rows)
-    return pa.RecordBatch.from_arrays([_column(c, one) for c, one in zip(columns, plan)], schema=TABLES[table])
-
-
-class _Plan(NamedTuple):
-    """How a column becomes an Arrow array; asked of the schema once, because flushes are frequent."""
-
-    name: str
-    kind: pa.DataType
-    text: bool
-    bits: bool
-    numpy: Any
-
-
-def _plan(field: pa.Field) -> _Plan:
-    text, bits = pa.types.is_string(field.type), pa.types.is_boolean(field.type)
-    return _Plan(field.name, field.type, text, bits, None if text or bits else np.dtype(field.type.to_pandas_dtype()))
-
-
-_PLANS = {table: [_plan(field) for field in schema] for table, schema in TABLES.items()}
-
-
-def _column(values: Sequence[Any], plan: _Plan) -> pa.Array:
-    """An Arrow array without `pa.array`, which imports pandas: 0.2 s in the training process."""
-    if plan.text:
-        texts = [text.encode(errors="replace") for text in values]
-        offsets = np.zeros(len(texts) + 1, dtype=np.int32)
-        np.cumsum([len(text) for text in texts], out=offsets[1:])
-        return pa.Array.from_buffers(plan.kind, len(texts), [None, pa.py_buffer(offsets), pa.py_buffer(b"".join(texts))])
-    if plan.bits:
-        data = np.packbits(np.asarray(values, dtype=bool), bitorder="little")
-    else:
-        data = np.ascontiguousarray(values, dtype=plan.numpy)
-    return pa.Array.from_buffers(plan.kind, len(values), [None, pa.py_buffer(data)])
+_ENCODERS: Final = {table: Encoder(schema) for table, schema in TABLES.items()}

@@ -19,7 +19,7 @@ from __future__ import annotations
 import struct
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
-from typing import Annotated, Any, Final, NamedTuple
+from typing import Annotated, Any, Final
 
 import msgspec
 import pyarrow as pa
@@ -27,6 +27,7 @@ from msgspec import Meta
 from pyarrow import ipc
 
 from proctor.errors import TransportError
+from proctor.invariants.arrow_message import MARK, PREFIX, Encoded, arrow_head
 from proctor.invariants.schema import TABLES, TRACE_SCHEMA
 
 MAGIC: Final = b"PRF1"
@@ -37,10 +38,8 @@ MAX_ROWS: Final = 1 << 20  # of one table in one frame
 HANDSHAKE_OBJECT: Final = 512  # bytes that a peer may send before it has proved that it knows the token
 
 ORDER: Final = tuple(sorted(TABLES))  # of the tables in `Flush`
-_PREFIX: Final = struct.Struct("<II")  # of an Arrow message: a mark, and the bytes of its metadata
 _USUAL_META: Final = 2048
-_MAX_COLUMNS: Final = 64
-_BATCH: Final = 3  # Arrow's MessageHeader.RecordBatch
+_known_head: Final = lru_cache(maxsize=4096)(arrow_head)  # a program's steps are alike
 
 Count = Annotated[int, Meta(ge=0, lt=1 << 62)]
 Nonce = Annotated[bytes, Meta(min_length=16, max_length=64)]
@@ -270,20 +269,12 @@ class Decoder:
         return self._broken
 
 
-def pack(batches: Mapping[str, pa.RecordBatch]) -> tuple[tuple[int, ...], tuple[int, ...], list[bytes]]:
-    """Records as `Flush.rows`, `Flush.sizes` and the body."""
-    rows, sizes, body = [], [], []
-    for table in ORDER:
-        batch = batches.get(table)
-        if batch is None or not batch.num_rows:
-            rows.append(0)
-            sizes.append(0)
-            continue
-        data = batch.serialize().to_pybytes()
-        rows.append(batch.num_rows)
-        sizes.append(len(data))
-        body.append(data)
-    return tuple(rows), tuple(sizes), body
+def pack(batches: Mapping[str, Encoded]) -> tuple[tuple[int, ...], tuple[int, ...], list[bytes]]:
+    """Records as `Flush.rows`, `Flush.sizes` and the body; no batch is empty."""
+    there = [batches.get(table) for table in ORDER]
+    rows = tuple(0 if batch is None else batch.rows for batch in there)
+    sizes = tuple(0 if batch is None else len(batch.message) for batch in there)
+    return rows, sizes, [batch.message for batch in there if batch is not None]
 
 
 def unpack(flush: Flush, body: bytes) -> dict[str, pa.RecordBatch]:
@@ -306,11 +297,14 @@ def unpack(flush: Flush, body: bytes) -> dict[str, pa.RecordBatch]:
 
 def _read_batch(table: str, data: pa.Buffer, rows: int) -> pa.RecordBatch:
     schema, view = TABLES[table], memoryview(data)
-    mark, size = _PREFIX.unpack_from(view) if len(view) >= _PREFIX.size else (0, 0)
-    if mark != 0xFFFFFFFF or not 0 < size <= len(view) - _PREFIX.size:
+    mark, size = PREFIX.unpack_from(view) if len(view) >= PREFIX.size else (0, 0)
+    if mark != MARK or not 0 < size <= len(view) - PREFIX.size:
         raise FrameError("malformed records", f"{table}: no Arrow message")
-    meta = bytes(view[_PREFIX.size : _PREFIX.size + size])
-    head = _known_head(meta) if size <= _USUAL_META else arrow_head(meta)
+    meta = bytes(view[PREFIX.size : PREFIX.size + size])
+    try:
+        head = _known_head(meta) if size <= _USUAL_META else arrow_head(meta)
+    except ValueError as e:
+        raise FrameError("malformed records", str(e)) from None
     if head is None or head.rows != rows or not 0 < rows <= MAX_ROWS:
         raise FrameError("malformed records", f"{table}: another number of rows")
     if head.nulls or len(schema) != head.columns:
@@ -323,81 +317,3 @@ def _read_batch(table: str, data: pa.Buffer, rows: int) -> pa.RecordBatch:
     except (pa.ArrowException, OSError, ValueError, OverflowError) as e:
         raise FrameError("malformed records", f"{table}: {str(e).splitlines()[0][:120] if str(e) else e!r}") from None
     return batch
-
-
-class ArrowHead(NamedTuple):
-    """What the metadata of an Arrow message says of a record batch."""
-
-    rows: int
-    body: int  # bytes after the metadata
-    compressed: bool
-    columns: int
-    nulls: bool
-    at: int | None  # `at` of its custom metadata: number of the first row (`instrument/writer.py`)
-
-
-def arrow_head(meta: bytes) -> ArrowHead | None:
-    """Read some fields of a message's flatbuffer, so that Arrow never sees one that would make it allocate.
-
-    Message.fbs: header_type, header, bodyLength, custom_metadata; RecordBatch: length, nodes, compression.
-
-    Returns:
-        None when it is no record batch.
-
-    Raises:
-        FrameError: it is damaged.
-    """
-    try:
-        message = int(struct.unpack_from("<I", meta)[0])
-        kind, header, body = (_field(meta, message, index) for index in (1, 2, 3))
-        if not kind or not header or meta[kind] != _BATCH:
-            return None
-        batch = header + int(struct.unpack_from("<I", meta, header)[0])
-        length, nodes = _field(meta, batch, 0), _field(meta, batch, 1)
-        vector = nodes + int(struct.unpack_from("<I", meta, nodes)[0]) if nodes else 0
-        columns = min(int(struct.unpack_from("<I", meta, vector)[0]), _MAX_COLUMNS) if nodes else 0
-        lengths_nulls = struct.unpack_from(f"<{2 * columns}q", meta, vector + 4)
-        return ArrowHead(
-            int(struct.unpack_from("<q", meta, length)[0]) if length else 0,
-            int(struct.unpack_from("<q", meta, body)[0]) if body else 0,
-            _field(meta, batch, 3) != 0,
-            columns,
-            any(lengths_nulls[1::2]),
-            _first_row(meta, _field(meta, message, 4)),
-        )
-    except (struct.error, IndexError, ValueError):
-        raise FrameError("malformed records", "damaged Arrow metadata") from None
-
-
-_known_head = lru_cache(maxsize=4096)(arrow_head)  # a program's steps are alike
-
-
-def _first_row(meta: bytes, pairs: int) -> int | None:
-    """The number under the key `at`, which is the first."""
-    if not pairs:
-        return None
-    vector = pairs + int(struct.unpack_from("<I", meta, pairs)[0])
-    if not struct.unpack_from("<I", meta, vector)[0]:
-        return None
-    pair = vector + 4 + int(struct.unpack_from("<I", meta, vector + 4)[0])
-    key, value = (_text(meta, _field(meta, pair, index)) for index in (0, 1))
-    return int(value) if key == b"at" and value.isdigit() else None
-
-
-def _text(meta: bytes, at: int) -> bytes:
-    if not at:
-        return b""
-    begin = at + int(struct.unpack_from("<I", meta, at)[0])
-    size = min(int(struct.unpack_from("<I", meta, begin)[0]), 32)
-    return meta[begin + 4 : begin + 4 + size]
-
-
-def _field(meta: bytes, table: int, index: int) -> int:
-    """Where a field of a flatbuffer's table lies; 0 when it is not set."""
-    vtable = table - int(struct.unpack_from("<i", meta, table)[0])
-    if vtable < 0:
-        raise FrameError("malformed records", "damaged Arrow metadata")
-    size = int(struct.unpack_from("<H", meta, vtable)[0])
-    at = 4 + 2 * index
-    offset = int(struct.unpack_from("<H", meta, vtable + at)[0]) if at + 2 <= size else 0
-    return table + offset if offset else 0

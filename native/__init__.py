@@ -1,4 +1,4 @@
-"""Hot loops: fingerprints of tensor memory, comparison of two, and the call tap. No policy, no torch headers.
+"""Hot loops: fingerprints of tensor memory, comparison of two, the call tap, and rows of a trace as bytes. No policy, no torch headers.
 
 `ACTIVE` says which implementation runs: "native", or "python" where the extension is missing or
 `PROCTOR_NATIVE=0` is set.
@@ -22,6 +22,7 @@ __all__ = [
     "fingerprint_buffer",
     "fingerprint_many",
     "is_tap",
+    "pack_columns",
 ]
 
 if TYPE_CHECKING:
@@ -34,6 +35,7 @@ if TYPE_CHECKING:
         fingerprint_buffer,
         fingerprint_many,
         is_tap,
+        pack_columns,
     )
 
     ACTIVE: str
@@ -50,10 +52,12 @@ else:
             fingerprint_buffer,
             fingerprint_many,
             is_tap,
+            pack_columns,
         )
 
         ACTIVE = "native"
     except ImportError:
+        from proctor.native._columns_py import pack_columns
         from proctor.native._compare_py import compare_buffers
         from proctor.native._fingerprint_py import (
             fingerprint_backend,

@@ -1,6 +1,6 @@
 """The extension. What the names mean is said in `tap.h`, `recorder.h`, `describe.h` and `fingerprint.h`."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -106,3 +106,6 @@ def read_sum(address: int, nbytes: int) -> int: ...
 def compare_buffers(
     candidate: NDArray[Any] | Buffer, reference: NDArray[Any] | Buffer, dtype: str, *, simd: str | None = None
 ) -> tuple[int, int, float, float, float, float, float, float, int, int, int]: ...
+def pack_columns(
+    kinds: str, names: tuple[str, ...], rows: Mapping[str, Sequence[Any]] | list[tuple[Any, ...]]
+) -> tuple[int, tuple[int, ...], bytes]: ...

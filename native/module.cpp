@@ -1,13 +1,15 @@
 // Bindings only: proctor.native._native.
 #include <pybind11/pybind11.h>
 
+#include "columns.h"
 #include "compare.h"
 #include "fingerprint.h"
 #include "tap.h"
 
 PYBIND11_MODULE(_native, m) {
-  m.doc() = "Fingerprints and comparison of tensor memory, and the call tap.";
+  m.doc() = "Fingerprints and comparison of tensor memory, the call tap, and rows of a trace as bytes.";
   using namespace proctor;
+  bind_columns(m);
   bind_compare(m);
   bind_fingerprint(m);
   bind_tap(m);

@@ -7,7 +7,6 @@ the ones that are missing are skipped by their heads. All or nothing: calls with
 from __future__ import annotations
 
 import os
-import struct
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -17,13 +16,12 @@ from typing import BinaryIO, Final
 import pyarrow as pa
 from pyarrow import ipc
 
-from proctor.invariants.frames import ArrowHead, FrameError, arrow_head
+from proctor.invariants.arrow_message import MARK, PREFIX, ArrowHead, arrow_head
 from proctor.invariants.schema import TABLES
 from proctor.verify.inbox import Gap
 
 MAX_FILLED_ROWS: Final = 8 << 20
 WAIT_S: Final = 2.0  # for rows that the process has not written yet: it writes once a second
-_PREFIX: Final = struct.Struct("<II")
 _MAX_META: Final = 1 << 24
 _POLL_S: Final = 0.02
 _DECODABLE: Final = ("names", "context")
@@ -101,7 +99,7 @@ def _rows(path: Path, table: str, begin: int, end: int) -> tuple[pa.Table, str]:
                 at += head.rows
             if at >= end and sum(batch.num_rows for batch in batches) < end - begin:
                 problem = f"{path.name}: records are missing in it"
-    except (pa.ArrowException, FrameError, OSError, ValueError) as e:
+    except (pa.ArrowException, OSError, ValueError) as e:
         problem = f"{path.name}: {type(e).__name__}"
     return pa.Table.from_batches(batches, schema=TABLES[table]), problem
 
@@ -111,11 +109,11 @@ def _head(file: BinaryIO) -> ArrowHead | None:
     size = os.fstat(file.fileno()).st_size
     while True:
         start = file.tell()
-        prefix = file.read(_PREFIX.size)
-        if len(prefix) < _PREFIX.size:
+        prefix = file.read(PREFIX.size)
+        if len(prefix) < PREFIX.size:
             return None
-        mark, length = _PREFIX.unpack(prefix)
-        if mark != 0xFFFFFFFF or length > _MAX_META:
+        mark, length = PREFIX.unpack(prefix)
+        if mark != MARK or length > _MAX_META:
             raise ValueError("no Arrow stream")
         meta = file.read(length)
         if not length or len(meta) < length:
@@ -134,8 +132,8 @@ def _head(file: BinaryIO) -> ArrowHead | None:
 def _body(file: BinaryIO, table: str, head: ArrowHead, wanted: bool) -> pa.RecordBatch | None:
     """The batch whose head was read, or nothing but a step over it."""
     start = file.tell()
-    _, length = _PREFIX.unpack(file.read(_PREFIX.size))
-    size = _PREFIX.size + length + head.body
+    _, length = PREFIX.unpack(file.read(PREFIX.size))
+    size = PREFIX.size + length + head.body
     file.seek(start if wanted else start + size)
     if not wanted:
         return None

@@ -211,13 +211,13 @@ def test_a_child_of_the_process_does_not_hold_its_connection(tmp_path: Path) -> 
             import os, sys, time
             sys.path.insert(0, {str(Path(__file__).parents[1])!r})
             from pathlib import Path
-            from helpers.transport import Rows, sender, until
+            from helpers.transport import Rows, encoded, sender, until
             end, made = sender(Path({str(tmp_path)!r})), Rows()
             end.start()
-            end.offer(made.next(), 0)
+            end.offer(encoded(made.next()), 0)
             assert until(lambda: end.connected and not end.ring.waiting)
             if os.fork() == 0:
-                assert not end.offer(made.next(), 1)
+                assert not end.offer(encoded(made.next()), 1)
                 end.close()
                 sys.stdout.close()
                 time.sleep(30)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -13,6 +13,7 @@ import pyarrow as pa
 
 from proctor.instrument._guard import Guard
 from proctor.instrument.stream import Sender
+from proctor.invariants.arrow_message import Encoded
 from proctor.invariants.peer import make_token, read_token
 from proctor.invariants.schema import TABLES
 from proctor.verify._endpoint import Limits
@@ -48,6 +49,11 @@ class Rows:
         for table, rows in made.items():
             self.at[table] += rows.num_rows
         return made
+
+
+def encoded(rows: Mapping[str, pa.RecordBatch]) -> dict[str, Encoded]:
+    """As a process offers them to its verifier."""
+    return {table: Encoded.of(batch) for table, batch in rows.items()}
 
 
 def until(condition: Callable[[], Any], timeout_s: float = 10.0) -> bool:

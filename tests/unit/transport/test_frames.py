@@ -6,7 +6,7 @@ import msgspec
 import numpy as np
 import pyarrow as pa
 import pytest
-from helpers.transport import batch
+from helpers.transport import batch, encoded
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from pyarrow import ipc
@@ -29,7 +29,7 @@ messages = st.one_of(
 
 
 def flush_frame(n: int = 0, **tables: int) -> bytes:
-    rows, sizes, body = frames.pack({t: batch(t, count) for t, count in tables.items()})
+    rows, sizes, body = frames.pack(encoded({t: batch(t, count) for t, count in tables.items()}))
     return frames.encode(Flush(n, n, (0,) * len(frames.ORDER), rows, sizes), number=n, body=body)
 
 
@@ -56,7 +56,7 @@ def test_any_chunking_gives_the_same_messages(said: list[frames.Message], chance
 
 def test_records_of_all_tables_come_back_equal() -> None:
     sent = {table: batch(table, i + 1) for i, table in enumerate(TABLES)}
-    rows, sizes, body = frames.pack(sent)
+    rows, sizes, body = frames.pack(encoded(sent))
     assert rows == tuple(sent[t].num_rows for t in frames.ORDER)
     found = frames.unpack(Flush(0, 0, (0,) * 5, rows, sizes), b"".join(body))
     assert found.keys() == sent.keys()

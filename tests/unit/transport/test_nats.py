@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 from helpers.transport import Rows as Made
-from helpers.transport import sender, serving, take, until
+from helpers.transport import encoded, sender, serving, take, until
 
 from proctor.errors import TransportError
 from proctor.invariants.peer import read_token
@@ -61,7 +61,7 @@ def test_processes_reach_the_verifier_over_the_broker(tmp_path: Path, broker: tu
         end, made = sender(tmp_path, "0-1", relay.addresses[0]), Made()
         end.start()
         for step in range(60):
-            end.offer(made.next(calls=2000), step)  # 8 MB: more than the window
+            end.offer(encoded(made.next(calls=2000)), step)  # 8 MB: more than the window
         events = take(inbox, lambda e: len(flushes(e)) == 60, 20)
         end.close()
         events += take(inbox, lambda e: any(isinstance(x, Left) for x in e))
@@ -81,13 +81,13 @@ def test_a_broker_that_is_restarted_costs_nothing_that_is_kept(
         end.start()
         assert until(lambda: end.connected)
         for step in range(10):
-            end.offer(made.next(), step)
+            end.offer(encoded(made.next()), step)
         events = take(inbox, lambda e: len(flushes(e)) == 10)
         process.kill()
         process.wait(10)
         assert until(lambda: not end.connected)
         for step in range(10, 20):
-            end.offer(made.next(), step)
+            end.offer(encoded(made.next()), step)
         again = _start(int(url.rpartition(":")[2]))
         try:
             events += take(inbox, lambda e: len(flushes(e)) == 10, 20)

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 from helpers.transport import Rows as Made
-from helpers.transport import sender, serving, take, until
+from helpers.transport import encoded, sender, serving, take, until
 
 from proctor.invariants import frames
 from proctor.invariants.frames import Flush, Freeze, Hello
@@ -45,7 +45,7 @@ def test_many_processes_come_through_one_connection(tmp_path: Path) -> None:
             for rank, end in enumerate(ends):
                 rows = made[rank].next(names=1)
                 sent.append(rows)
-                end.offer(rows, step)
+                end.offer(encoded(rows), step)
         events = take(inbox, lambda e: len([x for x in e if isinstance(x, Rows)]) == 120)
         assert server.stats().connections == 1
         server.send("3-1", Freeze("three", 1))
@@ -68,12 +68,12 @@ def test_a_verifier_that_is_back_gets_what_it_lacks_through_the_relay(tmp_path: 
             end, made = sender(tmp_path, "0-1", relay.addresses[0]), Made()
             end.start()
             for step in range(10):
-                end.offer(made.next(), step)
+                end.offer(encoded(made.next()), step)
             take(inbox, lambda e: len(flushes(e, "0-1")) == 10)
             server.close()
             assert until(lambda: not relay.connected and not end.connected)
             for step in range(10, 20):
-                end.offer(made.next(), step)
+                end.offer(encoded(made.next()), step)
             again = Inbox()
             with Server([address], read_token(tmp_path / "token"), again):
                 events = take(again, lambda e: len(flushes(e, "0-1")) == 20)
@@ -109,7 +109,7 @@ def test_one_process_that_breaks_rules_does_not_harm_the_others(tmp_path: Path) 
             with contextlib.suppress(ConnectionError):
                 while bad.recv(4096):
                     pass
-        good.offer(made.next(), 0)
+        good.offer(encoded(made.next()), 0)
         assert flushes(take(inbox, lambda e: bool(flushes(e, "0-1"))), "0-1") == [0]
         assert relay.refused == {"frames out of order": 1, "not a frame": 1, "unexpected message": 1}
         good.close()
@@ -129,7 +129,7 @@ def test_records_that_are_damaged_cost_their_process_its_channel_and_nobody_else
         with contextlib.suppress(ConnectionError):
             while bad.recv(4096):
                 pass
-        good.offer(made.next(), 0)
+        good.offer(encoded(made.next()), 0)
         events = take(inbox, lambda e: bool(flushes(e, "0-1")) and any(isinstance(x, Left) for x in e))
         assert [type(e) for e in events if e.process == "1-1"] == [Joined, Left]
         assert server.stats().refused == {"malformed records": 1}
@@ -148,7 +148,7 @@ def test_a_verifier_that_takes_nothing_fills_relay_and_ring_but_no_more(
         assert until(lambda: end.connected)
         sent = 0
         while not end.ring.dropped_flushes and sent < 4000:
-            end.offer(made.next(calls=1000), sent)
+            end.offer(encoded(made.next(calls=1000)), sent)
             sent += 1
             time.sleep(0.001)
         assert end.ring.dropped_flushes
@@ -156,7 +156,7 @@ def test_a_verifier_that_takes_nothing_fills_relay_and_ring_but_no_more(
         assert up is not None and len(up.out) < 3 << 20
         events: list[Event] = []
         assert until(lambda: events.extend(inbox.get(0.01)) or not end.ring.waiting)
-        end.offer(made.next(), sent)
+        end.offer(encoded(made.next()), sent)
         assert until(lambda: events.extend(inbox.get(0.01)) or sent in flushes(events, "0-1"))
         end.close()
         events += take(inbox, lambda e: any(isinstance(x, Left) for x in e))
@@ -176,7 +176,7 @@ def test_without_a_verifier_processes_are_hung_up_on(tmp_path: Path) -> None:
             end = sender(tmp_path, "0-1", relay.addresses[0])
             end.start()
             assert until(lambda: relay.problem != "")
-            end.offer(Made().next(), 0)
+            end.offer(encoded(Made().next()), 0)
             time.sleep(0.3)
             assert not end.connected
             assert relay.refused == {}

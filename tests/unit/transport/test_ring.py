@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from helpers.transport import Rows
+from helpers.transport import Rows, encoded
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -12,7 +12,7 @@ from proctor.invariants.frames import Flush
 
 
 def entry(n: int, rows: Rows | None = None, **counts: int) -> Entry:
-    sizes_rows, sizes, body = frames.pack((rows or Rows()).next(**counts))
+    sizes_rows, sizes, body = frames.pack(encoded((rows or Rows()).next(**counts)))
     return Entry(Flush(n, n, (0,) * 5, sizes_rows, sizes), body)
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 from helpers.transport import Rows as Made
-from helpers.transport import sender, serving, take, until
+from helpers.transport import encoded, sender, serving, take, until
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -43,7 +43,7 @@ class Peer:
 
     def flush(self, n: int, made: Made, *, said: bool = True, channel: int = 0) -> None:
         at = tuple(made.at[t] for t in frames.ORDER)
-        rows, sizes, body = frames.pack(made.next())
+        rows, sizes, body = frames.pack(encoded(made.next()))
         if said:
             self.say(Flush(n, n, at, rows, sizes), body, channel)
 
@@ -76,7 +76,7 @@ def test_rows_arrive_in_order_with_what_the_process_says_of_itself(tmp_path: Pat
         end.start()
         sent = [made.next(names=1) for _ in range(40)]
         for step, rows in enumerate(sent):
-            assert end.offer(rows, step)
+            assert end.offer(encoded(rows), step)
         end.inform({"rank": 0, "finished": True})
         end.close()
         events = take(inbox, lambda e: bool(of(Left, e)))
@@ -93,8 +93,8 @@ def test_more_than_a_frame_holds_comes_in_parts_and_the_step_with_the_last(tmp_p
     with serving(tmp_path) as (server, inbox):
         end, made = sender(tmp_path, ring_bytes=64 << 20), Made()
         end.start()
-        assert end.offer(made.next(), 1)
-        assert end.offer(made.next(calls=400_000, names=10), 2)
+        assert end.offer(encoded(made.next()), 1)
+        assert end.offer(encoded(made.next(calls=400_000, names=10)), 2)
         end.close(10.0)
         events = take(inbox, lambda e: bool(of(Left, e)), 20)
         assert server.stats().refused == {}
@@ -190,14 +190,14 @@ def test_a_slow_core_stops_the_reading_and_nobody_is_blamed(tmp_path: Path) -> N
         end.start()
         assert until(lambda: end.connected)
         for step in range(400):
-            end.offer(made.next(calls=200), step)
+            end.offer(encoded(made.next(calls=200)), step)
             time.sleep(0.001)
         time.sleep(0.6)
         assert len(inbox) < 100
         assert end.ring.dropped_flushes > 0
         events: list[Event] = []
         assert until(lambda: events.extend(inbox.get(0.01)) or not end.ring.waiting)
-        end.offer(made.next(), 400)
+        end.offer(encoded(made.next()), 400)
         assert until(lambda: events.extend(inbox.get(0.01)) or any(isinstance(e, Rows) and e.reached == 400 for e in events))
         end.close()
         events += take(inbox, lambda e: bool(of(Left, e)))
@@ -292,7 +292,7 @@ def test_a_peer_that_breaks_a_rule_is_cut_off_and_what_it_said_before_stays(tmp_
         elif way == "channel":
             bad.say(hello(name="1-1"), channel=1)
         elif way == "again":
-            rows, sizes, body = frames.pack(made.next())
+            rows, sizes, body = frames.pack(encoded(made.next()))
             bad.say(Flush(0, 0, (0,) * 5, rows, sizes, again=True), body)
         else:
             bad.flush(0, made)
@@ -314,7 +314,7 @@ def test_no_bytes_kill_the_server(shared: tuple[Path, Server, Inbox], data: st.D
     made = Made()
     for n in range(data.draw(st.integers(1, 3))):
         at = tuple(made.at[t] for t in frames.ORDER)
-        rows, sizes, body = frames.pack(made.next(calls=3, names=1))
+        rows, sizes, body = frames.pack(encoded(made.next(calls=3, names=1)))
         stream += frames.encode(Flush(n, n, at, rows, sizes), number=n + 1, body=body)
     for _ in range(data.draw(st.integers(0, 5))):
         at_ = data.draw(st.integers(0, len(stream) - 1))

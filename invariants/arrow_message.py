@@ -1,0 +1,180 @@
+"""Record batches as Arrow IPC messages, read and written at their bytes.
+
+A message is a prefix (a mark, and the bytes of its metadata), a flatbuffer of metadata, and the buffers. Of what comes from others
+some fields are read before Arrow sees it, so that it never allocates by what a stranger says. Of what a process sends many times a
+second the metadata differ in numbers only: `Encoder` takes those that Arrow wrote once and puts the numbers in, which costs a
+small part of building arrays and serialising them (`benchmarks/encode.py`).
+
+Message.fbs: version, header_type, header, bodyLength, custom_metadata; RecordBatch: length, nodes, buffers, compression.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Mapping, Sequence
+from typing import Any, Final, NamedTuple
+
+import numpy as np
+import pyarrow as pa
+from pyarrow import ipc
+
+from proctor.native import pack_columns
+
+MARK: Final = 0xFFFFFFFF
+PREFIX: Final = struct.Struct("<II")
+_I64: Final = struct.Struct("<q")
+_MAX_COLUMNS: Final = 64
+_BATCH: Final = 3  # MessageHeader.RecordBatch
+_HEADER_TYPE, _HEADER, _BODY, _CUSTOM = 1, 2, 3, 4  # fields of Message
+_LENGTH, _NODES, _BUFFERS, _COMPRESSION = 0, 1, 2, 3  # fields of RecordBatch
+
+
+class Encoded(NamedTuple):
+    """Some rows of a table.
+
+    message: one uncompressed Arrow IPC record batch, without its schema.
+    """
+
+    rows: int
+    message: bytes
+
+    @classmethod
+    def of(cls, batch: pa.RecordBatch) -> Encoded:
+        return cls(batch.num_rows, batch.serialize().to_pybytes())
+
+    def batch(self, schema: pa.Schema) -> pa.RecordBatch:
+        """The rows; nothing is copied."""
+        return ipc.read_record_batch(ipc.read_message(pa.py_buffer(self.message)), schema)
+
+
+class Encoder:
+    """Makes messages of one schema, whose columns are numbers, booleans and text without nulls."""
+
+    def __init__(self, schema: pa.Schema) -> None:
+        self.schema = schema
+        template = pa.RecordBatch.from_arrays([_one(field.type) for field in schema], schema=schema).serialize().to_pybytes()
+        _, size = PREFIX.unpack_from(template)
+        self._head = template[: PREFIX.size + size]
+        meta = template[PREFIX.size : PREFIX.size + size]
+        message = _u32(meta, 0)
+        batch = _target(meta, _field(meta, message, _HEADER))
+        nodes, buffers = (_target(meta, _field(meta, batch, index)) for index in (_NODES, _BUFFERS))
+        self._body_at = PREFIX.size + _field(meta, message, _BODY)
+        self._length_at = PREFIX.size + _field(meta, batch, _LENGTH)
+        self._nodes_at, self._nodes = PREFIX.size + nodes + 4, struct.Struct(f"<{2 * _u32(meta, nodes)}q")
+        self._buffers_at, self._buffers = PREFIX.size + buffers + 4, struct.Struct(f"<{2 * _u32(meta, buffers)}q")
+        self._kinds = "".join(_kind(field.type) for field in schema)
+        self._names = tuple(schema.names)
+
+    def encode(self, rows: Mapping[str, Sequence[Any]] | list[tuple[Any, ...]]) -> Encoded | None:
+        """A message of rows; `None` when there are none.
+
+        Args:
+            rows: columns by name, or a list of rows; no value is None.
+
+        Raises:
+            ValueError, OverflowError, TypeError: a value is not what its column holds.
+        """
+        count, spans, body = pack_columns(self._kinds, self._names, rows)
+        if not count:
+            return None
+        head = bytearray(self._head)
+        _I64.pack_into(head, self._body_at, len(body))
+        _I64.pack_into(head, self._length_at, count)
+        self._nodes.pack_into(head, self._nodes_at, *((count, 0) * len(self._names)))
+        self._buffers.pack_into(head, self._buffers_at, *spans)
+        return Encoded(count, b"".join((head, body)))
+
+
+def _kind(of: pa.DataType) -> str:
+    """The letter of a column, `native/columns.h`."""
+    return "s" if pa.types.is_string(of) else np.dtype(of.to_pandas_dtype()).char.replace("L", "Q").replace("l", "q")
+
+
+def _one(kind: pa.DataType) -> pa.Array:
+    """One value, of no matter what; made without `pa.array`, which imports pandas: 0.2 s in the training process."""
+    if pa.types.is_string(kind):
+        return pa.Array.from_buffers(kind, 1, [None, pa.py_buffer(bytes(8)), pa.py_buffer(b"")])
+    return pa.Array.from_buffers(kind, 1, [None, pa.py_buffer(bytes(8))])
+
+
+class ArrowHead(NamedTuple):
+    """What the metadata of an Arrow message says of a record batch."""
+
+    rows: int
+    body: int  # bytes after the metadata
+    compressed: bool
+    columns: int
+    nulls: bool
+    at: int | None  # `at` of its custom metadata: number of the first row (`instrument/writer.py`)
+
+
+def arrow_head(meta: bytes) -> ArrowHead | None:
+    """Read some fields of a message's flatbuffer, so that Arrow never sees one that would make it allocate.
+
+    Returns:
+        None when it is no record batch.
+
+    Raises:
+        ValueError: it is damaged.
+    """
+    try:
+        message = _u32(meta, 0)
+        kind, header, body = (_field(meta, message, index) for index in (_HEADER_TYPE, _HEADER, _BODY))
+        if not kind or not header or meta[kind] != _BATCH:
+            return None
+        batch = _target(meta, header)
+        length, nodes = _field(meta, batch, _LENGTH), _field(meta, batch, _NODES)
+        vector = _target(meta, nodes) if nodes else 0
+        columns = min(_u32(meta, vector), _MAX_COLUMNS) if nodes else 0
+        lengths_nulls = struct.unpack_from(f"<{2 * columns}q", meta, vector + 4)
+        return ArrowHead(
+            int(struct.unpack_from("<q", meta, length)[0]) if length else 0,
+            int(struct.unpack_from("<q", meta, body)[0]) if body else 0,
+            _field(meta, batch, _COMPRESSION) != 0,
+            columns,
+            any(lengths_nulls[1::2]),
+            _first_row(meta, _field(meta, message, _CUSTOM)),
+        )
+    except (struct.error, IndexError, ValueError):
+        raise ValueError("damaged Arrow metadata") from None
+
+
+def _first_row(meta: bytes, pairs: int) -> int | None:
+    """The number under the key `at`, which is the first."""
+    if not pairs:
+        return None
+    vector = _target(meta, pairs)
+    if not _u32(meta, vector):
+        return None
+    pair = _target(meta, vector + 4)
+    key, value = (_text(meta, _field(meta, pair, index)) for index in (0, 1))
+    return int(value) if key == b"at" and value.isdigit() else None
+
+
+def _text(meta: bytes, at: int) -> bytes:
+    if not at:
+        return b""
+    begin = _target(meta, at)
+    size = min(_u32(meta, begin), 32)
+    return meta[begin + 4 : begin + 4 + size]
+
+
+def _u32(meta: bytes, at: int) -> int:
+    return int(struct.unpack_from("<I", meta, at)[0])
+
+
+def _target(meta: bytes, at: int) -> int:
+    """Where the offset that is written here leads."""
+    return at + _u32(meta, at)
+
+
+def _field(meta: bytes, table: int, index: int) -> int:
+    """Where a field of a flatbuffer's table lies; 0 when it is not set."""
+    vtable = table - int(struct.unpack_from("<i", meta, table)[0])
+    if vtable < 0:
+        raise ValueError("damaged Arrow metadata")
+    size = int(struct.unpack_from("<H", meta, vtable)[0])
+    at = 4 + 2 * index
+    offset = int(struct.unpack_from("<H", meta, vtable + at)[0]) if at + 2 <= size else 0
+    return table + offset if offset else 0

@@ -1,0 +1,97 @@
+"""Messages that we write ourselves read like Arrow's, whatever the rows; the native packing and its twin give the same bytes."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from proctor.invariants import frames
+from proctor.invariants.arrow_message import Encoder, arrow_head
+from proctor.invariants.frames import Flush
+from proctor.invariants.schema import TABLES
+from proctor.native import _columns_py as twin
+
+try:
+    from proctor.native import _native as native
+except ImportError:
+    native = None  # type: ignore[assignment]
+
+KINDS = {
+    pa.uint8(): (0, 255),
+    pa.uint32(): (0, 2**32 - 1),
+    pa.int32(): (-(2**31), 2**31 - 1),
+    pa.int64(): (-(2**63), 2**63 - 1),
+    pa.uint64(): (0, 2**64 - 1),
+}
+
+
+def values(kind: pa.DataType) -> st.SearchStrategy[Any]:
+    if kind in KINDS:
+        return st.integers(*KINDS[kind])
+    if pa.types.is_floating(kind):
+        return st.floats(width=32 if kind == pa.float32() else 64)
+    return st.booleans() if pa.types.is_boolean(kind) else st.text(max_size=12)
+
+
+def rows_of(table: str) -> st.SearchStrategy[list[tuple[Any, ...]]]:
+    return st.lists(st.tuples(*(values(field.type) for field in TABLES[table])), max_size=20)
+
+
+def columns(table: str, rows: list[tuple[Any, ...]]) -> dict[str, Any]:
+    """As the recorder gives calls: arrays where they are numbers."""
+    found: dict[str, Any] = {}
+    for field, column in zip(TABLES[table], zip(*rows, strict=True) if rows else ((),) * len(TABLES[table]), strict=True):
+        found[field.name] = list(column) if pa.types.is_string(field.type) else np.array(column, dtype=field.type.to_pandas_dtype())
+    return found
+
+
+@pytest.mark.parametrize("table", TABLES)
+@given(data=st.data())
+def test_what_is_encoded_is_what_arrow_reads(table: str, data: st.DataObject) -> None:
+    rows = data.draw(rows_of(table))
+    encoder = Encoder(TABLES[table])
+    encoded = encoder.encode(rows)
+    assert encoded == encoder.encode(columns(table, rows))
+    if encoded is None:
+        assert not rows
+        return
+    sizes = tuple(len(encoded.message) if t == table else 0 for t in frames.ORDER)
+    counts = tuple(encoded.rows if t == table else 0 for t in frames.ORDER)
+    found = frames.unpack(Flush(0, 0, (0,) * len(sizes), counts, sizes), encoded.message)[table]
+    expected = pa.RecordBatch.from_arrays([pa.array(c, type=f.type) for c, f in zip(zip(*rows, strict=True), TABLES[table], strict=True)], schema=TABLES[table])
+    assert len(found) == len(rows)
+    for field in TABLES[table]:  # NaN is a value like others
+        assert str(found[field.name].to_pylist()) == str(expected[field.name].to_pylist())
+    head = arrow_head(expected.serialize().to_pybytes()[8:])
+    assert head is not None and (head.rows, head.columns, head.nulls, head.compressed) == (len(rows), len(TABLES[table]), False, False)
+
+
+@pytest.mark.skipif(native is None, reason="the extension was not built")
+@pytest.mark.parametrize("table", TABLES)
+@given(data=st.data())
+def test_the_twin_gives_the_same_bytes(table: str, data: st.DataObject) -> None:
+    rows = data.draw(rows_of(table))
+    encoder = Encoder(TABLES[table])
+    for given_rows in (rows, columns(table, rows)):
+        assert native.pack_columns(encoder._kinds, encoder._names, given_rows) == twin.pack_columns(encoder._kinds, encoder._names, given_rows)
+
+
+@pytest.mark.parametrize("pack", [twin.pack_columns, *([native.pack_columns] if native else [])])
+def test_values_that_do_not_fit_are_refused_and_text_that_is_no_unicode_is_not(pack: Any) -> None:
+    with pytest.raises(OverflowError):
+        pack("B", ("a",), [(256,)])
+    with pytest.raises(OverflowError):
+        pack("Q", ("a",), [(-1,)])
+    with pytest.raises((TypeError, ValueError)):
+        pack("I", ("a",), [("x",)])
+    with pytest.raises(ValueError, match="columns differ"):
+        pack("II", ("a", "b"), {"a": [1, 2], "b": [1]})
+    with pytest.raises(ValueError, match=r"a row is no tuple|zip\(\)"):
+        pack("II", ("a", "b"), [(1, 2), (3,)])
+    assert pack("s", ("a",), [("x\ud800",)])[2].endswith(b"x?" + bytes(6))
+    assert pack("I", ("a",), [])[0] == 0
