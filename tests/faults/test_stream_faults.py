@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import shutil
 import signal
 import statistics
 import subprocess
@@ -18,6 +17,7 @@ from typing import Any
 
 import pytest
 from helpers import verifier as verifier_script
+from helpers.network import THERE, link, other_host
 from helpers.transport import Rows, sender, serving, take, until
 
 from proctor.instrument import stream
@@ -267,30 +267,8 @@ def test_a_token_that_is_wrong_or_missing_is_said_once(tmp_path: Path, capsys: p
 
 @pytest.fixture
 def cut_network() -> Iterator[str]:
-    """A network namespace with a link to it, 10.213.77.1 here and 10.213.77.2 there."""
-    if os.geteuid() or shutil.which("ip") is None:
-        pytest.skip("needs root and iproute2")
-    name = f"pr{os.getpid()}"
-
-    def ip(*words: str) -> int:
-        return subprocess.run(["ip", *words], check=False, capture_output=True).returncode
-
-    try:
-        made = [
-            ip("netns", "add", name),
-            ip("link", "add", f"{name}a", "type", "veth", "peer", "name", f"{name}b", "netns", name),
-            ip("addr", "add", "10.213.77.1/24", "dev", f"{name}a"),
-            ip("link", "set", f"{name}a", "up"),
-            ip("-n", name, "addr", "add", "10.213.77.2/24", "dev", f"{name}b"),
-            ip("-n", name, "link", "set", f"{name}b", "up"),
-            ip("-n", name, "link", "set", "lo", "up"),
-        ]
-        if any(made):
-            pytest.skip("network namespaces are not to be had here")
+    with other_host() as name:
         yield name
-    finally:
-        ip("link", "del", f"{name}a")
-        ip("netns", "del", name)
 
 
 def test_a_cut_network_is_noticed_and_nothing_is_lost(
@@ -298,17 +276,17 @@ def test_a_cut_network_is_noticed_and_nothing_is_lost(
 ) -> None:
     monkeypatch.setattr(stream, "_STALLED_S", 1.0)
     monkeypatch.setattr(stream, "_PING_S", 0.2)
-    one = verifiers(tmp_path / "run", address="tcp:10.213.77.2:7077", prefix=("ip", "netns", "exec", cut_network))
-    rank = Rank(tmp_path, "tcp:10.213.77.2:7077")
+    one = verifiers(tmp_path / "run", address=f"tcp:{THERE}:7077", prefix=("ip", "netns", "exec", cut_network))
+    rank = Rank(tmp_path, f"tcp:{THERE}:7077")
     rank.steps(20, 0.005)
     assert until(lambda: rank.sender.connected and one.seen()["seen"])
-    subprocess.run(["ip", "link", "set", f"{cut_network}a", "down"], check=True)
+    link(cut_network, up=False)
     rank.calls = 2000  # more than the socket's buffer holds
     rank.durations.clear()
     rank.steps(40, 0.01)
     assert until(lambda: not rank.sender.connected, 15)
     assert statistics.median(rank.durations) < 0.001
-    subprocess.run(["ip", "link", "set", f"{cut_network}a", "up"], check=True)
+    link(cut_network, up=True)
     rank.calls = 20
     assert until(lambda: rank.sender.connected, 15)
     rank.steps(10, 0.01)
