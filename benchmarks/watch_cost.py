@@ -1,6 +1,6 @@
 """What a verifier costs the job: step times with one that works, one that is stopped, and one whose disk is full, against none.
 
-    python benchmarks/watch_cost.py [--rounds 3] [--iters 250] [--script PATH] [-i PACK…]
+    python benchmarks/watch_cost.py [--rounds 3] [--iters 250] [--script PATH] [-i PACK…] [-- OPTION OF THE PROGRAM…]
 
 Every round runs the program under each condition in turn, with the same recording (what the packs need), so that the ratios are those
 of the stream and the verifier; `record` is without them, `capsules` keeps the last steps, too. `stopped`: SIGSTOP as soon as it listens, so that its socket
@@ -50,7 +50,7 @@ def measure(condition: str, work: Path, number: int, args: argparse.Namespace) -
     how = ["record", *select] if condition == "record" else ["watch", *packs]
     if condition not in ("record", "capsules"):
         how.append("--no-capsules")
-    program = [sys.executable, str(work / "driver.py"), str(args.script), "--iters", str(args.iters)]
+    program = [sys.executable, str(work / "driver.py"), str(args.script), "--iters", str(args.iters), *args.options]
     job = subprocess.Popen(
         [sys.executable, "-m", "proctor.cli", *how, "-o", str(run), "--", *program],
         env={**os.environ, "OMP_NUM_THREADS": "1"}, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True,
@@ -79,6 +79,7 @@ def main() -> int:
     parser.add_argument("--iters", type=int, default=250)
     parser.add_argument("--script", type=Path, default=ROOT / "examples" / "transformer_lm.py")
     parser.add_argument("-i", "--pack", dest="packs", nargs="+", type=Path, default=[ROOT / "invariants/packs/torch.json"])
+    parser.add_argument("options", nargs="*", help="of the program, after --: `-- --width 256` makes longer steps")
     args = parser.parse_args()
     conditions = ["record", "watch", "capsules", "stopped", *(["full"] if os.geteuid() == 0 else [])]
     ratios: dict[str, list[float]] = defaultdict(list)
