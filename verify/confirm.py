@@ -22,7 +22,7 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Final, Literal, Protocol
+from typing import Final, Literal
 
 import msgspec
 
@@ -30,6 +30,7 @@ from proctor.errors import ProctorError
 from proctor.invariants.capsule import Capsule, capsules_of, read_capsule, siblings
 from proctor.invariants.invariant import Severity, Tier
 from proctor.verify.notice import Action, Notice
+from proctor.verify.teller import Tells
 from proctor.verify.wording import clean
 
 HELD: Final = "held.json"
@@ -54,14 +55,6 @@ class Answer(msgspec.Struct, frozen=True):
 
 
 Ask = Callable[[str, float], Answer]  # key of an incident, seconds; waits
-
-
-class Tells(Protocol):
-    """Where notices go."""
-
-    def notify(self, notice: Notice) -> None: ...
-    def alive(self, text: str = "") -> None: ...
-    def close(self, timeout_s: float = 10.0, *, finished: bool = True) -> bool: ...
 
 
 class _Held:

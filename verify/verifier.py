@@ -13,18 +13,18 @@ from __future__ import annotations
 import json
 import logging
 import time
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
-from typing import Any, Final, Protocol
+from typing import Any, Final
 
 import polars as pl
 
 from proctor.errors import ProctorError, TraceError
 from proctor.invariants.capsule import capsules_of, read_capsule
 from proctor.invariants.fit import misfit, said
-from proctor.invariants.invariant import Severity, Tier
+from proctor.invariants.invariant import Severity
 from proctor.invariants.pack import Pack
 from proctor.invariants.suppression import Suppression
 from proctor.invariants.trace import Run, Trace
@@ -36,14 +36,12 @@ from proctor.verify.fill import fill
 from proctor.verify.inbox import Event, Gap, Inbox, Joined, Left, Rows, Told
 from proctor.verify.incident import callers
 from proctor.verify.lifecycle import IncidentBook
-from proctor.verify.lifecycle.record import State
 from proctor.verify.metrics import Metrics, NoMetrics
-from proctor.verify.notice import Action, Notice
 from proctor.verify.online import OnlineChecker, Round
 from proctor.verify.series import curves
 from proctor.verify.silence import silence
-from proctor.verify.view.convert import incident_event
-from proctor.verify.view.events import CoverageEvent, EventLog, NoticeEvent, StepEvent
+from proctor.verify.teller import Teller, Tells
+from proctor.verify.view.events import CoverageEvent, EventLog, StepEvent
 from proctor.verify.writers import Writer
 
 TICK_S: Final = 0.5  # between two looks at the time
@@ -56,18 +54,9 @@ _STOPPING_S: Final = 3.0  # or after somebody asked the verifier to stop
 _DONE_S: Final = 5.0  # without a command: after the last process said goodbye,
 _RETURN_S: Final = 60.0  # or was lost, which an elastic launcher starts again
 _FAILING_S: Final = 30.0  # in which no turn succeeds, until a new verifier may do better
-_MOST_UNTOLD: Final = 1000
 MAX_WHOLE_BYTES: Final = 256 * 1024 * 1024  # of a recorded run that is checked as a whole at the end
 
 _log: Final = logging.getLogger(__name__)
-
-
-class Tells(Protocol):
-    """Where notices go: `paging.Pager`."""
-
-    def notify(self, notice: Notice) -> None: ...
-    def alive(self, text: str = "") -> None: ...
-    def close(self, timeout_s: float = 10.0, *, finished: bool = True) -> bool: ...
 
 
 @dataclass
@@ -147,12 +136,14 @@ class Verifier:
         self._roll = Roll(self.clock)
         self._lost: dict[str, int] = {}
         self._violations: dict[str, Violation] = {}
-        self._shown: dict[str, tuple[Any, ...]] = {}
         self._checker = self._fresh()
+        self._teller = Teller(
+            self.book, self.log, self.pager, self.metrics, self.writers,
+            lambda key, step: self.freeze(key, step), self.say, self._try,
+        )  # fmt: skip
         self._before = 0  # steps judged in earlier lives of the job
         self._ended: float | None = None  # when the job was seen to be over
         self._alone: float | None = None  # when all its processes were seen to be gone
-        self._untold: list[Notice] = []  # that the pager did not take yet
         self._troubles: set[str] = set()
         self._well = self.clock()  # when a turn succeeded
         self._patience = self.clock()  # until when this turn may wait for records
@@ -165,7 +156,7 @@ class Verifier:
         self._drawn = -1
         self._progress = self.clock()  # when a step ended, or it was looked why none does
         if self.book.restored:
-            self._tell(self.book.restarted("the verifier was started again; steps in between were not judged live"))
+            self._teller.tell(self.book.restarted("the verifier was started again; steps in between were not judged live"))
 
     @property
     def processes(self) -> list[str]:
@@ -214,19 +205,15 @@ class Verifier:
         if summary.judged < 0 and summary.result is None:
             far = "" if not self._roll.peers else " to the end of a step"
             self.say(f"no process of the job trained{far} under watch, so nothing was judged  →  proctor doctor")
-        self._try("incidents", lambda: self._tell(self.book.close(finished=self.finished)), lost=False)
-        self._try("view", self._show, lost=False)
+        self._try("incidents", lambda: self._teller.tell(self.book.close(finished=self.finished)), lost=False)
+        self._try("view", self._teller.show, lost=False)
         self._try("view", lambda: self._step_event(finished=True), lost=False)
         self._try("view", self.log.close, lost=False)
         for writer in self.writers:
             self._try("a writer", writer.close, lost=False)
-        self._try("paging", self._close_pager, lost=False)
+        self._try("paging", lambda: self._teller.close(finished=self.finished), lost=False)
         self._try("metrics", self.metrics.close, lost=False)
         return summary
-
-    def _close_pager(self) -> None:
-        if self.pager is not None and not self.pager.close(finished=self.finished):
-            self.say("some notices could not be delivered; they wait in the outbox  →  proctor page flush")
 
     def _over(self) -> bool:
         there = bool(self.processes) or len(self.inbox) > 0
@@ -364,8 +351,8 @@ class Verifier:
         coords = self._checker.live.coords
         failing = next((one for one in heard if one.violations), None)
         calls = callers(failing.trace, found) if failing is not None else frozenset[tuple[str, str]]()
-        self._tell(self.book.judged(heard, calls=calls, ranks=len(coords), coords=coords))
-        self._try("view", self._show, lost=False)
+        self._teller.tell(self.book.judged(heard, calls=calls, ranks=len(coords), coords=coords))
+        self._try("view", self._teller.show, lost=False)
         self._try("view", lambda: self._step_event(seen=rounds[-1]), lost=False)
         self._try("curves", lambda: self._draw(rounds), lost=False)
 
@@ -402,8 +389,8 @@ class Verifier:
         self._try("calls that wait", self._look_at_waiting)
         self._try("incidents", self._look_at_ranks)
         self._try("capsules", self._look_at_capsules, lost=False)
-        self._try("view", self._show, lost=False)
-        self._try("paging", self._page, lost=False)
+        self._try("view", self._teller.show, lost=False)
+        self._try("paging", self._teller.page, lost=False)
         self._try("metrics", self._measure, lost=False)
 
     def _count_refused(self) -> None:
@@ -429,8 +416,8 @@ class Verifier:
     def _look_at_ranks(self) -> None:
         for process, at in self.heard_at().items():
             self._roll.signed(process, at)
-        self._tell(self.book.tick(self._roll.heard))
-        self._tell(self.book.coverage(self._lost, self._missing()))
+        self._teller.tell(self.book.tick(self._roll.heard))
+        self._teller.tell(self.book.coverage(self._lost, self._missing()))
 
     def _measure(self) -> None:
         heard = len(self._roll.heard)
@@ -454,44 +441,7 @@ class Verifier:
         self.metrics.dropped(reason.partition(":")[0], number)
         self.log.append(CoverageEvent(lost=dict(self._lost)))
 
-    # -- telling -------------------------------------------------------------------------------------------------
-
-    def _tell(self, notices: Iterable[Notice]) -> None:
-        given = self.book.unsent if self.book.state_path is not None else list(notices)
-        fresh = [notice for notice in given if notice not in self._untold]
-        self._untold = [*self._untold, *fresh][-_MOST_UNTOLD:]
-        for notice in fresh:
-            if notice.action is Action.TRIGGER and notice.step is not None and not notice.code.startswith("PR2"):
-                self._try("capsules", partial(self.freeze, notice.key, notice.step), lost=False)
-            self.log.append(NoticeEvent(action=notice.action.value, key=notice.key, title=notice.title))
-            if notice.action is Action.TRIGGER:
-                for writer in self.writers:
-                    said = partial(writer.incident, notice.step, notice.title, notice.text, notice.severity)
-                    self._try("a writer", said, lost=False)
-            word = "over" if notice.action is Action.RESOLVE else notice.tier.value
-            self.say(f"[{word}] {notice.code} {notice.title}")
-        if fresh:
-            self._try("paging", self._page, lost=False)
-
-    def _page(self) -> None:
-        """Hand notices to the pager; one that it does not take is offered again."""
-        if not self._untold:
-            return
-        while self._untold:
-            if self.pager is not None:
-                self.pager.notify(self._untold[0])
-            self._untold.pop(0)
-        self.book.taken()
-
-    def _show(self) -> None:
-        """Incidents as they are now, for the live view: those that changed."""
-        for one in self.book.incidents:
-            look = (one.state, one.title, one.severity, one.flaps, len(one.rules) + one.beside, one.ranks, one.capsule, len(one.facts))
-            if self._shown.get(one.key) != look:
-                self._shown[one.key] = look
-                self.log.append(incident_event(one))
-        firing = [one.tier for one in self.book.incidents if one.state is State.FIRING]
-        self.metrics.active({tier: firing.count(tier) for tier in Tier})
+    # -- the view ------------------------------------------------------------------------------------------------------
 
     def _step_event(self, *, finished: bool = False, seen: Round | None = None) -> None:
         members = [m for m in self._checker.live.members.values() if m.trains]
@@ -547,7 +497,7 @@ class Verifier:
             rules = {rule.id: rule for pack in self.packs for rule in pack.invariants}
             whole = _Whole(-1, trace.steps, [Judged(rules[v.id], v.count, v.count, 0, v) for v in late if v.id in rules])
             coords = {p.rank: p.coords for p in trace.processes}
-            self._tell(self.book.judged([whole], calls=callers(trace, late), ranks=len(coords), coords=coords))
+            self._teller.tell(self.book.judged([whole], calls=callers(trace, late), ranks=len(coords), coords=coords))
         summary.violations = list(self._violations.values())
         for note in coverage(trace).notes[:3]:
             self.say(note)

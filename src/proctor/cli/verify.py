@@ -34,7 +34,8 @@ from proctor.errors import ProctorError, TraceError, UsageError
 
 if TYPE_CHECKING:
     from proctor.verify.lifecycle import IncidentBook, Policy
-    from proctor.verify.verifier import Summary, Tells, Verifier
+    from proctor.verify.teller import Tells
+    from proctor.verify.verifier import Summary, Verifier
 
 _NICE: Final = 10
 _RESTARTS: Final = 20  # in a row, each within a minute of the last

@@ -338,7 +338,7 @@ def test_a_verifier_that_can_do_nothing_any_more_gives_way_to_a_new_one(
         it.feed()
 
 
-@pytest.mark.parametrize("broken", ["_count_refused", "_look_at_waiting", "_look_at_ranks", "_show", "_measure"])
+@pytest.mark.parametrize("broken", ["_count_refused", "_look_at_waiting", "_look_at_ranks", "_teller.show", "_measure"])
 def test_what_fails_at_a_tick_leaves_the_rest_alone(
     tmp_path: Path, pack: Pack, faulty: Path, monkeypatch: pytest.MonkeyPatch, broken: str
 ) -> None:
@@ -347,7 +347,8 @@ def test_what_fails_at_a_tick_leaves_the_rest_alone(
     def fails() -> None:
         raise OSError("hiccup")
 
-    monkeypatch.setattr(it.verifier, broken, fails)
+    whose, _, what = broken.rpartition(".")
+    monkeypatch.setattr(getattr(it.verifier, whose) if whose else it.verifier, what, fails)
     play(faulty, lambda *events: it.feed(*events, after_s=0.6))
     assert [n.step for n in it.phone.begun()] == [8] and it.spoke("hiccup") == 1
     assert it.verifier.close().worst() is not None
