@@ -7,6 +7,7 @@ of one place are replicas and must be equal. Source: TTrace §4.1, §4.4.
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final, NamedTuple
@@ -15,12 +16,12 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from proctor.errors import MappingError, OracleError
-from proctor.oracle._replicas import Conflict, Shard, agree, conflicts_of
+from proctor.errors import OracleError
+from proctor.oracle._replicas import Conflict, Shard
 from proctor.oracle.align import PARAMETERS, Calls
 from proctor.oracle.dtypes import as_float, from_float, is_floating
 from proctor.oracle.locate import FITS, Index, locate, take
-from proctor.oracle.merge import reduced
+from proctor.oracle.merge import Held, Whole, join, parts, where
 from proctor.oracle.mesh import Layout, Mesh
 from proctor.oracle.placements import from_dtensor
 from proctor.oracle.plan import Plan
@@ -107,7 +108,7 @@ class Assembler:
             target = msgspec.structs.replace(target, shape=tuple(shape))
         pieces = [self.place(rank, entry, key, target) for rank, entry in held]
         if any(p.entry.span is not None for p in pieces):
-            return self._merge_spans(key, target, pieces)
+            return self._merge_flat(key, target, pieces)
         if key[2] not in PARAMETERS and any(p.places is None or not p.firm for p in pieces):
             # The root of a pipeline stage is called like the model: its hidden states are none of the model's outputs.
             fitting = [p for p in pieces if p.places is not None and (p.firm or p.entry.shape == target.shape)]
@@ -117,38 +118,13 @@ class Assembler:
         summed = self._summed(key, target, pieces)
         if summed is not None:
             return Merged(summed, [], [p._replace(label=PARTIAL, firm=False) for p in pieces])
-        full, conflicts = self._join(pieces, target)
+        full, conflicts = join([self._held(p) for p in pieces], target.shape)
         if full is None:
             return Merged(None, conflicts, pieces)
-        full = self._as(full, pieces[0].entry.dtype, target.dtype)
+        full = _as(full, pieces[0].entry.dtype, target.dtype)
         return Merged(full if order is None else np.ascontiguousarray(full.transpose(order)), conflicts, pieces)
 
-    def _join(self, pieces: Sequence[Piece], target: Entry) -> tuple[Array | None, list[Conflict]]:
-        """The whole, and the replicas that differ; every element must be held by one place, no more and no fewer."""
-        places: dict[tuple[bytes, ...], dict[tuple[int, ...], list[Piece]]] = {}
-        for piece in pieces:
-            assert piece.places is not None
-            places.setdefault(tuple(i.tobytes() for i in piece.places), {}).setdefault(piece.addend, []).append(piece)
-        dtype = pieces[0].entry.dtype
-        shards = [[[self._shard(p) for p in replicas] for replicas in addends.values()] for addends in places.values()]
-        conflicts = conflicts_of([replicas for addends in shards for replicas in addends])
-        full = np.zeros(target.shape, shards[0][0][0].array.dtype)
-        covered = np.zeros(target.shape, np.uint8) if len(places) > 1 else None
-        for addends, held in zip(places.values(), shards, strict=True):
-            first = next(iter(addends.values()))[0]
-            assert first.places is not None
-            values = [agree(replicas).array for replicas in held]
-            where = np.ix_(*first.places) if first.places else ()
-            full[where] = values[0] if len(values) == 1 else reduced(values, first.layout or Layout(), dtype)
-            if covered is not None:
-                covered[where] += 1
-            elif values[0].shape != target.shape:
-                return None, conflicts  # one part only: the others are missing
-        if covered is not None and bool((covered != 1).any()):
-            return None, conflicts
-        return full, conflicts
-
-    def _summed(self, key: Key, target: Entry, pieces: list[Piece]) -> Array | None:
+    def _summed(self, key: Key, target: Entry, pieces: Sequence[Piece]) -> Array | None:
         """The sum of what ranks hold of the same part, where that is the reference's and no single one is: partial sums.
 
         A module that is cut by output gets an input gradient that is a sum over the ranks, whichever part of the batch or
@@ -163,75 +139,57 @@ class Assembler:
         theirs = self.reference.floats(target)
         if key[2] in GRADIENTS:
             theirs = theirs * self.gradient_scale
-        total = np.zeros(target.shape, np.float64)
-        covered = np.zeros(target.shape, np.uint8)
+        whole = Whole(target.shape, np.float64)
         alone = together = 0.0
-        for places, different in self._addends(pieces):
-            part = take(theirs, places)
-            if len(different) < 2 and bool(different[0].any()):
+        for part in parts([self._held(p) for p in pieces]):
+            addends = {one.shard.array.tobytes(): as_float(one.shard.array, one.shard.dtype).astype(np.float64) for one in part}
+            if len(addends) < 2 and bool(next(iter(addends.values())).any()):
                 return None  # zeros are addends as well: an expert that got no token of this part
-            values = np.asarray(sum(different))
-            where = np.ix_(*places) if places else ()
-            total[where] = values
-            covered[where] += 1
-            alone += min(float(np.linalg.norm(v - part)) for v in different) ** 2
-            together += float(np.linalg.norm(values - part)) ** 2
+            expected, values = take(theirs, part[0].places), np.asarray(sum(addends.values()))
+            whole.put(part[0].places, values)
+            alone += min(float(np.linalg.norm(v - expected)) for v in addends.values()) ** 2
+            together += float(np.linalg.norm(values - expected)) ** 2
         size = float(np.linalg.norm(theirs))
-        if bool((covered != 1).any()) or together**0.5 >= min(0.1 * alone**0.5, FITS * size):
+        if not whole.complete() or together**0.5 >= min(0.1 * alone**0.5, FITS * size):
             return None
-        return from_float(total, target.dtype)
+        return from_float(whole.values, target.dtype)
 
-    def _addends(self, pieces: Sequence[Piece]) -> Iterator[tuple[Index, list[Array]]]:
-        """Of each part of a tensor the different values that ranks hold, in float64."""
-        found: dict[tuple[bytes, ...], tuple[Index, dict[bytes, Array]]] = {}
-        for piece in pieces:
-            assert piece.places is not None
-            values = self.ranks[piece.rank].array(piece.entry)
-            _, different = found.setdefault(tuple(i.tobytes() for i in piece.places), (piece.places, {}))
-            different.setdefault(values.tobytes(), as_float(values, piece.entry.dtype).astype(np.float64))
-        for places, different in found.values():
-            yield places, list(different.values())
+    def _held(self, piece: Piece, places: Index | None = None) -> Held:
+        """A piece with its values, at its own places or at others."""
+        places = places if places is not None else piece.places
+        assert places is not None
+        coords = self.coords[piece.rank] or {"rank": piece.rank}
+        shard = Shard(piece.rank, coords, self.ranks[piece.rank].array(piece.entry), piece.entry.dtype)
+        return Held(shard, places, piece.addend, piece.layout or Layout())
 
-    def _shard(self, piece: Piece) -> Shard:
-        return Shard(piece.rank, self.coords[piece.rank] or {"rank": piece.rank}, self.ranks[piece.rank].array(piece.entry), piece.entry.dtype)
-
-    @staticmethod
-    def _as(values: Array, dtype: str, wanted: str) -> Array:
-        return values if dtype == wanted else from_float(as_float(values, dtype), wanted)
-
-    def _merge_spans(self, key: Key, target: Entry, pieces: list[Piece]) -> Merged:
+    def _merge_flat(self, key: Key, target: Entry, pieces: list[Piece]) -> Merged:
         """Flat shards of one parameter, each of a rank's local part."""
         like = (0, 0, "param", key[3], "")
-        parts_by_rank: dict[int, Piece] = {}
-        for rank, entry in self.pieces.get(like, []):
-            parts_by_rank[rank] = self.place(rank, entry, like, self.reference.entries[like])
-        total = np.zeros(target.shape, np.float64)
-        covered = np.zeros(target.shape, np.int32)
-        shards: dict[bytes, list[Shard]] = {}
+        homes = {rank: self.place(rank, entry, like, self.reference.entries[like]) for rank, entry in self.pieces.get(like, [])}
+        size = math.prod(target.shape)
+        held: list[Held] = []
         for piece in pieces:
-            home = parts_by_rank.get(piece.rank)
-            span = piece.entry.span
+            home, span = homes.get(piece.rank), piece.entry.span
             if home is None or home.places is None or span is None:
                 return Merged(None, [], pieces)
-            local = np.arange(int(np.prod(target.shape, dtype=np.int64))).reshape(target.shape)
-            flat = take(local, home.places).ravel()[span[0] : span[1]]
-            shards.setdefault(flat.tobytes(), []).append(self._shard(piece))
-            total.ravel()[flat] = as_float(self.ranks[piece.rank].array(piece.entry), piece.entry.dtype)
-        for raw in shards:
-            covered.ravel()[np.frombuffer(raw, np.int64)] += 1
-        if bool((covered != 1).any()):
-            return Merged(None, [], pieces)
-        return Merged(from_float(total, target.dtype), conflicts_of(list(shards.values())), pieces)
+            local = take(np.arange(size).reshape(target.shape), home.places).ravel()[slice(*span)]
+            held.append(self._held(piece, (local,)))
+        full, conflicts = join(held, (size,))
+        if full is None:
+            return Merged(None, conflicts, pieces)
+        return Merged(_as(full.reshape(target.shape), pieces[0].entry.dtype, target.dtype), conflicts, pieces)
 
     def place(self, rank: int, entry: Entry, key: Key, target: Entry) -> Piece:
         """Where a shard lies: by the plan, by its DTensor, or by content."""
         if entry.span is not None:
             return Piece(rank, entry, None, "flat", firm=True)
         for layout, mesh, coords, label in self._known(rank, entry, key):
-            index = _indices(layout, mesh, coords, target.shape, entry.shape)
-            if index is not None:
-                addend = tuple(mesh.index(c.axis, coords) for c in layout.cuts if c.reduction)
-                return Piece(rank, entry, index, label, firm=True, layout=layout, addend=addend)
+            try:
+                places, addend = where(layout, mesh, coords, target.shape)
+            except OracleError:
+                continue
+            if tuple(map(len, places)) == entry.shape:
+                return Piece(rank, entry, places, label, firm=True, layout=layout, addend=addend)
         pattern = (rank, LIKE.get(key[2], key[2]), re.sub(r"\d+", "#", key[3]), entry.slot if key[2] in ("input", "output", *GRADIENTS) else "",
                    entry.shape, target.shape, entry.call if target.shape != entry.shape else 0)
         known = self._places.get(pattern)
@@ -293,12 +251,8 @@ class Assembler:
         return mesh.coords(rank % mesh.world)
 
 
-def _indices(layout: Layout, mesh: Mesh, coords: Mapping[str, int], whole: Sequence[int], local: Sequence[int]) -> Index | None:
-    try:
-        index = tuple(layout.indices(whole, mesh, coords))
-    except (MappingError, OracleError):
-        return None
-    return index if tuple(len(i) for i in index) == tuple(local) else None
+def _as(values: Array, dtype: str, wanted: str) -> Array:
+    return values if dtype == wanted else from_float(as_float(values, dtype), wanted)
 
 
 def _module(key: Key) -> str:

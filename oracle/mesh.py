@@ -8,10 +8,9 @@ do not say otherwise. Source: TTrace §4.1; `torch.distributed.tensor` placement
 
 from __future__ import annotations
 
-import itertools
 import math
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Final
 
 import msgspec
@@ -252,25 +251,3 @@ class Layout(msgspec.Struct, frozen=True):
         """Global indices that the rank at `coords` holds, dimension by dimension: `full[np.ix_(*indices)]` is its shard."""
         cuts = self.by_dim(len(full_shape))
         return [self.along(extent, cuts.get(d, ()), mesh, coords) for d, extent in enumerate(full_shape)]
-
-    def local_shape(self, full_shape: Sequence[int], mesh: Mesh, coords: Mapping[str, int]) -> Shape:
-        """Shape of the shard at `coords`."""
-        cuts = self.by_dim(len(full_shape))
-        return tuple(
-            len(self.along(extent, cuts[d], mesh, coords)) if d in cuts else extent for d, extent in enumerate(full_shape)
-        )
-
-    def full_shape(self, local_shapes: Mapping[int, Sequence[int]], mesh: Mesh) -> Shape:
-        """Shape of the whole tensor, from the shapes of the shards by rank of the mesh.
-
-        Raises:
-            MappingError: shards are missing, or their shapes do not follow from the layout.
-        """
-        from proctor.oracle._extents import whole  # it needs Layout
-
-        return whole(self, {rank: (tuple(shape), mesh.coords(rank)) for rank, shape in local_shapes.items()}, mesh)[0]
-
-
-def positions(axes: Sequence[str], mesh: Mesh) -> Iterator[tuple[int, ...]]:
-    """All coordinates on some axes, slow → fast."""
-    return itertools.product(*(range(mesh.size(axis)) for axis in axes))

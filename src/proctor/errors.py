@@ -87,6 +87,6 @@ class OracleError(ProctorError):
 
 
 class MappingError(OracleError):
-    """Shards do not make up one whole tensor: a part is missing, held twice, or of another shape than the layout says."""
+    """A layout cannot be applied to a tensor: it cuts a dimension that cannot be cut so, or combines addends in two ways."""
 
     code = "PR-E610"

@@ -7,7 +7,7 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -19,9 +19,10 @@ if importlib.util.find_spec("megatron") is None or importlib.util.find_spec("meg
     pytest.skip("megatron-core is not installed", allow_module_level=True)
 
 from helpers.ranks import TEARDOWN
+from helpers.shards import joined
 from safetensors.numpy import load_file
 
-from proctor.oracle.merge import Merged, Shard, Span, merge, merge_spans
+from proctor.oracle.merge import Conflict, Held, Shard, join
 from proctor.oracle.mesh import Cut, Layout, Mesh
 from proctor.oracle.plan import Plan
 from proctor.oracle.plan_toml import read_plan
@@ -182,13 +183,13 @@ class Job(NamedTuple):
     def merged(self) -> dict[str, np.ndarray]:
         """Every gradient, optimizer state and parameter of the whole model, put together from the shards of all ranks."""
         assert self.conflicts() == []
-        return {key: result.full for key, result in self._merged().items()}
+        return {key: full for key, (full, _) in self._merged().items()}
 
     def conflicts(self) -> list[tuple[str, str]]:
         """Replicas that differ: the tensor, the axes along which they do."""
-        return [(key, conflict.axis) for key, result in self._merged().items() for conflict in result.conflicts]
+        return [(key, conflict.axis) for key, (_, found) in self._merged().items() for conflict in found]
 
-    def _merged(self) -> dict[str, Merged]:
+    def _merged(self) -> dict[str, tuple[np.ndarray, list[Conflict]]]:
         held: dict[str, dict[tuple[int, ...], list[Any]]] = {}
         names: dict[str, str] = {}
         shards: dict[str, list[Shard]] = {}
@@ -206,7 +207,7 @@ class Job(NamedTuple):
         for key, kinds in held.items():
             for shape, parts in kinds.items():
                 shards.setdefault(key, []).extend(self._joined(key, shape, parts))
-        return {key: merge(found, self._layout(names[key]), self.mesh) for key, found in shards.items()}
+        return {key: self._whole(found, self._layout(names[key])) for key, found in shards.items()}
 
     def activations(self) -> tuple[dict[str, np.ndarray], set[str]]:
         """What crossed the edges of modules, put together; and the modules of which no layout is known."""
@@ -224,11 +225,11 @@ class Job(NamedTuple):
                 unknown.add(name)
                 continue
             order = plans[found[0].rank].activation_order(name, which, slot)
-            result = merge(found, layout, self.mesh)
+            full, conflicts = self._whole(found, layout)
             # Sums of replicas in another order differ in the last bits.
-            assert all(conflict.rel < 1e-2 for conflict in result.conflicts), (key, result.conflicts)
+            assert all(conflict.rel < 1e-2 for conflict in conflicts), (key, conflicts)
             scale = self.said[0]["scale"] if which.startswith("grad_") else 1.0
-            whole[key] = (result.full if order is None else result.full.transpose(order)) / scale
+            whole[key] = (full if order is None else full.transpose(order)) / scale
         return whole, unknown
 
     def _joined(self, key: str, shape: tuple[int, ...], parts: list[tuple[int, int, int]]) -> Iterator[Shard]:
@@ -238,8 +239,19 @@ class Job(NamedTuple):
             here = self.said[rank]["coords"]
             groups.setdefault(tuple(here[axis] for axis in self.mesh.axes if axis not in ("dp", "cp")), []).append(rank)
         for ranks in groups.values():
-            spans = [Span(a, b, self.tensors[r][key], r) for r, a, b in parts if r in ranks]
-            yield Shard(ranks[0], self.said[ranks[0]]["coords"], merge_spans(spans, int(np.prod(shape))).full.reshape(shape))
+            held = [Held(Shard(r, self.said[r]["coords"], self.tensors[r][key]), (np.arange(a, b),)) for r, a, b in parts if r in ranks]
+            full, _ = join(held, (int(np.prod(shape)),))
+            assert full is not None, key
+            yield Shard(ranks[0], self.said[ranks[0]]["coords"], full.reshape(shape))
+
+    def _whole(self, shards: Sequence[Shard], layout: Layout) -> tuple[np.ndarray, list[Conflict]]:
+        shape = list(shards[0].array.shape)
+        for dim, cuts in layout.on(self.mesh).by_dim(len(shape)).items():
+            extents = {tuple(self.mesh.index(c.axis, s.coords) for c in cuts): s.array.shape[dim] for s in shards}
+            shape[dim] = sum(extents.values())
+        full, conflicts = joined(shards, layout, self.mesh, shape)
+        assert full is not None, (str(layout), shape)
+        return full, conflicts
 
     def _layout(self, name: str) -> Layout:
         cuts = next(said["layouts"][name] for said in self.said if name in said["layouts"])

@@ -84,29 +84,14 @@ def test_cuts_of_one_dimension_nest_as_listed() -> None:
     assert outer_tp.on(Mesh.parse("tp=2")) == Layout((Cut("tp"),))
 
 
-def test_the_whole_shape_follows_from_the_shards() -> None:
-    mesh = Mesh.parse("dp=2,tp=2")
-    layout = Layout((Cut("dp", "chunk", 0), Cut("tp", "chunk", -1)))
-    shapes = {0: (3, 4), 1: (3, 3), 2: (2, 4), 3: (2, 3)}
-    assert layout.full_shape(shapes, mesh) == (5, 7)
-    assert Layout((Cut("tp", "uneven", 1),)).full_shape({0: (2, 1), 1: (2, 6), 2: (2, 1), 3: (2, 6)}, mesh) == (2, 7)
-
-
 @pytest.mark.parametrize(
-    ("layout", "shapes", "said"),
-    [
-        (Layout((Cut("tp"),)), {0: (4,), 2: (4,)}, "tp=1 is missing"),
-        (Layout((Cut("tp"),)), {0: (3,), 1: (5,), 2: (3,), 3: (5,)}, "rank 0 .* holds 3 along dimension 0"),
-        (Layout(), {0: (4,), 1: (5,)}, "ranks 0 and 1 should hold the same part"),
-        (Layout((Cut("tp", "chunk", 2),)), {0: (4,), 1: (4,)}, "dimension 2 of a tensor of 1"),
-        (Layout(), {0: (4,), 1: (4, 1)}, "different numbers of dimensions"),
-        (Layout(), {}, "no shards"),
-        (Layout((Cut("tp", "uneven", 0, (1, 2)),)), {r: (1,) for r in range(4)}, "does not divide 2"),
-    ],
+    ("cut", "said"),
+    [(Cut("tp", "chunk", 2), "dimension 2 of a tensor of 1"), (Cut("tp", "uneven", 0, (1, 2)), "does not divide 2")],
 )
-def test_shapes_that_do_not_follow_from_the_layout_are_told(layout: Layout, shapes: dict[int, tuple[int, ...]], said: str) -> None:
+def test_a_shape_that_the_layout_cannot_cut_is_told(cut: Cut, said: str) -> None:
+    mesh = Mesh.parse("dp=2,tp=2")
     with pytest.raises(MappingError, match=said):
-        layout.full_shape(shapes, Mesh.parse("dp=2,tp=2"))
+        Layout((cut,)).indices((2,), mesh, mesh.coords(0))
 
 
 def test_an_axis_cuts_a_tensor_once() -> None:
