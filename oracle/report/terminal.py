@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-import os
 import shlex
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Final
@@ -24,6 +23,7 @@ from proctor.oracle.report._wording import (
     when,
 )
 from proctor.oracle.verdicts import FAILING, Culprit, TensorVerdict
+from proctor.verify.report.terminal import console
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -32,7 +32,6 @@ WORST: Final = 15
 CONFLICTS: Final = 8
 NOTES: Final = 8
 _STYLE: Final = {"different": "bold red", "equivalent": "bold green", "inconclusive": "bold yellow"}
-_PLAIN_WIDTH: Final = 110  # of a pipe or file, where no terminal says otherwise
 
 
 def render(report: Report) -> str:
@@ -40,17 +39,6 @@ def render(report: Report) -> str:
     out = io.StringIO()
     show(report, console(out))
     return "".join(f"{line.rstrip()}\n" for line in out.getvalue().splitlines())
-
-
-def console(file: io.StringIO | None = None) -> Console:
-    """A console that takes text literally: names in a record are no markup."""
-    from rich.console import Console
-
-    plain = file is not None
-    made = Console(file=file, markup=False, highlight=False, emoji=False, force_terminal=False if plain else None)
-    if not made.is_terminal and "COLUMNS" not in os.environ:
-        made.width = _PLAIN_WIDTH
-    return made
 
 
 def show(report: Report, to: Console) -> None:

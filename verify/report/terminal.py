@@ -36,7 +36,7 @@ def render(report: Report) -> str:
 
 
 def console(file: io.StringIO | None = None) -> Console:
-    """A console that takes text literally: names in a trace are no markup."""
+    """A console that takes text literally: names in a record are no markup."""
     from rich.console import Console
 
     plain = file is not None
