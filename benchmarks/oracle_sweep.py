@@ -231,12 +231,13 @@ class Sweep:
             more = ("--bug", mistake) if mistake else ()
             WarmRecorder(self.warm, case.world, folder, (*case.candidate, *more), samples=0).record()
             candidate = Recording(folder)
-            found = Comparison(reference, candidate).run()
+            comparison = Comparison(reference, candidate)
+            found = comparison.run()
             _fill(row, found)
             if mistake and case.configuration is not None:
                 patterns = case.configuration.blamed(mistake)
                 if localise and found.verdict == "different" and not _named(found, patterns):
-                    found = self._localised(reference, candidate, case, found)
+                    found = self._localised(comparison, case, found)
                 row.named_by = _named(found, patterns)
                 row.named = bool(row.named_by)
         except (ProctorError, OSError, ValueError, KeyError, IndexError, AssertionError, TypeError) as e:
@@ -251,7 +252,7 @@ class Sweep:
         shutil.rmtree(folder, ignore_errors=True)
         return row
 
-    def _localised(self, reference: Recording, candidate: Recording, case: Case, found: Verdict) -> Verdict:
+    def _localised(self, comparison: Comparison, case: Case, found: Verdict) -> Verdict:
         import proctor.oracle.localise as module
         from proctor.oracle.report import Report
 
@@ -265,7 +266,7 @@ class Sweep:
                 return made
 
         module.Recorder = Again  # type: ignore[misc]
-        return module.localise(reference, candidate, None, Report(found), candidate.info.command).verdict
+        return module.localise(Report(found), comparison, comparison.candidate.info.command).verdict
 
 
 def _named(found: Verdict, patterns: Sequence[str]) -> str:

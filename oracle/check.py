@@ -71,7 +71,7 @@ class Comparison:
     def __init__(
         self, reference: Recording, candidate: Recording, plan: Plan | None = None, mode: Mode = "all", run: str = "clean"
     ) -> None:
-        self.ranks = candidate.ranks(run)
+        self.candidate, self.ranks = candidate, candidate.ranks(run)
         plan = plan if plan is not None else _read_off(self.ranks)
         self.plan = plan
         self.alone = run == "forced"
@@ -278,13 +278,9 @@ class Comparison:
             return None
         share = len(off) / len(mine)
         names = ", ".join(off[:3]) + (f" and {len(off) - 3} more" if len(off) > 3 else "")
-        return conclude(
-            [],
-            unchecked=self.unchecked,
-            notes=self.notes,
-            inconclusive=f"the two runs do not begin with the same parameters ({names}; {share:.0%} of them): "
-            "record both with --generate, or say in a plan how they are cut",
-        )
+        reason = f"the two runs do not begin with the same parameters ({names}; {share:.0%} of them): "
+        reason += "record both with --generate, or say in a plan how they are cut"
+        return msgspec.structs.replace(conclude([], unchecked=self.unchecked, notes=self.notes, inconclusive=reason), alike=False)
 
     # -- one tensor -----------------------------------------------------------------------------------------
 

@@ -24,56 +24,45 @@ from proctor.oracle.dtypes import as_float, from_float, is_floating
 from proctor.oracle.inside import name_operation
 from proctor.oracle.locate import FITS, take
 from proctor.oracle.optimizer import isolate_updates
-from proctor.oracle.plan import Plan
 from proctor.oracle.record import Recorder
 from proctor.oracle.reference import Key
 from proctor.oracle.report import Report
 from proctor.oracle.scalars import UNCLIPPED
-from proctor.oracle.store import Recording
-from proctor.oracle.tolerance import Mode
 from proctor.oracle.verdicts import Culprit, TensorVerdict, Verdict, failing, flow
 
 _TORCH_NAMES = {"float64": "float64", "float32": "float32", "float16": "float16", "bfloat16": "bfloat16"}
 
 
 def localise(
-    reference: Recording,
-    candidate: Recording,
-    plan: Plan | None,
     report: Report,
+    comparison: Comparison,
     command: Sequence[str],
     *,
     reference_command: Sequence[str] | None = None,
-    mode: Mode = "all",
     timeout_s: float = 3600.0,
 ) -> Report:
     """Add the culprit to the report of a comparison that found a difference.
 
     Args:
-        reference: trusted.
-        candidate: judged; its recording gets a run `forced`.
-        plan: of the candidate.
-        report: of `reference` against `candidate`.
+        report: of the comparison.
+        comparison: after its `run`; the candidate's recording gets a run `forced`.
         command: the candidate's.
         reference_command: the reference's; with it the operation inside the module is looked for.
-        mode: of tolerances.
         timeout_s: after which the command is ended.
 
     Raises:
         OracleError: the command failed when it ran again.
     """
+    candidate = comparison.candidate
     folder = candidate.path / "forced"
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir()
     try:
-        comparison = Comparison(reference, candidate, plan, mode)
-        comparison.run()
-        count = _write(comparison, folder)
-        if not count:
+        if not _write(comparison, folder):
             return _with(report, None, "no module's input could be replaced, so the culprit was not looked for")
         again = Recorder.again(candidate, command, timeout_s=timeout_s)
         again.once("forced", force=str(folder.resolve()), generate=candidate.info.generate)
-        forced = Comparison(reference, candidate, plan, mode, run="forced")
+        forced = Comparison(comparison.reference.recording, candidate, comparison.plan, comparison.mode, run="forced")
         alone = isolate_updates(forced, forced.run())
         found, note = culprit(report.verdict, alone), ""
         if found is not None:

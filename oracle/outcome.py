@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import re
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import NamedTuple
 
 import msgspec
 
@@ -13,11 +14,18 @@ from proctor.errors import OracleError
 from proctor.oracle._names import compiled
 from proctor.oracle.check import Comparison
 from proctor.oracle.plan import Plan
-from proctor.oracle.plan_toml import read_plan
+from proctor.oracle.plan_toml import plan_of
 from proctor.oracle.report import Report
 from proctor.oracle.store import MissingRank, Recording
 from proctor.oracle.tolerance import Mode
 from proctor.oracle.verdicts import Verdict, conclude
+
+
+class Compared(NamedTuple):
+    """A comparison and what is said of it; `None` where a rank is missing."""
+
+    report: Report
+    comparison: Comparison | None
 
 
 def compare(
@@ -35,13 +43,13 @@ def compare(
         OracleError: a directory is not a recording or is damaged, or the plan does not fit the candidate.
     """
     one, other = Recording(Path(reference)), Recording(Path(candidate))
-    given = read_plan(Path(plan)) if isinstance(plan, str | Path) else plan
-    return report_of(one, other, given if given is not None else stored_plan(other), mode=mode).verdict
+    return compare_recordings(one, other, plan_for(other, plan), mode=mode).report.verdict
 
 
-def stored_plan(recording: Recording) -> Plan | None:
-    """The plan that a recording was made with."""
-    return Plan.from_json(recording.info.plan) if recording.info.plan else None
+def plan_for(candidate: Recording, given: Plan | str | Path | None) -> Plan | None:
+    """The plan that is given, an object or a file; without one that with which the candidate was recorded."""
+    plan = plan_of(given)
+    return plan if plan is not None or not candidate.info.plan else Plan.from_json(candidate.info.plan)
 
 
 def check_plan(plan: Plan, comparison: Comparison) -> list[str]:
@@ -70,7 +78,21 @@ def check_plan(plan: Plan, comparison: Comparison) -> list[str]:
     return [w for w in plan.understood(params, modules).warnings if not re.match(r"\d+ parameters? match|rename ", w)]
 
 
-def report_of(
+def record_and_compare(
+    record: Callable[[int | None], tuple[Recording, Recording]], compare: Callable[[Recording, Recording], Compared], generate: int | None
+) -> Compared:
+    """Record both programs and compare them; once more with generated parameters where their own differ.
+
+    Args:
+        record: makes the reference's and the candidate's recording, with parameters generated from a seed or the programs' own.
+        compare: the two.
+        generate: the seed; `None` to find out whether one is needed.
+    """
+    found = compare(*record(generate))
+    return found if generate is not None or found.report.verdict.alike else compare(*record(0))
+
+
+def compare_recordings(
     reference: Recording,
     candidate: Recording,
     plan: Plan | None,
@@ -79,7 +101,7 @@ def report_of(
     page: str = "",
     next_steps: Sequence[str] = (),
     everything: bool = False,
-) -> Report:
+) -> Compared:
     """Compare, and say what a report needs; a rank that is missing makes it inconclusive.
 
     Args:
@@ -91,6 +113,7 @@ def report_of(
         next_steps: commands worth trying where the runs differ.
         everything: show all wrong tensors.
     """
+    comparison: Comparison | None = None
     try:
         comparison = Comparison(reference, candidate, plan, mode)
         warnings = check_plan(plan, comparison) if plan is not None else []
@@ -99,7 +122,7 @@ def report_of(
         mesh = str(comparison.mesh) if plan is not None else ""
     except MissingRank as missing:
         verdict, mesh, world = conclude([], inconclusive=missing.message), "", candidate.info.world
-    return Report(
+    report = Report(
         verdict,
         reference=str(reference.path),
         candidate=str(candidate.path),
@@ -114,3 +137,4 @@ def report_of(
         next_steps=next_steps if verdict.verdict == "different" else (),
         everything=everything,
     )
+    return Compared(report, comparison)

@@ -45,6 +45,15 @@ _ACTIVATION: Final = ("module", *WHICH, "dims", "slot", "layout", "padded")
 _RENAME: Final = ("from", "to", "where", "kind")
 
 
+def plan_of(plan: Plan | str | Path | None) -> Plan | None:
+    """A plan as people give it: the object, or a TOML or JSON file; "" for none.
+
+    Raises:
+        OracleError: the file cannot be read or is not a plan.
+    """
+    return plan if isinstance(plan, Plan) else read_plan(Path(plan)) if plan else None
+
+
 def read_plan(path: Path) -> Plan:
     """A plan from a `.toml` file, or from a `.json` one as `Plan.to_json` writes it.
 

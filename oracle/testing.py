@@ -22,9 +22,9 @@ import msgspec
 
 from proctor.errors import UsageError
 from proctor.oracle.localise import localise as _localise
-from proctor.oracle.outcome import report_of
+from proctor.oracle.outcome import Compared, compare_recordings, record_and_compare
 from proctor.oracle.plan import Plan
-from proctor.oracle.plan_toml import read_plan
+from proctor.oracle.plan_toml import plan_of
 from proctor.oracle.ranks import command_of
 from proctor.oracle.record import SAMPLES, Recorder
 from proctor.oracle.report import Report, renderer
@@ -77,7 +77,7 @@ def assert_equivalent(
     """
     __tracebackhide__ = True
     commands = _command(reference, 1), _command(candidate, nprocs)
-    given = read_plan(Path(plan)) if isinstance(plan, str | Path) else plan
+    given = plan_of(plan)
     with tempfile.TemporaryDirectory(prefix="proctor-oracle-") as folder:
         home = Path(out) if out is not None else Path(folder)
         options: dict[str, Any] = {  # Any: keyword arguments
@@ -85,17 +85,17 @@ def assert_equivalent(
             "plan": given.to_json().decode() if given is not None else "",
         }  # fmt: skip
 
-        def compared(seed: int | None) -> Report:
+        def record(seed: int | None) -> tuple[Recording, Recording]:
             for name, command in zip(("reference", "candidate"), commands, strict=True):
                 Recorder(home / name, command, **options, options={"generate": seed}).record()
-            return report_of(Recording(home / "reference"), Recording(home / "candidate"), given, mode=mode)
+            return Recording(home / "reference"), Recording(home / "candidate")
 
-        report = compared(generate)
-        if generate is None and "begin with the same parameters" in report.verdict.reason:
-            report = compared(0)
-        if report.verdict.verdict == "different" and localise:
-            both = Recording(home / "reference"), Recording(home / "candidate")
-            report = _localise(*both, given, report, commands[1], reference_command=commands[0], mode=mode, timeout_s=timeout_s)
+        def compare(one: Recording, other: Recording) -> Compared:
+            return compare_recordings(one, other, given, mode=mode)
+
+        report, comparison = record_and_compare(record, compare, generate)
+        if report.verdict.verdict == "different" and comparison is not None and localise:
+            report = _localise(report, comparison, commands[1], reference_command=commands[0], timeout_s=timeout_s)
     if report.verdict.verdict != "equivalent":
         raise AssertionError(_head(report, kept=out is not None))
     return report.verdict

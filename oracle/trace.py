@@ -28,7 +28,7 @@ import msgspec
 from proctor.errors import OracleError, UsageError
 from proctor.oracle.collect.config import CollectConfig
 from proctor.oracle.plan import Plan
-from proctor.oracle.plan_toml import read_plan
+from proctor.oracle.plan_toml import plan_of
 from proctor.oracle.store import RUN_NAME, SCHEMA, ProcessInfo, Recording, RunInfo, write_json
 
 if TYPE_CHECKING:
@@ -37,15 +37,6 @@ if TYPE_CHECKING:
 SAMPLES: Final = 4  # one noise sample can be 2× too low for a tensor, four ≤ 1.25×
 _RUN: Final = re.compile(r"clean|again|noise-\d{1,3}")
 _RANK: Final = re.compile(r"rank(\d{1,7})")
-
-
-def plan_of(plan: Plan | str | Path | None) -> Plan | None:
-    """A plan as people give it: the object, or a TOML or JSON file.
-
-    Raises:
-        OracleError: the file cannot be read or is not a plan.
-    """
-    return plan if plan is None or isinstance(plan, Plan) else read_plan(Path(plan))
 
 
 @contextlib.contextmanager

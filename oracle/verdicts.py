@@ -142,6 +142,7 @@ class Verdict(msgspec.Struct, frozen=True, kw_only=True):
         reason: why this verdict, one sentence.
         checked: tensors that were compared.
         culprit: the module that is wrong by itself, where it was looked for.
+        alike: both runs begin with the same parameters; where they do not, generated ones would (`--generate`).
     """
 
     verdict: Outcome
@@ -153,6 +154,7 @@ class Verdict(msgspec.Struct, frozen=True, kw_only=True):
     reason: str = ""
     checked: int = 0
     culprit: Culprit | None = None
+    alike: bool = True
 
     @property
     def exit_code(self) -> int:

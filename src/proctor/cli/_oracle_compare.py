@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 from proctor.errors import OracleError
 
 if TYPE_CHECKING:
+    from proctor.oracle.outcome import Compared
     from proctor.oracle.plan import Plan
     from proctor.oracle.report import Report
     from proctor.oracle.store import Recording
@@ -36,24 +37,23 @@ def add_report(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Compare two recordings and show the outcome."""
-    from proctor.oracle.outcome import stored_plan
-    from proctor.oracle.plan_toml import read_plan
+    from proctor.oracle.outcome import plan_for
     from proctor.oracle.store import Recording
 
     reference, candidate = Recording(Path(args.reference)), Recording(Path(args.candidate))
-    plan = read_plan(Path(args.plan)) if args.plan else stored_plan(candidate)
-    report = compare(reference, candidate, plan, args, next_steps=[f"proctor oracle localise {args.reference} {args.candidate} --command …"])
+    next_steps = [f"proctor oracle localise {args.reference} {args.candidate} --command …"]
+    report, _ = compare(reference, candidate, plan_for(candidate, args.plan), args, next_steps=next_steps)
     show(report, args)
     return report.verdict.exit_code
 
 
 def compare(
     reference: Recording, candidate: Recording, plan: Plan | None, args: argparse.Namespace, *, next_steps: list[str] | None = None
-) -> Report:
+) -> Compared:
     """Compare as the arguments say."""
-    from proctor.oracle.outcome import report_of
+    from proctor.oracle.outcome import compare_recordings
 
-    return report_of(
+    return compare_recordings(
         reference, candidate, plan, mode=args.mode, page=args.html or "", next_steps=next_steps or (), everything=args.all
     )
 

@@ -27,16 +27,14 @@ def prepare(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Compare, and localise where the runs differ."""
     from proctor.oracle.localise import localise
-    from proctor.oracle.outcome import stored_plan
-    from proctor.oracle.plan_toml import read_plan
+    from proctor.oracle.outcome import plan_for
     from proctor.oracle.store import Recording
 
     command = words(args.command, "--command")
     trusted = words(args.reference_command, "--reference-command") if args.reference_command else None
     reference, candidate = Recording(Path(args.reference)), Recording(Path(args.candidate))
-    plan = read_plan(Path(args.plan)) if args.plan else stored_plan(candidate)
-    report = _oracle_compare.compare(reference, candidate, plan, args)
-    if report.verdict.verdict == "different":
-        report = localise(reference, candidate, plan, report, command, reference_command=trusted, mode=args.mode, timeout_s=args.timeout)
+    report, comparison = _oracle_compare.compare(reference, candidate, plan_for(candidate, args.plan), args)
+    if report.verdict.verdict == "different" and comparison is not None:
+        report = localise(report, comparison, command, reference_command=trusted, timeout_s=args.timeout)
     _oracle_compare.show(report, args)
     return report.verdict.exit_code

@@ -11,13 +11,12 @@ from __future__ import annotations
 import argparse
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from proctor.cli._launch import add_command, command_of
 from proctor.errors import UsageError
 
 if TYPE_CHECKING:
-    from proctor.oracle.plan import Plan
     from proctor.oracle.store import RunInfo
 
 
@@ -48,18 +47,21 @@ def add_recording(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Record; the exit code is 0 unless something is wrong."""
     _, command = command_of(args, "proctor oracle record -o DIR -- python train.py")
-    info = record(args, Path(args.output), command, overwrite=args.overwrite, reference=args.as_reference)
+    info = record(args, Path(args.output), command, overwrite=args.overwrite, reference=args.as_reference, generate=args.generate)
     print(describe(args.output, info))
     return 0
 
 
-def record(args: argparse.Namespace, out: Path, command: Sequence[str], *, overwrite: bool, reference: bool = False, **options: Any) -> RunInfo:
-    """Record a command as the arguments say."""
+def record(
+    args: argparse.Namespace, out: Path, command: Sequence[str], *, overwrite: bool, generate: int | None, reference: bool = False
+) -> RunInfo:
+    """Record a command as the arguments say, with parameters generated from a seed or its own."""
+    from proctor.oracle.plan_toml import plan_of
     from proctor.oracle.record import Recorder
 
     if args.steps < 1 or args.samples < 0 or args.timeout <= 0:
         raise UsageError("--steps must be at least 1, --samples at least 0, --timeout more than 0")
-    plan = plan_of(args)
+    plan = plan_of(args.plan)
     return Recorder(
         out,
         command,
@@ -70,15 +72,8 @@ def record(args: argparse.Namespace, out: Path, command: Sequence[str], *, overw
         timeout_s=args.timeout,
         overwrite=overwrite,
         reference=reference,
-        options={"generate": args.generate, **options},
+        options={"generate": generate},
     ).record()
-
-
-def plan_of(args: argparse.Namespace) -> Plan | None:
-    """The plan that was named, if one was."""
-    from proctor.oracle.plan_toml import read_plan
-
-    return read_plan(Path(args.plan)) if args.plan else None
 
 
 def describe(out: str | Path, info: RunInfo) -> str:

@@ -38,20 +38,19 @@ def prepare(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Replay and show the answer."""
-    from proctor.oracle.plan_toml import read_plan
+    from proctor.oracle.plan_toml import plan_of
     from proctor.oracle.replay import replay
     from proctor.verify import wording
 
     if args.samples < 1 or not args.timeout > 0 or (args.within is not None and not args.within > 0):
         raise UsageError("--samples must be at least 1, --timeout and --within more than 0")
     command = words(args.reference, "--reference")
-    plan = read_plan(Path(args.plan)) if args.plan else None
 
     def tell(text: str) -> None:
         print(f"proctor: {wording.clean(text)}", file=sys.stderr, flush=True)
 
     found = replay(
-        Path(args.capsule), command, plan, samples=args.samples, timeout_s=args.timeout, within_s=args.within, tell=tell,
+        Path(args.capsule), command, plan_of(args.plan), samples=args.samples, timeout_s=args.timeout, within_s=args.within, tell=tell,
         keep=Path(args.keep) if args.keep else None,
     )  # fmt: skip
     if args.format == "json":

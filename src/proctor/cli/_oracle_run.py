@@ -34,18 +34,18 @@ def prepare(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Do all of it; the exit code is that of the comparison."""
     from proctor.oracle.localise import localise
+    from proctor.oracle.outcome import Compared, record_and_compare
+    from proctor.oracle.plan_toml import plan_of
 
     commands = [words(args.reference, "--reference"), words(args.candidate, "--candidate")]
-    reference, candidate = _record(args, *commands, generate=args.generate)
-    plan = _oracle_record.plan_of(args)
-    report = _oracle_compare.compare(reference, candidate, plan, args)
-    if args.generate is None and "begin with the same parameters" in report.verdict.reason:
-        reference, candidate = _record(args, *commands, generate=0)
-        report = _oracle_compare.compare(reference, candidate, plan, args)
-    if report.verdict.verdict == "different" and not args.no_localise:
-        report = localise(
-            reference, candidate, plan, report, commands[1], reference_command=commands[0], mode=args.mode, timeout_s=args.timeout
-        )
+    plan = plan_of(args.plan)
+
+    def compare(reference: Recording, candidate: Recording) -> Compared:
+        return _oracle_compare.compare(reference, candidate, plan, args)
+
+    report, comparison = record_and_compare(lambda seed: _record(args, *commands, generate=seed), compare, args.generate)
+    if report.verdict.verdict == "different" and comparison is not None and not args.no_localise:
+        report = localise(report, comparison, commands[1], reference_command=commands[0], timeout_s=args.timeout)
     _oracle_compare.show(report, args)
     return report.verdict.exit_code
 
@@ -55,14 +55,12 @@ def _record(
 ) -> tuple[Recording, Recording]:
     from proctor.oracle.store import Recording
 
-    args.generate = generate
     cache = Path(args.cache)
-    key = _key(reference, args)
-    there = cache / f"reference-{key}"
+    there = cache / f"reference-{_key(reference, args, generate)}"
     if args.again or not _complete(there):
-        _oracle_record.record(args, there, reference, overwrite=True, reference=True)
-    here = cache / f"candidate-{_key(candidate, args)}"
-    _oracle_record.record(args, here, candidate, overwrite=True)
+        _oracle_record.record(args, there, reference, overwrite=True, reference=True, generate=generate)
+    here = cache / f"candidate-{_key(candidate, args, generate)}"
+    _oracle_record.record(args, here, candidate, overwrite=True, generate=generate)
     return Recording(there), Recording(here)
 
 
@@ -77,10 +75,10 @@ def _complete(path: Path) -> bool:
         return False
 
 
-def _key(command: Sequence[str], args: argparse.Namespace) -> str:
+def _key(command: Sequence[str], args: argparse.Namespace, generate: int | None) -> str:
     """Changes with the command, with the Python files beside the program, and with what is recorded."""
     digest = hashlib.blake2b(digest_size=8)
-    for part in (*command, str(args.steps), str(args.samples), str(args.generate)):
+    for part in (*command, str(args.steps), str(args.samples), str(generate)):
         digest.update(part.encode(errors="surrogateescape") + b"\0")
     folders = {Path(word).resolve().parent for word in command if word.endswith(".py") and Path(word).is_file()}
     for folder in sorted(folders):
