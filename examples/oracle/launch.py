@@ -1,4 +1,8 @@
-"""Start the ranks of a program: those of torchrun when it started us, else our own by spawn; one rank needs no process group."""
+"""Start the ranks of a program: those of torchrun when it started us, else our own by spawn; one rank needs no process group.
+
+`run_steps` is what they all do then.
+"""
+import json
 import os
 import tempfile
 
@@ -33,3 +37,20 @@ def launch(train, args, world):
         return
     with tempfile.TemporaryDirectory() as folder:
         mp.spawn(_rank, (world, os.path.join(folder, "rendezvous"), train, args), nprocs=world)
+
+
+def run_steps(rank, step, batches, param_sum):
+    """Do `step(batch)`, which gives a loss and a gradient norm, for every batch; rank 0 prints them and the RESULT.
+
+    `param_sum()`, of absolute values over the whole model, is called on every rank after the last step.
+    """
+    losses, norms = [], []
+    for number, batch in enumerate(batches):
+        loss, norm = step(batch)
+        losses.append(loss)
+        norms.append(norm)
+        if rank == 0:
+            print(f"step {number} loss {loss:.6f} gradient norm {norm:.6f}", flush=True)
+    total = param_sum()
+    if rank == 0:
+        print("RESULT " + json.dumps({"losses": losses, "grad_norms": norms, "param_sum": total}), flush=True)

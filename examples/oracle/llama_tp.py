@@ -8,7 +8,6 @@ The weights are random and made here (nothing is downloaded): a checkpoint is wr
 with `tp_plan="auto"`, which needs the accelerate package. Grouped-query attention, RMSNorm, rotary positions, SwiGLU.
 """
 import argparse
-import json
 import os
 import tempfile
 
@@ -17,7 +16,7 @@ import injected
 import torch
 import torch.distributed as dist
 import torch.nn as nn
-from launch import launch
+from launch import launch, run_steps
 from torch.distributed.tensor import DTensor
 from transformers import LlamaConfig, LlamaForCausalLM
 
@@ -108,16 +107,11 @@ def full(tensor):
 
 def train(rank, world, args):
     job = Job(rank, world, args)
-    losses, norms = [], []
-    for number, batch in enumerate(gpt.batches(args)):
-        loss, norm = job.step(batch)
-        losses.append(loss)
-        norms.append(norm)
-        if rank == 0:
-            print(f"step {number} loss {loss:.6f} gradient norm {norm:.6f}", flush=True)
-    param_sum = sum(full(p.detach()).double().abs().sum().item() for p in job.model.parameters())
-    if rank == 0:
-        print("RESULT " + json.dumps({"losses": losses, "grad_norms": norms, "param_sum": param_sum}), flush=True)
+
+    def param_sum():
+        return sum(full(p.detach()).double().abs().sum().item() for p in job.model.parameters())
+
+    run_steps(rank, job.step, gpt.batches(args), param_sum)
 
 
 def arguments(argv=None):

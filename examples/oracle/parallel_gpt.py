@@ -12,14 +12,13 @@ Microbatch m of a step has the same rows on every mesh: rank d of dp reads its d
 for a step, the gradients and the parameters are those of the reference but for rounding.
 """
 import argparse
-import json
 
 import gpt
 import injected
 import torch
 import torch.distributed as dist
 import torch.nn as nn
-from launch import launch
+from launch import launch, run_steps
 from torch.distributed._composable.replicate_with_fsdp import replicate
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import FSDPModule, fully_shard
@@ -150,16 +149,11 @@ def full(tensor):
 def train(rank, world, args):
     job = Job(rank, world, args)
     job.make_parallel()
-    losses, norms = [], []
-    for number, batch in enumerate(gpt.batches(args)):
-        loss, norm = job.step(batch)
-        losses.append(loss)
-        norms.append(norm)
-        if rank == 0:
-            print(f"step {number} loss {loss:.6f} gradient norm {norm:.6f}", flush=True)
-    param_sum = sum(full(p.detach()).double().abs().sum().item() for p in job.model.parameters())
-    if rank == 0:
-        print("RESULT " + json.dumps({"losses": losses, "grad_norms": norms, "param_sum": param_sum}), flush=True)
+
+    def param_sum():
+        return sum(full(p.detach()).double().abs().sum().item() for p in job.model.parameters())
+
+    run_steps(rank, job.step, gpt.batches(args), param_sum)
 
 
 def mesh_sizes(text):

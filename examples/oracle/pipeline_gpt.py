@@ -9,14 +9,13 @@ Every stage is a GPT that keeps its own layers under their global index and has 
 first or the last. With `--tied` both of those hold the word embedding, and its two gradients are summed.
 """
 import argparse
-import json
 
 import gpt
 import injected
 import torch
 import torch.distributed as dist
 import torch.nn as nn
-from launch import launch
+from launch import launch, run_steps
 from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleGPipe, ScheduleInterleaved1F1B
 
 SCHEDULES = {"gpipe": ScheduleGPipe, "1f1b": Schedule1F1B, "interleaved": ScheduleInterleaved1F1B}
@@ -129,21 +128,17 @@ class Job:
 def train(rank, world, args):
     job = Job(rank, world, args)
     job.build()
-    losses, norms = [], []
-    for number, batch in enumerate(gpt.batches(args)):
-        loss, norm = job.step(batch)
-        losses.append(loss)
-        norms.append(norm)
-        if rank == 0:
-            print(f"step {number} loss {loss:.6f} gradient norm {norm:.6f}", flush=True)
-    names = {name: p for model in job.models for name, p in model.named_parameters()}
-    if args.tied and world > 1 and rank == world - 1:
-        names.pop("head.weight")             # the first stage counts it
-    total = torch.tensor(sum(p.detach().double().abs().sum().item() for p in names.values()), dtype=torch.float64)
-    if world > 1:
-        dist.all_reduce(total)
-    if rank == 0:
-        print("RESULT " + json.dumps({"losses": losses, "grad_norms": norms, "param_sum": total.item()}), flush=True)
+
+    def param_sum():
+        names = {name: p for model in job.models for name, p in model.named_parameters()}
+        if args.tied and world > 1 and rank == world - 1:
+            names.pop("head.weight")         # the first stage counts it
+        total = torch.tensor(sum(p.detach().double().abs().sum().item() for p in names.values()), dtype=torch.float64)
+        if world > 1:
+            dist.all_reduce(total)
+        return total.item()
+
+    run_steps(rank, job.step, gpt.batches(args), param_sum)
 
 
 def arguments(argv=None):

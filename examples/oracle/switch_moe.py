@@ -9,14 +9,13 @@ to their experts and back by all_to_all; no token is dropped. The other paramete
 averaged. The balancing loss (Switch Transformers, eq. 4) uses the load of the whole batch, as on one device.
 """
 import argparse
-import json
 
 import gpt
 import injected
 import torch
 import torch.distributed as dist
 import torch.nn as nn
-from launch import launch
+from launch import launch, run_steps
 
 
 class Exchange(torch.autograd.Function):
@@ -164,24 +163,18 @@ class Job:
 
 def train(rank, world, args):
     job = Job(rank, world, args)
-    losses, norms = [], []
-    for number, batch in enumerate(gpt.batches(args)):
-        loss, norm = job.step(batch)
-        losses.append(loss)
-        norms.append(norm)
-        if rank == 0:
-            print(f"step {number} loss {loss:.6f} gradient norm {norm:.6f}", flush=True)
 
     def total(experts):
         values = (p.detach().double().abs().sum().item() for _, p in job.parameters(experts))
         return torch.tensor(sum(values), dtype=torch.float64)
 
-    of_experts = total(experts=True)
-    if world > 1:
-        dist.all_reduce(of_experts)
-    param_sum = (total(experts=False) + of_experts).item()
-    if rank == 0:
-        print("RESULT " + json.dumps({"losses": losses, "grad_norms": norms, "param_sum": param_sum}), flush=True)
+    def param_sum():
+        of_experts = total(experts=True)
+        if world > 1:
+            dist.all_reduce(of_experts)
+        return (total(experts=False) + of_experts).item()
+
+    run_steps(rank, job.step, gpt.batches(args), param_sum)
 
 
 def arguments(argv=None):
