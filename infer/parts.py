@@ -22,6 +22,7 @@ from proctor.errors import ProctorError
 from proctor.infer import partial, shards
 from proctor.infer.partial import Partial
 from proctor.infer.shards import Shard, Summary
+from proctor.invariants.files import replace_file
 from proctor.invariants.invariant import Evidence, Hypothesis
 from proctor.invariants.relations import Relation
 
@@ -117,9 +118,7 @@ class Parts:
             return
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
-            temporary = path.with_suffix(".tmp")
-            temporary.write_bytes(blob)
-            temporary.replace(path)
+            replace_file(path, blob)
         except OSError as e:
             raise ProctorError(f"{self.folder}: cannot keep finished parts: {e.strerror or e}", hint="--work DIR") from None
 

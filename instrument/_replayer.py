@@ -28,6 +28,7 @@ from proctor.instrument._step_state import restore, restore_gradients
 from proctor.instrument.capsules import Capsules
 from proctor.instrument.fingerprint import _unseen, fingerprint
 from proctor.invariants.capsule import TENSORS, Capsule, Generator, Seen, read_capsule
+from proctor.invariants.files import replace_file
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -184,9 +185,7 @@ class Replayer(Capsules):
             if self._plan is None:
                 self._plan = msgspec.json.decode(Path(self.config.replay).read_bytes(), type=Plan)
             out, rank = Path(self._plan.out), self._rank()
-            temporary = out / f".rank{rank}.{os.getpid()}"
-            temporary.write_bytes(msgspec.json.encode(Outcome(rank, trouble, step)))
-            temporary.replace(outcome_file(out, rank))
+            replace_file(outcome_file(out, rank), msgspec.json.encode(Outcome(rank, trouble, step)))
             until = time.monotonic() + _OTHERS_S
             while not all(outcome_file(out, r).exists() for r in self._plan.capsules) and time.monotonic() < until:
                 time.sleep(0.01)

@@ -7,7 +7,6 @@ import os
 import platform
 import re
 import shutil
-import threading
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -16,12 +15,12 @@ import msgspec
 
 from proctor.errors import TraceError, UsageError
 from proctor.instrument.config import RecordConfig
+from proctor.invariants.files import is_unfinished, replace_file
 from proctor.invariants.schema import TRACE_SCHEMA
 
 _KEPT = ("CUDA_VISIBLE_DEVICES", "OMP_NUM_THREADS", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "PYTHONHASHSEED")
 _KEPT_PREFIXES = ("NCCL_", "TORCH_", "PYTORCH_", "CUBLAS_")
 _JOB_IDS = ("SLURM_JOB_ID", "SLURM_STEP_ID", "RAY_JOB_ID")
-_UNFINISHED = ".run.json."
 _SECRET = ("KEY", "TOKEN", "SECRET", "PASSWORD", "CREDENTIAL")
 
 
@@ -68,9 +67,7 @@ def create_run(
             **(sampling or {}),
         }
         # Whole or not at all: the ranks of `proctor.watch` make their run at the same moment.
-        written = run / f"{_UNFINISHED}{os.getpid()}-{threading.get_ident()}"
-        written.write_bytes(msgspec.json.format(msgspec.json.encode(info), indent=1))
-        written.replace(run / "run.json")
+        replace_file(run / "run.json", msgspec.json.format(msgspec.json.encode(info), indent=1))
     except OSError as e:
         raise TraceError(f"{run}: cannot be written: {e.strerror or e}", hint="choose another -o") from None
 
@@ -90,7 +87,7 @@ def write_boot(run: Path, config: RecordConfig) -> Path:
 
 def _is_begun(name: str) -> bool:
     """Whether a run directory may hold this while another rank makes it."""
-    return name in ("procs", "run.json") or name.startswith(_UNFINISHED)
+    return name in ("procs", "run.json") or is_unfinished(name, "run.json")
 
 
 def default_run(variables: Mapping[str, str]) -> Path:

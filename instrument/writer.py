@@ -28,6 +28,7 @@ from pyarrow import ipc
 
 from proctor.instrument._guard import Guard, say
 from proctor.invariants.arrow_message import Encoded, Encoder
+from proctor.invariants.files import replace_file
 from proctor.invariants.schema import TABLES
 
 if TYPE_CHECKING:
@@ -88,9 +89,7 @@ class Stream:
 
 def write_json(path: Path, data: dict[str, Any]) -> None:
     """Replace a small JSON file atomically."""
-    temporary = path.with_name(f"{path.name}.{os.getpid()}.tmp")
-    temporary.write_text(json.dumps(data, indent=1, sort_keys=True) + "\n", encoding="utf-8")
-    temporary.replace(path)
+    replace_file(path, (json.dumps(data, indent=1, sort_keys=True) + "\n").encode())
 
 
 class TraceWriter:

@@ -12,6 +12,7 @@ from pathlib import Path
 import msgspec
 
 from proctor.errors import PackError
+from proctor.invariants.files import replace_file
 from proctor.invariants.invariant import Invariant
 from proctor.invariants.schema import PACK_SCHEMA
 from proctor.invariants.suppression import Suppression
@@ -121,9 +122,7 @@ def write_pack(
     text = f'{{"schema":{PACK_SCHEMA},\n{lines} "invariants":[\n  {body}\n ]}}\n'
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        temporary = path.with_name(path.name + ".tmp")
-        temporary.write_text(text, encoding="utf-8")
-        temporary.replace(path)
+        replace_file(path, text.encode())
     except OSError as e:
         raise PackError(f"{path}: cannot write the pack: {e.strerror or e}") from None
 

@@ -25,6 +25,7 @@ import msgspec
 
 from proctor.errors import TransportError
 from proctor.invariants import frames
+from proctor.invariants.files import replace_file
 from proctor.invariants.frames import Accepted, Challenge, Decoder, Frame, FrameError, Proof
 
 MAX_UNIX_PATH: Final = 107  # bytes of sockaddr_un.sun_path
@@ -75,14 +76,8 @@ def make_token(path: Path) -> bytes:
         TransportError: it cannot be written.
     """
     token = secrets.token_hex(32).encode()
-    temporary = path.with_name(f".{path.name}.{os.getpid()}")
     try:
-        with contextlib.suppress(FileNotFoundError):
-            temporary.unlink()
-        fd = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
-        with open(fd, "wb") as file:
-            file.write(token + b"\n")
-        temporary.replace(path)
+        replace_file(path, token + b"\n", mode=0o600)
     except OSError as e:
         raise TransportError(f"{path}: cannot be written: {e.strerror or e}") from None
     return token

@@ -18,6 +18,7 @@ from typing import Final
 import msgspec
 
 from proctor.errors import PackError
+from proctor.invariants.files import replace_file
 
 MAX_BYTES: Final = 16 * 1024 * 1024
 BASELINE_SCHEMA: Final = 1
@@ -148,9 +149,7 @@ def _read(path: Path) -> bytes:
 
 def _write(path: Path, text: str) -> None:
     try:
-        temporary = path.with_name(path.name + ".tmp")
-        temporary.write_text(text, encoding="utf-8")
-        temporary.replace(path)
+        replace_file(path, text.encode())
     except OSError as e:
         raise PackError(f"{path}: {e.strerror or e}") from None
 

@@ -24,6 +24,7 @@ import msgspec
 import numpy as np
 
 from proctor.errors import OracleError
+from proctor.invariants.files import replace_file
 from proctor.oracle._dry import without_dry_runs
 
 SCHEMA: Final = 1
@@ -362,10 +363,8 @@ def write_json(path: Path, value: Any) -> None:
     Raises:
         OracleError: it cannot be written.
     """
-    partial = path.with_name(f".{path.name}.new")
     try:
-        partial.write_bytes(msgspec.json.format(msgspec.json.encode(value), indent=1))
-        partial.replace(path)
+        replace_file(path, msgspec.json.format(msgspec.json.encode(value), indent=1))
     except OSError as e:
         raise OracleError(f"{path}: cannot be written: {e.strerror or e}") from None
 

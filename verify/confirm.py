@@ -28,6 +28,7 @@ import msgspec
 
 from proctor.errors import ProctorError
 from proctor.invariants.capsule import Capsule, capsules_of, read_capsule, siblings
+from proctor.invariants.files import replace_file
 from proctor.invariants.invariant import Severity, Tier
 from proctor.verify.notice import Action, Notice
 from proctor.verify.teller import Tells
@@ -157,14 +158,12 @@ class Confirming:
     def _save(self) -> bool:
         """Write what is held; a page that cannot be kept must not wait."""
         waiting = [n for held in self._held.values() for n in held.notices]
-        partial = self._path.with_name(f".{HELD}.new")
         try:
             if not waiting:
                 self._path.unlink(missing_ok=True)
                 return True
             self._path.parent.mkdir(parents=True, exist_ok=True)
-            partial.write_bytes(msgspec.json.encode(waiting))
-            partial.replace(self._path)
+            replace_file(self._path, msgspec.json.encode(waiting))
         except OSError:
             return False
         return True

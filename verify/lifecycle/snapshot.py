@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import os
-import tempfile
 from pathlib import Path
 from typing import Final
 
 import msgspec
 
 from proctor.errors import TraceError
+from proctor.invariants.files import replace_file
 from proctor.verify.lifecycle.record import TrackedIncident
 from proctor.verify.notice import Notice
 
@@ -54,15 +53,7 @@ def write(path: Path, snapshot: Snapshot) -> None:
     Raises:
         OSError: it cannot be written; the old one stays.
     """
-    data = msgspec.json.encode(snapshot)
-    handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
-    try:
-        with os.fdopen(handle, "wb") as file:
-            file.write(data)
-        os.replace(name, path)
-    except BaseException:
-        os.unlink(name)
-        raise
+    replace_file(path, msgspec.json.encode(snapshot), mode=0o600)
 
 
 def read(path: Path) -> Snapshot | None:

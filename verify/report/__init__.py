@@ -5,13 +5,13 @@ To add a format, write the file and name it in `FORMATS`.
 
 from __future__ import annotations
 
-import errno
 import importlib
-import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Protocol, cast
+
+from proctor.invariants.files import replace_file
 
 if TYPE_CHECKING:
     from proctor.invariants.trace import Trace
@@ -73,13 +73,4 @@ def write_text(path: Path, text: str) -> None:
     Raises:
         OSError: the folder is not writable, or `path` is a folder.
     """
-    if path.is_dir():
-        raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    try:
-        descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666)
-        with open(descriptor, "w", encoding="utf-8", errors="backslashreplace", newline="\n") as file:
-            file.write(text)
-        temporary.replace(path)
-    finally:
-        temporary.unlink(missing_ok=True)
+    replace_file(path, text.encode(errors="backslashreplace"))

@@ -14,6 +14,7 @@ from typing import Final
 import msgspec
 
 from proctor.errors import TraceError, UsageError
+from proctor.invariants.files import replace_file
 
 LEVELS: Final = ("info", "warning", "error", "critical", "never")
 
@@ -83,9 +84,7 @@ class Settings(msgspec.Struct, kw_only=True):
         """Raises `TraceError`: the run directory cannot be written."""
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
-            temporary = self.folder / f"watch.json.{os.getpid()}"
-            temporary.write_bytes(msgspec.json.format(msgspec.json.encode(self), indent=1))
-            temporary.replace(self.folder / "watch.json")
+            replace_file(self.folder / "watch.json", msgspec.json.format(msgspec.json.encode(self), indent=1))
         except OSError as e:
             raise TraceError(f"{self.folder}: cannot be written: {e.strerror or e}") from None
 
@@ -102,9 +101,7 @@ class Settings(msgspec.Struct, kw_only=True):
 
     def give(self, verdict: Verdict) -> None:
         """Raises OSError."""
-        temporary = self.folder / f"verdict.json.{os.getpid()}"
-        temporary.write_bytes(msgspec.json.encode(verdict))
-        temporary.replace(self.folder / "verdict.json")
+        replace_file(self.folder / "verdict.json", msgspec.json.encode(verdict))
 
 
 def read_settings(run: Path) -> Settings:
