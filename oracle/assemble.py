@@ -190,7 +190,7 @@ class Assembler:
                 continue
             if tuple(map(len, places)) == entry.shape:
                 return Piece(rank, entry, places, label, firm=True, layout=layout, addend=addend)
-        pattern = (rank, LIKE.get(key[2], key[2]), re.sub(r"\d+", "#", key[3]), entry.slot if key[2] in ("input", "output", *GRADIENTS) else "",
+        pattern = (rank, LIKE.get(key[2], key[2]), re.sub(r"\d+", "#", key[3]), entry.slot if key[2] in ACTIVATIONS else "",
                    entry.shape, target.shape, entry.call if target.shape != entry.shape else 0)
         known = self._places.get(pattern)
         if known is not None:

@@ -25,7 +25,7 @@ from proctor.oracle.assemble import GRADIENTS, LIKE, REPLICA_AXES, Assembler, Pi
 from proctor.oracle.compare import Difference, compare
 from proctor.oracle.dtypes import as_float, from_float, is_floating
 from proctor.oracle.locate import FITS, take
-from proctor.oracle.mesh import Mesh
+from proctor.oracle.mesh import Mesh, rank_text
 from proctor.oracle.plan import Plan
 from proctor.oracle.reference import Key, Reference, slot_text, telling
 from proctor.oracle.scalars import judge_scalars
@@ -192,7 +192,7 @@ class Comparison:
             for here, there in naming.prefixes.items():
                 said.setdefault(f"{here or 'its modules'} → {there or 'the root'}", []).append(rank)
         for text, ranks in list(said.items())[:12]:
-            self.notes.append(f"matched by content: {text} on {_ranks(ranks)}")
+            self.notes.append(f"matched by content: {text} on {rank_text(ranks)}")
 
     def _index(self) -> None:
         """Which shards make up each tensor of the reference."""
@@ -213,7 +213,7 @@ class Comparison:
                 key = (entry.step, call, entry.kind, name, entry.slot)
                 if key not in self.reference.entries:
                     slots = self.reference.slots.get((entry.step, call, entry.kind, name), ())
-                    mine = self._slots(rank, entry)
+                    mine = self._slots[rank, entry.step, entry.call, entry.kind, entry.name]
                     if len(slots) == len(mine):
                         key = (entry.step, call, entry.kind, name, slots[mine.index(entry.slot)])
                 if key in self.reference.entries:
@@ -221,16 +221,15 @@ class Comparison:
                 elif entry.kind in ("param", "output"):
                     self._extra.add(f"{entry.kind} {name}: the reference has none of this name")
 
-    def _slots(self, rank: int, entry: Entry) -> list[str]:
-        if not hasattr(self, "_slot_table"):
-            self._slot_table: dict[tuple[int, int, int, str, str], list[str]] = {}
-            for r, record in self.ranks.items():
-                for e in record.entries:
-                    if not e.recompute:
-                        found = self._slot_table.setdefault((r, e.step, e.call, e.kind, e.name), [])
-                        if e.slot not in found:
-                            found.append(e.slot)
-        return self._slot_table[rank, entry.step, entry.call, entry.kind, entry.name]
+    @functools.cached_property
+    def _slots(self) -> dict[tuple[int, int, int, str, str], list[str]]:
+        """Places of what crosses an edge of a rank's module in a call, in the order of the record."""
+        slots: dict[tuple[int, int, int, str, str], dict[str, None]] = {}
+        for rank, record in self.ranks.items():
+            for e in record.entries:
+                if not e.recompute:
+                    slots.setdefault((rank, e.step, e.call, e.kind, e.name), {})[e.slot] = None
+        return {key: list(found) for key, found in slots.items()}
 
     def _deal(self, rank: int, record: RankRecord, naming: Naming) -> Calls:
         samples = []
@@ -270,7 +269,7 @@ class Comparison:
                 continue
             full, _, pieces = merged
             theirs = self.reference.array(self.reference.entries[key])
-            if full is None or not same_bits(np.ascontiguousarray(full), np.ascontiguousarray(theirs)):
+            if full is None or not same_bits(full, theirs):
                 a, b = as_float(theirs, self.reference.entries[key].dtype), None if full is None else as_float(full, pieces[0].entry.dtype)
                 if b is None or a.shape != b.shape or float(np.linalg.norm(a - b)) > 1e-3 * float(np.linalg.norm(a)):
                     off.append(key[3])
@@ -290,8 +289,7 @@ class Comparison:
         if kind == "scalar":
             return None, []  # see `scalars`; what a loss is averaged over is the program's business, and gradients tell whether it is right
         if kind == "param" and step == 0:
-            merged = self.assembler.merge(key)
-            return (None, []) if merged is not None else (self._missing(key, target), [])
+            return (None, []) if key in self._pieces else (self._missing(key, target), [])
         merged = self.assembler.merge(key)
         if merged is None:
             return (self._missing(key, target) if kind in ("main_grad", "param_after") and not slot else None), []
@@ -338,7 +336,7 @@ class Comparison:
             return found, []
         wrong, worst = self._strays(pieces, theirs, allowed.absolute, kind)
         if wrong and not failing(found):
-            note = f"not on rank{'s' if len(wrong) > 1 else ''} {', '.join(map(str, wrong))}: replicas differ"
+            note = f"not on {rank_text(wrong)}: replicas differ"
             found = judge(worst, allowed, **common, ranks=wrong, note=note)
         return found, [self._conflict(c, wrong, allowed.absolute / sums.size if sums.size else 0.0, common) for c in apart]
 
@@ -433,7 +431,7 @@ class Comparison:
         return float(self.reference.entries[key].order)
 
     def _conflict(self, conflict: Conflict, wrong: Sequence[int], allowed: float, common: Mapping[str, Any]) -> ReplicaConflict:
-        where = f"along {conflict.axis}" if conflict.axis not in ("", "rank") else f"between ranks {', '.join(map(str, conflict.ranks))}"
+        where = f"along {conflict.axis}" if conflict.axis not in ("", "rank") else f"between {rank_text(conflict.ranks)}"
         return ReplicaConflict(
             **{k: v for k, v in common.items() if k != "layout"},
             axis=conflict.axis,
@@ -460,7 +458,7 @@ class Comparison:
                 continue
             full = merged[0]
             target = self.reference.entries[key]
-            sums = compare(np.ascontiguousarray(full), np.ascontiguousarray(self.reference.array(target)), target.dtype)
+            sums = compare(full, self.reference.array(target), target.dtype)
             if not sums.size or not np.isfinite(sums.error):
                 continue
             alpha = sums.dot / sums.reference_sq
@@ -545,7 +543,3 @@ def _mesh_of_dtensors(ranks: Mapping[int, RankRecord]) -> Mesh | None:
 
 def _constant(values: Array) -> bool:
     return values.size == 0 or bool((values == values.ravel()[0]).all())
-
-
-def _ranks(ranks: Sequence[int]) -> str:
-    return f"rank{'s' if len(ranks) > 1 else ''} {', '.join(map(str, ranks[:8]))}{'…' if len(ranks) > 8 else ''}"

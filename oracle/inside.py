@@ -10,6 +10,7 @@ import msgspec
 
 from proctor.errors import OracleError
 from proctor.oracle.check import Comparison
+from proctor.oracle.mesh import rank_text
 from proctor.oracle.ops import PHASES, Operation, Trace, first_wrong
 from proctor.oracle.record import Recorder
 from proctor.oracle.store import Recording
@@ -62,7 +63,7 @@ def name_operation(
         return culprit, f"which operation is wrong was not found: {e.message}"
     if found is None:
         return culprit, note
-    ranks = f" on rank{'s' if len(found.ranks) > 1 else ''} {', '.join(map(str, found.ranks[:8]))}" if len(names) > 1 else ""
+    ranks = f" on {rank_text(found.ranks)}" if len(names) > 1 else ""
     text = f"{culprit.text}; the first operation that differs is {found}{ranks}"
     return msgspec.structs.replace(culprit, text=text, operation=f"{found.label} {found.source}".strip()), note
 

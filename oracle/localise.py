@@ -12,7 +12,7 @@ import dataclasses
 import shutil
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import msgspec
 import numpy as np
@@ -30,7 +30,7 @@ from proctor.oracle.report import Report
 from proctor.oracle.scalars import UNCLIPPED
 from proctor.oracle.verdicts import Culprit, TensorVerdict, Verdict, failing, flow
 
-_TORCH_NAMES = {"float64": "float64", "float32": "float32", "float16": "float16", "bfloat16": "bfloat16"}
+_GIVEN: Final = frozenset({"float64", "float32", "float16", "bfloat16"})  # types of values that modules can be given
 
 
 def localise(
@@ -80,7 +80,7 @@ def culprit(found: Verdict, alone: Verdict) -> Culprit | None:
         found: end to end.
         alone: with every module fed the reference's values.
     """
-    wrong = sorted((t for t in alone.tensors if failing(t) or (t.verdict == "unmapped" and t.ratio > 1.0 and _was_placed(found, t))), key=flow)
+    wrong = sorted((t for t in alone.tensors if failing(t) or (t.verdict == "unmapped" and t.ratio > 1.0 and t.rel_err < FITS)), key=flow)
     missing = next((t for t in wrong if t.verdict == "missing" and t.kind == "param"), None)
     if missing is not None:
         return Culprit(missing.name.rpartition(".")[0], "model", missing.source, f"the candidate has no parameter {missing.name}")
@@ -130,11 +130,6 @@ def _partial_before(alone: Verdict, first: TensorVerdict, kind: str) -> TensorVe
     return found
 
 
-def _was_placed(found: Verdict, tensor: TensorVerdict) -> bool:
-    """An error that is far smaller than the values themselves is no question of placing."""
-    return tensor.rel_err < 0.5
-
-
 def _source(found: Verdict, alone: Verdict, module: str) -> str:
     return next((t.source for v in (alone, found) for t in v.tensors if t.name == module and t.kind in ("output", "input") and t.source), "")
 
@@ -159,7 +154,7 @@ def _write(comparison: Comparison, folder: Path) -> int:
             continue
         target = comparison.reference.entries[key]
         for piece in _certain(comparison, key):
-            if piece.places is None or piece.entry.dtype not in _TORCH_NAMES or target.dtype not in _TORCH_NAMES:
+            if piece.places is None or piece.entry.dtype not in _GIVEN or target.dtype not in _GIVEN:
                 continue
             values = as_float(take(comparison.reference.array(target), piece.places), target.dtype)
             if kind == "grad_output":
@@ -174,7 +169,7 @@ def _write(comparison: Comparison, folder: Path) -> int:
 def _certain(comparison: Comparison, key: Key) -> Sequence[Piece]:
     """The shards of a tensor that are parts of the reference's: not summands of it, and not what merely has its shape."""
     merged = comparison.assembler.merge(key)
-    if merged is None or any(p.addend or p.label == "partial sums" for p in merged.pieces):
+    if merged is None or any(p.addend or p.label == PARTIAL for p in merged.pieces):
         return ()
     alike = not merged.conflicts and len({p.rank for p in merged.pieces}) > 1
     if alike or all(p.firm for p in merged.pieces):
@@ -199,7 +194,7 @@ def _write_gradients(comparison: Comparison, name: str, held: Sequence[Piece], f
     """The reference's gradients of the parts of a parameter that ranks hold, for the optimizer."""
     for step in range(comparison.reference.recording.info.steps):
         target = comparison.reference.entries.get((step, 0, "main_grad", name, ""))
-        if target is None or target.dtype not in _TORCH_NAMES:
+        if target is None or target.dtype not in _GIVEN:
             continue
         for piece in held:
             if piece.places is not None and len(piece.places) == len(target.shape):

@@ -251,3 +251,8 @@ class Layout(msgspec.Struct, frozen=True):
         """Global indices that the rank at `coords` holds, dimension by dimension: `full[np.ix_(*indices)]` is its shard."""
         cuts = self.by_dim(len(full_shape))
         return [self.along(extent, cuts.get(d, ()), mesh, coords) for d, extent in enumerate(full_shape)]
+
+
+def rank_text(ranks: Sequence[int]) -> str:
+    """ "rank 3", "ranks 0, 1", the first eight of many: for a sentence."""
+    return f"rank{'s' if len(ranks) > 1 else ''} {', '.join(map(str, ranks[:8]))}{', …' if len(ranks) > 8 else ''}"

@@ -19,6 +19,7 @@ from proctor.oracle.check import Comparison
 from proctor.oracle.compare import Difference, compare
 from proctor.oracle.dtypes import as_float, is_floating
 from proctor.oracle.locate import take
+from proctor.oracle.mesh import rank_text
 from proctor.oracle.reference import Key
 from proctor.oracle.tolerance import SMALLEST, Tolerance, unit_roundoff
 from proctor.oracle.verdicts import TensorVerdict, Verdict, failing, flow, judge
@@ -82,7 +83,7 @@ def _judge(comparison: Comparison, key: Key) -> TensorVerdict | None:
     if failing(verdict) and kind == "param_after" and before is not None and not merged.conflicts:
         verdict = msgspec.structs.replace(verdict, note=_factor(merged.full, theirs, before, target.dtype))
     if failing(verdict) and merged.conflicts:
-        verdict = msgspec.structs.replace(verdict, note=f"on rank{'s' if len(ranks) > 1 else ''} {', '.join(map(str, ranks))}")
+        verdict = msgspec.structs.replace(verdict, note=f"on {rank_text(ranks)}")
     return verdict
 
 

@@ -9,9 +9,7 @@ from typing import Any, Final
 import msgspec
 
 from proctor.errors import OracleError
-from proctor.oracle._rules import ActivationRule, ParamRule, Rule
 from proctor.oracle.mesh import Cut, Layout, Mesh, Shape
-from proctor.oracle.plan import Plan
 
 # As `str` and `repr` of torch's placements write them, 2.3 to 2.13.
 _SHARD: Final = re.compile(r"(?:S|Shard)\((?:dim=)?(-?\d{1,3})\)")
@@ -99,34 +97,3 @@ def from_megatron(parallel: bool, dim: int, stride: int = 1, *, axis: str = "tp"
     if not parallel or dim < 0:
         return Layout()
     return Layout((Cut(axis, "chunk", dim) if stride <= 1 else Cut(axis, "interleaved", dim, (stride,)),))
-
-
-
-def plan_of(mesh: Mesh, params: Mapping[str, Layout], outputs: Mapping[str, Layout] | None = None) -> Plan:
-    """A plan that says what was read off: names that differ in numbers alone are one rule where they lie alike.
-
-    Args:
-        mesh: of all layouts.
-        params: canonical name → layout.
-        outputs: canonical module path → layout of its output.
-    """
-    plan = Plan(mesh)
-    for path, layout in _alike(params):
-        plan.add(ParamRule(path, Rule(layout.cuts, ordered=True, padded=layout.padded)))
-    for path, layout in _alike(outputs or {}):
-        plan.add(ActivationRule(path, {"output": Rule(layout.cuts, ordered=True, padded=layout.padded)}))
-    return plan
-
-
-def _alike(layouts: Mapping[str, Layout]) -> list[tuple[str, Layout]]:
-    groups: dict[str, dict[str, Layout]] = {}
-    for name, layout in layouts.items():
-        groups.setdefault(re.sub(r"\d+", "#", name), {})[name] = layout
-    found = []
-    for names in groups.values():
-        first = next(iter(names.values()))
-        if len(names) > 1 and all(layout == first for layout in names.values()):
-            found.append((r"\d+".join(map(re.escape, re.split(r"\d+", next(iter(names))))), first))
-        else:
-            found += [(re.escape(name), layout) for name, layout in names.items()]
-    return found

@@ -52,7 +52,6 @@ class Reference:
         self.entries: dict[Key, Entry] = {}
         self.owner: dict[Key, int] = {}
         self.notes: list[str] = []
-        self._floats: dict[int, Array] = {}
         for key, (rank, entry) in _owned(self.ranks).items():
             self.entries[key], self.owner[key] = entry, rank
         self._drop_second_copies()
@@ -130,7 +129,7 @@ class Reference:
                 return f"the reference is not deterministic: {key[2]} {key[3]} has another shape in its second run"
             if same_bits(a, b):
                 continue
-            sums = compare(np.ascontiguousarray(b), np.ascontiguousarray(a), entry.dtype) if is_floating(entry.dtype) else None
+            sums = compare(b, a, entry.dtype) if is_floating(entry.dtype) else None
             # Where runs differ by chance the noise runs do too, and are no measure: what differs first may only be rounded differently.
             first = rough == 0 and sums is not None and key[2] in ("param", "input", "output")
             chance = first and sums is not None and not sums.relative < min(ROUGH, ROUGH_U * unit_roundoff(entry.dtype))
@@ -149,17 +148,17 @@ class Reference:
         entry, place = self.entries[key], TensorKey(*key)
         self._estimate.mode = mode
         if place not in self._estimate:
-            mine = np.ascontiguousarray(self.array(entry))
+            mine = self.array(entry)
             for sample, (ranks, keyed) in enumerate(zip(self.samples, self._others, strict=True)):
                 other = keyed.get(key)
                 if other is not None and other.shape == entry.shape and other.dtype == entry.dtype:
-                    moved = np.ascontiguousarray(ranks[self.owner[key]].array(other))
+                    moved = ranks[self.owner[key]].array(other)
                     self._estimate.add(place, sample, compare(moved, mine, entry.dtype), entry.dtype)
         fp8 = "float8_e4m3fn" if entry.fp8 and self.allows_fp8 else ""
         signal = None
         before = (key[0], 0, "param", key[3], "") if key[2] == "param_after" else None
         if before is not None and before in self.entries and self.entries[before].shape == entry.shape:
-            signal = compare(np.ascontiguousarray(self.array(entry)), np.ascontiguousarray(self.array(self.entries[before])), entry.dtype).error
+            signal = compare(self.array(entry), self.array(self.entries[before]), entry.dtype).error
         found = self._estimate.tolerance(place, difference, entry.dtype, fp8=fp8, signal=signal)
         if found is not None and difference.error > found.absolute and (few := telling(self.floats(entry))) < difference.n:
             found = self._estimate.tolerance(place, msgspec.structs.replace(difference, n=few), entry.dtype, fp8=fp8, signal=signal)

@@ -18,6 +18,7 @@ import numpy.typing as npt
 
 from proctor.oracle.assemble import Assembler
 from proctor.oracle.dtypes import as_float
+from proctor.oracle.mesh import rank_text
 from proctor.oracle.reference import Reference
 from proctor.oracle.store import Clip, OptimizerGroup, ProcessInfo
 from proctor.oracle.tolerance import unit_roundoff
@@ -162,7 +163,7 @@ def _settings(reference: Reference, assembler: Assembler, step: int) -> list[Ten
         names = sorted(where)
         ranks = sorted(set().union(*where.values()))
         more = f" and {len(names) - 1} more" if len(names) > 1 else ""
-        note = f"{key} {b:.6g} for {names[0]}{more} on rank{'s' if len(ranks) > 1 else ''} {', '.join(map(str, ranks[:8]))}, the reference has {a:.6g}"
+        note = f"{key} {b:.6g} for {names[0]}{more} on {rank_text(ranks)}, the reference has {a:.6g}"
         slot = "" if sum(w[0] == key for w in wrong) == 1 else names[0]
         out.append(_verdict(reference, step, key, abs(a - b) / abs(a) if a else math.inf, EXACT, ranks, note, slot))
     return out

@@ -16,7 +16,7 @@ import itertools
 import json
 import math
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Final
 
@@ -26,6 +26,7 @@ import numpy as np
 from proctor.errors import OracleError
 from proctor.invariants.files import replace_file
 from proctor.oracle._dry import without_dry_runs
+from proctor.oracle.mesh import rank_text
 
 SCHEMA: Final = 1
 SHARD_BYTES: Final = 64 * 1024 * 1024
@@ -49,6 +50,7 @@ _RAW: Final[dict[str, tuple[str, str]]] = {  # safetensors' name → numpy's lay
     "U8": ("u1", "uint8"),
     "BOOL": ("?", "bool"),
 }
+DTYPES: Final = tuple(name for _, name in _RAW.values())  # what can be recorded, by torch's names
 
 
 class Placement(msgspec.Struct, frozen=True):
@@ -272,7 +274,7 @@ class Recording:
         world = max(r.info.world for r in found.values())
         missing = sorted(set(range(world)) - found.keys())
         if missing:
-            raise MissingRank(f"{folder}: {_ranks(missing)} of {world} missing", hint="did it fail? record it again")
+            raise MissingRank(f"{folder}: {rank_text(missing)} of {world} missing", hint="did it fail? record it again")
         broken = next((r for r in found.values() if not r.info.done), None)
         if broken is not None:
             why = broken.info.notes[-1] if broken.info.notes else "it ended too early"
@@ -369,14 +371,6 @@ def write_json(path: Path, value: Any) -> None:
         raise OracleError(f"{path}: cannot be written: {e.strerror or e}") from None
 
 
-def by_place(entries: Sequence[Entry]) -> Mapping[tuple[int, str, str, str], list[Entry]]:
-    """Entries of a rank by step, kind, name and slot, in the order of their calls."""
-    out: dict[tuple[int, str, str, str], list[Entry]] = {}
-    for entry in entries:
-        out.setdefault((entry.step, entry.kind, entry.name, entry.slot), []).append(entry)
-    return out
-
-
 def _entries(path: Path) -> Iterator[Entry]:
     if not path.is_file():
         return
@@ -400,8 +394,3 @@ def _decode(path: Path, kind: Any) -> Any:
         raise OracleError(f"{path}: cannot be read: {e.strerror or e}") from None
     except msgspec.MsgspecError as e:
         raise OracleError(f"{path}: {e}", hint="record it again") from None
-
-
-def _ranks(ranks: Sequence[int]) -> str:
-    shown = ", ".join(map(str, ranks[:8])) + (", …" if len(ranks) > 8 else "")
-    return f"rank{'s' if len(ranks) > 1 else ''} {shown}"

@@ -34,22 +34,9 @@ from proctor.oracle.collect.replayed import Replayed
 from proctor.oracle.collect.roots import Modules, Names, is_torch_module, local_of, source_of, unwrapped
 from proctor.oracle.collect.taps import FP8_SIGMA, UNIT_ROUNDOFF, noisy, recomputing, tap, watched
 from proctor.oracle.frameworks import framework_of
-from proctor.oracle.store import ProcessInfo, RankWriter
+from proctor.oracle.store import DTYPES, ProcessInfo, RankWriter
 
-_DTYPES = {
-    torch.float64: "float64",
-    torch.float32: "float32",
-    torch.float16: "float16",
-    torch.bfloat16: "bfloat16",
-    torch.float8_e4m3fn: "float8_e4m3fn",
-    torch.float8_e5m2: "float8_e5m2",
-    torch.int64: "int64",
-    torch.int32: "int32",
-    torch.int16: "int16",
-    torch.int8: "int8",
-    torch.uint8: "uint8",
-    torch.bool: "bool",
-}
+_DTYPES = {getattr(torch, name): name for name in DTYPES}
 _GRADS = ("main_grad", "grad")
 
 

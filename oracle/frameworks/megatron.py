@@ -12,7 +12,8 @@ import sys
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, Final, NamedTuple
 
-from proctor.oracle.mesh import Cut, Layout, Mesh
+from proctor.oracle.mesh import Layout, Mesh
+from proctor.oracle.placements import from_megatron
 
 STATE: Final = "megatron.core.parallel_state"
 OPTIMIZERS: Final = "megatron.core.optimizer.optimizer"
@@ -207,9 +208,7 @@ def layout_of(parameter: Any, owner: Any = None) -> Layout | None:
         return None
     expert = not getattr(parameter, "allreduce", True) or bool(getattr(owner, "is_expert", False))
     axis = cut_axis(expert)
-    if not axis:
-        return Layout()
-    return Layout((Cut(axis, "interleaved", dim, (stride,)) if stride > 1 else Cut(axis, "chunk", dim),))
+    return from_megatron(bool(axis), dim, stride, axis=axis)
 
 
 def cut_axis(expert: bool = False) -> str:

@@ -7,7 +7,7 @@ import pytest
 
 from proctor.errors import OracleError
 from proctor.oracle.mesh import Cut, Layout, Mesh
-from proctor.oracle.placements import from_dtensor, from_megatron, layout_of, plan_of
+from proctor.oracle.placements import from_dtensor, from_megatron, layout_of
 
 MESH = Mesh.parse("dp=2,tp=2")
 
@@ -87,14 +87,3 @@ def test_megatron_attributes() -> None:
     assert from_megatron(False, -1, 1) == from_megatron(True, -1) == Layout()
     assert from_megatron(True, 1, 1) == Layout((Cut("tp", "chunk", 1),))
     assert from_megatron(True, 0, 2, axis="etp") == Layout((Cut("etp", "interleaved", 0, (2,)),))
-
-
-def test_a_plan_from_what_was_read_off() -> None:
-    cut, fsdp = Layout((Cut("tp", "chunk", 1),)), Layout((Cut("tp"), Cut("dp")))
-    params = {"layers.0.w": fsdp, "layers.1.w": fsdp, "layers.0.b": Layout(), "layers.1.b": cut}
-    plan = plan_of(MESH, params, {"layers.0": cut})
-    assert len(plan.params) == 3
-    assert {name: plan.param_layout(name) for name in params} == params
-    assert plan.param_layout("layers.11.w") == fsdp
-    assert plan.activation_layout("layers.0", "output") == cut
-    assert plan.understood(list(params), ["layers.0"]).warnings == ()

@@ -16,7 +16,6 @@ from proctor.oracle.store import (
     RankWriter,
     Recording,
     RunInfo,
-    by_place,
     write_json,
 )
 
@@ -123,12 +122,3 @@ def test_what_is_no_recording_is_refused(tmp_path: Path) -> None:
     for name in ("clean", "noise-0", "noise-1", "elsewhere", "noise-x", "again"):
         (tmp_path / "runs" / name).mkdir(parents=True)
     assert Recording(tmp_path).runs() == ["again", "clean", "noise-0", "noise-1"]
-
-
-def test_entries_by_place_keep_the_order_of_calls(tmp_path: Path) -> None:
-    (writer,) = recording(tmp_path / "r")
-    for call in range(3):
-        add(writer, np.array(call), call=call)
-    writer.close(ProcessInfo(rank=0, world=1, done=True))
-    held = by_place(Recording(tmp_path / "r").ranks()[0].entries)
-    assert [e.call for e in held[0, "output", "net", ""]] == [0, 1, 2]
