@@ -37,7 +37,7 @@ from proctor.oracle.compare import compare
 from proctor.oracle.dtypes import as_float, is_floating
 from proctor.oracle.store import Recording
 from proctor.oracle.tolerance import UNIT_ROUNDOFF
-from proctor.oracle.verdicts import TensorVerdict
+from proctor.oracle.verdicts import TensorVerdict, Verdict
 
 SETTINGS: Final = ((0.0, 1e-5), (1e-8, 1e-5), (1e-5, 1e-2), (1e-2, 1e-1))  # (atol, rtol) of TTrace's Table 3
 DOCS = ROOT / "docs" / "evaluation.md"
@@ -47,30 +47,22 @@ DTYPES = ("float32", "bfloat16")
 COLOURS = ("#2563eb", "#d97706", "#16a34a", "#dc2626", "#7c3aed", "#64748b")
 
 
-class Both(Comparison):
-    """A comparison that also asks `allclose`, of every tensor that it judges."""
-
-    rejected: dict[tuple[float, float], int]
-
-    def run(self) -> Any:
-        self.rejected = dict.fromkeys(SETTINGS, 0)
-        return super().run()
-
-    def _judge(self, key: Any) -> Any:
-        found, conflicts = super()._judge(key)
-        if found is None or found.verdict in ("unmapped", "missing", "shape"):
-            return found, conflicts
-        merged = self.assembler.merge(key)
-        if merged is None or merged[0] is None:
-            return found, conflicts
-        entry = self.reference.entries[key]
-        mine = as_float(merged[0], entry.dtype).astype(np.float64)
-        if key[2].startswith("grad_"):
-            mine = mine / self.assembler.gradient_scale
-        theirs = self.reference.floats(entry).astype(np.float64)
+def rejected(comparison: Comparison, found: Verdict) -> dict[tuple[float, float], int]:
+    """How many of the tensors that were judged `allclose` takes for wrong, by its settings."""
+    out = dict.fromkeys(SETTINGS, 0)
+    for tensor in found.tensors:
+        key = (tensor.step, tensor.call, tensor.kind, tensor.name, tensor.slot)
+        entry = comparison.reference.entries.get(key)
+        merged = comparison.assembler.merge(key) if entry is not None else None
+        if tensor.verdict in ("unmapped", "missing", "shape") or entry is None or merged is None or merged.full is None:
+            continue
+        mine = as_float(merged.full, entry.dtype).astype(np.float64)
+        if tensor.kind.startswith("grad_"):
+            mine = mine / comparison.assembler.gradient_scale
+        theirs = comparison.reference.floats(entry).astype(np.float64)
         for atol, rtol in SETTINGS:
-            self.rejected[atol, rtol] += not np.allclose(mine, theirs, rtol=rtol, atol=atol, equal_nan=True)
-        return found, conflicts
+            out[atol, rtol] += not np.allclose(mine, theirs, rtol=rtol, atol=atol, equal_nan=True)
+    return out
 
 
 @dataclass
@@ -104,24 +96,24 @@ def table3(sweep: Sweep, exam: Path | None, each: int) -> dict[str, Any]:
         try:
             reference = sweep.reference(case.reference)
             WarmRecorder(sweep.warm, case.world, folder, (*case.candidate, *more), samples=0).record()
-            _count(counts, Both(reference, Recording(folder)), bool(mistake))
+            _count(counts, Comparison(reference, Recording(folder)), bool(mistake))
         except ProctorError as e:
             print(f"{mistake} {case.name}: {e}", file=sys.stderr)
     for reference_folder in sorted(exam.glob("*/reference")) if exam is not None else []:
         for side in ("fixed", "buggy"):
             candidate = reference_folder.parent / side
             if (candidate / "oracle.json").exists():
-                _count(counts, Both(Recording(reference_folder), Recording(candidate)), side == "buggy")
+                _count(counts, Comparison(Recording(reference_folder), Recording(candidate)), side == "buggy")
     return {name: vars(count) for name, count in counts.items()}
 
 
-def _count(counts: dict[str, Count], comparison: Both, mistaken: bool) -> None:
+def _count(counts: dict[str, Count], comparison: Comparison, mistaken: bool) -> None:
     verdict = comparison.run()
     if verdict.verdict == "inconclusive":
         return
     counts["ours"].add(mistaken, verdict.verdict == "different")
-    for setting, rejected in comparison.rejected.items():
-        counts[f"{setting[0]:g} {setting[1]:g}"].add(mistaken, rejected > 0)
+    for (atol, rtol), count in rejected(comparison, verdict).items():
+        counts[f"{atol:g} {rtol:g}"].add(mistaken, count > 0)
 
 
 def estimates(recording: Recording) -> dict[tuple[str, str], float]:

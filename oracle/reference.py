@@ -78,7 +78,7 @@ class Reference:
             if key[2] != "param" or key[0]:
                 continue
             values = self.ranks[self.owner[key]].array(entry)
-            if values.size and not bool((values == values.ravel()[0]).all()):
+            if not constant(values):
                 owner = seen.setdefault((entry.shape, values.tobytes()), self.owner[key])
                 if owner != self.owner[key]:
                     second.add(key[3])
@@ -184,6 +184,11 @@ class Reference:
         have = {k[3] for k in seen if k[2] == "output"}
         mine = sorted({k[3] for k in self.entries if k[2] == "output"} - have)
         return [f"module {name or '(root)'}: the candidate has none of this name" for name in mine]
+
+
+def constant(values: Array) -> bool:
+    """Whether all elements are alike, so that content tells nothing of places."""
+    return values.size == 0 or bool((values == values.ravel()[0]).all())
 
 
 def telling(values: Array) -> int:
