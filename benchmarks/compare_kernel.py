@@ -17,7 +17,7 @@ import numpy as np
 
 from proctor.native import _compare_py as twin
 from proctor.native import _native
-from proctor.oracle.compare import compare
+from proctor.oracle.difference import compare
 from proctor.oracle.dtypes import from_float
 
 ROUNDS = 7

@@ -33,7 +33,7 @@ from oracle_sweep import FOLDER, ROOT, Case, Configuration, Sweep, Warm, WarmRec
 
 from proctor.errors import ProctorError
 from proctor.oracle.check import Comparison
-from proctor.oracle.compare import compare
+from proctor.oracle.difference import compare
 from proctor.oracle.dtypes import as_float, is_floating
 from proctor.oracle.store import Recording
 from proctor.oracle.tolerance import UNIT_ROUNDOFF

@@ -4,17 +4,14 @@
     with proctor.oracle.trace(model, out="candidate"): …       # record from within a program
     proctor.oracle.Plan("dp=2,tp=2").shard(r"layers\\.\\d+\\.fc1\\.weight", tp=0)
 
-`compare` and `trace` are these functions; the modules of the same name are imported before them. Without torch at import.
+Without torch at import.
 """
 
 from __future__ import annotations
 
-from proctor.oracle import check as _check
 from proctor.oracle.outcome import compare
 from proctor.oracle.plan import Plan
-from proctor.oracle.trace import trace, trace_reference
+from proctor.oracle.tracing import trace, trace_reference
 from proctor.oracle.verdicts import Verdict
 
 __all__ = ["Plan", "Verdict", "compare", "trace", "trace_reference"]
-
-del _check

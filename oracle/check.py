@@ -20,7 +20,7 @@ from proctor.errors import OracleError
 from proctor.oracle._replicas import same_bits
 from proctor.oracle.align import PARAMETERS, Calls, Naming, count_calls, deal_calls, kept_names, name_tensors
 from proctor.oracle.assemble import GRADIENTS, LIKE, REPLICA_AXES, Assembler, Piece
-from proctor.oracle.compare import compare
+from proctor.oracle.difference import compare
 from proctor.oracle.dtypes import as_float
 from proctor.oracle.mesh import Mesh, rank_text
 from proctor.oracle.plan import Plan

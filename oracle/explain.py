@@ -14,7 +14,7 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
-from proctor.oracle.compare import Difference, compare, exact_scale, residual
+from proctor.oracle.difference import Difference, compare, exact_scale, residual
 from proctor.oracle.dtypes import as_float, is_floating
 
 Array = npt.NDArray[Any]

@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from proctor.oracle.check import Comparison
-from proctor.oracle.compare import Difference, compare
+from proctor.oracle.difference import Difference, compare
 from proctor.oracle.dtypes import as_float, is_floating
 from proctor.oracle.locate import take
 from proctor.oracle.mesh import rank_text

@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from proctor.oracle._replicas import same_bits
-from proctor.oracle.compare import Difference, compare
+from proctor.oracle.difference import Difference, compare
 from proctor.oracle.dtypes import as_float, is_floating
 from proctor.oracle.slopes import slopes
 from proctor.oracle.store import Entry, RankRecord, Recording

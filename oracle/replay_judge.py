@@ -23,7 +23,7 @@ from proctor.invariants.schema import StateFlag
 from proctor.oracle.capsule_data import is_model_call
 from proctor.oracle.capsule_state import Read, State, assemble
 from proctor.oracle.collect.replay_plan import ReplayReport, read_report
-from proctor.oracle.compare import Difference, compare
+from proctor.oracle.difference import Difference, compare
 from proctor.oracle.dtypes import storage
 from proctor.oracle.locate import take
 from proctor.oracle.reference import Key, Reference

@@ -17,7 +17,7 @@ import numpy.typing as npt
 from proctor.oracle._replicas import Conflict, same_bits
 from proctor.oracle.align import PARAMETERS, Naming
 from proctor.oracle.assemble import GRADIENTS, Assembler, Piece
-from proctor.oracle.compare import Difference, compare
+from proctor.oracle.difference import Difference, compare
 from proctor.oracle.dtypes import as_float, from_float, is_floating
 from proctor.oracle.locate import FITS, take
 from proctor.oracle.mesh import rank_text

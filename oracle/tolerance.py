@@ -21,7 +21,7 @@ from typing import Any, Final, Literal, NamedTuple
 import msgspec
 
 from proctor.errors import OracleError
-from proctor.oracle.compare import Difference
+from proctor.oracle.difference import Difference
 from proctor.oracle.dtypes import is_floating
 
 Mode = Literal["all", "paper"]

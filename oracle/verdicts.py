@@ -12,7 +12,7 @@ from typing import Final, Literal
 
 import msgspec
 
-from proctor.oracle.compare import Difference
+from proctor.oracle.difference import Difference
 from proctor.oracle.explain import explain_difference, nonfinite_note
 from proctor.oracle.slopes import SlopeFlag
 from proctor.oracle.tolerance import WARN, Tolerance

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from proctor.native import _compare_py as twin
-from proctor.oracle.compare import Difference, compare
+from proctor.oracle.difference import Difference, compare
 from proctor.oracle.dtypes import storage
 from proctor.oracle.tolerance import Estimate, TensorKey
 

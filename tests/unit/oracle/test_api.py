@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import pkgutil
 import subprocess
 import sys
 from pathlib import Path
@@ -30,11 +31,17 @@ def test_importing_it_needs_no_torch() -> None:
         proctor.nothing  # noqa: B018
 
 
-def test_names_are_functions_whatever_is_imported() -> None:
-    import proctor.oracle.compare as module  # noqa: F401
-    import proctor.oracle.localise
+def test_no_module_has_the_name_of_a_function() -> None:
+    """Else the name would be what was imported last."""
+    modules = {m.name for m in pkgutil.iter_modules(proctor.oracle.__path__)}
+    assert not modules & set(proctor.oracle.__all__)
 
-    assert callable(proctor.oracle.compare) and callable(proctor.oracle.trace)
+
+@pytest.mark.parametrize("first", ["proctor.oracle", "proctor.oracle.difference, proctor.oracle.tracing, proctor.oracle.localise"])
+def test_names_are_functions_whatever_is_imported_first(first: str) -> None:
+    code = f"import {first}, proctor.oracle.check; import proctor; assert proctor.oracle.compare.__module__ == 'proctor.oracle.outcome'"
+    code += "; assert proctor.oracle.trace.__module__ == 'proctor.oracle.tracing'"
+    subprocess.run([sys.executable, "-c", code], check=True)
 
 
 def test_compare_gives_a_verdict(tmp_path: Path) -> None:

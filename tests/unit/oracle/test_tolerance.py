@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from proctor.errors import OracleError
-from proctor.oracle.compare import compare
+from proctor.oracle.difference import compare
 from proctor.oracle.tolerance import Estimate, TensorKey, tolerance, unit_roundoff
 
 KEY = TensorKey(0, 0, "output", "layers.0.mlp")

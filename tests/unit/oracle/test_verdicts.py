@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from proctor.oracle.compare import compare
+from proctor.oracle.difference import compare
 from proctor.oracle.explain import rationals
 from proctor.oracle.tolerance import Tolerance
 from proctor.oracle.verdicts import (

@@ -1,4 +1,4 @@
-"""oracle/compare.py: what two tensors differ by, whatever their types and layout."""
+"""oracle/difference.py: what two tensors differ by, whatever their types and layout."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from proctor.errors import OracleError
-from proctor.oracle.compare import compare, residual
+from proctor.oracle.difference import compare, residual
 from proctor.oracle.dtypes import from_float
 
 
