@@ -82,6 +82,10 @@ class Naming:
             return f"{self._module(path)}.{leaf}".lstrip(".")
         return self._module(name) if entry.kind != "scalar" else name
 
+    def module(self, path: str) -> str:
+        """Of a module."""
+        return self._module(self.planned(path))
+
     def planned(self, name: str) -> str:
         """After the plan's renames only."""
         return self._plan.canonical(name, self._coords) if self._plan is not None else name

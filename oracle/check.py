@@ -131,7 +131,7 @@ class Comparison:
         )
 
     def _conclude(self, tensors: list[TensorVerdict], replicas: list[ReplicaConflict]) -> Verdict:
-        self.unchecked += self.reference.not_seen(set(self._pieces)) + sorted(self._extra)
+        self.unchecked += self.reference.not_seen(set(self._pieces), self.compiled()) + sorted(self._extra)
         for t in tensors:
             if t.verdict == "unmapped":
                 self.unchecked.append(f"{t.kind} {t.name}{slot_text(t.slot)}: where its shards lie is not known; annotate it in a plan")
@@ -149,6 +149,10 @@ class Comparison:
         """The candidate's shards of each tensor of the reference, with their places; after `run`."""
         for key, held in self._pieces.items():
             yield key, [self.assembler.place(rank, entry, key, self.reference.entries[key]) for rank, entry in held]
+
+    def compiled(self) -> list[str]:
+        """Modules that the candidate compiles, as the reference calls them, outer ones first; after `run`."""
+        return sorted({self._naming[rank].module(path) for rank, record in self.ranks.items() for path in record.info.compiled})
 
     def names_of(self, module: str) -> dict[int, str]:
         """What ranks call a module of the reference; after `run`."""

@@ -28,6 +28,7 @@ from proctor.oracle.record import Recorder
 from proctor.oracle.reference import Key
 from proctor.oracle.report import Report
 from proctor.oracle.scalars import UNCLIPPED
+from proctor.oracle.uncompiled import blame_compiler, compiles
 from proctor.oracle.verdicts import Culprit, TensorVerdict, Verdict, failing, flow
 
 _GIVEN: Final = frozenset({"float64", "float32", "float16", "bfloat16"})  # types of values that modules can be given
@@ -54,13 +55,19 @@ def localise(
         OracleError: the command failed when it ran again.
     """
     candidate = comparison.candidate
+    again = Recorder.again(candidate, command, timeout_s=timeout_s)
+    said = ""
+    if compiles(candidate):
+        found, said, comparison = blame_compiler(comparison, report.verdict, again)
+        if found is not None:
+            return _with(report, found, said)
+    report = dataclasses.replace(report, verdict=_noting(report.verdict, said))
     folder = candidate.path / "forced"
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir()
     try:
         if not _write(comparison, folder):
             return _with(report, None, "no module's input could be replaced, so the culprit was not looked for")
-        again = Recorder.again(candidate, command, timeout_s=timeout_s)
         again.once("forced", force=str(folder.resolve()), generate=candidate.info.generate)
         forced = Comparison(comparison.reference.recording, candidate, comparison.plan, comparison.mode, run="forced")
         alone = isolate_updates(forced, forced.run())
@@ -135,10 +142,14 @@ def _source(found: Verdict, alone: Verdict, module: str) -> str:
 
 
 def _with(report: Report, found: Culprit | None, note: str) -> Report:
-    notes = report.verdict.notes + ((note,) if note else ())
+    verdict = _noting(report.verdict, note)
     if found is None and not note:
-        notes += ("with every module fed the reference's values nothing differs: the error arises between modules, or needs several of them",)
-    return dataclasses.replace(report, verdict=msgspec.structs.replace(report.verdict, culprit=found, notes=notes), next_steps=())
+        verdict = _noting(verdict, "with every module fed the reference's values nothing differs: the error arises between modules, or needs several of them")
+    return dataclasses.replace(report, verdict=msgspec.structs.replace(verdict, culprit=found), next_steps=())
+
+
+def _noting(verdict: Verdict, note: str) -> Verdict:
+    return msgspec.structs.replace(verdict, notes=(*verdict.notes, note)) if note else verdict
 
 
 def _write(comparison: Comparison, folder: Path) -> int:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -22,13 +23,15 @@ import msgspec
 
 from proctor.errors import OracleError, UsageError
 from proctor.oracle.collect.config import CollectConfig
-from proctor.oracle.store import SCHEMA, ProcessInfo, Recording, RunInfo, write_json
+from proctor.oracle.store import CLEAN, EAGER, SCHEMA, ProcessInfo, Recording, RunInfo, write_json
 
 SAMPLES: Final = 4  # one sample can be 2× too low for a tensor, four ≤ 1.25× (findings, §3)
 POLL_S: Final = 0.05
 STOP_S: Final = 5.0  # between asking the command to stop and ending it
 NATURAL_S: Final = 0.3  # a command that is nearly through may end by itself
 TAIL_LINES: Final = 3
+
+_COMPILER_ERROR: Final = re.compile(r"torch\._(dynamo|inductor|functorch)\S*\.\w+(Error|Exception|Failed|Unsupported)\b|torch\._dynamo\.exc\.\w+")
 
 
 class Recorder:
@@ -41,6 +44,7 @@ class Recorder:
         samples: noise samples of a job of one rank.
         plan: as JSON; stored with the recording.
         to_the_end: let the command finish.
+        eager: what `torch.compile` wraps runs uncompiled.
         reference: it can be trusted although it has several ranks, as a pipeline of a model that no device holds (TTrace §6.4).
         timeout_s: after which it is ended.
         options: further fields of `CollectConfig`.
@@ -63,11 +67,12 @@ class Recorder:
         timeout_s: float = 3600.0,
         overwrite: bool = False,
         reference: bool = False,
+        eager: bool = False,
         options: Mapping[str, Any] | None = None,
     ) -> None:
         self.out, self.command, self.steps, self.samples = out, list(command), steps, samples
         self.to_the_end, self.timeout_s = to_the_end, timeout_s
-        self.options, self.reference = dict(options or {}), reference
+        self.options, self.reference, self.eager = dict(options or {}), reference, eager
         generate = self.options.get("generate")
         self.info = RunInfo(SCHEMA, list(command), _program(command), steps=steps, plan=plan, generate=generate)
         _make(out, overwrite)
@@ -78,7 +83,7 @@ class Recorder:
         """One that adds runs to a recording that is there already."""
         made = cls.__new__(cls)
         made.out, made.command, made.info = recording.path, list(command), recording.info
-        made.reference = False
+        made.reference, made.eager = False, True
         made.steps, made.samples, made.options = recording.info.steps, 0, {}
         made.to_the_end, made.timeout_s = False, timeout_s
         return made
@@ -90,11 +95,13 @@ class Recorder:
             OracleError: it failed before everything was recorded, or no rank trained anything.
             UsageError: it cannot be started.
         """
-        ranks = self.once("clean", watch_fp8=True)
+        ranks = self._first()
         self.info.world = max(r.world for r in ranks)
         for rank in ranks:
             self.info.notes += [f"rank {rank.rank}: {note}" for note in rank.notes]
         if (self.info.world == 1 or self.reference) and self.samples > 0:
+            if any(rank.compiled for rank in ranks):  # what is trusted is the eager program
+                ranks = self.once(EAGER, watch_fp8=True)
             fp8 = tuple(sorted({name for rank in ranks for name in rank.fp8}))
             jobs: list[tuple[str, dict[str, Any]]] = [("again", {})]
             jobs += [(f"noise-{k}", {"noise": k}) for k in range(self.samples)]
@@ -106,6 +113,19 @@ class Recorder:
             self.info.samples = self.samples
         write_json(self.out / "oracle.json", self.info)
         return self.info
+
+    def _first(self) -> list[ProcessInfo]:
+        """The run as the user wrote it; without `torch.compile` where the compiler fails."""
+        if self.eager:
+            return self.once(CLEAN, watch_fp8=True)
+        try:
+            return self.once(CLEAN, watch_fp8=True, compiled=True)
+        except OracleError:
+            why = _compiler_error(self.out / "runs" / CLEAN / "output.log")
+            if not why:
+                raise
+            self.info.notes.append(f"torch.compile failed, so the program ran without it: {why}")
+            return self.once(CLEAN, watch_fp8=True)
 
     def once(self, run: str, **options: Any) -> list[ProcessInfo]:
         """Run the command once; returns what its ranks said."""
@@ -119,7 +139,8 @@ class Recorder:
         environment = dict(os.environ)
         environment["PYTHONPATH"] = os.pathsep.join(filter(None, [str(boot), environment.get("PYTHONPATH")]))
         environment["PROCTOR_ORACLE"] = str(self.out)
-        environment["TORCHDYNAMO_DISABLE"] = "1"  # compiled regions cannot be looked into (findings, §4)
+        if not config.compiled:
+            environment["TORCHDYNAMO_DISABLE"] = "1"  # compiled regions cannot be looked into (findings, §4)
         environment.pop("PROCTOR_RUN", None)
         log = folder / "output.log"
         code = self._run(environment, folder, log)
@@ -139,7 +160,7 @@ class Recorder:
             raise OracleError(f"{self.info.program}: rank {unfinished[0].rank}: {unfinished[0].notes[-1]}", hint=f"its output is in {log}")
         if code not in (0, None):
             self.info.notes.append(f"{run}: the command ended with code {code}{_tail(log)}")
-        if run == "clean":
+        if run == CLEAN:
             self.info.exit_code = code
         shutil.rmtree(boot, ignore_errors=True)
         return ranks
@@ -251,6 +272,16 @@ def _tail(log: Path) -> str:
     except OSError:
         return ""
     return f": {' | '.join(lines[-TAIL_LINES:])[-400:]}" if lines else ""
+
+
+def _compiler_error(log: Path) -> str:
+    """What the compiler said when a program ended by it; "" if something else ended it."""
+    try:
+        lines = log.read_text(errors="replace").splitlines()
+    except OSError:
+        return ""
+    said = [line.strip() for line in lines if _COMPILER_ERROR.search(line)]
+    return said[-1][-300:] if said else ""
 
 
 def _program(command: Sequence[str]) -> str:

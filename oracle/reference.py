@@ -7,7 +7,7 @@ nothing.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any, Final
 
 import msgspec
@@ -29,6 +29,8 @@ Key = tuple[int, int, str, str, str]  # step, call, kind, name, slot: of the ref
 ROUGH_U: Final = 1e4
 ROUGH: Final = 0.05
 
+_CROSSING: Final = ("input", "output", "grad_input", "grad_output")
+
 # Phases of a step, earlier ones first.
 RANKING = {
     "param": 0, "input": 1, "output": 1, "scalar": 2, "grad_output": 3, "grad_input": 3, "main_grad": 4, "opt_state": 5, "param_after": 6,
@@ -44,7 +46,7 @@ class Reference:
 
     def __init__(self, recording: Recording) -> None:
         self.recording = recording
-        self.ranks = recording.ranks()
+        self.ranks = recording.ranks(recording.trusted)
         self.samples = [recording.ranks(name) for name in recording.noise()]
         self._strict = [recording.ranks(name) for name in recording.strict()]
         self.allows_fp8 = True
@@ -179,11 +181,25 @@ class Reference:
             known = self._estimate.get(place)
         return (known.slopes[cut], known.slope_samples[cut]) if known is not None and cut in known.slopes else ([], 0)
 
-    def not_seen(self, seen: set[Key]) -> list[str]:
-        """Modules of the reference that the candidate has no tensor of."""
+    def not_seen(self, seen: set[Key], compiled: Collection[str] = ()) -> list[str]:
+        """Modules of the reference that the candidate has no tensor of.
+
+        Args:
+            seen: tensors that the candidate has.
+            compiled: modules that it compiles, whose inside nobody sees.
+        """
         have = {k[3] for k in seen if k[2] == "output"}
-        mine = sorted({k[3] for k in self.entries if k[2] == "output"} - have)
-        return [f"module {name or '(root)'}: the candidate has none of this name" for name in mine]
+        hidden = [k for k in self.entries if k[2] in _CROSSING and k not in seen and k[3] not in have and any(_within(k[3], r) for r in compiled)]
+        modules = {k[3] for k in hidden}
+        mine = sorted({k[3] for k in self.entries if k[2] == "output"} - have - modules)
+        regions = sorted({next(r or "the model" for r in compiled if _within(m, r)) for m in modules})
+        shown = ", ".join(regions[:3]) + (f" and {len(regions) - 3} more" if len(regions) > 3 else "")
+        inside = [f"inside torch.compile: {len(hidden):,} tensors of {len(modules):,} modules in {shown}"] if modules else []
+        return inside + [f"module {name or '(root)'}: the candidate has none of this name" for name in mine]
+
+
+def _within(module: str, region: str) -> bool:
+    return module != region and (not region or module.startswith(f"{region}."))
 
 
 def constant(values: Array) -> bool:

@@ -114,7 +114,7 @@ def _ask(
 ) -> Judgement:
     """Run the reference as it is, then with what is put into `given`."""
     tell("what the reference's parameters are")
-    first = Recorder(out / "plain", command, samples=0, timeout_s=timeout_s, overwrite=True)
+    first = Recorder(out / "plain", command, samples=0, timeout_s=timeout_s, overwrite=True, eager=True)
     first.until = end
     world = first.record().world
     if world != 1:
@@ -125,7 +125,7 @@ def _ask(
     state, ranks = prepared
     tell(f"step {job.step} in the reference, twice and with {samples} samples of noise")
     options = {"replay": str(given.resolve())}
-    again = Recorder(out / "replayed", command, samples=samples, timeout_s=timeout_s, overwrite=True, options=options)
+    again = Recorder(out / "replayed", command, samples=samples, timeout_s=timeout_s, overwrite=True, eager=True, options=options)
     again.until = end
     again.record()
     return judge(Recording(out / "replayed"), job.capsules, state, ranks, job.later)

@@ -5,7 +5,7 @@
     DIR/runs/<run>/rank<r>/data-00000.safetensors      at most `SHARD_BYTES` of tensors, or one larger tensor
     DIR/runs/<run>/rank<r>/process.json                rank, world, notes; `done` once everything was recorded
 
-Runs are `clean`, `again` (the reference a second time), `noise-<k>` and, of programs with 8-bit casts, `strict-<k>`. Readers take these files as data from a
+Runs are `clean`, `eager` (without `torch.compile`, of a program that compiles), `again` (the reference a second time), `noise-<k>` and, of programs with 8-bit casts, `strict-<k>`. Readers take these files as data from a
 stranger: names are checked, sizes limited, nothing is unpickled. bfloat16 and the 8-bit floats, which numpy lacks, come
 as unsigned integers of their width beside the name of their type.
 """
@@ -29,10 +29,12 @@ from proctor.oracle._dry import without_dry_runs
 from proctor.oracle.mesh import rank_text
 
 SCHEMA: Final = 1
+CLEAN: Final = "clean"
+EAGER: Final = "eager"
 SHARD_BYTES: Final = 64 * 1024 * 1024
 MAX_INDEX_BYTES: Final = 2 * 1024**3
 MAX_HEADER_BYTES: Final = 256 * 1024 * 1024
-RUN_NAME: Final = re.compile(r"clean|again|forced|ops|(noise|strict)-\d{1,3}")
+RUN_NAME: Final = re.compile(r"clean|again|eager|forced|ops|(noise|strict)-\d{1,3}")
 
 _DATA_NAME: Final = re.compile(r"data-\d{5}\.safetensors")
 _RANK_NAME: Final = re.compile(r"rank(\d{1,7})")
@@ -148,6 +150,7 @@ class ProcessInfo(msgspec.Struct):
     decisions: dict[str, int] = {}
     groups: list[OptimizerGroup] = []
     clips: list[Clip] = []
+    compiled: list[str] = []
 
 
 class RunInfo(msgspec.Struct):
@@ -280,6 +283,11 @@ class Recording:
             why = broken.info.notes[-1] if broken.info.notes else "it ended too early"
             raise MissingRank(f"{folder}: the recording of rank {broken.info.rank} is not complete: {why}", hint="record it again")
         return dict(sorted(found.items()))
+
+    @property
+    def trusted(self) -> str:
+        """The run that it is as a reference: the one without `torch.compile`, of a program that compiles."""
+        return EAGER if EAGER in self.runs() else CLEAN
 
     def noise(self) -> list[str]:
         """Runs that were recorded with noise."""

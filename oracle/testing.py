@@ -48,6 +48,7 @@ def assert_equivalent(
     generate: int | None = None,
     mode: Mode = "all",
     localise: bool = True,
+    eager: bool = False,
     out: str | Path | None = None,
     timeout_s: float = 600.0,
 ) -> Verdict:
@@ -63,6 +64,7 @@ def assert_equivalent(
         steps: optimizer updates to compare.
         generate: seed of generated parameters; by default the programs' own, and generated ones where those differ.
         mode: how tolerances are formed.
+        eager: what the candidate wraps in `torch.compile` runs uncompiled, as it does in the reference.
         localise: run the candidate again to name the module that is wrong.
         out: where recordings are kept; without it they go when this returns.
         timeout_s: of each run.
@@ -81,13 +83,16 @@ def assert_equivalent(
     with tempfile.TemporaryDirectory(prefix="proctor-oracle-") as folder:
         home = Path(out) if out is not None else Path(folder)
         options: dict[str, Any] = {  # Any: keyword arguments
-            "steps": steps, "samples": samples, "timeout_s": timeout_s, "overwrite": True,
+            "steps": steps, "timeout_s": timeout_s, "overwrite": True,
             "plan": given.to_json().decode() if given is not None else "",
         }  # fmt: skip
 
         def record(seed: int | None) -> tuple[Recording, Recording]:
             for name, command in zip(("reference", "candidate"), commands, strict=True):
-                Recorder(home / name, command, **options, options={"generate": seed}).record()
+                trusted = name == "reference"
+                Recorder(
+                    home / name, command, samples=samples if trusted else 0, eager=eager or trusted, **options, options={"generate": seed}
+                ).record()
             return Recording(home / "reference"), Recording(home / "candidate")
 
         def compare(one: Recording, other: Recording) -> Compared:

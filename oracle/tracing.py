@@ -29,7 +29,7 @@ from proctor.errors import OracleError, UsageError
 from proctor.oracle.collect.config import CollectConfig
 from proctor.oracle.plan import Plan
 from proctor.oracle.plan_toml import plan_of
-from proctor.oracle.store import RUN_NAME, SCHEMA, ProcessInfo, Recording, RunInfo, write_json
+from proctor.oracle.store import CLEAN, RUN_NAME, SCHEMA, ProcessInfo, Recording, RunInfo, write_json
 
 if TYPE_CHECKING:
     from torch import nn
@@ -49,6 +49,7 @@ def trace(
     run: str = "clean",
     generate: int | None = None,
     overwrite: bool = True,
+    eager: bool = False,
 ) -> Iterator[None]:
     """Record what happens inside the `with` statement.
 
@@ -60,6 +61,7 @@ def trace(
         run: `clean`; `again` and `noise-0`, … are further runs of a reference (`trace_reference`).
         generate: seed of generated parameters that take the place of the model's own.
         overwrite: replace what this rank recorded there before.
+        eager: what `torch.compile` wraps runs uncompiled, as it does in all runs but `clean`.
 
     Raises:
         UsageError: the arguments make no sense, or `out` is something else.
@@ -78,16 +80,18 @@ def trace(
     text = found.to_json().decode() if found is not None else ""
     folder = _make(Path(out), run, int(where["rank"]), int(where["world"]), overwrite=overwrite)
     noise = int(run.partition("-")[2]) if run.startswith("noise-") else None
+    eager = eager or run != CLEAN
     collector = _collector(
         CollectConfig(
             folder=str(folder.resolve()), steps=steps, noise=noise, generate=generate, plan=text,
-            fp8=_fp8(folder.parent, int(where["rank"])), watch_fp8=run == "clean",
+            fp8=_fp8(folder.parent, int(where["rank"])), watch_fp8=run == CLEAN,
+            compiled=not eager,
         )
     )
     collector.install()
     try:
         collector.adopt(models)
-        with _uncompiled():
+        with _uncompiled() if eager else contextlib.nullcontext():
             yield
     except BaseException:
         collector.info.notes.append("the traced block was ended by an exception")
@@ -139,7 +143,7 @@ def trace_reference(
         for one in models:
             one.zero_grad(set_to_none=True)
         _set_random_state(draws)
-        with trace(models, out, steps=steps, run=run, generate=generate):
+        with trace(models, out, steps=steps, run=run, generate=generate, eager=True):
             step()
 
 

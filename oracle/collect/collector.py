@@ -17,7 +17,7 @@ import gc
 import os
 import sys
 import weakref
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -30,9 +30,11 @@ from proctor.oracle.collect import settings, spans
 from proctor.oracle.collect.config import CollectConfig
 from proctor.oracle.collect.forced import Forced
 from proctor.oracle.collect.ops import OpRecorder
+from proctor.oracle.collect.regions import Edge, Regions, skip_frames, unseen
 from proctor.oracle.collect.replayed import Replayed
 from proctor.oracle.collect.roots import Modules, Names, is_torch_module, local_of, source_of, unwrapped
 from proctor.oracle.collect.taps import FP8_SIGMA, UNIT_ROUNDOFF, noisy, recomputing, tap, watched
+from proctor.oracle.collect.updates import shaken
 from proctor.oracle.frameworks import framework_of
 from proctor.oracle.store import DTYPES, ProcessInfo, RankWriter
 
@@ -81,6 +83,13 @@ class Collector:
         self._losses = 0
         self._fp8: set[str] = set(config.fp8)
         self._failed = False
+        self._restore: Callable[[], None] = lambda: None  # of what noise did to an optimizer
+        self.regions = Regions(config.compiled)
+        self._versions: dict[int, int] = {}  # of parameters, when gradients were last computed
+        self._hidden = False  # the model's forward is compiled as a part of something else
+        if self.regions.on:
+            skip_frames(Collector)
+            self._enter, self._leave = unseen(self._enter), unseen(self._leave)  # type: ignore[method-assign]
 
     # -- putting it there -----------------------------------------------------------------------------------
 
@@ -138,6 +147,8 @@ class Collector:
 
         @functools.wraps(original)
         def wrapper(*args: Any, **kwargs: Any) -> Any:
+            if torch.compiler.is_compiling():
+                return original(*args, **kwargs)
             return around(original, *args, **kwargs)
 
         setattr(owner, name, wrapper)
@@ -164,7 +175,7 @@ class Collector:
             except Exception as e:  # noqa: BLE001 - the user's program goes on
                 self._fail(e)
 
-        return run
+        return unseen(run) if self.regions.on else run
 
     def _fail(self, error: Exception) -> None:
         if self._failed:
@@ -194,7 +205,22 @@ class Collector:
             self._guarded(self._outermost)(module)
             if self.replayed is not None and self._begun and not self._boundary and not self._over:
                 self._guarded(self.replayed.call)(args, kwargs)
-        return original(module, *args, **kwargs)
+        edge = self.regions.edges.get(id(module))
+        if edge is None or self.regions.running or self._over:
+            return original(module, *args, **kwargs)
+        return self._called_at(edge, original, module, args, kwargs)
+
+    def _called_at(self, edge: Edge, original: Callable[..., Any], module: nn.Module, args: Any, kwargs: Any) -> Any:
+        changed = self._enter(edge.meta, args, kwargs, edge.key, "input" not in edge.left_out)
+        if changed is not None:
+            args, kwargs = changed
+        self.regions.running = edge.compiled
+        try:
+            output = original(module, *args, **kwargs)
+        finally:
+            self.regions.running = False
+        other = self._leave(edge.meta, output, "output" not in edge.left_out)
+        return output if other is None else other
 
     def _find_trials(self, stages: Any) -> None:
         """Pipeline stages first run forwards and backwards on empty tensors to learn shapes; that is no microbatch."""
@@ -211,18 +237,55 @@ class Collector:
             self._trial = before
 
     def _backwards(self, original: Callable[..., Any], tensors: Any, *args: Any, **kwargs: Any) -> Any:
+        if self.regions.on and not self._over and not self._trial and (self._hidden or not self._begun):
+            result = original(tensors, *args, **kwargs)
+            self._guarded(self._hidden_backward)()
+            return result
         if not self._over and self._begun:
             self._guarded(self._loss)(tensors)
             if self.replayed is not None:
                 self.replayed.backward()
             self._backward = True
+            self._note_versions()
             if self.ops is not None:
                 with self.ops.backward():
                     return original(tensors, *args, **kwargs)
         return original(tensors, *args, **kwargs)
 
+    def _hidden_backward(self) -> None:
+        """Gradients came to parameters of a model whose call was never seen: a compiled function calls it."""
+        self._hidden_update()
+        if self._hidden and self._stepped:
+            self._next_step()
+        if not self._begun:
+            trained = [r for r in self.modules.roots() if any(p.grad is not None for p in r.parameters())]
+            if not trained:
+                return
+            self._hidden = True
+            self._discover(trained[0])
+            self.regions.names.add(self.names.modules.get(id(unwrapped(trained[0])), ""))
+            self._begin()
+        self._backward = True
+        self._note_versions()
+
+    def _note_versions(self) -> None:
+        if self.regions.on:
+            self._versions = {id(p): p._version for _, p in self._parameters()}
+
+    def _hidden_update(self) -> None:
+        """See whether an optimizer stepped within compiled code, where its hooks are not called."""
+        if not self.regions.on or not self._backward or self._stepped:
+            return
+        moved = {id(p) for _, p in self._parameters() if p._version != self._versions.get(id(p), p._version)}
+        for optimizer in [o for ref in self._optimizers if (o := ref()) is not None] if moved else ():
+            if any(id(p) in moved for group in optimizer.param_groups for p in group["params"]):
+                self._before_update(optimizer, (), {})
+                self._after_update(optimizer, (), {})
+
     def _zeroed(self, original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         if self._backward:
+            if self.regions.on:
+                self._guarded(self._hidden_update)()
             self._cleared = True
         return original(*args, **kwargs)
 
@@ -272,6 +335,7 @@ class Collector:
             if not any(p.requires_grad for p in module.parameters()) and not self._begun:
                 return  # not training yet
             self._discover(module)
+        self._hidden_update()
         if not self._begun:
             self._begin()
         elif self._stepped or (self._backward and self._cleared):
@@ -289,10 +353,28 @@ class Collector:
                 prefix, self._main_known = "", True
             known = framework_of(root)
             left_out = known.left_out(root) if known is not None else {}
+            hidden, regions = self.regions.inside(root), {id(m) for m in self.regions.calls(root)}
             for name, module in self.names.add_root(root, prefix, known.canonical_names(root) if known is not None else None):
-                self._hook(name, module, left_out.get(name, frozenset()))
+                if id(module) in hidden:
+                    self._edge(name, module, left_out.get(name, frozenset()), compiled=False)
+                elif id(module) not in regions:
+                    self._hook(name, module, left_out.get(name, frozenset()))
+            self._add_regions(root, left_out)
             if any(True for _ in root.parameters()):
                 self._roots.append(root)
+
+    def _add_regions(self, root: nn.Module, left_out: Mapping[str, frozenset[str]]) -> None:
+        for module in self.regions.calls(root):
+            name = self.names.modules.get(id(unwrapped(module)), "")
+            self._edge(name, module, left_out.get(name, frozenset()), compiled=True)
+        self.regions.names.update(self.names.modules.get(id(m), "") for m in self.regions.with_forward(root))
+
+    def _edge(self, name: str, module: nn.Module, left_out: frozenset[str], *, compiled: bool) -> None:
+        """Look at a module where it is called."""
+        inner = unwrapped(module)
+        self.regions.edges[id(module)] = Edge(_meta(name, inner), f"{name}\0{id(inner)}", left_out, compiled)
+        if compiled:
+            self.regions.names.add(name)
 
     def _begin(self) -> None:
         self._begun = True
@@ -363,6 +445,7 @@ class Collector:
 
     def _at_exit(self) -> None:
         if self._begun and not self._over:
+            self._hidden_update()
             if self._stepped or self._backward:
                 self._record_after()
                 self._step += 1
@@ -373,6 +456,7 @@ class Collector:
         self.remove()
         self.info.steps, self.info.done = self._step, done
         self.info.fp8 = sorted(self._fp8)
+        self.info.compiled = sorted(self.regions.names)
         if self.writer is not None:
             try:
                 if self.replayed is not None:
@@ -392,14 +476,14 @@ class Collector:
         if isinstance(module, torch.jit.ScriptModule):
             self.info.notes.append(f"{name}: a TorchScript module is not looked into")
             return
-        meta = (name, type(module).__name__, source_of(module) if not is_torch_module(module) else "")
+        meta = _meta(name, module)
         key = f"{name}\0{id(module)}"  # chunks of one model count their calls apart
 
         def before(_: nn.Module, args: Any, kwargs: Any) -> Any:
-            return self._enter(meta, args, kwargs, key, "input" not in left_out)
+            return None if self.regions.running else self._enter(meta, args, kwargs, key, "input" not in left_out)
 
         def after(_: nn.Module, args: Any, kwargs: Any, output: Any) -> Any:
-            return self._leave(meta, output, "output" not in left_out)
+            return None if self.regions.running else self._leave(meta, output, "output" not in left_out)
 
         try:
             handles = [
@@ -591,6 +675,8 @@ class Collector:
                     self._record(grad, call=0, kind="main_grad", meta=self._owner(name), slot="")
         if self.force is not None:
             self._force_gradients(optimizer, self.force)
+        if self.config.noise is not None:
+            self._restore = shaken(optimizer, self.config.noise)
 
     def _force_gradients(self, optimizer: Any, force: Forced) -> None:
         """Give the optimizer the reference's gradients, so that its update is judged alone."""
@@ -644,6 +730,7 @@ class Collector:
         if self._over or not self._begun or self.writer is None:
             return
         self._stepped = True
+        self._restore()
         for group in optimizer.param_groups:
             for tensor in group["params"]:
                 if id(tensor) in self._foreign:
@@ -721,6 +808,10 @@ class Collector:
 def _flat_gradient(tensor: Any) -> Any:
     grad = next((g for a in _GRADS if (g := getattr(tensor, a, None)) is not None), None)
     return None if grad is None else local_of(grad.detach()).float().flatten().cpu().numpy()
+
+
+def _meta(name: str, module: nn.Module) -> tuple[str, str, str]:
+    return name, type(module).__name__, source_of(module) if not is_torch_module(module) else ""
 
 
 def _named(values: Any, side: str) -> dict[str, torch.Tensor]:

@@ -24,6 +24,7 @@ class CollectConfig(msgspec.Struct, frozen=True):
         replay: folder with the state and data of a capsule's step, which the first step gets; "" none.
         ops: by rank the module of which operations are recorded, and nothing else (`oracle localise`).
         ops_step: the step in which they are.
+        compiled: what `torch.compile` wraps runs compiled, and is seen at its edges.
     """
 
     folder: str
@@ -38,6 +39,7 @@ class CollectConfig(msgspec.Struct, frozen=True):
     replay: str = ""
     ops: dict[int, str] = {}
     ops_step: int = 0
+    compiled: bool = False
 
 
 def read_config(path: Path) -> CollectConfig:

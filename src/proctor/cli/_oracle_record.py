@@ -3,7 +3,8 @@
 Every module's inputs and outputs, their gradients, parameters before and after the step and the gradients that the
 optimizer took are kept under DIR. A job of one rank can be a reference, so it is run again: once to see whether it is
 deterministic and four times with noise, from which the tolerance of every tensor follows. The command is stopped once
-every rank has recorded what is needed. A compiled model runs uncompiled.
+every rank has recorded what is needed. What `torch.compile` wraps runs compiled and is recorded at its edges; as a reference
+it runs without.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from __future__ import annotations
 import argparse
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from proctor.cli._launch import add_command, command_of
 from proctor.errors import UsageError
@@ -39,6 +40,7 @@ def add_recording(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--generate", metavar="SEED", type=int, nargs="?", const=0, help="generate parameters by name instead of taking the program's own"
     )
+    parser.add_argument("--eager", action="store_true", help="run what torch.compile wraps uncompiled, so that its inside is compared")
     parser.add_argument("--keep-inputs", action="store_true", help="use the program's own data (it always is; accepted for scripts)")
     parser.add_argument("--to-the-end", action="store_true", help="let the command finish instead of stopping it")
     parser.add_argument("--timeout", metavar="S", type=float, default=3600.0, help="end a command that takes longer (default 3600)")
@@ -53,27 +55,27 @@ def run(args: argparse.Namespace) -> int:
 
 
 def record(
-    args: argparse.Namespace, out: Path, command: Sequence[str], *, overwrite: bool, generate: int | None, reference: bool = False
+    args: argparse.Namespace, out: Path, command: Sequence[str], *, overwrite: bool, generate: int | None, reference: bool = False, **more: Any
 ) -> RunInfo:
-    """Record a command as the arguments say, with parameters generated from a seed or its own."""
+    """Record a command as the arguments say, with parameters generated from a seed or its own; `more` are arguments of `Recorder`."""
     from proctor.oracle.plan_toml import plan_of
     from proctor.oracle.record import Recorder
 
     if args.steps < 1 or args.samples < 0 or args.timeout <= 0:
         raise UsageError("--steps must be at least 1, --samples at least 0, --timeout more than 0")
     plan = plan_of(args.plan)
-    return Recorder(
-        out,
-        command,
-        steps=args.steps,
-        samples=args.samples,
-        plan=plan.to_json().decode() if plan is not None else "",
-        to_the_end=args.to_the_end,
-        timeout_s=args.timeout,
-        overwrite=overwrite,
-        reference=reference,
-        options={"generate": generate},
-    ).record()
+    given: dict[str, Any] = {  # Any: keyword arguments
+        "steps": args.steps,
+        "samples": args.samples,
+        "plan": plan.to_json().decode() if plan is not None else "",
+        "to_the_end": args.to_the_end,
+        "timeout_s": args.timeout,
+        "overwrite": overwrite,
+        "reference": reference,
+        "eager": args.eager,
+        "options": {"generate": generate},
+    }
+    return Recorder(out, command, **{**given, **more}).record()
 
 
 def describe(out: str | Path, info: RunInfo) -> str:

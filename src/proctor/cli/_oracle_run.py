@@ -58,9 +58,9 @@ def _record(
     cache = Path(args.cache)
     there = cache / f"reference-{_key(reference, args, generate)}"
     if args.again or not _complete(there):
-        _oracle_record.record(args, there, reference, overwrite=True, reference=True, generate=generate)
+        _oracle_record.record(args, there, reference, overwrite=True, reference=True, generate=generate, eager=True)
     here = cache / f"candidate-{_key(candidate, args, generate)}"
-    _oracle_record.record(args, here, candidate, overwrite=True, generate=generate)
+    _oracle_record.record(args, here, candidate, overwrite=True, generate=generate, samples=0)
     return Recording(there), Recording(here)
 
 
