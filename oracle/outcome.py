@@ -22,7 +22,7 @@ from proctor.oracle.verdicts import Verdict, conclude
 
 
 class Compared(NamedTuple):
-    """A comparison and what is said of it; `None` where a rank is missing."""
+    """What is said of a comparison, and the comparison itself: `None` where a rank is missing."""
 
     report: Report
     comparison: Comparison | None

@@ -7,10 +7,10 @@ order in which the rank stores them. To add one, put a file here:
     def mine(extent: int, parts: int, index: int, options: tuple[int, ...]) -> list[slice]:
         ...
 
-The parts of all indices must cover the dimension once (`merge` checks it). `options` are the whole numbers that a
-plan writes after the dimension, `"mine:0:3"`. A strategy that cannot be carried out for an extent raises `ValueError`
-with the reason; whoever knows the tensor's name adds it. Source: TTrace §4.1, "providing a function that maps the
-parallelization ranks to shard mappings".
+The parts of all indices must cover the dimension once, else there is no whole (`merge.join`). `options` are the whole
+numbers that a plan writes after the dimension, `"mine:0:3"`. A strategy that cannot be carried out for an extent raises
+`ValueError` with the reason; whoever knows the tensor's name adds it. Source: TTrace §4.1, "providing a function that
+maps the parallelization ranks to shard mappings".
 """
 
 from __future__ import annotations
