@@ -30,6 +30,7 @@ POLL_S: Final = 0.05
 STOP_S: Final = 5.0  # between asking the command to stop and ending it
 NATURAL_S: Final = 0.3  # a command that is nearly through may end by itself
 TAIL_LINES: Final = 3
+GIVEN: Final = "given"  # folder of a recording: what its runs get for their data
 
 _COMPILER_ERROR: Final = re.compile(r"torch\._(dynamo|inductor|functorch)\S*\.\w+(Error|Exception|Failed|Unsupported)\b|torch\._dynamo\.exc\.\w+")
 
@@ -48,6 +49,7 @@ class Recorder:
         reference: it can be trusted although it has several ranks, as a pipeline of a model that no device holds (TTrace §6.4).
         timeout_s: after which it is ended.
         options: further fields of `CollectConfig`.
+        given: folder with values for each rank that take the place of its data (`oracle/inputs.py`); kept with the recording.
 
     Attributes:
         until: when all of it is ended, by the monotonic clock.
@@ -69,6 +71,7 @@ class Recorder:
         reference: bool = False,
         eager: bool = False,
         options: Mapping[str, Any] | None = None,
+        given: Path | None = None,
     ) -> None:
         self.out, self.command, self.steps, self.samples = out, list(command), steps, samples
         self.to_the_end, self.timeout_s = to_the_end, timeout_s
@@ -76,6 +79,8 @@ class Recorder:
         generate = self.options.get("generate")
         self.info = RunInfo(SCHEMA, list(command), _program(command), steps=steps, plan=plan, generate=generate)
         _make(out, overwrite)
+        if given is not None:
+            shutil.copytree(given, out / GIVEN)
         write_json(out / "oracle.json", self.info)
 
     @classmethod
@@ -132,8 +137,13 @@ class Recorder:
         folder = self.out / "runs" / run
         shutil.rmtree(folder, ignore_errors=True)
         _writable(folder)
+        given = self.out / GIVEN
         config = CollectConfig(
-            folder=str(folder.resolve()), steps=self.steps, plan=self.info.plan, **{**self.options, **options}
+            folder=str(folder.resolve()),
+            steps=self.steps,
+            plan=self.info.plan,
+            given=str(given.resolve()) if given.is_dir() else "",
+            **{**self.options, **options},
         )
         boot = _write_boot(folder / "boot", config)
         environment = dict(os.environ)
@@ -238,6 +248,7 @@ def _make(out: Path, overwrite: bool) -> None:
         raise UsageError(f"{out} is not empty and not a recording", hint="choose another -o")
     try:
         shutil.rmtree(out / "runs", ignore_errors=True)
+        shutil.rmtree(out / GIVEN, ignore_errors=True)
         (out / "runs").mkdir(parents=True, exist_ok=True)
     except OSError as e:
         raise OracleError(f"{out}: cannot be written: {e.strerror or e}", hint="choose another -o") from None

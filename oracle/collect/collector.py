@@ -57,6 +57,7 @@ class Collector:
         self.writer: RankWriter | None = None
         self.info = ProcessInfo(rank=0, world=1, pid=os.getpid())
         self.force: Forced | None = None
+        self.given: Forced | None = None
         self.ops: OpRecorder | None = None
         self.replayed = Replayed(config.replay) if config.replay else None
         self._roots: list[nn.Module] = []
@@ -399,6 +400,8 @@ class Collector:
         self._record_parameters("param", lambda p: True)
         if self.config.force:
             self.force = Forced(self.config.force, self.info.rank)
+        if self.config.given:
+            self.given = Forced(self.config.given, self.info.rank)
         if self.info.rank in self.config.ops:
             self.ops = OpRecorder(self.config.ops[self.info.rank], self.config.ops_step, self._record_op)
 
@@ -565,6 +568,10 @@ class Collector:
         for i, (slot, x) in enumerate(zip(slots, leaves, strict=True)):
             if not isinstance(x, torch.Tensor):
                 continue
+            if self.given is not None and side == "input":
+                other = self.given(self._step, side, meta[0], slot, call, x)
+                changed = changed or other is not None
+                out[i] = x = x if other is None else other
             if not x.is_floating_point():
                 self._record(x, call=call, kind=side, meta=meta, slot=slot, recompute=again)
                 continue
@@ -577,6 +584,7 @@ class Collector:
         seed = self.config.noise
         sigma = UNIT_ROUNDOFF.get(x.dtype, 0.0) if side == "output" else FP8_SIGMA if name in self._fp8 else 0.0
         grad_sigma = UNIT_ROUNDOFF.get(x.dtype, 0.0) if side == "output" else 0.0
+        given = self.given if self.given is not None and self.given.holds(self._step, f"grad_{side}", name, slot, call) else None
 
         def on_value(value: torch.Tensor) -> torch.Tensor | None:
             other = None
@@ -588,9 +596,9 @@ class Collector:
             return other
 
         def on_grad(grad: torch.Tensor) -> torch.Tensor | None:
-            other = None
+            other = given(self._step, f"grad_{side}", name, slot, call, grad.detach()) if given is not None else None
             if seed is not None and grad_sigma:
-                other = noisy(grad.detach(), grad_sigma, seed, f"grad_{side}", name, slot, call)
+                other = noisy(grad.detach() if other is None else other, grad_sigma, seed, f"grad_{side}", name, slot, call)
             if not self._over:
                 self._record(grad if other is None else other, call=call, kind=f"grad_{side}", meta=meta, slot=slot)
             if self.force is not None and side == "output":
@@ -610,7 +618,7 @@ class Collector:
 
             return run
 
-        if seed is None and self.force is None and not (x.requires_grad and x.is_leaf):
+        if seed is None and self.force is None and given is None and not (x.requires_grad and x.is_leaf):
             safely(on_value)(x)
             return watched(x, safely(on_grad), own_edge=side == "input")
         return tap(x, safely(on_value), safely(on_grad))

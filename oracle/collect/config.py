@@ -17,6 +17,7 @@ class CollectConfig(msgspec.Struct, frozen=True):
         steps: optimizer updates to record.
         noise: seed of the noise sample; `None` records without noise.
         force: folder with the inputs and incoming gradients that modules are given (`oracle localise`); "" none.
+        given: folder with generated values that take the place of the program's data (`oracle/inputs.py`); "" none.
         fp8: modules that cast to 8-bit floats inside, found by an earlier run.
         watch_fp8: look for such casts.
         generate: seed of generated parameters; `None` keeps the user's.
@@ -32,6 +33,7 @@ class CollectConfig(msgspec.Struct, frozen=True):
     steps: int = 1
     noise: int | None = None
     force: str = ""
+    given: str = ""
     fp8: tuple[str, ...] = ()
     watch_fp8: bool = False
     generate: int | None = None

@@ -1,7 +1,7 @@
-"""Values of the reference that take the place of the candidate's own at the edges of its modules.
+"""Values that take the place of a program's own at the edges of its modules: one safetensors file a rank.
 
-Prepared by `oracle/localise.py`: one safetensors file a rank, whose keys name edge, module, slot and call. What crosses
-an edge is recorded before it is replaced, so that each module's own error is seen and none is passed on.
+Prepared by `oracle/localise.py` (the reference's values, for the candidate) and by `oracle/inputs.py` (generated data, for
+both sides). Keys name edge, module, slot and call.
 """
 
 from __future__ import annotations
@@ -34,8 +34,12 @@ class Forced:
         self._file: Any = safe_open(str(Path(folder) / f"rank{rank}.safetensors"), framework="pt")
         self._keys = set(self._file.keys())  # type: ignore[no-untyped-call]
 
+    def holds(self, step: int, kind: str, name: str, slot: str, call: int) -> bool:
+        """Whether there is a value for a place."""
+        return key_of(step, kind, name, slot, call) in self._keys
+
     def __call__(self, step: int, kind: str, name: str, slot: str, call: int, value: torch.Tensor) -> torch.Tensor | None:
-        """What is to be used instead of a value; `None` where the reference has nothing for it."""
+        """What is to be used instead of a value; `None` where there is nothing for it."""
         key = key_of(step, kind, name, slot, call)
         if key not in self._keys:
             return None

@@ -41,7 +41,7 @@ def add_recording(parser: argparse.ArgumentParser) -> None:
         "--generate", metavar="SEED", type=int, nargs="?", const=0, help="generate parameters by name instead of taking the program's own"
     )
     parser.add_argument("--eager", action="store_true", help="run what torch.compile wraps uncompiled, so that its inside is compared")
-    parser.add_argument("--keep-inputs", action="store_true", help="use the program's own data (it always is; accepted for scripts)")
+    parser.add_argument("--keep-inputs", action="store_true", help="use the program's own data (the default; accepted for scripts)")
     parser.add_argument("--to-the-end", action="store_true", help="let the command finish instead of stopping it")
     parser.add_argument("--timeout", metavar="S", type=float, default=3600.0, help="end a command that takes longer (default 3600)")
 

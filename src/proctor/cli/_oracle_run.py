@@ -2,21 +2,25 @@
 
 The reference's recording is kept under --cache (default .proctor-oracle) and used again while its command, the program's
 files and the options stay the same. Where the two do not begin with the same parameters, both are recorded again with
-generated ones.
+generated ones. With --generate-inputs runs that agree are recorded once more on generated data, which hide nothing.
 """
 
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import hashlib
-from collections.abc import Sequence
+import shutil
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from proctor.cli import _oracle_compare, _oracle_record
 from proctor.cli._launch import words
+from proctor.errors import OracleError, UsageError
 
 if TYPE_CHECKING:
+    from proctor.oracle.outcome import Compared
     from proctor.oracle.store import Recording
 
 
@@ -27,6 +31,11 @@ def prepare(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--cache", metavar="DIR", default=".proctor-oracle", help="where recordings are kept")
     parser.add_argument("--no-localise", action="store_true", help="do not look for the module when the runs differ")
     parser.add_argument("--again", action="store_true", help="record the reference again even if it is kept")
+    parser.add_argument(
+        "--generate-inputs", metavar="SEED", type=int, nargs="?", const=0,
+        help="compare on generated inputs as well, where the runs agree on the program's own: for data in which errors do not show",
+    )
+    parser.add_argument("--generate-gradients", action="store_true", help="with it: generated gradients of the model's output, instead of the loss's")
     _oracle_record.add_recording(parser)
     _oracle_compare.add_report(parser)
 
@@ -34,20 +43,63 @@ def prepare(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Do all of it; the exit code is that of the comparison."""
     from proctor.oracle.localise import localise
-    from proctor.oracle.outcome import Compared, record_and_compare
+    from proctor.oracle.outcome import record_and_compare
     from proctor.oracle.plan_toml import plan_of
 
+    if args.generate_inputs is not None and args.keep_inputs:
+        raise UsageError("--generate-inputs and --keep-inputs exclude each other")
+    if args.generate_gradients and args.generate_inputs is None:
+        raise UsageError("--generate-gradients goes with --generate-inputs")
     commands = [words(args.reference, "--reference"), words(args.candidate, "--candidate")]
     plan = plan_of(args.plan)
 
     def compare(reference: Recording, candidate: Recording) -> Compared:
         return _oracle_compare.compare(reference, candidate, plan, args)
 
-    report, comparison = record_and_compare(lambda seed: _record(args, *commands, generate=seed), compare, args.generate)
+    found = record_and_compare(lambda seed: _record(args, *commands, generate=seed), compare, args.generate)
+    if args.generate_inputs is not None and found.report.verdict.verdict != "different":
+        found = _on_generated_inputs(args, commands, found, compare)
+    report, comparison = found
     if report.verdict.verdict == "different" and comparison is not None and not args.no_localise:
         report = localise(report, comparison, commands[1], reference_command=commands[0], timeout_s=args.timeout)
     _oracle_compare.show(report, args)
     return report.verdict.exit_code
+
+
+def _on_generated_inputs(
+    args: argparse.Namespace, commands: Sequence[Sequence[str]], own: Compared, compare: Callable[[Recording, Recording], Compared]
+) -> Compared:
+    """Record both again with generated data, which are cut as the program's own are seen to be, and compare.
+
+    Args:
+        own: the comparison on the program's own data; it stands where nothing was mapped.
+        compare: two recordings.
+    """
+    import msgspec
+
+    from proctor.oracle.inputs import generate_inputs
+    from proctor.oracle.store import Recording
+
+    comparison = own.comparison
+    if comparison is None or next(comparison.shards(), None) is None:
+        return own
+    reference, candidate = comparison.reference.recording.path, comparison.candidate.path
+    folder = candidate.with_name(f"{candidate.name}-inputs")
+    shutil.rmtree(folder, ignore_errors=True)
+    notes = generate_inputs(comparison, args.generate_inputs, folder, gradients=args.generate_gradients)
+    there, here = reference.with_name(f"{reference.name}-generated"), candidate.with_name(f"{candidate.name}-generated")
+    seed = comparison.candidate.info.generate
+    try:
+        _oracle_record.record(args, there, commands[0], overwrite=True, generate=seed, reference=True, eager=True, given=folder / "reference")
+        _oracle_record.record(args, here, commands[1], overwrite=True, generate=seed, samples=0, given=folder / "candidate")
+    except OracleError as e:
+        raise OracleError(f"on generated inputs: {e.message}", hint=e.hint or "the program may need its own data: leave out --generate-inputs") from None
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+    found, before = compare(Recording(there), Recording(here)), own.report.verdict
+    said = (f"on the program's own data the runs are {before.verdict}: {before.reason}", *notes, *found.report.verdict.notes)
+    verdict = msgspec.structs.replace(found.report.verdict, notes=said)
+    return found._replace(report=dataclasses.replace(found.report, verdict=verdict))
 
 
 def _record(
