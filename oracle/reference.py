@@ -211,7 +211,9 @@ def telling(values: Array) -> int:
     """How many elements a norm is made of: (Σx²)²/Σx⁴, n for alike ones, 1 where one is far larger than all others."""
     squares = np.square(values.astype(np.float64).ravel())
     total = float(squares.sum())
-    return math.ceil(total / float(squares @ (squares / total))) if total > 0 and math.isfinite(total) else values.size
+    if not total > 0 or not math.isfinite(total):
+        return values.size
+    return math.ceil(total / float(squares @ (squares / total)) * (1 - 1e-9))  # rounding of the sums is no further element
 
 
 def _keyed(ranks: Mapping[int, RankRecord]) -> dict[Key, Entry]:

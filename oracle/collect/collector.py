@@ -99,9 +99,10 @@ class Collector:
         self._wrap(nn.Module, "__init__", self._constructed)
         self._wrap(nn.Module, "__call__", self._called)
         self._wrap(torch.autograd, "backward", self._backwards)
-        self._wrap(nn.utils, "clip_grad_norm_", self._clipped)
-        if getattr(nn.utils.clip_grad, "clip_grad_norm_", None) is not nn.utils.clip_grad_norm_:
-            self._wrap(nn.utils.clip_grad, "clip_grad_norm_", self._clipped)
+        for module in (nn.utils, nn.utils.clip_grad):
+            self._wrap(module, "clip_grad_norm_", self._clipped)
+            if hasattr(module, "clip_grads_with_norm_"):  # torch 2.6: by a norm that the program put together
+                self._wrap(module, "clip_grads_with_norm_", self._scaled)
         self._wrap(torch.optim.Optimizer, "zero_grad", self._zeroed)
         self._wrap(torch.optim.Optimizer, "__init__", self._made_optimizer)
         from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
@@ -298,6 +299,12 @@ class Collector:
         if not self._over and self._begun and isinstance(norm, torch.Tensor):
             self._guarded(self._after_clipping)(norm, args, kwargs)
         return norm
+
+    def _scaled(self, original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        if not self._over and self._begun:
+            args, kwargs = settings.listed(args, kwargs)
+            self._guarded(self._before_clipping)(args[0] if args else kwargs.get("parameters"))
+        return original(*args, **kwargs)
 
     def _after_clipping(self, norm: torch.Tensor, args: Any, kwargs: Any) -> None:
         value = float(self._scalar("grad_norm", norm))

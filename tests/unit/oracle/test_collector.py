@@ -257,3 +257,17 @@ def test_noise_is_of_one_rounding_and_repeatable(tmp_path: Path) -> None:
         error = np.linalg.norm(runs[run] - runs["clean"]) / np.linalg.norm(runs["clean"])
         assert 0.2 * 2**-24 < error < 3 * 2**-24
     assert not np.array_equal(runs["noise-0"], runs["noise-1"])
+
+
+def test_gradients_before_a_program_scales_them_by_a_norm_of_its_own(tmp_path: Path) -> None:
+    net = Net()
+    optimizer = sgd(net)
+
+    def train() -> None:
+        net(batch()).square().mean().backward()
+        torch.nn.utils.clip_grads_with_norm_(net.parameters(), 1e-3, torch.tensor(1.0))
+        optimizer.step()
+
+    rank = record(tmp_path / "r", net, train)
+    (before,), (after,) = (held(rank, "main_grad", "first.weight", slot=slot) for slot in ("unclipped", ""))
+    assert torch.allclose(torch.from_numpy(rank.array(before) * 1e-3), torch.from_numpy(rank.array(after).copy()), rtol=1e-4)

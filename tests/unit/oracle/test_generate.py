@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 torch = pytest.importorskip("torch")
 
 from torch import nn  # noqa: E402
 
+from proctor.oracle import trace  # noqa: E402
 from proctor.oracle.generate import generate_parameters  # noqa: E402
 from proctor.oracle.plan import Plan  # noqa: E402
+from proctor.oracle.store import Recording  # noqa: E402
 
 
 def whole(**shapes: tuple[int, ...]) -> dict[str, nn.Parameter]:
@@ -68,3 +72,18 @@ def test_a_shard_that_does_not_fit_is_said() -> None:
     before = made["w"].detach().clone()
     notes = generate_parameters(made.items(), 0, plan, 0, 2)
     assert len(notes) == 1 and "w: not generated" in notes[0] and torch.equal(made["w"], before)
+
+
+def test_an_optimizers_copy_follows_also_where_parameters_were_of_one_value(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Linear(4, 6), nn.LayerNorm(6), nn.Linear(6, 3))
+    flat = nn.Parameter(torch.cat([p.detach().flatten() for p in net.parameters()]))
+    optimizer = torch.optim.SGD([flat], lr=0.1)
+    with trace(net, tmp_path / "r", generate=3):
+        net(torch.randn(5, 4)).square().mean().backward()
+        assert net[1].weight.std() > 0
+        assert torch.equal(flat, torch.cat([p.flatten() for p in net.parameters()]))
+        flat.grad = torch.cat([p.grad.flatten() for p in net.parameters() if p.grad is not None])
+        optimizer.step()
+    taken = {e.name for e in Recording(tmp_path / "r").ranks()[0].entries if e.kind == "main_grad"}
+    assert taken == {n for n, _ in net.named_parameters()}

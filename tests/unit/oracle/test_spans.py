@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 pytest.importorskip("torch")
 
-from proctor.oracle.collect.spans import Span, find_spans
+from proctor.oracle.collect.spans import Gradients, Span, find_spans
 
 RNG = np.random.default_rng(0)
 
@@ -75,3 +75,29 @@ def test_whatever_is_placed_is_right(sizes: list[int], ranks: int, seed: int) ->
     whole = np.concatenate(list(values.values()))
     flats = [part for part in np.array_split(whole, ranks) if part.size >= 16]
     assert covered([find_spans([f], values)[0] for f in flats], flats, values) >= sum(f.size for f in flats) * 0.5
+
+
+def test_gradients_tell_parameters_of_one_value_apart() -> None:
+    values = parameters(40, 16, 16, 30, constant=(1, 2))
+    values["p2"] = values["p1"].copy()
+    grads = {name: RNG.standard_normal(v.size).astype(np.float32) for name, v in values.items()}
+    flats = [values["p2"], values["p3"]]
+    by_order = find_spans(flats, values)
+    assert [[s.name for s in spans] for spans in by_order] == [["p1"], ["p3"]]
+    told = find_spans(flats, values, Gradients([grads["p2"], grads["p3"]], grads))
+    assert [[s.name for s in spans] for spans in told] == [["p2"], ["p3"]]
+
+
+def test_a_place_that_gradients_contradict_is_none() -> None:
+    values = parameters(40, 16, constant=(1,))
+    grads = {name: RNG.standard_normal(v.size).astype(np.float32) for name, v in values.items()}
+    stranger = RNG.standard_normal(16).astype(np.float32)
+    assert [s.name for s in find_spans([values["p0"], values["p1"]], values, Gradients([grads["p0"], None], grads))[1]] == ["p1"]
+    assert find_spans([values["p0"], values["p1"]], values, Gradients([grads["p0"], stranger], grads))[1] == []
+
+
+def test_gradients_that_are_never_the_parameters_own_say_nothing() -> None:
+    values = parameters(40, 16, constant=(1,))
+    grads = {name: RNG.standard_normal(v.size).astype(np.float32) for name, v in values.items()}
+    summed = Gradients([2 * grads["p0"], 2 * grads["p1"]], grads)  # as after a reduction over ranks
+    assert [[s.name for s in spans] for spans in find_spans(list(values.values()), values, summed)] == [["p0"], ["p1"]]
