@@ -83,7 +83,7 @@ class Naming:
         return self._module(name) if entry.kind != "scalar" else name
 
     def module(self, path: str) -> str:
-        """Of a module."""
+        """The canonical path of a module."""
         return self._module(self.planned(path))
 
     def planned(self, name: str) -> str:

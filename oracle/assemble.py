@@ -230,7 +230,7 @@ class Assembler:
         name = key[3]
         if kind in PARAMETERS:
             found = self.plan.param_layout(name)
-        elif kind == "scalar":
+        elif kind not in ACTIVATIONS:
             found = None
         else:
             found = self.plan.activation_layout(name, kind, entry.slot)

@@ -20,13 +20,15 @@ from proctor.errors import OracleError
 from proctor.oracle._replicas import same_bits
 from proctor.oracle.align import PARAMETERS, Calls, Naming, count_calls, deal_calls, kept_names, name_tensors
 from proctor.oracle.assemble import GRADIENTS, LIKE, REPLICA_AXES, Assembler, Piece
+from proctor.oracle.choices import Choices, digest_of, undecided
 from proctor.oracle.difference import compare
+from proctor.oracle.dropouts import Dropouts
 from proctor.oracle.dtypes import as_float
 from proctor.oracle.mesh import Mesh, rank_text
 from proctor.oracle.plan import Plan
 from proctor.oracle.reference import Key, Reference, constant, slot_text
 from proctor.oracle.scalars import judge_scalars
-from proctor.oracle.store import Entry, RankRecord, Recording
+from proctor.oracle.store import CLEAN, EAGER, REPLAYED, Entry, RankRecord, Recording
 from proctor.oracle.tensor_judge import TensorJudge
 from proctor.oracle.tolerance import Mode
 from proctor.oracle.verdicts import (
@@ -50,17 +52,20 @@ class Comparison:
         candidate: what is judged.
         plan: how the candidate lies on its mesh; what it does not say is found by content.
         mode: `all` (noise everywhere, M = 3) or `paper` (noise on the input, M = 5).
-        run: of the candidate; `forced` is that of `localise`.
+        run: of the candidate; `forced` is that of `localise`, "" the one with the reference's choices where there is one.
     """
 
     def __init__(
-        self, reference: Recording, candidate: Recording, plan: Plan | None = None, mode: Mode = "all", run: str = "clean"
+        self, reference: Recording, candidate: Recording, plan: Plan | None = None, mode: Mode = "all", run: str = ""
     ) -> None:
-        self.candidate, self.ranks = candidate, candidate.ranks(run)
+        self.reference, self.candidate = Reference(reference), candidate
+        if not run:
+            replayed = REPLAYED in candidate.runs() and candidate.info.replayed == digest_of(self.reference)
+            run = REPLAYED if replayed else CLEAN
+        self.ranks = candidate.ranks(run)
         plan = plan if plan is not None else _read_off(self.ranks)
         self.plan = plan
         self.mode = mode
-        self.reference = Reference(reference)
         self.notes: list[str] = [f"candidate: {n}" for n in candidate.info.notes] + [f"reference: {n}" for n in reference.info.notes]
         self.unchecked: list[str] = []
         self.mesh = plan.mesh if plan is not None else Mesh()
@@ -76,6 +81,8 @@ class Comparison:
         self._counts: dict[int, dict[str, int]] = {}
         self._pieces: dict[Key, list[tuple[int, Entry]]] = {}
         self.assembler = Assembler(self.reference, self.ranks, self.coords, self._calls, plan, self._pieces)
+        self.choices = Choices(self.reference, self.assembler, replayed=run not in (CLEAN, EAGER))
+        self._dropout = (reference.info.dropout, candidate.info.dropout)
         self._tensors = TensorJudge(self.reference, self.assembler, mode, alone=run == "forced")
 
     # -- the whole ------------------------------------------------------------------------------------------
@@ -86,17 +93,7 @@ class Comparison:
         Raises:
             OracleError: the recordings cannot be compared at all.
         """
-        unusable = self.reference.problem(self.mode)
-        if unusable:
-            return conclude([], notes=self.notes, inconclusive=unusable)
-        self.notes += self.reference.notes
-        parameters = self.reference.parameters()
-        taken = set().union(*(kept_names(parameters, record, self.plan, self.coords[rank]) for rank, record in self.ranks.items()))
-        for rank, record in self.ranks.items():
-            self._naming[rank] = name_tensors(parameters, record, self.plan, self.coords[rank], taken)
-        self._say_names()
-        self._index()
-        different = self._start()
+        different = self.prepare()
         if different:
             return different
         tensors: list[TensorVerdict] = []
@@ -108,9 +105,27 @@ class Comparison:
             if verdict is not None:
                 tensors.append(verdict)
             replicas += conflicts
-        tensors += judge_scalars(self.reference, self.assembler)
+        tensors += [*self.choices.judge(), *self._dropouts().judge(), *judge_scalars(self.reference, self.assembler)]
+        self.unchecked += self.choices.unchecked
         tensors += self._tensors.recomputed(self._naming)
         return self._conclude(tensors, replicas)
+
+    def prepare(self) -> Verdict | None:
+        """Find out what is what; a verdict where that shows already that nothing can be said."""
+        unusable = self.reference.problem(self.mode)
+        if unusable:
+            return conclude([], notes=self.notes, inconclusive=unusable)
+        self.notes += self.reference.notes
+        parameters = self.reference.parameters()
+        taken = set().union(*(kept_names(parameters, record, self.plan, self.coords[rank]) for rank, record in self.ranks.items()))
+        for rank, record in self.ranks.items():
+            self._naming[rank] = name_tensors(parameters, record, self.plan, self.coords[rank], taken)
+        self._say_names()
+        self._index()
+        return self._start() or self._dropped_alike()
+
+    def _dropouts(self) -> Dropouts:
+        return Dropouts(self.reference, self.assembler, lambda rank, path: self._naming[rank].module(path), self._counts)
 
     def _allow_casts(self) -> None:
         """Casts to 8 bits get their own tolerance only where the first of them falls out otherwise than in the reference.
@@ -138,6 +153,8 @@ class Comparison:
         wanted = any(k[2] == "main_grad" for k in self.reference.order)
         judged = any(t.kind == "main_grad" and t.verdict != "unmapped" for t in tensors)
         lacking = "no gradient of the candidate could be compared" if wanted and not judged else ""
+        if not self.choices.replayed and not replicas:
+            lacking = lacking or undecided(self.choices.parted, [t for t in tensors if failing(t)])
         found = conclude(tensors, replicas, unchecked=self.unchecked, notes=self.notes, inconclusive=lacking)
         if found.verdict != "different":
             return found
@@ -269,6 +286,17 @@ class Comparison:
         reason = f"the two runs do not begin with the same parameters ({names}; {share:.0%} of them): "
         reason += "record both with --generate, or say in a plan how they are cut"
         return msgspec.structs.replace(conclude([], unchecked=self.unchecked, notes=self.notes, inconclusive=reason), alike=False)
+
+    def _dropped_alike(self) -> Verdict | None:
+        """Dropout must have been recorded in the same way on both sides."""
+        dropouts = self._dropouts()
+        theirs, mine = (word or "draw" for word in self._dropout)
+        if theirs != mine and dropouts.active():
+            word = f"dropout was recorded with --dropout {theirs} in the reference and {mine} in the candidate"
+            return conclude([], unchecked=self.unchecked, notes=self.notes, inconclusive=f"{word}: record both alike")
+        if theirs == "keep" and (kept := dropouts.kept()):
+            self.unchecked.append(f"dropout masks of {kept} module{'s' if kept > 1 else ''}: everything is kept while it is recorded; probabilities are compared")
+        return None
 
     def _gradient_scale(self) -> float:
         """By what the candidate's gradients of activations differ as a whole: its loss may be an average over other parts.

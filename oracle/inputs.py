@@ -27,7 +27,7 @@ import numpy.typing as npt
 from proctor.errors import OracleError
 from proctor.oracle.assemble import PARTIAL, Piece
 from proctor.oracle.check import Comparison
-from proctor.oracle.collect.forced import key_of
+from proctor.oracle.collect.config import key_of
 from proctor.oracle.dtypes import as_float, is_floating
 from proctor.oracle.locate import FITS, Index, take
 from proctor.oracle.reference import Key, Reference, slot_text

@@ -19,7 +19,7 @@ import numpy as np
 
 from proctor.oracle.assemble import GRADIENTS, PARTIAL, Piece
 from proctor.oracle.check import Comparison
-from proctor.oracle.collect.forced import key_of
+from proctor.oracle.collect.config import key_of
 from proctor.oracle.dtypes import as_float, from_float, is_floating
 from proctor.oracle.inside import name_operation
 from proctor.oracle.locate import FITS, take
@@ -31,6 +31,7 @@ from proctor.oracle.scalars import UNCLIPPED
 from proctor.oracle.uncompiled import blame_compiler, compiles
 from proctor.oracle.verdicts import Culprit, TensorVerdict, Verdict, failing, flow
 
+DECISIONS: Final = ("choice", "dropout")
 _GIVEN: Final = frozenset({"float64", "float32", "float16", "bfloat16"})  # types of values that modules can be given
 
 
@@ -72,7 +73,7 @@ def localise(
         forced = Comparison(comparison.reference.recording, candidate, comparison.plan, comparison.mode, run="forced")
         alone = isolate_updates(forced, forced.run())
         found, note = culprit(report.verdict, alone), ""
-        if found is not None:
+        if found is not None and not found.decision:
             step = next((t.step for t in alone.tensors if failing(t)), 0)
             found, note = name_operation(comparison, candidate, found, step, (reference_command, command), folder, timeout_s=timeout_s)
         return _with(report, found, note)
@@ -91,11 +92,14 @@ def culprit(found: Verdict, alone: Verdict) -> Culprit | None:
     missing = next((t for t in wrong if t.verdict == "missing" and t.kind == "param"), None)
     if missing is not None:
         return Culprit(missing.name.rpartition(".")[0], "model", missing.source, f"the candidate has no parameter {missing.name}")
-    for kinds, direction in ((("input", "output"), "forward"), (GRADIENTS, "backward")):
+    for kinds, direction in ((("input", "output", "score", *DECISIONS), "forward"), (GRADIENTS, "backward")):
         first = next((t for t in wrong if t.kind in kinds), None)
         if first is None:
             continue
-        inside = first.kind in ("output", "grad_input")
+        if first.kind in DECISIONS:
+            said = f"{first.name or 'the model'}{' chooses otherwise' if first.kind == 'choice' else ''}: {first.note}"
+            return Culprit(first.name, direction, first.source, said, first.ratio, decision=first.kind)
+        inside = first.kind in ("output", "grad_input", "score")
         module = first.name if inside else first.name.rpartition(".")[0]
         what = "gives another result" if direction == "forward" else "gives another gradient of its input"
         if not inside:
@@ -154,6 +158,7 @@ def _noting(verdict: Verdict, note: str) -> Verdict:
 
 def _write(comparison: Comparison, folder: Path) -> int:
     """Write for every rank what its modules are to be given; returns how many values."""
+    import torch
     from safetensors.torch import save_file
 
     files: dict[int, dict[str, Any]] = {rank: {} for rank in comparison.ranks}
@@ -172,9 +177,12 @@ def _write(comparison: Comparison, folder: Path) -> int:
                 values = values * comparison.assembler.gradient_scale
             call = piece.entry.call + comparison.ranks[piece.rank].dry.get(step, 0)
             files[piece.rank][key_of(step, kind, piece.entry.name, piece.entry.slot, call)] = _tensor(values, piece.entry.dtype)
+    count = sum(map(len, files.values()))
+    for rank, name, chosen in comparison.choices.values():
+        files[rank][name] = torch.from_numpy(chosen.copy())
     for rank, tensors in files.items():
         save_file(tensors, str(folder / f"rank{rank}.safetensors"))
-    return sum(map(len, files.values()))
+    return count
 
 
 def _certain(comparison: Comparison, key: Key) -> Sequence[Piece]:

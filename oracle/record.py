@@ -22,6 +22,7 @@ from typing import Any, Final
 import msgspec
 
 from proctor.errors import OracleError, UsageError
+from proctor.oracle.choices import write_own
 from proctor.oracle.collect.config import CollectConfig
 from proctor.oracle.store import CLEAN, EAGER, SCHEMA, ProcessInfo, Recording, RunInfo, write_json
 
@@ -76,8 +77,8 @@ class Recorder:
         self.out, self.command, self.steps, self.samples = out, list(command), steps, samples
         self.to_the_end, self.timeout_s = to_the_end, timeout_s
         self.options, self.reference, self.eager = dict(options or {}), reference, eager
-        generate = self.options.get("generate")
-        self.info = RunInfo(SCHEMA, list(command), _program(command), steps=steps, plan=plan, generate=generate)
+        generate, dropout = self.options.get("generate"), self.options.setdefault("dropout", "keep")
+        self.info = RunInfo(SCHEMA, list(command), _program(command), steps=steps, plan=plan, generate=generate, dropout=dropout)
         _make(out, overwrite)
         if given is not None:
             shutil.copytree(given, out / GIVEN)
@@ -89,7 +90,7 @@ class Recorder:
         made = cls.__new__(cls)
         made.out, made.command, made.info = recording.path, list(command), recording.info
         made.reference, made.eager = False, True
-        made.steps, made.samples, made.options = recording.info.steps, 0, {}
+        made.steps, made.samples, made.options = recording.info.steps, 0, {"dropout": recording.info.dropout or "draw"}
         made.to_the_end, made.timeout_s = False, timeout_s
         return made
 
@@ -112,25 +113,40 @@ class Recorder:
             jobs += [(f"noise-{k}", {"noise": k}) for k in range(self.samples)]
             if fp8:
                 jobs += [(f"strict-{k}", {"noise": k, "fp8": ()}) for k in range(self.samples)]
-            with ThreadPoolExecutor(max_workers=max(1, min(len(jobs), _cpus()))) as pool:
-                for done in [pool.submit(self.once, name, **{"fp8": fp8, **more}) for name, more in jobs]:
-                    done.result()
+            chosen = self.out / "choices"
+            common = {"fp8": fp8, "decisions": str(chosen.resolve()) if self._write_choices(chosen) else ""}
+            try:
+                with ThreadPoolExecutor(max_workers=max(1, min(len(jobs), _cpus()))) as pool:
+                    for done in [pool.submit(self.once, name, **{**common, **more}) for name, more in jobs]:
+                        done.result()
+            finally:
+                shutil.rmtree(chosen, ignore_errors=True)
             self.info.samples = self.samples
         write_json(self.out / "oracle.json", self.info)
         return self.info
 
+    def _write_choices(self, folder: Path) -> bool:
+        """Keep what the first run chose for the others; not of a capsule's step, whose job chose by itself."""
+        if self.options.get("replay"):
+            return False
+        return write_own(Recording(self.out).ranks(), folder) > 0
+
     def _first(self) -> list[ProcessInfo]:
-        """The run as the user wrote it; without `torch.compile` where the compiler fails."""
+        """The run as the user wrote it; without `torch.compile` where the compiler fails, or compiled code drops by chance."""
         if self.eager:
             return self.once(CLEAN, watch_fp8=True)
         try:
-            return self.once(CLEAN, watch_fp8=True, compiled=True)
+            ranks = self.once(CLEAN, watch_fp8=True, compiled=True)
+            if self.options["dropout"] != "keep" or not any(rank.random for rank in ranks):
+                return ranks
+            why = "compiled code draws random numbers, and dropout can be kept from dropping only outside of it"
         except OracleError:
-            why = _compiler_error(self.out / "runs" / CLEAN / "output.log")
-            if not why:
+            said = _compiler_error(self.out / "runs" / CLEAN / "output.log")
+            if not said:
                 raise
-            self.info.notes.append(f"torch.compile failed, so the program ran without it: {why}")
-            return self.once(CLEAN, watch_fp8=True)
+            why = f"torch.compile failed: {said}"
+        self.info.notes.append(f"the program ran without torch.compile: {why}")
+        return self.once(CLEAN, watch_fp8=True)
 
     def once(self, run: str, **options: Any) -> list[ProcessInfo]:
         """Run the command once; returns what its ranks said."""

@@ -33,7 +33,7 @@ _CROSSING: Final = ("input", "output", "grad_input", "grad_output")
 
 # Phases of a step, earlier ones first.
 RANKING = {
-    "param": 0, "input": 1, "output": 1, "scalar": 2, "grad_output": 3, "grad_input": 3, "main_grad": 4, "opt_state": 5, "param_after": 6,
+    "param": 0, "input": 1, "output": 1, "score": 1, "choice": 1, "scalar": 2, "grad_output": 3, "grad_input": 3, "main_grad": 4, "opt_state": 5, "param_after": 6,
 }  # fmt: skip
 
 
@@ -126,6 +126,8 @@ class Reference:
             entry, other = self.entries[key], again.get(key)
             if other is None:
                 return f"the reference is not deterministic: its second run has no {key[2]} {key[3]}"
+            if key[2] == "choice":
+                continue  # by scores that are compared
             a, b = self.array(entry), self.again[self.owner[key]].array(other)
             if a.shape != b.shape or a.dtype != b.dtype:
                 return f"the reference is not deterministic: {key[2]} {key[3]} has another shape in its second run"
@@ -165,6 +167,17 @@ class Reference:
         if found is not None and difference.error > found.absolute and (few := telling(self.floats(entry))) < difference.n:
             found = self._estimate.tolerance(place, msgspec.structs.replace(difference, n=few), entry.dtype, fp8=fp8, signal=signal)
         return found if found is not None else tolerance(0.0, difference.size, entry.dtype, key[2], n=difference.n, mode=mode, fp8=fp8)
+
+    def largest(self, key: Key) -> float:
+        """By how much an element of a tensor moved at most in the noise samples; infinite where that is not known."""
+        entry, worst = self.entries[key], -1.0
+        mine = np.ascontiguousarray(self.array(entry))
+        for ranks, keyed in zip(self.samples, self._others, strict=True):
+            other = keyed.get(key)
+            if other is not None and other.shape == entry.shape and other.dtype == entry.dtype:
+                moved = np.ascontiguousarray(ranks[self.owner[key]].array(other))
+                worst = max(worst, compare(moved, mine, entry.dtype).max_diff)
+        return worst if worst >= 0 else math.inf
 
     def slopes(self, key: Key, dim: int, parts: int) -> tuple[list[float], int]:
         """Mean over the noise samples of each part's squared slope, and how many samples there are."""

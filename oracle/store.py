@@ -5,7 +5,8 @@
     DIR/runs/<run>/rank<r>/data-00000.safetensors      at most `SHARD_BYTES` of tensors, or one larger tensor
     DIR/runs/<run>/rank<r>/process.json                rank, world, notes; `done` once everything was recorded
 
-Runs are `clean`, `eager` (without `torch.compile`, of a program that compiles), `again` (the reference a second time), `noise-<k>` and, of programs with 8-bit casts, `strict-<k>`. Readers take these files as data from a
+Runs are `clean`, `eager` (without `torch.compile`, of a program that compiles), `replayed` (the candidate with the reference's choices),
+`again` (the reference a second time), `noise-<k>` and, of programs with 8-bit casts, `strict-<k>`. Readers take these files as data from a
 stranger: names are checked, sizes limited, nothing is unpickled. bfloat16 and the 8-bit floats, which numpy lacks, come
 as unsigned integers of their width beside the name of their type.
 """
@@ -31,10 +32,11 @@ from proctor.oracle.mesh import rank_text
 SCHEMA: Final = 1
 CLEAN: Final = "clean"
 EAGER: Final = "eager"
+REPLAYED: Final = "replayed"
 SHARD_BYTES: Final = 64 * 1024 * 1024
 MAX_INDEX_BYTES: Final = 2 * 1024**3
 MAX_HEADER_BYTES: Final = 256 * 1024 * 1024
-RUN_NAME: Final = re.compile(r"clean|again|eager|forced|ops|(noise|strict)-\d{1,3}")
+RUN_NAME: Final = re.compile(r"clean|again|eager|replayed|forced|ops|(noise|strict)-\d{1,3}")
 
 _DATA_NAME: Final = re.compile(r"data-\d{5}\.safetensors")
 _RANK_NAME: Final = re.compile(r"rank(\d{1,7})")
@@ -70,8 +72,8 @@ class Entry(msgspec.Struct, frozen=True):
     Attributes:
         step: optimizer updates before it.
         call: how often its module had been called in this step (the microbatch); of its rank.
-        kind: `input`, `output`, `grad_input`, `grad_output`, `param` (before the step), `main_grad` (as the optimizer
-            takes it), `param_after`, `opt_state`, `scalar`.
+        kind: `input`, `output`, `grad_input`, `grad_output`, `score` and `choice` (what a module chose by, and which; along the last
+            dimension), `param` (before the step), `main_grad` (as the optimizer takes it), `param_after`, `opt_state`, `scalar`.
         name: path of the module or parameter, without wrappers such as DDP's `module.`.
         slot: place in nested inputs and outputs; name of an optimizer state.
         source: `file:line` of the module's forward.
@@ -135,6 +137,26 @@ class Clip(msgspec.Struct, frozen=True):
     params: list[str]
 
 
+class Draw(msgspec.Struct, frozen=True):
+    """A call that drops elements by chance, or would if its probability were not 0.
+
+    Attributes:
+        step, call, module: where; of its rank.
+        slot: what does it, and which of the module's it is.
+        p: probability of being dropped; 0 where it is switched off.
+        mask: digest of what was drawn, "" where that is not known.
+        recompute: while activations were computed again.
+    """
+
+    step: int
+    call: int
+    module: str
+    slot: str
+    p: float
+    mask: str = ""
+    recompute: bool = False
+
+
 class ProcessInfo(msgspec.Struct):
     """One rank of one run."""
 
@@ -147,14 +169,20 @@ class ProcessInfo(msgspec.Struct):
     notes: list[str] = []
     fp8: list[str] = []
     plan: str = ""
-    decisions: dict[str, int] = {}
+    draws: list[Draw] = []
     groups: list[OptimizerGroup] = []
     clips: list[Clip] = []
     compiled: list[str] = []
+    random: bool = False
 
 
 class RunInfo(msgspec.Struct):
-    """`oracle.json`."""
+    """`oracle.json`.
+
+    Attributes:
+        dropout: `keep` where it kept everything, `draw` where it was left alone; "" in older recordings, which left it alone.
+        replayed: digest of the reference's choices that the run `replayed` was given.
+    """
 
     schema: int
     command: list[str]
@@ -166,6 +194,8 @@ class RunInfo(msgspec.Struct):
     plan: str = ""
     notes: list[str] = []
     exit_code: int | None = None
+    dropout: str = ""
+    replayed: str = ""
 
 
 class RankRecord:

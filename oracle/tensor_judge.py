@@ -62,6 +62,8 @@ class TensorJudge:
         """The verdict of a tensor of the reference, `None` where none is due, and replicas of it that are wrong."""
         target = self.reference.entries[key]
         step, call, kind, name, slot = key
+        if kind == "choice":
+            return None, []  # see `choices`
         if kind == "scalar":
             return None, []  # see `scalars`; what a loss is averaged over is the program's business, and gradients tell whether it is right
         if kind == "param" and step == 0:

@@ -28,6 +28,7 @@ from proctor.oracle.plan_toml import plan_of
 from proctor.oracle.ranks import command_of
 from proctor.oracle.record import SAMPLES, Recorder
 from proctor.oracle.report import Report, renderer
+from proctor.oracle.rerun import replay_choices
 from proctor.oracle.store import Recording
 from proctor.oracle.tolerance import Mode
 from proctor.oracle.verdicts import Verdict
@@ -93,7 +94,9 @@ def assert_equivalent(
                 Recorder(
                     home / name, command, samples=samples if trusted else 0, eager=eager or trusted, **options, options={"generate": seed}
                 ).record()
-            return Recording(home / "reference"), Recording(home / "candidate")
+            both = Recording(home / "reference"), Recording(home / "candidate")
+            replay_choices(*both, given, commands[1], timeout_s=timeout_s)
+            return both
 
         def compare(one: Recording, other: Recording) -> Compared:
             return compare_recordings(one, other, given, mode=mode)

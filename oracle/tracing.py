@@ -7,7 +7,7 @@
     print(proctor.oracle.compare("reference", "candidate").reason)
 
 What `proctor oracle record` writes, without its start-up hook: the models are named, and ranks are those of
-torch.distributed. Nothing stays behind in the process, and values are the same with and without it.
+torch.distributed. Nothing stays behind in the process, and values are the same with and without it, but for dropout (`dropout`).
 """
 
 from __future__ import annotations
@@ -21,15 +21,25 @@ import shutil
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, Literal
 
 import msgspec
 
 from proctor.errors import OracleError, UsageError
+from proctor.oracle.choices import write_own
 from proctor.oracle.collect.config import CollectConfig
 from proctor.oracle.plan import Plan
 from proctor.oracle.plan_toml import plan_of
-from proctor.oracle.store import CLEAN, RUN_NAME, SCHEMA, ProcessInfo, Recording, RunInfo, write_json
+from proctor.oracle.store import (
+    CLEAN,
+    RUN_NAME,
+    SCHEMA,
+    ProcessInfo,
+    RankRecord,
+    Recording,
+    RunInfo,
+    write_json,
+)
 
 if TYPE_CHECKING:
     from torch import nn
@@ -48,6 +58,7 @@ def trace(
     steps: int = 1,
     run: str = "clean",
     generate: int | None = None,
+    dropout: Literal["keep", "draw"] = "keep",
     overwrite: bool = True,
     eager: bool = False,
 ) -> Iterator[None]:
@@ -60,6 +71,7 @@ def trace(
         steps: optimizer updates that are recorded; what comes after them is not.
         run: `clean`; `again` and `noise-0`, … are further runs of a reference (`trace_reference`).
         generate: seed of generated parameters that take the place of the model's own.
+        dropout: `keep`: in these steps it keeps everything, since masks cannot be alike on both sides; `draw`: it is left alone.
         overwrite: replace what this rank recorded there before.
         eager: what `torch.compile` wraps runs uncompiled, as it does in all runs but `clean`.
 
@@ -79,12 +91,12 @@ def trace(
     found, where = plan_of(plan), position()
     text = found.to_json().decode() if found is not None else ""
     folder = _make(Path(out), run, int(where["rank"]), int(where["world"]), overwrite=overwrite)
-    noise = int(run.partition("-")[2]) if run.startswith("noise-") else None
+    chosen, noise = _chosen(folder, int(where["rank"])), int(run.partition("-")[2]) if run.startswith("noise-") else None
     eager = eager or run != CLEAN
     collector = _collector(
         CollectConfig(
             folder=str(folder.resolve()), steps=steps, noise=noise, generate=generate, plan=text,
-            fp8=_fp8(folder.parent, int(where["rank"])), watch_fp8=run == CLEAN,
+            fp8=_fp8(folder.parent, int(where["rank"])), watch_fp8=run == CLEAN, dropout=dropout, decisions=chosen,
             compiled=not eager,
         )
     )
@@ -97,11 +109,13 @@ def trace(
         collector.info.notes.append("the traced block was ended by an exception")
         collector.abandon()
         with contextlib.suppress(OracleError):
-            _describe(Path(out), text, collector.info, steps, generate)
+            _describe(Path(out), text, collector.info, steps, generate, dropout)
         raise
     collector.end()
+    if chosen:
+        shutil.rmtree(chosen, ignore_errors=True)
     info = collector.info
-    _describe(Path(out), text, info, steps, generate)
+    _describe(Path(out), text, info, steps, generate, dropout)
     if not info.done:
         why = info.notes[-1] if info.notes else "no module of the model was called for training inside the with statement"
         raise OracleError(f"{folder}: rank {info.rank}: {why}")
@@ -115,6 +129,7 @@ def trace_reference(
     samples: int = SAMPLES,
     steps: int = 1,
     generate: int | None = None,
+    dropout: Literal["keep", "draw"] = "keep",
 ) -> None:
     """Record a reference in this process: once, once more, and with noise, from the same state each time.
 
@@ -124,7 +139,7 @@ def trace_reference(
         optimizers: and schedulers, gradient scalers: what `step` changes and `state_dict` tells.
         out: directory of the recording; what was there is replaced.
         samples: runs with noise.
-        steps, generate: as of `trace`.
+        steps, generate, dropout: as of `trace`.
 
     Raises:
         as `trace`.
@@ -143,7 +158,7 @@ def trace_reference(
         for one in models:
             one.zero_grad(set_to_none=True)
         _set_random_state(draws)
-        with trace(models, out, steps=steps, run=run, generate=generate, eager=True):
+        with trace(models, out, steps=steps, run=run, generate=generate, dropout=dropout, eager=True):
             step()
 
 
@@ -184,12 +199,21 @@ def _fp8(runs: Path, rank: int) -> tuple[str, ...]:
     return tuple(map(str, found))
 
 
-def _describe(out: Path, plan: str, rank: ProcessInfo, steps: int, generate: int | None) -> None:
+def _chosen(folder: Path, rank: int) -> str:
+    """What this rank chose in the clean run, which the others repeat; "" where there is nothing."""
+    clean = folder.parent / "clean" / f"rank{rank}"
+    if folder.name == "clean" or not (clean / "process.json").is_file():
+        return ""
+    where = folder / f"choices{rank}"
+    return str(where.resolve()) if write_own({rank: RankRecord(clean)}, where) else ""
+
+
+def _describe(out: Path, plan: str, rank: ProcessInfo, steps: int, generate: int | None, dropout: str) -> None:
     """Write `oracle.json`, on one rank."""
     if rank.rank != 0:
         return
     program = Path(sys.argv[0]).name or "python"
-    info = RunInfo(SCHEMA, list(sys.argv), program, world=rank.world, steps=steps, generate=generate, plan=plan)
+    info = RunInfo(SCHEMA, list(sys.argv), program, world=rank.world, steps=steps, generate=generate, plan=plan, dropout=dropout)
     write_json(out / "oracle.json", info)
     info.samples = len(Recording(out).noise())
     write_json(out / "oracle.json", info)

@@ -41,7 +41,7 @@ COMPARED: Final = frozenset({"ok", "warn", "bad", "no-power", "nonfinite"})
 
 # Phases of a step in the order of its dataflow; a tensor of a later one depends on those of the earlier.
 _PHASES: Final = {
-    "param": 0, "input": 1, "output": 1, "grad_output": 3, "grad_input": 3, "main_grad": 4, "scalar": 4, "opt_state": 5, "param_after": 6,
+    "param": 0, "input": 1, "output": 1, "score": 1, "choice": 1, "dropout": 1, "grad_output": 3, "grad_input": 3, "main_grad": 4, "scalar": 4, "opt_state": 5, "param_after": 6,
 }  # fmt: skip
 
 
@@ -119,6 +119,7 @@ class Culprit(msgspec.Struct, frozen=True):
         text: one sentence.
         ratio: its own error over tolerance.
         operation: inside the module the first one that differs and its `file:line`; "" where none was found.
+        decision: what it decides otherwise, a kind of tensor; "" where it computes something else.
     """
 
     module: str
@@ -127,6 +128,7 @@ class Culprit(msgspec.Struct, frozen=True):
     text: str
     ratio: float = math.inf
     operation: str = ""
+    decision: str = ""
 
 
 class Verdict(msgspec.Struct, frozen=True, kw_only=True):

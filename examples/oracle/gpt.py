@@ -15,9 +15,10 @@ DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
 
 class Attention(nn.Module):
-    def __init__(self, width, heads):
+    def __init__(self, width, heads, dropout=0.0):
         super().__init__()
         self.head_dim = width // heads
+        self.dropout = dropout
         self.qkv = nn.Linear(width, 3 * width)
         self.proj = nn.Linear(width, width)
 
@@ -27,7 +28,8 @@ class Attention(nn.Module):
         return per_head.unbind(3)
 
     def attend(self, query, key, value):
-        return F.scaled_dot_product_attention(query, key, value, is_causal=True)
+        dropout = self.dropout if self.training else 0.0
+        return F.scaled_dot_product_attention(query, key, value, dropout_p=dropout, is_causal=True)
 
     def forward(self, x):
         context = self.attend(*self.split_heads(self.qkv(x)))
@@ -45,39 +47,41 @@ class MLP(nn.Module):
 
 
 class Block(nn.Module):
-    def __init__(self, width, heads):
+    def __init__(self, width, heads, dropout=0.0):
         super().__init__()
         self.norm1 = nn.LayerNorm(width)
-        self.attention = Attention(width, heads)
+        self.attention = Attention(width, heads, dropout)
         self.norm2 = nn.LayerNorm(width)
         self.mlp = MLP(width)
+        self.dropout = dropout
 
     def forward(self, x):
-        x = x + self.attention(self.norm1(x))
-        return x + self.mlp(self.norm2(x))
+        x = x + F.dropout(self.attention(self.norm1(x)), self.dropout, self.training)
+        return x + F.dropout(self.mlp(self.norm2(x)), self.dropout, self.training)
 
 
 class Embedding(nn.Module):
-    def __init__(self, vocab, width, context):
+    def __init__(self, vocab, width, context, dropout=0.0):
         super().__init__()
         self.word = nn.Embedding(vocab, width)
         self.position = nn.Embedding(context, width)
+        self.drop = nn.Dropout(dropout) if dropout else nn.Identity()
 
     def positions(self, tokens):
         return torch.arange(tokens.shape[1])[None]
 
     def forward(self, tokens):
-        return self.word(tokens) + self.position(self.positions(tokens))
+        return self.drop(self.word(tokens) + self.position(self.positions(tokens)))
 
 
 class GPT(nn.Module):
     """The layers are held by their global index, so a pipeline stage that keeps some of them keeps their names."""
 
-    def __init__(self, vocab, width, heads, layers, context, tied=False, recompute=False):
+    def __init__(self, vocab, width, heads, layers, context, tied=False, recompute=False, dropout=0.0):
         super().__init__()
         self.recompute = recompute
-        self.embedding = Embedding(vocab, width, context)
-        self.layers = nn.ModuleDict({str(i): Block(width, heads) for i in range(layers)})
+        self.embedding = Embedding(vocab, width, context, dropout)
+        self.layers = nn.ModuleDict({str(i): Block(width, heads, dropout) for i in range(layers)})
         self.norm = nn.LayerNorm(width)
         self.head = nn.Linear(width, vocab, bias=False)
         self.tied = tied
@@ -113,7 +117,7 @@ def initialise(model, layers):
 def build(args):
     """The whole model on one device, from the seed alone: every rank and the reference start from the same values."""
     torch.manual_seed(args.seed)
-    model = GPT(args.vocab, args.width, args.heads, args.layers, args.context, args.tied, args.recompute)
+    model = GPT(args.vocab, args.width, args.heads, args.layers, args.context, args.tied, args.recompute, args.dropout)
     initialise(model, args.layers)
     return model.to(DTYPES[args.dtype])
 
@@ -146,5 +150,6 @@ def add_arguments(parser: argparse.ArgumentParser):
     parser.add_argument("--heads", type=int, default=4)
     parser.add_argument("--layers", type=int, default=2)
     parser.add_argument("--context", type=int, default=16)
+    parser.add_argument("--dropout", type=float, default=0.0, help="of embeddings, attention and residuals")
     parser.add_argument("--tied", action="store_true", help="the head uses the weight of the word embedding")
     parser.add_argument("--recompute", action="store_true", help="activation checkpointing of every block")

@@ -56,7 +56,7 @@ def program(args):
 
 def features(args):
     """Words for what a configuration does, of which `needs` and `unless` are made."""
-    found = {word for word in ("sp", "fsdp", "zero", "tied", "recompute") if getattr(args, word, False)}
+    found = {word for word in ("sp", "fsdp", "zero", "tied", "recompute", "dropout") if getattr(args, word, False)}
     if args.microbatches > 1:
         found.add("accumulation")
     if hasattr(args, "mesh"):
@@ -429,7 +429,75 @@ def tied_grad_not_summed(job):
     job.sum_tied = False
 
 
+# Dropout
+
+@mistake(r"layers\.{k}\.attention(\..*)?", needs="dropout")
+def dropout_probability(job):
+    """The attention of one layer drops a fifth more than it should."""
+    for block in middle(job):
+        block.attention.dropout *= 1.2
+
+
+@mistake(r"layers\.{k}(\..*)?", needs="dropout")
+def dropout_missing(job):
+    """The residuals of one layer are not dropped."""
+    for block in middle(job):
+        block.dropout = 0.0
+
+
+@mistake(r"embedding(\.drop)?(\..*)?", programs={"parallel_gpt"}, needs="dropout tp", unless="sp")
+def masks_of_each_rank(job):
+    """Ranks of tp drop other elements of the embeddings, which all of them hold."""
+    job.before_steps.append(lambda job: torch.manual_seed(job.tp_rank))
+
+
+@mistake(r"layers\.{k}(\..*)?", needs="dropout recompute")
+def masks_not_restored(job):
+    """Recomputation of a block draws new masks."""
+    for block in middle(job):
+        original = block.forward
+
+        def forward(x, original=original):
+            if torch._C._current_graph_task_id() != -1:                 # inside a backward pass
+                torch.rand(1)
+            return original(x)
+
+        block.forward = forward
+
+
 # Experts
+
+@mistake(r"layers\.{k}\.mlp(\..*)?", programs={"switch_moe"}, needs="ep")
+def scores_over_tokens(job):
+    """The router's softmax is over tokens, where it should be over experts."""
+    for block in middle(job):
+        block.mlp.scores = lambda x, moe=block.mlp: moe.router(x).float().softmax(0)
+
+
+@mistake(r"layers\.{k}\.mlp(\..*)?", programs={"switch_moe"}, needs="ep")
+def one_expert_a_token(job):
+    """A token is given to one expert, not to two."""
+    for block in middle(job):
+        block.mlp.choose = lambda probabilities: probabilities.topk(1, -1)
+
+
+@mistake(r"layers\.{k}\.mlp(\..*)?", programs={"switch_moe"}, needs="ep")
+def least_likely_experts(job):
+    """Tokens go to the experts that fit worst."""
+    for block in middle(job):
+        block.mlp.choose = lambda probabilities: probabilities.topk(2, -1, largest=False)
+
+
+@mistake(r"layers\.{k}\.mlp(\..*)?", programs={"switch_moe"}, needs="ep")
+def expert_off_by_one(job):
+    """Tokens go to the expert after the one that was chosen."""
+    for block in middle(job):
+        def choose(probabilities):
+            weights, chosen = probabilities.topk(2, -1)
+            return weights, (chosen + 1) % probabilities.shape[-1]
+
+        block.mlp.choose = choose
+
 
 @mistake(r"layers\.\d+\.mlp\.router(\..*)?", programs={"switch_moe"}, needs="ep")
 def router_not_averaged(job):

@@ -51,10 +51,16 @@ class MoE(nn.Module):
     def keep_own(self):
         self.experts = nn.ModuleDict({str(i): self.experts[str(i)] for i in self.own})
 
+    def scores(self, x):
+        return self.router(x).float().softmax(-1)
+
+    def choose(self, probabilities):
+        return probabilities.topk(2, -1)
+
     def route(self, x):
         """tokens [T, width] → expert indices and weights, each [T, 2]."""
-        probabilities = self.router(x).float().softmax(-1)
-        weights, chosen = probabilities.topk(2, -1)
+        probabilities = self.scores(x)
+        weights, chosen = self.choose(probabilities)
         load = torch.bincount(chosen.flatten(), minlength=self.count).float() / chosen.numel()
         if self.reduce_load:
             dist.all_reduce(load)
@@ -93,7 +99,7 @@ class MoE(nn.Module):
         chosen, weights = self.route(tokens)
         order = chosen.flatten().argsort(stable=True)
         counts = torch.bincount(chosen.flatten(), minlength=self.count)
-        outputs = self.dispatch(tokens[order // 2], counts)[order.argsort()]
+        outputs = self.dispatch(tokens[order // chosen.shape[1]], counts)[order.argsort()]
         return (outputs.view(*chosen.shape, self.width) * weights[..., None]).sum(1).view_as(x)
 
 
@@ -116,7 +122,7 @@ class Job:
         """The whole model from the seed, as every rank and the reference make it; then only the own experts of it."""
         args = self.args
         torch.manual_seed(args.seed)
-        model = gpt.GPT(args.vocab, args.width, args.heads, args.layers, args.context, args.tied, args.recompute)
+        model = gpt.GPT(args.vocab, args.width, args.heads, args.layers, args.context, args.tied, args.recompute, args.dropout)
         for block in model.layers.values():
             block.mlp = MoE(args.width, args.experts, self.rank, self.world)
         gpt.initialise(model, args.layers)

@@ -28,6 +28,7 @@ from torch.utils import _pytree as pytree
 
 from proctor.oracle.collect import settings, spans
 from proctor.oracle.collect.config import CollectConfig
+from proctor.oracle.collect.decisions import Decisions, Place
 from proctor.oracle.collect.forced import Forced
 from proctor.oracle.collect.ops import OpRecorder
 from proctor.oracle.collect.regions import Edge, Regions, skip_frames, unseen
@@ -36,7 +37,7 @@ from proctor.oracle.collect.roots import Modules, Names, is_torch_module, local_
 from proctor.oracle.collect.taps import FP8_SIGMA, UNIT_ROUNDOFF, noisy, recomputing, tap, watched
 from proctor.oracle.collect.updates import shaken
 from proctor.oracle.frameworks import framework_of
-from proctor.oracle.store import DTYPES, ProcessInfo, RankWriter
+from proctor.oracle.store import DTYPES, Draw, ProcessInfo, RankWriter
 
 _DTYPES = {getattr(torch, name): name for name in DTYPES}
 _GRADS = ("main_grad", "grad")
@@ -58,6 +59,8 @@ class Collector:
         self.info = ProcessInfo(rank=0, world=1, pid=os.getpid())
         self.force: Forced | None = None
         self.given: Forced | None = None
+        self.choices: Forced | None = None
+        self.decisions = Decisions(self, keep_all=config.dropout == "keep" and not config.replay)
         self.ops: OpRecorder | None = None
         self.replayed = Replayed(config.replay) if config.replay else None
         self._roots: list[nn.Module] = []
@@ -73,6 +76,7 @@ class Collector:
         self._boundary = False  # the forward that begins is that of the next step
         self._calls: dict[str, int] = {}
         self._recomputes: dict[str, int] = {}
+        self._metas: dict[str, tuple[str, str, str]] = {}  # name → name, class and source of a module
         self._running: list[tuple[str, int, bool]] = []  # modules that run now: name, call, recompute
         self._taken: set[tuple[int, str]] = set()  # main gradients of this step
         self._spans: dict[int, list[spans.Span]] = {}
@@ -99,6 +103,7 @@ class Collector:
         self._wrap(nn.Module, "__init__", self._constructed)
         self._wrap(nn.Module, "__call__", self._called)
         self._wrap(torch.autograd, "backward", self._backwards)
+        self.decisions.install(self._wrap)
         for module in (nn.utils, nn.utils.clip_grad):
             self._wrap(module, "clip_grad_norm_", self._clipped)
             if hasattr(module, "clip_grads_with_norm_"):  # torch 2.6: by a norm that the program put together
@@ -207,6 +212,21 @@ class Collector:
             self._guarded(self._outermost)(module)
             if self.replayed is not None and self._begun and not self._boundary and not self._over:
                 self._guarded(self.replayed.call)(args, kwargs)
+            return self._deciding(original, module, *args, **kwargs)
+        return self._called_inside(original, module, *args, **kwargs)
+
+    def _deciding(self, original: Callable[..., Any], module: nn.Module, *args: Any, **kwargs: Any) -> Any:
+        """An outermost call, whose decisions are seen; in compiled code nothing of ours may stand, so only that it draws is."""
+        if self.regions.on and torch.compiler.is_compiling():
+            return self._called_inside(original, module, *args, **kwargs)
+        if not self.regions.names:
+            return self.decisions.around(self._called_inside, original, module, *args, **kwargs)
+        before = torch.random.default_generator.get_state()
+        output = self._called_inside(original, module, *args, **kwargs)
+        self.info.random |= not torch.equal(before, torch.random.default_generator.get_state())
+        return output
+
+    def _called_inside(self, original: Callable[..., Any], module: nn.Module, *args: Any, **kwargs: Any) -> Any:
         edge = self.regions.edges.get(id(module))
         if edge is None or self.regions.running or self._over:
             return original(module, *args, **kwargs)
@@ -409,6 +429,7 @@ class Collector:
             self.force = Forced(self.config.force, self.info.rank)
         if self.config.given:
             self.given = Forced(self.config.given, self.info.rank)
+        self.choices = Forced(self.config.decisions, self.info.rank) if self.config.decisions else self.force
         if self.info.rank in self.config.ops:
             self.ops = OpRecorder(self.config.ops[self.info.rank], self.config.ops_step, self._record_op)
 
@@ -448,6 +469,7 @@ class Collector:
         self._step += 1
         self._stepped = self._backward = self._cleared = False
         self._calls, self._recomputes, self._taken, self._after, self._losses = {}, {}, set(), set(), 0
+        self.decisions.next_step()
         if self._step >= self.config.steps:
             self._finish(done=True)
         elif self.writer is not None:
@@ -486,7 +508,7 @@ class Collector:
         if isinstance(module, torch.jit.ScriptModule):
             self.info.notes.append(f"{name}: a TorchScript module is not looked into")
             return
-        meta = _meta(name, module)
+        meta = self._metas[name] = _meta(name, module)
         key = f"{name}\0{id(module)}"  # chunks of one model count their calls apart
 
         def before(_: nn.Module, args: Any, kwargs: Any) -> Any:
@@ -629,6 +651,34 @@ class Collector:
             safely(on_value)(x)
             return watched(x, safely(on_grad), own_edge=side == "input")
         return tap(x, safely(on_value), safely(on_grad))
+
+    # -- decisions ------------------------------------------------------------------------------------------
+
+    def recording(self) -> bool:
+        """Whether a step is being recorded."""
+        return self._begun and not self._over and not self._trial and self.writer is not None
+
+    def place(self) -> Place | None:
+        """The innermost module that runs; of those that are computed again, only while a backward pass is running."""
+        if not self._running or self._running[-1][2] != recomputing():
+            return None
+        return Place(*self._running[-1])
+
+    def keep(self, tensor: torch.Tensor, kind: str, place: Place, slot: str) -> None:
+        """Record what a module chose, and by what."""
+        self._record(tensor, call=place.call, kind=kind, meta=self._metas[place.name], slot=slot)
+
+    def told(self, place: Place, slot: str, own: torch.Tensor) -> torch.Tensor | None:
+        """The reference's choice in the place of a module's own."""
+        return self.choices(self._step, "choice", place.name, slot, place.call, own) if self.choices is not None else None
+
+    def drawn(self, place: Place, slot: str, p: float, digest: str) -> None:
+        """Note that elements are dropped."""
+        self.info.draws.append(Draw(self._step, place.call, place.name, slot, p, digest, place.again))
+
+    def fail(self, error: Exception) -> None:
+        """Recording failed; the program goes on."""
+        self._fail(error)
 
     # -- parameters, gradients, optimizers ------------------------------------------------------------------
 

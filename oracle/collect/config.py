@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import msgspec
@@ -18,6 +19,8 @@ class CollectConfig(msgspec.Struct, frozen=True):
         noise: seed of the noise sample; `None` records without noise.
         force: folder with the inputs and incoming gradients that modules are given (`oracle localise`); "" none.
         given: folder with generated values that take the place of the program's data (`oracle/inputs.py`); "" none.
+        decisions: folder with the choices that modules make instead of their own; "" none.
+        dropout: `keep`: it keeps everything while a step is recorded; `draw`: it is left alone.
         fp8: modules that cast to 8-bit floats inside, found by an earlier run.
         watch_fp8: look for such casts.
         generate: seed of generated parameters; `None` keeps the user's.
@@ -34,6 +37,8 @@ class CollectConfig(msgspec.Struct, frozen=True):
     noise: int | None = None
     force: str = ""
     given: str = ""
+    decisions: str = ""
+    dropout: str = "keep"
     fp8: tuple[str, ...] = ()
     watch_fp8: bool = False
     generate: int | None = None
@@ -54,3 +59,8 @@ def read_config(path: Path) -> CollectConfig:
         return msgspec.json.decode(path.read_bytes(), type=CollectConfig)
     except (OSError, msgspec.MsgspecError) as e:
         raise OracleError(f"{path}: {e}") from None
+
+
+def key_of(step: int, kind: str, name: str, slot: str, call: int) -> str:
+    """How a value that a process is given (`force`, `decisions`) is called in its rank's file."""
+    return json.dumps([step, kind, name, slot, call])

@@ -6,18 +6,13 @@ both sides). Keys name edge, module, slot and call.
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
 import torch
 
+from proctor.oracle.collect.config import key_of
 from proctor.oracle.collect.roots import local_of
-
-
-def key_of(step: int, kind: str, name: str, slot: str, call: int) -> str:
-    """How a replacement is called in the file."""
-    return json.dumps([step, kind, name, slot, call])
 
 
 class Forced:

@@ -14,6 +14,9 @@ __all__ = ["clean", "count", "ranges"]
 KINDS: Final = {
     "input": "input",
     "output": "output",
+    "score": "scores",
+    "choice": "routing",
+    "dropout": "dropout",
     "grad_output": "gradient of the output",
     "grad_input": "gradient of the input",
     "param": "parameter before the step",
@@ -78,7 +81,7 @@ def rank_list(numbers: Sequence[int], limit: int = 8) -> str:
 
 def error(tensor: TensorVerdict) -> str:
     """How wrong it is, as one sentence without a full stop."""
-    if tensor.verdict in ("missing", "shape", "unmapped"):
+    if tensor.verdict in ("missing", "shape", "unmapped") or tensor.kind in ("choice", "dropout"):
         return tensor.note
     if tensor.verdict == "nonfinite":
         return "NaN or infinity where the other side has none"

@@ -87,7 +87,7 @@ def _first(tensor: TensorVerdict, to: Console) -> None:
         ("module", f"{place or 'the model itself'}{f' ({tensor.cls})' if tensor.cls else ''}" if tensor.kind != "scalar" else ""),
         ("where", tensor.source),
         ("error", error(tensor)),
-        ("how", tensor.note if tensor.verdict not in ("missing", "shape") else ""),
+        ("how", tensor.note if tensor.note != error(tensor) else ""),
         ("held by", f"{rank_list(tensor.ranks)}{f', {tensor.layout}' if tensor.layout else ''}" if tensor.ranks or tensor.layout else ""),
     ]
     for label, text in rows:

@@ -10,6 +10,7 @@ import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from proctor.cli._launch import words
 from proctor.errors import OracleError
 
 if TYPE_CHECKING:
@@ -24,6 +25,8 @@ def prepare(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("reference", metavar="REF")
     parser.add_argument("candidate", metavar="CAND")
     parser.add_argument("--plan", metavar="PLAN", help="how the candidate is cut (default: the plan it was recorded with)")
+    parser.add_argument("--command", metavar="CMD", help="the candidate's: runs again with the reference's routing where its own fell out otherwise")
+    parser.add_argument("--timeout", metavar="S", type=float, default=3600.0, help="end that command if it takes longer (default 3600)")
     add_report(parser)
 
 
@@ -38,11 +41,15 @@ def add_report(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Compare two recordings and show the outcome."""
     from proctor.oracle.outcome import plan_for
+    from proctor.oracle.rerun import replay_choices
     from proctor.oracle.store import Recording
 
     reference, candidate = Recording(Path(args.reference)), Recording(Path(args.candidate))
+    plan = plan_for(candidate, args.plan)
+    if args.command is not None:
+        replay_choices(reference, candidate, plan, words(args.command, "--command"), timeout_s=args.timeout)
     next_steps = [f"proctor oracle localise {args.reference} {args.candidate} --command …"]
-    report, _ = compare(reference, candidate, plan_for(candidate, args.plan), args, next_steps=next_steps)
+    report, _ = compare(reference, candidate, plan, args, next_steps=next_steps)
     show(report, args)
     return report.verdict.exit_code
 

@@ -41,6 +41,10 @@ def add_recording(parser: argparse.ArgumentParser) -> None:
         "--generate", metavar="SEED", type=int, nargs="?", const=0, help="generate parameters by name instead of taking the program's own"
     )
     parser.add_argument("--eager", action="store_true", help="run what torch.compile wraps uncompiled, so that its inside is compared")
+    parser.add_argument(
+        "--dropout", choices=("keep", "draw"), default="keep",
+        help="keep: it keeps everything in the recorded steps, and its probabilities are compared (default); draw: leave it alone",
+    )
     parser.add_argument("--keep-inputs", action="store_true", help="use the program's own data (the default; accepted for scripts)")
     parser.add_argument("--to-the-end", action="store_true", help="let the command finish instead of stopping it")
     parser.add_argument("--timeout", metavar="S", type=float, default=3600.0, help="end a command that takes longer (default 3600)")
@@ -73,7 +77,7 @@ def record(
         "overwrite": overwrite,
         "reference": reference,
         "eager": args.eager,
-        "options": {"generate": generate},
+        "options": {"generate": generate, "dropout": args.dropout},
     }
     return Recorder(out, command, **{**given, **more}).record()
 

@@ -45,6 +45,7 @@ def run(args: argparse.Namespace) -> int:
     from proctor.oracle.localise import localise
     from proctor.oracle.outcome import record_and_compare
     from proctor.oracle.plan_toml import plan_of
+    from proctor.oracle.rerun import replay_choices
 
     if args.generate_inputs is not None and args.keep_inputs:
         raise UsageError("--generate-inputs and --keep-inputs exclude each other")
@@ -54,6 +55,7 @@ def run(args: argparse.Namespace) -> int:
     plan = plan_of(args.plan)
 
     def compare(reference: Recording, candidate: Recording) -> Compared:
+        replay_choices(reference, candidate, plan, commands[1], timeout_s=args.timeout)
         return _oracle_compare.compare(reference, candidate, plan, args)
 
     found = record_and_compare(lambda seed: _record(args, *commands, generate=seed), compare, args.generate)
@@ -130,7 +132,7 @@ def _complete(path: Path) -> bool:
 def _key(command: Sequence[str], args: argparse.Namespace, generate: int | None) -> str:
     """Changes with the command, with the Python files beside the program, and with what is recorded."""
     digest = hashlib.blake2b(digest_size=8)
-    for part in (*command, str(args.steps), str(args.samples), str(generate)):
+    for part in (*command, str(args.steps), str(args.samples), str(generate), args.dropout):
         digest.update(part.encode(errors="surrogateescape") + b"\0")
     folders = {Path(word).resolve().parent for word in command if word.endswith(".py") and Path(word).is_file()}
     for folder in sorted(folders):

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from proctor.oracle.check import Comparison
-from proctor.oracle.compare import compare
+from proctor.oracle.difference import compare
 from proctor.oracle.reference import telling
 
 

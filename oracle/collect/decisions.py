@@ -1,0 +1,332 @@
+"""What a module decides while it runs: which entries of its scores it chooses, and what it drops by chance.
+
+A function mode sees the calls that decide. A *choice* (`topk`, `argmax`, `sort`, …, of floating-point scores) is recorded with its scores,
+and is replaced by the reference's where that is given: values are gathered there, so gradients flow as they would have.
+*Dropout* keeps every element while a step is recorded, since masks cannot be alike on both sides; its probability is
+noted. The mask that would have been used is still drawn, so that generators go on as without us, and of it a digest is
+kept: replicas, and recomputation, must draw the same one. Source: TTrace §4.3 (what is not deterministic is made so), findings §3.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import inspect
+from collections.abc import Callable, Mapping
+from typing import Any, Final, NamedTuple, Protocol
+
+import torch
+import torch.nn.functional as F
+from torch.overrides import TorchFunctionMode, _get_current_function_mode_stack
+from torch.utils import _pytree as pytree
+
+from proctor.oracle.collect.roots import local_of
+from proctor.oracle.collect.taps import recomputing
+
+MAX_SCORES: Final = 1 << 22  # elements; larger ones are no router's: attention scores, logits over a vocabulary
+DIGEST_BYTES: Final = 8
+ENGINE: Final = "_engine_run_backward"  # of torch.autograd: what `backward` and `grad` call, since 2.2
+
+
+class Place(NamedTuple):
+    """The module that runs: its canonical name and call, and whether it is computed again in a backward pass."""
+
+    name: str
+    call: int
+    again: bool
+
+
+class Host(Protocol):
+    """What decisions need of a collector."""
+
+    def place(self) -> Place | None:
+        """The innermost module that runs and is recorded; `None` outside of all."""
+
+    def recording(self) -> bool:
+        """Whether a step is being recorded."""
+
+    def keep(self, tensor: torch.Tensor, kind: str, place: Place, slot: str) -> None:
+        """Record a tensor."""
+
+    def told(self, place: Place, slot: str, own: torch.Tensor) -> torch.Tensor | None:
+        """The reference's choice in the place of a module's own."""
+
+    def drawn(self, place: Place, slot: str, p: float, digest: str) -> None:
+        """Note that elements are dropped."""
+
+    def fail(self, error: Exception) -> None:
+        """Say that recording failed; the program goes on."""
+
+
+class _Argument(NamedTuple):
+    """An argument of a function by position and by name, with what it is where it is not given."""
+
+    at: int
+    name: str
+    default: Any = None
+
+    def of(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
+        return args[self.at] if len(args) > self.at else kwargs.get(self.name, self.default)
+
+    def put(self, args: tuple[Any, ...], kwargs: Mapping[str, Any], value: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        if len(args) > self.at:
+            return (*args[: self.at], value, *args[self.at + 1 :]), dict(kwargs)
+        return args, {**kwargs, self.name: value}
+
+
+class _Dropout(NamedTuple):
+    """How a function is told what to drop.
+
+    Args:
+        name: of its slot.
+        p: its probability.
+        training: whether it drops at all; `None` if it always does.
+        elementwise: its result for ones tells the mask.
+    """
+
+    name: str
+    p: _Argument
+    training: _Argument | None = None
+    elementwise: bool = True
+
+
+class _Choice(NamedTuple):
+    """How a function is told where to choose: along `dim`, of `None` in all elements."""
+
+    name: str
+    dim: _Argument
+
+
+_INPUT: Final = _Argument(0, "input")
+
+
+def _python(function: Any, name: str, p: str = "p", *, elementwise: bool = True) -> _Dropout:
+    parameters = inspect.signature(function).parameters
+    places = list(parameters)
+    p_at, training_at = places.index(p), places.index("training")
+    return _Dropout(
+        name, _Argument(p_at, p, parameters[p].default), _Argument(training_at, "training", parameters["training"].default), elementwise
+    )
+
+
+_DROPOUTS: Final[dict[Any, _Dropout]] = {
+    **{
+        function: _python(function, "dropout")
+        for function in (F.dropout, F.dropout1d, F.dropout2d, F.dropout3d, F.alpha_dropout, F.feature_alpha_dropout)
+    },
+    **{
+        function: _Dropout("dropout", _Argument(1, "p"), _Argument(2, "train"))
+        for function in (torch.dropout, torch.dropout_, torch.native_dropout, torch.alpha_dropout, torch.alpha_dropout_, torch.feature_dropout)
+    },
+    F.scaled_dot_product_attention: _Dropout("attention", _Argument(4, "dropout_p", 0.0), None, elementwise=False),
+    F.multi_head_attention_forward: _python(F.multi_head_attention_forward, "attention", "dropout_p", elementwise=False),
+}
+_RECURRENT: Final = (torch.lstm, torch.gru, torch.rnn_tanh, torch.rnn_relu)
+_BERNOULLI: Final = (torch.bernoulli, torch.Tensor.bernoulli, torch.Tensor.bernoulli_)
+_CHOICES: Final[dict[Any, _Choice]] = {
+    torch.topk: _Choice("topk", _Argument(2, "dim", -1)),
+    torch.Tensor.topk: _Choice("topk", _Argument(2, "dim", -1)),
+    torch.argmax: _Choice("argmax", _Argument(1, "dim")),
+    torch.Tensor.argmax: _Choice("argmax", _Argument(1, "dim")),
+    torch.argmin: _Choice("argmin", _Argument(1, "dim")),
+    torch.Tensor.argmin: _Choice("argmin", _Argument(1, "dim")),
+    torch.max: _Choice("max", _Argument(1, "dim")),
+    torch.Tensor.max: _Choice("max", _Argument(1, "dim")),
+    torch.min: _Choice("min", _Argument(1, "dim")),
+    torch.Tensor.min: _Choice("min", _Argument(1, "dim")),
+    torch.sort: _Choice("sort", _Argument(1, "dim", -1)),
+    torch.Tensor.sort: _Choice("sort", _Argument(1, "dim", -1)),
+    torch.argsort: _Choice("argsort", _Argument(1, "dim", -1)),
+    torch.Tensor.argsort: _Choice("argsort", _Argument(1, "dim", -1)),
+}
+_SEEN: Final = frozenset((*_DROPOUTS, *_RECURRENT, *_BERNOULLI, *_CHOICES))
+
+
+class Decisions(TorchFunctionMode):  # type: ignore[misc]
+    """Sees what decides, in the modules of one process.
+
+    Args:
+        host: the collector.
+        keep_all: dropout keeps everything while a step is recorded.
+    """
+
+    def __init__(self, host: Host, *, keep_all: bool) -> None:
+        super().__init__()
+        self._host, self._keep_all = host, keep_all
+        self._counts: dict[tuple[Place, str], int] = {}
+        self._answers: dict[bytes, torch.Tensor] = {}  # what was chosen for these scores, for when they are computed again
+
+    def install(self, wrap: Callable[[Any, str, Callable[..., Any]], None]) -> None:
+        """See what is computed again in a backward pass; `backward` itself is no place for it, as it suspends the mode that calls it.
+
+        Args:
+            wrap: has calls of an attribute go through a function.
+        """
+        if hasattr(torch.autograd, ENGINE):
+            wrap(torch.autograd, ENGINE, self.around)
+        else:
+            self._keep_all = False  # recomputation would drop what the first pass kept
+
+    def around(self, call: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        """Call a function whose decisions are seen, unless somebody further out does so already."""
+        if not self._host.recording() or any(mode is self for mode in _get_current_function_mode_stack()):
+            return call(*args, **kwargs)
+        with self:
+            return call(*args, **kwargs)
+
+    def next_step(self) -> None:
+        """Calls are counted by step."""
+        self._counts.clear()
+        self._answers.clear()
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        if func not in _SEEN or not self._host.recording():
+            return func(*args, **kwargs)
+        place = self._host.place()
+        if place is None and not recomputing():
+            return func(*args, **kwargs)
+        choice = _CHOICES.get(func)
+        if choice is not None:
+            result = func(*args, **kwargs)
+            other = self._safely(lambda: self._chosen(choice, place, args, kwargs, result))
+            return result if other is None else other
+        instead = self._safely(lambda: self._dropped(func, place, args, kwargs))
+        if instead is None:
+            return func(*args, **kwargs)
+        return instead()
+
+    def _safely(self, look: Callable[[], Any]) -> Any:
+        try:
+            return look()
+        except Exception as e:  # noqa: BLE001 - the user's program goes on
+            self._host.fail(e)
+            return None
+
+    def _slot(self, place: Place, name: str) -> str:
+        number = self._counts.get((place, name), 0)
+        self._counts[place, name] = number + 1
+        return f"{name}.{number}"
+
+    # -- dropout --------------------------------------------------------------------------------------------
+
+    def _dropped(self, func: Any, place: Place | None, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Callable[[], Any] | None:
+        """What is to be done instead of dropping; `None` where the call is left as it is."""
+        if func in _BERNOULLI:
+            return self._bernoulli(func, place, args, kwargs)
+        how = _recurrent(args) if func in _RECURRENT else _DROPOUTS.get(func)
+        p = how.p.of(args, kwargs) if how is not None else None
+        if how is None or not isinstance(p, int | float):
+            return None
+        acts = p > 0 and (how.training is None or bool(how.training.of(args, kwargs)))
+        if not acts or not self._keep_all:
+            self._note(place, how.name, float(p) if acts else 0.0, "")
+            return None
+        like = _ones(args, kwargs) if how.elementwise else pytree.tree_map(_detached, (args, kwargs))
+        with torch.no_grad():
+            mask = func(*like[0], **like[1])
+        self._note(place, how.name, float(p), _digest(mask, how.elementwise))
+        put, more = how.p.put(args, kwargs, 0.0)
+        return lambda: func(*put, **more)
+
+    def _bernoulli(self, func: Any, place: Place | None, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Callable[[], Any] | None:
+        """Draws with one probability of staying: a path or an element that is kept by chance."""
+        stays, x = _Argument(1, "p", 0.5 if func is torch.Tensor.bernoulli_ else None).of(args, kwargs), _INPUT.of(args, kwargs)
+        if not isinstance(stays, float) or not 0.0 < stays < 1.0 or kwargs.get("out") is not None:
+            return None
+        if not self._keep_all:
+            self._note(place, "bernoulli", 1.0 - stays, "")
+            return None
+        like = _ones(args, kwargs)
+        with torch.no_grad():
+            mask = func(*like[0], **like[1])
+        self._note(place, "bernoulli", 1.0 - stays, _digest(mask, elementwise=True))
+        return (lambda: x.fill_(1)) if func is torch.Tensor.bernoulli_ else lambda: torch.ones_like(x)
+
+    def _note(self, place: Place | None, name: str, p: float, digest: str) -> None:
+        if place is not None:
+            self._host.drawn(place, self._slot(place, name), p, digest)
+
+    # -- choices --------------------------------------------------------------------------------------------
+
+    def _chosen(self, how: _Choice, place: Place | None, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> Any:
+        """Record a choice; returns the result for the reference's choice, or `None` where that is the same."""
+        x, dim = _INPUT.of(args, kwargs), how.dim.of(args, kwargs)
+        if not isinstance(dim, int) or isinstance(dim, bool) or kwargs.get("out") is not None:
+            return None
+        if not isinstance(x, torch.Tensor) or not x.is_floating_point() or not x.ndim or not 0 < x.numel() <= MAX_SCORES:
+            return None
+        own = result if isinstance(result, torch.Tensor) else result[1]
+        dropped = own.ndim < x.ndim  # the dimension along which it is chosen
+        with torch.no_grad():
+            scores = x.detach().movedim(dim, -1)
+            picks = (own.unsqueeze(dim) if dropped else own).movedim(dim, -1)
+            other = self._answer(how.name, place, scores, picks)
+        if other is None or bool(torch.equal(local_of(other), local_of(picks))):
+            return None
+        index = other.movedim(-1, dim)
+        shown = index.squeeze(dim) if dropped else index
+        if isinstance(result, torch.Tensor):
+            return shown
+        values = _gathered(x, dim, index)
+        return type(result)((values.squeeze(dim) if dropped else values, shown))
+
+    def _answer(self, name: str, place: Place | None, scores: torch.Tensor, picks: torch.Tensor) -> torch.Tensor | None:
+        if place is None or place.again:
+            return self._answers.get(_print(name, scores)) if self._answers else None
+        slot = self._slot(place, name)
+        self._host.keep(scores, "score", place, slot)
+        self._host.keep(picks, "choice", place, slot)
+        other = self._host.told(place, slot, picks)
+        if other is None or not _within(local_of(other), local_of(scores).shape[-1]):
+            return None
+        self._answers[_print(name, scores)] = other
+        return other
+
+
+def _recurrent(args: tuple[Any, ...]) -> _Dropout | None:
+    """Of `lstm(input, hx, weights, biases, layers, dropout, train, …)`, or with `batch_sizes` after the input."""
+    at = next((i for i, a in enumerate(args) if isinstance(a, bool)), None)
+    if at is None or len(args) < at + 4:
+        return None
+    return _Dropout("recurrent", _Argument(at + 2, "dropout"), _Argument(at + 3, "train"), elementwise=False)
+
+
+def _ones(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """The same arguments, with ones in the place of the first."""
+    return _INPUT.put(args, kwargs, torch.ones_like(_INPUT.of(args, kwargs).detach()))
+
+
+def _detached(value: Any) -> Any:
+    return value.detach() if isinstance(value, torch.Tensor) else value
+
+
+def _digest(drawn: Any, elementwise: bool) -> str:
+    """Of a mask, or of what was computed with it."""
+    out = hashlib.blake2b(digest_size=DIGEST_BYTES)
+    for leaf in pytree.tree_leaves(drawn)[:1]:
+        local = local_of(leaf.detach())
+        out.update(_bytes(local != 0 if elementwise else local))
+    return out.hexdigest()
+
+
+def _print(name: str, scores: torch.Tensor) -> bytes:
+    local = local_of(scores)
+    return hashlib.blake2b(_bytes(local), digest_size=16, person=name.encode(), salt=str(local.shape[-1]).encode()[:16]).digest()
+
+
+def _bytes(local: torch.Tensor) -> bytes:
+    raw: bytes = local.contiguous().flatten().view(torch.uint8).cpu().numpy().tobytes()
+    return raw
+
+
+def _within(index: torch.Tensor, size: int) -> bool:
+    return bool(((index >= 0) & (index < size)).all())
+
+
+def _gathered(x: Any, dim: int, index: Any) -> Any:
+    """`x.gather`, of a DTensor each rank's own part."""
+    if not hasattr(x, "placements"):
+        return x.gather(dim, index)
+    local = x.to_local().gather(dim, index.to_local())
+    return type(x).from_local(local, index.device_mesh, index.placements, shape=index.shape, stride=index.stride())
+
