@@ -69,19 +69,20 @@ class Choices:
     def judge(self) -> list[TensorVerdict]:
         """A verdict on each choice that can be compared; choices after one that fell out otherwise follow from that."""
         out: list[TensorVerdict] = []
-        skipped = 0
+        skipped, unknown = 0, dict[str, None]()
         for key in self.keys():
             if self.parted is not None and not self.replayed:
                 skipped += 1
                 continue
             found = self._judge(key)
             if found is None:
-                if key in self.assembler.pieces:
-                    self.unchecked.append(f"choice {key[4]} of {key[3]}: where its scores lie is not known, or they are cut where it chooses")
+                if key in self.assembler.pieces and not self._cut(key):
+                    unknown[f"routing {key[4]} of {key[3] or 'the model'}: where its scores lie is not known"] = None
                 continue
             out.append(found)
             if found.verdict in ("ok", "warn") and found.rel_err > 0 and self.parted is None:
                 self.parted = found
+        self.unchecked += unknown
         if skipped:
             self.unchecked.append(f"{skipped} choices that follow from one that fell out otherwise")
         return out
@@ -134,6 +135,12 @@ class Choices:
             off = np.where(own == theirs, 0.0, own - theirs)  # -inf masks what must not be chosen
             size = np.where(np.isfinite(theirs), theirs, 0.0)
         return piece.places if float(np.linalg.norm(off.ravel())) < FITS * float(np.linalg.norm(size.ravel())) else None
+
+    def _cut(self, key: Key) -> bool:
+        """Whether ranks choose among a part of what the reference chooses among."""
+        of_scores: Key = (key[0], key[1], "score", key[3], key[4])
+        scores = self.reference.entries.get(of_scores)
+        return scores is not None and any(e.shape[-1] != scores.shape[-1] for _, e in self.assembler.pieces.get(of_scores, []))
 
     def _own(self, part: Part) -> Array:
         return self.assembler.ranks[part.rank].array(part.entry)

@@ -82,8 +82,6 @@ class Dropouts:
     def _moved(self, module: str, theirs: Sites, mine: Mapping[int, Sites]) -> bool:
         """Whether the module around it drops as much, elsewhere in its code."""
         around = module.rpartition(".")[0]
-        if not around:
-            return False
         together: Counter[tuple[float, ...]] = Counter()
         for sites in mine.values():
             together |= _within(sites, around)
@@ -159,7 +157,7 @@ def _sites(records: Iterable[tuple[RankRecord, Callable[[str], str]]], step: int
 def _within(sites: Sites, around: str) -> Counter[tuple[float, ...]]:
     out: Counter[tuple[float, ...]] = Counter()
     for module, places in sites.items():
-        if module == around or module.startswith(f"{around}."):
+        if not around or module == around or module.startswith(f"{around}."):
             out += places
     return out
 

@@ -104,7 +104,7 @@ class TensorJudge:
                 allowed = self.reference.tolerance(key, msgspec.structs.replace(sums, n=few), self.mode)
         note = self._explain(key, full, theirs, sums, allowed.absolute, conflicts, pieces) if sums.error > allowed.absolute else ""
         found = judge(sums, allowed, **common, ranks=ranks, note=note)
-        near = firm or (sums.relative < FITS and kind in ("output", "input"))  # no other place has values like these
+        near = firm or (sums.relative < FITS and kind in ("output", "input", "score"))  # no other place has values like these
         if failing(found) and (not near or (not sums.rounded and kind != "input")):
             found = msgspec.structs.replace(found, verdict="unmapped")
         if firm and sums.rounded and not failing(found) and (self.alone or target.dtype in SHORT):

@@ -16,7 +16,7 @@ import shlex
 import tempfile
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, Literal
 
 import msgspec
 
@@ -50,6 +50,7 @@ def assert_equivalent(
     mode: Mode = "all",
     localise: bool = True,
     eager: bool = False,
+    dropout: Literal["keep", "draw"] = "keep",
     out: str | Path | None = None,
     timeout_s: float = 600.0,
 ) -> Verdict:
@@ -67,6 +68,7 @@ def assert_equivalent(
         mode: how tolerances are formed.
         eager: what the candidate wraps in `torch.compile` runs uncompiled, as it does in the reference.
         localise: run the candidate again to name the module that is wrong.
+        dropout: `keep`: it keeps everything in the steps that are compared, and its probabilities are; `draw`: it is left alone.
         out: where recordings are kept; without it they go when this returns.
         timeout_s: of each run.
 
@@ -92,8 +94,9 @@ def assert_equivalent(
             for name, command in zip(("reference", "candidate"), commands, strict=True):
                 trusted = name == "reference"
                 Recorder(
-                    home / name, command, samples=samples if trusted else 0, eager=eager or trusted, **options, options={"generate": seed}
-                ).record()
+                    home / name, command, samples=samples if trusted else 0, eager=eager or trusted, **options,
+                    options={"generate": seed, "dropout": dropout},
+                ).record()  # fmt: skip
             both = Recording(home / "reference"), Recording(home / "candidate")
             replay_choices(*both, given, commands[1], timeout_s=timeout_s)
             return both

@@ -73,6 +73,9 @@ class _Argument(NamedTuple):
         return args, {**kwargs, self.name: value}
 
 
+_NOWHERE: Final = 1 << 16  # position of what is given by name, or not at all
+
+
 class _Dropout(NamedTuple):
     """How a function is told what to drop.
 
@@ -81,12 +84,14 @@ class _Dropout(NamedTuple):
         p: its probability.
         training: whether it drops at all; `None` if it always does.
         elementwise: its result for ones tells the mask.
+        inplace: whether its argument is its result.
     """
 
     name: str
     p: _Argument
     training: _Argument | None = None
     elementwise: bool = True
+    inplace: _Argument = _Argument(_NOWHERE, "inplace", False)
 
 
 class _Choice(NamedTuple):
@@ -102,10 +107,8 @@ _INPUT: Final = _Argument(0, "input")
 def _python(function: Any, name: str, p: str = "p", *, elementwise: bool = True) -> _Dropout:
     parameters = inspect.signature(function).parameters
     places = list(parameters)
-    p_at, training_at = places.index(p), places.index("training")
-    return _Dropout(
-        name, _Argument(p_at, p, parameters[p].default), _Argument(training_at, "training", parameters["training"].default), elementwise
-    )
+    here = {n: _Argument(places.index(n), n, parameters[n].default) for n in (p, "training", "inplace") if n in places}
+    return _Dropout(name, here[p], here["training"], elementwise, here.get("inplace", _Argument(_NOWHERE, "inplace", False)))
 
 
 _DROPOUTS: Final[dict[Any, _Dropout]] = {
@@ -115,7 +118,11 @@ _DROPOUTS: Final[dict[Any, _Dropout]] = {
     },
     **{
         function: _Dropout("dropout", _Argument(1, "p"), _Argument(2, "train"))
-        for function in (torch.dropout, torch.dropout_, torch.native_dropout, torch.alpha_dropout, torch.alpha_dropout_, torch.feature_dropout)
+        for function in (torch.dropout, torch.native_dropout, torch.alpha_dropout, torch.feature_dropout, torch.feature_alpha_dropout)
+    },
+    **{
+        function: _Dropout("dropout", _Argument(1, "p"), _Argument(2, "train"), inplace=_Argument(_NOWHERE, "inplace", True))
+        for function in (torch.dropout_, torch.alpha_dropout_, torch.feature_dropout_, torch.feature_alpha_dropout_)
     },
     F.scaled_dot_product_attention: _Dropout("attention", _Argument(4, "dropout_p", 0.0), None, elementwise=False),
     F.multi_head_attention_forward: _python(F.multi_head_attention_forward, "attention", "dropout_p", elementwise=False),
@@ -225,6 +232,12 @@ class Decisions(TorchFunctionMode):  # type: ignore[misc]
         with torch.no_grad():
             mask = func(*like[0], **like[1])
         self._note(place, how.name, float(p), _digest(mask, how.elementwise))
+        if how.elementwise:
+            x, ones = _INPUT.of(args, kwargs), _INPUT.of(*like).fill_(1)
+            if func is torch.native_dropout:
+                return lambda: (x * ones, ones.bool())
+            # A product keeps for the backward pass what dropout does, so that recomputation comes this far.
+            return lambda: x.mul_(ones) if how.inplace.of(args, kwargs) else x * ones
         put, more = how.p.put(args, kwargs, 0.0)
         return lambda: func(*put, **more)
 
