@@ -36,7 +36,7 @@ def given(monkeypatch: pytest.MonkeyPatch) -> Given:
         def made(config: Any) -> Collector:
             return Collector(msgspec.structs.replace(config, given=str(folder or "")))
 
-        monkeypatch.setattr(sys.modules["proctor.oracle.trace"], "_collector", made)
+        monkeypatch.setattr(sys.modules["proctor.oracle.tracing"], "_collector", made)
 
     return use
 

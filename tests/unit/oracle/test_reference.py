@@ -8,9 +8,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from proctor.oracle.check import Comparison
 from proctor.oracle.difference import compare
 from proctor.oracle.reference import telling
+from proctor.oracle.tensor_judge import TensorJudge
 
 
 @pytest.mark.parametrize(
@@ -35,7 +35,7 @@ def update(grad: list[float], tolerance: float = 0.0) -> Any:
     mine[0] = -1.0
     asked = SimpleNamespace(reference=reference, mode="all")
     whole = compare(mine, theirs, "float32")
-    return whole.error, Comparison._where_gradients_tell(asked, (0, 0, "param_after", "w", ""), mine, theirs, whole).error  # type: ignore[arg-type]
+    return whole.error, TensorJudge._where_gradients_tell(asked, (0, 0, "param_after", "w", ""), mine, theirs, whole).error  # type: ignore[arg-type]
 
 
 def test_an_update_is_judged_where_its_gradient_is_no_noise() -> None:
