@@ -24,7 +24,7 @@ import msgspec
 from proctor.errors import OracleError, UsageError
 from proctor.oracle.choices import write_own
 from proctor.oracle.collect.config import CollectConfig
-from proctor.oracle.store import CLEAN, EAGER, SCHEMA, ProcessInfo, Recording, RunInfo, write_json
+from proctor.oracle.store import AGAIN, CLEAN, EAGER, SCHEMA, ProcessInfo, Recording, RunInfo, write_json
 
 SAMPLES: Final = 4  # one sample can be 2× too low for a tensor, four ≤ 1.25× (findings, §3)
 POLL_S: Final = 0.05
@@ -106,47 +106,55 @@ class Recorder:
         for rank in ranks:
             self.info.notes += [f"rank {rank.rank}: {note}" for note in rank.notes]
         if (self.info.world == 1 or self.reference) and self.samples > 0:
+            trusted = CLEAN
             if any(rank.compiled for rank in ranks):  # what is trusted is the eager program
-                ranks = self.once(EAGER, watch_fp8=True)
-            fp8 = tuple(sorted({name for rank in ranks for name in rank.fp8}))
-            jobs: list[tuple[str, dict[str, Any]]] = [("again", {})]
-            jobs += [(f"noise-{k}", {"noise": k}) for k in range(self.samples)]
-            if fp8:
-                jobs += [(f"strict-{k}", {"noise": k, "fp8": ()}) for k in range(self.samples)]
-            chosen = self.out / "choices"
-            common = {"fp8": fp8, "decisions": str(chosen.resolve()) if self._write_choices(chosen) else ""}
-            try:
-                with ThreadPoolExecutor(max_workers=max(1, min(len(jobs), _cpus()))) as pool:
-                    for done in [pool.submit(self.once, name, **{**common, **more}) for name, more in jobs]:
-                        done.result()
-            finally:
-                shutil.rmtree(chosen, ignore_errors=True)
-            self.info.samples = self.samples
+                trusted, ranks = EAGER, self.once(EAGER, watch_fp8=True)
+            self._sample(trusted, tuple(sorted({name for rank in ranks for name in rank.fp8})))
         write_json(self.out / "oracle.json", self.info)
         return self.info
 
-    def _write_choices(self, folder: Path) -> bool:
-        """Keep what the first run chose for the others; not of a capsule's step, whose job chose by itself."""
+    def _sample(self, trusted: str, fp8: tuple[str, ...]) -> None:
+        """Run the reference once more, and with noise, each time with the choices of the run that is trusted."""
+        chosen = self.out / "choices"
+        try:
+            common = {"fp8": fp8, "decisions": str(chosen.resolve()) if self._write_choices(trusted, chosen) else ""}
+            again = self.once(AGAIN, **common, watch_busy=True)
+            common["busy"] = tuple(sorted({name for rank in again for name in rank.busy}))
+            jobs: list[tuple[str, dict[str, Any]]] = [(f"noise-{k}", {"noise": k}) for k in range(self.samples)]
+            if fp8:
+                jobs += [(f"strict-{k}", {"noise": k, "fp8": ()}) for k in range(self.samples)]
+            with ThreadPoolExecutor(max_workers=max(1, min(len(jobs), _cpus()))) as pool:
+                for done in [pool.submit(self.once, name, **{**common, **more}) for name, more in jobs]:
+                    done.result()
+        finally:
+            shutil.rmtree(chosen, ignore_errors=True)
+        self.info.samples = self.samples
+
+    def _write_choices(self, run: str, folder: Path) -> bool:
+        """Keep what a run chose for the others; not of a capsule's step, whose job chose by itself."""
         if self.options.get("replay"):
             return False
-        return write_own(Recording(self.out).ranks(), folder) > 0
+        return write_own(Recording(self.out).ranks(run), folder) > 0
 
     def _first(self) -> list[ProcessInfo]:
         """The run as the user wrote it; without `torch.compile` where the compiler fails, or compiled code drops by chance."""
         if self.eager:
             return self.once(CLEAN, watch_fp8=True)
+        log, failure = self.out / "runs" / CLEAN / "output.log", None
         try:
             ranks = self.once(CLEAN, watch_fp8=True, compiled=True)
-            if self.options["dropout"] != "keep" or not any(rank.random for rank in ranks):
-                return ranks
+        except OracleError as e:
+            ranks, failure = [], e
+        failed = failure is not None or self.info.exit_code not in (0, None) or not all(rank.steps for rank in ranks)
+        why = f"torch.compile failed: {said}" if failed and (said := _compiler_error(log)) else ""
+        if not why and self.options["dropout"] == "keep" and any(rank.random for rank in ranks):
             why = "compiled code draws random numbers, and dropout can be kept from dropping only outside of it"
-        except OracleError:
-            said = _compiler_error(self.out / "runs" / CLEAN / "output.log")
-            if not said:
-                raise
-            why = f"torch.compile failed: {said}"
-        self.info.notes.append(f"the program ran without torch.compile: {why}")
-        return self.once(CLEAN, watch_fp8=True)
+        if why:
+            self.info.notes[:] = [f"the program ran without torch.compile: {why}"]
+            return self.once(CLEAN, watch_fp8=True)
+        if failure is not None:
+            raise failure
+        return ranks
 
     def once(self, run: str, **options: Any) -> list[ProcessInfo]:
         """Run the command once; returns what its ranks said."""
@@ -307,8 +315,8 @@ def _compiler_error(log: Path) -> str:
         lines = log.read_text(errors="replace").splitlines()
     except OSError:
         return ""
-    said = [line.strip() for line in lines if _COMPILER_ERROR.search(line)]
-    return said[-1][-300:] if said else ""
+    at = max((i for i, line in enumerate(lines) if _COMPILER_ERROR.search(line)), default=None)
+    return "" if at is None else " ".join(line.strip() for line in lines[at : at + 2])[:300]
 
 
 def _program(command: Sequence[str]) -> str:

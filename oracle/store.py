@@ -31,6 +31,7 @@ from proctor.oracle.mesh import rank_text
 
 SCHEMA: Final = 1
 CLEAN: Final = "clean"
+AGAIN: Final = "again"
 EAGER: Final = "eager"
 REPLAYED: Final = "replayed"
 SHARD_BYTES: Final = 64 * 1024 * 1024
@@ -174,6 +175,7 @@ class ProcessInfo(msgspec.Struct):
     clips: list[Clip] = []
     compiled: list[str] = []
     random: bool = False
+    busy: list[str] = []
 
 
 class RunInfo(msgspec.Struct):

@@ -31,6 +31,7 @@ from proctor.oracle.collect.config import CollectConfig
 from proctor.oracle.plan import Plan
 from proctor.oracle.plan_toml import plan_of
 from proctor.oracle.store import (
+    AGAIN,
     CLEAN,
     RUN_NAME,
     SCHEMA,
@@ -45,7 +46,7 @@ if TYPE_CHECKING:
     from torch import nn
 
 SAMPLES: Final = 4  # one noise sample can be 2× too low for a tensor, four ≤ 1.25×
-_RUN: Final = re.compile(r"clean|again|noise-\d{1,3}")
+_RUN: Final = re.compile(r"clean|again|eager|noise-\d{1,3}")
 _RANK: Final = re.compile(r"rank(\d{1,7})")
 
 
@@ -69,7 +70,7 @@ def trace(
         out: directory of the recording; the same for all ranks.
         plan: how the candidate is cut; kept with the recording.
         steps: optimizer updates that are recorded; what comes after them is not.
-        run: `clean`; `again` and `noise-0`, … are further runs of a reference (`trace_reference`).
+        run: `clean`; `eager` is a compiled candidate without `torch.compile`; `again` and `noise-0`, … are further runs of a reference (`trace_reference`).
         generate: seed of generated parameters that take the place of the model's own.
         dropout: `keep`: in these steps it keeps everything, since masks cannot be alike on both sides; `draw`: it is left alone.
         overwrite: replace what this rank recorded there before.
@@ -96,7 +97,8 @@ def trace(
     collector = _collector(
         CollectConfig(
             folder=str(folder.resolve()), steps=steps, noise=noise, generate=generate, plan=text,
-            fp8=_fp8(folder.parent, int(where["rank"])), watch_fp8=run == CLEAN, dropout=dropout, decisions=chosen,
+            fp8=_said(folder.parent / CLEAN, int(where["rank"]), "fp8"), watch_fp8=run == CLEAN, dropout=dropout, decisions=chosen,
+            busy=_said(folder.parent / AGAIN, int(where["rank"]), "busy") if noise is not None else (), watch_busy=run == AGAIN,
             compiled=not eager,
         )
     )
@@ -190,10 +192,10 @@ def _collector(config: CollectConfig) -> Any:
     return Collector(config)
 
 
-def _fp8(runs: Path, rank: int) -> tuple[str, ...]:
-    """Modules that cast to 8-bit floats inside, as the clean run found."""
+def _said(run: Path, rank: int, field: str) -> tuple[str, ...]:
+    """Modules that an earlier run found to cast to 8-bit floats, or to be busy."""
     try:
-        found: list[str] = msgspec.json.decode((runs / "clean" / f"rank{rank}" / "process.json").read_bytes()).get("fp8", [])
+        found: list[str] = msgspec.json.decode((run / f"rank{rank}" / "process.json").read_bytes()).get(field, [])
     except (OSError, msgspec.MsgspecError):
         return ()
     return tuple(map(str, found))

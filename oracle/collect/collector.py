@@ -31,6 +31,7 @@ from proctor.oracle.collect.config import CollectConfig
 from proctor.oracle.collect.decisions import Decisions, Place
 from proctor.oracle.collect.forced import Forced
 from proctor.oracle.collect.ops import OpRecorder
+from proctor.oracle.collect.own_noise import OwnOperations
 from proctor.oracle.collect.regions import Edge, Regions, skip_frames, unseen
 from proctor.oracle.collect.replayed import Replayed
 from proctor.oracle.collect.roots import Modules, Names, is_torch_module, local_of, source_of, unwrapped
@@ -89,6 +90,7 @@ class Collector:
         self._fp8: set[str] = set(config.fp8)
         self._failed = False
         self._restore: Callable[[], None] = lambda: None  # of what noise did to an optimizer
+        self._own = OwnOperations(config.noise, config.busy, self._running) if config.watch_busy or config.busy else None
         self.regions = Regions(config.compiled)
         self._versions: dict[int, int] = {}  # of parameters, when gradients were last computed
         self._hidden = False  # the model's forward is compiled as a part of something else
@@ -227,6 +229,9 @@ class Collector:
         return output
 
     def _called_inside(self, original: Callable[..., Any], module: nn.Module, *args: Any, **kwargs: Any) -> Any:
+        if self._own is not None and not self._active and self._begun and not self._over:
+            with self._own:
+                return original(module, *args, **kwargs)
         edge = self.regions.edges.get(id(module))
         if edge is None or self.regions.running or self._over:
             return original(module, *args, **kwargs)
@@ -488,6 +493,7 @@ class Collector:
         self.remove()
         self.info.steps, self.info.done = self._step, done
         self.info.fp8 = sorted(self._fp8)
+        self.info.busy = sorted(self._own.busy) if self._own is not None else []
         self.info.compiled = sorted(self.regions.names)
         if self.writer is not None:
             try:
@@ -543,9 +549,11 @@ class Collector:
             return None  # an evaluation
         counts[key] = call + 1
         if not again:  # checkpointing ends a recomputation by an exception: its calls never leave
-            self._running = [r for r in self._running if not r[2]]
+            self._running[:] = [r for r in self._running if not r[2]]
             self._active += 1
         self._running.append((name, call, again))
+        if self._own is not None:
+            self._own.entered(self._running[-1])
         try:
             if self.ops is not None and not again:
                 return self._enter_recorded(self.ops, meta, call, (args, kwargs), wanted)

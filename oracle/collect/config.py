@@ -28,6 +28,8 @@ class CollectConfig(msgspec.Struct, frozen=True):
         replay: folder with the state and data of a capsule's step, which the first step gets; "" none.
         ops: by rank the module of which operations are recorded, and nothing else (`oracle localise`).
         ops_step: the step in which they are.
+        busy: modules with many operations of their own, found by an earlier run; noise goes to each of these as well.
+        watch_busy: look for such modules.
         compiled: what `torch.compile` wraps runs compiled, and is seen at its edges.
     """
 
@@ -47,6 +49,8 @@ class CollectConfig(msgspec.Struct, frozen=True):
     ops: dict[int, str] = {}
     ops_step: int = 0
     compiled: bool = False
+    busy: tuple[str, ...] = ()
+    watch_busy: bool = False
 
 
 def read_config(path: Path) -> CollectConfig:

@@ -129,11 +129,11 @@ def test_a_directory_of_other_things_is_left_alone(tmp_path: Path) -> None:
         pass
 
 
-def test_a_compiled_model_is_recorded_eagerly(tmp_path: Path) -> None:
+def test_a_compiled_model_is_recorded_eagerly_if_asked_to(tmp_path: Path) -> None:
     reference(tmp_path / "reference")
     net = Net()
     compiled = torch.compile(net, backend="eager")
-    with proctor.oracle.trace(compiled, tmp_path / "r"):  # type: ignore[arg-type]
+    with proctor.oracle.trace(compiled, tmp_path / "r", eager=True):  # type: ignore[arg-type]
         step(compiled, torch.optim.SGD(net.parameters(), lr=0.1))  # type: ignore[arg-type]
     verdict = proctor.oracle.compare(tmp_path / "reference", tmp_path / "r")
     assert verdict.verdict == "equivalent" and not verdict.unchecked
