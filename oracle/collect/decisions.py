@@ -190,7 +190,7 @@ class Decisions(TorchFunctionMode):  # type: ignore[misc]
         if func not in _SEEN or not self._host.recording():
             return func(*args, **kwargs)
         place = self._host.place()
-        if place is None and not recomputing():
+        if (place is None and not recomputing()) or not _plain(args[0] if args else kwargs.get("input", kwargs.get("query"))):
             return func(*args, **kwargs)
         choice = _CHOICES.get(func)
         if choice is not None:
@@ -266,7 +266,7 @@ class Decisions(TorchFunctionMode):  # type: ignore[misc]
         x, dim = _INPUT.of(args, kwargs), how.dim.of(args, kwargs)
         if not isinstance(dim, int) or isinstance(dim, bool) or kwargs.get("out") is not None:
             return None
-        if not isinstance(x, torch.Tensor) or not x.is_floating_point() or not x.ndim or not 0 < x.numel() <= MAX_SCORES:
+        if not x.is_floating_point() or not x.ndim or not 0 < x.numel() <= MAX_SCORES:
             return None
         own = result if isinstance(result, torch.Tensor) else result[1]
         dropped = own.ndim < x.ndim  # the dimension along which it is chosen
@@ -294,6 +294,14 @@ class Decisions(TorchFunctionMode):  # type: ignore[misc]
             return None
         self._answers[_print(name, scores)] = other
         return other
+
+
+def _plain(x: Any) -> bool:
+    """Whether values can be read: a tensor or a DTensor, of no other layout, with memory, outside of `torch.func`."""
+    if not isinstance(x, torch.Tensor) or torch._C._functorch.peek_interpreter_stack() is not None:
+        return False
+    known = type(x) in (torch.Tensor, torch.nn.Parameter) or hasattr(x, "placements")
+    return known and x.layout == torch.strided and x.device.type != "meta"
 
 
 def _recurrent(args: tuple[Any, ...]) -> _Dropout | None:
