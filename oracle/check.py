@@ -27,6 +27,7 @@ from proctor.oracle.dtypes import as_float
 from proctor.oracle.mesh import Mesh, rank_text
 from proctor.oracle.plan import Plan
 from proctor.oracle.reference import Key, Reference, constant, slot_text
+from proctor.oracle.rows import Rows, Scattered
 from proctor.oracle.scalars import judge_scalars
 from proctor.oracle.store import CLEAN, EAGER, REPLAYED, Entry, RankRecord, Recording
 from proctor.oracle.tensor_judge import TensorJudge
@@ -83,7 +84,7 @@ class Comparison:
         self.assembler = Assembler(self.reference, self.ranks, self.coords, self._calls, plan, self._pieces)
         self.choices = Choices(self.reference, self.assembler, replayed=run not in (CLEAN, EAGER))
         self._dropout = (reference.info.dropout, candidate.info.dropout)
-        self._tensors = TensorJudge(self.reference, self.assembler, mode, alone=run == "forced")
+        self._alone = run == "forced"
 
     # -- the whole ------------------------------------------------------------------------------------------
 
@@ -122,6 +123,8 @@ class Comparison:
             self._naming[rank] = name_tensors(parameters, record, self.plan, self.coords[rank], taken)
         self._say_names()
         self._index()
+        self._rows = Rows(self.reference, self.ranks, lambda rank, entry: self._naming[rank](entry))
+        self._tensors = TensorJudge(self.reference, self.assembler, Scattered(self._rows, self.assembler), self.mode, alone=self._alone)
         return self._start() or self._dropped_alike()
 
     def _dropouts(self) -> Dropouts:
@@ -158,8 +161,8 @@ class Comparison:
         found = conclude(tensors, replicas, unchecked=self.unchecked, notes=self.notes, inconclusive=lacking)
         if found.verdict != "different":
             return found
-        # A tensor that nobody has placed never decides, but a difference may begin in it.
-        failing_ = [t for t in tensors if failing(t) or (t.verdict == "unmapped" and t.ratio > 1.0)]
+        # A tensor that nobody has placed never decides, but a difference may begin in it; not beside rows that were placed.
+        failing_ = [t for t in tensors if failing(t) or (t.verdict == "unmapped" and t.ratio > 1.0 and not self._rows.placed(t.step, t.name))]
         return msgspec.structs.replace(found, first=min(failing_, key=flow) if found.first is not None else None)
 
     def shards(self) -> Iterator[tuple[Key, list[Piece]]]:

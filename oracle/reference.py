@@ -179,6 +179,10 @@ class Reference:
                 worst = max(worst, compare(moved, mine, entry.dtype).max_diff)
         return worst if worst >= 0 else math.inf
 
+    def sampled_shapes(self, key: Key) -> list[tuple[int, ...]]:
+        """The shapes that a tensor has in the noise samples; () where one lacks it."""
+        return [keyed[key].shape if key in keyed else () for keyed in self._others]
+
     def slopes(self, key: Key, dim: int, parts: int) -> tuple[list[float], int]:
         """Mean over the noise samples of each part's squared slope, and how many samples there are."""
         place, cut = TensorKey(*key), f"{dim}:{parts}"

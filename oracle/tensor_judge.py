@@ -22,6 +22,7 @@ from proctor.oracle.dtypes import as_float, from_float, is_floating
 from proctor.oracle.locate import FITS, take
 from proctor.oracle.mesh import rank_text
 from proctor.oracle.reference import Key, Reference, constant, telling
+from proctor.oracle.rows import Scattered
 from proctor.oracle.slopes import cuts, flags, slopes
 from proctor.oracle.store import Entry
 from proctor.oracle.tolerance import UNIT_ROUNDOFF, Mode, tolerance
@@ -50,12 +51,13 @@ class TensorJudge:
     Args:
         reference: trusted.
         assembler: of the candidate.
+        scattered: where rows are that the assembler cannot place.
         mode: of tolerances.
         alone: every module was fed the reference's values.
     """
 
-    def __init__(self, reference: Reference, assembler: Assembler, mode: Mode, *, alone: bool) -> None:
-        self.reference, self.assembler, self.mode, self.alone = reference, assembler, mode, alone
+    def __init__(self, reference: Reference, assembler: Assembler, scattered: Scattered, mode: Mode, *, alone: bool) -> None:
+        self.reference, self.assembler, self.scattered, self.mode, self.alone = reference, assembler, scattered, mode, alone
         self.ranks = assembler.ranks
 
     def judge(self, key: Key) -> tuple[TensorVerdict | None, list[ReplicaConflict]]:
@@ -68,7 +70,7 @@ class TensorJudge:
             return None, []  # see `scalars`; what a loss is averaged over is the program's business, and gradients tell whether it is right
         if kind == "param" and step == 0:
             return (None, []) if key in self.assembler.pieces else (self._missing(key, target), [])
-        merged = self.assembler.merge(key)
+        merged = self.scattered.merge(key) or self.assembler.merge(key)
         if merged is None:
             return (self._missing(key, target) if kind in ("main_grad", "param_after") and not slot else None), []
         full, conflicts, pieces = merged
