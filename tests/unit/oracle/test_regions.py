@@ -18,6 +18,7 @@ from helpers.small_net import Net, batch, program, reference, step
 from torch import nn
 
 import proctor.oracle
+from proctor.oracle.check import Comparison
 from proctor.oracle.record import Recorder
 from proctor.oracle.store import Recording
 from proctor.oracle.testing import assert_equivalent
@@ -171,8 +172,9 @@ def test_the_compiler_is_blamed_only_if_the_eager_run_is_right(tmp_path: Path, t
     trusted = Recording(reference(tmp_path / "reference", Outer()))
     train("clean")
     made = Recording(tmp_path / "r")
-    found = proctor.oracle.compare(trusted.path, made.path)
-    culprit, said = blame_compiler(trusted, made, None, found, Again())  # type: ignore[arg-type]
+    comparison = Comparison(trusted, made)
+    found = comparison.run()
+    culprit, said, _ = blame_compiler(comparison, found, Again())  # type: ignore[arg-type]
     assert found.verdict == "different"
     if twist == 1.0:
         assert culprit is not None and (culprit.module, culprit.direction) == ("inner", "forward") and said.endswith("is equivalent")
