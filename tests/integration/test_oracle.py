@@ -98,6 +98,7 @@ PARALLEL = [
     Configuration("pipeline_gpt", ("--nprocs", "2", "--schedule", "1f1b"), ("--tied", "--microbatches", "2")),
     Configuration("pipeline_gpt", ("--nprocs", "2", "--schedule", "interleaved")),
     Configuration("switch_moe", ("--nprocs", "2")),
+    Configuration("parallel_gpt", ("--mesh", "dp=2,tp=2", "--fsdp", "--sp"), ("--recompute", "--dropout", "0.1")),
 ]
 
 
@@ -137,6 +138,9 @@ MISTAKES = [
     (Configuration("parallel_gpt", ("--mesh", "dp=2", "--zero")), "zero_not_broadcast"),
     (Configuration("parallel_gpt", ("--mesh", "tp=2", "--sp")), "norm_grads_not_reduced"),
     (Configuration("parallel_gpt", ("--mesh", "dp=2,tp=2", "--fsdp", "--sp"), ("--recompute",)), "stale_recompute_input"),
+    (Configuration("parallel_gpt", ("--mesh", "tp=2"), ("--dropout", "0.1")), "masks_of_each_rank"),
+    (Configuration("parallel_gpt", ("--mesh", "dp=2"), ("--dropout", "0.1")), "dropout_missing"),
+    (Configuration("switch_moe", ("--nprocs", "2"), ("--dtype", "bfloat16")), "least_likely_experts"),
 ]
 
 
