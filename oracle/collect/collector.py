@@ -91,6 +91,8 @@ class Collector:
         self._failed = False
         self._restore: Callable[[], None] = lambda: None  # of what noise did to an optimizer
         self._own = OwnOperations(config.noise, config.busy, self._running) if config.watch_busy or config.busy else None
+        if self._own is not None:
+            self._undo.append(self._own.close)
         self.regions = Regions(config.compiled)
         self._versions: dict[int, int] = {}  # of parameters, when gradients were last computed
         self._hidden = False  # the model's forward is compiled as a part of something else

@@ -11,6 +11,7 @@ Measured: a GPT of four layers as one function, compiled, against its eager self
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, Final
 
@@ -42,6 +43,7 @@ class OwnOperations(TorchFunctionMode):  # type: ignore[misc]
         self._seed, self._names, self._running = seed, frozenset(names), running
         self._counts: dict[Call, int] = {}
         self._inside = False
+        self._parameters: dict[int, Any] = {}  # by id; what takes the noise off its gradient
         self.busy: set[str] = set()
 
     def __torch_function__(
@@ -52,7 +54,7 @@ class OwnOperations(TorchFunctionMode):  # type: ignore[misc]
             return result
         self._inside = True
         try:
-            return self._seen(result, self._running[-1])
+            return self._seen(result, (*args, *(kwargs or {}).values()), self._running[-1])
         except Exception:  # noqa: BLE001 - inside vmap and the like: it stays as it is
             return result
         finally:
@@ -62,18 +64,33 @@ class OwnOperations(TorchFunctionMode):  # type: ignore[misc]
         """A call of a module begins."""
         self._counts[call] = 0
 
-    def _seen(self, result: torch.Tensor, call: Call) -> torch.Tensor:
+    def close(self) -> None:
+        """Take everything off."""
+        for handle in self._parameters.values():
+            handle.remove()
+        self._parameters.clear()
+
+    def _seen(self, result: torch.Tensor, given: Sequence[Any], call: Call) -> torch.Tensor:
         count = self._counts[call] = self._counts.get(call, 0) + 1
         if count > FEW:
             self.busy.add(call[0])
         if self._seed is None or call[0] not in self._names:
             return result
         seed, sigma, key = self._seed, TIMES * UNIT_ROUNDOFF[result.dtype], (call[0], call[1], count)
+        for parameter in given:
+            if isinstance(parameter, torch.nn.Parameter) and parameter.requires_grad and id(parameter) not in self._parameters:
+                self._parameters[id(parameter)] = self._on_gradient(parameter, sigma, seed)
 
         def move(direction: str) -> Callable[[torch.Tensor], torch.Tensor]:
             return lambda value: noisy(value.detach(), sigma, seed, f"own_{direction}", *key)
 
         return tap(result, move("output"), move("grad"))
+
+
+    def _on_gradient(self, parameter: torch.Tensor, sigma: float, seed: int) -> Any:
+        """A gradient is a sum over rows, whose rounding is larger where it is large; noise before the sum averages out."""
+        number, passes = len(self._parameters), itertools.count()
+        return parameter.register_hook(lambda grad: noisy(grad.detach(), sigma, seed, "own_parameter", number, next(passes)))
 
 
 def _computed(result: torch.Tensor, args: Sequence[Any]) -> bool:

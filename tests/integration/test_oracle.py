@@ -74,6 +74,17 @@ def test_tensor_parallel_by_dtensor(reference: Reference, compare: Compare) -> N
     _contract(report)
 
 
+@pytest.mark.slow
+def test_a_pipeline_can_be_the_reference(tmp_path: Path, compare: Compare) -> None:
+    trusted = tmp_path / "pipeline"
+    pipeline = Configuration("pipeline_gpt", ("--nprocs", "2", "--schedule", "1f1b"))
+    recording = ["oracle", "record", "-o", str(trusted), "--as-reference", "--samples", "1", "--timeout", "240", "--"]
+    assert main([*recording, *map(str, pipeline.command())]) == 0
+    code, report = compare(trusted, *pipeline.reference.command())
+    assert (code, report["verdict"]) == (0, "equivalent"), report["reason"]
+    assert report["checked"] > 100 and not report["unchecked"]
+
+
 def named(report: dict[str, Any]) -> list[str]:
     """Names that a reader sees first: the first wrong tensor, then replicas that differ."""
     return [*([report["first"]["name"]] if report["first"] else []), *(r["name"] for r in report["replicas"])]
