@@ -32,7 +32,7 @@ from proctor.oracle.collect.decisions import Decisions, Place
 from proctor.oracle.collect.forced import Forced
 from proctor.oracle.collect.ops import OpRecorder
 from proctor.oracle.collect.own_noise import OwnOperations
-from proctor.oracle.collect.regions import Edge, Regions, skip_frames, unseen
+from proctor.oracle.collect.regions import Edge, Regions, anything_compiled, skip_frames, unseen
 from proctor.oracle.collect.replayed import Replayed
 from proctor.oracle.collect.roots import Modules, Names, is_torch_module, local_of, source_of, unwrapped
 from proctor.oracle.collect.taps import FP8_SIGMA, UNIT_ROUNDOFF, noisy, recomputing, tap, watched
@@ -89,7 +89,7 @@ class Collector:
         self._losses = 0
         self._fp8: set[str] = set(config.fp8)
         self._failed = False
-        self._restore: Callable[[], None] = lambda: None  # of what noise did to an optimizer
+        self._restores: list[Callable[[], None]] = []  # of what noise did to optimizers that step now
         self._own = OwnOperations(config.noise, config.busy, self._running) if config.watch_busy or config.busy else None
         if self._own is not None:
             self._undo.append(self._own.close)
@@ -231,7 +231,7 @@ class Collector:
         return output
 
     def _called_inside(self, original: Callable[..., Any], module: nn.Module, *args: Any, **kwargs: Any) -> Any:
-        if self._own is not None and not self._active and self._begun and not self._over:
+        if self._own is not None and not self._own.watching and self._begun and not self._over:
             with self._own:
                 return original(module, *args, **kwargs)
         edge = self.regions.edges.get(id(module))
@@ -286,7 +286,7 @@ class Collector:
         self._hidden_update()
         if self._hidden and self._stepped:
             self._next_step()
-        if not self._begun:
+        if not self._begun and anything_compiled():
             trained = [r for r in self.modules.roots() if any(p.grad is not None for p in r.parameters())]
             if not trained:
                 return
@@ -294,8 +294,9 @@ class Collector:
             self._discover(trained[0])
             self.regions.names.add(self.names.modules.get(id(unwrapped(trained[0])), ""))
             self._begin()
-        self._backward = True
-        self._note_versions()
+        if self._begun:
+            self._backward = True
+            self._note_versions()
 
     def _note_versions(self) -> None:
         if self.regions.on:
@@ -303,7 +304,7 @@ class Collector:
 
     def _hidden_update(self) -> None:
         """See whether an optimizer stepped within compiled code, where its hooks are not called."""
-        if not self.regions.on or not self._backward or self._stepped:
+        if not self.regions.on or not self._backward or self._stepped or not anything_compiled():
             return
         moved = {id(p) for _, p in self._parameters() if p._version != self._versions.get(id(p), p._version)}
         for optimizer in [o for ref in self._optimizers if (o := ref()) is not None] if moved else ():
@@ -751,7 +752,7 @@ class Collector:
         if self.force is not None:
             self._force_gradients(optimizer, self.force)
         if self.config.noise is not None:
-            self._restore = shaken(optimizer, self.config.noise)
+            self._restores.append(shaken(optimizer, self.config.noise))
 
     def _force_gradients(self, optimizer: Any, force: Forced) -> None:
         """Give the optimizer the reference's gradients, so that its update is judged alone."""
@@ -805,7 +806,8 @@ class Collector:
         if self._over or not self._begun or self.writer is None:
             return
         self._stepped = True
-        self._restore()
+        if self._restores:
+            self._restores.pop()()
         for group in optimizer.param_groups:
             for tensor in group["params"]:
                 if id(tensor) in self._foreign:

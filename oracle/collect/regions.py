@@ -9,6 +9,7 @@ region that is called outside of it is seen as any other.
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Callable, Iterator
 from types import CodeType, FunctionType
 from typing import Any, NamedTuple
@@ -83,12 +84,19 @@ def unseen(function: Callable[..., Any]) -> Callable[..., Any]:
     def run(*args: Any, **kwargs: Any) -> Any:
         if torch.compiler.is_compiling():
             return None
-        if disabled:
-            return disabled[0](*args, **kwargs)
-        return function(*args, **kwargs)
+        if not disabled:
+            if not hasattr(sys.modules.get("torch._dynamo"), "disable"):
+                return function(*args, **kwargs)
+            disabled.append(torch.compiler.disable(function))
+        return disabled[0](*args, **kwargs)
 
-    wrapt.register_post_import_hook(lambda _: disabled.append(torch.compiler.disable(function)), "torch._dynamo")
     return run
+
+
+def anything_compiled() -> bool:
+    """Whether dynamo traced anything in this process."""
+    counters = getattr(sys.modules.get("torch._dynamo.utils"), "counters", {})
+    return bool(counters.get("stats", {}).get("unique_graphs", 0))
 
 
 def skip_frames(*owners: type) -> None:
