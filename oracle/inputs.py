@@ -8,7 +8,7 @@ so no plan is needed. Only what modules are called with from outside is replaced
 * integers that an embedding takes: any row of it;
 * real numbers that a layer with weights takes as they are: normal; that are transformed first: normal within their own range;
 * all else stays: labels, masks, positions, lengths. A loss is then that of the program's labels for other inputs, which is
-  as good a function of the parameters as any.
+  as good a function of the parameters as any. Inputs that are equal stay equal.
 
 Where neither a plan nor content tells which rows a rank has (all are equal), its inputs stay as they are. Equal rows for all
 ranks would do for that, but rounding errors of equal rows add up, which noise that differs by element does not.
@@ -35,6 +35,9 @@ from proctor.oracle.store import Entry
 
 if TYPE_CHECKING:
     import torch
+
+Files = dict[int, dict[str, "torch.Tensor"]]  # by rank, then by key
+
 
 class Recipe(NamedTuple):
     """How values are drawn.
@@ -84,10 +87,7 @@ def generate_inputs(comparison: Comparison, seed: int, folder: Path, *, gradient
     """
     reference = comparison.reference
     outside = _called_from_outside(reference)
-    files: dict[str, dict[int, dict[str, torch.Tensor]]] = {
-        "reference": {rank: {} for rank in reference.ranks},
-        "candidate": {rank: {} for rank in comparison.ranks},
-    }
+    files: dict[str, Files] = {"reference": {rank: {} for rank in reference.ranks}, "candidate": {rank: {} for rank in comparison.ranks}}
     groups: dict[tuple[int, str, str, str], list[Key]] = {}
     for key in reference.order:
         if key[3] in outside and (key[2] == "input" or (gradients and key[2] == "grad_output")):
@@ -117,14 +117,12 @@ def generate_inputs(comparison: Comparison, seed: int, folder: Path, *, gradient
     ]
 
 
-def _add(
-    comparison: Comparison, key: Key, recipe: Recipe, parts: Sequence[_Part], seed: int, files: dict[str, dict[int, dict[str, torch.Tensor]]]
-) -> None:
+def _add(comparison: Comparison, key: Key, recipe: Recipe, parts: Sequence[_Part], seed: int, files: Mapping[str, Files]) -> None:
     """Draw one tensor, and give each rank its part."""
     step, call, kind, name, slot = key
     reference = comparison.reference
     entry = reference.entries[key]
-    full = _drawn(recipe, entry, seed, key)
+    full = _drawn(recipe, entry, seed, _first_equal(reference, key) if kind == "input" else key)
     for rank in _holders(reference, key, entry):
         at = call + reference.ranks[rank].dry.get(step, 0)
         files["reference"][rank][key_of(step, kind, name, slot, at)] = full.clone()
@@ -134,6 +132,17 @@ def _add(
         at = own.call + comparison.ranks[piece.rank].dry.get(step, 0)
         values = full[np.ix_(*places)] if places else full
         files["candidate"][piece.rank][key_of(step, kind, own.name, own.slot, at)] = (values * scale).to(full.dtype).contiguous().clone()
+
+
+def _first_equal(reference: Reference, key: Key) -> Key:
+    """The first input of the same call that holds the same: what is passed in twice, as tokens that are labels too, stays equal."""
+    step, call, kind, name, _ = key
+    mine = reference.entries[key]
+    for slot in reference.slots[step, call, kind, name]:
+        other = reference.entries[step, call, kind, name, slot]
+        if other.dtype == mine.dtype and np.array_equal(reference.array(other), reference.array(mine)):
+            return step, call, kind, name, slot
+    return key
 
 
 def _called_from_outside(reference: Reference) -> set[str]:
@@ -344,13 +353,14 @@ def _output_parts(comparison: Comparison, key: Key, pieces: Sequence[Piece]) -> 
     return found if covered.all() and not lost else "not all of it is found on the ranks"
 
 
-def _write(folder: Path, files: dict[str, dict[int, dict[str, torch.Tensor]]]) -> None:
+def _write(folder: Path, files: Mapping[str, Files]) -> None:
+    from safetensors import SafetensorError
     from safetensors.torch import save_file
 
     for side, ranks in files.items():
         try:
             (folder / side).mkdir(parents=True)
-        except OSError as e:
-            raise OracleError(f"{folder / side}: cannot be written: {e.strerror or e}") from None
-        for rank, tensors in ranks.items():
-            save_file(tensors, str(folder / side / f"rank{rank}.safetensors"))
+            for rank, tensors in ranks.items():
+                save_file(tensors, str(folder / side / f"rank{rank}.safetensors"))
+        except (OSError, SafetensorError) as e:
+            raise OracleError(f"{folder / side}: cannot be written: {e}") from None

@@ -81,7 +81,7 @@ class Recorder:
         self.info = RunInfo(SCHEMA, list(command), _program(command), steps=steps, plan=plan, generate=generate, dropout=dropout)
         _make(out, overwrite)
         if given is not None:
-            shutil.copytree(given, out / GIVEN)
+            _copy(given, out / GIVEN)
         write_json(out / "oracle.json", self.info)
 
     @classmethod
@@ -276,6 +276,13 @@ def _make(out: Path, overwrite: bool) -> None:
         (out / "runs").mkdir(parents=True, exist_ok=True)
     except OSError as e:
         raise OracleError(f"{out}: cannot be written: {e.strerror or e}", hint="choose another -o") from None
+
+
+def _copy(given: Path, there: Path) -> None:
+    try:
+        shutil.copytree(given, there)
+    except OSError as e:
+        raise OracleError(f"{there}: cannot be written: {e.strerror or e}") from None
 
 
 def _writable(folder: Path) -> None:

@@ -124,6 +124,25 @@ def test_rows_that_nothing_tells_apart_stay(tmp_path: Path) -> None:
         generate_inputs(recorded(tmp_path, [batch], halves), 0, tmp_path / "made")
 
 
+def test_tokens_that_are_labels_too_stay_equal(tmp_path: Path) -> None:
+    class Both(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            torch.manual_seed(0)
+            self.word, self.head = nn.Embedding(VOCAB, 8), nn.Linear(8, VOCAB)
+
+        def forward(self, tokens: Any, labels: Any) -> Any:
+            return nn.functional.cross_entropy(self.head(self.word(tokens)).flatten(0, 1), labels.flatten())[None]
+
+    tokens, model = torch.arange(ROWS * TIME).view(ROWS, TIME) % 7, Both()
+    trace_reference(train(model, [(tokens, tokens)]), model, out=tmp_path / "r", samples=1)
+    comparison = Comparison(Recording(tmp_path / "r"), Recording(tmp_path / "r"))
+    comparison.run()
+    generate_inputs(comparison, 0, tmp_path / "made")
+    made = load_file(str(tmp_path / "made" / "candidate" / "rank0.safetensors"))
+    assert torch.equal(made[key_of(0, "input", "", "0", 0)], made[key_of(0, "input", "", "1", 0)])
+
+
 def test_options_that_exclude_each_other(capsys: pytest.CaptureFixture[str]) -> None:
     run = ["oracle", "run", "--reference", "true", "--candidate", "true"]
     for wrong in (["--generate-inputs", "--keep-inputs"], ["--generate-gradients"]):
