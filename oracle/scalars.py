@@ -1,10 +1,10 @@
 """Numbers that a program computes and no tensor shows: the gradient's norm, the factor of clipping, learning rates.
 
 The norm that clipping saw is computed again from the candidate's merged gradients, and what clipping did to them is
-compared with what the reference's limit asks for. Nothing is said of a program that computes its norm in another way
-than by `clip_grad_norm_`, or where the reference's own numbers do not fit together like that (it clips parts, or
-does something else to gradients before they are used). Rates are compared parameter by parameter, since groups may be cut
-in another way.
+compared with what the reference's limit asks for. Nothing is said of a norm that is not `clip_grad_norm_`'s, of a factor
+that neither it nor `clip_grads_with_norm_` applies, or where the reference's own numbers do not fit together like that (it
+clips parts, or does something else to gradients before they are used). Rates are compared parameter by parameter, since
+groups may be cut in another way.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from proctor.oracle.verdicts import TensorVerdict
 
 Array = npt.NDArray[Any]
 
-UNCLIPPED: Final = "unclipped"  # slot of a gradient before `clip_grad_norm_`
+UNCLIPPED: Final = "unclipped"  # slot of a gradient before `clip_grad_norm_`, or `clip_grads_with_norm_`
 EXACT: Final = 1e-6  # rates are computed in double, and may be kept in float32
 SUMS: Final = 1e-5  # float32 sums of squares, in whatever order
 EPSILON: Final = 1e-6  # that clip_grad_norm_ adds to the norm
