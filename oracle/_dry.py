@@ -14,7 +14,7 @@ import msgspec
 if TYPE_CHECKING:
     from proctor.oracle.store import Entry
 
-_CROSSING = ("input", "output", "grad_input", "grad_output", "score", "choice")
+_CROSSING = ("input", "output", "grad_input", "grad_output", "score", "choice", "dropped", "mask")
 
 
 def without_dry_runs(entries: Sequence[Entry]) -> tuple[list[Entry], dict[int, int]]:

@@ -29,7 +29,7 @@ from proctor.oracle.plan import Plan
 from proctor.oracle.reference import Key, Reference, constant, slot_text
 from proctor.oracle.rows import Rows, Scattered
 from proctor.oracle.scalars import judge_scalars
-from proctor.oracle.store import CLEAN, EAGER, REPLAYED, Entry, RankRecord, Recording
+from proctor.oracle.store import CLEAN, EAGER, PLACED, REPLAYED, Entry, RankRecord, Recording
 from proctor.oracle.tensor_judge import TensorJudge
 from proctor.oracle.tolerance import Mode
 from proctor.oracle.verdicts import (
@@ -53,13 +53,14 @@ class Comparison:
         candidate: what is judged.
         plan: how the candidate lies on its mesh; what it does not say is found by content.
         mode: `all` (noise everywhere, M = 3) or `paper` (noise on the input, M = 5).
+        theirs: run of the reference; "" the one that is trusted.
         run: of the candidate; `forced` is that of `localise`, "" the one with the reference's choices where there is one.
     """
 
     def __init__(
-        self, reference: Recording, candidate: Recording, plan: Plan | None = None, mode: Mode = "all", run: str = ""
+        self, reference: Recording, candidate: Recording, plan: Plan | None = None, mode: Mode = "all", run: str = "", theirs: str = ""
     ) -> None:
-        self.reference, self.candidate = Reference(reference), candidate
+        self.reference, self.candidate = Reference(reference, theirs), candidate
         if not run:
             replayed = REPLAYED in candidate.runs() and candidate.info.replayed == digest_of(self.reference)
             run = REPLAYED if replayed else CLEAN
@@ -113,7 +114,7 @@ class Comparison:
 
     def prepare(self) -> Verdict | None:
         """Find out what is what; a verdict where that shows already that nothing can be said."""
-        unusable = self.reference.problem(self.mode)
+        unusable = self.reference.problem(self.mode) if self.reference.run != PLACED else ""
         if unusable:
             return conclude([], notes=self.notes, inconclusive=unusable)
         self.notes += self.reference.notes
@@ -294,7 +295,7 @@ class Comparison:
         """Dropout must have been recorded in the same way on both sides."""
         dropouts = self._dropouts()
         theirs, mine = (word or "draw" for word in self._dropout)
-        if theirs != mine and dropouts.active():
+        if theirs != mine and dropouts.active() and self.reference.run != PLACED:
             word = f"dropout was recorded with --dropout {theirs} in the reference and {mine} in the candidate"
             return conclude([], unchecked=self.unchecked, notes=self.notes, inconclusive=f"{word}: record both alike")
         if theirs == "keep" and (kept := dropouts.kept()):

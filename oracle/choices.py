@@ -11,7 +11,7 @@ A choice along a dimension that is cut is another choice, and not compared; nor 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
@@ -95,8 +95,12 @@ class Choices:
             for part in self.parts(key) or ()
         )
 
-    def values(self) -> Iterator[tuple[int, str, Array]]:
-        """What each rank is to choose: (rank, key, indices). All ranks that take part in a choice, or none of them."""
+    def values(self, trusted: Reference | None = None) -> Iterator[tuple[int, str, Array]]:
+        """What each rank is to choose: (rank, key, indices). All ranks that take part in a choice, or none of them.
+
+        Args:
+            trusted: another run of the reference, whose choices are taken.
+        """
         rejected = {(k[3], k[4]) for k in self.keys() if k in self.assembler.pieces and self.parts(k) is None}
         for key in self.keys():
             if (key[3], key[4]) in rejected:
@@ -104,7 +108,8 @@ class Choices:
             for part in self.parts(key) or ():
                 call = part.entry.call + self.assembler.ranks[part.rank].dry.get(key[0], 0)
                 name = key_of(key[0], "choice", part.entry.name, part.entry.slot, call)
-                yield part.rank, name, np.ascontiguousarray(self._theirs(key, part))
+                if trusted is None or key in trusted.entries:
+                    yield part.rank, name, np.ascontiguousarray(self._theirs(key, part, trusted))
 
     def parts(self, key: Key) -> list[Part] | None:
         """The candidate's parts of a choice, where all of them are placed and of the reference's form."""
@@ -116,25 +121,11 @@ class Choices:
         out: list[Part] = []
         for rank, entry in self.assembler.pieces.get(key, []):
             mine = made.get((rank, entry.call, entry.name, entry.slot))
-            places = self._placed(rank, mine, of_scores, scores) if mine is not None else None
-            if mine is None or places is None or entry.shape != (*mine.shape[:-1], target.shape[-1]):
+            places = placed(self.assembler, rank, mine, of_scores) if mine is not None else None
+            if mine is None or places is None or mine.shape[-1] != scores.shape[-1] or entry.shape != (*mine.shape[:-1], target.shape[-1]):
                 return None
             out.append(Part(rank, entry, places[:-1]))
         return out or None
-
-    def _placed(self, rank: int, mine: Entry, key: Key, scores: Entry) -> Index | None:
-        """Where a rank's scores lie: known for sure, or nearly the reference's there; whole along the last dimension."""
-        piece = self.assembler.place(rank, mine, key, scores)
-        if piece.places is None or mine.shape[-1] != scores.shape[-1] or piece.addend:
-            return None
-        if piece.firm:
-            return piece.places
-        own = as_float(self.assembler.ranks[rank].array(mine), mine.dtype)
-        theirs = take(self.reference.floats(scores), piece.places)
-        with np.errstate(invalid="ignore"):
-            off = np.where(own == theirs, 0.0, own - theirs)  # -inf masks what must not be chosen
-            size = np.where(np.isfinite(theirs), theirs, 0.0)
-        return piece.places if float(np.linalg.norm(off.ravel())) < FITS * float(np.linalg.norm(size.ravel())) else None
 
     def _cut(self, key: Key) -> bool:
         """Whether ranks choose among a part of what the reference chooses among."""
@@ -145,8 +136,9 @@ class Choices:
     def _own(self, part: Part) -> Array:
         return self.assembler.ranks[part.rank].array(part.entry)
 
-    def _theirs(self, key: Key, part: Part) -> Array:
-        whole = self.reference.array(self.reference.entries[key])
+    def _theirs(self, key: Key, part: Part, trusted: Reference | None = None) -> Array:
+        reference = trusted or self.reference
+        whole = reference.array(reference.entries[key])
         return take(whole, (*part.places, np.arange(whole.shape[-1], dtype=np.int64)))
 
     def _judge(self, key: Key) -> TensorVerdict | None:
@@ -189,7 +181,8 @@ class Choices:
         made = {(rank, e.call): e for rank, e in self.assembler.pieces.get(of_scores, [])}
         for rank, entry in self.assembler.pieces.get(key, []):
             mine = made.get((rank, entry.call))
-            if scores is None or mine is None or self._placed(rank, mine, of_scores, scores) is None:
+            places = placed(self.assembler, rank, mine, of_scores) if scores is not None and mine is not None else None
+            if mine is None or places is None:
                 return None
             if entry.shape[:-1] == mine.shape[:-1] and entry.shape[-1] != target.shape[-1]:
                 note = f"{entry.shape[-1]} of {mine.shape[-1]} are chosen, the reference chooses {target.shape[-1]}"
@@ -198,6 +191,22 @@ class Choices:
                     slot=key[4], cls=target.cls, source=target.source,
                 )  # fmt: skip
         return None
+
+
+def placed(assembler: Assembler, rank: int, mine: Entry, key: Key) -> Index | None:
+    """Where a rank's part of a tensor lies: known for sure, or nearly the reference's there."""
+    target = assembler.reference.entries[key]
+    piece = assembler.place(rank, mine, key, target)
+    if piece.places is None or piece.addend:
+        return None
+    if piece.firm:
+        return piece.places
+    own = as_float(assembler.ranks[rank].array(mine), mine.dtype)
+    theirs = take(assembler.reference.floats(target), piece.places)
+    with np.errstate(invalid="ignore"):
+        off = np.where(own == theirs, 0.0, own - theirs)  # -inf masks what must not be chosen
+        size = np.where(np.isfinite(theirs), theirs, 0.0)
+    return piece.places if float(np.linalg.norm(off.ravel())) <= FITS * float(np.linalg.norm(size.ravel())) else None
 
 
 def gaps_of(scores: Array, own: Array, theirs: Array, *, ordered: bool) -> Array:
@@ -244,10 +253,10 @@ def write_own(ranks: Mapping[int, RankRecord], folder: Path) -> int:
     return _write(values, folder)
 
 
-def write_choices(choices: Choices, folder: Path) -> int:
-    """Write for every rank of the candidate what it is to choose; returns how many choices."""
-    values: dict[int, dict[str, Array]] = {rank: {} for rank in choices.assembler.ranks}
-    for rank, name, array in choices.values():
+def write_values(found: Iterable[tuple[int, str, Array]], ranks: Iterable[int], folder: Path) -> int:
+    """Write for every rank of the candidate what it is given; returns how much."""
+    values: dict[int, dict[str, Array]] = {rank: {} for rank in ranks}
+    for rank, name, array in found:
         values[rank][name] = array
     return _write(values, folder)
 
@@ -265,8 +274,8 @@ def _write(values: Mapping[int, dict[str, Array]], folder: Path) -> int:
 
 
 def digest_of(reference: Reference) -> str:
-    """Of all choices of a reference: those that a candidate was given may be another one's."""
+    """Of all choices and masks of a reference: those that a candidate was given may be another one's."""
     out = hashlib.blake2b(digest_size=8)
-    for key in sorted(k for k in reference.entries if k[2] == "choice"):
+    for key in sorted(k for k in reference.entries if k[2] in ("choice", "mask")):
         out.update(msgspec.json.encode(key) + reference.array(reference.entries[key]).tobytes())
     return out.hexdigest()

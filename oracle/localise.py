@@ -23,6 +23,7 @@ from proctor.oracle.collect.config import key_of
 from proctor.oracle.dtypes import as_float, from_float, is_floating
 from proctor.oracle.inside import name_operation
 from proctor.oracle.locate import FITS, take
+from proctor.oracle.masks import masks
 from proctor.oracle.optimizer import isolate_updates
 from proctor.oracle.record import Recorder
 from proctor.oracle.reference import Key
@@ -178,7 +179,7 @@ def _write(comparison: Comparison, folder: Path) -> int:
             call = piece.entry.call + comparison.ranks[piece.rank].dry.get(step, 0)
             files[piece.rank][key_of(step, kind, piece.entry.name, piece.entry.slot, call)] = _tensor(values, piece.entry.dtype)
     count = sum(map(len, files.values()))
-    for rank, name, chosen in comparison.choices.values():
+    for rank, name, chosen in (*comparison.choices.values(), *masks(comparison.assembler, comparison.reference, all_of_them=False)):
         files[rank][name] = torch.from_numpy(chosen.copy())
     for rank, tensors in files.items():
         save_file(tensors, str(folder / f"rank{rank}.safetensors"))

@@ -24,7 +24,17 @@ import msgspec
 from proctor.errors import OracleError, UsageError
 from proctor.oracle.choices import write_own
 from proctor.oracle.collect.config import CollectConfig
-from proctor.oracle.store import AGAIN, CLEAN, EAGER, SCHEMA, ProcessInfo, Recording, RunInfo, write_json
+from proctor.oracle.store import (
+    AGAIN,
+    CLEAN,
+    EAGER,
+    PLACED,
+    SCHEMA,
+    ProcessInfo,
+    Recording,
+    RunInfo,
+    write_json,
+)
 
 SAMPLES: Final = 4  # one sample can be 2× too low for a tensor, four ≤ 1.25× (findings, §3)
 POLL_S: Final = 0.05
@@ -121,6 +131,8 @@ class Recorder:
             again = self.once(AGAIN, **common, watch_busy=True)
             common["busy"] = tuple(sorted({name for rank in again for name in rank.busy}))
             jobs: list[tuple[str, dict[str, Any]]] = [(f"noise-{k}", {"noise": k}) for k in range(self.samples)]
+            if self.options["dropout"] == "replay":
+                jobs.append((PLACED, {"dropout": "place"}))
             if fp8:
                 jobs += [(f"strict-{k}", {"noise": k, "fp8": ()}) for k in range(self.samples)]
             with ThreadPoolExecutor(max_workers=max(1, min(len(jobs), _cpus()))) as pool:
@@ -147,7 +159,7 @@ class Recorder:
             ranks, failure = [], e
         failed = failure is not None or self.info.exit_code not in (0, None) or not all(rank.steps for rank in ranks)
         why = f"torch.compile failed: {said}" if failed and (said := _compiler_error(log)) else ""
-        if not why and self.options["dropout"] == "keep" and any(rank.random for rank in ranks):
+        if not why and self.options["dropout"] != "draw" and any(rank.random for rank in ranks):
             why = "compiled code draws random numbers, and dropout can be kept from dropping only outside of it"
         if why:
             self.info.notes[:] = [f"the program ran without torch.compile: {why}"]

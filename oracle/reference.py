@@ -33,7 +33,7 @@ _CROSSING: Final = ("input", "output", "grad_input", "grad_output")
 
 # Phases of a step, earlier ones first.
 RANKING = {
-    "param": 0, "input": 1, "output": 1, "score": 1, "choice": 1, "scalar": 2, "grad_output": 3, "grad_input": 3, "main_grad": 4, "opt_state": 5, "param_after": 6,
+    "param": 0, "input": 1, "output": 1, "score": 1, "choice": 1, "dropped": 1, "mask": 1, "scalar": 2, "grad_output": 3, "grad_input": 3, "main_grad": 4, "opt_state": 5, "param_after": 6,
 }  # fmt: skip
 
 
@@ -42,11 +42,12 @@ class Reference:
 
     Args:
         recording: made with samples.
+        run: of it, "" the one that is trusted; `placed` tells where things lie, and is not to be judged by.
     """
 
-    def __init__(self, recording: Recording) -> None:
-        self.recording = recording
-        self.ranks = recording.ranks(recording.trusted)
+    def __init__(self, recording: Recording, run: str = "") -> None:
+        self.recording, self.run = recording, run or recording.trusted
+        self.ranks = recording.ranks(self.run)
         self.samples = [recording.ranks(name) for name in recording.noise()]
         self._strict = [recording.ranks(name) for name in recording.strict()]
         self.allows_fp8 = True

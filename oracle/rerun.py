@@ -1,4 +1,4 @@
-"""The candidate once more, with the choices of the reference, where its own fell out otherwise.
+"""The candidate once more, with the choices of the reference, where its own fell out otherwise, and with its masks on request.
 
 What comes after a choice near a tie is another computation, and no rounding. With the same choices on both sides everything
 can be compared again, and each choice follows from right ones before it. See `choices.py`.
@@ -11,17 +11,19 @@ from collections.abc import Sequence
 
 from proctor.errors import OracleError
 from proctor.oracle.check import Comparison
-from proctor.oracle.choices import digest_of, write_choices
+from proctor.oracle.choices import digest_of, write_values
+from proctor.oracle.masks import masks
 from proctor.oracle.plan import Plan
 from proctor.oracle.record import Recorder
-from proctor.oracle.store import REPLAYED, Recording, write_json
+from proctor.oracle.reference import Reference
+from proctor.oracle.store import CLEAN, PLACED, REPLAYED, Recording, write_json
 from proctor.oracle.uncompiled import compiles
 
 
 def replay_choices(
     reference: Recording, candidate: Recording, plan: Plan | None, command: Sequence[str], *, timeout_s: float = 3600.0
 ) -> bool:
-    """Give a candidate's recording a run `replayed`, if it chose anything else than the reference.
+    """Give a candidate's recording a run `replayed`, if it chose anything else than the reference, or the reference has masks.
 
     Args:
         reference: trusted.
@@ -36,22 +38,26 @@ def replay_choices(
     Raises:
         OracleError: the command failed when it ran again.
     """
-    if compiles(candidate) or not any(e.kind == "choice" for record in reference.ranks().values() for e in record.entries):
+    if compiles(candidate) or not any(e.kind in ("choice", "mask") for record in reference.ranks(reference.trusted).values() for e in record.entries):
         return False  # compiled code chooses where nobody sees it
+    masked = reference.info.dropout == "replay"
     try:
-        comparison = Comparison(reference, candidate, plan)
+        comparison = Comparison(reference, candidate, plan, run=CLEAN, theirs=PLACED if masked else "")
     except OracleError:
         return False  # whoever compares them says why
-    if comparison.prepare() is not None or comparison.choices.replayed or not comparison.choices.differ():
+    if comparison.prepare() is not None or not (masked or comparison.choices.differ()):
         return False
+    trusted = Reference(reference) if masked else comparison.reference
+    found = [*comparison.choices.values(trusted), *(masks(comparison.assembler, trusted) if masked else ())]
     folder = candidate.path / "choices"
     shutil.rmtree(folder, ignore_errors=True)
     try:
-        if not write_choices(comparison.choices, folder):
+        if not write_values(found, comparison.ranks, folder):
             return False
+        candidate.info.dropout = reference.info.dropout
         again = Recorder.again(candidate, command, timeout_s=timeout_s)
         again.once(REPLAYED, decisions=str(folder.resolve()), generate=candidate.info.generate)
-        candidate.info.replayed = digest_of(comparison.reference)
+        candidate.info.replayed = digest_of(trusted)
         write_json(candidate.path / "oracle.json", candidate.info)
     finally:
         shutil.rmtree(folder, ignore_errors=True)

@@ -5,8 +5,9 @@
     DIR/runs/<run>/rank<r>/data-00000.safetensors      at most `SHARD_BYTES` of tensors, or one larger tensor
     DIR/runs/<run>/rank<r>/process.json                rank, world, notes; `done` once everything was recorded
 
-Runs are `clean`, `eager` (without `torch.compile`, of a program that compiles), `replayed` (the candidate with the reference's choices),
-`again` (the reference a second time), `noise-<k>` and, of programs with 8-bit casts, `strict-<k>`. Readers take these files as data from a
+Runs are `clean`, `eager` (without `torch.compile`, of a program that compiles), `again` (the reference a second time), `placed` (the
+reference, with nothing dropped), `replayed` (the candidate with the reference's choices and masks), `noise-<k>` and, of programs with
+8-bit casts, `strict-<k>`. Readers take these files as data from a
 stranger: names are checked, sizes limited, nothing is unpickled. bfloat16 and the 8-bit floats, which numpy lacks, come
 as unsigned integers of their width beside the name of their type.
 """
@@ -33,11 +34,12 @@ SCHEMA: Final = 1
 CLEAN: Final = "clean"
 AGAIN: Final = "again"
 EAGER: Final = "eager"
+PLACED: Final = "placed"
 REPLAYED: Final = "replayed"
 SHARD_BYTES: Final = 64 * 1024 * 1024
 MAX_INDEX_BYTES: Final = 2 * 1024**3
 MAX_HEADER_BYTES: Final = 256 * 1024 * 1024
-RUN_NAME: Final = re.compile(r"clean|again|eager|replayed|forced|ops|(noise|strict)-\d{1,3}")
+RUN_NAME: Final = re.compile(r"clean|again|eager|placed|replayed|forced|ops|(noise|strict)-\d{1,3}")
 
 _DATA_NAME: Final = re.compile(r"data-\d{5}\.safetensors")
 _RANK_NAME: Final = re.compile(r"rank(\d{1,7})")
@@ -74,7 +76,7 @@ class Entry(msgspec.Struct, frozen=True):
         step: optimizer updates before it.
         call: how often its module had been called in this step (the microbatch); of its rank.
         kind: `input`, `output`, `grad_input`, `grad_output`, `score` and `choice` (what a module chose by, and which; along the last
-            dimension), `param` (before the step), `main_grad` (as the optimizer takes it), `param_after`, `opt_state`, `scalar`.
+            dimension), `dropped` and `mask` (what dropout acts on, and which elements stay), `param` (before the step), `main_grad` (as the optimizer takes it), `param_after`, `opt_state`, `scalar`.
         name: path of the module or parameter, without wrappers such as DDP's `module.`.
         slot: place in nested inputs and outputs; name of an optimizer state.
         source: `file:line` of the module's forward.
@@ -182,7 +184,7 @@ class RunInfo(msgspec.Struct):
     """`oracle.json`.
 
     Attributes:
-        dropout: `keep` where it kept everything, `draw` where it was left alone; "" in older recordings, which left it alone.
+        dropout: as of `CollectConfig`; "" in older recordings, which left it alone.
         replayed: digest of the reference's choices that the run `replayed` was given.
     """
 

@@ -64,8 +64,8 @@ class TensorJudge:
         """The verdict of a tensor of the reference, `None` where none is due, and replicas of it that are wrong."""
         target = self.reference.entries[key]
         step, call, kind, name, slot = key
-        if kind == "choice":
-            return None, []  # see `choices`
+        if kind in ("choice", "mask"):
+            return None, []  # see `choices`; masks are the candidate's own, which it has not used
         if kind == "scalar":
             return None, []  # see `scalars`; what a loss is averaged over is the program's business, and gradients tell whether it is right
         if kind == "param" and step == 0:
@@ -106,7 +106,7 @@ class TensorJudge:
                 allowed = self.reference.tolerance(key, msgspec.structs.replace(sums, n=few), self.mode)
         note = self._explain(key, full, theirs, sums, allowed.absolute, conflicts, pieces) if sums.error > allowed.absolute else ""
         found = judge(sums, allowed, **common, ranks=ranks, note=note)
-        near = firm or (sums.relative < FITS and kind in ("output", "input", "score"))  # no other place has values like these
+        near = firm or (sums.relative < FITS and kind in ("output", "input", "score", "dropped"))  # no other place has values like these
         if failing(found) and (not near or (not sums.rounded and kind != "input")):
             found = msgspec.structs.replace(found, verdict="unmapped")
         if firm and sums.rounded and not failing(found) and (self.alone or target.dtype in SHORT):

@@ -50,7 +50,7 @@ def assert_equivalent(
     mode: Mode = "all",
     localise: bool = True,
     eager: bool = False,
-    dropout: Literal["keep", "draw"] = "keep",
+    dropout: Literal["keep", "replay", "draw"] = "keep",
     out: str | Path | None = None,
     timeout_s: float = 600.0,
 ) -> Verdict:
@@ -68,7 +68,8 @@ def assert_equivalent(
         mode: how tolerances are formed.
         eager: what the candidate wraps in `torch.compile` runs uncompiled, as it does in the reference.
         localise: run the candidate again to name the module that is wrong.
-        dropout: `keep`: it keeps everything in the steps that are compared, and its probabilities are; `draw`: it is left alone.
+        dropout: `keep`: it keeps everything in the steps that are compared, and its probabilities are; `replay`: the candidate gets
+            the reference's masks; `draw`: it is left alone.
         out: where recordings are kept; without it they go when this returns.
         timeout_s: of each run.
 
@@ -93,9 +94,10 @@ def assert_equivalent(
         def record(seed: int | None) -> tuple[Recording, Recording]:
             for name, command in zip(("reference", "candidate"), commands, strict=True):
                 trusted = name == "reference"
+                word = dropout if trusted or dropout != "replay" else "place"
                 Recorder(
                     home / name, command, samples=samples if trusted else 0, eager=eager or trusted, **options,
-                    options={"generate": seed, "dropout": dropout},
+                    options={"generate": seed, "dropout": word},
                 ).record()  # fmt: skip
             both = Recording(home / "reference"), Recording(home / "candidate")
             replay_choices(*both, given, commands[1], timeout_s=timeout_s)

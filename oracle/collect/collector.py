@@ -61,7 +61,7 @@ class Collector:
         self.force: Forced | None = None
         self.given: Forced | None = None
         self.choices: Forced | None = None
-        self.decisions = Decisions(self, keep_all=config.dropout == "keep" and not config.replay)
+        self.decisions = Decisions(self, "draw" if config.replay else config.dropout)
         self.ops: OpRecorder | None = None
         self.replayed = Replayed(config.replay) if config.replay else None
         self._roots: list[nn.Module] = []
@@ -679,13 +679,17 @@ class Collector:
         """Record what a module chose, and by what."""
         self._record(tensor, call=place.call, kind=kind, meta=self._metas[place.name], slot=slot)
 
-    def told(self, place: Place, slot: str, own: torch.Tensor) -> torch.Tensor | None:
-        """The reference's choice in the place of a module's own."""
-        return self.choices(self._step, "choice", place.name, slot, place.call, own) if self.choices is not None else None
+    def told(self, place: Place, kind: str, slot: str, own: torch.Tensor) -> torch.Tensor | None:
+        """The reference's choice, or mask, in the place of a module's own."""
+        return self.choices(self._step, kind, place.name, slot, place.call, own) if self.choices is not None else None
 
     def drawn(self, place: Place, slot: str, p: float, digest: str) -> None:
         """Note that elements are dropped."""
         self.info.draws.append(Draw(self._step, place.call, place.name, slot, p, digest, place.again))
+
+    def unseen(self) -> contextlib.AbstractContextManager[None]:
+        """Around what is no operation of the program."""
+        return self.ops.paused() if self.ops is not None else contextlib.nullcontext()
 
     def fail(self, error: Exception) -> None:
         """Recording failed; the program goes on."""

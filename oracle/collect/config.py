@@ -19,8 +19,8 @@ class CollectConfig(msgspec.Struct, frozen=True):
         noise: seed of the noise sample; `None` records without noise.
         force: folder with the inputs and incoming gradients that modules are given (`oracle localise`); "" none.
         given: folder with generated values that take the place of the program's data (`oracle/inputs.py`); "" none.
-        decisions: folder with the choices that modules make instead of their own; "" none.
-        dropout: `keep`: it keeps everything while a step is recorded; `draw`: it is left alone.
+        decisions: folder with the choices and masks that modules take instead of their own; "" none.
+        dropout: as of `collect.decisions.Decisions`.
         fp8: modules that cast to 8-bit floats inside, found by an earlier run.
         watch_fp8: look for such casts.
         generate: seed of generated parameters; `None` keeps the user's.

@@ -9,6 +9,7 @@ kept: replicas, and recomputation, must draw the same one. Source: TTrace §4.3 
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import inspect
 from collections.abc import Callable, Mapping
@@ -47,11 +48,14 @@ class Host(Protocol):
     def keep(self, tensor: torch.Tensor, kind: str, place: Place, slot: str) -> None:
         """Record a tensor."""
 
-    def told(self, place: Place, slot: str, own: torch.Tensor) -> torch.Tensor | None:
-        """The reference's choice in the place of a module's own."""
+    def told(self, place: Place, kind: str, slot: str, own: torch.Tensor) -> torch.Tensor | None:
+        """The reference's choice, or mask, in the place of a module's own."""
 
     def drawn(self, place: Place, slot: str, p: float, digest: str) -> None:
         """Note that elements are dropped."""
+
+    def unseen(self) -> contextlib.AbstractContextManager[None]:
+        """Around what is no operation of the program."""
 
     def fail(self, error: Exception) -> None:
         """Say that recording failed; the program goes on."""
@@ -85,6 +89,7 @@ class _Dropout(NamedTuple):
         training: whether it drops at all; `None` if it always does.
         elementwise: its result for ones tells the mask.
         inplace: whether its argument is its result.
+        scales: elements that stay are multiplied by 1/(1 − p), the others by 0.
     """
 
     name: str
@@ -92,6 +97,7 @@ class _Dropout(NamedTuple):
     training: _Argument | None = None
     elementwise: bool = True
     inplace: _Argument = _Argument(_NOWHERE, "inplace", False)
+    scales: bool = False
 
 
 class _Choice(NamedTuple):
@@ -104,24 +110,24 @@ class _Choice(NamedTuple):
 _INPUT: Final = _Argument(0, "input")
 
 
-def _python(function: Any, name: str, p: str = "p", *, elementwise: bool = True) -> _Dropout:
+def _python(function: Any, name: str, p: str = "p", *, elementwise: bool = True, scales: bool = False) -> _Dropout:
     parameters = inspect.signature(function).parameters
     places = list(parameters)
     here = {n: _Argument(places.index(n), n, parameters[n].default) for n in (p, "training", "inplace") if n in places}
-    return _Dropout(name, here[p], here["training"], elementwise, here.get("inplace", _Argument(_NOWHERE, "inplace", False)))
+    return _Dropout(name, here[p], here["training"], elementwise, here.get("inplace", _Argument(_NOWHERE, "inplace", False)), scales)
 
 
 _DROPOUTS: Final[dict[Any, _Dropout]] = {
+    **{function: _python(function, "dropout", scales=True) for function in (F.dropout, F.dropout1d, F.dropout2d, F.dropout3d)},
+    **{function: _python(function, "dropout") for function in (F.alpha_dropout, F.feature_alpha_dropout)},
     **{
-        function: _python(function, "dropout")
-        for function in (F.dropout, F.dropout1d, F.dropout2d, F.dropout3d, F.alpha_dropout, F.feature_alpha_dropout)
-    },
-    **{
-        function: _Dropout("dropout", _Argument(1, "p"), _Argument(2, "train"))
+        function: _Dropout("dropout", _Argument(1, "p"), _Argument(2, "train"), scales=function in (torch.dropout, torch.native_dropout))
         for function in (torch.dropout, torch.native_dropout, torch.alpha_dropout, torch.feature_dropout, torch.feature_alpha_dropout)
     },
     **{
-        function: _Dropout("dropout", _Argument(1, "p"), _Argument(2, "train"), inplace=_Argument(_NOWHERE, "inplace", True))
+        function: _Dropout(
+            "dropout", _Argument(1, "p"), _Argument(2, "train"), inplace=_Argument(_NOWHERE, "inplace", True), scales=function is torch.dropout_
+        )
         for function in (torch.dropout_, torch.alpha_dropout_, torch.feature_dropout_, torch.feature_alpha_dropout_)
     },
     F.scaled_dot_product_attention: _Dropout("attention", _Argument(4, "dropout_p", 0.0), None, elementwise=False),
@@ -153,12 +159,13 @@ class Decisions(TorchFunctionMode):  # type: ignore[misc]
 
     Args:
         host: the collector.
-        keep_all: dropout keeps everything while a step is recorded.
+        dropout: `keep`: it keeps everything while a step is recorded; `place`: the same, and what it would act on is recorded; `replay`:
+            that is recorded, and masks, which are given where there are some; `draw`: it is left alone.
     """
 
-    def __init__(self, host: Host, *, keep_all: bool) -> None:
+    def __init__(self, host: Host, dropout: str) -> None:
         super().__init__()
-        self._host, self._keep_all = host, keep_all
+        self._host, self._dropout = host, dropout
         self._counts: dict[tuple[Place, str], int] = {}
         self._answers: dict[bytes, torch.Tensor] = {}  # what was chosen for these scores, for when they are computed again
 
@@ -171,7 +178,7 @@ class Decisions(TorchFunctionMode):  # type: ignore[misc]
         if hasattr(torch.autograd, ENGINE):
             wrap(torch.autograd, ENGINE, self.around)
         else:
-            self._keep_all = False  # recomputation would drop what the first pass kept
+            self._dropout = "draw"  # recomputation would drop what the first pass kept
 
     def around(self, call: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         """Call a function whose decisions are seen, unless somebody further out does so already."""
@@ -204,7 +211,8 @@ class Decisions(TorchFunctionMode):  # type: ignore[misc]
 
     def _safely(self, look: Callable[[], Any]) -> Any:
         try:
-            return look()
+            with self._host.unseen():
+                return look()
         except Exception as e:  # noqa: BLE001 - the user's program goes on
             self._host.fail(e)
             return None
@@ -225,39 +233,60 @@ class Decisions(TorchFunctionMode):  # type: ignore[misc]
         if how is None or not isinstance(p, int | float):
             return None
         acts = p > 0 and (how.training is None or bool(how.training.of(args, kwargs)))
-        if not acts or not self._keep_all:
-            self._note(place, how.name, float(p) if acts else 0.0, "")
+        slot = self._slot(place, how.name) if place is not None else ""
+        if not acts or self._dropout == "draw":
+            self._note(place, slot, float(p) if acts else 0.0, "")
             return None
         like = _ones(args, kwargs) if how.elementwise else pytree.tree_map(_detached, (args, kwargs))
         with torch.no_grad():
-            mask = func(*like[0], **like[1])
-        self._note(place, how.name, float(p), _digest(mask, how.elementwise))
+            drawn = func(*like[0], **like[1])
+        digest = _digest(drawn, how.elementwise)
+        self._note(place, slot, float(p), digest)
         if how.elementwise:
-            x, ones = _INPUT.of(args, kwargs), _INPUT.of(*like).fill_(1)
+            x = _INPUT.of(args, kwargs)
+            with torch.no_grad():
+                factor = self._factor(how, place, slot, x.detach(), drawn[0] if isinstance(drawn, tuple) else drawn, float(p), digest)
             if func is torch.native_dropout:
-                return lambda: (x * ones, ones.bool())
+                return lambda: (x * factor, factor != 0)
             # A product keeps for the backward pass what dropout does, so that recomputation comes this far.
-            return lambda: x.mul_(ones) if how.inplace.of(args, kwargs) else x * ones
+            return lambda: x.mul_(factor) if how.inplace.of(args, kwargs) else x * factor
         put, more = how.p.put(args, kwargs, 0.0)
         return lambda: func(*put, **more)
+
+    def _factor(self, how: _Dropout, place: Place | None, slot: str, x: Any, drawn: Any, p: float, digest: str) -> Any:
+        """What elements are multiplied by, where dropout would have multiplied them by `drawn`."""
+        first = place is not None and not place.again
+        if place is not None and first and self._dropout in ("place", "replay"):
+            self._host.keep(x, "dropped", place, slot)
+        if self._dropout != "replay" or not how.scales or p >= 1.0:
+            return torch.ones_like(x, dtype=torch.bool)
+        stays, known = drawn != 0, f"{slot.partition('.')[0]} {digest}".encode()
+        if place is not None and first:
+            self._host.keep(stays, "mask", place, slot)
+            other = self._host.told(place, "mask", slot, stays)
+            if other is not None:
+                self._answers[known] = other
+        given = self._answers.get(known)
+        return drawn if given is None or given.shape != stays.shape else given.to(x.dtype).div_(1.0 - p)
 
     def _bernoulli(self, func: Any, place: Place | None, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Callable[[], Any] | None:
         """Draws with one probability of staying: a path or an element that is kept by chance."""
         stays, x = _Argument(1, "p", 0.5 if func is torch.Tensor.bernoulli_ else None).of(args, kwargs), _INPUT.of(args, kwargs)
         if not isinstance(stays, float) or not 0.0 < stays < 1.0 or kwargs.get("out") is not None:
             return None
-        if not self._keep_all:
-            self._note(place, "bernoulli", 1.0 - stays, "")
+        slot = self._slot(place, "bernoulli") if place is not None else ""
+        if self._dropout == "draw":
+            self._note(place, slot, 1.0 - stays, "")
             return None
         like = _ones(args, kwargs)
         with torch.no_grad():
             mask = func(*like[0], **like[1])
-        self._note(place, "bernoulli", 1.0 - stays, _digest(mask, elementwise=True))
+        self._note(place, slot, 1.0 - stays, _digest(mask, elementwise=True))
         return (lambda: x.fill_(1)) if func is torch.Tensor.bernoulli_ else lambda: torch.ones_like(x)
 
-    def _note(self, place: Place | None, name: str, p: float, digest: str) -> None:
+    def _note(self, place: Place | None, slot: str, p: float, digest: str) -> None:
         if place is not None:
-            self._host.drawn(place, self._slot(place, name), p, digest)
+            self._host.drawn(place, slot, p, digest)
 
     # -- choices --------------------------------------------------------------------------------------------
 
@@ -289,7 +318,7 @@ class Decisions(TorchFunctionMode):  # type: ignore[misc]
         slot = self._slot(place, name)
         self._host.keep(scores, "score", place, slot)
         self._host.keep(picks, "choice", place, slot)
-        other = self._host.told(place, slot, picks)
+        other = self._host.told(place, "choice", slot, picks)
         if other is None or not _within(local_of(other), local_of(scores).shape[-1]):
             return None
         self._answers[_print(name, scores)] = other
@@ -297,11 +326,10 @@ class Decisions(TorchFunctionMode):  # type: ignore[misc]
 
 
 def _plain(x: Any) -> bool:
-    """Whether values can be read: a tensor or a DTensor, of no other layout, with memory, outside of `torch.func`."""
+    """Whether values can be read: no other layout, with memory, outside of `torch.func`."""
     if not isinstance(x, torch.Tensor) or torch._C._functorch.peek_interpreter_stack() is not None:
         return False
-    known = type(x) in (torch.Tensor, torch.nn.Parameter) or hasattr(x, "placements")
-    return known and x.layout == torch.strided and x.device.type != "meta"
+    return x.layout == torch.strided and not x.is_nested and x.device.type != "meta"
 
 
 def _recurrent(args: tuple[Any, ...]) -> _Dropout | None:

@@ -16,6 +16,7 @@ KINDS: Final = {
     "output": "output",
     "score": "scores",
     "choice": "routing",
+    "dropped": "input of dropout",
     "dropout": "dropout",
     "grad_output": "gradient of the output",
     "grad_input": "gradient of the input",

@@ -32,7 +32,7 @@ def prepare(parser: argparse.ArgumentParser) -> None:
     add_command(parser)
 
 
-def add_recording(parser: argparse.ArgumentParser) -> None:
+def add_recording(parser: argparse.ArgumentParser, dropout: Sequence[str] = ("keep", "draw")) -> None:
     """Declare how commands are recorded."""
     parser.add_argument("--plan", metavar="PLAN", help="how parameters and activations are cut (TOML); found by content without one")
     parser.add_argument("--steps", metavar="K", type=int, default=1, help="optimizer steps to record (default 1)")
@@ -42,8 +42,9 @@ def add_recording(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--eager", action="store_true", help="run what torch.compile wraps uncompiled, so that its inside is compared")
     parser.add_argument(
-        "--dropout", choices=("keep", "draw"), default="keep",
-        help="keep: it keeps everything in the recorded steps, and its probabilities are compared (default); draw: leave it alone",
+        "--dropout", choices=dropout, default="keep",
+        help="keep: it keeps everything in the recorded steps, and its probabilities are compared (default); draw: leave it alone"
+        + ("; replay: the candidate gets the reference's masks" if "replay" in dropout else ""),
     )
     parser.add_argument("--keep-inputs", action="store_true", help="use the program's own data (the default; accepted for scripts)")
     parser.add_argument("--to-the-end", action="store_true", help="let the command finish instead of stopping it")
@@ -77,7 +78,7 @@ def record(
         "overwrite": overwrite,
         "reference": reference,
         "eager": args.eager,
-        "options": {"generate": generate, "dropout": args.dropout},
+        "options": {"generate": generate, "dropout": args.dropout if reference or args.dropout != "replay" else "place"},
     }
     return Recorder(out, command, **{**given, **more}).record()
 

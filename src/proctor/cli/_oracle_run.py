@@ -36,7 +36,7 @@ def prepare(parser: argparse.ArgumentParser) -> None:
         help="compare on generated inputs as well, where the runs agree on the program's own: for data in which errors do not show",
     )
     parser.add_argument("--generate-gradients", action="store_true", help="with it: generated gradients of the model's output, instead of the loss's")
-    _oracle_record.add_recording(parser)
+    _oracle_record.add_recording(parser, dropout=("keep", "replay", "draw"))
     _oracle_compare.add_report(parser)
 
 

@@ -19,7 +19,7 @@ from torch.utils.checkpoint import checkpoint  # noqa: E402
 
 from proctor.oracle import compare, trace, trace_reference  # noqa: E402
 from proctor.oracle.check import Comparison  # noqa: E402
-from proctor.oracle.choices import digest_of, write_choices  # noqa: E402
+from proctor.oracle.choices import digest_of, write_values  # noqa: E402
 from proctor.oracle.collect.collector import Collector  # noqa: E402
 from proctor.oracle.collect.config import CollectConfig  # noqa: E402
 from proctor.oracle.store import Draw, ProcessInfo, Recording, write_json  # noqa: E402
@@ -92,7 +92,7 @@ def test_another_choice_within_rounding_is_replayed(routed: Path, tmp_path: Path
     recording = Recording(tmp_path / "c")
     comparison = Comparison(Recording(routed), recording)
     assert comparison.prepare() is None and comparison.choices.differ()
-    assert write_choices(comparison.choices, tmp_path / "choices") == 1
+    assert write_values(comparison.choices.values(), [0], tmp_path / "choices") == 1
     model = Router(nudge=3e-7)
     again = Collector(CollectConfig(folder=str(tmp_path / "c/runs/replayed"), decisions=str(tmp_path / "choices")))
     again.install()
