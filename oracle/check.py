@@ -22,7 +22,7 @@ from proctor.oracle.align import PARAMETERS, Calls, Naming, count_calls, deal_ca
 from proctor.oracle.assemble import GRADIENTS, LIKE, REPLICA_AXES, Assembler, Piece
 from proctor.oracle.choices import Choices, digest_of, undecided
 from proctor.oracle.difference import compare
-from proctor.oracle.dropouts import Dropouts
+from proctor.oracle.dropouts import HIDDEN, Dropouts
 from proctor.oracle.dtypes import as_float
 from proctor.oracle.mesh import Mesh, rank_text
 from proctor.oracle.plan import Plan
@@ -298,7 +298,7 @@ class Comparison:
         if theirs != mine and dropouts.active() and self.reference.run != PLACED:
             word = f"dropout was recorded with --dropout {theirs} in the reference and {mine} in the candidate"
             return conclude([], unchecked=self.unchecked, notes=self.notes, inconclusive=f"{word}: record both alike")
-        if theirs == "keep" and (kept := dropouts.kept()):
+        if theirs != "draw" and (kept := dropouts.kept(HIDDEN) if theirs == "replay" else dropouts.kept()):
             self.unchecked.append(f"dropout masks of {kept} module{'s' if kept > 1 else ''}: everything is kept while it is recorded; probabilities are compared")
         return None
 

@@ -23,6 +23,7 @@ Sites = dict[str, Counter[tuple[float, ...]]]  # by module: the probabilities of
 Named = Callable[[int, str], str]  # rank, path → canonical path
 
 DIGITS: Final = 6  # of a probability
+HIDDEN: Final = ("attention", "recurrent", "bernoulli")  # places whose masks are not seen, or not placed
 LEAF: Final = re.compile(r"(Feature)?(Alpha)?Dropout[123]?d?")  # classes that do nothing else
 
 
@@ -45,9 +46,10 @@ class Dropouts:
         """What is wrong."""
         return [*self._probabilities(), *self._replicas(), *self._recomputed()]
 
-    def kept(self) -> int:
-        """How many modules of the reference would drop something."""
-        return len({d.module for record in self.reference.ranks.values() for d in record.info.draws if d.p > 0})
+    def kept(self, places: tuple[str, ...] = ("",)) -> int:
+        """How many modules of the reference would drop something, at places that are called like one of these."""
+        draws = (d for record in self.reference.ranks.values() for d in record.info.draws)
+        return len({d.module for d in draws if d.p > 0 and d.slot.startswith(places)})
 
     def active(self) -> bool:
         """Whether anything is dropped on either side."""

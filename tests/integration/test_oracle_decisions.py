@@ -1,4 +1,4 @@
-"""A router whose choice falls out otherwise near a tie: from the command line, with the candidate run again."""
+"""Decisions from the command line: a router whose choice falls out otherwise near a tie, and masks that are replayed."""
 
 from __future__ import annotations
 
@@ -9,6 +9,8 @@ from pathlib import Path
 import pytest
 
 pytest.importorskip("torch")
+
+from helpers.oracle_programs import Configuration
 
 from proctor.cli import main
 
@@ -52,3 +54,20 @@ def test_a_candidate_that_chose_otherwise_runs_again(tmp_path: Path, capsys: pyt
     (choice,) = (t for t in report["tensors"] if t["kind"] == "choice")
     assert choice["verdict"] in ("ok", "warn") and choice["rel_err"] > 0
     assert main(["oracle", "compare", reference, candidate]) == 0  # the second run is kept with the recording
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("bug", "code"), [((), 0), (("--bug", "dropout_probability"), 1)])
+def test_masks_are_replayed(
+    bug: tuple[str, ...], code: int, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    monkeypatch.chdir(tmp_path)
+    right = Configuration("parallel_gpt", ("--mesh", "tp=2"), ("--dropout", "0.1"))
+    options = ["--samples", "1", "--dropout", "replay", "--no-localise", "--format", "json"]
+    reference, candidate = " ".join(right.reference.command()), " ".join(right.command(*bug))
+    assert main(["oracle", "run", "--reference", reference, "--candidate", candidate, *options]) == code
+    report = json.loads(capsys.readouterr().out)
+    assert any(t["kind"] == "dropped" for t in report["tensors"])
+    assert "masks of 2 modules" in report["unchecked"][0]  # inside attention
+    assert not bug or report["first"]["name"] == "layers.1.attention"

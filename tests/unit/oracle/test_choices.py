@@ -1,4 +1,4 @@
-"""oracle/choices and oracle/dropouts: which decisions may fall out otherwise, and which may not."""
+"""oracle/choices, dropouts and masks: which decisions may fall out otherwise, and which may not."""
 
 from __future__ import annotations
 
@@ -22,7 +22,9 @@ from proctor.oracle.check import Comparison  # noqa: E402
 from proctor.oracle.choices import digest_of, write_values  # noqa: E402
 from proctor.oracle.collect.collector import Collector  # noqa: E402
 from proctor.oracle.collect.config import CollectConfig  # noqa: E402
-from proctor.oracle.store import Draw, ProcessInfo, Recording, write_json  # noqa: E402
+from proctor.oracle.masks import masks  # noqa: E402
+from proctor.oracle.reference import Reference  # noqa: E402
+from proctor.oracle.store import SCHEMA, Draw, ProcessInfo, Recording, RunInfo, write_json  # noqa: E402
 
 
 @pytest.mark.parametrize(
@@ -168,6 +170,34 @@ def test_replicas_would_drop_the_same_elements(dropped: Path, tmp_path: Path, ma
     found = compare(dropped, tmp_path / "c")
     assert found.verdict == ("different" if mask else "equivalent"), found.reason
     assert not mask or (found.first is not None and found.first.name == "block.1" and "generators" in found.first.note)
+
+
+def test_masks_of_the_reference_are_replayed(tmp_path: Path) -> None:
+    def collected(path: Path, seed: int, **options: Any) -> None:
+        model = Drops()
+        torch.manual_seed(seed)
+        collector = Collector(CollectConfig(folder=str(path), **options))
+        collector.install()
+        collector.adopt([model])
+        stepped(model)()
+        collector.end()
+
+    for seed, name, runs in ((1, "r", {"clean": "replay", "placed": "place"}), (2, "c", {"clean": "place"})):
+        for run, dropout in runs.items():
+            collected(tmp_path / name / "runs" / run, seed, dropout=dropout)
+        write_json(tmp_path / name / "oracle.json", RunInfo(SCHEMA, [], "", 1, dropout=runs["clean"]))
+    reference, recording = Recording(tmp_path / "r"), Recording(tmp_path / "c")
+    comparison = Comparison(reference, recording, run="clean", theirs="placed")
+    assert comparison.prepare() is None
+    given = list(masks(comparison.assembler, Reference(reference)))
+    assert len(given) == 2 and all(0.6 < mask.mean() < 1.0 for _, _, mask in given)
+    assert write_values(given, [0], tmp_path / "given") == 2
+    collected(tmp_path / "c" / "runs" / "replayed", 2, dropout="replay", decisions=str(tmp_path / "given"))
+    theirs, mine = reference.ranks()[0], recording.ranks("replayed")[0]
+    for kind, alike in (("output", True), ("main_grad", True), ("mask", False)):  # its own masks are recorded
+        pairs = [(theirs.array(a), mine.array(b)) for a, b in zip(theirs.entries, mine.entries, strict=True) if a.kind == kind]
+        assert pairs and all(np.array_equal(a, b) for a, b in pairs) == alike
+    assert bool((theirs.array(next(e for e in theirs.entries if e.kind == "output" and e.name == "block.1")) == 0).any())
 
 
 def test_a_recording_that_left_dropout_alone_is_not_compared_with_one_that_did_not(dropped: Path, tmp_path: Path) -> None:
