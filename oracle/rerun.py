@@ -20,7 +20,7 @@ from proctor.oracle.store import CLEAN, PLACED, REPLAYED, Recording, write_json
 from proctor.oracle.uncompiled import compiles
 
 
-def replay_choices(
+def replay_decisions(
     reference: Recording, candidate: Recording, plan: Plan | None, command: Sequence[str], *, timeout_s: float = 3600.0
 ) -> bool:
     """Give a candidate's recording a run `replayed`, if it chose anything else than the reference, or the reference has masks.

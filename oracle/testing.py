@@ -28,7 +28,7 @@ from proctor.oracle.plan_toml import plan_of
 from proctor.oracle.ranks import command_of
 from proctor.oracle.record import SAMPLES, Recorder
 from proctor.oracle.report import Report, renderer
-from proctor.oracle.rerun import replay_choices
+from proctor.oracle.rerun import replay_decisions
 from proctor.oracle.store import Recording
 from proctor.oracle.tolerance import Mode
 from proctor.oracle.verdicts import Verdict
@@ -100,7 +100,7 @@ def assert_equivalent(
                     options={"generate": seed, "dropout": word},
                 ).record()  # fmt: skip
             both = Recording(home / "reference"), Recording(home / "candidate")
-            replay_choices(*both, given, commands[1], timeout_s=timeout_s)
+            replay_decisions(*both, given, commands[1], timeout_s=timeout_s)
             return both
 
         def compare(one: Recording, other: Recording) -> Compared:

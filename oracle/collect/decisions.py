@@ -11,15 +11,25 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
-import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any, Final, NamedTuple, Protocol
 
 import torch
-import torch.nn.functional as F
 from torch.overrides import TorchFunctionMode, _get_current_function_mode_stack
 from torch.utils import _pytree as pytree
 
+from proctor.oracle.collect.deciding import (
+    BERNOULLI,
+    CHOICES,
+    DROPOUTS,
+    INPUT,
+    RECURRENT,
+    SEEN,
+    Argument,
+    Choice,
+    Dropout,
+    recurrent,
+)
 from proctor.oracle.collect.roots import local_of
 from proctor.oracle.collect.taps import recomputing
 
@@ -61,99 +71,6 @@ class Host(Protocol):
         """Say that recording failed; the program goes on."""
 
 
-class _Argument(NamedTuple):
-    """An argument of a function by position and by name, with what it is where it is not given."""
-
-    at: int
-    name: str
-    default: Any = None
-
-    def of(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
-        return args[self.at] if len(args) > self.at else kwargs.get(self.name, self.default)
-
-    def put(self, args: tuple[Any, ...], kwargs: Mapping[str, Any], value: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        if len(args) > self.at:
-            return (*args[: self.at], value, *args[self.at + 1 :]), dict(kwargs)
-        return args, {**kwargs, self.name: value}
-
-
-_NOWHERE: Final = 1 << 16  # position of what is given by name, or not at all
-
-
-class _Dropout(NamedTuple):
-    """How a function is told what to drop.
-
-    Args:
-        name: of its slot.
-        p: its probability.
-        training: whether it drops at all; `None` if it always does.
-        elementwise: its result for ones tells the mask.
-        inplace: whether its argument is its result.
-        scales: elements that stay are multiplied by 1/(1 − p), the others by 0.
-    """
-
-    name: str
-    p: _Argument
-    training: _Argument | None = None
-    elementwise: bool = True
-    inplace: _Argument = _Argument(_NOWHERE, "inplace", False)
-    scales: bool = False
-
-
-class _Choice(NamedTuple):
-    """How a function is told where to choose: along `dim`, of `None` in all elements."""
-
-    name: str
-    dim: _Argument
-
-
-_INPUT: Final = _Argument(0, "input")
-
-
-def _python(function: Any, name: str, p: str = "p", *, elementwise: bool = True, scales: bool = False) -> _Dropout:
-    parameters = inspect.signature(function).parameters
-    places = list(parameters)
-    here = {n: _Argument(places.index(n), n, parameters[n].default) for n in (p, "training", "inplace") if n in places}
-    return _Dropout(name, here[p], here["training"], elementwise, here.get("inplace", _Argument(_NOWHERE, "inplace", False)), scales)
-
-
-_DROPOUTS: Final[dict[Any, _Dropout]] = {
-    **{function: _python(function, "dropout", scales=True) for function in (F.dropout, F.dropout1d, F.dropout2d, F.dropout3d)},
-    **{function: _python(function, "dropout") for function in (F.alpha_dropout, F.feature_alpha_dropout)},
-    **{
-        function: _Dropout("dropout", _Argument(1, "p"), _Argument(2, "train"), scales=function in (torch.dropout, torch.native_dropout))
-        for function in (torch.dropout, torch.native_dropout, torch.alpha_dropout, torch.feature_dropout, torch.feature_alpha_dropout)
-    },
-    **{
-        function: _Dropout(
-            "dropout", _Argument(1, "p"), _Argument(2, "train"), inplace=_Argument(_NOWHERE, "inplace", True), scales=function is torch.dropout_
-        )
-        for function in (torch.dropout_, torch.alpha_dropout_, torch.feature_dropout_, torch.feature_alpha_dropout_)
-    },
-    F.scaled_dot_product_attention: _Dropout("attention", _Argument(4, "dropout_p", 0.0), None, elementwise=False),
-    F.multi_head_attention_forward: _python(F.multi_head_attention_forward, "attention", "dropout_p", elementwise=False),
-}
-_RECURRENT: Final = (torch.lstm, torch.gru, torch.rnn_tanh, torch.rnn_relu)
-_BERNOULLI: Final = (torch.bernoulli, torch.Tensor.bernoulli, torch.Tensor.bernoulli_)
-_CHOICES: Final[dict[Any, _Choice]] = {
-    torch.topk: _Choice("topk", _Argument(2, "dim", -1)),
-    torch.Tensor.topk: _Choice("topk", _Argument(2, "dim", -1)),
-    torch.argmax: _Choice("argmax", _Argument(1, "dim")),
-    torch.Tensor.argmax: _Choice("argmax", _Argument(1, "dim")),
-    torch.argmin: _Choice("argmin", _Argument(1, "dim")),
-    torch.Tensor.argmin: _Choice("argmin", _Argument(1, "dim")),
-    torch.max: _Choice("max", _Argument(1, "dim")),
-    torch.Tensor.max: _Choice("max", _Argument(1, "dim")),
-    torch.min: _Choice("min", _Argument(1, "dim")),
-    torch.Tensor.min: _Choice("min", _Argument(1, "dim")),
-    torch.sort: _Choice("sort", _Argument(1, "dim", -1)),
-    torch.Tensor.sort: _Choice("sort", _Argument(1, "dim", -1)),
-    torch.argsort: _Choice("argsort", _Argument(1, "dim", -1)),
-    torch.Tensor.argsort: _Choice("argsort", _Argument(1, "dim", -1)),
-}
-_SEEN: Final = frozenset((*_DROPOUTS, *_RECURRENT, *_BERNOULLI, *_CHOICES))
-
-
 class Decisions(TorchFunctionMode):  # type: ignore[misc]
     """Sees what decides, in the modules of one process.
 
@@ -167,7 +84,7 @@ class Decisions(TorchFunctionMode):  # type: ignore[misc]
         super().__init__()
         self._host, self._dropout = host, dropout
         self._counts: dict[tuple[Place, str], int] = {}
-        self._answers: dict[bytes, torch.Tensor] = {}  # what was chosen for these scores, for when they are computed again
+        self._answers: dict[tuple[str | None, bytes], torch.Tensor] = {}  # what was given, for when it is computed again
 
     def install(self, wrap: Callable[[Any, str, Callable[..., Any]], None]) -> None:
         """See what is computed again in a backward pass; `backward` itself is no place for it, as it suspends the mode that calls it.
@@ -194,12 +111,12 @@ class Decisions(TorchFunctionMode):  # type: ignore[misc]
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
-        if func not in _SEEN or not self._host.recording():
+        if func not in SEEN or not self._host.recording():
             return func(*args, **kwargs)
         place = self._host.place()
         if (place is None and not recomputing()) or not _plain(args[0] if args else kwargs.get("input", kwargs.get("query"))):
             return func(*args, **kwargs)
-        choice = _CHOICES.get(func)
+        choice = CHOICES.get(func)
         if choice is not None:
             result = func(*args, **kwargs)
             other = self._safely(lambda: self._chosen(choice, place, args, kwargs, result))
@@ -226,9 +143,9 @@ class Decisions(TorchFunctionMode):  # type: ignore[misc]
 
     def _dropped(self, func: Any, place: Place | None, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Callable[[], Any] | None:
         """What is to be done instead of dropping; `None` where the call is left as it is."""
-        if func in _BERNOULLI:
+        if func in BERNOULLI:
             return self._bernoulli(func, place, args, kwargs)
-        how = _recurrent(args) if func in _RECURRENT else _DROPOUTS.get(func)
+        how = recurrent(args) if func in RECURRENT else DROPOUTS.get(func)
         p = how.p.of(args, kwargs) if how is not None else None
         if how is None or not isinstance(p, int | float):
             return None
@@ -243,7 +160,7 @@ class Decisions(TorchFunctionMode):  # type: ignore[misc]
         digest = _digest(drawn, how.elementwise)
         self._note(place, slot, float(p), digest)
         if how.elementwise:
-            x = _INPUT.of(args, kwargs)
+            x = INPUT.of(args, kwargs)
             with torch.no_grad():
                 factor = self._factor(how, place, slot, x.detach(), drawn[0] if isinstance(drawn, tuple) else drawn, float(p), digest)
             if func is torch.native_dropout:
@@ -253,7 +170,7 @@ class Decisions(TorchFunctionMode):  # type: ignore[misc]
         put, more = how.p.put(args, kwargs, 0.0)
         return lambda: func(*put, **more)
 
-    def _factor(self, how: _Dropout, place: Place | None, slot: str, x: Any, drawn: Any, p: float, digest: str) -> Any:
+    def _factor(self, how: Dropout, place: Place | None, slot: str, x: Any, drawn: Any, p: float, digest: str) -> Any:
         """What elements are multiplied by, where dropout would have multiplied them by `drawn`."""
         first = place is not None and not place.again
         if place is not None and first and self._dropout in ("place", "replay"):
@@ -265,13 +182,13 @@ class Decisions(TorchFunctionMode):  # type: ignore[misc]
             self._host.keep(stays, "mask", place, slot)
             other = self._host.told(place, "mask", slot, stays)
             if other is not None:
-                self._answers[known] = other
-        given = self._answers.get(known)
+                self._remember(place, known, other)
+        given = self._recall(place, known)
         return drawn if given is None or given.shape != stays.shape else given.to(x.dtype).div_(1.0 - p)
 
     def _bernoulli(self, func: Any, place: Place | None, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Callable[[], Any] | None:
         """Draws with one probability of staying: a path or an element that is kept by chance."""
-        stays, x = _Argument(1, "p", 0.5 if func is torch.Tensor.bernoulli_ else None).of(args, kwargs), _INPUT.of(args, kwargs)
+        stays, x = Argument(1, "p", 0.5 if func is torch.Tensor.bernoulli_ else None).of(args, kwargs), INPUT.of(args, kwargs)
         if not isinstance(stays, float) or not 0.0 < stays < 1.0 or kwargs.get("out") is not None:
             return None
         slot = self._slot(place, "bernoulli") if place is not None else ""
@@ -290,9 +207,9 @@ class Decisions(TorchFunctionMode):  # type: ignore[misc]
 
     # -- choices --------------------------------------------------------------------------------------------
 
-    def _chosen(self, how: _Choice, place: Place | None, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> Any:
+    def _chosen(self, how: Choice, place: Place | None, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> Any:
         """Record a choice; returns the result for the reference's choice, or `None` where that is the same."""
-        x, dim = _INPUT.of(args, kwargs), how.dim.of(args, kwargs)
+        x, dim = INPUT.of(args, kwargs), how.dim.of(args, kwargs)
         if not isinstance(dim, int) or isinstance(dim, bool) or kwargs.get("out") is not None:
             return None
         if not x.is_floating_point() or not x.ndim or not 0 < x.numel() <= MAX_SCORES:
@@ -314,15 +231,22 @@ class Decisions(TorchFunctionMode):  # type: ignore[misc]
 
     def _answer(self, name: str, place: Place | None, scores: torch.Tensor, picks: torch.Tensor) -> torch.Tensor | None:
         if place is None or place.again:
-            return self._answers.get(_print(name, scores)) if self._answers else None
+            return self._recall(place, _print(name, scores)) if self._answers else None
         slot = self._slot(place, name)
         self._host.keep(scores, "score", place, slot)
         self._host.keep(picks, "choice", place, slot)
         other = self._host.told(place, "choice", slot, picks)
         if other is None or not _within(local_of(other), local_of(scores).shape[-1]):
             return None
-        self._answers[_print(name, scores)] = other
+        self._remember(place, _print(name, scores), other)
         return other
+
+    def _remember(self, place: Place, known: bytes, value: torch.Tensor) -> None:
+        self._answers[place.name, known] = self._answers[None, known] = value
+
+    def _recall(self, place: Place | None, known: bytes) -> torch.Tensor | None:
+        """What was given for the same values; in the same module, if it is known which one that is."""
+        return self._answers.get((place.name if place is not None else None, known))
 
 
 def _plain(x: Any) -> bool:
@@ -332,17 +256,9 @@ def _plain(x: Any) -> bool:
     return x.layout == torch.strided and not x.is_nested and x.device.type != "meta"
 
 
-def _recurrent(args: tuple[Any, ...]) -> _Dropout | None:
-    """Of `lstm(input, hx, weights, biases, layers, dropout, train, …)`, or with `batch_sizes` after the input."""
-    at = next((i for i, a in enumerate(args) if isinstance(a, bool)), None)
-    if at is None or len(args) < at + 4:
-        return None
-    return _Dropout("recurrent", _Argument(at + 2, "dropout"), _Argument(at + 3, "train"), elementwise=False)
-
-
 def _ones(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
     """The same arguments, with ones in the place of the first."""
-    return _INPUT.put(args, kwargs, torch.ones_like(_INPUT.of(args, kwargs).detach()))
+    return INPUT.put(args, kwargs, torch.ones_like(INPUT.of(args, kwargs).detach()))
 
 
 def _detached(value: Any) -> Any:

@@ -41,13 +41,13 @@ def add_report(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Compare two recordings and show the outcome."""
     from proctor.oracle.outcome import plan_for
-    from proctor.oracle.rerun import replay_choices
+    from proctor.oracle.rerun import replay_decisions
     from proctor.oracle.store import Recording
 
     reference, candidate = Recording(Path(args.reference)), Recording(Path(args.candidate))
     plan = plan_for(candidate, args.plan)
     if args.command is not None:
-        replay_choices(reference, candidate, plan, words(args.command, "--command"), timeout_s=args.timeout)
+        replay_decisions(reference, candidate, plan, words(args.command, "--command"), timeout_s=args.timeout)
     next_steps = [f"proctor oracle localise {args.reference} {args.candidate} --command …"]
     report, _ = compare(reference, candidate, plan, args, next_steps=next_steps)
     show(report, args)

@@ -28,14 +28,14 @@ def run(args: argparse.Namespace) -> int:
     """Compare, and localise where the runs differ."""
     from proctor.oracle.localise import localise
     from proctor.oracle.outcome import plan_for
-    from proctor.oracle.rerun import replay_choices
+    from proctor.oracle.rerun import replay_decisions
     from proctor.oracle.store import Recording
 
     command = words(args.command, "--command")
     trusted = words(args.reference_command, "--reference-command") if args.reference_command else None
     reference, candidate = Recording(Path(args.reference)), Recording(Path(args.candidate))
     plan = plan_for(candidate, args.plan)
-    replay_choices(reference, candidate, plan, command, timeout_s=args.timeout)
+    replay_decisions(reference, candidate, plan, command, timeout_s=args.timeout)
     report, comparison = _oracle_compare.compare(reference, candidate, plan, args)
     if report.verdict.verdict == "different" and comparison is not None:
         report = localise(report, comparison, command, reference_command=trusted, timeout_s=args.timeout)

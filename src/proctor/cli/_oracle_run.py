@@ -45,7 +45,7 @@ def run(args: argparse.Namespace) -> int:
     from proctor.oracle.localise import localise
     from proctor.oracle.outcome import record_and_compare
     from proctor.oracle.plan_toml import plan_of
-    from proctor.oracle.rerun import replay_choices
+    from proctor.oracle.rerun import replay_decisions
 
     if args.generate_inputs is not None and args.keep_inputs:
         raise UsageError("--generate-inputs and --keep-inputs exclude each other")
@@ -55,7 +55,7 @@ def run(args: argparse.Namespace) -> int:
     plan = plan_of(args.plan)
 
     def compare(reference: Recording, candidate: Recording) -> Compared:
-        replay_choices(reference, candidate, plan, commands[1], timeout_s=args.timeout)
+        replay_decisions(reference, candidate, plan, commands[1], timeout_s=args.timeout)
         return _oracle_compare.compare(reference, candidate, plan, args)
 
     found = record_and_compare(lambda seed: _record(args, *commands, generate=seed), compare, args.generate)
