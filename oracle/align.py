@@ -19,6 +19,7 @@ import numpy.typing as npt
 
 from proctor.oracle.dtypes import as_float
 from proctor.oracle.locate import locate, take
+from proctor.oracle.padding import without
 from proctor.oracle.plan import Plan
 from proctor.oracle.store import Entry, RankRecord
 
@@ -158,7 +159,7 @@ def _same(entry: Entry, rank: RankRecord, held: tuple[Entry, Values] | None, *, 
     if held is None:
         return False
     theirs, values = held
-    if len(theirs.shape) != len(entry.shape) or any(a > b for a, b in zip(entry.shape, theirs.shape, strict=True)):
+    if len(theirs.shape) != len(entry.shape):
         return False
     local = rank.array(entry)
     if entry.dtype != theirs.dtype or local.size == 0:
@@ -168,8 +169,8 @@ def _same(entry: Entry, rank: RankRecord, held: tuple[Entry, Values] | None, *, 
     full = values(theirs)
     if entry.shape == theirs.shape:
         return bool(np.array_equal(local, full))
-    found = locate(as_float(local, entry.dtype), as_float(full, theirs.dtype))
-    return found is not None and bool(np.array_equal(local, take(full, found.part.places)))
+    found = locate(as_float(local, entry.dtype), as_float(full, theirs.dtype), padded=True)
+    return found is not None and bool(np.array_equal(without(local, found.part.kept), take(full, found.part.places)))
 
 
 def _without_common_end(a: str, b: str) -> tuple[str, str]:

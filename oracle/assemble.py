@@ -16,13 +16,14 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from proctor.errors import OracleError
+from proctor.errors import MappingError, OracleError
 from proctor.oracle._replicas import Conflict, Shard
 from proctor.oracle.align import PARAMETERS, Calls
 from proctor.oracle.dtypes import as_float, from_float, is_floating
-from proctor.oracle.locate import FITS, Index, locate, take
+from proctor.oracle.locate import FITS, Index, Part, locate, near, take
 from proctor.oracle.merge import Held, Whole, join, parts, where
-from proctor.oracle.mesh import Layout, Mesh
+from proctor.oracle.mesh import Layout, Mesh, Shape
+from proctor.oracle.padding import Holder, cropped, filled, own_shape, without
 from proctor.oracle.placements import from_dtensor
 from proctor.oracle.plan import Plan
 from proctor.oracle.reference import Key, Reference
@@ -31,6 +32,7 @@ from proctor.oracle.store import Entry, RankRecord
 Array = npt.NDArray[Any]
 
 PARTIAL: Final = "partial sums"
+LIKE_NEIGHBOURS: Final = "as its neighbours"
 REPLICA_AXES: Final = ("dp", "ddp", "fsdp", "hsdp", "dp_replicate", "dp_shard", "dp_replicate_shard", "data", "zero")
 GRADIENTS: Final = ("grad_input", "grad_output")
 ACTIVATIONS: Final = ("input", "output", *GRADIENTS)
@@ -48,6 +50,7 @@ class Piece(NamedTuple):
         firm: there is no doubt about it.
         layout: where a plan or DTensor said it.
         addend: which part of a sum it is, where the layout has partial axes.
+        kept: the shard's elements that lie there; `None` for all, the others are padding.
     """
 
     rank: int
@@ -57,6 +60,7 @@ class Piece(NamedTuple):
     firm: bool
     layout: Layout | None = None
     addend: tuple[int, ...] = ()
+    kept: Index | None = None
 
 
 class Merged(NamedTuple):
@@ -91,8 +95,9 @@ class Assembler:
         self.reference, self.ranks, self.coords, self.calls, self.plan, self.pieces = reference, ranks, coords, calls, plan, pieces
         self.mesh = plan.mesh if plan is not None else Mesh()
         self.gradient_scale = 1.0
-        self._places: dict[tuple[Any, ...], tuple[Index, str]] = {}
-        self._extents: dict[tuple[Any, ...], npt.NDArray[np.int64]] = {}
+        self.padded: dict[Key, list[Piece]] = {}  # of tensors that were merged: shards with padding
+        self._places: dict[tuple[Any, ...], Part] = {}
+        self._extents: dict[tuple[Any, ...], tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]] = {}
 
     def merge(self, key: Key) -> Merged | None:
         """The candidate's tensor; `None` where no rank has a shard of it."""
@@ -107,6 +112,8 @@ class Assembler:
                 shape[dim] = target.shape[at]
             target = msgspec.structs.replace(target, shape=tuple(shape))
         pieces = [self.place(rank, entry, key, target) for rank, entry in held]
+        if padded := [p for p in pieces if p.kept is not None]:
+            self.padded[key] = padded
         if any(p.entry.span is not None for p in pieces):
             return self._merge_flat(key, target, pieces)
         if key[2] not in PARAMETERS and any(p.places is None or not p.firm for p in pieces):
@@ -154,26 +161,40 @@ class Assembler:
             return None
         return from_float(whole.values, target.dtype)
 
-    def _held(self, piece: Piece, places: Index | None = None) -> Held:
-        """A piece with its values, at its own places or at others."""
-        places = places if places is not None else piece.places
-        assert places is not None
+    def values(self, piece: Piece) -> Array:
+        """What a rank holds of the reference's tensor: its shard without padding."""
+        return without(self.ranks[piece.rank].array(piece.entry), piece.kept)
+
+    def given(self, piece: Piece, values: Array) -> Array:
+        """Float values in the place of a rank's own. Its padding stays as it is; a gradient has none there."""
+        own = as_float(self.ranks[piece.rank].array(piece.entry), piece.entry.dtype)
+        return filled(np.zeros_like(own) if piece.entry.kind in GRADIENTS else own, piece.kept, values)
+
+    def placed(self, key: Key) -> list[Piece]:
+        """The candidate's shards of a tensor, with their places."""
+        return [self.place(rank, entry, key, self.reference.entries[key]) for rank, entry in self.pieces.get(key, [])]
+
+    def _held(self, piece: Piece) -> Held:
+        """A piece with its values."""
+        assert piece.places is not None
         coords = self.coords[piece.rank] or {"rank": piece.rank}
-        shard = Shard(piece.rank, coords, self.ranks[piece.rank].array(piece.entry), piece.entry.dtype)
-        return Held(shard, places, piece.addend, piece.layout or Layout())
+        shard = Shard(piece.rank, coords, self.values(piece), piece.entry.dtype)
+        return Held(shard, piece.places, piece.addend, piece.layout or Layout())
 
     def _merge_flat(self, key: Key, target: Entry, pieces: list[Piece]) -> Merged:
         """Flat shards of one parameter, each of a rank's local part."""
         like = (0, 0, "param", key[3], "")
-        homes = {rank: self.place(rank, entry, like, self.reference.entries[like]) for rank, entry in self.pieces.get(like, [])}
+        homes = {home.rank: home for home in self.placed(like)}
         size = math.prod(target.shape)
         held: list[Held] = []
         for piece in pieces:
             home, span = homes.get(piece.rank), piece.entry.span
             if home is None or home.places is None or span is None:
                 return Merged(None, [], pieces)
-            local = take(np.arange(size).reshape(target.shape), home.places).ravel()[slice(*span)]
-            held.append(self._held(piece, (local,)))
+            whole = take(np.arange(size).reshape(target.shape), home.places)
+            local = filled(np.full(home.entry.shape, size), home.kept, whole).ravel()[slice(*span)]
+            places, kept = cropped((local,), (size,))
+            held.append(self._held(piece._replace(places=places, kept=kept)))
         full, conflicts = join(held, (size,))
         if full is None:
             return Merged(None, conflicts, pieces)
@@ -183,48 +204,54 @@ class Assembler:
         """Where a shard lies: by the plan, by its DTensor, or by content."""
         if entry.span is not None:
             return Piece(rank, entry, None, "flat", firm=True)
-        for layout, mesh, coords, label in self._known(rank, entry, key):
+        for layout, mesh, coords, label, shape in self._known(rank, entry, key, target):
             try:
-                places, addend = where(layout, mesh, coords, target.shape)
+                places, addend = where(layout, mesh, coords, shape)
             except OracleError:
                 continue
             if tuple(map(len, places)) == entry.shape:
-                return Piece(rank, entry, places, label, firm=True, layout=layout, addend=addend)
+                places, kept = cropped(places, target.shape)
+                return Piece(rank, entry, places, label, firm=True, layout=layout, addend=addend, kept=kept)
         pattern = (rank, LIKE.get(key[2], key[2]), re.sub(r"\d+", "#", key[3]), entry.slot if key[2] in ACTIVATIONS else "",
                    entry.shape, target.shape, entry.call if target.shape != entry.shape else 0)
         known = self._places.get(pattern)
         if known is not None:
-            return Piece(rank, entry, known[0], known[1], firm=True)
+            return Piece(rank, entry, known.places, known.label, firm=True, kept=known.kept)
         if entry.shape == target.shape:
             index = tuple(np.arange(n, dtype=np.int64) for n in entry.shape)
             return Piece(rank, entry, index, "whole", firm=key[2] in PARAMETERS or key[2] == "scalar")
         if len(entry.shape) != len(target.shape):
             return Piece(rank, entry, None, "", firm=False)
         mine, theirs = as_float(self.ranks[rank].array(entry), entry.dtype), self.reference.floats(target)
-        found = locate(mine / self.gradient_scale if key[2] in GRADIENTS else mine, theirs)
+        mine = mine / self.gradient_scale if key[2] in GRADIENTS else mine
+        found = locate(mine, theirs, padded=True)
         if found is not None and found.sure:
-            self._places[pattern] = (found.part.places, found.part.label)
-            for whole, part, along in zip(target.shape, entry.shape, found.part.places, strict=True):
+            places, label, kept = self._places[pattern] = found.part
+            for whole, part, along, own in zip(target.shape, entry.shape, places, kept or map(np.arange, entry.shape), strict=True):
                 for module in (_module(key), ""):
-                    self._extents.setdefault((rank, entry.call, module, part, whole), along)
-            return Piece(rank, entry, found.part.places, found.part.label, firm=True)
+                    self._extents.setdefault((rank, entry.call, module, part, whole), (along, own))
+            return Piece(rank, entry, places, label, firm=True, kept=kept)
         # Values that say nothing (zeros), or that are wrong: as its neighbours of the same extents lie.
         for module in (_module(key), ""):
             held = [
-                np.arange(part) if part == whole else self._extents.get((rank, entry.call, module, part, whole))
+                (np.arange(part), np.arange(part)) if part == whole else self._extents.get((rank, entry.call, module, part, whole))
                 for whole, part in zip(target.shape, entry.shape, strict=True)
             ]
             if all(h is not None for h in held):
                 sure = key[2] in PARAMETERS and bool(module)
-                return Piece(rank, entry, tuple(h for h in held if h is not None), "as its neighbours", firm=sure)
+                places, kept = tuple(h[0] for h in held if h is not None), tuple(h[1] for h in held if h is not None)
+                if all(len(k) == n for k, n in zip(kept, entry.shape)):
+                    return Piece(rank, entry, places, LIKE_NEIGHBOURS, firm=sure)
+                return Piece(rank, entry, places, LIKE_NEIGHBOURS, firm=sure or near(take(mine, kept), take(theirs, places)), kept=kept)
         return Piece(rank, entry, found.part.places if found is not None else None, found.part.label if found is not None else "", firm=False)
 
-    def _known(self, rank: int, entry: Entry, key: Key) -> Iterator[tuple[Layout, Mesh, Mapping[str, int], str]]:
+    def _known(self, rank: int, entry: Entry, key: Key, target: Entry) -> Iterator[tuple[Layout, Mesh, Mapping[str, int], str, Shape]]:
+        """Layouts that are said, each with the coordinates of the rank and the shape of what is cut."""
         kind = key[2]
         if entry.placement is not None:
-            mesh, layout, _ = from_dtensor(msgspec.to_builtins(entry.placement))
+            mesh, layout, shape = from_dtensor(msgspec.to_builtins(entry.placement))
             position = self._placement_coords(rank, mesh)
-            yield layout, mesh, position, str(layout)
+            yield layout, mesh, position, str(layout), _longer(shape, target.shape)
         if self.plan is None:
             return
         name = key[3]
@@ -237,11 +264,21 @@ class Assembler:
         if found is None:
             return
         layout = found.on(self.mesh)
-        yield layout, self.mesh, self.coords[rank], str(layout)
+        yield layout, self.mesh, self.coords[rank], str(layout), self._cut(layout, entry, key, target)
         # Replicas that are calls of the reference are no cut of its tensors.
-        rest = Layout(tuple(c for c in layout.cuts if not set(c.axis.split("+")) & set(REPLICA_AXES)))
+        rest = Layout(tuple(c for c in layout.cuts if not set(c.axis.split("+")) & set(REPLICA_AXES)), layout.padded)
         if rest != layout and self.calls[rank].ratio > 1:
-            yield rest, self.mesh, self.coords[rank], str(rest)
+            yield rest, self.mesh, self.coords[rank], str(rest), self._cut(rest, entry, key, target)
+
+    def _cut(self, layout: Layout, entry: Entry, key: Key, target: Entry) -> Shape:
+        """The shape of what a plan's layout cuts: the reference's, or one with padding."""
+        if not layout.padded or len(entry.shape) != len(target.shape):
+            return target.shape
+        held = [Holder(self.coords[rank], other.shape) for rank, other in self.pieces.get(key, ())]
+        try:
+            return _longer(own_shape(layout, self.mesh, entry.shape, held) or target.shape, target.shape)
+        except MappingError:
+            return target.shape
 
     def _placement_coords(self, rank: int, mesh: Mesh) -> Mapping[str, int]:
         """Where a rank stands on a DTensor's mesh: a mesh of its own, or one that the whole world shares."""
@@ -249,6 +286,11 @@ class Assembler:
         if all(a in coords for a in mesh.axes):
             return {a: coords[a] for a in mesh.axes}
         return mesh.coords(rank % mesh.world)
+
+
+def _longer(shape: Shape, least: Shape) -> Shape:
+    """A shape, where no dimension of it is shorter than that of another one; else the other one."""
+    return shape if len(shape) == len(least) and all(a >= b for a, b in zip(shape, least)) else least
 
 
 def _as(values: Array, dtype: str, wanted: str) -> Array:

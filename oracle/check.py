@@ -17,6 +17,7 @@ import msgspec
 import numpy as np
 
 from proctor.errors import OracleError
+from proctor.oracle import padding
 from proctor.oracle._replicas import same_bits
 from proctor.oracle.align import PARAMETERS, Calls, Naming, count_calls, deal_calls, kept_names, name_tensors
 from proctor.oracle.assemble import GRADIENTS, LIKE, REPLICA_AXES, Assembler, Piece
@@ -154,6 +155,7 @@ class Comparison:
         for t in tensors:
             if t.verdict == "unmapped":
                 self.unchecked.append(f"{t.kind} {t.name}{slot_text(t.slot)}: where its shards lie is not known; annotate it in a plan")
+        self.notes += padding.notes(self.assembler)
         wanted = any(k[2] == "main_grad" for k in self.reference.order)
         judged = any(t.kind == "main_grad" and t.verdict != "unmapped" for t in tensors)
         lacking = "no gradient of the candidate could be compared" if wanted and not judged else ""
@@ -168,8 +170,8 @@ class Comparison:
 
     def shards(self) -> Iterator[tuple[Key, list[Piece]]]:
         """The candidate's shards of each tensor of the reference, with their places; after `run`."""
-        for key, held in self._pieces.items():
-            yield key, [self.assembler.place(rank, entry, key, self.reference.entries[key]) for rank, entry in held]
+        for key in self._pieces:
+            yield key, self.assembler.placed(key)
 
     def compiled(self) -> list[str]:
         """Modules that the candidate compiles, as the reference calls them, outer ones first; after `run`."""

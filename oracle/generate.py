@@ -22,6 +22,7 @@ from proctor.oracle.placements import from_dtensor
 from proctor.oracle.plan import Plan
 
 SPREAD: Final = 0.02  # around parameters of one value
+BLOCK: Final = 16  # values that torch's normal generator draws together on a CPU
 GAIN: Final = 0.5  # of 1/√fan_in: activations of a pre-norm layer stay of order one
 
 
@@ -61,6 +62,8 @@ def generate_parameters(parameters: Iterable[tuple[str, Any]], seed: int, plan_j
 def full_tensor(name: str, shape: tuple[int, ...], seed: int, like: torch.Tensor) -> torch.Tensor:
     """The whole tensor of a name, in `like`'s type and on its device.
 
+    A tensor with more of the first dimension begins with the same values.
+
     Args:
         name: canonical.
         shape: of the whole.
@@ -68,7 +71,9 @@ def full_tensor(name: str, shape: tuple[int, ...], seed: int, like: torch.Tensor
         like: a shard as the program made it; one value throughout is kept as the centre.
     """
     generator = torch.Generator().manual_seed(seed_of("parameter", seed, name))
-    normal = torch.randn(shape, generator=generator, dtype=torch.float64)
+    count = math.prod(shape)
+    # In whole blocks, so that further rows of a padded tensor leave the first ones as they are.
+    normal = torch.randn(-(-count // BLOCK) * BLOCK, generator=generator, dtype=torch.float64)[:count].view(shape)
     first = float(like.flatten()[0]) if like.numel() else 0.0
     if like.numel() and bool((like == like.flatten()[0]).all()):
         values = first + SPREAD * normal

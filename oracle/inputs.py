@@ -25,11 +25,11 @@ import numpy as np
 
 from proctor.errors import OracleError
 from proctor.oracle._recipes import Recipe, drawn, recipe_of
-from proctor.oracle.assemble import PARTIAL, Piece
+from proctor.oracle.assemble import LIKE_NEIGHBOURS, PARTIAL, Piece
 from proctor.oracle.check import Comparison
 from proctor.oracle.collect.config import key_of
 from proctor.oracle.dtypes import as_float, is_floating
-from proctor.oracle.locate import FITS, Index, take
+from proctor.oracle.locate import Index, near, take
 from proctor.oracle.reference import Key, Reference, slot_text
 from proctor.oracle.store import Entry
 
@@ -190,12 +190,14 @@ def _parts(comparison: Comparison, key: Key, pieces: Sequence[Piece]) -> list[_P
         return "a plan says that its dimensions are in another order"
     for piece in pieces:
         own, places = piece.entry, piece.places
-        mine = comparison.ranks[piece.rank].array(own)
+        mine = comparison.assembler.values(piece)
         if places is None or own.dtype != target.dtype or not np.array_equal(mine, take(theirs, places)):
             if _computed(comparison, piece.rank, own):
                 continue  # a later stage of a pipeline, which is called like the model
             return f"that of rank {piece.rank} is no part of the reference's"
-        if own.shape != target.shape and not piece.firm and piece.label != "as its neighbours":
+        if piece.kept is not None:
+            return f"that of rank {piece.rank} is padded"
+        if own.shape != target.shape and not piece.firm and piece.label != LIKE_NEIGHBOURS:
             return f"the data do not tell which part of it rank {piece.rank} has"
         found.append(_Part(piece, places))
         covered[np.ix_(*places)] = True
@@ -248,9 +250,11 @@ def _output_parts(comparison: Comparison, key: Key, pieces: Sequence[Piece]) -> 
     for piece in merged.pieces:
         if piece.label == PARTIAL or piece.addend or piece.places is None:
             return "ranks hold partial sums of the output"
-        mine = as_float(comparison.ranks[piece.rank].array(piece.entry), piece.entry.dtype)
+        if piece.kept is not None:
+            return f"that of rank {piece.rank} is padded"
+        mine = as_float(comparison.assembler.values(piece), piece.entry.dtype)
         part = take(theirs, piece.places)
-        if float(np.linalg.norm((mine - part).ravel())) < FITS * float(np.linalg.norm(part.ravel())):
+        if near(mine, part):
             found.append(_Part(piece, piece.places))
             covered[np.ix_(*piece.places)] = True
     have = {(p.piece.rank, p.piece.entry.call) for p in found}

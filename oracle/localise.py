@@ -22,9 +22,10 @@ from proctor.oracle.check import Comparison
 from proctor.oracle.collect.config import key_of
 from proctor.oracle.dtypes import as_float, from_float, is_floating
 from proctor.oracle.inside import name_operation
-from proctor.oracle.locate import FITS, take
+from proctor.oracle.locate import FITS, near, take
 from proctor.oracle.masks import masks
 from proctor.oracle.optimizer import isolate_updates
+from proctor.oracle.padding import filled
 from proctor.oracle.record import Recorder
 from proctor.oracle.reference import Key
 from proctor.oracle.report import Report
@@ -176,6 +177,7 @@ def _write(comparison: Comparison, folder: Path) -> int:
             values = as_float(take(comparison.reference.array(target), piece.places), target.dtype)
             if kind == "grad_output":
                 values = values * comparison.assembler.gradient_scale
+            values = comparison.assembler.given(piece, values)
             call = piece.entry.call + comparison.ranks[piece.rank].dry.get(step, 0)
             files[piece.rank][key_of(step, kind, piece.entry.name, piece.entry.slot, call)] = _tensor(values, piece.entry.dtype)
     count = sum(map(len, files.values()))
@@ -202,12 +204,8 @@ def _certain(comparison: Comparison, key: Key) -> Sequence[Piece]:
     return [
         p
         for p in merged.pieces
-        if p.firm or (p.places is not None and _near(as_float(comparison.ranks[p.rank].array(p.entry), p.entry.dtype), take(theirs, p.places) * scale))
+        if p.firm or (p.places is not None and near(as_float(comparison.assembler.values(p), p.entry.dtype), take(theirs, p.places) * scale))
     ]
-
-
-def _near(mine: np.ndarray[Any, Any], theirs: np.ndarray[Any, Any]) -> bool:
-    return mine.shape == theirs.shape and float(np.linalg.norm((mine - theirs).ravel())) < FITS * float(np.linalg.norm(theirs.ravel()))
 
 
 def _write_gradients(comparison: Comparison, name: str, held: Sequence[Piece], files: Mapping[int, dict[str, Any]]) -> None:
@@ -219,6 +217,7 @@ def _write_gradients(comparison: Comparison, name: str, held: Sequence[Piece], f
         for piece in held:
             if piece.places is not None and len(piece.places) == len(target.shape):
                 values = as_float(take(comparison.reference.array(target), piece.places), target.dtype)
+                values = filled(np.zeros(piece.entry.shape), piece.kept, values)
                 files[piece.rank][key_of(step, "main_grad", piece.entry.name, "", 0)] = _tensor(values, target.dtype)
 
 

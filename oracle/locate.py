@@ -4,7 +4,8 @@ A plan says it when there is one, and a DTensor says it by itself. Without eithe
 part of the reference's tensor up to rounding, so the parts that its shape allows are tried: contiguous blocks along each
 dimension that is shorter than the whole, interleaved groups (fused QKV), and the two-ended stripes of context
 parallelism. A wrong part is off by as much as the values themselves, so there is no doubt where one fits. Where none
-fits, the caller falls back on what fitted tensors of the same shape.
+fits, the last block may be padded: a vocabulary rounded up to a multiple of the ranks. Where that is not so either, the
+caller falls back on what fitted tensors of the same shape.
 """
 
 from __future__ import annotations
@@ -24,6 +25,8 @@ CLEAR: Final = 0.1  # … and the next best one must be this much worse
 GROUPS: Final = (2, 3, 4, 6, 8)  # interleaved groups that are tried
 MOST_TRIES: Final = 4096
 SAMPLE: Final = 1 << 16  # elements that are compared for a try
+PADDED_FITS: Final = 0.1  # for a shard with padding: correct ones differ by rounding, positive tensors resemble each other
+TELLING: Final = 16  # elements that a padded shard must have before its padding
 
 
 class Part(NamedTuple):
@@ -31,11 +34,13 @@ class Part(NamedTuple):
 
     Args:
         places: global indices along each dimension.
-        label: in words: `0:1/2` (dimension 0, part 1 of 2), `0:1/2x3` (interleaved), `0:1/2z` (two-ended stripes).
+        label: in words: `0:1/2` (dimension 0, part 1 of 2), `0:1/2x3` (interleaved), `0:1/2z` (two-ended stripes), `0:64+36p` (padded).
+        kept: the shard's elements that lie there; `None` for all, the others are padding.
     """
 
     places: Index
     label: str
+    kept: Index | None = None
 
 
 class Found(NamedTuple):
@@ -46,16 +51,49 @@ class Found(NamedTuple):
     sure: bool
 
 
-def locate(local: Array, full: Array) -> Found | None:
+def locate(local: Array, full: Array, *, padded: bool = False) -> Found | None:
     """Find which part of `full` the values of `local` are.
 
     Args:
         local: float values of a shard.
         full: float values of the whole; as many dimensions.
+        padded: a shard that fits nowhere may have padding behind the whole's last element.
 
     Returns:
         None where the shape allows no part.
     """
+    found = _locate(local, full)
+    if padded and local.ndim == full.ndim and (found is None or not found.error < FITS):
+        fitting = _padded(local, full)
+        return fitting if fitting is not None else found
+    return found
+
+
+def _padded(local: Array, full: Array) -> Found | None:
+    """The shard as the last block of one or more dimensions, and beyond."""
+    choices = []
+    for d, (a, b) in enumerate(zip(local.shape, full.shape, strict=True)):
+        here = [(index, label, np.arange(a)) for index, label in _along(d, a, b)] if a <= b else []
+        if a and b % a:
+            start = b - b % a
+            here.append((np.arange(start, b, dtype=np.int64), f"{d}:{start}+{b - start}p", np.arange(b - start)))
+        choices.append(here)
+    best: Found | None = None
+    for chosen in itertools.islice(itertools.product(*choices), MOST_TRIES):
+        kept = tuple(k for _, _, k in chosen)
+        if all(len(k) == n for k, n in zip(kept, local.shape)):
+            continue
+        mine = take(local, kept)
+        if mine.size < TELLING or bool((mine == mine.ravel()[0]).all()):
+            continue
+        part = Part(tuple(i for i, _, _ in chosen), " ".join(label for _, label, _ in chosen if label), kept)
+        error = _error(mine, full, part.places, float(np.linalg.norm(mine.ravel()[:SAMPLE])))
+        if error < (best.error if best is not None else PADDED_FITS):
+            best = Found(part, error, sure=True)
+    return best
+
+
+def _locate(local: Array, full: Array) -> Found | None:
     if local.ndim != full.ndim or any(a > b for a, b in zip(local.shape, full.shape, strict=True)):
         return None
     scale = float(np.linalg.norm(local.ravel()[:SAMPLE]))
@@ -113,6 +151,11 @@ def _along(dim: int, local: int, full: int) -> Iterator[tuple[npt.NDArray[np.int
     for k in range(n):
         if local > 1:
             yield everything[k::n], f"{dim}:{k}/{n}s"
+
+
+def near(mine: Array, theirs: Array) -> bool:
+    """Whether values are those of another tensor but for an error that no wrong place has."""
+    return mine.shape == theirs.shape and float(np.linalg.norm((mine - theirs).ravel())) < FITS * float(np.linalg.norm(theirs.ravel()))
 
 
 def take(full: Array, index: Index) -> Array:

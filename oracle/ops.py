@@ -356,7 +356,7 @@ def _distance(mine: Array, theirs: Sequence[Array]) -> float:
     if not np.isfinite(mine).all():
         return best
     for whole in theirs:
-        found = locate(mine, whole)
+        found = locate(mine, whole, padded=True)
         if found is not None and found.error < best:
             best = found.error
     return best

@@ -65,7 +65,7 @@ def _judge(comparison: Comparison, key: Key) -> TensorVerdict | None:
     ranks = sorted({p.rank for p in merged.pieces})
     sums = compare(merged.full, theirs, target.dtype)
     if merged.conflicts:  # replicas that differ: each rank for itself
-        parts = [(compare(comparison.ranks[p.rank].array(p.entry), _part(theirs, p.places), p.entry.dtype), p.rank)
+        parts = [(compare(assembler.values(p), _part(theirs, p.places), p.entry.dtype), p.rank)
                  for p in merged.pieces if p.places is not None and p.entry.dtype == target.dtype]  # fmt: skip
         wide = math.inf
         if parts:

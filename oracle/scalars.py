@@ -19,6 +19,7 @@ import numpy.typing as npt
 from proctor.oracle.assemble import Assembler
 from proctor.oracle.dtypes import as_float
 from proctor.oracle.mesh import rank_text
+from proctor.oracle.padding import gradient as padding_norm
 from proctor.oracle.reference import Reference
 from proctor.oracle.store import Clip, OptimizerGroup, ProcessInfo
 from proctor.oracle.tolerance import unit_roundoff
@@ -108,6 +109,9 @@ def _norm(reference: Reference, assembler: Assembler, step: int, norm: float, ro
         note = f"rank {rank} clips by a norm of {value:.6g}; that of the whole gradient is {norm:.6g}"
         if own and abs(value - own) <= 4 * room * own:
             note += ", that of what the rank itself holds is the one it took"
+        padded = math.hypot(norm, _padding(assembler, step))
+        if padded > norm and abs(value - padded) <= 4 * room * padded:
+            note += ", to which padding adds that of its own gradient"
     worst = max((abs(v - norm) / norm if math.isfinite(v) else math.inf for v in wrong.values()), default=0.0) if norm else 0.0
     return _verdict(reference, step, "grad_norm", worst, 2 * room, sorted(wrong) or told, note)
 
@@ -131,6 +135,12 @@ def _values(reference: Reference, step: int, names: Sequence[str], slot: str) ->
     for name in names:
         entry = reference.entries[step, 0, "main_grad", name, slot]
         yield reference.array(entry), entry.dtype
+
+
+def _padding(assembler: Assembler, step: int) -> float:
+    """Norm of the gradient of what the reference has not."""
+    held = [pieces for k, pieces in assembler.padded.items() if (k[0], k[2], k[4]) == (step, "main_grad", UNCLIPPED)]
+    return math.hypot(*(padding_norm(assembler, pieces) for pieces in held))
 
 
 def _local(assembler: Assembler, rank: int, step: int) -> Iterator[tuple[Array, str]]:

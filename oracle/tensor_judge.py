@@ -126,8 +126,9 @@ class TensorJudge:
         """In what way a tensor is wrong."""
         target = self.reference.entries[key]
         parts: list[Array] = []
-        if conflicts and all(p.entry.shape == target.shape and p.entry.dtype == target.dtype for p in pieces):
-            parts = [self.ranks[p.rank].array(p.entry) for p in pieces]
+        if conflicts and all(p.entry.dtype == target.dtype for p in pieces):
+            held = [self.assembler.values(p) for p in pieces]
+            parts = held if all(h.shape == target.shape for h in held) else []
         earlier: dict[str, Array] = {}
         for step, call, word in ((key[0] - 1, key[1], "the step before"), (key[0], key[1] - 1, "the microbatch before")):
             before = self.reference.entries.get((step, call, *key[2:]))
@@ -172,7 +173,7 @@ class TensorJudge:
         for piece in pieces:
             if piece.places is None or piece.addend:
                 continue
-            mine = self.ranks[piece.rank].array(piece.entry)
+            mine = self.assembler.values(piece)
             if kind in GRADIENTS and self.assembler.gradient_scale != 1.0:
                 mine = from_float(as_float(mine, piece.entry.dtype) / self.assembler.gradient_scale, piece.entry.dtype)
             target = take(theirs, piece.places).copy()

@@ -29,6 +29,7 @@ __all__ = ["activation_rules", "canonical_names", "gradient_scale", "is_model", 
 
 HIDDEN: Final = "|0|hidden_states|input_"
 BLOCKS: Final = ("TransformerLayer", "TransformerBlock", "MoELayer")
+OUTPUT: Final = "output_layer"
 NORMS: Final = ("input_layernorm", "pre_mlp_layernorm", "pre_cross_attn_layernorm", "final_layernorm")
 
 
@@ -69,11 +70,12 @@ def plan_of(roots: Iterable[Any]) -> Plan:
     roots = list(roots)
     names = parameter_names(roots)
     for root in roots:
-        for module in root.modules():
+        for path, module in root.named_modules():
+            padded = _has_vocabulary(module, path.rpartition(".")[2])
             for parameter in module.parameters(recurse=False):
                 layout = layout_of(parameter, module)
                 if layout is not None:
-                    plan.add(ParamRule(re.escape(names[id(parameter)]), Rule(layout.cuts, ordered=True)))
+                    plan.add(ParamRule(re.escape(names[id(parameter)]), Rule(layout.cuts, ordered=True, padded=padded)))
         for rule in activation_rules(root):
             plan.add(rule)
     return plan
@@ -146,7 +148,7 @@ def _rules(name: str, leaf: str, module: Any, parent: Any, cuts: Cuts) -> Iterat
         yield _rule(name, slots, input=cuts.batch)
         yield _rule(name, "", output=cuts.batch)
     elif is_kind(module, "ColumnParallelLinear") or is_kind(module, "TEColumnParallelLinear") or is_kind(module, "TELayerNormColumnParallelLinear"):
-        yield from _column(name, module, cuts)
+        yield from _column(name, module, cuts, padded=_has_vocabulary(module, leaf))
     elif is_kind(module, "RowParallelLinear") or is_kind(module, "TERowParallelLinear"):
         yield _rule(name, HIDDEN, input=cuts.features(-1))
         yield from _with_bias(name, cuts)
@@ -175,16 +177,21 @@ def _rules(name: str, leaf: str, module: Any, parent: Any, cuts: Cuts) -> Iterat
         yield _rule(name, "|0", output=cuts.hidden)
 
 
-def _column(name: str, module: Any, cuts: Cuts) -> Iterator[ActivationRule]:
+def _has_vocabulary(module: Any, leaf: str) -> bool:
+    """Whether a module has a row for each token, which are padded to a multiple of the ranks (`make_vocab_size_divisible_by`)."""
+    return leaf == OUTPUT or is_kind(module, "VocabParallelEmbedding")
+
+
+def _column(name: str, module: Any, cuts: Cuts, *, padded: bool) -> Iterator[ActivationRule]:
     stride = int(getattr(getattr(module, "weight", None), "partition_stride", 1))
     gathered = bool(getattr(module, "gather_output", False))
     yield _rule(name, HIDDEN, input=cuts.hidden)
-    yield _rule(name, "|0", output=cuts.whole if gathered else cuts.features(-1, stride))
+    yield _rule(name, "|0", output=cuts.whole if gathered else cuts.features(-1, stride), padded=padded)
     bias = () if gathered else cuts.features(0, stride)[len(cuts.whole) :]
     addends = tuple(cut for cut in cuts.addends if cut.axis == "cp")
-    yield _rule(name, "1", output=bias, grad_output=(*bias, *addends))
+    yield _rule(name, "1", output=bias, grad_output=(*bias, *addends), padded=padded)
     tied = cuts.features(0)[len(cuts.whole) :]  # an embedding that is tied is handed in
-    yield _rule(name, "weight", input=tied, grad_input=(*tied, *addends))
+    yield _rule(name, "weight", input=tied, grad_input=(*tied, *addends), padded=padded)
 
 
 def _with_bias(name: str, cuts: Cuts) -> Iterator[ActivationRule]:
@@ -206,6 +213,6 @@ def _embedding(name: str, leaf: str, module: Any, cuts: Cuts) -> Iterator[Activa
         yield _rule(name, "", "sbh->bsh" if scattered else "", output=cuts.hidden if scattered else cuts.batch)
 
 
-def _rule(module: str, slot: str, transpose: str = "", **which: tuple[Cut, ...]) -> ActivationRule:
-    rules: Mapping[str, Rule] = {side: Rule(Layout(cuts).cuts, ordered=True) for side, cuts in which.items()}
+def _rule(module: str, slot: str, transpose: str = "", *, padded: bool = False, **which: tuple[Cut, ...]) -> ActivationRule:
+    rules: Mapping[str, Rule] = {side: Rule(Layout(cuts).cuts, ordered=True, padded=padded) for side, cuts in which.items()}
     return ActivationRule(module, dict(rules), slot, transpose)

@@ -36,6 +36,26 @@ def test_parts_are_found(local: Any, label: str) -> None:
     assert np.array_equal(take(FULL, found.part.places), local)
 
 
+@pytest.mark.parametrize(
+    ("local", "label", "kept"),
+    [
+        (np.concatenate([FULL[8:], FULL[:4]]), "0:8+4p", (4, 8)),
+        (np.concatenate([FULL, FULL[:3]]), "0:0+12p", (12, 8)),
+        (np.concatenate([FULL[5:10, 6:], np.ones((5, 3), np.float32)], 1), "", None),  # no block of five rows begins there
+        (np.concatenate([FULL[10:], FULL[:3]])[:, :4], "", None),  # eight elements could be there by chance
+    ],
+)
+def test_a_shard_with_padding_behind_the_whole(local: Any, label: str, kept: tuple[int, ...] | None) -> None:
+    found = locate(local, FULL, padded=True)
+    if kept is None:
+        assert found is None or not found.sure
+        return
+    assert found is not None and found.sure and found.part.label == label and found.part.kept is not None
+    assert tuple(map(len, found.part.kept)) == kept and np.array_equal(take(local, found.part.kept), take(FULL, found.part.places))
+    plain = locate(local, FULL)
+    assert plain is None or not plain.sure
+
+
 def test_what_fits_nowhere_is_not_sure() -> None:
     found = locate(RNG.standard_normal((6, 8)).astype(np.float32), FULL)
     assert found is not None and not found.sure
