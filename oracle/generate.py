@@ -21,7 +21,7 @@ from proctor.oracle.mesh import Layout, Mesh
 from proctor.oracle.placements import from_dtensor
 from proctor.oracle.plan import Plan
 
-SPREAD: Final = 0.02  # around parameters of one value
+SPREAD: Final = 0.02  # around parameters of one value, and of vectors
 BLOCK: Final = 16  # values that torch's normal generator draws together on a CPU
 GAIN: Final = 0.5  # of 1/√fan_in: activations of a pre-norm layer stay of order one
 
@@ -77,9 +77,10 @@ def full_tensor(name: str, shape: tuple[int, ...], seed: int, like: torch.Tensor
     first = float(like.flatten()[0]) if like.numel() else 0.0
     if like.numel() and bool((like == like.flatten()[0]).all()):
         values = first + SPREAD * normal
+    elif len(shape) == 1:
+        values = SPREAD * normal
     else:
-        fan_in = math.prod(shape[1:]) if len(shape) > 1 else max(shape, default=1)
-        values = normal * GAIN / math.sqrt(max(1, fan_in))
+        values = normal * GAIN / math.sqrt(max(1, math.prod(shape[1:])))
     return values.to(dtype=like.dtype, device=like.device)
 
 

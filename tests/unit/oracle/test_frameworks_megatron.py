@@ -118,6 +118,28 @@ def test_layers_experts_and_tied_embeddings_have_the_names_of_the_whole_model(mo
     assert names[""] == names["module"] == ""
 
 
+class VocabParallelEmbedding(nn.Embedding):  # type: ignore[misc, name-defined]
+    pass
+
+
+class ColumnParallelLinear(nn.Linear):  # type: ignore[misc, name-defined]
+    pass
+
+
+def test_a_vocabulary_may_be_padded(monkeypatch: pytest.MonkeyPatch) -> None:
+    job(monkeypatch, "tp-cp-dp-pp", {"tp": 2}, 0)
+    model = nn.Module()
+    model.config = SimpleNamespace(sequence_parallel=False)
+    model.embedding, model.fc, model.output_layer = VocabParallelEmbedding(8, 2), ColumnParallelLinear(2, 8), ColumnParallelLinear(2, 8)
+    for parameter in model.parameters():
+        parameter.tensor_model_parallel, parameter.partition_dim = True, 0
+    plan = megatron_activations.plan_of([model])
+    layouts = {n: plan.param_layout(f"{n}.weight") for n in ("embedding", "fc", "output_layer")}
+    assert {n: str(layout) for n, layout in layouts.items()} == {"embedding": "tp:0, padded", "fc": "tp:0", "output_layer": "tp:0, padded"}
+    logits = plan.activation_layout("output_layer", "grad_output", "0")
+    assert str(logits) == "tp:-1, padded" and str(plan.activation_layout("fc", "output", "0")) == "tp:-1"
+
+
 def test_what_goes_into_a_later_stage_is_no_input_of_the_model(monkeypatch: pytest.MonkeyPatch) -> None:
     job(monkeypatch, "tp-cp-dp-pp", {"pp": 2}, 1)
     assert megatron_activations.left_out(Float16Module(Stage())) == {"": frozenset({"input"})}
