@@ -21,6 +21,7 @@ from proctor.oracle.difference import Difference, compare
 from proctor.oracle.dtypes import as_float, from_float, is_floating
 from proctor.oracle.locate import FITS, take
 from proctor.oracle.mesh import rank_text
+from proctor.oracle.moments import owed
 from proctor.oracle.reference import Key, Reference, constant, telling
 from proctor.oracle.rows import Scattered
 from proctor.oracle.slopes import cuts, flags, slopes
@@ -104,6 +105,8 @@ class TensorJudge:
             few = telling(as_float(full, target.dtype) - as_float(theirs, target.dtype))  # an update's error may sit in one element
             if sums.error > allowed.absolute and few < sums.n:
                 allowed = self.reference.tolerance(key, msgspec.structs.replace(sums, n=few), self.mode)
+        if kind == "opt_state" and sums.error > allowed.absolute and not sums.mismatch and sums.rounded:
+            sums = self._without_gradients_part(key, full, theirs, sums)
         note = self._explain(key, full, theirs, sums, allowed.absolute, conflicts, pieces) if sums.error > allowed.absolute else ""
         found = judge(sums, allowed, **common, ranks=ranks, note=note)
         near = firm or (sums.relative < FITS and kind in ("output", "input", "score", "dropped"))  # no other place has values like these
@@ -165,6 +168,23 @@ class TensorJudge:
             if 2 * int(tells.sum()) >= values.size:
                 return compare(np.where(tells, full, theirs), theirs, self.reference.entries[key].dtype)
         return sums
+
+    def _without_gradients_part(self, key: Key, full: Array, theirs: Array, sums: Difference) -> Difference:
+        """The difference of a moment without the part that its gradient makes, where that is within rounding; see `moments`."""
+        place = (key[0], 0, "main_grad", key[3], "")
+        grad, state = self.reference.entries.get(place), self.reference.entries[key]
+        merged = self.assembler.merge(place) if grad is not None else None
+        if grad is None or merged is None or merged.full is None or not all(p.firm for p in merged.pieces):
+            return sums
+        took = self.reference.array(grad)
+        apart = compare(merged.full, took, grad.dtype)
+        if apart.error > self.reference.tolerance(place, apart, self.mode).absolute or took.shape != theirs.shape:
+            return sums
+        rounding = max(UNIT_ROUNDOFF.get(grad.dtype, 0.0), UNIT_ROUNDOFF.get(state.dtype, 0.0))
+        part = owed(as_float(theirs, state.dtype), as_float(took, grad.dtype), as_float(merged.full, grad.dtype), rounding)
+        if part is None:
+            return sums
+        return compare(from_float(as_float(full, state.dtype) - part, state.dtype), theirs, state.dtype)
 
     def _strays(self, pieces: Sequence[Piece], theirs: Array, allowed: float, kind: str) -> tuple[list[int], Difference]:
         """Ranks whose own shard is not the reference's, and the worst difference."""

@@ -15,6 +15,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from proctor import __version__
 from proctor.cli import _oracle_compare, _oracle_record
 from proctor.cli._launch import words
 from proctor.errors import OracleError, UsageError
@@ -130,9 +131,9 @@ def _complete(path: Path) -> bool:
 
 
 def _key(command: Sequence[str], args: argparse.Namespace, generate: int | None) -> str:
-    """Changes with the command, with the Python files beside the program, and with what is recorded."""
+    """Changes with the command, with the Python files beside the program, with what is recorded, and with our version."""
     digest = hashlib.blake2b(digest_size=8)
-    for part in (*command, str(args.steps), str(args.samples), str(generate), args.dropout):
+    for part in (*command, str(args.steps), str(args.samples), str(generate), args.dropout, __version__):
         digest.update(part.encode(errors="surrogateescape") + b"\0")
     folders = {Path(word).resolve().parent for word in command if word.endswith(".py") and Path(word).is_file()}
     for folder in sorted(folders):
