@@ -194,10 +194,10 @@ class Choices:
 
 
 def placed(assembler: Assembler, rank: int, mine: Entry, key: Key) -> Index | None:
-    """Where a rank's part of a tensor lies: known for sure, or nearly the reference's there."""
+    """Where a rank's part of a tensor lies: known for sure, or nearly the reference's there; not of a padded one."""
     target = assembler.reference.entries[key]
     piece = assembler.place(rank, mine, key, target)
-    if piece.places is None or piece.addend:
+    if piece.places is None or piece.addend or piece.kept is not None:
         return None
     if piece.firm:
         return piece.places

@@ -16,6 +16,7 @@ from proctor.errors import OracleError
 from proctor.oracle.assemble import Assembler
 from proctor.oracle.collect.config import key_of
 from proctor.oracle.locate import take
+from proctor.oracle.padding import filled
 from proctor.oracle.reference import Key, Reference
 
 
@@ -27,7 +28,7 @@ def masks(assembler: Assembler, trusted: Reference, *, all_of_them: bool = True)
         trusted: the reference's run whose masks are taken.
         all_of_them: it is an error where one has no place; else that is left out.
 
-    Values that are wrong lie where their form lets them lie, and are found out after that.
+    Values that are wrong lie where their form lets them lie, and are found out after that. Of padding nothing is dropped.
 
     Raises:
         OracleError: nobody knows where something lies that is dropped.
@@ -40,12 +41,12 @@ def masks(assembler: Assembler, trusted: Reference, *, all_of_them: bool = True)
             continue
         whole = trusted.array(trusted.entries[key])
         for rank, entry in assembler.pieces.get(of_values, []):
-            places = assembler.place(rank, entry, of_values, assembler.reference.entries[of_values]).places
-            if places is None and not all_of_them:
+            piece = assembler.place(rank, entry, of_values, assembler.reference.entries[of_values])
+            if piece.places is None and not all_of_them:
                 continue
-            if places is None:
+            if piece.places is None:
                 raise OracleError(
                     f"where the values lie that {key[3] or 'the model'} drops is not known, so its mask cannot be replayed", hint="--dropout keep"
                 )
             call = entry.call + assembler.ranks[rank].dry.get(key[0], 0)
-            yield rank, key_of(key[0], "mask", entry.name, entry.slot, call), np.ascontiguousarray(take(whole, places))
+            yield rank, key_of(key[0], "mask", entry.name, entry.slot, call), np.ascontiguousarray(filled(np.ones(entry.shape, whole.dtype), piece.kept, take(whole, piece.places)))
