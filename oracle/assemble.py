@@ -19,6 +19,7 @@ import numpy.typing as npt
 from proctor.errors import MappingError, OracleError
 from proctor.oracle._replicas import Conflict, Shard
 from proctor.oracle.align import PARAMETERS, Calls
+from proctor.oracle.averages import MEAN, averaged
 from proctor.oracle.dtypes import as_float, from_float, is_floating
 from proctor.oracle.locate import FITS, Index, Part, locate, near, take
 from proctor.oracle.merge import Held, Whole, join, parts, where
@@ -125,6 +126,9 @@ class Assembler:
         summed = self._summed(key, target, pieces)
         if summed is not None:
             return Merged(summed, [], [p._replace(label=PARTIAL, firm=False) for p in pieces])
+        mean = averaged(self, key, pieces)
+        if mean is not None:
+            return Merged(from_float(mean, target.dtype), [], [p._replace(label=MEAN, firm=False) for p in pieces])
         full, conflicts = join([self._held(p) for p in pieces], target.shape)
         if full is None:
             return Merged(None, conflicts, pieces)

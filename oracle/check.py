@@ -319,7 +319,7 @@ class Comparison:
             full = merged[0]
             target = self.reference.entries[key]
             sums = compare(full, self.reference.array(target), target.dtype)
-            if not sums.size or not np.isfinite(sums.error):
+            if not sums.size or not np.isfinite(sums.error) or sums.n < 2:  # a loss's own gradient is 1 whatever it is averaged over
                 continue
             alpha = sums.dot / sums.reference_sq
             cosine = sums.dot / np.sqrt(sums.candidate_sq * sums.reference_sq) if sums.candidate_sq else 0.0

@@ -18,6 +18,7 @@ import msgspec
 import numpy as np
 
 from proctor.oracle.assemble import GRADIENTS, PARTIAL, Piece
+from proctor.oracle.averages import MEAN
 from proctor.oracle.check import Comparison
 from proctor.oracle.collect.config import key_of
 from proctor.oracle.dtypes import as_float, from_float, is_floating
@@ -191,7 +192,7 @@ def _write(comparison: Comparison, folder: Path) -> int:
 def _certain(comparison: Comparison, key: Key) -> Sequence[Piece]:
     """The shards of a tensor that are parts of the reference's: not summands of it, and not what merely has its shape."""
     merged = comparison.assembler.merge(key)
-    if merged is None or any(p.addend or p.label == PARTIAL for p in merged.pieces):
+    if merged is None or any(p.addend or p.label in (PARTIAL, MEAN) for p in merged.pieces):
         return ()
     alike = not merged.conflicts and len({p.rank for p in merged.pieces}) > 1
     if alike or all(p.firm for p in merged.pieces):

@@ -17,6 +17,7 @@ import numpy.typing as npt
 from proctor.oracle._replicas import Conflict, same_bits
 from proctor.oracle.align import PARAMETERS, Naming
 from proctor.oracle.assemble import GRADIENTS, Assembler, Piece
+from proctor.oracle.averages import MEAN
 from proctor.oracle.difference import Difference, compare
 from proctor.oracle.dtypes import as_float, from_float, is_floating
 from proctor.oracle.locate import FITS, take
@@ -109,7 +110,8 @@ class TensorJudge:
             sums = self._without_gradients_part(key, full, theirs, sums)
         note = self._explain(key, full, theirs, sums, allowed.absolute, conflicts, pieces) if sums.error > allowed.absolute else ""
         found = judge(sums, allowed, **common, ranks=ranks, note=note)
-        near = firm or (sums.relative < FITS and kind in ("output", "input", "score", "dropped"))  # no other place has values like these
+        # No other place has values like these.
+        near = firm or (sums.relative < FITS and kind in ("output", "input", "score", "dropped") and MEAN not in labels)
         if failing(found) and (not near or (not sums.rounded and kind != "input")):
             found = msgspec.structs.replace(found, verdict="unmapped")
         if firm and sums.rounded and not failing(found) and (self.alone or target.dtype in SHORT):
