@@ -10,6 +10,7 @@ import msgspec
 
 from proctor.errors import OracleError
 from proctor.oracle.mesh import Cut, Layout, Mesh, Shape
+from proctor.oracle.store import Placement
 
 # As `str` and `repr` of torch's placements write them, 2.3 to 2.13.
 _SHARD: Final = re.compile(r"(?:S|Shard)\((?:dim=)?(-?\d{1,3})\)")
@@ -19,13 +20,6 @@ _REPLICATE: Final = re.compile(r"R|Replicate\(\)")
 _REDUCTIONS: Final = {
     "": "partial", "sum": "partial", "avg": "partial-avg", "mean": "partial-avg", "max": "partial-max", "min": "partial-min",
 }  # fmt: skip
-
-
-class _Placement(msgspec.Struct, frozen=True):
-    axes: tuple[str, ...]
-    sizes: tuple[int, ...]
-    placements: tuple[str, ...]
-    shape: tuple[int, ...]
 
 
 def from_dtensor(placement: Mapping[str, Any]) -> tuple[Mesh, Layout, Shape]:
@@ -39,7 +33,7 @@ def from_dtensor(placement: Mapping[str, Any]) -> tuple[Mesh, Layout, Shape]:
         OracleError: it is not of that form, or a placement is of an unknown kind.
     """
     try:
-        said = msgspec.convert(placement, _Placement)
+        said = msgspec.convert(placement, Placement)
     except msgspec.ValidationError as error:
         raise OracleError(f"{str(placement)[:120]} is not a DTensor's placement: {error}") from None
     mesh = Mesh(tuple(a or f"mesh_{i}" for i, a in enumerate(said.axes)), said.sizes)

@@ -18,12 +18,12 @@ def prepare(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Print a table and the warnings."""
-    from rich.console import Console
     from rich.table import Table
 
     from proctor.oracle.plan_toml import read_plan
     from proctor.oracle.store import Recording
     from proctor.verify import wording
+    from proctor.verify.report.terminal import console
 
     plan = read_plan(Path(args.plan))
     params: dict[str, tuple[int, ...]] = {}
@@ -39,10 +39,10 @@ def run(args: argparse.Namespace) -> int:
     table = Table("", "name", "layout", "rule", box=None, pad_edge=False)
     for row in found.rows:
         table.add_row(*(wording.clean(str(cell)) for cell in (row.kind, row.name, row.layout, row.rule)))
-    console = Console(highlight=False, markup=False)
-    console.print(f"mesh {plan.mesh}, {plan.mesh.world} ranks")
+    out = console()
+    out.print(f"mesh {plan.mesh}, {plan.mesh.world} ranks")
     if found.rows:
-        console.print(table)
+        out.print(table)
     for warning in found.warnings:
-        console.print(f"warning: {wording.clean(warning)}")
+        out.print(f"warning: {wording.clean(warning)}")
     return 1 if found.warnings else 0
