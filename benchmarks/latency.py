@@ -1,11 +1,11 @@
 """How soon a violation is known: from the end of the step in which replicas part to the verdict, in milliseconds.
 
-    python benchmarks/latency.py [--iters 500] [--every 10] [--ranks 2] [--full] [-i PACK…]
+    python benchmarks/latency.py [--iters 500] [--every 10] [--ranks 2] [--pause 0.02] [--full] [-i PACK…]
 
 Runs the DDP language model on some ranks and a verifier in this process, as `proctor watch` has it beside the job. After the
 update of every tenth step one parameter of rank 1 is changed, and set right after the next one, so that each time a
 violation comes after healthy steps. Counted is, for each of these steps, the first rule that is known to be violated. Ranks and
-verifier share the cores of this machine.
+verifier share the cores of this machine; with `--pause` ranks wait for so long in each step, as for an accelerator, and leave some free.
 """
 
 from __future__ import annotations
@@ -34,13 +34,14 @@ from proctor.verify.view.events import EventLog
 
 ROOT = Path(__file__).resolve().parent.parent
 DRIVER = """
-import os, runpy, sys
+import os, runpy, sys, time
 import torch
 import torch.distributed as dist
 from torch.optim.optimizer import register_optimizer_step_post_hook
 seen = [0]
 def part(optimizer, args, kwargs):
     seen[0] += 1
+    time.sleep({pause})
     parameter = optimizer.param_groups[0]["params"][0]
     with torch.no_grad():
         if seen[0] > 40 and seen[0] % {every} == 0 and os.environ["RANK"] == "1":
@@ -70,6 +71,7 @@ def main() -> int:
     parser.add_argument("--iters", default="400")
     parser.add_argument("--every", type=int, default=10)
     parser.add_argument("--ranks", type=int, default=2)
+    parser.add_argument("--pause", type=float, default=0.0, help="seconds")
     parser.add_argument("--script", type=Path, default=ROOT / "examples" / "ddp_accumulate_lm.py")
     parser.add_argument("-i", "--pack", dest="packs", nargs="+", type=Path)
     parser.add_argument("--full", action="store_true", help="record everything")
@@ -79,7 +81,7 @@ def main() -> int:
     paths = args.packs or [shipped / "torch.json", shipped / "distributed.json"]
     packs = [read_pack(path, list(registry())) for path in paths]
     driver, run = work / "driver.py", work / "run"
-    driver.write_text(DRIVER.format(every=args.every))
+    driver.write_text(DRIVER.format(every=args.every, pause=args.pause))
     command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", str(args.ranks), str(driver), str(args.script), "--iters", args.iters]
     create_run(run, command, overwrite=False)
     address = f"unix:{work / 'live' / 'socket'}"

@@ -37,8 +37,9 @@ _WAITING_S: Final = 1.0  # a call that has not returned for so long is something
 _BEHIND: Final = 64  # steps that are judged one by one,
 _NEWS: Final = 3  # unless so many of them looked like none before,
 _LONG_S: Final = 0.3  # or one took so long
+_SLICE_S: Final = 0.01  # that a round of what is not urgent takes before it is looked what has come
 _QUICK: Final = ("calls", "records")  # rules that read these are judged first,
-_LATE_SHARE: Final = 0.3  # the others in this part of the time
+_LATE_SHARE: Final = 0.2  # the others in this part of the time
 _MOST_ROWS: Final = 1 << 21  # records held, beyond which the others are judged at once: their steps are waited for
 _MEMOS: Final = 512  # windows found healthy that are remembered, per relation
 
@@ -139,7 +140,9 @@ class OnlineChecker:
         self._tallies: dict[str, _Tally] = defaultdict(_Tally)
         self._past: dict[str, pl.DataFrame] = {}
         self._members = 0
-        self._judged = -1  # the last step that is over
+        self._judged = self._seen = -1  # the last step that was judged, and that is known to be over
+        self._going: Iterator[Round] | None = None  # a round of the rest that was left
+        self._anew = False  # contradictions were looked for in a window that looked like none before
         self._next_late = self._spent = 0.0
         self._news = 0  # windows in a row that looked like none before
         self._source: Callable[[], Trace] | None = None
@@ -173,28 +176,43 @@ class OnlineChecker:
         self.live.add(process, records, info, reached)
         return [violation for round_ in self.rounds() for violation in round_.violations]
 
-    def rounds(self) -> Iterator[Round]:
+    @property
+    def pending(self) -> bool:
+        """Whether steps are over that only contradictions between ranks were looked for in: `rounds` is to be called again."""
+        return self._going is not None or self._judged < self._seen
+
+    def rounds(self, *, some: bool = False) -> Iterator[Round]:
         """Judge the steps that are over since the last time, one relation after the other, the quick ones first.
 
-        What ranks contradict each other in is looked at in all of these steps before anything else is. Rules that read numbers or random draws, which are judged anew in most windows, come less often, so that they hold up
-        the others for a small part of the time.
+        What ranks contradict each other in is looked at in all of these steps before anything else is. Rules that read numbers or
+        random draws, which are judged anew in most windows, come less often, so that they hold up the others for a small part
+        of the time.
+
+        Args:
+            some: leave the rest for later after a short while, so that contradictions in what comes meanwhile need not wait for it; see
+                `pending`.
         """
         self.live.settle()
-        now = self._over()
-        urgent = [g for g in self._groups if _urgent(g)] if self.together and now - self._judged <= _BEHIND else []
-        for step in range(self._judged + 1, now + 1) if urgent else ():
-            yield from self._round(urgent, step)
+        now = self._seen = max(self._seen, self._over())
+        urgent = [g for g in self._groups if _urgent(g)] if self.together else []
+        while urgent and (done := min(g.done for g in urgent)) < now:
+            # As below: one by one while they look alike, the others at once.
+            yield from self._round(urgent, now if self._anew else done + 1)
+        self._anew = False
         rest = [g for g in self._groups if g not in urgent and (not self.together or g.reads in _QUICK)]
-        while self._judged < now:
-            # Step by step windows look alike, and what was seen before costs nothing; many new ones cost less at once.
-            behind = now - self._judged
-            slow = self._news >= _NEWS or self._spent > _LONG_S
-            many = self.together and (behind > _BEHIND or (behind > 1 and slow))
-            begin = time.monotonic()
-            self._judged = now if many else self._judged + 1
-            self._news = 0 if many else self._news + 1
-            yield from self._round(rest, self._judged)
-            self._spent = 0.0 if many else time.monotonic() - begin
+        begin = time.monotonic()
+        while self._going is not None or self._judged < now:
+            if self._going is None:
+                self._going = self._next(rest, now)
+            for one in self._going:
+                yield one
+                if some and time.monotonic() - begin > _SLICE_S:
+                    self._spent += time.monotonic() - begin
+                    break
+            else:
+                self._going = None
+                continue
+            break
         late = [these for these in self._groups if these.done < self._judged]
         begin = time.monotonic()
         if late and (begin >= self._next_late or self.live.rows > _MOST_ROWS):
@@ -203,14 +221,26 @@ class OnlineChecker:
             spent = time.monotonic() - begin
             self._next_late = begin + spent / _LATE_SHARE
 
+    def _next(self, groups: Sequence[_Group], now: int) -> Iterator[Round]:
+        """Of what is not urgent the next step, or all of them: windows look alike step by step, and what was seen before costs
+        nothing; many new ones cost less at once."""
+        behind = now - self._judged
+        slow = self._news >= _NEWS or self._spent > _LONG_S
+        many = self.together and (behind > _BEHIND or (behind > 1 and slow))
+        self._judged = now if many else self._judged + 1
+        self._news = 0 if many else self._news + 1
+        self._spent = 0.0
+        return self._round(groups, self._judged)
+
     def finish(self) -> list[Round]:
         """Judge what is left, when nothing more will come."""
         self.live.settle()
         last = max((member.reached for member in self.live.members.values()), default=-1)
         if last < 0:
             return []
-        self._judged = max(last, self._judged)
-        return list(self._round(self._groups, self._judged, last=True))
+        left, self._going = list(self._going or ()), None
+        self._judged = self._seen = max(last, self._judged)
+        return [*left, *self._round(self._groups, self._judged, last=True)]
 
     def stuck(self) -> list[Round]:
         """What is wrong with calls that have not returned: to be asked now and then while no step ends."""
@@ -286,6 +316,7 @@ class OnlineChecker:
                 self._news = 0
             judged = healthy[memo]
         else:
+            self._anew |= _urgent(these)
             trace, seen = scene()
             begin = time.perf_counter()
             try:

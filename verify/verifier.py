@@ -146,6 +146,7 @@ class Verifier:
         self._alone: float | None = None  # when all its processes were seen to be gone
         self._troubles: set[str] = set()
         self._well = self.clock()  # when a turn succeeded
+        self._failing = False  # the last one did not
         self._patience = self.clock()  # until when this turn may wait for records
         self._refused: dict[str, int] = {}
         self._paged: dict[str, int] = {}  # by outcome
@@ -182,13 +183,14 @@ class Verifier:
         Raises:
             Exception: of ours, after half a minute in which no turn succeeded: a new verifier hears all names again.
         """
-        events = self.inbox.get(wait_s, most=_MOST_EVENTS)
+        events = self.inbox.get(0.0 if self._checker.pending and not self._failing else wait_s, most=_MOST_EVENTS)
         self._patience = self.clock() + _FILL_S
         failed = [error for event in events if (error := self._try("records", partial(self._take, event))) is not None]
         failed += [error for error in [self._try("steps", self._judge)] if error is not None]
         if self.clock() - self._ticked >= TICK_S:
             self._ticked = self.clock()
             self._tick()
+        self._failing = bool(failed)
         if not failed:
             self._well = self.clock()
         elif self.clock() - self._well > _FAILING_S:
@@ -329,7 +331,7 @@ class Verifier:
     def _judge(self) -> None:
         rounds: list[Round] = []
         try:
-            for one in self._checker.rounds():
+            for one in self._checker.rounds(some=True):
                 rounds.append(one)
                 for violation in one.violations:
                     self.metrics.latency(self._latency(one.trace, violation.step))

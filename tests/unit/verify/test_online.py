@@ -14,6 +14,7 @@ from proctor.infer.engine import infer
 from proctor.invariants.pack import Pack
 from proctor.invariants.relations import Relation, registry
 from proctor.invariants.trace import Trace
+from proctor.verify import online
 from proctor.verify.checker import check
 from proctor.verify.online import OnlineChecker
 
@@ -139,3 +140,20 @@ def test_a_round_says_what_it_speaks_of(tmp_path: Path, pack: Pack) -> None:
         spans = [(r.first, r.end) for r in rounds if r.relation == name]
         assert spans[0][0] == -1 and spans[-1][1] == 6 + 1
         assert all(a[1] == b[0] for a, b in pairwise(spans))
+
+
+def test_bit_by_bit_the_same_is_found(tmp_path: Path, pack: Pack, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(online, "_SLICE_S", 0.0)
+    path = write_run(tmp_path / "run", [loop(steps=30, skip={20: ["backward"]})])
+    whole, bits = OnlineChecker([pack], relations=KNOWN), OnlineChecker([pack], relations=KNOWN)
+    for process, part, info, reached in flushes(path):
+        whole.feed(process, part, info, reached)
+        bits.live.add(process, part, info, reached)
+    calls = [len(list(bits.rounds(some=True)))]
+    while bits.pending:
+        calls.append(len(list(bits.rounds(some=True))))
+        assert len(calls) < 1000
+    assert len(calls) > 1 and bits.judged == whole.judged
+    whole.finish()
+    bits.finish()
+    assert {v.id for v in bits.result().violations} == {v.id for v in whole.result().violations} != set()
