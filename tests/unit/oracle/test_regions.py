@@ -200,6 +200,7 @@ def test_a_compiler_that_fails_is_said_and_done_without(tmp_path: Path) -> None:
     assert not Recording(tmp_path / "out").ranks()[0].info.compiled
 
 
+@pytest.mark.slow
 def test_a_compiled_program_as_a_reference_is_the_eager_one(tmp_path: Path) -> None:
     command = program(tmp_path, PROGRAM)[:2]
     Recorder(tmp_path / "out", [*command, "spoilt", "1"], samples=1).record()
