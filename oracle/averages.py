@@ -1,8 +1,8 @@
 """Losses that a model returns: each data-parallel rank has the mean over its own rows, the reference that over all of them.
 
 Such a number is compared as the mean over ranks, weighted by their rows; it does not decide, since what a loss is averaged over
-is the program's business. Its gradient is 1 on each of them, of which the
-ranks' gradients are averaged later: as that of a mean it counts once for each part.
+is the program's business. Its gradient is 1 on each of them, of which the ranks' gradients are averaged later: as that of a
+mean it counts once for each part.
 """
 
 from __future__ import annotations

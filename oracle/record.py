@@ -290,6 +290,11 @@ def _make(out: Path, overwrite: bool) -> None:
         raise OracleError(f"{out}: cannot be written: {e.strerror or e}", hint="choose another -o") from None
 
 
+def dropout_of(asked: str, *, trusted: bool) -> str:
+    """How dropout is recorded on a side: masks that are to be replayed must first be placed, by a candidate that drops nothing."""
+    return "place" if asked == "replay" and not trusted else asked
+
+
 def _copy(given: Path, there: Path) -> None:
     try:
         shutil.copytree(given, there)

@@ -26,7 +26,7 @@ from proctor.oracle.outcome import Compared, compare_recordings, record_and_comp
 from proctor.oracle.plan import Plan
 from proctor.oracle.plan_toml import plan_of
 from proctor.oracle.ranks import command_of
-from proctor.oracle.record import SAMPLES, Recorder
+from proctor.oracle.record import SAMPLES, Recorder, dropout_of
 from proctor.oracle.report import Report, renderer
 from proctor.oracle.rerun import replay_decisions
 from proctor.oracle.store import Recording
@@ -94,10 +94,9 @@ def assert_equivalent(
         def record(seed: int | None) -> tuple[Recording, Recording]:
             for name, command in zip(("reference", "candidate"), commands, strict=True):
                 trusted = name == "reference"
-                word = dropout if trusted or dropout != "replay" else "place"
                 Recorder(
                     home / name, command, samples=samples if trusted else 0, eager=eager or trusted, **options,
-                    options={"generate": seed, "dropout": word},
+                    options={"generate": seed, "dropout": dropout_of(dropout, trusted=trusted)},
                 ).record()  # fmt: skip
             both = Recording(home / "reference"), Recording(home / "candidate")
             replay_decisions(*both, given, commands[1], timeout_s=timeout_s)

@@ -64,7 +64,7 @@ def record(
 ) -> RunInfo:
     """Record a command as the arguments say, with parameters generated from a seed or its own; `more` are arguments of `Recorder`."""
     from proctor.oracle.plan_toml import plan_of
-    from proctor.oracle.record import Recorder
+    from proctor.oracle.record import Recorder, dropout_of
 
     if args.steps < 1 or args.samples < 0 or args.timeout <= 0:
         raise UsageError("--steps must be at least 1, --samples at least 0, --timeout more than 0")
@@ -78,7 +78,7 @@ def record(
         "overwrite": overwrite,
         "reference": reference,
         "eager": args.eager,
-        "options": {"generate": generate, "dropout": args.dropout if reference or args.dropout != "replay" else "place"},
+        "options": {"generate": generate, "dropout": dropout_of(args.dropout, trusted=reference)},
     }
     return Recorder(out, command, **{**given, **more}).record()
 

@@ -73,12 +73,15 @@ def stepped(model: Any) -> Callable[[], None]:
     return step
 
 
-@pytest.fixture(scope="module")
-def routed(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    out = tmp_path_factory.mktemp("routed") / "reference"
-    model = Router()
+def recorded(out: Path, model: Any) -> Path:
+    """A reference with its noise samples."""
     trace_reference(stepped(model), model, out=out)
     return out
+
+
+@pytest.fixture(scope="module")
+def routed(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return recorded(tmp_path_factory.mktemp("routed") / "reference", Router())
 
 
 def candidate(path: Path, model: nn.Module) -> Path:
@@ -131,10 +134,7 @@ class Drops(nn.Module):
 
 @pytest.fixture(scope="module")
 def dropped(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    out = tmp_path_factory.mktemp("dropped") / "reference"
-    model = Drops()
-    trace_reference(stepped(model), model, out=out)
-    return out
+    return recorded(tmp_path_factory.mktemp("dropped") / "reference", Drops())
 
 
 @pytest.mark.parametrize(
