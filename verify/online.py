@@ -10,6 +10,7 @@ Training repeats itself: what looks like a window that was found healthy is not 
 
 from __future__ import annotations
 
+import math
 import time
 from collections import OrderedDict, defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -200,19 +201,20 @@ class OnlineChecker:
             yield from self._round(urgent, now if self._anew else done + 1)
         self._anew = False
         rest = [g for g in self._groups if g not in urgent and (not self.together or g.reads in _QUICK)]
-        begin = time.monotonic()
+        until = time.monotonic() + _SLICE_S if some else math.inf
         while self._going is not None or self._judged < now:
             if self._going is None:
                 self._going = self._next(rest, now)
+            begin = time.monotonic()
             for one in self._going:
                 yield one
-                if some and time.monotonic() - begin > _SLICE_S:
-                    self._spent += time.monotonic() - begin
+                if time.monotonic() >= until:
                     break
             else:
                 self._going = None
-                continue
-            break
+            self._spent += time.monotonic() - begin
+            if time.monotonic() >= until:
+                break
         late = [these for these in self._groups if these.done < self._judged]
         begin = time.monotonic()
         if late and (begin >= self._next_late or self.live.rows > _MOST_ROWS):
@@ -229,7 +231,7 @@ class OnlineChecker:
         many = self.together and (behind > _BEHIND or (behind > 1 and slow))
         self._judged = now if many else self._judged + 1
         self._news = 0 if many else self._news + 1
-        self._spent = 0.0
+        self._spent = -math.inf if many else 0.0  # what many take says nothing of one
         return self._round(groups, self._judged)
 
     def finish(self) -> list[Round]:
