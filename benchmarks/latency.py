@@ -19,6 +19,7 @@ import tempfile
 import time
 from pathlib import Path
 
+os.environ["POLARS_MAX_THREADS"] = "1"  # as a verifier has; polars looks when it is imported
 from proctor.cli._launch import needs_of
 from proctor.instrument.config import RecordConfig
 from proctor.instrument.rundir import create_run, write_boot

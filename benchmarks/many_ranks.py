@@ -23,6 +23,7 @@ from pathlib import Path
 import numpy as np
 import pyarrow as pa
 
+os.environ["POLARS_MAX_THREADS"] = "1"  # as a verifier has; polars looks when it is imported
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "tests"))
 from helpers.flushes import Recorded
 

@@ -1,4 +1,4 @@
-"""Hot loops: fingerprints of tensor memory, comparison of two, the call tap, and rows of a trace as bytes. No policy, no torch headers.
+"""Hot loops: fingerprints of tensor memory, comparison of two, the call tap, rows of a trace as bytes, and equal values. No policy, no torch headers.
 
 `ACTIVE` says which implementation runs: "native", or "python" where the extension is missing or
 `PROCTOR_NATIVE=0` is set.
@@ -21,6 +21,7 @@ __all__ = [
     "fingerprint_backends",
     "fingerprint_buffer",
     "fingerprint_many",
+    "first_seen",
     "is_tap",
     "pack_columns",
 ]
@@ -34,6 +35,7 @@ if TYPE_CHECKING:
         fingerprint_backends,
         fingerprint_buffer,
         fingerprint_many,
+        first_seen,
         is_tap,
         pack_columns,
     )
@@ -51,6 +53,7 @@ else:
             fingerprint_backends,
             fingerprint_buffer,
             fingerprint_many,
+            first_seen,
             is_tap,
             pack_columns,
         )
@@ -59,6 +62,7 @@ else:
     except ImportError:
         from proctor.native._columns_py import pack_columns
         from proctor.native._compare_py import compare_buffers
+        from proctor.native._distinct_py import first_seen
         from proctor.native._fingerprint_py import (
             fingerprint_backend,
             fingerprint_backends,

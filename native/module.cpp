@@ -3,14 +3,16 @@
 
 #include "columns.h"
 #include "compare.h"
+#include "distinct.h"
 #include "fingerprint.h"
 #include "tap.h"
 
 PYBIND11_MODULE(_native, m) {
-  m.doc() = "Fingerprints and comparison of tensor memory, the call tap, and rows of a trace as bytes.";
+  m.doc() = "Fingerprints and comparison of tensor memory, the call tap, rows of a trace as bytes, and equal values.";
   using namespace proctor;
   bind_columns(m);
   bind_compare(m);
+  bind_distinct(m);
   bind_fingerprint(m);
   bind_tap(m);
 }

@@ -2,36 +2,35 @@
 
 from __future__ import annotations
 
-from typing import Any, Final
-
 import numpy as np
 import polars as pl
 import pyarrow as pa
 
 from proctor.invariants.schema import CONTEXT
 from proctor.invariants.windows import PROLOGUE
-
-Array = np.ndarray[Any, Any]
-
-KEY: Final = (pl.col("proc").cast(pl.UInt64) * (1 << 32) + pl.col("ctx").cast(pl.UInt64)).alias("_key")
-"""A context: the process, by its number, and its code there."""
+from proctor.verify._rows import Array, are_first, pairs
 
 
 class Contexts:
-    """Contexts of all processes; what every row is looked up in lies in arrays that are sorted by process and code."""
+    """Contexts of all processes; what every row is looked up in lies in arrays that are sorted by key: process and code."""
 
     def __init__(self) -> None:
-        empty = framed(CONTEXT).select(KEY, pl.lit(0, dtype=pl.UInt16).alias("proc"), *CONTEXT.names)
-        self._frames = [empty]
+        self._known = _keyed(np.zeros(0, dtype=np.uint64), pl.DataFrame(pl.from_arrow(CONTEXT.empty_table())))
+        self._new: list[tuple[Array, pl.DataFrame]] = []  # since that was made
         self._keys, self._steps = np.zeros(0, dtype=np.uint64), np.zeros(0, dtype=np.int32)
         self._looks = np.zeros(0, dtype=np.uint64)  # hash of all that a context says but its step
         self._room = 1 << 10  # contexts that may be held until it is looked which are needed
 
-    def add(self, rows: pl.DataFrame) -> None:
-        keyed = rows.select(KEY, "proc", *CONTEXT.names).unique("_key", keep="last").sort("_key")
-        self._frames.append(keyed)
-        keys, steps = keyed["_key"].to_numpy(), keyed["step"].fill_null(-1).to_numpy()
-        looks = keyed.drop("_key", "proc", "ctx", "step").hash_rows().to_numpy()
+    def add(self, procs: Array, rows: pa.RecordBatch) -> None:
+        """Take contexts of some processes; one that is told again is another now."""
+        frame = pl.DataFrame(pl.from_arrow(rows))
+        keys = pairs(procs, frame["ctx"].to_numpy())
+        self._new.append((keys, frame))
+        steps = frame["step"].fill_null(-1).to_numpy()
+        looks = frame.drop("ctx", "step").hash_rows().to_numpy()
+        if len(keys) and (keys[1:] <= keys[:-1]).any():
+            last = _last(keys)
+            keys, steps, looks = keys[last], steps[last], looks[last]
         kept = np.ones(len(self._keys), dtype=bool)
         if len(keys) and len(self._keys):
             at = np.minimum(np.searchsorted(self._keys, keys), len(self._keys) - 1)
@@ -52,24 +51,35 @@ class Contexts:
 
     def frame(self) -> pl.DataFrame:
         """All of them: _key and the columns of a trace, sorted."""
-        if len(self._frames) > 1:
-            self._frames = [pl.concat(self._frames).unique("_key", keep="last", maintain_order=True).sort("_key")]
-        return self._frames[0]
+        if self._new:
+            new, self._new = self._new, []
+            frame = pl.concat([self._known.drop("_key", "proc"), *(frame for _, frame in new)])
+            keys = np.concatenate([self._known["_key"].to_numpy(), *(keys for keys, _ in new)])
+            last = _last(keys)
+            self._known = _keyed(keys[last], frame[last])
+        return self._known
 
-    def prune(self, before: int, carried: pl.DataFrame) -> None:
-        """Let go of those of steps before this one, but for the first steps and those of these rows."""
+    def prune(self, before: int, used: Array) -> None:
+        """Let go of those of steps before this one, but for the first steps and these keys."""
         if len(self._keys) <= self._room:
             return
         needed = (pl.col("step") < PROLOGUE) | (pl.col("step") >= before)
-        used = pl.col("_key").is_in(carried["_key"].unique().implode())
-        kept = self.frame().filter(needed.fill_null(value=True) | used)
-        self._frames = [kept]
+        known = self.frame()
+        kept = known.filter(needed.fill_null(value=True) | pl.Series(np.isin(known["_key"].to_numpy(), used)))
+        self._known = kept
         mine = np.isin(self._keys, kept["_key"].to_numpy(), assume_unique=True)
         self._keys, self._steps, self._looks = self._keys[mine], self._steps[mine], self._looks[mine]
         self._room = max(1 << 10, 2 * len(self._keys))
 
 
-def framed(schema: pa.Schema) -> pl.DataFrame:
-    """An empty frame of these columns, and `proc` for those of records."""
-    frame = pl.DataFrame(pl.from_arrow(pa.Table.from_batches([], schema=schema)))
-    return frame.with_columns(pl.lit(0, dtype=pl.UInt16).alias("proc")) if "ctx" in frame.columns else frame
+def _last(keys: Array) -> Array:
+    """Where each of these is told last, in their order."""
+    told = np.flatnonzero(are_first(keys[::-1])[::-1])
+    sorted_: Array = told[np.argsort(keys[told])]
+    return sorted_
+
+
+def _keyed(keys: Array, frame: pl.DataFrame) -> pl.DataFrame:
+    """_key, proc, and the columns of a trace."""
+    procs = (keys >> np.uint64(32)).astype(np.uint16)
+    return pl.DataFrame({"_key": keys, "proc": procs, **{name: frame[name] for name in CONTEXT.names}})

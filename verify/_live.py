@@ -21,10 +21,10 @@ from proctor.errors import TraceError
 from proctor.invariants.schema import CONTEXT, MAX_NAME_CHARS, TABLES, Name
 from proctor.invariants.trace import Process, Trace, process_of
 from proctor.invariants.windows import PROLOGUE, Window
-from proctor.verify._contexts import KEY, Contexts, framed
+from proctor.verify._contexts import Contexts
+from proctor.verify._rows import Array, Rows, height, join, last_states, none_of, pairs, pick, read
 from proctor.verify._views import Views
 
-Array = np.ndarray[Any, Any]
 Records = Mapping[str, pa.Table | pa.RecordBatch]
 """Rows of any of the tables of `invariants.schema`, with the codes of the process that wrote them."""
 
@@ -111,7 +111,7 @@ class LiveTrace:
         self._waiting: dict[str, list[tuple[int, pa.RecordBatch]]] = {name: [] for name in TABLES}
         self._tables: dict[Name, tuple[Array, Array, Array]] = {}  # codes of all members, one after the other
         self._contexts = Contexts()
-        self._rows: dict[str, dict[int, list[pl.DataFrame]]] = {name: {} for name in _ROWS}  # by step, as they came
+        self._rows: dict[str, dict[int, list[Rows]]] = {name: {} for name in _ROWS}  # by step, as they came
         self._carried = self._empty("states")
         self._held = np.zeros(0, dtype=np.uint64)
         self._views = Views(self._texts)
@@ -124,7 +124,7 @@ class LiveTrace:
     def rows(self) -> int:
         """Records that are held."""
         waiting: int = sum(batch.num_rows for name in _ROWS for _, batch in self._waiting[name])
-        return waiting + sum(chunk.height for steps in self._rows.values() for chunks in steps.values() for chunk in chunks)
+        return waiting + sum(height(chunk) for steps in self._rows.values() for chunks in steps.values() for chunk in chunks)
 
     @property
     def coords(self) -> dict[int, dict[str, int]]:
@@ -156,11 +156,13 @@ class LiveTrace:
             reached: the step that the process was in when it let go of these records.
 
         Raises:
-            TraceError: a table that no trace has, or one with other columns.
+            TraceError: a table that no trace has, or one with other columns or without some values.
         """
         for table, rows in records.items():
             if table not in TABLES or not rows.schema.equals(TABLES[table]):
                 raise TraceError(f"{name}: records of {table!r} do not have the columns of a trace")
+            if table in _ROWS and any(column.null_count for column in rows.columns):
+                raise TraceError(f"{name}: records of {table!r} lack values")
         member = self.member(name)
         if info is not None:
             member.tell(info)
@@ -185,53 +187,43 @@ class LiveTrace:
         named, self._waiting["names"] = self._waiting["names"], []
         for number, batch in named:
             self._name(self._order[number], batch)
-        taken = self._take("context")
-        if taken is not None:
-            self._contexts.add(taken.filter(pl.col("ctx") < _MAX_CODES))
+        told, self._waiting["context"] = self._waiting["context"], []
+        if told:
+            self._contexts.add(_procs(told), pa.concat_batches([batch for _, batch in told]))
         for table, columns in _ROWS.items():
-            frame = self._take(table)
-            if frame is None:
+            came, self._waiting[table] = self._waiting[table], []
+            if not came:
                 continue
-            procs = frame["proc"].to_numpy()
-            coded = [pl.Series(c, self._globals(kind, procs, frame[c].to_numpy())) for c, kind in columns.items()]
-            keys = procs.astype(np.uint64) << np.uint64(32) | frame["ctx"].to_numpy()
+            procs, rows = _procs(came), read([batch for _, batch in came])
+            keys = pairs(procs, rows["ctx"])
             steps, looks = self._contexts.of(keys)
-            frame = frame.with_columns(pl.Series("_key", keys), *coded, pl.Series("_step", steps), pl.Series("_look", looks))
-            self._shelve(table, frame, steps)
+            rows |= {c: self._globals(kind, procs, rows[c]) for c, kind in columns.items()}
+            rows |= {"proc": procs, "_key": keys, "_step": steps, "_look": looks}
+            self._shelve(table, rows, steps)
             if table == "states":
-                self._hold(procs, frame["var"].to_numpy())
+                self._hold(procs, rows["var"])
             if table in _MARKS:
-                for number, step in frame.group_by("proc").agg(pl.col("_step").max()).iter_rows():
-                    self._order[number].last[table] = max(self._order[number].last[table], step)
+                last = np.full(len(self._order), -1, dtype=np.int32)
+                np.maximum.at(last, procs, steps)
+                for number in np.flatnonzero(last >= 0).tolist():
+                    marks = self._order[number].last
+                    marks[table] = max(marks[table], int(last[number]))
         for member in self._order:
             if not member.said:
                 member.reached = max(member.reached, min(member.last.values()))
 
-    def _shelve(self, table: str, frame: pl.DataFrame, steps: Array) -> None:
+    def _shelve(self, table: str, rows: Rows, steps: Array) -> None:
         """Put rows to those of their steps."""
         first, last = int(steps.min()), int(steps.max())
         if first == last:
-            parts = [(first, frame)]
-        elif last - first == 1:
-            late = steps == last
-            parts = [(first, frame.filter(pl.Series(~late))), (last, frame.filter(pl.Series(late)))]
+            parts = [(first, rows)]
         else:
             by_step = np.argsort(steps, kind="stable")
-            frame, steps = frame[by_step], steps[by_step]
-            bounds = [0, *(np.flatnonzero(np.diff(steps)) + 1).tolist(), len(steps)]
-            parts = [(int(steps[a]), frame[a:b]) for a, b in pairwise(bounds)]
+            bounds = [0, *(np.flatnonzero(np.diff(steps[by_step])) + 1).tolist(), len(steps)]
+            parts = [(int(steps[by_step[a]]), pick(rows, by_step[a:b])) for a, b in pairwise(bounds)]
         for step, part in parts:
             self._rows[table].setdefault(step, []).append(part)
             self.revisions[step] = self.revisions.get(step, 0) + 1
-
-    def _take(self, table: str) -> pl.DataFrame | None:
-        waiting, self._waiting[table] = self._waiting[table], []
-        if not waiting:
-            return None
-        frame = pl.DataFrame(pl.from_arrow(pa.concat_batches([batch for _, batch in waiting])))
-        numbers = np.array([number for number, _ in waiting], dtype=np.uint16)
-        procs = np.repeat(numbers, [batch.num_rows for _, batch in waiting])
-        return frame.with_columns(pl.Series("proc", procs))
 
     def _name(self, member: Member, batch: pa.RecordBatch) -> None:
         kinds, ids, texts = (batch.column(c).to_pylist() for c in ("kind", "id", "text"))
@@ -259,7 +251,7 @@ class LiveTrace:
         return taken
 
     def _hold(self, procs: Array, variables: Array) -> None:
-        keys = procs.astype(np.uint64) << np.uint64(32) | variables
+        keys = pairs(procs, variables)
         new = keys
         if len(self._held):
             new = keys[self._held[np.minimum(np.searchsorted(self._held, keys), len(self._held) - 1)] != keys]
@@ -268,19 +260,19 @@ class LiveTrace:
 
     # -- windows -------------------------------------------------------------------------------------------------
 
-    def rows_of(self, table: str, step: int) -> pl.DataFrame | None:
+    def rows_of(self, table: str, step: int) -> Rows | None:
         """Rows of one step in the order in which they came, with global codes, `_step` and `_look`; proc is a member's number."""
         chunks = self._rows[table].get(step)
         if chunks is None:
             return None
         if len(chunks) > 1:
-            chunks[:] = [pl.concat(chunks)]
+            chunks[:] = [join(chunks)]
         return chunks[0]
 
-    def older(self, before: int) -> pl.DataFrame:
+    def older(self, before: int) -> Rows:
         """The last state of each variable from before a step, the first steps aside."""
         held = [self.rows_of("states", step) for step in sorted(self._rows["states"]) if PROLOGUE <= step < before]
-        return last_states([self._carried, *(frame for frame in held if frame is not None)])
+        return last_states([self._carried, *(rows for rows in held if rows is not None)])
 
     def forget(self, before: int) -> None:
         """Let go of steps before this one, the first steps aside; of their states the last of each variable stays."""
@@ -293,7 +285,7 @@ class LiveTrace:
             del self.revisions[step]
             for shelf in self._rows.values():
                 shelf.pop(step, None)
-        self._contexts.prune(before, self._carried)
+        self._contexts.prune(before, self._carried["_key"])
 
     def window(self, window: Window) -> Trace:
         """What is held of a window, of records that were settled, as a trace of its own."""
@@ -306,19 +298,21 @@ class LiveTrace:
         told = known.filter(pl.Series(window.keeps(steps) | window.before(steps), dtype=pl.Boolean))
         codes = np.arange(1, told.height + 1, dtype=np.uint32)
         keys = told["_key"].to_numpy()
-        contexts = told.with_columns(pl.Series("ctx", codes), _placed(place, told)).drop("_key")
+        contexts = told.with_columns(pl.Series("ctx", codes), pl.Series("proc", place[told["proc"].to_numpy()])).drop("_key")
 
         frames: dict[str, pl.DataFrame] = {}
         for table, shelf in self._rows.items():
-            kept = [step for step in sorted(shelf) if window.keeps(np.array([step]))[0]]
-            parts = [frame for step in kept if (frame := self.rows_of(table, step)) is not None]
+            kept = np.array(sorted(shelf), dtype=np.int64)
+            held = (self.rows_of(table, step) for step in kept[window.keeps(kept)].tolist())
+            parts = [rows for rows in held if rows is not None]
             if table == "states":
                 parts.insert(0, self.older(window.first - window.reach))
-            rows = pl.concat(parts) if parts else self._empty(table)
-            ctx = _looked_up(keys, codes, rows["_key"].to_numpy(), 0).astype(np.uint32)
-            rows = rows.with_columns(_placed(place, rows), pl.Series("ctx", ctx))
-            frames[table] = rows.sort("proc", "seq", maintain_order=True).select("proc", *TABLES[table].names)
-        held = pl.DataFrame({"proc": place[(self._held >> np.uint64(32)).astype(np.int64)], "var": self._held.astype(np.uint32)})
+            rows = join(parts) if parts else self._empty(table)
+            procs = place[rows["proc"]]
+            by_seq = np.argsort(pairs(procs, rows["seq"]), kind="stable")
+            taken = {**rows, "proc": procs, "ctx": _looked_up(keys, codes, rows["_key"], 0).astype(np.uint32)}
+            frames[table] = pl.DataFrame({name: taken[name][by_seq] for name in ("proc", *TABLES[table].names)})
+        seen = pl.DataFrame({"proc": place[(self._held >> np.uint64(32)).astype(np.int64)], "var": self._held.astype(np.uint32)})
         trace = Trace(
             processes=[member.process(self.program, window.first - window.reach) for member in order],
             runs=[self.run],
@@ -327,27 +321,20 @@ class LiveTrace:
             values=frames["values"],
             contexts=contexts.select("ctx", "proc", *CONTEXT.names[1:]),
             texts=self._texts,
-            held=held.sort("proc", "var"),
+            held=seen.sort("proc", "var"),
         )
         self._views.lend(trace)
         return trace
 
-    def _empty(self, table: str) -> pl.DataFrame:
-        coded = [pl.col(c).cast(pl.UInt32) for c in _ROWS[table]]
-        frame = framed(TABLES[table]).with_columns(pl.lit(0, dtype=pl.UInt16).alias("proc"), *coded)
-        return frame.with_columns(KEY, pl.lit(0, dtype=pl.Int32).alias("_step"), pl.lit(0, dtype=pl.UInt64).alias("_look")).clear()
+    def _empty(self, table: str) -> Rows:
+        added = {"proc": np.uint16, "_key": np.uint64, "_step": np.int32, "_look": np.uint64}
+        return none_of(TABLES[table]) | {name: np.zeros(0, dtype=kind) for name, kind in added.items()}
 
 
-
-def last_states(frames: Sequence[pl.DataFrame]) -> pl.DataFrame:
-    """The last row of each variable of a process, in the order of these."""
-    if len(frames) == 1:
-        return frames[0]
-    return pl.concat(frames).unique(["proc", "var"], keep="last", maintain_order=True)
-
-
-def _placed(place: Array, frame: pl.DataFrame) -> pl.Series:
-    return pl.Series("proc", place[frame["proc"].to_numpy()] if frame.height else np.zeros(0, dtype=np.uint16))
+def _procs(waiting: Sequence[tuple[int, pa.RecordBatch]]) -> Array:
+    """Number of the process of each row of these."""
+    numbers = np.array([number for number, _ in waiting], dtype=np.uint16)
+    return np.repeat(numbers, [batch.num_rows for _, batch in waiting])
 
 
 def _looked_up(keys: Array, values: Array, wanted: Array, default: int) -> Array:

@@ -3,8 +3,8 @@
 Training repeats itself. A relation that reads no numbers says of a window what it said of one with the same calls in the
 same order, the same contexts (but for the number of the step), and fingerprints that are equal where those were equal.
 
-A step is looked at once, when it is over; a window's key is put together from the looks of its steps and from which fingerprints
-of one step are those of another, so that no window is made of records when nothing in it is new.
+A step is looked at once, when it is over; a window's key is put together from the looks of its steps and from which of their
+fingerprints are equal, so that no window is made of records when nothing in it is new.
 """
 
 from __future__ import annotations
@@ -12,31 +12,29 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any, Final, Literal, NamedTuple
+from typing import Final, Literal, NamedTuple
 
 import numpy as np
-import polars as pl
 
 from proctor.invariants.relations import Reads
 from proctor.invariants.schema import Value
 from proctor.invariants.windows import PROLOGUE, Window
-from proctor.verify._live import LiveTrace, last_states
+from proctor.native import first_seen
+from proctor.verify._live import LiveTrace
+from proctor.verify._rows import Array, Rows, are_first, by_process, last_states, pairs, pick
 
-Array = np.ndarray[Any, Any]
-
-_RANDOM: Final = [int(kind) for kind in (Value.BATCH, Value.SAMPLE, Value.DRAW, Value.RNG)]
+_RANDOM: Final = np.isin(np.arange(256), [int(kind) for kind in (Value.BATCH, Value.SAMPLE, Value.DRAW, Value.RNG)])
 _OLDER: Final = -1 << 30  # place of what is older than a window
 _LATER: Final = 1 << 24  # place of a window's last step
 _NONE: Final = np.uint32(1 << 31)  # no call, or one without a row
 _USUAL: Final = 16  # steps of windows that come again and again
-_MANY: Final = 4096  # values of which equal ones are found by hashing
 
 
 class _Prints(NamedTuple):
-    """Fingerprints of a step: each once, sorted, and where it is seen first."""
+    """Fingerprints of a step: each once, in the order in which they are seen, and a digest of which ones are equal."""
 
-    values: Array
-    first: Array
+    distinct: Array
+    classes: bytes
 
 
 _OWN: Final = np.uint64(0x9E3779B97F4A7C15)  # makes equal fingerprints of two processes different
@@ -49,7 +47,6 @@ Kind = Literal["own", "records", "draws"]
 class _Look:
     """What one step looks like.
 
-    number: of this look, among all.
     calls, states, values, draws: digests of the rows, sequence numbers counted from the first call of the step.
     base: that call's, by process.
     items: the least number of values at each place.
@@ -57,7 +54,6 @@ class _Look:
     procs: of which processes the former are.
     """
 
-    number: int
     calls: bytes
     states: bytes
     base: Array
@@ -66,16 +62,17 @@ class _Look:
     values: bytes = b""
     draws: bytes = b""
     items: dict[int, int] = field(default_factory=dict)
-    seen: dict[Kind, tuple[_Prints, bytes]] = field(default_factory=dict)
+    seen: dict[Kind, _Prints] = field(default_factory=dict)
 
-    def prints(self, kind: Kind) -> tuple[_Prints, bytes]:
-        """Distinct fingerprints, and a digest of which ones are equal."""
+    def prints(self, kind: Kind) -> _Prints:
+        """Its fingerprints, as far as they are compared."""
         if kind not in self.seen:
             fps = np.concatenate(self.fps) if kind == "draws" else self.fps[0]
             if kind == "own":
                 fps = fps ^ (self.procs.astype(np.uint64) + np.uint64(1)) * _OWN
-            found, classes = _distinct(fps)
-            self.seen[kind] = found, hashlib.blake2b(classes.data, digest_size=16).digest()
+            first = first_seen(fps)
+            alone = np.frombuffer(first, dtype=np.uint32) == np.arange(len(fps))
+            self.seen[kind] = _Prints(fps[alone], hashlib.blake2b(first, digest_size=16).digest())
         return self.seen[kind]
 
 
@@ -89,9 +86,7 @@ class Looks:
     def __init__(self, live: LiveTrace) -> None:
         self._live = live
         self._of: dict[int, tuple[int, _Look]] = {}  # by step: revision, look
-        self._links: dict[tuple[int, int, Kind], bytes] = {}
-        self._made = 0
-        self._fronts: dict[int, tuple[int, pl.DataFrame, _Look]] = {}  # by length of the windows that end there
+        self._fronts: dict[int, tuple[int, Rows, _Look]] = {}  # by length of the windows that end there
 
     def key(self, window: Window, reads: Reads, *, alone: bool = False) -> bytes:
         """Digest of all that relations may depend on that say so (`Relation.reads`), but for calls that have not returned.
@@ -112,14 +107,15 @@ class Looks:
         for at, (place, look) in enumerate(looks):
             digest.update(place.to_bytes(8, "little", signed=True) + look.calls)
             if records:
-                digest.update(look.states + look.values + look.prints(kind)[1])
+                digest.update(look.states + look.values + look.prints(kind).classes)
             if draws:
                 digest.update(look.draws)
             if at > 1 and place - looks[at - 1][0] == 1:
                 digest.update(_shift(looks[at - 1][1], look, items=records))
-            if records:
-                for _, before in looks[:at]:
-                    digest.update(self._link(look, before, kind))
+        if records:
+            prints = [look.prints(kind).distinct for _, look in looks]
+            digest.update(np.array([len(one) for one in prints]).data)
+            digest.update(first_seen(np.concatenate(prints)))
         return digest.digest()
 
     def _refresh(self) -> None:
@@ -128,9 +124,6 @@ class Looks:
         late = min((step for step, (revision, _) in self._of.items() if held.get(step, revision) != revision), default=1 << 30)
         self._of = {step: found for step, found in self._of.items() if step < late and step in held}
         self._fronts = {length: front for length, front in self._fronts.items() if front[0] <= late}
-        if len(self._links) > _MANY:
-            alive = {look.number for _, look in self._of.values()} | {look.number for _, _, look in self._fronts.values()}
-            self._links = {pair: link for pair, link in self._links.items() if pair[0] in alive and pair[1] in alive}
 
     def _look(self, step: int) -> _Look:
         found = self._of.get(step)
@@ -141,42 +134,40 @@ class Looks:
     def _make(self, step: int) -> _Look:
         live, size = self._live, len(self._live.order)
         came = (live.rows_of(table, step) for table in ("calls", "states", "values"))
-        calls, states, values = (None if frame is None else _by_process(frame) for frame in came)
-        base = _bases(size, [frame for frame in (values, states, calls) if frame is not None])
+        calls, states, values = (None if rows is None else by_process(rows) for rows in came)
+        base = _bases(size, [rows for rows in (values, states, calls) if rows is not None])
         of_calls = hashlib.blake2b(digest_size=16)
         if calls is not None:
-            procs, seq, parent = (calls[c].to_numpy() for c in ("proc", "seq", "parent"))
+            procs, seq, parent = (calls[c] for c in ("proc", "seq", "parent"))
             begin = base[procs]
             known = (parent >= begin) | self._held(step, procs, parent, begin)
             _take(of_calls, procs, seq - begin, np.where(known, parent - begin, _NONE))
-            _take(of_calls, *(calls[c].to_numpy() for c in ("_look", "fn", "site", "args", "ret", "flags")))
+            _take(of_calls, *(calls[c] for c in ("_look", "fn", "site", "args", "ret", "flags")))
         told, rest = _split(values)
         look = self._digest(of_calls, states, told, rest, base)
         look.values, look.items = _values(told, base, step)
         look.draws, _ = _values(rest, base, step)
         return look
 
-    def _digest(
-        self, calls: hashlib.blake2b, states: pl.DataFrame | None, told: pl.DataFrame | None, rest: pl.DataFrame | None, base: Array
-    ) -> _Look:
+    def _digest(self, calls: hashlib.blake2b, states: Rows | None, told: Rows | None, rest: Rows | None, base: Array) -> _Look:
         """A look that lacks what is said of values."""
         of_states = hashlib.blake2b(digest_size=16)
         if states is not None:
-            held = states.select("proc", "var", "meta").unique(maintain_order=True)
-            _take(calls, *(held[c].to_numpy() for c in held.columns))
-            procs = states["proc"].to_numpy()
-            _take(of_states, procs, *(_counted(states[c].to_numpy(), base[procs]) for c in ("seq", "call")))
-            _take(of_states, *(states[c].to_numpy() for c in ("_look", "edge", "var", "meta", "flags")))
-        self._made += 1
+            procs, variables, metas = (states[c] for c in ("proc", "var", "meta"))
+            of_variable = np.frombuffer(first_seen(pairs(procs, variables)), dtype=np.uint32)
+            held = are_first(pairs(of_variable, metas))
+            _take(calls, procs[held], variables[held], metas[held])
+            _take(of_states, procs, *(_counted(states[c], base[procs]) for c in ("seq", "call")))
+            _take(of_states, *(states[c] for c in ("_look", "edge", "var", "meta", "flags")))
         fps, procs = (_column([states, told], name) for name in ("fp", "proc"))
-        return _Look(self._made, calls.digest(), of_states.digest(), base, (fps, _column([rest], "fp")), procs)
+        return _Look(calls.digest(), of_states.digest(), base, (fps, _column([rest], "fp")), procs)
 
     def _held(self, step: int, procs: Array, parents: Array, begin: Array) -> Array:
         """Of parents from before a step, those whose rows are held."""
         found = np.zeros(len(parents), dtype=bool)
         far = np.flatnonzero((parents > 0) & (parents < begin))
         if len(far):
-            keys = procs[far].astype(np.uint64) << np.uint64(32) | parents[far]
+            keys = pairs(procs[far], parents[far])
             wanted, inverse = np.unique(keys, return_inverse=True)
             mine = np.zeros(len(wanted), dtype=bool)
             of, seq = (wanted >> np.uint64(32)).astype(np.int64), wanted.astype(np.uint32)
@@ -186,7 +177,7 @@ class Looks:
                     continue  # older than all calls of that step
                 rows = self._live.rows_of("calls", before)
                 if rows is not None:
-                    mine |= np.isin(wanted, rows["proc"].to_numpy().astype(np.uint64) << np.uint64(32) | rows["seq"].to_numpy())
+                    mine |= np.isin(wanted, pairs(rows["proc"], rows["seq"]))
             found[far] = mine[inverse]
         return found
 
@@ -196,34 +187,17 @@ class Looks:
         if at == start and look is not None:
             return look
         if states is not None and self._live.forgotten <= at < start:
-            left = [frame for step in range(at, start) if (frame := self._live.rows_of("states", step)) is not None]
-            states = last_states([states, *map(_by_process, left)])
+            left = [rows for step in range(at, start) if (rows := self._live.rows_of("states", step)) is not None]
+            states = last_states([states, *map(by_process, left)])
         else:
             states = self._live.older(start)
         base = np.zeros(len(self._live.order), dtype=np.uint32)
-        still = states.with_columns(seq=pl.lit(0, dtype=pl.UInt32), call=pl.lit(0, dtype=pl.UInt32))
+        none = np.zeros(len(states["seq"]), dtype=np.uint32)
+        still = {**states, "seq": none, "call": none}
         look = self._digest(hashlib.blake2b(digest_size=16), still, None, None, base)
         if length <= _USUAL:
             self._fronts[length] = start, states, look
         return look
-
-    def _link(self, look: _Look, before: _Look, kind: Kind) -> bytes:
-        """Which fingerprints of one step are those of another."""
-        pair = (look.number, before.number, kind)
-        link = self._links.get(pair)
-        if link is None:
-            (here, _), (there, _) = look.prints(kind), before.prints(kind)
-            link = b""
-            if len(here.values) and len(there.values):
-                at = np.minimum(np.searchsorted(there.values, here.values), len(there.values) - 1)
-                same = there.values[at] == here.values
-                if same.any():
-                    first = here.first[same]
-                    order = np.argsort(first)
-                    pairs = np.stack([first[order], there.first[at[same]][order]])
-                    link = hashlib.blake2b(np.ascontiguousarray(pairs).data, digest_size=16).digest()
-            self._links[pair] = link
-        return link
 
 
 def _take(digest: hashlib.blake2b, *columns: Array) -> None:
@@ -232,24 +206,18 @@ def _take(digest: hashlib.blake2b, *columns: Array) -> None:
         digest.update(np.ascontiguousarray(column).data)
 
 
-def _by_process(frame: pl.DataFrame) -> pl.DataFrame:
-    """Rows by process, those of one as it wrote them."""
-    procs = frame["proc"].to_numpy()
-    return frame if (procs[1:] >= procs[:-1]).all() else frame[np.argsort(procs, kind="stable")]
+def _column(parts: Sequence[Rows | None], name: str) -> Array:
+    """This column of all of these."""
+    return np.concatenate([np.zeros(0, dtype=np.uint64), *(rows[name] for rows in parts if rows is not None)])
 
 
-def _column(frames: Sequence[pl.DataFrame | None], name: str) -> Array:
-    """This column of all of these frames."""
-    return np.concatenate([np.zeros(0, dtype=np.uint64), *(frame[name].to_numpy() for frame in frames if frame is not None)])
-
-
-def _bases(size: int, frames: Sequence[pl.DataFrame]) -> Array:
-    """The least sequence number of each process, in the last of these frames (sorted by process) that has rows of it."""
+def _bases(size: int, parts: Sequence[Rows]) -> Array:
+    """The least sequence number of each process, in the last of these (sorted by process) that has rows of it."""
     base = np.zeros(size, dtype=np.uint32)
-    for frame in frames:
-        procs = frame["proc"].to_numpy()
+    for rows in parts:
+        procs = rows["proc"]
         starts = np.flatnonzero(np.diff(procs, prepend=-1))
-        base[procs[starts]] = np.minimum.reduceat(frame["seq"].to_numpy(), starts)
+        base[procs[starts]] = np.minimum.reduceat(rows["seq"], starts)
     return base
 
 
@@ -259,23 +227,22 @@ def _counted(numbers: Array, base: Array) -> Array:
     return counted
 
 
-def _split(values: pl.DataFrame | None) -> tuple[pl.DataFrame | None, pl.DataFrame | None]:
+def _split(values: Rows | None) -> tuple[Rows | None, Rows | None]:
     """What is sent, saved or changed, and what is random."""
     if values is None:
         return None, None
-    kinds = values["kind"].to_numpy()
-    random = np.isin(kinds, _RANDOM)
-    masks = (~random & (kinds != int(Value.NUMBER)), random)
-    told, rest = (values.filter(pl.Series(mine)) if mine.any() else None for mine in masks)
+    random = _RANDOM[values["kind"]]
+    masks = (~random & (values["kind"] != int(Value.NUMBER)), random)
+    told, rest = (pick(values, mine) if mine.any() else None for mine in masks)
     return told, rest
 
 
-def _values(values: pl.DataFrame | None, base: Array, step: int) -> tuple[bytes, dict[int, int]]:
+def _values(values: Rows | None, base: Array, step: int) -> tuple[bytes, dict[int, int]]:
     """Digest of values, and the least number at each place; numbers of later steps are counted from it, as calls are numbered on."""
     if values is None:
         return b"", {}
     digest = hashlib.blake2b(digest_size=16)
-    procs, places, items = (values[c].to_numpy() for c in ("proc", "place", "item"))
+    procs, places, items = (values[c] for c in ("proc", "place", "item"))
     least: dict[int, int] = {}
     if step >= PROLOGUE:
         which, inverse = np.unique(places, return_inverse=True)
@@ -283,21 +250,9 @@ def _values(values: pl.DataFrame | None, base: Array, step: int) -> tuple[bytes,
         np.minimum.at(lowest, inverse, items)
         least = dict(zip(which.tolist(), lowest.tolist(), strict=True))
         items = np.where(items < 0, items, items - np.maximum(lowest, 0)[inverse])
-    _take(digest, procs, items, _counted(values["seq"].to_numpy(), base[procs]))
-    _take(digest, *(values[c].to_numpy() for c in ("_look", "kind", "place", "meta", "flags")))
+    _take(digest, procs, items, _counted(values["seq"], base[procs]))
+    _take(digest, *(values[c] for c in ("_look", "kind", "place", "meta", "flags")))
     return digest.digest(), least
-
-
-def _distinct(fps: Array) -> tuple[_Prints, Array]:
-    """Each of these once, and of each where it is seen first."""
-    if len(fps) < _MANY:
-        values, first, inverse = np.unique(fps, return_index=True, return_inverse=True)
-        return _Prints(values, first.astype(np.uint32)), first.astype(np.uint32)[inverse]
-    seen = pl.DataFrame({"fp": fps}).select(pl.int_range(pl.len(), dtype=pl.UInt32).first().over("fp"))
-    classes = seen.to_series().to_numpy()
-    first = np.flatnonzero(classes == np.arange(len(classes)))
-    order = np.argsort(fps[first])
-    return _Prints(fps[first][order], first[order].astype(np.uint32)), np.ascontiguousarray(classes)
 
 
 def _shift(before: _Look, look: _Look, *, items: bool) -> bytes:

@@ -40,7 +40,7 @@ _NEWS: Final = 3  # unless so many of them looked like none before,
 _LONG_S: Final = 0.3  # or one took so long
 _SLICE_S: Final = 0.01  # that a round of what is not urgent takes before it is looked what has come
 _QUICK: Final = ("calls", "records")  # rules that read these are judged first,
-_LATE_SHARE: Final = 0.2  # the others in this part of the time
+_LATE_SHARE: Final = 0.1  # the others in this part of the time
 _MOST_ROWS: Final = 1 << 21  # records held, beyond which the others are judged at once: their steps are waited for
 _MEMOS: Final = 512  # windows found healthy that are remembered, per relation
 

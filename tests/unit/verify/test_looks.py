@@ -7,12 +7,13 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import polars as pl
+import pyarrow as pa
 import pytest
 from helpers.flushes import flushes
 from helpers.runs import write_run
 
 from proctor.invariants.relations import Reads
+from proctor.invariants.schema import CONTEXT
 from proctor.invariants.windows import Window
 from proctor.verify._contexts import Contexts
 from proctor.verify._live import LiveTrace
@@ -121,10 +122,10 @@ def test_contexts_that_are_told_anew_replace_the_old_ones() -> None:
     contexts = Contexts()
 
     def tell(rows: Sequence[tuple[int, int, int]]) -> None:
-        names = {"ctx": pl.UInt32, "proc": pl.UInt16, "step": pl.Int32}
-        rest = {"micro": pl.lit(0, pl.Int32), "grad": pl.lit(value=True), "recompute": pl.lit(value=False)}
-        words = dict.fromkeys(("phase", "autocast", "outer", "meta"), pl.lit(""))
-        contexts.add(pl.DataFrame(rows, schema=names, orient="row").with_columns(**rest, **words))
+        procs = np.array([proc for _, proc, _ in rows], dtype=np.uint16)
+        rest = {"micro": 0, "grad": True, "recompute": False} | dict.fromkeys(("phase", "autocast", "outer", "meta"), "")
+        told = [{"ctx": ctx, "step": step, **rest} for ctx, _, step in rows]
+        contexts.add(procs, pa.RecordBatch.from_pylist(told, schema=CONTEXT))
 
     tell([(7, 1, 3), (5, 0, 2)])
     tell([(5, 0, 4), (6, 0, 5)])

@@ -1,0 +1,67 @@
+"""Rows as arrays, one a column: what a run that goes on is held in, since a few hundred rows cost a frame more than they cost."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from proctor.native import first_seen
+
+Array = np.ndarray[Any, Any]
+Rows = Mapping[str, Array]
+"""Columns of equal length by name."""
+
+
+def read(batches: Sequence[pa.RecordBatch]) -> dict[str, Array]:
+    """All columns of these batches, which have the same ones and no value missing."""
+    whole = batches[0] if len(batches) == 1 else pa.concat_batches(batches)
+    return {name: whole.column(at).to_numpy(zero_copy_only=False) for at, name in enumerate(whole.schema.names)}
+
+
+def none_of(schema: pa.Schema) -> dict[str, Array]:
+    """No rows."""
+    return {field.name: np.zeros(0, dtype=field.type.to_pandas_dtype()) for field in schema}
+
+
+def height(rows: Rows) -> int:
+    return len(next(iter(rows.values())))
+
+
+def pick(rows: Rows, which: Array) -> Rows:
+    """Those at these places, or where this is true."""
+    return {name: column[which] for name, column in rows.items()}
+
+
+def join(parts: Sequence[Rows]) -> Rows:
+    """The rows of all of these, which have the same columns, one after the other."""
+    return parts[0] if len(parts) == 1 else {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
+
+
+def by_process(rows: Rows) -> Rows:
+    """Rows by process, those of one as it wrote them."""
+    procs = rows["proc"]
+    return rows if (procs[1:] >= procs[:-1]).all() else pick(rows, np.argsort(procs, kind="stable"))
+
+
+def are_first(values: Array) -> Array:
+    """Which of these numbers no earlier one is equal to."""
+    first: Array = np.frombuffer(first_seen(np.ascontiguousarray(values)), dtype=np.uint32) == np.arange(len(values))
+    return first
+
+
+def pairs(high: Array, low: Array) -> Array:
+    """Two columns of numbers below 2³² as one."""
+    both: Array = high.astype(np.uint64) << np.uint64(32) | low
+    return both
+
+
+def last_states(parts: Sequence[Rows]) -> Rows:
+    """The last row of each variable of a process, in the order of these."""
+    rows = join(parts)
+    if len(parts) == 1:
+        return rows
+    keys = pairs(rows["proc"], rows["var"])
+    return pick(rows, are_first(keys[::-1])[::-1])
