@@ -1,9 +1,10 @@
 """Sends a process's records to the verifier while they go to disk; never makes the process wait.
 
-The writer's thread offers what it drained (`Sender.offer`: encoding and a lock, no system call that can block); one daemon
-thread talks to the verifier. Whatever happens to the verifier (absent, dead, restarted, stopped, cut off), the ring fills,
-the newest records are dropped and counted, and the verifier is told by the numbers of the flushes what it missed. The training
-thread is never involved, children of the process never touch the socket, and the program's random state is left alone.
+The writer's thread offers what it drained, and sends it itself when the connection is idle (`Sender.offer`: the connection is not
+waited for, no system call can block), which spares two changes of thread a flush; all else is said and heard by a daemon thread.
+Whatever happens to the verifier (absent, dead, restarted, stopped, cut off), the ring fills, the newest records are dropped and
+counted, and the verifier is told by the numbers of the flushes what it missed. The training thread is never involved, children of
+the process never touch the socket, and the program's random state is left alone.
 """
 
 from __future__ import annotations
@@ -76,6 +77,8 @@ class Sender:
         self._reached = -1
         self._info: dict[str, Any] | None = None
         self._socket: socket.socket | None = None
+        self._link: _Link | None = None  # a connection that a verifier has welcomed
+        self._turn = threading.Lock()  # to use it
         self._up = False
         self._pid = os.getpid()
         self._closing = threading.Event()
@@ -122,8 +125,25 @@ class Sender:
             self._n += 1
             taken &= self.ring.put(Entry(flush, body))
         self._reached = max(reached, self._reached)
-        self._wake()
+        if not self._push():
+            self._wake()
         return taken
+
+    def _push(self) -> bool:
+        """Send what waits at once; False when there is something left for the sender's thread to do."""
+        if self._closing.is_set() or not self._turn.acquire(blocking=False):
+            return False
+        try:
+            link = self._link
+            if link is None or link.out:
+                return False
+            self._fill(link)
+            link.send()
+            return not link.out
+        except Exception:  # noqa: BLE001  the sender's thread meets it, too, and knows what to do
+            return False
+        finally:
+            self._turn.release()
 
     def inform(self, info: dict[str, Any]) -> None:
         """The process's `process.json` has changed."""
@@ -174,7 +194,8 @@ class Sender:
             except ProctorError as e:
                 self._complain(str(e))
             finally:
-                self._socket, self._up = None, False
+                with self._turn:
+                    self._socket, self._link, self._up = None, None, False
             if self._deadline is not None and not self.ring.waiting:
                 return
             self._rest(pause * self._retry.uniform(0.5, 1.0))
@@ -209,39 +230,42 @@ class Sender:
         poll.register(self._wake_fd, select.POLLIN)
         leaving = False
         while True:
-            if link.welcomed and not leaving and len(link.out) < _CHUNK:
-                leaving = self._fill(link)
-            if self._late() or (leaving and not link.out):
-                return leaving and not link.out
-            poll.register(link.socket, select.POLLIN | (select.POLLOUT if link.out else 0))
+            with self._turn:
+                link.check()
+                if link.welcomed and not leaving and len(link.out) < _CHUNK:
+                    self._fill(link)
+                    if self._deadline is not None and not self.ring.waiting and self._info is None:
+                        link.say(Bye())
+                        leaving = True
+                wanting = bool(link.out)
+            if self._late() or (leaving and not wanting):
+                return leaving and not wanting
+            poll.register(link.socket, select.POLLIN | (select.POLLOUT if wanting else 0))
             for fd, event in poll.poll(link.wait_ms(self._deadline)):
                 if fd == self._wake_fd:
                     self._clear()
                     continue
-                if event & select.POLLOUT:
-                    link.send()
-                if event & (select.POLLIN | select.POLLHUP | select.POLLERR):
-                    for frame in link.receive():
-                        self._heard(link, frame.message())
-            link.check()
+                with self._turn:
+                    if event & select.POLLOUT:
+                        link.send()
+                    if event & (select.POLLIN | select.POLLHUP | select.POLLERR):
+                        for frame in link.receive():
+                            self._heard(link, frame.message())
 
-    def _fill(self, link: _Link) -> bool:
-        """Give the connection more to send; True when that was the last."""
+    def _fill(self, link: _Link) -> None:
+        """Give the connection more to send."""
         while len(link.out) < _CHUNK and (entries := self.ring.take()):
             for entry in entries:
                 link.say(entry.flush, entry.body)
         info, self._info = self._info, None
         if info is not None:
             link.say(Info(_plain(info)))
-        if self._deadline is not None and not self.ring.waiting and self._info is None:
-            link.say(Bye())
-            return True
-        return False
 
     def _heard(self, link: _Link, message: frames.Message) -> None:
         if isinstance(message, Welcome) and not link.welcomed:
             self.ring.rewind(message.have)
             self._up = link.welcomed = True
+            self._link = link
             self._said = ""
             self.connections += 1
         elif isinstance(message, Freeze) and self.on_freeze is not None:

@@ -39,7 +39,7 @@ STEP_FLUSH_S = 0.25  # …and of a finished step at most this old,
 STEP_FLUSH_ROWS = 500  # when this many wait
 STREAM_FLUSH_S = 0.02  # at least, between two flushes to a verifier,
 STREAM_FLUSH_MOST_S = 0.06  # and no more than this, so that a step is judged soon;
-STREAM_SHARE = 0.02  # in between, flushes take this share of a core
+STREAM_SHARE = 0.03  # in between, flushes take this share of a core
 SETTLING_STEPS = 4  # in which `process.json` is looked at in every flush: world, coordinates
 
 
@@ -51,7 +51,7 @@ class Stream:
         self._fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o644)
         self._size = 0
         self._buffer = io.BytesIO()
-        options = ipc.IpcWriteOptions(compression="zstd")
+        options = ipc.IpcWriteOptions(compression="zstd", use_threads=False)
         self._writer = ipc.new_stream(self._buffer, schema, options=options)
         self._head: bytes | None = self._take()  # the schema message, until it is on disk
 
@@ -153,15 +153,14 @@ class TraceWriter:
     def _run(self) -> None:
         while not self._stop:
             self._wake.wait(FLUSH_S)
-            early = self._last_flush + self._pause - time.monotonic()
-            if self._sender is not None and 0 < early <= self._pause and not self._stop:
-                time.sleep(early)
             self._wake.clear()
             began = time.thread_time()
             self._guard.run("writer", self.flush)
             cost = time.thread_time() - began
             wanted = min(max(STREAM_FLUSH_S, cost / STREAM_SHARE), STREAM_FLUSH_MOST_S)
             self._pause += 0.2 * (wanted - self._pause)
+            if self._sender is not None and not self._stop:
+                time.sleep(self._pause)
 
     def flush(self) -> None:
         """Write or offer everything pending."""
