@@ -152,7 +152,8 @@ class Observer:
         return hooks
 
     def _watches(self, attr: str) -> bool:
-        return self.config.watches(attr) or self.config.capsules > 0 or bool(self.config.replay)
+        kept = self.config.capsules > 0 or bool(self.config.replay)
+        return self.config.watches(attr) or (kept and attr != "optimizer")  # capsules look at that themselves
 
     def _make_capsules(self) -> None:
         if not self.config.capsules and not self.config.replay:

@@ -1,8 +1,8 @@
 """The last steps of a rank, kept in memory, so that one of them can be written down when something is found wrong with it.
 
 Kept of a step: what the loaders gave, the inputs of outermost modules and loss functions, random states at the first act
-and at each such call, all state by fingerprint before and after, and by value where that fits the budgets. Everything is
-a copy; nothing of the user's is kept alive, changed, or drawn from.
+and at each such call, parameters, gradients and buffers by fingerprint before and after, and all state, also that of optimizers, by
+value where that fits the budgets. Everything is a copy; nothing of the user's is kept alive, changed, or drawn from.
 
 Values cost a copy of the whole state. "auto" takes them at every n-th step, n the smallest power of two at which the
 copies take at most a hundredth of the time (a power of two, so that ranks of different speed share steps). The capsule of
@@ -43,6 +43,8 @@ HORIZON_S: Final = 3.0  # longer than the verifier needs to ask
 IDLE_S: Final = 2.0  # after an update, until its step is taken to be over
 
 Hooks = dict[str, tuple[Callable[..., None] | None, Callable[..., None] | None]]
+
+
 class Capsules:
     """The ring of one process, and the hooks that fill it.
 
@@ -205,7 +207,7 @@ class Capsules:
         if self._opened_at:
             self._period = _mean(self._period, started - self._opened_at)
         self._opened_at = started
-        step.before = self.tracker.seen_last()
+        step.before = self._seen(whole=bool(self.config.replay))
         step.names = self._named_now(step.before)
         if self._takes_values(step):
             self._take_values(step)
@@ -261,7 +263,7 @@ class Capsules:
         if step.complete:
             return
         if not step.updates:
-            step.after = self.tracker.seen_last()
+            step.after = self._seen(whole=self._is_whole(step))
         step.nbytes += sum(nbytes(contents) for _, contents in step.batches) + sum(nbytes(c.inputs) for c in step.calls)
         step.complete = True
         with self.writer.lock:
@@ -292,6 +294,17 @@ class Capsules:
         if last is None or last.complete or not last.updates or time.monotonic() - last.updated_at < IDLE_S:
             return self.ring
         return (*self.ring, last)
+
+    def _is_whole(self, step: HeldStep) -> bool:
+        return step.values is not None or bool(self.config.replay)
+
+    def _seen(self, *, whole: bool) -> dict[str, Any]:
+        """Fingerprints of what is tracked; of optimizers' state, which costs as much as all else, only where the whole is asked for."""
+        watched = self.config.watches("optimizer")
+        if whole and not watched:
+            self.tracker.see_optimizers()
+        seen = self.tracker.seen_last()
+        return seen if whole or watched else seen | {"optimizer": ([], [])}
 
     def _named_now(self, seen: dict[str, Any]) -> dict[Any, str]:
         """Names of what is tracked; made again when that has changed."""
@@ -362,7 +375,7 @@ class Capsules:
         step = self.current
         if step is None:
             return
-        step.after = self.tracker.seen_last()
+        step.after = self._seen(whole=self._is_whole(step))
         step.names = self._named_now(step.after)
         step.updates += 1
         step.updated_at = time.monotonic()

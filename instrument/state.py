@@ -271,6 +271,13 @@ class StateTracker:
             for twin in slot.twins:
                 rows.append((seq, call, edge, ctx, twin, slot.meta, fp, norm, flags))
 
+    def see_optimizers(self) -> None:
+        """Look at the state of optimizers for `seen_last` only, without rows."""
+        work: list[tuple[_Slot, Any]] = []
+        self._collect(work, self._state_slots(), Look.FORCE)
+        for (slot, _), (fp, norm, flags) in zip(work, fingerprint_all([value for _, value in work]), strict=True):
+            slot.seen = (fp, flags, norm)
+
     @staticmethod
     def _collect(work: list[tuple[_Slot, Any]], slots: Iterable[_Slot], look: Look) -> None:
         """Add the slots that have to be hashed; about 0.5 µs a slot that the hint clears."""

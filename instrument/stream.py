@@ -1,10 +1,10 @@
 """Sends a process's records to the verifier while they go to disk; never makes the process wait.
 
-The writer's thread offers what it drained, and sends it itself when the connection is idle (`Sender.offer`: the connection is not
-waited for, no system call can block), which spares two changes of thread a flush; all else is said and heard by a daemon thread.
-Whatever happens to the verifier (absent, dead, restarted, stopped, cut off), the ring fills, the newest records are dropped and
-counted, and the verifier is told by the numbers of the flushes what it missed. The training thread is never involved, children of
-the process never touch the socket, and the program's random state is left alone.
+Whoever drained records offers them, and sends them itself when the connection is idle (`Sender.offer`: the connection is not waited for,
+no system call can block), which spares two changes of thread a flush; all else is said and heard by a daemon thread. Whatever happens
+to the verifier (absent, dead, restarted, stopped, cut off), the ring fills, the newest records are dropped and counted, and the
+verifier is told by the numbers of the flushes what it missed. Children of the process never touch the socket, and the program's
+random state is left alone.
 """
 
 from __future__ import annotations

@@ -7,9 +7,10 @@ loss is counted in `process.json`; it recovers by itself when there is room agai
 Flush rule: once a second; and when a step ends, if a quarter of a second has passed and enough rows wait. (A batch costs
 about 2.5 KB of Arrow metadata over three tables: at every step of a toy that is more than the records.)
 
-With a verifier that listens, rows are drained when a step ends and offered to it uncompressed (`stream.Sender`); files get
-the same rows by the rule above, several flushes in one batch, because compressing costs 0.1 ms a table. Neither
-waits for the other: a full disk does not stop the stream, nor a dead verifier the files.
+With a verifier that listens, rows are handed over to it uncompressed when a step ends (`stream.Sender`), by the training thread itself
+where that takes a fraction of a millisecond: no lock, disk or peer is waited for, and waking the writer's thread takes the program's
+interpreter lock and its core for longer. Files get the same rows by the rule above, several flushes in one batch, because compressing
+costs 0.1 ms a table. Neither waits for the other: a full disk does not stop the stream, nor a dead verifier the files.
 """
 
 from __future__ import annotations
@@ -38,8 +39,9 @@ FLUSH_S = 1.0  # a record is at most this old when it reaches the disk
 STEP_FLUSH_S = 0.25  # …and of a finished step at most this old,
 STEP_FLUSH_ROWS = 500  # when this many wait
 STREAM_FLUSH_S = 0.02  # at least, between two flushes to a verifier,
-STREAM_FLUSH_MOST_S = 0.06  # and no more than this, so that a step is judged soon;
+STREAM_FLUSH_MOST_S = 0.06  # and no more than this, so that a step is judged soon, be it the last for a while;
 STREAM_SHARE = 0.03  # in between, flushes take this share of a core
+STREAM_HERE_ROWS = 1000  # so many the training thread hands over itself
 SETTLING_STEPS = 4  # in which `process.json` is looked at in every flush: world, coordinates
 
 
@@ -140,44 +142,73 @@ class TraceWriter:
             self._sender.start()
 
     def step_ended(self, waiting: int, step: int = -1) -> None:
-        """Ask for a flush if it is worth one; called by the training thread, never waits.
+        """Hand over what is pending, or ask for a flush, if it is worth one; called by the training thread, never waits.
 
         Args:
             waiting: rows that are not written yet.
             step: the one that begins; all rows of those before it are waiting or written.
         """
         self._reached = step
-        if self._sender is not None or (waiting >= STEP_FLUSH_ROWS and time.monotonic() - self._last_flush >= STEP_FLUSH_S):
-            self._wake.set()
+        if self._sender is None:
+            if waiting >= STEP_FLUSH_ROWS and time.monotonic() - self._last_flush >= STEP_FLUSH_S:
+                self._wake.set()
+        elif time.monotonic() - self._last_flush >= self._pause:
+            small = waiting <= STREAM_HERE_ROWS and step >= SETTLING_STEPS and not self._behind
+            if not small or not self._lock.acquire(blocking=False):
+                self._wake.set()
+                return
+            try:
+                self._guard.run("writer", self._hand_over)
+            finally:
+                self._lock.release()
 
     def _run(self) -> None:
         while not self._stop:
-            self._wake.wait(FLUSH_S)
+            self._wake.wait(FLUSH_S if self._sender is None else STREAM_FLUSH_MOST_S)
             self._wake.clear()
-            began = time.thread_time()
-            self._guard.run("writer", self.flush)
-            cost = time.thread_time() - began
-            wanted = min(max(STREAM_FLUSH_S, cost / STREAM_SHARE), STREAM_FLUSH_MOST_S)
-            self._pause += 0.2 * (wanted - self._pause)
-            if self._sender is not None and not self._stop:
-                time.sleep(self._pause)
+            if self._sender is None or self._is_due(time.monotonic()):
+                self._guard.run("writer", self.flush)
+
+    def _is_due(self, now: float) -> bool:
+        late = self._reached > self._offered and now - self._last_flush >= self._pause
+        return late or now - self._last_flush >= FLUSH_S or self._write_is_due(now)
 
     def flush(self) -> None:
         """Write or offer everything pending."""
         with self._lock:
-            self._last_flush = now = time.monotonic()
-            reached = self._reached  # before the rows are taken: those of earlier steps are then among them
-            made = [(table, _ENCODERS[table].encode(rows)) for table, rows in self._drain().items()]
-            batches = [(table, batch) for table, batch in made if batch is not None]
-            self._unwritten += batches
+            began = time.thread_time()
+            reached, batches = self._take()
+            now = self._last_flush
             if self._write_is_due(now):
                 self._last_write = now
                 self._write()
             if self._sender is None or self._stop or reached < SETTLING_STEPS or now - self._looked >= FLUSH_S:
                 self._look_at_info(now)
-            if self._sender is not None and (batches or reached > self._offered):
-                self._behind = not self._sender.offer(dict(batches), reached)
-                self._offered = reached
+            self._offer(reached, batches, began)
+
+    def _hand_over(self) -> None:
+        """Offer everything pending."""
+        began = time.thread_time()
+        self._offer(*self._take(), began)
+
+    def _take(self) -> tuple[int, dict[str, Encoded]]:
+        """What is pending, which the files get, too; and the step that the program is in."""
+        self._last_flush = time.monotonic()
+        reached = self._reached  # before the rows are taken: those of earlier steps are then among them
+        made = [(table, _ENCODERS[table].encode(rows)) for table, rows in self._drain().items()]
+        batches = [(table, batch) for table, batch in made if batch is not None]
+        self._unwritten += batches
+        return reached, dict(batches)
+
+    def _offer(self, reached: int, batches: dict[str, Encoded], began: float) -> None:
+        """Give it to the verifier; what it cost since this time of the thread says when the next one may be."""
+        if self._sender is None:
+            return
+        if batches or reached > self._offered:
+            self._behind = not self._sender.offer(batches, reached)
+            self._offered = reached
+        wanted = min(max(STREAM_FLUSH_S, (time.thread_time() - began) / STREAM_SHARE), STREAM_FLUSH_MOST_S)
+        self._pause += 0.2 * (wanted - self._pause)
 
     def _write_is_due(self, now: float) -> bool:
         if self._sender is None or self._stop or now - self._last_write >= FLUSH_S:
