@@ -156,13 +156,11 @@ class LiveTrace:
             reached: the step that the process was in when it let go of these records.
 
         Raises:
-            TraceError: a table that no trace has, or one with other columns or without some values.
+            TraceError: a table that no trace has, or one with other columns.
         """
         for table, rows in records.items():
             if table not in TABLES or not rows.schema.equals(TABLES[table]):
                 raise TraceError(f"{name}: records of {table!r} do not have the columns of a trace")
-            if table in _ROWS and any(column.null_count for column in rows.columns):
-                raise TraceError(f"{name}: records of {table!r} lack values")
         member = self.member(name)
         if info is not None:
             member.tell(info)

@@ -16,9 +16,10 @@ Rows = Mapping[str, Array]
 
 
 def read(batches: Sequence[pa.RecordBatch]) -> dict[str, Array]:
-    """All columns of these batches, which have the same ones and no value missing."""
+    """All columns of these batches, which have the same ones; a trace has all values, and what a stranger leaves out is 0."""
     whole = batches[0] if len(batches) == 1 else pa.concat_batches(batches)
-    return {name: whole.column(at).to_numpy(zero_copy_only=False) for at, name in enumerate(whole.schema.names)}
+    columns = {name: whole.column(at) for at, name in enumerate(whole.schema.names)}
+    return {name: (c.fill_null(0) if c.null_count else c).to_numpy(zero_copy_only=False) for name, c in columns.items()}
 
 
 def none_of(schema: pa.Schema) -> dict[str, Array]:
