@@ -391,6 +391,7 @@ class Observer:
             "pid": os.getpid(),
             "rank": rank,
             "world": world,
+            "restart": mesh.restarts(),
             "coords": self._coords or where["coords"] or self._axes.coords(rank, world),
             "python": sys.version.split()[0],
             "torch": torch.__version__,

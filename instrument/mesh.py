@@ -28,6 +28,12 @@ def position() -> dict[str, Any]:
     return {"rank": rank, "world": world, "coords": _megatron()}
 
 
+def restarts() -> int:
+    """How often an elastic launcher had started the job again before this process."""
+    said = os.environ.get("TORCHELASTIC_RESTART_COUNT", "")
+    return int(said) if said.isdecimal() and len(said) < 7 else 0
+
+
 def mesh_coords(mesh: Any) -> dict[str, int]:
     """This rank's coordinates on a DeviceMesh with named axes."""
     names = mesh.mesh_dim_names

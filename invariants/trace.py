@@ -81,19 +81,21 @@ class Trace:
     since: int = 1 << 30  # of a run that goes on: the first of the steps that are judged now
 
     @classmethod
-    def load(cls, paths: Sequence[str | Path], window: Window | None = None) -> Trace:
+    def load(cls, paths: Sequence[str | Path], window: Window | None = None, *, lives: bool = False) -> Trace:
         """Read and merge run directories.
 
         Args:
             paths: of the runs.
             window: keep only what it holds; never more than that is in memory.
+            lives: each life of a job that an elastic launcher has started again is a run of its own, so that its ranks are
+                compared. Without it a rank that is there twice is compared with none.
 
         Raises:
             TraceError: a path is not a run directory of a schema that we read, or holds no process at all.
         """
         merge = _Merge(window)
         for path in paths:
-            merge.add(Path(path))
+            merge.add(Path(path), lives=lives)
         return merge.trace()
 
     # -- names --------------------------------------------------------------------------------------------
@@ -178,7 +180,7 @@ class Run:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self.trace = Trace.load([path])
+        self.trace = Trace.load([path], lives=True)
         self.info: dict[str, Any] = _read_json(path / "run.json")
 
     def _named(self, frame: pl.DataFrame, column: str, kind: Name) -> pl.DataFrame:
@@ -396,7 +398,7 @@ class _Merge:
         self.held: list[pl.DataFrame] = []
         self.next_ctx = 1
 
-    def add(self, path: Path) -> None:
+    def add(self, path: Path, *, lives: bool = False) -> None:
         if not path.is_dir():
             what = "not a directory" if path.exists() else "no such directory"
             raise TraceError(f"{path}: {what}", hint="proctor record -o RUN -- python train.py")
@@ -408,21 +410,27 @@ class _Merge:
             raise TraceError(
                 f"{path}: trace schema {version}, this Proctor reads up to {TRACE_SCHEMA}", hint="pip install -U proctor"
             )
-        run = len(self.runs)
-        self.runs.append(str(path))
         program = str(info.get("program", path.name))
         folders = sorted(p for p in (path / "procs").glob("*") if p.is_dir()) if (path / "procs").is_dir() else []
-        for folder in folders:
-            self._add_process(folder, run, program, version)
+        said = [self._process_info(folder) for folder in folders]
+        starts = [_int(facts.get("restart"), 0) if lives else 0 for facts in said]
+        runs: dict[int, int] = {}
+        for start in sorted({*starts}) or [0]:
+            runs[start] = len(self.runs)
+            self.runs.append(f"{path} (restart {start})" if start else str(path))
+        for folder, facts, start in zip(folders, said, starts, strict=True):
+            self._add_process(folder, facts, runs[start], program, version)
         if not folders:
             self.notes.append(f"{path}: no process of this run trained, so nothing was recorded")
 
-    def _add_process(self, folder: Path, run: int, program: str, schema: int) -> None:
+    def _process_info(self, folder: Path) -> dict[str, Any]:
         try:
-            info = _read_json(folder / "process.json")
+            return _read_json(folder / "process.json")
         except TraceError:
-            info = {}
             self.notes.append(f"{folder.name}: process.json is missing or damaged; its rank is taken as 0")
+            return {}
+
+    def _add_process(self, folder: Path, info: dict[str, Any], run: int, program: str, schema: int) -> None:
         tables: dict[str, pa.Table] = {}
         sieve: Sieve | None = None
         for table in ("context", *(t for t in TABLES if t != "context")):

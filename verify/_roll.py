@@ -50,7 +50,6 @@ class Roll:
     def __init__(self, clock: Callable[[], float]) -> None:
         self.peers: dict[str, Peer] = {}
         self.lives = 1
-        self.apart = False  # a trace of all lives would show ranks twice
         self._clock = clock
         self._over: set[str] = set()
 
@@ -105,7 +104,6 @@ class Roll:
     def begin(self) -> None:
         """The job was started again: who is on the roll belongs to its earlier life."""
         self._over |= self.peers.keys()
-        self.apart |= any(peer.world > 1 for peer in self.peers.values())
         self.peers = {}
         self.lives += 1
 

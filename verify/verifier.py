@@ -13,6 +13,7 @@ from __future__ import annotations
 import json
 import logging
 import time
+from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -477,16 +478,17 @@ class Verifier:
     def _check_whole(self, summary: Summary) -> None:
         """Check the recorded run; what it adds is heard as one last judgement."""
         size = sum(f.stat().st_size for f in self.run.glob("procs/*/*.arrow")) if self.run.is_dir() else 0
-        if self._roll.apart:
-            self.say(f"the job was started {self._roll.lives} times: each was judged as it went on, and the run not as a whole")
-            return
         if not 0 < size <= MAX_WHOLE_BYTES:
             if size:
                 self.say(f"the run is too long to be checked as a whole here  →  proctor check {self.run}")
             return
         try:
             run = Run(self.run)
-            summary.trace = trace = run.trace
+            trace = run.trace
+            if max(Counter((p.run, p.rank) for p in trace.processes if p.world > 1).values(), default=0) > 1:
+                self.say(f"the job was started {self._roll.lives} times: each was judged as it went on, and the run not as a whole")
+                return
+            summary.trace = trace
             summary.info = run.info
             summary.result = result = check(trace, self.packs, suppressions=self.suppressions)
         except (ProctorError, OSError) as e:

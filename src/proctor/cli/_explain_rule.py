@@ -63,7 +63,7 @@ def show_run(rule: Invariant, relation: Relation, folder: Path) -> None:
     from proctor.verify import wording
     from proctor.verify.checker import check
 
-    trace = Trace.load([folder])
+    trace = Trace.load([folder], lives=True)
     result = check(trace, [Pack([rule])], relations={relation.name: relation})
     out = _console()
     out.print()
