@@ -399,7 +399,7 @@ class Observer:
                 name: str(getattr(sys.modules[name], "__version__", "")) for name in self._libraries if name in sys.modules
             },
             "dropped": self.recorder.dropped - self._early_drops + self.sink.dropped - self._early_values
-            + (self.writer.lost if self.writer is not None else 0),
+            + (self.writer.lost + self.writer.torn if self.writer is not None else 0),
             "notes": self.guard.notes + self._notes + (self.capsules.notes if self.capsules is not None else []),
             "finished": self.finished,
             "unobserved": [*self._unseen, *self.user.left_alone][:MAX_UNSEEN],

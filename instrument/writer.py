@@ -117,6 +117,7 @@ class TraceWriter:
         folder.mkdir(parents=True, exist_ok=True)
         self.folder = folder
         self.lost = 0  # rows that could not be written
+        self.torn = 0  # rows that may be neither in the files nor on their way
         self.rows = 0
         self._drain, self._info, self._degrade, self._guard = drain, info, degrade, guard
         self._at = dict.fromkeys(TABLES, 0)  # rows of each table that were written or lost
@@ -159,6 +160,9 @@ class TraceWriter:
                 return
             try:
                 self._guard.run("writer", self._hand_over)
+            except BaseException:  # raised by a signal handler of the program's, who knows where
+                self.torn += waiting
+                raise
             finally:
                 self._lock.release()
 

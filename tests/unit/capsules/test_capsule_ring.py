@@ -31,7 +31,7 @@ class Job:
         self.run, self.guard, self.clock = run, Guard(), StepClock()
         self.model = torch.nn.Linear(3, 2)
         self.optimizer = torch.optim.SGD(self.model.parameters(), 0.1, momentum=0.9)
-        tracker = StateTracker(lambda kind, text: hash((kind, text)) & 0xFFFF, lambda attr: True)
+        self.tracker = tracker = StateTracker(lambda kind, text: hash((kind, text)) & 0xFFFF, self.config.watches)
         tracker.add_optimizer(self.optimizer, "#0")
         facts = Facts("train.py", ("python", "train.py"), "/", {}, 0, 1, {}, {"torch": "2"}, ())
         self.kept = Capsules(self.config, tracker, self.clock, self.guard, lambda: True, lambda: facts)
@@ -110,6 +110,20 @@ def test_a_costly_state_is_copied_at_every_nth_step(tmp_path: Path) -> None:
         job.kept._cost = 0.0
         job.kept._adapt(cost)
         assert job.kept._interval >= interval and job.kept._interval & (job.kept._interval - 1) == 0
+
+
+def test_optimizers_that_no_pack_asks_for_are_looked_at_where_their_state_is_kept(tmp_path: Path) -> None:
+    job = Job(tmp_path, capsules=4, capsule_values="auto", states=frozenset({"data"}))
+    job.kept._adapt = lambda cost: None  # type: ignore[method-assign]
+    job.steps(3)
+    job.kept._interval = 1 << 10  # the next ones have no values
+    job.steps(2)
+    whole, bare = job.kept.ring[1], job.kept.ring[-1]
+    assert whole.values is not None and bare.values is None
+    slots, prints = whole.after["optimizer"]
+    assert len(slots) == 2 and all(seen is not None for seen in prints)
+    assert bare.before["optimizer"] == bare.after["optimizer"] == ([], [])
+    assert not job.tracker.rows
 
 
 def test_another_thread_asks_and_a_control_is_written_beside(tmp_path: Path) -> None:
