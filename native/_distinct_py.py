@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 from numpy.typing import NDArray
 
@@ -19,5 +17,5 @@ def first_seen(values: NDArray[np.uint64]) -> bytes:
     """
     if values.dtype != np.uint64 or values.ndim != 1 or not values.flags.c_contiguous:
         raise ValueError("a plain array of uint64 is needed")
-    found: tuple[Any, Any, Any] = np.unique(values, return_index=True, return_inverse=True)
-    return found[1].astype(np.uint32)[found[2]].tobytes()
+    _, first, inverse = np.unique(values, return_index=True, return_inverse=True)
+    return bytes(first.astype(np.uint32)[inverse].data)
