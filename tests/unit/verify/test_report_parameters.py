@@ -117,7 +117,7 @@ def test_a_rule_is_shown_at_the_tensor_that_it_names(tmp_path):
     assert parameter_map(trace, [msgspec.structs.replace(found, variable="elsewhere")]) is not None
 
 
-@pytest.mark.parametrize("nasty", ["<script>alert(1)</script>", "\"><img src=x>", "javascript:alert(1)", "\u202egnp.exe", "\0\x1b[2J", "{{ 7 * 7 }}", "a" * 5000])
+@pytest.mark.parametrize("nasty", ["<script>alert(1)</script>", "\"><img src=x>", "javascript:alert(1)", "\u202egnp.exe", "\0\x1b[2J", "{{ 1234 * 5678 }}", "a" * 5000])
 def test_names_are_shown_and_do_nothing(tmp_path, nasty):
     processes = replicas(2, 3, names=[nasty, f"{nasty}.{nasty}"], value=lambda n, s, r: (n, s, r if s > 1 else 0))
     for p in processes:
@@ -137,5 +137,5 @@ def test_names_are_shown_and_do_nothing(tmp_path, nasty):
     assert "\u202e" not in text
     assert "\x1b" not in text
     assert "\0" not in text
-    assert "49" not in text or nasty != "{{ 7 * 7 }}"
+    assert "7006652" not in text or nasty != "{{ 1234 * 5678 }}"
     assert 'href="javascript' not in text.lower()
