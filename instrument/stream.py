@@ -79,7 +79,6 @@ class Sender:
         self._socket: socket.socket | None = None
         self._link: _Link | None = None  # a connection that a verifier has welcomed
         self._turn = threading.Lock()  # to use it
-        self._up = False
         self._pid = os.getpid()
         self._closing = threading.Event()
         self._deadline: float | None = None  # of closing
@@ -97,7 +96,7 @@ class Sender:
     @property
     def connected(self) -> bool:
         """Whether a verifier has welcomed us and the connection stands."""
-        return self._up
+        return self._link is not None
 
     @property
     def dropped(self) -> int:
@@ -154,7 +153,7 @@ class Sender:
         """Send what waits and say goodbye, in this time at most; safe to call twice."""
         if os.getpid() != self._pid:
             return
-        self._deadline = time.monotonic() + (timeout_s if self._up else min(timeout_s, _ABSENT_S))
+        self._deadline = time.monotonic() + (timeout_s if self.connected else min(timeout_s, _ABSENT_S))
         self._closing.set()
         self._wake()
         if self._thread.is_alive() and threading.current_thread() is not self._thread:
@@ -195,7 +194,7 @@ class Sender:
                 self._complain(str(e))
             finally:
                 with self._turn:
-                    self._socket, self._link, self._up = None, None, False
+                    self._socket = self._link = None
             if self._deadline is not None and not self.ring.waiting:
                 return
             self._rest(pause * self._retry.uniform(0.5, 1.0))
@@ -264,8 +263,7 @@ class Sender:
     def _heard(self, link: _Link, message: frames.Message) -> None:
         if isinstance(message, Welcome) and not link.welcomed:
             self.ring.rewind(message.have)
-            self._up = link.welcomed = True
-            self._link = link
+            link.welcomed, self._link = True, link
             self._said = ""
             self.connections += 1
         elif isinstance(message, Freeze) and self.on_freeze is not None:

@@ -19,9 +19,8 @@ import numpy as np
 from proctor.invariants.relations import Reads
 from proctor.invariants.schema import Value
 from proctor.invariants.windows import PROLOGUE, Window
-from proctor.native import first_seen
 from proctor.verify._live import LiveTrace
-from proctor.verify._rows import Array, Rows, are_first, by_process, last_states, pairs, pick
+from proctor.verify._rows import Array, Rows, are_first, by_process, classes, last_states, pairs, pick
 
 _RANDOM: Final = np.isin(np.arange(256), [int(kind) for kind in (Value.BATCH, Value.SAMPLE, Value.DRAW, Value.RNG)])
 _OLDER: Final = -1 << 30  # place of what is older than a window
@@ -70,9 +69,9 @@ class _Look:
             fps = np.concatenate(self.fps) if kind == "draws" else self.fps[0]
             if kind == "own":
                 fps = fps ^ (self.procs.astype(np.uint64) + np.uint64(1)) * _OWN
-            first = first_seen(fps)
-            alone = np.frombuffer(first, dtype=np.uint32) == np.arange(len(fps))
-            self.seen[kind] = _Prints(fps[alone], hashlib.blake2b(first, digest_size=16).digest())
+            first = classes(fps)
+            distinct = fps[first == np.arange(len(fps))]
+            self.seen[kind] = _Prints(distinct, hashlib.blake2b(first.data, digest_size=16).digest())
         return self.seen[kind]
 
 
@@ -115,7 +114,7 @@ class Looks:
         if records:
             prints = [look.prints(kind).distinct for _, look in looks]
             digest.update(np.array([len(one) for one in prints]).data)
-            digest.update(first_seen(np.concatenate(prints)))
+            digest.update(classes(np.concatenate(prints)).data)
         return digest.digest()
 
     def _refresh(self) -> None:
@@ -154,8 +153,7 @@ class Looks:
         of_states = hashlib.blake2b(digest_size=16)
         if states is not None:
             procs, variables, metas = (states[c] for c in ("proc", "var", "meta"))
-            of_variable = np.frombuffer(first_seen(pairs(procs, variables)), dtype=np.uint32)
-            held = are_first(pairs(of_variable, metas))
+            held = are_first(pairs(classes(pairs(procs, variables)), metas))
             _take(calls, procs[held], variables[held], metas[held])
             _take(of_states, procs, *(_counted(states[c], base[procs]) for c in ("seq", "call")))
             _take(of_states, *(states[c] for c in ("_look", "edge", "var", "meta", "flags")))

@@ -47,9 +47,14 @@ def by_process(rows: Rows) -> Rows:
     return rows if (procs[1:] >= procs[:-1]).all() else pick(rows, np.argsort(procs, kind="stable"))
 
 
+def classes(values: Array) -> Array:
+    """Of each of these numbers the place of the first that is equal."""
+    return np.frombuffer(first_seen(np.ascontiguousarray(values)), dtype=np.uint32)
+
+
 def are_first(values: Array) -> Array:
     """Which of these numbers no earlier one is equal to."""
-    first: Array = np.frombuffer(first_seen(np.ascontiguousarray(values)), dtype=np.uint32) == np.arange(len(values))
+    first: Array = classes(values) == np.arange(len(values))
     return first
 
 
