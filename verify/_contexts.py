@@ -6,9 +6,9 @@ import numpy as np
 import polars as pl
 import pyarrow as pa
 
+from proctor.invariants.grouping import Array, are_first, pairs
 from proctor.invariants.schema import CONTEXT
 from proctor.invariants.windows import PROLOGUE
-from proctor.verify._rows import Array, are_first, pairs
 
 
 class Contexts:

@@ -18,11 +18,12 @@ import polars as pl
 import pyarrow as pa
 
 from proctor.errors import TraceError
+from proctor.invariants.grouping import Array, Rows, pairs, pick
 from proctor.invariants.schema import CONTEXT, MAX_NAME_CHARS, TABLES, Name
 from proctor.invariants.trace import Process, Trace, process_of
 from proctor.invariants.windows import PROLOGUE, Window
 from proctor.verify._contexts import Contexts
-from proctor.verify._rows import Array, Rows, height, join, last_states, none_of, pairs, pick, read
+from proctor.verify._rows import by_process, height, join, last_states, none_of, read
 from proctor.verify._views import Views
 
 Records = Mapping[str, pa.Table | pa.RecordBatch]
@@ -36,6 +37,7 @@ _ROWS: Final = {
 _MARKS: Final = ("calls", "states")  # tables that any process of a training run has rows of
 _MAX_CODES: Final = 1 << 26
 _MAX_GAPS: Final = 256
+_FRONTS: Final = 4  # groups of relations that are at different steps
 
 
 class Member:
@@ -113,6 +115,7 @@ class LiveTrace:
         self._contexts = Contexts()
         self._rows: dict[str, dict[int, list[Rows]]] = {name: {} for name in _ROWS}  # by step, as they came
         self._carried = self._empty("states")
+        self._fronts: dict[int, Rows] = {}  # what `older` gave last, by step
         self._held = np.zeros(0, dtype=np.uint64)
         self._views = Views(self._texts)
         self.revisions: dict[int, int] = {}
@@ -222,6 +225,8 @@ class LiveTrace:
         for step, part in parts:
             self._rows[table].setdefault(step, []).append(part)
             self.revisions[step] = self.revisions.get(step, 0) + 1
+        if table == "states":
+            self._fronts = {before: states for before, states in self._fronts.items() if before <= first}
 
     def _name(self, member: Member, batch: pa.RecordBatch) -> None:
         kinds, ids, texts = (batch.column(c).to_pylist() for c in ("kind", "id", "text"))
@@ -268,9 +273,21 @@ class LiveTrace:
         return chunks[0]
 
     def older(self, before: int) -> Rows:
-        """The last state of each variable from before a step, the first steps aside."""
-        held = [self.rows_of("states", step) for step in sorted(self._rows["states"]) if PROLOGUE <= step < before]
-        return last_states([self._carried, *(rows for rows in held if rows is not None)])
+        """The last state of each variable from before a step, the first steps aside, those of a process together.
+
+        Windows move on: what is asked for is made from what was given for an earlier step, and the same while nothing is new.
+        """
+        if before in self._fronts:
+            return self._fronts[before]
+        start = max((step for step in self._fronts if step <= before), default=PROLOGUE)
+        states = self._fronts.pop(start, self._carried)
+        held = [step for step in sorted(self._rows["states"]) if max(start, PROLOGUE) <= step < before]
+        if held:
+            states = last_states([states, *(by_process(rows) for step in held if (rows := self.rows_of("states", step)) is not None)])
+        self._fronts[before] = states
+        if len(self._fronts) > _FRONTS:
+            del self._fronts[next(iter(self._fronts))]
+        return states
 
     def forget(self, before: int) -> None:
         """Let go of steps before this one, the first steps aside; of their states the last of each variable stays."""
@@ -278,6 +295,7 @@ class LiveTrace:
             return
         self._carried = self.older(before)
         self.forgotten = before
+        self._fronts = {step: states for step, states in self._fronts.items() if step >= before}
         gone = [step for step in self.revisions if PROLOGUE <= step < before]
         for step in gone:
             del self.revisions[step]
@@ -292,16 +310,18 @@ class LiveTrace:
         place[[member.number for member in order]] = np.arange(len(order), dtype=np.uint16)
 
         known = self._contexts.frame()
-        steps = known["step"].fill_null(-1).to_numpy()
-        told = known.filter(pl.Series(window.keeps(steps) | window.before(steps), dtype=pl.Boolean))
-        codes = np.arange(1, told.height + 1, dtype=np.uint32)
-        keys = told["_key"].to_numpy()
-        contexts = told.with_columns(pl.Series("ctx", codes), pl.Series("proc", place[told["proc"].to_numpy()])).drop("_key")
+        said = known["step"]
+        steps = (said.fill_null(-1) if said.null_count() else said).to_numpy()
+        kept = np.flatnonzero(window.keeps(steps) | window.before(steps))
+        codes = np.arange(1, len(kept) + 1, dtype=np.uint32)
+        keys = known["_key"].to_numpy()[kept]
+        marks = {"ctx": codes, "proc": place[known["proc"].to_numpy()[kept]]}
+        contexts = pl.DataFrame(marks).hstack(known[CONTEXT.names[1:]][kept].get_columns())
 
         frames: dict[str, pl.DataFrame] = {}
         for table, shelf in self._rows.items():
-            kept = np.array(sorted(shelf), dtype=np.int64)
-            held = (self.rows_of(table, step) for step in kept[window.keeps(kept)].tolist())
+            there = np.array(sorted(shelf), dtype=np.int64)
+            held = (self.rows_of(table, step) for step in there[window.keeps(there)].tolist())
             parts = [rows for rows in held if rows is not None]
             if table == "states":
                 parts.insert(0, self.older(window.first - window.reach))
@@ -317,7 +337,7 @@ class LiveTrace:
             calls=frames["calls"],
             states=frames["states"],
             values=frames["values"],
-            contexts=contexts.select("ctx", "proc", *CONTEXT.names[1:]),
+            contexts=contexts,
             texts=self._texts,
             held=seen.sort("proc", "var"),
         )

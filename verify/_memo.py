@@ -16,11 +16,12 @@ from typing import Final, Literal, NamedTuple
 
 import numpy as np
 
+from proctor.invariants.grouping import Array, Rows, are_first, classes, pairs, pick
 from proctor.invariants.relations import Reads
 from proctor.invariants.schema import Value
 from proctor.invariants.windows import PROLOGUE, Window
 from proctor.verify._live import LiveTrace
-from proctor.verify._rows import Array, Rows, are_first, by_process, classes, last_states, pairs, pick
+from proctor.verify._rows import by_process
 
 _RANDOM: Final = np.isin(np.arange(256), [int(kind) for kind in (Value.BATCH, Value.SAMPLE, Value.DRAW, Value.RNG)])
 _OLDER: Final = -1 << 30  # place of what is older than a window
@@ -85,7 +86,7 @@ class Looks:
     def __init__(self, live: LiveTrace) -> None:
         self._live = live
         self._of: dict[int, tuple[int, _Look]] = {}  # by step: revision, look
-        self._fronts: dict[int, tuple[int, Rows, _Look]] = {}  # by length of the windows that end there
+        self._fronts: dict[int, tuple[Rows, _Look]] = {}  # by length of the windows that they are before
 
     def key(self, window: Window, reads: Reads, *, alone: bool = False) -> bytes:
         """Digest of all that relations may depend on that say so (`Relation.reads`), but for calls that have not returned.
@@ -122,7 +123,6 @@ class Looks:
         held = self._live.revisions
         late = min((step for step, (revision, _) in self._of.items() if held.get(step, revision) != revision), default=1 << 30)
         self._of = {step: found for step, found in self._of.items() if step < late and step in held}
-        self._fronts = {length: front for length, front in self._fronts.items() if front[0] <= late}
 
     def _look(self, step: int) -> _Look:
         found = self._of.get(step)
@@ -180,21 +180,17 @@ class Looks:
         return found
 
     def _older(self, start: int, length: int) -> _Look:
-        """The last states from before a step, as one look; windows that follow each other need only add what has left."""
-        at, states, look = self._fronts.get(length, (-1, None, None))
-        if at == start and look is not None:
-            return look
-        if states is not None and self._live.forgotten <= at < start:
-            left = [rows for step in range(at, start) if (rows := self._live.rows_of("states", step)) is not None]
-            states = last_states([states, *map(by_process, left)])
-        else:
-            states = self._live.older(start)
+        """The last states from before a step, as one look."""
+        states = self._live.older(start)
+        found = self._fronts.get(length)
+        if found is not None and found[0] is states:
+            return found[1]
         base = np.zeros(len(self._live.order), dtype=np.uint32)
         none = np.zeros(len(states["seq"]), dtype=np.uint32)
         still = {**states, "seq": none, "call": none}
         look = self._digest(hashlib.blake2b(digest_size=16), still, None, None, base)
         if length <= _USUAL:
-            self._fronts[length] = start, states, look
+            self._fronts[length] = states, look
         return look
 
 

@@ -2,17 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Sequence
 
 import numpy as np
 import pyarrow as pa
 
-from proctor.native import first_seen
-
-Array = np.ndarray[Any, Any]
-Rows = Mapping[str, Array]
-"""Columns of equal length by name."""
+from proctor.invariants.grouping import Array, Rows, are_first, pairs, pick
 
 
 def read(batches: Sequence[pa.RecordBatch]) -> dict[str, Array]:
@@ -31,11 +26,6 @@ def height(rows: Rows) -> int:
     return len(next(iter(rows.values())))
 
 
-def pick(rows: Rows, which: Array) -> Rows:
-    """Those at these places, or where this is true."""
-    return {name: column[which] for name, column in rows.items()}
-
-
 def join(parts: Sequence[Rows]) -> Rows:
     """The rows of all of these, which have the same columns, one after the other."""
     return parts[0] if len(parts) == 1 else {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
@@ -45,23 +35,6 @@ def by_process(rows: Rows) -> Rows:
     """Rows by process, those of one as it wrote them."""
     procs = rows["proc"]
     return rows if (procs[1:] >= procs[:-1]).all() else pick(rows, np.argsort(procs, kind="stable"))
-
-
-def classes(values: Array) -> Array:
-    """Of each of these numbers the place of the first that is equal."""
-    return np.frombuffer(first_seen(np.ascontiguousarray(values)), dtype=np.uint32)
-
-
-def are_first(values: Array) -> Array:
-    """Which of these numbers no earlier one is equal to."""
-    first: Array = classes(values) == np.arange(len(values))
-    return first
-
-
-def pairs(high: Array, low: Array) -> Array:
-    """Two columns of numbers below 2³² as one."""
-    both: Array = high.astype(np.uint64) << np.uint64(32) | low
-    return both
 
 
 def last_states(parts: Sequence[Rows]) -> Rows:

@@ -5,7 +5,6 @@ Every view is computed once for a trace and kept with it, since `propose` and `e
 
 from __future__ import annotations
 
-import hashlib
 import re
 from collections import Counter
 from collections.abc import Callable, Hashable, Mapping, Sequence
@@ -13,7 +12,9 @@ from typing import Any, Final, TypeVar
 
 import numpy as np
 import polars as pl
+import pyarrow as pa
 
+from proctor.invariants.grouping import Array, Groups, last_match, pairs
 from proctor.invariants.schema import Name, StateFlag
 from proctor.invariants.trace import Trace
 
@@ -46,21 +47,29 @@ def lasting(trace: Trace, kind: Name, key: Hashable, make: Callable[[Trace], T])
     return view
 
 
-def settled(trace: Trace, key: str, inputs: Sequence[pl.DataFrame], make: Callable[[], T]) -> T:
-    """What follows from these frames and the trace's texts; windows share it where these are the same row by row."""
-    digest = hashlib.blake2b(len(trace.texts[Name.META]).to_bytes(8, "little"), digest_size=16)
-    for frame in inputs:
-        digest.update(frame.height.to_bytes(8, "little") + frame.hash_rows().to_numpy().tobytes())
-    said = digest.digest()
-    held: dict[str, Any] = lasting(trace, Name.VARIABLE, ("settled", key), lambda _: {})
-    if held.get("of") != said:
-        held["of"], held["view"] = said, make()
+def settled(trace: Trace, kind: Name, key: str, inputs: Sequence[bytes], make: Callable[[], T]) -> T:
+    """What follows from these and the trace's texts of one kind; windows share it where these are the same."""
+    held: dict[str, Any] = lasting(trace, kind, ("settled", key), lambda _: {})
+    if held.get("of") != inputs:
+        held["of"], held["view"] = inputs, make()
     view: T = held["view"]
     return view
 
 
 def has(flag: int) -> pl.Expr:
     return (pl.col("flags") & flag) != 0
+
+
+def has_flag(frame: pl.DataFrame, flag: int) -> Array:
+    """Which rows have one of these flags."""
+    told: Array = (frame["flags"].to_numpy() & int(flag)) != 0
+    return told
+
+
+def columns(frame: pl.DataFrame, *names: str) -> list[Array]:
+    """Columns as arrays; a step that is not known is one that no record has."""
+    found = (frame[name] for name in names)
+    return [(c.fill_null(_UNTOLD) if c.null_count() else c).to_numpy() for c in found]
 
 
 def metas(trace: Trace, *names: str) -> pl.DataFrame:
@@ -100,15 +109,33 @@ def rows(trace: Trace) -> pl.DataFrame:
 
 
 def _rows(trace: Trace) -> pl.DataFrame:
-    states = trace.states.filter(~has(int(StateFlag.UNHASHED)))
-    states = states.join(trace.contexts.select("ctx", "step", "phase"), on="ctx", how="left", maintain_order="left")
-    keys = ["fp", "flags"]
-    return states.with_columns(
-        pl.any_horizontal(pl.col(k) != pl.col(k).shift(1) for k in keys)
-        .over("proc", "var")
-        .fill_null(value=False)
-        .alias("fresh")
-    )
+    unread = has_flag(trace.states, StateFlag.UNHASHED)
+    states = trace.states[np.flatnonzero(~unread)] if unread.any() else trace.states
+    fp, flags = columns(states, "fp", "flags")
+    before = previous_of(states)
+    fresh = (before >= 0) & ((fp != fp[before]) | (flags != flags[before]))
+    return states.hstack([*_when(trace, states), pl.Series("fresh", fresh)])
+
+
+def previous_of(states: pl.DataFrame) -> Array:
+    """For each row the one before it of the same variable and process; -1 for the first."""
+    return Groups(*columns(states, "proc", "var")).previous()
+
+
+def _when(trace: Trace, table: pl.DataFrame) -> list[pl.Series]:
+    """Step and phase of rows with a context, null where it is not known."""
+    told, at = memo(trace, "contexts", _contexts_by_code)
+    found = told[at[np.minimum(table["ctx"].to_numpy(), len(at) - 1)]]
+    return [found["step"], found["phase"]]
+
+
+def _contexts_by_code(trace: Trace) -> tuple[pl.DataFrame, Array]:
+    """Step and phase of all contexts, then a row of nulls; the row of each code, the last code being one that is not known."""
+    told = trace.contexts[["step", "phase"]]
+    codes = trace.contexts["ctx"].to_numpy()
+    at = np.full(int(codes.max(initial=0)) + 2, told.height, dtype=np.int64)
+    at[codes] = np.arange(told.height)
+    return told.vstack(pl.DataFrame({"step": [None], "phase": [None]}, schema=told.schema)), at
 
 
 def owned(trace: Trace) -> pl.DataFrame:
@@ -116,9 +143,10 @@ def owned(trace: Trace) -> pl.DataFrame:
     return lasting(trace, Name.VARIABLE, "owned", lambda t: t.variables.filter((pl.col("model") != "") & (pl.col("alias") == "")))
 
 
-def variables_with(trace: Trace, attr: str) -> pl.DataFrame:
-    """Variables of this attribute: var."""
-    return lasting(trace, Name.VARIABLE, ("variables", attr), lambda t: t.variables.filter(pl.col("attr") == attr).select("var"))
+def _rows_of(trace: Trace, attr: str) -> Array:
+    """Numbers of the `rows` of variables of this attribute."""
+    mine = lasting(trace, Name.VARIABLE, ("variables", attr), lambda t: (t.variables["attr"] == attr).to_numpy())
+    return np.flatnonzero(mine[rows(trace)["var"].to_numpy()])
 
 
 _REPLICATED: Final = {
@@ -179,19 +207,18 @@ def _seen_steps(trace: Trace) -> pl.DataFrame:
     return pl.DataFrame(seen)
 
 
-def _of_steps(trace: Trace, table: pl.DataFrame) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:
+def _of_steps(trace: Trace, table: pl.DataFrame) -> tuple[Array, Array]:
     """Process and step of rows with a context, in no order and each pair at least once."""
-    procs, ctx = table["proc"].to_numpy().astype(np.int64), table["ctx"].to_numpy()
+    at = table["ctx"].to_numpy()
     steps = memo(trace, "steps by context", _steps_by_context)
-    of = steps[np.minimum(ctx, len(steps) - 1)]
-    known = (ctx < len(steps)) & (of > _UNTOLD)
-    return procs[known], of[known]
+    of = steps[np.minimum(at, len(steps) - 1)]
+    known = of > _UNTOLD
+    return table["proc"].to_numpy()[known].astype(np.int64), of[known]
 
 
-def _steps_by_context(trace: Trace) -> np.ndarray[Any, Any]:
-    codes = trace.contexts["ctx"].to_numpy()
-    steps = np.full(int(codes.max(initial=0)) + 1, _UNTOLD, dtype=np.int64)
-    steps[codes] = trace.contexts["step"].fill_null(_UNTOLD).to_numpy()
+def _steps_by_context(trace: Trace) -> Array:
+    told, at = memo(trace, "contexts", _contexts_by_code)
+    steps: Array = told["step"].fill_null(_UNTOLD).to_numpy()[at].astype(np.int64)
     return steps
 
 
@@ -246,11 +273,34 @@ def updates(trace: Trace) -> pl.DataFrame:
 
 
 def _updates(trace: Trace) -> pl.DataFrame:
-    found = calls_of(trace, re.escape(UPDATE)).sort("proc", "seq")
+    codes = functions_like(trace, [re.escape(UPDATE)])["fn"].to_numpy()
+    found = trace.calls[np.flatnonzero(np.isin(trace.calls["fn"].to_numpy(), codes))]
+    proc, seq, begin, dur = columns(found, "proc", "seq", "t", "dur")
+    order = np.argsort(pairs(proc, seq), kind="stable")
     # Inside another, at any depth: a wrapper's step calls the step of what it wraps.
-    until = (pl.col("t") + pl.col("dur")).cum_max().shift(1).over("proc").fill_null(-1)
-    found = found.filter(pl.col("t") >= until)
-    return found.join(arguments(trace, found["args"], optimizer="0.name", kind="0.type"), on="args", how="left", maintain_order="left")
+    found = found[order[begin[order] >= _latest_before(proc[order], (begin + dur)[order])]]
+    said = [_text_column(trace, found["args"].to_numpy(), path, name) for name, path in (("optimizer", "0.name"), ("kind", "0.type"))]
+    return found.hstack([*_when(trace, found), *said])
+
+
+def _latest_before(group: Array, values: Array) -> Array:
+    """For each row the greatest of the earlier values of its group, -1 for none; rows of a group lie together."""
+    size = len(values)
+    by_value = np.argsort(values, kind="stable")
+    rank = np.empty(size, dtype=np.int64)
+    rank[by_value] = np.arange(size)
+    begins = np.diff(group.astype(np.int64), prepend=-1) != 0
+    number = np.cumsum(begins)
+    highest = np.maximum.accumulate(number * size + rank) - number * size
+    found = np.full(size, -1, dtype=np.int64)
+    found[1:] = np.where(begins[1:], -1, values[by_value[highest[:-1]]]) if size else found[1:]
+    return found
+
+
+def _text_column(trace: Trace, codes: Array, path: str, name: str) -> pl.Series:
+    """Text of a feature of these signatures, null where they have none."""
+    which, of = np.unique(codes, return_inverse=True)
+    return pl.Series(name, [_text(trace.features[c].get(path)) for c in which.tolist()], dtype=pl.String)[of]
 
 
 def arguments(trace: Trace, codes: pl.Series, **columns: str) -> pl.DataFrame:
@@ -279,14 +329,15 @@ def first_values(trace: Trace) -> pl.DataFrame:
 
 
 def _first_values(trace: Trace) -> pl.DataFrame:
-    data = rows(trace).join(variables_with(trace, "data"), on="var", how="semi")
-    first = updates(trace).group_by("proc").agg(pl.col("seq").min().alias("_update"))
-    data = data.join(first, on="proc", how="left", maintain_order="left")
-    before = (pl.col("seq") < pl.col("_update")) | ((pl.col("call") == pl.col("_update")) & (pl.col("edge") == 0))
-    data = data.with_columns(before.fill_null(value=True).alias("_before"))
+    mine = _rows_of(trace, "data")
+    proc, var, seq, call, edge = (column[mine] for column in columns(rows(trace), "proc", "var", "seq", "call", "edge"))
+    first = np.full(len(trace.processes), np.iinfo(np.int64).max)
+    np.minimum.at(first, *columns(updates(trace), "proc", "seq"))
+    before = (seq < first[proc]) | ((call == first[proc]) & (edge == 0))
     # A variable that appears later has its first row.
-    data = data.filter(pl.col("_before") | (pl.int_range(pl.len()).over("proc", "var") == 0))
-    return data.group_by("proc", "var", maintain_order=True).agg(pl.col("fp", "flags", "meta").last())
+    before[Groups(proc, var).first] = True
+    last = np.flatnonzero(before)[Groups(proc[before], var[before]).last]
+    return rows(trace)[["proc", "var", "fp", "flags", "meta"]][mine[last]]
 
 
 def data_by_step(trace: Trace) -> pl.DataFrame:
@@ -295,10 +346,10 @@ def data_by_step(trace: Trace) -> pl.DataFrame:
 
 
 def _data_by_step(trace: Trace) -> pl.DataFrame:
-    data = rows(trace).join(variables_with(trace, "data"), on="var", how="semi")
-    return data.group_by("proc", "var", "step", maintain_order=True).agg(
-        pl.col("fp", "flags", "meta", "norm", "seq", "call").last(), pl.col("fresh").any().alias("changed")
-    )
+    mine, found = _rows_of(trace, "data"), rows(trace)
+    groups = Groups(*(column[mine] for column in columns(found, "proc", "var", "step")))
+    changed = pl.Series("changed", groups.any(found["fresh"].to_numpy()[mine]))
+    return found[["proc", "var", "step", "fp", "flags", "meta", "norm", "seq", "call"]][mine[groups.last]].hstack([changed])
 
 
 def used_gradients(trace: Trace) -> pl.DataFrame:
@@ -317,7 +368,7 @@ def inner_backwards(trace: Trace) -> pl.DataFrame:
 
 def _inner_backwards(trace: Trace) -> pl.DataFrame:
     codes = functions_like(trace, [r"torch\.Tensor\.backward", r"torch\.autograd\.backward"])["fn"].to_numpy()
-    outer, at = updates(trace).sort("proc", "seq"), np.flatnonzero(np.isin(trace.calls["fn"].to_numpy(), codes))
+    outer, at = updates(trace), np.flatnonzero(np.isin(trace.calls["fn"].to_numpy(), codes))
     proc, seq = (trace.calls[c].to_numpy()[at] for c in ("proc", "seq"))
     begun = outer["proc"].to_numpy().astype(np.int64) << 32 | outer["seq"].to_numpy()
     last = np.searchsorted(begun, proc.astype(np.int64) << 32 | seq, "right") - 1
@@ -328,27 +379,38 @@ def _inner_backwards(trace: Trace) -> pl.DataFrame:
 
 
 def _used_gradients(trace: Trace) -> pl.DataFrame:
-    grads = rows(trace).join(variables_with(trace, "grad"), on="var", how="semi")
-    grads = grads.filter(~has(int(StateFlag.NONE))).join(metas(trace, "optimizer"), on="meta", how="left", maintain_order="left")
-    steps = updates(trace).select("proc", "step", "optimizer", "seq", "site")
-    own = steps.group_by("proc", "step", "optimizer").agg(pl.col("seq", "site").last())
-    last = steps.group_by("proc", "step").agg(pl.col("seq", "site").last())
-    grads = grads.join(
-        own.rename({"seq": "_own", "site": "_own_site"}), on=["proc", "step", "optimizer"], how="left", maintain_order="left"
-    ).join(last.rename({"seq": "_any", "site": "_any_site"}), on=["proc", "step"], how="left", maintain_order="left")
-    free = pl.col("optimizer").is_null()
-    grads = grads.with_columns(
-        pl.when(free).then("_any").otherwise("_own").alias("update"),
-        pl.when(free).then("_any_site").otherwise("_own_site").alias("site"),
+    found, steps = rows(trace), updates(trace)
+    mine = _rows_of(trace, "grad")
+    mine = mine[~has_flag(found, StateFlag.NONE)[mine]]
+    proc, var, step, call, seq, edge, meta = (
+        column[mine] for column in columns(found, "proc", "var", "step", "call", "seq", "edge", "meta")
     )
-    before = (pl.col("seq") < pl.col("update")) | ((pl.col("call") == pl.col("update")) & (pl.col("edge") == 0))
-    closure = inner_backwards(trace).drop("update").with_columns(pl.lit(value=True).alias("_closure"))
-    grads = grads.join(closure, on=["proc", "call"], how="left", maintain_order="left")
-    return (
-        grads.filter(before | pl.col("_closure").fill_null(value=False))
-        .group_by("proc", "var", "step", maintain_order=True)
-        .agg(pl.col("fp", "flags", "meta", "norm", "update", "site", "seq").last(), pl.lit(value=True).alias("changed"))
-    )
+    codes, owners = lasting(trace, Name.META, "optimizers", _optimizers)
+    own = owners[meta]
+    of, when, begin, site = columns(steps, "proc", "step", "seq", "site")
+    whose = np.array([codes.get(name, _UNHELD) for name in steps["optimizer"].to_list()], dtype=np.uint32)
+    at = np.where(own == _FREE, last_match((proc, step), (of, when)), last_match((proc, step, own), (of, when, whose)))
+    at[step == _UNTOLD] = -1
+    update, line = np.append(begin, 0)[at], np.append(site, 0)[at]  # 0, before all calls, without an update
+    before = (seq < update) | ((call == update) & (edge == 0) & (at >= 0))
+    closure = inner_backwards(trace)
+    if closure.height:
+        before |= last_match((proc, call), (closure["proc"].to_numpy(), closure["call"].to_numpy())) >= 0
+    last = np.flatnonzero(before)[Groups(proc[before], var[before], step[before]).last]
+    told = [pl.Series(name, pa.array(column[last], pa.uint32(), mask=at[last] < 0)) for name, column in (("update", update), ("site", line))]
+    changed = pl.Series("changed", np.ones(len(last), dtype=bool))
+    return found[["proc", "var", "step", "fp", "flags", "meta", "norm", "seq"]][mine[last]].hstack([*told, changed])
+
+
+_FREE: Final = (1 << 32) - 1  # of a gradient whose parameter is in no optimizer
+_UNHELD: Final = _FREE - 1  # of an optimizer without a parameter
+
+
+def _optimizers(trace: Trace) -> tuple[dict[str | None, int], Array]:
+    """A number for each optimizer that holds parameters, and that of each meta code."""
+    names = metas(trace, "optimizer")["optimizer"].to_list()
+    codes: dict[str | None, int] = {name: i for i, name in enumerate(sorted({n for n in names if n is not None}))}
+    return codes, np.array([_FREE if n is None else codes[n] for n in names], dtype=np.uint32)
 
 
 def enclosing(trace: Trace) -> np.ndarray[Any, Any]:
