@@ -30,6 +30,7 @@ from proctor.invariants.pack import Pack
 from proctor.invariants.suppression import Suppression
 from proctor.invariants.trace import Run, Trace
 from proctor.invariants.verdict import CheckResult, Violation
+from proctor.verify._memory import give_back
 from proctor.verify._roll import Roll
 from proctor.verify.checker import Judged, check
 from proctor.verify.coverage import coverage
@@ -46,6 +47,7 @@ from proctor.verify.view.events import CoverageEvent, EventLog, StepEvent
 from proctor.verify.writers import Writer
 
 TICK_S: Final = 0.5  # between two looks at the time
+_TRIM_S: Final = 60.0  # between two times that unused memory is given back
 _MOST_EVENTS: Final = 4096  # between two judgements
 _FILL_S: Final = 1.5  # waited for records that are not in the files yet
 _STUCK_S: Final = 5.0  # without the end of a step
@@ -152,7 +154,7 @@ class Verifier:
         self._refused: dict[str, int] = {}
         self._paged: dict[str, int] = {}  # by outcome
         self._capsules: set[Path] = set()
-        self._ticked = self.clock()
+        self._ticked = self._trimmed = self.clock()
         self._stepped = (self.clock(), -1)
         self._rate = 0.0
         self._drawn = -1
@@ -395,6 +397,9 @@ class Verifier:
         self._try("view", self._teller.show, lost=False)
         self._try("paging", self._teller.page, lost=False)
         self._try("metrics", self._measure, lost=False)
+        if self.clock() - self._trimmed > _TRIM_S:
+            self._trimmed = self.clock()
+            self._try("memory", give_back, lost=False)
 
     def _count_refused(self) -> None:
         for reason, number in self.refused().items():
