@@ -340,6 +340,8 @@ def read_stream(path: Path, table: str, sieve: Sieve | None = None) -> tuple[pa.
                 try:
                     batch = reader.read_next_batch()
                     batch.validate(full=table in ("names", "context"))
+                    if any(column.null_count for column in batch.columns):
+                        raise ValueError("a value is missing")
                 except StopIteration:
                     break
                 except (pa.ArrowException, OSError, ValueError) as e:

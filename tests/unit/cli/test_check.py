@@ -14,7 +14,7 @@ from helpers.runs import write_run
 
 from proctor.invariants.invariant import Severity
 from proctor.invariants.pack import Pack, write_pack
-from proctor.invariants.schema import CALLS
+from proctor.invariants.schema import CALLS, TABLES
 
 
 def one_line(err: str) -> bool:
@@ -214,6 +214,23 @@ def test_truncated_stream_is_read_up_to_the_cut_and_noted(proctor, tmp_path, pac
     code, out, _ = proctor("check", run, "-i", pack)
     assert code == 0
     assert "cut or damaged after" in out
+
+
+@pytest.mark.parametrize(("table", "column"), [("calls", "fn"), ("calls", "seq"), ("calls", "ctx"), ("context", "step"), ("names", "text")])
+def test_a_value_that_is_missing_is_damage_from_there_on(proctor, good, pack, table, column):
+    from helpers import runs
+    from pyarrow import ipc
+
+    path = calls_file(good).with_name(f"{table}.arrow")
+    rows = ipc.open_stream(path.read_bytes()).read_all().to_pylist()
+    assert len(rows) > 1
+    rows[-1][column] = None
+    runs.write_table(path, TABLES[table], rows, batch=len(rows) - 1)
+    code, out, err = proctor("check", good, "-i", pack)
+    assert code in (0, 3)
+    assert err == ""
+    assert f"{table}.arrow: cut or damaged after {len(rows) - 1} row" in out
+    assert "a value is missing" in out
 
 
 def test_table_that_is_missing_is_noted(proctor, good, pack):
