@@ -115,13 +115,19 @@ def followed(row: Mapping[str, Any]) -> Followed:
         first_step=first if isinstance(first, int) and not isinstance(first, bool) else None,
         began=moment(row.get("began")),
         ended=moment(row.get("ended")),
-        ranks=", ".join(str(r) for r in minority[:16]) if isinstance(minority, list) else _text(minority),
+        ranks=_who(minority),
         axis=_text(row.get("axis")),
         flaps=flaps if isinstance(flaps, int) and not isinstance(flaps, bool) else 0,
         capsule=_text(row.get("capsule")),
         violations=_violations(row.get("violations")),
         rules=frozenset(str(r)[:200] for r in list(rules)[:MAX_FOLLOWED]) if isinstance(rules, dict | list) else frozenset(),
     )
+
+
+def _who(minority: Any) -> str:
+    """Which ranks: their numbers, or what was said of them."""
+    text = ", ".join(str(r) for r in minority[:16]) if isinstance(minority, list) else _text(minority)
+    return f"ranks {text}" if text[:1].isdigit() else text
 
 
 def _capsules(folder: Path) -> Iterator[Capsule]:

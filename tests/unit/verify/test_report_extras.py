@@ -17,7 +17,7 @@ from proctor.invariants.pack import Pack
 from proctor.invariants.trace import Run
 from proctor.verify.checker import check
 from proctor.verify.report import Report, html, renderer
-from proctor.verify.report.beside import MAX_CAPSULES, Beside, read_beside
+from proctor.verify.report.beside import MAX_CAPSULES, Beside, followed, read_beside
 from proctor.verify.report.load import load
 
 NASTY = "::error file=x,line=1::boo\n::stop-commands::t%0A\r\u202e"
@@ -53,6 +53,11 @@ def test_incidents_and_capsules_are_shown_at_the_incident_that_they_belong_to(tm
     assert "capsules/abc-step1-rank0" in card
     assert "other-step9" not in card
     assert "Followed by the verifier" in text
+
+
+@pytest.mark.parametrize(("said", "shown"), [("1 of 2: 0", "ranks 1 of 2: 0"), ([3, 7], "ranks 3, 7"), ("ranks 0 and 1 differ", "ranks 0 and 1 differ"), ("", "")])
+def test_ranks_are_called_so_once(said, shown):
+    assert followed({"ranks": said}).ranks == shown
 
 
 def test_what_is_beside_a_run_is_not_trusted(tmp_path):
