@@ -132,8 +132,8 @@ def start(v: Violation) -> int:
 
 
 def _tensor(variable: str) -> str:
-    """Name of the tensor: `fc.weight` of `fc.weight grad`, the first of several."""
-    return variable.partition(" ")[0].rstrip(",")
+    """Name of the tensor: `fc.weight` of its gradient `fc.weight.grad`, too; the first of several."""
+    return variable.partition(" ")[0].rstrip(",").removesuffix(".grad")
 
 
 def _owner(path: str) -> str:

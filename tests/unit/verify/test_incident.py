@@ -89,6 +89,11 @@ def test_later_violation_of_the_same_variable_is_a_consequence():
     assert ids(group(later)) == [["a", "b", "c"]]
 
 
+def test_a_gradient_that_parts_after_its_parameter_did_is_a_consequence():
+    later = [violation("a", 0, variable="emb.weight"), violation("b", 2, variable="emb.weight.grad"), violation("c", 2, variable="head.weight.grad")]
+    assert ids(group(later)) == [["a", "b"], ["c"]]
+
+
 def test_the_same_deviating_ranks_are_one_cause_and_all_ranks_are_none():
     few = {"places": [(1, 2)], "rank": 2}
     pair = [violation("a", 1, variable="x", **few), violation("b", 7, variable="y", **few)]
