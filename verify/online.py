@@ -42,7 +42,8 @@ _SLICE_S: Final = 0.01  # that a round of what is not urgent takes before it is 
 _QUICK: Final = ("calls", "records")  # rules that read these are judged first,
 _LATE_SHARE: Final = 0.1  # the others in this part of the time
 _MOST_ROWS: Final = 1 << 21  # records held, beyond which the others are judged at once: their steps are waited for
-_MEMOS: Final = 512  # windows found healthy that are remembered, per relation
+_MEMOS: Final = 512  # windows found healthy that are remembered, per relation,
+_VERDICTS: Final = 64  # and what was said of them
 
 
 @dataclass(frozen=True)
@@ -101,6 +102,16 @@ class _Group:
     cost: float = 0.0  # seconds, a running mean
     done: int = -1  # the last step that was over when they were judged
     healthy: OrderedDict[tuple[Any, ...], Sequence[Judged]] = field(default_factory=OrderedDict)
+    verdicts: dict[tuple[Any, ...], Sequence[Judged]] = field(default_factory=dict)
+
+    def remember(self, window: tuple[Any, ...], judged: Sequence[Judged]) -> None:
+        """A window was found healthy; of those that are said the same of, what is said is kept once."""
+        if len(self.verdicts) >= _VERDICTS:
+            self.verdicts.clear()
+        said = tuple((one.rule.id, one.met, one.undecided) for one in judged)
+        self.healthy[window] = self.verdicts.setdefault(said, judged)
+        if len(self.healthy) > _MEMOS:
+            self.healthy.popitem(last=False)
 
 
 def _urgent(these: _Group) -> bool:
@@ -331,9 +342,7 @@ class OnlineChecker:
             if remembered is not None:
                 self._past[name] = remembered
             if memo is not None and not any(j.failed for j in judged):
-                healthy[memo] = judged
-                if len(healthy) > _MEMOS:
-                    healthy.popitem(last=False)
+                these.remember(memo, judged)
         for one in judged:
             self._tallies[one.rule.id].add(one)
         return judged
