@@ -120,6 +120,8 @@ class LiveTrace:
         self._views = Views(self._texts)
         self.revisions: dict[int, int] = {}
         """How often rows of a step came in, for each step that is held."""
+        self.version = 0
+        """Rises whenever these change."""
         self.forgotten = PROLOGUE
         """Steps before this one are not held, the first ones aside."""
 
@@ -225,6 +227,7 @@ class LiveTrace:
         for step, part in parts:
             self._rows[table].setdefault(step, []).append(part)
             self.revisions[step] = self.revisions.get(step, 0) + 1
+        self.version += 1
         if table == "states":
             self._fronts = {before: states for before, states in self._fronts.items() if before <= first}
 
@@ -297,6 +300,7 @@ class LiveTrace:
         self.forgotten = before
         self._fronts = {step: states for step, states in self._fronts.items() if step >= before}
         gone = [step for step in self.revisions if PROLOGUE <= step < before]
+        self.version += 1
         for step in gone:
             del self.revisions[step]
             for shelf in self._rows.values():

@@ -48,7 +48,7 @@ class _Look:
     """What one step looks like.
 
     calls, states, values, draws: digests of the rows, sequence numbers counted from the first call of the step.
-    base: that call's, by process.
+    base: that call's, by process, 0 without one; begin: the least of them.
     items: the least number of values at each place.
     fps: fingerprints of states and values, and those of batches and random states.
     procs: of which processes the former are.
@@ -63,6 +63,10 @@ class _Look:
     draws: bytes = b""
     items: dict[int, int] = field(default_factory=dict)
     seen: dict[Kind, _Prints] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        told = self.base[self.base > 0]
+        self.begin = int(told.min()) if len(told) else 1 << 32
 
     def prints(self, kind: Kind) -> _Prints:
         """Its fingerprints, as far as they are compared."""
@@ -86,6 +90,7 @@ class Looks:
     def __init__(self, live: LiveTrace) -> None:
         self._live = live
         self._of: dict[int, tuple[int, _Look]] = {}  # by step: revision, look
+        self._version = -1  # of the records that these are of
         self._fronts: dict[int, tuple[Rows, _Look]] = {}  # by length of the windows that they are before
 
     def key(self, window: Window, reads: Reads, *, alone: bool = False) -> bytes:
@@ -120,7 +125,9 @@ class Looks:
 
     def _refresh(self) -> None:
         """Forget looks of steps that are not held, and of those since one that got rows."""
-        held = self._live.revisions
+        if self._version == self._live.version:
+            return
+        self._version, held = self._live.version, self._live.revisions
         late = min((step for step, (revision, _) in self._of.items() if held.get(step, revision) != revision), default=1 << 30)
         self._of = {step: found for step, found in self._of.items() if step < late and step in held}
 
@@ -168,10 +175,10 @@ class Looks:
             keys = pairs(procs[far], parents[far])
             wanted, inverse = np.unique(keys, return_inverse=True)
             mine = np.zeros(len(wanted), dtype=bool)
-            of, seq = (wanted >> np.uint64(32)).astype(np.int64), wanted.astype(np.uint32)
+            latest = int(wanted.astype(np.uint32).max())
             for before in [step_ for step_ in self._live.revisions if step_ < step]:
                 _, look = self._of.get(before, (0, None))
-                if look is not None and len(look.base) == len(self._live.order) and (seq < look.base[of]).all():
+                if look is not None and len(look.base) == len(self._live.order) and latest < look.begin:
                     continue  # older than all calls of that step
                 rows = self._live.rows_of("calls", before)
                 if rows is not None:
