@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from proctor.instrument._held_step import HeldStep
+    from proctor.instrument._seen import Seen as LastSeen
 
 DTYPES: Final = {
     "float64": "F64", "float32": "F32", "float16": "F16", "bfloat16": "BF16",
@@ -145,10 +146,10 @@ def _state(tensors: _Tensors, step: HeldStep, absent: list[str]) -> tuple[Variab
     return tuple(found.values())
 
 
-def last_prints(seen: dict[str, Any], names: dict[Any, str]) -> dict[tuple[str, str], Print]:
+def last_prints(seen: LastSeen | None, names: dict[Any, str]) -> dict[tuple[str, str], Print]:
     """Fingerprints by role and name from `StateTracker.seen_last`."""
     found: dict[tuple[str, str], Print] = {}
-    for role, (keys, lasts) in seen.items():
+    for role, (keys, lasts) in ({} if seen is None else seen.by_role()).items():
         for key, last in zip(keys, lasts):
             name = names.get(key) if role != "optimizer" else names.get(key[0])
             if name is None or last is None or last[1] & StateFlag.UNHASHED:
@@ -166,7 +167,7 @@ def _generators(tensors: _Tensors, prefix: str, states: Iterable[RngState]) -> t
             words = _on_cpu(state.words)
             key = tensors.add(prefix + state.name, "U8", tuple(words.shape), words.numel(), partial(_bytes, words))
         else:
-            array = np.ascontiguousarray(state.words, dtype=np.uint32)
+            array = np.frombuffer(state.words, dtype=np.uint32)
             content = partial(_words, array)
             key = tensors.add(prefix + state.name, "U32", array.shape, array.nbytes, content)
         found.append(Generator(state.name, key, state.plain))

@@ -7,6 +7,7 @@ from typing import Any
 
 from proctor.instrument._held import Held
 from proctor.instrument._rng import RngState
+from proctor.instrument._seen import Seen
 from proctor.instrument._step_state import StateValues
 
 Content = tuple[str, Any]  # place, and a `Held` or a plain value
@@ -15,6 +16,8 @@ Content = tuple[str, Any]  # place, and a `Held` or a plain value
 class HeldCall:
     """One call of a step."""
 
+    __slots__ = ("generators", "inputs", "name", "outputs", "what")
+
     def __init__(self, what: str, name: str, inputs: list[Content], generators: list[RngState]) -> None:
         self.what, self.name, self.inputs, self.generators = what, name, inputs, generators
         self.outputs: list[Content] = []
@@ -22,6 +25,11 @@ class HeldCall:
 
 class HeldStep:
     """One step. Filled by the training thread; the writer's thread only reads it."""
+
+    __slots__ = (
+        "absent", "after", "batches", "batches_before", "before", "calls", "complete", "event", "frozen", "generators",
+        "gradients", "names", "nbytes", "opened_at", "room", "skipped", "step", "updated_at", "updates", "values", "why_not",
+    )  # fmt: skip
 
     def __init__(self, step: int) -> None:
         self.step = step
@@ -33,8 +41,8 @@ class HeldStep:
         self.nbytes = 0
         self.event: Any = None  # after which copies on a device are there
         self.names: dict[Any, str] = {}
-        self.before: dict[str, Any] = {}  # `StateTracker.seen_last`
-        self.after: dict[str, Any] = {}
+        self.before: Seen | None = None
+        self.after: Seen | None = None
         self.generators: list[RngState] = []
         self.calls: list[HeldCall] = []
         self.batches: list[tuple[int, list[Content]]] = []

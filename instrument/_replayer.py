@@ -87,7 +87,9 @@ class Replayer(Capsules):
                 self._exchange(leaves(result), batch.items)
         super()._batch(result)
 
-    def _call(self, what: str, name: str, args: tuple[Any, ...], kwargs: dict[str, Any] | None) -> None:
+    def _call(
+        self, what: str, name: str, args: tuple[Any, ...], kwargs: dict[str, Any] | None, opens: bool = False
+    ) -> None:
         step = self.current
         at = len(step.calls) if step is not None else -1
         if 0 <= at < len(self.recorded.calls):
@@ -96,7 +98,7 @@ class Replayer(Capsules):
                 self._exchange(leaves((*args, kwargs), names=True), call.inputs)
                 args, kwargs = self._exchange_plain(args, kwargs or {}, call.inputs)
                 self._set_generators(call.generators)
-        super()._call(what, name, args, kwargs)
+        super()._call(what, name, args, kwargs, opens)
 
     def _backward(self, args: tuple[Any, ...]) -> None:
         if self.current is not None and not any(call.what == "backward" for call in self.current.calls):
@@ -131,9 +133,9 @@ class Replayer(Capsules):
             self._handles.append(handle)
         return new
 
-    def model_begins(self, args: tuple[Any, ...], kwargs: dict[str, Any] | None) -> None:
+    def model_begins(self, args: tuple[Any, ...], kwargs: dict[str, Any] | None, *, opens: bool = False) -> None:
         self._module = args[0]
-        super().model_begins(args, kwargs)
+        super().model_begins(args, kwargs, opens=opens)
         self._module = None
 
     def model_ends(self, args: tuple[Any, ...], kwargs: Any, result: Any, raised: bool) -> None:

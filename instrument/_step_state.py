@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable
+from functools import cached_property
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from proctor.instrument._held import Held, clone, is_plain, leaves
@@ -32,34 +33,41 @@ class Value(NamedTuple):
 
     role: str
     name: str
-    tensor: Tensor | None
     plain: Plain = None
     optimizer: str = ""
     trains: bool = True
+
+
+Found = tuple[Value, "Tensor | None"]  # the tensor is the user's
 
 
 class StateValues:
     """State by value.
 
     Args:
-        values: what there was, the tensors those of the user.
+        found: what there was; its tensors are copied.
         groups: hyperparameters.
         missing: what could not be read.
         earlier: state whose memory may be used again.
     """
 
     def __init__(
-        self, values: list[Value], groups: list[Group], missing: list[str], earlier: StateValues | None = None
+        self, found: list[Found], groups: list[Group], missing: list[str], earlier: StateValues | None = None
     ) -> None:
         self.groups, self.missing = groups, missing
-        self._copies: list[Tensor]
-        tensors = [v.tensor for v in values if v.tensor is not None]
-        self._copies = clone(tensors, earlier._copies if earlier is not None else None)
+        self._things = [(value, tensor is not None) for value, tensor in found]
+        tensors = [tensor for _, tensor in found if tensor is not None]
+        self._copies: list[Tensor] = clone(tensors, earlier._copies if earlier is not None else None)
+
+    @cached_property
+    def held(self) -> list[tuple[Value, Held | None]]:
+        """Each thing and its content; made when it is asked for, which for most steps never happens."""
         copies = iter(self._copies)
-        # Descriptions are of now: `values` still refers to tensors of the user, which must not be kept alive.
-        self.held = [
-            (v._replace(tensor=None), None if v.tensor is None else Held(v.tensor, next(copies), None)) for v in values
-        ]
+        return [(value, _held(next(copies)) if by_value else None) for value, by_value in self._things]
+
+
+def _held(copy: Tensor) -> Held:
+    return Held(copy, copy, None)
 
 
 def names(tracker: StateTracker) -> dict[Any, str]:
@@ -78,10 +86,16 @@ def names(tracker: StateTracker) -> dict[Any, str]:
     return found
 
 
-def collect(tracker: StateTracker, scalers: Iterable[Any]) -> tuple[list[Value], list[Group], list[str]]:
-    """Everything of the state now: values, hyperparameters, and what cannot be read."""
-    known = names(tracker)
-    values: list[Value] = []
+def collect(
+    tracker: StateTracker, scalers: Iterable[Any], known: dict[Any, str] | None = None
+) -> tuple[list[Found], list[Group], list[str]]:
+    """Everything of the state now: values, hyperparameters, and what cannot be read.
+
+    Args:
+        known: what `names` gives now.
+    """
+    known = names(tracker) if known is None else known
+    found: list[Found] = []
     missing: list[str] = []
 
     def put(role: str, name: str, tensor: Any, optimizer: str = "", trains: bool = True) -> None:
@@ -89,10 +103,10 @@ def collect(tracker: StateTracker, scalers: Iterable[Any]) -> tuple[list[Value],
         if plain is None:
             missing.append(f"{role} {name}: its memory cannot be read")
         else:
-            values.append(Value(role, name, plain, None, optimizer, trains))
+            found.append((Value(role, name, None, optimizer, trains), plain))
 
     for parameter, p in tracker.parameters():
-        put("parameter", known[parameter], p, trains=bool(p.requires_grad))
+        put("parameter", known[parameter], p, trains=p.requires_grad)
     for buffer, b in tracker.buffers():
         put("buffer", known[buffer], b)
     groups: list[Group] = []
@@ -107,7 +121,7 @@ def collect(tracker: StateTracker, scalers: Iterable[Any]) -> tuple[list[Value],
                 if hasattr(leaf, "data_ptr"):
                     put("optimizer", path, leaf, label)
                 elif is_plain(leaf) and not place.endswith(">"):
-                    values.append(Value("optimizer", path, None, leaf, label))
+                    found.append((Value("optimizer", path, leaf, label), None))
                 else:
                     missing.append(f"optimizer {label}, {path}: {type(leaf).__name__}")
         for i, group in enumerate(optimizer.param_groups):
@@ -119,16 +133,20 @@ def collect(tracker: StateTracker, scalers: Iterable[Any]) -> tuple[list[Value],
         for part in SCALER:
             if getattr(scaler, part, None) is not None:
                 put("scaler", f"{i}/{part}", getattr(scaler, part))
-    return values, groups, missing
+    return found, groups, missing
 
 
-def gradients(tracker: StateTracker) -> tuple[list[Value], list[str]]:
-    """What accumulates before a backward: values, and what cannot be read."""
-    known = names(tracker)
-    there = [(known[key], p.grad) for key, p in tracker.parameters() if p.grad is not None]
+def gradients(tracker: StateTracker, known: dict[Any, str] | None = None) -> tuple[list[Found], list[str]]:
+    """What accumulates before a backward: values, and what cannot be read.
+
+    Args:
+        known: what `names` gives now.
+    """
+    known = names(tracker) if known is None else known
+    there = [(known[key], grad) for key, p in tracker.parameters() if (grad := p.grad) is not None]
     plain = [(name, _plain(grad)) for name, grad in there]
     missing = [f"gradient {name}: its memory cannot be read" for name, grad in plain if grad is None]
-    return [Value("gradient", name, grad) for name, grad in plain if grad is not None], missing
+    return [(Value("gradient", name), grad) for name, grad in plain if grad is not None], missing
 
 
 def _hyper(group: dict[str, Any]) -> tuple[dict[str, Plain | list[Plain]], dict[str, Any]]:

@@ -556,9 +556,10 @@ class Observer:
             self.clock.zero_grad(None)
 
     def _model_begins(self, args: tuple[Any, ...], kwargs: Any) -> None:
+        step = self.clock.step
         self._forward_begins(args, kwargs)
         if self.capsules is not None:
-            self.capsules.model_begins(args, kwargs)
+            self.capsules.model_begins(args, kwargs, opens=self.clock.step != step)
 
     def _forward_begins(self, args: tuple[Any, ...], kwargs: Any) -> None:
         import torch

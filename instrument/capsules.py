@@ -4,9 +4,10 @@ Kept of a step: what the loaders gave, the inputs of outermost modules and loss 
 and at each such call, parameters, gradients and buffers by fingerprint before and after, and all state, also that of optimizers, by
 value where that fits the budgets. Everything is a copy; nothing of the user's is kept alive, changed, or drawn from.
 
-Values cost a copy of the whole state. "auto" takes them at every n-th step, n the smallest power of two at which the
-copies take at most a hundredth of the time (a power of two, so that ranks of different speed share steps). The capsule of
-a step without values says what happened; the next step with values is then written beside it.
+Values cost a copy of the whole state. "auto" takes them at every n-th step, n the smallest power of two at which all that
+is done here takes at most a hundredth of the time, or the copies a quarter of that where the rest leaves them less (a power of
+two, so that ranks of different speed share steps). The capsule of a step without values says what happened; the next step
+with values is then written beside it.
 
 At least `capsules` steps stay; more where they fit the memory budget, up to `HORIZON_S`: a request takes its time.
 
@@ -17,14 +18,16 @@ from __future__ import annotations
 
 import time
 import weakref
+from collections import deque
 from collections.abc import Callable
 from typing import Any, Final
 
-from proctor.instrument import _rng
 from proctor.instrument._capsule_writer import PERIODIC, CapsuleWriter, Facts
 from proctor.instrument._guard import Guard
-from proctor.instrument._held import Holder, is_plain, leaves, observe
+from proctor.instrument._held import Holder, is_plain, leaves
 from proctor.instrument._held_step import Content, HeldCall, HeldStep, nbytes
+from proctor.instrument._rng import OF_PROGRAM, Reader
+from proctor.instrument._seen import Seen
 from proctor.instrument._step_state import StateValues, collect, gradients, names
 from proctor.instrument.config import RecordConfig
 from proctor.instrument.context import StepClock
@@ -35,7 +38,8 @@ SCALE: Final = "torch.amp.GradScaler.scale"
 MAX_CALLS: Final = 64  # of a step
 MAX_BATCHES: Final = 64  # between two steps
 AHEAD: Final = 4  # batches loaded before a step that it may use: some loops load ahead
-SHARE: Final = 0.01  # of the time, that copies of the state may take
+SHARE: Final = 0.01  # of the time, that all of this may take
+LEAST: Final = 0.25  # of that, which copies of the state may take however much the rest does
 MAX_INTERVAL: Final = 4096  # steps from one copy of the state to the next
 LOOK_AGAIN: Final = 64  # steps after which a state that was too large is measured again
 MAX_RING: Final = 128
@@ -67,9 +71,16 @@ class Capsules:
         self._live = live
         self._steps = max(config.capsules, 1)
         self._room = config.capsule_budget // (2 * self._steps)  # bytes of a step's state, and half as many …
+        import torch
+
+        # Looked up once: in a step every object that is touched costs a cache miss.
+        self._cuda: Any = torch.cuda if torch.version.cuda or getattr(torch.version, "hip", None) else None
+        self._plainly: Any = torch._C.DisableTorchFunction
+        self._grad_enabled: Callable[[], bool] = torch.is_grad_enabled
         self.current: HeldStep | None = None
-        self.ring: tuple[HeldStep, ...] = ()
+        self.ring: deque[HeldStep] = deque()  # changed and read under the writer's lock
         self._holder = Holder()
+        self._generators = Reader()
         self._loaded = 0  # batches so far
         self._first_batch: int | None = None
         self._batches: list[tuple[int, list[Content]]] = []
@@ -79,10 +90,12 @@ class Capsules:
         self._scalers: dict[int, weakref.ref[Any]] = {}
         self._ring_bytes = 0
         self._over_budget = ""  # why no state is copied
-        self._interval, self._cost, self._period, self._opened_at = 1, 0.0, 0.0, 0.0
+        self._interval, self._period, self._opened_at = 1, 0.0, 0.0
+        self._spent = 0.0  # s of this step, in here
+        self._bare, self._whole = 0.0, 0.0  # s of a step without and with values
         self._spare: StateValues | None = None  # memory of a step that has left the ring
         self._names: dict[Any, str] = {}
-        self._named: tuple[Any, ...] = ()
+        self._named = -1  # layout of the tracker of which these are the names
         self.writer = CapsuleWriter(config, facts, guard, self._available)
 
     # -- what the verifier asks for ---------------------------------------------------------------------------
@@ -130,11 +143,15 @@ class Capsules:
                 self._finish(self.current)
                 self.current = None
 
-    def model_begins(self, args: tuple[Any, ...], kwargs: dict[str, Any] | None) -> None:
-        """An outermost module is called."""
+    def model_begins(self, args: tuple[Any, ...], kwargs: dict[str, Any] | None, *, opens: bool = False) -> None:
+        """An outermost module is called.
+
+        Args:
+            opens: it is the first act of its step, which is open since this call came: no random number was drawn meanwhile.
+        """
         self._depth += 1
         if self._depth == 1:
-            self._run(self._call, "module", type(args[0]).__name__, args[1:], kwargs)
+            self._run(self._call, "module", type(args[0]).__name__, args[1:], kwargs, opens)
 
     def model_ends(self, args: tuple[Any, ...], kwargs: Any, result: Any, raised: bool) -> None:
         self._depth = max(self._depth - 1, 0)
@@ -171,18 +188,17 @@ class Capsules:
             self._scalers[id(args[0])] = weakref.ref(args[0])
 
     def _run(self, what: Callable[..., None], *args: Any, always: bool = False) -> None:
-        if not always and not self._live():
-            return
-        self.guard.run("capsules", self._unseen, what, *args)
+        if always or self._live():
+            started = time.perf_counter()
+            self.guard.run("capsules", self._unseen, what, *args)
+            self._spent += time.perf_counter() - started
 
-    @staticmethod
-    def _unseen(what: Callable[..., None], *args: Any) -> None:
+    def _unseen(self, what: Callable[..., None], *args: Any) -> None:
         """Reading an attribute of a tensor must not run a mode of the user's; a graph being captured is left alone."""
-        import torch
-
-        if torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing():
+        cuda = self._cuda
+        if cuda is not None and cuda.is_initialized() and cuda.is_current_stream_capturing():
             return
-        with torch._C.DisableTorchFunction():
+        with self._plainly():
             what(*args)
 
     # -- a step -----------------------------------------------------------------------------------------------
@@ -190,6 +206,7 @@ class Capsules:
     def _step_opens(self) -> None:
         if self.current is not None:
             self._finish(self.current)
+            self._account(self.current)
             self.current = None
         step = HeldStep(self.clock.step)
         if self._first_batch is None:
@@ -208,12 +225,10 @@ class Capsules:
             self._period = _mean(self._period, started - self._opened_at)
         self._opened_at = started
         step.before = self._seen(whole=bool(self.config.replay))
-        step.names = self._named_now(step.before)
+        step.names = self._named_now()
         if self._takes_values(step):
             self._take_values(step)
-            if step.values is not None:
-                self._adapt(time.perf_counter() - started)
-        step.generators = _rng.read()
+        step.generators = self._generators.read()
 
     def _takes_values(self, step: HeldStep) -> bool:
         mode = self.config.capsule_values
@@ -222,21 +237,21 @@ class Capsules:
         elif mode == "auto" and self._over_budget and step.step % LOOK_AGAIN:
             step.why_not = self._over_budget
         elif mode == "auto" and not self._over_budget and step.step % self._interval:
-            step.why_not = f"values are kept at every {self._interval}th step: a copy takes {1e3 * self._cost:.1f} ms"
+            step.why_not = f"values are kept at every {self._interval}th step: a copy takes {1e3 * (self._whole - self._bare):.1f} ms"
             step.skipped = True
         return not step.why_not
 
     def _take_values(self, step: HeldStep) -> None:
-        values, groups, missing = collect(self.tracker, self._live_scalers())
-        size = sum(v.tensor.numel() * v.tensor.element_size() for v in values if v.tensor is not None)
+        found, groups, missing = collect(self.tracker, self._live_scalers(), step.names)
+        size = sum(tensor.nbytes for _, tensor in found if tensor is not None)
         if size > self._room and self.config.capsule_values != "always":
             step.why_not = f"the state has {size >> 10} KiB, the budget is {self._room >> 10} KiB a step"
             self._over_budget = step.why_not
             return
         self._over_budget = ""
-        step.values = StateValues(values, groups, missing, self._memory())
+        step.values = StateValues(found, groups, missing, self._memory())
         step.nbytes += size
-        if any(v.tensor is not None and v.tensor.is_cuda for v in values):
+        if any(tensor is not None and tensor.is_cuda for _, tensor in found):
             import torch
 
             step.event = torch.cuda.Event()
@@ -247,12 +262,23 @@ class Capsules:
         spare, self._spare = self._spare, None
         return spare
 
-    def _adapt(self, cost: float) -> None:
-        self._cost = _mean(self._cost, cost) if self._cost else cost
+    def _account(self, step: HeldStep) -> None:
+        """Learn from what a step took, other than the first of all: it imports."""
+        spent, self._spent = self._spent, 0.0
+        if step.step == 0:
+            return
+        if step.values is None:
+            self._bare = _lately(self._bare, spent)
+        else:
+            self._whole = _lately(self._whole, spent)
+        self._adapt()
+
+    def _adapt(self) -> None:
         if self._period <= 0 or self.config.capsule_values == "always":
             return
-        interval = 1
-        while interval < MAX_INTERVAL and self._cost > SHARE * interval * self._period:
+        share, cost, interval = SHARE * self._period, self._whole - self._bare, 1
+        allowed = max(share - self._bare, LEAST * share)
+        while interval < MAX_INTERVAL and cost > interval * allowed:
             interval *= 2
         self._interval = interval
 
@@ -264,10 +290,10 @@ class Capsules:
             return
         if not step.updates:
             step.after = self._seen(whole=self._is_whole(step))
-        step.nbytes += sum(nbytes(contents) for _, contents in step.batches) + sum(nbytes(c.inputs) for c in step.calls)
+        step.nbytes += sum(nbytes(contents) for _, contents in step.batches) + self._room // 2 - step.room
         step.complete = True
         with self.writer.lock:
-            self.ring = (*self.ring, step)
+            self.ring.append(step)
             self._ring_bytes += step.nbytes
             self._forget()
         every = self.config.capsule_every
@@ -283,7 +309,7 @@ class Capsules:
             fits = self._ring_bytes <= self.config.capsule_budget and len(self.ring) <= MAX_RING
             if fits and now - oldest.opened_at < HORIZON_S:
                 break
-            self.ring = self.ring[1:]
+            self.ring.popleft()
             self._ring_bytes -= oldest.nbytes
             if not oldest.frozen and oldest.values is not None:
                 self._spare = oldest.values
@@ -292,25 +318,24 @@ class Capsules:
         """Steps that can be written: those that are over, and the last one if the program is busy with something else."""
         last = self.current
         if last is None or last.complete or not last.updates or time.monotonic() - last.updated_at < IDLE_S:
-            return self.ring
+            return tuple(self.ring)
         return (*self.ring, last)
 
     def _is_whole(self, step: HeldStep) -> bool:
         return step.values is not None or bool(self.config.replay)
 
-    def _seen(self, *, whole: bool) -> dict[str, Any]:
+    def _seen(self, *, whole: bool) -> Seen:
         """Fingerprints of what is tracked; of optimizers' state, which costs as much as all else, only where the whole is asked for."""
         watched = self.config.watches("optimizer")
         if whole and not watched:
             self.tracker.see_optimizers()
         seen = self.tracker.seen_last()
-        return seen if whole or watched else seen | {"optimizer": ([], [])}
+        return seen if whole or watched else seen.without("optimizer")
 
-    def _named_now(self, seen: dict[str, Any]) -> dict[Any, str]:
-        """Names of what is tracked; made again when that has changed."""
-        keys = seen["parameter"][0], seen["buffer"][0]
-        if keys != self._named:
-            self._names, self._named = names(self.tracker), keys
+    def _named_now(self) -> dict[Any, str]:
+        """Names of what is tracked; made again when that may have changed."""
+        if self.tracker.layout != self._named:
+            self._names, self._named = names(self.tracker), self.tracker.layout
         return self._names
 
     @property
@@ -330,28 +355,27 @@ class Capsules:
         if self.current is not None and not self.current.updates:
             self.current.batches = [*self.current.batches[-MAX_BATCHES + 1 :], (number, contents)]
 
-    def _call(self, what: str, name: str, args: tuple[Any, ...], kwargs: dict[str, Any] | None) -> None:
-        import torch
-
+    def _call(
+        self, what: str, name: str, args: tuple[Any, ...], kwargs: dict[str, Any] | None, opens: bool = False
+    ) -> None:
         step = self.current
-        if step is None or not torch.is_grad_enabled():
+        if step is None or not self._grad_enabled():
             return
         if len(step.calls) >= MAX_CALLS:
             step.lacks(f"more than {MAX_CALLS} calls: the later ones")
             return
         inputs = self._contents(leaves((*args, kwargs), names=True), step.room)
         step.room -= nbytes(inputs)
-        step.calls.append(HeldCall(what, name, inputs, _rng.read(everything=False)))
+        drawn = [s for s in step.generators if s.name not in OF_PROGRAM] if opens else self._generators.read(everything=False)
+        step.calls.append(HeldCall(what, name, inputs, drawn))
 
     def _returned(self, what: str, result: Any) -> None:
-        import torch
-
         step = self.current
-        if step is None or not step.calls or not torch.is_grad_enabled():
+        if step is None or not step.calls or not self._grad_enabled():
             return
         call = step.calls[-1]
         if call.what == what and not call.outputs:
-            call.outputs = [(p, observe(v) if hasattr(v, "data_ptr") else v) for p, v in leaves(result)[:32]]
+            call.outputs = [(p, self._holder.observe(v) if hasattr(v, "data_ptr") else v) for p, v in leaves(result)[:32]]
 
     def _backward(self, args: tuple[Any, ...]) -> None:
         step = self.current
@@ -360,15 +384,15 @@ class Capsules:
         if step.values is not None and step.gradients is None:
             self._take_gradients(step)
         call = HeldCall("backward", "", [], [])
-        call.outputs = [(p, observe(v)) for p, v in leaves(args[0])[:8] if hasattr(v, "data_ptr")]
+        call.outputs = [(p, self._holder.observe(v)) for p, v in leaves(args[0])[:8] if hasattr(v, "data_ptr")]
         step.calls.append(call)
 
     def _take_gradients(self, step: HeldStep) -> None:
-        values, missing = gradients(self.tracker)
-        size = sum(v.tensor.numel() * v.tensor.element_size() for v in values if v.tensor is not None)
+        found, missing = gradients(self.tracker, self._named_now())
+        size = sum(tensor.nbytes for _, tensor in found if tensor is not None)
         if step.nbytes + size > 2 * self._room and self.config.capsule_values != "always":
-            values, missing = [], ["gradients before the first backward: over the budget"]
-        step.gradients = StateValues(values, [], missing)
+            found, missing = [], ["gradients before the first backward: over the budget"]
+        step.gradients = StateValues(found, [], missing)
         step.nbytes += size
 
     def _updated(self) -> None:
@@ -376,7 +400,7 @@ class Capsules:
         if step is None:
             return
         step.after = self._seen(whole=self._is_whole(step))
-        step.names = self._named_now(step.after)
+        step.names = self._named_now()
         step.updates += 1
         step.updated_at = time.monotonic()
 
@@ -390,6 +414,11 @@ class Capsules:
             else:
                 contents.append((place, leaf if is_plain(leaf) else f"<{type(leaf).__name__}>"))
         return contents
+
+
+def _lately(old: float, new: float) -> float:
+    """A mean in which less counts at once: what is more than the work itself is that somebody else had the processor."""
+    return new if new < old else _mean(old, new)
 
 
 def _mean(old: float, new: float) -> float:

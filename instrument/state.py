@@ -22,6 +22,7 @@ from typing import Any
 import msgspec
 
 from proctor.instrument._rows import take
+from proctor.instrument._seen import LastSeen, Places, Seen
 from proctor.instrument.fingerprint import Summary, fingerprint_all
 from proctor.invariants.schema import Name, StateFlag
 from proctor.invariants.variable import Variable
@@ -42,9 +43,9 @@ class Look(IntEnum):
 class _Slot:
     """One tracked value: the data or grad of a parameter, a buffer, or a tensor of optimizer state."""
 
-    __slots__ = ("grad", "last", "meta", "owner", "ptr", "seen", "sharded", "twins", "var", "version")
+    __slots__ = ("at", "grad", "last", "meta", "owner", "ptr", "sharded", "twins", "var", "version")
 
-    def __init__(self, owner: Callable[[], Any], var: int, meta: int, grad: bool) -> None:
+    def __init__(self, owner: Callable[[], Any], var: int, meta: int, grad: bool, at: int) -> None:
         self.sharded = hasattr(owner(), "_local_tensor")  # DTensor: this rank's part is hashed
         self.owner = owner  # gives the tensor, or None once it is gone: tracking must not keep a model alive
         self.var = var
@@ -54,7 +55,7 @@ class _Slot:
         self.version = -1
         self.ptr = -1
         self.last: tuple[int, int, int] | None = None  # fingerprint, flags, meta of the last row
-        self.seen: tuple[int, int, float] | None = None  # its fingerprint, flags, norm
+        self.at = at  # its row in `LastSeen`
 
 
 class StateTracker:
@@ -77,6 +78,10 @@ class StateTracker:
         self._wrapped: dict[int, str] = {}
         self._scanned_at = 0
         self.dirty = False  # a collective may have written without a version bump
+        self.layout = 0  # counts what may have changed which parameters and buffers there are, or how they are called
+        self._last = LastSeen()
+        self._places: Places | None = None  # of the rows in it, until others are tracked
+        self._seen: Seen | None = None  # what `seen_last` gave, until something else is seen
 
     # -- discovery ----------------------------------------------------------------------------------------
 
@@ -130,6 +135,7 @@ class StateTracker:
 
     def add_model(self, root: Any) -> None:
         """Track every parameter and buffer of a module tree. Idempotent; new parameters are added."""
+        self._changed()
         self._roots[id(root)] = weakref.ref(root)
         inner, wrapper = _unwrap(root)
         model = _class_name(inner)
@@ -157,7 +163,10 @@ class StateTracker:
                 if slot is None or slot.owner() is not b:  # new, or of a module that is gone and whose id is another's
                     var = Variable(model, canonical(name), "data", "buffer", _class_name(owner), kind)
                     now = partial(_present_buffer, weakref.ref(owner), kind)
-                    self._buffers[id(owner), kind] = _Slot(now, self._var(var), self._meta(b, {}), False)
+                    if slot is not None:
+                        self._last.drop(slot.at)
+                    slot = _Slot(now, self._var(var), self._meta(b, {}), False, self._last.place())
+                    self._buffers[id(owner), kind] = slot
                     self.names[id(b)] = canonical(name)
         for name, module in owners.items():
             self.names[id(module)] = canonical(name)
@@ -188,6 +197,8 @@ class StateTracker:
             p = ref()
             if p is None:
                 del self._params[key]
+                self._last.drop(data.at, grad.at)
+                self._changed()
             elif p.requires_grad != description.get("requires_grad"):
                 data.meta = grad.meta = self._meta(p, description)
 
@@ -202,10 +213,15 @@ class StateTracker:
         description = dict(extra)
         meta = self._meta(p, description)
         ref = weakref.ref(p)
-        data = _Slot(ref, self._var(msgspec.structs.replace(var, attr="data")), meta, False)
-        grad = _Slot(ref, self._var(msgspec.structs.replace(var, attr="grad")), meta, True)
+        data = _Slot(ref, self._var(msgspec.structs.replace(var, attr="data")), meta, False, self._last.place())
+        grad = _Slot(ref, self._var(msgspec.structs.replace(var, attr="grad")), meta, True, self._last.place())
         self._params[id(p)] = (ref, data, grad, description)
         self.names[id(p)] = var.name
+        self._changed()
+
+    def _changed(self) -> None:
+        self.layout += 1
+        self._places = self._seen = None
 
     def _var(self, var: Variable) -> int:
         return self.intern(Name.VARIABLE, msgspec.json.encode(var).decode())
@@ -260,13 +276,15 @@ class StateTracker:
         hashed = [value for _, value in work if value is not None]
         summaries = iter(fingerprint_all(hashed)) if hashed else iter(())
         rows = self.rows
+        fps, norms, marks = self._last.fps, self._last.norms, self._last.flags
+        self._seen = None
         for slot, value in work:
             fp, norm, flags = _NO_VALUE if value is None else next(summaries)
             state = (fp, flags, slot.meta)
             if state == slot.last:
                 continue
             slot.last = state
-            slot.seen = (fp, flags, norm)
+            fps[slot.at], norms[slot.at], marks[slot.at] = fp, norm, flags
             rows.append((seq, call, edge, ctx, slot.var, slot.meta, fp, norm, flags))
             for twin in slot.twins:
                 rows.append((seq, call, edge, ctx, twin, slot.meta, fp, norm, flags))
@@ -275,8 +293,10 @@ class StateTracker:
         """Look at the state of optimizers for `seen_last` only, without rows."""
         work: list[tuple[_Slot, Any]] = []
         self._collect(work, self._state_slots(), Look.FORCE)
+        fps, norms, marks = self._last.fps, self._last.norms, self._last.flags
         for (slot, _), (fp, norm, flags) in zip(work, fingerprint_all([value for _, value in work]), strict=True):
-            slot.seen = (fp, flags, norm)
+            fps[slot.at], norms[slot.at], marks[slot.at] = fp, norm, flags
+        self._seen = None
 
     @staticmethod
     def _collect(work: list[tuple[_Slot, Any]], slots: Iterable[_Slot], look: Look) -> None:
@@ -321,8 +341,11 @@ class StateTracker:
                     if slot is None or slot.owner() is not value:
                         name = self.names.get(id(p), "")
                         var = Variable("", name, str(key), "optimizer")
-                        slot = _Slot(weakref.ref(value), self._var(var), self._meta(value, {}), False)
+                        if slot is not None:
+                            self._last.drop(slot.at)
+                        slot = _Slot(weakref.ref(value), self._var(var), self._meta(value, {}), False, self._last.place())
                         self._optimizer_slots[(id(p), key)] = slot
+                        self._places = self._seen = None
                     yield slot
 
     def take_rows(self) -> list[tuple[Any, ...]]:
@@ -330,19 +353,23 @@ class StateTracker:
 
     # -- for capsules -------------------------------------------------------------------------------------
 
-    def seen_last(self) -> dict[str, tuple[list[Any], list[tuple[int, int, float] | None]]]:
-        """By role, what is tracked and the fingerprint, flags and norm that it had when it was last looked at.
+    def seen_last(self) -> Seen:
+        """The fingerprint, flags and norm that each tracked value had when it was last looked at.
 
         Parameters and gradients go by the id of the parameter, buffers by that of their module and their name in it,
         optimizer state by the id of the parameter and its key; in order of discovery.
         """
-        entries = list(self._params.values())
-        return {
-            "parameter": (list(self._params), [entry[1].seen for entry in entries]),
-            "gradient": (list(self._params), [entry[2].seen for entry in entries]),
-            "buffer": (list(self._buffers), [slot.seen for slot in self._buffers.values()]),
-            "optimizer": (list(self._optimizer_slots), [slot.seen for slot in self._optimizer_slots.values()]),
-        }
+        if self._seen is None:
+            if self._places is None:
+                entries = list(self._params.values())
+                self._places = {
+                    "parameter": (list(self._params), [entry[1].at for entry in entries]),
+                    "gradient": (list(self._params), [entry[2].at for entry in entries]),
+                    "buffer": (list(self._buffers), [slot.at for slot in self._buffers.values()]),
+                    "optimizer": (list(self._optimizer_slots), [slot.at for slot in self._optimizer_slots.values()]),
+                }
+            self._seen = self._last.now(self._places)
+        return self._seen
 
     def parameters(self) -> list[tuple[int, Any]]:
         """Id and tensor of each tracked parameter that is alive, in order of discovery."""

@@ -105,24 +105,40 @@ def test_memory_of_a_step_that_left_is_used_again_unless_it_is_frozen(tmp_path: 
 
 def test_a_costly_state_is_copied_at_every_nth_step(tmp_path: Path) -> None:
     job = Job(tmp_path, capsule_values="auto")
-    job.kept._period = 1.0
-    for cost, interval in ((0.001, 1), (0.03, 2), (0.5, 32)):
-        job.kept._cost = 0.0
-        job.kept._adapt(cost)
-        assert job.kept._interval >= interval and job.kept._interval & (job.kept._interval - 1) == 0
+    kept = job.kept
+    kept._period = 1.0
+    for bare, whole, interval in ((0.0, 0.009, 1), (0.0, 0.03, 4), (0.006, 0.03, 8), (0.006, 0.009, 1), (0.5, 0.509, 4)):
+        kept._bare, kept._whole = bare, whole
+        kept._adapt()
+        assert kept._interval == interval
+
+
+def test_what_took_long_once_is_not_held_against_the_copies(tmp_path: Path) -> None:
+    job = Job(tmp_path, capsule_values="auto")
+    job.steps(1)
+    job.kept._spent = 9.0  # of the first step, which imports
+    job.steps(3)
+    assert 0 < job.kept._whole < 1
+    job.kept._spent = 9.0
+    job.steps(1)
+    assert job.kept._whole > 2 or job.kept._bare > 2
+    job.kept._interval = 1
+    job.steps(2)
+    assert job.kept._whole < 1
 
 
 def test_optimizers_that_no_pack_asks_for_are_looked_at_where_their_state_is_kept(tmp_path: Path) -> None:
     job = Job(tmp_path, capsules=4, capsule_values="auto", states=frozenset({"data"}))
-    job.kept._adapt = lambda cost: None  # type: ignore[method-assign]
+    job.kept._adapt = lambda: None  # type: ignore[method-assign]
     job.steps(3)
     job.kept._interval = 1 << 10  # the next ones have no values
     job.steps(2)
     whole, bare = job.kept.ring[1], job.kept.ring[-1]
     assert whole.values is not None and bare.values is None
-    slots, prints = whole.after["optimizer"]
+    assert whole.after is not None and bare.before is not None and bare.after is not None
+    slots, prints = whole.after.by_role()["optimizer"]
     assert len(slots) == 2 and all(seen is not None for seen in prints)
-    assert bare.before["optimizer"] == bare.after["optimizer"] == ([], [])
+    assert bare.before.by_role()["optimizer"] == bare.after.by_role()["optimizer"] == ([], [])
     assert not job.tracker.rows
 
 
@@ -146,7 +162,7 @@ def test_the_first_step_has_its_control_after_it(tmp_path: Path) -> None:
 
 def test_a_step_without_values_is_followed_by_one_that_has_them(tmp_path: Path) -> None:
     job = Job(tmp_path, capsule_values="auto")
-    job.kept._adapt = lambda cost: setattr(job.kept, "_interval", 4)  # type: ignore[method-assign]
+    job.kept._adapt = lambda: setattr(job.kept, "_interval", 4)  # type: ignore[method-assign]
     job.steps(6)
     job.kept.freeze("key", 5)
     job.steps(5)

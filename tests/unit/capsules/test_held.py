@@ -17,6 +17,7 @@ import torch
 
 from proctor.instrument import _rng
 from proctor.instrument._held import Holder, clone, leaves, observe
+from proctor.instrument._seen import LastSeen
 from proctor.instrument._step_state import StateValues, collect, restore, restore_gradients
 from proctor.instrument.state import Look, StateTracker
 from proctor.invariants.capsule import Variable
@@ -164,7 +165,116 @@ def test_what_is_not_in_the_program_is_named() -> None:
 def test_the_tracker_says_what_it_saw_last() -> None:
     _model, _, tracker = trained("sgd")
     tracker.observe(0, 0, 0, 0, data=Look.FORCE, grad=Look.FORCE, buffers=Look.FORCE, optimizer=Look.FORCE)
-    seen = tracker.seen_last()
+    seen = tracker.seen_last().by_role()
     assert {role: len(keys) for role, (keys, _) in seen.items()} == {"parameter": 6, "gradient": 6, "buffer": 3, "optimizer": 6}
     assert all(last is not None for _, lasts in seen.values() for last in lasts)
     assert len(tracker.parameters()) == 6 and len(tracker.buffers()) == 3
+
+
+def same_states(reader: _rng.Reader) -> bool:
+    said, read = _rng.read(), reader.read()
+    assert [s.name for s in said] == [s.name for s in read]
+    return all(
+        a.plain == b.plain and (a.words == b.words if isinstance(a.words, bytes) else torch.equal(a.words, b.words))
+        for a, b in zip(said, read)
+    )
+
+
+def test_states_are_read_where_they_lie_as_the_generators_say_them() -> None:
+    reader = _rng.Reader()
+    draws = [random.random, lambda: random.gauss(0, 1), np.random.rand, np.random.randn, lambda: torch.rand(1), lambda: np.random.seed(3)]
+    chosen = random.Random(0)
+    for _ in range(200):
+        assert same_states(reader)
+        chosen.choice(draws)()
+    assert reader._python is not None and reader._numpy is not None  # of this CPython and numpy the places are known
+
+
+def test_a_state_from_which_nothing_was_drawn_is_the_same_object() -> None:
+    random.seed(1), np.random.seed(1)
+    reader = _rng.Reader()
+    first, second = reader.read(), reader.read()
+    assert first[1] is second[1] and first[2] is second[2]
+    before = np.random.get_state()
+    np.random.randn()
+    spare = reader.read()[2]
+    np.random.randn()  # takes the second of the pair: the words stay
+    assert reader.read()[2] is not spare and reader.read()[2].words == spare.words
+    np.random.set_state(before)
+    assert same_states(reader)
+
+
+def test_an_exchanged_generator_of_bits_is_noticed() -> None:
+    reader = _rng.Reader()
+    assert same_states(reader)
+    there = np.random.get_bit_generator()
+    try:
+        np.random.set_bit_generator(np.random.PCG64(3))
+        assert same_states(reader) and len(reader.read()) == 2  # not the legacy one: nothing of it is kept
+        np.random.set_bit_generator(np.random.MT19937(3))
+        assert same_states(reader) and len(reader.read()) == 3
+    finally:
+        np.random.set_bit_generator(there)
+
+
+def test_where_the_places_are_not_known_the_generators_are_asked(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(_rng, "_gauss_offset", lambda kind: None)
+    monkeypatch.setattr(_rng.sys.implementation, "name", "another")  # type: ignore[attr-defined]
+    reader = _rng.Reader()
+    assert reader._python is None and same_states(reader) and reader._numpy is None
+
+
+def test_small_tensors_are_kept_as_bytes_of_every_type() -> None:
+    for kind in (torch.float32, torch.bfloat16, torch.int64, torch.bool, torch.complex64):
+        t = torch.tensor([[0, 1, 1], [1, 0, 1]]).to(kind)
+        held = Holder().hold(t, 1 << 20)
+        assert held.nbytes == t.nbytes and held.copy is not None
+        assert torch.equal(held.copy, t) and held.copy.dtype == kind and held.copy.shape == (2, 3)
+    for odd in (torch.ones(3, 4)[:, ::2], torch.ones(4, dtype=torch.complex64).conj(), torch.ones(0), torch.tensor(2.5)):
+        copy = Holder().hold(odd, 1 << 20).copy
+        assert copy is not None and torch.equal(copy, odd)
+
+
+def test_what_comes_out_twice_is_copied_once_unless_it_changed() -> None:
+    holder, loss = Holder(), torch.ones(2)
+    first = holder.observe(loss)
+    assert holder.observe(loss) is first
+    loss += 1
+    assert holder.observe(loss) is not first
+
+
+def test_tensors_that_cannot_say_whether_they_changed_are_copied_again() -> None:
+    with torch.inference_mode():
+        t = torch.zeros(2)
+        holder = Holder()
+        first = holder.hold(t, 1 << 20)
+        t += 1
+        again = holder.hold(t, 1 << 20)
+    assert first.copy is not None and again.copy is not None and first.copy.sum() == 0 and again.copy.sum() == 2
+
+
+def test_rows_of_values_that_are_gone_are_used_again() -> None:
+    last = LastSeen()
+    one, two = last.place(), last.place()
+    last.fps[one], last.norms[one], last.flags[one] = 2**64 - 1, 1.5, 4
+    before = last.now({"parameter": (["a", "b"], [one, two])})
+    last.drop(one)
+    assert last.place() == one
+    assert before.by_role() == {"parameter": (["a", "b"], [(2**64 - 1, 4, 1.5), None])}
+    assert before.without("parameter").by_role() == {"parameter": ([], [])}
+    assert last.now({"buffer": (["c"], [one])}).by_role() == {"buffer": (["c"], [None])}
+
+
+def test_what_was_seen_follows_parameters_that_come_and_go() -> None:
+    _model, optimizer, tracker = trained("sgd")
+    tracker.observe(0, 0, 0, 0, data=Look.FORCE)
+    layout, before = tracker.layout, tracker.seen_last().by_role()
+    assert tracker.seen_last() is tracker.seen_last()
+    new = torch.nn.Parameter(torch.ones(2))
+    optimizer.add_param_group({"params": [new]})  # type: ignore[attr-defined]
+    tracker.refresh_optimizer(optimizer)
+    assert tracker.layout != layout
+    keys, prints = tracker.seen_last().by_role()["parameter"]
+    assert keys[:-1] == before["parameter"][0] and keys[-1] == id(new) and prints[-1] is None
+    tracker.observe(0, 0, 0, 0, data=Look.HINT)
+    assert all(tracker.seen_last().by_role()["parameter"][1])
