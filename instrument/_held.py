@@ -48,7 +48,7 @@ class Held:
         if isinstance(self._copy, bytes):
             import torch
 
-            self._copy = torch.frombuffer(bytearray(self._copy), dtype=self._dtype).reshape(self.shape)
+            self._copy = torch.frombuffer(bytearray(self._copy), dtype=torch.uint8).view(self._dtype).reshape(self.shape)
         return self._copy
 
     @property

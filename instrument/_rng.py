@@ -137,11 +137,11 @@ class _NumpyMemory(NamedTuple):
 
 def _python_memory(inst: Any) -> Any:
     """Position and words of Python's generator; None where they are not where CPython has them."""
+    if sys.implementation.name != "cpython" or not isinstance(inst, random.Random):
+        return None
     import _random
 
     start = object.__basicsize__
-    if sys.implementation.name != "cpython" or not isinstance(inst, random.Random):
-        return None
     if _random.Random.__basicsize__ < start + _BYTES or array.array("I").itemsize != _WORD:
         return None
     found = (ctypes.c_char * _BYTES).from_address(id(inst) + start)
@@ -151,9 +151,11 @@ def _python_memory(inst: Any) -> Any:
 
 def _numpy_memory(legacy: Any) -> _NumpyMemory | None:
     """Words, position and spare normal number of numpy's generator; None where they cannot be found."""
-    if sys.implementation.name != "cpython" or type(legacy._bit_generator).__name__ != "MT19937":
+    if sys.implementation.name != "cpython":
         return None
     try:
+        if type(legacy._bit_generator).__name__ != "MT19937":
+            return None
         words = (ctypes.c_char * _BYTES).from_address(legacy._bit_generator.ctypes.state_address)
         offset = _gauss_offset(type(legacy))
     except (AttributeError, TypeError, ValueError):
