@@ -7,10 +7,10 @@ from __future__ import annotations
 
 import ctypes
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any, Final
 
-from proctor.instrument.fingerprint import Summary, _is_dense, _plain, _unseen, fingerprint_all
+from proctor.instrument.fingerprint import Summary, _formats, _plain, _unseen, fingerprint_all
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -36,12 +36,16 @@ class Held:
         copy: its content.
     """
 
-    __slots__ = ("_copy", "_device", "_dtype", "nbytes", "note", "shape", "summary")
+    __slots__ = ("_copy", "_dtype", "device", "nbytes", "note", "shape", "summary")
 
     def __init__(self, tensor: Tensor, copy: Tensor | bytes | None, summary: Summary | None, note: str = "") -> None:
-        self._dtype, self.shape, self._device = tensor.dtype, tensor.shape, tensor.device
+        self._dtype, self.shape = tensor.dtype, tensor.shape
         self._copy, self.summary, self.note = copy, summary, note
-        self.nbytes: int = 0 if copy is None else len(copy) if isinstance(copy, bytes) else copy.nbytes
+        if isinstance(copy, bytes):
+            self.device, self.nbytes = "cpu", len(copy)
+        else:
+            self.device = str(tensor.device.type)
+            self.nbytes = 0 if copy is None else int(copy.nbytes)
 
     @property
     def copy(self) -> Tensor | None:
@@ -54,10 +58,6 @@ class Held:
     @property
     def dtype(self) -> str:
         return str(self._dtype).removeprefix("torch.")
-
-    @property
-    def device(self) -> str:
-        return str(self._device.type)
 
 
 def leaves(root: Any, names: bool = False) -> list[Leaf]:
@@ -129,35 +129,39 @@ class Holder:
             tensor: of the user; only read.
             room: bytes that may be copied.
         """
-        return self._once(self._known, tensor, self._hold, room)
+        return self._once(self._known, tensor, True, room)
 
     def observe(self, tensor: Tensor) -> Held:
         """As `observe`: a loss that a model gives is what `backward` is called on."""
-        return self._once(self._observed, tensor, observe)
+        return self._once(self._observed, tensor, False, SMALL)
 
     @staticmethod
-    def _once(there: dict[int, _Known], tensor: Tensor, make: Callable[..., Held], *args: int) -> Held:
+    def _once(there: dict[int, _Known], tensor: Tensor, put_in: bool, room: int) -> Held:
         now = _state(tensor)
         known = there.get(id(tensor))
         if known is not None and known[1] == now and now is not _UNTOLD and known[0]() is tensor:
             return known[2]
-        held = make(tensor, *args)
+        content = None if put_in and tensor.grad_fn is not None else _bytes(tensor, now[1], min(room, SMALL))
+        if content is not None:
+            held = Held(tensor, content, None)
+        else:
+            held = _hold(tensor, room) if put_in else observe(tensor)
         there[id(tensor)] = weakref.ref(tensor), now, held
         return held
 
-    @staticmethod
-    def _hold(tensor: Tensor, room: int) -> Held:
-        plain = _plain(tensor)
-        if plain is None:
-            return Held(tensor, None, None, "its memory cannot be read")
-        if tensor.grad_fn is not None:
-            return _hashed(tensor, plain)
-        size = plain.nbytes
-        if size > room:
-            held = _hashed(tensor, plain)
-            held.note = f"{size} bytes, over the budget"
-            return held
-        return Held(tensor, _copy(tensor, plain), None)
+
+def _hold(tensor: Tensor, room: int) -> Held:
+    plain = _plain(tensor)
+    if plain is None:
+        return Held(tensor, None, None, "its memory cannot be read")
+    if tensor.grad_fn is not None:
+        return _hashed(tensor, plain)
+    size = plain.nbytes
+    if size > room:
+        held = _hashed(tensor, plain)
+        held.note = f"{size} bytes, over the budget"
+        return held
+    return Held(tensor, clone([plain])[0], None)
 
 
 def observe(tensor: Tensor) -> Held:
@@ -166,8 +170,24 @@ def observe(tensor: Tensor) -> Held:
     if plain is None:
         return Held(tensor, None, None, "its memory cannot be read")
     if plain.nbytes <= SMALL:
-        return Held(tensor, _copy(tensor, plain), None)
+        return Held(tensor, clone([plain])[0], None)
     return _hashed(tensor, plain)
+
+
+def _bytes(tensor: Tensor, address: int, most: int) -> bytes | None:
+    """The content of a small tensor of the usual kind; `None`: its copy has to go the long way.
+
+    Does with less what `_plain` and `clone` do: behind a forward caches are cold, and every function of torch's that is
+    asked takes one or two µs, its copy ten.
+    """
+    import torch
+
+    if type(tensor) is not torch.Tensor or not tensor.is_cpu or address <= 0 or not tensor.is_contiguous():
+        return None
+    if tensor.dtype not in _formats() or tensor.is_neg() or tensor.is_conj() or tensor.storage_offset():
+        return None  # a storage that was freed shows in the address only where a tensor begins with it
+    size: int = tensor.nbytes
+    return ctypes.string_at(address, size) if 0 < size <= most else None
 
 
 def _hashed(tensor: Tensor, plain: Tensor) -> Held:
@@ -182,13 +202,6 @@ def _state(tensor: Tensor) -> tuple[int, int]:
         return tensor._version, tensor.data_ptr()
     except RuntimeError:  # inference tensors have no version, some subclasses no address
         return _UNTOLD
-
-
-def _copy(tensor: Tensor, plain: Tensor) -> Tensor | bytes:
-    """A copy of one dense tensor, where it lies. Small ones as bytes: with cold caches torch's way takes 10 µs longer."""
-    if plain is tensor and plain.is_cpu and 0 < plain.nbytes <= SMALL and _is_dense(plain):
-        return ctypes.string_at(plain.data_ptr(), plain.nbytes)
-    return clone([plain])[0]
 
 
 def clone(tensors: list[Tensor], into: list[Tensor] | None = None) -> list[Tensor]:

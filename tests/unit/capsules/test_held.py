@@ -16,7 +16,7 @@ pytest.importorskip("torch")
 import torch
 
 from proctor.instrument import _rng
-from proctor.instrument._held import Holder, clone, leaves, observe
+from proctor.instrument._held import Holder, _bytes, _state, clone, leaves, observe
 from proctor.instrument._seen import LastSeen
 from proctor.instrument._step_state import StateValues, collect, restore, restore_gradients
 from proctor.instrument.state import Look, StateTracker
@@ -278,3 +278,24 @@ def test_what_was_seen_follows_parameters_that_come_and_go() -> None:
     assert keys[:-1] == before["parameter"][0] and keys[-1] == id(new) and prints[-1] is None
     tracker.observe(0, 0, 0, 0, data=Look.HINT)
     assert all(tracker.seen_last().by_role()["parameter"][1])
+
+
+def test_what_is_no_usual_tensor_is_not_read_by_its_address() -> None:
+    def content(t: torch.Tensor) -> object:
+        return _bytes(t, _state(t)[1], 1 << 20)
+
+    def look(x: torch.Tensor) -> torch.Tensor:
+        wrapped.append(content(x))
+        return x.sum()
+
+    wrapped: list[object] = []
+    torch.vmap(look)(torch.ones(2, 3))
+    torch.func.grad(look)(torch.ones(3))
+    assert wrapped == [None, None]
+    freed = torch.ones(4)
+    part = freed[1:]
+    freed.untyped_storage().resize_(0)
+    conj = torch.ones(2, dtype=torch.complex64).conj()
+    odd = [freed, part, torch.ones(2).to_sparse(), torch.ones(2, device="meta"), torch.ones(3, 2).T, torch.ones(0), conj, conj.imag]
+    assert [content(t) for t in odd] == [None] * len(odd)
+    assert content(torch.tensor([1, 2], dtype=torch.uint8)) == b"\x01\x02"
