@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Final
+
 import numpy as np
 import polars as pl
 import pyarrow as pa
@@ -9,6 +11,9 @@ import pyarrow as pa
 from proctor.invariants.grouping import Array, are_first, pairs
 from proctor.invariants.schema import CONTEXT
 from proctor.invariants.windows import PROLOGUE
+from proctor.verify._rows import numbers
+
+_SAID: Final = [name for name in CONTEXT.names if name not in ("ctx", "step")]
 
 
 class Contexts:
@@ -26,8 +31,8 @@ class Contexts:
         frame = pl.DataFrame(pl.from_arrow(rows))
         keys = pairs(procs, frame["ctx"].to_numpy())
         self._new.append((keys, frame))
-        steps = frame["step"].fill_null(-1).to_numpy()
-        looks = frame.drop("ctx", "step").hash_rows().to_numpy()
+        steps = numbers(frame["step"], -1)
+        looks = frame[_SAID].hash_rows().to_numpy()
         if len(keys) and (keys[1:] <= keys[:-1]).any():
             last = _last(keys)
             keys, steps, looks = keys[last], steps[last], looks[last]

@@ -23,7 +23,7 @@ from proctor.invariants.schema import CONTEXT, MAX_NAME_CHARS, TABLES, Name
 from proctor.invariants.trace import Process, Trace, process_of
 from proctor.invariants.windows import PROLOGUE, Window
 from proctor.verify._contexts import Contexts
-from proctor.verify._rows import by_process, height, join, last_states, none_of, read
+from proctor.verify._rows import by_process, height, join, last_states, none_of, numbers, read
 from proctor.verify._views import Views
 
 Records = Mapping[str, pa.Table | pa.RecordBatch]
@@ -114,6 +114,7 @@ class LiveTrace:
         self._tables: dict[Name, tuple[Array, Array, Array]] = {}  # codes of all members, one after the other
         self._contexts = Contexts()
         self._rows: dict[str, dict[int, list[Rows]]] = {name: {} for name in _ROWS}  # by step, as they came
+        self._shelved = 0  # rows in them
         self._carried = self._empty("states")
         self._fronts: dict[int, Rows] = {}  # what `older` gave last, by step
         self._held = np.zeros(0, dtype=np.uint64)
@@ -129,7 +130,7 @@ class LiveTrace:
     def rows(self) -> int:
         """Records that are held."""
         waiting: int = sum(batch.num_rows for name in _ROWS for _, batch in self._waiting[name])
-        return waiting + sum(height(chunk) for steps in self._rows.values() for chunks in steps.values() for chunk in chunks)
+        return waiting + self._shelved
 
     @property
     def coords(self) -> dict[int, dict[str, int]]:
@@ -228,6 +229,7 @@ class LiveTrace:
             self._rows[table].setdefault(step, []).append(part)
             self.revisions[step] = self.revisions.get(step, 0) + 1
         self.version += 1
+        self._shelved += len(steps)
         if table == "states":
             self._fronts = {before: states for before, states in self._fronts.items() if before <= first}
 
@@ -284,7 +286,8 @@ class LiveTrace:
             return self._fronts[before]
         start = max((step for step in self._fronts if step <= before), default=PROLOGUE)
         states = self._fronts.pop(start, self._carried)
-        held = [step for step in sorted(self._rows["states"]) if max(start, PROLOGUE) <= step < before]
+        there, steps = self._rows["states"], range(max(start, PROLOGUE), before)
+        held = [step for step in (steps if len(steps) < len(there) else sorted(there)) if step in steps and step in there]
         if held:
             states = last_states([states, *(by_process(rows) for step in held if (rows := self.rows_of("states", step)) is not None)])
         self._fronts[before] = states
@@ -304,7 +307,7 @@ class LiveTrace:
         for step in gone:
             del self.revisions[step]
             for shelf in self._rows.values():
-                shelf.pop(step, None)
+                self._shelved -= sum(height(chunk) for chunk in shelf.pop(step, ()))
         self._contexts.prune(before, self._carried["_key"])
 
     def window(self, window: Window) -> Trace:
@@ -314,8 +317,7 @@ class LiveTrace:
         place[[member.number for member in order]] = np.arange(len(order), dtype=np.uint16)
 
         known = self._contexts.frame()
-        said = known["step"]
-        steps = (said.fill_null(-1) if said.null_count() else said).to_numpy()
+        steps = numbers(known["step"], -1)
         kept = np.flatnonzero(window.keeps(steps) | window.before(steps))
         codes = np.arange(1, len(kept) + 1, dtype=np.uint32)
         keys = known["_key"].to_numpy()[kept]

@@ -176,10 +176,8 @@ class Looks:
             wanted, inverse = np.unique(keys, return_inverse=True)
             mine = np.zeros(len(wanted), dtype=bool)
             latest = int(wanted.astype(np.uint32).max())
-            for before in [step_ for step_ in self._live.revisions if step_ < step]:
-                _, look = self._of.get(before, (0, None))
-                if look is not None and len(look.base) == len(self._live.order) and latest < look.begin:
-                    continue  # older than all calls of that step
+            later = {before for before, (_, look) in self._of.items() if latest < look.begin and len(look.base) == len(self._live.order)}
+            for before in [before for before in self._live.revisions if before < step and before not in later]:
                 rows = self._live.rows_of("calls", before)
                 if rows is not None:
                     mine |= np.isin(wanted, pairs(rows["proc"], rows["seq"]))

@@ -118,6 +118,44 @@ def test_what_is_older_than_a_window_is_the_same_by_steps_and_at_once(tmp_path: 
     assert [one.key(w, "records") for w in windows] == [Looks(live).key(w, "records") for w in windows]
 
 
+def held(path: Path) -> LiveTrace:
+    live = LiveTrace("run", "program")
+    for process, part, info, reached in flushes(path):
+        live.add(process, part, info, reached)
+    live.settle()
+    return live
+
+
+@pytest.mark.parametrize("asked", [range(STEPS), range(STEPS - 1, -1, -1), [9, 9, 4, 12, 5, 13, 6, 14, 7, 15, 8, 9, 2, 16]])
+def test_the_last_states_are_the_same_whatever_was_asked_before(tmp_path: Path, asked: Sequence[int]) -> None:
+    path = write_run(tmp_path / "run", [rank_that_trains(rank, lazy=True) for rank in range(2)])
+    live = held(path)
+    for before in asked:
+        found, wanted = live.older(before), held(path).older(before)
+        assert all((found[name] == wanted[name]).all() for name in ("proc", "var", "fp", "seq"))
+        assert live.older(before) is found
+
+
+def test_states_that_come_late_or_are_let_go_are_in_the_last_ones(tmp_path: Path) -> None:
+    path = write_run(tmp_path / "run", [rank_that_trains(rank, lazy=True) for rank in range(2)])
+    live, name = held(path), next(iter(held(path).members))
+    before = dict(live.older(12))
+    late = next(part["states"] for process, part, _, reached in flushes(path) if process == name and reached == 9)
+    live.add(name, {"states": late})
+    live.settle()
+    assert sorted(live.older(12)["fp"]) == sorted(before["fp"]) and live.older(12) is not before
+    live.forget(10)
+    assert sorted(live.older(12)["fp"]) == sorted(before["fp"])
+
+
+def test_rows_that_are_held_are_counted(tmp_path: Path) -> None:
+    live = held(both(tmp_path))
+    of_step = {step: sum(len(r["seq"]) for t in ("calls", "states", "values") if (r := live.rows_of(t, step)) is not None) for step in live.revisions}
+    assert live.rows == sum(of_step.values()) > 0
+    live.forget(10)
+    assert live.rows == sum(rows for step, rows in of_step.items() if step < 3 or step >= 10)
+
+
 def test_contexts_that_are_told_anew_replace_the_old_ones() -> None:
     contexts = Contexts()
 
