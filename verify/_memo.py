@@ -176,7 +176,8 @@ class Looks:
             wanted, inverse = np.unique(keys, return_inverse=True)
             mine = np.zeros(len(wanted), dtype=bool)
             latest = int(wanted.astype(np.uint32).max())
-            later = {before for before, (_, look) in self._of.items() if latest < look.begin and len(look.base) == len(self._live.order)}
+            size = len(self._live.order)
+            later = {before for before, (_, look) in self._of.items() if latest < look.begin and len(look.base) == size}
             for before in [before for before in self._live.revisions if before < step and before not in later]:
                 rows = self._live.rows_of("calls", before)
                 if rows is not None:
