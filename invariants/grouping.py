@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
+import polars as pl
 
 from proctor.native import first_seen
 
@@ -17,6 +18,12 @@ Rows = Mapping[str, Array]
 def pick(rows: Rows, which: Array) -> Rows:
     """Those at these places, or where this is true."""
     return {name: column[which] for name, column in rows.items()}
+
+
+def numbers(column: pl.Series, absent: int) -> Array:
+    """A column as an array, with this where it has nothing."""
+    whole = column.fill_null(absent) if column.null_count() else column
+    return whole.to_numpy()
 
 
 def classes(values: Array) -> Array:

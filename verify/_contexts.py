@@ -8,10 +8,9 @@ import numpy as np
 import polars as pl
 import pyarrow as pa
 
-from proctor.invariants.grouping import Array, are_first, pairs
+from proctor.invariants.grouping import Array, are_first, numbers, pairs
 from proctor.invariants.schema import CONTEXT
 from proctor.invariants.windows import PROLOGUE
-from proctor.verify._rows import numbers
 
 _SAID: Final = [name for name in CONTEXT.names if name not in ("ctx", "step")]
 

@@ -18,12 +18,12 @@ import polars as pl
 import pyarrow as pa
 
 from proctor.errors import TraceError
-from proctor.invariants.grouping import Array, Rows, pairs, pick
+from proctor.invariants.grouping import Array, Rows, numbers, pairs, pick
 from proctor.invariants.schema import CONTEXT, MAX_NAME_CHARS, TABLES, Name
 from proctor.invariants.trace import Process, Trace, process_of
 from proctor.invariants.windows import PROLOGUE, Window
 from proctor.verify._contexts import Contexts
-from proctor.verify._rows import by_process, height, join, last_states, none_of, numbers, read
+from proctor.verify._rows import by_process, height, join, last_states, none_of, read
 from proctor.verify._views import Views
 
 Records = Mapping[str, pa.Table | pa.RecordBatch]

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import numpy as np
-import polars as pl
 import pyarrow as pa
 
 from proctor.invariants.grouping import Array, Rows, are_first, pairs, pick
@@ -21,12 +20,6 @@ def read(batches: Sequence[pa.RecordBatch]) -> dict[str, Array]:
 def none_of(schema: pa.Schema) -> dict[str, Array]:
     """No rows."""
     return {field.name: np.zeros(0, dtype=field.type.to_pandas_dtype()) for field in schema}
-
-
-def numbers(column: pl.Series, absent: int) -> Array:
-    """A column as an array, with this where it has nothing."""
-    whole = column.fill_null(absent) if column.null_count() else column
-    return whole.to_numpy()
 
 
 def height(rows: Rows) -> int:

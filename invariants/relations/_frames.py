@@ -14,7 +14,7 @@ import numpy as np
 import polars as pl
 import pyarrow as pa
 
-from proctor.invariants.grouping import Array, Groups, last_match, pairs
+from proctor.invariants.grouping import Array, Groups, last_match, numbers, pairs
 from proctor.invariants.schema import Name, StateFlag
 from proctor.invariants.trace import Trace
 
@@ -68,8 +68,7 @@ def has_flag(frame: pl.DataFrame, flag: int) -> Array:
 
 def columns(frame: pl.DataFrame, *names: str) -> list[Array]:
     """Columns as arrays; a step that is not known is one that no record has."""
-    found = (frame[name] for name in names)
-    return [(c.fill_null(_UNTOLD) if c.null_count() else c).to_numpy() for c in found]
+    return [numbers(frame[name], _UNTOLD) for name in names]
 
 
 def metas(trace: Trace, *names: str) -> pl.DataFrame:
@@ -218,7 +217,7 @@ def _of_steps(trace: Trace, table: pl.DataFrame) -> tuple[Array, Array]:
 
 def _steps_by_context(trace: Trace) -> Array:
     told, at = memo(trace, "contexts", _contexts_by_code)
-    steps: Array = told["step"].fill_null(_UNTOLD).to_numpy()[at].astype(np.int64)
+    steps: Array = numbers(told["step"], _UNTOLD)[at].astype(np.int64)
     return steps
 
 
@@ -305,16 +304,8 @@ def _text_column(trace: Trace, codes: Array, path: str, name: str) -> pl.Series:
 
 def arguments(trace: Trace, codes: pl.Series, **columns: str) -> pl.DataFrame:
     """Texts of features of these signatures: args, and a column for each keyword."""
-    wanted = codes.unique().to_list()
-    return pl.DataFrame(
-        {
-            "args": pl.Series(wanted, dtype=pl.UInt32),
-            **{
-                name: pl.Series([_text(trace.features[c].get(path)) for c in wanted], dtype=pl.String)
-                for name, path in columns.items()
-            },
-        }
-    )
+    wanted = codes.unique()
+    return pl.DataFrame([wanted.alias("args"), *(_text_column(trace, wanted.to_numpy(), path, name) for name, path in columns.items())])
 
 
 def _text(value: Any) -> str | None:

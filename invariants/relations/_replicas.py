@@ -220,7 +220,8 @@ class _Known:
 def _known(trace: Trace) -> _Known:
     def make(trace: Trace) -> _Known:
         said = trace.variables
-        held, role = ((said["model"] != "") & (said["alias"] == "")).to_numpy(), said["role"]
+        held, role = np.zeros(said.height, dtype=bool), said["role"]
+        held[_frames.owned(trace)["var"].to_numpy()] = True
         model, name = (said[c].hash().to_numpy() for c in ("model", "name"))
         of_model = classes(model)
         parameter = held & (role == "parameter").to_numpy()
