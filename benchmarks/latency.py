@@ -27,6 +27,7 @@ from proctor.invariants.pack import read_pack
 from proctor.invariants.peer import make_token
 from proctor.invariants.relations import registry
 from proctor.invariants.trace import Trace
+from proctor.verify._priority import step_back
 from proctor.verify.inbox import Inbox
 from proctor.verify.lifecycle import IncidentBook
 from proctor.verify.server import Server
@@ -88,16 +89,16 @@ def main() -> int:
     address = f"unix:{work / 'live' / 'socket'}"
     chosen = {} if args.full else needs_of(paths)
     boot = write_boot(run, RecordConfig(run=str(run), stream=address, token_file=str(work / "token"), **chosen))
-    inbox = Inbox()
-    with Server([address], make_token(work / "token"), inbox):
-        environment = {**os.environ, "PYTHONPATH": str(boot), "OMP_NUM_THREADS": "1"}
-        job = subprocess.Popen(command, env=environment, stdout=subprocess.DEVNULL)
+    inbox, token = Inbox(), make_token(work / "token")
+    environment = {**os.environ, "PYTHONPATH": str(boot), "OMP_NUM_THREADS": "1"}
+    job = subprocess.Popen(command, env=environment, stdout=subprocess.DEVNULL)
+    step_back()
+    with Server([address], token, inbox):
         verifier = Watcher(run, packs, inbox, IncidentBook("latency", "here"), EventLog(run))
         known: dict[int, float] = {}
         verifier.known, verifier.every = known, args.every
         verifier.going = lambda: job.poll() is None
         begin = time.monotonic()
-        os.nice(10)
         cpu = time.process_time()
         while not verifier._over():
             verifier.turn()
