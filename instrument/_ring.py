@@ -20,6 +20,7 @@ JOURNAL_BYTES: Final = 64 << 20
 FIRST_CONTEXTS: Final = 32  # flushes whose contexts are said again: the first,
 LAST_CONTEXTS: Final = 64  # and the last
 
+_ENTRY_BYTES: Final = 256  # about what it takes besides its records
 _NAMES, _CONTEXT = ORDER.index("names"), ORDER.index("context")
 
 
@@ -30,7 +31,7 @@ class Entry:
 
     def __init__(self, flush: Flush, body: list[bytes]) -> None:
         self.flush, self.body = flush, body
-        self.size = sum(map(len, body)) + 256
+        self.size = sum(flush.sizes) + _ENTRY_BYTES
         self.rows = sum(flush.rows)
 
 
@@ -115,37 +116,38 @@ class _Journal:
     """Names of all flushes and contexts of some, to be said again."""
 
     def __init__(self) -> None:
-        self._names: list[Entry] = []
+        self._names: list[_Part] = []
         self._names_bytes = 0
-        self._first: list[Entry] = []
-        self._last: deque[Entry] = deque(maxlen=LAST_CONTEXTS)
+        self._first: list[_Part] = []
+        self._last: deque[_Part] = deque(maxlen=LAST_CONTEXTS)
 
     def add(self, entry: Entry) -> None:
-        names = _only(entry, _NAMES)
-        if names is not None and self._names_bytes + names.size <= JOURNAL_BYTES:
-            self._names.append(names)
-            self._names_bytes += names.size
-        contexts = _only(entry, _CONTEXT)
-        if contexts is not None:
-            if len(self._first) < FIRST_CONTEXTS:
-                self._first.append(contexts)
-            else:
-                self._last.append(contexts)
+        rows, sizes = entry.flush.rows, entry.flush.sizes
+        if rows[_NAMES] and self._names_bytes + sizes[_NAMES] <= JOURNAL_BYTES:
+            self._names.append(_Part(entry, _NAMES))
+            self._names_bytes += sizes[_NAMES] + _ENTRY_BYTES
+        if rows[_CONTEXT]:
+            (self._first if len(self._first) < FIRST_CONTEXTS else self._last).append(_Part(entry, _CONTEXT))
 
     def between(self, after: int, before: int) -> list[Entry]:
         """What was said in the flushes between two."""
         if after + 1 >= before:
             return []
         held = (*self._names, *self._first, *self._last)
-        return [entry for entry in held if after < entry.flush.n < before]
+        return [part.entry() for part in held if after < part.flush.n < before]
 
 
-def _only(entry: Entry, table: int) -> Entry | None:
+class _Part:
     """One table of a flush, to be said again; the bytes are shared."""
-    flush = entry.flush
-    if not flush.rows[table]:
-        return None
-    data = entry.body[sum(1 for size in flush.sizes[:table] if size)]
-    rows = tuple(n if i == table else 0 for i, n in enumerate(flush.rows))
-    sizes = tuple(n if i == table else 0 for i, n in enumerate(flush.sizes))
-    return Entry(Flush(flush.n, -1, flush.at, rows, sizes, again=True), [data])
+
+    __slots__ = ("data", "flush", "table")
+
+    def __init__(self, entry: Entry, table: int) -> None:
+        self.flush, self.table = entry.flush, table
+        self.data = entry.body[table - entry.flush.sizes[:table].count(0)]
+
+    def entry(self) -> Entry:
+        flush, table = self.flush, self.table
+        rows = tuple(n if i == table else 0 for i, n in enumerate(flush.rows))
+        sizes = tuple(n if i == table else 0 for i, n in enumerate(flush.sizes))
+        return Entry(Flush(flush.n, -1, flush.at, rows, sizes, again=True), [self.data])

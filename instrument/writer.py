@@ -28,7 +28,7 @@ import pyarrow as pa
 from pyarrow import ipc
 
 from proctor.instrument._guard import Guard, say
-from proctor.invariants.arrow_message import Encoded, Encoder
+from proctor.invariants.arrow_message import Encoded, TableEncoder
 from proctor.invariants.files import replace_file
 from proctor.invariants.schema import TABLES
 
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 FLUSH_S = 1.0  # a record is at most this old when it reaches the disk
 STEP_FLUSH_S = 0.25  # …and of a finished step at most this old,
 STEP_FLUSH_ROWS = 500  # when this many wait
-STREAM_FLUSH_S = 0.02  # at least, between two flushes to a verifier,
+STREAM_FLUSH_S = 0.03  # at least, between two flushes to a verifier,
 STREAM_FLUSH_MOST_S = 0.06  # and no more than this, so that a step is judged soon, be it the last for a while;
 STREAM_SHARE = 0.03  # in between, flushes take this share of a core
 STREAM_HERE_ROWS = 1000  # so many the training thread hands over itself
@@ -199,8 +199,7 @@ class TraceWriter:
         """What is pending, which the files get, too; and the step that the program is in."""
         self._last_flush = time.monotonic()
         reached = self._reached  # before the rows are taken: those of earlier steps are then among them
-        made = [(table, _ENCODERS[table].encode(rows)) for table, rows in self._drain().items()]
-        batches = [(table, batch) for table, batch in made if batch is not None]
+        batches = _ENCODER.encode(self._drain())
         self._unwritten += batches
         return reached, dict(batches)
 
@@ -301,4 +300,4 @@ def _joined(batches: list[tuple[str, Encoded]]) -> list[tuple[str, pa.RecordBatc
     return [(t, pa.Table.from_batches(found[t]).combine_chunks().to_batches()[0]) for t in order]
 
 
-_ENCODERS: Final = {table: Encoder(schema) for table, schema in TABLES.items()}
+_ENCODER: Final = TableEncoder(TABLES)

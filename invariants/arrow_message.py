@@ -18,11 +18,11 @@ import numpy as np
 import pyarrow as pa
 from pyarrow import ipc
 
-from proctor.native import pack_columns
+from proctor.native import Packer, pack_tables
 
 MARK: Final = 0xFFFFFFFF
 PREFIX: Final = struct.Struct("<II")
-_I64: Final = struct.Struct("<q")
+Rows = Mapping[str, Sequence[Any]] | list[tuple[Any, ...]]  # columns by name, or rows; no value is None
 _MAX_COLUMNS: Final = 64
 _BATCH: Final = 3  # MessageHeader.RecordBatch
 _HEADER_TYPE, _HEADER, _BODY, _CUSTOM = 1, 2, 3, 4  # fields of Message
@@ -54,36 +54,41 @@ class Encoder:
         self.schema = schema
         template = pa.RecordBatch.from_arrays([_one(field.type) for field in schema], schema=schema).serialize().to_pybytes()
         _, size = PREFIX.unpack_from(template)
-        self._head = template[: PREFIX.size + size]
         meta = template[PREFIX.size : PREFIX.size + size]
         message = _u32(meta, 0)
         batch = _target(meta, _field(meta, message, _HEADER))
         nodes, buffers = (_target(meta, _field(meta, batch, index)) for index in (_NODES, _BUFFERS))
-        self._body_at = PREFIX.size + _field(meta, message, _BODY)
-        self._length_at = PREFIX.size + _field(meta, batch, _LENGTH)
-        self._nodes_at, self._nodes = PREFIX.size + nodes + 4, struct.Struct(f"<{2 * _u32(meta, nodes)}q")
-        self._buffers_at, self._buffers = PREFIX.size + buffers + 4, struct.Struct(f"<{2 * _u32(meta, buffers)}q")
-        self._kinds = "".join(_kind(field.type) for field in schema)
-        self._names = tuple(schema.names)
+        places = (
+            PREFIX.size + _field(meta, message, _BODY),
+            PREFIX.size + _field(meta, batch, _LENGTH),
+            PREFIX.size + nodes + 4,
+            PREFIX.size + buffers + 4,
+        )
+        self.packer = Packer("".join(_kind(field.type) for field in schema), tuple(schema.names), template[: PREFIX.size + size], places)
 
-    def encode(self, rows: Mapping[str, Sequence[Any]] | list[tuple[Any, ...]]) -> Encoded | None:
+    def encode(self, rows: Rows) -> Encoded | None:
         """A message of rows; `None` when there are none.
-
-        Args:
-            rows: columns by name, or a list of rows; no value is None.
 
         Raises:
             ValueError, OverflowError, TypeError: a value is not what its column holds.
         """
-        count, spans, body = pack_columns(self._kinds, self._names, rows)
-        if not count:
-            return None
-        head = bytearray(self._head)
-        _I64.pack_into(head, self._body_at, len(body))
-        _I64.pack_into(head, self._length_at, count)
-        self._nodes.pack_into(head, self._nodes_at, *((count, 0) * len(self._names)))
-        self._buffers.pack_into(head, self._buffers_at, *spans)
-        return Encoded(count, b"".join((head, body)))
+        made = self.packer.pack(rows)
+        return None if made is None else Encoded(*made)
+
+
+class TableEncoder:
+    """Makes messages of several tables in one go, for those who call it with cold caches.
+
+    Args:
+        schemas: of the tables, by name.
+    """
+
+    def __init__(self, schemas: Mapping[str, pa.Schema]) -> None:
+        self._packers = {table: Encoder(schema).packer for table, schema in schemas.items()}
+
+    def encode(self, tables: Mapping[str, Rows]) -> list[tuple[str, Encoded]]:
+        """A message of each table that has rows; as `Encoder.encode`."""
+        return [(table, Encoded(rows, message)) for table, rows, message in pack_tables(self._packers, tables)]
 
 
 def _kind(of: pa.DataType) -> str:

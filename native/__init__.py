@@ -14,6 +14,7 @@ from proctor.native._tap_py import ModuleReference
 __all__ = [
     "ACTIVE",
     "ModuleReference",
+    "Packer",
     "Recorder",
     "Tap",
     "compare_buffers",
@@ -23,11 +24,12 @@ __all__ = [
     "fingerprint_many",
     "first_seen",
     "is_tap",
-    "pack_columns",
+    "pack_tables",
 ]
 
 if TYPE_CHECKING:
     from proctor.native._native import (
+        Packer,
         Recorder,
         Tap,
         compare_buffers,
@@ -37,7 +39,7 @@ if TYPE_CHECKING:
         fingerprint_many,
         first_seen,
         is_tap,
-        pack_columns,
+        pack_tables,
     )
 
     ACTIVE: str
@@ -46,6 +48,7 @@ else:
         if os.environ.get("PROCTOR_NATIVE") == "0":
             raise ImportError("PROCTOR_NATIVE=0")
         from proctor.native._native import (
+            Packer,
             Recorder,
             Tap,
             compare_buffers,
@@ -55,12 +58,12 @@ else:
             fingerprint_many,
             first_seen,
             is_tap,
-            pack_columns,
+            pack_tables,
         )
 
         ACTIVE = "native"
     except ImportError:
-        from proctor.native._columns_py import pack_columns
+        from proctor.native._columns_py import Packer, pack_tables
         from proctor.native._compare_py import compare_buffers
         from proctor.native._distinct_py import first_seen
         from proctor.native._fingerprint_py import (

@@ -1,11 +1,15 @@
 #include "columns.h"
 
+#include <pybind11/stl.h>
+
+#include <array>
 #include <cstdint>
 #include <cstring>
 #include <limits>
 #include <stdexcept>
 #include <string>
 #include <type_traits>
+#include <utility>
 #include <vector>
 
 #include "pyref.h"
@@ -33,7 +37,8 @@ class Body {
     bytes_.resize(at + (size + 7) / 8 * 8);
     return bytes_.data() + at;
   }
-  py::bytes bytes() const { return py::bytes(reinterpret_cast<const char*>(bytes_.data()), bytes_.size()); }
+  const uint8_t* data() const { return bytes_.data(); }
+  size_t size() const { return bytes_.size(); }
 
   std::vector<int64_t> spans;
 
@@ -185,32 +190,83 @@ void add_column(Body& body, char kind, size_t count, const Column& column) {
   }
 }
 
-py::tuple pack_columns(const std::string& kinds, const py::tuple& names, const py::object& rows) {
-  Body body;
-  const bool listed = PyList_Check(rows.ptr());
-  if (names.size() != kinds.size() || kinds.empty()) throw std::invalid_argument("as many names as kinds, at least one");
-  std::vector<py::object> columns;
-  for (size_t c = 0; !listed && c < kinds.size(); ++c) columns.push_back(rows[names[c]]);
-  const size_t count = listed ? static_cast<size_t>(PyList_GET_SIZE(rows.ptr())) : py::len(columns[0]);
-  for (size_t c = 0; count && c < kinds.size(); ++c) {
-    body.add(0);  // validity: every value is there
-    if (listed) {
-      add_column(body, kinds[c], count, Column(rows.ptr(), static_cast<Py_ssize_t>(c)));
-      continue;
+// Messages of one table: the bytes before the buffers as a template, into which the numbers of some rows are put.
+class Packer {
+ public:
+  using Places = std::array<size_t, 4>;
+
+  // Places in the template: of the bytes after it, of the number of rows, of the columns' nodes and of the buffers' spans.
+  Packer(std::string kinds, const py::tuple& names, std::string head, Places places)
+      : kinds_(std::move(kinds)), names_(names), head_(std::move(head)), places_(places) {
+    if (names_.size() != kinds_.size() || kinds_.empty()) throw std::invalid_argument("as many names as kinds, at least one");
+    size_t buffers = 0;
+    for (char kind : kinds_) buffers += kind == 's' ? 3 : 2;  // with that of validity
+    const std::array<size_t, 4> sizes{8, 8, 16 * kinds_.size(), 16 * buffers};
+    for (size_t i = 0; i < sizes.size(); ++i) {
+      if (places_[i] > head_.size() || head_.size() - places_[i] < sizes[i]) throw std::invalid_argument("a place outside of the head");
     }
-    if (py::len(columns[c]) != count) throw std::invalid_argument("columns differ in length");
-    if (!add_memory(body, kinds[c], count, columns[c].ptr())) add_column(body, kinds[c], count, Column(columns[c].ptr()));
   }
-  py::tuple spans(body.spans.size());
-  for (size_t i = 0; i < body.spans.size(); ++i) spans[i] = body.spans[i];
-  return py::make_tuple(count, spans, body.bytes());
+
+  // (rows, message), or None when there are no rows.
+  py::object pack(const py::object& rows) const {
+    const bool listed = PyList_Check(rows.ptr());
+    std::vector<py::object> columns;
+    if (!listed) columns.push_back(rows[names_[0]]);
+    const size_t count = listed ? static_cast<size_t>(PyList_GET_SIZE(rows.ptr())) : py::len(columns[0]);
+    if (!count) return py::none();
+    for (size_t c = 1; !listed && c < kinds_.size(); ++c) columns.push_back(rows[names_[c]]);
+    Body body;
+    for (size_t c = 0; c < kinds_.size(); ++c) {
+      body.add(0);  // validity: every value is there
+      if (listed) {
+        add_column(body, kinds_[c], count, Column(rows.ptr(), static_cast<Py_ssize_t>(c)));
+        continue;
+      }
+      if (py::len(columns[c]) != count) throw std::invalid_argument("columns differ in length");
+      if (!add_memory(body, kinds_[c], count, columns[c].ptr())) add_column(body, kinds_[c], count, Column(columns[c].ptr()));
+    }
+    return py::make_tuple(count, message(static_cast<int64_t>(count), body));
+  }
+
+ private:
+  py::bytes message(int64_t count, const Body& body) const {
+    auto made = py::reinterpret_steal<py::bytes>(PyBytes_FromStringAndSize(nullptr, static_cast<Py_ssize_t>(head_.size() + body.size())));
+    if (!made) raised();
+    char* out = PyBytes_AS_STRING(made.ptr());
+    std::memcpy(out, head_.data(), head_.size());
+    if (body.size()) std::memcpy(out + head_.size(), body.data(), body.size());
+    const auto size = static_cast<int64_t>(body.size());
+    std::memcpy(out + places_[0], &size, sizeof size);
+    std::memcpy(out + places_[1], &count, sizeof count);
+    const std::array<int64_t, 2> node{count, 0};  // rows, and nulls among them
+    for (size_t c = 0; c < kinds_.size(); ++c) std::memcpy(out + places_[2] + c * sizeof node, node.data(), sizeof node);
+    std::memcpy(out + places_[3], body.spans.data(), body.spans.size() * sizeof(int64_t));
+    return made;
+  }
+
+  std::string kinds_;
+  py::tuple names_;
+  std::string head_;
+  Places places_;
+};
+
+// (table, rows, message) of each table that has rows.
+py::list pack_tables(const py::dict& packers, const py::dict& tables) {
+  py::list found;
+  for (const auto& [table, rows] : tables) {
+    const py::object made = packers[table].cast<const Packer&>().pack(py::reinterpret_borrow<py::object>(rows));
+    if (!made.is_none()) found.append(py::make_tuple(table, made[py::int_(0)], made[py::int_(1)]));
+  }
+  return found;
 }
 
 }  // namespace
 
 void bind_columns(py::module_& m) {
-  m.def("pack_columns", &pack_columns, py::arg("kinds"), py::arg("names"), py::arg("rows"),
-        "(rows, offset and size of each buffer, all buffers) of a dict of columns or a list of tuples: see columns.h.");
+  py::class_<Packer>(m, "Packer", "Messages of one table: see columns.h.")
+      .def(py::init<std::string, py::tuple, py::bytes, Packer::Places>(), py::arg("kinds"), py::arg("names"), py::arg("head"), py::arg("places"))
+      .def("pack", &Packer::pack, py::arg("rows"), "(rows, message) of a dict of columns or a list of tuples; None when there are none.");
+  m.def("pack_tables", &pack_tables, py::arg("packers"), py::arg("tables"), "(table, rows, message) of each table that has rows.");
 }
 
 }  // namespace proctor

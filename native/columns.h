@@ -1,4 +1,4 @@
-// Rows of a trace as the buffers of an Arrow record batch: one after the other, each padded to 8 bytes.
+// Rows of a trace as an Arrow record batch: metadata from a template, and the buffers one after the other, each padded to 8 bytes.
 //
 // Every flush of every rank passes here, many times a second, on the training process's time: conversions go straight from
 // Python's integers to the bytes, and no array or buffer object is made in between. Which bytes: invariants/arrow_message.py.

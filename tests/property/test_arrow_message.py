@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from proctor.invariants import frames
+from proctor.invariants import arrow_message, frames
 from proctor.invariants.arrow_message import Encoder, arrow_head
 from proctor.invariants.frames import Flush
 from proctor.invariants.schema import TABLES
@@ -21,6 +21,7 @@ try:
 except ImportError:
     native = None  # type: ignore[assignment]
 
+MODULES = [twin, *([native] if native else [])]
 KINDS = {
     pa.uint8(): (0, 255),
     pa.uint32(): (0, 2**32 - 1),
@@ -76,13 +77,32 @@ def test_what_is_encoded_is_what_arrow_reads(table: str, data: st.DataObject) ->
 @given(data=st.data())
 def test_the_twin_gives_the_same_bytes(table: str, data: st.DataObject) -> None:
     rows = data.draw(rows_of(table))
-    encoder = Encoder(TABLES[table])
+    told = arguments_of(table)
     for given_rows in (rows, columns(table, rows)):
-        assert native.pack_columns(encoder._kinds, encoder._names, given_rows) == twin.pack_columns(encoder._kinds, encoder._names, given_rows)
+        assert native.Packer(*told).pack(given_rows) == twin.Packer(*told).pack(given_rows)
 
 
-@pytest.mark.parametrize("pack", [twin.pack_columns, *([native.pack_columns] if native else [])])
-def test_values_that_do_not_fit_are_refused_and_text_that_is_no_unicode_is_not(pack: Any) -> None:
+@pytest.mark.parametrize("module", MODULES)
+def test_several_tables_at_once_are_those_with_rows(module: Any) -> None:
+    packers = {table: module.Packer(*arguments_of(table)) for table in ("names", "context")}
+    rows = [(0, 1, "a")]
+    assert module.pack_tables(packers, {"context": [], "names": rows}) == [("names", *packers["names"].pack(rows))]
+
+
+def arguments_of(table: str) -> tuple[Any, ...]:
+    """What `Encoder` gives a packer."""
+    seen: list[tuple[Any, ...]] = []
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(arrow_message, "Packer", lambda *args: seen.append(args))
+        Encoder(TABLES[table])
+    return seen[0]
+
+
+@pytest.mark.parametrize("module", MODULES)
+def test_values_that_do_not_fit_are_refused_and_text_that_is_no_unicode_is_not(module: Any) -> None:
+    def pack(kinds: str, names: tuple[str, ...], rows: Any) -> Any:
+        return module.Packer(kinds, names, bytes(200), (0, 8, 16, 80)).pack(rows)
+
     with pytest.raises(OverflowError):
         pack("B", ("a",), [(256,)])
     with pytest.raises(OverflowError):
@@ -93,5 +113,17 @@ def test_values_that_do_not_fit_are_refused_and_text_that_is_no_unicode_is_not(p
         pack("II", ("a", "b"), {"a": [1, 2], "b": [1]})
     with pytest.raises(ValueError, match=r"a row is no tuple|zip\(\)"):
         pack("II", ("a", "b"), [(1, 2), (3,)])
-    assert pack("s", ("a",), [("x\ud800",)])[2].endswith(b"x?" + bytes(6))
-    assert pack("I", ("a",), [])[0] == 0
+    assert pack("s", ("a",), [("x\ud800",)])[1].endswith(b"x?" + bytes(6))
+    assert pack("I", ("a",), []) is None
+    with pytest.raises(ValueError, match="as many names"):
+        pack("II", ("a",), [])
+
+
+@pytest.mark.parametrize("module", MODULES)
+@pytest.mark.parametrize("place", range(4))
+def test_a_place_outside_of_the_head_is_refused(module: Any, place: int) -> None:
+    places = [0, 8, 16, 32]
+    module.Packer("q", ("a",), bytes(64), tuple(places))
+    places[place] = 64
+    with pytest.raises(ValueError, match="outside of the head"):
+        module.Packer("q", ("a",), bytes(64), tuple(places))
