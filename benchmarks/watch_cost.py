@@ -1,11 +1,12 @@
 """What a verifier costs the job: step times with one that works, one that is stopped, and one whose disk is full, against none.
 
-    python benchmarks/watch_cost.py [--rounds 3] [--iters 250] [--script PATH] [-i PACK…] [-- OPTION OF THE PROGRAM…]
+    python benchmarks/watch_cost.py [--rounds 8] [--iters 400] [--script PATH] [-i PACK…] [-- OPTION OF THE PROGRAM…]
 
-Every round runs the program under each condition in turn, with the same recording (what the packs need), so that the ratios are those
-of the stream and the verifier; `record` is without them, `capsules` keeps the last steps, too. `stopped`: SIGSTOP as soon as it listens, so that its socket
-and the ring fill. `full`: the run directory is a tmpfs of 4 MiB (needs root; left out without). Printed are medians over rounds of
-the ratio of median step times, and whether the losses were the same bit for bit.
+Every round runs the program under each condition, in an order of its own, with the same recording (what the packs need), so that the
+ratios are those of the stream and the verifier; `record` is without them, `capsules` keeps the last steps, too. `stopped`: SIGSTOP as
+soon as it listens, so that its socket and the ring fill. `full`: the run directory is a tmpfs of 4 MiB (needs root; left out without).
+Printed is the ratio of median step times: its median over rounds, and its mean with the standard error (two processes that do the same
+differ by some hundredths, so a few rounds say little); and whether the losses were the same bit for bit.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import random
 import signal
 import statistics
 import subprocess
@@ -75,8 +77,8 @@ def measure(condition: str, work: Path, number: int, args: argparse.Namespace) -
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--iters", type=int, default=250)
+    parser.add_argument("--rounds", type=int, default=8)
+    parser.add_argument("--iters", type=int, default=400)
     parser.add_argument("--script", type=Path, default=ROOT / "examples" / "transformer_lm.py")
     parser.add_argument("-i", "--pack", dest="packs", nargs="+", type=Path, default=[ROOT / "invariants/packs/torch.json"])
     parser.add_argument("options", nargs="*", help="of the program, after --: `-- --width 256` makes longer steps")
@@ -84,18 +86,22 @@ def main() -> int:
     conditions = ["record", "watch", "capsules", "stopped", *(["full"] if os.geteuid() == 0 else [])]
     ratios: dict[str, list[float]] = defaultdict(list)
     same = True
+    shuffler = random.Random(0)
     with tempfile.TemporaryDirectory(prefix="proctor-cost-") as folder:
         work = Path(folder)
         (work / "driver.py").write_text(DRIVER)
         for number in range(args.rounds):
-            found = {condition: measure(condition, work, number, args) for condition in conditions}
+            order = shuffler.sample(conditions, len(conditions))
+            found = {condition: measure(condition, work, number, args) for condition in order}
             base, losses = found["record"]
             for condition, (seconds, those) in found.items():
                 ratios[condition].append(seconds / base)
                 same &= those == losses
             print(f"round {number}: record {1e3 * base:.1f} ms a step; " + ", ".join(f"{c} {found[c][0] / base:.3f}" for c in conditions[1:]), flush=True)
     for condition in conditions[1:]:
-        print(f"{condition:8} step time ÷ without a verifier: {statistics.median(ratios[condition]):.3f}")
+        of = ratios[condition]
+        error = statistics.stdev(of) / len(of) ** 0.5 if len(of) > 1 else float("nan")
+        print(f"{condition:8} step time ÷ without a verifier: {statistics.median(of):.3f} (mean {statistics.mean(of):.3f} ± {error:.3f})")
     print("losses: the same bit for bit" if same else "losses DIFFER")
     return 0 if same else 1
 
