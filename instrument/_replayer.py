@@ -73,10 +73,11 @@ class Replayer(Capsules):
         return self._tensors.get_tensor(key)
 
     def _run(self, what: Callable[..., None], *args: Any, always: bool = False) -> None:
-        if not always and not self._live():
+        if not (always or self._live()) or (self._cuda is not None and self._captures()):
             return
         try:
-            self._unseen(what, *args)
+            with self._plainly():
+                what(*args)
         except Exception as e:  # noqa: BLE001 - whatever it is, there will be no outcome
             self._leave(f"{type(e).__name__}: {str(e)[:500]}")
 

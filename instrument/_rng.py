@@ -41,7 +41,9 @@ def read(everything: bool = True) -> list[RngState]:
     Args:
         everything: also Python's and numpy's; else those that layers draw from.
     """
-    found = _torch()
+    import torch
+
+    found = _torch(torch.default_generator, torch.cuda)
     if everything:
         found.append(_python())
         found += _legacy()
@@ -52,6 +54,10 @@ class Reader:
     """Reads states again and again. One that did not change is the same object as before."""
 
     def __init__(self) -> None:
+        import torch
+
+        self._default: Any = torch.default_generator
+        self._cuda: Any = torch.cuda if has_cuda() else None
         self._inst: Any = getattr(random, "_inst", None)
         self._python = _python_memory(self._inst)
         self._raw_python = b""
@@ -64,7 +70,7 @@ class Reader:
 
     def read(self, everything: bool = True) -> list[RngState]:
         """As `read`."""
-        found = _torch()
+        found = _torch(self._default, self._cuda)
         if everything:
             found.append(self._read_python())
             found += self._read_numpy()
@@ -97,12 +103,17 @@ class Reader:
         return [last]
 
 
-def _torch() -> list[RngState]:
+def has_cuda() -> bool:
+    """Whether this torch was built for CUDA or ROCm."""
     import torch
 
-    found = [RngState("torch", torch.default_generator.get_state(), {})]
-    if torch.cuda.is_initialized():
-        for i, generator in enumerate(torch.cuda.default_generators):
+    return bool(torch.version.cuda or getattr(torch.version, "hip", None))
+
+
+def _torch(default: Any, cuda: Any) -> list[RngState]:
+    found = [RngState("torch", default.get_state(), {})]
+    if cuda is not None and cuda.is_initialized():
+        for i, generator in enumerate(cuda.default_generators):
             found.append(RngState(f"cuda:{i}", generator.get_state(), {}))
     return found
 

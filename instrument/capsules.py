@@ -2,7 +2,8 @@
 
 Kept of a step: what the loaders gave, the inputs of outermost modules and loss functions, random states at the first act
 and at each such call, parameters, gradients and buffers by fingerprint before and after, and all state, also that of optimizers, by
-value where that fits the budgets. Everything is a copy; nothing of the user's is kept alive, changed, or drawn from.
+value where that fits the budgets; with it what models and loss functions gave, which a re-execution is compared with. Everything is a
+copy; nothing of the user's is kept alive, changed, or drawn from.
 
 Values cost a copy of the whole state. "auto" takes them at every n-th step, n the smallest power of two at which all that
 is done here takes at most a hundredth of the time, or the copies a quarter of that where the rest leaves them less (a power of
@@ -26,7 +27,7 @@ from proctor.instrument._capsule_writer import PERIODIC, CapsuleWriter, Facts
 from proctor.instrument._guard import Guard
 from proctor.instrument._held import Holder, is_plain, leaves
 from proctor.instrument._held_step import Content, HeldCall, HeldStep, nbytes
-from proctor.instrument._rng import OF_PROGRAM, Reader
+from proctor.instrument._rng import OF_PROGRAM, Reader, has_cuda
 from proctor.instrument._seen import Seen
 from proctor.instrument._step_state import StateValues, collect, gradients, names
 from proctor.instrument.config import RecordConfig
@@ -69,12 +70,13 @@ class Capsules:
     ) -> None:
         self.config, self.tracker, self.clock, self.guard = config, tracker, clock, guard
         self._live = live
+        self._optimizers_seen = config.watches("optimizer")  # by the tracker at each update
         self._steps = max(config.capsules, 1)
         self._room = config.capsule_budget // (2 * self._steps)  # bytes of a step's state, and half as many …
         import torch
 
         # Looked up once: in a step every object that is touched costs a cache miss.
-        self._cuda: Any = torch.cuda if torch.version.cuda or getattr(torch.version, "hip", None) else None
+        self._cuda: Any = torch.cuda if has_cuda() else None
         self._plainly: Any = torch._C.DisableTorchFunction
         self._grad_enabled: Callable[[], bool] = torch.is_grad_enabled
         self.current: HeldStep | None = None
@@ -89,7 +91,7 @@ class Capsules:
         self._depth = 0  # calls of interest that contain each other
         self._scalers: dict[int, weakref.ref[Any]] = {}
         self._ring_bytes = 0
-        self._over_budget = ""  # why no state is copied
+        self._over_budget = self._too_dear = ""  # why no state is copied
         self._interval, self._period, self._opened_at = 1, 0.0, 0.0
         self._spent = 0.0  # s of this step, in here
         self._bare, self._whole = 0.0, 0.0  # s of a step without and with values
@@ -155,8 +157,12 @@ class Capsules:
 
     def model_ends(self, args: tuple[Any, ...], kwargs: Any, result: Any, raised: bool) -> None:
         self._depth = max(self._depth - 1, 0)
-        if self._depth == 0:
+        if self._depth == 0 and not self._only_inputs():
             self._run(self._returned, "module", result)
+
+    def _only_inputs(self) -> bool:
+        """Whether what the calls of this step give is left out."""
+        return self.current is not None and self.current.skipped
 
     def backward_begins(self, args: tuple[Any, ...]) -> None:
         """What the gradients are of."""
@@ -174,7 +180,7 @@ class Capsules:
 
         def after(args: tuple[Any, ...], kwargs: Any, result: Any, raised: bool) -> None:
             self._depth = max(self._depth - 1, 0)
-            if self._depth == 0:
+            if self._depth == 0 and not self._only_inputs():
                 self._run(self._returned, "loss", result)
 
         return before, after
@@ -188,18 +194,16 @@ class Capsules:
             self._scalers[id(args[0])] = weakref.ref(args[0])
 
     def _run(self, what: Callable[..., None], *args: Any, always: bool = False) -> None:
-        if always or self._live():
-            started = time.perf_counter()
-            self.guard.run("capsules", self._unseen, what, *args)
-            self._spent += time.perf_counter() - started
-
-    def _unseen(self, what: Callable[..., None], *args: Any) -> None:
-        """Reading an attribute of a tensor must not run a mode of the user's; a graph being captured is left alone."""
-        cuda = self._cuda
-        if cuda is not None and cuda.is_initialized() and cuda.is_current_stream_capturing():
+        if not (always or self._live()) or (self._cuda is not None and self._captures()):
             return
-        with self._plainly():
-            what(*args)
+        started = time.perf_counter()
+        with self._plainly():  # reading an attribute of a tensor must not run a mode of the user's
+            self.guard.run("capsules", what, *args)
+        self._spent += time.perf_counter() - started
+
+    def _captures(self) -> bool:
+        """Whether a graph is being captured, which is left alone."""
+        return bool(self._cuda.is_initialized() and self._cuda.is_current_stream_capturing())
 
     # -- a step -----------------------------------------------------------------------------------------------
 
@@ -232,14 +236,17 @@ class Capsules:
 
     def _takes_values(self, step: HeldStep) -> bool:
         mode = self.config.capsule_values
+        if mode == "always" or (mode == "auto" and not self._over_budget and not step.step % self._interval):
+            return True
         if mode == "never":
             step.why_not = "values are not kept (capsule_values = never)"
-        elif mode == "auto" and self._over_budget and step.step % LOOK_AGAIN:
+        elif not self._over_budget:
+            step.why_not, step.skipped = self._too_dear, True
+        elif step.step % LOOK_AGAIN:
             step.why_not = self._over_budget
-        elif mode == "auto" and not self._over_budget and step.step % self._interval:
-            step.why_not = f"values are kept at every {self._interval}th step: a copy takes {1e3 * (self._whole - self._bare):.1f} ms"
-            step.skipped = True
-        return not step.why_not
+        else:
+            return True
+        return False
 
     def _take_values(self, step: HeldStep) -> None:
         found, groups, missing = collect(self.tracker, self._live_scalers(), step.names)
@@ -280,7 +287,9 @@ class Capsules:
         allowed = max(share - self._bare, LEAST * share)
         while interval < MAX_INTERVAL and cost > interval * allowed:
             interval *= 2
-        self._interval = interval
+        if interval != self._interval:
+            self._interval = interval
+            self._too_dear = f"values are kept at every {interval}th step: a copy takes {1e3 * cost:.1f} ms"
 
     def _live_scalers(self) -> list[Any]:
         return [scaler for ref in self._scalers.values() if (scaler := ref()) is not None]
@@ -326,11 +335,12 @@ class Capsules:
 
     def _seen(self, *, whole: bool) -> Seen:
         """Fingerprints of what is tracked; of optimizers' state, which costs as much as all else, only where the whole is asked for."""
-        watched = self.config.watches("optimizer")
-        if whole and not watched:
+        if self._optimizers_seen:
+            return self.tracker.seen_last()
+        if whole:
             self.tracker.see_optimizers()
-        seen = self.tracker.seen_last()
-        return seen if whole or watched else seen.without("optimizer")
+            return self.tracker.seen_last()
+        return self.tracker.seen_last().without("optimizer")
 
     def _named_now(self) -> dict[Any, str]:
         """Names of what is tracked; made again when that may have changed."""
@@ -384,7 +394,8 @@ class Capsules:
         if step.values is not None and step.gradients is None:
             self._take_gradients(step)
         call = HeldCall("backward", "", [], [])
-        call.outputs = [(p, self._holder.observe(v)) for p, v in leaves(args[0])[:8] if hasattr(v, "data_ptr")]
+        if not self._only_inputs():
+            call.outputs = [(p, self._holder.observe(v)) for p, v in leaves(args[0])[:8] if hasattr(v, "data_ptr")]
         step.calls.append(call)
 
     def _take_gradients(self, step: HeldStep) -> None:

@@ -169,6 +169,20 @@ def test_a_step_without_values_is_followed_by_one_that_has_them(tmp_path: Path) 
     assert job.wait_for(3) == [(4, 8), (5, None), (8, None)]
 
 
+@pytest.mark.parametrize("mode", ["auto", "never"])
+def test_results_are_left_out_of_steps_whose_values_cost_too_much(tmp_path: Path, mode: str) -> None:
+    job = Job(tmp_path, capsules=8, capsule_values=mode)
+    job.kept._adapt = lambda: None  # type: ignore[method-assign]
+    job.kept._interval = 4
+    job.steps(6)
+    steps = list(job.kept.ring)
+    assert [step.values is not None for step in steps] == [mode == "auto" and step.step % 4 == 0 for step in steps]
+    for step in steps:
+        gave = [bool(call.outputs) for call in step.calls]
+        assert len(gave) > 1 and gave == [mode == "never" or step.step % 4 == 0] * len(gave)
+        assert all(call.inputs for call in step.calls if call.what != "backward")
+
+
 @pytest.mark.usefixtures("_no_horizon")
 def test_what_comes_too_late_is_said_once(tmp_path: Path) -> None:
     job = Job(tmp_path)
