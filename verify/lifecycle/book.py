@@ -198,6 +198,12 @@ class IncidentBook:
             found.capsule = path
         return found is not None
 
+    def lacks_capsule(self, key: str, why: str) -> None:
+        """The steps around an incident will not be kept."""
+        for incident in self.incidents:
+            if incident.key == key:
+                incident.not_kept = why
+
     def attach_fact(self, key: str, name: str, text: str) -> bool:
         """Something was found out about an incident besides its violations. Whether there is such an incident."""
         found = next((i for i in self.incidents if i.key == key), None)

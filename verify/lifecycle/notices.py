@@ -73,7 +73,7 @@ def details(incident: TrackedIncident, run: str) -> dict[str, str]:
     found |= {
         "rules beside": f"{rules - 1:,}" if rules > 1 else "",
         "came back": count(incident.flaps, "time") if incident.flaps else "",
-        "capsule": incident.capsule,
+        "capsule": incident.capsule or incident.not_kept,
         "next": _command(incident, run),
     }
     return {name: clean(text, 1000) for name, text in found.items() if text}

@@ -74,6 +74,7 @@ class TrackedIncident(msgspec.Struct, kw_only=True, omit_defaults=True):
         flaps: times that it came back.
         storm: so many rules began to fail at once that they were taken for one cause.
         capsule: where the steps around it are kept.
+        not_kept: why they are not, where that is known.
         merged: key of the incident that it turned out to be part of.
         said: what was told people last, severity and tier; nothing when they think it is over.
         told_at: seconds on the book's time line at which they were told that it came back, in the last hour.
@@ -102,6 +103,7 @@ class TrackedIncident(msgspec.Struct, kw_only=True, omit_defaults=True):
     flaps: int = 0
     storm: bool = False
     capsule: str = ""
+    not_kept: str = ""
     merged: str = ""
     said: tuple[Severity, Tier] | None = None
     told_at: list[float] = []

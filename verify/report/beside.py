@@ -44,7 +44,11 @@ class Capsule:
 
 @dataclass(frozen=True)
 class Followed:
-    """An incident as the verifier last had it."""
+    """An incident as the verifier last had it.
+
+    Attributes:
+        not_kept: why there is no capsule.
+    """
 
     key: str
     title: str
@@ -58,6 +62,7 @@ class Followed:
     axis: str = ""
     flaps: int = 0
     capsule: str = ""
+    not_kept: str = ""
     rules: frozenset[str] = frozenset()
     violations: tuple[Violation, ...] = ()
 
@@ -119,6 +124,7 @@ def followed(row: Mapping[str, Any]) -> Followed:
         axis=_text(row.get("axis")),
         flaps=flaps if isinstance(flaps, int) and not isinstance(flaps, bool) else 0,
         capsule=_text(row.get("capsule")),
+        not_kept=_text(row.get("not_kept")),
         violations=_violations(row.get("violations")),
         rules=frozenset(str(r)[:200] for r in list(rules)[:MAX_FOLLOWED]) if isinstance(rules, dict | list) else frozenset(),
     )

@@ -24,6 +24,8 @@ def incident_event(incident: TrackedIncident) -> IncidentEvent:
         details |= {label: text for label, text in rows if text}
     if incident.why_ended:
         details["Ended"] = incident.why_ended
+    if incident.not_kept and not incident.capsule:
+        details["Capsule"] = incident.not_kept
     return IncidentEvent(
         key=incident.key,
         title=incident.title,

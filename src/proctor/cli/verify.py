@@ -135,9 +135,13 @@ def _serve(settings: Settings) -> int:
         verifier = _verifier(settings, inbox, lambda: server.stats().refused)
         verifier.heard_at = server.heard_at
 
+        kept = _steps_are_kept(settings)
+
         def freeze(key: str, step: int) -> None:
             from proctor.invariants.frames import Freeze
 
+            if kept and verifier.deserted:
+                verifier.book.lacks_capsule(key, "No step was kept: the job had ended when this was found.")
             for process in verifier.processes:
                 server.send(process, Freeze(key[:256], max(step, -1)))
 
@@ -149,6 +153,18 @@ def _serve(settings: Settings) -> int:
             say(f"listening on {', '.join(server.addresses)}")
         summary = verifier.work()
     return _report(settings, summary, verifier)
+
+
+def _steps_are_kept(settings: Settings) -> bool:
+    """Whether the ranks that this job's command starts keep their last steps."""
+    import msgspec
+
+    from proctor.instrument.config import read_config
+
+    try:
+        return read_config(Path(settings.run) / "boot" / "activation.json").capsules > 0
+    except (OSError, msgspec.MsgspecError):
+        return False
 
 
 def _verifier(settings: Settings, inbox: Any, refused: Callable[[], Any]) -> Verifier:

@@ -244,6 +244,18 @@ def test_a_capsule_is_named_in_later_notices():
     assert notice.details["capsule"] == "capsules/x"
 
 
+def test_why_there_is_no_capsule_is_said_until_there_is_one():
+    book = Book()
+    book.step(1, failed(violation("a", 1, severity=Severity.WARNING, **W)))
+    book.book.lacks_capsule("proctor:job:a:world", "the job had ended")
+    book.book.lacks_capsule("another", "the job had ended")
+    [notice] = book.step(2, failed(violation("b", 2, **W)))
+    assert notice.details["capsule"] == "the job had ended"
+    book.book.attach_capsule("proctor:job:a:world", "capsules/x")
+    [notice] = book.step(3, failed(violation("c", 3, severity=Severity.CRITICAL, **W)))
+    assert notice.details["capsule"] == "capsules/x"
+
+
 def test_details_say_what_a_person_needs_in_order():
     book = Book()
     [notice] = book.step(5, failed(violation("a", 5, **W)))

@@ -55,6 +55,22 @@ def test_incidents_and_capsules_are_shown_at_the_incident_that_they_belong_to(tm
     assert "Followed by the verifier" in text
 
 
+def test_why_no_step_was_kept_is_shown_unless_one_was(tmp_path):
+    report = violated(tmp_path / "r")
+    first = report.result.incidents[0].violations[0]
+    key = f"proctor:job:{first.id}:dp"
+    (tmp_path / "r" / "verify").mkdir()
+    book = {"incidents": [{"key": key, "title": "one", "state": "firing", "not_kept": "No step was <kept>.", "rules": {first.id: {}}}]}
+    (tmp_path / "r" / "verify" / "incidents.json").write_text(json.dumps(book))
+
+    def page() -> str:
+        return html.render(Report(report.result, report.trace, report.info, 1, beside=read_beside(tmp_path / "r")))
+
+    assert "No step was &lt;kept&gt;." in page()
+    write_capsule(tmp_path / "r", "abc-step1-rank0", key=key, step=1, rank=0)
+    assert "No step was" not in page()
+
+
 @pytest.mark.parametrize(("said", "shown"), [("1 of 2: 0", "ranks 1 of 2: 0"), ([3, 7], "ranks 3, 7"), ("ranks 0 and 1 differ", "ranks 0 and 1 differ"), ("", "")])
 def test_ranks_are_called_so_once(said, shown):
     assert followed({"ranks": said}).ranks == shown

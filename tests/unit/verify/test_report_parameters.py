@@ -127,7 +127,7 @@ def test_names_are_shown_and_do_nothing(tmp_path, nasty):
         p["calls"] = [{"fn": nasty, "step": s, "site": f"{nasty}.py:3"} for s in range(3)]
     opened = Run(write_run(tmp_path / "r", processes, program=nasty, command=["python", nasty]))
     (tmp_path / "r" / "verify").mkdir()
-    said = {"key": f"proctor:{nasty}:i:x", "title": nasty, "state": nasty, "ranks": nasty, "axis": nasty, "began": 1e9, "code": nasty, "capsule": nasty}
+    said = {"key": f"proctor:{nasty}:i:x", "title": nasty, "state": nasty, "ranks": nasty, "axis": nasty, "began": 1e9, "code": nasty, "capsule": nasty, "not_kept": nasty}
     (tmp_path / "r" / "verify" / "incidents.json").write_bytes(msgspec.json.encode({"incidents": [said]}))
     from proctor.verify.report.beside import read_beside
 
