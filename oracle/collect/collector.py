@@ -146,7 +146,7 @@ class Collector:
 
     # -- what the patches see: modules ----------------------------------------------------------------------
 
-    def _constructed(self, original: Callable[..., None], module: nn.Module, *args: Any, **kwargs: Any) -> None:
+    def _constructed(self, original: Callable[..., None], module: nn.Module, /, *args: Any, **kwargs: Any) -> None:
         original(module, *args, **kwargs)
         self.models.modules.add(module)
 
@@ -154,16 +154,20 @@ class Collector:
         """Whether a module of the user runs."""
         return self._crossings.running.depth > 0
 
-    def _called(self, original: Callable[..., Any], module: nn.Module, *args: Any, **kwargs: Any) -> Any:
+    def _called(self, original: Callable[..., Any], module: nn.Module, /, *args: Any, **kwargs: Any) -> Any:
         progress = self.progress
         if not self._inside() and not progress.over and not progress.trial and torch.is_grad_enabled() and not recomputing():
             self._guarded(self._outermost)(module)
             if self._replayed is not None and progress.recording() and not progress.boundary:
                 self._guarded(self._replayed.call)(args, kwargs)
-            return self._deciding(original, module, *args, **kwargs)
+            try:
+                return self._deciding(original, module, *args, **kwargs)
+            except BaseException:
+                self._crossings.running.abandon()
+                raise
         return self._crossings.call(original, module, *args, **kwargs)
 
-    def _deciding(self, original: Callable[..., Any], module: nn.Module, *args: Any, **kwargs: Any) -> Any:
+    def _deciding(self, original: Callable[..., Any], module: nn.Module, /, *args: Any, **kwargs: Any) -> Any:
         """An outermost call, whose decisions are seen; in compiled code nothing of ours may stand, so only that it draws is."""
         if self.regions.on and torch.compiler.is_compiling():
             return self._crossings.call(original, module, *args, **kwargs)
@@ -181,14 +185,14 @@ class Collector:
                 if not self.progress.over and isinstance(cls, type) and name in vars(cls):
                     self._attached.wrap(cls, name, self._on_trial)
 
-    def _on_trial(self, original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    def _on_trial(self, original: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
         before, self.progress.trial = self.progress.trial, True
         try:
             return original(*args, **kwargs)
         finally:
             self.progress.trial = before
 
-    def _converted(self, original: Callable[..., Any], tensor: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
+    def _converted(self, original: Callable[..., Any], tensor: torch.Tensor, /, *args: Any, **kwargs: Any) -> Any:
         result = original(tensor, *args, **kwargs)
         if isinstance(result, torch.Tensor) and result.dtype in (torch.float8_e4m3fn, torch.float8_e5m2):
             self._crossings.casts_to_fp8()
@@ -196,7 +200,7 @@ class Collector:
 
     # -- what the patches see: backward passes and optimizers -----------------------------------------------
 
-    def _backwards(self, original: Callable[..., Any], tensors: Any, *args: Any, **kwargs: Any) -> Any:
+    def _backwards(self, original: Callable[..., Any], /, tensors: Any, *args: Any, **kwargs: Any) -> Any:
         progress, ops = self.progress, self._crossings.ops
         if self.regions.on and not progress.over and not progress.trial and (self._hidden or not progress.begun):
             result = original(tensors, *args, **kwargs)
@@ -247,7 +251,7 @@ class Collector:
                 self._tape.scalar("loss", root, call=self._losses)
                 self._losses += 1
 
-    def _made_optimizer(self, original: Callable[..., None], optimizer: Any, *args: Any, **kwargs: Any) -> None:
+    def _made_optimizer(self, original: Callable[..., None], optimizer: Any, /, *args: Any, **kwargs: Any) -> None:
         original(optimizer, *args, **kwargs)
         self.optimizers.add(optimizer)
 
@@ -257,21 +261,21 @@ class Collector:
     def _after_update(self, optimizer: Any, args: Any, kwargs: Any) -> None:
         self.optimizers.after_update(optimizer)
 
-    def _zeroed(self, original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    def _zeroed(self, original: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
         if self.progress.backward:
             if self.regions.on:
                 self._guarded(self._hidden_update)()
             self.progress.cleared = True
         return original(*args, **kwargs)
 
-    def _clipped(self, original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    def _clipped(self, original: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
         args, kwargs = self._unclipped(args, kwargs)
         norm = original(*args, **kwargs)
         if self.progress.recording() and isinstance(norm, torch.Tensor):
             self._guarded(self.optimizers.after_clipping)(norm, args, kwargs)
         return norm
 
-    def _scaled(self, original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    def _scaled(self, original: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
         args, kwargs = self._unclipped(args, kwargs)
         return original(*args, **kwargs)
 

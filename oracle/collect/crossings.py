@@ -104,7 +104,7 @@ class Crossings:
         if compiled:
             self._regions.names.add(name)
 
-    def call(self, original: Callable[..., Any], module: nn.Module, *args: Any, **kwargs: Any) -> Any:
+    def call(self, original: Callable[..., Any], module: nn.Module, /, *args: Any, **kwargs: Any) -> Any:
         """Call a module; of one without hooks what crosses its edges is seen here.
 
         Args:

@@ -90,7 +90,7 @@ class Decisions(TorchFunctionMode):  # type: ignore[misc]
         else:
             self._dropout = "draw"  # recomputation would drop what the first pass kept
 
-    def around(self, call: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    def around(self, call: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
         """Call a function whose decisions are seen, unless somebody further out does so already."""
         if not self._host.recording() or any(mode is self for mode in _get_current_function_mode_stack()):
             return call(*args, **kwargs)

@@ -77,13 +77,13 @@ class Replayed:
         from torch.nn import functional
         from torch.utils.data import dataloader
 
-        def loaded(original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        def loaded(original: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
             result = original(*args, **kwargs)
             if outside():
                 self._exchange("batch", leaves(result))
             return result
 
-        def loss(original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        def loss(original: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
             if outside() and torch.is_grad_enabled():
                 self._exchange("loss", leaves((*args, kwargs), names=True))
             return original(*args, **kwargs)

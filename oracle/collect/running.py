@@ -69,6 +69,11 @@ class Running:
             return None
         return self.stack[-1]
 
+    def abandon(self) -> None:
+        """An outermost call was ended by an exception, which the program may catch: nothing runs."""
+        self.stack.clear()
+        self.depth = 0
+
     def next_step(self) -> None:
         """Calls are counted by step."""
         self._calls, self._recomputes = {}, {}
