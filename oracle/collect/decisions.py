@@ -12,7 +12,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 from collections.abc import Callable
-from typing import Any, Final, NamedTuple, Protocol
+from typing import Any, Final, Protocol
 
 import torch
 from torch.overrides import TorchFunctionMode, _get_current_function_mode_stack
@@ -31,19 +31,12 @@ from proctor.oracle.collect.deciding import (
     recurrent,
 )
 from proctor.oracle.collect.roots import local_of
+from proctor.oracle.collect.running import Place
 from proctor.oracle.collect.taps import recomputing
 
 MAX_SCORES: Final = 1 << 22  # elements; larger ones are no router's: attention scores, logits over a vocabulary
 DIGEST_BYTES: Final = 8
 ENGINE: Final = "_engine_run_backward"  # of torch.autograd: what `backward` and `grad` call, since 2.2
-
-
-class Place(NamedTuple):
-    """The module that runs: its canonical name and call, and whether it is computed again in a backward pass."""
-
-    name: str
-    call: int
-    again: bool
 
 
 class Host(Protocol):
@@ -97,7 +90,7 @@ class Decisions(TorchFunctionMode):  # type: ignore[misc]
         else:
             self._dropout = "draw"  # recomputation would drop what the first pass kept
 
-    def around(self, call: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    def around(self, call: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
         """Call a function whose decisions are seen, unless somebody further out does so already."""
         if not self._host.recording() or any(mode is self for mode in _get_current_function_mode_stack()):
             return call(*args, **kwargs)

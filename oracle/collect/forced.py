@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from proctor.oracle.collect.config import key_of
+from proctor.oracle.collect.config import CollectConfig, key_of
 from proctor.oracle.collect.roots import local_of
 
 
@@ -53,3 +53,26 @@ class Forced:
             return None
         found: torch.Tensor = self._file.get_tensor(key)
         return found.flatten()
+
+
+class Supplied:
+    """What a process is given in the place of its own values; nothing until it is read.
+
+    Attributes:
+        force: inputs and incoming gradients of modules, and gradients that optimizers use: the reference's.
+        given: generated values of the program's data.
+        choices: choices and masks.
+    """
+
+    def __init__(self) -> None:
+        self.force: Forced | None = None
+        self.given: Forced | None = None
+        self.choices: Forced | None = None
+
+    def read(self, config: CollectConfig, rank: int) -> None:
+        """Take what a rank is given."""
+        if config.force:
+            self.force = Forced(config.force, rank)
+        if config.given:
+            self.given = Forced(config.given, rank)
+        self.choices = Forced(config.decisions, rank) if config.decisions else self.force

@@ -18,6 +18,8 @@ import torch
 import wrapt
 from torch import nn
 
+from proctor.oracle.collect.roots import Meta
+
 DISABLED = "TORCHDYNAMO_DISABLE"
 
 
@@ -31,7 +33,7 @@ class Edge(NamedTuple):
         compiled: its call is a compiled region; otherwise it is inside one.
     """
 
-    meta: tuple[str, str, str]
+    meta: Meta
     key: str
     left_out: frozenset[str]
     compiled: bool

@@ -31,7 +31,7 @@ from proctor.oracle.collect.replay_plan import (
 from proctor.oracle.collect.roots import local_of
 
 if TYPE_CHECKING:
-    from proctor.oracle.collect.collector import Collector
+    from proctor.oracle.collect.models import Models
 
 _ENTRY = re.compile(r"\['([^']+)'\]")
 
@@ -77,13 +77,13 @@ class Replayed:
         from torch.nn import functional
         from torch.utils.data import dataloader
 
-        def loaded(original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        def loaded(original: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
             result = original(*args, **kwargs)
             if outside():
                 self._exchange("batch", leaves(result))
             return result
 
-        def loss(original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        def loss(original: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
             if outside() and torch.is_grad_enabled():
                 self._exchange("loss", leaves((*args, kwargs), names=True))
             return original(*args, **kwargs)
@@ -93,17 +93,17 @@ class Replayed:
             if name.endswith(("_loss", "_entropy", "kl_div", "_with_logits")) and not name.startswith("_"):
                 wrap(functional, name, loss)
 
-    def begin(self, collector: Collector) -> None:
+    def begin(self, models: Models) -> None:
         """Before the first training forward: the job's state takes the place of the program's."""
         with torch.no_grad():
-            for name, parameter in collector._parameters():
+            for name, parameter in models.parameters():
                 key = self.plan.parameters.get(name)
                 if key is None:
                     self.report.trouble.append(f"parameter {name} is in no capsule")
                 elif why := _fill(local_of(parameter.detach()), self._tensor(key)):
                     self.report.trouble.append(f"parameter {name}: {why}")
-            for module in (m for root in collector._roots for m in root.modules()):
-                path = collector.names.modules.get(id(module), "")
+            for module in (m for root in models.roots for m in root.modules()):
+                path = models.names.modules.get(id(module), "")
                 for name, buffer in module._buffers.items():
                     key = self.plan.buffers.get(f"{path}.{name}".strip("."))
                     if key is not None and buffer is not None:

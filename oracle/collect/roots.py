@@ -28,6 +28,8 @@ WRAPPING = (
     "PipelineStage",
 )
 
+Meta = tuple[str, str, str]  # name, class and `file:line` of a module, or of what belongs to one
+
 
 class Modules:
     """All modules of the process that are alive."""
@@ -135,6 +137,11 @@ def source_of(module: nn.Module) -> str:
 def is_torch_module(module: nn.Module) -> bool:
     """Whether torch ships its class."""
     return type(module).__module__.split(".")[0] == "torch"
+
+
+def meta_of(name: str, module: nn.Module) -> Meta:
+    """What is said of a module; the place of its forward, unless torch ships it."""
+    return name, type(module).__name__, source_of(module) if not is_torch_module(module) else ""
 
 
 def _join(prefix: str, path: str) -> str:

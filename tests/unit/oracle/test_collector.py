@@ -77,6 +77,42 @@ def test_nothing_stays_behind(tmp_path: Path) -> None:
     assert not any(m._forward_hooks or m._forward_pre_hooks for m in net.modules())
 
 
+def test_steps_after_a_forward_that_failed_are_steps(tmp_path: Path) -> None:
+    net = Net()
+
+    def body() -> None:
+        optimizer = sgd(net)
+        for number in range(5):
+            if number == 1:
+                with pytest.raises(RuntimeError):
+                    net(torch.zeros(2, 3))
+            step(net, optimizer)
+
+    rank = record(tmp_path / "r", net, body, steps=9)
+    assert sorted({e.step for e in rank.entries if e.kind == "param_after"}) == [0, 1, 2, 3, 4]
+
+
+@pytest.mark.parametrize("name", ["original", "module", "call"])
+def test_arguments_may_have_any_name(tmp_path: Path, name: str) -> None:
+    class Named(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.net = Net()
+
+        def forward(self, x: torch.Tensor, **scales: float) -> torch.Tensor:
+            return self.net(x) * scales[name]
+
+    model = Named()
+
+    def body() -> None:
+        optimizer = sgd(model)
+        model(batch(), **{name: 2.0}).mean().backward()
+        optimizer.step()
+
+    rank = record(tmp_path / "r", model, body)
+    assert held(rank, "output", "net") and held(rank, "param_after", "net.first.weight")
+
+
 def test_microbatches_are_calls_of_one_step(tmp_path: Path) -> None:
     net = Net()
 

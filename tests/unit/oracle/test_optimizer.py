@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import weakref
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -97,7 +96,7 @@ def alone(reference: Path, out: Path, make: Make, dtype: Any = torch.float32, tw
     (out / "runs" / "forced").mkdir()
     collector = Collector(CollectConfig(folder=str(out / "runs" / "forced"), force=str(force)))
     if isinstance(optimizer, Flat):
-        collector._optimizers.append(weakref.ref(optimizer.inner))
+        collector.optimizers.add(optimizer.inner)
     collector.install()
     try:
         collector.adopt([net])

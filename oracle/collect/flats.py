@@ -1,0 +1,84 @@
+"""An optimizer's own flat tensors, and the parameters whose elements they hold; `spans.py` tells where."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+
+from proctor.oracle.collect.models import Models
+from proctor.oracle.collect.roots import local_of
+from proctor.oracle.collect.spans import Gradients, Span, find_spans
+
+_GRADS = ("main_grad", "grad")
+
+
+class Flats:
+    """Tensors that optimizers update and that are no module's parameters.
+
+    Args:
+        models: have the parameters.
+    """
+
+    def __init__(self, models: Models) -> None:
+        self._models = models
+        self._tensors: dict[int, Any] = {}
+        self._spans: dict[int, list[Span]] = {}
+
+    def __contains__(self, tensor: Any) -> bool:
+        return id(tensor) in self._tensors
+
+    def find(self, optimizer: Any) -> None:
+        """Find out which elements of parameters an optimizer's flat tensors hold; once, before the first update."""
+        strangers = [
+            t
+            for g in optimizer.param_groups
+            for t in g["params"]
+            if id(t) not in self._models.names.parameters and id(t) not in self._tensors and torch.is_floating_point(t)
+        ]
+        if not strangers:
+            return
+        values = {n: local_of(p.detach()).float().flatten().cpu().numpy() for n, p in self._models.parameters()}
+        flats = [local_of(t.detach()).float().flatten().cpu().numpy() for t in strangers]
+        grads = Gradients(
+            [_flat_gradient(t) for t in strangers],
+            {n: g for n, p in self._models.parameters() if (g := _flat_gradient(p)) is not None and g.shape == values[n].shape},
+        )
+        for tensor, found in zip(strangers, find_spans(flats, values, grads), strict=True):
+            self._tensors[id(tensor)] = tensor
+            self._spans[id(tensor)] = found
+
+    def spans(self, tensor: Any) -> list[Span]:
+        """Where the elements of a tensor belong; nothing of what was not found."""
+        return self._spans.get(id(tensor), [])
+
+    def parts(self, tensor: Any, value: torch.Tensor) -> Iterator[tuple[Span, torch.Tensor]]:
+        """A value with an element for each of a tensor's, in pieces by parameter."""
+        flat = local_of(value.detach()).flatten()
+        for span in self.spans(tensor):
+            yield span, flat[span.at : span.at + span.stop - span.start]
+
+    def copy_parameters(self) -> None:
+        """Have the tensors hold what the parameters hold now."""
+        named = dict(self._models.parameters())
+        with torch.no_grad():
+            for key, tensor in self._tensors.items():
+                flat = local_of(tensor.detach()).view(-1)
+                for span in self._spans[key]:
+                    values = local_of(named[span.name].detach()).flatten()[span.start : span.stop]
+                    flat[span.at : span.at + values.numel()] = values.to(flat.dtype)
+
+    def clear(self) -> None:
+        """Let go of the tensors."""
+        self._tensors.clear()
+
+
+def gradient_of(tensor: Any) -> Any:
+    """A parameter's gradient, the one that is kept in higher precision where there is such a one; `None` without any."""
+    return next((g for a in _GRADS if (g := getattr(tensor, a, None)) is not None), None)
+
+
+def _flat_gradient(tensor: Any) -> Any:
+    grad = gradient_of(tensor)
+    return None if grad is None else local_of(grad.detach()).float().flatten().cpu().numpy()

@@ -1,0 +1,222 @@
+"""Parameters, their gradients and what optimizers keep of them, read when an optimizer uses them.
+
+Main gradients are read when an optimizer is about to use them, and before they are clipped; parameters before the first
+forward and when the next step uses them (an optimizer may gather them that late), its state when it has stepped.
+"""
+
+from __future__ import annotations
+
+import gc
+import weakref
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+
+from proctor.oracle.collect import settings
+from proctor.oracle.collect.flats import Flats, gradient_of
+from proctor.oracle.collect.forced import Forced, Supplied
+from proctor.oracle.collect.models import Models
+from proctor.oracle.collect.progress import Progress
+from proctor.oracle.collect.replayed import Replayed
+from proctor.oracle.collect.roots import local_of
+from proctor.oracle.collect.tape import Tape
+from proctor.oracle.collect.updates import shaken
+
+
+class Optimizers:
+    """The optimizers of a process.
+
+    Args:
+        models: have the parameters.
+        progress: is told that one has stepped.
+        tape: records.
+        supplied: has gradients that take the place of the program's.
+        replayed: has the state that optimizers begin with; `None` leaves theirs.
+        noise: seed of the noise sample; `None` for none.
+    """
+
+    def __init__(
+        self, models: Models, progress: Progress, tape: Tape, supplied: Supplied, replayed: Replayed | None, noise: int | None
+    ) -> None:
+        self._models, self._progress, self._tape = models, progress, tape
+        self._supplied, self._replayed, self._noise = supplied, replayed, noise
+        self._made: list[weakref.ref[Any]] = []
+        self._flats = Flats(models)
+        self._taken: set[str] = set()  # main gradients of this step
+        self._sharded: set[str] = set()  # parameters that are DTensors
+        self._after: set[str] = set()  # of these, what was recorded in this step already
+        self._restores: list[Callable[[], None]] = []  # of what noise did to optimizers that step now
+        self._versions: dict[int, int] = {}  # of parameters, when gradients were last computed
+
+    def add(self, optimizer: Any) -> None:
+        """An optimizer is made."""
+        self._made.append(weakref.ref(optimizer))
+
+    def adopt(self) -> None:
+        """Take those that were made before."""
+        for optimizer in [o for o in gc.get_objects() if issubclass(type(o), torch.optim.Optimizer)]:
+            self.add(optimizer)
+
+    def next_step(self) -> None:
+        """Gradients and parameters are taken once a step."""
+        self._taken, self._after = set(), set()
+
+    def close(self) -> None:
+        """Nothing more is read: let go of tensors."""
+        self._flats.clear()
+
+    # -- parameters -----------------------------------------------------------------------------------------
+
+    def record_before(self) -> None:
+        """Parameters as the first step finds them."""
+        self._record_parameters("param", lambda _: True)
+
+    def record_after(self) -> None:
+        """Parameters as the next step finds them; DTensors were recorded when their optimizer had stepped."""
+        self._record_parameters("param_after", lambda n: n not in self._after and n not in self._sharded)
+
+    def _record_parameters(self, kind: str, wanted: Callable[[str], bool]) -> None:
+        for name, parameter in self._models.parameters():
+            if hasattr(parameter, "placements"):
+                self._sharded.add(name)
+            if wanted(name):
+                self._record(parameter, kind, name, "")
+
+    def overwrite(self, parameters: Callable[[], None]) -> None:
+        """Have the parameters overwritten, and then the copies that optimizers made of them.
+
+        Args:
+            parameters: does the former.
+        """
+        for optimizer in self._alive():
+            self._flats.find(optimizer)
+        parameters()
+        self._flats.copy_parameters()
+
+    # -- updates --------------------------------------------------------------------------------------------
+
+    def before_update(self, optimizer: Any) -> None:
+        """An optimizer is about to step."""
+        if not self._progress.recording() or not self._tape.running():
+            return
+        self._flats.find(optimizer)
+        if self._replayed is not None and self._progress.step == 0:
+            self._replayed.before_update(optimizer, self._models.names.parameters)
+        for group in optimizer.param_groups:
+            self._tape.info.groups.append(settings.group_of(self._progress.step, optimizer, group, self._held_by))
+            for tensor in group["params"]:
+                if tensor in self._flats:
+                    self._record_parts(tensor, tensor.grad, "main_grad", "")
+                    continue
+                name = self._models.names.parameters.get(id(tensor))
+                if name is None or name in self._taken:
+                    continue
+                grad = gradient_of(tensor)
+                if grad is not None:
+                    self._taken.add(name)
+                    self._record(grad, "main_grad", name, "")
+        if self._supplied.force is not None:
+            self._force_gradients(optimizer, self._supplied.force)
+        if self._noise is not None:
+            self._restores.append(shaken(optimizer, self._noise))
+
+    def _force_gradients(self, optimizer: Any, force: Forced) -> None:
+        """Give the optimizer the reference's gradients, so that its update is judged alone."""
+        step = self._progress.step
+        with torch.no_grad():
+            for tensor in (t for group in optimizer.param_groups for t in group["params"]):
+                grad = gradient_of(tensor)
+                if grad is None:
+                    continue
+                local = local_of(grad)
+                name = self._models.names.parameters.get(id(tensor))
+                if tensor in self._flats:
+                    for span in self._flats.spans(tensor):
+                        part = force.gradient(step, span.name)
+                        if part is not None and part.numel() >= span.stop:
+                            values = part[span.start : span.stop].to(device=local.device, dtype=local.dtype)
+                            local.view(-1)[span.at : span.at + values.numel()] = values
+                elif name is not None:
+                    whole = force.gradient(step, name)
+                    if whole is not None and whole.numel() == local.numel():
+                        local.copy_(whole.view(local.shape))
+
+    def after_update(self, optimizer: Any) -> None:
+        """An optimizer has stepped."""
+        if not self._progress.recording() or not self._tape.running():
+            return
+        self._progress.stepped = True
+        if self._restores:
+            self._restores.pop()()
+        for group in optimizer.param_groups:
+            for tensor in group["params"]:
+                if tensor in self._flats:
+                    self._record_parts(tensor, tensor, "opt_state", "master")
+                state = optimizer.state.get(tensor, {}) if hasattr(optimizer.state, "get") else {}
+                name = self._models.names.parameters.get(id(tensor))
+                for key, value in state.items():
+                    if not isinstance(value, torch.Tensor) or not value.is_floating_point() or value.numel() != tensor.numel():
+                        continue
+                    if value.numel() == 1 and key == "step":
+                        continue
+                    if tensor in self._flats:
+                        self._record_parts(tensor, value, "opt_state", str(key))
+                    elif name is not None:
+                        self._record(value, "opt_state", name, str(key))
+                if name in self._sharded and name not in self._after:
+                    self._after.add(name)
+                    self._record(tensor, "param_after", name, "")
+
+    def note_versions(self) -> None:
+        """Gradients were computed: what changes parameters from now on is an update."""
+        self._versions = {id(p): p._version for _, p in self._models.parameters()}
+
+    def updated_unseen(self) -> None:
+        """Make up for updates that no hook told of, by what has changed since `note_versions`."""
+        moved = {id(p) for _, p in self._models.parameters() if p._version != self._versions.get(id(p), p._version)}
+        for optimizer in self._alive() if moved else ():
+            if any(id(p) in moved for group in optimizer.param_groups for p in group["params"]):
+                self.before_update(optimizer)
+                self.after_update(optimizer)
+
+    # -- clipping -------------------------------------------------------------------------------------------
+
+    def before_clipping(self, parameters: Any) -> None:
+        """Gradients as they were: clipping hides a wrong scale."""
+        tensors = [parameters] if isinstance(parameters, torch.Tensor) else parameters
+        if not isinstance(tensors, list | tuple):
+            return
+        for tensor in tensors:
+            name = self._models.names.parameters.get(id(tensor))
+            grad = getattr(tensor, "grad", None)
+            if name is not None and grad is not None and f"{name}/unclipped" not in self._taken:
+                self._taken.add(f"{name}/unclipped")
+                self._record(grad, "main_grad", name, "unclipped")
+
+    def after_clipping(self, norm: torch.Tensor, args: Any, kwargs: Any) -> None:
+        """`clip_grad_norm_` was called with these, and gave this norm."""
+        value = float(self._tape.scalar("grad_norm", norm))
+        self._tape.info.clips.append(settings.clip_of(self._progress.step, value, args, kwargs, self._held_by))
+
+    # -- all of them ----------------------------------------------------------------------------------------
+
+    def _alive(self) -> list[Any]:
+        return [o for ref in self._made if (o := ref()) is not None]
+
+    def _held_by(self, tensor: Any) -> Iterator[str]:
+        """Parameters of which a tensor of an optimizer holds elements."""
+        if tensor in self._flats:
+            yield from (span.name for span in self._flats.spans(tensor))
+        elif id(tensor) in self._models.names.parameters:
+            yield self._models.names.parameters[id(tensor)]
+
+    def _record(self, tensor: Any, kind: str, name: str, slot: str) -> None:
+        self._tape.record(tensor, call=0, kind=kind, meta=self._models.owner(name), slot=slot)
+
+    def _record_parts(self, tensor: Any, value: Any, kind: str, slot: str) -> None:
+        if value is None:
+            return
+        for span, part in self._flats.parts(tensor, value):
+            meta = self._models.owner(span.name)
+            self._tape.record(part, call=0, kind=kind, meta=meta, slot=slot, span=(span.start, span.stop))

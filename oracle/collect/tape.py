@@ -1,0 +1,143 @@
+"""What one process records: tensors with the step they belong to, and what is said of the process as a whole."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from proctor.oracle.collect.progress import Progress
+from proctor.oracle.collect.roots import Meta, local_of
+from proctor.oracle.store import DTYPES, ProcessInfo, RankWriter
+
+_DTYPES = {getattr(torch, name): name for name in DTYPES}
+
+
+class Tape:
+    """The recording of a process; until it is opened, and after it is closed, tensors are left out.
+
+    Args:
+        progress: tells the step.
+        fp8: modules that cast to 8-bit floats inside, as far as they are known.
+
+    Attributes:
+        info: what is said of the process.
+        fp8: all such modules.
+        only: the kind of tensor that is recorded; "" every kind.
+    """
+
+    def __init__(self, progress: Progress, fp8: Iterable[str]) -> None:
+        self.info = ProcessInfo(rank=0, world=1, pid=os.getpid())
+        self.fp8 = set(fp8)
+        self.only = ""
+        self._progress = progress
+        self._writer: RankWriter | None = None
+
+    def open(self, folder: Path) -> None:
+        """Begin to write.
+
+        Args:
+            folder: the rank's; it is made.
+
+        Raises:
+            FileExistsError: it is there.
+        """
+        from safetensors.torch import save_file
+
+        self._writer = RankWriter(folder, save_file)
+
+    def running(self) -> bool:
+        """Whether tensors are recorded."""
+        return self._writer is not None
+
+    def record(
+        self,
+        tensor: Any,
+        *,
+        call: int,
+        kind: str,
+        meta: Meta,
+        slot: str,
+        recompute: bool = False,
+        span: tuple[int, int] | None = None,
+    ) -> None:
+        """Keep a copy of a tensor as it is now.
+
+        Args:
+            tensor: of a DTensor this rank's part is kept; of a type that the store does not know, nothing.
+            call: of the module, in this step.
+            kind: as of `store.Entry`.
+            meta: name, class and `file:line` of what it belongs to.
+            slot: tells it from others of the same kind and name.
+            recompute: it was computed again in a backward pass.
+            span: elements of the parameter that it holds, where that is not all of it.
+        """
+        if self._writer is None or (self.only and kind != self.only):
+            return
+        placement = _placement(tensor)
+        local = local_of(tensor.detach() if hasattr(tensor, "detach") else tensor)
+        dtype = _DTYPES.get(local.dtype)
+        if dtype is None:
+            return
+        kept = local.to("cpu", copy=True, memory_format=torch.contiguous_format).contiguous()
+        name, cls, source = meta
+        self._writer.add(
+            kept,
+            dtype=dtype,
+            size=kept.numel() * kept.element_size(),
+            step=self._progress.step,
+            call=call,
+            kind=kind,
+            name=name,
+            slot=slot,
+            cls=cls,
+            source=source,
+            placement=placement,
+            span=span,
+            recompute=recompute,
+            fp8=name in self.fp8,
+        )
+
+    def scalar(self, name: str, value: Any, *, call: int = 0) -> Any:
+        """Record a number; returns it, of a DTensor the whole."""
+        full = value.full_tensor() if hasattr(value, "full_tensor") and name != "loss" else value
+        self.record(full.detach().reshape(()), call=call, kind="scalar", meta=(name, "", ""), slot="")
+        return full
+
+    def flush(self) -> None:
+        """Write what waits."""
+        if self._writer is not None:
+            self._writer.flush()
+
+    def close(self, others: Iterable[Callable[[Path], None]]) -> None:
+        """Write the rest; what cannot be written is said, and the program goes on.
+
+        Args:
+            others: write files of their own into the folder, before it is said to be whole.
+        """
+        if self._writer is None:
+            return
+        try:
+            for write in others:
+                write(self._writer.folder)
+            self._writer.close(self.info)
+        except Exception as e:  # noqa: BLE001 - a full disk is said, the program goes on
+            print(f"proctor: oracle: cannot write {self._writer.folder}: {e}", file=sys.stderr)
+        self._writer = None
+
+
+def _placement(tensor: Any) -> dict[str, Any] | None:
+    if not hasattr(tensor, "placements") or not hasattr(tensor, "device_mesh"):
+        return None
+    mesh = tensor.device_mesh
+    names = mesh.mesh_dim_names or tuple(f"mesh{i}" for i in range(mesh.ndim))
+    return {
+        "axes": list(names),
+        "sizes": [int(s) for s in mesh.mesh.shape],
+        "placements": [str(p) for p in tensor.placements],
+        "shape": [int(s) for s in tensor.shape],
+    }
