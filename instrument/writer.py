@@ -38,9 +38,9 @@ if TYPE_CHECKING:
 FLUSH_S = 1.0  # a record is at most this old when it reaches the disk
 STEP_FLUSH_S = 0.25  # …and of a finished step at most this old,
 STEP_FLUSH_ROWS = 500  # when this many wait
-STREAM_FLUSH_S = 0.03  # at least, between two flushes to a verifier,
+STREAM_FLUSH_S = 0.015  # at least, between two flushes to a verifier that tell it of a step's end,
 STREAM_FLUSH_MOST_S = 0.06  # and no more than this, so that a step is judged soon, be it the last for a while;
-STREAM_SHARE = 0.03  # in between, flushes take this share of a core
+STREAM_SHARE = 0.012  # in between, flushes take this share of a core
 STREAM_HERE_ROWS = 1000  # so many the training thread hands over itself
 SETTLING_STEPS = 4  # in which `process.json` is looked at in every flush: world, coordinates
 
@@ -129,7 +129,7 @@ class TraceWriter:
         self._reached = self._offered = -1  # the step that the program is in, and the verifier knows of
         self._last_info: dict[str, Any] = {}
         self._looked = float("-inf")  # at what belongs into `process.json`
-        self._last_flush = self._last_write = time.monotonic()
+        self._last_flush = self._last_write = self._told_at = time.monotonic()  # …: when a step's end was offered
         self._pause = STREAM_FLUSH_S  # between two flushes to a verifier
         self._wake = threading.Event()
         self._stop = False
@@ -153,7 +153,7 @@ class TraceWriter:
         if self._sender is None:
             if waiting >= STEP_FLUSH_ROWS and time.monotonic() - self._last_flush >= STEP_FLUSH_S:
                 self._wake.set()
-        elif time.monotonic() - self._last_flush >= self._pause:
+        elif time.monotonic() - self._told_at >= self._pause:
             small = waiting <= STREAM_HERE_ROWS and step >= SETTLING_STEPS and not self._behind
             if not small or not self._lock.acquire(blocking=False):
                 self._wake.set()
@@ -174,7 +174,7 @@ class TraceWriter:
                 self._guard.run("writer", self.flush)
 
     def _is_due(self, now: float) -> bool:
-        late = self._reached > self._offered and now - self._last_flush >= self._pause
+        late = self._reached > self._offered and now - self._told_at >= self._pause
         return late or now - self._last_flush >= FLUSH_S or self._write_is_due(now)
 
     def flush(self) -> None:
@@ -209,7 +209,8 @@ class TraceWriter:
             return
         if batches or reached > self._offered:
             self._behind = not self._sender.offer(batches, reached)
-            self._offered = reached
+            if reached > self._offered:
+                self._offered, self._told_at = reached, self._last_flush
         wanted = min(max(STREAM_FLUSH_S, (time.thread_time() - began) / STREAM_SHARE), STREAM_FLUSH_MOST_S)
         self._pause += 0.2 * (wanted - self._pause)
 
