@@ -27,7 +27,6 @@ from proctor.invariants.pack import read_pack
 from proctor.invariants.peer import make_token
 from proctor.invariants.relations import registry
 from proctor.invariants.trace import Trace
-from proctor.verify._priority import step_back
 from proctor.verify.inbox import Inbox
 from proctor.verify.lifecycle import IncidentBook
 from proctor.verify.server import Server
@@ -92,7 +91,7 @@ def main() -> int:
     inbox, token = Inbox(), make_token(work / "token")
     environment = {**os.environ, "PYTHONPATH": str(boot), "OMP_NUM_THREADS": "1"}
     job = subprocess.Popen(command, env=environment, stdout=subprocess.DEVNULL)
-    step_back()
+    os.nice(10)
     with Server([address], token, inbox):
         verifier = Watcher(run, packs, inbox, IncidentBook("latency", "here"), EventLog(run))
         known: dict[int, float] = {}

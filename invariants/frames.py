@@ -17,8 +17,7 @@ arrive is known by its numbers, and is found by them in the trace files, which h
 from __future__ import annotations
 
 import struct
-from collections.abc import Mapping, Sequence
-from functools import lru_cache
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Annotated, Any, Final
 
 import msgspec
@@ -27,7 +26,7 @@ from msgspec import Meta
 from pyarrow import ipc
 
 from proctor.errors import TransportError
-from proctor.invariants.arrow_message import MARK, PREFIX, Encoded, arrow_head
+from proctor.invariants.arrow_message import MARK, PREFIX, Encoded, Usual, arrow_head
 from proctor.invariants.schema import TABLES, TRACE_SCHEMA
 
 MAGIC: Final = b"PRF1"
@@ -38,8 +37,7 @@ MAX_ROWS: Final = 1 << 20  # of one table in one frame
 HANDSHAKE_OBJECT: Final = 512  # bytes that a peer may send before it has proved that it knows the token
 
 ORDER: Final = tuple(sorted(TABLES))  # of the tables in `Flush`
-_USUAL_META: Final = 2048
-_known_head: Final = lru_cache(maxsize=4096)(arrow_head)  # a program's steps are alike
+_USUAL: Final = {table: Usual(schema) for table, schema in TABLES.items()}
 
 Count = Annotated[int, Meta(ge=0, lt=1 << 62)]
 Nonce = Annotated[bytes, Meta(min_length=16, max_length=64)]
@@ -277,7 +275,26 @@ def pack(batches: Mapping[str, Encoded]) -> tuple[tuple[int, ...], tuple[int, ..
     return rows, sizes, [batch.message for batch in there if batch is not None]
 
 
-def unpack(flush: Flush, body: bytes) -> dict[str, pa.RecordBatch]:
+class Records(Mapping[str, pa.RecordBatch]):
+    """Valid records of some tables. Arrow reads those of the usual form when they are asked for, in the thread that asks."""
+
+    def __init__(self, found: dict[str, pa.RecordBatch | pa.Buffer]) -> None:
+        self._found = found
+
+    def __getitem__(self, table: str) -> pa.RecordBatch:
+        held = self._found[table]
+        if isinstance(held, pa.Buffer):
+            held = self._found[table] = ipc.read_record_batch(ipc.read_message(held), TABLES[table])
+        return held
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._found)
+
+    def __len__(self) -> int:
+        return len(self._found)
+
+
+def unpack(flush: Flush, body: bytes) -> Records:
     """The records of a flush, validated; they look into `body`, nothing is copied.
 
     Raises:
@@ -285,14 +302,16 @@ def unpack(flush: Flush, body: bytes) -> dict[str, pa.RecordBatch]:
     """
     if sum(flush.sizes) != len(body):
         raise FrameError("malformed records", "sizes do not add up")
-    found: dict[str, pa.RecordBatch] = {}
+    found: dict[str, pa.RecordBatch | pa.Buffer] = {}
     whole, begin = pa.py_buffer(body), 0
     for table, rows, size in zip(ORDER, flush.rows, flush.sizes, strict=True):
         if not size and not rows:
             continue
-        found[table] = _read_batch(table, whole.slice(begin, size), rows)
+        data = whole.slice(begin, size)
+        usual = 0 < rows <= MAX_ROWS and _USUAL[table].rows(memoryview(data)) == rows
+        found[table] = data if usual else _read_batch(table, data, rows)
         begin += size
-    return found
+    return Records(found)
 
 
 def _read_batch(table: str, data: pa.Buffer, rows: int) -> pa.RecordBatch:
@@ -302,7 +321,7 @@ def _read_batch(table: str, data: pa.Buffer, rows: int) -> pa.RecordBatch:
         raise FrameError("malformed records", f"{table}: no Arrow message")
     meta = bytes(view[PREFIX.size : PREFIX.size + size])
     try:
-        head = _known_head(meta) if size <= _USUAL_META else arrow_head(meta)
+        head = arrow_head(meta)
     except ValueError as e:
         raise FrameError("malformed records", str(e)) from None
     if head is None or head.rows != rows or not 0 < rows <= MAX_ROWS:

@@ -7,11 +7,12 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
+from pyarrow import ipc
 
 from proctor.invariants import arrow_message, frames
-from proctor.invariants.arrow_message import Encoder, arrow_head
+from proctor.invariants.arrow_message import Encoder, Usual, arrow_head
 from proctor.invariants.frames import Flush
 from proctor.invariants.schema import TABLES
 from proctor.native import _columns_py as twin
@@ -70,6 +71,38 @@ def test_what_is_encoded_is_what_arrow_reads(table: str, data: st.DataObject) ->
         assert str(found[field.name].to_pylist()) == str(expected[field.name].to_pylist())
     head = arrow_head(expected.serialize().to_pybytes()[8:])
     assert head is not None and (head.rows, head.columns, head.nulls, head.compressed) == (len(rows), len(TABLES[table]), False, False)
+
+
+@pytest.mark.parametrize("table", TABLES)
+@settings(max_examples=200)
+@given(data=st.data())
+def test_what_is_told_to_be_usual_is_what_arrow_finds_valid(table: str, data: st.DataObject) -> None:
+    encoded = Encoder(TABLES[table]).encode(data.draw(rows_of(table).filter(bool)))
+    assert encoded is not None
+    usual = Usual(TABLES[table])
+    assert usual.rows(memoryview(encoded.message)) == encoded.rows
+    damaged = bytearray(encoded.message)
+    for _ in range(data.draw(st.integers(1, 3))):
+        damaged[data.draw(st.integers(0, len(damaged) - 1))] = data.draw(st.sampled_from([0, 1, 8, 0x7F, 0x80, 0xC3, 0xFF]))
+    cut = bytes(damaged[: data.draw(st.integers(0, len(damaged)))]) if data.draw(st.booleans()) else bytes(damaged)
+    if rows := usual.rows(memoryview(cut)):
+        batch = ipc.read_record_batch(ipc.read_message(pa.py_buffer(cut)), TABLES[table])
+        batch.validate(full=True)
+        assert len(batch) == rows and not any(column.null_count for column in batch.columns)
+
+
+@pytest.mark.parametrize(
+    ("ends", "text", "valid"),
+    [((0, 2, 3), "äx", True), ((0, 1, 3), "äx", False), ((0, 3, 3), "äx", True), ((0, 3, 2), "äx", False), ((1, 2, 3), "äx", False), ((0, 2, 2), "äx", False), ((0, 2, 4), "äx", False)],
+)
+def test_texts_end_between_characters(ends: tuple[int, ...], text: str, valid: bool) -> None:
+    names = [pa.array([0, 0], pa.uint8()), pa.array([1, 2], pa.uint32())]
+    texts = pa.StringArray.from_buffers(2, pa.py_buffer(np.array([0, 2, 3], np.int32)), pa.py_buffer(text.encode()))
+    message = bytearray(pa.RecordBatch.from_arrays([*names, texts], schema=TABLES["names"]).serialize().to_pybytes())
+    good = np.array([0, 2, 3], np.int32).tobytes()
+    at = message.rindex(good)
+    message[at : at + len(good)] = np.array(ends, np.int32).tobytes()
+    assert bool(Usual(TABLES["names"]).rows(memoryview(message))) == valid
 
 
 @pytest.mark.skipif(native is None, reason="the extension was not built")

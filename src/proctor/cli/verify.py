@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     from proctor.verify.teller import Tells
     from proctor.verify.verifier import Summary, Verifier
 
+_NICE: Final = 10
 _RESTARTS: Final = 20  # in a row, each within a minute of the last
 _RESTARTS_AFTER: Final = 2  # when the job is over
 _HEALTHY_S: Final = 60.0
@@ -121,12 +122,11 @@ def say(text: str) -> None:
 
 def _serve(settings: Settings) -> int:
     from proctor.invariants.peer import read_token
-    from proctor.verify._priority import step_back
     from proctor.verify.inbox import Inbox
     from proctor.verify.server import Server
 
     logging.basicConfig(level=logging.WARNING, format="proctor: %(message)s", stream=sys.stderr)
-    step_back()
+    os.nice(_NICE)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the terminal's, meant for the command
     signal.signal(signal.SIGHUP, signal.SIG_IGN)
     (settings.folder / "verdict.json").unlink(missing_ok=True)
@@ -328,7 +328,6 @@ def _pages(settings: Settings, summary: Summary, verifier: Verifier) -> str:
 
 def _relay(args: argparse.Namespace) -> int:
     from proctor.invariants.peer import read_token
-    from proctor.verify._priority import step_back
     from proctor.verify.relay import Relay
 
     if not args.listen or not args.token_file:
@@ -336,7 +335,7 @@ def _relay(args: argparse.Namespace) -> int:
     stop: list[int] = []
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda n, _: stop.append(n))
-    step_back()
+    os.nice(_NICE)
     with Relay(args.listen, args.relay, read_token(Path(args.token_file))):
         while not stop:
             time.sleep(0.2)
