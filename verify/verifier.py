@@ -412,6 +412,17 @@ class Verifier:
             self._progress = self.clock()
             self._hear(self._checker.stuck())
 
+    def miss_capsules(self, asked: Collection[str]) -> None:
+        """The job is over: say of which incidents no step was kept.
+
+        Args:
+            asked: keys of those of which ranks were asked to keep one.
+        """
+        self._try("capsules", self._look_at_capsules, lost=False)
+        for key in asked:
+            self.book.lacks_capsule(key, "No step was kept: the ranks had ended, or were past it, when they were asked.")
+        self.book.save()
+
     def _look_at_capsules(self) -> None:
         """Capsules that ranks of this host have written since."""
         for path in capsules_of(self.run):

@@ -199,9 +199,9 @@ class IncidentBook:
         return found is not None
 
     def lacks_capsule(self, key: str, why: str) -> None:
-        """The steps around an incident will not be kept."""
+        """The steps around an incident will not be kept; nothing is said of one that has a capsule."""
         for incident in self.incidents:
-            if incident.key == key:
+            if incident.key == key and not incident.capsule:
                 incident.not_kept = why
 
     def attach_fact(self, key: str, name: str, text: str) -> bool:

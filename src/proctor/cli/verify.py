@@ -135,13 +135,12 @@ def _serve(settings: Settings) -> int:
         verifier = _verifier(settings, inbox, lambda: server.stats().refused)
         verifier.heard_at = server.heard_at
 
-        kept = _steps_are_kept(settings)
+        asked: set[str] = set()
 
         def freeze(key: str, step: int) -> None:
             from proctor.invariants.frames import Freeze
 
-            if kept and verifier.deserted:
-                verifier.book.lacks_capsule(key, "No step was kept: the job had ended when this was found.")
+            asked.add(key)
             for process in verifier.processes:
                 server.send(process, Freeze(key[:256], max(step, -1)))
 
@@ -152,6 +151,8 @@ def _serve(settings: Settings) -> int:
         if not settings.pid:
             say(f"listening on {', '.join(server.addresses)}")
         summary = verifier.work()
+    if _steps_are_kept(settings):
+        verifier.miss_capsules(asked)
     return _report(settings, summary, verifier)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
@@ -146,6 +147,22 @@ def test_a_fault_is_told_while_the_job_goes_on_and_once(tmp_path: Path, pack: Pa
     summary = it.verifier.close()
     assert len(it.phone.begun()) == 1 and summary.worst() is not None
     assert summary.judged == 16  # the one that the program is in
+
+
+def test_of_which_incidents_no_step_was_kept_is_said_at_the_end(tmp_path: Path, pack: Pack, faulty: Path) -> None:
+    it = bench(tmp_path, pack)
+    asked: dict[str, int] = {}
+    it.verifier.freeze = asked.__setitem__
+    it.play(faulty)
+    it.verifier.close()
+    [key] = asked
+    it.verifier.miss_capsules(asked)
+    [said] = json.loads((it.run / "verify" / "incidents.json").read_bytes())["incidents"]
+    assert said["not_kept"].startswith("No step was kept")
+    it.verifier.book.attach_capsule(key, "capsules/x")
+    it.verifier.book.incidents[0].not_kept = ""
+    it.verifier.miss_capsules(asked)
+    assert it.verifier.book.incidents[0].not_kept == ""
 
 
 def test_a_healthy_job_is_quiet(tmp_path: Path, pack: Pack) -> None:
