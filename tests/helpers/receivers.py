@@ -68,7 +68,11 @@ class Webhook:
             protocol_version = "HTTP/1.1"
 
             def do_POST(self) -> None:
-                raw = self.rfile.read(int(self.headers.get("Content-Length") or 0))
+                wanted = int(self.headers.get("Content-Length") or 0)
+                raw = self.rfile.read(wanted)
+                if len(raw) < wanted:  # the client died within its request, which is none then
+                    self.close_connection = True
+                    return
                 with outer._lock:
                     told = outer.script.pop(0) if outer.script else None
                     if told == "drop":
