@@ -80,7 +80,6 @@ class Encoder:
     """Makes messages of one schema, whose columns are numbers, booleans and text without nulls."""
 
     def __init__(self, schema: pa.Schema) -> None:
-        self.schema = schema
         layout = _Layout.of(schema)
         self.packer = Packer(layout.kinds, tuple(schema.names), layout.head, layout.places)
 
