@@ -54,6 +54,17 @@ def features(text: str) -> dict[str, Plain]:
     return out
 
 
+def outline(text: str) -> str:
+    """What a signature says but for numbers, of which only the kind is kept: sizes of tensors, plain numbers, attributes.
+
+    How many items something has is no such number.
+    """
+    told = features(text)
+    counts = (".ndim", ".len")
+    plain = {k: v if isinstance(v, bool) or not isinstance(v, int | float) or k.endswith(counts) else type(v).__name__ for k, v in told.items()}
+    return repr(plain)
+
+
 def _flatten(path: str, leaf: Any, out: dict[str, Plain], depth: int) -> None:
     if depth > _MAX_DEPTH:
         return

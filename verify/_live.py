@@ -266,6 +266,14 @@ class LiveTrace:
         if len(new):
             self._held = np.union1d(self._held, new)
 
+    def texts(self, kind: Name) -> Sequence[str]:
+        """Of the global codes."""
+        return self._texts[kind]
+
+    def codes(self, kind: Name) -> Mapping[str, int]:
+        """Global codes of texts."""
+        return self._index[kind]
+
     # -- windows -------------------------------------------------------------------------------------------------
 
     def rows_of(self, table: str, step: int) -> Rows | None:

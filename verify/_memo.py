@@ -1,7 +1,9 @@
 """What a window of a run looks like, as keys: windows with equal keys differ in numbers, norms and times only.
 
 Training repeats itself. A relation that reads no numbers says of a window what it said of one with the same calls in the
-same order, the same contexts (but for the number of the step), and fingerprints that are equal where those were equal.
+same order, the same contexts (but for the number of the step), and fingerprints that are equal where those were equal. Numbers
+that a call was given or gave back, and sizes of tensors, count for those that say so only (`Relation.measures`): a schedule is
+asked for another learning rate in each step, and batches of text have lengths of their own.
 
 A step is looked at once, when it is over; a window's key is put together from the looks of its steps and from which of their
 fingerprints are equal, so that no window is made of records when nothing in it is new.
@@ -10,15 +12,16 @@ fingerprints are equal, so that no window is made of records when nothing in it 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final, Literal, NamedTuple
 
 import numpy as np
 
+from proctor.invariants import signature
 from proctor.invariants.grouping import Array, Rows, are_first, classes, pairs, pick
 from proctor.invariants.relations import Reads
-from proctor.invariants.schema import Value
+from proctor.invariants.schema import Name, Value
 from proctor.invariants.windows import PROLOGUE, Window
 from proctor.verify._live import LiveTrace
 from proctor.verify._rows import by_process
@@ -48,6 +51,7 @@ class _Look:
     """What one step looks like.
 
     calls, states, values, draws: digests of the rows, sequence numbers counted from the first call of the step.
+    given: functions of the calls, their arguments and results.
     base: that call's, by process, 0 without one; begin: the least of them.
     items: the least number of values at each place.
     fps: fingerprints of states and values, and those of batches and random states.
@@ -59,10 +63,12 @@ class _Look:
     base: Array
     fps: tuple[Array, Array]
     procs: Array
+    given: tuple[Array, ...] = ()
     values: bytes = b""
     draws: bytes = b""
     items: dict[int, int] = field(default_factory=dict)
     seen: dict[Kind, _Prints] = field(default_factory=dict)
+    measured: dict[frozenset[str], bytes] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         told = self.base[self.base > 0]
@@ -80,6 +86,18 @@ class _Look:
         return self.seen[kind]
 
 
+    def measure(self, functions: frozenset[str], codes: Mapping[str, int]) -> bytes:
+        """Digest of what these functions were given and gave back."""
+        if functions not in self.measured:
+            digest = hashlib.blake2b(digest_size=16)
+            if self.given:
+                fns, *sides = self.given
+                mine = np.isin(fns, [codes[name] for name in functions if name in codes])
+                _take(digest, *(side[mine] for side in sides))
+            self.measured[functions] = digest.digest()
+        return self.measured[functions]
+
+
 class Looks:
     """Keys of windows of a run that goes on.
 
@@ -92,14 +110,16 @@ class Looks:
         self._of: dict[int, tuple[int, _Look]] = {}  # by step: revision, look
         self._version = -1  # of the records that these are of
         self._fronts: dict[int, tuple[Rows, _Look]] = {}  # by length of the windows that they are before
+        self._outlines = _Outlines(live)
 
-    def key(self, window: Window, reads: Reads, *, alone: bool = False) -> bytes:
+    def key(self, window: Window, reads: Reads, *, alone: bool = False, measures: frozenset[str] = frozenset()) -> bytes:
         """Digest of all that relations may depend on that say so (`Relation.reads`), but for calls that have not returned.
 
         Args:
             window: of the run, with `now`.
             reads: not `numbers`.
             alone: which fingerprints of a process are those of another does not matter (`Relation.alone`).
+            measures: functions whose numbers matter (`Relation.measures`).
         """
         self._refresh()
         now, start = window.now, max(window.first - window.reach, PROLOGUE)
@@ -115,6 +135,8 @@ class Looks:
                 digest.update(look.states + look.values + look.prints(kind).classes)
             if draws:
                 digest.update(look.draws)
+            if measures:
+                digest.update(look.measure(measures, self._live.codes(Name.FUNCTION)))
             if at > 1 and place - looks[at - 1][0] == 1:
                 digest.update(_shift(looks[at - 1][1], look, items=records))
         if records:
@@ -148,9 +170,12 @@ class Looks:
             begin = base[procs]
             known = (parent >= begin) | self._held(step, procs, parent, begin)
             _take(of_calls, procs, seq - begin, np.where(known, parent - begin, _NONE))
-            _take(of_calls, *(calls[c] for c in ("_look", "fn", "site", "args", "ret", "flags")))
+            _take(of_calls, *(calls[c] for c in ("_look", "fn", "site", "flags")))
+            for side in ("args", "ret"):
+                _take(of_calls, self._outlines.of(calls[side]), classes(calls[side].astype(np.uint64)))
         told, rest = _split(values)
         look = self._digest(of_calls, states, told, rest, base)
+        look.given = () if calls is None else tuple(calls[c] for c in ("fn", "args", "ret"))
         look.values, look.items = _values(told, base, step)
         look.draws, _ = _values(rest, base, step)
         return look
@@ -198,6 +223,26 @@ class Looks:
         if length <= _USUAL:
             self._fronts[length] = states, look
         return look
+
+
+class _Outlines:
+    """What signatures say but for numbers, as codes."""
+
+    def __init__(self, live: LiveTrace) -> None:
+        self._live = live
+        self._known: dict[str, int] = {}
+        self._of = np.zeros(256, dtype=np.uint32)
+        self._size = 0
+
+    def of(self, signatures: Array) -> Array:
+        texts = self._live.texts(Name.SIGNATURE)
+        if len(texts) > len(self._of):
+            self._of = np.concatenate([self._of, np.zeros(len(texts), dtype=np.uint32)])
+        for code in range(self._size, len(texts)):
+            self._of[code] = self._known.setdefault(signature.outline(texts[code]), len(self._known))
+        self._size = len(texts)
+        found: Array = self._of[signatures]
+        return found
 
 
 def _take(digest: hashlib.blake2b, *columns: Array) -> None:

@@ -99,6 +99,7 @@ class _Group:
     relation: Relation
     reads: Reads
     rules: Sequence[Invariant]
+    measures: frozenset[str] = frozenset()
     cost: float = 0.0  # seconds, a running mean
     done: int = -1  # the last step that was over when they were judged
     healthy: OrderedDict[tuple[Any, ...], Sequence[Judged]] = field(default_factory=OrderedDict)
@@ -112,6 +113,10 @@ class _Group:
         self.healthy[window] = self.verdicts.setdefault(said, judged)
         if len(self.healthy) > _MEMOS:
             self.healthy.popitem(last=False)
+
+
+def _group(relation: Relation, reads: Reads, rules: Sequence[Invariant]) -> _Group:
+    return _Group(relation, reads, rules, frozenset().union(*(relation.measures(rule.hypothesis) for rule in rules)))
 
 
 def _urgent(these: _Group) -> bool:
@@ -147,7 +152,7 @@ class OnlineChecker:
         for rule in merge_rules(self.packs):
             if rule.relation in known:
                 groups[rule.relation, known[rule.relation].reads_of(rule.hypothesis)].append(rule)
-        self._groups = [_Group(known[name], reads, groups[name, reads]) for name, reads in sorted(groups)]
+        self._groups = [_group(known[name], reads, groups[name, reads]) for name, reads in sorted(groups)]
         self._reach = reach_of(g.relation for g in self._groups)
         self._tallies: dict[str, _Tally] = defaultdict(_Tally)
         self._past: dict[str, pl.DataFrame] = {}
@@ -288,7 +293,7 @@ class OnlineChecker:
         scene = cache(partial(self._prepare, window, last=last))
         source = self._source = lambda: scene()[0]
         waiting = any(member.waits(_WAITING_S) for member in self.live.order)
-        keys: dict[tuple[Reads, bool], bytes] = {}
+        keys: dict[tuple[Reads, bool, frozenset[str]], bytes] = {}
         for these in sorted(groups, key=lambda g: (g.relation.ahead, g.reads not in _QUICK, g.relation.alone, g.cost)):
             core = self._core(these, now)
             these.done = now
@@ -298,9 +303,9 @@ class OnlineChecker:
                 continue
             memo = None
             if these.reads != "numbers" and not last and not waiting:
-                kind = these.reads, these.relation.alone
+                kind = these.reads, these.relation.alone, these.measures
                 if kind not in keys:
-                    keys[kind] = self._looks.key(window, these.reads, alone=these.relation.alone)
+                    keys[kind] = self._looks.key(window, these.reads, alone=these.relation.alone, measures=these.measures)
                 memo = (keys[kind], now - first, now - core.first, core.first < 0)
             judged = self._judge(scene, these, core, memo)
             yield Round(these.relation.name, core.first, core.end, judged, source)

@@ -100,10 +100,10 @@ class Relation(ABC):
     ahead: ClassVar[int] = 1
     # It also speaks of calls that have not returned.
     waits: ClassVar[bool] = False
-    # In a run that goes on: what verdicts depend on. `calls`: which calls were made how. `records`: also which fingerprints
-    # of states and of what is sent or saved are equal, and flags. `draws`: also those of batches and random states.
-    # `numbers`: also norms, numbers or times. Steps that look like one that was found healthy, in what a relation reads,
-    # need not be judged again.
+    # In a run that goes on: what verdicts depend on. `calls`: which calls were made how, but for numbers that they were
+    # given or gave back (see `measures`). `records`: also which fingerprints of states and of what is sent or saved are equal,
+    # and flags. `draws`: also those of batches and random states. `numbers`: also norms, numbers or times. Steps that look
+    # like one that was found healthy, in what a relation reads, need not be judged again.
     reads: ClassVar[Reads] = "numbers"
     # In a run that goes on: it holds fingerprints of a process only against others of the same one, so that which ones are equal
     # on several ranks does not matter.
@@ -161,6 +161,10 @@ class Relation(ABC):
     def reads_of(self, hypothesis: Hypothesis) -> Reads:
         """`reads`, for this rule."""
         return self.reads
+
+    def measures(self, hypothesis: Hypothesis) -> frozenset[str]:
+        """In a run that goes on: functions whose numbers this rule reads: those among arguments and results, and sizes of tensors."""
+        return frozenset()
 
     def remember(self, trace: Trace, first: int, end: int) -> pl.DataFrame | None:
         """What it must know of steps `first` to `end` (not included) when they are not held any more; it gets it back,

@@ -121,6 +121,9 @@ class Argument(Relation):
             ("roots", "weights", "family"),
         )
 
+    def measures(self, hypothesis: Hypothesis) -> frozenset[str]:
+        return frozenset({hypothesis.text("fn")})
+
     def needs(self, hypothesis: Hypothesis) -> Needs:
         names = {hypothesis.text("fn"), hypothesis.text("caller")} - {""}
         if hypothesis["mode"] == "training":

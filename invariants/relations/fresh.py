@@ -133,6 +133,9 @@ class Fresh(Relation):
             trace, _every(trace, {h.text("mode") for h in hypotheses}), hypotheses
         )
 
+    def measures(self, hypothesis: Hypothesis) -> frozenset[str]:
+        return frozenset(_fresh_randomness.SEEDS) if hypothesis["mode"] == "seed" else frozenset()
+
     def needs(self, hypothesis: Hypothesis) -> Needs:
         mode, what = hypothesis.text("mode"), hypothesis.text("what")
         if mode == "seed":

@@ -162,6 +162,9 @@ class InputOutput(Relation):
         fields = ("items", *names, "phase", "grad", "autocast", "outer", "parent", "family")
         return Examples(frame.sort("hyp", "proc", "seq"), fields, ("items", "family"))
 
+    def measures(self, hypothesis: Hypothesis) -> frozenset[str]:
+        return frozenset({hypothesis.text("fn")})
+
     def needs(self, hypothesis: Hypothesis) -> Needs:
         return Needs(functions=frozenset({hypothesis.text("fn")}))
 

@@ -115,6 +115,9 @@ class Output(Relation):
         """A constant answer of a library's function may be a habit of one run."""
         return hypothesis["mode"] != "constant" or bool(hypothesis.get("program")) or support.runs > 1
 
+    def measures(self, hypothesis: Hypothesis) -> frozenset[str]:
+        return frozenset({hypothesis.text("fn")})
+
     def needs(self, hypothesis: Hypothesis) -> Needs:
         return Needs(functions=frozenset({hypothesis.text("fn"), hypothesis.text("within")} - {""}))
 

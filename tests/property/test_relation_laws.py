@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import cache
@@ -9,6 +10,8 @@ from itertools import permutations
 from pathlib import Path
 from random import Random
 from tempfile import mkdtemp
+from typing import Any
+from zlib import crc32
 
 import msgspec
 import polars as pl
@@ -25,6 +28,8 @@ from proctor.infer.partial import PLACE, RANK, SITE, Partial, count, merge
 from proctor.invariants.invariant import Hypothesis, Invariant
 from proctor.invariants.pack import Pack
 from proctor.invariants.relations import Relation, registry
+from proctor.invariants.schema import Name
+from proctor.invariants.signature import outline
 from proctor.invariants.trace import Trace
 from proctor.verify.checker import check, judge
 from proctor.verify.coverage import coverage
@@ -229,6 +234,45 @@ def thinned(seed: int, which: int) -> Trace:
     ]
     tables = {t: thin(getattr(given_, t)) for t in ("calls", "states", "values")}
     return Trace(processes=processes, runs=given_.runs, texts=given_.texts, contexts=given_.contexts, **tables)
+
+
+@pytest.mark.parametrize("name", NAMES)
+@given(seed=SEEDS, others=st.lists(SEEDS, min_size=2, max_size=2, unique=True), salt=st.integers(1, 9))
+@FEW
+def test_numbers_that_a_relation_does_not_measure_change_no_verdict(name: str, seed: int, others: list[int], salt: int) -> None:
+    """A verifier takes windows for alike that differ in these."""
+    relation = registry()[name]
+    learned = [rule for rule in rules(name, (*sorted(others), seed)) if relation.reads_of(rule.hypothesis) != "numbers"]
+    measured = frozenset[str]().union(*(relation.measures(rule.hypothesis) for rule in learned))
+    before, after = ({j.rule.id: (j.met, j.failed, j.undecided) for j in judge(of, relation, learned, coverage(of))}
+                     for of in (trace(seed), renumbered(seed, measured, salt)))
+    assert before == after
+
+
+@cache
+def renumbered(seed: int, measured: frozenset[str], salt: int) -> Trace:
+    """The same run, where functions other than these were given other numbers and gave back others."""
+    given_ = trace(seed)
+    codes = [given_.function_code[name] for name in measured if name in given_.function_code]
+    theirs = given_.calls.filter(pl.col("fn").is_in(codes))
+    kept = {*theirs["args"], *theirs["ret"]}
+    old = given_.texts[Name.SIGNATURE]
+    new = [text if code in kept or not text else json.dumps(other_numbers(json.loads(text), salt + crc32(text.encode()) % 5)) for code, text in enumerate(old)]
+    assert [outline(text) for text in new] == [outline(text) for text in old]
+    tables = {t: getattr(given_, t) for t in ("calls", "states", "values", "contexts")}
+    return Trace(processes=given_.processes, runs=given_.runs, texts={**given_.texts, Name.SIGNATURE: new}, **tables)
+
+
+def other_numbers(leaf: Any, salt: int) -> Any:
+    """The same signature but for plain numbers, sizes of tensors and numbers that are attributes."""
+    if isinstance(leaf, bool) or leaf is None or isinstance(leaf, str):
+        return leaf
+    if isinstance(leaf, int | float):
+        return type(leaf)(-salt) if salt % 3 == 0 else leaf * 2 + salt
+    if isinstance(leaf, list):
+        return [other_numbers(item, salt) for item in leaf]
+    flags = ("n", "g", "t")
+    return {key: value if key in flags and isinstance(value, int) else other_numbers(value, salt) for key, value in leaf.items()}
 
 
 def test_the_runs_have_something_to_say() -> None:

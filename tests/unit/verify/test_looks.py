@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -24,18 +24,23 @@ META = {"dtype": "float32", "shape": [2]}
 STEPS = 24
 
 
-def rank_that_trains(rank: int, *, unlike: range = range(0), again: int = -1, lazy: bool = False) -> dict[str, Any]:
+def rank_that_trains(
+    rank: int, *, unlike: range = range(0), again: int = -1, lazy: bool = False, asked: Callable[[int], str] = lambda step: ""
+) -> dict[str, Any]:
     """One of several replicas.
 
     Args:
         unlike: steps whose parameters are those of no other rank.
         again: a step whose parameter is that of the step before.
         lazy: the second parameter changes in the first ten steps only.
+        asked: what a schedule is given in a step, and gives back.
     """
     calls: list[dict[str, Any]] = []
     states: list[dict[str, Any]] = []
     for step in range(-1, STEPS):
         calls.append({"fn": "main" if step < 0 else "torch.optim.Optimizer.step", "step": step})
+        if asked(step):
+            calls.append({"fn": "schedule", "step": step, "args": f'{{"a":[{asked(step)}],"k":{{}}}}', "ret": asked(step)})
         for i, name in enumerate(("fc.weight", "ln.weight")):
             if lazy and i and step > 10:
                 continue
@@ -45,7 +50,7 @@ def rank_that_trains(rank: int, *, unlike: range = range(0), again: int = -1, la
     return {"rank": rank, "world": 2, "calls": calls, "states": states}
 
 
-def keys(path: Path, reads: Reads, *, alone: bool = False) -> list[bytes]:
+def keys(path: Path, reads: Reads, *, alone: bool = False, measures: frozenset[str] = frozenset()) -> list[bytes]:
     """Of the window of each step, looked at when the step is over."""
     live = LiveTrace("run", "program")
     looks = Looks(live)
@@ -56,7 +61,7 @@ def keys(path: Path, reads: Reads, *, alone: bool = False) -> list[bytes]:
             live.settle()
             now = reached - 1
             live.forget(now - 4)
-            found.append(looks.key(Window(now - 1, now + 1, 3, now), reads, alone=alone))
+            found.append(looks.key(Window(now - 1, now + 1, 3, now), reads, alone=alone, measures=measures))
     return found
 
 
@@ -76,6 +81,23 @@ def test_a_replica_that_differs_is_seen_across_ranks_only(tmp_path: Path) -> Non
     new = [step for step, key in enumerate(keys(path, "records")) if step > 9 and key != steady]
     assert new[0] == 15 and set(new) <= set(range(15, 21))
     assert len(set(keys(path, "records", alone=True)[9:])) == len(set(keys(path, "calls")[9:])) == 1
+
+
+@pytest.mark.parametrize("reads", ["calls", "records", "draws"])
+@pytest.mark.parametrize("asked", [str, lambda step: f'{{"T":"int64","s":[{step + 8},4],"d":"cpu"}}'], ids=["numbers", "sizes"])
+def test_numbers_that_calls_are_given_matter_to_those_that_measure_them(tmp_path: Path, reads: Reads, asked: Callable[[int], str]) -> None:
+    path = both(tmp_path, asked=asked)
+    assert len(set(keys(path, reads)[9:])) == len(set(keys(path, reads, measures=frozenset({"other"}))[9:])) == 1
+    found = keys(path, reads, measures=frozenset({"schedule", "other"}))
+    assert len(set(found)) == len(found)
+
+
+def test_words_and_kinds_that_calls_are_given_matter_to_all(tmp_path: Path) -> None:
+    def asked(step: int) -> str:
+        return {15: '"warm"', 17: "0.5", 19: "true"}.get(step, "3")
+
+    found = keys(both(tmp_path, asked=asked), "calls")
+    assert len({found[14], *found[15:20]}) > 4 and found[14] == found[13]
 
 
 def test_a_value_that_stays_is_seen_by_every_kind(tmp_path: Path) -> None:
