@@ -129,13 +129,13 @@ class Sender:
         return taken
 
     def _push(self) -> bool:
-        """Send what waits at once; False when there is something left for the sender's thread to do."""
+        """Send what waits at once; False when the sender's thread does not know of something that is left for it."""
         if self._closing.is_set() or not self._turn.acquire(blocking=False):
             return False
         try:
             link = self._link
             if link is None or link.out:
-                return False
+                return True  # it looks when it has connected, and when the socket takes more
             self._fill(link)
             link.send()
             return not link.out

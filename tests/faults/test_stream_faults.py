@@ -161,7 +161,7 @@ def test_a_verifier_without_the_files_knows_what_it_lacks_and_can_read_what_come
 
 
 def test_a_stopped_verifier_costs_no_time_and_catches_up_from_disk(
-    tmp_path: Path, verifiers: Callable[..., Verifier]
+    tmp_path: Path, verifiers: Callable[..., Verifier], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     one = verifiers(tmp_path / "run")
     rank = Rank(tmp_path, ring_bytes=400_000)
@@ -176,6 +176,11 @@ def test_a_stopped_verifier_costs_no_time_and_catches_up_from_disk(
     assert rank.sender.ring.dropped_flushes > 0
     assert rank.sender.ring.size <= 400_000
     assert after < max(20 * before, 0.002), (before, after)
+    woken: list[int] = []
+    with monkeypatch.context() as patched:
+        patched.setattr(rank.sender, "_wake", lambda: woken.append(1))
+        rank.steps(50, 0.002)
+    assert len(woken) < 5  # its thread waits for room in the socket, and is left alone
     one.signal(signal.SIGCONT)
     assert until(lambda: rank.sender.ring.waiting == 0)
     rank.steps(20, 0.01)
