@@ -1,14 +1,18 @@
 """What a verifier costs the job: step times with one that works, one that is stopped, and one whose disk is full, against none.
 
-    python benchmarks/watch_cost.py [--rounds 8] [--iters 400] [--only cut …] [--script PATH] [-i PACK…] [-- OPTION OF THE PROGRAM…]
+    python benchmarks/watch_cost.py [--rounds 3] [--iters 1600] [--only cut …] [--script PATH] [-i PACK…] [-- OPTION OF THE PROGRAM…]
 
-Every round runs the program under each condition, in an order of its own, with the same recording (what the packs need), so that the
-ratios are those of the stream and the verifier; `record` is without them, `capsules` keeps the last steps, too. `stopped`: SIGSTOP as
-soon as it listens, so that its socket and the ring fill. `full`: the run directory is a tmpfs of 4 MiB. `cut`: the verifier is on
-another host (a network namespace), and the link to it is cut when it has judged a step. `clock`: the time of day jumps by days every
-half second, against `still`: recording with the same library in front of the clock. (`full` and `cut` need root and are left out without.)
-Printed is the ratio of median step times: its median over rounds, and its mean with the standard error (two processes that do the same
-differ by some hundredths, so a few rounds say little); and whether the losses were the same bit for bit.
+The program runs under `proctor watch` in each condition. A machine is faster at one moment than at the next, and two processes that do
+the same differ by some hundredths, so a run is held against itself: for every other turn of some steps the stream to the verifier is taken
+away, and the process records as it does without one. A turn begins when the machine is idle, that is when the verifier has judged the
+last; its first steps, which find the caches cold, do not count. Printed is the ratio of a turn's median step to that of its neighbours: its
+median and its mean with the standard error; and whether the losses were those of a run that is recorded only, bit for bit.
+
+Conditions: `watch`; `capsules`, which keeps the last steps, too (every other turn does not); `stopped`: SIGSTOP when the verifier has judged
+a step, so that its socket and the ring fill; `full`: the run directory is a tmpfs of 4 MiB; `cut`: the verifier is on another host (a
+network namespace), and the link to it is cut; `clock`: the time of day jumps by days in each step, and every other turn is one without
+jumps, but with the stream, so that what `watch` costs comes on top. (`full` and `cut` need root and are left out without.) Of the steps of
+every other turn the verifier never hears, so it has more to look at than in a whole run.
 """
 
 from __future__ import annotations
@@ -23,9 +27,7 @@ import statistics
 import subprocess
 import sys
 import tempfile
-import threading
 import time
-from collections import defaultdict
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -37,40 +39,105 @@ from helpers.network import THERE, link, other_host
 from helpers.watching import PROCTOR, verifier_of
 
 ROOT = Path(__file__).resolve().parent.parent
+COLD = 2  # steps at the beginning of a turn
 DRIVER = """
-import json, runpy, sys, time
+import json, os, runpy, struct, sys, time
 from torch.optim.optimizer import register_optimizer_step_post_hook
-times = []
-register_optimizer_step_post_hook(lambda *_: times.append(time.perf_counter()))
-sys.argv = sys.argv[1:]
+from proctor.instrument import attach
+
+FREE, GO, LENGTH = 40, sys.argv[1], int(sys.argv[2])
+seen, last, times, turns, on, taken = 0, 0.0, [], [], True, []
+
+def busy():
+    return sum(int(n) for n in open("/proc/stat").readline().split()[1:4])
+
+def until_idle(most_s):
+    deadline, before = time.monotonic() + most_s, -9
+    while time.monotonic() < deadline and (now := busy()) - before > 1:
+        before = now
+        time.sleep(0.05)
+
+def switch():
+    global on
+    if "JUMP" in os.environ:
+        on = not on
+        return
+    writer, capsules = attach._observer.writer, attach._observer.capsules
+    with writer._lock:
+        if on:
+            taken[:] = writer._sender, capsules and capsules._live
+        on = not on
+        writer._sender = taken[0] if on else None
+        if capsules is not None:
+            capsules._live = taken[1] if on else lambda: False
+
+def stepped(*_):
+    global seen, last, times
+    times.append(time.perf_counter() - last)
+    seen += 1
+    if seen == FREE:
+        while not os.path.exists(GO):
+            time.sleep(0.05)
+        until_idle(60)
+    if GO != os.devnull and seen >= FREE and (seen - FREE) % LENGTH == 0:
+        turns.append(times)
+        switch()
+        until_idle(2)
+        times = []
+    if on and "JUMP" in os.environ:
+        with open(os.environ["JUMP"], "r+b") as file:
+            file.write(struct.pack("<q", 86_400 * (1, -2, 90, -30)[seen % 4]))
+    last = time.perf_counter()
+
+register_optimizer_step_post_hook(stepped)
+sys.argv = sys.argv[3:]
 runpy.run_path(sys.argv[0], run_name="__main__")
-steps = sorted(b - a for a, b in zip(times[40:], times[41:]))
-print("STEP " + json.dumps(steps[len(steps) // 2]))
+if not on:
+    switch()
+print("TURNS " + json.dumps(turns[1:]))  # without the stream, with it, without it …
 """
 
 
-def measure(condition: str, work: Path, number: int, args: argparse.Namespace) -> tuple[float, list[float]]:
-    """Median step time in seconds, and the losses."""
-    run = work / f"{condition}-{number}"
+def measure(condition: str, work: Path, number: int, args: argparse.Namespace) -> tuple[list[list[float]], list[float]]:
+    """Seconds of the steps of each turn, the first one without the stream, and the losses."""
+    run, go = work / f"{condition}-{number}", work / f"{condition}-{number}-go"
     packs = [word for pack in args.packs for word in ("-i", str(pack))]
-    select = [word for pack in args.packs for word in ("--select", str(pack))]
-    how = ["record", *select] if condition in BASES else ["watch", *packs]
-    if condition not in (*BASES, "capsules"):
+    how = ["watch", *packs] if condition != "record" else ["record", *(w.replace("-i", "--select") for w in packs)]
+    if condition not in ("record", "capsules"):
         how.append("--no-capsules")
+    program = [str(work / "driver.py"), os.devnull if condition == "record" else str(go), str(args.turn), str(args.script)]
     with AROUND.get(condition, plainly)(run, packs) as around:
-        program = [sys.executable, str(work / "driver.py"), str(args.script), "--iters", str(args.iters), *args.options]
         job = subprocess.Popen(
-            [*PROCTOR, *how, *around.options, "-o", str(run), "--", *program],
+            [*PROCTOR, *how, *around.options, "-o", str(run), "--", sys.executable, *program, "--iters", str(args.iters), *args.options],
             env={**os.environ, "OMP_NUM_THREADS": "1", **around.environment}, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True,
         )
-        around.begun(job)
+        if condition != "record":
+            until(lambda: judged(around.events or run), job)
+            around.begun()
+            go.touch()
         out, _ = job.communicate()
         around.over()
-        deadline = time.monotonic() + 60
-        while verifier_of(run) and time.monotonic() < deadline:
-            time.sleep(0.2)
-    lines = {line.split(" ", 1)[0]: line.split(" ", 1)[1] for line in out.splitlines() if line.startswith(("RESULT ", "STEP "))}
-    return float(lines["STEP"]), json.loads(lines["RESULT"])["losses"]
+        until(lambda: not verifier_of(run), None)
+    lines = {line.split(" ", 1)[0]: line.split(" ", 1)[1] for line in out.splitlines() if line.startswith(("RESULT ", "TURNS "))}
+    return json.loads(lines["TURNS"]), json.loads(lines["RESULT"])["losses"]
+
+
+def until(reached: Callable[[], bool], job: subprocess.Popen[str] | None) -> None:
+    deadline = time.monotonic() + 60
+    while not reached() and time.monotonic() < deadline and (job is None or job.poll() is None):
+        time.sleep(0.05)
+
+
+def judged(run: Path) -> bool:
+    """Whether its verifier has judged a step."""
+    events = run / "verify" / "events.jsonl"
+    return events.exists() and b'"kind":"step"' in events.read_bytes()
+
+
+def compared(turns: list[list[float]]) -> list[float]:
+    """The median step of each turn with the stream, divided by the mean of those of the two turns around it."""
+    middle = [statistics.median(turn[COLD:]) for turn in turns]
+    return [2 * middle[i] / (middle[i - 1] + middle[i + 1]) for i in range(1, len(middle) - 1, 2)]
 
 
 @dataclass
@@ -80,12 +147,14 @@ class Around:
     Attributes:
         options: of the command.
         environment: of the job.
-        begun, over: done when the job has begun, and when it is over.
+        events: the run directory of the verifier, where it is another one.
+        begun, over: done when the verifier has judged a step, and when the job is over.
     """
 
     options: list[str] = field(default_factory=list)
     environment: dict[str, str] = field(default_factory=dict)
-    begun: Callable[[subprocess.Popen[str]], None] = lambda job: None
+    events: Path | None = None
+    begun: Callable[[], None] = lambda: None
     over: Callable[[], None] = lambda: None
 
 
@@ -96,12 +165,10 @@ def plainly(run: Path, packs: list[str]) -> Iterator[Around]:
 
 @contextmanager
 def stopped(run: Path, packs: list[str]) -> Iterator[Around]:
-    """A verifier that is stopped as soon as it listens."""
+    """A verifier that is stopped."""
     pids: list[int] = []
 
-    def stop(job: subprocess.Popen[str]) -> None:
-        while not (run / "verify" / "live" / "socket").exists() and job.poll() is None:
-            time.sleep(0.02)
+    def stop() -> None:
         pids.append(verifier_of(run))
         os.kill(pids[0], signal.SIGSTOP)
 
@@ -123,84 +190,56 @@ def full(run: Path, packs: list[str]) -> Iterator[Around]:
 def cut(run: Path, packs: list[str]) -> Iterator[Around]:
     """A verifier on another host, to which the link is cut."""
     there, token = run.with_name(f"{run.name}-there"), run.with_name(f"{run.name}-token")
-    events = there / "verify" / "events.jsonl"
     with other_host() as name:
         serve = [*PROCTOR, "verify", str(there), "--listen", f"tcp:{THERE}:7077", "--token-file", str(token), *packs]
         verifier = subprocess.Popen(["ip", "netns", "exec", name, *serve], stderr=subprocess.DEVNULL)
-
-        def judged() -> bool:
-            return events.exists() and b'"step"' in events.read_bytes()
-
-        def cut_off(job: subprocess.Popen[str]) -> None:
-            while not judged() and job.poll() is None:
-                time.sleep(0.02)
-            link(name, up=False)
-
         try:
-            while not token.exists() and verifier.poll() is None:
-                time.sleep(0.02)
-            yield Around(options=["--verifier", f"{THERE}:7077", "--token-file", str(token)], begun=cut_off)
+            until(token.exists, None)
+            options = ["--verifier", f"{THERE}:7077", "--token-file", str(token)]
+            yield Around(options=options, events=there, begun=lambda: link(name, up=False))
         finally:
             verifier.kill()
             verifier.wait()
 
 
 @contextmanager
-def still(run: Path, packs: list[str]) -> Iterator[Around]:
-    """A library in front of the clock, which does not jump."""
+def clock(run: Path, packs: list[str]) -> Iterator[Around]:
+    """A time of day that jumps, for the job and its verifier; the driver does it."""
     folder = run.with_name(f"{run.name}-clock")
     folder.mkdir()
     yield Around(environment=Clock(folder).environment)
 
 
-@contextmanager
-def clock(run: Path, packs: list[str]) -> Iterator[Around]:
-    """A time of day that jumps."""
-    folder = run.with_name(f"{run.name}-clock")
-    folder.mkdir()
-    it, end = Clock(folder), threading.Event()
-
-    def jump() -> None:
-        for days in itertools.cycle((1, -2, 90, -30)):
-            if end.wait(0.5):
-                return
-            it.jump(86_400 * days)
-
-    threading.Thread(target=jump, daemon=True).start()
-    yield Around(environment=it.environment, over=end.set)
-
-
-AROUND = {"stopped": stopped, "full": full, "cut": cut, "clock": clock, "still": still}
-BASES = ("record", "still")
+AROUND = {"stopped": stopped, "full": full, "cut": cut, "clock": clock}
 NEED_ROOT = ("full", "cut")
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--rounds", type=int, default=8)
-    parser.add_argument("--iters", type=int, default=400)
-    parser.add_argument("--only", nargs="+", choices=["watch", "capsules", "stopped", "full", "cut", "clock"], help="these conditions")
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--iters", type=int, default=1600)
+    parser.add_argument("--turn", type=int, default=12, help="steps")
+    parser.add_argument("--only", nargs="+", choices=["watch", "capsules", *AROUND], help="these conditions")
     parser.add_argument("--script", type=Path, default=ROOT / "examples" / "transformer_lm.py")
     parser.add_argument("-i", "--pack", dest="packs", nargs="+", type=Path, default=[ROOT / "invariants/packs/torch.json"])
     parser.add_argument("options", nargs="*", help="of the program, after --: `-- --width 256` makes longer steps")
     args = parser.parse_args()
-    able = [name for name in AROUND if name not in BASES and (os.geteuid() == 0 or name not in NEED_ROOT)]
-    asked = args.only or ["watch", "capsules", *able]
-    conditions = ["record", *asked, *(["still"] if "clock" in asked else [])]
-    ratios: dict[str, list[float]] = defaultdict(list)
-    same = True
+    asked = args.only or ["watch", "capsules", *(name for name in AROUND if os.geteuid() == 0 or name not in NEED_ROOT)]
+    ratios: dict[str, list[float]] = {condition: [] for condition in asked}
     shuffler = random.Random(0)
     with tempfile.TemporaryDirectory(prefix="proctor-cost-") as folder:
         work = Path(folder)
         (work / "driver.py").write_text(DRIVER)
+        _, losses = measure("record", work, 0, args)
+        same = True
         for number in range(args.rounds):
-            order = shuffler.sample(conditions, len(conditions))
-            found = {condition: measure(condition, work, number, args) for condition in order}
-            base, losses = found["record"]
-            same &= all(those == losses for _, those in found.values())
-            for condition in asked:
-                ratios[condition].append(found[condition][0] / (found["still"][0] if condition == "clock" else base))
-            print(f"round {number}: record {1e3 * base:.1f} ms a step; " + ", ".join(f"{c} {ratios[c][-1]:.3f}" for c in asked), flush=True)
+            for condition in shuffler.sample(asked, len(asked)):
+                turns, those = measure(condition, work, number, args)
+                same &= those == losses
+                of = compared(turns)
+                ratios[condition] += of
+                step = 1e3 * statistics.median(itertools.chain(*turns[::2]))
+                print(f"round {number}: {condition:8} {step:.1f} ms a step, ratio {statistics.median(of):.3f} of {len(of)} turns", flush=True)
     for condition in asked:
         of = ratios[condition]
         error = statistics.stdev(of) / len(of) ** 0.5 if len(of) > 1 else float("nan")
