@@ -78,4 +78,4 @@ def test_unlike_tensors_are_refused() -> None:
 def test_residual_is_exact_where_sums_cancel() -> None:
     r = normal(1 << 12, 300)  # more than one piece
     assert residual(r * np.float32(2), r, "float32", 2.0) == 0.0
-    assert residual(r, r, "float32", 0.5) == pytest.approx(0.5 * float(np.linalg.norm(r)), rel=1e-6)
+    assert residual(r, r, "float32", 0.5) == pytest.approx(0.5 * float(np.linalg.norm(r.astype(np.float64))), rel=1e-6)
