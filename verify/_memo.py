@@ -85,7 +85,6 @@ class _Look:
             self.seen[kind] = _Prints(distinct, hashlib.blake2b(first.data, digest_size=16).digest())
         return self.seen[kind]
 
-
     def measure(self, functions: frozenset[str], codes: Mapping[str, int]) -> bytes:
         """Digest of what these functions were given and gave back."""
         if functions not in self.measured:

@@ -99,11 +99,14 @@ class _Group:
     relation: Relation
     reads: Reads
     rules: Sequence[Invariant]
-    measures: frozenset[str] = frozenset()
+    measures: frozenset[str] = field(init=False)  # functions whose numbers some of the rules read
     cost: float = 0.0  # seconds, a running mean
     done: int = -1  # the last step that was over when they were judged
     healthy: OrderedDict[tuple[Any, ...], Sequence[Judged]] = field(default_factory=OrderedDict)
     verdicts: dict[tuple[Any, ...], Sequence[Judged]] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.measures = frozenset[str]().union(*(self.relation.measures(rule.hypothesis) for rule in self.rules))
 
     def remember(self, window: tuple[Any, ...], judged: Sequence[Judged]) -> None:
         """A window was found healthy; of those that are said the same of, what is said is kept once."""
@@ -113,10 +116,6 @@ class _Group:
         self.healthy[window] = self.verdicts.setdefault(said, judged)
         if len(self.healthy) > _MEMOS:
             self.healthy.popitem(last=False)
-
-
-def _group(relation: Relation, reads: Reads, rules: Sequence[Invariant]) -> _Group:
-    return _Group(relation, reads, rules, frozenset().union(*(relation.measures(rule.hypothesis) for rule in rules)))
 
 
 def _urgent(these: _Group) -> bool:
@@ -152,7 +151,7 @@ class OnlineChecker:
         for rule in merge_rules(self.packs):
             if rule.relation in known:
                 groups[rule.relation, known[rule.relation].reads_of(rule.hypothesis)].append(rule)
-        self._groups = [_group(known[name], reads, groups[name, reads]) for name, reads in sorted(groups)]
+        self._groups = [_Group(known[name], reads, groups[name, reads]) for name, reads in sorted(groups)]
         self._reach = reach_of(g.relation for g in self._groups)
         self._tallies: dict[str, _Tally] = defaultdict(_Tally)
         self._past: dict[str, pl.DataFrame] = {}
