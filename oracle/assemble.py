@@ -28,7 +28,7 @@ from proctor.oracle.padding import Holder, cropped, filled, own_shape, without
 from proctor.oracle.placements import from_dtensor
 from proctor.oracle.plan import Plan
 from proctor.oracle.reference import Key, Reference
-from proctor.oracle.store import Entry, RankRecord
+from proctor.oracle.store import Entry, RankRecord, slots_in
 
 Array = npt.NDArray[Any]
 
@@ -216,7 +216,7 @@ class Assembler:
             if tuple(map(len, places)) == entry.shape:
                 places, kept = cropped(places, target.shape)
                 return Piece(rank, entry, places, label, firm=True, layout=layout, addend=addend, kept=kept)
-        pattern = (rank, LIKE.get(key[2], key[2]), re.sub(r"\d+", "#", key[3]), entry.slot if key[2] in ACTIVATIONS else "",
+        pattern = (rank, LIKE.get(key[2], key[2]), re.sub(r"\d+", "#", key[3]), slots_in(entry.slot)[0] if key[2] in ACTIVATIONS else "",
                    entry.shape, target.shape, entry.call if target.shape != entry.shape else 0)
         known = self._places.get(pattern)
         if known is not None:

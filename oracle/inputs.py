@@ -31,7 +31,7 @@ from proctor.oracle.collect.config import key_of
 from proctor.oracle.dtypes import as_float, is_floating
 from proctor.oracle.locate import Index, near, take
 from proctor.oracle.reference import Key, Reference, slot_text
-from proctor.oracle.store import Entry
+from proctor.oracle.store import Entry, slots_in
 
 if TYPE_CHECKING:
     import torch
@@ -79,7 +79,7 @@ def generate_inputs(comparison: Comparison, seed: int, folder: Path, *, gradient
     made: dict[str, str] = {}
     kept: dict[str, str] = {}
     for (_, kind, name, slot), keys in groups.items():
-        if kind == "input" and any((*k[:2], "grad_input", *k[3:]) in reference.entries for k in keys):
+        if kind == "input" and any(_differentiated(reference, k) for k in keys):
             continue  # what another module computed
         said = f"{'the gradient of the output' if kind != 'input' else 'input'}{slot_text(slot)} of {name or 'the model'}"
         found = _group(comparison, keys, held) if kind == "input" else _output_group(comparison, keys, held, outside)
@@ -98,6 +98,12 @@ def generate_inputs(comparison: Comparison, seed: int, folder: Path, *, gradient
     return [f"{said} is generated: {how}" for said, how in made.items()] + [
         f"{said} is the program's own: {why}" for said, why in kept.items() if said not in made
     ]
+
+
+def _differentiated(reference: Reference, key: Key) -> bool:
+    """Whether the reference has a gradient of an input."""
+    step, call, _, name, slot = key
+    return any(slot in slots_in(s) for s in reference.slots.get((step, call, "grad_input", name), ()))
 
 
 def _add(comparison: Comparison, key: Key, recipe: Recipe, parts: Sequence[_Part], seed: int, files: Mapping[str, Files]) -> None:
@@ -208,8 +214,9 @@ def _parts(comparison: Comparison, key: Key, pieces: Sequence[Piece]) -> list[_P
 
 def _computed(comparison: Comparison, rank: int, own: Entry) -> bool:
     """Whether a gradient came back through an input."""
-    place = (own.step, own.call, "grad_input", own.name, own.slot)
-    return is_floating(own.dtype) and any((e.step, e.call, e.kind, e.name, e.slot) == place for e in comparison.ranks[rank].entries)
+    place = (own.step, own.call, "grad_input", own.name)
+    back = (e.slot for e in comparison.ranks[rank].entries if (e.step, e.call, e.kind, e.name) == place)
+    return is_floating(own.dtype) and any(own.slot in slots_in(s) for s in back)
 
 
 def _calls_alike(comparison: Comparison, keys: Sequence[Key]) -> bool:
@@ -239,7 +246,7 @@ def _output_group(
 
 def _output_parts(comparison: Comparison, key: Key, pieces: Sequence[Piece]) -> list[_Part] | str:
     step, call, _, name, slot = key
-    place = (step, call, "output", name, slot)
+    place = (step, call, "output", name, slots_in(slot)[0])
     target = comparison.reference.entries.get(place)
     merged = comparison.assembler.merge(place) if target is not None else None
     if target is None or merged is None or merged.full is None or not pieces:

@@ -33,6 +33,7 @@ from proctor.oracle._rules import (
     permutation,
 )
 from proctor.oracle.mesh import Cut, Layout, Mesh
+from proctor.oracle.store import slots_in
 
 SCHEMA: Final = 1
 _MOST_BYTES: Final = 4 * 1024 * 1024
@@ -269,11 +270,11 @@ class Plan:
         return self.add(ParamRule(path, rule))
 
     def _cached(self, what: str, name: str, slot: str) -> object:
-        key = (what, name, slot)
+        key = (what, name, slots_in(slot)[0])
         if key not in self._seen:
             if len(self._seen) > 1_000_000:
                 self._seen.clear()
-            self._seen[key] = next(iter(self.matching(what, name, slot)), None)
+            self._seen[key] = next(iter(self.matching(*key)), None)
         return self._seen[key]
 
     def matching(self, what: str, name: str, slot: str = "") -> Iterable[ParamRule | ActivationRule]:

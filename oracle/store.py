@@ -57,7 +57,13 @@ _RAW: Final[dict[str, tuple[str, str]]] = {  # safetensors' name → numpy's lay
     "U8": ("u1", "uint8"),
     "BOOL": ("?", "bool"),
 }
+SHARED: Final = "="  # between places of one tensor
 DTYPES: Final = tuple(name for _, name in _RAW.values())  # what can be recorded, by torch's names
+
+
+def slots_in(slot: str) -> tuple[str, ...]:
+    """The places in which a tensor crossed an edge: one, or as in `attention(x, x, x)` several, whose gradient is one."""
+    return tuple(slot.split(SHARED))
 
 
 class Placement(msgspec.Struct, frozen=True):
@@ -78,7 +84,8 @@ class Entry(msgspec.Struct, frozen=True):
         kind: `input`, `output`, `grad_input`, `grad_output`, `score` and `choice` (what a module chose by, and which; along the last
             dimension), `dropped` and `mask` (what dropout acts on, and which elements stay), `param` (before the step), `main_grad` (as the optimizer takes it), `param_after`, `opt_state`, `scalar`.
         name: path of the module or parameter, without wrappers such as DDP's `module.`.
-        slot: place in nested inputs and outputs; name of an optimizer state.
+        slot: place in nested inputs and outputs, of a gradient the places of the one tensor that it belongs to (`slots_in`); name of an
+            optimizer state.
         source: `file:line` of the module's forward.
         shape: of the local tensor.
         order: when it was recorded, counted by the process.

@@ -6,7 +6,7 @@ A module is seen by hooks, or around its call where it is compiled (`regions.py`
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -25,6 +25,7 @@ from proctor.oracle.collect.running import Place, Running
 from proctor.oracle.collect.slots import named, slots_of
 from proctor.oracle.collect.tape import Tape
 from proctor.oracle.collect.taps import FP8_SIGMA, UNIT_ROUNDOFF, noisy, tap, watched
+from proctor.oracle.store import SHARED
 
 
 class Crossings:
@@ -222,25 +223,42 @@ class Crossings:
         leaves, spec = pytree.tree_flatten(values)
         if not any(isinstance(x, torch.Tensor) for x in leaves):
             return None
-        slots, given = slots_of(values, leaves, side), self._supplied.given
+        slots = slots_of(values, leaves, side)
         out = list(leaves)
-        changed = False
-        for i, (slot, x) in enumerate(zip(slots, leaves, strict=True)):
-            if not isinstance(x, torch.Tensor):
-                continue
-            if given is not None and side == "input":
-                other = given(self._progress.step, side, meta[0], slot, place.call, x)
-                changed = changed or other is not None
-                out[i] = x = x if other is None else other
-            if not x.is_floating_point():
-                self._tape.record(x, call=place.call, kind=side, meta=meta, slot=slot, recompute=place.again)
-                continue
-            out[i] = self._tapped(x, meta, place, side, slot)
-            changed = changed or out[i] is not x
-        return pytree.tree_unflatten(out, spec) if changed else None
+        for where in self._shared(leaves, slots, meta, place, side):
+            goes = self._crossed(leaves[where[0]], meta, place, side, [slots[i] for i in where])
+            for i in where:
+                out[i] = goes
+        return pytree.tree_unflatten(out, spec) if any(a is not b for a, b in zip(out, leaves, strict=True)) else None
 
-    def _tapped(self, x: torch.Tensor, meta: Meta, place: Place, side: str, slot: str) -> torch.Tensor:
+    def _shared(self, leaves: list[Any], slots: list[str], meta: Meta, place: Place, side: str) -> list[list[int]]:
+        """Where each tensor is: one that is in several places stays one, as modules may ask (attention: `query is key`)."""
+        found: dict[int, list[int]] = {}
+        for i, x in enumerate(leaves):
+            if isinstance(x, torch.Tensor):
+                found.setdefault(id(x), []).append(i)
+        out = []
+        for where in found.values():
+            x, theirs = leaves[where[0]], [slots[i] for i in where]
+            sources = [s for s in (self._supplied.given, self._supplied.force) if s is not None and side == "input" and len(where) > 1]
+            together = all(s.alike(self._progress.step, side, meta[0], theirs, place.call, x) for s in sources)
+            out += [where] if together else [[i] for i in where]
+        return out
+
+    def _crossed(self, x: torch.Tensor, meta: Meta, place: Place, side: str, slots: Sequence[str]) -> torch.Tensor:
+        given = self._supplied.given
+        if given is not None and side == "input":
+            other = given(self._progress.step, side, meta[0], slots[0], place.call, x)
+            x = x if other is None else other
+        if x.is_floating_point():
+            return self._tapped(x, meta, place, side, slots)
+        for slot in slots:
+            self._tape.record(x, call=place.call, kind=side, meta=meta, slot=slot, recompute=place.again)
+        return x
+
+    def _tapped(self, x: torch.Tensor, meta: Meta, place: Place, side: str, slots: Sequence[str]) -> torch.Tensor:
         name, call, again = meta[0], place.call, place.again
+        first, slot = slots[0], SHARED.join(slots)  # of its value, and of its gradient
         progress, tape, force, seed = self._progress, self._tape, self._supplied.force, self._noise
         sigma = UNIT_ROUNDOFF.get(x.dtype, 0.0) if side == "output" else FP8_SIGMA if name in tape.fp8 else 0.0
         grad_sigma = UNIT_ROUNDOFF.get(x.dtype, 0.0) if side == "output" else 0.0
@@ -251,10 +269,11 @@ class Crossings:
         def on_value(value: torch.Tensor) -> torch.Tensor | None:
             other = None
             if seed is not None and sigma:
-                other = noisy(value.detach(), sigma, seed, side, name, slot, call)
-            tape.record(value if other is None else other, call=call, kind=side, meta=meta, slot=slot, recompute=again)
+                other = noisy(value.detach(), sigma, seed, side, name, first, call)
+            for one in slots:
+                tape.record(value if other is None else other, call=call, kind=side, meta=meta, slot=one, recompute=again)
             if force is not None and side == "input":
-                other = force(progress.step, "input", name, slot, call, value.detach())
+                other = force(progress.step, "input", name, first, call, value.detach())
             return other
 
         def on_grad(grad: torch.Tensor) -> torch.Tensor | None:

@@ -6,6 +6,7 @@ both sides). Keys name edge, module, slot and call.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -45,6 +46,13 @@ class Forced:
         if not hasattr(value, "placements"):
             return other.clone()
         return type(value).from_local(other.clone(), value.device_mesh, value.placements, shape=value.shape, stride=value.stride())
+
+    def alike(self, step: int, kind: str, name: str, slots: Sequence[str], call: int, value: torch.Tensor) -> bool:
+        """Whether one tensor that goes to several places is to be the same in all of them."""
+        first, *rest = (self(step, kind, name, s, call, value) for s in slots)
+        if first is None:
+            return all(o is None for o in rest)
+        return all(o is not None and torch.equal(local_of(o), local_of(first)) for o in rest)
 
     def gradient(self, step: int, name: str) -> torch.Tensor | None:
         """The reference's gradient of this rank's part of a parameter, flat; `None` where there is none."""

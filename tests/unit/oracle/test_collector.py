@@ -3,20 +3,25 @@
 from __future__ import annotations
 
 import contextlib
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 torch = pytest.importorskip("torch")
 
 from helpers.small_net import Net, batch, step  # noqa: E402
+from safetensors.torch import save_file  # noqa: E402
 from torch import nn  # noqa: E402
 from torch.utils.checkpoint import checkpoint  # noqa: E402
 
 from proctor.oracle import trace  # noqa: E402
-from proctor.oracle.store import Entry, RankRecord, Recording  # noqa: E402
+from proctor.oracle.collect.collector import Collector  # noqa: E402
+from proctor.oracle.collect.config import key_of  # noqa: E402
+from proctor.oracle.store import Entry, RankRecord, Recording, slots_in  # noqa: E402
 
 
 def record(path: Path, model: nn.Module | list[nn.Module], body: Callable[[], Any], **options: Any) -> RankRecord:
@@ -186,6 +191,74 @@ def test_nested_values_and_keywords_have_slots(tmp_path: Path) -> None:
     assert {(e.slot, e.dtype) for e in held(rank, "output", "inner")} == {("hidden.0", "float32"), ("hidden.1", "float32"), ("mask", "int64")}
     assert {e.slot for e in held(rank, "input", "inner")} == {"0", "mask"}
     assert [e.slot for e in held(rank, "input", "")] == [""]
+
+
+class Asks(nn.Module):
+    """Computes otherwise where query, key and value are one tensor, as attention does."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.w = nn.Parameter(torch.randn(4))
+        self.asked: list[bool] = []
+
+    def forward(self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        self.asked.append(query is key and key is value)
+        out = query * self.w + key * 2 + value * 3
+        return out, out
+
+
+class Asking(nn.Module):
+    def __init__(self, *, again: bool = False) -> None:
+        super().__init__()
+        self.inner, self.again = Asks(), again
+        self.same = True
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = x * 2
+        x.retain_grad()
+        self.x = x
+        one, other = checkpoint(self.inner, x, x, x, use_reentrant=False) if self.again else self.inner(x, x, x)
+        self.same = self.same and one is other
+        return one + other  # type: ignore[no-any-return]
+
+
+@pytest.mark.parametrize("options", [{}, {"run": "noise-0"}])
+@pytest.mark.parametrize("again", [False, True])
+def test_a_tensor_that_is_passed_in_twice_stays_one(tmp_path: Path, again: bool, options: dict[str, Any]) -> None:
+    if options:
+        record(tmp_path / "r", (net := Asking(again=again)), lambda: net(torch.ones(2, 4, requires_grad=True)).sum().backward())
+    net = Asking(again=again)
+    with trace(net, tmp_path / "r", **options):
+        net(torch.ones(2, 4, requires_grad=True)).sum().backward()
+    rank = Recording(tmp_path / "r").ranks(options.get("run", "clean"))[0]
+    assert net.inner.asked == [True] * (2 if again else 1)
+    assert net.same or again  # a checkpoint makes others of what it returns
+    assert {e.slot for e in held(rank, "input", "inner")} == {"0", "1", "2"}
+    (grad,) = held(rank, "grad_input", "inner")
+    assert grad.slot == "0=1=2" and slots_in(grad.slot) == ("0", "1", "2")
+    assert net.x.grad is not None and torch.allclose(torch.from_numpy(rank.array(grad).copy()), net.x.grad)
+
+
+@pytest.mark.parametrize("apart", [False, True])
+def test_a_tensor_that_is_given_other_values_in_each_place_is_several(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, apart: bool
+) -> None:
+    values = {key_of(0, "input", "inner", str(i), 0): torch.full((2, 4), 5.0 + i * apart) for i in range(3)}
+    save_file(values, str(tmp_path / "rank0.safetensors"))
+
+    def made(config: Any) -> Collector:
+        return Collector(msgspec.structs.replace(config, force=str(tmp_path)))
+
+    monkeypatch.setattr(sys.modules["proctor.oracle.tracing"], "_collector", made)
+    net = Asking()
+    with torch.no_grad():
+        net.inner.w.fill_(1.0)
+    found = []
+    rank = record(tmp_path / "r", net, lambda: found.append(net(torch.ones(2, 4, requires_grad=True))))
+    assert net.inner.asked == [not apart]
+    assert found[0][0, 0].item() == 2 * (5 + 6 * 2 + 7 * 3 if apart else 5 * 6)
+    assert [float(rank.array(e).max()) for e in held(rank, "input", "inner")] == [2.0, 2.0, 2.0]  # as the program had them
 
 
 def test_operations_in_place_work_as_before(tmp_path: Path) -> None:
