@@ -32,6 +32,7 @@ from proctor.instrument._seen import Seen
 from proctor.instrument._step_state import StateValues, collect, gradients, names
 from proctor.instrument.config import RecordConfig
 from proctor.instrument.context import StepClock
+from proctor.instrument.patches import Hooks
 from proctor.instrument.state import StateTracker
 
 NEXT: Final = "torch.utils.data.DataLoader.__next__"
@@ -46,8 +47,6 @@ LOOK_AGAIN: Final = 64  # steps after which a state that was too large is measur
 MAX_RING: Final = 128
 HORIZON_S: Final = 3.0  # longer than the verifier needs to ask
 IDLE_S: Final = 2.0  # after an update, until its step is taken to be over
-
-Hooks = dict[str, tuple[Callable[..., None] | None, Callable[..., None] | None]]
 
 
 class Capsules:

@@ -17,6 +17,8 @@ from proctor.native import Recorder, Tap, is_tap
 PLAIN, METHOD, MODULE_CALL = 0, 1, 2
 _MISSING = object()
 
+Hooks = dict[str, tuple[Callable[..., None] | None, Callable[..., None] | None]]  # by function: what runs before and after
+
 
 class Patches:
     """Taps that are in place, and how to remove them."""

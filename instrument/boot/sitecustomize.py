@@ -1,7 +1,7 @@
 """Dormant start-up hook that `proctor record` puts first on PYTHONPATH, as a copy in the run directory.
 
 It chains to the user's own sitecustomize, then waits for `import torch`. A process that never imports torch pays for
-reading this file and nothing else; one that imports torch but never trains records nothing (`instrument/attach.py`).
+reading this file and nothing else; one that imports torch but never trains records nothing (`instrument/observer.py`).
 Whatever goes wrong here is one line on stderr: the user's program starts regardless.
 """
 
