@@ -4,6 +4,7 @@ VENV   ?= .venv
 BIN    := $(VENV)/bin
 TORCH  := torch==2.13.0
 BUGS   ?= ../shared/bugs
+JOBS   ?= 2  # tests at once; each may have several processes, so each of these gets one thread
 # The environment is made again when what it is made from changes.
 STAMP  := $(VENV)/.ready
 
@@ -22,7 +23,7 @@ demo: setup
 	PATH="$(abspath $(BIN)):$$PATH" $(BIN)/python examples/demo.py
 
 test: setup
-	$(BIN)/python -m pytest
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(JOBS) --dist worksteal
 
 test-slow: setup
 	PROCTOR_SLOW=1 $(BIN)/python -m pytest -m slow

@@ -11,6 +11,8 @@ from hypothesis import settings
 settings.register_profile("suite", derandomize=True, deadline=None)
 settings.load_profile("suite")
 
+os.environ.pop("COLUMNS", None)  # what is printed is as wide as into a file, also where a terminal or a runner says its width
+
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Tests marked `slow` run with PROCTOR_SLOW=1 (`make test-slow`)."""
