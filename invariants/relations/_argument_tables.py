@@ -34,6 +34,8 @@ _COLLECTIVE = (
 _SHARED_BY_RANKS = ("torch.utils.data.DistributedSampler.set_epoch",)
 _COUNTING = ("torch.utils.data.DistributedSampler.set_epoch",)
 _SEEDS = ("torch.manual_seed", "torch.cuda.manual_seed", "torch.cuda.manual_seed_all")
+DROPOUT = "torch.nn.functional.dropout"  # what the rule calls all of these
+DROPOUTS = frozenset(f"torch.nn.functional.{n}dropout{d}" for n, d in (("", ""), ("", "1d"), ("", "2d"), ("", "3d"), ("alpha_", ""), ("feature_alpha_", "")))
 _MAX_DEPTH = 24  # of modules in modules
 _MIN_CALLS = 4  # fewer show no pattern
 _MAX_CALLS = 20_000  # by function and process; a hotter one takes no arguments that are worth a rule
@@ -236,7 +238,7 @@ def _dropping(trace: Trace) -> pl.DataFrame:
     Who writes `training=True` means it, and what a dropout module does is what it was set to.
     """
     names = texts(trace.functions, "fn", "function")
-    drops = names.filter(pl.col("function").str.contains(r"^torch\.nn\.functional\.\w*dropout\d?d?$"))
+    drops = names.filter(pl.col("function").is_in(list(DROPOUTS)))
     fn = trace.calls["fn"].to_numpy()
     at = np.flatnonzero(np.isin(fn, drops["fn"].to_numpy()))
     if not len(at):
@@ -260,7 +262,7 @@ def _dropping(trace: Trace) -> pl.DataFrame:
         pl.lit("training.value").alias("feature"),
         pl.col("told").alias("_seen"),
         (pl.col("told") == "false").alias("passed"),
-        pl.lit("torch.nn.functional.dropout").alias("function"),
+        pl.lit(DROPOUT).alias("function"),
     )
     return _row(rows, "passed")
 

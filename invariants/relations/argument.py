@@ -15,7 +15,7 @@ import polars as pl
 
 from proctor.invariants.invariant import Hypothesis
 from proctor.invariants.relations import Detail, Examples, Needs, Reads, Relation, register
-from proctor.invariants.relations._argument_tables import GROUP, SUBJECT, tables
+from proctor.invariants.relations._argument_tables import DROPOUTS, GROUP, SUBJECT, tables
 from proctor.invariants.relations._calls import (
     ENOUGH,
     circumstances_of,
@@ -122,14 +122,14 @@ class Argument(Relation):
         )
 
     def measures(self, hypothesis: Hypothesis) -> frozenset[str]:
-        return frozenset({hypothesis.text("fn")})
+        return DROPOUTS if hypothesis["mode"] == "dropping" else frozenset({hypothesis.text("fn")})
 
     def needs(self, hypothesis: Hypothesis) -> Needs:
         names = {hypothesis.text("fn"), hypothesis.text("caller")} - {""}
         if hypothesis["mode"] == "training":
             names.add("torch.Tensor.backward")
         if hypothesis["mode"] == "dropping":
-            names.add(MODEL_CALL)
+            names |= {MODEL_CALL, *DROPOUTS}
         return Needs(functions=frozenset(names))
 
     def say(self, hypothesis: Hypothesis) -> str:

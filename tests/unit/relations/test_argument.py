@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import pytest
 from helpers.loops import ROOT, call, details, holds, learn, load, loop, tensor, violations
 
 from proctor.invariants.relations.argument import Argument
@@ -181,9 +182,9 @@ def test_needs_and_sentences(tmp_path: Path) -> None:
 
 
 def functional(
-    how: dict[str, Any] | None, *, model: str, inner: str = "__main__.Block.forward"
+    how: dict[str, Any] | None, *, model: str, inner: str = "__main__.Block.forward", name: str = "dropout"
 ) -> dict[str, Any]:
-    """A model that evaluates and drops in it; `how` are named arguments of the functional dropout."""
+    """A model that evaluates and drops in it; `how` are named arguments of the functional dropout of this name."""
     rows = []
     for step in range(3):
         rows.append(
@@ -208,7 +209,7 @@ def functional(
         )
         rows.append(
             call(
-                "torch.nn.functional.dropout",
+                f"torch.nn.functional.{name}",
                 tensor(8, 4),
                 0.5,
                 named=how or {},
@@ -232,3 +233,16 @@ def test_functional_dropout_goes_on_in_evaluation(tmp_path: Path) -> None:
     sampled = load(tmp_path, [functional({"training": True}, model="__main__.C", inner=module)])
     assert not violations(RELATION, rules, meant)
     assert not violations(RELATION, rules, sampled)
+
+
+@pytest.mark.parametrize("name", ["dropout1d", "dropout2d", "dropout3d", "alpha_dropout", "feature_alpha_dropout"])
+def test_every_functional_dropout_is_recorded_and_judged(tmp_path: Path, name: str) -> None:
+    healthy = [functional({"training": False}, model=f"__main__.{m}") for m in ("A", "B")]
+    rules = learn(RELATION, load(tmp_path, [healthy[0]], [healthy[1]]))
+    forgotten = load(tmp_path, [functional(None, model="__main__.C", name=name)])
+    assert violations(RELATION, rules, forgotten)
+    catalog = pytest.importorskip("proctor.instrument.catalog")
+    (rule,) = [r for r in rules if r.hypothesis["mode"] == "dropping"]
+    whole = f"torch.nn.functional.{name}"
+    assert whole in RELATION.needs(rule.hypothesis).functions and whole in RELATION.measures(rule.hypothesis)
+    assert whole in {p.name for p in catalog.points()}
