@@ -68,12 +68,14 @@ def _weights(trace: Trace) -> pl.DataFrame:
 
 def remembered(trace: Trace, first: int, end: int) -> pl.DataFrame:
     """Norms of steps up to `end` (not included), for windows in which they are not held any more: of each optimizer the
-    first ones, the largest one, and the last ones."""
+    first ones, the largest finite one, and the last ones."""
     told = pl.concat([gradients(trace).with_columns(kind=pl.lit("gradients")), weights(trace).with_columns(kind=pl.lit("weights"))], how="diagonal")
     mine = ["kind", "proc", "optimizer"]
     told = told.filter(pl.col("step") < end).sort(*mine, "step")
     place, last = pl.int_range(pl.len()).over(mine), pl.len().over(mine)
-    largest = pl.col("norm") == pl.col("norm").max().over(mine)
+    finite = pl.col("norm").is_finite()
+    largest = (finite & (pl.col("norm") == pl.col("norm").filter(finite).max().over(mine))).fill_null(value=False)
+    largest &= largest.cum_sum().over(mine) == 1  # of equal ones the first: all may be equal
     kept = max(_LEAST_REMEMBERED, _REMEMBERED // max(1, len(trace.processes)))
     return told.filter((place < WARM_UP) | (place >= last - kept) | largest)
 

@@ -71,6 +71,18 @@ def test_a_short_run_has_no_bounds(tmp_path: Path) -> None:
     assert {h.text("what") for h in RELATION.propose(job(tmp_path, [1.0] * 8))} == {"applied", "finite", "alive"}
 
 
+@pytest.mark.parametrize("norm", [1.0, 0.0, float("inf"), float("nan")])
+def test_what_is_remembered_of_a_run_is_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, norm: float) -> None:
+    monkeypatch.setattr(_norms, "_REMEMBERED", 8)
+    monkeypatch.setattr(_norms, "_LEAST_REMEMBERED", 8)
+    grads = [1.0, 5.0, 2.0, 3.0, 1.0, *[norm] * 5, 7.0, *[norm] * 60]
+    kept = RELATION.remember(job(tmp_path, grads, weights=grads), 0, len(grads))
+    assert kept is not None
+    rows = kept.filter(pl.col("kind") == "gradients")
+    assert len(rows) <= _norms.WARM_UP + 8 + 1 and len(kept) <= 2 * len(rows) + 1
+    assert rows.filter(pl.col("norm").is_finite())["norm"].max() == pytest.approx(7.0 * 2**0.5)  # the largest one, of two parameters
+
+
 def test_gradients_that_are_not_finite_are_told_when_they_are_applied(tmp_path: Path) -> None:
     bad = {3: StateFlag.NONFINITE}
     assert failing(job(tmp_path, [1.0] * 6, flags=bad, broken=(3,)), "applied") == [3]
