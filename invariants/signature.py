@@ -55,14 +55,18 @@ def features(text: str) -> dict[str, Plain]:
 
 
 def outline(text: str) -> str:
-    """What a signature says but for numbers, of which only the kind is kept: sizes of tensors, plain numbers, attributes.
+    """What a signature says but for numbers, of which only the kind is kept, and whether they are zero: sizes of tensors, plain
+    numbers, attributes.
 
     How many items something has is no such number.
     """
-    told = features(text)
-    counts = (".ndim", ".len")
-    plain = {k: v if isinstance(v, bool) or not isinstance(v, int | float) or k.endswith(counts) else type(v).__name__ for k, v in told.items()}
-    return repr(plain)
+    return repr({place: value if place.endswith((".ndim", ".len")) else _vague(value) for place, value in features(text).items()})
+
+
+def _vague(value: Plain) -> Plain:
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return value
+    return type(value).__name__ if value else f"{type(value).__name__} 0"
 
 
 def _flatten(path: str, leaf: Any, out: dict[str, Plain], depth: int) -> None:

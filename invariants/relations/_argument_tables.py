@@ -6,6 +6,8 @@ decided), `_seen` the value; the call (proc, seq, step, site, circ) and two fiel
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import numpy as np
 import polars as pl
 
@@ -18,9 +20,11 @@ from proctor.invariants.relations._calls import (
     features_of,
     is_torch,
     programs_of,
+    short,
     texts,
 )
 from proctor.invariants.schema import MODEL_CALL, CallFlag
+from proctor.invariants.signature import Plain
 from proctor.invariants.trace import Trace
 
 SUBJECT = ("function", "feature", "caller", "program")
@@ -35,7 +39,8 @@ _SHARED_BY_RANKS = ("torch.utils.data.DistributedSampler.set_epoch",)
 _COUNTING = ("torch.utils.data.DistributedSampler.set_epoch",)
 _SEEDS = ("torch.manual_seed", "torch.cuda.manual_seed", "torch.cuda.manual_seed_all")
 DROPOUT = "torch.nn.functional.dropout"  # what the rule calls all of these
-DROPOUTS = frozenset(f"torch.nn.functional.{n}dropout{d}" for n, d in (("", ""), ("", "1d"), ("", "2d"), ("", "3d"), ("alpha_", ""), ("feature_alpha_", "")))
+ATTENTION = "torch.nn.functional.scaled_dot_product_attention"
+DROPOUTS = frozenset({*(f"{DROPOUT}{d}" for d in ("", "1d", "2d", "3d")), *(f"torch.nn.functional.{n}_dropout" for n in ("alpha", "feature_alpha")), ATTENTION})
 _MAX_DEPTH = 24  # of modules in modules
 _MIN_CALLS = 4  # fewer show no pattern
 _MAX_CALLS = 20_000  # by function and process; a hotter one takes no arguments that are worth a rule
@@ -233,10 +238,7 @@ def _never_repeats(trace: Trace, given: pl.DataFrame) -> pl.DataFrame:
 
 
 def _dropping(trace: Trace) -> pl.DataFrame:
-    """Functional dropout inside models that evaluate. Its `training` argument is true unless it is given.
-
-    Who writes `training=True` means it, and what a dropout module does is what it was set to.
-    """
+    """Functional dropout inside models that evaluate."""
     names = texts(trace.functions, "fn", "function")
     drops = names.filter(pl.col("function").is_in(list(DROPOUTS)))
     fn = trace.calls["fn"].to_numpy()
@@ -251,20 +253,36 @@ def _dropping(trace: Trace) -> pl.DataFrame:
     at, top = at[inside], top[inside]
     args = trace.calls["args"].to_numpy()
     flags = pl.Series([trace.features[c].get("0.training") for c in args[top]], dtype=pl.Boolean)
-    told = [trace.features[c].get("training.value", trace.features[c].get("2.value", "")) for c in args[at]]
-    seen = pl.Series(["" if t == "" else "true" if t else "false" for t in told], dtype=pl.String)
-    inner = pl.Series([trace.functions[fn[i]].startswith("torch.") if i >= 0 else False for i in up[at]], dtype=pl.Boolean)
-    rows = pl.DataFrame({"proc": trace.calls["proc"][at], "seq": trace.calls["seq"][at], "model": flags, "told": seen, "inner": inner})
-    rows = rows.filter(~pl.col("model")).unique(["proc", "seq"])
-    rows = rows.filter((pl.col("told") == "false") | ((pl.col("told") == "") & ~pl.col("inner")))
+    inner = [i >= 0 and trace.functions[fn[i]].startswith("torch.") for i in up[at]]
+    told = [_keeps_all(trace.functions[f], trace.features[c], i) for f, c, i in zip(fn[at], args[at], inner, strict=True)]
+    passed, seen = pl.Series([keeps for keeps, _ in told], dtype=pl.Boolean), pl.Series([said for _, said in told], dtype=pl.String)
+    rows = pl.DataFrame({"proc": trace.calls["proc"][at], "seq": trace.calls["seq"][at], "model": flags, "passed": passed, "_seen": seen})
+    rows = rows.filter(~pl.col("model") & pl.col("passed").is_not_null()).unique(["proc", "seq"])
     rows = rows.join(calls_of(trace).drop("args", "ret"), on=["proc", "seq"]).join(names, on="fn")
-    rows = rows.with_columns(
-        pl.lit("training.value").alias("feature"),
-        pl.col("told").alias("_seen"),
-        (pl.col("told") == "false").alias("passed"),
-        pl.lit(DROPOUT).alias("function"),
-    )
-    return _row(rows, "passed")
+    # A part of the model that trains while the rest evaluates has gradients, and its attention drops rightly.
+    evaluates = pl.col("circ").is_in(circumstances_of(trace).filter(pl.col("grad") == "false")["circ"].to_list())
+    rows = rows.filter((pl.col("function") != ATTENTION) | pl.col("passed") | evaluates)
+    return _row(rows.with_columns(pl.lit("training.value").alias("feature"), pl.lit(DROPOUT).alias("function")), "passed")
+
+
+def _keeps_all(function: str, given: Mapping[str, Plain], inner: bool) -> tuple[bool | None, str]:
+    """Whether a call is told to drop nothing, and what it says; `None` where whoever wrote it means it to drop, or it says nothing.
+
+    `training` is true unless it is given. Who writes `training=True` means it, and what a dropout module does is what it was set to.
+    Attention has only a probability, zero unless it is given.
+
+    Args:
+        given: features of its arguments.
+        inner: a function of torch calls it.
+    """
+    name = short(function)
+    if function == ATTENTION:
+        p = given.get("dropout_p.value", given.get("4.value", ""))
+        return (None if p == "" or (p and inner) else not p), f"{name} is given dropout_p={p}"
+    told = given.get("training.value", given.get("2.value", ""))
+    if told == "":
+        return (None if inner else False), f"{name} is not told whether it trains, and drops then"
+    return (None if told else True), f"{name} is told that it does not train"
 
 
 def _model_modes(trace: Trace) -> tuple[pl.DataFrame, pl.DataFrame]:

@@ -38,7 +38,7 @@ _ADVICE = {
     "ranks_distinct": "ranks repeat each other's work: the rank is missing where this argument is computed",
     "never_repeats": "the counter or seed behind this argument does not advance",
     "training": "call model.train() again after an evaluation; dropout and batch norm do not train without it",
-    "dropping": "pass training=self.training (its default is True), or use a dropout module",
+    "dropping": "pass training=self.training (its default is True), of attention dropout_p=p if self.training else 0.0, or use a module",
     "evaluating": "call model.eval() before an evaluation; dropout and batch norm still train",
 }
 
@@ -122,7 +122,7 @@ class Argument(Relation):
         )
 
     def measures(self, hypothesis: Hypothesis) -> frozenset[str]:
-        return DROPOUTS if hypothesis["mode"] == "dropping" else frozenset({hypothesis.text("fn")})
+        return frozenset() if hypothesis["mode"] == "dropping" else frozenset({hypothesis.text("fn")})  # but whether it is zero
 
     def needs(self, hypothesis: Hypothesis) -> Needs:
         names = {hypothesis.text("fn"), hypothesis.text("caller")} - {""}
@@ -154,6 +154,8 @@ class Argument(Relation):
     def detail(self, trace: Trace, hypothesis: Hypothesis, example: Mapping[str, Any]) -> Detail:
         mode, name, seen = hypothesis.text("mode"), hypothesis.text("fn"), example.get("_seen")
         what = _words(hypothesis.text("feature"))
+        if mode == "dropping":
+            return Detail(expected="nothing is dropped, since the model evaluates", seen=str(seen), function=name, advice=_ADVICE[mode])
         if name == MODEL_CALL:
             model = str(example.get("class") or "model")
             wanted, got = ("training", "evaluation") if mode == "training" else ("evaluation", "training")
@@ -171,7 +173,6 @@ class Argument(Relation):
             "ranks_same": "the same on all ranks",
             "ranks_distinct": "different on each rank",
             "never_repeats": "not seen before in this process",
-            "dropping": "false, since the model evaluates",
         }[mode]
         return Detail(
             expected=f"{name} {what}{by}: {expected}",

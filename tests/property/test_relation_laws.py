@@ -268,7 +268,8 @@ def other_numbers(leaf: Any, salt: int) -> Any:
     if isinstance(leaf, bool) or leaf is None or isinstance(leaf, str):
         return leaf
     if isinstance(leaf, int | float):
-        return type(leaf)(-salt) if salt % 3 == 0 else leaf * 2 + salt
+        other = type(leaf)(-salt) if salt % 3 == 0 else leaf * 2 + salt
+        return other if leaf and other else leaf
     if isinstance(leaf, list):
         return [other_numbers(item, salt) for item in leaf]
     flags = ("n", "g", "t")

@@ -11,6 +11,7 @@ from helpers.loops import ROOT, call, details, holds, learn, load, loop, tensor,
 from proctor.invariants.relations.argument import Argument
 
 RELATION = Argument()
+ATTENTION = "torch.nn.functional.scaled_dot_product_attention"
 ALL_REDUCE = "torch.distributed.all_reduce"
 SET_EPOCH = "torch.utils.data.DistributedSampler.set_epoch"
 GROUP = {"O": "torch.distributed.distributed_c10d.ProcessGroup", "v": "group of 1", "a": {}}
@@ -235,6 +236,36 @@ def test_functional_dropout_goes_on_in_evaluation(tmp_path: Path) -> None:
     assert not violations(RELATION, rules, sampled)
 
 
+def attention(p: float | None, *, model: str, training: int = 0, inner: str = "__main__.Block.forward", grad: bool = False) -> dict[str, Any]:
+    """A model that evaluates with attention in it."""
+    rows = []
+    for step in range(3):
+        about = {"step": step, "phase": "eval", "grad": grad}
+        rows.append(call(f"{model}.forward", {"M": model, "p": "", "t": training}, tensor(8, 4), flags=ROOT, **about))
+        rows.append(call(inner, {"M": inner, "p": "b", "t": 0}, tensor(8, 4), parent=3 * step + 1, **about))
+        named = {} if p is None else {"dropout_p": p}
+        rows.append(call(ATTENTION, tensor(8, 4), tensor(8, 4), tensor(8, 4), named=named, parent=3 * step + 2, **about))
+    return program(*rows, model=model)
+
+
+def test_attention_drops_nothing_in_evaluation(tmp_path: Path) -> None:
+    healthy = [functional({"training": False}, model=f"__main__.{m}") for m in ("A", "B")]
+    rules = learn(RELATION, load(tmp_path, [healthy[0]], [healthy[1]]))
+    (found, *_) = details(RELATION, rules, load(tmp_path, [attention(0.1, model="__main__.C")]))
+    assert found.seen == "functional.scaled_dot_product_attention is given dropout_p=0.1"
+    right: list[dict[str, Any]] = [
+        {"p": 0.0},
+        {"p": None},
+        {"p": 0.1, "training": 1},
+        {"p": 0.1, "grad": True},  # this part of it trains
+        {"p": 0.1, "inner": "torch.nn.MultiheadAttention.forward"},
+    ]
+    for how in right:
+        assert not violations(RELATION, rules, load(tmp_path, [attention(model="__main__.C", **how)])), how
+    learned = learn(RELATION, load(tmp_path, *([attention(0.0, model=f"__main__.{m}")] for m in ("A", "B"))))
+    assert "dropping" in {rule.hypothesis["mode"] for rule in learned}
+
+
 @pytest.mark.parametrize("name", ["dropout1d", "dropout2d", "dropout3d", "alpha_dropout", "feature_alpha_dropout"])
 def test_every_functional_dropout_is_recorded_and_judged(tmp_path: Path, name: str) -> None:
     healthy = [functional({"training": False}, model=f"__main__.{m}") for m in ("A", "B")]
@@ -244,5 +275,5 @@ def test_every_functional_dropout_is_recorded_and_judged(tmp_path: Path, name: s
     catalog = pytest.importorskip("proctor.instrument.catalog")
     (rule,) = [r for r in rules if r.hypothesis["mode"] == "dropping"]
     whole = f"torch.nn.functional.{name}"
-    assert whole in RELATION.needs(rule.hypothesis).functions and whole in RELATION.measures(rule.hypothesis)
-    assert whole in {p.name for p in catalog.points()}
+    assert {whole, ATTENTION} <= RELATION.needs(rule.hypothesis).functions
+    assert {whole, ATTENTION} <= {p.name for p in catalog.points()}
