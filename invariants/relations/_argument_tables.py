@@ -41,6 +41,8 @@ _SEEDS = ("torch.manual_seed", "torch.cuda.manual_seed", "torch.cuda.manual_seed
 DROPOUT = "torch.nn.functional.dropout"  # what the rule calls all of these
 ATTENTION = "torch.nn.functional.scaled_dot_product_attention"
 DROPOUTS = frozenset({*(f"{DROPOUT}{d}" for d in ("", "1d", "2d", "3d")), *(f"torch.nn.functional.{n}_dropout" for n in ("alpha", "feature_alpha")), ATTENTION})
+TRAIN = "torch.nn.Module.train"
+MODE_SETTERS = frozenset({TRAIN, "torch.nn.Module.eval"})
 _MAX_DEPTH = 24  # of modules in modules
 _MIN_CALLS = 4  # fewer show no pattern
 _MAX_CALLS = 20_000  # by function and process; a hotter one takes no arguments that are worth a rule
@@ -285,6 +287,27 @@ def _keeps_all(function: str, given: Mapping[str, Plain], inner: bool) -> tuple[
     return (None if told else True), f"{name} is told that it does not train"
 
 
+def _modes_set(trace: Trace, forwards: pl.DataFrame) -> pl.DataFrame:
+    """Where a model as a whole is set to evaluate, and where a part of one is set to train: proc, seq, part."""
+    calls = calls_of(trace).filter(pl.col("fn").is_in(codes_where(trace, lambda n: n in MODE_SETTERS)))
+    wholes = set(forwards.select("proc", "class").unique().iter_rows())
+    found: list[tuple[int, int, bool]] = []
+    for proc, seq, fn, args in calls.select("proc", "seq", "fn", "args").iter_rows():
+        given = trace.features[args]
+        on = trace.functions[fn] == TRAIN and given.get("1.value", given.get("mode.value", True)) is True
+        whole = given.get("0.path", "") == "" and (proc, given.get("0.type")) in wholes
+        if on != whole:
+            found.append((proc, seq, on))
+    return pl.DataFrame(found, schema={"proc": pl.UInt16, "seq": pl.UInt32, "part": pl.Boolean}, orient="row").sort("seq")
+
+
+def _without_parts_that_train(fed: pl.DataFrame, modes: pl.DataFrame) -> pl.DataFrame:
+    """Without forwards of a model that evaluates but for a part, which was set to train after that."""
+    before = modes.with_columns(pl.col("seq").alias("_at")).drop("seq")
+    told = fed.sort("_at").join_asof(before, on="_at", by="proc", strategy="backward", check_sortedness=False)
+    return told.filter((pl.col("_seen") == "true") | ~pl.col("part").fill_null(value=False)).drop("part")
+
+
 def _model_modes(trace: Trace) -> tuple[pl.DataFrame, pl.DataFrame]:
     """Training flag of the outermost module in the last forward before each backward, and in those without gradients."""
     flags = features_of(trace).filter(pl.col("name").is_in(["0.training", "0.type"]))
@@ -333,6 +356,7 @@ def _model_modes(trace: Trace) -> tuple[pl.DataFrame, pl.DataFrame]:
         .filter(pl.col("function").is_not_null())
         .unique(["proc", "_at"])
     )
+    fed = _without_parts_that_train(fed, _modes_set(trace, forwards))
     fed = fed.with_columns((pl.col("_seen") == "true").alias("passed"), pl.lit("").alias("program"))
     trained = fed.select("proc", "class").unique()
     free = forwards.filter((pl.col("grad") == "false") & (pl.col("step") >= 0)).join(

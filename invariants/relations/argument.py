@@ -15,7 +15,7 @@ import polars as pl
 
 from proctor.invariants.invariant import Hypothesis
 from proctor.invariants.relations import Detail, Examples, Needs, Reads, Relation, register
-from proctor.invariants.relations._argument_tables import DROPOUTS, GROUP, SUBJECT, tables
+from proctor.invariants.relations._argument_tables import DROPOUTS, GROUP, MODE_SETTERS, SUBJECT, tables
 from proctor.invariants.relations._calls import (
     ENOUGH,
     circumstances_of,
@@ -127,7 +127,7 @@ class Argument(Relation):
     def needs(self, hypothesis: Hypothesis) -> Needs:
         names = {hypothesis.text("fn"), hypothesis.text("caller")} - {""}
         if hypothesis["mode"] == "training":
-            names.add("torch.Tensor.backward")
+            names |= {"torch.Tensor.backward", *MODE_SETTERS}
         if hypothesis["mode"] == "dropping":
             names |= {MODEL_CALL, *DROPOUTS}
         return Needs(functions=frozenset(names))

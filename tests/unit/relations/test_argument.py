@@ -143,6 +143,27 @@ def test_training_goes_on_in_evaluation_mode(tmp_path: Path) -> None:
     assert not violations(RELATION, rules, load(tmp_path, [program(*after, model="__main__.D")]))
 
 
+def test_a_part_that_was_set_to_train_after_the_rest_evaluates(tmp_path: Path) -> None:
+    rules = learn(RELATION, load(tmp_path, [loop()], [loop(model="__main__.B")]))
+
+    def frozen(*modes: dict[str, Any]) -> list[str]:
+        job = loop(model="__main__.C")
+        for row in job["calls"]:
+            if row["fn"].endswith("forward"):
+                row["args"]["a"][0]["t"] = 0
+        return violations(RELATION, rules, load(tmp_path, [{**job, "calls": [*modes, *job["calls"]]}]))
+
+    model, head = {"M": "__main__.C", "p": "", "t": 1}, {"M": "__main__.Head", "p": "head", "t": 0}
+    off, on = call("torch.nn.Module.eval", model, step=0), call("torch.nn.Module.train", head, step=0)
+    early = call("torch.nn.Module.train", {**head, "p": ""}, step=0)  # before it is known whose part that is
+    other = call("torch.nn.Module.train", {**model, "t": 0}, step=0)
+    assert not frozen(off, on) and not frozen(off, early)
+    assert frozen(on, off) and frozen(off) and frozen() and frozen(off, other)
+    assert frozen(off, call("torch.nn.Module.train", head, False, step=0))
+    (rule,) = [r for r in rules if r.hypothesis["mode"] == "training"]
+    assert "torch.nn.Module.train" in RELATION.needs(rule.hypothesis).functions
+
+
 def test_evaluation_in_training_mode_is_judged_in_its_family(tmp_path: Path) -> None:
     def evaluated(training: int, model: str = "__main__.Net") -> list[dict[str, Any]]:
         return [program(*[evaluation(model, training, grad=False)] * 3, model=model)]
