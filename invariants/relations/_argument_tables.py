@@ -288,7 +288,7 @@ def _keeps_all(function: str, given: Mapping[str, Plain], inner: bool) -> tuple[
 
 
 def _modes_set(trace: Trace, forwards: pl.DataFrame) -> pl.DataFrame:
-    """Where a model as a whole is set to evaluate, and where a part of one is set to train: proc, seq, part."""
+    """Where a model as a whole is set to evaluate, and where a part of one is set to train: proc, _at, part."""
     calls = calls_of(trace).filter(pl.col("fn").is_in(codes_where(trace, lambda n: n in MODE_SETTERS)))
     wholes = set(forwards.select("proc", "class").unique().iter_rows())
     found: list[tuple[int, int, bool]] = []
@@ -298,13 +298,12 @@ def _modes_set(trace: Trace, forwards: pl.DataFrame) -> pl.DataFrame:
         whole = given.get("0.path", "") == "" and (proc, given.get("0.type")) in wholes
         if on != whole:
             found.append((proc, seq, on))
-    return pl.DataFrame(found, schema={"proc": pl.UInt16, "seq": pl.UInt32, "part": pl.Boolean}, orient="row").sort("seq")
+    return pl.DataFrame(found, schema={"proc": pl.UInt16, "_at": pl.UInt32, "part": pl.Boolean}, orient="row").sort("_at")
 
 
 def _without_parts_that_train(fed: pl.DataFrame, modes: pl.DataFrame) -> pl.DataFrame:
     """Without forwards of a model that evaluates but for a part, which was set to train after that."""
-    before = modes.with_columns(pl.col("seq").alias("_at")).drop("seq")
-    told = fed.sort("_at").join_asof(before, on="_at", by="proc", strategy="backward", check_sortedness=False)
+    told = fed.sort("_at").join_asof(modes, on="_at", by="proc", strategy="backward", check_sortedness=False)
     return told.filter((pl.col("_seen") == "true") | ~pl.col("part").fill_null(value=False)).drop("part")
 
 
@@ -356,7 +355,6 @@ def _model_modes(trace: Trace) -> tuple[pl.DataFrame, pl.DataFrame]:
         .filter(pl.col("function").is_not_null())
         .unique(["proc", "_at"])
     )
-    fed = _without_parts_that_train(fed, _modes_set(trace, forwards))
     fed = fed.with_columns((pl.col("_seen") == "true").alias("passed"), pl.lit("").alias("program"))
     trained = fed.select("proc", "class").unique()
     free = forwards.filter((pl.col("grad") == "false") & (pl.col("step") >= 0)).join(
@@ -365,4 +363,4 @@ def _model_modes(trace: Trace) -> tuple[pl.DataFrame, pl.DataFrame]:
     free = free.with_columns((pl.col("_seen") == "false").alias("passed"), pl.col("own").alias("program"))
     if not forwards.height:
         return _EMPTY, _EMPTY
-    return _row(fed, "passed"), _row(free, "passed")
+    return _row(_without_parts_that_train(fed, _modes_set(trace, forwards)), "passed"), _row(free, "passed")

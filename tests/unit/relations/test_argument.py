@@ -146,7 +146,7 @@ def test_training_goes_on_in_evaluation_mode(tmp_path: Path) -> None:
 def test_a_part_that_was_set_to_train_after_the_rest_evaluates(tmp_path: Path) -> None:
     rules = learn(RELATION, load(tmp_path, [loop()], [loop(model="__main__.B")]))
 
-    def frozen(*modes: dict[str, Any]) -> list[str]:
+    def frozen(*modes: dict[str, Any]) -> dict[str, Any]:
         job = loop(model="__main__.C")
         for row in job["calls"]:
             if row["fn"].endswith("forward"):
@@ -171,6 +171,14 @@ def test_evaluation_in_training_mode_is_judged_in_its_family(tmp_path: Path) -> 
     rules = learn(RELATION, load(tmp_path, evaluated(0)))
     assert violations(RELATION, rules, load(tmp_path, evaluated(1)))
     assert not violations(RELATION, rules, load(tmp_path, evaluated(1, "__main__.Other")))
+    (frozen,) = evaluated(1)
+    for row in frozen["calls"]:
+        if row["fn"].endswith("forward") and row.get("grad", True):
+            row["args"]["a"][0]["t"] = 0
+    model, head = {"M": "__main__.Net", "p": "", "t": 1}, {"M": "__main__.Head", "p": "head", "t": 0}
+    modes = [call("torch.nn.Module.eval", model, step=0), call("torch.nn.Module.train", head, step=0)]
+    told = violations(RELATION, rules, load(tmp_path, [{**frozen, "calls": [*modes, *frozen["calls"]]}]))
+    assert set(told) == {"the model is in evaluation mode when it runs without gradients"}  # also of one of which only a part trains
 
 
 def test_order_of_ranks_changes_nothing(tmp_path: Path) -> None:
