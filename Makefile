@@ -4,11 +4,12 @@ VENV   ?= .venv
 BIN    := $(VENV)/bin
 TORCH  := torch==2.13.0
 BUGS   ?= ../shared/bugs
+CHECKOUTS ?= ../checkouts  # of public programs, `<owner>+<name>` each
 JOBS   ?= 2  # tests at once; each may have several processes, so each of these gets one thread
 # The environment is made again when what it is made from changes.
 STAMP  := $(VENV)/.ready
 
-.PHONY: setup demo test test-slow laws lint bench exam health evaluation packs clean
+.PHONY: setup demo test test-slow laws lint bench exam health mutants evaluation wild packs clean
 setup: $(STAMP)
 
 $(STAMP): pyproject.toml CMakeLists.txt native/CMakeLists.txt $(wildcard native/*.cpp native/*.h)
@@ -45,8 +46,15 @@ exam: setup
 health: setup
 	PATH="$(abspath $(BIN)):$$PATH" $(BIN)/python benchmarks/health.py
 
+mutants: setup
+	$(BIN)/python -m benchmarks.mutants $(CHECKOUTS) --work out/mutants --sample $(or $(SAMPLE),80) --write
+
 evaluation: setup
 	PATH="$(abspath $(BIN)):$$PATH" $(BIN)/python benchmarks/evaluation.py --write
+
+# WILD=folder of checkouts of public programs; ARGS="--half first --number 10 --write", ARGS=--suites and the like.
+wild: setup
+	$(BIN)/python -m benchmarks.wild $(or $(WILD),$(error say WILD=folder, where checkouts lie or are fetched to)) $(ARGS)
 
 packs: setup
 	PATH="$(abspath $(BIN)):$$PATH" $(BIN)/python benchmarks/make_packs.py

@@ -3,7 +3,8 @@
     python benchmarks/make_packs.py [--work DIR] [--only torch] [--folds 4]
 
 One pack an area: torch (one process), distributed (several ranks), transformers, accelerate, lightning (those that are
-installed). A rule is shipped when it says something about a stranger's program: it names no function of an example,
+installed). A rule is shipped when it says something about a stranger's program: it is no habit of the learned programs
+(`Standing`), names no function of an example and nothing that a library keeps to itself,
 asks for no example's model, holds in every run, is seen in several programs, and failed on no held-out run of the
 cross-validation inside `infer`. The figure of false alarms in a pack is measured again from outside: the programs are
 split into folds, the pack is made without a fold and checked on it.
@@ -15,7 +16,7 @@ import argparse
 import datetime
 import sys
 import tempfile
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -25,8 +26,11 @@ sys.path.insert(0, str(Path(__file__).parent))
 from evaluation import ROOT, Bench, Program, programs
 
 from proctor.invariants.condition import FAMILY, Kind
-from proctor.invariants.invariant import Invariant
+from proctor.invariants.invariant import Invariant, Severity, Standing
 from proctor.invariants.pack import Measured, Pack, read_pack, write_pack
+from proctor.invariants.private import libraries_of, private_name
+from proctor.invariants.record import read_records, with_records
+from proctor.invariants.relations import registry
 from proctor.invariants.trace import Trace
 from proctor.verify.checker import check
 
@@ -45,20 +49,36 @@ def area(program: Program, bench: Bench) -> str:
     return "distributed" if len(ranks) > 1 else "torch"
 
 
-def speaks_to_strangers(rule: Invariant, fewest: int) -> bool:
+def speaks_to_strangers(rule: Invariant, fewest: int, libraries: Collection[str]) -> bool:
     """Whether a rule can apply, and is vetted, outside of the programs that it was learned from."""
     own = any("__main__" in str(value) for _, value in rule.hypothesis.params)
     conditions = [c for clause in rule.precondition.any_of for c in clause]
     tied = any("__main__" in (c.value or "") or (c.field == FAMILY and c.kind is Kind.CONSTANT and c.value) for c in conditions)
     failed = rule.false_alarm is not None and rule.false_alarm.failed > 0
+    private = bool(private_name(rule.hypothesis, rule.precondition, libraries))  # changes with a version or an option
+    habit = standing(rule) is Standing.HABIT
     precision = rule.relation == "output"  # the dtype or range that most programs happen to compute in
-    return not own and not tied and not failed and not precision and rule.support.programs >= fewest
+    return not own and not tied and not failed and not private and not habit and not precision and rule.support.programs >= fewest
+
+
+def standing(rule: Invariant) -> Standing:
+    relation = registry().get(rule.relation)
+    return Standing.HABIT if relation is None else relation.standing_of(rule.hypothesis)
+
+
+def as_shipped(rule: Invariant) -> Invariant:
+    """The rule as strangers get it: what a right program may do on purpose is a warning at most, and no page."""
+    level = rule.severity if standing(rule) is not Standing.CHOICE else min(rule.severity, Severity.WARNING, key=lambda s: s.level)
+    told = msgspec.structs.replace(rule, severity=level)
+    relation = registry().get(rule.relation)
+    return told if relation is None else msgspec.structs.replace(told, tier=relation.tier(told))
 
 
 def learn(bench: Bench, name: str, members: Sequence[Program], fewest: int) -> Pack:
     """The rules of some programs, all settings of each, that may be shipped."""
     pack = read_pack(bench.infer(f"shipped-{name}", members, SETTINGS))
-    kept = [rule for rule in pack.invariants if speaks_to_strangers(rule, fewest)]
+    libraries = libraries_of(pack.provenance.libraries)
+    kept = [as_shipped(rule) for rule in pack.invariants if speaks_to_strangers(rule, fewest, libraries)]
     return msgspec.structs.replace(pack, invariants=kept)
 
 
@@ -98,7 +118,9 @@ def main() -> int:
     parser.add_argument("--folds", type=int, default=4)
     parser.add_argument("--iters", type=int, default=20)
     parser.add_argument("--jobs", type=int, default=2)
+    parser.add_argument("--record", type=Path, help="what healthy programs of strangers said of each rule (docs/paging.md)")
     args = parser.parse_args()
+    records = read_records(args.record) if args.record else None
     bench = Bench(args.work or Path(tempfile.mkdtemp(prefix="proctor-packs-")), args.iters, "")
     everything = programs("")
     with ThreadPoolExecutor(args.jobs) as pool:
@@ -116,6 +138,8 @@ def main() -> int:
             continue
         measured = held_out(bench, name, members, args.folds, fewest)
         pack = learn(bench, name, members, fewest)
+        if records is not None:
+            pack, _ = with_records(pack, records)
         requires = {"torch": TORCH} | ({name: LIBRARIES[name]} if name in LIBRARIES else {})
         origin = msgspec.structs.replace(
             pack.provenance,

@@ -13,12 +13,14 @@ from proctor.infer import crossval, redundant, support
 from proctor.infer import evidence as why_believed
 from proctor.infer.compress import compress
 from proctor.infer.executors import one_line
+from proctor.infer.identity import identified
 from proctor.infer.partial import Partial
 from proctor.infer.preconditions import Why, decide
 from proctor.infer.select import refuted, select, vetted
 from proctor.infer.shards import Summary
 from proctor.invariants.invariant import Evidence, FalseAlarm, Hypothesis, Invariant
 from proctor.invariants.pack import Refuted
+from proctor.invariants.private import libraries_of, private_name
 from proctor.invariants.relations import Relation
 from proctor.invariants.trace import Process
 
@@ -98,13 +100,18 @@ def _conclude(task: Conclude, done: Concluded) -> None:
     dropped.update(refusals)
     if unstable:  # selection counted them as never seen
         dropped[Why.NEVER] -= unstable
-    rules, gone = redundant.without_coincident(rules, hypotheses, examples)
+    libraries = libraries_of({name: versions for run in task.runs for name, versions in run.libraries.items() if versions})
+    public = [rule for rule in rules if not private_name(rule.hypothesis, rule.precondition, libraries)]
+    if len(public) < len(rules):
+        dropped[Why.PRIVATE] += len(rules) - len(public)
+    rules, gone = redundant.without_coincident(public, hypotheses, examples)
     if gone:
         dropped[_COINCIDENT] += len(gone)
+    rules = identified(rules, dict(zip(ids, task.runs, strict=True)))
     index = {h: i for i, h in enumerate(hypotheses)}
-    done.rules = [_vetted(rule, measured.get(index[rule.hypothesis])) for rule in rules]
+    done.rules = [_vetted(relation, rule, measured.get(index[rule.hypothesis])) for rule in rules]
     done.dropped = {str(why): n for why, n in dropped.items() if n > 0}
 
 
-def _vetted(rule: Invariant, measured: tuple[int, int] | None) -> Invariant:
-    return vetted(rule, FalseAlarm.of(*measured)) if measured is not None and measured[0] else rule
+def _vetted(relation: Relation, rule: Invariant, measured: tuple[int, int] | None) -> Invariant:
+    return vetted(relation, rule, FalseAlarm.of(*measured)) if measured is not None and measured[0] else rule

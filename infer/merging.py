@@ -23,6 +23,7 @@ import msgspec
 
 from proctor.infer import evidence as why_believed
 from proctor.infer.evidence import family_id
+from proctor.invariants import relations
 from proctor.invariants.condition import FAMILY, Condition, Kind, Precondition
 from proctor.invariants.invariant import (
     ANY_FAMILY,
@@ -30,10 +31,11 @@ from proctor.invariants.invariant import (
     FalseAlarm,
     Invariant,
     Part,
+    Record,
     Support,
     hypothesis_id,
     invariant_id,
-    tier_of,
+    union,
 )
 from proctor.invariants.pack import Pack, Provenance, Refuted, Source
 
@@ -160,7 +162,9 @@ def _merged(
     diverse = why_believed.diversity(evidence, sources)
     severity = max((c.severity for c in copies), key=lambda s: s.level)
     alarm = _worst([c.false_alarm for c in copies if c.false_alarm is not None])
-    return Invariant(
+    record = worst_record([c.record for c in copies if c.record is not None])
+    relation = relations.registry().get(copies[0].relation)
+    rule = Invariant(
         id=invariant_id(copies[0].hypothesis, precondition),
         hypothesis=copies[0].hypothesis,
         precondition=precondition,
@@ -170,9 +174,11 @@ def _merged(
         evidence=evidence,
         diversity=diverse,
         false_alarm=alarm,
-        tier=tier_of(severity, diverse, alarm),
         parts=parts,
+        record=record,
+        definitions=union(c.definitions for c in copies),
     )
+    return rule if relation is None else msgspec.structs.replace(rule, tier=relation.tier(rule))
 
 
 def _union(parts: Iterable[Part]) -> tuple[Part, ...]:
@@ -242,6 +248,20 @@ def _worst(measured: Sequence[FalseAlarm]) -> FalseAlarm | None:
         return None
     failed = max(m.failed for m in measured)
     return FalseAlarm.of(max(failed, *(m.tested for m in measured)), failed)
+
+
+def worst_record(several: Sequence[Record]) -> Record | None:
+    """As `_worst`: packs may have been held against the same programs, so that nothing can be added up."""
+    if not several:
+        return None
+    failed, retracted = max(r.failed for r in several), max(r.retracted for r in several)
+    return Record(
+        tested=max(failed, retracted, *(r.tested for r in several)),
+        failed=failed,
+        retracted=retracted,
+        programs=max(r.programs for r in several),
+        corpus=", ".join(sorted({w for r in several for w in _words(r.corpus, ",")})),
+    )
 
 
 def _requires(all_of: Sequence[dict[str, str]]) -> dict[str, str]:

@@ -39,6 +39,7 @@ class Why(StrEnum):
     SUPERFICIAL = "nothing separates passing from failing"
     REFUSED = "refused by the relation"
     UNSTABLE = "fails on held-out runs too often"
+    PRIVATE = "speaks of a private name of a library"
 
 
 @dataclass(frozen=True)

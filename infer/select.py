@@ -18,7 +18,6 @@ from proctor.invariants.invariant import (
     Support,
     hypothesis_id,
     invariant_id,
-    tier_of,
 )
 from proctor.invariants.pack import Refuted, Source
 from proctor.invariants.relations import Relation
@@ -73,21 +72,20 @@ def select(
             identity = invariant_id(hypothesis, precondition)
             text = relation.say(hypothesis)
             rule = Invariant(identity, hypothesis, precondition, support, text, relation.severity_of(hypothesis))
-            rules.append(attach(rule, (evidence or {}).get(index, Evidence()), known))
+            rules.append(attach(relation, rule, (evidence or {}).get(index, Evidence()), known))
     return rules, dropped
 
 
-def attach(rule: Invariant, evidence: Evidence, sources: Iterable[Source]) -> Invariant:
+def attach(relation: Relation, rule: Invariant, evidence: Evidence, sources: Iterable[Source]) -> Invariant:
     """A rule with its evidence; how diverse that is follows from it."""
-    diverse = why_believed.diversity(evidence, sources)
-    tier = tier_of(rule.severity, diverse, rule.false_alarm)
-    return msgspec.structs.replace(rule, evidence=evidence, diversity=diverse, tier=tier)
+    whole = msgspec.structs.replace(rule, evidence=evidence, diversity=why_believed.diversity(evidence, sources))
+    return msgspec.structs.replace(whole, tier=relation.tier(whole))
 
 
-def vetted(rule: Invariant, false_alarm: FalseAlarm) -> Invariant:
+def vetted(relation: Relation, rule: Invariant, false_alarm: FalseAlarm) -> Invariant:
     """A rule with what cross-validation measured; whether it may page follows from it."""
-    tier = tier_of(rule.severity, rule.diversity, false_alarm)
-    return msgspec.structs.replace(rule, false_alarm=false_alarm, tier=tier)
+    whole = msgspec.structs.replace(rule, false_alarm=false_alarm)
+    return msgspec.structs.replace(whole, tier=relation.tier(whole))
 
 
 def refuted(hypotheses: Sequence[Hypothesis], outcomes: Mapping[int, Outcome]) -> list[Refuted]:

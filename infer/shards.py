@@ -17,7 +17,8 @@ from proctor.infer.evidence import sources
 from proctor.invariants.fit import used
 from proctor.invariants.pack import Source
 from proctor.invariants.schema import TABLES
-from proctor.invariants.trace import Trace, read_stream
+from proctor.invariants.tables import read_stream
+from proctor.invariants.trace import Trace
 from proctor.invariants.windows import NAMES, REACH, Window, spread
 
 _TABLES: Final = ("calls", "states", "values")
@@ -60,6 +61,7 @@ class Summary(msgspec.Struct, frozen=True):
     libraries: dict[str, tuple[str, ...]] = {}  # that it used, with their versions
     notes: tuple[str, ...] = ()
     sources: tuple[Source, ...] = ()
+    definitions: dict[str, str] = {}  # what the user's functions and classes are, by name
 
     def plus(self, other: Summary) -> Summary:
         """Of two windows of one run."""
@@ -138,6 +140,7 @@ def _summarize(trace: Trace, run: str) -> Summary:
         libraries={name: tuple(sorted(versions)) for name, versions in sorted(used(trace).items())},
         notes=tuple(trace.notes),
         sources=sources(trace),
+        definitions={name: sketch for p in reversed(trace.processes) for name, sketch in p.definitions.items()},
     )
 
 

@@ -6,18 +6,38 @@ Nothing of Proctor's may reach the user's program (docs/design.md, "the user's r
 from __future__ import annotations
 
 import contextlib
+import stat
 import sys
 import threading
 import traceback
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Final
+
+from proctor.invariants.blindness import ALL, CALLS, STATES, VALUES
+from proctor.invariants.descriptor import identity
+
+_ENDS: Final = {"state": (STATES,), "last-look": (STATES,), "loader worker": (f"{VALUES}rng",), "user code": (CALLS,), "early names": (CALLS,)}
+_NOTHING: Final = frozenset(  # no rule reads what these do
+    {"capsules", "capsule writer", "freeze", "stream", "stream-close", "exit", "attach", "adopt", "tell"}
+)
 
 
 class Guard:
-    """Runs probes. A probe that raises is disabled for the rest of the process."""
+    """Runs probes. A probe that raises is disabled for the rest of the process, and what it recorded ends there.
+
+    Attributes:
+        ended: what is recorded no more (`invariants.blindness`), and the step in which that began.
+        step: gives the present step.
+        on_end: called after something was added to `ended`.
+        ends: what the probes of the owner record, by label; of labels that nobody knows it is everything.
+    """
 
     def __init__(self) -> None:
         self.errors = 0
+        self.ended: list[tuple[str, int]] = []
+        self.step: Callable[[], int] = lambda: -1
+        self.on_end: Callable[[], None] | None = None
+        self.ends: dict[str, tuple[str, ...]] = {}
         self.notes: list[str] = []
         self._disabled: set[str] = set()
         self._lock = threading.Lock()
@@ -43,13 +63,58 @@ class Guard:
             where = f"{frames[-1].filename.rsplit('/', 2)[-1]}:{frames[-1].lineno}" if frames else "?"
             note = f"probe {probe} is off after {type(error).__name__}: {str(error)[:200]} ({where})"
             self.notes.append(note)
+            step = self.step()
+            self.ended += [(what, step) for what in self._ends(probe)]
         say(note)
+        if self.on_end is not None:
+            self.on_end()
+
+    def _ends(self, probe: str) -> tuple[str, ...]:
+        if probe in _NOTHING:
+            return ()
+        if probe.startswith("late "):
+            return (CALLS,)
+        return self.ends.get(probe) or _ENDS.get(probe, (ALL,))
 
     def disabled(self, probe: str) -> bool:
         return probe in self._disabled
 
 
+class _Terminal:
+    """What stderr was when we came: a program that closes it may have a file of its own at its number."""
+
+    def __init__(self) -> None:
+        self.stream = sys.stderr
+        self.file = identity(2)
+        self.unsaid: list[str] = []
+
+    def is_ours(self) -> bool:
+        """Whether text may be written to `sys.stderr`."""
+        if sys.stderr is not self.stream:
+            return True  # the program put another in its place, which knows where to write
+        return identity(2) == self.file or _is_harmless(2)
+
+
+def _is_harmless(number: int) -> bool:
+    """Whether it is a terminal, /dev/null or the like, which have no content."""
+    found = identity(number)
+    return found is not None and stat.S_ISCHR(found[2])
+
+
+_TERMINAL = _Terminal()
+_MAX_UNSAID: Final = 20
+
+
 def say(text: str) -> None:
-    """One line on stderr, if there is one; a closed stderr is not an error."""
+    """One line on stderr, if there is one; a closed stderr is not an error. What cannot be said is kept for `unsaid`."""
+    if not _TERMINAL.is_ours():
+        if len(_TERMINAL.unsaid) < _MAX_UNSAID:
+            _TERMINAL.unsaid.append(text)
+        return
     with contextlib.suppress(OSError, ValueError):
         print(f"proctor: {text}", file=sys.stderr, flush=True)
+
+
+def unsaid() -> list[str]:
+    """What there was nobody to say to, for the notes of the process."""
+    return list(_TERMINAL.unsaid)

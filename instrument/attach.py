@@ -80,7 +80,7 @@ def _watch(objects: tuple[Any, ...], out: str | None) -> None:
     observer.arm("proctor.watch")
     for thing in objects:
         if isinstance(thing, torch.nn.Module):
-            observer.guard.run("watch", observer.tracker.add_model, thing)
+            observer.guard.run("state", observer.tracker.add_model, thing)
         elif isinstance(thing, torch.optim.Optimizer):
             if not observer.tracker.holds(thing):
                 observer.guard.run("watch", observer.steps.optimizer_created, (thing,), None, None, False)

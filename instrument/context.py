@@ -1,10 +1,18 @@
 """Step, microbatch and phase of the training loop, found from what the program does.
 
-A *step* is one optimizer update of the outermost loop. It begins with the first training act after the last update:
-`zero_grad`, a training forward, a backward, or an update. So what follows an update (copying masters back, EMA,
-a scheduler, an evaluation) still belongs to the step that it finishes. With several optimizers (GAN, actor-critic)
-a step ends when each of those that take part has updated once. An update that was skipped (overflow) still ends
-its step: `zero_grad` after a backward that no update followed begins a new one.
+A *step* is one optimizer update of the outermost loop, with the forwards and backwards that it uses before it and whatever follows it
+after it. It begins with the first training forward or backward after the last update, or with an update that none came before. So
+what follows an update (clearing gradients, copying masters back, EMA, a scheduler, an evaluation, saving) belongs to the step that it
+finishes, and a loop that ends with `step(); zero_grad()` has no step more than updates.
+
+* `zero_grad` begins nothing: it clears the gradients of the step that it follows. Where it throws away gradients that no update used,
+  it ends their step. So does a loss scaler that skips an update.
+* An update of an optimizer that is at rest (no training since it was made or since its last update) and that can move nothing
+  (no gradient, or a learning rate of 0) is none: checkpoint libraries do one to have state to load into, programs to move a schedule on.
+* With several optimizers (GAN, actor-critic) a step is a round, in which each updates once at most. When all have, it is over. When
+  some have not, `_rounds.py` tells whether what comes now is of this round. Optimizers of the same parameters (one that wraps another,
+  one for each task) are one.
+* Where a process has no optimizer of torch, an update is that parameters changed since the backward before (`steps.by_hand`).
 """
 
 from __future__ import annotations
@@ -13,73 +21,105 @@ import json
 from collections.abc import Callable
 from typing import Any
 
+from proctor.instrument._rounds import Rounds
 from proctor.instrument._rows import take
 
 
 class StepClock:
-    """Counts steps and microbatches from training acts. Pure: knows no torch."""
+    """Counts steps and microbatches from training acts. Pure: knows no torch. Optimizers go by a number."""
 
     def __init__(self) -> None:
         self.step = -1
         self.micro = 0
         self.phase = "init"
-        self._ended = False  # an update of this step is done
-        self._over = False  # this step is done, whoever takes part in the next one
-        self._stepped: set[int] = set()  # optimizers that updated in this step
-        self._cycle: set[int] = set()  # optimizers that take part in a step
-        self._missed: dict[int, int] = {}  # steps in which one of the cycle did not update
-        self._backward_pending = False  # a backward that no update followed yet
+        self._rounds = Rounds()
+        self._acts = 0  # training forwards and backwards so far
+        self._acts_at: dict[int, int] = {}  # by optimizer: how many there were at its last update, or when it was made
+        self._dropped = False  # gradients of this step were cleared before an update used them
+        self.backward_pending = False  # a backward that no update followed yet; read by `steps.py`
         self._backward_in_micro = False
+        self._cleared: set[int] = set()  # optimizers whose gradients were cleared since the last backward
+        self._probing = False  # what this microbatch computes is not, or not only, for an update
         self.on_new_step: Callable[[], None] | None = None
         self.on_change: Callable[[], None] | None = None
 
     def optimizer_created(self, key: int) -> None:
-        if self.step >= 0 and not self._backward_pending and (not self._ended or self._complete()):
-            self._over = self._ended  # a new phase: earlier optimizers may be done with
-            self._cycle.clear()
-            self._missed.clear()
-        self._cycle.add(key)
+        self._rounds.joins(key, anew=self.step >= 0 and not self.backward_pending)
+        self._acts_at[key] = self._acts
 
-    def zero_grad(self, key: int | None) -> None:
-        """`key` is the optimizer, or None for `Module.zero_grad`."""
-        skipped = self._backward_pending and not self._stepped
-        again = key is not None and key in self._stepped
-        if self.step < 0 or skipped or again or self._done():
-            self._begin()
+    def fetched(self) -> None:
+        """The program has taken a batch from a loader."""
+        self._rounds.fetched()
+
+    def zero_grad(self, key: int | None, moved: Callable[[], bool] = lambda: False) -> None:
+        """Gradients are cleared.
+
+        Args:
+            key: the optimizer, None for `Module.zero_grad`.
+            moved: whether parameters changed since the backward that nothing updated with. Asked where it matters.
+        """
+        if self.step < 0:
+            return
+        if key is not None:
+            self._cleared.add(key)
+            self._rounds.cleared(key)
+        if self.backward_pending and not self._rounds.ended and not self._probing:
+            members = self._rounds.members
+            thrown_away = members <= self._cleared or (key is None and len(members) < 2)
+            self._dropped |= thrown_away and not moved()
         self._set("train")
 
-    def forward(self, training: bool) -> None:
-        """An outermost module call; `training`: it may be followed by a backward."""
+    def forward(self, training: bool, probing: bool = False) -> None:
+        """A call of an outermost module.
+
+        Args:
+            training: it may be followed by a backward.
+            probing: if it is the first of a microbatch, its backward is for what it is given: an attack on an input.
+        """
         if not training:
             if self.step >= 0:
                 self._set("eval")
             return
-        if self.step < 0 or self._done():
+        self._acts += 1
+        if self._done():
             self._begin()
+            self._probing = probing
         elif self._backward_in_micro:
             self.micro += 1
             self._backward_in_micro = False
+            self._probing = probing
             self._changed()
         self._set("train")
 
     def backward(self) -> None:
-        if self.step < 0 or self._done():
+        self._acts += 1
+        if self._done():
             self._begin()
-        self._backward_pending = True
+        self._cleared.clear()
+        self.backward_pending = True
         self._backward_in_micro = True
         self._set("train")
 
+    def at_rest(self, key: int) -> bool:
+        """Whether nothing was trained since this optimizer was made, or since its last update."""
+        return self._acts == self._acts_at.get(key, -1)
+
     def update_begins(self, key: int) -> None:
-        if self.step < 0 or self._over or key in self._stepped:
+        if self.step < 0 or self._rounds.over or self._rounds.repeats(key):
             self._begin()
-        self._cycle.add(key)
         self._set("train")
 
-    def update_ends(self, key: int) -> None:
-        self._stepped.add(key)
-        self._missed.pop(key, None)
-        self._ended = True
-        self._backward_pending = False
+    def update_ends(self, key: int, inner: tuple[int, ...] = ()) -> None:
+        """An update is done, or a loss scaler skipped it.
+
+        Args:
+            key: the optimizer.
+            inner: those that it has called to do so.
+        """
+        self._rounds.updated(key, inner)
+        self._acts_at[key] = self._acts
+        self._dropped = False
+        self.backward_pending = False
         self._backward_in_micro = False
 
     def checkpoint(self, entering: bool, before: str = "init") -> str:
@@ -89,24 +129,20 @@ class StepClock:
         return previous
 
     def _done(self) -> bool:
-        return self._over or (self._ended and self._complete())
-
-    def _complete(self) -> bool:
-        return self._cycle <= self._stepped
+        """Whether a forward or backward now is of the next step."""
+        return self.step < 0 or self._dropped or self._rounds.done()
 
     def _begin(self) -> None:
-        for key in self._cycle - self._stepped:
-            self._missed[key] = self._missed.get(key, 0) + 1
-            if self.step >= 0 and self._missed[key] >= 2:
-                self._cycle.discard(key)  # constructed, or used earlier, but not part of this loop
         if self.on_new_step is not None and self.step >= 0:
             self.on_new_step()
         self.step += 1
         self.micro = 0
-        self._stepped.clear()
-        self._over = self._ended = False
-        self._backward_pending = False
+        self._rounds.begin()
+        self._dropped = False
+        self.backward_pending = False
         self._backward_in_micro = False
+        self._cleared.clear()
+        self._probing = False
         self._changed()
 
     def _set(self, phase: str) -> None:

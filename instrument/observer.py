@@ -3,7 +3,7 @@
 It owns the recorder, the patches, the clock, the tracker and the writer. Its hooks are in `steps.py` (step, phase, state) and
 `structure.py` (ranks, groups, meshes); `taps.py` says which functions they hang on.
 
-Tripwires: the first `Optimizer.__init__`, or the end of `init_process_group`. What happens before (seeding,
+Tripwires: the first `Optimizer.__init__`, the end of `init_process_group`, or parameters that change after a backward in a program without an optimizer. What happens before (seeding,
 construction, initialisation) waits in the recorder's buffer and is written when the process arms. The rule gives
 exactly the training processes of every launcher that was tried (findings/ecosystem.md §1.2).
 """
@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from proctor.errors import ProctorError
-from proctor.instrument._guard import Guard, say
+from proctor.instrument._guard import Guard, say, unsaid
 from proctor.instrument.config import RecordConfig
 from proctor.instrument.context import ContextTable, StepClock
 from proctor.instrument.patches import Patches
@@ -48,6 +48,8 @@ class Observer:
         self.contexts = ContextTable(self.clock)
         self.sink = Sink(self.recorder, self._value_ctx, config, self._wants_values)
         self.probes = Probes(self.sink, self.guard.run)
+        self.guard.step, self.guard.on_end = lambda: self.clock.step, self._went_blind
+        self.guard.ends |= self.probes.ends()
         self.user = UserCode(self.patches, library_prefixes(), self._wants_user, self.probes)
         self.armed = False
         self.inert = False
@@ -259,11 +261,17 @@ class Observer:
             },
             "dropped": self.recorder.dropped - self._early_drops + self.sink.dropped - self._early_values
             + (self.writer.lost + self.writer.torn if self.writer is not None else 0),
-            "notes": self.guard.notes + self._notes + (self.capsules.notes if self.capsules is not None else []),
+            "notes": self.guard.notes + self._notes + unsaid() + (self.capsules.notes if self.capsules is not None else []),
             "finished": self.finished,
+            "blind": [list(pair) for pair in self.guard.ended],
             "unobserved": [*self.unseen, *self.user.left_alone][:MAX_UNSEEN],
+            "definitions": dict(self.user.definitions),
             **self.probes.facts(),
         }
+
+    def _went_blind(self) -> None:
+        if self.writer is not None:
+            self.writer.tell_soon()
 
     def _degrade(self, failing: bool) -> None:
         """The disk is full: sample ever more sparsely; back to normal when it is not."""
@@ -325,6 +333,7 @@ class Observer:
         self.tracker.observe(seq, call, edge, self._state_ctx(), **what)
 
     def _look_late(self) -> None:
+        self.steps.by_hand()
         self.look(0, 0, data=Look.HINT, grad=Look.HINT)
 
     def _new_step(self) -> None:
@@ -333,8 +342,8 @@ class Observer:
         if not self.armed:
             return
         step = self.clock.step + 1
-        self.tracker.rescan(step)
-        self.user.sweep()
+        self.guard.run("state", self.tracker.rescan, step)
+        self.guard.run("user code", self.user.sweep)
         self.sampled = step < self.config.warmup or step % max(self._sample_every, 1) == 0
         self.recorder.enabled = self.sampled
         self.probes.step_begins(step)

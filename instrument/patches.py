@@ -6,6 +6,7 @@ left alone on removal: putting our original back would undo their patch.
 
 from __future__ import annotations
 
+import functools
 import gc
 import sys
 import types
@@ -18,6 +19,25 @@ PLAIN, METHOD, MODULE_CALL = 0, 1, 2
 _MISSING = object()
 
 Hooks = dict[str, tuple[Callable[..., None] | None, Callable[..., None] | None]]  # by function: what runs before and after
+
+
+def _unseen(hook: Callable[..., None] | None) -> Callable[..., None] | None:
+    """The hook, where what it reads of tensors reaches no TorchFunctionMode of the program's."""
+    if hook is None:
+        return None
+    import torch
+
+    depth, aside = torch._C._len_torch_function_stack, torch._C.DisableTorchFunction
+
+    @functools.wraps(hook)
+    def call(*args: Any) -> None:
+        if depth():
+            with aside():
+                hook(*args)
+        else:
+            hook(*args)
+
+    return call
 
 
 class Patches:
@@ -58,7 +78,7 @@ class Patches:
         tap = self._taps.get(id(function))
         if tap is None:
             code = self.recorder.intern(0, name)
-            tap = Tap(self.recorder, function, code, kind, before, after)
+            tap = Tap(self.recorder, function, code, kind, _unseen(before), _unseen(after))
             self._taps[id(function)] = tap
             self._keep.append(function)
             self._names[id(function)] = name

@@ -30,6 +30,7 @@ from proctor.instrument._replay_plan import PLAN, Outcome, Plan, outcome_file
 from proctor.instrument.config import RecordConfig
 from proctor.instrument.rundir import create_run, write_boot
 from proctor.invariants.capsule import Call, Capsule, Print, Seen, capsules_of, read_capsule, siblings
+from proctor.invariants.redact import hides
 
 STAGES: Final = ("state before", "calls", "inputs", "outputs", "loss", "gradient", "buffer", "parameter", "optimizer", "scaler")
 _TAIL: Final = 400  # characters of a failed command's last words
@@ -121,6 +122,8 @@ def _recorded_command(path: Path, recorded: Capsule) -> tuple[str, ...]:
         raise UsageError(f"{path} is not yours: its command is not run unseen", hint="name the command after --")
     if not recorded.command:
         raise UsageError(f"{path} has no command", hint="name the command after --")
+    if hides(recorded.command):
+        raise UsageError(f"{path} has the command without its secrets", hint="name the whole command after --")
     # `proctor.watch` knows the script and not its interpreter
     return (sys.executable, *recorded.command) if recorded.command[0].endswith(".py") else recorded.command
 

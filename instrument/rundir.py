@@ -16,6 +16,7 @@ import msgspec
 from proctor.errors import TraceError, UsageError
 from proctor.instrument.config import RecordConfig
 from proctor.invariants.files import is_unfinished, replace_file
+from proctor.invariants.redact import without_secrets
 from proctor.invariants.schema import TRACE_SCHEMA
 
 _KEPT = ("CUDA_VISIBLE_DEVICES", "OMP_NUM_THREADS", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "PYTHONHASHSEED")
@@ -58,7 +59,7 @@ def create_run(
         (run / "procs").mkdir(parents=True, exist_ok=True)
         info = {
             "schema": TRACE_SCHEMA,
-            "command": list(command),
+            "command": without_secrets(command),
             "program": program_name(command),
             "cwd": os.getcwd(),
             "host": platform.node(),

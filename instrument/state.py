@@ -11,7 +11,6 @@ serves only the boundaries between. A write that escapes version counters is the
 
 from __future__ import annotations
 
-import gc
 import json
 import weakref
 from collections.abc import Callable, Iterable
@@ -24,10 +23,10 @@ import msgspec
 from proctor.instrument._rows import take
 from proctor.instrument._seen import LastSeen, Places, Seen
 from proctor.instrument.fingerprint import Summary, fingerprint_all
+from proctor.instrument.modules import class_name, clean_names, joined, roots_owning, unwrap
 from proctor.invariants.schema import Name, StateFlag
-from proctor.invariants.variable import Variable
+from proctor.invariants.variable import Variable, apart
 
-_WRAPPERS = frozenset({"_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_module"})
 _NO_VALUE = Summary(0, 0.0, int(StateFlag.NONE))
 _RESCAN_EVERY = 64  # steps between looks for parameters that were added in place
 
@@ -74,11 +73,13 @@ class StateTracker:
         self._optimizers: dict[int, weakref.ref[Any]] = {}
         self._labels: dict[int, str] = {}  # id of an optimizer → its label
         self._holder: dict[int, str] = {}  # id of a parameter → label of the optimizer that holds it
+        self._models: dict[str, list[weakref.ref[Any]]] = {}  # models by class, in the order in which they were found
         self._zero_lr: dict[str, set[int]] = {}
         self._wrapped: dict[int, str] = {}
         self._scanned_at = 0
         self.dirty = False  # a collective may have written without a version bump
         self.layout = 0  # counts what may have changed which parameters and buffers there are, or how they are called
+        self._values: dict[int, int] = {}  # fingerprints that `moved` found, by id of the parameter
         self._last = LastSeen()
         self._places: Places | None = None  # of the rows in it, until others are tracked
         self._seen: Seen | None = None  # what `seen_last` gave, until something else is seen
@@ -112,17 +113,41 @@ class StateTracker:
         self._holder.update((id(p), label) for p in params)
         missing = {id(p) for p in params} - self._params.keys()
         if missing:
-            for root in _roots_owning(missing):
+            order = {id(p): i for i, p in enumerate(params)}  # the same on all ranks and in all runs, unlike that of the collector
+            for root in sorted(roots_owning(missing), key=lambda r: min(order.get(id(p), len(order)) for p in r.parameters())):
                 self.add_model(root)
         for i, p in enumerate(params):
             if id(p) not in self._params:
                 self._add_parameter(p, Variable("", f"optimizer{label}.{i}", "", "parameter", kind="master"), {})
         self._describe_again(self._params.values())
 
+    def add_leaves(self, leaves: list[tuple[str, Any]]) -> None:
+        """Track what a program without an optimizer trains: the models that own these tensors, and those that no model owns.
+
+        Args:
+            leaves: name in the program and tensor, in the order of the graph.
+        """
+        order = {id(p): i for i, (_, p) in enumerate(leaves)}
+        missing = order.keys() - self._params.keys()
+        if not missing:
+            return
+        for root in sorted(roots_owning(missing), key=lambda r: min(order.get(id(p), len(order)) for p in r.parameters())):
+            self.add_model(root)
+        for name, p in leaves:
+            if id(p) not in self._params:
+                self._add_parameter(p, Variable("", name, "", "parameter", kind="leaf"), {})
+
+    def moved(self) -> bool:
+        """Whether a parameter has another value than when this was last asked; all are hashed."""
+        alive = self.parameters()
+        now = {key: summary.fp for (key, _), summary in zip(alive, fingerprint_all([p for _, p in alive]), strict=True)}
+        before, self._values = self._values, now
+        return any(before.get(key, fp) != fp for key, fp in now.items())
+
     def note_lr(self, optimizer: Any) -> None:
         """Remember which parameters an update leaves alone because their learning rate is zero."""
         label = self._labels.get(id(optimizer), "")
-        zero = {id(p) for group in optimizer.param_groups if _is_zero(group.get("lr")) for p in group["params"]}
+        zero = {id(p) for group in optimizer.param_groups if is_zero(group.get("lr")) for p in group["params"]}
         if zero != self._zero_lr.get(label, set()):
             self._zero_lr[label] = zero
             self._describe_again(self._params.values())
@@ -137,41 +162,53 @@ class StateTracker:
         """Track every parameter and buffer of a module tree. Idempotent; new parameters are added."""
         self._changed()
         self._roots[id(root)] = weakref.ref(root)
-        inner, wrapper = _unwrap(root)
-        model = _class_name(inner)
+        inner, wrapper = unwrap(root)
+        model = self._numbered(inner)
         owners: dict[str, Any] = dict(root.named_modules(remove_duplicate=False))
+        names = clean_names(owners)
         with_params = [n for n, m in owners.items() if any(p is not None for p in m._parameters.values())]
-        order = {canonical(n): i for i, n in enumerate(dict.fromkeys(with_params))}
+        order = {names[n]: i for i, n in enumerate(dict.fromkeys(with_params))}
         last = len(order) - 1
         first_name: dict[int, str] = {}
         for name, p in root.named_parameters(remove_duplicate=False):
             prefix, _, kind = name.rpartition(".")
-            clean = canonical(name)
+            clean = joined(names.get(prefix, prefix), kind)
             owner = owners.get(prefix, inner)
-            at = order.get(canonical(prefix), 0)
+            at = order.get(names.get(prefix, ""), 0)
             position = "last" if at == last else "first" if at == 0 else "middle"
             alias = first_name.setdefault(id(p), clean)
             var = Variable(
-                model, clean, "", "parameter", _class_name(owner), kind, position, alias if alias != clean else ""
+                model, clean, "", "parameter", class_name(owner), kind, position, alias if alias != clean else ""
             )
-            self._add_parameter(p, var, {"wrapper": wrapper or self._wrapped.get(id(p), "")})
+            self._add_parameter(p, var, {"wrapper": wrapper or self._wrapped.get(id(p), ""), "model": model})
         if self.watches("buffer"):
             for name, b in root.named_buffers():
                 prefix, _, kind = name.rpartition(".")
                 owner = owners.get(prefix, inner)
                 slot = self._buffers.get((id(owner), kind))
                 if slot is None or slot.owner() is not b:  # new, or of a module that is gone and whose id is another's
-                    var = Variable(model, canonical(name), "data", "buffer", _class_name(owner), kind)
+                    clean = joined(names.get(prefix, prefix), kind)
+                    var = Variable(model, clean, "data", "buffer", class_name(owner), kind)
                     now = partial(_present_buffer, weakref.ref(owner), kind)
                     if slot is not None:
                         self._last.drop(slot.at)
                     slot = _Slot(now, self._var(var), self._meta(b, {}), False, self._last.place())
                     self._buffers[id(owner), kind] = slot
-                    self.names[id(b)] = canonical(name)
+                    self.names[id(b)] = clean
         for name, module in owners.items():
-            self.names[id(module)] = canonical(name)
+            self.names[id(module)] = names[name]
         if self.on_names is not None:
             self.on_names(self.names)
+
+    def _numbered(self, model: Any) -> str:
+        """The class of a model; the second that lives of one class is `Net#2`, so that two critics are not one."""
+        name = class_name(model)
+        known = self._models.setdefault(name, [])
+        place = next((i for i, ref in enumerate(known) if ref() is model), None)
+        if place is None:
+            place = next((i for i, ref in enumerate(known) if ref() is None), len(known))
+            known[place : place + 1] = [weakref.ref(model)]
+        return f"{name}#{place + 1}" if place else name
 
     def set_wrapper(self, root: Any, wrapper: str) -> None:
         """Remember that a tree is driven by DDP, FSDP, … (a fact for preconditions)."""
@@ -339,7 +376,7 @@ class StateTracker:
                         continue
                     slot = self._optimizer_slots.get((id(p), key))
                     if slot is None or slot.owner() is not value:
-                        name = self.names.get(id(p), "")
+                        name = apart(str(known[3].get("model", "")), self.names.get(id(p), ""))
                         var = Variable("", name, str(key), "optimizer")
                         if slot is not None:
                             self._last.drop(slot.at)
@@ -347,6 +384,11 @@ class StateTracker:
                         self._optimizer_slots[(id(p), key)] = slot
                         self._places = self._seen = None
                     yield slot
+
+    def wrote_data(self) -> bool:
+        """Whether a parameter was written since its last look, by its version counter; nothing is hashed."""
+        parameters = ((data.owner(), data.version) for _, data, _, _ in self._params.values())
+        return any(p is not None and not p.is_inference() and p._version != version for p, version in parameters)
 
     def take_rows(self) -> list[tuple[Any, ...]]:
         return take(self.rows)
@@ -391,50 +433,10 @@ def _present_buffer(module: weakref.ref[Any], name: str) -> Any:
     return None if owner is None else owner._buffers.get(name)
 
 
-def canonical(name: str) -> str:
-    """A parameter's name without what wrappers (DDP, FSDP, compile, checkpointing) put into it."""
-    parts = [part for part in name.split(".") if part not in _WRAPPERS]
-    return ".".join(parts[1:] if parts[0] == "module" else parts)
+def is_zero(lr: Any) -> bool:
+    """Zero, or so small (the end of a decay) that rounding may keep a float32 parameter as it is.
 
-
-def _is_zero(lr: Any) -> bool:
-    """Zero, or so small (the end of a decay) that rounding may keep a float32 parameter as it is."""
-    return isinstance(lr, int | float) and abs(lr) < 1e-6
-
-
-def _unwrap(root: Any) -> tuple[Any, str]:
-    """The user's own module inside a wrapper, and the wrapper's name."""
-    wrapper = ""
-    for _ in range(8):
-        kind = type(root).__name__
-        if kind in ("DistributedDataParallel", "DataParallel"):
-            wrapper, root = "ddp", root.module
-        elif kind == "FullyShardedDataParallel":
-            wrapper, root = "fsdp", root._fsdp_wrapped_module
-        elif kind == "OptimizedModule":
-            root = root._orig_mod
-        else:
-            break
-    if type(root).__name__.startswith("FSDP"):
-        wrapper = "fsdp2"
-    return root, wrapper
-
-
-def _class_name(module: Any) -> str:
-    cls = type(module)
-    name, place = cls.__qualname__, cls.__module__ or ""
-    if name.startswith("FSDP") and len(cls.__mro__) > 2:  # fully_shard makes a subclass of the user's class
-        cls = cls.__mro__[2] if cls.__mro__[1].__name__ == "FSDPModule" else cls.__mro__[1]
-        name, place = cls.__qualname__, cls.__module__ or ""
-    if place.startswith("torch.nn.modules."):
-        return f"torch.nn.{name}"
-    return f"{'__main__' if place == '__mp_main__' else place}.{name}"
-
-
-def _roots_owning(params: set[int]) -> list[Any]:
-    """Module trees that own any of these parameters; `type()` only, so that no proxy's `__class__` runs."""
-    from torch.nn import Module
-
-    modules = [o for o in gc.get_objects() if issubclass(type(o), Module) and "_modules" in vars(o)]
-    children = {id(c) for m in modules for c in m._modules.values() if c is not None}
-    return [m for m in modules if id(m) not in children and any(id(p) in params for p in m.parameters())]
+    Of a rate in a tensor this is known on the CPU only: to ask a device would wait for it.
+    """
+    known = isinstance(lr, int | float) or (getattr(getattr(lr, "device", None), "type", "") == "cpu" and lr.numel() == 1)
+    return known and abs(float(lr)) < 1e-6

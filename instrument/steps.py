@@ -1,20 +1,30 @@
 """What calls of the program say: which step and phase it is in, and where its state may have changed. Hooks of one observer.
 
-The clock is told of the acts that make a step; around each act that may change parameters, gradients, buffers or optimizer state there
-is a look at them.
+The clock (`context.py`, which says what a step is) is told of the acts that make one: forwards of outermost modules, backwards,
+clearings, updates, batches that are fetched. Around each act that may change parameters, gradients, buffers or optimizer state
+there is a look at them.
+
+What runs inside of an update (the closure of LBFGS, Lightning's training step) is of the update's step, whatever it is: the update
+has begun it. Only the first forward in there is told to the clock, since microbatches may have gone before. Buffers that forwards
+in there change are looked at when the update ends.
 """
 
 from __future__ import annotations
 
+import weakref
 from typing import TYPE_CHECKING, Any
 
 from proctor.instrument import catalog
+from proctor.instrument._leaves import leaves_of
+from proctor.instrument._rounds import BY_HAND
 from proctor.instrument.patches import Hooks
-from proctor.instrument.state import Look
+from proctor.instrument.state import Look, is_zero
 
 if TYPE_CHECKING:
     from proctor.instrument.observer import Observer
 
+KEPT_MODELS = 64  # that are remembered until a process is armed
+LEAF_LOOKS = 64  # backwards below which leaves are looked for
 PRE_ARM_ROWS = 50_000  # records kept from before the first training act
 
 
@@ -33,6 +43,12 @@ class Steps:
         self._updating = 0
         self._building = False  # a layer has been initialised
         self._optimizer_count = 0
+        self._idle = False  # the present update can move nothing, and nothing was trained for it
+        self._ran_inside = False  # a model, in the present update
+        self._inner: list[int] = []  # optimizers that the present update has called
+        self._updates = self._updates_before = 0  # that ended; when the present step of a loss scaler began
+        self._called: dict[int, weakref.ref[Any]] = {}  # outermost models that trained before this process was armed
+        self._leaf_looks = 0
 
     def hooks(self) -> Hooks:
         """Functions at which state may change, or that tell step and phase; constructors and calls of models are tapped apart."""
@@ -46,6 +62,8 @@ class Steps:
             "torch.amp.GradScaler.unscale_": (None, self._grads_rewritten),
             "torch.save": (self._save_begins, self._checkpoint_ends),
             "torch.load": (self._checkpoint_begins, self._checkpoint_ends),
+            "torch.amp.GradScaler.step": (self._scaled_begins, self._scaled_ends),
+            "torch.utils.data.DataLoader.__next__": (None, self._batch_fetched),
         }
         found |= dict.fromkeys(catalog.INITIALISERS, (self._model_is_built, None))
         return found | dict.fromkeys(catalog.COLLECTIVES, (None, self._collective_done))
@@ -69,16 +87,16 @@ class Steps:
             "add_param_group": (None, self._group_added),
         })
         self._observer.arm("an optimizer was constructed")
-        self._clock.optimizer_created(id(optimizer))
+        self._clock.optimizer_created(_key(optimizer))
         label = f"#{self._optimizer_count}"
         self._optimizer_count += 1
         self._observer.name(optimizer, label)
-        self._observer.tracker.add_optimizer(optimizer, label)
+        self._guard.run("state", self._observer.tracker.add_optimizer, optimizer, label)
         self._look(0, 0, data=Look.FORCE, grad=Look.HINT, buffers=Look.FORCE)
 
     def _group_added(self, args: tuple[Any, ...], kwargs: Any, result: Any, raised: bool) -> None:
         if self._observer.armed and not raised:
-            self._observer.tracker.refresh_optimizer(args[0])
+            self._guard.run("state", self._observer.tracker.refresh_optimizer, args[0])
 
     def _optimizer_loaded(self, args: tuple[Any, ...], kwargs: Any, result: Any, raised: bool) -> None:
         self._look(1, optimizer=Look.FORCE)
@@ -90,10 +108,15 @@ class Steps:
     def _update_begins(self, args: tuple[Any, ...], kwargs: Any) -> None:
         self._updating += 1
         if self._updating > 1:
+            self._inner.append(_key(args[0]))
             return
-        self._clock.update_begins(id(args[0]))
+        self._inner.clear()
+        self._ran_inside = False
+        self._idle = self._clock.at_rest(_key(args[0])) and not _has_closure(args, kwargs) and moves_nothing(args[0])
+        if not self._idle:
+            self._clock.update_begins(_key(args[0]))
         if self._observer.armed:
-            self._observer.tracker.note_lr(args[0])
+            self._guard.run("state", self._observer.tracker.note_lr, args[0])
         self._look(0, data=Look.HINT, grad=Look.HINT, buffers=Look.FORCE)
 
     def _update_ends(self, args: tuple[Any, ...], kwargs: Any, result: Any, raised: bool) -> None:
@@ -101,18 +124,72 @@ class Steps:
         if self._updating > 0:
             return
         self._updating = 0
-        self._look(1, data=Look.FORCE, grad=Look.HINT, optimizer=Look.FORCE)
+        buffers = Look.FORCE if self._ran_inside else Look.SKIP
+        self._look(1, data=Look.FORCE, grad=Look.HINT, buffers=buffers, optimizer=Look.FORCE)
+        if self._idle:
+            return
         if self._observer.capsules is not None:
             self._observer.capsules.update_ends()
-        self._clock.update_ends(id(args[0]))
+        self._updates += 1
+        self._clock.update_ends(_key(args[0]), tuple(self._inner))
+
+    def _scaled_begins(self, args: tuple[Any, ...], kwargs: Any) -> None:
+        self._updates_before = self._updates
+
+    def _scaled_ends(self, args: tuple[Any, ...], kwargs: Any, result: Any, raised: bool) -> None:
+        """A loss scaler steps an optimizer, or skips it where gradients are not finite."""
+        optimizer = args[1] if len(args) > 1 else (kwargs or {}).get("optimizer")
+        if not raised and not self._updating and self._updates == self._updates_before and optimizer is not None:
+            self._clock.update_ends(_key(optimizer))
+
+    def _batch_fetched(self, args: tuple[Any, ...], kwargs: Any, result: Any, raised: bool) -> None:
+        if not raised:
+            self._clock.fetched()
 
     def _optimizer_zero_grad(self, args: tuple[Any, ...], kwargs: Any) -> None:
         if not self._updating:  # in a closure, or by an optimizer that clears at the end of its step: of this step
-            self._clock.zero_grad(id(args[0]))
+            self._clock.zero_grad(_key(args[0]), self._moved)
 
     def _module_zero_grad(self, args: tuple[Any, ...], kwargs: Any) -> None:
+        self.by_hand()
         if not self._updating:
-            self._clock.zero_grad(None)
+            self._clock.zero_grad(None, self._moved)
+
+    def _without_optimizer(self) -> bool:
+        return not self._optimizer_count and not self._observer.inert and not self._updating
+
+    def _find_leaves(self, args: tuple[Any, ...]) -> None:
+        """Before a backward in a program that has no optimizer: what it may train are the leaves of its graph."""
+        if self._leaf_looks >= LEAF_LOOKS:
+            return
+        self._leaf_looks += 1
+        for ref in self._called.values():
+            model = ref()
+            if model is not None and not self._observer.tracker.knows(model):
+                self._observer.tracker.add_model(model)
+        self._called.clear()
+        self._observer.tracker.add_leaves(leaves_of(args))
+
+    def by_hand(self, backward: bool = False) -> None:
+        """Where there is no optimizer, an update is that parameters have another value than at the backward before.
+
+        Args:
+            backward: one begins now.
+        """
+        pending = self._clock.backward_pending
+        if not (pending or backward) or not self._without_optimizer():
+            return
+        if not self._observer.armed and self._leaf_looks >= LEAF_LOOKS:
+            return  # it asks for gradients and trains nothing
+        if self._guard.run("state", self._observer.tracker.moved) and pending:
+            self._observer.arm("parameters were updated by hand")
+            self._look(0, data=Look.FORCE, grad=Look.HINT, buffers=Look.FORCE)
+            self._updates += 1
+            self._clock.update_ends(BY_HAND)
+
+    def _moved(self) -> bool:
+        """Whether parameters were written since the last backward, before any update: by hand, for another backward."""
+        return self._observer.armed and self._observer.tracker.watches("data") and self._observer.tracker.wrote_data()
 
     def model_begins(self, args: tuple[Any, ...], kwargs: Any) -> None:
         """Before a call of an outermost module."""
@@ -124,24 +201,35 @@ class Steps:
     def _forward_begins(self, args: tuple[Any, ...], kwargs: Any) -> None:
         import torch
 
-        if self._in_backward or self._updating:
+        if self._in_backward:
+            return
+        self.by_hand()
+        if self._updating:
+            if not self._ran_inside:
+                self._ran_inside = True
+                self._clock.forward(bool(args[0].training) and torch.is_grad_enabled())
             return
         if not self._observer.armed and self._observer.recorder.pending >= PRE_ARM_ROWS:
             self._observer.recorder.enabled = False  # a process that runs models and does not train
         module = args[0]
         training = bool(module.training) and torch.is_grad_enabled()
-        self._clock.forward(training)
+        if training and not self._observer.armed and len(self._called) < KEPT_MODELS:
+            self._called[id(module)] = weakref.ref(module)
+        self._clock.forward(training, training and _asks_gradient(args))
         if training and self._observer.armed:
             if self._clock.step == 0:
-                self._guard.run("rescan", self._observer.tracker.rescan, 0)  # a layer replaced after the optimizer was built
+                self._guard.run("state", self._observer.tracker.rescan, 0)  # a layer replaced after the optimizer was built
             if not self._observer.tracker.knows(module) and self._clock.step >= 0 and any(True for _ in module.parameters()):
-                self._observer.tracker.add_model(module)
+                self._guard.run("state", self._observer.tracker.add_model, module)
             self._look(0, data=Look.HINT, grad=Look.HINT)
 
     def _backward_begins(self, args: tuple[Any, ...], kwargs: Any) -> None:
         self._in_backward += 1
         if self._in_backward > 1:
             return
+        if self._without_optimizer():
+            self._guard.run("state", self._find_leaves, args)
+            self.by_hand(backward=True)
         self._clock.backward()
         self._look(0, data=Look.HINT, grad=Look.HINT)
         if self._observer.capsules is not None:
@@ -179,3 +267,28 @@ class Steps:
 
     def _checkpoint_ends(self, args: tuple[Any, ...], kwargs: Any, result: Any, raised: bool) -> None:
         self._clock.checkpoint(False, self._phase_before)
+
+
+def _key(optimizer: Any) -> int:
+    """What the clock calls an optimizer: optimizers of the same parameters are one (a wrapper, one for each task)."""
+    for group in optimizer.param_groups:
+        for p in group["params"]:
+            return id(p)
+    return id(optimizer)
+
+
+def moves_nothing(optimizer: Any) -> bool:
+    """Whether an update changes no parameter for sure: no gradient, or a learning rate of 0 in all groups."""
+    groups = optimizer.param_groups
+    return all(is_zero(group.get("lr")) for group in groups) or all(p.grad is None for group in groups for p in group["params"])
+
+
+def _has_closure(args: tuple[Any, ...], kwargs: Any) -> bool:
+    return any(callable(value) for value in (*args[1:], *(kwargs or {}).values()))
+
+
+def _asks_gradient(args: tuple[Any, ...]) -> bool:
+    """Whether a tensor that a model is given requires a gradient."""
+    import torch
+
+    return any(isinstance(value, torch.Tensor) and value.requires_grad for value in args[1:])

@@ -29,6 +29,7 @@ from proctor.instrument._guard import Guard, say
 from proctor.instrument._ring import RING_BYTES, Entry, Ring
 from proctor.invariants import frames, peer
 from proctor.invariants.arrow_message import Encoded
+from proctor.invariants.descriptor import Bell, OwnSocket
 from proctor.invariants.frames import Bye, Decoder, Flush, Freeze, Hello, Info, Ping, Welcome
 from proctor.invariants.schema import TABLES
 
@@ -73,17 +74,18 @@ class Sender:
         self._start = secrets.token_hex(8)
         self._retry = random.Random()  # its own: the program's random state is the program's
         self._at = dict.fromkeys(frames.ORDER, 0)
+        self._blind = 0  # errors of ours that the verifier knows of
         self._n = 0
         self._reached = -1
         self._info: dict[str, Any] | None = None
-        self._socket: socket.socket | None = None
+        self._socket: OwnSocket | None = None
         self._link: _Link | None = None  # a connection that a verifier has welcomed
         self._turn = threading.Lock()  # to use it
         self._pid = os.getpid()
         self._closing = threading.Event()
         self._deadline: float | None = None  # of closing
         self._said = ""
-        self._wake_fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+        self._bell = Bell()
         self._thread = threading.Thread(target=self._run, name="proctor-stream", daemon=True)
         forked = weakref.WeakMethod(self._forked)
         os.register_at_fork(after_in_child=lambda: (call := forked()) and call())
@@ -160,15 +162,14 @@ class Sender:
             self._thread.join(timeout_s + 0.2)
 
     def _wake(self) -> None:
-        with contextlib.suppress(OSError):
-            os.eventfd_write(self._wake_fd, 1)
+        self._bell.ring()
 
     def _forked(self) -> None:
         """In a child: let go of the socket, so that the parent's end is its own."""
         sock, self._socket = self._socket, None
         if sock is not None:
             with contextlib.suppress(OSError):
-                os.close(sock.detach())
+                sock.close()
 
     # -- the sender's thread --------------------------------------------------------------------------------------
 
@@ -212,10 +213,6 @@ class Sender:
         if self._closing.wait(pause_s):
             time.sleep(min(pause_s, _RETRY_S[0]))
 
-    def _clear(self) -> None:
-        with contextlib.suppress(BlockingIOError):
-            os.eventfd_read(self._wake_fd)
-
     def _talk(self, link: _Link) -> bool:
         """Serve one connection until it ends; True when everything has been said.
 
@@ -225,8 +222,6 @@ class Sender:
         name, host, info = self._hello()
         self._info = None
         link.say(Hello(name, host[:256], self._start, _plain(info)))
-        poll = select.poll()
-        poll.register(self._wake_fd, select.POLLIN)
         leaving = False
         while True:
             with self._turn:
@@ -239,20 +234,26 @@ class Sender:
                 wanting = bool(link.out)
             if self._late() or (leaving and not wanting):
                 return leaving and not wanting
+            poll, bell = select.poll(), self._bell.fileno()  # anew: the program may have closed what we polled
+            poll.register(bell, select.POLLIN)
             poll.register(link.socket, select.POLLIN | (select.POLLOUT if wanting else 0))
             for fd, event in poll.poll(link.wait_ms(self._deadline)):
-                if fd == self._wake_fd:
-                    self._clear()
+                if fd == bell:
+                    self._bell.clear()
                     continue
                 with self._turn:
                     if event & select.POLLOUT:
                         link.send()
-                    if event & (select.POLLIN | select.POLLHUP | select.POLLERR):
+                    if event & (select.POLLIN | select.POLLHUP | select.POLLERR | select.POLLNVAL):
                         for frame in link.receive():
                             self._heard(link, frame.message())
 
     def _fill(self, link: _Link) -> None:
-        """Give the connection more to send."""
+        """Give the connection more to send; that records end goes before those that lack them."""
+        info = self._info
+        if info is not None and len(info.get("blind", ())) > self._blind:
+            self._blind, self._info = len(info["blind"]), None
+            link.say(Info(_plain(info)))
         while len(link.out) < _CHUNK and (entries := self.ring.take()):
             for entry in entries:
                 link.say(entry.flush, entry.body)
@@ -275,7 +276,7 @@ class Sender:
 class _Link:
     """One connection: what is to be sent, and when something last happened."""
 
-    def __init__(self, sock: socket.socket, decoder: Decoder) -> None:
+    def __init__(self, sock: OwnSocket, decoder: Decoder) -> None:
         sock.setblocking(False)
         self.socket = sock
         self.out = bytearray()
@@ -316,6 +317,8 @@ class _Link:
         return max(0.0, until - time.monotonic()) * 1000 + 1
 
     def check(self) -> None:
+        if not self.socket.is_ours():
+            raise ConnectionResetError("the program closed our socket")
         now = time.monotonic()
         if self.out and now - self._sent > _STALLED_S:
             raise TimeoutError("the verifier takes nothing")

@@ -74,8 +74,8 @@ class Structure:
     def _ddp_created(self, args: tuple[Any, ...], kwargs: Any, result: Any, raised: bool) -> None:
         if raised or not self._observer.armed:
             return
-        self._observer.tracker.set_wrapper(args[0], "ddp")
-        self._observer.tracker.add_model(args[0])
+        self._observer.guard.run("state", self._observer.tracker.set_wrapper, args[0], "ddp")
+        self._observer.guard.run("state", self._observer.tracker.add_model, args[0])
         self._observer.look(1, data=Look.FORCE, buffers=Look.FORCE)
 
     def _ddp_synchronised(self, args: tuple[Any, ...], kwargs: Any, result: Any, raised: bool) -> None:
@@ -86,4 +86,4 @@ class Structure:
         """After `fully_shard` and `parallelize_module`."""
         module = args[0] if args else (kwargs or {}).get("module")
         if not raised and hasattr(module, "parameters"):
-            self._observer.tracker.set_wrapper(module, "fsdp2" if type(module).__name__.startswith("FSDP") else "tp")
+            self._observer.guard.run("state", self._observer.tracker.set_wrapper, module, "fsdp2" if type(module).__name__.startswith("FSDP") else "tp")

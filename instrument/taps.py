@@ -12,7 +12,7 @@ import wrapt
 
 from proctor.instrument import catalog
 from proctor.instrument.patches import METHOD, MODULE_CALL, Hooks
-from proctor.instrument.probes import Home
+from proctor.instrument.probes import Home, chain
 from proctor.invariants.schema import MODEL_CALL
 
 if TYPE_CHECKING:
@@ -43,7 +43,10 @@ class Taps:
         from torch import nn
 
         capsules = self._observer.capsules
-        hooks = self._steps.hooks() | self._structure.hooks() | (capsules.hooks() if capsules is not None else {})
+        hooks = self._steps.hooks() | self._structure.hooks()
+        for name, own in (capsules.hooks() if capsules is not None else {}).items():
+            before, after = hooks.get(name, (None, None))
+            hooks[name] = chain([h for h in (before, own[0]) if h]), chain([h for h in (after, own[1]) if h])
         for point in catalog.points():
             before, after = hooks.pop(point.name, (None, None))
             self._tap(point, before, after)

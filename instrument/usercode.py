@@ -21,9 +21,11 @@ from typing import Any
 
 from proctor.instrument.patches import METHOD, PLAIN, Patches
 from proctor.instrument.probes import Home, Probes
+from proctor.invariants.definition import sketch_of
 from proctor.native import is_tap
 
 _MAX_FUNCTIONS = 5000
+_MAX_DEFINITIONS = 400  # of functions and classes; they go with all that a process says of itself
 _OURS = 2  # references that `sys.getrefcount(value)` sees from here: the local name and its own argument
 
 
@@ -50,6 +52,7 @@ class UserCode:
         self._seen: set[str] = set()
         self._modules = 0
         self.names: dict[str, Any] = {}
+        self.definitions: dict[str, str] = {}  # sketches of module-level functions and classes, by name
         self.left_alone: list[str] = []  # functions that are held elsewhere, and so not observed
 
     def sweep(self) -> int:
@@ -87,6 +90,8 @@ class UserCode:
                 return
             if getattr(value, "__module__", None) != module.__name__:
                 continue
+            if isinstance(value, types.FunctionType | type):
+                self._define(f"{place}.{attribute}", value)
             if isinstance(value, types.FunctionType) and not is_tap(value):
                 aliases = [m for m in users if m is not module and vars(m).get(attribute) is value]
                 if not _plain(value):
@@ -97,6 +102,10 @@ class UserCode:
                     self.left_alone.append(f"{place}.{attribute}")
             elif isinstance(value, type):
                 self._tap_class(value, place)
+
+    def _define(self, name: str, value: Any) -> None:
+        if len(self.definitions) < _MAX_DEFINITIONS and (sketch := sketch_of(value)):
+            self.definitions[name] = sketch
 
     def _tap_class(self, cls: type, place: str) -> None:
         from torch.autograd import Function

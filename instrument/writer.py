@@ -1,7 +1,7 @@
 """Writes a process's tables as Arrow streams from a background thread; degrades instead of failing.
 
 A batch reaches the file in one `write`, and a write that fails (disk full) is cut off again, so the stream stays
-readable and later batches can follow. While writing fails the recorder samples steps, ever more sparsely, and the
+readable and later batches can follow. A program that closes our descriptors costs nothing (`invariants/descriptor.py`). While writing fails the recorder samples steps, ever more sparsely, and the
 loss is counted in `process.json`; it recovers by itself when there is room again.
 
 Flush rule: once a second; and when a step ends, if a quarter of a second has passed and enough rows wait. (A batch costs
@@ -29,8 +29,10 @@ from pyarrow import ipc
 
 from proctor.instrument._guard import Guard, say
 from proctor.invariants.arrow_message import Encoded, TableEncoder
+from proctor.invariants.descriptor import Descriptor
 from proctor.invariants.files import replace_file
 from proctor.invariants.schema import TABLES
+from proctor.invariants.tables import metadata
 
 if TYPE_CHECKING:
     from proctor.instrument.stream import Sender
@@ -42,6 +44,7 @@ STREAM_FLUSH_S = 0.015  # at least, between two flushes to a verifier that tell 
 STREAM_FLUSH_MOST_S = 0.06  # and no more than this, so that a step is judged soon, be it the last for a while;
 STREAM_SHARE = 0.012  # in between, flushes take this share of a core
 STREAM_HERE_ROWS = 1000  # so many the training thread hands over itself
+ROOM_S = 5.0  # a disk that took everything for so long has room again; a small batch between two that fail is no sign of it
 SETTLING_STEPS = 4  # in which `process.json` is looked at in every flush: world, coordinates
 
 
@@ -50,7 +53,7 @@ class Stream:
 
     def __init__(self, path: Path, schema: pa.Schema) -> None:
         self.path, self.schema = path, schema
-        self._fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o644)
+        self._file = Descriptor(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o644)
         self._size = 0
         self._buffer = io.BytesIO()
         options = ipc.IpcWriteOptions(compression="zstd", use_threads=False)
@@ -69,24 +72,19 @@ class Stream:
         Args:
             at: number of its first row, where that is not the number of rows before it in the file (`verify/fill.py`).
         """
-        self._writer.write_batch(batch, None if at is None else {"at": str(at)})
+        self._writer.write_batch(batch, metadata(batch, at))
         body = self._take()
         blob = (self._head or b"") + body
-        view = memoryview(blob)
         try:
-            while view:
-                view = view[os.write(self._fd, view) :]
+            self._file.write(blob, self._size)
         except OSError:
-            os.ftruncate(self._fd, self._size)
-            os.lseek(self._fd, self._size, os.SEEK_SET)
+            os.ftruncate(self._file.number(), self._size)
             raise
         self._size += len(blob)
         self._head = None
 
     def close(self) -> None:
-        if self._fd >= 0:
-            os.close(self._fd)
-            self._fd = -1
+        self._file.close()
 
 
 def write_json(path: Path, data: dict[str, Any]) -> None:
@@ -121,14 +119,17 @@ class TraceWriter:
         self.rows = 0
         self._drain, self._info, self._degrade, self._guard = drain, info, degrade, guard
         self._at = dict.fromkeys(TABLES, 0)  # rows of each table that were written or lost
+        self._written = dict.fromkeys(TABLES, 0)  # …: that were written, so that readers know what is missing
         self._streams = {table: Stream(folder / f"{table}.arrow", schema) for table, schema in TABLES.items()}
         self._sender = sender
         self._unwritten: list[tuple[str, Encoded]] = []  # for the files
         self._failing = self._degraded = False
+        self._failed_at = float("-inf")
         self._behind = False  # the verifier missed the last flush
         self._reached = self._offered = -1  # the step that the program is in, and the verifier knows of
         self._last_info: dict[str, Any] = {}
         self._looked = float("-inf")  # at what belongs into `process.json`
+        self._news = False  # in there, that must be known before the next records are judged
         self._last_flush = self._last_write = self._told_at = time.monotonic()  # …: when a step's end was offered
         self._pause = STREAM_FLUSH_S  # between two flushes to a verifier
         self._wake = threading.Event()
@@ -154,7 +155,7 @@ class TraceWriter:
             if waiting >= STEP_FLUSH_ROWS and time.monotonic() - self._last_flush >= STEP_FLUSH_S:
                 self._wake.set()
         elif time.monotonic() - self._told_at >= self._pause:
-            small = waiting <= STREAM_HERE_ROWS and step >= SETTLING_STEPS and not self._behind
+            small = waiting <= STREAM_HERE_ROWS and step >= SETTLING_STEPS and not self._behind and not self._news
             if not small or not self._lock.acquire(blocking=False):
                 self._wake.set()
                 return
@@ -165,6 +166,10 @@ class TraceWriter:
                 raise
             finally:
                 self._lock.release()
+
+    def tell_soon(self) -> None:
+        """`process.json` has news that must be known before the records that follow are judged."""
+        self._looked, self._news = float("-inf"), True
 
     def _run(self) -> None:
         while not self._stop:
@@ -232,6 +237,7 @@ class TraceWriter:
                     self._streams[table].append(batch, self._at[table] if self.lost else None)
                     self._at[table] += batch.num_rows
                     self.rows += batch.num_rows
+                    self._written[table] += batch.num_rows
                     continue
             except OSError as e:
                 failed = e
@@ -241,11 +247,13 @@ class TraceWriter:
                 self.lost += batch.num_rows
                 self._at[table] += batch.num_rows
                 self._looked = float("-inf")
+        if failed is not None:
+            self._failed_at = self._last_write
         if failed is not None and not self._failing:
             self._failing = True
             doing = "the verifier gets all records" if self._streams_on() else "sampling until there is room"
             say(f"cannot write the trace ({failed.strerror}); {doing}: {self.folder}")
-        elif failed is None and self._failing and batches:
+        elif failed is None and self._failing and batches and self._last_write - self._failed_at >= ROOM_S:
             self._failing = False
             say(f"writing the trace again; {self.lost} records were lost: {self.folder}")
         if self._degraded != (self._failing and not self._streams_on()):
@@ -256,7 +264,7 @@ class TraceWriter:
         return self._sender is not None and self._sender.connected
 
     def _look_at_info(self, now: float) -> None:
-        self._looked = now
+        self._looked, self._news = now, False
         info = self._info()
         if info != self._last_info:
             self._write_info(info)
@@ -274,7 +282,7 @@ class TraceWriter:
 
     def _write_info(self, info: dict[str, Any]) -> None:
         try:
-            write_json(self.folder / "process.json", info)
+            write_json(self.folder / "process.json", {**info, "written": self._written})
             self._last_info = info
         except OSError:
             pass  # the disk is full: said above, and tried again at the next flush

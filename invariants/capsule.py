@@ -23,6 +23,8 @@ from typing import Final, NamedTuple
 import msgspec
 
 from proctor.errors import TraceError
+from proctor.invariants.descriptor import opened
+from proctor.invariants.files import UNREADABLE, read_file
 
 CAPSULE_SCHEMA: Final = 1
 FOLDER: Final = "capsules"
@@ -31,7 +33,6 @@ TENSORS: Final = "tensors.safetensors"
 
 MAX_HEAD_BYTES: Final = 64 << 20
 MAX_CAPSULES: Final = 10_000  # that `capsules_of` lists
-_CHUNK: Final = 1 << 20  # bytes a write
 
 Plain = None | bool | int | float | str
 
@@ -188,9 +189,7 @@ def read_capsule(path: Path) -> Capsule:
     """
     head = path / HEAD
     try:
-        if head.stat().st_size > MAX_HEAD_BYTES:
-            raise TraceError(f"{head} is larger than {MAX_HEAD_BYTES >> 20} MiB: not a capsule of ours")
-        blob = head.read_bytes()
+        blob = read_file(head, MAX_HEAD_BYTES)
     except OSError as e:
         raise TraceError(f"{path} is not a capsule: {e.strerror or e}", hint="proctor capsule list RUN") from None
     try:
@@ -198,7 +197,7 @@ def read_capsule(path: Path) -> Capsule:
         if schema > CAPSULE_SCHEMA:
             raise TraceError(f"{head}: schema {schema}, this Proctor reads up to {CAPSULE_SCHEMA}", hint="update Proctor")
         capsule = msgspec.json.decode(blob, type=Capsule)
-    except (msgspec.MsgspecError, RecursionError, UnicodeDecodeError) as e:
+    except UNREADABLE as e:
         raise TraceError(f"{head}: {e}") from None
     there = tensor_table(path)
     for key, shape in _keys(capsule):
@@ -277,13 +276,12 @@ def write_tensors(path: Path, blobs: Sequence[Blob]) -> int:
         at += blob.nbytes
     text = json.dumps(header, separators=(",", ":")).encode()
     text += b" " * (-len(text) % 8)
-    fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-    try:
-        _write(fd, memoryview(len(text).to_bytes(8, "little") + text))
+    with opened(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600) as file:
+        file.write(len(text).to_bytes(8, "little") + text, 0)
+        begin = 8 + len(text)
         for blob in ordered:
-            _write(fd, blob.content())
-    finally:
-        os.close(fd)
+            file.write(blob.content(), begin)
+            begin += blob.nbytes
     return 8 + len(text) + at
 
 
@@ -292,8 +290,3 @@ def _width(blob: Blob) -> int:
     for n in blob.shape:
         count *= n
     return blob.nbytes // count if count else 0
-
-
-def _write(fd: int, view: memoryview) -> None:
-    while view:
-        view = view[os.write(fd, view[:_CHUNK]) :]

@@ -1,9 +1,62 @@
-"""Small files that are replaced as a whole: a reader sees the old content or the new, whenever the writer is killed."""
+"""Small files, read as what others wrote and replaced as a whole.
+
+A file that is read may be anything: a pipe that nobody writes to, a device without an end, a gigabyte. `read_file` refuses all that is
+no regular file of a sensible size, at once. Of a file that is replaced a reader sees the old content or the new, whenever the writer is killed.
+"""
 
 from __future__ import annotations
 
+import errno
 import os
+import stat
 from pathlib import Path
+from typing import Final
+
+import msgspec
+
+from proctor.invariants.descriptor import opened
+
+# What decoders of JSON and TOML raise: wrong shape, wrong syntax, no UTF-8 (all `ValueError`, but msgspec's), nested too deeply.
+UNREADABLE: Final = (msgspec.MsgspecError, ValueError, RecursionError)
+
+
+def read_file(path: Path, limit: int) -> bytes:
+    """The content of a regular file.
+
+    Args:
+        path: of the file; a link is followed.
+        limit: bytes that it may have.
+
+    Raises:
+        OSError: it cannot be read, is no regular file, or is larger; `strerror` says which.
+    """
+    try:
+        file = open(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC), "rb", buffering=0)  # noqa: SIM115
+    except ValueError:  # a name with a zero byte
+        raise OSError(errno.EINVAL, "no name of a file", repr(str(path))) from None
+    with file:
+        seen = os.fstat(file.fileno())
+        if stat.S_ISDIR(seen.st_mode):
+            raise OSError(errno.EISDIR, "is a directory, not a file", str(path))
+        if not stat.S_ISREG(seen.st_mode):
+            raise OSError(errno.EINVAL, "not a regular file", str(path))
+        if seen.st_size > limit:
+            raise OSError(errno.EFBIG, f"larger than {_size(limit)}", str(path))
+        chunks: list[bytes] = []
+        left = limit + 1  # it may grow while it is read
+        while left > 0 and (chunk := file.read(min(left, _CHUNK))):
+            chunks.append(chunk)
+            left -= len(chunk)
+        if left <= 0:
+            raise OSError(errno.EFBIG, f"larger than {_size(limit)}", str(path))
+        return b"".join(chunks)
+
+
+def _size(limit: int) -> str:
+    return f"{limit >> 20} MiB" if limit >= 1 << 20 else f"{limit >> 10} KiB" if limit >= 1 << 10 else f"{limit} bytes"
+
+
+_CHUNK: Final = 1 << 22
 
 
 def replace_file(path: Path, content: bytes, *, mode: int = 0o666) -> None:
@@ -18,9 +71,9 @@ def replace_file(path: Path, content: bytes, *, mode: int = 0o666) -> None:
         OSError: it cannot be written, or `path` is a folder; what was there stays, and nothing else is left.
     """
     temporary = path.with_name(f".{path.name}.{os.urandom(4).hex()}.tmp")
-    with open(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, mode), "wb") as file:
+    with opened(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode) as file:
         try:
-            file.write(content)
+            file.write(content, 0)
             file.close()
             temporary.replace(path)
         except BaseException:

@@ -13,6 +13,7 @@ from typing import Any, Final
 
 import msgspec
 
+from proctor.invariants.files import UNREADABLE, read_file
 from proctor.invariants.trace import Trace
 
 _REQUIREMENT: Final = re.compile(r"\s*([A-Za-z_][\w.-]*)\s*((?:(?:>=|<=|==|!=|>|<)\s*\d+(?:\.\d+)*\s*,?\s*)*)\s*")
@@ -95,10 +96,8 @@ class _Info(msgspec.Struct):
 def _recorded(path: Path) -> dict[str, str]:
     """Versions that a process wrote down; none where it did not."""
     try:
-        if path.stat().st_size > _MAX_INFO_BYTES:
-            return {}
-        info = msgspec.json.decode(path.read_bytes(), type=_Info)
-    except (OSError, msgspec.MsgspecError, RecursionError):
+        info = msgspec.json.decode(read_file(path, _MAX_INFO_BYTES), type=_Info)
+    except (OSError, *UNREADABLE):
         return {}  # reading the trace has said so already
     return _by_name(info)
 

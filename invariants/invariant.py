@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import math
+from collections.abc import Iterable
 from enum import StrEnum
 
 import msgspec
@@ -142,6 +143,44 @@ class FalseAlarm(msgspec.Struct, frozen=True):
         return cls(tested, failed, upper_bound(tested, failed))
 
 
+class Standing(StrEnum):
+    """Why a rule holds, which says what a violation of it in a stranger's program means. The loudest first.
+
+    REPLICAS: what is one tensor held several times is not equal any more.
+    CONTRADICTION: the training contradicts itself: an update or a clearing that is absent, a value that is not finite.
+    LAW: how training works; no right program does otherwise.
+    CHOICE: what a right program seldom does, and may do on purpose.
+    HABIT: what the learned programs, or the options that they used, happen to do. For such programs only.
+    """
+
+    REPLICAS = "replicas"
+    CONTRADICTION = "contradiction"
+    LAW = "law"
+    CHOICE = "choice"
+    HABIT = "habit"
+
+
+class Record(msgspec.Struct, frozen=True, omit_defaults=True):
+    """What healthy programs of strangers said of a rule. A run is a program in one configuration.
+
+    tested: runs on which the rule applied.
+    failed: of those, on which it failed.
+    retracted: of those, on which it failed while the run went on and held when the whole run was checked.
+    programs: that the runs are of.
+    corpus: which programs, as whoever measured it calls them.
+    """
+
+    tested: int
+    failed: int
+    retracted: int = 0
+    programs: int = 0
+    corpus: str = ""
+
+    @property
+    def clean(self) -> bool:
+        return self.failed == 0 and self.retracted == 0
+
+
 class Tier(StrEnum):
     """What a violation of a rule deserves: only vetted rules may wake somebody up."""
 
@@ -149,11 +188,31 @@ class Tier(StrEnum):
     PAGE = "page"
 
 
-# A page needs a rule seen in this many programs and kinds of program, and quiet on so many held-out runs that its
-# rate of false alarms is below this with 95 % confidence: 29 runs without one.
+# A page needs a contradiction and a record of so many runs of strangers' programs without one false alarm: the upper bound
+# of the rate is then a hundredth with 95 % confidence. Replicas that part page without such a record, unless it or a
+# held-out run speaks against them, when they were learned from so many programs and kinds of program.
+PAGE_RUNS = 300
 PAGE_PROGRAMS = 3
 PAGE_FAMILIES = 2
-PAGE_UPPER = 0.1
+
+
+MAX_SKETCHES = 8  # of one name; beyond these the name tells nothing
+
+
+class Definition(msgspec.Struct, frozen=True, order=True):
+    """What a name of the user's was in the programs that a rule was learned from: sketches (`invariants.definition`), sorted."""
+
+    name: str
+    sketches: tuple[str, ...]
+
+
+def union(several: Iterable[tuple[Definition, ...]]) -> tuple[Definition, ...]:
+    """Definitions of rules that become one: a name may be any of what it was. Associative, commutative and idempotent."""
+    found: dict[str, set[str]] = {}
+    for definitions in several:
+        for one in definitions:
+            found.setdefault(one.name, set()).update(one.sketches)
+    return tuple(Definition(name, tuple(sorted(found[name])[:MAX_SKETCHES])) for name in sorted(found))
 
 
 class Invariant(msgspec.Struct, frozen=True):
@@ -170,22 +229,31 @@ class Invariant(msgspec.Struct, frozen=True):
     false_alarm: FalseAlarm | None = None  # not measured: None
     tier: Tier = Tier.TICKET
     parts: tuple[Part, ...] = ()  # in a merged pack
+    record: Record | None = None  # not measured on programs of strangers: None
+    definitions: tuple[Definition, ...] = ()  # of the user's names in it, by name; () where they are not known
 
     @property
     def relation(self) -> str:
         return self.hypothesis.relation
 
 
-def tier_of(severity: Severity, diversity: Diversity, false_alarm: FalseAlarm | None) -> Tier:
+def tier_of(
+    severity: Severity,
+    standing: Standing,
+    diversity: Diversity,
+    false_alarm: FalseAlarm | None,
+    record: Record | None,
+) -> Tier:
     """The loudest tier that a rule has earned."""
-    vetted = (
-        severity.level >= Severity.ERROR.level
-        and diversity.programs >= PAGE_PROGRAMS
-        and diversity.families >= PAGE_FAMILIES
-        and false_alarm is not None
-        and false_alarm.upper <= PAGE_UPPER
-    )
-    return Tier.PAGE if vetted else Tier.TICKET
+    contradicts = standing in (Standing.REPLICAS, Standing.CONTRADICTION) and severity.level >= Severity.ERROR.level
+    doubted = (false_alarm is not None and false_alarm.failed > 0) or (record is not None and not record.clean)
+    if not contradicts or doubted:
+        return Tier.TICKET
+    if record is not None and record.tested >= PAGE_RUNS:
+        return Tier.PAGE
+    wide = diversity.programs >= PAGE_PROGRAMS and diversity.families >= PAGE_FAMILIES
+    quiet = false_alarm is not None and false_alarm.tested > 0
+    return Tier.PAGE if standing is Standing.REPLICAS and wide and quiet else Tier.TICKET
 
 
 def upper_bound(tested: int, failed: int, confidence: float = 0.95) -> float:

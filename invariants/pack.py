@@ -12,7 +12,7 @@ from pathlib import Path
 import msgspec
 
 from proctor.errors import PackError
-from proctor.invariants.files import replace_file
+from proctor.invariants.files import UNREADABLE, read_file, replace_file
 from proctor.invariants.invariant import Invariant
 from proctor.invariants.schema import PACK_SCHEMA
 from proctor.invariants.suppression import Suppression
@@ -138,14 +138,12 @@ def read_pack(path: Path, relations: Sequence[str] | None = None) -> Pack:
         PackError: no such file, not JSON, not a pack, or a newer schema.
     """
     try:
-        if path.stat().st_size > MAX_PACK_BYTES:
-            raise PackError(f"{path}: larger than {MAX_PACK_BYTES >> 20} MiB, not a pack")
-        blob = path.read_bytes()
+        blob = read_file(path, MAX_PACK_BYTES)
     except OSError as e:
         raise PackError(f"{path}: {e.strerror or e}", hint="proctor infer RUN… -o PACK") from None
     try:
         version = msgspec.json.decode(blob, type=_Version).schema
-    except msgspec.MsgspecError as e:
+    except UNREADABLE as e:
         raise PackError(f"{path}: not a pack: {e}") from None
     if version > PACK_SCHEMA:
         raise PackError(
@@ -153,14 +151,14 @@ def read_pack(path: Path, relations: Sequence[str] | None = None) -> Pack:
         )
     try:
         file = msgspec.json.decode(blob, type=_File)
-    except msgspec.MsgspecError as e:
+    except UNREADABLE as e:
         raise PackError(f"{path}: not a pack: {e}") from None
     rules: list[Invariant] = []
     skipped: list[str] = []
     for i, raw in enumerate(file.invariants):
         try:
             rule = msgspec.json.decode(raw, type=Invariant)
-        except msgspec.MsgspecError as e:
+        except UNREADABLE as e:
             where = str(e).replace("`$", f"`$.invariants[{i}]")
             raise PackError(f"{path}: {where}", hint=f"proctor pack lint {path}") from None
         if relations is not None and rule.relation not in relations:

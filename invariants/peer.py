@@ -25,6 +25,7 @@ import msgspec
 
 from proctor.errors import TransportError
 from proctor.invariants import frames
+from proctor.invariants.descriptor import OwnSocket, opened
 from proctor.invariants.files import replace_file
 from proctor.invariants.frames import Accepted, Challenge, Decoder, Frame, FrameError, Proof
 
@@ -90,9 +91,9 @@ def read_token(path: Path) -> bytes:
         TransportError: it cannot be read, others could read it too, or it is too short to be one.
     """
     try:
-        with open(path, "rb") as file:
-            mode = os.fstat(file.fileno()).st_mode
-            data = file.read(_MAX_TOKEN_FILE + 1).strip()
+        with opened(path, os.O_RDONLY | os.O_NONBLOCK) as file:
+            mode = os.fstat(file.number()).st_mode
+            data = os.read(file.number(), _MAX_TOKEN_FILE + 1).strip() if stat.S_ISREG(mode) else b""
     except OSError as e:
         raise TransportError(f"{path}: {e.strerror or e}") from None
     if not stat.S_ISREG(mode) or mode & 0o077:
@@ -140,7 +141,7 @@ def _short(path: str) -> Iterator[str]:
         os.close(folder)
 
 
-def connect(address: Address, timeout_s: float) -> socket.socket:
+def connect(address: Address, timeout_s: float) -> OwnSocket:
     """A connected socket with this timeout.
 
     Raises:
@@ -148,10 +149,8 @@ def connect(address: Address, timeout_s: float) -> socket.socket:
         TransportError: the one who listens is another user.
     """
     if not address.local:
-        sock = socket.create_connection((address.host, address.port), timeout=timeout_s)
-        tune(sock)
-        return sock
-    sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        return _connect_tcp(address, timeout_s)
+    sock = OwnSocket(socket.AF_UNIX)
     try:
         sock.settimeout(timeout_s)
         with _short(address.path) as path:
@@ -162,6 +161,26 @@ def connect(address: Address, timeout_s: float) -> socket.socket:
         sock.close()
         raise
     return sock
+
+
+def _connect_tcp(address: Address, timeout_s: float) -> OwnSocket:
+    """Try the host's addresses in turn, as `socket.create_connection` does."""
+    failed = OSError(f"{address}: no address")
+    for family, kind, protocol, _, where in socket.getaddrinfo(address.host, address.port, type=socket.SOCK_STREAM):
+        sock = OwnSocket(family, kind, protocol)
+        try:
+            sock.settimeout(timeout_s)
+            sock.connect(where)
+            tune(sock)
+        except OSError as e:
+            sock.close()
+            failed = e
+        except BaseException:
+            sock.close()
+            raise
+        else:
+            return sock
+    raise failed
 
 
 def tune(sock: socket.socket) -> None:

@@ -65,6 +65,11 @@ class Value(IntEnum):
     SENT = 7  # a tensor given to a collective, before it ran
     RECEIVED = 8  # the same tensor after it
     ATTRIBUTE = 9  # place "": how many plain attributes the modules given to a call had; else one that it changed
+    GIVEN = 10  # a piece that a collective was given for one rank, or for all (meta `peer`)
+    GOT = 11  # a piece that it gave, from one rank or from all
+    FIRST = 12  # what a function returned inside a checkpointed function
+    AGAIN = 13  # the same when that function is computed again, for its gradient
+    AVERAGE = 14  # how a copy of a model moved in a step; the place says which copy, and what is measured
 
 
 CALLS: Final = pa.schema(

@@ -4,7 +4,8 @@ The recorder writes a signature as compact JSON. A leaf is one of::
 
     null, true, 3, 0.1, "mean"                          plain values
     {"T":"float32","s":[32,10],"d":"cpu","g":1,"c":"Parameter","v":"fc.weight"}   tensor: dtype, shape, device,
-                                                        requires_grad, class, tracked name (the last three optional)
+                                                        requires_grad, class, tracked name (the last three optional);
+                                                        "s":null: dimensions left out
     {"M":"torch.nn.Linear","p":"layers.0.fc","t":1}     module: class, path in its root, training flag
     {"L":[leaf,…],"n":12}                               list or tuple: first items, true length
     {"D":{"key":leaf},"n":3}                            mapping
@@ -25,6 +26,7 @@ from typing import Any
 Plain = str | int | float | bool | None
 
 _MAX_DEPTH = 4
+_LEFT_OUT = frozenset({"int", "float", "str", "many"})
 
 
 def parse(text: str) -> Any:
@@ -54,6 +56,40 @@ def features(text: str) -> dict[str, Plain]:
     return out
 
 
+def left_out(text: str) -> frozenset[str]:
+    """Features that a call had and its signature does not tell, since the function had too many distinct ones: `{"0.value"}`.
+
+    `0.shape` stands for all dimensions of a tensor and how many there are, "" for everything.
+    """
+    if '"e":' not in text and '"s":null' not in text:
+        return frozenset()
+    tree = parse(text)
+    if tree == {"e": "many"}:
+        return frozenset({""})
+    missing: set[str] = set()
+    if isinstance(tree, dict) and "a" in tree and "k" in tree:
+        for path, leaf in [*((str(i), leaf) for i, leaf in enumerate(tree["a"])), *tree["k"].items()]:
+            _missing(path, leaf, missing, 0)
+    else:
+        _missing("out", tree, missing, 0)
+    return frozenset(missing)
+
+
+def _missing(path: str, leaf: Any, found: set[str], depth: int) -> None:
+    if not isinstance(leaf, dict) or depth > _MAX_DEPTH:
+        return
+    if "T" in leaf and leaf.get("s", ()) is None:
+        found.add(f"{path}.shape")
+    elif leaf.get("e") in _LEFT_OUT:
+        found.add(f"{path}.value")
+    elif "L" in leaf:
+        for i, item in enumerate(leaf["L"][:4]):
+            _missing(f"{path}[{i}]", item, found, depth + 1)
+    elif "D" in leaf:
+        for key, item in leaf["D"].items():
+            _missing(f"{path}[{key!r}]", item, found, depth + 1)
+
+
 def outline(text: str) -> str:
     """What a signature says but for numbers, of which only the kind is kept, and whether they are zero: sizes of tensors, plain
     numbers, attributes.
@@ -78,9 +114,11 @@ def _flatten(path: str, leaf: Any, out: dict[str, Plain], depth: int) -> None:
         return
     if "T" in leaf:
         shape = leaf.get("s", [])
+        told, shape = shape is not None, shape or []
         out[f"{path}.type"] = leaf.get("c", "Tensor")
         out[f"{path}.dtype"] = leaf["T"]
-        out[f"{path}.ndim"] = len(shape)
+        if told:
+            out[f"{path}.ndim"] = len(shape)
         out[f"{path}.device"] = leaf.get("d", "")
         out[f"{path}.requires_grad"] = bool(leaf.get("g", 0))
         for i, n in enumerate(shape[:6]):
@@ -90,7 +128,8 @@ def _flatten(path: str, leaf: Any, out: dict[str, Plain], depth: int) -> None:
     elif "M" in leaf:
         out[f"{path}.type"] = leaf["M"]
         out[f"{path}.path"] = leaf.get("p", "")
-        out[f"{path}.training"] = bool(leaf.get("t", 0))
+        if "t" in leaf:  # a wrapper may have no flag of its own
+            out[f"{path}.training"] = bool(leaf["t"])
     elif "L" in leaf:
         out[f"{path}.type"] = "sequence"
         out[f"{path}.len"] = leaf.get("n", len(leaf["L"]))

@@ -18,7 +18,7 @@ from typing import Final
 import msgspec
 
 from proctor.errors import PackError
-from proctor.invariants.files import replace_file
+from proctor.invariants.files import UNREADABLE, read_file, replace_file
 
 MAX_BYTES: Final = 16 * 1024 * 1024
 BASELINE_SCHEMA: Final = 1
@@ -63,13 +63,16 @@ class Known(msgspec.Struct, frozen=True, order=True):
     variable: str = ""
 
 
-class _Suppressions(msgspec.Struct):
+class _Suppressions(msgspec.Struct, forbid_unknown_fields=True):
     suppress: list[Suppression] = []
 
 
-class _Baseline(msgspec.Struct):
+class _Stamped(msgspec.Struct):
     schema: int
-    known: list[Known] = []
+
+
+class _Baseline(_Stamped):
+    known: list[Known]
 
 
 def parse_date(text: str) -> date:
@@ -95,7 +98,7 @@ def read_suppressions(path: Path) -> tuple[Suppression, ...]:
             found = msgspec.json.decode(blob, type=_Suppressions)
         else:
             found = msgspec.convert(_plain(tomllib.loads(blob.decode())), _Suppressions)
-    except (msgspec.MsgspecError, tomllib.TOMLDecodeError, UnicodeDecodeError, RecursionError) as e:
+    except UNREADABLE as e:
         raise PackError(f"{path}: not a file of suppressions: {e}", hint="proctor pack suppress PACK ID --to FILE") from None
     return tuple(found.suppress)
 
@@ -120,12 +123,13 @@ def read_baseline(path: Path) -> frozenset[Known]:
         PackError: it cannot be read, is no baseline, or is of a newer schema.
     """
     try:
-        found = msgspec.json.decode(_read(path), type=_Baseline)
-    except (msgspec.MsgspecError, RecursionError) as e:
+        blob = _read(path)
+        schema = msgspec.json.decode(blob, type=_Stamped).schema
+        if schema > BASELINE_SCHEMA:
+            raise PackError(f"{path}: baseline schema {schema}, this Proctor reads up to {BASELINE_SCHEMA}")
+        return frozenset(msgspec.json.decode(blob, type=_Baseline).known)
+    except UNREADABLE as e:
         raise PackError(f"{path}: not a baseline: {e}", hint="proctor check RUN -i PACK --write-baseline FILE") from None
-    if found.schema > BASELINE_SCHEMA:
-        raise PackError(f"{path}: baseline schema {found.schema}, this Proctor reads up to {BASELINE_SCHEMA}")
-    return frozenset(found.known)
 
 
 def write_baseline(known: Iterable[Known], path: Path) -> None:
@@ -140,9 +144,7 @@ def write_baseline(known: Iterable[Known], path: Path) -> None:
 
 def _read(path: Path) -> bytes:
     try:
-        if path.stat().st_size > MAX_BYTES:
-            raise PackError(f"{path}: larger than {MAX_BYTES >> 20} MiB")
-        return path.read_bytes()
+        return read_file(path, MAX_BYTES)
     except OSError as e:
         raise PackError(f"{path}: {e.strerror or e}") from None
 

@@ -17,17 +17,20 @@ import msgspec
 import numpy as np
 import polars as pl
 import pyarrow as pa
-from pyarrow import ipc
 
 from proctor.errors import TraceError
-from proctor.invariants import signature
+from proctor.invariants import definition, signature
+from proctor.invariants.files import read_file
 from proctor.invariants.schema import LATER, MAX_NAME_CHARS, TABLES, TRACE_SCHEMA, Name, Value
-from proctor.invariants.variable import Variable
+from proctor.invariants.tables import Table, first_missing, lacks, no_rows, read_table
+from proctor.invariants.variable import Variable, apart
 from proctor.invariants.windows import Sieve, Window
 
 _MAX_WAITING = 64  # calls of one process
+_MAX_JSON_BYTES = 64 << 20
 _MAX_UNOBSERVED = 5_000  # names of functions
-_SIFTED_ROWS = 1 << 17  # that go through a sieve at a time
+_UPDATES = ("torch.optim.Optimizer.step", "torch.amp.GradScaler.step")
+_MAX_BLIND = 100  # errors of ours
 
 
 class Waiting(msgspec.Struct, frozen=True):
@@ -55,6 +58,9 @@ class Process(msgspec.Struct, frozen=True):
     finished: bool = False  # the process said goodbye
     waiting: list[Waiting] = []
     unobserved: list[str] = []  # functions that may have been called without a record
+    damaged: int | None = None  # the step from which records are missing in its files, which are not as they were written
+    definitions: dict[str, str] = {}  # what the user's functions and classes are (`invariants.definition`), by name
+    blind: list[tuple[str, int]] = []  # what an error of ours ended, and in which step (`invariants.blindness`)
 
 
 @dataclass
@@ -122,6 +128,12 @@ class Trace:
         return [signature.features(text) for text in self.texts[Name.SIGNATURE]]
 
     @cached_property
+    def left_out(self) -> dict[int, frozenset[str]]:
+        """Features that a signature does not tell although the call had them, by signature code; only where there are any."""
+        texts = self.texts.get(Name.SIGNATURE, [])
+        return {code: missing for code, text in enumerate(texts) if (missing := signature.left_out(text))}
+
+    @cached_property
     def variables(self) -> pl.DataFrame:
         """One row a variable code: var, model, name, attr, role, module, kind, position, alias."""
         return variables_frame([decode_variable(text) for text in self.texts[Name.VARIABLE]])
@@ -154,7 +166,8 @@ class Trace:
         owners = (
             (self.states.select("proc", "var").unique() if self.held is None else self.held)
             .join(self.variables.filter((pl.col("role") == "parameter") & (pl.col("module") != "")), on="var")
-            .select("proc", pl.concat_str("model", pl.lit("/"), "module").alias("m"))
+            # How many models of one class there are is a size.
+            .select("proc", pl.concat_str(pl.col("model").str.replace(r"#\d+$", ""), pl.lit("/"), "module").alias("m"))
             .unique()
             .group_by("proc")
             .agg(pl.col("m").sort().str.join(" ").alias("family"))
@@ -170,9 +183,14 @@ class Trace:
 
     @cached_property
     def steps(self) -> int:
-        """Training steps seen by the process that saw most."""
-        last = self.contexts["step"].max()
-        return int(last) + 1 if isinstance(last, int) and last >= 0 else 0
+        """Training steps seen by the process that saw most. A last one without an update is half a step: it does not count."""
+        begun = self.contexts["step"].max()
+        codes = [code for code, name in enumerate(self.functions) if name in _UPDATES]
+        acts = self.calls.filter(pl.col("fn").is_in(codes)).select("ctx").unique()
+        done = self.contexts.join(acts, on="ctx", how="semi")["step"].max()
+        if not isinstance(begun, int) or begun < 0:
+            return 0
+        return begun if done == begun - 1 and begun > 0 else begun + 1
 
 
 class Run:
@@ -263,7 +281,10 @@ def metas_frame(parsed: Sequence[Mapping[str, str]]) -> pl.DataFrame:
 
 def decode_variable(text: str) -> Variable:
     try:
-        return msgspec.json.decode(text, type=Variable)
+        var = msgspec.json.decode(text, type=Variable)
+        if "#" not in var.model:
+            return var
+        return msgspec.structs.replace(var, name=apart(var.model, var.name), alias=apart(var.model, var.alias))
     except msgspec.MsgspecError:
         return Variable("", "", "", "")
 
@@ -286,7 +307,7 @@ def _plain(value: Any) -> str:
 
 def _read_json(path: Path) -> dict[str, Any]:
     try:
-        data = json.loads(path.read_bytes())
+        data = json.loads(read_file(path, _MAX_JSON_BYTES))
     except OSError as e:
         raise TraceError(f"{path}: {e.strerror or e}", hint="proctor record -o RUN -- python train.py") from None
     except (ValueError, RecursionError):
@@ -296,95 +317,19 @@ def _read_json(path: Path) -> dict[str, Any]:
     return data
 
 
-def read_stream(path: Path, table: str, sieve: Sieve | None = None) -> tuple[pa.Table, str]:
-    """Read one Arrow stream up to its last whole batch.
-
-    Args:
-        path: the file.
-        table: whose columns it has.
-        sieve: keep only the rows that it lets through.
-
-    Returns:
-        the rows, and a sentence on what was cut off ("" when nothing was).
-
-    Raises:
-        TraceError: the file is no Arrow stream, or a stream of other columns.
-    """
-    schema = TABLES[table]
-    try:
-        with pa.OSFile(str(path), "rb") as source:
-            if source.size() == 0:
-                return _no_rows(schema), ""
-            head = source.read(8)
-            length = int.from_bytes(head[4:8], "little", signed=True)
-            if len(head) < 8:
-                return _no_rows(schema), f"{path.name}: cut before its header"
-            if head[:4] != b"\xff\xff\xff\xff" or not 0 < length <= 1 << 24:
-                raise TraceError(f"{path}: not a Proctor trace (no Arrow stream header)")
-            source.seek(0)
-            try:
-                reader = ipc.open_stream(source)
-            except (pa.ArrowException, OSError, ValueError):
-                if length + 8 > source.size():
-                    return _no_rows(schema), f"{path.name}: cut inside its header"
-                raise TraceError(f"{path}: not a Proctor trace (unreadable Arrow header)") from None
-            if not reader.schema.equals(schema):
-                raise TraceError(
-                    f"{path}: columns {', '.join(reader.schema.names[:12])} are not those of a {table} table",
-                    hint="record the run again with this version",
-                )
-            batches: list[pa.RecordBatch] = []
-            whole: list[pa.Table] = []
-            rows, sifted, cut = 0, 0, ""
-            while True:
-                try:
-                    batch = reader.read_next_batch()
-                    batch.validate(full=table in ("names", "context"))
-                    if any(column.null_count for column in batch.columns):
-                        raise ValueError("a value is missing")
-                except StopIteration:
-                    break
-                except (pa.ArrowException, OSError, ValueError) as e:
-                    cut = f"{path.name}: cut or damaged after {rows} rows ({_one_line(e)})"
-                    break
-                rows += batch.num_rows
-                batches.append(batch)
-                if sieve is not None and rows - sifted >= _SIFTED_ROWS:
-                    whole.append(_sift(pa.Table.from_batches(batches, schema=schema), table, sieve))
-                    batches, sifted = [], rows
-            if sieve is not None:
-                last = _sift(pa.Table.from_batches(batches, schema=schema), table, sieve)
-                return pa.concat_tables([*whole, last]), cut
-            return pa.Table.from_batches(batches, schema=schema), cut
-    except FileNotFoundError:
-        return _no_rows(schema), f"{path.name}: missing"
-    except OSError as e:
-        raise TraceError(f"{path}: {e.strerror or e}") from None
-
-
-def _no_rows(schema: pa.Schema) -> pa.Table:
-    """Not `schema.empty_table()`: that imports pandas, a third of a small inference."""
-    return pa.Table.from_batches([], schema=schema)
-
-
-def _one_line(error: Exception) -> str:
-    text = str(error).strip().splitlines()
-    return text[0][:120] if text else type(error).__name__
-
-
 @dataclass(frozen=True)
 class Part:
-    """What one process wrote: its `process.json`, and its tables with its own codes."""
+    """What one process wrote: its `process.json`, and its tables with its own codes.
+
+    damaged: the step from which rows are missing in its files, where those are not as they were written.
+    holes: contexts or names are among what is missing, so rows that refer to them say nothing.
+    """
 
     info: Mapping[str, Any]
     folder: str
     tables: Mapping[str, pa.Table]
-
-
-def _sift(table: pa.Table, name: str, sieve: Sieve) -> pa.Table:
-    frame = pl.DataFrame(pl.from_arrow(table))
-    kept = sieve.rows(name, frame)
-    return table if kept.height == frame.height else kept.to_arrow().cast(table.schema)
+    damaged: int | None = None
+    holes: bool = False
 
 
 class _Merge:
@@ -434,24 +379,30 @@ class _Merge:
 
     def _add_process(self, folder: Path, info: dict[str, Any], run: int, program: str, schema: int) -> None:
         tables: dict[str, pa.Table] = {}
+        read: dict[str, Table] = {}
         sieve: Sieve | None = None
         for table in ("context", *(t for t in TABLES if t != "context")):
             if LATER.get(table, 0) > schema:
-                tables[table] = _no_rows(TABLES[table])
+                tables[table] = no_rows(TABLES[table])
                 continue
             chosen = sieve if table in ("calls", "states", "values") else None
-            tables[table], cut = read_stream(folder / f"{table}.arrow", table, chosen)
-            if cut:
-                self.notes.append(f"{folder.name}/{cut}")
+            read[table] = found = read_table(folder / f"{table}.arrow", table, chosen)
+            tables[table] = found.rows
+            if found.cut:
+                self.notes.append(f"{folder.name}/{found.cut}")
             if table == "context" and self.window is not None:
                 sieve = Sieve(self.window, _distinct_contexts(tables[table]))
-        self.add_tables(Part(info, str(folder), tables), run, program, sieve)
+        lacking = lacks(info, read)
+        damaged = first_missing(lacking, read) if info else -1
+        holes = any(read[table].cut or table in lacking for table in ("names", "context") if table in read)
+        self.notes += [f"{folder.name}/{text}" for text in lacking.values()]
+        self.add_tables(Part(info, str(folder), tables, damaged, holes), run, program, sieve)
 
     def add_tables(self, part: Part, run: int, program: str, sieve: Sieve | None) -> None:
         """One process of a run; the sieve is what its rows went through, if anything."""
         info, tables = part.info, part.tables
         proc = len(self.processes)
-        self.processes.append(process_of(info, run, program, part.folder))
+        self.processes.append(msgspec.structs.replace(process_of(info, run, program, part.folder), damaged=part.damaged))
         maps = self._code_maps(tables["names"])
         ctx = self._contexts(tables["context"], proc, sieve)
         for table, columns in (
@@ -468,7 +419,10 @@ class _Merge:
                 pl.Series(c, _take(maps[kind], frame[c].to_numpy()), dtype=pl.UInt32) for c, kind in columns.items()
             ]
             remapped.append(pl.Series("ctx", _take(ctx, frame["ctx"].to_numpy()), dtype=pl.UInt32))
-            frame = frame.with_columns(remapped).select(pl.lit(proc, dtype=pl.UInt16).alias("proc"), *frame.columns)
+            frame = frame.with_columns(remapped)
+            if part.holes:
+                frame = frame.filter(~_nameless(tables[table], frame, ["ctx", *columns]))
+            frame = frame.select(pl.lit(proc, dtype=pl.UInt16).alias("proc"), *frame.columns)
             self.frames[table].append(frame.sort("seq", maintain_order=True))
 
     def _code_maps(self, names: pa.Table) -> dict[Name, np.ndarray[Any, Any]]:
@@ -530,7 +484,7 @@ def _distinct_contexts(table: pa.Table) -> pl.DataFrame:
 
 
 def _empty(table: str) -> pl.DataFrame:
-    frame = pl.DataFrame(pl.from_arrow(_no_rows(TABLES[table])))
+    frame = pl.DataFrame(pl.from_arrow(no_rows(TABLES[table])))
     return frame.select(pl.lit(0, dtype=pl.UInt16).alias("proc"), *frame.columns).clear()
 
 
@@ -539,6 +493,22 @@ def _take(mapping: np.ndarray[Any, Any], codes: np.ndarray[Any, Any]) -> np.ndar
     safe = np.where(codes < len(mapping), codes, 0)
     taken: np.ndarray[Any, Any] = mapping[safe]
     return taken
+
+
+def _nameless(table: pa.Table, frame: pl.DataFrame, columns: Sequence[str]) -> pl.Series:
+    """Rows with a code that stands for nothing although it stood for something where it was written.
+
+    Args:
+        table: with codes as they were written; a window's frame may begin with rows of its own.
+        frame: the same with codes of the trace.
+        columns: that hold codes.
+    """
+    before = pl.DataFrame(pl.from_arrow(table))
+    added = frame.height - before.height
+    lost = pl.Series([False], dtype=pl.Boolean).new_from_index(0, before.height)
+    for column in columns:
+        lost |= (before[column] != 0) & (frame[column].slice(added) == 0)
+    return pl.concat([pl.Series([False], dtype=pl.Boolean).new_from_index(0, added), lost])
 
 
 def process_of(info: Mapping[str, Any], run: int, program: str, folder: str) -> Process:
@@ -557,7 +527,19 @@ def process_of(info: Mapping[str, Any], run: int, program: str, folder: str) -> 
         finished=bool(info.get("finished", False)),
         waiting=_waiting(info),
         unobserved=[str(n) for n in unseen[:_MAX_UNOBSERVED]] if isinstance(unseen, list) else [],
+        definitions=_definitions(info.get("definitions")),
+        blind=_blind(info.get("blind")),
     )
+
+
+def _definitions(said: Any) -> dict[str, str]:
+    pairs = list(said.items())[:_MAX_UNOBSERVED] if isinstance(said, dict) else []
+    return {name: text for name, text in pairs if isinstance(text, str) and len(text) <= definition.MAX_CHARS}
+
+
+def _blind(said: Any) -> list[tuple[str, int]]:
+    pairs = [p for p in said[:_MAX_BLIND] if isinstance(p, list) and len(p) == 2] if isinstance(said, list) else []
+    return [(str(what)[:100], step) for what, step in pairs if isinstance(step, int) and not isinstance(step, bool)]
 
 
 def _waiting(info: Mapping[str, Any]) -> list[Waiting]:

@@ -45,6 +45,10 @@ class Violation(msgspec.Struct, frozen=True, kw_only=True):
     sides: tuple[tuple[int, ...], ...] = ()  # ranks that were compared, those that agree together, the fewest first
 
 
+# Of a rule whose verdicts disagree.
+TAKEN_BACK = "it failed while the run went on and holds in the run as a whole, a mistake of Proctor's"
+
+
 class Silenced(msgspec.Struct, frozen=True):
     """A violation that was found and is not reported, and why."""
 
@@ -75,6 +79,7 @@ class CheckResult(msgspec.Struct, frozen=True):
     steps: int
     ranks: int
     silenced: list[Silenced] = []
+    held: frozenset[str] = frozenset()  # ids of rules that applied and held, with nothing undecided
 
     @property
     def violations(self) -> list[Violation]:

@@ -276,7 +276,7 @@ class _Encoder:
 
     def _dims(self, shape: Any) -> str:
         if not self._with_dims or tuple not in _type_mro(type(shape)):
-            return "[]"
+            return "null"
         dims = [tuple.__getitem__(shape, i) for i in range(tuple.__len__(shape))]
         return f"[{','.join([str(d) if type(d) is int else '-1' for d in dims])}]"
 

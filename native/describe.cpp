@@ -499,8 +499,8 @@ class Encoder {
 
   // Dims that are not exact ints (SymInt) are -1.
   void dims(PyObject* shape) {
-    if (detail_ >= Detail::NoDims || !shape || !PyTuple_Check(shape)) return k_.put(uint8_t{0});
-    const Py_ssize_t n = std::min<Py_ssize_t>(PyTuple_GET_SIZE(shape), 255);
+    if (detail_ >= Detail::NoDims || !shape || !PyTuple_Check(shape)) return k_.put(kNoDims);
+    const Py_ssize_t n = std::min<Py_ssize_t>(PyTuple_GET_SIZE(shape), kNoDims - 1);
     k_.put(static_cast<uint8_t>(n));
     for (Py_ssize_t i = 0; i < n; ++i) {
       PyObject* dim = PyTuple_GET_ITEM(shape, i);  // Borrowed
@@ -697,8 +697,12 @@ class Renderer {
     }
   }
   void dims() {
-    out += ",\"s\":[";
     const int n = take<uint8_t>();
+    if (n == kNoDims) {
+      out += ",\"s\":null";
+      return;
+    }
+    out += ",\"s\":[";
     for (int i = 0; i < n; ++i) {
       if (i) out += ',';
       out += std::to_string(take<int64_t>());

@@ -3,7 +3,8 @@
 // A key is a prefix tree in one byte buffer; integers are little-endian as on the host, `str` is u16 length + UTF-8:
 //   ( u8 n leaf*n u8 k (str leaf)*k      a call's arguments        n t f                 None True False
 //   i i64 · u u64 · d f64 · s str        plain values              y u32 / F str         constant / function text
-//   T u32 dtype u32 device u32 class u32 name u8 grad u8 ndim i64*ndim                   tensor (class, name 0: none)
+//   T u32 dtype u32 device u32 class u32 name u8 grad u8 ndim i64*ndim                   tensor (class, name 0: none;
+//                                                                                        ndim 255: dims left out)
 //   A u32 dtype u8 ndim i64*ndim         numpy array               M u32 class u32 path u8 training(2: unknown)
 //   L u32 len u8 n leaf*n                sequence                  D u32 len u8 n (str leaf)*n
 //   O u32 class u8 n (str leaf)*n        other object              e u32 text            left out
@@ -34,6 +35,7 @@ constexpr size_t kMaxAttributes = 12;    // plain attributes shown of another ob
 constexpr size_t kMaxArguments = 64;     // positional arguments shown, and keyword arguments shown
 constexpr int kMaxDepth = 3;             // containers in containers
 constexpr int kMaxLeaves = 256;          // leaves of one signature
+constexpr uint8_t kNoDims = 255;         // in place of the number of dimensions
 
 struct StringHash {
   using is_transparent = void;

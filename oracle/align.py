@@ -27,6 +27,7 @@ Array = npt.NDArray[Any]
 Values = Callable[[Entry], Array]
 
 PARAMETERS: Final = ("param", "main_grad", "param_after", "opt_state")
+BUFFERS: Final = ("buffer", "buffer_after")  # before the first step, and after one that changed it
 _VOTERS: Final = 16  # tensors that say how calls are dealt out
 
 
@@ -76,7 +77,7 @@ class Naming:
 
     def __call__(self, entry: Entry) -> str:
         name = self.planned(entry.name)
-        if entry.kind in PARAMETERS:
+        if entry.kind in PARAMETERS or entry.kind in BUFFERS:
             if name in self.renames:
                 return self.renames[name]
             path, _, leaf = name.rpartition(".")

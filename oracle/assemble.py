@@ -222,8 +222,9 @@ class Assembler:
         if known is not None:
             return Piece(rank, entry, known.places, known.label, firm=True, kept=known.kept)
         if entry.shape == target.shape:
+            alone = len(self.ranks) == 1 and len(self.pieces.get(key, ())) == 1  # one process against one, and no part of several
             index = tuple(np.arange(n, dtype=np.int64) for n in entry.shape)
-            return Piece(rank, entry, index, "whole", firm=key[2] in PARAMETERS or key[2] == "scalar")
+            return Piece(rank, entry, index, "whole", firm=key[2] in PARAMETERS or key[2] == "scalar" or alone)
         if len(entry.shape) != len(target.shape):
             return Piece(rank, entry, None, "", firm=False)
         mine, theirs = as_float(self.ranks[rank].array(entry), entry.dtype), self.reference.floats(target)

@@ -45,9 +45,9 @@ def averaged(assembler: Assembler, key: Key, pieces: Sequence[Piece]) -> Array |
     shares = _shares(assembler, key)
     numbers: dict[tuple[bytes, ...], tuple[float, Array]] = {}
     for piece in pieces:
-        if piece.rank not in shares:
+        if (piece.rank, piece.entry.call) not in shares:
             return None
-        place, share = shares[piece.rank]
+        place, share = shares[piece.rank, piece.entry.call]
         values = as_float(assembler.ranks[piece.rank].array(piece.entry), piece.entry.dtype).astype(np.float64)
         if not np.array_equal(numbers.setdefault(place, (share, values))[1], values):
             return None  # replicas that differ
@@ -58,9 +58,9 @@ def averaged(assembler: Assembler, key: Key, pieces: Sequence[Piece]) -> Array |
     return np.asarray(sum(v if key[2] == "grad_output" else share * v for share, v in numbers.values()))
 
 
-def _shares(assembler: Assembler, key: Key) -> dict[int, tuple[tuple[bytes, ...], float]]:
-    """Of each rank, which part of the module's input it has and how much of it that is; without ranks that have all of it."""
-    found: dict[int, tuple[tuple[bytes, ...], float]] = {}
+def _shares(assembler: Assembler, key: Key) -> dict[tuple[int, int], tuple[tuple[bytes, ...], float]]:
+    """Of each rank and call of it, which part of the module's input it has and how much of it that is; without ranks that have all of it."""
+    found: dict[tuple[int, int], tuple[tuple[bytes, ...], float]] = {}
     for slot in assembler.reference.slots.get((*key[:2], "input", key[3]), ()):
         there = (*key[:2], "input", key[3], slot)
         whole = math.prod(assembler.reference.entries[there].shape)
@@ -68,5 +68,5 @@ def _shares(assembler: Assembler, key: Key) -> dict[int, tuple[tuple[bytes, ...]
             if piece.firm and piece.places is not None and piece.kept is None:
                 share = math.prod(map(len, piece.places)) / whole if whole else 1.0
                 if share < 1:
-                    found.setdefault(piece.rank, (tuple(i.tobytes() for i in piece.places), share))
+                    found.setdefault((piece.rank, piece.entry.call), (tuple(i.tobytes() for i in piece.places), share))
     return found

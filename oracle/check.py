@@ -19,12 +19,23 @@ import numpy as np
 from proctor.errors import OracleError
 from proctor.oracle import padding
 from proctor.oracle._replicas import same_bits
-from proctor.oracle.align import PARAMETERS, Calls, Naming, count_calls, deal_calls, kept_names, name_tensors
+from proctor.oracle.align import (
+    BUFFERS,
+    PARAMETERS,
+    Calls,
+    Naming,
+    count_calls,
+    deal_calls,
+    kept_names,
+    name_tensors,
+)
 from proctor.oracle.assemble import GRADIENTS, LIKE, REPLICA_AXES, Assembler, Piece
+from proctor.oracle.buffers import Buffers
 from proctor.oracle.choices import Choices, digest_of, undecided
 from proctor.oracle.difference import compare
 from proctor.oracle.dropouts import HIDDEN, Dropouts
 from proctor.oracle.dtypes import as_float
+from proctor.oracle.holders import Holders
 from proctor.oracle.mesh import Mesh, rank_text
 from proctor.oracle.plan import Plan
 from proctor.oracle.reference import Key, Reference, constant, slot_text
@@ -34,6 +45,7 @@ from proctor.oracle.store import CLEAN, EAGER, PLACED, REPLAYED, Entry, RankReco
 from proctor.oracle.tensor_judge import TensorJudge
 from proctor.oracle.tolerance import Mode
 from proctor.oracle.verdicts import (
+    COMPARED,
     ReplicaConflict,
     TensorVerdict,
     Verdict,
@@ -111,6 +123,12 @@ class Comparison:
         tensors += [*self.choices.judge(), *self._dropouts().judge(), *judge_scalars(self.reference, self.assembler)]
         self.unchecked += self.choices.unchecked
         tensors += self._tensors.recomputed(self._naming)
+        buffers = Buffers(self.reference, self.assembler, self._counts, self.mode).judge()
+        late, held = Holders(self.reference, self.assembler).judge()
+        tensors += [*buffers.tensors, *late]
+        said = {(r.step, r.kind, r.name) for r in replicas}
+        replicas += [*self._apart, *buffers.replicas, *(r for r in held if (r.step, r.kind, r.name) not in said)]
+        self.unchecked += [*buffers.unchecked, *self._tensors.unchecked]
         return self._conclude(tensors, replicas)
 
     def prepare(self) -> Verdict | None:
@@ -161,12 +179,24 @@ class Comparison:
         lacking = "no gradient of the candidate could be compared" if wanted and not judged else ""
         if not self.choices.replayed and not replicas:
             lacking = lacking or undecided(self.choices.parted, [t for t in tensors if failing(t)])
-        found = conclude(tensors, replicas, unchecked=self.unchecked, notes=self.notes, inconclusive=lacking)
+        found = self._with_steps(conclude(tensors, replicas, unchecked=self.unchecked, notes=self.notes, inconclusive=lacking))
         if found.verdict != "different":
             return found
         # A tensor that nobody has placed never decides, but a difference may begin in it; not beside rows that were placed.
         failing_ = [t for t in tensors if failing(t) or (t.verdict == "unmapped" and t.ratio > 1.0 and not self._rows.placed(t.step, t.name))]
         return msgspec.structs.replace(found, first=min(failing_, key=flow) if found.first is not None else None)
+
+    def _with_steps(self, found: Verdict) -> Verdict:
+        """Say how many steps were compared: what begins later is not seen."""
+        compared = len({t.step for t in found.tensors if t.verdict in COMPARED})
+        asked = max(self.reference.recording.info.steps, self.candidate.info.steps)
+        said = f"{compared} of {asked} recorded steps compared" if asked > 1 else "the first step compared" if compared else ""
+        reason = f"{found.reason}; {said}, later ones were not looked at" if said else found.reason
+        whole = set(self.reference.recording.info.whole) & set(self.candidate.info.whole)
+        if asked > 1 and whole and compared > 1:
+            shown = ", ".join(map(str, sorted(whole)))
+            found = msgspec.structs.replace(found, unchecked=(*found.unchecked, f"activations and optimizer state of all steps but {shown}: only parameters, gradients, buffers and numbers"))
+        return msgspec.structs.replace(found, reason=reason, steps=(compared, asked))
 
     def shards(self) -> Iterator[tuple[Key, list[Piece]]]:
         """The candidate's shards of each tensor of the reference, with their places; after `run`."""
@@ -220,7 +250,7 @@ class Comparison:
                     continue
                 name = naming(entry)
                 call = entry.call
-                if entry.kind not in PARAMETERS:
+                if entry.kind not in PARAMETERS and entry.kind not in BUFFERS:
                     call = self._calls[rank].of(call, self._counts[rank].get(name, 0), self.reference.calls.get(name, 0))
                 key = (entry.step, call, entry.kind, name, entry.slot)
                 if key not in self.reference.entries:
@@ -274,6 +304,7 @@ class Comparison:
     def _start(self) -> Verdict | None:
         """Both runs must begin with the same parameters."""
         off: list[str] = []
+        self._apart = Holders(self.reference, self.assembler).begin_apart()
         mine = [k for k in self.reference.order if k[2] == "param" and k[0] == 0]
         for key in sorted(mine, key=lambda k: constant(self.reference.array(self.reference.entries[k]))):
             merged = self.assembler.merge(key)
@@ -291,7 +322,7 @@ class Comparison:
         names = ", ".join(off[:3]) + (f" and {len(off) - 3} more" if len(off) > 3 else "")
         reason = f"the two runs do not begin with the same parameters ({names}; {share:.0%} of them): "
         reason += "record both with --generate, or say in a plan how they are cut"
-        return msgspec.structs.replace(conclude([], unchecked=self.unchecked, notes=self.notes, inconclusive=reason), alike=False)
+        return msgspec.structs.replace(conclude([], self._apart, unchecked=self.unchecked, notes=self.notes, inconclusive=reason), alike=False)
 
     def _dropped_alike(self) -> Verdict | None:
         """Dropout must have been recorded in the same way on both sides."""

@@ -8,6 +8,7 @@ ones wherever a computation is cut.
 
 from __future__ import annotations
 
+import math
 import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -15,8 +16,9 @@ from typing import Final
 
 from proctor.oracle._replicas import same_bits
 from proctor.oracle.assemble import Assembler
+from proctor.oracle.mesh import rank_text
 from proctor.oracle.reference import Key, Reference
-from proctor.oracle.store import RankRecord
+from proctor.oracle.store import Entry, RankRecord
 from proctor.oracle.verdicts import TensorVerdict
 
 Sites = dict[str, Counter[tuple[float, ...]]]  # by module: the probabilities of each place of it that drops
@@ -24,6 +26,7 @@ Named = Callable[[int, str], str]  # rank, path → canonical path
 
 DIGITS: Final = 6  # of a probability
 HIDDEN: Final = ("attention", "recurrent", "bernoulli")  # places whose masks are not seen, or not placed
+TWINS: Final = 40.0  # elements that two independent masks differ in on average, from which on they are never the same
 LEAF: Final = re.compile(r"(Feature)?(Alpha)?Dropout[123]?d?")  # classes that do nothing else
 
 
@@ -102,6 +105,12 @@ class Dropouts:
             if key[2] != "input" or len(held) < 2 or (key[0], key[3]) in said or not LEAF.fullmatch(held[0][1].cls):
                 continue
             drawn = [(rank, e, masks[rank].get((e.step, e.call + self._ranks[rank].dry.get(e.step, 0), e.name), "")) for rank, e in held]
+            twins = self._twins(key, drawn)
+            if twins:
+                said.add((key[0], key[3]))
+                note = f"{rank_text(twins)} hold different parts of the features and drop the same elements of them: their generators are alike"
+                yield self._verdict(key[0], key[3], twins, note)
+                continue
             for i, (rank, entry, mask) in enumerate(drawn):
                 other = next(
                     (r for r, e, m in drawn[:i] if mask and m and m != mask and same_bits(self._ranks[r].array(e), self._ranks[rank].array(entry))),
@@ -112,6 +121,21 @@ class Dropouts:
                     note = f"ranks {other} and {rank} hold the same values and drop other elements of them: their generators are not alike"
                     yield self._verdict(key[0], key[3], [other, rank], note)
                     break
+
+    def _twins(self, key: Key, drawn: Sequence[tuple[int, Entry, str]]) -> list[int]:
+        """Ranks that hold different parts of a tensor, other rows aside, and drawn with one mask: a reference draws for each element by itself."""
+        drops = {rank: mask for rank, e, mask in drawn if mask and self._tell(rank, key, math.prod(e.shape))}
+        places = {p.rank: tuple(i.tobytes() for i in p.places[1:]) for p in self.assembler.placed(key) if p.places is not None and p.firm and len(p.places) > 1}
+        for rank, mask in drops.items():
+            alike = [r for r, m in drops.items() if m == mask and r in places and rank in places and places[r] != places[rank]]
+            if alike:
+                return sorted({rank, *alike})
+        return []
+
+    def _tell(self, rank: int, key: Key, n: int) -> bool:
+        """Whether two masks of so many elements are surely not the same by chance."""
+        draws = [d.p for d in self._ranks[rank].info.draws if d.step == key[0] and self._named(rank, d.module) == key[3]]
+        return bool(draws) and all(2 * p * (1 - p) * n > TWINS for p in draws)
 
     def _recomputed(self) -> Iterator[TensorVerdict]:
         for rank, record in self._ranks.items():

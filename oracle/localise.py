@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import dataclasses
 import shutil
+import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
@@ -17,6 +18,7 @@ from typing import Any, Final
 import msgspec
 import numpy as np
 
+from proctor.errors import OracleError
 from proctor.oracle.assemble import GRADIENTS, PARTIAL, Piece
 from proctor.oracle.averages import MEAN
 from proctor.oracle.check import Comparison
@@ -34,6 +36,8 @@ from proctor.oracle.scalars import UNCLIPPED
 from proctor.oracle.uncompiled import blame_compiler, compiles
 from proctor.oracle.verdicts import Culprit, TensorVerdict, Verdict, failing, flow
 
+BUDGET_S: Final = 300.0
+LEAST_S: Final = 2.0  # below which another run is not worth beginning
 DECISIONS: Final = ("choice", "dropout")
 _GIVEN: Final = frozenset({"float64", "float32", "float16", "bfloat16"})  # types of values that modules can be given
 
@@ -45,6 +49,7 @@ def localise(
     *,
     reference_command: Sequence[str] | None = None,
     timeout_s: float = 3600.0,
+    budget_s: float = BUDGET_S,
 ) -> Report:
     """Add the culprit to the report of a comparison that found a difference.
 
@@ -54,12 +59,31 @@ def localise(
         command: the candidate's.
         reference_command: the reference's; with it the operation inside the module is looked for.
         timeout_s: after which the command is ended.
-
-    Raises:
-        OracleError: the command failed when it ran again.
+        budget_s: after which the search ends; the report then says so, and how far it came.
     """
+    until = time.monotonic() + budget_s
+    report = _noted_if_over(report, comparison, command, reference_command, min(timeout_s, budget_s), until)
+    return dataclasses.replace(report, next_steps=())
+
+
+def _noted_if_over(
+    report: Report, comparison: Comparison, command: Sequence[str], reference_command: Sequence[str] | None, timeout_s: float, until: float
+) -> Report:
+    """What is found before the search is over; a program that fails, or takes too long, when it runs again takes nothing from the comparison."""
+    try:
+        return _localised(report, comparison, command, reference_command, timeout_s, until)
+    except OracleError as e:
+        over = time.monotonic() >= until
+        why = "its time is over (--budget SECONDS)" if over else e.message
+        return dataclasses.replace(report, verdict=_noting(report.verdict, f"the culprit was not found: {why}"))
+
+
+def _localised(
+    report: Report, comparison: Comparison, command: Sequence[str], reference_command: Sequence[str] | None, timeout_s: float, until: float
+) -> Report:
     candidate = comparison.candidate
     again = Recorder.again(candidate, command, timeout_s=timeout_s)
+    again.until = until
     said = ""
     if compiles(candidate):
         found, said, comparison = blame_compiler(comparison, report.verdict, again)
@@ -78,7 +102,14 @@ def localise(
         found, note = culprit(report.verdict, alone), ""
         if found is not None and not found.decision:
             step = next((t.step for t in alone.tensors if failing(t)), 0)
-            found, note = name_operation(comparison, candidate, found, step, (reference_command, command), folder, timeout_s=timeout_s)
+            left = until - time.monotonic()
+            if left < LEAST_S:
+                note = f"the operation inside {found.module or 'the model'} was not looked for: the time for localising is over (--budget SECONDS)"
+            else:
+                try:
+                    found, note = name_operation(comparison, candidate, found, step, (reference_command, command), folder, timeout_s=min(timeout_s, left / 2))
+                except OracleError as e:
+                    note = f"the operation inside {found.module or 'the model'} was not found: {e.message}"
         return _with(report, found, note)
     finally:
         shutil.rmtree(folder, ignore_errors=True)
@@ -92,6 +123,7 @@ def culprit(found: Verdict, alone: Verdict) -> Culprit | None:
         alone: with every module fed the reference's values.
     """
     wrong = sorted((t for t in alone.tensors if failing(t) or (t.verdict == "unmapped" and t.ratio > 1.0 and t.rel_err < FITS)), key=flow)
+    wrong = [t for t in wrong if t.step == wrong[0].step]  # what a later step begins with is wrong already
     missing = next((t for t in wrong if t.verdict == "missing" and t.kind == "param"), None)
     if missing is not None:
         return Culprit(missing.name.rpartition(".")[0], "model", missing.source, f"the candidate has no parameter {missing.name}")
@@ -113,11 +145,16 @@ def culprit(found: Verdict, alone: Verdict) -> Culprit | None:
             text = f"its ranks hold partial sums that nothing puts together before {module or 'the model'} uses them: an all-reduce is missing"
             return Culprit(partial.name, direction, partial.source, f"{partial.name}: {text}", first.ratio)
         return Culprit(module, direction, _source(found, alone, module) or first.source, f"fed with the reference's values, {module or 'the model'}: {what}", first.ratio)
+    first = next((t for t in wrong if t.kind == "buffer_after"), None)
+    if first is not None:
+        return Culprit(first.name.rpartition(".")[0], "forward", first.source, f"the buffer {first.name} is not the reference's after the step: {first.note or 'it is computed otherwise'}", first.ratio)
     first = next((t for t in wrong if t.kind == "main_grad"), None)
     told = [t for v in (alone, found) for t in v.tensors if t.kind == "scalar" and failing(t) and t.note]
     clipping = next((t for t in told if t.name in ("clip_coefficient", "grad_norm")), None)
     if first is not None and first.slot != UNCLIPPED and clipping is not None:
         return Culprit("", "gradient", "", f"gradients of every module are right until they are clipped: {clipping.note}", first.ratio)
+    if first is not None and (scale := _one_scale(alone)):
+        return Culprit("", "gradient", "", f"forward and backward of every module are right; the gradients of all parameters have {scale} before the optimizer takes them: clipping, a loss scale or an average", first.ratio)
     if first is not None:
         module = first.name.rpartition(".")[0]
         apart = next((r for r in (*alone.replicas, *found.replicas) if r.kind == "main_grad" and r.name == first.name), None)
@@ -130,7 +167,22 @@ def culprit(found: Verdict, alone: Verdict) -> Culprit | None:
             what += f" (its {first.slot})"
         text = ": ".join(filter(None, [what, "; ".join(dict.fromkeys(filter(None, [first.note, *(t.note for t in told if t is not clipping)])))]))
         return Culprit(first.name.rpartition(".")[0], "update", first.source, text, first.ratio)
+    first = next((t for t in wrong if t.kind == "master"), None)
+    if first is not None:
+        return Culprit(first.name.rpartition(".")[0], "update", first.source, f"{first.name}: {first.note}", first.ratio)
+    apart = next((r for r in found.replicas if r.kind in ("param", "param_after")), None)
+    if apart is not None:
+        side = "model" if apart.kind == "param" else "update"
+        return Culprit(apart.name.rpartition(".")[0], side, apart.source, f"{apart.name}: {apart.note}", apart.ratio)
     return None
+
+
+def _one_scale(alone: Verdict) -> str:
+    """The factor by which every gradient is wrong that optimizers took; "" where it is not one."""
+    taken = [t for t in alone.tensors if t.kind == "main_grad" and t.slot != UNCLIPPED and t.verdict not in ("unmapped", "no-power")]
+    said = {t.note for t in taken if failing(t)}
+    scaled = len(said) == 1 and next(iter(said)).startswith("gradient scale ") and len(next(iter(said)).split()) == 3
+    return next(iter(said)) if scaled and len(taken) > 2 and all(failing(t) or not t.abs_err for t in taken) else ""
 
 
 def _partial_before(alone: Verdict, first: TensorVerdict, kind: str) -> TensorVerdict | None:

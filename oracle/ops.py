@@ -18,6 +18,7 @@ import numpy as np
 import numpy.typing as npt
 
 from proctor.errors import OracleError
+from proctor.invariants.files import UNREADABLE, read_file
 from proctor.oracle.dtypes import as_float
 from proctor.oracle.locate import locate
 from proctor.oracle.store import RankRecord
@@ -144,12 +145,12 @@ def read_log(path: Path) -> OpLog:
         OracleError: damaged or too large.
     """
     try:
-        if path.stat().st_size > MAX_FILE_BYTES:
-            raise OracleError(f"{path}: larger than {MAX_FILE_BYTES // 2**20} MiB", hint="record it again")
-        found = msgspec.json.decode(path.read_bytes(), type=OpLog)
+        found = msgspec.json.decode(read_file(path, MAX_FILE_BYTES), type=OpLog)
     except FileNotFoundError:
         return OpLog([], False, "")
-    except (OSError, msgspec.MsgspecError) as e:
+    except OSError as e:
+        raise OracleError(f"{path}: {e.strerror or e}", hint="record it again") from None
+    except UNREADABLE as e:
         raise OracleError(f"{path}: {e}", hint="record it again") from None
     if any(op.number != i or any(not 0 <= j < i for j in op.inputs) for i, op in enumerate(found.ops)):
         raise OracleError(f"{path}: its operations do not follow one another", hint="record it again")

@@ -21,6 +21,7 @@ from proctor.oracle.dtypes import as_float, is_floating
 from proctor.oracle.locate import take
 from proctor.oracle.mesh import rank_text
 from proctor.oracle.reference import Key
+from proctor.oracle.store import MASTER
 from proctor.oracle.tolerance import SMALLEST, Tolerance, unit_roundoff
 from proctor.oracle.verdicts import TensorVerdict, Verdict, failing, flow, judge
 
@@ -116,9 +117,6 @@ def _allowed(comparison: Comparison, key: Key, sums: Difference, theirs: Array, 
     update = float(np.linalg.norm((as_float(theirs, target.dtype).astype(np.float64) - before).ravel()))
     start = _start_error(comparison, key[3]) if key[0] == 0 else 0.0
     return Tolerance(ROUNDINGS * u * sums.size + max(FACTORS, ROUNDINGS * compute) * update + start + smallest, update, "rounding")
-
-
-MASTER: Final = "master"  # slot of an optimizer's own copy of a parameter
 
 
 def _start_error(comparison: Comparison, name: str) -> float:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import re
 import time
 from collections.abc import Callable, Sequence
@@ -18,7 +19,7 @@ from proctor.oracle.plan_toml import plan_of
 from proctor.oracle.report import Report
 from proctor.oracle.store import MissingRank, Recording
 from proctor.oracle.tolerance import Mode
-from proctor.oracle.verdicts import Verdict, conclude
+from proctor.oracle.verdicts import Verdict, conclude, failing
 
 
 class Compared(NamedTuple):
@@ -89,7 +90,41 @@ def record_and_compare(
         generate: the seed; `None` to find out whether one is needed.
     """
     found = compare(*record(generate))
-    return found if generate is not None or found.report.verdict.alike else compare(*record(0))
+    if generate is not None or found.report.verdict.alike:
+        return found
+    generated, apart = compare(*record(0)), found.report.verdict.replicas
+    if not apart:
+        return generated
+    # Generated values took their place; the program's own replicas were never alike.
+    verdict = generated.report.verdict
+    both = conclude(verdict.tensors, (*apart, *verdict.replicas), unchecked=verdict.unchecked, notes=verdict.notes)
+    return generated._replace(report=dataclasses.replace(generated.report, verdict=both))
+
+
+def departs(found: Compared) -> int | None:
+    """The first step in which runs differ, where it was not recorded in full; `None` where there is nothing to look at again."""
+    if found.comparison is None or found.report.verdict.verdict != "different":
+        return None
+    verdict, whole = found.report.verdict, found.comparison.candidate.info.whole
+    apart = [*(t.step for t in verdict.tensors if failing(t)), *(r.step for r in verdict.replicas)]
+    first = min(apart, default=0)
+    return first if whole and first not in whole else None
+
+
+def looked_again(found: Compared, compare: Callable[[int], Compared]) -> Compared:
+    """The comparison, once more with all tensors of the step in which the runs part, where that was not recorded in full.
+
+    Args:
+        found: of runs of several steps.
+        compare: records both again, that step in full, and compares.
+    """
+    step = departs(found)
+    if step is None:
+        return found
+    again = compare(step)
+    verdict = again.report.verdict
+    note = f"the runs part in step {step} (counted from 0); both were recorded again with all tensors of it"
+    return again._replace(report=dataclasses.replace(again.report, verdict=msgspec.structs.replace(verdict, notes=(note, *verdict.notes))))
 
 
 def compare_recordings(

@@ -33,6 +33,7 @@ from typing import Any, Final
 import msgspec
 
 from proctor.errors import OracleError
+from proctor.invariants.files import UNREADABLE, read_file
 from proctor.oracle.mesh import Mesh
 from proctor.oracle.plan import SCHEMA, WHICH, ActivationRule, ParamRule, Plan, RenameRule, Rule
 
@@ -61,12 +62,9 @@ def read_plan(path: Path) -> Plan:
         OracleError: the file cannot be read or is not a plan; with the table and the key.
     """
     try:
-        with path.open("rb") as stream:
-            blob = stream.read(_MOST_BYTES + 1)
-    except (OSError, ValueError) as error:
-        raise OracleError(f"{path}: {getattr(error, 'strerror', None) or error}", hint=_HINT) from None
-    if len(blob) > _MOST_BYTES:
-        raise OracleError(f"{path} has more than {_MOST_BYTES >> 10} KiB, which no plan needs")
+        blob = read_file(path, _MOST_BYTES)
+    except OSError as error:
+        raise OracleError(f"{path}: {error.strerror or error}", hint=_HINT) from None
     if path.suffix == ".json":
         try:
             return Plan.from_json(blob)
@@ -90,7 +88,7 @@ def parse_plan(text: str, name: str = "plan") -> Plan:
     """
     try:
         table = tomllib.loads(text)
-    except (tomllib.TOMLDecodeError, RecursionError) as error:
+    except UNREADABLE as error:
         raise OracleError(f"{name} is not TOML: {str(error)[:120]}", hint=_HINT) from None
     _Table(f"{name}:", table).known(_TOP)
     if (schema := table.get("schema", SCHEMA)) != SCHEMA:

@@ -22,6 +22,7 @@ from typing import Any, Final
 import msgspec
 
 from proctor.errors import OracleError, UsageError
+from proctor.invariants.redact import without_secrets
 from proctor.oracle.choices import write_own
 from proctor.oracle.collect.config import CollectConfig
 from proctor.oracle.store import (
@@ -43,6 +44,11 @@ NATURAL_S: Final = 0.3  # a command that is nearly through may end by itself
 TAIL_LINES: Final = 3
 GIVEN: Final = "given"  # folder of a recording: what its runs get for their data
 
+_TRACEBACK: Final = "Traceback (most recent call last):"
+_EXCEPTION: Final = re.compile(r"[A-Za-z_][\w.]*(:|$)")  # the first line that is not indented
+_PREFIX: Final = re.compile(r"^\[[^\]\s]*\]: ?")  # of a rank
+_MESSENGERS: Final = ("ChildFailedError", "ProcessRaisedException", "ProcessExitedException")  # of launchers, about another traceback
+
 _COMPILER_ERROR: Final = re.compile(r"torch\._(dynamo|inductor|functorch)\S*\.\w+(Error|Exception|Failed|Unsupported)\b|torch\._dynamo\.exc\.\w+")
 
 
@@ -53,6 +59,7 @@ class Recorder:
         out: directory to make.
         command: the user's whole command line.
         steps: optimizer updates to record.
+        whole: of several steps the one that is recorded in full, beside the first; of the others parameters, gradients and buffers.
         samples: noise samples of a job of one rank.
         plan: as JSON; stored with the recording.
         to_the_end: let the command finish.
@@ -74,6 +81,7 @@ class Recorder:
         command: Sequence[str],
         *,
         steps: int = 1,
+        whole: int = 0,
         samples: int = SAMPLES,
         plan: str = "",
         to_the_end: bool = False,
@@ -88,7 +96,8 @@ class Recorder:
         self.to_the_end, self.timeout_s = to_the_end, timeout_s
         self.options, self.reference, self.eager = dict(options or {}), reference, eager
         generate, dropout = self.options.get("generate"), self.options.setdefault("dropout", "keep")
-        self.info = RunInfo(SCHEMA, list(command), _program(command), steps=steps, plan=plan, generate=generate, dropout=dropout)
+        self.info = RunInfo(SCHEMA, without_secrets(command), _program(command), steps=steps, plan=plan, generate=generate, dropout=dropout)
+        self.info.whole = sorted({0, whole}) if steps > 1 else []
         _make(out, overwrite)
         if given is not None:
             _copy(given, out / GIVEN)
@@ -177,6 +186,7 @@ class Recorder:
         config = CollectConfig(
             folder=str(folder.resolve()),
             steps=self.steps,
+            whole=tuple(self.info.whole),
             plan=self.info.plan,
             given=str(given.resolve()) if given.is_dir() else "",
             **{**self.options, **options},
@@ -194,18 +204,24 @@ class Recorder:
         world = max((r.world for r in ranks), default=0)
         if not ranks:
             why = f"ended with code {code}" if code else "ended without training a torch module"
-            raise OracleError(f"{self.info.program}: {why}{_tail(log)}", hint=f"its output is in {log}")
+            raise OracleError(f"{self.info.program}: {why}{cause(log)}", hint=f"its output is in {log}")
         absent = sorted(set(range(world)) - {r.rank for r in ranks})
         if absent:
             raise OracleError(
-                f"{self.info.program}: {len(absent)} of {world} ranks recorded nothing (rank {absent[0]}){_tail(log)}",
+                f"{self.info.program}: {len(absent)} of {world} ranks recorded nothing (rank {absent[0]}){cause(log)}",
                 hint=f"its output is in {log}",
             )
         unfinished = [r for r in ranks if not r.done]
         if unfinished and unfinished[0].notes:
             raise OracleError(f"{self.info.program}: rank {unfinished[0].rank}: {unfinished[0].notes[-1]}", hint=f"its output is in {log}")
         if code not in (0, None):
-            self.info.notes.append(f"{run}: the command ended with code {code}{_tail(log)}")
+            short = min((r for r in ranks if r.steps < self.steps or r.open), key=lambda r: r.steps, default=None)
+            if short is not None:  # what it left is no training step, and would differ in whatever is missing
+                where = f"rank {short.rank}: " if world > 1 else ""
+                raise OracleError(
+                    f"{self.info.program}: {where}ended with code {code} in step {short.steps + (not short.open)} of {self.steps}{cause(log)}", hint=f"its output is in {log}"
+                )
+            self.info.notes.append(f"{run}: the command ended with code {code}{cause(log)}")
         if run == CLEAN:
             self.info.exit_code = code
         shutil.rmtree(boot, ignore_errors=True)
@@ -324,12 +340,17 @@ def _write_boot(boot: Path, config: CollectConfig) -> Path:
     return boot.resolve()
 
 
-def _tail(log: Path) -> str:
-    """The last words of a command, for an error of one line."""
+def cause(log: Path) -> str:
+    """Why a command ended, for an error of one line: the last line of its first traceback, else its last words."""
     try:
-        lines = [line.strip() for line in log.read_text(errors="replace").splitlines() if line.strip()]
+        lines = log.read_text(errors="replace").splitlines()
     except OSError:
         return ""
+    for start in (i for i, line in enumerate(lines) if _TRACEBACK in line):
+        said = next((x for line in lines[start + 1 :] if _EXCEPTION.match(x := _PREFIX.sub("", line))), "")
+        if said and not any(word in said for word in _MESSENGERS):
+            return f": {said.strip()[:400]}"
+    lines = [line.strip() for line in lines if line.strip()]
     return f": {' | '.join(lines[-TAIL_LINES:])[-400:]}" if lines else ""
 
 

@@ -33,7 +33,7 @@ _CROSSING: Final = ("input", "output", "grad_input", "grad_output")
 
 # Phases of a step, earlier ones first.
 RANKING = {
-    "param": 0, "input": 1, "output": 1, "score": 1, "choice": 1, "dropped": 1, "mask": 1, "scalar": 2, "grad_output": 3, "grad_input": 3, "main_grad": 4, "opt_state": 5, "param_after": 6,
+    "param": 0, "buffer": 0, "input": 1, "output": 1, "score": 1, "choice": 1, "dropped": 1, "mask": 1, "scalar": 2, "buffer_after": 2, "grad_output": 3, "grad_input": 3, "main_grad": 4, "opt_state": 5, "param_after": 6,
 }  # fmt: skip
 
 
@@ -116,7 +116,7 @@ class Reference:
             return "the reference was recorded without noise samples, so no tolerance is known: record it with --samples 4"
         for key in self.order:
             entry = self.entries[key]
-            if is_floating(entry.dtype) and key[2] != "input" and bool(np.isnan(self.floats(entry)).any()):
+            if is_floating(entry.dtype) and key[2] not in ("input", "buffer") and bool(np.isnan(self.floats(entry)).any()):
                 return f"the reference itself has NaN in {key[2]} {key[3]}{slot_text(key[4])}: nothing can be compared with it"
         if self.again is None:
             self.notes.append("the reference was recorded once only: whether it is deterministic was not checked")
@@ -127,8 +127,8 @@ class Reference:
             entry, other = self.entries[key], again.get(key)
             if other is None:
                 return f"the reference is not deterministic: its second run has no {key[2]} {key[3]}"
-            if key[2] == "choice":
-                continue  # by scores that are compared
+            if key[2] in ("choice", "buffer"):
+                continue  # by scores that are compared; some buffers are never written, and hold what was in memory
             a, b = self.array(entry), self.again[self.owner[key]].array(other)
             if a.shape != b.shape or a.dtype != b.dtype:
                 return f"the reference is not deterministic: {key[2]} {key[3]} has another shape in its second run"

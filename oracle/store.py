@@ -17,8 +17,10 @@ from __future__ import annotations
 import itertools
 import json
 import math
+import os
 import re
 from collections.abc import Iterator
+from io import BytesIO
 from pathlib import Path
 from typing import Any, Final
 
@@ -26,7 +28,8 @@ import msgspec
 import numpy as np
 
 from proctor.errors import OracleError
-from proctor.invariants.files import replace_file
+from proctor.invariants.descriptor import opened
+from proctor.invariants.files import UNREADABLE, read_file, replace_file
 from proctor.oracle._dry import without_dry_runs
 from proctor.oracle.mesh import rank_text
 
@@ -57,6 +60,7 @@ _RAW: Final[dict[str, tuple[str, str]]] = {  # safetensors' name → numpy's lay
     "U8": ("u1", "uint8"),
     "BOOL": ("?", "bool"),
 }
+MASTER: Final = "master"  # slot of an optimizer's own copy of a parameter
 SHARED: Final = "="  # between places of one tensor
 DTYPES: Final = tuple(name for _, name in _RAW.values())  # what can be recorded, by torch's names
 
@@ -82,7 +86,8 @@ class Entry(msgspec.Struct, frozen=True):
         step: optimizer updates before it.
         call: how often its module had been called in this step (the microbatch); of its rank.
         kind: `input`, `output`, `grad_input`, `grad_output`, `score` and `choice` (what a module chose by, and which; along the last
-            dimension), `dropped` and `mask` (what dropout acts on, and which elements stay), `param` (before the step), `main_grad` (as the optimizer takes it), `param_after`, `opt_state`, `scalar`.
+            dimension), `dropped` and `mask` (what dropout acts on, and which elements stay), `param` (before the step), `main_grad` (as the optimizer takes it), `param_after`, `opt_state`,
+            `buffer` (before the first step), `buffer_after` (where a step changed it), `scalar`.
         name: path of the module or parameter, without wrappers such as DDP's `module.`.
         slot: place in nested inputs and outputs, of a gradient the places of the one tensor that it belongs to (`slots_in`); name of an
             optimizer state.
@@ -168,13 +173,18 @@ class Draw(msgspec.Struct, frozen=True):
 
 
 class ProcessInfo(msgspec.Struct):
-    """One rank of one run."""
+    """One rank of one run.
+
+    Attributes:
+        entries: lines of its index, -1 in older recordings.
+    """
 
     rank: int
     world: int
     pid: int = 0
     steps: int = 0
     done: bool = False
+    open: bool = False  # it ended in the middle of a step
     coords: dict[str, int] = {}
     notes: list[str] = []
     fp8: list[str] = []
@@ -185,6 +195,7 @@ class ProcessInfo(msgspec.Struct):
     compiled: list[str] = []
     random: bool = False
     busy: list[str] = []
+    entries: int = -1
 
 
 class RunInfo(msgspec.Struct):
@@ -193,6 +204,7 @@ class RunInfo(msgspec.Struct):
     Attributes:
         dropout: as of `CollectConfig`; "" in older recordings, which left it alone.
         replayed: digest of the reference's choices that the run `replayed` was given.
+        whole: steps of which everything was recorded; of the others parameters, gradients, buffers and choices; () all.
     """
 
     schema: int
@@ -207,6 +219,7 @@ class RunInfo(msgspec.Struct):
     exit_code: int | None = None
     dropout: str = ""
     replayed: str = ""
+    whole: list[int] = []
 
 
 class RankRecord:
@@ -216,7 +229,11 @@ class RankRecord:
         self.folder = folder
         self.info = _decode(folder / "process.json", ProcessInfo)
         self._folded: dict[str, list[Entry]] = {}
-        self.entries, self.dry = without_dry_runs(self._fold(list(_entries(folder / "index.jsonl"))))
+        entries = list(_entries(folder / "index.jsonl"))
+        if len(entries) < self.info.entries:
+            lost = self.info.entries - len(entries)
+            raise MissingRank(f"{folder / 'index.jsonl'}: {lost} of {self.info.entries} lines are lost", hint="record it again")
+        self.entries, self.dry = without_dry_runs(self._fold(entries))
         self._headers: dict[str, tuple[dict[str, Any], np.ndarray[Any, Any]]] = {}
 
     def array(self, entry: Entry) -> np.ndarray[Any, Any]:
@@ -364,6 +381,7 @@ class RankWriter:
         self._bytes = 0
         self._files = 0
         self._order = 0
+        self._indexed = 0  # lines that were written
 
     def add(self, tensor: Any, *, dtype: str, size: int, **fields: Any) -> None:
         """Keep a tensor that nobody else will change.
@@ -393,8 +411,9 @@ class RankWriter:
             self._waiting, self._lines = {}, []
             (self.folder / name).unlink(missing_ok=True)  # what there is of it: makes room to say what went wrong
             raise
-        with open(self.folder / "index.jsonl", "ab") as index:
-            index.write(b"".join(msgspec.json.encode({**line, "file": name}) + b"\n" for line in self._lines))
+        with opened(self.folder / "index.jsonl", os.O_WRONLY | os.O_APPEND | os.O_CREAT) as index:
+            index.append(b"".join(msgspec.json.encode({**line, "file": name}) + b"\n" for line in self._lines))
+        self._indexed += len(self._lines)
         self._waiting, self._lines, self._bytes = {}, [], 0
         self._files += 1
 
@@ -405,6 +424,7 @@ class RankWriter:
         except Exception as e:  # noqa: BLE001 - a full disk; safetensors raises its own kind
             info.done = False
             info.notes.append(f"cannot be written: {e}")
+        info.entries = self._indexed
         write_json(self.folder / "process.json", info)
 
 
@@ -421,25 +441,26 @@ def write_json(path: Path, value: Any) -> None:
 
 
 def _entries(path: Path) -> Iterator[Entry]:
-    if not path.is_file():
+    try:
+        blob = read_file(path, MAX_INDEX_BYTES)
+    except FileNotFoundError:
         return
-    if path.stat().st_size > MAX_INDEX_BYTES:
-        raise OracleError(f"{path}: larger than {MAX_INDEX_BYTES} bytes")
+    except OSError as e:
+        raise OracleError(f"{path}: {e.strerror or e}") from None
     decoder = msgspec.json.Decoder(Entry)
-    with open(path, "rb") as lines:
-        for number, line in enumerate(lines, 1):
-            if not line.endswith(b"\n"):
-                return  # cut off by a kill: the file it speaks of is whole, the line is not
-            try:
-                yield decoder.decode(line)
-            except msgspec.MsgspecError as e:
-                raise OracleError(f"{path}:{number}: {e}", hint="record it again") from None
+    for number, line in enumerate(BytesIO(blob), 1):
+        if not line.endswith(b"\n"):
+            return  # cut off by a kill: the file it speaks of is whole, the line is not
+        try:
+            yield decoder.decode(line)
+        except UNREADABLE as e:
+            raise OracleError(f"{path}:{number}: {e}", hint="record it again") from None
 
 
 def _decode(path: Path, kind: Any) -> Any:
     try:
-        return msgspec.json.decode(path.read_bytes(), type=kind)
+        return msgspec.json.decode(read_file(path, MAX_INDEX_BYTES), type=kind)
     except OSError as e:
         raise OracleError(f"{path}: cannot be read: {e.strerror or e}") from None
-    except msgspec.MsgspecError as e:
+    except UNREADABLE as e:
         raise OracleError(f"{path}: {e}", hint="record it again") from None

@@ -15,15 +15,16 @@ import numpy as np
 import numpy.typing as npt
 
 from proctor.oracle._replicas import Conflict, same_bits
-from proctor.oracle.align import PARAMETERS, Naming
+from proctor.oracle.align import BUFFERS, PARAMETERS, Naming
 from proctor.oracle.assemble import GRADIENTS, Assembler, Piece
 from proctor.oracle.averages import MEAN
+from proctor.oracle.certain import Certain
 from proctor.oracle.difference import Difference, compare
 from proctor.oracle.dtypes import as_float, from_float, is_floating
 from proctor.oracle.locate import FITS, take
 from proctor.oracle.mesh import rank_text
 from proctor.oracle.moments import owed
-from proctor.oracle.reference import Key, Reference, constant, telling
+from proctor.oracle.reference import Key, Reference, constant, slot_text, telling
 from proctor.oracle.rows import Scattered
 from proctor.oracle.slopes import cuts, flags, slopes
 from proctor.oracle.store import Entry
@@ -61,6 +62,8 @@ class TensorJudge:
     def __init__(self, reference: Reference, assembler: Assembler, scattered: Scattered, mode: Mode, *, alone: bool) -> None:
         self.reference, self.assembler, self.scattered, self.mode, self.alone = reference, assembler, scattered, mode, alone
         self.ranks = assembler.ranks
+        self._certain = Certain(reference, assembler, mode)
+        self.unchecked: list[str] = []
 
     def judge(self, key: Key) -> tuple[TensorVerdict | None, list[ReplicaConflict]]:
         """The verdict of a tensor of the reference, `None` where none is due, and replicas of it that are wrong."""
@@ -68,6 +71,8 @@ class TensorJudge:
         step, call, kind, name, slot = key
         if kind in ("choice", "mask"):
             return None, []  # see `choices`; masks are the candidate's own, which it has not used
+        if kind in BUFFERS:
+            return None, []  # see `buffers`
         if kind == "scalar":
             return None, []  # see `scalars`; what a loss is averaged over is the program's business, and gradients tell whether it is right
         if kind == "param" and step == 0:
@@ -79,7 +84,7 @@ class TensorJudge:
         labels = sorted({p.label for p in pieces if p.label})
         # Replicas that are equal bit for bit are no partial sums: the whole is where it seems to be.
         alike = len({p.rank for p in pieces}) > 1 and not conflicts and all(p.label == "whole" for p in pieces)
-        firm = alike or all(p.firm for p in pieces)
+        firm = alike or all(p.firm or (p.label == "whole" and self._certain(p.rank, key, p.entry)) for p in pieces)
         common: dict[str, Any] = {  # Any: keyword arguments
             "step": step,
             "call": call,
@@ -111,19 +116,34 @@ class TensorJudge:
         note = self._explain(key, full, theirs, sums, allowed.absolute, conflicts, pieces) if sums.error > allowed.absolute else ""
         found = judge(sums, allowed, **common, ranks=ranks, note=note)
         # No other place has values like these.
-        near = firm or (sums.relative < FITS and kind in ("output", "input", "score", "dropped") and MEAN not in labels)
+        more = kind in ("output", "grad_output") and not all(p.entry.placement for p in pieces) and any(self._got_more(p, key) for p in pieces)
+        near = (firm and not more) or (not more and sums.relative < FITS and kind in ("output", "input", "score", "dropped") and MEAN not in labels)
         if failing(found) and (not near or (not sums.rounded and kind != "input")):
             found = msgspec.structs.replace(found, verdict="unmapped")
         if firm and sums.rounded and not failing(found) and (self.alone or target.dtype in SHORT):
             found = self._sloped(key, found, full, theirs)
         apart = [c for c in conflicts if c.rel * sums.size > allowed.absolute or not np.isfinite(c.rel)] if firm else []
         if not apart:
+            if conflicts and not firm and not failing(found) and found.verdict != "unmapped":
+                self.unchecked.append(f"{kind} {name}{slot_text(slot)}: {rank_text(sorted(r for c in conflicts for r in c.minority))} hold another value; whether it is meant to be the whole is not known")
             return found, []
         wrong, worst = self._strays(pieces, theirs, allowed.absolute, kind)
         if wrong and not failing(found):
             note = f"not on {rank_text(wrong)}: replicas differ"
             found = judge(worst, allowed, **common, ranks=wrong, note=note)
         return found, [self._conflict(c, wrong, allowed.absolute / sums.size if sums.size else 0.0, common) for c in apart]
+
+    def _got_more(self, piece: Piece, key: Key) -> bool:
+        """Whether a module got more rows in its call than the reference's did: then this call is several of the reference's, or none of them."""
+        step, call, _, name, _ = key
+        for slot in self.reference.slots.get((step, call, "input", name), ()):
+            there = (step, call, "input", name, slot)
+            theirs = self.reference.entries[there].shape
+            for rank, entry in self.assembler.pieces.get(there, ()):
+                same = rank == piece.rank and entry.call == piece.entry.call and len(entry.shape) == len(theirs) and entry.placement is None
+                if same and len(theirs) > 1 and entry.shape[0] > theirs[0] and entry.shape[1:] == theirs[1:]:
+                    return True
+        return False
 
     def _explain(
         self, key: Key, full: Array, theirs: Array, sums: Difference, allowed: float, conflicts: Sequence[Conflict], pieces: Sequence[Piece]

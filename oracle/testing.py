@@ -22,7 +22,7 @@ import msgspec
 
 from proctor.errors import UsageError
 from proctor.oracle.localise import localise as _localise
-from proctor.oracle.outcome import Compared, compare_recordings, record_and_compare
+from proctor.oracle.outcome import Compared, compare_recordings, looked_again, record_and_compare
 from proctor.oracle.plan import Plan
 from proctor.oracle.plan_toml import plan_of
 from proctor.oracle.ranks import command_of
@@ -91,11 +91,11 @@ def assert_equivalent(
             "plan": given.to_json().decode() if given is not None else "",
         }  # fmt: skip
 
-        def record(seed: int | None) -> tuple[Recording, Recording]:
+        def record(seed: int | None, whole: int = 0) -> tuple[Recording, Recording]:
             for name, command in zip(("reference", "candidate"), commands, strict=True):
                 trusted = name == "reference"
                 Recorder(
-                    home / name, command, samples=samples if trusted else 0, eager=eager or trusted, **options,
+                    home / name, command, samples=samples if trusted else 0, eager=eager or trusted, whole=whole, **options,
                     options={"generate": seed, "dropout": dropout_of(dropout, trusted=trusted)},
                 ).record()  # fmt: skip
             both = Recording(home / "reference"), Recording(home / "candidate")
@@ -105,7 +105,9 @@ def assert_equivalent(
         def compare(one: Recording, other: Recording) -> Compared:
             return compare_recordings(one, other, given, mode=mode)
 
-        report, comparison = record_and_compare(record, compare, generate)
+        found = record_and_compare(record, compare, generate)
+        seed = found.comparison.candidate.info.generate if found.comparison is not None else None
+        report, comparison = looked_again(found, lambda step: compare(*record(seed, step)))
         if report.verdict.verdict == "different" and comparison is not None and localise:
             report = _localise(report, comparison, commands[1], reference_command=commands[0], timeout_s=timeout_s)
     if report.verdict.verdict != "equivalent":

@@ -26,6 +26,7 @@ from typing import TYPE_CHECKING, Any, Final, Literal
 import msgspec
 
 from proctor.errors import OracleError, UsageError
+from proctor.invariants.redact import without_secrets
 from proctor.oracle.choices import write_own
 from proctor.oracle.collect.config import CollectConfig
 from proctor.oracle.plan import Plan
@@ -215,7 +216,7 @@ def _describe(out: Path, plan: str, rank: ProcessInfo, steps: int, generate: int
     if rank.rank != 0:
         return
     program = Path(sys.argv[0]).name or "python"
-    info = RunInfo(SCHEMA, list(sys.argv), program, world=rank.world, steps=steps, generate=generate, plan=plan, dropout=dropout)
+    info = RunInfo(SCHEMA, without_secrets(sys.argv), program, world=rank.world, steps=steps, generate=generate, plan=plan, dropout=dropout)
     write_json(out / "oracle.json", info)
     info.samples = len(Recording(out).noise())
     write_json(out / "oracle.json", info)

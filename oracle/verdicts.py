@@ -41,7 +41,7 @@ COMPARED: Final = frozenset({"ok", "warn", "bad", "no-power", "nonfinite"})
 
 # Phases of a step in the order of its dataflow; a tensor of a later one depends on those of the earlier.
 _PHASES: Final = {
-    "param": 0, "input": 1, "output": 1, "score": 1, "choice": 1, "dropped": 1, "mask": 1, "dropout": 1, "grad_output": 3, "grad_input": 3, "main_grad": 4, "scalar": 4, "opt_state": 5, "param_after": 6,
+    "param": 0, "buffer": 0, "input": 1, "output": 1, "score": 1, "choice": 1, "dropped": 1, "mask": 1, "dropout": 1, "buffer_after": 2, "grad_output": 3, "grad_input": 3, "main_grad": 4, "scalar": 4, "opt_state": 5, "param_after": 6,
 }  # fmt: skip
 
 
@@ -144,6 +144,7 @@ class Verdict(msgspec.Struct, frozen=True, kw_only=True):
         reason: why this verdict, one sentence.
         checked: tensors that were compared.
         culprit: the module that is wrong by itself, where it was looked for.
+        steps: that were compared, and that were recorded.
         alike: both runs begin with the same parameters; where they do not, generated ones would (`--generate`).
     """
 
@@ -157,6 +158,7 @@ class Verdict(msgspec.Struct, frozen=True, kw_only=True):
     checked: int = 0
     culprit: Culprit | None = None
     alike: bool = True
+    steps: tuple[int, int] = (0, 0)
 
     @property
     def exit_code(self) -> int:

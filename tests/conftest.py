@@ -11,6 +11,7 @@ from hypothesis import settings
 settings.register_profile("suite", derandomize=True, deadline=None)
 settings.load_profile("suite")
 
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)  # thousands of processes of tests would compile every module again
 os.environ.pop("COLUMNS", None)  # what is printed is as wide as into a file, also where a terminal or a runner says its width
 
 

@@ -71,7 +71,7 @@ class Member:
         self.info = dict(info)
         self._process = None
         told = process_of(info, 0, "", self.folder)
-        self.look = repr((told.rank, told.world, told.coords, told.unobserved)).encode()
+        self.look = repr((told.rank, told.world, told.coords, told.unobserved, told.blind)).encode()
         self.lose(told.dropped - self._dropped)
         self._dropped = told.dropped
 

@@ -20,6 +20,7 @@ class Views:
         self._texts = texts
         self._functions: dict[str, int] = {}
         self._features: list[dict[str, signature.Plain]] = []
+        self._left_out: dict[int, frozenset[str]] = {}
         self._variables: list[Variable] = []
         self._metas: list[dict[str, str]] = []
         self._frames: dict[str, tuple[int, pl.DataFrame]] = {}
@@ -30,6 +31,10 @@ class Views:
         functions, signatures = self._texts[Name.FUNCTION], self._texts[Name.SIGNATURE]
         for code in range(len(self._functions), len(functions)):
             self._functions[functions[code]] = code
+        for code in range(len(self._features), len(signatures)):
+            if missing := signature.left_out(signatures[code]):
+                self._left_out[code] = missing
+        trace.__dict__["left_out"] = self._left_out
         self._features += [signature.features(text) for text in signatures[len(self._features) :]]
         trace.__dict__["function_code"], trace.__dict__["features"] = self._functions, self._features
         variables, metas = self._texts[Name.VARIABLE], self._texts[Name.META]

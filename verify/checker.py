@@ -13,17 +13,19 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
 from datetime import date
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
+import msgspec
 import numpy as np
 import polars as pl
 
 from proctor.invariants.condition import AGREE, Precondition
-from proctor.invariants.invariant import Hypothesis, Invariant, Severity
+from proctor.invariants.definition import foreign
+from proctor.invariants.invariant import FalseAlarm, Hypothesis, Invariant, Record, Severity, Support, union
 from proctor.invariants.pack import Pack
 from proctor.invariants.relations import Detail, Relation, registry
 from proctor.invariants.suppression import Known, Suppression
-from proctor.invariants.trace import Trace
+from proctor.invariants.trace import Process, Trace
 from proctor.invariants.verdict import CheckResult, Evidence, Violation
 from proctor.invariants.windows import Window
 from proctor.verify.coverage import Coverage, coverage
@@ -37,6 +39,8 @@ _MAX_NOTES: Final = 20  # sentences of one kind
 _FEW_ROWS: Final = 1 << 13  # of examples: as a window has
 
 Progress = Callable[[int, int, str], None]  # relations done, relations in all, the one that starts
+
+T = TypeVar("T", FalseAlarm, Record)
 
 _log = logging.getLogger(__name__)
 
@@ -72,7 +76,8 @@ def check(
     notes += fold(skipped, _MAX_NOTES)
     total = _Outcome(unknown=len(skipped))
     families: dict[str, list[Invariant]] = defaultdict(list)
-    for rule in merge_rules(packs):
+    merged = {rule.id: rule for rule in merge_rules(packs)}
+    for rule in merged.values():
         families[rule.relation].append(rule)
     for done, (name, rules) in enumerate(sorted(families.items())):
         if progress is not None:
@@ -88,11 +93,13 @@ def check(
             total.unknown += len(rules)
             notes.append(f"relation {name} could not be evaluated: {_one_line(error)}; {len(rules)} rules are unknown")
             _log.info("relation %s could not be evaluated", name, exc_info=True)
+    notes += _of_others(merged.values(), trace)
     ranks = len({(p.run, p.rank) for p in trace.processes})
     upstream = {name: known[name].upstream for name in families if name in known}
     ruled = [*suppressions, *(s for pack in packs for s in pack.suppressions)]
     notes += fold(expired(ruled, trace.programs, today), _MAX_NOTES)
     heard, silenced = silence(total.violations, trace.programs, ruled, baseline, today)
+    heard = _once(heard, merged)
     return CheckResult(
         run=", ".join(trace.runs),
         incidents=group(heard, upstream=upstream, calls=callers(trace, heard), ranks=ranks),
@@ -103,18 +110,74 @@ def check(
         steps=trace.steps,
         ranks=ranks,
         silenced=silenced,
+        held=frozenset(total.held),
     )
 
 
+def _of_others(rules: Iterable[Invariant], trace: Trace) -> list[str]:
+    """How many rules apply nowhere because what they speak of is something else in this program."""
+    away: set[str] = set()
+    number = 0
+    for rule in rules:
+        names = [strange(rule, process) for process in trace.processes] if rule.definitions else [""]
+        if names and all(names):
+            away, number = away | set(names), number + 1
+    if not number:
+        return []
+    shown = ", ".join(sorted(away)[:3]) + (", …" if len(away) > 3 else "")
+    return [f"{number} rules are of another program and were not checked: {shown} is defined otherwise here"]
+
+
 def merge_rules(packs: Iterable[Pack]) -> list[Invariant]:
-    """Rules of several packs, each id once: the best supported copy."""
+    """Rules of several packs, each id once, with the support of all of them."""
+    every = list(packs)
+    programs = {source.id: source.program for pack in every for source in pack.provenance.sources}
     best: dict[str, Invariant] = {}
-    for pack in packs:
+    for pack in every:
         for rule in pack.invariants:
             held = best.get(rule.id)
-            if held is None or (rule.support.programs, rule.support.passed) > (held.support.programs, held.support.passed):
-                best[rule.id] = rule
+            best[rule.id] = rule if held is None else _joined(held, rule, programs)
     return list(best.values())
+
+
+def _joined(a: Invariant, b: Invariant, programs: Mapping[str, str]) -> Invariant:
+    """One rule of two packs. It is as loud as the louder copy says: a habit of programs at large may be a law of this one."""
+    best, other = sorted((a, b), key=lambda r: (r.support.programs, r.support.passed), reverse=True)
+    runs = {run.run: run for rule in (other, best) for run in rule.evidence.runs}
+    counted = Support(
+        passed=sum(run.passed for run in runs.values()),
+        excluded=sum(run.excluded for run in runs.values()),
+        runs=sum(run.passed > 0 for run in runs.values()),
+        programs=len({programs[run] for run in runs if run in programs}),
+    )
+    support = Support(*(max(getattr(s, f) for s in (a.support, b.support, counted)) for f in Support.__struct_fields__))
+    return msgspec.structs.replace(
+        best,
+        support=support,
+        severity=max(a.severity, b.severity, key=lambda s: s.level),
+        false_alarm=_more(best.false_alarm, other.false_alarm),
+        record=_more(best.record, other.record),
+        definitions=union([a.definitions, b.definitions]),
+    )
+
+
+def _more(one: T | None, other: T | None) -> T | None:
+    """Of two measurements the one that speaks against the rule, else the longer one."""
+    both = [m for m in (one, other) if m is not None]
+    return max(both, key=lambda m: (m.failed > 0, m.tested), default=None)
+
+
+def _once(violations: Sequence[Violation], rules: Mapping[str, Invariant]) -> list[Violation]:
+    """One violation a hypothesis: packs that ask for it in different circumstances say the same, the best supported one first."""
+    best: dict[Hypothesis, Violation] = {}
+    for violation in violations:
+        subject = rules[violation.id].hypothesis
+        held = best.get(subject)
+        loud = (violation.severity.level, violation.support.programs, violation.support.passed)
+        if held is None or loud > (held.severity.level, held.support.programs, held.support.passed):
+            best[subject] = violation
+    kept = {v.id for v in best.values()}
+    return [v for v in violations if v.id in kept]
 
 
 def exit_code(result: CheckResult, fail_on: Severity | None, *, complete: bool) -> int:
@@ -138,12 +201,14 @@ class _Outcome:
     not_triggered: int = 0
     unknown: int = 0
     violations: list[Violation] = field(default_factory=list)
+    held: list[str] = field(default_factory=list)  # ids of rules
 
     def add(self, other: _Outcome) -> None:
         self.checked += other.checked
         self.not_triggered += other.not_triggered
         self.unknown += other.unknown
         self.violations += other.violations
+        self.held += other.held
 
 
 @dataclass(frozen=True)
@@ -155,20 +220,27 @@ class Judged:
     failed: int
     undecided: int
     violation: Violation | None = None
+    blind: bool = False  # what it needs ends in these records
+
+    @property
+    def unknown(self) -> bool:
+        return self.violation is None and (self.blind or 0 < self.undecided == self.met)
 
 
 def _judge(trace: Trace, relation: Relation, rules: Sequence[Invariant], seen: Coverage) -> _Outcome:
     out = _Outcome()
     for judged in judge(trace, relation, rules, seen):
-        if judged.met == 0:
-            out.not_triggered += 1
-        elif judged.violation is not None:
+        if judged.violation is not None:
             out.checked += 1
             out.violations.append(judged.violation)
-        elif judged.undecided == judged.met:
+        elif judged.unknown:
             out.unknown += 1
+        elif judged.met == 0:
+            out.not_triggered += 1
         else:
             out.checked += 1
+            if not judged.undecided:
+                out.held.append(judged.rule.id)
     return out
 
 
@@ -193,22 +265,39 @@ def judge(
         across = bool(getattr(relation, "across_ranks", False))
         runs = [p.run for p in trace.processes]
         frame = seen.doubt(frame, across_ranks=across, runs=runs, hypotheses=hypotheses)
+    if seen.damaged:
+        frame = seen.unsure(frame, [p.run for p in trace.processes])
+    ends: dict[int, dict[int, int]] = {}
+    if seen.dark or seen.cut:
+        ends = {i: end for i, h in enumerate(hypotheses) if (end := seen.ends(relation, h))}
+        if ends:
+            frame = seen.darken(frame, ends, [p.run for p in trace.processes])
     frame = frame.sort("hyp", maintain_order=True)
     of_hyp = frame["hyp"].to_numpy()
+    of_proc = frame["proc"].to_numpy()
     starts = np.searchsorted(of_hyp, np.arange(len(hypotheses)), "left")
-    ends = np.searchsorted(of_hyp, np.arange(len(hypotheses)), "right")
+    stops = np.searchsorted(of_hyp, np.arange(len(hypotheses)), "right")
     alike: dict[Precondition, list[Invariant]] = defaultdict(list)
     for rule in rules:
         alike[rule.precondition].append(rule)
     failed, undecided = ~frame["passed"].fill_null(value=True).to_numpy(), frame["passed"].is_null().to_numpy()
-    spans = [[(starts[c], ends[c]) for c in sorted({code[rule.hypothesis] for rule in group_})] for group_ in alike.values()]
+    spans = [[(starts[c], stops[c]) for c in sorted({code[rule.hypothesis] for rule in group_})] for group_ in alike.values()]
     for group_, met in zip(alike.values(), _met(frame, list(alike), spans), strict=True):
         for rule in group_:
             c = code[rule.hypothesis]
-            rows = np.flatnonzero(met[starts[c] : ends[c]]) + starts[c]
+            rows = np.flatnonzero(met[starts[c] : stops[c]]) + starts[c]
+            if rule.definitions and (away := [i for i, p in enumerate(trace.processes) if strange(rule, p)]):
+                rows = rows[~np.isin(of_proc[rows], away)]
             failing = rows[failed[rows]]
             violation = _violation(trace, relation, rule, frame[failing]) if len(failing) else None
-            yield Judged(rule, len(rows), len(failing), int(undecided[rows].sum()), violation)
+            # A rule that never applied is hidden only where there is nothing left to apply it to.
+            blind = c in ends and (len(rows) > 0 or starts[c] == stops[c])
+            yield Judged(rule, len(rows), len(failing), int(undecided[rows].sum()), violation, blind)
+
+
+def strange(rule: Invariant, process: Process) -> str:
+    """A name that the rule speaks of and that is something else in this program; "" where there is none."""
+    return foreign(((d.name, d.sketches) for d in rule.definitions), process.definitions)
 
 
 def _met(
@@ -261,7 +350,7 @@ def _violation(trace: Trace, relation: Relation, rule: Invariant, failing: pl.Da
         evidence=[
             Evidence(row["step"], row["_rank"], d.seen, _site(trace, row)) for row, d in zip(examples, details, strict=True)
         ],
-        tier=rule.tier,
+        tier=relation.tier(rule),
         false_alarm=rule.false_alarm,
         held=rule.evidence.passing,
         sides=detail.sides,

@@ -28,7 +28,7 @@ import msgspec
 
 from proctor.errors import ProctorError
 from proctor.invariants.capsule import Capsule, capsules_of, read_capsule, siblings
-from proctor.invariants.files import replace_file
+from proctor.invariants.files import UNREADABLE, read_file, replace_file
 from proctor.invariants.invariant import Severity, Tier
 from proctor.verify.notice import Action, Notice
 from proctor.verify.teller import Tells
@@ -39,6 +39,7 @@ AT_ONCE: Final = 2  # answers waited for at a time; what comes on top pages at o
 REMEMBERED: Final = 1000  # incidents of which the answer is known
 GRACE_S: Final = 15.0  # after which a reference that does not end by itself is ended
 _POLL_S: Final = 0.5
+_MAX_BYTES: Final = 64 << 20
 _MOST_ANSWER: Final = 16 << 20
 _OF_A_JOB: Final = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT", "PROCTOR_RUN")
 
@@ -171,8 +172,8 @@ class Confirming:
     def _left(self) -> list[Notice]:
         """What a verifier that was killed held."""
         try:
-            return msgspec.json.decode(self._path.read_bytes(), type=list[Notice])
-        except (OSError, msgspec.MsgspecError):
+            return msgspec.json.decode(read_file(self._path, _MAX_BYTES), type=list[Notice])
+        except (OSError, *UNREADABLE):
             return []
 
 

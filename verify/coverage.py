@@ -6,16 +6,20 @@ Absence of a record is evidence only where every record was kept. Everything her
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
 
 import polars as pl
 
+from proctor.invariants.blindness import hides, words
 from proctor.invariants.invariant import Hypothesis
+from proctor.invariants.relations import Relation
+from proctor.invariants.schema import MODEL_CALL
 from proctor.invariants.trace import Trace
 from proctor.verify.wording import count, ranges
 
+_MAX_CUT = 5  # functions named that lost details
 _MAX_LISTED = 4096  # missing ranks listed per run
 
 
@@ -27,6 +31,9 @@ class Coverage:
     dropped: processes that lost records.
     horizon: for a process that never said goodbye, the step from which records may be missing.
     unobserved: for a process, functions that may have been called without a record.
+    damaged: for a run, the step from which the files of one of its processes lack records that were there.
+    dark: of a run, what an error of ours ended (`invariants.blindness`), and in which step.
+    cut: of a run and a function, features that its signatures do not tell from a step on (`signature.left_out`).
     """
 
     missing: dict[int, list[int]]
@@ -34,11 +41,61 @@ class Coverage:
     horizon: dict[int, int]
     notes: list[str]
     unobserved: Mapping[int, frozenset[str]] = field(default_factory=dict)
+    damaged: Mapping[int, int] = field(default_factory=dict)
+    dark: Mapping[int, Mapping[str, int]] = field(default_factory=dict)
+    cut: Mapping[tuple[int, str], Mapping[str, int]] = field(default_factory=dict)
+
+    def unsure(self, frame: pl.DataFrame, runs: list[int]) -> pl.DataFrame:
+        """Nothing is said of a run from where the files of a process are damaged.
+
+        Args:
+            frame: examples; `proc`, `step` and `passed` are used.
+            runs: run of every process.
+        """
+        edges = {p: self.damaged[run] for p, run in enumerate(runs) if run in self.damaged}
+        if not edges:
+            return frame
+        edge = pl.col("proc").replace_strict(list(edges), list(edges.values()), default=None, return_dtype=pl.Int32)
+        hidden = (pl.col("step").fill_null(1 << 30) >= edge).fill_null(value=False)
+        return frame.with_columns(pl.when(hidden).then(pl.lit(None, dtype=pl.Boolean)).otherwise(pl.col("passed")).alias("passed"))
 
     @property
     def complete(self) -> bool:
-        """Every rank of every run left records."""
-        return not self.missing
+        """Every rank of every run left records, they are there, and nothing of ours failed."""
+        return not self.missing and not self.damaged and not self.dark
+
+    def ends(self, relation: Relation, hypothesis: Hypothesis) -> dict[int, int]:
+        """By run, the step from which what a rule needs is not recorded; empty where all of it is."""
+        found: list[tuple[int, int]] = []
+        if self.dark:
+            needs = relation.needs(hypothesis)
+            found += [(run, s) for run, ended in self.dark.items() for what, s in ended.items() if hides(what, needs)]
+        if self.cut:
+            wanted = relation.details(hypothesis)
+            for (run, function), features in self.cut.items():
+                asked = [f for name, f in wanted if name == function or (name == MODEL_CALL and function.endswith(".forward"))]
+                found += [(run, s) for f, s in features.items() if any(_covers(f, feature) for feature in asked)]
+        return {run: min(s for r, s in found if r == run) for run in {r for r, _ in found}}
+
+    def darken(self, frame: pl.DataFrame, ends: Mapping[int, Mapping[int, int]], runs: Sequence[int]) -> pl.DataFrame:
+        """Examples from where records end become unknown; a failure just before may come of it, too.
+
+        Args:
+            frame: examples; `hyp`, `proc`, `step` and `passed` are used.
+            ends: `ends` of the hypotheses that have any, by number.
+            runs: run of every process.
+        """
+        edges = pl.DataFrame(
+            [(hyp, proc, step) for hyp, by_run in ends.items() for proc, run in enumerate(runs) if (step := by_run.get(run)) is not None],
+            schema={"hyp": pl.UInt32, "proc": pl.UInt16, "_edge": pl.Int32},
+            orient="row",
+        )
+        frame = frame.join(edges, on=["hyp", "proc"], how="left", maintain_order="left")
+        failed = pl.col("passed").eq_missing(pl.lit(value=False))
+        at = pl.col("step").fill_null(1 << 30)
+        unsure = ((at >= pl.col("_edge")) | (failed & (at >= pl.col("_edge") - 1))).fill_null(value=False)
+        passed = pl.when(unsure).then(pl.lit(None, dtype=pl.Boolean)).otherwise(pl.col("passed"))
+        return frame.with_columns(passed.alias("passed")).drop("_edge")
 
     def doubt(
         self, frame: pl.DataFrame, *, across_ranks: bool, runs: list[int], hypotheses: Sequence[Hypothesis] = ()
@@ -112,7 +169,76 @@ def coverage(trace: Trace, end: int | None = None) -> Coverage:
             f"from step {min(horizon.values())} on is unknown"
         )
     unobserved = {i: frozenset(p.unobserved) for i, p in enumerate(trace.processes) if p.unobserved}
-    return Coverage(missing, dropped, horizon, notes, unobserved)
+    damaged: dict[int, int] = {}
+    for process in trace.processes:
+        if process.damaged is not None:
+            damaged[process.run] = min(process.damaged, damaged.get(process.run, process.damaged))
+            since = f"step {process.damaged}" if process.damaged >= 0 else "the beginning"
+            notes.append(f"the files of rank {process.rank} are damaged: nothing is known of the run from {since} on")
+    dark = _dark(trace)
+    for ended in dark.values():
+        for what, step in ended.items():
+            since = f"step {step}" if step >= 0 else "the beginning"
+            notes.append(f"an error of Proctor's ended the recording of {words(what)} in {since}: rules that need it are unknown from there")
+    left_out = _cut(trace)
+    told = [f"{name} ({_what(features)} from step {min(features.values())})" for (_, name), features in sorted(left_out.items())]
+    if told:
+        shown = ", ".join(told[:_MAX_CUT]) + (f" and {len(told) - _MAX_CUT} more" if len(told) > _MAX_CUT else "")
+        notes.append(f"with too many different calls details are not recorded: {shown}; rules on these are unknown from there")
+    return Coverage(missing, dropped, horizon, notes, unobserved, damaged, dark, left_out)
+
+
+def _dark(trace: Trace) -> dict[int, dict[str, int]]:
+    """By run, what an error of ours ended on any of its ranks, and the first step of that."""
+    dark: dict[int, dict[str, int]] = {}
+    for process in trace.processes:
+        for what, step in process.blind:
+            ended = dark.setdefault(process.run, {})
+            ended[what] = min(step, ended.get(what, step))
+    return dark
+
+
+def _cut(trace: Trace) -> dict[tuple[int, str], dict[str, int]]:
+    """By run and function, features that some call had and its signature does not tell, and the first step of that."""
+    missing = trace.left_out
+    if not missing:
+        return {}
+    codes = pl.DataFrame(
+        [(code, feature) for code, features in missing.items() for feature in features],
+        schema={"code": pl.UInt32, "feature": pl.String},
+        orient="row",
+    )
+    calls = trace.calls.select("proc", "fn", "ctx", "args", "ret").filter(
+        pl.col("args").is_in(codes["code"].implode()) | pl.col("ret").is_in(codes["code"].implode())
+    )
+    if calls.is_empty():
+        return {}
+    sides = [calls.select("proc", "fn", "ctx", pl.col(side).alias("code"), pl.lit(side).alias("side")) for side in ("args", "ret")]
+    rows = pl.concat(sides).join(codes, on="code").join(trace.contexts.select("ctx", "step"), on="ctx")
+    found: dict[tuple[int, str], dict[str, int]] = {}
+    for proc, fn, side, feature, step in rows.group_by("proc", "fn", "side", "feature").agg(pl.col("step").min()).iter_rows():
+        features = found.setdefault((trace.processes[proc].run, trace.functions[fn]), {})
+        name = feature or ("out" if side == "ret" else "")
+        features[name] = min(step, features.get(name, step))
+    return found
+
+
+def _covers(missing: str, feature: str) -> bool:
+    """Whether a rule on this feature misses what is left out: `0.shape` is wanted by `0.shape[1]` and `0.ndim`."""
+    if feature == "" or missing == feature:
+        return True
+    if missing == "":
+        return not feature.startswith("out")
+    if missing == "out":
+        return feature.startswith("out")
+    path, _, attribute = missing.rpartition(".")
+    return attribute == "shape" and (feature.startswith(f"{missing}[") or feature == f"{path}.ndim")
+
+
+def _what(features: Collection[str]) -> str:
+    if any(not f or f == "out" for f in features):
+        return "everything"
+    return "sizes" if all(f.endswith(".shape") for f in features) else "numbers"
 
 
 def _horizon(trace: Trace) -> dict[int, int]:

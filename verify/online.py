@@ -77,12 +77,14 @@ class _Tally:
     met: int = 0
     failed: int = 0
     undecided: int = 0
+    blind: bool = False
     violation: Violation | None = None
 
     def add(self, judged: Judged) -> None:
         self.met += judged.met
         self.failed += judged.failed
         self.undecided += judged.undecided
+        self.blind |= judged.blind
         if judged.violation is None:
             return
         held, self.violation = self.violation, judged.violation
@@ -112,7 +114,7 @@ class _Group:
         """A window was found healthy; of those that are said the same of, what is said is kept once."""
         if len(self.verdicts) >= _VERDICTS:
             self.verdicts.clear()
-        said = tuple((one.rule.id, one.met, one.undecided) for one in judged)
+        said = tuple((one.rule.id, one.met, one.undecided, one.blind) for one in judged)
         self.healthy[window] = self.verdicts.setdefault(said, judged)
         if len(self.healthy) > _MEMOS:
             self.healthy.popitem(last=False)
@@ -337,7 +339,7 @@ class OnlineChecker:
             trace, seen = scene()
             begin = time.perf_counter()
             try:
-                judged = [j for j in judge(trace, these.relation, these.rules, seen, core) if j.met]
+                judged = [j for j in judge(trace, these.relation, these.rules, seen, core) if j.met or j.blind]
                 remembered = these.relation.remember(trace, core.first, core.end) if these.reads == "numbers" else None
             except Exception as e:  # noqa: BLE001  a relation's own failure must not hide what the others find
                 self.errors.setdefault(name, f"{type(e).__name__}: {e}".splitlines()[0][:200])
@@ -365,8 +367,8 @@ class OnlineChecker:
         rules = [rule for these in self._groups for rule in these.rules]
         tallies = [self._tallies[rule.id] for rule in rules]
         violations = [t.violation for t in tallies if t.violation is not None]
-        unknown = sum(t.met > 0 and not t.failed and t.undecided == t.met for t in tallies)
-        idle = sum(t.met == 0 for t in tallies)
+        unknown = sum(not t.failed and (t.blind or 0 < t.met == t.undecided) for t in tallies)
+        idle = sum(t.met == 0 and not t.blind for t in tallies)
         ranks = len({p.rank for p in trace.processes})
         upstream = {g.relation.name: g.relation.upstream for g in self._groups}
         notes = [f"relation {name} could not be evaluated: {why}" for name, why in sorted(self.errors.items())]

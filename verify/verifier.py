@@ -20,16 +20,17 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
+import msgspec
 import polars as pl
 
 from proctor.errors import ProctorError, TraceError
 from proctor.invariants.capsule import capsules_of, read_capsule
 from proctor.invariants.fit import misfit, said
-from proctor.invariants.invariant import Severity
+from proctor.invariants.invariant import Severity, Tier
 from proctor.invariants.pack import Pack
 from proctor.invariants.suppression import Suppression
 from proctor.invariants.trace import Run, Trace
-from proctor.invariants.verdict import CheckResult, Violation
+from proctor.invariants.verdict import TAKEN_BACK, CheckResult, Violation
 from proctor.verify._memory import give_back
 from proctor.verify._roll import Roll
 from proctor.verify.checker import Judged, check
@@ -510,6 +511,7 @@ class Verifier:
         except (ProctorError, OSError) as e:
             self.say(f"the recorded run could not be checked as a whole: {e}")
             return
+        self._take_back(result)
         late = [v for v in result.violations if v.id not in self._violations]
         for violation in late:
             self._violations[violation.id] = violation
@@ -521,6 +523,18 @@ class Verifier:
         summary.violations = list(self._violations.values())
         for note in coverage(trace).notes[:3]:
             self.say(note)
+
+    def _take_back(self, result: CheckResult) -> None:
+        """What failed while the run went on and holds in the whole run was our mistake: it is said, and counts as a warning."""
+        wrong = [v for v in self._violations.values() if v.id in result.held]
+        for violation in wrong:
+            quieter = min(violation.severity, Severity.WARNING, key=lambda s: s.level)
+            told = msgspec.structs.replace(violation, severity=quieter, tier=Tier.TICKET, advice=f"{TAKEN_BACK}. {violation.advice}")
+            self._violations[violation.id] = told
+            result.notes.append(f"rule {violation.id} ({violation.text}): {TAKEN_BACK}")
+            self.say(f"rule {violation.id} ({violation.text}): {TAKEN_BACK}")
+        if wrong:
+            self._teller.tell(self.book.taken_back([v.id for v in wrong]))
 
 
 def _rank(info: Mapping[str, Any]) -> int | None:

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
-    from proctor.invariants.invariant import Example, FalseAlarm, Support
+    from proctor.invariants.invariant import Example, FalseAlarm, Record, Support
     from proctor.invariants.pack import Measured
     from proctor.invariants.verdict import CheckResult, Silenced, Violation
 
@@ -101,6 +101,14 @@ def rate(measured: FalseAlarm | None) -> str:
         return "not measured"
     runs = f"{measured.failed:,} of {count(measured.tested, 'held-out healthy run')}"
     return f"{runs} (at most {100 * measured.upper:.1f} % with 95 % confidence)" if measured.tested else "never tested: it applied in no held-out run"
+
+
+def record(r: Record) -> str:
+    """`0 of 412 healthy runs of 96 programs that nobody here wrote`."""
+    of = f" of {count(r.programs, 'program')}" if r.programs else ""
+    back = f"; {r.retracted:,} more while the run went on" if r.retracted else ""
+    where = f" ({r.corpus})" if r.corpus else ""
+    return f"{r.failed:,} of {count(r.tested, 'healthy run')}{of} that nobody here wrote{back}{where}"
 
 
 def measured(m: Measured) -> str:

@@ -18,6 +18,7 @@ from typing import Any, ClassVar
 from proctor.instrument._rows import take
 from proctor.instrument.config import RecordConfig
 from proctor.instrument.fingerprint import fingerprint_all
+from proctor.invariants.blindness import VALUES
 from proctor.invariants.schema import Name, StateFlag, Value
 from proctor.native import Recorder
 
@@ -141,6 +142,12 @@ class Sink:
                 self._metas[dtype, shape, device] = code
         return code
 
+    def measured(
+        self, kind: Value, place: str, facts: dict[str, str], summary: tuple[int, float, int], number: float, *, item: int, call: int
+    ) -> None:
+        """Append a row for what was measured elsewhere. `facts` is its meta."""
+        self._append(kind, place, item, self.recorder.intern(int(Name.META), json.dumps(facts, sort_keys=True)), summary, number, call)
+
     def take_rows(self) -> list[tuple[Any, ...]]:
         return take(self.rows)
 
@@ -203,6 +210,10 @@ class Probes:
         wanted = [p for p in registry().values() if any(sink.config.keeps(kind) for kind in p.kinds)]
         self._probes = [probe(sink) for probe in wanted]
 
+    def ends(self) -> dict[str, tuple[str, ...]]:
+        """What is recorded no more when one of them is off, by the label it runs under."""
+        return {f"values: {p.name}": tuple(f"{VALUES}{kind.name.lower()}" for kind in sorted(p.kinds)) for p in self._probes}
+
     def around(self, function: str, home: Home, before: Before | None = None, after: After | None = None) -> Hooks:
         """The hooks of a function: the given ones and those of all probes, as one each."""
         befores: list[Before] = [before] if before else []
@@ -215,7 +226,7 @@ class Probes:
                 afters.append(self._guarded_after(probe, last))
         if after:
             afters.append(after)
-        return _chain(befores), _chain(afters)
+        return chain(befores), chain(afters)
 
     def step_begins(self, step: int) -> None:
         for probe in self._probes:
@@ -251,7 +262,7 @@ class Probes:
         return after
 
 
-def _chain(hooks: list[Any]) -> Any:
+def chain(hooks: list[Any]) -> Any:
     """Several hooks of one kind as one; `None` for none."""
     if len(hooks) <= 1:
         return hooks[0] if hooks else None

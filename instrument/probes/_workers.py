@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from proctor.instrument.probes import _generators
+from proctor.invariants.descriptor import opened
 
 FILE: Final = "workers.jsonl"
 _MAX_LINE: Final = 4000  # bytes; an append of this size is not interleaved with others
@@ -79,12 +80,9 @@ def _append(path: Path, line: dict[str, Any]) -> None:
     blob = (json.dumps(line, separators=(",", ":")) + "\n").encode()
     if len(blob) > _MAX_LINE:
         return
-    fd = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
-    try:
-        if os.fstat(fd).st_size < _MAX_FILE:
-            os.write(fd, blob)
-    finally:
-        os.close(fd)
+    with opened(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644) as file:
+        if os.fstat(file.number()).st_size < _MAX_FILE:
+            file.append(blob)
 
 
 def _quietly(function: Any, *args: Any) -> Any:

@@ -2,7 +2,7 @@
 
 One SENT row a call, written *before* it runs, so that a call that never returns leaves its row: `place` says function,
 group, operation and root (`invariants.collective`), `item` is how many calls this process made on the group before.
-RECEIVED holds what small results of synchronous calls hash to. Calls that are open for longer than a second are facts
+RECEIVED holds what small results of synchronous calls hash to; GIVEN and GOT their pieces for and from each rank (`_pieces`). Calls that are open for longer than a second are facts
 of the process (`open` in process.json), which is how a reader sees a job that hangs.
 
 Nothing is waited for: results of asynchronous calls are not read, and tensors that are large or not on the CPU are
@@ -12,6 +12,7 @@ described and not hashed. Cost of a call: 10 µs, and 8 µs for each tensor that
 from __future__ import annotations
 
 import inspect
+import math
 import sys
 import threading
 import time
@@ -19,7 +20,7 @@ from types import FrameType
 from typing import Any, ClassVar, Final, NamedTuple
 
 from proctor.instrument.fingerprint import fingerprint_all
-from proctor.instrument.probes import NO_HOOKS, Home, Hooks, Probe, Sink, register
+from proctor.instrument.probes import NO_HOOKS, Home, Hooks, Probe, Sink, _pieces, register
 from proctor.instrument.usercode import library_prefixes
 from proctor.invariants import collective
 from proctor.invariants.schema import Value
@@ -77,13 +78,22 @@ class _Members(NamedTuple):
     ranks: tuple[int, ...]
 
 
+class _Where(NamedTuple):
+    """Whom a call concerns, in ranks of the world; `None`: nobody."""
+
+    ranks: tuple[int, ...]
+    me: int
+    root: int | None
+    peer: int | None
+
+
 class _Open:
     """A collective that has begun and not returned."""
 
-    __slots__ = ("began_ns", "call", "channel", "name", "ordinal", "place", "thread")
+    __slots__ = ("began_ns", "call", "name", "ordinal", "place", "thread", "where")
 
-    def __init__(self, name: str, place: str, channel: str, ordinal: int, call: int) -> None:
-        self.name, self.place, self.channel, self.ordinal, self.call = name, place, channel, ordinal, call
+    def __init__(self, name: str, place: str, where: _Where | None, ordinal: int, call: int) -> None:
+        self.name, self.place, self.where, self.ordinal, self.call = name, place, where, ordinal, call
         self.thread = threading.get_ident()
         self.began_ns = time.monotonic_ns()
 
@@ -93,7 +103,7 @@ class Collectives(Probe):
     """Order, arguments and results of collectives."""
 
     name = "collectives"
-    kinds = frozenset({Value.SENT, Value.RECEIVED})
+    kinds = frozenset({Value.SENT, Value.RECEIVED, Value.GIVEN, Value.GOT})
     steady: ClassVar[bool] = True  # calls are counted in steps that are not sampled, too
 
     def __init__(self, sink: Sink) -> None:
@@ -158,7 +168,7 @@ class Collectives(Probe):
         place = collective.text("backward", collective.Group("backward", collective.ranks_text(ranks)))
         ordinal = self._count.get("backward", 0)
         self._count["backward"] = ordinal + 1
-        self._backward[thread] = _Open("backward", place, "backward", ordinal, self.sink.call)
+        self._backward[thread] = _Open("backward", place, None, ordinal, self.sink.call)
         if self.sink.live and self.sink.config.keeps(Value.SENT):
             self.sink.fingerprint(Value.SENT, place, 0, item=ordinal)
 
@@ -176,10 +186,10 @@ class Collectives(Probe):
         place = self._place(at, args, kwargs)
         if place is None:
             return
-        text, channel = place
+        text, channel, where = place
         ordinal = self._count.get(channel, 0)
         self._count[channel] = ordinal + 1
-        self._open[thread] = _Open(at.name, text, channel, ordinal, self.sink.call)
+        mine = self._open[thread] = _Open(at.name, text, where, ordinal, self.sink.call)
         if not self.sink.live or not self.sink.config.keeps(Value.SENT):
             return
         tensor = _first(at.get(args, kwargs, _SUBJECT.get(at.name, "")))
@@ -190,6 +200,24 @@ class Collectives(Probe):
             self.sink.tensors(Value.SENT, [(text, ordinal, tensor)])
         else:
             self.sink.description(Value.SENT, text, tensor, item=ordinal)
+        if self.sink.config.keeps(Value.GIVEN):
+            self._pieces(Value.GIVEN, mine, _pieces.given(at.name, lambda n: at.get(args, kwargs, n), *where), MAX_SENT_BYTES)
+
+    def _pieces(self, kind: Value, mine: _Open, pieces: list[_pieces.Piece], limit: int) -> None:
+        """One row a piece: its fingerprint, or its projection where sums are compared."""
+        if not pieces or self._hashed + len(pieces) > MAX_HASHED_A_STEP or sum(_bytes(p.tensor) for p in pieces) > limit:
+            return
+        self._hashed += len(pieces)
+        if _pieces.sums(mine.name):
+            for peer, tensor in pieces:
+                found = _pieces.projection(tensor)
+                if found is not None:
+                    facts = {"peer": str(peer), "dtype": str(tensor.dtype).removeprefix("torch.")}
+                    self.sink.measured(kind, mine.place, facts, (0, found[1], 0), found[0], item=mine.ordinal, call=mine.call)
+            return
+        for (peer, tensor), summary in zip(pieces, fingerprint_all([p.tensor for p in pieces])):
+            facts = {"peer": str(peer), "dtype": str(tensor.dtype).removeprefix("torch.")}
+            self.sink.measured(kind, mine.place, facts, summary, math.nan, item=mine.ordinal, call=mine.call)
 
     def _ends(self, at: _Arguments, args: tuple[Any, ...], kwargs: dict[str, Any] | None, raised: bool) -> None:
         thread = threading.get_ident()
@@ -197,8 +225,11 @@ class Collectives(Probe):
         if mine is None or (mine.call != self.sink.call and self.sink.live) or mine.name != at.name:
             return
         del self._open[thread]
-        wanted = self.sink.live and self.sink.config.keeps(Value.RECEIVED) and at.name in _RESULT
-        if raised or not wanted or at.get(args, kwargs, "async_op"):
+        if raised or not self.sink.live or at.get(args, kwargs, "async_op") or _pieces.coalesced():
+            return
+        if self.sink.config.keeps(Value.GOT) and mine.where is not None:
+            self._pieces(Value.GOT, mine, _pieces.got(at.name, lambda n: at.get(args, kwargs, n), *mine.where), MAX_HASHED_BYTES)
+        if not self.sink.config.keeps(Value.RECEIVED) or at.name not in _RESULT:
             return
         result = at.get(args, kwargs, _RESULT[at.name])
         tensors = list(result) if isinstance(result, list | tuple) else [result]
@@ -209,8 +240,8 @@ class Collectives(Probe):
         whole = sum(s.fp * (2 * i + 1) for i, s in enumerate(summaries)) % (1 << 64)
         self.sink.fingerprint(Value.RECEIVED, mine.place, whole, item=mine.ordinal, call=mine.call)
 
-    def _place(self, at: _Arguments, args: tuple[Any, ...], kwargs: dict[str, Any] | None) -> tuple[str, str] | None:
-        """Text of a call, and of the sequence it belongs to; `None` where this rank takes no part."""
+    def _place(self, at: _Arguments, args: tuple[Any, ...], kwargs: dict[str, Any] | None) -> tuple[str, str, _Where] | None:
+        """Text of a call, and of the sequence it belongs to, and whom it concerns; `None` where this rank takes no part."""
         import torch.distributed as dist
 
         group = at.get(args, kwargs, "group")
@@ -227,7 +258,7 @@ class Collectives(Probe):
             tag = at.get(args, kwargs, "tag") or 0
             way = (me, peer) if end == "dst" else (peer, me)
             text = self._text(at.name, known, "", None, peer, tag, caller)
-            return text, f"{known.name} {way} {tag}"
+            return text, f"{known.name} {way} {tag}", _Where(ranks, me, None, peer)
         root = None
         for end in ("src", "dst"):
             if at.knows(end):
@@ -235,7 +266,7 @@ class Collectives(Probe):
                 root = ranks[0] if root is None else root
         op = str(at.get(args, kwargs, "op") or "SUM") if at.knows("op") else ""
         op = op.rpartition(".")[2].split(":")[0]
-        return self._text(at.name, known, op, root, None, 0, caller), known.name
+        return self._text(at.name, known, op, root, None, 0, caller), known.name, _Where(ranks, me, root, None)
 
     def _text(self, *said: Any) -> str:
         text = self._texts.get(said)

@@ -27,7 +27,7 @@ from typing import Any, ClassVar, Literal
 
 import polars as pl
 
-from proctor.invariants.invariant import Hypothesis, Severity
+from proctor.invariants.invariant import Hypothesis, Invariant, Severity, Standing, Tier, tier_of
 from proctor.invariants.relations import _surveys
 from proctor.invariants.trace import Trace
 
@@ -88,6 +88,8 @@ class Relation(ABC):
     name: ClassVar[str]
     code: ClassVar[str]  # PR1xx
     severity: ClassVar[Severity] = Severity.ERROR
+    # Why its rules hold. A relation that does not say has habits of programs, which are not shipped.
+    standing: ClassVar[Standing] = Standing.HABIT
     # Lower is more upstream: orders violations of one step inside an incident.
     upstream: ClassVar[int] = 5
     # Parameters that only narrow where a rule looks: without them it judges the same records, and more.
@@ -108,6 +110,8 @@ class Relation(ABC):
     # In a run that goes on: it holds fingerprints of a process only against others of the same one, so that which ones are equal
     # on several ranks does not matter.
     alone: ClassVar[bool] = False
+    # It reads what calls were given and gave back, not only that they were made; see `details`.
+    reads_signatures: ClassVar[bool] = True
     # In a run that goes on: whether one failing step is enough to tell somebody, or it has to fail again soon after, as
     # what depends on chance should.
     confirm: ClassVar[Confirm] = "at once"
@@ -142,6 +146,14 @@ class Relation(ABC):
         """How loudly violations of this rule are reported: as all of its relation, unless overridden."""
         return self.severity
 
+    def standing_of(self, hypothesis: Hypothesis) -> Standing:
+        """Why this rule holds: as all of its relation, unless overridden."""
+        return self.standing
+
+    def tier(self, rule: Invariant) -> Tier:
+        """What a violation of one of its rules deserves. Judged anew wherever it counts: a pack may claim anything."""
+        return tier_of(rule.severity, self.standing_of(rule.hypothesis), rule.diversity, rule.false_alarm, rule.record)
+
     def confirm_of(self, hypothesis: Hypothesis) -> Confirm:
         """When a violation of this rule is believed: as all of its relation, unless overridden."""
         return self.confirm
@@ -165,6 +177,18 @@ class Relation(ABC):
     def measures(self, hypothesis: Hypothesis) -> frozenset[str]:
         """In a run that goes on: functions whose numbers this rule reads: those among arguments and results, and sizes of tensors."""
         return frozenset()
+
+    def details(self, hypothesis: Hypothesis) -> frozenset[tuple[str, str]]:
+        """What this rule reads in signatures: functions (`MODEL_CALL`: of any model), and features of their arguments or results ("": any).
+
+        A function with too many distinct signatures loses the numbers in them, then the sizes: the rule is then UNKNOWN. By default a
+        rule that reads numbers is taken to read all those of the functions that it names.
+        """
+        if not self.reads_signatures:
+            return frozenset()
+        if self.reads_of(hypothesis) != "numbers":
+            return frozenset((name, "") for name in self.measures(hypothesis))
+        return frozenset((value, "") for _, value in hypothesis.params if isinstance(value, str) and "." in value)
 
     def remember(self, trace: Trace, first: int, end: int) -> pl.DataFrame | None:
         """What it must know of steps `first` to `end` (not included) when they are not held any more; it gets it back,

@@ -35,7 +35,7 @@ _COLLECTIVE = (
     r"|all_to_all_single|gather|scatter)$"
 )
 # Whatever the program: these exist to be equal on all ranks, or to change from call to call.
-_SHARED_BY_RANKS = ("torch.utils.data.DistributedSampler.set_epoch",)
+SHARED_BY_RANKS = ("torch.utils.data.DistributedSampler.set_epoch",)
 _COUNTING = ("torch.utils.data.DistributedSampler.set_epoch",)
 _SEEDS = ("torch.manual_seed", "torch.cuda.manual_seed", "torch.cuda.manual_seed_all")
 DROPOUT = "torch.nn.functional.dropout"  # what the rule calls all of these
@@ -200,7 +200,7 @@ def _by_rank(trace: Trace, given: pl.DataFrame, collectives: pl.DataFrame) -> pl
         GROUP, "whole", "args"
     )
     whole = whole.with_columns(pl.lit("").alias("program"), pl.lit(value=False).alias("own_code"))
-    free = pl.col("function").is_in(_SHARED_BY_RANKS)
+    free = pl.col("function").is_in(SHARED_BY_RANKS)
     given = given.with_columns(pl.when(free).then(pl.lit("")).otherwise("program").alias("program"))
     # Ranks of one program; another family on another rank (a pipeline) makes calls of its own.
     rows = pl.concat([given, whole.select(given.columns)]).join(
@@ -307,6 +307,15 @@ def _without_parts_that_train(fed: pl.DataFrame, modes: pl.DataFrame) -> pl.Data
     return told.filter((pl.col("_seen") == "true") | ~pl.col("part").fill_null(value=False)).drop("part")
 
 
+def _wrapped_modes(trace: Trace, flags: pl.DataFrame) -> pl.DataFrame:
+    """Flag and class of the first module that a call calls: a wrapper without a flag of its own trains when that does."""
+    told = flags.filter(pl.col("0.training").is_not_null()).select(
+        pl.col("code").alias("args"), pl.col("0.training").alias("_inner"), pl.col("0.type").alias("_class")
+    )
+    inner = trace.calls.filter(pl.col("parent") > 0).select("proc", pl.col("parent").alias("seq"), pl.col("seq").alias("_at"), "args")
+    return inner.join(told, on="args").sort("_at").unique(["proc", "seq"], keep="first", maintain_order=True).drop("args", "_at")
+
+
 def _model_modes(trace: Trace) -> tuple[pl.DataFrame, pl.DataFrame]:
     """Training flag of the outermost module in the last forward before each backward, and in those without gradients."""
     flags = features_of(trace).filter(pl.col("name").is_in(["0.training", "0.type"]))
@@ -320,7 +329,13 @@ def _model_modes(trace: Trace) -> tuple[pl.DataFrame, pl.DataFrame]:
     forwards = (
         calls_of(trace)
         .filter("root")
-        .join(flags.rename({"code": "args", "0.training": "_seen", "0.type": "class"}), on="args")
+        .join(flags.rename({"code": "args", "0.training": "_seen", "0.type": "class"}), on="args", how="left")
+        .join(_wrapped_modes(trace, flags), on=["proc", "seq"], how="left", maintain_order="left")
+        .with_columns(
+            pl.coalesce("_seen", "_inner").alias("_seen"),
+            pl.when(pl.col("_seen").is_null()).then("_class").otherwise("class").alias("class"),
+        )
+        .drop("_inner", "_class")
         .filter(pl.col("_seen").is_not_null())
         .join(circumstances_of(trace).select("circ", "grad"), on="circ")
         .with_columns(

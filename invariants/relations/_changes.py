@@ -13,7 +13,7 @@ from typing import Any, Final
 
 import polars as pl
 
-from proctor.invariants.invariant import Hypothesis
+from proctor.invariants.invariant import Hypothesis, Standing
 from proctor.invariants.relations import Detail, Needs, _checkpoints, _frames
 from proctor.invariants.schema import StateFlag
 from proctor.invariants.trace import Trace
@@ -69,6 +69,16 @@ def examples(trace: Trace, hypotheses: Sequence[tuple[int, Hypothesis]]) -> pl.D
         else:
             parts += [view(trace).with_columns(pl.lit(i, dtype=pl.UInt32).alias("hyp")) for i, _ in mine]
     return pl.concat(parts, how="diagonal") if parts else pl.DataFrame(schema={"hyp": pl.UInt32})
+
+
+def standing(hypothesis: Hypothesis) -> Standing:
+    """What an act does to what it is given is no choice; which layers learn is one."""
+    key = (hypothesis.text("parent"), hypothesis.text("attr"), hypothesis.text("who"))
+    if key in ((_frames.UPDATE, "data", "trainable"), (ZERO_GRAD, "grad", "trainable")):
+        return Standing.CONTRADICTION
+    if key in ((STEP, "data", "trainable"), (_frames.UPDATE, "grad", "some")):
+        return Standing.LAW
+    return Standing.HABIT if key[2] in _BOUND else Standing.CHOICE
 
 
 def needs(hypothesis: Hypothesis) -> Needs:
@@ -192,8 +202,11 @@ def _unused_gradients(trace: Trace) -> pl.DataFrame:
 def _updated_by_call(trace: Trace) -> pl.DataFrame:
     rows = _trainable(trace).filter(pl.col("optimizer").is_not_null() & pl.col("update").is_not_null())
     data = _parameters(trace)["var"].implode()
-    during = _frames.rows(trace).filter((pl.col("edge") == 1) & pl.col("fresh") & pl.col("var").is_in(data))
-    during = during.select("proc", "var", pl.col("call").alias("update"), pl.lit(value=True).alias("changed")).unique()
+    moved = _frames.rows(trace).filter(pl.col("fresh") & pl.col("var").is_in(data))
+    during = moved.filter(pl.col("edge") == 1).select("proc", "var", pl.col("call").alias("update"), pl.lit(value=True).alias("changed"))
+    # An update with a closure may have moved a parameter before a backward of it, and leave it there.
+    inner = moved.join(_frames.inner_backwards(trace), on=["proc", "call"]).select("proc", "var", "update", pl.lit(value=True).alias("changed"))
+    during = pl.concat([during, inner]).unique()
     rows = rows.join(during, on=["proc", "var", "update"], how="left", maintain_order="left")
     return _finish(trace, _decided(rows, pl.col("changed").fill_null(value=False)).with_columns(pl.col("update").alias("seq")))
 

@@ -9,10 +9,10 @@ import polars as pl
 
 from proctor.invariants.relations import _calls, _frames
 from proctor.invariants.trace import Trace
+from proctor.invariants.variable import unwrapped
 
 SAVE: Final = "torch.save"
 _ENTRY: Final = re.compile(r"(.*)\['([^']+)'\]\.dtype")
-_WRAPPED: Final = re.compile(r"(?:^|(?<=\.))(?:module|_orig_mod|_fsdp_wrapped_module|_checkpoint_wrapped_module)\.")
 _SAVES: Final = 8  # distinct saves that are looked at, by caller
 _SCHEMA: Final[dict[str, Any]] = {
     "proc": pl.UInt16, "step": pl.Int32, "seq": pl.UInt32, "site": pl.UInt32, "passed": pl.Boolean,
@@ -38,9 +38,10 @@ def _find_saved(trace: Trace) -> pl.DataFrame:
     families = dict(trace.families.select("proc", "family").iter_rows())
     rows = []
     for proc, seq, args, pfn, site, step in calls.select("proc", "seq", "args", "pfn", "site", "step").iter_rows():
-        for path, keys in _states(trace.features[args]).items():
+        for path, written in _states(trace.features[args]).items():
+            keys = written | {unwrapped(key) for key in written}
             model, names = max(models.get(proc, {}).items(), key=lambda m: len(m[1] & keys), default=("", set()))
-            whole = trace.features[args].get(f"{path}.len") == len(keys)  # of a long mapping, not all keys are recorded
+            whole = trace.features[args].get(f"{path}.len") == len(written)  # of a long mapping, not all keys are recorded
             if whole and names & keys:
                 caller = trace.functions[pfn] if pfn else ""
                 bound = "" if _calls.is_library(caller) else families.get(proc, "")
@@ -51,12 +52,12 @@ def _find_saved(trace: Trace) -> pl.DataFrame:
 
 
 def _states(features: dict[str, Any]) -> dict[str, set[str]]:
-    """Keys of the mappings of tensors among the arguments, as parameters are called, by path."""
+    """Keys of the mappings of tensors among the arguments, by path."""
     found: dict[str, set[str]] = {}
     for path in features:
         entry = _ENTRY.fullmatch(path)
         if entry is not None:
-            found.setdefault(entry[1], set()).add(_WRAPPED.sub("", entry[2]))
+            found.setdefault(entry[1], set()).add(entry[2])
     return found
 
 

@@ -38,7 +38,7 @@ def sent(trace: Trace) -> pl.DataFrame:
     """What every rank gave to collectives, one row a call.
 
     Columns: proc, run, rank, lossy, seq, step, phase, fn, group (its name), members (text), size, op, root, peer, tag,
-    caller, item, dtype, shape, variable (whose value or gradient it is, null where that is not known), site, family.
+    caller, item, dtype, shape, fp, flags, variable (whose value or gradient it is, null where that is not known), site, family.
     """
     return _frames.memo(trace, "sent", _sent)
 
@@ -52,7 +52,7 @@ def _sent(trace: Trace) -> pl.DataFrame:
     rows = rows.join(trace.families, on="proc", how="left", maintain_order="left")
     rows = rows.join(_variables(trace, rows), on=["proc", "seq", "item"], how="left", maintain_order="left")
     return rows.select(
-        "proc", "run", "rank", "lossy", "seq", "step", "phase", *list(_PLACE)[1:], "item", "dtype", "shape", "variable",
+        "proc", "run", "rank", "lossy", "seq", "step", "phase", *list(_PLACE)[1:], "item", "dtype", "shape", "fp", "flags", "variable",
         pl.col("site").fill_null(0), "family",
     )  # fmt: skip
 
@@ -96,7 +96,12 @@ def _sites(trace: Trace, rows: pl.DataFrame) -> pl.DataFrame:
 
 def received(trace: Trace) -> pl.DataFrame:
     """What members held after a collective: proc, run, rank, lossy, seq, step, fn, group, members, size, item, fp."""
-    rows = trace.values.filter(pl.col("kind") == int(Value.RECEIVED)).join(_places(trace), on="place")
+    return pieces(trace, Value.RECEIVED)
+
+
+def pieces(trace: Trace, kind: Value) -> pl.DataFrame:
+    """Values of a kind at collectives: the columns of `values`, and those of `sent` but for what tells of a tensor."""
+    rows = trace.values.filter(pl.col("kind") == int(kind)).join(_places(trace), on="place")
     procs = _frames.replicated_runs(trace).select("proc", "run", "rank", "lossy")
     rows = rows.join(procs, on="proc").join(trace.contexts.select("ctx", "step", "phase"), on="ctx", how="left", maintain_order="left")
     rows = rows.join(_sites(trace, rows), on=["proc", "seq"], how="left", maintain_order="left")

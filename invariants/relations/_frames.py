@@ -15,7 +15,7 @@ import polars as pl
 import pyarrow as pa
 
 from proctor.invariants.grouping import Array, Groups, last_match, numbers, pairs
-from proctor.invariants.schema import Name, StateFlag
+from proctor.invariants.schema import CallFlag, Name, StateFlag
 from proctor.invariants.trace import Trace
 
 T = TypeVar("T")
@@ -93,9 +93,12 @@ def functions_like(trace: Trace, names: Sequence[str]) -> pl.DataFrame:
 
 
 def calls_of(trace: Trace, *names: str) -> pl.DataFrame:
-    """Calls of functions whose names match these regular expressions, with step and phase."""
+    """Calls of functions whose names match these regular expressions, with step and phase.
+
+    Those that an exception ended are left out: what they should have done cannot be asked of them.
+    """
     wanted = functions_like(trace, names)["fn"]
-    found = trace.calls.filter(pl.col("fn").is_in(wanted.implode()))
+    found = trace.calls.filter(pl.col("fn").is_in(wanted.implode()) & ~has(int(CallFlag.RAISED)))
     return found.join(trace.contexts.select("ctx", "step", "phase"), on="ctx", how="left", maintain_order="left")
 
 
@@ -267,7 +270,7 @@ def _ends(trace: Trace) -> np.ndarray[Any, Any]:
 
 
 def updates(trace: Trace) -> pl.DataFrame:
-    """Outermost optimizer updates: proc, seq, step, phase, site, optimizer ("#0"), kind (class)."""
+    """Outermost optimizer updates that no exception ended: proc, seq, step, phase, site, optimizer ("#0"), kind (class)."""
     return memo(trace, "updates", _updates)
 
 
@@ -277,7 +280,7 @@ def _updates(trace: Trace) -> pl.DataFrame:
     proc, seq, begin, dur = columns(found, "proc", "seq", "t", "dur")
     order = np.argsort(pairs(proc, seq), kind="stable")
     # Inside another, at any depth: a wrapper's step calls the step of what it wraps.
-    found = found[order[begin[order] >= _latest_before(proc[order], (begin + dur)[order])]]
+    found = found[order[begin[order] >= _latest_before(proc[order], (begin + dur)[order])]].filter(~has(int(CallFlag.RAISED)))
     said = [_text_column(trace, found["args"].to_numpy(), path, name) for name, path in (("optimizer", "0.name"), ("kind", "0.type"))]
     return found.hstack([*_when(trace, found), *said])
 

@@ -113,7 +113,10 @@ def _along(trace: Trace, axis: str) -> Array:
 
 
 def synchronised(trace: Trace) -> pl.DataFrame:
-    """One row a parameter and step in which all ranks use the same gradient: passed if all have the same value."""
+    """One row a parameter and step in which all ranks use the same gradient: passed if all have the same value.
+
+    Placements decide what a replica is: shards may get equal gradients, and are different parts.
+    """
     return _frames.memo(trace, "synchronised", _find_synchronised)
 
 
@@ -129,7 +132,9 @@ def _find_synchronised(trace: Trace) -> pl.DataFrame:
     held = _held_data(trace)
     held = pick(held, known.parameter[held["var"]])
     at = last_match((held["run"], known.named[held["var"]], held["step"]), (run[same], named[same], when[same]))
-    found, _ = _side_by_side(trace, pick(held, at >= 0))
+    found, metas = _side_by_side(trace, pick(held, at >= 0))
+    parts = _meta_fields(trace, metas)["placement"].fill_null("Shard").str.contains("Shard|Partial").to_numpy()
+    found = found.filter(~pl.Series(parts, dtype=pl.Boolean))
     module, kind, position, name = trace.variables[["module", "kind", "position", "name"]][found["var"].to_numpy()].get_columns()
     site = pl.Series("site", np.zeros(found.height, dtype=np.uint32))
     return found.hstack([module, kind, position, name.alias("_name"), module.alias("_owner"), site])

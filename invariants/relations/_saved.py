@@ -10,13 +10,11 @@ import polars as pl
 from proctor.invariants.relations import _frames, _sightings
 from proctor.invariants.schema import StateFlag, Value
 from proctor.invariants.trace import Trace
+from proctor.invariants.variable import unwrapped
 
 FILE: Final = "<file>"
 _PATH: Final = re.compile(r"(.*)\['([^']+)'\]", re.DOTALL)
 _STATE: Final = re.compile(r"(.*)\['state'\]\[[^\]]+\]", re.DOTALL)
-_WRAPPED: Final = re.compile(
-    r"(?:^|(?<=\.))(?:module|_orig_mod|_fsdp_wrapped_module|_checkpoint_wrapped_module)\."
-)
 _NO_VALUE: Final = int(StateFlag.NONE | StateFlag.UNHASHED)
 _END: Final = (1 << 32) - 1
 
@@ -28,13 +26,14 @@ def places(trace: Trace) -> pl.DataFrame:
 
 def _places(trace: Trace) -> pl.DataFrame:
     rows = []
+    names = frozenset(trace.variables["name"])
     for code, text in enumerate(trace.places):
         found = _PATH.fullmatch(text)
         if found is None:
             continue
         state = _STATE.fullmatch(found[1])
         rows.append(
-            (code, found[1], _WRAPPED.sub("", found[2]))
+            (code, found[1], found[2] if found[2] in names else unwrapped(found[2]))
             if state is None
             else (code, state[1], f"optimizer:{found[2]}")
         )

@@ -21,7 +21,7 @@ import polars as pl
 
 from proctor.invariants import collective
 from proctor.invariants.condition import AGREE
-from proctor.invariants.invariant import Hypothesis
+from proctor.invariants.invariant import Hypothesis, Standing
 from proctor.invariants.relations import (
     Detail,
     Examples,
@@ -79,6 +79,7 @@ class Agree(Relation):
     across_ranks: ClassVar[bool] = True
     reach: ClassVar[int | None] = None  # calls are counted from the beginning
     folds: ClassVar[Mapping[str, _surveys.Fold]] = {"longest": "max"}
+    standing: ClassVar[Standing] = Standing.LAW
 
     def propose(self, trace: Trace) -> list[Hypothesis]:
         return self.settle(self.survey(trace))
@@ -106,6 +107,11 @@ class Agree(Relation):
                 said |= {c: pl.lit(None) for c in (*_SCOPE, *(c + AGREE for c in _SCOPE))}
             parts.append(rows.with_columns(**said))
         return Examples(_stack(parts), _FIELDS, _SCOPE)
+
+    def standing_of(self, hypothesis: Hypothesis) -> Standing:
+        """Which part of the program makes a call, and in which of its steps, is up to the program (`join`, uneven data)."""
+        what = hypothesis["what"]
+        return Standing.REPLICAS if what == "result" else Standing.CHOICE if what in _HABITS else self.standing
 
     def needs(self, hypothesis: Hypothesis) -> Needs:
         values = {"result": {"sent", "received"}}.get(hypothesis.text("what"), {"sent"})

@@ -13,9 +13,16 @@ from typing import Any, ClassVar
 
 import polars as pl
 
-from proctor.invariants.invariant import Hypothesis
+from proctor.invariants.invariant import Hypothesis, Standing
 from proctor.invariants.relations import Detail, Examples, Needs, Reads, Relation, register
-from proctor.invariants.relations._argument_tables import DROPOUTS, GROUP, MODE_SETTERS, SUBJECT, tables
+from proctor.invariants.relations._argument_tables import (
+    DROPOUTS,
+    GROUP,
+    MODE_SETTERS,
+    SHARED_BY_RANKS,
+    SUBJECT,
+    tables,
+)
 from proctor.invariants.relations._calls import (
     ENOUGH,
     circumstances_of,
@@ -124,6 +131,19 @@ class Argument(Relation):
     def measures(self, hypothesis: Hypothesis) -> frozenset[str]:
         return frozenset() if hypothesis["mode"] == "dropping" else frozenset({hypothesis.text("fn")})  # but whether it is zero
 
+    def standing_of(self, hypothesis: Hypothesis) -> Standing:
+        """A model may be trained in evaluation mode on purpose; dropping in evaluation is nobody's purpose."""
+        if hypothesis["mode"] == "dropping":
+            return Standing.LAW
+        counted = hypothesis["mode"] == "ranks_same" and hypothesis["fn"] in SHARED_BY_RANKS
+        return Standing.CHOICE if counted or hypothesis["mode"] == "training" else self.standing
+
+    def details(self, hypothesis: Hypothesis) -> frozenset[tuple[str, str]]:
+        if hypothesis["mode"] not in ("training", "evaluating", "dropping"):
+            return frozenset({(hypothesis.text("fn"), hypothesis.text("feature"))})
+        shares = DROPOUTS if hypothesis["mode"] == "dropping" else ()
+        return frozenset({(MODEL_CALL, "0.training"), *((name, path) for name in shares for path in _SHARES)})
+
     def needs(self, hypothesis: Hypothesis) -> Needs:
         names = {hypothesis.text("fn"), hypothesis.text("caller")} - {""}
         if hypothesis["mode"] == "training":
@@ -183,6 +203,7 @@ class Argument(Relation):
         )
 
 
+_SHARES = ("p.value", "1.value", "dropout_p.value", "4.value")  # where functions are given how much they drop
 _ROW = ("proc", "circ", "roots", "class", "_seen", "seq", "step", "site")
 
 

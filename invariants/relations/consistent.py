@@ -20,7 +20,7 @@ from typing import Any, ClassVar, Final
 import polars as pl
 
 from proctor.invariants.condition import AGREE
-from proctor.invariants.invariant import Hypothesis
+from proctor.invariants.invariant import Hypothesis, Standing
 from proctor.invariants.relations import Detail, Examples, Needs, Reads, Relation, _frames, register
 from proctor.invariants.relations._replicas import KEEP, NONE, SAID, axes, replicas, synchronised
 from proctor.invariants.schema import StateFlag
@@ -78,6 +78,10 @@ class Consistent(Relation):
         attributes = [c for c in _ATTRIBUTES if c in known] + sorted(set(known) - set(_ATTRIBUTES))
         fields = (*attributes, *SAID, "marks", "p2p", "structure", "start", "averaging", "shapes", "module", "kind", "position", "family")
         return Examples(_stack(parts, fields), fields, _SCOPE)
+
+    def standing_of(self, hypothesis: Hypothesis) -> Standing:
+        """Two parameters that begin equal need not be one: a head may begin as a copy of an embedding."""
+        return Standing.CHOICE if hypothesis["mode"] == "tied" else Standing.REPLICAS
 
     def needs(self, hypothesis: Hypothesis) -> Needs:
         if hypothesis["mode"] == "synced":

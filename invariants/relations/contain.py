@@ -19,7 +19,7 @@ import numpy as np
 import polars as pl
 
 from proctor.invariants.condition import AGREE, Precondition
-from proctor.invariants.invariant import Hypothesis, Support
+from proctor.invariants.invariant import Hypothesis, Standing, Support
 from proctor.invariants.relations import Detail, Examples, Needs, Reads, Relation, _changes, _frames, register
 from proctor.invariants.relations._surveys import Fold
 from proctor.invariants.schema import CallFlag
@@ -58,6 +58,7 @@ class EventContain(Relation):
     name = "contain"
     code = "PR102"
     narrowing: ClassVar[frozenset[str]] = frozenset({"family"})
+    reads_signatures: ClassVar[bool] = False
     absence: ClassVar[bool] = True
     upstream: ClassVar[int] = 4
 
@@ -90,6 +91,10 @@ class EventContain(Relation):
 
     def keep(self, hypothesis: Hypothesis, support: Support, precondition: Precondition) -> bool:
         return support.passed >= _MIN_PASSED
+
+    def standing_of(self, hypothesis: Hypothesis) -> Standing:
+        """Which functions call which is how a program and its options are; what an update changes is not."""
+        return _changes.standing(hypothesis) if hypothesis["kind"] == "change" else Standing.HABIT
 
     def needs(self, hypothesis: Hypothesis) -> Needs:
         if hypothesis["kind"] == "change":

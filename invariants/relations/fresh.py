@@ -20,7 +20,7 @@ from typing import Any, ClassVar, Final
 
 import polars as pl
 
-from proctor.invariants.invariant import Hypothesis
+from proctor.invariants.invariant import Hypothesis, Standing
 from proctor.invariants.relations import (
     Detail,
     Examples,
@@ -135,6 +135,13 @@ class Fresh(Relation):
 
     def measures(self, hypothesis: Hypothesis) -> frozenset[str]:
         return frozenset(_fresh_randomness.SEEDS) if hypothesis["mode"] == "seed" else frozenset()
+
+    def standing_of(self, hypothesis: Hypothesis) -> Standing:
+        """Batch statistics move when their module trains. What is drawn again may be drawn again on purpose."""
+        if hypothesis["mode"] == "moves":
+            return Standing.LAW
+        few = hypothesis["mode"] == "draw" and hypothesis["what"] != "weights"  # a small number comes twice by chance
+        return Standing.HABIT if few or hypothesis["mode"] == "still" else Standing.CHOICE
 
     def needs(self, hypothesis: Hypothesis) -> Needs:
         mode, what = hypothesis.text("mode"), hypothesis.text("what")

@@ -165,6 +165,9 @@ class InputOutput(Relation):
     def measures(self, hypothesis: Hypothesis) -> frozenset[str]:
         return frozenset({hypothesis.text("fn")})
 
+    def details(self, hypothesis: Hypothesis) -> frozenset[tuple[str, str]]:
+        return frozenset((hypothesis.text("fn"), hypothesis.text(side)) for side in ("result", "given"))
+
     def needs(self, hypothesis: Hypothesis) -> Needs:
         return Needs(functions=frozenset({hypothesis.text("fn")}))
 

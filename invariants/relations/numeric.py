@@ -19,7 +19,7 @@ from typing import Any, ClassVar, Final
 
 import polars as pl
 
-from proctor.invariants.invariant import Hypothesis, Severity
+from proctor.invariants.invariant import Hypothesis, Severity, Standing
 from proctor.invariants.relations import (
     Confirm,
     Detail,
@@ -52,6 +52,7 @@ class Numeric(Relation):
 
     name = "numeric"
     code = "PR112"
+    reads_signatures: ClassVar[bool] = False
     upstream: ClassVar[int] = 4
     ahead: ClassVar[int] = 0
     alone: ClassVar[bool] = True
@@ -98,6 +99,10 @@ class Numeric(Relation):
     def severity_of(self, hypothesis: Hypothesis) -> Severity:
         """Not finite is an error; what is only unusual is a warning."""
         return Severity.ERROR if hypothesis["what"] in ("applied", "finite") else Severity.WARNING
+
+    def standing_of(self, hypothesis: Hypothesis) -> Standing:
+        """What is not finite is no training; what is large may be."""
+        return Standing.CONTRADICTION if hypothesis["what"] in ("applied", "finite") else Standing.CHOICE
 
     def reads_of(self, hypothesis: Hypothesis) -> Reads:
         """Flags say what is finite or zero."""
@@ -167,8 +172,11 @@ def _finite(trace: Trace) -> pl.DataFrame:
 
 
 def _alive(trace: Trace) -> pl.DataFrame:
-    """One row an update of several gradients: passed if one of them is not zero."""
+    """One row an update of several gradients: passed if one of them is not zero. With a learning rate of 0 none is used."""
     rows = _norms.gradients(trace).filter(pl.col("count") > 1)
+    used = _frames.used_gradients(trace).join(_frames.metas(trace, "optimizer", "lr_zero"), on="meta").filter(pl.col("lr_zero") == "true")
+    resting = used.filter(_frames.has(int(StateFlag.ZERO))).select("proc", "optimizer", "step").unique()
+    rows = rows.join(resting, on=["proc", "optimizer", "step"], how="anti", maintain_order="left")
     passed = pl.when(~pl.col("zero") | ~pl.col("lossy")).then(~pl.col("zero"))
     return rows.with_columns(passed.alias("passed"), pl.format("all {} gradients are zero", "count").alias("_seen"))
 

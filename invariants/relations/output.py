@@ -118,6 +118,9 @@ class Output(Relation):
     def measures(self, hypothesis: Hypothesis) -> frozenset[str]:
         return frozenset({hypothesis.text("fn")})
 
+    def details(self, hypothesis: Hypothesis) -> frozenset[tuple[str, str]]:
+        return frozenset({(hypothesis.text("fn"), hypothesis.text("feature"))})
+
     def needs(self, hypothesis: Hypothesis) -> Needs:
         return Needs(functions=frozenset({hypothesis.text("fn"), hypothesis.text("within")} - {""}))
 

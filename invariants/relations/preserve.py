@@ -30,6 +30,7 @@ class Preserve(Relation):
 
     name = "preserve"
     code = "PR113"
+    reads_signatures: ClassVar[bool] = False
     upstream = 1
     ahead: ClassVar[int] = 0
     reach: ClassVar[int | None] = 0

@@ -18,7 +18,7 @@ from typing import Any, ClassVar, Final
 
 import polars as pl
 
-from proctor.invariants.invariant import Hypothesis
+from proctor.invariants.invariant import Hypothesis, Standing
 from proctor.invariants.relations import Detail, Examples, Needs, Relation, _frames, _surveys, register
 from proctor.invariants.schema import StateFlag
 from proctor.invariants.trace import Trace
@@ -40,6 +40,7 @@ class Progress(Relation):
 
     name = "progress"
     code = "PR111"
+    reads_signatures: ClassVar[bool] = False
     upstream: ClassVar[int] = 3
     ahead: ClassVar[int] = 0
     reach: ClassVar[int | None] = 1
@@ -65,6 +66,10 @@ class Progress(Relation):
             if h["mode"] in _GENERAL:
                 parts.append(_GENERAL[h.text("mode")](trace).with_columns(pl.lit(i, dtype=pl.UInt32).alias("hyp")))
         return Examples(_stack(parts), _FIELDS, _SCOPE)
+
+    def standing_of(self, hypothesis: Hypothesis) -> Standing:
+        """An optimizer skips what is frozen. An evaluation may swap averaged weights in."""
+        return {"frozen": Standing.LAW, "evaluation": Standing.CHOICE}.get(hypothesis.text("mode"), Standing.HABIT)
 
     def needs(self, hypothesis: Hypothesis) -> Needs:
         return Needs(frozenset({_frames.UPDATE, "torch.nn.Module.load_state_dict"}), frozenset({"data"}))
@@ -109,6 +114,8 @@ def _find_rows(trace: Trace) -> pl.DataFrame:
     rows = _frames.rows(trace).join(about.select("var", "name", "module", "kind", "position"), on="var", maintain_order="left")
     rows = rows.filter(~_frames.has(int(StateFlag.NONE)))
     rows = rows.join(_frames.metas(trace, "in_optimizer", "optimizer", "requires_grad", "wrapper"), on="meta", how="left", maintain_order="left")
+    # What a closure sees while its optimizer searches is no value that an update left.
+    rows = rows.join(_frames.inner_backwards(trace).select("proc", "call").unique(), on=["proc", "call"], how="anti", maintain_order="left")
     steps = _frames.updates(trace).select("proc", pl.col("seq").alias("call"), pl.col("site").alias("_site"), pl.lit(value=True).alias("_update"))
     rows = rows.join(steps.unique(["proc", "call"]), on=["proc", "call"], how="left", maintain_order="left")
     lossy = [i for i, p in enumerate(trace.processes) if p.dropped > 0]

@@ -19,7 +19,7 @@ from typing import Any, ClassVar, Final
 
 import polars as pl
 
-from proctor.invariants.invariant import Hypothesis
+from proctor.invariants.invariant import Hypothesis, Standing
 from proctor.invariants.relations import (
     Detail,
     Examples,
@@ -311,6 +311,12 @@ class Roundtrip(Relation):
         return _sightings.bound_examples(
             trace, _every(trace, {h.text("mode") for h in hypotheses}), hypotheses
         )
+
+    def standing_of(self, hypothesis: Hypothesis) -> Standing:
+        """What is loaded arrives. What is saved may be an average, and a recipe may give a module its own tensors."""
+        law, choice = ("known", "taken"), ("moment", "own", "file")
+        mode = hypothesis.text("mode")
+        return Standing.LAW if mode in law else Standing.CHOICE if mode in choice else Standing.HABIT
 
     def needs(self, hypothesis: Hypothesis) -> Needs:
         mode = hypothesis.text("mode")

@@ -48,6 +48,7 @@ class Scalar(Relation):
 
     name: ClassVar[str] = "scalar"
     code: ClassVar[str] = "PR109"
+    reads_signatures: ClassVar[bool] = False
     upstream: ClassVar[int] = 1
     ahead: ClassVar[int] = 0
     reach: ClassVar[int | None] = 0

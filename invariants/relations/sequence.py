@@ -16,7 +16,7 @@ from typing import Any, ClassVar
 import polars as pl
 
 from proctor.invariants.condition import Precondition
-from proctor.invariants.invariant import Hypothesis, Support
+from proctor.invariants.invariant import Hypothesis, Standing, Support
 from proctor.invariants.relations import Detail, Examples, Needs, Reads, Relation, _frames, register
 from proctor.invariants.relations._calls import (
     cached,
@@ -40,7 +40,7 @@ from proctor.invariants.relations._windows import (
     renewals,
     windows,
 )
-from proctor.invariants.schema import MODEL_CALL
+from proctor.invariants.schema import MODEL_CALL, StateFlag
 from proctor.invariants.trace import Trace
 
 _SCALED_STEP = "torch.amp.GradScaler.step"
@@ -155,7 +155,7 @@ class CallSequence(Relation):
 
     def _leads(self, trace: Trace) -> pl.DataFrame:
         """The first a comes before the first b in every step of a process that has both; nearest pairs only."""
-        firsts = first_calls(trace).join(windows(trace), on=["proc", "step"], how="semi")
+        firsts = _ordered(trace).join(windows(trace), on=["proc", "step"], how="semi")
         api = firsts.filter(pl.col("token").str.starts_with("torch.") | (pl.col("token") == MODEL_CALL))
         api = api.select("proc", "step", "token", "seq")
         both = api.join(api, on=["proc", "step"], suffix="_b").filter(pl.col("token") != pl.col("token_b"))
@@ -231,6 +231,8 @@ class CallSequence(Relation):
         rows = b.join(a, on=["proc", "step", "a"], how="left")
         if mode == "lead":
             rows = rows.filter(pl.col("seq_a").is_not_null())
+            place = _ordered(trace).filter(pl.col("token") == ZERO_GRAD).select("proc", "step", pl.col("token").alias("a"), pl.col("seq").alias("_place"))
+            rows = rows.join(place, on=["proc", "step", "a"], how="left").with_columns(pl.coalesce("_place", "seq_a").alias("seq_a"))
             # A schedule that moves on after the gradients were cleared belongs to the update before.
             back = firsts.filter(pl.col("token") == BACKWARD).select("proc", "step", pl.col("seq").alias("seq_back"))
             rows = rows.join(back, on=["proc", "step"], how="left")
@@ -240,7 +242,7 @@ class CallSequence(Relation):
         else:
             # With a loss scaler an update is skipped on overflow, by design.
             rows = rows.filter(~((pl.col("a") == STEP) & pl.col("scaled")))
-            cleared = firsts.filter(pl.col("token") == ZERO_GRAD).select("proc", pl.col("step") - 1, cleared=pl.lit(value=True))
+            cleared = _clearing_after(firsts)
             rows = rows.join(cleared, on=["proc", "step"], how="left")
             lost = (pl.col("a") == STEP) & pl.col("cleared").fill_null(value=False)
             after = pl.when(lost).then(pl.lit(f", and {ZERO_GRAD} cleared its gradients")).otherwise(pl.lit(""))
@@ -248,6 +250,10 @@ class CallSequence(Relation):
         rows = rows.join(_probes(trace), on=["proc", "step"], how="left")
         known = pl.col("whole") & (pl.col("opened") | ~pl.col("a").is_in(_OPENING))
         known &= (pl.col("a") != STEP) | pl.col("probe").is_null()
+        # Gradients that came by other means (autograd.grad, by hand) need no backward.
+        given = _frames.used_gradients(trace).filter(~_frames.has(int(StateFlag.ZERO))).select("proc", "step", given=pl.lit(value=True)).unique()
+        rows = rows.join(given, on=["proc", "step"], how="left")
+        known &= (pl.col("a") != BACKWARD) | pl.col("given").is_null()
         return rows.with_columns(
             pl.when(passed | known).then(passed).alias("passed"),
             pl.col("seq_b").alias("seq"),
@@ -261,6 +267,14 @@ class CallSequence(Relation):
         a = hypothesis.text("a")
         acts = hypothesis.get("acts") == "true"
         return hypothesis["mode"] != "cover" or a.startswith(("torch.", "<")) or acts or support.runs > 1
+
+    def standing_of(self, hypothesis: Hypothesis) -> Standing:
+        """What was used is cleared before it is added to. In which order else a program does things, and what it leaves out
+        in some steps, is up to it; where clipping or a schedule stands is seldom meant otherwise."""
+        if hypothesis["mode"] == "cleared":
+            return Standing.CONTRADICTION
+        placed = hypothesis["mode"] == "lead" and not {hypothesis["a"], hypothesis["b"]}.isdisjoint((_CLIP, _SCHEDULE))
+        return Standing.CHOICE if placed or hypothesis["mode"] == "renewed" else Standing.HABIT
 
     def needs(self, hypothesis: Hypothesis) -> Needs:
         if hypothesis["mode"] == "cleared":
@@ -338,6 +352,35 @@ def _probes(trace: Trace) -> pl.DataFrame:
         return pl.concat([inputs.select("proc", "step"), own]).unique().with_columns(probe=pl.lit(value=True))
 
     return cached(trace, "probes", build)
+
+
+def _ordered(trace: Trace) -> pl.DataFrame:
+    """First calls for rules on order: a clearing is out of order only between a backward and the update that should use it.
+
+    Any other clears for what follows, in whichever step it is counted: at the end of a loop's body or at the beginning. With several
+    optimizers it may be another's, and after a backward that is not for an update it is due.
+    """
+
+    def build() -> pl.DataFrame:
+        firsts = first_calls(trace)
+        at = [firsts.filter(pl.col("token") == t).select("proc", "step", pl.col("seq").alias(n)) for t, n in ((BACKWARD, "_b"), (STEP, "_u"))]
+        found = firsts.join(at[0], on=["proc", "step"], how="left").join(at[1], on=["proc", "step"], how="left")
+        found = found.join(circumstances(trace).select("proc", "step", "optimizers"), on=["proc", "step"], how="left")
+        found = found.join(_probes(trace), on=["proc", "step"], how="left")
+        between = (pl.col("seq") > pl.col("_b")) & (pl.col("seq") < pl.col("_u"))
+        between &= (pl.col("optimizers") != "several") & pl.col("probe").is_null()
+        early = (pl.col("token") == ZERO_GRAD) & ~between.fill_null(value=False)
+        return found.select("proc", "step", "token", pl.when(early).then(0).otherwise("seq").cast(pl.UInt32).alias("seq"), "site")
+
+    return cached(trace, "ordered_calls", build)
+
+
+def _clearing_after(firsts: pl.DataFrame) -> pl.DataFrame:
+    """Steps whose gradients were cleared after their backward, in the same step or as the first act of the next one: proc, step, cleared."""
+    clears = firsts.filter(pl.col("token") == ZERO_GRAD).select("proc", "step", pl.col("seq").alias("_clear"))
+    back = firsts.filter(pl.col("token") == BACKWARD).select("proc", "step", "seq")
+    same = clears.join(back, on=["proc", "step"]).filter(pl.col("_clear") > pl.col("seq")).select("proc", "step")
+    return pl.concat([same, clears.select("proc", pl.col("step") - 1)]).unique().with_columns(cleared=pl.lit(value=True))
 
 
 def _bound(trace: Trace, pairs: pl.DataFrame, *, free: bool) -> pl.DataFrame:

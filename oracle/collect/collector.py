@@ -24,6 +24,7 @@ from torch import nn
 
 from proctor.oracle.collect import settings
 from proctor.oracle.collect.attached import Attached
+from proctor.oracle.collect.buffers import Buffers
 from proctor.oracle.collect.config import CollectConfig
 from proctor.oracle.collect.crossings import Crossings
 from proctor.oracle.collect.decisions import Decisions
@@ -60,7 +61,7 @@ class Collector:
         self.progress = Progress()
         self.models = Models()
         self.regions = Regions(config.compiled)
-        self._tape = Tape(self.progress, config.fp8)
+        self._tape = Tape(self.progress, config.fp8, config.whole)
         self.info = self._tape.info
         self._attached = Attached()
         self._guard = Guard(self._failed, compiled=self.regions.on)
@@ -69,6 +70,7 @@ class Collector:
         self._replayed = Replayed(config.replay) if config.replay else None
         self._decisions = Decisions(self, "draw" if config.replay else config.dropout)
         self.optimizers = Optimizers(self.models, self.progress, self._tape, self._supplied, self._replayed, config.noise)
+        self._buffers = Buffers(self.models, self._tape)
         self._crossings = Crossings(
             config,
             progress=self.progress,
@@ -82,7 +84,7 @@ class Collector:
         self._losses = 0
         self._hidden = False  # the model's forward is compiled as a part of something else
         if self.regions.on:
-            skip_frames(Collector, Attached, Crossings, Flats, Guard, Models, Optimizers, Progress, Running, Supplied, Tape)
+            skip_frames(Collector, Attached, Buffers, Crossings, Flats, Guard, Models, Optimizers, Progress, Running, Supplied, Tape)
 
     # -- putting it there -----------------------------------------------------------------------------------
 
@@ -335,6 +337,7 @@ class Collector:
         if self._replayed is not None:
             self.optimizers.overwrite(functools.partial(self._replayed.begin, self.models))
         self.optimizers.record_before()
+        self._buffers.record_before()
         self._supplied.read(self.config, self.info.rank)
         if self.info.rank in self.config.ops:
             self._crossings.record_operations(self.config.ops[self.info.rank], self.config.ops_step)
@@ -359,6 +362,7 @@ class Collector:
         if not self.progress.stepped:
             self.info.notes.append(f"step {self.progress.step}: gradients were cleared without an optimizer's step")
         self.optimizers.record_after()
+        self._buffers.record_after()
         self.progress.advance()
         self._crossings.next_step()
         self.optimizers.next_step()
@@ -372,8 +376,11 @@ class Collector:
     def _at_exit(self) -> None:
         if self.progress.recording():
             self._hidden_update()
+            # Behind a gradient that no optimizer took there may be an exception: whoever knows the exit code tells.
+            self.info.open = self.progress.backward and not self.progress.stepped
             if self.progress.stepped or self.progress.backward:
                 self.optimizers.record_after()
+                self._buffers.record_after()
                 self.progress.step += 1
             self._finish(done=True)
 

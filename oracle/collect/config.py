@@ -16,6 +16,7 @@ class CollectConfig(msgspec.Struct, frozen=True):
     Attributes:
         folder: where the ranks put their folders, absolute.
         steps: optimizer updates to record.
+        whole: of these everything is recorded, of the others parameters, gradients, buffers, choices and numbers; () all.
         noise: seed of the noise sample; `None` records without noise.
         force: folder with the inputs and incoming gradients that modules are given (`oracle localise`); "" none.
         given: folder with generated values that take the place of the program's data (`oracle/inputs.py`); "" none.
@@ -36,6 +37,7 @@ class CollectConfig(msgspec.Struct, frozen=True):
     folder: str
     agent: str = "oracle"
     steps: int = 1
+    whole: tuple[int, ...] = ()
     noise: int | None = None
     force: str = ""
     given: str = ""

@@ -12,6 +12,7 @@ from proctor.oracle.collect.roots import local_of
 from proctor.oracle.collect.spans import Gradients, Span, find_spans
 
 _GRADS = ("main_grad", "grad")
+_SHORT = (torch.bfloat16, torch.float16)
 
 
 class Flats:
@@ -19,12 +20,14 @@ class Flats:
 
     Args:
         models: have the parameters.
+        notes: are told of tensors that are no parameter's.
     """
 
-    def __init__(self, models: Models) -> None:
+    def __init__(self, models: Models, notes: list[str]) -> None:
         self._models = models
         self._tensors: dict[int, Any] = {}
         self._spans: dict[int, list[Span]] = {}
+        self._notes = notes
 
     def __contains__(self, tensor: Any) -> bool:
         return id(tensor) in self._tensors
@@ -45,9 +48,23 @@ class Flats:
             [_flat_gradient(t) for t in strangers],
             {n: g for n, p in self._models.parameters() if (g := _flat_gradient(p)) is not None and g.shape == values[n].shape},
         )
-        for tensor, found in zip(strangers, find_spans(flats, values, grads), strict=True):
+        spans = find_spans(flats, values, grads)
+        if not all(spans):  # masters that were made before their weights were rounded
+            short = {n: p.dtype for n, p in self._models.parameters() if p.dtype in _SHORT}
+            taken = {s.name for found in spans for s in found}
+            for dtype in set(short.values()):
+                theirs = {n: v for n, v in values.items() if short.get(n) == dtype and n not in taken}
+                lost = [i for i, found in enumerate(spans) if not found]
+                for i, found in zip(lost, find_spans([_rounded(flats[i], dtype) for i in lost], theirs), strict=True):
+                    spans[i] = found
+        for tensor, found in zip(strangers, spans, strict=True):
             self._tensors[id(tensor)] = tensor
             self._spans[id(tensor)] = found
+        if unknown := [t for t, found in zip(strangers, spans, strict=True) if not found]:
+            self._notes.append(
+                f"{type(optimizer).__name__} updates {len(unknown)} tensor{'s' if len(unknown) > 1 else ''} ({sum(t.numel() for t in unknown):,} numbers) that hold "
+                "no parameter's values: not compared"
+            )
 
     def spans(self, tensor: Any) -> list[Span]:
         """Where the elements of a tensor belong; nothing of what was not found."""
@@ -77,6 +94,10 @@ class Flats:
 def gradient_of(tensor: Any) -> Any:
     """A parameter's gradient, the one that is kept in higher precision where there is such a one; `None` without any."""
     return next((g for a in _GRADS if (g := getattr(tensor, a, None)) is not None), None)
+
+
+def _rounded(values: Any, dtype: torch.dtype) -> Any:
+    return torch.from_numpy(values).to(dtype).float().numpy()
 
 
 def _flat_gradient(tensor: Any) -> Any:

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import os
-import sys
 from collections.abc import Callable
 from typing import Any
 
+from proctor.instrument._guard import say
 from proctor.oracle.collect.regions import unseen
 
 
@@ -43,5 +43,5 @@ class Guard:
 
             traceback.print_exc()
         line = f"recording failed: {type(error).__name__}: {error}".splitlines()[0]
-        print(f"proctor: oracle: {line}", file=sys.stderr)
+        say(f"oracle: {line}")
         self._tell(line)

@@ -6,9 +6,10 @@ import functools
 from collections.abc import Iterator, Mapping
 from typing import NamedTuple
 
+import torch
 from torch import nn
 
-from proctor.oracle.collect.roots import Meta, Modules, Names, meta_of, unwrapped
+from proctor.oracle.collect.roots import Meta, Modules, Names, is_wrapper, meta_of, unwrapped
 from proctor.oracle.frameworks import framework_of
 
 
@@ -86,6 +87,19 @@ class Models:
                 if name is not None and id(parameter) not in seen:
                     seen.add(id(parameter))
                     yield name, parameter
+
+    def buffers(self) -> Iterator[tuple[str, torch.Tensor]]:
+        """Each buffer once, by name."""
+        seen: set[int] = set()
+        for root in self.roots:
+            for module in root.modules():
+                path = self.names.modules.get(id(module))
+                if path is None or is_wrapper(module):
+                    continue
+                for leaf, buffer in module._buffers.items():
+                    if buffer is not None and id(buffer) not in seen:
+                        seen.add(id(buffer))
+                        yield f"{path}.{leaf}" if path else leaf, buffer
 
     def owner(self, name: str) -> Meta:
         """A parameter's name, and class and `file:line` of the module that has it."""

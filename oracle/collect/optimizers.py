@@ -42,7 +42,7 @@ class Optimizers:
         self._models, self._progress, self._tape = models, progress, tape
         self._supplied, self._replayed, self._noise = supplied, replayed, noise
         self._made: list[weakref.ref[Any]] = []
-        self._flats = Flats(models)
+        self._flats = Flats(models, tape.info.notes)
         self._taken: set[str] = set()  # main gradients of this step
         self._sharded: set[str] = set()  # parameters that are DTensors
         self._after: set[str] = set()  # of these, what was recorded in this step already
@@ -167,6 +167,16 @@ class Optimizers:
                 if name in self._sharded and name not in self._after:
                     self._after.add(name)
                     self._record(tensor, "param_after", name, "")
+
+        self._record_frozen()
+
+    def _record_frozen(self) -> None:
+        """DTensors that no optimizer has, while they are cut: the next forward gathers them."""
+        owned = {id(t) for o in self._alive() for group in o.param_groups for t in group["params"]}
+        for name, parameter in self._models.parameters():
+            if name in self._sharded and name not in self._after and hasattr(parameter, "placements") and id(parameter) not in owned:
+                self._after.add(name)
+                self._record(parameter, "param_after", name, "")
 
     def note_versions(self) -> None:
         """Gradients were computed: what changes parameters from now on is an update."""

@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import os
-import sys
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
 import torch
 
+from proctor.instrument._guard import say
 from proctor.oracle.collect.progress import Progress
 from proctor.oracle.collect.roots import Meta, local_of
 from proctor.oracle.store import DTYPES, ProcessInfo, RankWriter
 
+# What is recorded of every step; the rest is large, and of the steps that are recorded in full.
+_EACH_STEP = frozenset({"param", "main_grad", "param_after", "scalar", "buffer", "buffer_after", "score", "choice", "dropped", "mask", "op"})
 _DTYPES = {getattr(torch, name): name for name in DTYPES}
 
 
@@ -23,6 +25,7 @@ class Tape:
     Args:
         progress: tells the step.
         fp8: modules that cast to 8-bit floats inside, as far as they are known.
+        whole: steps that are recorded in full; () all.
 
     Attributes:
         info: what is said of the process.
@@ -30,11 +33,12 @@ class Tape:
         only: the kind of tensor that is recorded; "" every kind.
     """
 
-    def __init__(self, progress: Progress, fp8: Iterable[str]) -> None:
+    def __init__(self, progress: Progress, fp8: Iterable[str], whole: Iterable[int] = ()) -> None:
         self.info = ProcessInfo(rank=0, world=1, pid=os.getpid())
         self.fp8 = set(fp8)
         self.only = ""
         self._progress = progress
+        self._whole = frozenset(whole)
         self._writer: RankWriter | None = None
 
     def open(self, folder: Path) -> None:
@@ -53,6 +57,10 @@ class Tape:
     def running(self) -> bool:
         """Whether tensors are recorded."""
         return self._writer is not None
+
+    def knows(self, tensor: torch.Tensor) -> bool:
+        """Whether tensors of its type can be kept."""
+        return tensor.dtype in _DTYPES
 
     def record(
         self,
@@ -77,6 +85,8 @@ class Tape:
             span: elements of the parameter that it holds, where that is not all of it.
         """
         if self._writer is None or (self.only and kind != self.only):
+            return
+        if self._whole and self._progress.step not in self._whole and kind not in _EACH_STEP:
             return
         placement = _placement(tensor)
         local = local_of(tensor.detach() if hasattr(tensor, "detach") else tensor)
@@ -126,7 +136,7 @@ class Tape:
                 write(self._writer.folder)
             self._writer.close(self.info)
         except Exception as e:  # noqa: BLE001 - a full disk is said, the program goes on
-            print(f"proctor: oracle: cannot write {self._writer.folder}: {e}", file=sys.stderr)
+            say(f"oracle: cannot write {self._writer.folder}: {e}")
         self._writer = None
 
 

@@ -11,7 +11,36 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from proctor.oracle.collect.taps import UNIT_ROUNDOFF
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from proctor.oracle.collect.taps import UNIT_ROUNDOFF, noisy
+
+SHORT = (torch.bfloat16, torch.float16)
+
+
+class ShortSteps(TorchDispatchMode):  # type: ignore[misc]
+    """Noise on what an optimizer computes in a shorter type than that of its parameters: Muon iterates a matrix in bfloat16.
+
+    Each result in such a type is moved by one rounding of it; copies and views are none.
+
+    Args:
+        seed: of the noise sample.
+    """
+
+    def __init__(self, seed: int) -> None:
+        super().__init__()
+        self._seed, self._count = seed, 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = func(*args, **(kwargs or {}))
+        if isinstance(result, torch.Tensor) and result.dtype in SHORT and func._schema.name.removeprefix("aten::") in COMPUTES and type(result) is torch.Tensor:
+            self._count += 1
+            return noisy(result, UNIT_ROUNDOFF[result.dtype], self._seed, "update", "", str(self._count), 0)
+        return result
+
+
+COMPUTES = frozenset({"mm", "bmm", "addmm", "baddbmm", "_to_copy"})
 
 
 def shaken(optimizer: Any, seed: int) -> Callable[[], None]:
@@ -24,8 +53,6 @@ def shaken(optimizer: Any, seed: int) -> Callable[[], None]:
     Returns:
         what puts them back.
     """
-    import torch
-
     before: list[tuple[dict[str, Any], Any]] = []
     for group in optimizer.param_groups:
         betas = group.get("betas")
@@ -35,7 +62,14 @@ def shaken(optimizer: Any, seed: int) -> Callable[[], None]:
         before.append((group, group["lr"]))
         group["lr"] = group["lr"] * (1.0 + (sigma if seed % 2 else -sigma))
 
+    mode = None
+    if not any(t.dtype in SHORT for group in optimizer.param_groups for t in group["params"]):
+        mode = ShortSteps(seed)
+        mode.__enter__()
+
     def restore() -> None:
+        if mode is not None:
+            mode.__exit__(None, None, None)
         for group, rate in before:
             group["lr"] = rate
 

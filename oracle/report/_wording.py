@@ -25,9 +25,12 @@ KINDS: Final = {
     "param_after": "parameter after the step",
     "opt_state": "optimizer state",
     "scalar": "scalar",
+    "buffer": "buffer before the step",
+    "buffer_after": "buffer after the step",
+    "master": "weight against its master copy",
 }
 _SHORT: Final = {**KINDS, "grad_output": "grad of output", "grad_input": "grad of input", "param": "before", "param_after": "after", "opt_state": "state"}
-_OF_PARAMETERS: Final = frozenset({"param", "main_grad", "param_after", "opt_state"})
+_OF_PARAMETERS: Final = frozenset({"param", "main_grad", "param_after", "opt_state", "buffer", "buffer_after", "master"})
 _RANK: Final = {"nonfinite": 0, "bad": 0, "shape": 0, "missing": 0, "warn": 1, "no-power": 2, "ok": 3, "unmapped": 4}
 
 

@@ -27,6 +27,7 @@ def render(report: Report) -> str:
         "unchecked": list(verdict.unchecked),
         "notes": list(verdict.notes),
         "checked": verdict.checked,
+        "steps": {"compared": verdict.steps[0], "recorded": verdict.steps[1]},
         "reference": report.reference,
         "candidate": report.candidate,
         "mesh": report.mesh,

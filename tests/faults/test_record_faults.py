@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import subprocess
 import sys
 import textwrap
 import time
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
@@ -45,7 +47,7 @@ def script(folder: Path, body: str, name: str = "train.py") -> Path:
 def record(out: Path | str, *command: str, env: dict[str, str] | None = None, cwd: Path | None = None) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
         [sys.executable, "-m", "proctor.cli", "record", "-o", str(out), "--", *command],
-        capture_output=True, text=True, timeout=120, check=False, cwd=cwd,
+        capture_output=True, text=True, timeout=400, check=False, cwd=cwd,
         env={**os.environ, "OMP_NUM_THREADS": "1", **(env or {})},
     )
 
@@ -54,15 +56,36 @@ def steps(run: Path) -> int:
     return Trace.load([run]).steps
 
 
-def test_exit_code_and_output_are_the_program_s(tmp_path: Path) -> None:
-    path = script(tmp_path, "train(3); print('to stdout'); print('to stderr', file=sys.stderr); sys.exit(7)")
-    done = record(tmp_path / "run", sys.executable, str(path))
-    assert done.returncode == 7
-    assert done.stdout.splitlines()[-1] == "to stdout"
-    assert "to stderr" in done.stderr
-    assert steps(tmp_path / "run") == 3
+@dataclass(frozen=True)
+class Finished:
+    """A job of 40 steps that is over."""
+
+    script: Path
+    run: Path
+    done: subprocess.CompletedProcess[str]
+
+    def copy(self, to: Path) -> Path:
+        return Path(shutil.copytree(self.run, to))
 
 
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory: pytest.TempPathFactory) -> Finished:
+    folder = tmp_path_factory.mktemp("läufe und mehr 数据")
+    path = script(
+        folder, "train(40, pause=0.02); print('to stdout'); print('to stderr', file=sys.stderr); sys.exit(7)", "mein training ü.py"
+    )
+    run = folder / "der lauf ø"
+    return Finished(path, run, record(run, sys.executable, str(path)))
+
+
+def test_exit_code_and_output_are_the_program_s(finished: Finished) -> None:
+    assert finished.done.returncode == 7
+    assert finished.done.stdout.splitlines()[-1] == "to stdout"
+    assert "to stderr" in finished.done.stderr
+    assert steps(finished.run) == 40
+
+
+@pytest.mark.slow
 def test_script_that_raises(tmp_path: Path) -> None:
     path = script(tmp_path, "train(4); raise ValueError('the user’s own')")
     done = record(tmp_path / "run", sys.executable, str(path))
@@ -73,6 +96,7 @@ def test_script_that_raises(tmp_path: Path) -> None:
     assert proctor.open_run(str(tmp_path / "run")).processes[0].finished
 
 
+@pytest.mark.slow
 def test_exception_inside_an_observed_call_is_recorded_and_passes(tmp_path: Path) -> None:
     path = script(tmp_path, """
         train(2)
@@ -93,6 +117,7 @@ def test_os_exit_loses_nothing(tmp_path: Path) -> None:
     assert steps(tmp_path / "run") == 5
 
 
+@pytest.mark.slow
 def test_exec_loses_nothing_and_records_what_it_becomes(tmp_path: Path) -> None:
     script(tmp_path, "train(2)", "second.py")
     path = script(tmp_path, f"train(3); os.execv(sys.executable, [sys.executable, {str(tmp_path / 'second.py')!r}])")
@@ -123,6 +148,7 @@ def test_kill_9_keeps_what_was_flushed(tmp_path: Path) -> None:
     assert not trace.processes[0].finished
 
 
+@pytest.mark.slow
 def test_signals_reach_the_program(tmp_path: Path) -> None:
     path = script(tmp_path, """
         import signal
@@ -151,7 +177,7 @@ def test_disk_full_does_not_hurt_the_program_and_is_said(tmp_path: Path) -> None
         pytest.skip("no permission to mount a tmpfs")
     try:
         path = script(tmp_path, "print('final', train(400, pause=0.005))")
-        bare = subprocess.run([sys.executable, str(path)], capture_output=True, text=True, check=True, timeout=100)
+        bare = subprocess.run([sys.executable, str(path)], capture_output=True, text=True, check=True, timeout=400)
         done = record(small / "run", sys.executable, str(path))
         assert done.returncode == 0
         assert done.stdout == bare.stdout
@@ -171,23 +197,20 @@ def test_unwritable_directory_is_one_line_and_exit_2(tmp_path: Path) -> None:
         assert len(done.stderr.strip().splitlines()) == 1 and "Traceback" not in done.stderr
 
 
+@pytest.mark.slow
 def test_run_directory_that_vanishes_does_not_hurt_the_program(tmp_path: Path) -> None:
     path = script(tmp_path, f"import shutil; shutil.rmtree({str(tmp_path / 'run')!r}); print('final', train(3))")
     done = record(tmp_path / "run", sys.executable, str(path))
     assert done.returncode == 0 and "final" in done.stdout
 
 
-def test_paths_with_spaces_and_unicode(tmp_path: Path) -> None:
-    folder = tmp_path / "läufe und mehr 数据"
-    folder.mkdir()
-    path = script(folder, "train(2)", "mein training ü.py")
-    done = record(folder / "der lauf ø", sys.executable, str(path))
-    assert done.returncode == 0
-    opened = proctor.open_run(str(folder / "der lauf ø"))
+def test_paths_with_spaces_and_unicode(finished: Finished) -> None:
+    opened = proctor.open_run(str(finished.run))
     assert opened.info["program"] == "mein training ü.py"
     assert any("mein training ü.py:" in site for site in opened.calls["site"])
 
 
+@pytest.mark.slow
 def test_program_that_patches_torch_itself(tmp_path: Path) -> None:
     path = script(tmp_path, """
         import torch.nn.functional as F
@@ -202,7 +225,7 @@ def test_program_that_patches_torch_itself(tmp_path: Path) -> None:
         F.linear = original
         print('restored', F.linear(torch.ones(1, 2), torch.ones(3, 2)).shape)
     """)
-    bare = subprocess.run([sys.executable, str(path)], capture_output=True, text=True, check=True, timeout=100)
+    bare = subprocess.run([sys.executable, str(path)], capture_output=True, text=True, check=True, timeout=400)
     done = record(tmp_path / "run", sys.executable, str(path))
     assert (done.returncode, done.stdout) == (0, bare.stdout)
     assert steps(tmp_path / "run") == 3
@@ -216,7 +239,7 @@ def test_an_error_of_ours_is_said_once_and_the_program_goes_on(tmp_path: Path) -
         state.fingerprint_all = broken
         print('final', train(5))
     """)
-    bare = subprocess.run([sys.executable, str(path)], capture_output=True, text=True, check=True, timeout=100)
+    bare = subprocess.run([sys.executable, str(path)], capture_output=True, text=True, check=True, timeout=400)
     done = record(tmp_path / "run", sys.executable, str(path))
     assert (done.returncode, done.stdout) == (0, bare.stdout)
     assert done.stderr.count("a probe of ours broke") == 1
@@ -229,44 +252,40 @@ def test_missing_command_and_missing_double_dash(tmp_path: Path) -> None:
         assert not (tmp_path / "run").exists()
 
 
-def test_an_earlier_run_is_not_overwritten(tmp_path: Path) -> None:
-    path = script(tmp_path, "train(2)")
-    assert record(tmp_path / "run", sys.executable, str(path)).returncode == 0
-    done = record(tmp_path / "run", sys.executable, str(path))
+def test_an_earlier_run_is_not_overwritten(finished: Finished) -> None:
+    done = record(finished.run, sys.executable, str(finished.script))
     assert done.returncode == 2 and "--overwrite" in done.stderr
-    assert steps(tmp_path / "run") == 2
+    assert steps(finished.run) == 40
 
 
-def test_truncated_and_corrupt_traces_are_read_as_far_as_they_go(tmp_path: Path) -> None:
-    path = script(tmp_path, "train(40, pause=0.02)")
-    assert record(tmp_path / "run", sys.executable, str(path)).returncode == 0
-    calls = next((tmp_path / "run" / "procs").glob("*/calls.arrow"))
-    whole, blob = Trace.load([tmp_path / "run"]), calls.read_bytes()
+def test_truncated_and_corrupt_traces_are_read_as_far_as_they_go(tmp_path: Path, finished: Finished) -> None:
+    run = finished.copy(tmp_path / "run")
+    calls = next((run / "procs").glob("*/calls.arrow"))
+    whole, blob = Trace.load([run]), calls.read_bytes()
     calls.write_bytes(blob[: len(blob) * 2 // 3])
-    cut = Trace.load([tmp_path / "run"])
+    cut = Trace.load([run])
     assert 0 < cut.calls.height < whole.calls.height
     assert any("calls.arrow: cut" in note for note in cut.notes)
     damaged = bytearray(blob)
     damaged[len(blob) // 2 : len(blob) // 2 + 64] = os.urandom(64)
     calls.write_bytes(damaged)
-    assert Trace.load([tmp_path / "run"]).calls.height <= whole.calls.height
+    assert Trace.load([run]).calls.height <= whole.calls.height
     calls.write_bytes(b"")
-    assert Trace.load([tmp_path / "run"]).calls.height == 0
+    assert Trace.load([run]).calls.height == 0
     calls.write_bytes(os.urandom(5000))
     with pytest.raises(TraceError, match="not a Proctor trace"):
-        Trace.load([tmp_path / "run"])
+        Trace.load([run])
 
 
-def test_a_gigabyte_of_garbage_is_refused_at_once(tmp_path: Path) -> None:
-    path = script(tmp_path, "train(1)")
-    assert record(tmp_path / "run", sys.executable, str(path)).returncode == 0
-    calls = next((tmp_path / "run" / "procs").glob("*/calls.arrow"))
+def test_a_gigabyte_of_garbage_is_refused_at_once(tmp_path: Path, finished: Finished) -> None:
+    run = finished.copy(tmp_path / "run")
+    calls = next((run / "procs").glob("*/calls.arrow"))
     with calls.open("wb") as file:
         file.write(os.urandom(1 << 16))
         file.truncate(1 << 30)
     started = time.monotonic()
     done = subprocess.run(
-        [sys.executable, "-m", "proctor.cli", "report", str(tmp_path / "run")], capture_output=True, text=True, check=False
+        [sys.executable, "-m", "proctor.cli", "report", str(run)], capture_output=True, text=True, check=False
     )
     assert done.returncode == 2 and "not a Proctor trace" in done.stderr and "Traceback" not in done.stderr
     assert time.monotonic() - started < 30

@@ -316,6 +316,7 @@ for step in range(25):
 """
 
 
+@pytest.mark.slow
 def test_training_is_bit_identical_with_a_verifier_that_listens_and_one_that_is_stopped(
     tmp_path: Path, verifiers: Callable[..., Verifier]
 ) -> None:
@@ -335,7 +336,7 @@ def test_training_is_bit_identical_with_a_verifier_that_listens_and_one_that_is_
             config = RecordConfig(run=str(out), stream=one.address, token_file=str(tmp_path / "token"))
             environment["PYTHONPATH"] = str(write_boot(out, config))
         done = subprocess.run(
-            [sys.executable, str(script)], env=environment, capture_output=True, text=True, timeout=120, check=True
+            [sys.executable, str(script)], env=environment, capture_output=True, text=True, timeout=400, check=True
         )
         return done.stdout
 

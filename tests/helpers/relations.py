@@ -8,7 +8,7 @@ from typing import Any
 import polars as pl
 
 from proctor.invariants.condition import ALWAYS, Precondition
-from proctor.invariants.invariant import Hypothesis, Invariant, Severity, Support, invariant_id
+from proctor.invariants.invariant import Hypothesis, Invariant, Severity, Standing, Support, invariant_id
 from proctor.invariants.relations import Detail, Examples, Needs, Relation
 from proctor.invariants.trace import Trace
 
@@ -30,6 +30,7 @@ class Happens(Relation):
     code = "PR190"
     absence = True
     upstream = 1
+    standing = Standing.CONTRADICTION
 
     def propose(self, trace: Trace) -> list[Hypothesis]:
         return []

@@ -51,7 +51,7 @@ def write_run(
     Args:
         path: the directory to make.
         processes: mappings with `calls`, `states` and `values` (rows), and any of rank, world, pid, coords, dropped, notes,
-            finished (default: true), open and clock (calls that did not return), restart, context (rows without a record, to extend the steps).
+            finished (default: true), open and clock (calls that did not return), restart, blind, context (rows without a record, to extend the steps).
         program: what preconditions and support count as one program.
         command: the user's command.
         schema: trace schema number to claim.
@@ -72,7 +72,7 @@ def write_run(
             "dropped": process.get("dropped", 0),
             "notes": process.get("notes", []),
             "finished": process.get("finished", True),
-            **{key: process[key] for key in ("open", "clock", "unobserved", "restart") if key in process},
+            **{key: process[key] for key in ("open", "clock", "unobserved", "restart", "definitions", "blind") if key in process},
         }
         (folder / "process.json").write_text(json.dumps(facts))
         _Tables(folder).write(process)

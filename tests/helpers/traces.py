@@ -12,6 +12,8 @@ from typing import Any
 
 from helpers.loops import BACKWARD, ROOT, STEP, ZERO_GRAD, call, tensor
 from helpers.runs import write_run
+from proctor.invariants import collective
+from proctor.invariants.collective import Group
 
 FAULTS = (
     "", "", "no_clear", "no_step", "diverge", "no_gradient", "eval_mode", "other_dtype", "shorter", "other_argument",
@@ -81,8 +83,9 @@ class Loop:
             if not (fault == "no_gradient" and name == "first"):
                 own = rank if self.world > 1 and fault == "no_reduce" else 0
                 rows.state(self._variable(name, "grad"), meta=self._meta(name), call=seq, fp=_fp(own, name + "grad", step), norm=1.0)
+        self._recompute(rows, step, fault)
         if self.world > 1 and fault != "no_reduce":
-            rows.call("torch.distributed.all_reduce", tensor(24))
+            self._collectives(rows, rank, step, fault)
         seq = rows.call("zoo.optim.Engine.step", {"O": "zoo.optim.Engine", "a": {}})
         if fault == "no_step":
             return
@@ -93,6 +96,29 @@ class Loop:
                 rows.state(self._variable(name, "data"), meta=self._meta(name), call=seq, fp=_fp(other, name, step), norm=2.0)
         if fault == "moved":
             rows.state(self._variable("head", "data"), meta=self._meta("head"), call=0, fp=_fp(9, "head", step), norm=2.0)
+
+    def _recompute(self, rows: _Rows, step: int, fault: str) -> None:
+        """A layer that is computed twice; with a fault its second pass draws another mask."""
+        for kind in ("first", "again"):
+            other = step + 1000 if kind == "again" and fault == "repeat_batch" else step
+            seq = rows.call("torch.nn.functional.dropout", tensor(4), ret=tensor(4))
+            rows.value(seq, kind, place="torch.nn.functional.dropout", fp=_fp("mask", other), meta={"dtype": "float32", "shape": [4]})
+
+    def _collectives(self, rows: _Rows, rank: int, step: int, fault: str) -> None:
+        """A sum and an exchange; with a fault this rank gets something else."""
+        ranks = collective.ranks_text(tuple(range(self.world)))
+        summed, swapped = (collective.text(fn, Group("0", ranks), op=op) for fn, op in (("all_reduce", "SUM"), ("all_to_all", "")))
+        wrong = fault == "diverge"
+        seq = rows.call("torch.distributed.all_reduce", tensor(24))
+        facts = {"peer": "-1", "dtype": "float32"}
+        rows.value(seq, "given", place=summed, item=2 * step, meta=facts, number=rank + 0.5, norm=2.0)
+        total = sum(r + 0.5 for r in range(self.world)) + 3 * wrong
+        rows.value(seq, "got", place=summed, item=2 * step, meta=facts, number=total, norm=2.0)
+        seq = rows.call("torch.distributed.all_to_all", {"L": [tensor(4)], "n": self.world})
+        for peer in range(self.world):
+            facts = {"peer": str(peer), "dtype": "float32"}
+            rows.value(seq, "given", place=swapped, item=2 * step + 1, meta=facts, fp=_fp(rank, peer, step))
+            rows.value(seq, "got", place=swapped, item=2 * step + 1, meta=facts, fp=_fp(peer, rank, step + 100 * wrong))
 
     def _variable(self, name: str, attr: str) -> dict[str, str]:
         position = "first" if name == "first" else "last"

@@ -39,7 +39,7 @@ def losses(text: str) -> list[float]:
 
 def bare(*arguments: str) -> list[float]:
     for _ in range(3):
-        done = subprocess.run(job(*arguments), env=environment(), capture_output=True, text=True, timeout=120, check=False)
+        done = subprocess.run(job(*arguments), env=environment(), capture_output=True, text=True, timeout=400, check=False)
         if TEARDOWN not in done.stderr:
             break
     return losses(done.stdout)

@@ -110,7 +110,7 @@ def record(folder: Path, program: str, asked: int = 7, capsules: int = 3, **sett
         create_run(run, command, overwrite=False)
         boot = write_boot(run, RecordConfig(run=str(run), capsules=capsules, **config))  # type: ignore[arg-type]
         environment["PYTHONPATH"] = os.pathsep.join(filter(None, [str(boot), environment.get("PYTHONPATH")]))
-    done = run_ranks(command, environment, 120)
+    done = run_ranks(command, environment, 800)
     assert done.returncode == 0, done.stderr[-2000:]
     return run, "\n".join(line for line in done.stdout.splitlines() if line.startswith("DIGEST"))
 
@@ -120,7 +120,7 @@ def kept(run: Path, step: int) -> tuple[Path, Capsule]:
 
 
 def again(run: Path, step: int = 7) -> Judgement:
-    return judge(kept(run, step)[0], timeout_s=60)
+    return judge(kept(run, step)[0], timeout_s=400)
 
 
 @pytest.fixture(autouse=True)

@@ -59,7 +59,7 @@ PARTS = {
 
 
 def outputs(command: list[str]) -> list[str]:
-    done = subprocess.run(command, capture_output=True, text=True, timeout=280, check=False, env={**os.environ, "OMP_NUM_THREADS": "1"})
+    done = subprocess.run(command, capture_output=True, text=True, timeout=800, check=False, env={**os.environ, "OMP_NUM_THREADS": "1"})
     assert done.returncode == 0, done.stderr[-3000:]
     return [line for line in done.stdout.splitlines() if line.startswith("PART ")]
 

@@ -64,7 +64,7 @@ def run(script: Path, *arguments: str) -> dict:
     """Run one script in a process of its own and return its RESULT."""
     # A launcher's variables would make a multi-rank script believe that it is already one of the ranks.
     env = {k: v for k, v in os.environ.items() if k not in {"RANK", "WORLD_SIZE", "LOCAL_RANK"}}
-    done = run_ranks([sys.executable, str(script), *arguments], env, 120)
+    done = run_ranks([sys.executable, str(script), *arguments], env, 800)
     assert done.returncode == 0, done.stderr[-3000:]
     return result_of(done.stdout)
 
@@ -146,7 +146,7 @@ def technique_digests(tmp_path_factory):
 
     def digests(command: list[str]) -> dict[str, tuple[list[str], str]]:
         env = {**os.environ, "OMP_NUM_THREADS": "1"}
-        done = run_ranks(command, env, 280)
+        done = run_ranks(command, env, 800)
         assert done.returncode == 0, done.stderr[-3000:]
         rows = [json.loads(x.removeprefix("DIGEST ")) for x in done.stdout.splitlines() if x.startswith("DIGEST ")]
         return {name: (result, state) for name, result, state in rows}
@@ -154,6 +154,7 @@ def technique_digests(tmp_path_factory):
     return digests(helper), digests([*watch, *helper])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("script", ONE_PROCESS, ids=stem)
 def test_technique_runs_and_recording_changes_nothing(script, technique_digests):
     bare, recorded = technique_digests
@@ -163,6 +164,7 @@ def test_technique_runs_and_recording_changes_nothing(script, technique_digests)
     assert all(math.isfinite(loss) for loss in result["losses"]) and result["param_sum"] > 0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", SAMPLED_RANKS)
 def test_technique_on_many_ranks_runs(name):
     assert len(run(EXAMPLES / "techniques" / f"{name}.py", "--iters", "6")["losses"]) == 6
@@ -183,7 +185,7 @@ def test_without_its_library_a_program_says_so(script, monkeypatch, capsys):
 @pytest.mark.parametrize("script", TECHNIQUES + LIBRARIES, ids=stem)
 def test_program_trains_with_its_defaults(script):
     env = {k: v for k, v in os.environ.items() if k not in {"RANK", "WORLD_SIZE", "LOCAL_RANK"}}
-    done = run_ranks([sys.executable, str(script)], env, 280)
+    done = run_ranks([sys.executable, str(script)], env, 800)
     if done.returncode == MISSING_LIBRARY:
         pytest.skip(done.stderr.strip())
     assert done.returncode == 0, done.stderr[-3000:]

@@ -109,7 +109,7 @@ def record(folder: Path, program: str, values: str = "always") -> Path:
     boot = write_boot(run, RecordConfig(run=str(run), capsules=4, capsule_values=values))
     environment = {k: v for k, v in os.environ.items() if k not in {"RANK", "WORLD_SIZE", "LOCAL_RANK"}}
     environment["PYTHONPATH"] = os.pathsep.join(filter(None, [str(boot), environment.get("PYTHONPATH")]))
-    done = run_ranks(command, environment, 120)
+    done = run_ranks(command, environment, 800)
     assert done.returncode == 0, done.stderr[-2000:]
     return run
 

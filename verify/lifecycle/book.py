@@ -23,7 +23,9 @@ from pathlib import Path
 from typing import Final
 
 from proctor.errors import TraceError
+from proctor.invariants.invariant import Tier
 from proctor.invariants.relations import Relation, registry
+from proctor.invariants.verdict import TAKEN_BACK
 from proctor.verify.lifecycle.cases import Cases
 from proctor.verify.lifecycle.deviation import Coords
 from proctor.verify.lifecycle.evaluations import Judgement, by_step
@@ -170,6 +172,20 @@ class IncidentBook:
             self._monitor.look(last_heard, self._clock(), self._time())
         self._cases.settle(everything=True)
         self._cases.age()
+        return self._given()
+
+    def taken_back(self, rules: Collection[str], now: float | None = None) -> list[Notice]:
+        """The check of the whole run found that these rules hold: an incident of nothing else ends, others say so.
+
+        Nobody may be woken for it any more, and nothing new is told of it but its end.
+        """
+        self._at(now)
+        wrong = set(rules)
+        for incident in [i for i in self.incidents if wrong & i.rules.keys()]:
+            incident.facts = {**incident.facts, "taken back": TAKEN_BACK}
+            if incident.open and wrong >= incident.rules.keys():
+                incident.tier = Tier.TICKET
+                self._cases.end(incident, TAKEN_BACK)
         return self._given()
 
     def close(self, *, finished: bool, now: float | None = None) -> list[Notice]:

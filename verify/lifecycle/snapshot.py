@@ -8,7 +8,7 @@ from typing import Final
 import msgspec
 
 from proctor.errors import TraceError
-from proctor.invariants.files import replace_file
+from proctor.invariants.files import UNREADABLE, read_file, replace_file
 from proctor.verify.lifecycle.record import TrackedIncident
 from proctor.verify.notice import Notice
 
@@ -64,9 +64,7 @@ def read(path: Path) -> Snapshot | None:
     """
     hint = "move it away to begin anew; open incidents are then told again"
     try:
-        if path.stat().st_size > MAX_BYTES:
-            raise TraceError(f"{path} is larger than {MAX_BYTES} bytes", hint=hint)
-        data = path.read_bytes()
+        data = read_file(path, MAX_BYTES)
     except FileNotFoundError:
         return None
     except OSError as error:
@@ -76,7 +74,7 @@ def read(path: Path) -> Snapshot | None:
         if version > VERSION:
             raise TraceError(f"{path} has version {version}; this Proctor knows {VERSION}", hint=hint)
         return msgspec.json.decode(data, type=Snapshot)
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+    except UNREADABLE as error:
         raise TraceError(f"{path} is not a list of incidents: {error}", hint=hint) from None
 
 

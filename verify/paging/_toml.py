@@ -14,6 +14,7 @@ from typing import Any, Final, TypeVar
 import msgspec
 
 from proctor.errors import ConfigError
+from proctor.invariants.files import UNREADABLE, read_file
 from proctor.verify.sinks import Secret
 from proctor.verify.wording import clean
 
@@ -41,18 +42,15 @@ class Document:
     def __init__(self, path: Path) -> None:
         self.path = path
         try:
-            with path.open("rb") as stream:
-                blob = stream.read(_MOST_BYTES + 1)
+            blob = read_file(path, _MOST_BYTES)
         except OSError as error:
             raise ConfigError(f"{clean(path)}: {error.strerror or error}", hint="docs/paging.md shows an example") from None
-        if len(blob) > _MOST_BYTES:
-            raise ConfigError(f"{clean(path)} has more than {_MOST_BYTES // 1024} KiB, which no configuration needs")
         try:
             self.text = blob.decode()
             self.table: dict[str, Any] = tomllib.loads(self.text)
         except UnicodeDecodeError:
             raise ConfigError(f"{clean(path)} is not UTF-8 text") from None
-        except (tomllib.TOMLDecodeError, RecursionError) as error:
+        except UNREADABLE as error:
             raise ConfigError(f"{clean(path)} is not TOML: {clean(error, 120)}") from None
 
     def error(self, key: Key, message: str, hint: str) -> ConfigError:

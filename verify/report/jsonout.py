@@ -9,6 +9,7 @@ from typing import Any, Final
 
 import msgspec
 
+from proctor.invariants.files import UNREADABLE, read_file
 from proctor.invariants.verdict import CheckResult, Incident, Silenced, Violation
 from proctor.verify import wording
 from proctor.verify.report import Report
@@ -77,10 +78,8 @@ class _Saved(msgspec.Struct):
 def read(path: Path) -> tuple[CheckResult, int, list[str]] | None:
     """A saved JSON report: result, exit code and packs; `None` when there is none that we can read."""
     try:
-        if path.stat().st_size > MAX_REPORT_BYTES:
-            return None
-        saved = msgspec.json.decode(path.read_bytes(), type=_Saved)
-    except (OSError, msgspec.MsgspecError, RecursionError):
+        saved = msgspec.json.decode(read_file(path, MAX_REPORT_BYTES), type=_Saved)
+    except (OSError, *UNREADABLE):
         return None
     if saved.schema > REPORT_SCHEMA:
         return None

@@ -8,6 +8,8 @@ from typing import Final
 
 import msgspec
 
+from proctor.invariants.files import read_file
+
 _MOST_BYTES: Final = 64 * 1024
 
 
@@ -35,15 +37,11 @@ class Secret(msgspec.Struct, frozen=True, kw_only=True):
                 raise ValueError(f"the {self.place} is not set" if self.env not in os.environ else f"the {self.place} is empty")
         else:
             try:
-                with Path(self.file).open("rb") as stream:
-                    blob = stream.read(_MOST_BYTES + 1)
-                value = blob.decode()
+                value = read_file(Path(self.file), _MOST_BYTES).decode()
             except OSError as error:
                 raise ValueError(f"the {self.place} cannot be read: {error.strerror or error}") from None
             except UnicodeDecodeError:
                 raise ValueError(f"the {self.place} is not text") from None
-            if len(blob) > _MOST_BYTES:
-                raise ValueError(f"the {self.place} has more than {_MOST_BYTES // 1024} KiB")
         value = value.strip()
         if not value:
             raise ValueError(f"the {self.place} is empty")

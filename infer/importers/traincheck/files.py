@@ -6,6 +6,7 @@ is bounded by the longest line times the number of files, because files are merg
 
 from __future__ import annotations
 
+import errno
 import gzip
 import heapq
 import json
@@ -134,6 +135,8 @@ def _lines(path: Path, losses: Losses) -> Iterator[bytes]:
 
 
 def _open(path: Path) -> IO[bytes]:
+    if path.exists() and not path.is_file():
+        raise OSError(errno.EINVAL, "not a regular file", str(path))
     if path.suffix == ".gz":
         return cast(IO[bytes], gzip.open(path, "rb"))
     return path.open("rb")

@@ -15,6 +15,7 @@ from typing import Any, Final
 
 from proctor.errors import PackError
 from proctor.invariants.condition import ALWAYS, Condition, Kind, Precondition
+from proctor.invariants.files import read_file
 from proctor.invariants.invariant import Hypothesis, Invariant, Param, Support, invariant_id
 from proctor.invariants.pack import MAX_PACK_BYTES, Pack, Provenance
 from proctor.invariants.relations import registry
@@ -74,9 +75,7 @@ def import_rules(paths: Sequence[Path]) -> ImportedRules:
 def _objects(path: Path) -> Iterator[tuple[int, Any]]:
     """Objects of a file, counted from 1."""
     try:
-        if path.stat().st_size > MAX_PACK_BYTES:
-            raise PackError(f"{path}: larger than {MAX_PACK_BYTES >> 20} MiB, not a file of invariants")
-        text = path.read_text(encoding="utf-8", errors="replace")
+        text = read_file(path, MAX_PACK_BYTES).decode(errors="replace")
     except OSError as error:
         raise PackError(f"{path}: {error.strerror or error}") from None
     whole = _decode(text)

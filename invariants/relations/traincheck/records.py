@@ -19,6 +19,7 @@ import pyarrow as pa
 from pyarrow import ipc
 
 from proctor.errors import TraceError
+from proctor.invariants.files import read_file
 from proctor.invariants.relations._frames import memo
 from proctor.invariants.relations.traincheck.tables import (
     PARAMETERS_FILE,
@@ -225,6 +226,8 @@ def _read(path: Path, schema: pa.Schema) -> pa.Table:
     """
     batches: list[pa.RecordBatch] = []
     try:
+        if path.exists() and not path.is_file():
+            raise OSError("not a regular file")
         with pa.OSFile(str(path), "rb") as source:
             reader = ipc.open_stream(source)
             if not reader.schema.equals(schema):
@@ -239,9 +242,7 @@ def _read(path: Path, schema: pa.Schema) -> pa.Table:
 
 def _parameters(path: Path) -> dict[str, list[Parameter]]:
     try:
-        if path.stat().st_size > MAX_PARAMETERS_BYTES:
-            return {}
-        table = json.loads(path.read_bytes())
+        table = json.loads(read_file(path, MAX_PARAMETERS_BYTES))
     except (OSError, ValueError, RecursionError):
         return {}
     if not isinstance(table, dict):

@@ -24,6 +24,7 @@ _LABEL: Final = 12
 
 def show_rule(rule: Invariant, relation: Relation | None, pack: Pack) -> None:
     """Print the rule and why it is believed."""
+    from proctor.invariants.invariant import Tier
     from proctor.verify import wording
 
     out = _console()
@@ -31,6 +32,8 @@ def show_rule(rule: Invariant, relation: Relation | None, pack: Pack) -> None:
     code = relation.code if relation is not None else "?"
     hushed = [s for s in pack.suppressions if s.rule == rule.id]
     diverse = rule.diversity
+    tier = relation.tier(rule) if relation is not None else Tier.TICKET
+    why = f", since it is a {relation.standing_of(rule.hypothesis).value}" if relation is not None else ""
     facts = [
         ("applies", wording.when(rule.precondition.say())),
         ("absent", f"{', '.join(rule.precondition.absent())} (must not be set)" if rule.precondition.absent() else ""),
@@ -38,7 +41,8 @@ def show_rule(rule: Invariant, relation: Relation | None, pack: Pack) -> None:
         ("diversity", f"{wording.count(diverse.families, 'kind')} of program" if diverse.families else ""),
         ("runs", _runs(rule, pack)),
         ("false alarms", wording.rate(rule.false_alarm)),
-        ("severity", f"{rule.severity.value}; a violation deserves a {rule.tier.value}"),
+        ("severity", f"{rule.severity.value}; a violation deserves a {tier.value}{why}"),
+        ("strangers", wording.record(rule.record) if rule.record is not None else "not held against programs of strangers"),
         *(("suppressed", f"{s.reason}{f', until {s.until}' if s.until else ''}") for s in hushed),
         ("family", f"{code} {rule.relation}"),
         ("id", rule.id),

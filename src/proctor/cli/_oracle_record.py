@@ -26,6 +26,10 @@ def prepare(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("-o", "--output", metavar="DIR", required=True, help="directory to make")
     add_recording(parser)
     parser.add_argument(
+        "--whole", metavar="STEP", type=int, default=0,
+        help="of several steps: the one, from 0, of which all tensors are kept beside the first; of the others parameters, gradients and buffers"
+    )
+    parser.add_argument(
         "--as-reference", action="store_true", help="record noise samples although it has several ranks (a pipeline that is trusted)"
     )
     parser.add_argument("--overwrite", action="store_true", help="replace an earlier recording in DIR")
@@ -53,8 +57,10 @@ def add_recording(parser: argparse.ArgumentParser, dropout: Sequence[str] = ("ke
 
 def run(args: argparse.Namespace) -> int:
     """Record; the exit code is 0 unless something is wrong."""
+    if not 0 <= args.whole < max(1, args.steps):
+        raise UsageError("--whole STEP counts from 0 and is below --steps")
     _, command = command_of(args, "proctor oracle record -o DIR -- python train.py")
-    info = record(args, Path(args.output), command, overwrite=args.overwrite, reference=args.as_reference, generate=args.generate)
+    info = record(args, Path(args.output), command, overwrite=args.overwrite, reference=args.as_reference, generate=args.generate, whole=args.whole)
     print(describe(args.output, info))
     return 0
 

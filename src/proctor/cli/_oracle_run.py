@@ -31,6 +31,7 @@ def prepare(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--candidate", metavar="CMD", required=True, help="the run that is judged")
     parser.add_argument("--cache", metavar="DIR", default=".proctor-oracle", help="where recordings are kept")
     parser.add_argument("--no-localise", action="store_true", help="do not look for the module when the runs differ")
+    parser.add_argument("--budget", metavar="S", type=float, default=300.0, help="end the search for the module after so long, and say so (default 300)")
     parser.add_argument("--again", action="store_true", help="record the reference again even if it is kept")
     parser.add_argument(
         "--generate-inputs", metavar="SEED", type=int, nargs="?", const=0,
@@ -44,7 +45,7 @@ def prepare(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Do all of it; the exit code is that of the comparison."""
     from proctor.oracle.localise import localise
-    from proctor.oracle.outcome import record_and_compare
+    from proctor.oracle.outcome import looked_again, record_and_compare
     from proctor.oracle.plan_toml import plan_of
     from proctor.oracle.rerun import replay_decisions
 
@@ -60,11 +61,14 @@ def run(args: argparse.Namespace) -> int:
         return _oracle_compare.compare(reference, candidate, plan, args)
 
     found = record_and_compare(lambda seed: _record(args, *commands, generate=seed), compare, args.generate)
+    found = looked_again(
+        found, lambda step: compare(*_record(args, *commands, generate=found.comparison.candidate.info.generate if found.comparison else None, whole=step))
+    )
     if args.generate_inputs is not None and found.report.verdict.verdict != "different":
         found = _on_generated_inputs(args, commands, found, compare)
     report, comparison = found
     if report.verdict.verdict == "different" and comparison is not None and not args.no_localise:
-        report = localise(report, comparison, commands[1], reference_command=commands[0], timeout_s=args.timeout)
+        report = localise(report, comparison, commands[1], reference_command=commands[0], timeout_s=args.timeout, budget_s=args.budget)
     _oracle_compare.show(report, args)
     return report.verdict.exit_code
 
@@ -106,16 +110,16 @@ def _on_generated_inputs(
 
 
 def _record(
-    args: argparse.Namespace, reference: Sequence[str], candidate: Sequence[str], *, generate: int | None
+    args: argparse.Namespace, reference: Sequence[str], candidate: Sequence[str], *, generate: int | None, whole: int = 0
 ) -> tuple[Recording, Recording]:
     from proctor.oracle.store import Recording
 
     cache = Path(args.cache)
-    there = cache / f"reference-{_key(reference, args, generate)}"
+    there = cache / f"reference-{_key(reference, args, generate, whole)}"
     if args.again or not _complete(there):
-        _oracle_record.record(args, there, reference, overwrite=True, reference=True, generate=generate, eager=True)
-    here = cache / f"candidate-{_key(candidate, args, generate)}"
-    _oracle_record.record(args, here, candidate, overwrite=True, generate=generate, samples=0)
+        _oracle_record.record(args, there, reference, overwrite=True, reference=True, generate=generate, eager=True, whole=whole)
+    here = cache / f"candidate-{_key(candidate, args, generate, whole)}"
+    _oracle_record.record(args, here, candidate, overwrite=True, generate=generate, samples=0, whole=whole)
     return Recording(there), Recording(here)
 
 
@@ -130,10 +134,10 @@ def _complete(path: Path) -> bool:
         return False
 
 
-def _key(command: Sequence[str], args: argparse.Namespace, generate: int | None) -> str:
+def _key(command: Sequence[str], args: argparse.Namespace, generate: int | None, whole: int = 0) -> str:
     """Changes with the command, with the Python files beside the program, with what is recorded, and with our version."""
     digest = hashlib.blake2b(digest_size=8)
-    for part in (*command, str(args.steps), str(args.samples), str(generate), args.dropout, __version__):
+    for part in (*command, str(args.steps), str(args.samples), str(generate), str(whole), args.dropout, __version__):
         digest.update(part.encode(errors="surrogateescape") + b"\0")
     folders = {Path(word).resolve().parent for word in command if word.endswith(".py") and Path(word).is_file()}
     for folder in sorted(folders):

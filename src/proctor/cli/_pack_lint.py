@@ -52,8 +52,10 @@ def run(args: argparse.Namespace) -> int:
 
 def _problems(pack: Pack, known: Mapping[str, Relation]) -> Iterator[str]:
     from proctor.invariants.fit import parse_requirement
-    from proctor.invariants.invariant import invariant_id, tier_of
+    from proctor.invariants.invariant import invariant_id
+    from proctor.invariants.private import libraries_of, private_name
 
+    libraries = libraries_of({**pack.requires, **pack.provenance.libraries})
     if not pack.invariants:
         yield "no rule in it: every check with it is inconclusive"
     for repeated, n in Counter(rule.id for rule in pack.invariants).items():
@@ -79,14 +81,16 @@ def _problems(pack: Pack, known: Mapping[str, Relation]) -> Iterator[str]:
                 yield f"{where}: parameters do not fit the relation ({type(error).__name__}: {error})"
         if rule.id != invariant_id(rule.hypothesis, rule.precondition):
             yield f"{where}: the id is not that of this rule; was it edited by hand?"
+        if private := private_name(rule.hypothesis, rule.precondition, libraries):
+            yield f"{where}: it speaks of {private}, a private name of a library"
         if not rule.precondition.any_of:
             yield f"{where}: the precondition is empty, so the rule never applies"
         if rule.support.passed <= 0:
             yield f"{where}: no example supports it"
         if not rule.text.strip():
             yield f"{where}: no text"
-        if rule.tier == "page" and tier_of(rule.severity, rule.diversity, rule.false_alarm) != "page":
-            yield f"{where}: it would page, and has not the evidence for that"
+        if rule.tier == "page" and relation is not None and relation.tier(rule) != "page":
+            yield f"{where}: it says that it may page, and has not the evidence for that; it is told as a ticket"
 
 
 def _warnings(pack: Pack, known: Mapping[str, Relation], today: date) -> Iterator[str]:

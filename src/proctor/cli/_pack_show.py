@@ -24,7 +24,9 @@ def prepare(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Print the pack, family by family, the best supported rules first."""
+    from proctor.invariants.invariant import Tier
     from proctor.invariants.pack import read_pack
+    from proctor.invariants.relations import registry
     from proctor.verify import wording
     from proctor.verify.report.terminal import console
 
@@ -34,7 +36,9 @@ def run(args: argparse.Namespace) -> int:
     out.print(f"{wording.clean(path)}: {wording.count(len(pack.invariants), 'rule')}", style="bold", soft_wrap=True)
     for line in _origin(pack):
         out.print(f"  {line}", soft_wrap=True)
-    rules = [r for r in pack.invariants if args.relation in (None, r.relation) and args.tier in (None, r.tier)]
+    known = registry()
+    tiers = {r.id: known[r.relation].tier(r) if r.relation in known else Tier.TICKET for r in pack.invariants}
+    rules = [r for r in pack.invariants if args.relation in (None, r.relation) and args.tier in (None, tiers[r.id])]
     rules.sort(key=lambda r: (r.relation, -r.support.programs, -r.support.passed, r.id))
     limit = sys.maxsize if args.everything else SHOWN
     hushed = {s.rule: s for s in pack.suppressions}
@@ -43,7 +47,7 @@ def run(args: argparse.Namespace) -> int:
             out.print()
             out.print(wording.clean(rule.relation), style="bold")
         suppressed = ", suppressed" if rule.id in hushed else ""
-        page = ", page" if rule.tier == "page" else ""
+        page = ", page" if tiers[rule.id] == "page" else ""
         level = f"[{rule.severity.value}{page}{suppressed}]"
         out.print(f"  {wording.clean(rule.id)}  {level} {wording.clean(rule.text)}", soft_wrap=True)
         out.print(f"                {_facts(rule)}", style="dim", soft_wrap=True)
@@ -58,6 +62,8 @@ def _facts(rule: Invariant) -> str:
     facts = [wording.clean(wording.when(rule.precondition.say()), 300), wording.support(rule.support)]
     if rule.false_alarm is not None:
         facts.append(f"false alarms: {wording.rate(rule.false_alarm)}")
+    if rule.record is not None:
+        facts.append(f"strangers' programs: {wording.record(rule.record)}")
     return "; ".join(facts)
 
 

@@ -21,6 +21,7 @@ def prepare(parser: argparse.ArgumentParser) -> None:
         metavar="PROGRAMS,RUNS,CHECKED,FAILED",
         help="held-out healthy programs and runs, rules that applied in them, and how many of these failed",
     )
+    parser.add_argument("--record", metavar="FILE", help="what healthy programs of strangers said of each rule (docs/paging.md)")
 
 
 def run(args: argparse.Namespace) -> int:
@@ -43,8 +44,14 @@ def run(args: argparse.Namespace) -> int:
         measured = Measured(*map(int, args.measured.split(",")))
         if measured.failed > measured.checked:
             raise UsageError(f"--measured {args.measured}: more failed than were checked")
-    if requires is None and measured is None and args.note is None:
+    if requires is None and measured is None and args.note is None and args.record is None:
         raise UsageError("nothing to write down", hint="--requires torch>=2.6,<3 --note TEXT --measured 9,36,2240,0")
-    write_pack(read_pack(path), path, requires=requires, note=args.note, measured=measured)
-    print(f"{wording.clean(path)}: stamped")
+    pack, recorded = read_pack(path), ""
+    if args.record is not None:
+        from proctor.invariants.record import read_records, with_records
+
+        pack, number = with_records(pack, read_records(Path(args.record)))
+        recorded = f", {number} of {wording.count(len(pack.invariants), 'rule')} with a record"
+    write_pack(pack, path, requires=requires, note=args.note, measured=measured)
+    print(f"{wording.clean(path)}: stamped{recorded}")
     return 0

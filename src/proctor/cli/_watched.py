@@ -14,7 +14,9 @@ from typing import Final
 import msgspec
 
 from proctor.errors import TraceError, UsageError
-from proctor.invariants.files import replace_file
+from proctor.invariants.files import UNREADABLE, read_file, replace_file
+
+_MAX_BYTES: Final = 16 << 20  # of a small file of ours
 
 LEVELS: Final = ("info", "warning", "error", "critical", "never")
 
@@ -95,8 +97,8 @@ class Settings(msgspec.Struct, kw_only=True):
 
     def verdict(self) -> Verdict | None:
         """What a verifier that is done has found; `None`: it is not done."""
-        with contextlib.suppress(OSError, msgspec.MsgspecError):
-            return msgspec.json.decode((self.folder / "verdict.json").read_bytes(), type=Verdict)
+        with contextlib.suppress(OSError, *UNREADABLE):
+            return msgspec.json.decode(read_file(self.folder / "verdict.json", _MAX_BYTES), type=Verdict)
         return None
 
     def give(self, verdict: Verdict) -> None:
@@ -112,10 +114,10 @@ def read_settings(run: Path) -> Settings:
     """
     path = run / "verify" / "watch.json"
     try:
-        return msgspec.json.decode(path.read_bytes(), type=Settings)
+        return msgspec.json.decode(read_file(path, _MAX_BYTES), type=Settings)
     except OSError as e:
         raise TraceError(f"{path}: {e.strerror or e}", hint="proctor watch -o RUN -- CMD…") from None
-    except msgspec.MsgspecError as e:
+    except UNREADABLE as e:
         raise TraceError(f"{path}: {e}") from None
 
 

@@ -47,6 +47,13 @@ def test_relation_may_refuse_a_rule() -> None:
     assert report.dropped[Why.REFUSED] == 1
 
 
+def test_what_a_library_keeps_to_itself_makes_no_rule_and_what_the_user_does_makes_one() -> None:
+    calls = [(p, name, phase) for p in (0, 1) for name, phase in (("torch._step", "train"), ("__main__.Loop._step", "eval")) for _ in range(9)]
+    rules, report = infer(trace(calls), [OnlyCalls()], strict=True)
+    assert [rule.hypothesis.text("function") for rule in rules] == ["__main__.Loop._step"]
+    assert report.dropped[Why.PRIVATE] == 1
+
+
 @pytest.mark.parametrize("jobs", [1, 2])
 def test_a_relation_that_fails_costs_only_its_own_rules(jobs: int) -> None:
     rules, report = infer(trace(CALLS), [Broken(), OnlyCalls()], jobs=jobs)

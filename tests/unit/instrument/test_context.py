@@ -15,38 +15,64 @@ def steps_of(clock: StepClock, acts: list[tuple[str, object]]) -> list[int]:
             clock.zero_grad(argument)  # type: ignore[arg-type]
         elif name == "forward":
             clock.forward(bool(argument))
+        elif name == "attack":
+            clock.forward(True, probing=True)
         elif name == "backward":
             clock.backward()
+        elif name == "fetch":
+            clock.fetched()
         elif name == "created":
             clock.optimizer_created(argument)  # type: ignore[arg-type]
         elif name == "update":
             clock.update_begins(argument)  # type: ignore[arg-type]
             clock.update_ends(argument)  # type: ignore[arg-type]
+        elif name == "skip":
+            clock.update_ends(argument)  # type: ignore[arg-type]
         seen.append(clock.step)
     return seen
 
 
-def test_usual_loop_counts_one_step_an_update() -> None:
-    loop = [("zero", A), ("forward", True), ("backward", None), ("update", A)]
-    assert steps_of(StepClock(), loop * 3) == [0] * 4 + [1] * 4 + [2] * 4
+F, BACK = ("forward", True), ("backward", None)
 
 
-def test_zero_grad_after_the_update_begins_the_next_step() -> None:
-    loop = [("forward", True), ("backward", None), ("update", A), ("zero", A)]
-    assert steps_of(StepClock(), loop * 2) == [0, 0, 0, 1, 1, 1, 1, 2]
+def use(key: int) -> list[tuple[str, object]]:
+    """Clear, compute and update."""
+    return [("zero", key), F, BACK, ("update", key)]
+
+
+def updates_of(clock: StepClock, acts: list[tuple[str, object]]) -> list[int]:
+    """The step of each update; those of forwards and backwards before it must be the same."""
+    seen, found = steps_of(clock, acts), []
+    since: list[int] = []
+    for (name, _), step in zip(acts, seen, strict=True):
+        if name in ("forward", "backward"):
+            since.append(step)
+        elif name == "update":
+            assert set(since) <= {step}, f"{acts[: len(seen)]}: computed in {since}, updated in {step}"
+            found.append(step)
+            since = []
+    return found
+
+
+def test_usual_loop_counts_one_step_an_update_and_a_clearing_follows_one() -> None:
+    loop = [("zero", A), F, BACK, ("update", A)]
+    assert steps_of(StepClock(), loop * 3) == [-1, 0, 0, 0, 0, 1, 1, 1, 1, 2, 2, 2]
+
+
+def test_a_loop_that_clears_at_its_end_has_no_step_more_than_updates() -> None:
+    loop = [F, BACK, ("update", A), ("zero", A)]
+    assert steps_of(StepClock(), loop * 2) == [0, 0, 0, 0, 1, 1, 1, 1]
 
 
 def test_missing_zero_grad_still_counts() -> None:
-    loop = [("forward", True), ("backward", None), ("update", A)]
-    assert steps_of(StepClock(), loop * 3) == [0] * 3 + [1] * 3 + [2] * 3
+    assert steps_of(StepClock(), [F, BACK, ("update", A)] * 3) == [0] * 3 + [1] * 3 + [2] * 3
 
 
 def test_accumulation_is_microbatches_of_one_step() -> None:
     clock = StepClock()
-    acts = [("zero", A), ("forward", True), ("backward", None), ("forward", True), ("backward", None)]
-    assert steps_of(clock, acts) == [0] * 5
+    assert steps_of(clock, [("zero", A), F, BACK, F, BACK]) == [-1, 0, 0, 0, 0]
     assert clock.micro == 1
-    assert steps_of(clock, [("update", A), ("zero", A)]) == [0, 1]
+    assert steps_of(clock, [("update", A), ("zero", A), F]) == [0, 0, 1]
     assert clock.micro == 0
 
 
@@ -54,44 +80,128 @@ def test_alternating_optimizers_are_one_step() -> None:
     clock = StepClock()
     clock.optimizer_created(A)
     clock.optimizer_created(B)
-    loop = [("zero", A), ("backward", None), ("update", A), ("zero", B), ("forward", True), ("backward", None), ("update", B)]
-    assert steps_of(clock, loop * 3) == [0] * 7 + [1] * 7 + [2] * 7
+    assert updates_of(clock, [*use(A), *use(B)] * 3) == [0, 0, 1, 1, 2, 2]
 
 
-def test_an_optimizer_that_never_updates_is_forgotten() -> None:
+def test_alternating_optimizers_that_clear_at_the_end_are_one_step_once_they_are_known() -> None:
+    clock = StepClock()
+    loop = [F, BACK, ("update", A), ("zero", A), F, BACK, ("update", B), ("zero", B)]
+    assert updates_of(clock, loop * 6)[-6:] == [n for step in (5, 6, 7) for n in (step, step)]
+
+
+def test_a_batch_tells_where_a_round_begins() -> None:
+    """A critic at each batch, a generator at every third; neither is cleared by its own optimizer."""
     clock = StepClock()
     clock.optimizer_created(A)
     clock.optimizer_created(B)
-    loop = [("forward", True), ("backward", None), ("update", A)]
-    assert steps_of(clock, loop * 5)[-1] == 4
+    one: list[tuple[str, object]] = [("fetch", None), ("zero", None), F, BACK, ("update", A)]
+    acts = [*one, ("zero", None), F, BACK, ("update", B), *one, *one] * 3
+    assert updates_of(clock, acts) == [0, 0, 1, 2, 3, 3, 4, 5, 6, 6, 7, 8]
 
 
-def test_skipped_update_ends_its_step() -> None:
+def test_a_batch_that_is_used_twice_merges_no_steps_for_long() -> None:
     clock = StepClock()
-    loop = [("zero", A), ("forward", True), ("backward", None)]
-    assert steps_of(clock, loop * 3) == [0] * 3 + [1] * 3 + [2] * 3
+    clock.optimizer_created(A)
+    clock.optimizer_created(B)
+    steps_of(clock, [("fetch", None), *use(A), F, BACK, ("update", A), *use(B)])  # here nobody can know
+    assert updates_of(clock, [("fetch", None), *use(A), F, BACK, ("update", A), *use(B)] * 3) == [2, 3, 3, 4, 5, 5, 6, 7, 7]
+
+
+def test_rounds_without_a_loader_are_learned() -> None:
+    """Soft actor-critic: the loss is computed before the clearing, the actor moves every second time."""
+    clock = StepClock()
+    clock.optimizer_created(A)
+    clock.optimizer_created(B)
+    one = [F, ("zero", A), BACK, ("update", A)]
+    acts = [*one, F, ("zero", B), BACK, ("update", B), *one]
+    assert updates_of(clock, acts * 8)[-6:] == [n for step in (14, 16) for n in (step, step, step + 1)]  # one was cut in two before
+
+
+def test_an_optimizer_that_never_updates_merges_no_steps() -> None:
+    clock = StepClock()
+    clock.optimizer_created(A)
+    clock.optimizer_created(B)
+    assert updates_of(clock, [F, BACK, ("update", A)] * 200) == list(range(200))
+
+
+def test_a_wrapped_optimizer_has_its_part_in_the_round() -> None:
+    clock = StepClock()
+    clock.optimizer_created(A)
+    clock.optimizer_created(B)
+    for step in range(3):
+        assert steps_of(clock, [F, BACK]) == [step, step]
+        clock.update_begins(A)
+        clock.update_ends(A, (B,))
+
+
+def test_dropped_gradients_end_their_step() -> None:
+    """The update was skipped: the other ranks, which did not skip it, count a step as well."""
+    loop = [("zero", A), F, BACK]
+    assert steps_of(StepClock(), loop * 3) == [-1, 0, 0, 0, 1, 1, 1, 2, 2]
+
+
+def test_a_scaler_that_skips_an_update_ends_the_step() -> None:
+    clock = StepClock()
+    assert steps_of(clock, [F, BACK, ("skip", A), ("forward", False), F, BACK, ("update", A)]) == [0] * 4 + [1] * 3
+
+
+def test_gradients_that_are_cleared_between_backward_and_update_are_of_one_step() -> None:
+    assert steps_of(StepClock(), [F, BACK, ("zero", A), ("update", A)] * 2) == [0] * 4 + [1] * 4
+
+
+def test_gradients_of_one_of_two_optimizers_are_no_dropped_step() -> None:
+    clock = StepClock()
+    clock.optimizer_created(A)
+    clock.optimizer_created(B)
+    loop = [("zero", A), F, BACK, ("zero", B), BACK, ("update", A), ("update", B)]
+    assert updates_of(clock, loop * 3) == [0, 0, 1, 1, 2, 2]
+
+
+def test_a_backward_that_attacks_the_input_is_no_step() -> None:
+    loop = [("attack", None), BACK, ("zero", A), F, BACK, ("update", A)]
+    clock = StepClock()
+    assert updates_of(clock, loop * 3) == [0, 1, 2]
+
+
+def test_a_backward_for_which_parameters_are_moved_by_hand_is_no_step() -> None:
+    clock = StepClock()
+    steps_of(clock, [F, BACK])
+    clock.zero_grad(A, lambda: True)
+    assert steps_of(clock, [F, BACK, ("update", A), F]) == [0, 0, 0, 1]
 
 
 def test_evaluation_belongs_to_the_step_before_it() -> None:
     clock = StepClock()
-    steps_of(clock, [("zero", A), ("forward", True), ("backward", None), ("update", A)])
+    steps_of(clock, [*use(A), ("zero", A)])
     assert steps_of(clock, [("forward", False), ("forward", False)]) == [0, 0]
     assert clock.phase == "eval"
     clock.zero_grad(A)
+    assert (clock.step, clock.phase) == (0, "train")
+    clock.forward(True)
     assert (clock.step, clock.phase) == (1, "train")
 
 
 def test_inference_before_training_is_no_step() -> None:
     clock = StepClock()
-    assert steps_of(clock, [("forward", False)]) == [-1]
+    assert steps_of(clock, [("zero", A), ("forward", False)]) == [-1, -1]
     assert clock.phase == "init"
+
+
+def test_an_optimizer_is_at_rest_until_something_is_trained() -> None:
+    clock = StepClock()
+    clock.optimizer_created(A)
+    assert clock.at_rest(A)
+    steps_of(clock, [F])
+    assert not clock.at_rest(A)
+    steps_of(clock, [BACK, ("update", A)])
+    assert clock.at_rest(A) and not clock.at_rest(B)
 
 
 def test_a_long_run_keeps_only_recent_contexts() -> None:
     clock = StepClock()
     table = ContextTable(clock)
     for _ in range(5000):
-        clock.zero_grad(A)
+        clock.backward()
         clock.update_begins(A)
         clock.update_ends(A)
         table.resolve(table.base(), True, "", "")
@@ -107,7 +217,7 @@ def test_contexts_are_interned_and_carry_the_user_s_meta() -> None:
     table = ContextTable(clock)
     first = table.resolve(table.base(), True, "", "")
     assert table.resolve(table.base(), True, "", "") == first
-    clock.zero_grad(A)
+    clock.backward()
     table.meta["stage"] = "warmup"
     second = table.resolve(table.base(), False, "bfloat16", "bfloat16")
     rows = table.take_rows()

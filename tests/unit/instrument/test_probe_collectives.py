@@ -204,3 +204,32 @@ def test_groups_that_do_not_cover_the_world_are_no_axis() -> None:
     axes.add([0, 1])
     axes.add([2, 4])
     assert axes.coords(0, 6) == {}
+
+
+def pieces(bench: Bench, kind: Value) -> list[tuple[int, float]]:
+    """Row of each piece: its fingerprint, and its projection."""
+    return [(r[1 + FP], r[1 + 8]) for r in bench.rows(kind)]
+
+
+def test_pieces_of_a_copy_have_the_fingerprint_of_what_was_sent(bench: Bench) -> None:
+    x, y = torch.arange(6.0), torch.zeros(6)
+    bench.call("all_gather_into_tensor", y, x)
+    (sent,), ((got, _),) = bench.rows(Value.SENT), pieces(bench, Value.GOT)
+    assert got == sent[1 + FP] != 0
+    bench.call("scatter", torch.zeros(6), [x], 0)
+    assert pieces(bench, Value.GIVEN)[-1][0] == pieces(bench, Value.GOT)[-1][0] == got
+
+
+def test_a_sum_is_projected_before_and_after(bench: Bench) -> None:
+    bench.call("all_reduce", torch.arange(1.0, 700.0))
+    (_, given), (_, got) = *pieces(bench, Value.GIVEN), *pieces(bench, Value.GOT)
+    assert given == got != 0, "of one rank the sum is what it gave"
+    bench.call("all_reduce", torch.tensor([True, False]))
+    bench.call("all_reduce", torch.ones(3), async_op=True).wait()
+    assert (len(pieces(bench, Value.GIVEN)), len(pieces(bench, Value.GOT))) == (2, 1), "no result of a call that goes on is read"
+
+
+def test_projections_draw_no_random_numbers(bench: Bench) -> None:
+    before = torch.get_rng_state()
+    bench.call("all_reduce", torch.ones(8))
+    assert torch.equal(before, torch.get_rng_state())

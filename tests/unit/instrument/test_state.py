@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from proctor.instrument import state
-from proctor.instrument.state import Look, StateTracker, canonical
+from proctor.instrument.state import Look, StateTracker
 
 torch = pytest.importorskip("torch")
 nn = torch.nn
@@ -190,23 +190,6 @@ def _collect() -> None:
     gc.collect()  # discovery walks all live modules; those of earlier tests must be gone
 
 
-@pytest.mark.parametrize(
-    ("name", "expected"),
-    [
-        ("fc.weight", "fc.weight"),
-        ("module.fc.weight", "fc.weight"),
-        ("module", ""),
-        ("", ""),
-        ("_orig_mod.module.fc.weight", "fc.weight"),
-        ("blocks.0._checkpoint_wrapped_module.fc.weight", "blocks.0.fc.weight"),
-        ("_fsdp_wrapped_module.fc.weight", "fc.weight"),
-        ("encoder.module.weight", "encoder.module.weight"),
-    ],
-)
-def test_names_without_wrappers(name: str, expected: str) -> None:
-    assert canonical(name) == expected
-
-
 def test_a_buffer_that_is_assigned_anew_stays_the_same_variable(tracker: StateTracker, names: Names) -> None:
     model = nn.BatchNorm1d(2)
     tracker.add_model(model)
@@ -215,3 +198,37 @@ def test_a_buffer_that_is_assigned_anew_stays_the_same_variable(tracker: StateTr
     assert changed(tracker, names, buffers=Look.FORCE) == {"running_mean.data"}
     model.running_mean = None
     assert changed(tracker, names, buffers=Look.FORCE) == set()
+
+
+class Critic(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.fc = nn.Linear(3, 1)
+
+
+def models_of(names: Names) -> set[tuple[str, str]]:
+    return {(var["model"].rpartition(".")[2], var["name"]) for text in names.texts[1:] if "model" in (var := json.loads(text)) and var["role"] == "parameter"}
+
+
+def test_two_models_of_one_class_are_told_apart(tracker: StateTracker, names: Names) -> None:
+    first, second = Critic(), Critic()
+    tracker.add_optimizer(torch.optim.SGD([*second.parameters(), *first.parameters()], 0.1), "#0")
+    assert models_of(names) == {(m, f"fc.{k}") for m in ("Critic", "Critic#2") for k in ("weight", "bias")}
+    look(tracker, data=Look.FORCE)
+    with torch.no_grad():
+        second.fc.weight.add_(1.0)  # the first of the optimizer, however the collector has them
+    (row,) = look(tracker, data=Look.FORCE)
+    var = json.loads(names.texts[row[4]])
+    assert (var["model"].rpartition(".")[2], var["name"]) == ("Critic", "fc.weight")
+
+
+def test_a_wrapper_is_the_model_that_it_wraps_and_a_new_model_takes_the_place_of_one_that_is_gone(tracker: StateTracker, names: Names) -> None:
+    model = Critic()
+    tracker.add_model(model)
+    tracker.add_model(nn.DataParallel(model))
+    assert {m for m, _ in models_of(names)} == {"Critic"}
+    del model
+    gc.collect()
+    fresh = Critic()
+    tracker.add_model(fresh)
+    assert {m for m, _ in models_of(names)} == {"Critic"}

@@ -15,8 +15,10 @@ from proctor.invariants.invariant import (
     Evidence,
     Example,
     FalseAlarm,
+    Record,
     RunSupport,
     Severity,
+    Standing,
     Tier,
     tier_of,
     upper_bound,
@@ -30,6 +32,8 @@ from proctor.invariants.suppression import (
     write_suppressions,
 )
 
+CONTRADICTION, REPLICAS, ERROR = Standing.CONTRADICTION, Standing.REPLICAS, Severity.ERROR
+WIDE, NARROW, QUIET = Diversity(3, 2), Diversity(1, 1), FalseAlarm.of(29, 0)
 RULE = rule("test_happens", first=ZERO, then=BACK)
 
 
@@ -148,10 +152,28 @@ def test_the_upper_bound_is_that_of_clopper_and_pearson():
         upper_bound(1, 2)
 
 
-def test_only_a_vetted_rule_may_page():
-    wide = Diversity(3, 2)
-    assert tier_of(Severity.ERROR, wide, FalseAlarm.of(29, 0)) is Tier.PAGE
-    assert tier_of(Severity.ERROR, wide, FalseAlarm.of(28, 0)) is Tier.TICKET
-    assert tier_of(Severity.ERROR, wide, None) is Tier.TICKET
-    assert tier_of(Severity.WARNING, wide, FalseAlarm.of(29, 0)) is Tier.TICKET
-    assert tier_of(Severity.ERROR, Diversity(2, 2), FalseAlarm.of(290, 0)) is Tier.TICKET
+@pytest.mark.parametrize(
+    ("standing", "severity", "diversity", "false_alarm", "record", "tier"),
+    [
+        # A contradiction pages with the record of 300 runs of strangers' programs, and with nothing less.
+        (CONTRADICTION, ERROR, NARROW, None, Record(300, 0), Tier.PAGE),
+        (CONTRADICTION, ERROR, WIDE, QUIET, None, Tier.TICKET),
+        (CONTRADICTION, ERROR, WIDE, QUIET, Record(299, 0), Tier.TICKET),
+        (CONTRADICTION, ERROR, WIDE, QUIET, Record(5000, 1), Tier.TICKET),
+        (CONTRADICTION, ERROR, WIDE, QUIET, Record(5000, 0, retracted=1), Tier.TICKET),
+        (CONTRADICTION, ERROR, WIDE, FalseAlarm.of(90, 1), Record(300, 0), Tier.TICKET),
+        (CONTRADICTION, Severity.WARNING, WIDE, QUIET, Record(300, 0), Tier.TICKET),
+        # Everything else is a ticket, however quiet it was.
+        (Standing.LAW, ERROR, WIDE, QUIET, Record(5000, 0), Tier.TICKET),
+        (Standing.HABIT, ERROR, WIDE, QUIET, Record(5000, 0), Tier.TICKET),
+        # Replicas that part need no record, unless something speaks against the rule.
+        (REPLICAS, ERROR, WIDE, FalseAlarm.of(20, 0), None, Tier.PAGE),
+        (REPLICAS, ERROR, WIDE, FalseAlarm.of(20, 0), Record(5, 0), Tier.PAGE),
+        (REPLICAS, ERROR, NARROW, QUIET, None, Tier.TICKET),
+        (REPLICAS, ERROR, WIDE, None, None, Tier.TICKET),
+        (REPLICAS, ERROR, WIDE, FalseAlarm.of(90, 1), None, Tier.TICKET),
+        (REPLICAS, ERROR, WIDE, QUIET, Record(5, 1), Tier.TICKET),
+    ],
+)
+def test_only_a_vetted_contradiction_may_page(standing, severity, diversity, false_alarm, record, tier):
+    assert tier_of(severity, standing, diversity, false_alarm, record) is tier

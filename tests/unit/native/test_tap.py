@@ -367,7 +367,7 @@ def test_a_pickle_loads_without_proctor(impl: Any, rec: Any) -> None:
         "import torch\n"
         "assert relu is torch.nn.functional.relu and add is torch.add\n"
     )
-    subprocess.run([sys.executable, "-c", code], check=True, timeout=120)
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=400)
 
 
 def test_a_local_function_stays_unpicklable(impl: Any, rec: Any) -> None:
@@ -916,7 +916,7 @@ def test_far_too_many_lose_the_dims_and_then_everything(impl: Any, rec: Any) -> 
     tap = impl.Tap(rec, lambda *_, **__: None, 1)
     for x in meta:
         tap(x)
-    assert list(names(rec, 2).values())[-1] == '{"a":[{"T":"float32","s":[],"d":"meta"}],"k":{}}'
+    assert list(names(rec, 2).values())[-1] == '{"a":[{"T":"float32","s":null,"d":"meta"}],"k":{}}'
     for i in range(4100):
         tap(**{f"k{i}": None})
     assert list(names(rec, 2).values())[-1] == '{"e":"many"}'

@@ -6,7 +6,10 @@ from typing import Any
 
 import pytest
 
-from proctor.oracle.localise import culprit
+import proctor.oracle.localise as localising
+from proctor.errors import OracleError
+from proctor.oracle.localise import culprit, localise
+from proctor.oracle.report import Report
 from proctor.oracle.verdicts import ReplicaConflict, TensorVerdict, Verdict
 
 ORDER = {"a": 0.0, "b": 1.0, "c": 2.0}
@@ -54,5 +57,45 @@ def test_replicas_say_why_a_gradient_is_wrong() -> None:
     assert found is not None and "replicas differ along tp" in found.text
 
 
+@pytest.mark.parametrize(
+    ("kind", "name", "module", "direction"), [("buffer_after", "b.mean", "b", "forward"), ("master", "a.w", "a", "update")]
+)
+def test_buffers_and_master_copies_name_their_module(kind: str, name: str, module: str, direction: str) -> None:
+    found = culprit(verdict(), verdict(tensor(kind, name, note="it stays")))
+    assert found is not None and (found.module, found.direction) == (module, direction) and "it stays" in found.text
+
+
+@pytest.mark.parametrize(("kind", "direction"), [("param", "model"), ("param_after", "update")])
+def test_replicas_that_differ_are_the_cause_where_nothing_else_is_wrong(kind: str, direction: str) -> None:
+    apart = ReplicaConflict(kind=kind, name="b.w", axis="rank", ranks=(1,), majority=(0,), note="rank 1 makes no update")
+    found = culprit(verdict(replicas=(apart,)), verdict(tensor("output", "a", wrong=False)))
+    assert found is not None and (found.module, found.direction) == ("b", direction) and "no update" in found.text
+
+
 def test_nothing_differs_alone() -> None:
     assert culprit(verdict(tensor("output", "b")), verdict(tensor("output", "b", wrong=False))) is None
+
+
+def test_of_several_steps_the_first_tells_the_side() -> None:
+    alone = verdict(tensor("main_grad", "b.w", step=1), tensor("output", "a", step=2), tensor("output", "a", wrong=False))
+    found = culprit(verdict(), alone)
+    assert found is not None and (found.module, found.direction) == ("b", "gradient")
+
+
+@pytest.mark.parametrize("same", [True, False])
+def test_one_factor_of_all_gradients_blames_no_parameter(same: bool) -> None:
+    notes = ("gradient scale 0.5", "gradient scale 0.5", "gradient scale 0.5" if same else "gradient scale 0.25")
+    found = culprit(verdict(), verdict(*(tensor("main_grad", f"{name}.w", note=note) for name, note in zip("abc", notes, strict=True))))
+    assert found is not None and found.direction == "gradient"
+    assert found.module == ("" if same else "a") and ("clipping" in found.text) == same
+
+
+@pytest.mark.parametrize(("budget", "said"), [(0.0, "its time is over (--budget SECONDS)"), (60.0, "train.py: ended with code 1")])
+def test_a_search_that_fails_or_takes_too_long_leaves_the_comparison_as_it_is(monkeypatch: pytest.MonkeyPatch, budget: float, said: str) -> None:
+    def fails(*_: Any) -> Report:
+        raise OracleError("train.py: ended with code 1")
+
+    monkeypatch.setattr(localising, "_localised", fails)
+    found = localise(Report(verdict(tensor("output", "b"))), None, [], budget_s=budget)  # type: ignore[arg-type]
+    assert found.verdict.verdict == "different" and found.verdict.culprit is None
+    assert found.verdict.notes == (f"the culprit was not found: {said}",)

@@ -13,9 +13,9 @@ pytest.importorskip("torch")
 
 from helpers.small_net import PROGRAM, program
 
-from proctor.errors import UsageError
-from proctor.oracle.record import Recorder
-from proctor.oracle.store import Recording
+from proctor.errors import OracleError, UsageError
+from proctor.oracle.record import Recorder, cause
+from proctor.oracle.store import ProcessInfo, Recording, write_json
 
 
 def result(text: str) -> list[str]:
@@ -38,10 +38,11 @@ def test_a_recorded_program_computes_the_same_bits(tmp_path: Path) -> None:
     assert Recording(tmp_path / "out").runs() == ["again", "clean", "noise-0"]
 
 
+@pytest.mark.slow
 def test_a_command_is_stopped_with_all_it_started(tmp_path: Path) -> None:
     python, script = program(tmp_path, PROGRAM.replace("range(2)", "range(10**9)"))[:2]
     command = ["sh", "-c", '"$0" "$1" 0 1 1 & echo $! > "$2"; wait', python, script, str(tmp_path / "pid")]
-    assert Recorder(tmp_path / "out", command, samples=0, timeout_s=90.0).record().exit_code is None
+    assert Recorder(tmp_path / "out", command, samples=0, timeout_s=400.0).record().exit_code is None
     pid, deadline = int((tmp_path / "pid").read_text()), time.monotonic() + 10
     while runs(pid) and time.monotonic() < deadline:
         time.sleep(0.05)
@@ -78,3 +79,52 @@ def test_the_users_own_sitecustomize_still_runs(tmp_path: Path, monkeypatch: pyt
     monkeypatch.setenv("PYTHONPATH", str(tmp_path / "site"))
     Recorder(tmp_path / "out", [sys.executable, *program(tmp_path)[1:]], samples=0).record()
     assert "mine" in (tmp_path / "out" / "runs" / "clean" / "output.log").read_text()
+
+
+TORCHRUN = """[rank1]: Traceback (most recent call last):
+[rank1]:   File "train.py", line 9, in <module>
+[rank1]:     main()
+[rank1]: ValueError: rank 1 has no rows
+E0101 torch/distributed/elastic: failed (exitcode: 1)
+Traceback (most recent call last):
+  File "torchrun", line 8, in <module>
+torch.distributed.elastic.multiprocessing.errors.ChildFailedError:
+============================================================
+  traceback : To enable traceback see: https://pytorch.org
+"""
+SPAWNED = """Traceback (most recent call last):
+  File "a.py", line 1, in <module>
+torch.multiprocessing.spawn.ProcessRaisedException:
+
+-- Process 0 terminated with the following error:
+Traceback (most recent call last):
+  File "b.py", line 3, in train
+    else:
+my.Error: out of luck
+"""
+
+
+@pytest.mark.parametrize(
+    ("text", "said"), [(TORCHRUN, ": ValueError: rank 1 has no rows"), (SPAWNED, ": my.Error: out of luck"), ("one\ntwo\n", ": one | two"), ("", "")]
+)
+def test_the_cause_of_an_end_is_its_tracebacks_last_line(tmp_path: Path, text: str, said: str) -> None:
+    (tmp_path / "log").write_text(text)
+    assert cause(tmp_path / "log") == said
+
+
+@pytest.mark.parametrize(("steps", "middle", "code", "where"), [(0, False, 1, "step 1 of 2"), (1, True, 1, "step 1 of 2"), (2, True, 1, "step 2 of 2"), (2, False, 1, ""), (1, False, 0, "")])
+def test_a_command_that_fails_within_a_step_has_recorded_nothing(tmp_path: Path, steps: int, middle: bool, code: int, where: str) -> None:
+    class Failing(Recorder):
+        def _run(self, environment: dict[str, str], folder: Path, log: Path) -> int:
+            (folder / "rank0").mkdir()
+            write_json(folder / "rank0" / "process.json", ProcessInfo(0, 1, steps=steps, done=True, open=middle))
+            log.write_text("Traceback (most recent call last):\n  File x\nRuntimeError: no memory\n")
+            return code
+
+    recorder = Failing(tmp_path / "out", [sys.executable], samples=0, steps=2)
+    if not where:
+        recorder.once("clean")
+        return
+    with pytest.raises(OracleError, match=f"ended with code 1 in {where}: RuntimeError: no memory") as raised:
+        recorder.once("clean")
+    assert raised.value.exit_code == 2 and "\n" not in raised.value.message

@@ -193,6 +193,7 @@ def test_what_the_compiler_spoilt_is_its_own_and_nothing_else(tmp_path: Path) ->
     assert_equivalent(plain, [*command, "spoilt", "2"], eager=True)
 
 
+@pytest.mark.slow
 def test_a_compiler_that_fails_is_said_and_done_without(tmp_path: Path) -> None:
     command = [*program(tmp_path, PROGRAM)[:2], "broken", "1"]
     info = Recorder(tmp_path / "out", command, samples=0).record()

@@ -27,7 +27,7 @@ def bits(*value: object) -> int:
     return zlib.crc32(repr(value).encode())
 
 
-def replica(rank: int, metas: dict[str, dict[str, Any]], *, shards: tuple[str, ...] = (), broken: str = "", at: int = 2, **info: Any) -> dict[str, Any]:
+def replica(rank: int, metas: dict[str, dict[str, Any]], *, shards: tuple[str, ...] = (), broken: str = "", at: int = 2, shared_gradients: bool = False, **info: Any) -> dict[str, Any]:
     """One rank that trains named parameters; `shards` differ between ranks, `broken` differs from step `at` on."""
     calls: list[dict[str, Any]] = []
     states: list[dict[str, Any]] = []
@@ -48,7 +48,7 @@ def replica(rank: int, metas: dict[str, dict[str, Any]], *, shards: tuple[str, .
     for step in range(STEPS):
         calls.append({"fn": "torch.Tensor.backward", "step": step})
         for name in metas:
-            look(name, "grad", step, value(name, step) + 1)
+            look(name, "grad", step, bits(name, step) if shared_gradients else value(name, step) + 1)
         calls.append({"fn": "torch.optim.Optimizer.step", "step": step, "args": {"a": [{"O": "torch.optim.SGD", "a": {"name": "#0"}}], "k": {}}})
         for name in metas:
             look(name, "data", step, value(name, step))
@@ -149,6 +149,16 @@ def test_values_that_differ_where_gradients_agree_are_found(tmp_path: Path) -> N
     assert not judge(drifted(tmp_path / "b", apart=False), rules).violations
     (found,) = {v.variable for v in judge(drifted(tmp_path / "c", apart=True), rules).violations}
     assert found == "ln.weight"
+
+
+def test_shards_with_equal_gradients_are_no_replicas(tmp_path: Path) -> None:
+    """Placements decide: of a parameter that is cut, each rank holds another part, whatever its gradient is."""
+    rules = [r for r in learn(replicas(tmp_path / "a", {"fc.weight": DDP})) if r.hypothesis["mode"] == "synced"]
+    assert rules
+    for number, (placement, held) in enumerate((("Shard0", False), ("Replicate,Shard1", False), ("Partial", False), ("Replicate", True))):
+        metas = {"up.weight": {"placement": placement}}
+        broken = replicas(tmp_path / str(number), metas, broken="up.weight", at=0, shared_gradients=True)
+        assert bool(judge(broken, rules).violations) is held, placement
 
 
 def test_order_of_ranks_does_not_matter(tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ from helpers.transport import Rows, batch
 from proctor.instrument._guard import Guard
 from proctor.instrument.writer import Stream, TraceWriter
 from proctor.invariants.schema import TABLES
-from proctor.invariants.trace import read_stream
+from proctor.invariants.tables import read_stream
 from proctor.verify.fill import fill
 from proctor.verify.inbox import Gap
 

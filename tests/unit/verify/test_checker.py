@@ -11,8 +11,8 @@ from helpers.relations import ALL, Happens, rule
 from helpers.runs import write_run
 
 from proctor.invariants.condition import Condition, Kind, Precondition
-from proctor.invariants.invariant import Severity, Support
-from proctor.invariants.pack import Pack
+from proctor.invariants.invariant import Evidence, Record, RunSupport, Severity, Support, Tier
+from proctor.invariants.pack import Pack, Provenance, Source
 from proctor.invariants.relations import Detail
 from proctor.invariants.trace import Trace
 from proctor.verify.checker import MAX_PLACES, check, exit_code, merge_rules
@@ -157,11 +157,39 @@ def test_rule_of_unknown_relation_is_unknown(tmp_path):
     assert any("'test_happens' is not known" in n for n in result.notes)
 
 
-def test_packs_are_merged_by_id_keeping_the_best_supported():
-    weak, strong = rule("test_finite", passed=3, variable="w"), rule("test_finite", passed=9, variable="w")
-    assert [r.support.passed for r in merge_rules([Pack([weak]), Pack([strong]), Pack([weak])])] == [9]
-    wide = msgspec.structs.replace(weak, support=Support(1, 0, 1, programs=7))
-    assert merge_rules([Pack([strong]), Pack([wide])]) == [wide]
+def test_a_rule_of_two_packs_is_one_with_the_support_of_both(judge):
+    def seen_in(severity: Severity, **passed: int) -> Pack:
+        runs = tuple(RunSupport(run, n) for run, n in sorted(passed.items()))
+        known = Support(sum(passed.values()), 0, len(passed), len(passed))
+        told = msgspec.structs.replace(HAPPENS, support=known, severity=severity, evidence=Evidence(runs=runs))
+        return Pack([told], Provenance(sources=tuple(Source(run, f"{run}.py") for run in sorted(passed))))
+
+    ours, theirs = seen_in(Severity.ERROR, a=3), seen_in(Severity.WARNING, a=3, b=4, c=5)
+    for packs in ([ours, theirs], [theirs, ours, theirs]):
+        (one,) = merge_rules(packs)
+        assert one.support == Support(12, 0, 3, 3)  # a run that both were learned from counts once
+        assert one.severity is Severity.ERROR  # what may be a choice elsewhere is a law of this program
+    assert merge_rules([seen_in(Severity.ERROR, a=3), seen_in(Severity.ERROR, b=4)])[0].support == Support(7, 0, 2, 2)
+
+
+def test_one_hypothesis_asked_for_in_two_circumstances_is_violated_once(judge):
+    in_training = rule("test_happens", Precondition(((Condition("phase", Kind.CONSTANT, "train"),),)), first=ZERO, then=BACK)
+    wide = msgspec.structs.replace(in_training, support=Support(900, 0, 9, 9))
+    result = judge([process(lost_from=2)], [HAPPENS, wide])
+    assert [v.id for v in result.violations] == [wide.id]  # the best supported one
+    assert result.checked == 2
+
+
+def test_a_pack_may_not_say_of_itself_that_a_rule_pages(judge):
+    claimed = msgspec.structs.replace(HAPPENS, tier=Tier.PAGE)
+    assert [v.tier for v in judge([process(lost_from=2)], [claimed]).violations] == [Tier.TICKET]
+    proven = msgspec.structs.replace(HAPPENS, record=Record(300, 0))
+    assert [v.tier for v in judge([process(lost_from=2)], [proven]).violations] == [Tier.PAGE]
+
+
+def test_a_result_says_which_rules_held(judge):
+    other = rule("test_happens", first=BACK, then=BACK)
+    assert judge([process(lost_from=2)], [HAPPENS, other]).held == {other.id}
 
 
 def test_places_are_bounded_and_keep_first_and_last_of_each_rank(judge):

@@ -145,7 +145,7 @@ def test_a_browser_shows_the_page_and_runs_nothing_of_the_trace(tmp_path):
     result = check(opened.trace, [Pack([rule("test_finite", variable=nasty)])], relations=ALL)
     (tmp_path / "report.html").write_text(html.render(Report(result, opened.trace, opened.info, 1)))
     command = ["chromium", "--headless", "--no-sandbox", "--disable-gpu", "--disable-background-networking", "--no-first-run", f"--user-data-dir={tmp_path / 'profile'}", "--dump-dom", f"file://{tmp_path / 'report.html'}"]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=90, check=False)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=400, check=False)
     if "<html" not in done.stdout:
         pytest.skip(f"chromium does not run here: {done.stderr[-200:]}")
     assert "<title>1 incident, 1 violated rule · Proctor</title>" in done.stdout

@@ -16,7 +16,7 @@ from helpers.loops import loop
 from helpers.runs import write_run
 
 from proctor.infer.engine import infer
-from proctor.invariants.invariant import Severity
+from proctor.invariants.invariant import Severity, Tier
 from proctor.invariants.pack import Pack
 from proctor.invariants.relations import registry
 from proctor.invariants.suppression import Suppression
@@ -220,7 +220,7 @@ def test_one_program_after_another_is_a_restart_though_the_first_died_unheard(tm
 def gap(name: str, run: Path, folder: str) -> Gap:
     """Nothing of a process arrived: all rows of its files are missing."""
     from proctor.invariants.schema import TABLES
-    from proctor.invariants.trace import read_stream
+    from proctor.invariants.tables import read_stream
 
     rows = {table: read_stream(run / "procs" / folder / f"{table}.arrow", table)[0].num_rows for table in TABLES}
     return Gap(name, folder, 0, 5, {table: (0, n) for table, n in rows.items()})
@@ -320,6 +320,21 @@ def test_what_only_the_whole_run_shows_is_told_once(tmp_path: Path, pack: Pack, 
     seen = len(live.phone.begun())
     live.verifier.close()
     assert seen == len(live.phone.begun()) == 1
+
+
+def test_what_the_whole_run_does_not_show_is_taken_back(tmp_path: Path, pack: Pack, faulty: Path) -> None:
+    it = Bench(write_run(tmp_path / "healthy", [loop(steps=16)]), [pack])  # the disk knows better than what was sent
+    it.play(faulty)
+    told = it.phone.begun()
+    assert told
+    summary = it.verifier.close()
+    assert summary.violations
+    assert {v.severity for v in summary.violations} == {Severity.WARNING} and {v.tier for v in summary.violations} == {Tier.TICKET}
+    assert summary.worst() is Severity.WARNING  # nothing that fails a job
+    assert it.spoke("a mistake of Proctor's") == len(summary.violations)
+    assert summary.result is not None and any("a mistake of Proctor's" in note for note in summary.result.notes)
+    ended = [n for n in it.phone.told if n.action is Action.RESOLVE]
+    assert {n.key for n in ended} == {n.key for n in told} and all("holds in the run as a whole" in n.text for n in ended)
 
 
 def test_a_mistake_of_ours_costs_a_step_not_the_watch(

@@ -1,0 +1,1 @@
+"""The operators: `syntax/` changes a program's source, `process/` wraps torch inside of it."""

@@ -1,0 +1,1 @@
+"""Operators that change a program's syntax tree. One group a file."""

@@ -1,0 +1,164 @@
+"""Is the oracle right about strange programs: those of `benchmarks/strange/`, right and wrong ones?
+
+    python benchmarks/oracle_strange.py [OUT] [--only REGEX] [--no-localise] [--jobs N]
+
+Each case is recorded on one rank as the reference, and as often as it has words on several. Right ones are to be `equivalent`
+(`inconclusive` counts apart), wrong ones `different`, with a first tensor, a replica or a culprit whose name the case accepts. CPU seconds are those of
+the comparison with everything that it runs.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).resolve().parent))
+
+from oracle_warm import Warm, WarmRecorder
+
+from proctor.errors import ProctorError
+from proctor.oracle.check import Comparison
+from proctor.oracle.store import Recording
+from proctor.oracle.verdicts import Verdict, failing
+
+PROGRAMS = Path(__file__).resolve().parent / "strange"
+
+
+def cases() -> list[tuple[Path, str, dict[str, Any]]]:
+    """Script, name and what it says of each case."""
+    found = []
+    for script in sorted(PROGRAMS.glob("*.py")):
+        if script.name == "common.py":
+            continue
+        done = subprocess.run([sys.executable, str(script), "--list"], capture_output=True, text=True, check=False)
+        if done.returncode:
+            print(f"{script.name}: left out: {done.stderr.strip().splitlines()[-1][:120]}", file=sys.stderr)
+            continue
+        found += [(script, name, case) for name, case in json.loads(done.stdout.splitlines()[-1]).items()]
+    return found
+
+
+def judge(reference: Recording, folder: Path, warm: Warm, command: Sequence[str], case: Mapping[str, Any], localised: bool) -> Verdict:
+    """Record a candidate, compare it, and look for the culprit."""
+    import proctor.oracle.localise as module
+    from proctor.oracle.report import Report
+
+    world = case["world"]
+    WarmRecorder(warm, world, folder, command, samples=0, steps=case["steps"]).record()
+    comparison = Comparison(reference, Recording(folder))
+    found = comparison.run()
+    if found.verdict != "different" or not localised:
+        return found
+
+    class Again(WarmRecorder):
+        @classmethod
+        def again(cls, recording: Recording, command: Sequence[str], **more: Any) -> Any:
+            made = super().again(recording, command, **more)
+            made.warm, made.ranks = warm, world
+            return made
+
+    module.Recorder = Again  # type: ignore[misc]
+    return module.localise(Report(found), comparison, comparison.candidate.info.command).verdict
+
+
+def names(found: Verdict) -> list[str]:
+    """What a report blames, what a reader sees first."""
+    said = [found.culprit.module] if found.culprit is not None else []
+    said += [found.first.name] if found.first is not None else []
+    return said + [r.name for r in found.replicas[:1]]
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("out", type=Path, nargs="?")
+    parser.add_argument("--only", default="", help="regular expression on `case word`")
+    parser.add_argument("--no-localise", action="store_true")
+    parser.add_argument("--jobs", type=int, default=1)
+    parser.add_argument("--verbose", action="store_true")
+    args = parser.parse_args()
+    out = args.out or Path(tempfile.mkdtemp(prefix="proctor-strange-"))
+    warm, rows = Warm(args.jobs), []
+
+    def one(job: tuple[Path, str, dict[str, Any]]) -> None:
+        script, name, case = job
+        words = [(w, True) for w in case["right"]] + [(w, False) for w in case["wrong"]]
+        words = [(w, right) for w, right in words if re.search(args.only, f"{script.stem} {name} {w}")]
+        if not words:
+            return
+        home = out / f"reference-{script.stem}-{name}"
+        try:
+            WarmRecorder(warm, 1, home, [str(script), name, case["reference"]], samples=4, steps=case["steps"], eager=True).record()
+            reference = Recording(home)
+        except (ProctorError, OSError) as e:
+            print(f"FAILED {script.stem} {name}: reference: {e}", flush=True)
+            rows.append((script.stem, name, "reference", False, "failed", [], "", 0.0))
+            return
+        for word, right in words:
+            began = time.monotonic()
+            folder = out / f"candidate-{script.stem}-{name}-{word}"
+            found: Verdict | None = None
+            try:
+                found = judge(reference, folder, warm, [str(script), name, word], case, not args.no_localise)
+                verdict, why, blamed = found.verdict, found.reason, names(found)
+            except (ProctorError, OSError, ValueError, KeyError, IndexError, AssertionError, TypeError) as e:
+                verdict, why, blamed = "failed", f"{type(e).__name__}: {e}"[:300], []
+                if not isinstance(e, ProctorError):
+                    import traceback
+
+                    traceback.print_exc()
+            wanted = case["wrong"].get(word, "")
+            culprit = right or any(re.fullmatch(wanted, b) for b in blamed[:1])
+            named = right or any(re.fullmatch(wanted, b) for b in blamed)
+            good = verdict == ("equivalent" if right else "different")
+            rows.append((script.stem, name, word, right, verdict, blamed, culprit, named))
+            mark = "ok   " if good and culprit else "named" if good and named else "NAME " if good else "FALSE" if right else "MISS "
+            print(f"{mark} {script.stem} {name} {word or '-'}: {verdict} {blamed[:3]} {time.monotonic() - began:.1f} s  {'' if good and not args.verbose else why}", flush=True)
+            if found is not None and (args.verbose or (right and not good)):
+                for t in [t for t in found.tensors if failing(t)][:6]:
+                    print(f"      {t.verdict} step {t.step} {t.kind} {t.name} {t.slot} x{t.ratio:.3g} rel {t.rel_err:.2g} [{t.layout}] {t.note}")
+                for r in found.replicas[:3]:
+                    print(f"      replica step {r.step} {r.kind} {r.name} x{r.ratio:.3g} {r.note}")
+                if found.culprit is not None:
+                    print(f"      culprit {found.culprit.module} {found.culprit.direction} {found.culprit.text}")
+                if args.verbose:
+                    for text in (*found.unchecked[:8], *found.notes[:8]):
+                        print(f"      - {text}")
+            if args.out is None:
+                shutil.rmtree(folder, ignore_errors=True)
+        if args.out is None:
+            shutil.rmtree(home, ignore_errors=True)
+
+    try:
+        with ThreadPoolExecutor(args.jobs) as pool:
+            list(pool.map(one, cases()))
+    finally:
+        warm.close()
+        if args.out is None:
+            shutil.rmtree(out, ignore_errors=True)
+    return report(rows)
+
+
+def report(rows: Sequence[tuple[Any, ...]]) -> int:
+    """The figures."""
+    right, wrong = [r for r in rows if r[3]], [r for r in rows if not r[3]]
+    alarms, found = [r for r in right if r[4] == "different"], [r for r in wrong if r[4] == "different"]
+    unsure = [r for r in right if r[4] not in ("equivalent", "different")]
+    print(f"right programs {len(right)}: false alarms {len(alarms)}, not decided {len(unsure)}")
+    print(f"wrong programs {len(wrong)}: found {len(found)}; culprit right {sum(bool(r[6]) for r in found)}, cause named {sum(bool(r[7]) for r in found)}")
+    return 0 if not alarms and len(found) == len(wrong) else 1
+
+
+if __name__ == "__main__":
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
+    sys.exit(main())

@@ -1,0 +1,1 @@
+"""Healthy public training programs under Proctor; see `__main__.py`."""

@@ -1,0 +1,119 @@
+"""Objects of the program that hold a tensor for each parameter of a model: averages, target networks, teachers, shadows.
+
+A module of the same class and shapes, a mapping by the parameters' names, a list in their order. Found by one look at what the
+garbage collector knows; nothing is kept alive, and nothing of the user's runs.
+"""
+
+from __future__ import annotations
+
+import gc
+import weakref
+from collections import OrderedDict
+from collections.abc import Iterator
+from typing import Any, Final, NamedTuple
+
+from proctor.instrument.modules import class_name
+from proctor.invariants.variable import unwrapped
+
+MAX_COPIES: Final = 8
+_MAPPINGS: Final = frozenset({dict, OrderedDict})
+_CONTAINERS: Final = frozenset({*_MAPPINGS, list, tuple})
+_TENSORS: Final = 6  # of a copy that are looked at
+_LEAST: Final = 2  # elements, below which a tensor says too little
+_MAX_PARAMETERS: Final = 4096
+
+Pair = tuple["weakref.ref[Any]", "weakref.ref[Any]"]  # tensor of the copy, tensor of the model
+
+
+class Copy(NamedTuple):
+    """A copy, and what it is a copy of."""
+
+    label: str  # `module __main__.Net`, `mapping`, `list`
+    pairs: tuple[Pair, ...]
+
+
+def find(model: Any, held: set[int]) -> list[Copy]:
+    """Copies of a model's trainable parameters.
+
+    Args:
+        model: a module that trains.
+        held: ids of what an optimizer holds; a model that is trained itself is no copy.
+    """
+    names = {unwrapped(n): p for n, p in model.named_parameters() if p.requires_grad}
+    if not 0 < len(names) <= _MAX_PARAMETERS:
+        return []
+    own = {id(m) for m in model.modules()}
+    by_class = _submodules(model)
+    modules, others = [], []
+    objects = gc.get_objects()
+    for o in objects:
+        kind = type(o)
+        if kind in _CONTAINERS:
+            if len(o) == len(names) or (len(o) > len(names) and kind in _MAPPINGS and names.keys() <= o.keys()):
+                others.append(o)
+        elif kind in by_class and id(o) not in own:
+            modules.append(o)
+    del objects
+    found: list[Copy] = []
+    seen: set[int] = {id(p) for p in model.parameters()} | held
+    for module in sorted(modules, key=lambda m: -sum(1 for _ in m.parameters())):
+        source = next((s for s in by_class[type(module)] if _shapes(s) == _shapes(module)), None)
+        if source is not None:
+            pairs = list(zip(module.parameters(), source.parameters()))
+            _keep(found, seen, f"module {class_name(module)}", pairs)
+    for thing in others:
+        if type(thing) in (list, tuple):
+            pairs = list(zip(thing, names.values()))
+        else:
+            plain = {unwrapped(k): v for k, v in thing.items() if isinstance(k, str)}
+            pairs = [(plain[n], p) for n, p in names.items() if n in plain]
+        if len(pairs) == len(names):
+            _keep(found, seen, "list" if type(thing) in (list, tuple) else "mapping", pairs)
+    return found[:MAX_COPIES]
+
+
+def _keep(found: list[Copy], seen: set[int], label: str, pairs: list[tuple[Any, Any]]) -> None:
+    """Add a copy whose tensors are of their own and like the model's, unless they belong to one that was found before."""
+    if any(id(c) in seen or not _alike(c, p) for c, p in pairs):
+        return
+    seen.update(id(c) for c, _ in pairs)
+    told = [(c, p) for c, p in pairs if p.requires_grad and p.numel() >= _LEAST and p.device.type == "cpu" and p.is_floating_point()]
+    every = max(1, -(-len(told) // _TENSORS))
+    if told:
+        found.append(Copy(label, tuple((weakref.ref(c), weakref.ref(p)) for c, p in told[::every])))
+
+
+def _alike(c: Any, p: Any) -> bool:
+    import torch
+
+    return (
+        type(c) in (torch.Tensor, torch.nn.Parameter) and type(p) in (torch.Tensor, torch.nn.Parameter)
+        and c.shape == p.shape and c.device == p.device and c.is_floating_point() == p.is_floating_point()
+        and (c.numel() == 0 or c.data_ptr() != p.data_ptr())
+    )  # fmt: skip
+
+
+def _submodules(model: Any) -> dict[type, list[Any]]:
+    """The model and, of each class that it has one module of, that module, where it has parameters to train."""
+    found: dict[type, list[Any]] = {}
+    for module in model.modules():
+        if any(p.requires_grad for p in module.parameters()):
+            found.setdefault(type(module), []).append(module)
+    return {kind: several[:1] for kind, several in found.items() if len(several) == 1 or several[0] is model}
+
+
+def _shapes(module: Any) -> list[tuple[str, Any]]:
+    return [(n, tuple(p.shape)) for n, p in module.named_parameters()]
+
+
+def values(refs: Iterator[Any], elements: int) -> list[float] | None:
+    """Some elements of each of these tensors; `None` where one is gone."""
+    found: list[float] = []
+    for ref in refs:
+        tensor = ref()
+        if tensor is None:
+            return None
+        flat = tensor.detach().reshape(-1)
+        step = max(1, flat.numel() // elements)
+        found += flat[::step][:elements].tolist()
+    return found

@@ -1,0 +1,119 @@
+"""How copies of a model move: averages of its weights, target networks, teachers.
+
+Rows of `Value.AVERAGE`, three for each copy at the end of a step, of some elements of some of its tensors. The place is the
+copy; meta `side` says what is measured:
+
+* `now`: `number` is the rate at which the copy moved towards the model as it is at the end of the step, by least squares, and
+  `norm` the largest deviation of an element from that, in units of rounding;
+* `old`: the same towards the model as it was before the step;
+* `move`: `number` is the largest move of an element of the copy, `norm` its largest distance from the model, in these units.
+
+Cost: 10 µs a copy and tensor of a step; one look for copies, as long as a garbage collection, at two steps of a run.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Sequence
+from typing import Any, Final
+
+from proctor.instrument.probes import NO_HOOKS, Home, Hooks, Probe, Sink, _copies, register
+from proctor.invariants.schema import MODEL_CALL, Value
+
+_UPDATE: Final = "torch.optim.Optimizer.step"
+_LOOKS: Final = frozenset({1, 8})  # steps before which copies are looked for
+_ELEMENTS: Final = 6  # of a tensor
+_MODELS: Final = 4
+_EPSILON: Final = 2.0**-23  # of float32; copies in other precisions deviate more
+_TINY: Final = 2.0**-100
+
+
+class _Known:
+    """A copy, and what it and its model held at the last end of a step."""
+
+    def __init__(self, copy: _copies.Copy, number: int) -> None:
+        self.copy, self.place = copy, f"{copy.label} #{number}"
+        self.step = -2
+        self.values: list[float] = []
+        self.model: list[float] = []
+
+
+@register
+class Averages(Probe):
+    """Moves of copies."""
+
+    name = "averages"
+    kinds = frozenset({Value.AVERAGE})
+
+    def __init__(self, sink: Sink) -> None:
+        super().__init__(sink)
+        self._models: list[weakref.ref[Any]] = []
+        self._optimizers: dict[int, weakref.ref[Any]] = {}
+        self._known: list[_Known] = []
+
+    def hooks(self, function: str, home: Home) -> Hooks:
+        if function == MODEL_CALL:
+            return self._called, None
+        return (self._updates, None) if function == _UPDATE else NO_HOOKS
+
+    def _called(self, args: tuple[Any, ...], kwargs: dict[str, Any] | None) -> None:
+        module = args[0]
+        if len(self._models) < _MODELS and module.training and not any(ref() is module for ref in self._models):
+            self._models.append(weakref.ref(module))
+
+    def _updates(self, args: tuple[Any, ...], kwargs: dict[str, Any] | None) -> None:
+        if id(args[0]) not in self._optimizers:
+            self._optimizers[id(args[0])] = weakref.ref(args[0])
+
+    def step_begins(self, step: int) -> None:
+        if not self.sink.live:
+            return
+        if step in _LOOKS:
+            self._look()
+        if not self._known:
+            return
+        import torch
+
+        with torch._C.DisableTorchFunction(), torch.no_grad():
+            self._known = [known for known in self._known if self._measure(known, step)]
+
+    def _look(self) -> None:
+        optimizers = [o for ref in self._optimizers.values() if (o := ref()) is not None]
+        held = {id(p) for o in optimizers for group in o.param_groups for p in group["params"]}
+        mine = {id(ref()) for known in self._known for ref, _ in known.copy.pairs}
+        for model_ref in self._models:
+            model = model_ref()
+            if model is None or not any(id(p) in held for p in model.parameters()):
+                continue
+            for copy in _copies.find(model, held):
+                if len(self._known) < _copies.MAX_COPIES and not any(id(ref()) in mine for ref, _ in copy.pairs):
+                    self._known.append(_Known(copy, len(self._known)))
+                    mine.update(id(ref()) for ref, _ in copy.pairs)
+
+    def _measure(self, known: _Known, step: int) -> bool:
+        """Append the rows of one copy; false once it is gone."""
+        now = _copies.values(iter(c for c, _ in known.copy.pairs), _ELEMENTS)
+        model = _copies.values(iter(p for _, p in known.copy.pairs), _ELEMENTS)
+        if now is None or model is None:
+            return False
+        if known.step == step - 1 and len(now) == len(known.values):
+            scale = [_EPSILON * max(abs(a), abs(b), abs(c), _TINY) for a, b, c in zip(now, known.values, model)]
+            moved = [a - b for a, b in zip(now, known.values)]
+            self._put(known, "now", *_fit(moved, known.values, model, scale))
+            self._put(known, "old", *_fit(moved, known.values, known.model, scale))
+            farthest = max(abs(m - a) / s for m, a, s in zip(model, now, scale))
+            self._put(known, "move", max(abs(m) / s for m, s in zip(moved, scale)), farthest)
+        known.step, known.values, known.model = step, now, model
+        return True
+
+    def _put(self, known: _Known, side: str, number: float, norm: float) -> None:
+        self.sink.measured(Value.AVERAGE, known.place, {"side": side}, (0, norm, 0), number, item=-1, call=0)
+
+
+def _fit(moved: Sequence[float], before: Sequence[float], model: Sequence[float], scale: Sequence[float]) -> tuple[float, float]:
+    """Rate of a move towards a model, and its largest deviation from a move at that rate."""
+    way = [m - b for m, b in zip(model, before)]
+    weight = [1 / (s * s) for s in scale]
+    length = sum(w * d * d for w, d in zip(weight, way))
+    rate = sum(w * m * d for w, m, d in zip(weight, moved, way)) / length if length else 0.0
+    return rate, max(abs(m - rate * d) / s for m, d, s in zip(moved, way, scale))
