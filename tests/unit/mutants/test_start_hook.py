@@ -85,13 +85,13 @@ def test_seeds_that_a_program_sets_are_moved(hook: ModuleType, monkeypatch: pyte
 
 def test_the_first_failure_counts_and_waiting_ranks_are_ended(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(forks, "_GRACE_S", 0.1)
-    failing = subprocess.Popen([sys.executable, "-S", "-c", "raise SystemExit(3)"])
-    waiting = subprocess.Popen(["sleep", "60"])
+    failing = subprocess.Popen([sys.executable, "-S", "-c", "raise SystemExit(3)"], start_new_session=True)
+    waiting = subprocess.Popen(["sleep", "60"], start_new_session=True)
     assert forks._wait([failing.pid, waiting.pid], 30) == 3
     failing.returncode = waiting.returncode = 0  # they were waited for
 
 
 def test_what_runs_too_long_is_ended() -> None:
-    waiting = subprocess.Popen(["sleep", "60"])
+    waiting = subprocess.Popen(["sleep", "60"], start_new_session=True)
     assert forks._wait([waiting.pid], 0.2) == 124
     waiting.returncode = 0
