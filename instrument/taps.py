@@ -50,6 +50,7 @@ class Taps:
         for point in catalog.points():
             before, after = hooks.pop(point.name, (None, None))
             self._tap(point, before, after)
+        self._observer.patches.reach_layers()
         self._tap_module_calls(nn.Module)
         self._tap_constructors(torch)
         self._tap_process_exits()

@@ -783,17 +783,18 @@ class Tap:
 
     def __reduce_ex__(self, protocol: Any) -> Any:
         wrapped = _innermost(self)
-        if type(wrapped) is not types.FunctionType:
-            return wrapped.__reduce_ex__(protocol)
+        name = wrapped.__qualname__ if type(wrapped) is types.FunctionType else wrapped.__reduce_ex__(protocol)
+        if type(name) is not str:
+            return name
         there: Any = sys.modules.get(wrapped.__module__)
         try:
-            for part in wrapped.__qualname__.split("."):
+            for part in name.split("."):
                 there = getattr(there, part)
         except AttributeError:
             there = None
         if there is None or there is self or _innermost(there) is not wrapped:
-            return wrapped.__qualname__
-        return operator.attrgetter(wrapped.__qualname__), (ModuleReference(wrapped.__module__),)
+            return name
+        return operator.attrgetter(name), (ModuleReference(wrapped.__module__),)
 
     def __call__(*args: Any, **kwargs: Any) -> Any:  # no named parameter: the user's may be called `self`
         self, args = args[0], args[1:]

@@ -345,14 +345,16 @@ PyObject* found_at(PyObject* module, PyObject* qualname) {  // New reference
   return parts ? here.release() : nullptr;
 }
 
-// The pickle must load where Proctor is not installed. A function is pickled as its global name, as functions are;
-// if this tap does not stand at that name (any more), the name is spelled out, because pickle would refuse it.
+// The pickle must load where Proctor is not installed. A function is pickled as its global name, as functions are, and so are
+// built-in functions of a module; if this tap does not stand at that name (`F.gelu` is `torch._C._nn.gelu`), the name is
+// spelled out, because pickle would refuse it.
 PyObject* reduce_ex(PyObject* self, PyObject* protocol) {
   PyObject* wrapped = innermost(self);
-  if (!PyFunction_Check(wrapped)) return PyObject_CallMethodOneArg(wrapped, dunder_reduce_ex, protocol);
+  Owned qualname(PyFunction_Check(wrapped) ? PyObject_GetAttr(wrapped, dunder_qualname)
+                                           : PyObject_CallMethodOneArg(wrapped, dunder_reduce_ex, protocol));
+  if (!qualname || !PyUnicode_Check(qualname.get())) return qualname.release();
   Owned module(PyObject_GetAttr(wrapped, dunder_module));
-  Owned qualname(module ? PyObject_GetAttr(wrapped, dunder_qualname) : nullptr);
-  if (!qualname) return nullptr;
+  if (!module) return nullptr;
   Owned there(found_at(module.get(), qualname.get()));
   if (!there || there.get() == self || innermost(there.get()) != wrapped) return qualname.release();
   Owned module_operator(PyImport_ImportModule("operator"));

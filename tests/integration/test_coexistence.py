@@ -36,6 +36,21 @@ PARTS = {
     "trace": "b = io.BytesIO(); torch.jit.save(torch.jit.trace(plain, x), b); print(b.tell() > 0)",
     "pickle": "b = io.BytesIO(); torch.save(m, b); b.seek(0); n = torch.load(b, weights_only=False); print(n.act is m.act)",
     "pickle_builtin": "print(pickle.loads(pickle.dumps([F.relu, torch.cat, torch.Tensor.add_]))[0](x).shape)",
+    "pickle_all": textwrap.dedent("""
+        kept = []
+        for home in (torch, F, nn.init, torch.Tensor, torch.linalg, torch.optim.SGD, nn.Linear, nn.utils):
+            for name in dir(home):
+                value = getattr(home, name)
+                if callable(value) and not name.startswith('_'):
+                    try:
+                        same = pickle.loads(pickle.dumps(value)) == value
+                    except Exception as e:
+                        same = type(e).__name__
+                    kept.append((home.__name__, name, same))
+        print(len(kept), [k for k in kept if k[2] is not True])
+    """),
+    "default_arguments": "e = nn.TransformerEncoderLayer(4, 2); b = io.BytesIO(); torch.save(nn.Transformer(4, 2, 1, 1, 8), b);"
+    " print(e.activation is F.relu, e.activation_relu_or_gelu, b.tell() > 0)",
     "deepcopy": "print(copy.deepcopy(m)(x).shape)",
     "export": "print(len(list(torch.export.export(plain, (x,)).graph.nodes)))",
     "compile": "print(torch.compile(m, backend='eager', fullgraph=True)(x).sum().backward(), optimizer.step())",

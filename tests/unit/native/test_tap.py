@@ -356,16 +356,18 @@ def test_a_pickle_of_an_installed_tap_is_the_functions_own(
 
 def test_a_pickle_loads_without_proctor(impl: Any, rec: Any) -> None:
     loose = impl.Tap(rec, F.relu, 1)  # not installed at its name
-    data = pickle.dumps([loose, impl.Tap(rec, torch.add, 2)])
+    elsewhere = impl.Tap(rec, F.gelu, 3)  # a built-in function of a module that is not tapped itself
+    data = pickle.dumps([loose, impl.Tap(rec, torch.add, 2), elsewhere])
     code = (
         "import sys, pickle\n"
         "class No:\n"
         "    def find_spec(self, name, *a):\n"
         "        if name.split('.')[0] == 'proctor': raise ImportError(name)\n"
         "sys.meta_path.insert(0, No())\n"
-        f"relu, add = pickle.loads({data!r})\n"
+        f"relu, add, gelu = pickle.loads({data!r})\n"
         "import torch\n"
         "assert relu is torch.nn.functional.relu and add is torch.add\n"
+        "assert gelu is torch.nn.functional.gelu\n"
     )
     subprocess.run([sys.executable, "-c", code], check=True, timeout=400)
 
