@@ -196,7 +196,7 @@ class StateTracker:
                     self._buffers[id(owner), kind] = slot
                     self.names[id(b)] = clean
         for name, module in owners.items():
-            self.names[id(module)] = names[name]
+            self.names[id(module)] = apart(model, names[name]) if names[name] else ""
         if self.on_names is not None:
             self.on_names(self.names)
 

@@ -33,6 +33,9 @@ def _changes(trace: Trace) -> pl.DataFrame:
     ran = _training_calls(trace)
     held = held.with_columns(pl.col("name").str.replace(r"\.?[^.]*$", "").alias("path"))
     updates = _frames.updates(trace).select("proc", "step").unique()
+    # A call of a whole model does not tell which of several of one class it was.
+    several = held.filter(pl.col("name").str.contains(r"#\d+\.")).select("proc", pl.lit("").alias("path")).unique()
+    held = held.join(several, on=["proc", "path"], how="anti")
     steps = held.join(ran, on=["proc", "module", "path"]).join(updates, on=["proc", "step"], how="semi")
     steps = steps.join(_frames.whole_steps(trace), on=["proc", "step"], how="semi").filter(
         pl.col("step") > pl.col("_from")

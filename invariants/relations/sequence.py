@@ -253,7 +253,8 @@ class CallSequence(Relation):
         # Gradients that came by other means (autograd.grad, by hand) need no backward.
         given = _frames.used_gradients(trace).filter(~_frames.has(int(StateFlag.ZERO))).select("proc", "step", given=pl.lit(value=True)).unique()
         rows = rows.join(given, on=["proc", "step"], how="left")
-        known &= (pl.col("a") != BACKWARD) | pl.col("given").is_null()
+        if mode != "lead":
+            known &= (pl.col("a") != BACKWARD) | pl.col("given").is_null()
         return rows.with_columns(
             pl.when(passed | known).then(passed).alias("passed"),
             pl.col("seq_b").alias("seq"),

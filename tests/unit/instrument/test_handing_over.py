@@ -102,10 +102,10 @@ def test_the_last_step_for_a_while_is_told_by_the_writers_thread(process: Proces
     monkeypatch.setattr(module, "FLUSH_S", 1000.0)
     process.writer._last_write = time.monotonic()
     process.writer.start()
-    process.writer._pause = 0.05
-    process.writer._last_flush = time.monotonic()
+    process.writer._pause, process.writer._told_at = 600.0, time.monotonic()
     process.writer.step_ended(20, STEP)  # too soon after the last one
     assert not process.peer.by
+    process.writer._pause = 0.05
     assert until(lambda: process.peer.by == [(STEP, "proctor-writer")])
 
 

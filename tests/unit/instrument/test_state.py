@@ -214,6 +214,7 @@ def test_two_models_of_one_class_are_told_apart(tracker: StateTracker, names: Na
     first, second = Critic(), Critic()
     tracker.add_optimizer(torch.optim.SGD([*second.parameters(), *first.parameters()], 0.1), "#0")
     assert models_of(names) == {(m, f"fc.{k}") for m in ("Critic", "Critic#2") for k in ("weight", "bias")}
+    assert [tracker.names[id(m)] for m in (second, second.fc, first, first.fc)] == ["", "fc", "", "Critic#2.fc"]  # in signatures
     look(tracker, data=Look.FORCE)
     with torch.no_grad():
         second.fc.weight.add_(1.0)  # the first of the optimizer, however the collector has them

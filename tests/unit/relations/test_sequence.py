@@ -103,6 +103,12 @@ def test_order_is_learned_and_checked(tmp_path: Path) -> None:
     assert f"in a training step, {CLIP} comes before {STEP}" in violations(RELATION, rules, late)
 
 
+def test_clipping_what_backward_has_not_made_yet_is_found_though_the_gradients_are_used(tmp_path: Path) -> None:
+    rules = learn(RELATION, load(tmp_path, [loop(body=("zero_grad", "forward", "backward", CLIP, "step"))]))
+    early = load(tmp_path, [loop(body=("zero_grad", "forward", CLIP, "backward", "step"))])
+    assert f"in a training step, torch.Tensor.backward comes before {CLIP}" in violations(RELATION, rules, early)
+
+
 def test_habits_of_a_program_stay_in_its_family(tmp_path: Path) -> None:
     body = ("zero_grad", "forward", "backward", "step", SCHEDULER)
     made = [call(SCHEDULER)]
