@@ -73,6 +73,7 @@ class StateTracker:
         self._optimizers: dict[int, weakref.ref[Any]] = {}
         self._labels: dict[int, str] = {}  # id of an optimizer → its label
         self._holder: dict[int, str] = {}  # id of a parameter → label of the optimizer that holds it
+        self._group: dict[int, int] = {}  # id of a parameter → which of the groups of that optimizer it is in
         self._models: dict[str, list[weakref.ref[Any]]] = {}  # models by class, in the order in which they were found
         self._zero_lr: dict[str, set[int]] = {}
         self._wrapped: dict[int, str] = {}
@@ -111,6 +112,7 @@ class StateTracker:
         label = self._labels.get(id(optimizer), "")
         params = [p for group in optimizer.param_groups for p in group["params"]]
         self._holder.update((id(p), label) for p in params)
+        self._group.update((id(p), i) for i, group in enumerate(optimizer.param_groups) for p in group["params"])
         missing = {id(p) for p in params} - self._params.keys()
         if missing:
             order = {id(p): i for i, p in enumerate(params)}  # the same on all ranks and in all runs, unlike that of the collector
@@ -274,6 +276,7 @@ class StateTracker:
             "requires_grad": bool(t.requires_grad),
             "in_optimizer": id(t) in self._holder,
             "optimizer": self._holder.get(id(t)),
+            "group": self._group.get(id(t)),
             "lr_zero": id(t) in self._zero_lr.get(self._holder.get(id(t), ""), ()),
             "wrapper": description.get("wrapper") or None,
         }

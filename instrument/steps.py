@@ -42,7 +42,7 @@ class Steps:
         self._in_backward = 0
         self._updating = 0
         self._building = False  # a layer has been initialised
-        self._optimizer_count = 0
+        self._optimizer_count = self._scheduler_count = 0
         self._idle = False  # the present update can move nothing, and nothing was trained for it
         self._ran_inside = False  # a model, in the present update
         self._inner: list[int] = []  # optimizers that the present update has called
@@ -57,9 +57,9 @@ class Steps:
             "torch.autograd.backward": (self._backward_begins, self._backward_ends),
             "torch.nn.Module.zero_grad": (self._module_zero_grad, self._grads_changed),
             "torch.nn.Module.load_state_dict": (None, self._data_changed),
-            "torch.nn.utils.clip_grad_norm_": (None, self._grads_changed),
-            "torch.nn.utils.clip_grad_value_": (None, self._grads_changed),
-            "torch.amp.GradScaler.unscale_": (None, self._grads_rewritten),
+            "torch.nn.utils.clip_grad_norm_": (self._grads_change, self._grads_changed),
+            "torch.nn.utils.clip_grad_value_": (self._grads_change, self._grads_changed),
+            "torch.amp.GradScaler.unscale_": (self._grads_change, self._grads_rewritten),
             "torch.save": (self._save_begins, self._checkpoint_ends),
             "torch.load": (self._checkpoint_begins, self._checkpoint_ends),
             "torch.amp.GradScaler.step": (self._scaled_begins, self._scaled_ends),
@@ -102,8 +102,13 @@ class Steps:
         self._look(1, optimizer=Look.FORCE)
 
     def scheduler_created(self, args: tuple[Any, ...], kwargs: Any) -> None:
-        """Before that of a learning-rate scheduler."""
+        """Before that of a learning-rate scheduler, which signatures call by its optimizer: `#0~0`, `#0~1`."""
         self._observer.taps.of_class(type(args[0]), "torch.optim.lr_scheduler.LRScheduler", catalog.SCHEDULER_METHODS, {})
+        optimizer = args[1] if len(args) > 1 else (kwargs or {}).get("optimizer", getattr(args[0], "optimizer", None))
+        label = self._observer.tracker.names.get(id(optimizer)) if optimizer is not None else None
+        if label is not None and id(args[0]) not in self._observer.tracker.names:
+            self._scheduler_count += 1
+            self._observer.name(args[0], f"{label}~{self._scheduler_count - 1}")
 
     def _update_begins(self, args: tuple[Any, ...], kwargs: Any) -> None:
         self._updating += 1
@@ -245,6 +250,9 @@ class Steps:
         self._contexts.recompute = 0
         self._observer.clock_moved()
         self._look(1, grad=Look.FORCE)
+
+    def _grads_change(self, args: tuple[Any, ...], kwargs: Any) -> None:
+        self._look(0, grad=Look.HINT)  # what others wrote before is not of this call
 
     def _grads_changed(self, args: tuple[Any, ...], kwargs: Any, result: Any, raised: bool) -> None:
         self._look(1, grad=Look.HINT)

@@ -27,6 +27,7 @@ from proctor.verify._live import LiveTrace
 from proctor.verify._rows import by_process
 
 _RANDOM: Final = np.isin(np.arange(256), [int(kind) for kind in (Value.BATCH, Value.SAMPLE, Value.DRAW, Value.RNG)])
+_NUMBERS: Final = np.array([int(Value.NUMBER), int(Value.OPTION)])
 _OLDER: Final = -1 << 30  # place of what is older than a window
 _LATER: Final = 1 << 24  # place of a window's last step
 _NONE: Final = np.uint32(1 << 31)  # no call, or one without a row
@@ -276,7 +277,7 @@ def _split(values: Rows | None) -> tuple[Rows | None, Rows | None]:
     if values is None:
         return None, None
     random = _RANDOM[values["kind"]]
-    masks = (~random & (values["kind"] != int(Value.NUMBER)), random)
+    masks = (~random & ~np.isin(values["kind"], _NUMBERS), random)
     told, rest = (pick(values, mine) if mine.any() else None for mine in masks)
     return told, rest
 
