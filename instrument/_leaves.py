@@ -1,12 +1,20 @@
-"""Finds the tensors that a backward gives gradients to, for `steps.py`: in a program without an optimizer they are what it trains."""
+"""Finds the tensors that a backward gives gradients to, for `steps.py`: in a program without an optimizer they are what it trains.
+
+A program may also make new tensors in each step and train on with these (`params = [p - rate * g for …]`). `Lineage` tells the
+successors of what was trained from other tensors of the same shapes, such as the next batch of an attack on inputs.
+"""
 
 from __future__ import annotations
 
+import math
 import sys
 from types import FrameType
-from typing import Any
+from typing import Any, Final
 
 _MAX_NODES = 20_000  # of a graph that are looked at
+_ELEMENTS: Final = 64
+_NEAR: Final = 0.5  # of their norm that the tensors may move in one step
+_LINEAGES: Final = 8
 
 
 def leaves_of(args: tuple[Any, ...]) -> list[tuple[str, Any]]:
@@ -34,6 +42,66 @@ def leaves_of(args: tuple[Any, ...]) -> list[tuple[str, Any]]:
             waiting.extend(following for following, _ in reversed(node.next_functions) if following is not None)
     names = _names(found)
     return [(names.get(key, f"leaf.{i}"), leaf) for i, (key, leaf) in enumerate(found.items())]
+
+
+def inputs_of(args: tuple[Any, ...], kwargs: dict[str, Any] | None) -> list[tuple[str, Any]]:
+    """As `leaves_of`, of what `torch.autograd.grad` is asked to differentiate by; of a function transform, what that wraps."""
+    import torch
+
+    asked = args[1] if len(args) > 1 else (kwargs or {}).get("inputs", ())
+    found: list[Any] = []
+    with torch._C.DisableTorchFunction():
+        for tensor in asked if isinstance(asked, list | tuple) else (asked,):
+            while isinstance(tensor, torch.Tensor) and torch._C._functorch.is_functorch_wrapped_tensor(tensor):
+                tensor = torch._C._functorch.get_unwrapped(tensor)
+            if isinstance(tensor, torch.Tensor):
+                found.append(tensor)
+    names = _names({id(tensor): tensor for tensor in found})
+    return [(names.get(id(tensor), f"leaf.{i}"), tensor) for i, tensor in enumerate(found)]
+
+
+class Lineage:
+    """What was trained last, and whether other tensors have taken its place."""
+
+    def __init__(self) -> None:
+        self._last: dict[tuple[Any, ...], tuple[list[int], list[list[float]]]] = {}  # by shapes: identities, some elements
+        self.followed = False  # once: this program trains by making new tensors
+
+    def follow(self, leaves: list[tuple[str, Any]]) -> list[int]:
+        """Identities of the tensors whose place these have taken; none where they are the same ones, or others.
+
+        Successors have the shapes of what was there before and values near to it: an update is small against the weights, another
+        batch is not.
+        """
+        tensors = [tensor for _, tensor in leaves]
+        shapes = tuple((tuple(t.shape), t.dtype) for t in tensors)
+        if not tensors or sum(t.device.type == "cpu" for t in tensors) < len(tensors):
+            return []  # to read elements of a device would wait for it
+        now = [id(t) for t in tensors], [_some(t) for t in tensors]
+        before = self._last.pop(shapes, None)
+        self._last[shapes] = now
+        while len(self._last) > _LINEAGES:
+            del self._last[next(iter(self._last))]
+        if before is None or before[0] == now[0]:
+            return []
+        old, new = ([v for values in some for v in values] for some in (before[1], now[1]))
+        follows = 0 < _norm([a - b for a, b in zip(new, old)]) <= _NEAR * _norm(old)
+        self.followed |= follows
+        return before[0] if follows else []
+
+
+def _some(tensor: Any) -> list[float]:
+    """A few elements, spread over the tensor."""
+    import torch
+
+    with torch._C.DisableTorchFunction(), torch.no_grad():
+        flat = tensor.detach().reshape(-1)
+        chosen = flat[:: max(1, flat.numel() // _ELEMENTS)][:_ELEMENTS]
+        return [float(abs(v)) if isinstance(v, complex) else float(v) for v in chosen.tolist()]
+
+
+def _norm(values: list[float]) -> float:
+    return math.sqrt(sum(v * v for v in values))
 
 
 def _names(wanted: dict[int, Any]) -> dict[int, str]:

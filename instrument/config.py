@@ -33,6 +33,7 @@ class RecordConfig(msgspec.Struct, frozen=True):
             never.
         capsule_every: write every n-th step without being asked; 0: none.
         capsule_disk: bytes that the capsules of a rank may take.
+        command: process that the command runs in, which says at its end if nothing was recorded; 0: nobody does.
         replay: plan of a re-execution, whose first step is replaced by that of a capsule; "": none.
     """
 
@@ -51,6 +52,7 @@ class RecordConfig(msgspec.Struct, frozen=True):
     capsule_every: int = 0
     capsule_disk: int = 1 << 30
     replay: str = ""
+    command: int = 0
 
     @property
     def selective(self) -> bool:

@@ -195,10 +195,18 @@ class Observer:
             self.finished = True
             self.recorder.enabled = False
             self.writer.close()
+        elif not self.finished and os.getpid() == self.config.command:
+            self._say_nothing()
         self.finished = True
         self.recorder.enabled = False
         if not leaving:
             self.patches.remove()
+
+    def _say_nothing(self) -> None:
+        """The command ends, and neither it nor a process that it started has recorded anything."""
+        recorded = Path(self.config.run) / "procs"
+        if not recorded.is_dir() or not any(recorded.iterdir()):
+            say("nothing was recorded: no optimizer of torch was made, and no parameter was seen to change after a backward")
 
     def pause(self, paused: bool) -> None:
         """Stop or resume observing without removing anything; for benchmarks. Steps meanwhile are not counted."""

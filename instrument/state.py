@@ -139,6 +139,14 @@ class StateTracker:
             if id(p) not in self._params:
                 self._add_parameter(p, Variable("", name, "", "parameter", kind="leaf"), {})
 
+    def forget(self, keys: Iterable[int]) -> None:
+        """Track these parameters no more: others have taken their place, and their names."""
+        for key in keys:
+            entry = self._params.pop(key, None)
+            if entry is not None:
+                self._last.drop(entry[1].at, entry[2].at)
+                self._changed()
+
     def moved(self) -> bool:
         """Whether a parameter has another value than when this was last asked; all are hashed."""
         alive = self.parameters()
@@ -347,6 +355,8 @@ class StateTracker:
             if t is None:
                 continue
             if slot.grad:
+                if not t.is_leaf:
+                    continue  # what was made of others has none
                 t = t.grad
                 if t is None:
                     if slot.ptr != 0:

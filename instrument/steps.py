@@ -15,7 +15,7 @@ import weakref
 from typing import TYPE_CHECKING, Any
 
 from proctor.instrument import catalog
-from proctor.instrument._leaves import leaves_of
+from proctor.instrument._leaves import Lineage, inputs_of, leaves_of
 from proctor.instrument._rounds import BY_HAND
 from proctor.instrument.patches import Hooks
 from proctor.instrument.state import Look, is_zero
@@ -49,12 +49,15 @@ class Steps:
         self._updates = self._updates_before = 0  # that ended; when the present step of a loss scaler began
         self._called: dict[int, weakref.ref[Any]] = {}  # outermost models that trained before this process was armed
         self._leaf_looks = 0
+        self._lineage = Lineage()
+        self._asked: list[bool] = []  # whether each `torch.autograd.grad` that runs counts as a backward
 
     def hooks(self) -> Hooks:
         """Functions at which state may change, or that tell step and phase; constructors and calls of models are tapped apart."""
         found: Hooks = {
             "torch.Tensor.backward": (self._backward_begins, self._backward_ends),
             "torch.autograd.backward": (self._backward_begins, self._backward_ends),
+            "torch.autograd.grad": (self._grad_begins, self._grad_ends),
             "torch.nn.Module.zero_grad": (self._module_zero_grad, self._grads_changed),
             "torch.nn.Module.load_state_dict": (None, self._data_changed),
             "torch.nn.utils.clip_grad_norm_": (self._grads_change, self._grads_changed),
@@ -163,30 +166,42 @@ class Steps:
     def _without_optimizer(self) -> bool:
         return not self._optimizer_count and not self._observer.inert and not self._updating
 
-    def _find_leaves(self, args: tuple[Any, ...]) -> None:
-        """Before a backward in a program that has no optimizer: what it may train are the leaves of its graph."""
-        if self._leaf_looks >= LEAF_LOOKS:
-            return
+    def _find_leaves(self, args: tuple[Any, ...]) -> bool:
+        """Before a backward in a program that has no optimizer: what it may train are the leaves of its graph.
+
+        Returns:
+            whether they are new tensors that took the place of those of the backward before.
+        """
+        if self._leaf_looks >= LEAF_LOOKS and not self._lineage.followed:
+            return False
+        return self._trains(leaves_of(args))
+
+    def _trains(self, leaves: list[tuple[str, Any]]) -> bool:
+        """Track what is differentiated by; whether it took the place of what was."""
         self._leaf_looks += 1
         for ref in self._called.values():
             model = ref()
             if model is not None and not self._observer.tracker.knows(model):
                 self._observer.tracker.add_model(model)
         self._called.clear()
-        self._observer.tracker.add_leaves(leaves_of(args))
+        gone = self._lineage.follow(leaves)
+        self._observer.tracker.forget(gone)
+        self._observer.tracker.add_leaves(leaves)
+        return bool(gone)
 
-    def by_hand(self, backward: bool = False) -> None:
+    def by_hand(self, backward: bool = False, replaced: bool = False) -> None:
         """Where there is no optimizer, an update is that parameters have another value than at the backward before.
 
         Args:
             backward: one begins now.
+            replaced: it is of new tensors that took the place of those of the backward before.
         """
         pending = self._clock.backward_pending
         if not (pending or backward) or not self._without_optimizer():
             return
         if not self._observer.armed and self._leaf_looks >= LEAF_LOOKS:
             return  # it asks for gradients and trains nothing
-        if self._guard.run("state", self._observer.tracker.moved) and pending:
+        if (self._guard.run("state", self._observer.tracker.moved) or replaced) and pending:
             self._observer.arm("parameters were updated by hand")
             self._look(0, data=Look.FORCE, grad=Look.HINT, buffers=Look.FORCE)
             self._updates += 1
@@ -233,8 +248,10 @@ class Steps:
         if self._in_backward > 1:
             return
         if self._without_optimizer():
-            self._guard.run("state", self._find_leaves, args)
-            self.by_hand(backward=True)
+            self.by_hand(backward=True, replaced=bool(self._guard.run("state", self._find_leaves, args)))
+        self._backward_runs(args)
+
+    def _backward_runs(self, args: tuple[Any, ...]) -> None:
         self._clock.backward()
         self._look(0, data=Look.HINT, grad=Look.HINT)
         if self._observer.capsules is not None:
@@ -250,6 +267,21 @@ class Steps:
         self._contexts.recompute = 0
         self._observer.clock_moved()
         self._look(1, grad=Look.FORCE)
+
+    def _grad_begins(self, args: tuple[Any, ...], kwargs: Any) -> None:
+        """`torch.autograd.grad` is a backward where there is no optimizer; beside one it is a penalty, or an attack on an input."""
+        counts = not self._in_backward and self._without_optimizer() and (self._observer.armed or self._leaf_looks < LEAF_LOOKS)
+        self._asked.append(counts)
+        if not counts:
+            return
+        self._in_backward += 1
+        replaced = self._guard.run("state", lambda: self._trains(inputs_of(args, kwargs)))
+        self.by_hand(backward=True, replaced=bool(replaced))
+        self._backward_runs(args)
+
+    def _grad_ends(self, args: tuple[Any, ...], kwargs: Any, result: Any, raised: bool) -> None:
+        if self._asked and self._asked.pop():
+            self._backward_ends(args, kwargs, result, raised)
 
     def _grads_change(self, args: tuple[Any, ...], kwargs: Any) -> None:
         self._look(0, grad=Look.HINT)  # what others wrote before is not of this call

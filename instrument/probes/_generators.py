@@ -71,11 +71,18 @@ def digest(generator: Any) -> int | None:
             "cuda",
         ):  # of these the state is read without waiting for a device
             return None
-        return _hash(generator.get_state().numpy().tobytes())
+        return None if _in_transform() else _hash(generator.get_state().numpy().tobytes())
     bits: Any = getattr(generator, "_bit_generator", None) or getattr(generator, "bit_generator", None)
     if bits is not None and type(bits).__name__ == "MT19937":  # its state as a dict takes 35 µs
         return _hash(ctypes.string_at(bits.ctypes.state_address, _MT19937_BYTES))
     return None if bits is None else _hash(_flat(bits.state).encode("latin-1"))
+
+
+def _in_transform() -> bool:
+    """Whether `torch.func.grad`, `vmap` or the like runs: a tensor that is made now has no memory of its own."""
+    import torch
+
+    return torch._C._functorch.peek_interpreter_stack() is not None
 
 
 def digest_text(text: str) -> int:

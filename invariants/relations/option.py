@@ -17,7 +17,16 @@ from typing import Any, ClassVar, Final
 import polars as pl
 
 from proctor.invariants.invariant import Hypothesis
-from proctor.invariants.relations import Detail, Examples, Needs, Relation, _frames, _habits, _sightings, register
+from proctor.invariants.relations import (
+    Detail,
+    Examples,
+    Needs,
+    Relation,
+    _frames,
+    _habits,
+    _sightings,
+    register,
+)
 from proctor.invariants.schema import Value
 from proctor.invariants.trace import Trace
 
@@ -110,8 +119,8 @@ def _ranked(trace: Trace) -> pl.DataFrame:
     rows = rows.with_columns(top.alias("top"), (top - pl.col("number").min().over(look) > top.abs() * _ROUNDING).alias("differs"))
     # Without any of an option nobody has less of it: a user may choose that.
     rows = rows.filter((pl.col("top") > 0) & (pl.col("number") >= 0).all().over(look))
-    rank = pl.when(pl.col("number") >= pl.col("top") * (1 - _ROUNDING)).then(pl.lit("most"))
-    rank = rank.when(pl.col("number") == 0).then(pl.lit("none")).otherwise(pl.lit("less"))
+    most, none = pl.col("number") >= pl.col("top") * (1 - _ROUNDING), pl.col("number") == 0
+    rank = pl.when(most).then(pl.lit("most")).when(none).then(pl.lit("none")).otherwise(pl.lit("less"))
     rows = rows.select(
         "proc", "seq", "step", "held", pl.col("text").alias("place"), pl.col("item").cast(pl.String).alias("group"), "number", "top",
         rank.alias("rank"), "differs",

@@ -15,7 +15,17 @@ import numpy as np
 import polars as pl
 
 from proctor.invariants.invariant import Hypothesis
-from proctor.invariants.relations import Detail, Examples, Needs, Reads, Relation, _frames, _habits, _sightings, register
+from proctor.invariants.relations import (
+    Detail,
+    Examples,
+    Needs,
+    Reads,
+    Relation,
+    _frames,
+    _habits,
+    _sightings,
+    register,
+)
 from proctor.invariants.trace import Trace
 
 _SCHEDULE: Final = "torch.optim.lr_scheduler.LRScheduler.step"

@@ -16,7 +16,16 @@ from typing import Any, ClassVar, Final
 import polars as pl
 
 from proctor.invariants.invariant import Hypothesis
-from proctor.invariants.relations import Detail, Examples, Needs, Relation, _frames, _habits, _sightings, register
+from proctor.invariants.relations import (
+    Detail,
+    Examples,
+    Needs,
+    Relation,
+    _frames,
+    _habits,
+    _sightings,
+    register,
+)
 from proctor.invariants.schema import Value
 from proctor.invariants.trace import Trace
 

@@ -511,6 +511,81 @@ PROGRAMS = {
         """,
         steps=5, checked=0,
     ),
+    "asks_for_gradients": Program(
+        """
+        model = mlp()
+        for i in range(5):
+            x = torch.randn(16, 8)
+            grads = torch.autograd.grad(F.mse_loss(model(x), x.sum(1, keepdim=True)), list(model.parameters()))
+            with torch.no_grad():
+                for p, g in zip(model.parameters(), grads):
+                    p -= 0.05 * g
+            if i % 2:
+                evaluate(model)
+        """,
+        steps=5, evaluated=(1, 3), checked=0,
+    ),
+    "asks_for_gradients_beside_an_optimizer": Program(
+        """
+        model = mlp()
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+        for i in range(5):
+            x = torch.randn(16, 8, requires_grad=True)
+            out = model(x)
+            penalty = torch.autograd.grad(out.sum(), x, create_graph=True)[0].square().mean()
+            optimizer.zero_grad()
+            (F.mse_loss(out, x.detach().sum(1, keepdim=True)) + 0.1 * penalty).backward()
+            optimizer.step()
+        """,
+        steps=5,
+    ),
+    "makes_new_tensors": Program(
+        """
+        params = [(torch.randn(8, 16) * 0.1).requires_grad_(), torch.zeros(16, requires_grad=True), torch.randn(16, 1, requires_grad=True)]
+        for i in range(6):
+            x = torch.randn(16, 8)
+            loss = F.mse_loss((x @ params[0] + params[1]).relu() @ params[2], x.sum(1, keepdim=True))
+            grads = torch.autograd.grad(loss, params)
+            params = [(p - 0.01 * g).detach().requires_grad_() for p, g in zip(params, grads)]
+        w, b, v = params
+        """,
+        steps=6, checked=0,
+    ),
+    "makes_new_tensors_for_backward": Program(
+        """
+        w, b = torch.randn(8, 1, requires_grad=True), torch.zeros(1, requires_grad=True)
+        for i in range(6):
+            x = torch.randn(16, 8)
+            F.mse_loss(x @ w + b, x.sum(1, keepdim=True)).backward()
+            w, b = (w - 0.05 * w.grad).detach().requires_grad_(), (b - 0.05 * b.grad).detach().requires_grad_()
+        """,
+        steps=6, checked=0,
+    ),
+    "keeps_the_graph_of_all_steps": Program(
+        """
+        first = torch.randn(8, 1, requires_grad=True)
+        w = first
+        for i in range(6):
+            x = torch.randn(16, 8)
+            grads = torch.autograd.grad(F.mse_loss(x @ w, x.sum(1, keepdim=True)), [w], create_graph=True)
+            w = w - 0.05 * grads[0]
+        """,
+        steps=6, checked=0,
+    ),
+    "transforms_a_function": Program(
+        """
+        model = nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 1))
+        params = {name: p.detach() for name, p in model.named_parameters()}
+        def loss_of(params, x):
+            return F.mse_loss(torch.func.functional_call(model, params, (x,)), x.sum(1, keepdim=True))
+        for i in range(6):
+            grads = torch.func.grad(loss_of)(params, torch.randn(16, 8))
+            params = {name: p - 0.01 * grads[name] for name, p in params.items()}
+        trained = [p.requires_grad_() for p in params.values()]
+        w, b, v, c = trained
+        """,
+        steps=6, micro=1, checked=0,  # that an update has been is known when the next gradient is asked for, behind its forward
+    ),
     "samples_at_last": Program(
         """
         model = nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 2))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -42,4 +43,4 @@ def _config(args: argparse.Namespace) -> RecordConfig:
 
     run = str(Path(args.output).resolve())
     chosen: dict[str, Any] = needs_of([Path(p) for p in args.select]) if args.select else {}
-    return RecordConfig(run=run, every=args.every, warmup=args.warmup, user_code=not args.no_user_code, **chosen)
+    return RecordConfig(run=run, command=os.getpid(), every=args.every, warmup=args.warmup, user_code=not args.no_user_code, **chosen)
