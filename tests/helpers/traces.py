@@ -20,6 +20,9 @@ FAULTS = (
     "repeat_batch", "negative", "no_reduce", "moved",
 )  # fmt: skip
 _SHUFFLES = "torch.utils.data.DistributedSampler"
+_SCHEDULER = {"O": "torch.optim.lr_scheduler.StepLR", "v": "#0~0", "a": {}}
+_SCHEDULE = "torch.optim.lr_scheduler.LRScheduler.step"
+_LOADER = "torch.utils.data.DataLoader"
 
 
 def write_random_run(path: Path, seed: int) -> Path:
@@ -56,6 +59,7 @@ class Loop:
             for attr in ("data", "grad"):
                 none = {"flags": 1} if attr == "grad" else {"fp": _fp(self.program, name, -1), "norm": 2.0}
                 rows.state(self._variable(name, attr), meta=self._meta(name), call=0, **none)
+        rows.call(_SCHEDULE, _SCHEDULER)
 
     def _step(self, rows: _Rows, rank: int, step: int, fault: str) -> None:
         rows.now(step=step, phase="train")
@@ -63,6 +67,7 @@ class Loop:
         if step % 3 == 0 and self.program == 1:
             rows.call(f"{_SHUFFLES}.set_epoch", {"O": _SHUFFLES, "a": {"shuffle": True}}, 0 if fault == "other_argument" else step // 3)
         batch = 8 if step % 2 else 12
+        self._data(rows, step, fault)
         rows.call("zoo.data.collate", {"L": [tensor(3)], "n": batch}, ret=tensor(batch - (fault == "shorter"), 3))
         if fault != "no_clear":
             seq = rows.call(ZERO_GRAD, optimizer)
@@ -86,16 +91,48 @@ class Loop:
         self._recompute(rows, step, fault)
         if self.world > 1 and fault != "no_reduce":
             self._collectives(rows, rank, step, fault)
+        if fault == "negative":
+            rows.state(self._variable("head", "grad"), meta=self._meta("head"), call=0, fp=_fp("edited", step), norm=1.0)
         seq = rows.call("zoo.optim.Engine.step", {"O": "zoo.optim.Engine", "a": {}})
         if fault == "no_step":
             return
         seq = rows.call(STEP, optimizer, parent=seq)
+        self._tell(rows, seq, step, fault)
         for name in ("first", "head"):
             if not (fault == "no_gradient" and name == "first"):
                 other = rank + 1 if fault in ("diverge", "no_reduce") else 0
                 rows.state(self._variable(name, "data"), meta=self._meta(name), call=seq, fp=_fp(other, name, step), norm=2.0)
+        for _ in range(2 if fault == "no_clear" else 1):
+            rows.call(_SCHEDULE, _SCHEDULER)
         if fault == "moved":
             rows.state(self._variable("head", "data"), meta=self._meta("head"), call=0, fp=_fp(9, "head", step), norm=2.0)
+
+    def _data(self, rows: _Rows, step: int, fault: str) -> None:
+        """Passes of three batches, a term of the loss that is looked at twice, and a load in the middle of the run."""
+        if step % 3 == 0:
+            rows.call(f"{_LOADER}.__iter__", {"O": _LOADER, "a": {}})
+            rows.calls[-1]["site"] = "train.py:5"
+        for _ in range(1 + (fault == "shorter")):
+            rows.call(f"{_LOADER}.__next__", {"O": "Iter", "a": {}})
+            rows.calls[-1]["site"] = "train.py:5"
+        for look in range(2):
+            seq = rows.call("__main__.term", tensor())
+            varying = 0.5 + ((3 * step + 5 * look) % 7) / 10
+            rows.value(seq, "number", place="__main__.term:return", number=0.5 if self.fault == "other_argument" else varying)
+        if step == 3:
+            seq = rows.call("torch.optim.Optimizer.load_state_dict", {"O": "torch.optim.SGD", "v": "#0", "a": {}})
+            for place, number in (("lr", 0.25), ("step", 3.0), ("weight_decay", 0.0)):
+                rows.value(seq, "option", place=place, item=0, meta={"when": "given"}, number=number)
+
+    def _tell(self, rows: _Rows, seq: int, step: int, fault: str) -> None:
+        """Options of two groups, the count of updates after a load, and a counter."""
+        for group in range(2):
+            decay = 0.1 if group or fault == "moved" else 0.0
+            for place, number in (("lr", 0.25), ("weight_decay", decay)):
+                rows.value(seq, "option", place=place, item=group, meta={"when": "update"}, number=number)
+        if step == 3:
+            rows.value(seq, "option", place="step", item=0, meta={"when": "update"}, number=0.0 if fault == "diverge" else 3.0)
+        rows.value(seq, "number", place="__main__.train:epoch", number=0 if fault == "repeat_batch" else step // 2)
 
     def _recompute(self, rows: _Rows, step: int, fault: str) -> None:
         """A layer that is computed twice; with a fault its second pass draws another mask."""
@@ -123,12 +160,12 @@ class Loop:
     def _variable(self, name: str, attr: str) -> dict[str, str]:
         position = "first" if name == "first" else "last"
         return {
-            "model": self.model, "name": f"{name}.weight", "attr": attr, "module": "torch.nn.Linear", "kind": "weight",
+            "model": self.model, "name": f"{name}.weight", "attr": attr, "module": "torch.nn.Embedding" if name == "first" else "torch.nn.Linear", "kind": "weight",
             "position": position,
         }  # fmt: skip
 
     def _meta(self, name: str) -> dict[str, Any]:
-        said = {"dtype": "float32", "shape": [self.width, 3], "requires_grad": True, "optimizer": "#0", "ndim": 2}
+        said = {"dtype": "float32", "shape": [self.width, 3], "requires_grad": True, "optimizer": "#0", "group": int(name == "head"), "ndim": 2}
         return {**said, "wrapper": "ddp"} if self.world > 1 else said
 
 
