@@ -124,18 +124,20 @@ def _find_changes(trace: Trace) -> pl.DataFrame:
 
 
 def _only(trace: Trace) -> pl.DataFrame:
-    """One row an update: passed if the last that wrote each of its gradients is one of those that may."""
+    """One row an update: passed if nothing but those that may has written its gradients since their first backward."""
     mine = ["proc", "optimizer", "update"]
-    last = _changes(trace).group_by(*mine, "var", maintain_order=True).agg(pl.col("step", "line", "told", "empty", "name", "by", "edge").last(), pl.col("wrote").any())
+    over = [*mine, "var"]
+    rows = _changes(trace).with_columns(pl.col("wrote").cum_max().over(over).alias("_since"))
+    rows = rows.with_columns((pl.col("_since") & ~pl.col("told") & ~pl.col("empty")).alias("_bad"))
     # Of a gradient that no backward gave, as in an optimizer that is fed by hand, nothing is expected.
-    last = last.filter(pl.col("wrote") & ~pl.col("empty"))
-    bad = ~pl.col("told")
-    rows = last.group_by(mine, maintain_order=True).agg(
+    each = rows.group_by(over, maintain_order=True).agg(pl.col("step", "line", "name", "empty").last(), pl.col("_since", "_bad").any())
+    bad = pl.col("_bad")
+    found = each.filter(pl.col("_since") & ~pl.col("empty")).group_by(mine, maintain_order=True).agg(
         pl.col("step", "line").first(), (~bad).all().alias("passed"), bad.sum().alias("_n"), pl.len().alias("_of"),
         pl.col("name").sort_by(~bad, maintain_order=True).first(),
     )  # fmt: skip
     seen = pl.format("{} of {} gradients were written by something else after their backward", "_n", "_of")
-    return _finish(trace, rows, "only", seen)
+    return _finish(trace, found, "only", seen)
 
 
 def _kept(trace: Trace) -> pl.DataFrame:

@@ -91,7 +91,7 @@ class Loop:
         self._recompute(rows, step, fault)
         if self.world > 1 and fault != "no_reduce":
             self._collectives(rows, rank, step, fault)
-        if fault == "negative":
+        if self.fault == "negative":  # on all ranks
             rows.state(self._variable("head", "grad"), meta=self._meta("head"), call=0, fp=_fp("edited", step), norm=1.0)
         seq = rows.call("zoo.optim.Engine.step", {"O": "zoo.optim.Engine", "a": {}})
         if fault == "no_step":
@@ -160,7 +160,7 @@ class Loop:
     def _variable(self, name: str, attr: str) -> dict[str, str]:
         position = "first" if name == "first" else "last"
         return {
-            "model": self.model, "name": f"{name}.weight", "attr": attr, "module": "torch.nn.Embedding" if name == "first" else "torch.nn.Linear", "kind": "weight",
+            "model": self.model, "name": f"{name}.weight", "attr": attr, "module": "torch.nn.Linear", "kind": "weight" if name == "first" else "gain",
             "position": position,
         }  # fmt: skip
 

@@ -1,0 +1,201 @@
+"""Small programs, recorded as they run: what rules of their healthy form say of them when one line is wrong.
+
+One process records all of them; each fault is checked by the rules of two healthy runs with another seed and size.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import textwrap
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("torch")
+from proctor.infer import shards
+from proctor.infer.engine import Options, infer
+from proctor.invariants.pack import Pack
+from proctor.invariants.relations import registry
+from proctor.invariants.trace import Trace
+from proctor.invariants.verdict import Violation
+from proctor.verify.checker import check
+
+RUNNER = """
+import json, sys
+import torch
+torch.set_num_threads(1)
+from pathlib import Path
+from proctor.instrument import attach
+from proctor.instrument.config import RecordConfig
+from proctor.instrument.rundir import create_run
+
+for path, out, seed, width, bug in json.loads(sys.argv[1]):
+    create_run(Path(out), [Path(path).name], overwrite=True)
+    attach.install(RecordConfig(run=out))
+    main = type(sys)("__main__")
+    main.__dict__.update(__file__=path, SEED=seed, WIDTH=width, BUG=bug, OUT=out)
+    sys.modules["__main__"] = main
+    exec(compile(Path(path).read_text(), path, "exec"), main.__dict__)
+    attach.detach()
+"""
+HEAD = """
+import os, torch
+from torch import nn
+from torch.nn import functional as F
+from torch.utils.data import DataLoader, TensorDataset
+torch.manual_seed(SEED)
+"""
+PROGRAMS = {
+    "grouped": """
+        class Net(nn.Module):
+            def __init__(self):
+                super().__init__()
+                self.body, self.norm, self.head = nn.Linear(8, WIDTH), nn.LayerNorm(WIDTH), nn.Linear(WIDTH, 3)
+            def forward(self, x):
+                h = self.norm(torch.relu(self.body(x)))
+                return self.head(h), h
+        def penalty(h):
+            return (h * 0 if BUG == "constant" else h).square().mean()
+        def groups(model):
+            few = [p for p in model.parameters() if p.ndim < 2]
+            many = [p for p in model.parameters() if p.ndim > 1]
+            if BUG == "decays_all":
+                return [{"params": many + few, "weight_decay": 0.1}]
+            return [{"params": many, "weight_decay": 0.1}, {"params": few, "weight_decay": 0.0}]
+        x = torch.randn(32, 8)
+        loader = DataLoader(TensorDataset(x, x[:, :3].argmax(1)), 4, shuffle=True)
+        model = Net()
+        optimizer = torch.optim.AdamW(groups(model), lr=1e-2)
+        schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda s: 1 / (1 + s))
+        def train():
+            for epoch in range(4):
+                for i, (a, b) in enumerate(loader):
+                    if BUG == "ends_early" and epoch == 2 and i == 3:
+                        break
+                    optimizer.zero_grad()
+                    out, h = model(a)
+                    (F.cross_entropy(out, b) + 0.1 * penalty(h)).backward()
+                    if BUG == "edits":
+                        for p in model.parameters():
+                            p.grad.mul_(0.5)
+                    torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+                    optimizer.step()
+                    schedule.step()
+                    if BUG == "steps_twice":
+                        schedule.step()
+        train()
+    """,
+    "accumulates": """
+        class LM(nn.Module):
+            def __init__(self):
+                super().__init__()
+                self.embed, self.head = nn.Embedding(12, WIDTH), nn.Linear(WIDTH, 12)
+            def forward(self, t):
+                return self.head(self.embed(t))
+        model = LM()
+        optimizer = torch.optim.Adam([{"params": model.embed.parameters(), "lr": 0.01 if BUG == "same_rate" else 0.001}, {"params": model.head.parameters()}], lr=0.01)
+        schedule = torch.optim.lr_scheduler.StepLR(optimizer, 3)
+        for i in range(8):
+            for micro in range(3):
+                t = torch.randint(0, 12, (4, 5))
+                (F.cross_entropy(model(t[:, :-1]).flatten(0, 1), t[:, 1:].flatten()) / 3).backward()
+                if BUG == "steps_each_microbatch":
+                    schedule.step()
+                if BUG == "loses_some" and micro == 1:
+                    model.embed.weight.grad = None
+            optimizer.step()
+            if BUG != "steps_each_microbatch":
+                schedule.step()
+            optimizer.zero_grad()
+    """,
+    "resumes": """
+        x = torch.randn(32, 8)
+        def build():
+            model = nn.Sequential(nn.Linear(8, WIDTH), nn.ReLU(), nn.Linear(WIDTH, 3))
+            optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+            return model, optimizer, torch.optim.lr_scheduler.LambdaLR(optimizer, lambda k: 0.9 ** k)
+        def train(first, last, model, optimizer, schedule):
+            for epoch in range(first, last):
+                order = torch.Generator().manual_seed(epoch)
+                for (a,) in DataLoader(TensorDataset(x), 4, shuffle=True, generator=order):
+                    optimizer.zero_grad()
+                    model(a).square().mean().backward()
+                    optimizer.step()
+                    schedule.step()
+            torch.save({"model": model.state_dict(), "optimizer": optimizer.state_dict(), "schedule": schedule.state_dict(), "epoch": epoch}, f"{OUT}/last.pt")
+        parts = build()
+        train(0, 2, *parts)
+        model, optimizer, schedule = build()
+        file = torch.load(f"{OUT}/last.pt", weights_only=True)
+        model.load_state_dict(file["model"])
+        optimizer.load_state_dict(file["optimizer"])
+        if BUG != "no_schedule":
+            schedule.load_state_dict(file["schedule"])
+        if BUG == "rate_anew":
+            optimizer.param_groups[0]["lr"] = 1e-2
+        if BUG == "count_anew":
+            for state in optimizer.state.values():
+                state["step"].zero_()
+        train({"epoch_anew": 0, "epoch_again": 1}.get(BUG, file["epoch"] + 1), 4, model, optimizer, schedule)
+    """,
+}
+FAULTS = {  # program, fault: relation, a word of what was seen, step
+    ("grouped", "constant"): ("varies", "0.0 at each", 7),
+    ("grouped", "decays_all"): ("option", "is 0.1, and the most in its optimizer is 0.1", 0),
+    ("grouped", "ends_early"): ("resumed", "4 batches", 18),
+    ("grouped", "edits"): ("applied", "6 of 6 gradients were written by something else", 0),
+    ("grouped", "steps_twice"): ("paced", "2 step(s)", 0),
+    ("accumulates", "same_rate"): ("option", "lr of embed.weight is 0.01", 0),
+    ("accumulates", "steps_each_microbatch"): ("paced", "3 step(s)", 0),
+    ("accumulates", "loses_some"): ("applied", "1 of 3 gradients were cleared", 0),
+    ("resumes", "no_schedule"): ("resumed", "not at 16.0", 15),
+    ("resumes", "rate_anew"): ("resumed", "begins with 0.01", 16),
+    ("resumes", "count_anew"): ("resumed", "begins with 0.0", 16),
+    ("resumes", "epoch_anew"): ("resumed", "0.0 after 1.0", 16),
+    ("resumes", "epoch_again"): ("resumed", "again, tensor by tensor", 16),
+}
+RELATIONS = {name: registry()[name] for name in ("option", "paced", "varies", "applied", "resumed")}
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("truths")
+    jobs = []
+    for name, text in PROGRAMS.items():
+        (folder / f"{name}.py").write_text(HEAD + textwrap.dedent(text))
+        jobs += [(str(folder / f"{name}.py"), str(folder / f"{name}-{how}"), seed, width, "") for how, seed, width in (("a", 0, 16), ("b", 1, 16), ("other", 2, 24))]
+        jobs += [(str(folder / f"{name}.py"), str(folder / f"{name}-{bug}"), 2, 24, bug) for program, bug in FAULTS if program == name]
+    environment = {k: v for k, v in os.environ.items() if not k.startswith("PROCTOR")} | {"OMP_NUM_THREADS": "1"}
+    done = subprocess.run([sys.executable, "-W", "ignore", "-c", RUNNER, json.dumps(jobs)], env=environment, capture_output=True, text=True, timeout=900, check=False)
+    assert done.returncode == 0, done.stderr[-3000:]
+    return folder
+
+
+@cache
+def pack(folder: Path, program: str) -> Pack:
+    rules, _ = infer(shards.of_runs([folder / f"{program}-a", folder / f"{program}-b"]), list(RELATIONS.values()), options=Options())
+    return Pack(list(rules))
+
+
+def violations(folder: Path, program: str, how: str) -> list[Violation]:
+    return check(Trace.load([folder / f"{program}-{how}"]), [pack(folder, program)], relations=RELATIONS).violations
+
+
+@pytest.mark.parametrize("program", PROGRAMS)
+def test_another_seed_and_size_break_no_rule(runs: Path, program: str) -> None:
+    assert len(pack(runs, program).invariants) >= 5
+    assert [(v.text, v.seen) for v in violations(runs, program, "other")] == []
+
+
+@pytest.mark.parametrize(("program", "bug"), FAULTS)
+def test_one_wrong_line_is_found_and_said(runs: Path, program: str, bug: str) -> None:
+    relation, seen, step = FAULTS[program, bug]
+    found = [v for v in violations(runs, program, bug) if v.relation == relation and seen in v.seen]
+    assert found, [(v.relation, v.seen, v.step) for v in violations(runs, program, bug)]
+    assert found[0].step == step
+    assert found[0].function
+    assert found[0].expected
