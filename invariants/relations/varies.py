@@ -31,7 +31,7 @@ from proctor.invariants.trace import Trace
 
 _LOOKS: Final = 8
 _STEPS: Final = 16
-_DISTINCT: Final = 4
+_DISTINCT: Final = 8  # all: of a share of a few samples, such as an accuracy, some are equal, and all may be for a while
 _MODE: Final = "varies"
 _KNOWN: Final = {"proc": pl.UInt16, "step": pl.Int32, "seq": pl.UInt32, "text": pl.String, "number": pl.Float64}
 
