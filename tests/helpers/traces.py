@@ -117,7 +117,7 @@ class Loop:
             rows.calls[-1]["site"] = "train.py:5"
         for look in range(2):
             seq = rows.call("__main__.term", tensor())
-            varying = 0.5 + ((3 * step + 5 * look) % 7) / 10
+            varying = 0.5 + (5 * (2 * step + look) % 17) / 20
             rows.value(seq, "number", place="__main__.term:return", number=0.5 if self.fault == "other_argument" else varying)
         if step == 3:
             seq = rows.call("torch.optim.Optimizer.load_state_dict", {"O": "torch.optim.SGD", "v": "#0", "a": {}})
