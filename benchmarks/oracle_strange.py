@@ -72,9 +72,14 @@ def judge(reference: Recording, folder: Path, warm: Warm, command: Sequence[str]
     return module.localise(Report(found), comparison, comparison.candidate.info.command).verdict
 
 
+def accepts(wanted: str, said: str) -> bool:
+    """Whether a case accepts what a report names: `side:module` of a culprit, or a tensor. Without a side any will do."""
+    return bool(re.fullmatch(wanted, said) or (":" not in wanted and re.fullmatch(wanted, said.partition(":")[2] if ":" in said else said)))
+
+
 def names(found: Verdict) -> list[str]:
     """What a report blames, what a reader sees first."""
-    said = [found.culprit.module] if found.culprit is not None else []
+    said = [f"{found.culprit.direction}:{found.culprit.module}"] if found.culprit is not None else []
     said += [found.first.name] if found.first is not None else []
     return said + [r.name for r in found.replicas[:1]]
 
@@ -118,8 +123,8 @@ def main() -> int:
 
                     traceback.print_exc()
             wanted = case["wrong"].get(word, "")
-            culprit = right or any(re.fullmatch(wanted, b) for b in blamed[:1])
-            named = right or any(re.fullmatch(wanted, b) for b in blamed)
+            culprit = right or any(accepts(wanted, b) for b in blamed[:1])
+            named = right or any(accepts(wanted, b) for b in blamed)
             good = verdict == ("equivalent" if right else "different")
             rows.append((script.stem, name, word, right, verdict, blamed, culprit, named))
             mark = "ok   " if good and culprit else "named" if good and named else "NAME " if good else "FALSE" if right else "MISS "

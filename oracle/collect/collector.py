@@ -92,6 +92,7 @@ class Collector:
         """Patch what tells of models and steps; everything else waits for the first training forward."""
         wrap = self._attached.wrap
         wrap(nn.Module, "__init__", self._constructed)
+        wrap(nn.Module, "__setstate__", self._copied)
         wrap(nn.Module, "__call__", self._called)
         wrap(torch.autograd, "backward", self._backwards)
         self._decisions.install(wrap)
@@ -150,6 +151,11 @@ class Collector:
 
     def _constructed(self, original: Callable[..., None], module: nn.Module, /, *args: Any, **kwargs: Any) -> None:
         original(module, *args, **kwargs)
+        self.models.modules.add(module)
+
+    def _copied(self, original: Callable[..., None], module: nn.Module, /, state: Any) -> None:
+        """A module is copied (stages and averages are made by `deepcopy`) or loaded: no constructor runs."""
+        original(module, state)
         self.models.modules.add(module)
 
     def _inside(self) -> bool:

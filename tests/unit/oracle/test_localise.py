@@ -8,7 +8,8 @@ import pytest
 
 import proctor.oracle.localise as localising
 from proctor.errors import OracleError
-from proctor.oracle.localise import culprit, localise
+from proctor.oracle.blame import culprit
+from proctor.oracle.localise import localise
 from proctor.oracle.report import Report
 from proctor.oracle.verdicts import ReplicaConflict, TensorVerdict, Verdict
 
@@ -85,7 +86,8 @@ def test_of_several_steps_the_first_tells_the_side() -> None:
 @pytest.mark.parametrize("same", [True, False])
 def test_one_factor_of_all_gradients_blames_no_parameter(same: bool) -> None:
     notes = ("gradient scale 0.5", "gradient scale 0.5", "gradient scale 0.5" if same else "gradient scale 0.25")
-    found = culprit(verdict(), verdict(*(tensor("main_grad", f"{name}.w", note=note) for name, note in zip("abc", notes, strict=True))))
+    held = [tensor("main_grad", f"{name}.w", note=note) for name, note in zip("abc", notes, strict=True)]
+    found = culprit(verdict(), verdict(*held, *([] if same else [tensor("main_grad", "d.w", wrong=False, abs_err=1e-9)])))
     assert found is not None and found.direction == "gradient"
     assert found.module == ("" if same else "a") and ("clipping" in found.text) == same
 
