@@ -34,9 +34,12 @@ def culprit(found: Verdict, alone: Verdict) -> Culprit | None:
     wrong = [t for t in wrong if t.step == step]  # what a later step begins with is wrong already
     named = next((c for look in _LOOKS if (c := look(found, alone, wrong)) is not None), None)
     begins = found.first
-    if begins is None or begins.kind not in ("input", "output") or (named is not None and (named.direction in ("forward", "model") or begins.step != step)):
+    if begins is None or begins.kind not in ("input", "output", *GRADIENTS) or (named is not None and begins.step != step):
         return named
-    return _between(begins)  # the runs part in the forward pass, before anything that is wrong by itself
+    earlier = ("forward", "backward", "model") if begins.kind in GRADIENTS else ("forward", "model")
+    if named is not None and named.direction in earlier:
+        return named
+    return _between(found, begins)  # the runs part before anything that is wrong by itself
 
 
 Look = Callable[[Verdict, Verdict, Sequence[TensorVerdict]], Culprit | None]
@@ -61,7 +64,7 @@ def _module(found: Verdict, alone: Verdict, wrong: Sequence[TensorVerdict]) -> C
             said = f"{first.name or 'the model'}{' chooses otherwise' if first.kind == 'choice' else ''}: {first.note}"
             return Culprit(first.name, direction, first.source, said, first.ratio, decision=first.kind)
         inside = first.kind in ("output", "grad_input", "score")
-        module = first.name if inside else _owner(first.name)
+        module = first.name if inside else _around(alone, first.name)
         what = "gives another result" if direction == "forward" else "gives another gradient of its input"
         if not inside:
             side = "into" if direction == "forward" else "back out of"
@@ -135,13 +138,26 @@ def _replica(found: Verdict, alone: Verdict, wrong: Sequence[TensorVerdict]) -> 
 _LOOKS: Final[tuple[Look, ...]] = (_parameter, _module, _buffer, _gradient, _update, _master, _replica)
 
 
-def _between(begins: TensorVerdict) -> Culprit:
+def _between(found: Verdict, begins: TensorVerdict) -> Culprit:
     """Where the runs part first, where no module is wrong by itself up to there: what is done between modules."""
-    if begins.kind == "output":
-        text = f"the result of {begins.name or 'the model'} is not the reference's: {begins.note or 'it is computed otherwise'}"
-        return Culprit(begins.name, "forward", begins.source, text, begins.ratio)
-    what = "the inputs of the model are" if not begins.name else f"what goes into {begins.name} is"
-    return Culprit(_owner(begins.name), "forward", begins.source, f"{what} not the reference's{f': {begins.note}' if begins.note else ''}", begins.ratio)
+    side = "backward" if begins.kind in GRADIENTS else "forward"
+    if begins.kind in ("output", "grad_input"):
+        what = "result" if side == "forward" else "gradient of the input"
+        text = f"the {what} of {begins.name or 'the model'} is not the reference's: {begins.note or 'it is computed otherwise'}"
+        return Culprit(begins.name, side, begins.source, text, begins.ratio)
+    what = "what goes into" if side == "forward" else "what comes back to"
+    text = f"{what} {begins.name or 'the model'} is not the reference's{f': {begins.note}' if begins.note else ''}"
+    return Culprit(_around(found, begins.name), side, begins.source, text, begins.ratio)
+
+
+def _around(found: Verdict, module: str) -> str:
+    """The module whose forward calls a module: the nearest around it that is called itself, which lists of modules are not."""
+    called = {t.name for t in found.tensors if t.kind in ("input", "output")}
+    while module:
+        module = _owner(module)
+        if module in called:
+            break
+    return module
 
 
 def _owner(name: str) -> str:

@@ -18,7 +18,6 @@ import numpy as np
 
 from proctor.errors import OracleError
 from proctor.oracle import padding
-from proctor.oracle._replicas import same_bits
 from proctor.oracle.align import (
     BUFFERS,
     PARAMETERS,
@@ -30,6 +29,7 @@ from proctor.oracle.align import (
     name_tensors,
 )
 from proctor.oracle.assemble import GRADIENTS, LIKE, REPLICA_AXES, Assembler, Piece
+from proctor.oracle.beginning import Beginning
 from proctor.oracle.buffers import Buffers
 from proctor.oracle.choices import Choices, digest_of, undecided
 from proctor.oracle.difference import compare
@@ -38,7 +38,7 @@ from proctor.oracle.dtypes import as_float
 from proctor.oracle.holders import Holders
 from proctor.oracle.mesh import Mesh, rank_text
 from proctor.oracle.plan import Plan
-from proctor.oracle.reference import Key, Reference, constant, slot_text
+from proctor.oracle.reference import Key, Reference, slot_text
 from proctor.oracle.rows import Rows, Scattered
 from proctor.oracle.scalars import judge_scalars
 from proctor.oracle.stages import Stages
@@ -306,26 +306,14 @@ class Comparison:
 
     def _start(self) -> Verdict | None:
         """Both runs must begin with the same parameters."""
-        off: list[str] = []
         self._apart = Holders(self.reference, self.assembler).begin_apart()
-        mine = [k for k in self.reference.order if k[2] == "param" and k[0] == 0]
-        for key in sorted(mine, key=lambda k: constant(self.reference.array(self.reference.entries[k]))):
-            merged = self.assembler.merge(key)
-            if merged is None:
-                continue
-            full, _, pieces = merged
-            theirs = self.reference.array(self.reference.entries[key])
-            if full is None or not same_bits(full, theirs):
-                a, b = as_float(theirs, self.reference.entries[key].dtype), None if full is None else as_float(full, pieces[0].entry.dtype)
-                if b is None or a.shape != b.shape or float(np.linalg.norm(a - b)) > 1e-3 * float(np.linalg.norm(a)):
-                    off.append(key[3])
-        if not off:
+        begun = Beginning(self.reference, self.assembler)
+        if not begun.otherwise:
             return None
-        share = len(off) / len(mine)
-        names = ", ".join(off[:3]) + (f" and {len(off) - 3} more" if len(off) > 3 else "")
-        reason = f"the two runs do not begin with the same parameters ({names}; {share:.0%} of them): "
-        reason += "record both with --generate, or say in a plan how they are cut"
-        return msgspec.structs.replace(conclude([], self._apart, unchecked=self.unchecked, notes=self.notes, inconclusive=reason), alike=False)
+        if begun.miscut:
+            return conclude(begun.miscut, self._apart, unchecked=self.unchecked, notes=self.notes)
+        found = conclude([], self._apart, unchecked=self.unchecked, notes=self.notes, inconclusive=begun.reason())
+        return msgspec.structs.replace(found, alike=False)
 
     def _dropped_alike(self) -> Verdict | None:
         """Dropout must have been recorded in the same way on both sides."""

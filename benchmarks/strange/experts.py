@@ -106,7 +106,7 @@ def loss_of(model: nn.Module, out: torch.Tensor, y: torch.Tensor, word: str) -> 
 def replicated(word: str) -> None:
     """All experts on all ranks, under DDP."""
     model = Model(word)
-    wrapped = DistributedDataParallel(model, find_unused_parameters=True) if WORLD > 1 and word != "by_hand" else model
+    wrapped = DistributedDataParallel(model, find_unused_parameters=word != "not_weighted") if WORLD > 1 and word != "by_hand" else model
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
     for x, y in batches(2, rows=32):
         optimizer.zero_grad()

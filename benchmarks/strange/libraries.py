@@ -5,15 +5,14 @@ from __future__ import annotations
 import os
 import tempfile
 
+import accelerate
+import peft
 import torch
 import torch.distributed as dist
+import transformers as hf
 from common import RANK, WORLD, Case, main, mine, tokens
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
-
-import accelerate  # noqa: F401  isort: skip
-import peft
-import transformers as hf
 
 SMALL = {"vocab_size": 32, "hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 4}
 
@@ -22,7 +21,7 @@ def noisy(model: nn.Module) -> nn.Module:
     """Weights that are not their usual ones: at one and nought mistakes hide."""
     torch.manual_seed(3)
     with torch.no_grad():
-        for name, p in model.named_parameters():
+        for _name, p in model.named_parameters():
             if p.ndim == 1:
                 p.add_(torch.randn_like(p) * 0.1)
     return model
@@ -110,15 +109,11 @@ def cut(word: str) -> None:
             dist.barrier()
     if word == "output_bias":
         model.model.layers[0].mlp.down_proj.register_forward_hook(lambda m, a, out: out + 0.01)
-    if word == "rows_by_rank":
-        RANKED = RANK  # noqa: N806
-    else:
-        RANKED = 0  # noqa: N806
     model.train()
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
     for row in tokens(2):
         optimizer.zero_grad()
-        row = row.roll(RANKED, 0)
+        row = row.roll(RANK if word == "rows_by_rank" else 0, 0)
         model(input_ids=row, labels=row).loss.backward()
         if word == "norms_twice":
             for name, p in model.named_parameters():

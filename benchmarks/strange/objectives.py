@@ -288,7 +288,7 @@ def penalty(word: str) -> None:
         optimizer.zero_grad()
         x = mine(x).clone().requires_grad_()
         out = model(x)
-        (slope,) = torch.autograd.grad(out.sum(), x, create_graph=word != "penalty_detached")
+        (slope,) = torch.autograd.grad(out.sum(), x, create_graph=word != "penalty_detached", retain_graph=True)
         dims = None if word == "norm_of_batch" else 1
         gone = (slope.norm() if dims is None else slope.norm(dim=dims)) - 1
         (out.mean() + 10 * gone.square().mean()).backward()
@@ -398,18 +398,18 @@ def graphs(word: str) -> None:
 CASES = {
     "padded": Case(padded, ("", "at_once"), {"mean_of_means": "backward:|gradient:", "count_of_own_rows": "backward:|gradient:", "padding_counted": "backward:|gradient:"}),
     "contrastive": Case(contrastive, ("",), {"gathered_without_gradient": "backward:.*", "labels_not_shifted": "backward:.*", "own_rows_only": "backward:.*"}),
-    "adversarial": Case(adversarial, ("",), {"labels": "backward:.*", "judge_not_averaged": ".*", "maker_not_averaged": ".*"}),
+    "adversarial": Case(adversarial, ("",), {"labels": "backward:.*", "judge_not_averaged": ".*", "maker_not_averaged": ".*"}, steps=2),
     "tied": Case(tied, ("",), {"untied": ".*(embed|head).*", "counted_twice": ".*(embed|head).*"}),
     "recurrent": Case(recurrent, ("",), {"reversed": "forward:(rnn|)", "first_not_last": "forward:(last|)"}),
-    "saving": Case(saving, ("", "plain", "reentrant"), {"one_without_gradient": r".*layers\.0.*|.*embed.*|.*layers.*|backward:.*", "wrong_input": r"layers\.[01].*"}),
-    "distilled": Case(distilled, ("",), {"other_temperature": "backward:.*", "not_squared": "backward:.*", "mean_of_elements": "backward:.*"}),
+    "saving": Case(saving, ("", "plain", "reentrant"), {"one_without_gradient": r".*layers\.0.*|.*embed.*|.*layers.*|backward:.*", "wrong_input": r"layers\.[01].*|backward:"}),
+    "distilled": Case(distilled, ("",), {"other_temperature": "backward:.*", "not_squared": "(backward|gradient):", "mean_of_elements": "(backward|gradient):"}),
     "followed": Case(followed, ("",), {"rate": ".*", "never": ".*"}, steps=3),
     "unsynced": Case(unsynced, ("", "synced_always"), {"never_synced": "gradient:", "not_divided": "(gradient|backward):", "stepped_each_time": ".*"}),
     "branches": Case(branches, ("",), {"way_by_rank": ".*"}, steps=2),
-    "advantage": Case(advantage, ("",), {"normalised_by_rank": "backward:.*", "no_value_loss": ".*value.*|.*1.*"}),
+    "advantage": Case(advantage, ("",), {"normalised_by_rank": "backward:.*", "no_value_loss": ".*value.*|backward:"}),
     "penalty": Case(penalty, ("",), {"penalty_detached": ".*", "norm_of_batch": ".*"}),
     "dice": Case(dice, ("",), {"overlap_by_rank": ".*", "averaged_anyway": ".*"}),
-    "supervised": Case(supervised, ("",), {"weights_swapped": "backward:.*", "last_only": ".*heads.0.*"}),
+    "supervised": Case(supervised, ("",), {"weights_swapped": "backward:.*", "last_only": ".*heads.0.*|backward:"}),
     "convolved": Case(convolved, ("", "channels_last"), {"more_groups": "norm", "other_padding": "conv"}),
     "graphs": Case(graphs, ("",), {"edges_turned": "forward:", "not_by_degree": "forward:"}),
 }

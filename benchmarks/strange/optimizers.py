@@ -197,7 +197,7 @@ def adafactor(word: str) -> None:
     for row in tokens(2):
         optimizer.zero_grad()
         next_token(model(mine(row)[:, :-1]), mine(row)).backward()
-        if not (word == "embedding_not_averaged"):
+        if word != "embedding_not_averaged":
             average(model)
         else:
             kept = model.embed.weight.grad.clone()

@@ -57,7 +57,13 @@ def scheduled(word: str, kind: str) -> None:
             loss_of(whole(row[:, :-1]), row[:, 1:]).backward()
             optimizer.step()
         return
-    from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleGPipe, ScheduleInterleaved1F1B, ScheduleLoopedBFS
+    from torch.distributed.pipelining import (
+        PipelineStage,
+        Schedule1F1B,
+        ScheduleGPipe,
+        ScheduleInterleaved1F1B,
+        ScheduleLoopedBFS,
+    )
 
     several = kind in ("interleaved", "looped")
     count = 2 * WORLD if several else WORLD
@@ -168,9 +174,9 @@ def tied_ends(word: str) -> None:
 
 
 CASES = {
-    "gpipe": Case(gpipe, ("",), {"not_scaled": "(gradient|backward):", "layer_left_out": r".*layers\.2.*", "layers_swapped": r".*layers\.[01].*", "labels_of_others": "backward:", "one_stage_clipped": ".*(embed|layers.[01]|place).*|gradient:"}),
+    "gpipe": Case(gpipe, ("",), {"not_scaled": "(gradient|backward):", "layer_left_out": r".*layers\.[23].*", "layers_swapped": r".*layers\.[01].*|forward:", "labels_of_others": "forward:(Loss|)", "one_stage_clipped": ".*(embed|layers.[01]|place).*|gradient:"}),
     "1f1b": Case(one_forward_one_backward, ("",), {"not_cleared": ".*", "not_scaled": "(gradient|backward):"}),
-    "interleaved": Case(interleaved, ("",), {"not_scaled": "(gradient|backward):", "labels_of_others": "backward:"}),
+    "interleaved": Case(interleaved, ("",), {"not_scaled": "(gradient|backward):", "labels_of_others": "forward:(Loss|)"}),
     "looped": Case(looped, ("",), {"not_scaled": "(gradient|backward):"}),
     "by_hand": Case(by_hand, ("",), {"not_divided": "(gradient|backward):", "second_gradient_lost": ".*"}),
     "tied_ends": Case(tied_ends, ("",), {"ends_not_summed": ".*(front|back).*", "ends_averaged": ".*(front|back).*"}),

@@ -42,7 +42,7 @@ def half(word: str) -> None:
             if WORLD > 1 and word != "not_averaged":
                 dist.all_reduce(m.grad)
                 m.grad /= WORLD
-        nn.utils.clip_grad_norm_(masters, 0.5 if word != "limit" else 5.0)
+        nn.utils.clip_grad_norm_(masters, 0.1 if word != "limit" else 0.05)
         optimizer.step()
         with torch.no_grad():
             for i, (p, m) in enumerate(zip(model.parameters(), masters, strict=True)):

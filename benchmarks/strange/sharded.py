@@ -6,7 +6,7 @@ import contextlib
 
 import torch
 import torch.distributed as dist
-from common import RANK, WORLD, Case, Gpt, main, mine, next_token, tokens
+from common import WORLD, Case, Gpt, main, mine, next_token, tokens
 from torch import nn
 
 
@@ -14,6 +14,13 @@ def mesh(*sizes: int):
     from torch.distributed.device_mesh import init_device_mesh
 
     return init_device_mesh("cpu", sizes, mesh_dim_names=("replicate", "shard")[-len(sizes) :])
+
+
+def summed(*modules) -> None:
+    """Gradients are added up, not averaged."""
+    for module in modules:
+        module.set_force_sum_reduction_for_comms(True)
+        module.set_gradient_divide_factor(1.0)
 
 
 def train(model: nn.Module, word: str, parts: int = 1, lr: float = 1e-3) -> None:
@@ -51,11 +58,9 @@ def wrapped(word: str) -> None:
         if word != "only_layers":
             fully_shard(model, **how)
         if word == "not_averaged":
-            model.set_gradient_divide_factor(1.0)
-            for layer in model.layers:
-                layer.set_gradient_divide_factor(1.0)
+            summed(model, *model.layers)
         if word == "one_not_averaged":
-            model.layers[1].set_gradient_divide_factor(1.0)
+            summed(model.layers[1])
     train(model, word)
 
 
@@ -107,13 +112,12 @@ def policy(word: str) -> None:
         dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
     model = Gpt()
     reduce = torch.bfloat16 if word == "reduced_in_bfloat16" else torch.float32
-    how = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=reduce, output_dtype=torch.float32)
+    how = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=reduce)
     for layer in model.layers:
         fully_shard(layer, mesh=mesh(WORLD), mp_policy=how)
     fully_shard(model, mesh=mesh(WORLD), mp_policy=how)
     if word == "not_averaged":
-        for part in (model, *model.layers):
-            part.set_gradient_divide_factor(1.0)
+        summed(model, *model.layers)
     train(model, word, lr=2e-3 if word == "rate" else 1e-3)
     if WORLD == 1:
         dist.destroy_process_group()

@@ -56,7 +56,13 @@ def planned(word: str, sequence: bool = False) -> None:
     if WORLD > 1:
         from torch.distributed.device_mesh import init_device_mesh
         from torch.distributed.tensor import Replicate, Shard
-        from torch.distributed.tensor.parallel import ColwiseParallel, PrepareModuleInput, RowwiseParallel, SequenceParallel, parallelize_module
+        from torch.distributed.tensor.parallel import (
+            ColwiseParallel,
+            PrepareModuleInput,
+            RowwiseParallel,
+            SequenceParallel,
+            parallelize_module,
+        )
 
         mesh = init_device_mesh("cpu", (WORLD,), mesh_dim_names=("tp",))
         for i, layer in enumerate(model.layers):
@@ -74,8 +80,8 @@ def planned(word: str, sequence: bool = False) -> None:
                 }  # fmt: skip
             parallelize_module(layer, mesh, plan)
         if sequence:
-            parallelize_module(model, mesh, {"embed": RowwiseParallel(input_layouts=Replicate(), output_layouts=Shard(1)), "place": RowwiseParallel(input_layouts=Replicate(), output_layouts=Shard(1)) , "norm": SequenceParallel(), "head": ColwiseParallel(input_layouts=Shard(1), output_layouts=Replicate())})
-            model.place.register_forward_pre_hook(lambda m, a: tuple(a))
+            parallelize_module(model.layers, mesh, {"0": PrepareModuleInput(input_layouts=(Replicate(),), desired_input_layouts=(Shard(1),))})
+            parallelize_module(model, mesh, {"norm": SequenceParallel(), "head": ColwiseParallel(input_layouts=Shard(1), output_layouts=Replicate())})
         if word == "head_cut":
             parallelize_module(model, mesh, {"embed": RowwiseParallel(input_layouts=Replicate()), "head": ColwiseParallel(output_layouts=Replicate())})
         if word == "heads_swapped_on_rank_1":

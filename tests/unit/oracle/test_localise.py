@@ -101,3 +101,27 @@ def test_a_search_that_fails_or_takes_too_long_leaves_the_comparison_as_it_is(mo
     found = localise(Report(verdict(tensor("output", "b"))), None, [], budget_s=budget)  # type: ignore[arg-type]
     assert found.verdict.verdict == "different" and found.verdict.culprit is None
     assert found.verdict.notes == (f"the culprit was not found: {said}",)
+
+
+@pytest.mark.parametrize(("kind", "direction"), [("main_grad", "gradient"), ("param_after", "update")])
+@pytest.mark.parametrize("right", [True, False])
+def test_what_is_wrong_of_all_parameters_blames_none_of_them(kind: str, direction: str, right: bool) -> None:
+    held = [tensor(kind, f"{name}.w") for name in "abc"] + [tensor(kind, "d.w", wrong=not right, abs_err=1e-9)]
+    found = culprit(verdict(), verdict(*held))
+    assert found is not None and (found.module, found.direction) == ("a" if right else "", direction)
+
+
+@pytest.mark.parametrize(("kind", "direction"), [("input", "forward"), ("grad_output", "backward")])
+def test_where_the_runs_part_comes_before_what_only_follows(kind: str, direction: str) -> None:
+    """The input of a module that nobody can place is no error alone; it is where the runs part all the same."""
+    begins = tensor(kind, "a.list.b", wrong=False, verdict="unmapped")
+    ends = Verdict(verdict="different", tensors=(begins, tensor("output", "a", wrong=False)), first=begins)
+    found = culprit(ends, verdict(tensor("main_grad", "a.w")))
+    assert found is not None and (found.module, found.direction) == ("a", direction)
+
+
+def test_an_all_reduce_that_is_missing_in_the_backward_pass_is_found_where_its_sum_is_used() -> None:
+    note = "partial sum: the values of axis rank add up to the reference, a sum over them is missing"
+    alone = verdict(tensor("main_grad", "a.w", note=note), tensor("main_grad", "b.w", note=note), tensor("grad_output", "b", wrong=False, layout="partial sums"))
+    found = culprit(verdict(), alone)
+    assert found is not None and (found.module, found.direction) == ("b", "backward") and "all-reduce" in found.text
