@@ -1,6 +1,6 @@
 """Is the oracle right about strange programs: those of `benchmarks/strange/`, right and wrong ones?
 
-    python benchmarks/oracle_strange.py [OUT] [--only REGEX] [--no-localise] [--jobs N]
+    python benchmarks/oracle_strange.py [OUT] [--only REGEX] [--no-localise] [--jobs N] [--results FILE]
 
 Each case is recorded on one rank as the reference, and as often as it has words on several. Right ones are to be `equivalent`
 (`inconclusive` counts apart), wrong ones `different`, with a culprit that the case accepts: `side:module`, or a name. CPU seconds are those of the
@@ -94,11 +94,12 @@ def main() -> int:
     parser.add_argument("--only", default="", help="regular expression on `case word`")
     parser.add_argument("--no-localise", action="store_true")
     parser.add_argument("--jobs", type=int, default=1)
+    parser.add_argument("--results", type=Path, help="a line of JSON a run is added to it; figures are those of the last run of each program in it")
     parser.add_argument("--verbose", action="store_true")
     args = parser.parse_args()
     out = args.out or Path(tempfile.mkdtemp(prefix="proctor-strange-"))
     out.mkdir(parents=True, exist_ok=True)
-    warm, rows = Warm(args.jobs, [m for m in HEAVY if importlib.util.find_spec(m.partition(".")[0])]), []
+    warm, rows = Warm(args.jobs, [m for m in HEAVY if (not args.only or "libraries" in args.only) and importlib.util.find_spec(m.partition(".")[0])]), []
 
     def one(job: tuple[Path, str, dict[str, Any]]) -> None:
         script, name, case = job
@@ -133,6 +134,9 @@ def main() -> int:
             good = verdict == ("equivalent" if right else "different")
             cpu_s = warm.cpu_s[home] + warm.cpu_s[folder] + time.thread_time() - own
             rows.append((script.stem, name, word, right, verdict, blamed, culprit, named, cpu_s))
+            if args.results is not None:
+                with args.results.open("a") as kept:
+                    kept.write(json.dumps(rows[-1]) + "\n")
             mark = "ok   " if good and culprit else "named" if good and named else "NAME " if good else "FALSE" if right else "MISS "
             print(f"{mark} {script.stem} {name} {word or '-'}: {verdict} {blamed[:3]} {time.monotonic() - began:.1f} s, {cpu_s:.1f} CPU s  {'' if good and not args.verbose else why}", flush=True)
             if found is not None and (args.verbose or (right and not good)):
@@ -157,6 +161,8 @@ def main() -> int:
         warm.close()
         if args.out is None:
             shutil.rmtree(out, ignore_errors=True)
+    if args.results is not None:
+        rows = list({tuple(r[:3]): r for r in map(json.loads, args.results.read_text().splitlines())}.values())
     return report(rows)
 
 

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import dataclasses
 import shutil
-import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
@@ -22,6 +21,7 @@ from proctor.errors import OracleError
 from proctor.oracle.assemble import PARTIAL, Piece
 from proctor.oracle.averages import MEAN
 from proctor.oracle.blame import culprit
+from proctor.oracle.budget import Budget
 from proctor.oracle.check import Comparison
 from proctor.oracle.collect.config import key_of
 from proctor.oracle.dtypes import as_float, from_float, is_floating
@@ -58,33 +58,32 @@ def localise(
         command: the candidate's.
         reference_command: the reference's; with it the operation inside the module is looked for.
         timeout_s: after which the command is ended.
-        budget_s: after which the search ends; the report then says so, and how far it came.
+        budget_s: CPU seconds of all that is run, after which the search ends; the report then says so, and how far it came. It also ends
+            after ten times as long on the clock.
     """
-    until = time.monotonic() + budget_s
-    report = _noted_if_over(report, comparison, command, reference_command, min(timeout_s, budget_s), until)
+    report = _noted_if_over(report, comparison, command, reference_command, timeout_s, Budget(budget_s))
     return dataclasses.replace(report, next_steps=())
 
 
 def _noted_if_over(
-    report: Report, comparison: Comparison, command: Sequence[str], reference_command: Sequence[str] | None, timeout_s: float, until: float
+    report: Report, comparison: Comparison, command: Sequence[str], reference_command: Sequence[str] | None, timeout_s: float, budget: Budget
 ) -> Report:
     """What is found before the search is over; a program that fails, or takes too long, when it runs again takes nothing from the comparison."""
     try:
-        return _localised(report, comparison, command, reference_command, timeout_s, until)
+        return _localised(report, comparison, command, reference_command, timeout_s, budget)
     except OracleError as e:
-        over = time.monotonic() >= until
-        why = "its time is over (--budget SECONDS)" if over else e.message
+        why = "its CPU seconds are used up (--budget SECONDS)" if budget.over() else e.message
         return dataclasses.replace(report, verdict=_noting(report.verdict, f"the culprit was not found: {why}"))
 
 
 def _localised(
-    report: Report, comparison: Comparison, command: Sequence[str], reference_command: Sequence[str] | None, timeout_s: float, until: float
+    report: Report, comparison: Comparison, command: Sequence[str], reference_command: Sequence[str] | None, timeout_s: float, budget: Budget
 ) -> Report:
     candidate = comparison.candidate
     if any(t.kind == "param" and failing(t) for t in report.verdict.tensors):
         return _with(report, culprit(report.verdict, report.verdict), "")
     again = Recorder.again(candidate, command, timeout_s=timeout_s)
-    again.until = until
+    again.budget = budget
     said = ""
     if compiles(candidate):
         found, said, comparison = blame_compiler(comparison, report.verdict, again)
@@ -103,12 +102,11 @@ def _localised(
         found, note = culprit(report.verdict, alone), ""
         if found is not None and not found.decision:
             step = next((t.step for t in alone.tensors if failing(t)), 0)
-            left = until - time.monotonic()
-            if left < LEAST_S:
-                note = f"the operation inside {found.module or 'the model'} was not looked for: the time for localising is over (--budget SECONDS)"
+            if budget.left_s() < LEAST_S:
+                note = f"the operation inside {found.module or 'the model'} was not looked for: the CPU seconds for localising are used up (--budget SECONDS)"
             else:
                 try:
-                    found, note = name_operation(comparison, candidate, found, step, (reference_command, command), folder, timeout_s=min(timeout_s, left / 2))
+                    found, note = name_operation(comparison, candidate, found, step, (reference_command, command), folder, timeout_s=timeout_s, budget=budget)
                 except OracleError as e:
                     note = f"the operation inside {found.module or 'the model'} was not found: {e.message}"
         return _with(report, found, note)

@@ -92,7 +92,7 @@ def test_one_factor_of_all_gradients_blames_no_parameter(same: bool) -> None:
     assert found.module == ("" if same else "a") and ("clipping" in found.text) == same
 
 
-@pytest.mark.parametrize(("budget", "said"), [(0.0, "its time is over (--budget SECONDS)"), (60.0, "train.py: ended with code 1")])
+@pytest.mark.parametrize(("budget", "said"), [(0.0, "its CPU seconds are used up (--budget SECONDS)"), (60.0, "train.py: ended with code 1")])
 def test_a_search_that_fails_or_takes_too_long_leaves_the_comparison_as_it_is(monkeypatch: pytest.MonkeyPatch, budget: float, said: str) -> None:
     def fails(*_: Any) -> Report:
         raise OracleError("train.py: ended with code 1")
