@@ -78,7 +78,7 @@ def judge(reference: Recording, folder: Path, warm: Warm, command: Sequence[str]
 
 def accepts(wanted: str, said: str) -> bool:
     """Whether a case accepts what a report names: `side:module` of a culprit, or a tensor. Without a side any will do."""
-    return bool(re.fullmatch(wanted, said) or (":" not in wanted and re.fullmatch(wanted, said.partition(":")[2] if ":" in said else said)))
+    return any(re.fullmatch(wanted, text) for text in (said, said.partition(":")[2]))
 
 
 def names(found: Verdict) -> list[str]:
@@ -166,16 +166,23 @@ def main() -> int:
     return report(rows)
 
 
-def report(rows: Sequence[tuple[Any, ...]]) -> int:
-    """The figures."""
-    right, wrong = [r for r in rows if r[3]], [r for r in rows if not r[3]]
-    alarms, found = [r for r in right if r[4] == "different"], [r for r in wrong if r[4] == "different"]
-    unsure = [r for r in right if r[4] not in ("equivalent", "different")]
-    print(f"right programs {len(right)}: false alarms {len(alarms)}, not decided {len(unsure)}")
-    print(f"wrong programs {len(wrong)}: found {len(found)}; culprit right {sum(bool(r[6]) for r in found)}, cause named {sum(bool(r[7]) for r in found)}")
-    spent = sorted(r[8] for r in rows)
-    print(f"CPU seconds of a comparison with all its runs and localising, without imports: median {spent[len(spent) // 2]:.1f}, worst {spent[-1]:.1f}")
-    return 0 if not alarms and len(found) == len(wrong) else 1
+def report(rows: Sequence[Sequence[Any]]) -> int:
+    """Print the figures as a table; returns the exit code."""
+    print("| programs | right | false alarms | not decided | wrong | found | culprit right |")
+    print("|---|---|---|---|---|---|---|")
+    for script in [*sorted({r[0] for r in rows}), ""]:
+        here = [r for r in rows if not script or r[0] == script]
+        right, wrong = [r for r in here if r[3]], [r for r in here if not r[3]]
+        alarms, found = [r for r in right if r[4] == "different"], [r for r in wrong if r[4] == "different"]
+        unsure = sum(r[4] not in ("equivalent", "different") for r in right)
+        print(f"| {script or 'all'} | {len(right)} | {len(alarms)} | {unsure} | {len(wrong)} | {len(found)} | {sum(bool(r[6]) for r in found)} |")
+    spent = sorted(r[8] for r in rows if r[8])
+    if spent:
+        print(f"CPU seconds of a comparison with all its runs and localising, without imports: median {spent[len(spent) // 2]:.1f}, worst {spent[-1]:.1f}")
+    for r in rows:
+        if r[4] != ("equivalent" if r[3] else "different") or not r[6]:
+            print(f"not as it should be: {r[0]} {r[1]} {r[2] or '-'}: {r[4]} {r[5][:2]}")
+    return 0 if not alarms and not unsure and len(found) == len(wrong) else 1
 
 
 if __name__ == "__main__":

@@ -183,7 +183,7 @@ def _same(entry: Entry, rank: RankRecord, held: tuple[Entry, Values] | None, *, 
     full = values(theirs)
     if entry.shape == theirs.shape:
         return bool(np.array_equal(local, full))
-    found = locate(as_float(local, entry.dtype), as_float(full, theirs.dtype), padded=True)
+    found = locate(as_float(local, entry.dtype), as_float(full, theirs.dtype), padded=True, slices=True)
     return found is not None and bool(np.array_equal(without(local, found.part.kept), take(full, found.part.places)))
 
 

@@ -237,7 +237,7 @@ class Assembler:
             return Piece(rank, entry, None, "", firm=False)
         mine, theirs = as_float(self.ranks[rank].array(entry), entry.dtype), self.reference.floats(target)
         mine = mine / self.scale(key[2], key[4])
-        found = locate(mine, theirs, padded=True)
+        found = locate(mine, theirs, padded=True, slices=key[2] in PARAMETERS)
         if found is not None and found.sure:
             places, label, kept = self._places[pattern] = found.part
             for whole, part, along, own in zip(target.shape, entry.shape, places, kept or map(np.arange, entry.shape), strict=True):

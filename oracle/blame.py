@@ -36,6 +36,8 @@ def culprit(found: Verdict, alone: Verdict) -> Culprit | None:
     begins = found.first
     if begins is None or begins.kind not in ("input", "output", *GRADIENTS) or (named is not None and begins.step != step):
         return named
+    if named is not None and _off_alone(alone, begins) and begins.name.startswith(f"{named.module}." if named.module else "") and begins.name != named.module:
+        return _between(found, begins)  # inside what is named, and wrong whatever it is fed: nobody knows its layout, so it was not named
     earlier = ("forward", "backward", "model") if begins.kind in GRADIENTS else ("forward", "model")
     if named is not None and named.direction in earlier:
         return named
@@ -150,6 +152,13 @@ def _between(found: Verdict, begins: TensorVerdict) -> Culprit:
     return Culprit(_around(found, begins.name), side, begins.source, text, begins.ratio)
 
 
+def _off_alone(alone: Verdict, begins: TensorVerdict) -> bool:
+    """Whether a tensor of unknown layout is as far off on the reference's values."""
+    place = (begins.step, begins.call, begins.kind, begins.name, begins.slot)
+    same = next((t for t in alone.tensors if (t.step, t.call, t.kind, t.name, t.slot) == place), None)
+    return same is not None and same.verdict == "unmapped" and same.ratio > 1.0
+
+
 def _around(found: Verdict, module: str) -> str:
     """The module whose forward calls a module: the nearest around it that is called itself, which lists of modules are not."""
     called = {t.name for t in found.tensors if t.kind in ("input", "output")}
@@ -196,9 +205,7 @@ def _partial_before(alone: Verdict, first: TensorVerdict, kind: str) -> TensorVe
 
 
 def _never_summed(alone: Verdict, first: TensorVerdict) -> TensorVerdict | None:
-    """Of a gradient that is a partial sum: the first module of the backward pass that got such a sum, where its own weight's gradient is one, too."""
-    if not first.note.startswith("partial sum"):
-        return None
+    """Where gradients of parameters are partial sums: the first module of the backward pass that got such a sum and whose own weight's gradient is one."""
     wrong = {_owner(t.name) for t in alone.tensors if t.kind == "main_grad" and failing(t) and t.note.startswith("partial sum") and t.step == first.step}
     held = [t for t in alone.tensors if t.kind == "grad_output" and t.layout == PARTIAL and t.step == first.step and t.name in wrong]
     return min(held, key=flow, default=None)

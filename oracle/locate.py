@@ -51,21 +51,22 @@ class Found(NamedTuple):
     sure: bool
 
 
-def locate(local: Array, full: Array, *, padded: bool = False) -> Found | None:
+def locate(local: Array, full: Array, *, padded: bool = False, slices: bool = False) -> Found | None:
     """Find which part of `full` the values of `local` are.
 
     Args:
         local: float values of a shard.
         full: float values of the whole; as many dimensions.
-        padded: a shard that fits nowhere may have padding behind the whole's last element, or be single slices of it in some order.
+        padded: a shard that fits nowhere may have padding behind the whole's last element.
+        slices: it may also be single slices of the whole in some order. For parameters: which rows an activation has may be a matter of data.
 
     Returns:
         None where the shape allows no part.
     """
     found = _locate(local, full)
-    if not padded or local.ndim != full.ndim or (found is not None and found.error < FITS):
+    if local.ndim != full.ndim or (found is not None and found.error < FITS):
         return found
-    return _padded(local, full) or _slice_by_slice(local, full) or found
+    return (_padded(local, full) if padded else None) or (_slice_by_slice(local, full) if slices else None) or found
 
 
 def _slice_by_slice(local: Array, full: Array) -> Found | None:

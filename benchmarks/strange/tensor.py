@@ -80,7 +80,7 @@ def planned(word: str, sequence: bool = False) -> None:
                 }  # fmt: skip
             parallelize_module(layer, mesh, plan)
         if sequence:
-            parallelize_module(model.layers, mesh, {"0": PrepareModuleInput(input_layouts=(Replicate(),), desired_input_layouts=(Shard(1),))})
+            parallelize_module(model.layers, mesh, {"0": PrepareModuleInput(input_layouts=(Replicate(),), desired_input_layouts=(Shard(1),), use_local_output=True)})
             parallelize_module(model, mesh, {"norm": SequenceParallel(), "head": ColwiseParallel(input_layouts=Shard(1), output_layouts=Replicate())})
         if word == "head_cut":
             parallelize_module(model, mesh, {"embed": RowwiseParallel(input_layouts=Replicate()), "head": ColwiseParallel(output_layouts=Replicate())})

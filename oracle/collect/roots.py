@@ -110,6 +110,11 @@ def is_wrapper(module: nn.Module) -> bool:
     return type(module).__name__ in WRAPPING
 
 
+def in_flat_tensors(root: nn.Module) -> bool:
+    """Whether FSDP1 has a part of a model: its parameters are views of flat tensors that come and go, and nobody can tell where."""
+    return any(type(m).__name__ == "FullyShardedDataParallel" for m in root.modules())
+
+
 def unwrapped(module: nn.Module) -> nn.Module:
     """The user's module inside DDP, `torch.compile`, FSDP1 and the like."""
     while is_wrapper(module):

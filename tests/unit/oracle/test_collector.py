@@ -18,6 +18,7 @@ from safetensors.torch import save_file  # noqa: E402
 from torch import nn  # noqa: E402
 from torch.utils.checkpoint import checkpoint  # noqa: E402
 
+from proctor.errors import OracleError  # noqa: E402
 from proctor.oracle import trace  # noqa: E402
 from proctor.oracle.collect.collector import Collector  # noqa: E402
 from proctor.oracle.collect.config import key_of  # noqa: E402
@@ -419,6 +420,20 @@ def test_models_that_are_copied_are_found_with_their_parameters(tmp_path: Path) 
         assert any(root is whole for root in collector.models.roots)
     finally:
         collector.end()
+
+
+def test_parameters_in_flat_tensors_are_said_to_be_beyond_it(tmp_path: Path) -> None:
+    class FullyShardedDataParallel(nn.Module):  # FSDP1
+        def __init__(self) -> None:
+            super().__init__()
+            self._fsdp_wrapped_module = Net()
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self._fsdp_wrapped_module(x)  # type: ignore[no-any-return]
+
+    net = FullyShardedDataParallel()
+    with pytest.raises(OracleError, match="FSDP1"):
+        record(tmp_path / "r", net, lambda: step(net, sgd(net)))
 
 
 def collect_config(folder: Path) -> Any:

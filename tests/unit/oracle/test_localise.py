@@ -125,3 +125,11 @@ def test_an_all_reduce_that_is_missing_in_the_backward_pass_is_found_where_its_s
     alone = verdict(tensor("main_grad", "a.w", note=note), tensor("main_grad", "b.w", note=note), tensor("grad_output", "b", wrong=False, layout="partial sums"))
     found = culprit(verdict(), alone)
     assert found is not None and (found.module, found.direction) == ("b", "backward") and "all-reduce" in found.text
+
+
+@pytest.mark.parametrize(("off", "module"), [(True, "a.b"), (False, "a")])
+def test_inside_what_is_named_the_module_where_the_runs_part_is_named_if_it_is_off_alone(off: bool, module: str) -> None:
+    begins = tensor("output", "a.b", wrong=False, verdict="unmapped", rel_err=1.0)
+    ends = Verdict(verdict="different", tensors=(begins, tensor("output", "a")), first=begins)
+    found = culprit(ends, verdict(tensor("output", "a.b", wrong=False, **({"verdict": "unmapped", "rel_err": 1.0} if off else {})), tensor("output", "a")))
+    assert found is not None and (found.module, found.direction) == (module, "forward")

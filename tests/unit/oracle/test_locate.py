@@ -86,11 +86,11 @@ def test_scalars_and_empty_tensors() -> None:
 def test_single_slices_in_any_order_are_found(dim: int) -> None:
     chosen = [0, 1, 5, 7, 11][: 5 if dim == 0 else 3]
     local = np.take(FULL, chosen, dim)
-    found = locate(local, FULL, padded=True)
+    found = locate(local, FULL, slices=True)
     assert found is not None and found.sure and found.part.places[dim].tolist() == chosen
 
 
 def test_slices_that_are_there_twice_are_not_sure() -> None:
     twice = np.concatenate([FULL[:6], FULL[:6]])
-    found = locate(twice[[0, 2, 5, 9, 10]], twice, padded=True)
+    found = locate(twice[[0, 2, 5, 9, 10]], twice, slices=True)
     assert found is not None and not found.sure
