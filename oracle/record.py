@@ -7,6 +7,7 @@ is stopped once every rank has recorded what was asked for, unless it shall run 
 
 from __future__ import annotations
 
+import math
 import os
 import re
 import shutil
@@ -71,9 +72,11 @@ class Recorder:
         given: folder with values for each rank that take the place of its data (`oracle/inputs.py`); kept with the recording.
 
     Attributes:
+        until: when all of it is ended, by the monotonic clock.
         budget: of CPU seconds for all that it runs; `None` for no bound.
     """
 
+    until: float = math.inf
     budget: Budget | None = None
 
     def __init__(
@@ -253,7 +256,7 @@ class Recorder:
             if self.budget is not None and now - looked > LOOK_S:
                 looked, before_s, used_s = now, used_s, session_cpu_s(process.pid)
                 self.budget.charge(used_s - before_s)
-            if now - began > self.timeout_s or (self.budget is not None and self.budget.over()):
+            if now - began > self.timeout_s or now > self.until or (self.budget is not None and self.budget.over()):
                 raise OracleError(
                     f"{self.info.program}: did not record {self.steps} step(s) within {min(self.timeout_s, now - began):.0f} s",
                     hint="--timeout SECONDS, or a smaller model",
