@@ -1,20 +1,20 @@
 """Is the oracle right about strange programs: those of `benchmarks/strange/`, right and wrong ones?
 
-    python benchmarks/oracle_strange.py [OUT] [--only REGEX] [--no-localise] [--jobs N]
+    python benchmarks/oracle_strange.py [OUT] [--only REGEX] [--no-localise] [--jobs N] [--results FILE]
 
 Each case is recorded on one rank as the reference, and as often as it has words on several. Right ones are to be `equivalent`
-(`inconclusive` counts apart), wrong ones `different`, with a first tensor, a replica or a culprit whose name the case accepts. CPU seconds are those of
-the comparison with everything that it runs.
+(`inconclusive` counts apart), wrong ones `different`, with a culprit that the case accepts: `side:module`, or a name. CPU seconds are those of the
+reference, the candidate, the comparison and localising; ranks are forks of a process that has torch loaded, so imports are not in them.
 """
 
 from __future__ import annotations
 
 import argparse
+import importlib.util
 import json
 import os
 import re
 import shutil
-import subprocess
 import sys
 import tempfile
 import time
@@ -32,20 +32,24 @@ from proctor.oracle.check import Comparison
 from proctor.oracle.store import Recording
 from proctor.oracle.verdicts import Verdict, failing
 
+MODELS = ("llama", "gpt2", "bert", "t5", "mixtral", "vit")
+HEAVY = ("accelerate", "peft", "transformers.trainer", *(f"transformers.models.{m}.modeling_{m}" for m in MODELS))  # loaded once
 PROGRAMS = Path(__file__).resolve().parent / "strange"
 
 
-def cases() -> list[tuple[Path, str, dict[str, Any]]]:
+def cases(warm: Warm, out: Path) -> list[tuple[Path, str, dict[str, Any]]]:
     """Script, name and what it says of each case."""
     found = []
     for script in sorted(PROGRAMS.glob("*.py")):
         if script.name == "common.py":
             continue
-        done = subprocess.run([sys.executable, str(script), "--list"], capture_output=True, text=True, check=False)
-        if done.returncode:
-            print(f"{script.name}: left out: {done.stderr.strip().splitlines()[-1][:120]}", file=sys.stderr)
+        log = out / f"{script.stem}.list"
+        code = warm.run([str(script), "--list"], 1, None, log)
+        said = log.read_text().strip().splitlines() or [""]
+        if code:
+            print(f"{script.name}: left out: {said[-1][:120]}", file=sys.stderr)
             continue
-        found += [(script, name, case) for name, case in json.loads(done.stdout.splitlines()[-1]).items()]
+        found += [(script, name, case) for name, case in json.loads(said[-1]).items()]
     return found
 
 
@@ -72,9 +76,14 @@ def judge(reference: Recording, folder: Path, warm: Warm, command: Sequence[str]
     return module.localise(Report(found), comparison, comparison.candidate.info.command).verdict
 
 
+def accepts(wanted: str, said: str) -> bool:
+    """Whether a case accepts what a report names: `side:module` of a culprit, or a tensor. Without a side any will do."""
+    return any(re.fullmatch(wanted, text) for text in (said, said.partition(":")[2]))
+
+
 def names(found: Verdict) -> list[str]:
     """What a report blames, what a reader sees first."""
-    said = [found.culprit.module] if found.culprit is not None else []
+    said = [f"{found.culprit.direction}:{found.culprit.module}"] if found.culprit is not None else []
     said += [found.first.name] if found.first is not None else []
     return said + [r.name for r in found.replicas[:1]]
 
@@ -85,10 +94,12 @@ def main() -> int:
     parser.add_argument("--only", default="", help="regular expression on `case word`")
     parser.add_argument("--no-localise", action="store_true")
     parser.add_argument("--jobs", type=int, default=1)
+    parser.add_argument("--results", type=Path, help="a line of JSON a run is added to it; figures are those of the last run of each program in it")
     parser.add_argument("--verbose", action="store_true")
     args = parser.parse_args()
     out = args.out or Path(tempfile.mkdtemp(prefix="proctor-strange-"))
-    warm, rows = Warm(args.jobs), []
+    out.mkdir(parents=True, exist_ok=True)
+    warm, rows = Warm(args.jobs, [m for m in HEAVY if (not args.only or "libraries" in args.only) and importlib.util.find_spec(m.partition(".")[0])]), []
 
     def one(job: tuple[Path, str, dict[str, Any]]) -> None:
         script, name, case = job
@@ -102,10 +113,10 @@ def main() -> int:
             reference = Recording(home)
         except (ProctorError, OSError) as e:
             print(f"FAILED {script.stem} {name}: reference: {e}", flush=True)
-            rows.append((script.stem, name, "reference", False, "failed", [], "", 0.0))
+            rows.append((script.stem, name, "reference", False, "failed", [], False, False, 0.0))
             return
         for word, right in words:
-            began = time.monotonic()
+            began, own = time.monotonic(), time.thread_time()
             folder = out / f"candidate-{script.stem}-{name}-{word}"
             found: Verdict | None = None
             try:
@@ -118,12 +129,16 @@ def main() -> int:
 
                     traceback.print_exc()
             wanted = case["wrong"].get(word, "")
-            culprit = right or any(re.fullmatch(wanted, b) for b in blamed[:1])
-            named = right or any(re.fullmatch(wanted, b) for b in blamed)
+            culprit = right or any(accepts(wanted, b) for b in blamed[:1])
+            named = right or any(accepts(wanted, b) for b in blamed)
             good = verdict == ("equivalent" if right else "different")
-            rows.append((script.stem, name, word, right, verdict, blamed, culprit, named))
+            cpu_s = warm.cpu_s[home] + warm.cpu_s[folder] + time.thread_time() - own
+            rows.append((script.stem, name, word, right, verdict, blamed, culprit, named, cpu_s))
+            if args.results is not None:
+                with args.results.open("a") as kept:
+                    kept.write(json.dumps(rows[-1]) + "\n")
             mark = "ok   " if good and culprit else "named" if good and named else "NAME " if good else "FALSE" if right else "MISS "
-            print(f"{mark} {script.stem} {name} {word or '-'}: {verdict} {blamed[:3]} {time.monotonic() - began:.1f} s  {'' if good and not args.verbose else why}", flush=True)
+            print(f"{mark} {script.stem} {name} {word or '-'}: {verdict} {blamed[:3]} {time.monotonic() - began:.1f} s, {cpu_s:.1f} CPU s  {'' if good and not args.verbose else why}", flush=True)
             if found is not None and (args.verbose or (right and not good)):
                 for t in [t for t in found.tensors if failing(t)][:6]:
                     print(f"      {t.verdict} step {t.step} {t.kind} {t.name} {t.slot} x{t.ratio:.3g} rel {t.rel_err:.2g} [{t.layout}] {t.note}")
@@ -141,22 +156,33 @@ def main() -> int:
 
     try:
         with ThreadPoolExecutor(args.jobs) as pool:
-            list(pool.map(one, cases()))
+            list(pool.map(one, cases(warm, out)))
     finally:
         warm.close()
         if args.out is None:
             shutil.rmtree(out, ignore_errors=True)
+    if args.results is not None:
+        rows = list({tuple(r[:3]): r for r in map(json.loads, args.results.read_text().splitlines())}.values())
     return report(rows)
 
 
-def report(rows: Sequence[tuple[Any, ...]]) -> int:
-    """The figures."""
-    right, wrong = [r for r in rows if r[3]], [r for r in rows if not r[3]]
-    alarms, found = [r for r in right if r[4] == "different"], [r for r in wrong if r[4] == "different"]
-    unsure = [r for r in right if r[4] not in ("equivalent", "different")]
-    print(f"right programs {len(right)}: false alarms {len(alarms)}, not decided {len(unsure)}")
-    print(f"wrong programs {len(wrong)}: found {len(found)}; culprit right {sum(bool(r[6]) for r in found)}, cause named {sum(bool(r[7]) for r in found)}")
-    return 0 if not alarms and len(found) == len(wrong) else 1
+def report(rows: Sequence[Sequence[Any]]) -> int:
+    """Print the figures as a table; returns the exit code."""
+    print("| programs | right | false alarms | not decided | wrong | found | culprit right |")
+    print("|---|---|---|---|---|---|---|")
+    for script in [*sorted({r[0] for r in rows}), ""]:
+        here = [r for r in rows if not script or r[0] == script]
+        right, wrong = [r for r in here if r[3]], [r for r in here if not r[3]]
+        alarms, found = [r for r in right if r[4] == "different"], [r for r in wrong if r[4] == "different"]
+        unsure = sum(r[4] not in ("equivalent", "different") for r in right)
+        print(f"| {script or 'all'} | {len(right)} | {len(alarms)} | {unsure} | {len(wrong)} | {len(found)} | {sum(bool(r[6]) for r in found)} |")
+    spent = sorted(r[8] for r in rows if r[8])
+    if spent:
+        print(f"CPU seconds of a comparison with all its runs and localising, without imports: median {spent[len(spent) // 2]:.1f}, worst {spent[-1]:.1f}")
+    for r in rows:
+        if r[4] != ("equivalent" if r[3] else "different") or not r[6]:
+            print(f"not as it should be: {r[0]} {r[1]} {r[2] or '-'}: {r[4]} {r[5][:2]}")
+    return 0 if not alarms and not unsure and len(found) == len(wrong) else 1
 
 
 if __name__ == "__main__":

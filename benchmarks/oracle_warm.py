@@ -19,6 +19,7 @@ import socket
 import subprocess
 import sys
 import traceback
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import IO, Any
@@ -27,12 +28,21 @@ from proctor.oracle.record import Recorder
 
 
 class Warm:
-    """Some warm processes; a run takes a free one."""
+    """Some warm processes; a run takes a free one.
 
-    def __init__(self, count: int = 2) -> None:
+    Args:
+        count: of processes.
+        load: further modules that they import before they are forked.
+
+    Attributes:
+        cpu_s: CPU seconds of the runs of each recording so far.
+    """
+
+    def __init__(self, count: int = 2, load: Sequence[str] = ()) -> None:
+        self.cpu_s: Counter[Path] = Counter()
         self._all = [
             subprocess.Popen(
-                [sys.executable, "-W", "ignore", __file__],
+                [sys.executable, "-W", "ignore", __file__, *load],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 text=True,
@@ -44,15 +54,17 @@ class Warm:
         for process in self._all:
             self._free.put(process)
 
-    def run(self, command: Sequence[str], world: int, activation: Path, log: Path) -> int:
-        """Run a script on so many ranks; its exit code."""
+    def run(self, command: Sequence[str], world: int, activation: Path | None, log: Path) -> int:
+        """Run a script on so many ranks, with what an injected hook reads, or as it is; its exit code."""
         process = self._free.get()
         try:
             assert process.stdin is not None and process.stdout is not None
-            job = {"argv": list(command), "world": world, "activation": str(activation), "log": str(log)}
+            job = {"argv": list(command), "world": world, "activation": str(activation or ""), "log": str(log)}
             process.stdin.write(json.dumps(job) + "\n")
             process.stdin.flush()
-            return int(process.stdout.readline() or 1)
+            code, cpu_s = (process.stdout.readline() or "1 0").split()
+            self.cpu_s[log.parents[min(2, len(log.parents) - 1)]] += float(cpu_s)  # DIR/runs/RUN/output.log
+            return int(code)
         finally:
             self._free.put(process)
 
@@ -93,7 +105,8 @@ def _rank(rank: int, job: Mapping[str, Any], port: int, output: IO[str]) -> int:
     os.dup2(output.fileno(), 2)
     from proctor.oracle.collect import install_from
 
-    install_from(job["activation"])
+    if job["activation"]:
+        install_from(job["activation"])
     sys.argv = list(job["argv"])
     sys.path.insert(0, str(Path(sys.argv[0]).parent))
     code = 0
@@ -112,7 +125,7 @@ def _rank(rank: int, job: Mapping[str, Any], port: int, output: IO[str]) -> int:
     return code
 
 
-def _job(job: Mapping[str, Any]) -> int:
+def _job(job: Mapping[str, Any]) -> tuple[int, float]:
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
@@ -127,8 +140,9 @@ def _job(job: Mapping[str, Any]) -> int:
                 finally:
                     os._exit(code)
             children.append(child)
-        codes = [os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) for child in children]
-    return next((c for c in codes if c), 0)
+        ended = [os.wait4(child, 0)[1:] for child in children]
+    codes = [os.waitstatus_to_exitcode(status) for status, _ in ended]
+    return next((c for c in codes if c), 0), sum(usage.ru_utime + usage.ru_stime for _, usage in ended)
 
 
 LOADED = (
@@ -139,14 +153,14 @@ LOADED = (
 
 
 def _serve() -> None:
-    for name in LOADED:
+    for name in (*LOADED, *sys.argv[1:]):
         importlib.import_module(name)
     import torch
 
     torch.set_num_threads(1)
     sys.argv = [""]
     for line in sys.stdin:
-        print(_job(json.loads(line)), flush=True)
+        print(*_job(json.loads(line)), flush=True)
 
 
 if __name__ == "__main__":

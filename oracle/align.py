@@ -68,7 +68,12 @@ class Naming:
         renames: parameters by name, where content says so.
         prefixes: module path → module path of the reference.
         plan: its renames come first.
+
+    Attributes:
+        unused: parameters of the rank that only double others, and take no part.
     """
+
+    unused: frozenset[str] = frozenset()
 
     def __init__(
         self, renames: Mapping[str, str], prefixes: Mapping[str, str], plan: Plan | None, coords: Mapping[str, int]
@@ -148,7 +153,15 @@ def name_tensors(
             here, there = _without_common_end(name, other[0])
             votes.setdefault(here, Counter())[there] += 1
     prefixes = {h: v.most_common(1)[0][0] for h, v in votes.items() if v.most_common(1)[0][0] != h}
-    return Naming(renames, prefixes, plan, coords)
+    naming = Naming(renames, prefixes, plan, coords)
+    naming.unused = _unused(mine, rank, naming)
+    return naming
+
+
+def _unused(mine: Sequence[Entry], rank: RankRecord, naming: Naming) -> frozenset[str]:
+    """Parameters of models that neither run nor train on the rank, and are others by what they hold: the whole of which stages are copies."""
+    alive = {e.name.partition(".")[0] for e in rank.entries if e.kind in ("main_grad", "input", "output")}
+    return frozenset(e.name for e in mine if naming(e) != naming.planned(e.name) and e.name.partition(".")[0] not in alive)
 
 
 def _same(entry: Entry, rank: RankRecord, held: tuple[Entry, Values] | None, *, telling: bool = False) -> bool:
@@ -170,7 +183,7 @@ def _same(entry: Entry, rank: RankRecord, held: tuple[Entry, Values] | None, *, 
     full = values(theirs)
     if entry.shape == theirs.shape:
         return bool(np.array_equal(local, full))
-    found = locate(as_float(local, entry.dtype), as_float(full, theirs.dtype), padded=True)
+    found = locate(as_float(local, entry.dtype), as_float(full, theirs.dtype), padded=True, slices=True)
     return found is not None and bool(np.array_equal(without(local, found.part.kept), take(full, found.part.places)))
 
 

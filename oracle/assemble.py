@@ -28,7 +28,7 @@ from proctor.oracle.padding import Holder, cropped, filled, own_shape, without
 from proctor.oracle.placements import from_dtensor
 from proctor.oracle.plan import Plan
 from proctor.oracle.reference import Key, Reference
-from proctor.oracle.store import Entry, RankRecord, slots_in
+from proctor.oracle.store import Entry, RankRecord, later, slots_in
 
 Array = npt.NDArray[Any]
 
@@ -95,10 +95,19 @@ class Assembler:
     ) -> None:
         self.reference, self.ranks, self.coords, self.calls, self.plan, self.pieces = reference, ranks, coords, calls, plan, pieces
         self.mesh = plan.mesh if plan is not None else Mesh()
-        self.gradient_scale = 1.0
+        self.gradient_scales: dict[int, float] = {}  # by which gradient of several in one call it is
         self.padded: dict[Key, list[Piece]] = {}  # of tensors that were merged: shards with padding
         self._places: dict[tuple[Any, ...], Part] = {}
         self._extents: dict[tuple[Any, ...], tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]] = {}
+
+    @property
+    def gradient_scale(self) -> float:
+        """By what the candidate's gradients of activations are larger, those of the first backward pass past an edge."""
+        return self.gradient_scales.get(0, 1.0)
+
+    def scale(self, kind: str, slot: str) -> float:
+        """The same of a tensor; 1 of what is no gradient of an activation."""
+        return self.gradient_scales.get(later(slot), self.gradient_scale) if kind in GRADIENTS else 1.0
 
     def merge(self, key: Key) -> Merged | None:
         """The candidate's tensor; `None` where no rank has a shard of it."""
@@ -148,8 +157,7 @@ class Assembler:
         if any(p.addend for p in pieces):
             return None
         theirs = self.reference.floats(target)
-        if key[2] in GRADIENTS:
-            theirs = theirs * self.gradient_scale
+        theirs = theirs * self.scale(key[2], key[4])
         whole = Whole(target.shape, np.float64)
         alone = together = 0.0
         for part in parts([self._held(p) for p in pieces]):
@@ -228,8 +236,8 @@ class Assembler:
         if len(entry.shape) != len(target.shape):
             return Piece(rank, entry, None, "", firm=False)
         mine, theirs = as_float(self.ranks[rank].array(entry), entry.dtype), self.reference.floats(target)
-        mine = mine / self.gradient_scale if key[2] in GRADIENTS else mine
-        found = locate(mine, theirs, padded=True)
+        mine = mine / self.scale(key[2], key[4])
+        found = locate(mine, theirs, padded=True, slices=key[2] in PARAMETERS)
         if found is not None and found.sure:
             places, label, kept = self._places[pattern] = found.part
             for whole, part, along, own in zip(target.shape, entry.shape, places, kept or map(np.arange, entry.shape), strict=True):

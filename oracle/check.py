@@ -10,7 +10,7 @@ knows is *unmapped*: it is listed, it may be named as the place where a differen
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Final
 
 import msgspec
@@ -18,7 +18,6 @@ import numpy as np
 
 from proctor.errors import OracleError
 from proctor.oracle import padding
-from proctor.oracle._replicas import same_bits
 from proctor.oracle.align import (
     BUFFERS,
     PARAMETERS,
@@ -30,6 +29,7 @@ from proctor.oracle.align import (
     name_tensors,
 )
 from proctor.oracle.assemble import GRADIENTS, LIKE, REPLICA_AXES, Assembler, Piece
+from proctor.oracle.beginning import Beginning
 from proctor.oracle.buffers import Buffers
 from proctor.oracle.choices import Choices, digest_of, undecided
 from proctor.oracle.difference import compare
@@ -38,10 +38,11 @@ from proctor.oracle.dtypes import as_float
 from proctor.oracle.holders import Holders
 from proctor.oracle.mesh import Mesh, rank_text
 from proctor.oracle.plan import Plan
-from proctor.oracle.reference import Key, Reference, constant, slot_text
+from proctor.oracle.reference import Key, Reference, slot_text
 from proctor.oracle.rows import Rows, Scattered
 from proctor.oracle.scalars import judge_scalars
-from proctor.oracle.store import CLEAN, EAGER, PLACED, REPLAYED, Entry, RankRecord, Recording
+from proctor.oracle.stages import Stages
+from proctor.oracle.store import CLEAN, EAGER, PLACED, REPLAYED, Entry, RankRecord, Recording, later
 from proctor.oracle.tensor_judge import TensorJudge
 from proctor.oracle.tolerance import Mode
 from proctor.oracle.verdicts import (
@@ -113,7 +114,7 @@ class Comparison:
             return different
         tensors: list[TensorVerdict] = []
         replicas: list[ReplicaConflict] = []
-        self.assembler.gradient_scale = self._gradient_scale()
+        self._find_gradient_scales()
         self._allow_casts()
         for key in self.reference.order:
             verdict, conflicts = self._tensors.judge(key)
@@ -242,11 +243,13 @@ class Comparison:
         for rank, record in self.ranks.items():
             naming = self._naming[rank]
             self._counts[rank] = count_calls(record.entries, naming, 0)
+        stages = Stages(self.reference)
         for rank, record in self.ranks.items():
             naming = self._naming[rank]
             self._calls[rank] = self._deal(rank, record, naming)
+            held = {naming(e).rpartition(".")[0] for e in record.entries if e.kind == "param" and e.step == 0 and e.name not in naming.unused}
             for entry in record.entries:
-                if entry.recompute:
+                if entry.recompute or (entry.kind in PARAMETERS and entry.name in naming.unused):
                     continue
                 name = naming(entry)
                 call = entry.call
@@ -258,9 +261,9 @@ class Comparison:
                     mine = self._slots[rank, entry.step, entry.call, entry.kind, entry.name]
                     if len(slots) == len(mine):
                         key = (entry.step, call, entry.kind, name, slots[mine.index(entry.slot)])
-                if key in self.reference.entries:
+                if key in self.reference.entries and not stages.foreign(name, entry.kind, held):
                     self._pieces.setdefault(key, []).append((rank, entry))
-                elif entry.kind in ("param", "output"):
+                elif entry.kind in ("param", "output") and key not in self.reference.entries:
                     self._extra.add(f"{entry.kind} {name}: the reference has none of this name")
 
     @functools.cached_property
@@ -303,26 +306,14 @@ class Comparison:
 
     def _start(self) -> Verdict | None:
         """Both runs must begin with the same parameters."""
-        off: list[str] = []
         self._apart = Holders(self.reference, self.assembler).begin_apart()
-        mine = [k for k in self.reference.order if k[2] == "param" and k[0] == 0]
-        for key in sorted(mine, key=lambda k: constant(self.reference.array(self.reference.entries[k]))):
-            merged = self.assembler.merge(key)
-            if merged is None:
-                continue
-            full, _, pieces = merged
-            theirs = self.reference.array(self.reference.entries[key])
-            if full is None or not same_bits(full, theirs):
-                a, b = as_float(theirs, self.reference.entries[key].dtype), None if full is None else as_float(full, pieces[0].entry.dtype)
-                if b is None or a.shape != b.shape or float(np.linalg.norm(a - b)) > 1e-3 * float(np.linalg.norm(a)):
-                    off.append(key[3])
-        if not off:
+        begun = Beginning(self.reference, self.assembler)
+        if not begun.otherwise:
             return None
-        share = len(off) / len(mine)
-        names = ", ".join(off[:3]) + (f" and {len(off) - 3} more" if len(off) > 3 else "")
-        reason = f"the two runs do not begin with the same parameters ({names}; {share:.0%} of them): "
-        reason += "record both with --generate, or say in a plan how they are cut"
-        return msgspec.structs.replace(conclude([], self._apart, unchecked=self.unchecked, notes=self.notes, inconclusive=reason), alike=False)
+        if begun.miscut:
+            return conclude(begun.miscut, self._apart, unchecked=self.unchecked, notes=self.notes)
+        found = conclude([], self._apart, unchecked=self.unchecked, notes=self.notes, inconclusive=begun.reason())
+        return msgspec.structs.replace(found, alike=False)
 
     def _dropped_alike(self) -> Verdict | None:
         """Dropout must have been recorded in the same way on both sides."""
@@ -335,14 +326,20 @@ class Comparison:
             self.unchecked.append(f"dropout masks of {kept} module{'s' if kept > 1 else ''}: everything is kept while it is recorded; probabilities are compared")
         return None
 
-    def _gradient_scale(self) -> float:
+    def _find_gradient_scales(self) -> None:
+        back = [k for k in self.reference.order if k[2] in GRADIENTS and k[0] == 0]
+        for number in sorted({later(k[4]) for k in back}):
+            found = self._gradient_scale([k for k in back if later(k[4]) == number])
+            if found is not None:
+                self.assembler.gradient_scales[number] = found
+
+    def _gradient_scale(self, keys: Sequence[Key]) -> float | None:
         """By what the candidate's gradients of activations differ as a whole: its loss may be an average over other parts.
 
         Read off the first gradient of the backward pass. Parameter gradients are compared as they are, so that a wrong
         scale of the loss is found there.
         """
-        keys = sorted((k for k in self.reference.order if k[2] in GRADIENTS and k[0] == 0), key=lambda k: self.reference.entries[k].order)
-        for key in keys[:8]:
+        for key in sorted(keys, key=lambda k: self.reference.entries[k].order)[:8]:
             self.assembler.merge((*key[:2], LIKE[key[2]], *key[3:]))  # a gradient lies as its value does, and that has no scale
             merged = self.assembler.merge(key)
             if merged is None or merged[0] is None:
@@ -364,7 +361,7 @@ class Comparison:
                 return float(alpha)
             if cosine > 0.99:
                 return 1.0
-        return 1.0
+        return None
 
 
 def _read_off(ranks: Mapping[int, RankRecord]) -> Plan | None:

@@ -9,6 +9,7 @@ from pathlib import Path
 import msgspec
 
 from proctor.errors import OracleError
+from proctor.oracle.budget import Budget
 from proctor.oracle.check import Comparison
 from proctor.oracle.mesh import rank_text
 from proctor.oracle.ops import PHASES, Operation, Trace, first_wrong
@@ -28,6 +29,7 @@ def name_operation(
     force: Path,
     *,
     timeout_s: float = 3600.0,
+    budget: Budget | None = None,
 ) -> tuple[Culprit, str]:
     """Say which operation of the culprit is the first to differ.
 
@@ -39,6 +41,7 @@ def name_operation(
         commands: of the reference and of the candidate; without the reference's nothing is looked for.
         force: what modules of the candidate are given.
         timeout_s: after which a command is ended.
+        budget: of CPU seconds for both.
 
     Returns:
         the culprit, with an operation where one was found, and a note for the reader.
@@ -57,6 +60,7 @@ def name_operation(
             (candidate, commands[1], names, str(force.resolve())),
             step=step,
             timeout_s=timeout_s,
+            budget=budget,
         )
         found, note = _compare(comparison, candidate, culprit, module)
     except OracleError as e:
@@ -68,11 +72,12 @@ def name_operation(
     return msgspec.structs.replace(culprit, text=text, operation=f"{found.label} {found.source}".strip()), note
 
 
-def _record(*sides: tuple[Recording, Sequence[str], dict[int, str], str], step: int, timeout_s: float) -> None:
+def _record(*sides: tuple[Recording, Sequence[str], dict[int, str], str], step: int, timeout_s: float, budget: Budget | None) -> None:
     with ThreadPoolExecutor(max_workers=len(sides)) as pool:
         jobs = []
         for recording, command, ops, force in sides:
             again = Recorder.again(recording, command, timeout_s=timeout_s)
+            again.budget = budget
             jobs.append(pool.submit(again.once, RUN, ops=ops, ops_step=step, force=force, generate=recording.info.generate))
         for job in jobs:
             job.result()

@@ -5,7 +5,7 @@ part of the reference's tensor up to rounding, so the parts that its shape allow
 dimension that is shorter than the whole, interleaved groups (fused QKV), and the two-ended stripes of context
 parallelism. A wrong part is off by as much as the values themselves, so there is no doubt where one fits. Where none
 fits, the last block may be padded: a vocabulary rounded up to a multiple of the ranks. Where that is not so either, the
-caller falls back on what fitted tensors of the same shape.
+caller falls back on what fitted tensors of the same shape. A shard none of whose blocks fits may be made of single slices, looked up one by one.
 """
 
 from __future__ import annotations
@@ -51,22 +51,37 @@ class Found(NamedTuple):
     sure: bool
 
 
-def locate(local: Array, full: Array, *, padded: bool = False) -> Found | None:
+def locate(local: Array, full: Array, *, padded: bool = False, slices: bool = False) -> Found | None:
     """Find which part of `full` the values of `local` are.
 
     Args:
         local: float values of a shard.
         full: float values of the whole; as many dimensions.
         padded: a shard that fits nowhere may have padding behind the whole's last element.
+        slices: it may also be single slices of the whole in some order. For parameters: which rows an activation has may be a matter of data.
 
     Returns:
         None where the shape allows no part.
     """
     found = _locate(local, full)
-    if padded and local.ndim == full.ndim and (found is None or not found.error < FITS):
-        fitting = _padded(local, full)
-        return fitting if fitting is not None else found
-    return found
+    if local.ndim != full.ndim or (found is not None and found.error < FITS):
+        return found
+    return (_padded(local, full) if padded else None) or (_slice_by_slice(local, full) if slices else None) or found
+
+
+def _slice_by_slice(local: Array, full: Array) -> Found | None:
+    """The shard as slices of one dimension in whatever order, each of them equal to one of the whole's and to no other: fused
+    projections whose parts are of unequal sizes (grouped queries), layouts of people's own."""
+    cut = [d for d, (a, b) in enumerate(zip(local.shape, full.shape, strict=True)) if a != b]
+    if len(cut) != 1 or local.shape[cut[0]] > full.shape[cut[0]]:
+        return None
+    mine, theirs = (np.ascontiguousarray(np.moveaxis(x, cut[0], 0)).reshape(x.shape[cut[0]], -1) for x in (local, full))
+    where = {row.tobytes(): i for i, row in enumerate(theirs)}
+    found = [where.get(row.tobytes(), -1) for row in mine]
+    if len(where) < len(theirs) or min(found, default=-1) < 0 or len(set(found)) < len(found):
+        return None
+    places = tuple(np.array(found, dtype=np.int64) if d == cut[0] else np.arange(n, dtype=np.int64) for d, n in enumerate(full.shape))
+    return Found(Part(places, f"{cut[0]}: {len(found)} slices"), 0.0, sure=True)
 
 
 def _padded(local: Array, full: Array) -> Found | None:

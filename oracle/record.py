@@ -23,6 +23,7 @@ import msgspec
 
 from proctor.errors import OracleError, UsageError
 from proctor.invariants.redact import without_secrets
+from proctor.oracle.budget import Budget, session_cpu_s
 from proctor.oracle.choices import write_own
 from proctor.oracle.collect.config import CollectConfig
 from proctor.oracle.store import (
@@ -39,6 +40,7 @@ from proctor.oracle.store import (
 
 SAMPLES: Final = 4  # one sample can be 2× too low for a tensor, four ≤ 1.25× (findings, §3)
 POLL_S: Final = 0.05
+LOOK_S: Final = 0.5  # between looks at how much a command has used
 STOP_S: Final = 5.0  # between asking the command to stop and ending it
 NATURAL_S: Final = 0.3  # a command that is nearly through may end by itself
 TAIL_LINES: Final = 3
@@ -71,9 +73,11 @@ class Recorder:
 
     Attributes:
         until: when all of it is ended, by the monotonic clock.
+        budget: of CPU seconds for all that it runs; `None` for no bound.
     """
 
     until: float = math.inf
+    budget: Budget | None = None
 
     def __init__(
         self,
@@ -246,10 +250,13 @@ class Recorder:
                 _end(process)
 
     def _wait(self, process: subprocess.Popen[bytes], folder: Path) -> int | None:
-        began, complete = time.monotonic(), None
+        began, complete, looked, used_s = time.monotonic(), None, 0.0, 0.0
         while process.poll() is None:
             now = time.monotonic()
-            if now - began > self.timeout_s or now > self.until:
+            if self.budget is not None and now - looked > LOOK_S:
+                looked, before_s, used_s = now, used_s, session_cpu_s(process.pid)
+                self.budget.charge(used_s - before_s)
+            if now - began > self.timeout_s or now > self.until or (self.budget is not None and self.budget.over()):
                 raise OracleError(
                     f"{self.info.program}: did not record {self.steps} step(s) within {min(self.timeout_s, now - began):.0f} s",
                     hint="--timeout SECONDS, or a smaller model",

@@ -65,9 +65,18 @@ SHARED: Final = "="  # between places of one tensor
 DTYPES: Final = tuple(name for _, name in _RAW.values())  # what can be recorded, by torch's names
 
 
+LATER: Final = "#"  # before the number of a further gradient that comes back past one edge in one call
+
+
+def later(slot: str) -> int:
+    """Which gradient past an edge in one call a slot names, from 0."""
+    number = slot.partition(LATER)[2]
+    return int(number) if number.isdigit() else 0
+
+
 def slots_in(slot: str) -> tuple[str, ...]:
     """The places in which a tensor crossed an edge: one, or as in `attention(x, x, x)` several, whose gradient is one."""
-    return tuple(slot.split(SHARED))
+    return tuple(slot.partition(LATER)[0].split(SHARED))
 
 
 class Placement(msgspec.Struct, frozen=True):

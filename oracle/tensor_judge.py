@@ -16,7 +16,7 @@ import numpy.typing as npt
 
 from proctor.oracle._replicas import Conflict, same_bits
 from proctor.oracle.align import BUFFERS, PARAMETERS, Naming
-from proctor.oracle.assemble import GRADIENTS, Assembler, Piece
+from proctor.oracle.assemble import Assembler, Piece
 from proctor.oracle.averages import MEAN
 from proctor.oracle.certain import Certain
 from proctor.oracle.difference import Difference, compare
@@ -102,8 +102,8 @@ class TensorJudge:
             flat = any(p.entry.span is not None for p in pieces)
             return not_compared("shape" if firm and kind in PARAMETERS and not flat else "unmapped", note, **common), []
         theirs = self.reference.array(target)
-        if kind in GRADIENTS and self.assembler.gradient_scale != 1.0:
-            full = from_float(as_float(full, target.dtype) / self.assembler.gradient_scale, target.dtype)
+        if (scale := self.assembler.scale(kind, slot)) != 1.0:
+            full = from_float(as_float(full, target.dtype) / scale, target.dtype)
         sums = compare(full, theirs, target.dtype)
         allowed = self.reference.tolerance(key, sums, self.mode)
         if kind == "param_after" and sums.error > allowed.absolute and not sums.mismatch:
@@ -216,8 +216,8 @@ class TensorJudge:
             if piece.places is None or piece.addend:
                 continue
             mine = self.assembler.values(piece)
-            if kind in GRADIENTS and self.assembler.gradient_scale != 1.0:
-                mine = from_float(as_float(mine, piece.entry.dtype) / self.assembler.gradient_scale, piece.entry.dtype)
+            if (scale := self.assembler.scale(kind, piece.entry.slot)) != 1.0:
+                mine = from_float(as_float(mine, piece.entry.dtype) / scale, piece.entry.dtype)
             target = take(theirs, piece.places).copy()
             sums = compare(mine, target, piece.entry.dtype) if mine.dtype == target.dtype else None
             if sums is not None and (sums.error > allowed or sums.mismatch):

@@ -88,3 +88,71 @@ class Mlp(nn.Module):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return self.last(torch.nn.functional.gelu(self.norm(self.first(x))))
+
+
+def tokens(steps: int, rows: int = 8, length: int = 12, vocab: int = 32, seed: int = 2) -> Iterator[torch.Tensor]:
+    """Tokens with one more than a model's input in each row, the same on every rank."""
+    generator = torch.Generator().manual_seed(seed)
+    for _ in range(steps):
+        yield torch.randint(vocab, (rows, length + 1), generator=generator)
+
+
+class Attention(nn.Module):
+    """Causal attention; as many heads as the projections have."""
+
+    def __init__(self, width: int, heads: int) -> None:
+        super().__init__()
+        self.size = width // heads
+        self.q, self.k, self.v, self.o = (nn.Linear(width, width, bias=name != "o") for name in "qkvo")
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        q, k, v = (p(x).unflatten(-1, (-1, self.size)).transpose(1, 2) for p in (self.q, self.k, self.v))
+        out = nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True)
+        return self.o(out.transpose(1, 2).flatten(2))
+
+
+class FeedForward(nn.Module):
+    def __init__(self, width: int, hidden: int) -> None:
+        super().__init__()
+        self.up, self.gate, self.down = nn.Linear(width, hidden, bias=False), nn.Linear(width, hidden, bias=False), nn.Linear(hidden, width, bias=False)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.down(nn.functional.silu(self.gate(x)) * self.up(x))
+
+
+class Layer(nn.Module):
+    def __init__(self, width: int, heads: int) -> None:
+        super().__init__()
+        self.norm1, self.attention = nn.RMSNorm(width), Attention(width, heads)
+        self.norm2, self.mlp = nn.RMSNorm(width), FeedForward(width, 2 * width)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = x + self.attention(self.norm1(x))
+        return x + self.mlp(self.norm2(x))
+
+
+class Gpt(nn.Module):
+    """A small language model."""
+
+    def __init__(self, vocab: int = 32, width: int = 16, heads: int = 4, layers: int = 2, length: int = 16, tied: bool = False) -> None:
+        super().__init__()
+        self.embed, self.place = nn.Embedding(vocab, width), nn.Embedding(length, width)
+        self.layers = nn.ModuleList(Layer(width, heads) for _ in range(layers))
+        self.norm, self.head = nn.RMSNorm(width), nn.Linear(width, vocab, bias=False)
+        with torch.no_grad():
+            for module in self.modules():
+                if isinstance(module, nn.RMSNorm):
+                    module.weight.normal_(1.0, 0.1)
+        if tied:
+            self.head.weight = self.embed.weight
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = self.embed(x) + self.place(torch.arange(x.shape[1]))
+        for layer in self.layers:
+            x = layer(x)
+        return self.head(self.norm(x))
+
+
+def next_token(logits: torch.Tensor, row: torch.Tensor) -> torch.Tensor:
+    """Mean cross entropy of the next token."""
+    return nn.functional.cross_entropy(logits.flatten(0, 1), row[:, 1:].flatten())

@@ -36,6 +36,7 @@ from proctor.oracle.collect.optimizers import Optimizers
 from proctor.oracle.collect.progress import Progress
 from proctor.oracle.collect.regions import Regions, anything_compiled, skip_frames
 from proctor.oracle.collect.replayed import Replayed
+from proctor.oracle.collect.roots import in_flat_tensors
 from proctor.oracle.collect.running import Place, Running
 from proctor.oracle.collect.tape import Tape
 from proctor.oracle.collect.taps import recomputing
@@ -92,6 +93,7 @@ class Collector:
         """Patch what tells of models and steps; everything else waits for the first training forward."""
         wrap = self._attached.wrap
         wrap(nn.Module, "__init__", self._constructed)
+        wrap(nn.Module, "__setstate__", self._copied)
         wrap(nn.Module, "__call__", self._called)
         wrap(torch.autograd, "backward", self._backwards)
         self._decisions.install(wrap)
@@ -150,6 +152,11 @@ class Collector:
 
     def _constructed(self, original: Callable[..., None], module: nn.Module, /, *args: Any, **kwargs: Any) -> None:
         original(module, *args, **kwargs)
+        self.models.modules.add(module)
+
+    def _copied(self, original: Callable[..., None], module: nn.Module, /, state: Any) -> None:
+        """A module is copied (stages and averages are made by `deepcopy`) or loaded: no constructor runs."""
+        original(module, state)
         self.models.modules.add(module)
 
     def _inside(self) -> bool:
@@ -327,6 +334,9 @@ class Collector:
         except FileExistsError:
             self.progress.over = True  # another process of this rank came first (an evaluation, a second job of a script)
             self.remove()
+            return
+        if any(map(in_flat_tensors, self.models.roots)):
+            self._failed("FullyShardedDataParallel (FSDP1) keeps parameters in flat tensors, which the oracle cannot read; use fully_shard (FSDP2)")
             return
         self.models.rename_parameters()
         chunks = [r for r in self.models.roots if framework_of(r) is not None]

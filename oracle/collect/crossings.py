@@ -6,6 +6,7 @@ A module is seen by hooks, or around its call where it is compiled (`regions.py`
 from __future__ import annotations
 
 import contextlib
+import itertools
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -25,7 +26,7 @@ from proctor.oracle.collect.running import Place, Running
 from proctor.oracle.collect.slots import named, slots_of
 from proctor.oracle.collect.tape import Tape
 from proctor.oracle.collect.taps import FP8_SIGMA, UNIT_ROUNDOFF, noisy, tap, watched
-from proctor.oracle.store import SHARED
+from proctor.oracle.store import LATER, SHARED
 
 
 class Crossings:
@@ -276,16 +277,20 @@ class Crossings:
                 other = force(progress.step, "input", name, first, call, value.detach())
             return other
 
+        times = itertools.count()  # a gradient of a gradient, or a graph that is kept, comes back past this edge again
+
         def on_grad(grad: torch.Tensor) -> torch.Tensor | None:
-            other = given(progress.step, f"grad_{side}", name, slot, call, grad.detach()) if given is not None else None
+            number = next(times)
+            own = f"{slot}{LATER}{number}" if number else slot
+            other = given(progress.step, f"grad_{side}", name, own, call, grad.detach()) if given is not None else None
             if seed is not None and grad_sigma:
-                other = noisy(grad.detach() if other is None else other, grad_sigma, seed, f"grad_{side}", name, slot, call)
+                other = noisy(grad.detach() if other is None else other, grad_sigma, seed, f"grad_{side}", name, own, call)
             if not progress.over:
-                tape.record(grad if other is None else other, call=call, kind=f"grad_{side}", meta=meta, slot=slot)
+                tape.record(grad if other is None else other, call=call, kind=f"grad_{side}", meta=meta, slot=own)
             if force is not None and side == "output":
-                other = force(progress.step, "grad_output", name, slot, call, grad.detach())
+                other = force(progress.step, "grad_output", name, own, call, grad.detach())
             if self.ops is not None:
-                self.ops.crossed(side, name, slot, call, grad, grad if other is None else other)
+                self.ops.crossed(side, name, own, call, grad, grad if other is None else other)
             return other
 
         def safely(function: Callable[[torch.Tensor], torch.Tensor | None]) -> Callable[[torch.Tensor], torch.Tensor | None]:

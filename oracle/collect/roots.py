@@ -95,15 +95,24 @@ class Names:
 
     def rename_parameters(self, roots: Iterator[nn.Module] | list[nn.Module]) -> None:
         """Take notice of parameters that were replaced since (`parallelize_module`, `fully_shard`, `to_empty`)."""
+        seen: set[int] = set()  # a module in two models, as in the whole and in a stage of it, is called as in the first
         for root in roots:
             prefix = self.modules.get(id(unwrapped(root)), "")
             for path, parameter in root.named_parameters(remove_duplicate=True):
+                if id(parameter) in seen:
+                    continue
+                seen.add(id(parameter))
                 self.parameters[id(parameter)] = self._given.get(id(root), {}).get(path, _join(prefix, strip(root, path)))
 
 
 def is_wrapper(module: nn.Module) -> bool:
     """A module that only hands its call on to the one it wraps."""
     return type(module).__name__ in WRAPPING
+
+
+def in_flat_tensors(root: nn.Module) -> bool:
+    """Whether FSDP1 has a part of a model: its parameters are views of flat tensors that come and go, and nobody can tell where."""
+    return any(type(m).__name__ == "FullyShardedDataParallel" for m in root.modules())
 
 
 def unwrapped(module: nn.Module) -> nn.Module:

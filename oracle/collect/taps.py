@@ -26,7 +26,9 @@ class _Tap(torch.autograd.Function):  # type: ignore[misc]
 
     @staticmethod
     def backward(ctx: Any, grad: torch.Tensor) -> Any:
-        other = ctx.on_grad(grad) if ctx.on_grad is not None else None
+        other = ctx.on_grad(grad) if ctx.on_grad is not None and grad is not None else None
+        if other is not None and torch.is_grad_enabled() and grad.requires_grad:
+            other = grad + (other - grad).detach()  # a gradient of this gradient may be asked for
         return grad if other is None else other, None, None
 
 
@@ -54,8 +56,9 @@ def watched(x: torch.Tensor, on_grad: Look, *, own_edge: bool) -> torch.Tensor:
         return x
     seen = torch.ops.aten.alias(x) if own_edge else x
 
-    def look(grad: torch.Tensor) -> None:
-        on_grad(grad)
+    def look(grad: torch.Tensor | None) -> None:
+        if grad is not None:  # undefined: a graph that DDP knows beforehand, of which a pass leaves a part out
+            on_grad(grad)
 
     seen.register_hook(look)
     return seen

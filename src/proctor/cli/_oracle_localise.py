@@ -18,7 +18,7 @@ def prepare(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("reference", metavar="REF")
     parser.add_argument("candidate", metavar="CAND")
     parser.add_argument("--plan", metavar="PLAN", help="how the candidate is cut (default: the plan it was recorded with)")
-    parser.add_argument("--budget", metavar="S", type=float, default=300.0, help="end the search after so long, and say so (default 300)")
+    parser.add_argument("--budget", metavar="S", type=float, default=300.0, help="end the search after so many CPU seconds of what it runs, and say so (default 300)")
     parser.add_argument("--timeout", metavar="S", type=float, default=3600.0, help="end a command that takes longer (default 3600)")
     _oracle_compare.add_report(parser)
     parser.add_argument("--command", metavar="CMD", required=True, help="the candidate's command, which is run again")

@@ -31,7 +31,7 @@ def prepare(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--candidate", metavar="CMD", required=True, help="the run that is judged")
     parser.add_argument("--cache", metavar="DIR", default=".proctor-oracle", help="where recordings are kept")
     parser.add_argument("--no-localise", action="store_true", help="do not look for the module when the runs differ")
-    parser.add_argument("--budget", metavar="S", type=float, default=300.0, help="end the search for the module after so long, and say so (default 300)")
+    parser.add_argument("--budget", metavar="S", type=float, default=300.0, help="end the search for the module after so many CPU seconds of what it runs, and say so (default 300)")
     parser.add_argument("--again", action="store_true", help="record the reference again even if it is kept")
     parser.add_argument(
         "--generate-inputs", metavar="SEED", type=int, nargs="?", const=0,

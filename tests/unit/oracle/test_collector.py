@@ -18,6 +18,7 @@ from safetensors.torch import save_file  # noqa: E402
 from torch import nn  # noqa: E402
 from torch.utils.checkpoint import checkpoint  # noqa: E402
 
+from proctor.errors import OracleError  # noqa: E402
 from proctor.oracle import trace  # noqa: E402
 from proctor.oracle.collect.collector import Collector  # noqa: E402
 from proctor.oracle.collect.config import key_of  # noqa: E402
@@ -380,3 +381,63 @@ def test_gradients_before_a_program_scales_them_by_a_norm_of_its_own(tmp_path: P
     rank = record(tmp_path / "r", net, train)
     (before,), (after,) = (held(rank, "main_grad", "first.weight", slot=slot) for slot in ("unclipped", ""))
     assert torch.allclose(torch.from_numpy(rank.array(before) * 1e-3), torch.from_numpy(rank.array(after).copy()), rtol=1e-4)
+
+
+def test_a_gradient_of_a_gradient_is_kept_beside_the_first(tmp_path: Path) -> None:
+    net = nn.Sequential(nn.Linear(8, 4), nn.Softplus(), nn.Linear(4, 1))
+    optimizer = sgd(net)
+
+    def penalised() -> None:
+        x = batch().requires_grad_()
+        out = net(x)
+        (slope,) = torch.autograd.grad(out.sum(), x, create_graph=True)
+        (out.mean() + (slope.norm(dim=1) - 1).square().mean()).backward()
+        optimizer.step()
+
+    plain = nn.Sequential(nn.Linear(8, 4), nn.Softplus(), nn.Linear(4, 1))
+    plain.load_state_dict(net.state_dict())
+    rank = record(tmp_path / "r", net, penalised)
+    back = held(rank, "grad_output", "1")
+    assert [e.slot for e in back] == ["", "#1"] and slots_in("0=1#1") == ("0", "1")
+    net, optimizer = plain, sgd(plain)
+    penalised()
+    assert torch.equal(torch.from_numpy(rank.array(held(rank, "main_grad", "0.weight")[0]).copy()), plain[0].weight.grad)
+
+
+def test_models_that_are_copied_are_found_with_their_parameters(tmp_path: Path) -> None:
+    """`deepcopy` runs no constructor: a stage that is a copy of the whole must not count as an unknown module's list of layers."""
+    import copy
+
+    collector = Collector(collect_config(tmp_path / "r"))
+    collector.install()
+    try:
+        whole = Net()
+        stage = copy.deepcopy(whole)
+        stage.last = nn.Linear(16, 4)
+        optimizer = sgd(stage)
+        step(stage, optimizer)
+        assert {n for n, _ in collector.models.parameters() if not n.startswith("Net.")} == {"first.weight", "first.bias", "last.weight", "last.bias"}
+        assert any(root is whole for root in collector.models.roots)
+    finally:
+        collector.end()
+
+
+def test_parameters_in_flat_tensors_are_said_to_be_beyond_it(tmp_path: Path) -> None:
+    class FullyShardedDataParallel(nn.Module):  # FSDP1
+        def __init__(self) -> None:
+            super().__init__()
+            self._fsdp_wrapped_module = Net()
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self._fsdp_wrapped_module(x)  # type: ignore[no-any-return]
+
+    net = FullyShardedDataParallel()
+    with pytest.raises(OracleError, match="FSDP1"):
+        record(tmp_path / "r", net, lambda: step(net, sgd(net)))
+
+
+def collect_config(folder: Path) -> Any:
+    from proctor.oracle.collect.config import CollectConfig
+
+    folder.mkdir(parents=True)
+    return CollectConfig(folder=str(folder), steps=1)

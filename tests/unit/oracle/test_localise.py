@@ -8,7 +8,8 @@ import pytest
 
 import proctor.oracle.localise as localising
 from proctor.errors import OracleError
-from proctor.oracle.localise import culprit, localise
+from proctor.oracle.blame import culprit
+from proctor.oracle.localise import localise
 from proctor.oracle.report import Report
 from proctor.oracle.verdicts import ReplicaConflict, TensorVerdict, Verdict
 
@@ -85,12 +86,13 @@ def test_of_several_steps_the_first_tells_the_side() -> None:
 @pytest.mark.parametrize("same", [True, False])
 def test_one_factor_of_all_gradients_blames_no_parameter(same: bool) -> None:
     notes = ("gradient scale 0.5", "gradient scale 0.5", "gradient scale 0.5" if same else "gradient scale 0.25")
-    found = culprit(verdict(), verdict(*(tensor("main_grad", f"{name}.w", note=note) for name, note in zip("abc", notes, strict=True))))
+    held = [tensor("main_grad", f"{name}.w", note=note) for name, note in zip("abc", notes, strict=True)]
+    found = culprit(verdict(), verdict(*held, *([] if same else [tensor("main_grad", "d.w", wrong=False, abs_err=1e-9)])))
     assert found is not None and found.direction == "gradient"
     assert found.module == ("" if same else "a") and ("clipping" in found.text) == same
 
 
-@pytest.mark.parametrize(("budget", "said"), [(0.0, "its time is over (--budget SECONDS)"), (60.0, "train.py: ended with code 1")])
+@pytest.mark.parametrize(("budget", "said"), [(0.0, "its CPU seconds are used up (--budget SECONDS)"), (60.0, "train.py: ended with code 1")])
 def test_a_search_that_fails_or_takes_too_long_leaves_the_comparison_as_it_is(monkeypatch: pytest.MonkeyPatch, budget: float, said: str) -> None:
     def fails(*_: Any) -> Report:
         raise OracleError("train.py: ended with code 1")
@@ -99,3 +101,35 @@ def test_a_search_that_fails_or_takes_too_long_leaves_the_comparison_as_it_is(mo
     found = localise(Report(verdict(tensor("output", "b"))), None, [], budget_s=budget)  # type: ignore[arg-type]
     assert found.verdict.verdict == "different" and found.verdict.culprit is None
     assert found.verdict.notes == (f"the culprit was not found: {said}",)
+
+
+@pytest.mark.parametrize(("kind", "direction"), [("main_grad", "gradient"), ("param_after", "update")])
+@pytest.mark.parametrize("right", [True, False])
+def test_what_is_wrong_of_all_parameters_blames_none_of_them(kind: str, direction: str, right: bool) -> None:
+    held = [tensor(kind, f"{name}.w") for name in "abc"] + [tensor(kind, "d.w", wrong=not right, abs_err=1e-9)]
+    found = culprit(verdict(), verdict(*held))
+    assert found is not None and (found.module, found.direction) == ("a" if right else "", direction)
+
+
+@pytest.mark.parametrize(("kind", "direction"), [("input", "forward"), ("grad_output", "backward")])
+def test_where_the_runs_part_comes_before_what_only_follows(kind: str, direction: str) -> None:
+    """The input of a module that nobody can place is no error alone; it is where the runs part all the same."""
+    begins = tensor(kind, "a.list.b", wrong=False, verdict="unmapped")
+    ends = Verdict(verdict="different", tensors=(begins, tensor("output", "a", wrong=False)), first=begins)
+    found = culprit(ends, verdict(tensor("main_grad", "a.w")))
+    assert found is not None and (found.module, found.direction) == ("a", direction)
+
+
+def test_an_all_reduce_that_is_missing_in_the_backward_pass_is_found_where_its_sum_is_used() -> None:
+    note = "partial sum: the values of axis rank add up to the reference, a sum over them is missing"
+    alone = verdict(tensor("main_grad", "a.w", note=note), tensor("main_grad", "b.w", note=note), tensor("grad_output", "b", wrong=False, layout="partial sums"))
+    found = culprit(verdict(), alone)
+    assert found is not None and (found.module, found.direction) == ("b", "backward") and "all-reduce" in found.text
+
+
+@pytest.mark.parametrize(("off", "module"), [(True, "a.b"), (False, "a")])
+def test_inside_what_is_named_the_module_where_the_runs_part_is_named_if_it_is_off_alone(off: bool, module: str) -> None:
+    begins = tensor("output", "a.b", wrong=False, verdict="unmapped", rel_err=1.0)
+    ends = Verdict(verdict="different", tensors=(begins, tensor("output", "a")), first=begins)
+    found = culprit(ends, verdict(tensor("output", "a.b", wrong=False, **({"verdict": "unmapped", "rel_err": 1.0} if off else {})), tensor("output", "a")))
+    assert found is not None and (found.module, found.direction) == (module, "forward")

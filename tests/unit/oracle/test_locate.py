@@ -80,3 +80,17 @@ def test_scalars_and_empty_tensors() -> None:
     assert locate(np.array(1.0), np.array(1.0)) is not None
     found = locate(np.zeros((0, 8)), FULL)
     assert found is None or not found.sure
+
+
+@pytest.mark.parametrize("dim", [0, 1])
+def test_single_slices_in_any_order_are_found(dim: int) -> None:
+    chosen = [0, 1, 5, 7, 11][: 5 if dim == 0 else 3]
+    local = np.take(FULL, chosen, dim)
+    found = locate(local, FULL, slices=True)
+    assert found is not None and found.sure and found.part.places[dim].tolist() == chosen
+
+
+def test_slices_that_are_there_twice_are_not_sure() -> None:
+    twice = np.concatenate([FULL[:6], FULL[:6]])
+    found = locate(twice[[0, 2, 5, 9, 10]], twice, slices=True)
+    assert found is not None and not found.sure
