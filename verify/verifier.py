@@ -286,10 +286,14 @@ class Verifier:
         self._try("steps", lambda: self._hear(self._checker.finish()))
         self._before += self._checker.judged + 1
         self._roll.begin()
+        self.book.begin_life()
         self._checker = self._fresh()
 
     def _join(self, event: Joined) -> None:
         self._roll.join(event)
+        rank = self._roll.peers[event.process].rank
+        if rank >= 0:
+            self.book.joined(rank, event.process)
         if self.fitting:
             self._fit(event.info)
         self._checker.live.add(event.process, {}, event.info)
