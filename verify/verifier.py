@@ -173,6 +173,11 @@ class Verifier:
         """There were processes, and all are gone."""
         return self._roll.deserted
 
+    @property
+    def undelivered(self) -> bool:
+        """After the end: whether notices wait in the outbox."""
+        return self._teller.undelivered
+
     # -- the loop ------------------------------------------------------------------------------------------------
 
     def work(self) -> Summary:

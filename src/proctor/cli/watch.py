@@ -11,6 +11,7 @@ the verifier would end with it.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import os
 import shutil
 import signal
@@ -169,5 +170,8 @@ def _supervise(program: str, command: list[str], environment: dict[str, str], se
     if verdict is None:
         print(f"proctor: {trouble}  →  proctor check {settings.run}", file=sys.stderr)
         return code
+    if verdict.delivering and os.getpid() == 1:  # the container ends with this process
+        with contextlib.suppress(OSError, _EnoughError):
+            os.waitpid(verdict.delivering, 0)
     failed = settings.fail_on != "never" and verdict.fails(settings.fail_on)
     return 1 if code == 0 and failed else code
