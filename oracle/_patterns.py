@@ -81,7 +81,8 @@ class _Look:
         if name == "BRANCH":
             return self._branch([self.sequence(branch, after, within=within) for branch in given[1]], within=within)
         if name in _REPEATS:
-            return self._repeat(*given, after, within=within)
+            least, most, body = given
+            return self._repeat(least, most, body, after, within=within)
         if name.startswith("GROUPREF"):
             raise _EndlessError("it refers to a group")
         return _Part(self._characters(name, given), False)

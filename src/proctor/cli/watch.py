@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from proctor.cli._inputs import add_packs
-from proctor.cli._launch import add_command, become, command_of, environment_of, needs_of
+from proctor.cli._launch import add_command, become, command_of, environment_of, hand_on_signals, needs_of
 from proctor.cli._watched import LEVELS, Settings, begin, settings_of, watched_now
 from proctor.errors import TraceError, UsageError
 
@@ -147,6 +147,7 @@ def _supervise(program: str, command: list[str], environment: dict[str, str], se
     for number in (*_FORWARDED, signal.SIGINT):
         if signal.getsignal(number) != signal.SIG_IGN:  # `nohup` stays what it is
             signal.signal(number, forward)
+    hand_on_signals()
     try:
         child = subprocess.Popen(command, executable=program, env=environment)
     except OSError as e:
