@@ -20,7 +20,7 @@ import msgspec
 MAX_BYTES: Final = 16 * 1024 * 1024
 MAX_LINE: Final = 256 * 1024
 MAX_TEXT: Final = 4000  # characters of one text of an event
-MAX_KEPT: Final = 1000  # incidents whose state a new file begins with
+MAX_KEPT: Final = 5000  # incidents whose state a new file begins with
 _READ: Final = 4 * 1024 * 1024  # bytes at a time
 _NAME: Final = "events.jsonl"
 
