@@ -88,10 +88,9 @@ class _Look:
         return _Part(self._characters(name, given), False)
 
     def _branch(self, parts: list[_Part], *, within: bool) -> _Part:
-        for i, one in enumerate(parts):
-            for other in parts[i + 1 :]:
-                if one.first & other.first or (one.empty and other.empty):
-                    self._choice(2, "alternatives that begin alike", within=within)
+        pairs = [(one, other) for i, one in enumerate(parts) for other in parts[i + 1 :]]
+        if any(one.first & other.first or (one.empty and other.empty) for one, other in pairs):
+            self._choice(len(parts), "alternatives that begin alike", within=within)
         return _Part(frozenset().union(*(p.first for p in parts)), any(p.empty for p in parts))
 
     def _repeat(self, least: int, most: int, body: Tree, after: Characters, *, within: bool) -> _Part:

@@ -32,7 +32,8 @@ def test_what_may_take_for_ever_is_refused(pattern: str) -> None:
     [
         r"layers\.\d+\.attn\.qkv\.(weight|bias)", r"layers\.(\d+)\.(.*)", r"(embedding\.word_embeddings|output_layer)\.(weight|bias)",
         r".*\.(linear_qkv|linear_fc1)\.(weight|bias)", r"(\d+)\.layers\.(\d+)\.(.*)", r".*", r"e\.(?P<n>\d+)\.w", r"a(\.\d+)*", r"(\w+\.)*weight",
-        r"(?:layers|blocks)\.\d+(?:\.\w+)*\.weight", r".*attn.*weight.*", r"\d+\.\d+\.\d+\.\d+\.\d+", r"(ab|cd)*x", "", r"(a|ab)*c", r"(\W|\.)+x", r"a{3}(b|c)?",
+        r"(?:layers|blocks)\.\d+(?:\.\w+)*\.weight", r".*attn.*weight.*", r"\d+\.\d+\.\d+\.\d+\.\d+", "|".join(f"a{i}x.*|.*a{i}" for i in range(30)),
+        r"embedding\.dropout|decoder|.*layernorm|decoder\.layers\.\d+(\.(self_attention|mlp)(\.linear_(qkv|fc1))?)?|output_layer", r"(ab|cd)*x", "", r"(a|ab)*c", r"(\W|\.)+x", r"a{3}(b|c)?",
         r"model\.(encoder|decoder)\.layers\.(\d+)\.(self_attn|encoder_attn)\.(q|k|v)_proj\.(weight|bias)",
     ],
 )  # fmt: skip
