@@ -26,6 +26,7 @@ import torch.distributed as dist
 WORLD = int(os.environ.get("WORLD_SIZE", "1"))
 RANK = int(os.environ.get("RANK", "0"))
 LIFE = int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0"))
+LOCK = threading.Lock()
 torch.set_num_threads(1)
 if WORLD > 1:
     dist.init_process_group("gloo")
@@ -53,8 +54,9 @@ def gate():
 
 
 def train(steps=options.steps, at_gate=None, out=print, rank=RANK):
-    torch.manual_seed(0)
-    net = Net()
+    with LOCK:  # the generator is that of all threads
+        torch.manual_seed(0)
+        net = Net()
     model = torch.nn.parallel.DistributedDataParallel(net) if WORLD > 1 else net
     optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
     noise = torch.Generator().manual_seed(rank)

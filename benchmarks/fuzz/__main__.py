@@ -57,7 +57,7 @@ def _write(found: list[Findings], minutes: float) -> None:
     lines += [
         f"| {o.name} | {o.files:,} | {o.refused:,} | {o.slowest_s:.2f} s | +{o.largest_bytes >> 20} MiB | {len(o.wrong)} |" for o in found
     ]
-    lines += ["", f"{minutes:g} minutes each."]
+    lines += ["", f"{minutes:g} minute{'' if minutes == 1 else 's'} each."]
     head, _, rest = PAGE.read_text().partition(BEGIN)
     _, _, tail = rest.partition(END)
     PAGE.write_text(f"{head}{BEGIN}\n" + "\n".join(lines) + f"\n{END}{tail}")
