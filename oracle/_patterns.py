@@ -79,7 +79,10 @@ class _Look:
         if name == "ATOMIC_GROUP":
             return self.sequence(given, after, within=within)
         if name == "BRANCH":
-            return self._branch([self.sequence(branch, after, within=within) for branch in given[1]], within=within)
+            looks = [_Look(self.alphabet) for _ in given[1]]
+            parts = [look.sequence(branch, after, within=within) for look, branch in zip(looks, given[1], strict=True)]
+            self.ways *= sum(look.ways for look in looks)  # one after the other
+            return self._branch(parts, within=within)
         if name in _REPEATS:
             least, most, body = given
             return self._repeat(least, most, body, after, within=within)
@@ -90,7 +93,7 @@ class _Look:
     def _branch(self, parts: list[_Part], *, within: bool) -> _Part:
         pairs = [(one, other) for i, one in enumerate(parts) for other in parts[i + 1 :]]
         if any(one.first & other.first or (one.empty and other.empty) for one, other in pairs):
-            self._choice(len(parts), "alternatives that begin alike", within=within)
+            self._choice(1, "alternatives that begin alike", within=within)
         return _Part(frozenset().union(*(p.first for p in parts)), any(p.empty for p in parts))
 
     def _repeat(self, least: int, most: int, body: Tree, after: Characters, *, within: bool) -> _Part:
