@@ -9,7 +9,7 @@ JOBS   ?= 2  # tests at once; each may have several processes, so each of these 
 # The environment is made again when what it is made from changes.
 STAMP  := $(VENV)/.ready
 
-.PHONY: setup demo test test-slow laws lint bench exam health mutants evaluation wild packs clean
+.PHONY: setup demo test test-slow laws lint bench exam health mutants evaluation wild faults fuzz packs clean
 setup: $(STAMP)
 
 $(STAMP): pyproject.toml CMakeLists.txt native/CMakeLists.txt $(wildcard native/*.cpp native/*.h)
@@ -55,6 +55,14 @@ evaluation: setup
 # WILD=folder of checkouts of public programs; ARGS="--half first --number 10 --write", ARGS=--suites and the like.
 wild: setup
 	$(BIN)/python -m benchmarks.wild $(or $(WILD),$(error say WILD=folder, where checkouts lie or are fetched to)) $(ARGS)
+
+# Outside CI, an hour: ARGS="verifier-killed disk-full" for some of them. docs/reliability.md
+faults: setup
+	OMP_NUM_THREADS=1 $(BIN)/python -m benchmarks.faults $(or $(ARGS),--write)
+
+# MINUTES of each reader; ARGS=trace for one.
+fuzz: setup
+	OMP_NUM_THREADS=1 POLARS_MAX_THREADS=1 $(BIN)/python -m benchmarks.fuzz --minutes $(or $(MINUTES),10) $(ARGS)
 
 packs: setup
 	PATH="$(abspath $(BIN)):$$PATH" $(BIN)/python benchmarks/make_packs.py

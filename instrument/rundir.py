@@ -56,7 +56,9 @@ def create_run(
                 shutil.rmtree(run / part, ignore_errors=True)
             for part in ("report.html", "violations.jsonl", "check.json", "run.json"):
                 (run / part).unlink(missing_ok=True)
-        (run / "procs").mkdir(parents=True, exist_ok=True)
+        run.parent.mkdir(parents=True, exist_ok=True)
+        run.mkdir(mode=0o700, exist_ok=True)  # arguments of the program's functions are recorded, and may be secrets
+        (run / "procs").mkdir(exist_ok=True)
         info = {
             "schema": TRACE_SCHEMA,
             "command": without_secrets(command),
@@ -68,7 +70,7 @@ def create_run(
             **(sampling or {}),
         }
         # Whole or not at all: the ranks of `proctor.watch` make their run at the same moment.
-        replace_file(run / "run.json", msgspec.json.format(msgspec.json.encode(info), indent=1))
+        replace_file(run / "run.json", msgspec.json.format(msgspec.json.encode(info), indent=1), mode=0o600)
     except OSError as e:
         raise TraceError(f"{run}: cannot be written: {e.strerror or e}", hint="choose another -o") from None
 

@@ -132,10 +132,10 @@ def read_pack(path: Path, relations: Sequence[str] | None = None) -> Pack:
 
     Args:
         path: the file.
-        relations: names of relations that this version knows; rules of others are skipped. `None`: all.
+        relations: names of relations that this version knows, to use the rules; rules of others are skipped. `None`: all, to look at them.
 
     Raises:
-        PackError: no such file, not JSON, not a pack, or a newer schema.
+        PackError: no such file, not JSON, not a pack, a newer schema, or a rule that its relation does not understand.
     """
     try:
         blob = read_file(path, MAX_PACK_BYTES)
@@ -164,10 +164,27 @@ def read_pack(path: Path, relations: Sequence[str] | None = None) -> Pack:
         if relations is not None and rule.relation not in relations:
             skipped.append(f"rule {rule.id}: unknown relation {rule.relation!r}, skipped")
             continue
+        if relations is not None and (why := _not_understood(rule)):  # it is about to be used
+            raise PackError(f"{path}: `$.invariants[{i}]`: {why}", hint="make the pack again")
         rules.append(rule)
     ours = {rule.id for rule in rules}  # what others wrote may not silence anybody else's rules
     hushed = tuple(s for s in file.suppressions if s.rule in ours)
     return Pack(rules, file.provenance, skipped, file.requires, hushed, file.refuted, file.withdrawn)
+
+
+def _not_understood(rule: Invariant) -> str:
+    """Why the relation of a rule cannot do anything with what the rule says; "" where it can, and for unknown relations."""
+    from proctor.invariants.relations import registry
+
+    relation = registry().get(rule.relation)
+    if relation is None:
+        return ""
+    try:
+        relation.say(rule.hypothesis)
+        relation.needs(rule.hypothesis)
+    except (LookupError, TypeError, ValueError, AttributeError) as e:
+        return f"{type(e).__name__}: {e} is nothing that the relation {rule.relation!r} knows".replace("KeyError: ", "")
+    return ""
 
 
 class _Version(msgspec.Struct):

@@ -1,7 +1,8 @@
 """Command lines as they may be kept: without the secrets that people put on them.
 
 What is kept is read by others: `run.json`, reports, capsules, recordings. A value is left out where its option's name says that it is a secret
-(`--api-key X`, `--api-key=X`, `WANDB_API_KEY=X`), and a password in an address (`https://user:X@host`).
+(`--api-key X`, `--api-key=X`, `WANDB_API_KEY=X`), also within a word that is a command itself (`bash -c "…"`), a password in an address
+(`https://user:X@host`), and what looks like a key that a well-known service gives out (`hf_…`, `sk-…`, `ghp_…`), wherever it stands.
 """
 
 from __future__ import annotations
@@ -18,6 +19,12 @@ _WHERE: Final = {  # a key of attention and a token of text are none
 }
 _ELSEWHERE: Final = frozenset({"file", "path", "env", "name", "id", "type"})  # the value says where the secret is
 _OPTION: Final = re.compile(r"(-{0,2}[A-Za-z][\w.-]*)(=?)(.*)", re.DOTALL)
+_WITHIN: Final = re.compile(r"(?<![\w.-])(-{0,2}[A-Za-z][\w.-]*)([= ]+)(\"[^\"]*\"|'[^']*'|[^\s;&|\"']+)")
+_GIVEN_OUT: Final = re.compile(  # by Hugging Face, OpenAI and Anthropic, GitHub, GitLab, AWS, Slack, Google, npm; a signed web token
+    r"(?<![A-Za-z0-9])(?:hf_[A-Za-z0-9]{20,}|sk-[A-Za-z0-9_-]{20,}|gh[pousr]_[A-Za-z0-9]{20,}|github_pat_[A-Za-z0-9_]{20,}"
+    r"|glpat-[A-Za-z0-9_-]{16,}|A[KS]IA[0-9A-Z]{16}|xox[abeoprs]-[A-Za-z0-9-]{10,}|AIza[A-Za-z0-9_-]{30,}|npm_[A-Za-z0-9]{30,}"
+    r"|eyJ[A-Za-z0-9_-]{10,}\.[A-Za-z0-9_-]{10,}\.[A-Za-z0-9_-]{10,})"
+)
 _ADDRESS: Final = re.compile(r"(\w{1,20}://[^/\s:@]*:)[^/\s@]+@")
 
 
@@ -34,10 +41,26 @@ def without_secrets(command: Sequence[str]) -> list[str]:
         follows = False
         if parts is not None and _is_secret(parts[1]):
             follows = not parts[2] and not parts[3] and parts[1].startswith("-")
-            kept.append(f"{parts[1]}={HIDDEN}" if parts[2] else word)
+            kept.append(f"{parts[1]}={HIDDEN}" if parts[2] else _without(word))
         else:
-            kept.append(_ADDRESS.sub(rf"\1{HIDDEN}@", word))
+            kept.append(_without(word))
     return kept
+
+
+def _without(word: str) -> str:
+    """A word that is no secret as a whole, without those within it."""
+    word = _GIVEN_OUT.sub(HIDDEN, _ADDRESS.sub(rf"\1{HIDDEN}@", word))
+    if not re.search(r"\s", word):
+        return word
+    return _WITHIN.sub(_hidden_within, word)
+
+
+def _hidden_within(found: re.Match[str]) -> str:
+    option, between, value = found.groups()
+    said = between == "=" or option.startswith("-")  # `token x` is prose, `token = x` is code, `--token x` and `TOKEN=x` are neither
+    if not said or value.startswith("--") or value == HIDDEN or not _is_secret(option):
+        return found[0]
+    return f"{option}{between}{HIDDEN}"
 
 
 def hides(command: Sequence[str]) -> bool:

@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping
 from typing import Final
 
 from proctor.errors import OracleError
+from proctor.oracle._patterns import unbounded
 
 _MOST_PATTERN: Final = 2000
 _MOST_NUMBER: Final = 10**9
@@ -29,14 +30,18 @@ def compiled(pattern: str) -> re.Pattern[str]:
     """A regular expression.
 
     Raises:
-        OracleError: it is none.
+        OracleError: it is none, or one that may match for ever.
     """
     if len(pattern) > _MOST_PATTERN:
         raise OracleError(f"a pattern of {len(pattern)} characters is longer than {_MOST_PATTERN}")
     try:
-        return re.compile(pattern)
+        made = re.compile(pattern)
+        endless = unbounded(pattern)
     except (re.error, RecursionError, OverflowError) as error:
         raise OracleError(f"{pattern[:80]!r} is no regular expression: {error}") from None
+    if endless:
+        raise OracleError(f"{pattern[:80]!r} may match for ever: {endless}", hint=r"name the parts one by one: layers\.\d+\.attn\..*")
+    return made
 
 
 @functools.lru_cache(4096)

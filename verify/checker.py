@@ -366,8 +366,24 @@ def _detail(trace: Trace, relation: Relation, hypothesis: Hypothesis, row: Mappi
 
 
 def _site(trace: Trace, row: Mapping[str, Any]) -> str:
-    code = row.get("site") or 0
+    """The line of the user's code; of a state, which has none, that of the last call before it was read: of an update, for instance."""
+    code = row.get("site") or _line_before(trace, row)
     return trace.sites[code] if code < len(trace.sites) else ""
+
+
+def _line_before(trace: Trace, row: Mapping[str, Any]) -> int:
+    """Code of the last line that a process had called something at when a row was made; 0 where there is none."""
+    proc, step, seq = row.get("proc"), row.get("step"), row.get("seq")
+    if proc is None or step is None:
+        return 0
+    lines = trace.__dict__.setdefault("_lines", {})  # (process, step) → the calls of that step that have a line
+    if (proc, step) not in lines:
+        of_step = trace.contexts.filter(pl.col("step") == step)["ctx"]
+        calls = trace.calls.filter((pl.col("proc") == proc) & (pl.col("site") != 0) & pl.col("ctx").is_in(of_step.implode()))
+        lines[proc, step] = calls.sort("seq").select("seq", "site").to_numpy()
+    calls = lines[proc, step]
+    before = calls[: np.searchsorted(calls[:, 0], seq, "right")] if seq else calls
+    return int(before[-1, 1]) if len(before) else 0
 
 
 def _places(where: pl.DataFrame) -> list[tuple[int | None, int | None]]:

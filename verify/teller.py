@@ -53,6 +53,8 @@ class Teller:
     freeze: Callable[[str, int], None]
     say: Callable[[str], None]
     attempt: Attempts
+    undelivered: bool = False
+    """After the end: whether notices wait in the outbox."""
     _untold: list[Notice] = field(default_factory=list)  # that the pager did not take yet
     _shown: dict[str, tuple[Any, ...]] = field(default_factory=dict)
 
@@ -96,5 +98,4 @@ class Teller:
 
     def close(self, *, finished: bool) -> None:
         """The pager delivers what it can."""
-        if self.pager is not None and not self.pager.close(finished=finished):
-            self.say("some notices could not be delivered; they wait in the outbox  →  proctor page flush")
+        self.undelivered = self.pager is not None and not self.pager.close(finished=finished)

@@ -173,6 +173,11 @@ class Verifier:
         """There were processes, and all are gone."""
         return self._roll.deserted
 
+    @property
+    def undelivered(self) -> bool:
+        """After the end: whether notices wait in the outbox."""
+        return self._teller.undelivered
+
     # -- the loop ------------------------------------------------------------------------------------------------
 
     def work(self) -> Summary:
@@ -286,10 +291,14 @@ class Verifier:
         self._try("steps", lambda: self._hear(self._checker.finish()))
         self._before += self._checker.judged + 1
         self._roll.begin()
+        self.book.begin_life()
         self._checker = self._fresh()
 
     def _join(self, event: Joined) -> None:
         self._roll.join(event)
+        rank = self._roll.peers[event.process].rank
+        if rank >= 0:
+            self.book.joined(rank, event.process)
         if self.fitting:
             self._fit(event.info)
         self._checker.live.add(event.process, {}, event.info)

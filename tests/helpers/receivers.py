@@ -11,7 +11,7 @@ import threading
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -213,15 +213,20 @@ class PagerDuty(Webhook):
 class Alertmanager:
     """The real one, from Debian's `prometheus-alertmanager`, with one webhook receiver."""
 
-    def __init__(self, folder: Path, webhook_url: str, group_by: str = "alertname, key") -> None:
+    def __init__(
+        self, folder: Path, webhook_url: str, group_by: str = "alertname, key", group_wait: str = "100ms", matchers: Sequence[str] = ()
+    ) -> None:
+        """`matchers`: alerts that go to a receiver that tells nobody."""
         if ALERTMANAGER is None:
             raise RuntimeError("prometheus-alertmanager is not installed")
         self.folder, self.port = folder, free_port()
         folder.mkdir(parents=True, exist_ok=True)
         (folder / "alertmanager.yml").write_text(
             f"""
-route: {{receiver: hook, group_by: [{group_by}], group_wait: 100ms, group_interval: 300ms, repeat_interval: 1h}}
+route: {{receiver: hook, group_by: [{group_by}], group_wait: {group_wait}, group_interval: 300ms, repeat_interval: 1h,
+  routes: [{", ".join(f"{{receiver: nobody, matchers: ['{m}']}}" for m in matchers)}]}}
 receivers:
+  - name: nobody
   - name: hook
     webhook_configs: [{{url: '{webhook_url}', send_resolved: true}}]
 """

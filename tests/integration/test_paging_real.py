@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import subprocess
 import sys
 import textwrap
 import time
+import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -23,6 +25,7 @@ from helpers.receivers import (
     wait_until,
 )
 
+from proctor.cli import main
 from proctor.invariants.invariant import Severity
 from proctor.verify.paging import Pager, read_config
 
@@ -66,6 +69,40 @@ def write_config(tmp_path: Path, *sinks: str) -> Path:
 
 def pagerduty_at(port: int) -> str:
     return f'[sinks.oncall]\ntype = "pagerduty"\nurl = "http://127.0.0.1:{port}"\nrouting_key_file = "key"\ntimeout_s = 2'
+
+
+@needs_alertmanager
+def test_a_test_stays_until_alertmanager_has_told_people(
+    tmp_path: Path, hook: Webhook, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "200")
+    am = Alertmanager(tmp_path / "am", hook.url, group_wait="2s", matchers=['tier="ticket"'])
+    config = write_config(tmp_path, f'[sinks.am]\ntype = "alertmanager"\nurls = ["{am.url}"]')
+    try:
+        assert main(["page", "test", "--config", str(config)]) == 0
+        assert "receiver hook told after" in " ".join(capsys.readouterr().out.split())
+        assert next(a["status"] for hit in hook.hits for a in hit.body["alerts"]) == "firing"
+        told = len(hook.hits)
+        body = {"matchers": [{"name": "alertname", "value": ".+", "isRegex": True}], "startsAt": "2020-01-01T00:00:00Z",
+                "endsAt": "2099-01-01T00:00:00Z", "createdBy": "x", "comment": "x"}  # fmt: skip
+        request = urllib.request.Request(f"{am.url}/api/v2/silences", json.dumps(body).encode(), {"Content-Type": "application/json"})
+        urllib.request.urlopen(request, timeout=10).close()
+        assert main(["page", "test", "--config", str(config)]) == 1
+        assert "holds it back, so nobody is told" in " ".join(capsys.readouterr().out.split())
+        assert not any(a["status"] == "firing" for hit in hook.hits[told:] for a in hit.body["alerts"])
+    finally:
+        am.kill()
+
+
+@needs_alertmanager
+def test_a_test_that_nobody_is_told_of_fails(tmp_path: Path, hook: Webhook, capsys: pytest.CaptureFixture[str]) -> None:
+    am = Alertmanager(tmp_path / "am", hook.url, matchers=['tier="page"'])
+    config = write_config(tmp_path, f'[sinks.am]\ntype = "alertmanager"\nurls = ["{am.url}"]')
+    try:
+        assert main(["page", "test", "--config", str(config)]) == 1
+        assert "receiver 'nobody', which tells nobody" in " ".join(capsys.readouterr().out.split())
+    finally:
+        am.kill()
 
 
 @needs_alertmanager

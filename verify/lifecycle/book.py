@@ -37,6 +37,7 @@ from proctor.verify.notice import Notice
 
 SAVE_S: Final = 5.0  # between two writes of a state that changed without news
 MAX_UNSENT: Final = 1000
+MAX_PROCESSES: Final = 4096  # whose names are kept
 _LONGEST_AWAY_S: Final = 30 * 86_400.0
 
 _log = logging.getLogger(__name__)
@@ -80,6 +81,7 @@ class IncidentBook:
         self._base, self._started = 0.0, clock()
         self._unsent: list[Notice] = []
         self._finished: bool | None = None
+        self._processes: dict[int, str] = {}
         self._saved_at = 0.0
         upstream = {name: relation.upstream for name, relation in self._relations.items()}
         self._cases = Cases(job, host, run, policy or Policy(), upstream, self._time, lambda: self._said_now)
@@ -103,6 +105,22 @@ class IncidentBook:
         if self._unsent:
             self._unsent = []
             self.save()
+
+    def joined(self, rank: int, process: str) -> None:
+        """A process of the job's present life says hello.
+
+        Where this verifier carries on for one that was killed, another process of a rank that was known tells that the job was started again
+        meanwhile.
+        """
+        if self._processes.get(rank, process) != process:
+            self.begin_life()
+        if len(self._processes) < MAX_PROCESSES:
+            self._processes[rank] = process
+
+    def begin_life(self) -> None:
+        """The job was started again: its steps count from 0."""
+        self._processes = {}
+        self._cases.begin_life()
 
     def judged(
         self,
@@ -134,8 +152,8 @@ class IncidentBook:
             for failure in verdict.failures:
                 around = partners.get(failure.violation.function, ())
                 self._cases.failed(failure, verdict.step, ranks, coords or {}, around)
-            for rule in verdict.held:
-                self._cases.held(rule)
+            for rule, wide in verdict.held.items():
+                self._cases.held(rule, verdict.step, wide)
             self._cases.settle()
         return self._given()
 
@@ -271,6 +289,7 @@ class IncidentBook:
             counters=self._monitor.counters,
             lost_at=self._monitor.lost_at,
             unsent=self._unsent,
+            processes=self._processes,
         )
 
     def _restore(self, held: Snapshot) -> None:
@@ -284,5 +303,5 @@ class IncidentBook:
         self._cases.restore(held.incidents, held.begun, held.number)
         self._monitor.lost, self._monitor.counters = held.lost, held.counters
         self._monitor.lost_at = held.lost_at
-        self._unsent = held.unsent
+        self._unsent, self._processes = held.unsent, held.processes
         self.restored = held.finished is None

@@ -71,8 +71,9 @@ class Cases:
         return self._owner
 
     def restore(self, incidents: Iterable[TrackedIncident], begun: Mapping[int, list[str]], number: int) -> None:
-        """Carry on with incidents as they were."""
+        """Carry on with incidents as they were. What was not seen meanwhile is no evidence that one is over."""
         for incident in incidents:
+            incident.doubted = True
             if incident.open:
                 self._keep(incident)
             else:
@@ -96,20 +97,41 @@ class Cases:
             incident = self.open[number]
         rule = incident.rules.get(v.id)
         if rule is not None:
-            rule.last, rule.fails, rule.clean = step, rule.fails + failure.fails, 0
-            rule.past = (rule.past + "x")[-_PAST:]
+            if rule.seen is None or step >= rule.seen:  # else it was counted, before the verifier was started again
+                rule.last, rule.seen, rule.fails = step, step, rule.fails + failure.fails
+                rule.past = (rule.past + "x")[-_PAST:]
+            rule.clean, rule.wide = 0, max(rule.wide, failure.wide)
         incident.failed_at = self._time()
         self._touched.add(incident.number)
 
-    def held(self, rule_id: str) -> None:
-        """A rule was decided in a step, and held."""
+    def held(self, rule_id: str, step: int, wide: int) -> None:
+        """A rule was decided in a step, on so many examples, and held.
+
+        A verifier that was started again reads the whole job once more: steps from before the failure, and steps that were counted, say
+        nothing. Neither does a step that shows less than those that failed, where what is missing may be lost.
+        """
         number = self._owner.get(rule_id)
         if number is None:
             return
-        rule = self.open[number].rules[rule_id]
+        incident = self.open[number]
+        rule = incident.rules[rule_id]
+        if (rule.seen is not None and step <= rule.seen) or (incident.doubted and wide < rule.wide):
+            return
+        rule.seen = step
         rule.clean += 1
         rule.past = (rule.past + ".")[-_PAST:]
         self._touched.add(number)
+
+    def doubt(self) -> None:
+        """Records were lost."""
+        for incident in self.open.values():
+            incident.doubted = True
+
+    def begin_life(self) -> None:
+        """The job was started again: steps count from 0, and none of them was evaluated yet."""
+        for incident in (*self.open.values(), *self.over):
+            for rule in incident.rules.values():
+                rule.seen = None
 
     def settle(self, *, everything: bool = False) -> None:
         """A step is over: storms become one, what is believed is told, what has held for long enough is over."""
@@ -262,6 +284,7 @@ class Cases:
             into.began = min(into.began, other.began)
             into.failed_at = max(into.failed_at, other.failed_at)
             into.storm = into.storm or other.storm
+            into.doubted = into.doubted or other.doubted
             self._louder(into, other.severity, other.tier)
             if not into.ranks:
                 into.minority, into.ranks, into.axis = other.minority, other.ranks, other.axis

@@ -35,11 +35,13 @@ class Failure:
     fails: int
     confirm: Confirm
     order: tuple[Any, ...]
+    wide: int = 0  # examples that the rule was decided on, in a step of this judgement
 
 
 @dataclass
 class StepVerdict:
-    """What one step says: the failures, the most upstream first, and the rules that were decided and held.
+    """What one step says: the failures, the most upstream first, and the rules that were decided and held, with the number of
+    examples that they were decided on.
 
     Of rules that are judged together: those that must see `ahead` more steps are judged later (`Relation.ahead`).
     """
@@ -47,7 +49,7 @@ class StepVerdict:
     step: int
     ahead: int = 0
     failures: list[Failure] = field(default_factory=list)
-    held: list[str] = field(default_factory=list)
+    held: dict[str, int] = field(default_factory=dict)
 
 
 def by_step(
@@ -75,12 +77,13 @@ def by_step(
             relation = relations.get(judged.rule.relation)
             ahead = relation.ahead if relation is not None else 0
             failed = _failing_steps(judged, one.first)
+            wide = -(-(judged.met - judged.undecided) // max(1, one.end - one.first))
             for i, step in enumerate(failed):
                 verdict = steps.setdefault((step, ahead), StepVerdict(step, ahead))
-                verdict.failures.append(_failure(judged, step if i else None, relations, upstream))
+                verdict.failures.append(_failure(judged, step if i else None, relations, upstream, wide))
             if judged.undecided == 0:
                 for step in _held_steps(one, set(failed), judged.met - judged.failed):
-                    steps.setdefault((step, ahead), StepVerdict(step, ahead)).held.append(judged.rule.id)
+                    steps.setdefault((step, ahead), StepVerdict(step, ahead)).held[judged.rule.id] = wide
     for verdict in steps.values():
         verdict.failures.sort(key=lambda f: f.order)
     return [steps[key] for key in sorted(steps)]
@@ -103,11 +106,13 @@ def _held_steps(one: Judgement, failed: set[int], passing: int) -> list[int]:
     return found
 
 
-def _failure(judged: Judged, again: int | None, relations: Mapping[str, Relation], upstream: Mapping[str, int]) -> Failure:
+def _failure(
+    judged: Judged, again: int | None, relations: Mapping[str, Relation], upstream: Mapping[str, int], wide: int
+) -> Failure:
     v = judged.violation
     assert v is not None
     if again is not None:
         v = msgspec.structs.replace(v, step=again)
     relation = relations.get(v.relation)
     confirm: Confirm = relation.confirm_of(judged.rule.hypothesis) if relation is not None else "at once"
-    return Failure(v, 0 if again is not None else judged.failed, confirm, urgency(v, upstream))
+    return Failure(v, 0 if again is not None else judged.failed, confirm, urgency(v, upstream), wide)

@@ -52,6 +52,7 @@ class Monitor:
         self._missing = {rank: self._missing.get(rank, self._listened) for rank in missing}
         if more:
             self.lost_at = time
+            self._cases.doubt()
             total = sum(self.lost.values())
             self._cases.raise_own(
                 LOST_COVERAGE,

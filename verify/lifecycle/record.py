@@ -42,6 +42,8 @@ class Rule(msgspec.Struct, kw_only=True, omit_defaults=True):
         last: step at which it failed last.
         fails: failing examples.
         clean: evaluations without a failure since the last one.
+        seen: the last step of the job's present life that was evaluated.
+        wide: most examples that it was decided on in a step in which it failed.
         past: its last evaluations, `x` failed and `.` clean, the latest at the end.
     """
 
@@ -50,6 +52,8 @@ class Rule(msgspec.Struct, kw_only=True, omit_defaults=True):
     last: int | None = None
     fails: int = 0
     clean: int = 0
+    seen: int | None = None
+    wide: int = 0
     past: str = ""
 
 
@@ -82,6 +86,8 @@ class TrackedIncident(msgspec.Struct, kw_only=True, omit_defaults=True):
         rules: by id, those that are followed.
         keys: by what it touches, the first and last step at which a rule touching it began to fail.
         failed_at, ended_at: on the book's time line, in seconds.
+        doubted: records were lost since it began, or its verifier was started again: steps that show less than those in which it failed say
+            nothing of it.
         facts: of an incident about the monitor itself, what is shown of it.
     """
 
@@ -112,6 +118,7 @@ class TrackedIncident(msgspec.Struct, kw_only=True, omit_defaults=True):
     keys: dict[str, tuple[int, int]] = {}
     failed_at: float = 0.0
     ended_at: float = 0.0
+    doubted: bool = False
     facts: dict[str, str] = {}
 
     @property

@@ -31,6 +31,7 @@ class Snapshot(msgspec.Struct, kw_only=True, omit_defaults=True):
         counters: what the counters of lost records said last.
         lost_at: when records were lost last, on the book's time line.
         unsent: notices that nobody has confirmed to have taken yet.
+        processes: of the job's present life, by rank, the last of each.
     """
 
     version: int
@@ -45,6 +46,7 @@ class Snapshot(msgspec.Struct, kw_only=True, omit_defaults=True):
     counters: dict[str, int] = {}
     lost_at: float = 0.0
     unsent: list[Notice] = []
+    processes: dict[int, str] = {}
 
 
 def write(path: Path, snapshot: Snapshot) -> None:

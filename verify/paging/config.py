@@ -24,12 +24,16 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
     Args:
         name: part of every dedup key: keep it over restarts and do not share it between jobs that run at a time.
         runbook: link in every page; `{code}` becomes the rule's code.
+        deliver_s: seconds after the end of the job in which notices that receivers did not take are tried again; 0: not at all.
     """
 
     name: str = ""
     runbook: str = ""
+    deliver_s: float = 3600.0
 
     def __post_init__(self) -> None:
+        if not 0 <= self.deliver_s <= 3 * 86400:
+            raise ValueError("`deliver_s` must be from 0 to 259200, three days")
         if self.runbook:
             try:
                 check_url(self.runbook.replace("{code}", "PR101"), allow_http=True)
@@ -109,6 +113,18 @@ class PageConfig(msgspec.Struct, frozen=True, kw_only=True):
         """The sinks by name."""
         known = registry()
         return {name: known[config.type](name, config) for name, config in self.sinks.items()}
+
+
+def exposed_secrets(config: PageConfig) -> list[str]:
+    """One sentence for each secret that lies in a file that everybody on this host can read."""
+    sections = [(f"[sinks.{name}]", sink) for name, sink in config.sinks.items()]
+    held = [(where, section) for where, section in [*sections, ("[heartbeat]", config.heartbeat)] if section is not None]
+    return [
+        f"{where}: everybody on this host can read the {secret.place}  →  chmod 600 {secret.file}"
+        for where, section in held
+        for secret in msgspec.structs.astuple(section)
+        if isinstance(secret, Secret) and secret.exposed
+    ]
 
 
 _SECTIONS: Final = ("job", "sinks", "budget", "maintenance", "heartbeat", "incidents")

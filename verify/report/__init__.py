@@ -67,10 +67,15 @@ def renderer(name: str) -> Format:
     return cast(Format, importlib.import_module(f"{__name__}.{_FILES.get(name, name)}"))
 
 
-def write_text(path: Path, text: str) -> None:
+def write_text(path: Path, text: str, *, mode: int = 0o666) -> None:
     """Write a whole file or none of it; a link at `path` is replaced, never followed.
+
+    Args:
+        path: of the file.
+        text: what it holds.
+        mode: of a new file, before the umask.
 
     Raises:
         OSError: the folder is not writable, or `path` is a folder.
     """
-    replace_file(path, text.encode(errors="backslashreplace"))
+    replace_file(path, text.encode(errors="backslashreplace"), mode=mode)

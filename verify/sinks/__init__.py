@@ -10,6 +10,7 @@ from __future__ import annotations
 import importlib
 import pkgutil
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 from typing import Any, ClassVar, Final, Literal, TypeVar
 
 import msgspec
@@ -93,6 +94,15 @@ class Sink(ABC):
     def alive(self, delivery: Delivery, interval_s: float) -> None:
         """Say that the monitor lives; raises `DeliveryError`."""
         raise NotImplementedError(f"{self.kind} carries no heartbeat")
+
+    def way(self) -> Callable[[str], str] | None:
+        """For receivers that take a notice now and tell people later: before a test is sent, what follows it to people.
+
+        Returns:
+            a function that is given the incident's key after the test was taken, waits until people must have been told, and says who; it
+            raises `DeliveryError` when nobody is told. `None`: what is taken is told.
+        """
+        return None
 
 
 S = TypeVar("S", bound=Sink)

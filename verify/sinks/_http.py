@@ -126,6 +126,25 @@ def post(
         raise _no_answer(error, host, sending=False) from None
 
 
+def fetch(url: str, config: HttpConfig, *, headers: Mapping[str, str] | None = None, limit: int = 1 << 22) -> str | None:
+    """What lies at an address, or `None` where that cannot be had: for what is good to know and not needed.
+
+    Args:
+        url: asked with GET.
+        config: TLS and patience.
+        headers: of the request.
+        limit: bytes that are read, at most.
+    """
+    try:
+        check_url(url, config.allow_http)
+        request = urllib.request.Request(url, headers={"User-Agent": f"proctor/{__version__}", **(headers or {})})
+        opener = _opener(config.ca_file, is_loopback(urllib.parse.urlsplit(url).hostname or ""))
+        with opener.open(request, timeout=config.timeout_s) as answer:
+            return str(answer.read(limit).decode(errors="replace"))
+    except (OSError, http.client.HTTPException, ValueError, DeliveryError):
+        return None
+
+
 @functools.lru_cache(maxsize=32)
 def _opener(ca_file: str, direct: bool) -> urllib.request.OpenerDirector:
     try:

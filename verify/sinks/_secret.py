@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import stat
 from pathlib import Path
 from typing import Final
 
@@ -28,6 +29,16 @@ class Secret(msgspec.Struct, frozen=True, kw_only=True):
     def place(self) -> str:
         """Where it lies, to be shown."""
         return f"environment variable {self.env}" if self.env else f"file {self.file}"
+
+    @property
+    def exposed(self) -> bool:
+        """Whether it lies in a file that every user of this host can read."""
+        if self.env:
+            return False
+        try:
+            return bool(os.stat(self.file).st_mode & stat.S_IROTH)
+        except (OSError, ValueError):
+            return False
 
     def read(self) -> str:
         """The secret. Raises `ValueError`, without the secret, when it cannot be read or is empty."""

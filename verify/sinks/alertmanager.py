@@ -10,7 +10,7 @@ from __future__ import annotations
 import re
 import urllib.parse
 from base64 import b64encode
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, ClassVar, Final
 
 import msgspec
@@ -18,6 +18,7 @@ import msgspec
 from proctor.errors import DeliveryError
 from proctor.verify.notice import Action, Notice
 from proctor.verify.sinks import Delivery, Secret, Sink, register
+from proctor.verify.sinks._alertmanager_way import Way
 from proctor.verify.sinks._http import HttpConfig, check_url, post
 from proctor.verify.sinks._text import cut, facts, headline, moment
 from proctor.verify.wording import clean
@@ -103,6 +104,12 @@ class Alertmanager(Sink):
     def alive(self, delivery: Delivery, interval_s: float) -> None:
         config = msgspec.structs.replace(self.settings, resend_s=max(interval_s, 1.0))
         self._post(payload(delivery, config, name="ProctorAlive"))
+
+    def way(self) -> Callable[[str], str]:
+        try:
+            return Way(self.settings.urls[0], self.settings, authorization(self.settings)).told
+        except ValueError as error:
+            raise DeliveryError(str(error)) from None
 
     def _post(self, alerts: list[dict[str, Any]]) -> None:
         """To every peer; one that takes it is enough, since peers tell each other and we tell again."""

@@ -20,7 +20,7 @@ import msgspec
 MAX_BYTES: Final = 16 * 1024 * 1024
 MAX_LINE: Final = 256 * 1024
 MAX_TEXT: Final = 4000  # characters of one text of an event
-MAX_KEPT: Final = 1000  # incidents whose state a new file begins with
+MAX_KEPT: Final = 5000  # incidents whose state a new file begins with
 _READ: Final = 4 * 1024 * 1024  # bytes at a time
 _NAME: Final = "events.jsonl"
 
@@ -205,7 +205,7 @@ class EventLog:
     def _open(self) -> None:
         self.path.parent.mkdir(parents=True, exist_ok=True)
         flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
-        self._descriptor = os.open(self.path, flags, 0o644)
+        self._descriptor = os.open(self.path, flags, 0o600)
         self._size = os.fstat(self._descriptor).st_size
         if self._size:
             with open(self.path, "rb") as file:

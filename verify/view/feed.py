@@ -29,7 +29,7 @@ from proctor.verify.wording import clean
 MAX_READERS: Final = 64
 MAX_QUEUE: Final = 256  # events that a reader may be behind
 HELD: Final = 5000  # events that a reader can come back to
-MAX_INCIDENTS: Final = 1000
+MAX_INCIDENTS: Final = 5000
 NOTICES: Final = 50  # last ones that a new reader gets
 POLL_S: Final = 0.25
 

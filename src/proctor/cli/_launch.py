@@ -6,6 +6,7 @@ import argparse
 import os
 import shlex
 import shutil
+import signal
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NoReturn
@@ -58,10 +59,22 @@ def environment_of(boot: Path, run: str) -> dict[str, str]:
 
 def become(program: str, command: Sequence[str], environment: dict[str, str]) -> NoReturn:
     """Replace this process: pid, signals, terminal and exit code are the command's own."""
+    hand_on_signals()
     try:
         os.execvpe(program, list(command), environment)
     except OSError as e:
         raise UsageError(f"{command[0]}: cannot be run: {e.strerror or e}") from None
+
+
+def hand_on_signals() -> None:
+    """What is ignored when the command starts is what was ignored when we did (`nohup`, a job in the background).
+
+    A library of ours takes SIGINT though it was ignored, which Python does not know. Python itself ignores two signals, which a
+    command that it becomes would inherit: a pipeline would go on writing after its reader has gone.
+    """
+    for number in signal.valid_signals():
+        if signal.getsignal(number) is signal.SIG_IGN:
+            signal.signal(number, signal.SIG_DFL if number in (signal.SIGPIPE, signal.SIGXFSZ) else signal.SIG_IGN)
 
 
 def needs_of(packs: Sequence[Path]) -> dict[str, Any]:

@@ -1,6 +1,7 @@
 """Send an incident marked TEST to every sink: it begins, is acknowledged where the receiver can, and ends.
 
-It goes straight to the receivers, past mutes, budgets and the outbox. Exit code 1 when one did not take it.
+It goes straight to the receivers, past mutes, budgets and the outbox. An Alertmanager takes an alert at once and tells people when its group
+has waited: the test stays open until then. Exit code 1 when a receiver did not take it, or told nobody.
 """
 
 from __future__ import annotations
@@ -8,6 +9,8 @@ from __future__ import annotations
 import argparse
 import time
 import uuid
+from collections.abc import Callable
+from functools import partial
 from typing import TYPE_CHECKING
 
 from proctor.cli import _page_outbox
@@ -22,6 +25,7 @@ def prepare(parser: argparse.ArgumentParser) -> None:
     """Declare the arguments."""
     _page_outbox.add_config(parser)
     parser.add_argument("--sink", metavar="NAME", action="append", default=[], help="only this one; may be repeated")
+    parser.add_argument("--hold", metavar="TIME", default="", help="leave the test open for so long, to see it arrive: 30s, 2m")
 
 
 def run(args: argparse.Namespace) -> int:
@@ -30,9 +34,10 @@ def run(args: argparse.Namespace) -> int:
     from rich.markup import escape
     from rich.table import Table
 
-    from proctor.verify.paging.config import read_config
+    from proctor.verify.paging.config import exposed_secrets, read_config
     from proctor.verify.wording import clean
 
+    hold_s = _page_outbox.seconds(args.hold) if args.hold else 0.0
     config = read_config(args.config)
     sinks = config.open_sinks()
     for name in args.sink:
@@ -42,49 +47,71 @@ def run(args: argparse.Namespace) -> int:
     if not chosen:
         raise UsageError(f"{args.config} has no sink", hint="docs/paging.md shows an example")
     table = Table(box=None, header_style="bold", pad_edge=False)
-    for name in ("sink", "type", "trigger", "acknowledge", "resolve"):
+    for name in ("sink", "type", "trigger", "told", "acknowledge", "resolve"):
         table.add_column(name)
     failures: list[str] = []
     for sink in chosen:
-        cells, errors = _try(sink, config.job.name)
+        cells, errors = _try(sink, config.job.name, hold_s)
         table.add_row(escape(sink.name), sink.kind, *cells)
         failures += [f"{sink.name}: {clean(error, 300)}" for error in errors]
     console = Console(highlight=False)
     console.print(table)
+    for warning in exposed_secrets(config):
+        console.print(escape(f"{args.config}: {warning}"), soft_wrap=True)
     for failure in failures:
         console.print(escape(failure), soft_wrap=True)
     return 1 if failures else 0
 
 
-def _try(sink: Sink, job: str) -> tuple[list[str], list[str]]:
+def _try(sink: Sink, job: str, hold_s: float) -> tuple[list[str], list[str]]:
+    """The cells of a sink's row, and what went wrong."""
     from proctor.verify.notice import Action
-    from proctor.verify.sinks import Delivery
 
     key, began = f"proctor:{job or 'job'}:test:{uuid.uuid4().hex[:12]}", time.time()
-    opened: Notice | None = None
     cells, errors = [], []
-    for action in (Action.TRIGGER, Action.ACKNOWLEDGE, Action.RESOLVE):
+    opened: Notice | None = None
+
+    def attempt(name: str, work: Callable[[], str]) -> bool:
+        try:
+            cells.append(work())
+        except DeliveryError as error:
+            cells.append("FAILED")
+            errors.append(f"{name}: {error.message}" + (f"  →  {error.hint}" if error.hint else ""))
+            return False
+        return True
+
+    told: Callable[[str], str] | None = None
+
+    def trigger() -> str:
+        nonlocal told
+        told = sink.way()
+        return _send(sink, begin, None)
+
+    begin = _notice(Action.TRIGGER, key, job, began)
+    if not attempt("trigger", trigger):
+        return [*cells, *["not tried"] * 3], errors
+    opened = begin
+    if told is not None:
+        attempt("told", partial(told, key))
+    else:
+        cells.append("–")
+    time.sleep(max(0.0, hold_s - (time.time() - began)))
+    for action in (Action.ACKNOWLEDGE, Action.RESOLVE):
         if action is Action.ACKNOWLEDGE and not sink.acknowledges:
             cells.append("–")
             continue
-        if action is not Action.TRIGGER and opened is None:
-            cells.append("not tried")
-            continue
-        notice = _notice(action, key, job, began)
-        delivery = Delivery(
-            notice=notice, event_id=uuid.uuid4().hex, at=time.time(), opened=opened, last=opened
-        )
-        begin = time.monotonic()
-        try:
-            sink.send(delivery)
-        except DeliveryError as error:
-            cells.append("FAILED")
-            errors.append(f"{action.value}: {error.message}" + (f"  →  {error.hint}" if error.hint else ""))
-            continue
-        cells.append(f"taken, {(time.monotonic() - begin) * 1000:.0f} ms")
-        opened = opened or notice
-        time.sleep(min(sink.interval_s, 1.1))
+        attempt(action.value, partial(_send, sink, _notice(action, key, job, began), opened))
     return cells, errors
+
+
+def _send(sink: Sink, notice: Notice, opened: Notice | None) -> str:
+    from proctor.verify.sinks import Delivery
+
+    begin = time.monotonic()
+    sink.send(Delivery(notice=notice, event_id=uuid.uuid4().hex, at=time.time(), opened=opened, last=opened))
+    taken_s = time.monotonic() - begin
+    time.sleep(min(sink.interval_s, 1.1))
+    return f"taken, {taken_s * 1000:.0f} ms"
 
 
 def _notice(action: str, key: str, job: str, began: float) -> Notice:

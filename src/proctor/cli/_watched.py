@@ -29,12 +29,14 @@ class Verdict(msgspec.Struct, kw_only=True):
         violations: rules that were violated.
         steps: that were judged.
         lost: records that did not reach the verifier, by reason.
+        delivering: id of the process that still delivers notices; 0: nothing is left to deliver, or nobody tries.
     """
 
     worst: str | None = None
     violations: int = 0
     steps: int = 0
     lost: dict[str, int] = {}
+    delivering: int = 0
 
     def fails(self, fail_on: str) -> bool:
         """Whether something of this severity was found."""
@@ -86,7 +88,7 @@ class Settings(msgspec.Struct, kw_only=True):
         """Raises `TraceError`: the run directory cannot be written."""
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
-            replace_file(self.folder / "watch.json", msgspec.json.format(msgspec.json.encode(self), indent=1))
+            replace_file(self.folder / "watch.json", msgspec.json.format(msgspec.json.encode(self), indent=1), mode=0o600)
         except OSError as e:
             raise TraceError(f"{self.folder}: cannot be written: {e.strerror or e}") from None
 
@@ -131,7 +133,7 @@ def settings_of(args: argparse.Namespace, target: Path) -> Settings:
     from proctor.invariants.peer import parse_address, read_token
     from proctor.invariants.suppression import read_suppressions
     from proctor.verify.metrics import metrics
-    from proctor.verify.paging.config import read_config
+    from proctor.verify.paging.config import exposed_secrets, read_config
     from proctor.verify.writers import parse
 
     named = [Path(p) for p in args.packs]
@@ -139,6 +141,8 @@ def settings_of(args: argparse.Namespace, target: Path) -> Settings:
     for path in args.suppressions:
         read_suppressions(Path(path))
     config = read_config(args.page) if args.page else None
+    for warning in exposed_secrets(config) if config is not None else ():
+        print(f"proctor: {args.page}: {warning}", file=sys.stderr)
     if args.metrics:
         metrics("", (), wanted=True)
     for text in args.export:
@@ -222,7 +226,7 @@ def begin(settings: Settings, pid: int, *, aloud: bool, apart: bool) -> subproce
         )
 
     try:
-        with open(settings.folder / "verifier.log", "ab") as log:
+        with open(settings.folder / "verifier.log", "ab", opener=_owner_s) as log:
             if not apart:
                 return start()
             _orphan(start)
@@ -231,18 +235,48 @@ def begin(settings: Settings, pid: int, *, aloud: bool, apart: bool) -> subproce
     return None
 
 
-def _orphan(start: Callable[[], object]) -> None:
-    """Start a process through one that ends at once. Raises OSError."""
+def deliver_later(settings: Settings, limit_s: float) -> int:
+    """Go on delivering what waits in the outbox, in a process of its own that ends when nothing waits, or after a while.
+
+    Returns:
+        its id; 0 where it could not be started, or there is no time for it.
+    """
+    if limit_s < 1:
+        return 0
+    command = [sys.executable, "-m", "proctor.cli", "page", "flush", "--run", settings.run, "--config", settings.page]
+    nothing = subprocess.DEVNULL
+    try:
+        with open(settings.folder / "verifier.log", "ab", opener=_owner_s) as log:
+            return _orphan(
+                lambda: subprocess.Popen(
+                    [*command, "--timeout", f"{int(limit_s)}s"], stdin=nothing, stdout=log, stderr=log, start_new_session=True
+                )
+            )
+    except OSError:
+        return 0
+
+
+def _owner_s(path: str, flags: int) -> int:
+    return os.open(path, flags, 0o600)
+
+
+def _orphan(start: Callable[[], subprocess.Popen[bytes]]) -> int:
+    """Start a process through one that ends at once; its id. Raises OSError."""
+    receive, send = os.pipe()
     pid = os.fork()
     if pid == 0:
         code = 1
         try:
-            start()
+            os.write(send, str(start().pid).encode())
             code = 0
         finally:
             os._exit(code)
+    os.close(send)
+    with open(receive, "rb") as told:
+        said = told.read(32)
     if os.waitpid(pid, 0)[1]:
         raise OSError("no process could be made")
+    return int(said)
 
 
 def start_time(pid: int) -> int:

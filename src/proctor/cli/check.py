@@ -125,7 +125,7 @@ def keep(report: Report, folder: Path) -> tuple[Report, str]:
     }
     for name, text in files.items():
         try:
-            write_text(folder / name, text())
+            write_text(folder / name, text(), mode=0o600)
         except OSError as error:
             return report, f"{folder / name} was not written: {error.strerror or error}"
     return replace(report, page=str(folder / "report.html")), ""

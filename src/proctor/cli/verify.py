@@ -29,7 +29,15 @@ from typing import TYPE_CHECKING, Any, Final
 
 from proctor.cli import EXIT_INTERNAL
 from proctor.cli._inputs import add_packs
-from proctor.cli._watched import LEVELS, Settings, Verdict, read_settings, settings_of, start_time
+from proctor.cli._watched import (
+    LEVELS,
+    Settings,
+    Verdict,
+    deliver_later,
+    read_settings,
+    settings_of,
+    start_time,
+)
 from proctor.errors import ProctorError, TraceError, UsageError
 
 if TYPE_CHECKING:
@@ -282,6 +290,8 @@ def _report(settings: Settings, summary: Summary, verifier: Verifier) -> int:
     steps = max(summary.judged + 1, summary.trace.steps if summary.trace is not None else 0)
     worst = summary.worst()
     verdict = Verdict(worst=worst.value if worst else None, violations=len(summary.violations), steps=steps, lost=dict(summary.lost))
+    if verifier.undelivered:
+        verdict.delivering = _deliver_later(settings)
     try:
         settings.give(verdict)
     except OSError as e:
@@ -293,6 +303,21 @@ def _report(settings: Settings, summary: Summary, verifier: Verifier) -> int:
     if verdict.fails(settings.fail_on):
         return wording.EXIT_VIOLATED
     return wording.EXIT_CLEAN if steps else wording.EXIT_INCONCLUSIVE
+
+
+def _deliver_later(settings: Settings) -> int:
+    """What receivers did not take goes out when they are back; says so. The id of the process that does it, 0 without one."""
+    from proctor.verify.paging.config import read_config
+
+    limit_s = 0.0
+    with contextlib.suppress(ProctorError):
+        limit_s = read_config(settings.page).job.deliver_s
+    pid = deliver_later(settings, limit_s)
+    if pid:
+        say(f"some notices are not delivered yet; process {pid} tries for another {limit_s / 60:.0f} min  →  proctor page status --run {settings.run}")
+    else:
+        say(f"some notices could not be delivered; they wait in the outbox  →  proctor page flush --run {settings.run} --config {settings.page}")
+    return pid
 
 
 def _pages(settings: Settings, summary: Summary, verifier: Verifier) -> str:

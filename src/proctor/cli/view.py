@@ -1,7 +1,8 @@
 """Show a run in a browser, also while it goes on: incidents as they come, and the report of what is recorded so far.
 
-Listens on this machine alone by default. To be reached from others it needs a token, which is part of the address that
-is printed: make one with `openssl rand -hex 24 > FILE; chmod 600 FILE`, and pass --token-file FILE.
+Listens on this machine alone by default. Readers need a token, which is part of the address that is printed, since others may have an account
+on this machine, too; `--no-token` does without. To be reached from other machines make one that stays with
+`openssl rand -hex 24 > FILE; chmod 600 FILE`, and pass --token-file FILE.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ from __future__ import annotations
 import argparse
 import importlib.util
 import os
+import secrets
 import socket
 import stat
 import sys
@@ -29,6 +31,7 @@ def prepare(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--host", default="127.0.0.1", help="address to listen on; default: 127.0.0.1")
     parser.add_argument("--port", type=int, default=0, help="default: a free one")
     parser.add_argument("--token-file", metavar="FILE", help="what readers must know; needed unless the address is this machine's own")
+    parser.add_argument("--no-token", action="store_true", help="whoever is on this machine may look")
     parser.add_argument("--allow-host", metavar="NAME", action="append", default=[], help="another name that readers use for this machine")
 
 
@@ -51,6 +54,9 @@ def run(args: argparse.Namespace) -> int:
             f"--host {args.host} can be reached from other machines, and there is no token",
             hint="openssl rand -hex 24 > FILE; chmod 600 FILE; proctor view RUN --host … --token-file FILE",
         )
+    if args.no_token and token:
+        raise UsageError("--no-token and --token-file contradict each other")
+    token = token or ("" if args.no_token else secrets.token_hex(24))
     listener = _listen(args.host, args.port)
     hosts = [args.host, *args.allow_host]
     if token:

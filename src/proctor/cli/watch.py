@@ -11,6 +11,7 @@ the verifier would end with it.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import os
 import shutil
 import signal
@@ -21,7 +22,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from proctor.cli._inputs import add_packs
-from proctor.cli._launch import add_command, become, command_of, environment_of, needs_of
+from proctor.cli._launch import add_command, become, command_of, environment_of, hand_on_signals, needs_of
 from proctor.cli._watched import LEVELS, Settings, begin, settings_of, watched_now
 from proctor.errors import TraceError, UsageError
 
@@ -146,6 +147,7 @@ def _supervise(program: str, command: list[str], environment: dict[str, str], se
     for number in (*_FORWARDED, signal.SIGINT):
         if signal.getsignal(number) != signal.SIG_IGN:  # `nohup` stays what it is
             signal.signal(number, forward)
+    hand_on_signals()
     try:
         child = subprocess.Popen(command, executable=program, env=environment)
     except OSError as e:
@@ -169,5 +171,8 @@ def _supervise(program: str, command: list[str], environment: dict[str, str], se
     if verdict is None:
         print(f"proctor: {trouble}  →  proctor check {settings.run}", file=sys.stderr)
         return code
+    if verdict.delivering and os.getpid() == 1:  # the container ends with this process
+        with contextlib.suppress(OSError, _EnoughError):
+            os.waitpid(verdict.delivering, 0)
     failed = settings.fail_on != "never" and verdict.fails(settings.fail_on)
     return 1 if code == 0 and failed else code

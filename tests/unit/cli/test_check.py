@@ -130,7 +130,7 @@ def test_output_that_cannot_be_written_is_2(proctor, bad, pack, tmp_path, name):
 def test_run_that_cannot_be_written_is_still_checked(proctor, bad, pack, monkeypatch):
     import proctor.verify.report as reports
 
-    def refuse(path, text):
+    def refuse(path, text, **more):
         raise PermissionError(13, "Permission denied")
 
     monkeypatch.setattr(reports, "write_text", refuse)

@@ -15,6 +15,7 @@ from proctor.invariants.invariant import (
     Evidence,
     Example,
     FalseAlarm,
+    Hypothesis,
     Record,
     RunSupport,
     Severity,
@@ -177,3 +178,14 @@ def test_the_upper_bound_is_that_of_clopper_and_pearson():
 )
 def test_only_a_vetted_contradiction_may_page(standing, severity, diversity, false_alarm, record, tier):
     assert tier_of(severity, standing, diversity, false_alarm, record) is tier
+
+
+@pytest.mark.parametrize("params", [{}, {"parent": "a.b"}, {"parent": 3, "child": ["x"], "how": "some"}])
+def test_a_rule_that_its_relation_does_not_understand_is_refused(tmp_path, params):
+    path = tmp_path / "pack.json"
+    write_pack(Pack([msgspec.structs.replace(RULE, hypothesis=Hypothesis.of("contain", parent="a.b", child="c.d"))]), path)
+    said = json.loads(path.read_bytes())
+    said["invariants"][0]["hypothesis"]["params"] = list(params.items())
+    path.write_text(json.dumps(said))
+    with pytest.raises(PackError, match=r"invariants\[0\]"):
+        read_pack(path, ["contain"])

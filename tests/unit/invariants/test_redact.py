@@ -16,6 +16,8 @@ from proctor.invariants.redact import HIDDEN, hides, without_secrets
     [
         ["--api-key", "s3cr3t"], ["--api_key=s3cr3t"], ["--password", "s3cr3t"], ["WANDB_API_KEY=s3cr3t"], ["--hf-token", "s3cr3t"],
         ["--token", "s3cr3t"], ["--hub_token=s3cr3t"], ["--wandb.api-key", "s3cr3t"], ["-password", "s3cr3t"],
+        ["bash -c 'HF_TOKEN=s3cr3t python train.py --lr 1'"], ["cd x && python t.py --api-key s3cr3t --lr 1"], ['--password "s3cr3t word" -x 1'],
+        ["sk-s3cr3ts3cr3ts3cr3ts3cr3t"], ["--note", "it is hf_s3cr3ts3cr3ts3cr3ts3cr3t"], ["--x=ghp_s3cr3ts3cr3ts3cr3ts3cr3t"],
         ["--store", "https://me:s3cr3t@host/x"], ["--aws-secret-access-key", "s3cr3t"], ["trainer.auth_token=s3cr3t"],
     ],
 )  # fmt: skip
@@ -32,6 +34,7 @@ def test_a_secret_is_hidden(words: list[str]) -> None:
     [
         ["--num-key-value-heads", "8"], ["--max-tokens", "64"], ["--tokenizer", "gpt2"], ["--token-file", "/run/token"], ["--pad-token", "<pad>"],
         ["--key-dim=64"], ["key=value"], ["--api-key-env", "NAME"], ["--password", "--lr"], ["https://host:80/x"], ["-c", "import torch; key = 1"],
+        ["-c", "token = tokenizer(text); print(token)"], ["python t.py --max-tokens 64 --api-key-env NAME"], ["task-aware-selection-of-heads-in-models"],
     ],
 )  # fmt: skip
 def test_other_words_are_kept(words: list[str]) -> None:
@@ -44,3 +47,9 @@ def test_a_run_does_not_keep_it(tmp_path: Path) -> None:
     for path in (tmp_path / "run").rglob("*"):
         assert path.is_dir() or b"s3cr3t" not in path.read_bytes()
     assert json.loads((tmp_path / "run" / "run.json").read_bytes())["command"] == ["python", "train.py", "--api-key", HIDDEN]
+
+
+def test_a_run_directory_is_its_owner_s(tmp_path: Path) -> None:
+    create_run(tmp_path / "runs" / "run", ["python", "train.py"], overwrite=False)
+    assert (tmp_path / "runs" / "run").stat().st_mode & 0o777 == 0o700
+    assert (tmp_path / "runs" / "run" / "run.json").stat().st_mode & 0o777 == 0o600

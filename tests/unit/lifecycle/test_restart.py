@@ -54,6 +54,67 @@ def test_time_that_it_was_away_counts(path):
     assert book.told[-1].began > book.told[0].began
 
 
+def test_steps_that_a_new_verifier_reads_once_more_are_no_evidence_of_health(path):
+    book = Book(Policy(hold_s=10, clean=3), path=path)
+    book.step(20, failed(violation("a", 20)))
+    book.kill(away=100)  # what is on disk is judged again, from the first step on
+    for step in range(20):
+        book.step(step, held("a"))
+    book.tick()
+    book.step(20, failed(violation("a", 20)))
+    assert book.actions == ["trigger"] and book.states == {"a": "firing"}
+    for step in range(21, 24):
+        book.step(step, held("a"))
+    book.tick(10)
+    assert book.actions == ["trigger", "resolve"]
+
+
+def test_a_step_counts_once_however_often_it_is_judged(path):
+    book = Book(Policy(hold_s=0, clean=10), path=path)
+    book.step(1, failed(violation("a", 1)))
+    for _ in range(3):
+        for step in range(2, 7):
+            book.step(step, held("a"))
+        book.kill()
+    assert book.states == {"a": "firing"}
+
+
+def test_state_that_is_not_known_after_a_restart_is_no_evidence_of_health(path):
+    book = Book(Policy(hold_s=0, clean=3), path=path)
+    book.step(20, failed(violation("a", 20), met=8))
+    book.kill()
+    for step in range(21, 40):
+        book.step(step, held("a", met=6))  # two tensors were not sent since
+    assert book.actions == ["trigger"]
+    for step in range(40, 43):
+        book.step(step, held("a", met=8))
+    assert book.actions == ["trigger", "resolve"]
+
+
+def test_after_lost_records_neither_is_a_step_that_shows_less():
+    book = Book(Policy(hold_s=0, clean=3))
+    book.step(20, failed(violation("a", 20), met=8))
+    book.book.coverage({"gap": 5})
+    for step in range(21, 40):
+        book.step(step, held("a", met=6))
+    assert book.states["a"] == "firing"
+
+
+@pytest.mark.parametrize("while_away", [False, True])
+def test_steps_of_the_job_s_next_life_count_from_0(path, while_away):
+    book = Book(Policy(hold_s=0, clean=3), path=path)
+    book.book.joined(0, "0-11")
+    book.step(20, failed(violation("a", 20)))
+    if while_away:
+        book.kill()
+    else:
+        book.book.begin_life()
+    book.book.joined(0, "0-22")
+    for step in range(3):
+        book.step(step, held("a"))
+    assert book.actions == ["trigger", "resolve"]
+
+
 def test_a_clock_that_is_set_back_changes_no_duration(path):
     book = Book(Policy(hold_s=5, clean=1), path=path)
     book.step(1, failed(violation("a", 1)))

@@ -47,6 +47,16 @@ def test_a_test_says_which_sink_does_not_answer(config: Callable[..., Path], web
     assert main(["page", "test", "--config", str(path), "--sink", "hok"]) == 2
 
 
+def test_a_secret_that_everybody_can_read_is_warned_of(config: Callable[..., Path], tmp_path: Path, webhook: Webhook, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "token").write_text("s3cr3t")
+    path = config(f'[sinks.hook]\ntype = "cloudevents"\nurl = "{webhook.url}"\ntoken_file = "token"')
+    for mode, warned in ((0o644, True), (0o600, False), (0o640, False)):
+        (tmp_path / "token").chmod(mode)
+        assert main(["page", "test", "--config", str(path)]) == 0
+        out = capsys.readouterr().out
+        assert ("[sinks.hook]: everybody on this host can read" in out) is warned and "s3cr3t" not in out
+
+
 def test_what_a_dead_verifier_left_is_shown_and_flushed(config: Callable[..., Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     port, run = free_port(), str(tmp_path / "run")
     path = config(oncall(f"http://127.0.0.1:{port}"))

@@ -216,7 +216,7 @@ def test_frame_without_a_site_column_is_accepted(judge, monkeypatch):
         return type(found)(found.frame.drop("site"), found.fields)
 
     monkeypatch.setattr(Happens, "examples", without)
-    assert judge([process(lost_from=2)], [HAPPENS]).violations[0].source == ""
+    assert judge([process(lost_from=2)], [HAPPENS]).violations[0].source == "train.py:3"  # the last call before
 
 
 @pytest.mark.parametrize(

@@ -201,6 +201,21 @@ def test_a_job_that_starts_again_is_judged_from_step_0(tmp_path: Path, pack: Pac
     assert all(n.step in (None, 5) for n in it.phone.begun())
 
 
+def test_a_verifier_that_is_started_again_does_not_say_over_of_what_goes_on(tmp_path: Path, pack: Pack) -> None:
+    lasting = write_run(tmp_path / "lasting", [loop(steps=40, skip={step: ["backward"] for step in range(25, 40)})])
+    first = bench(tmp_path, pack)
+    play(lasting, first.feed, until=30)
+    [notice] = first.phone.begun()
+    second = bench(tmp_path, pack)  # the first is killed; the whole job is sent once more
+    second.clock.seconds = first.clock.seconds + 60
+    for process, part, info, reached in flushes(lasting):
+        if reached < 2:
+            second.feed(Joined(process, process, "elsewhere", info, resumed=False))
+        second.feed(Rows(process, part, reached), after_s=1.0)
+    told = [n for n in second.phone.told if not n.code.startswith("PR2")]
+    assert told == [] and notice.key in {one.key for one in second.verifier.book.incidents if one.open}
+
+
 def test_two_programs_side_by_side_are_no_restart(tmp_path: Path, pack: Pack) -> None:
     it = bench(tmp_path, pack)
     one = write_run(tmp_path / "one", [loop(steps=6, pid=os.getpid(), world=1)])

@@ -1,9 +1,11 @@
 
 (function () {
   "use strict";
-  var MOST_INCIDENTS = 200, MOST_NOTICES = 200;
+  var A_PAGE = 25, UNFOLDED = 3, MOST_NOTICES = 200;  // incidents on a page; firing ones that are open where there are no more
   var $ = function (id) { return document.getElementById(id); };
-  var incidents = new Map();
+  var incidents = new Map();  // by key, all of them
+  var chosen = new Map();  // by key: whether a reader opened or closed it
+  var page = 0, drawn = "", due = false;
   var last = "", finished = false, loading = false, source = null, wanted = false;
 
   function element(tag, className, text) {
@@ -25,43 +27,104 @@
 
   function reset() {
     incidents.clear();
+    drawn = "";
     $("live-incidents").replaceChildren();
     $("live-notices").replaceChildren();
     $("live-log").hidden = true;
     $("live-title").hidden = true;
+    $("live-tools").hidden = true;
     $("live-cover").textContent = "";
     finished = false;
   }
 
   function incident(data) {
-    var item = element("li", known(data.state));
+    incidents.set(data.key, data);
+    if (!due) {  // many come at once
+      due = true;
+      window.requestAnimationFrame(function () { due = false; draw(); });
+    }
+  }
+
+  function words(data) {
+    if (data.words === undefined) {
+      var more = Object.keys(data.details || {}).map(function (key) { return data.details[key]; });
+      data.words = [data.title, data.code, data.key, data.ranks, data.axis, data.severity, data.tier].concat(more).join(" ").toLowerCase();
+    }
+    return data.words;
+  }
+
+  function rank(data) {
+    var order = { firing: 0, suspected: 1, resolved: 2 };
+    return order[data.state] === undefined ? 3 : order[data.state];
+  }
+
+  function draw() {
+    var all = Array.from(incidents.values()), count = { firing: 0, suspected: 0, resolved: 0 };
+    all.forEach(function (one) { if (count[one.state] !== undefined) { count[one.state] += 1; } });
+    title(count, all.length);
+    var wish = $("live-show").value, find = $("live-find").value.trim().toLowerCase().split(/\s+/).filter(Boolean);
+    var fitting = all.filter(function (one) {
+      return (!wish || one.state === wish) && find.every(function (word) { return words(one).includes(word); });
+    });
+    fitting.sort(function (a, b) {
+      var x = rank(a), y = rank(b);
+      return x - y || (x === 2 ? (b.ended || 0) - (a.ended || 0) : (a.began || 0) - (b.began || 0)) || (a.key < b.key ? -1 : 1);
+    });
+    var pages = Math.max(1, Math.ceil(fitting.length / A_PAGE));
+    page = Math.min(Math.max(0, page), pages - 1);
+    var first = page * A_PAGE, shown = fitting.slice(first, first + A_PAGE);
+    $("live-tools").hidden = all.length <= UNFOLDED;
+    $("live-page").textContent = fitting.length ? (first + 1).toLocaleString() + "–" + (first + shown.length).toLocaleString() + " of " + fitting.length.toLocaleString() : "none of " + all.length.toLocaleString();
+    $("live-back").disabled = page === 0;
+    $("live-on").disabled = page === pages - 1;
+    var open = all.length <= UNFOLDED;
+    var look = JSON.stringify([open, shown.map(function (one) { return [one.key, one.id]; })]);
+    if (look === drawn) { return; }
+    drawn = look;
+    var held = document.activeElement && document.activeElement.closest ? document.activeElement.closest("#live-incidents li") : null;
+    held = held ? held.dataset.key : "";
+    $("live-incidents").replaceChildren.apply($("live-incidents"), shown.map(function (one) { return drawOne(one, open); }));
+    Array.from($("live-incidents").children).forEach(function (item) {
+      if (held && item.dataset.key === held) { item.querySelector("summary").focus(); }
+    });
+  }
+
+  function title(count, all) {
+    var firing = count.firing, parts = [firing ? firing.toLocaleString() + (firing === 1 ? " incident is firing" : " incidents are firing") : "No incident is firing"];
+    if (count.suspected) { parts.push(count.suspected.toLocaleString() + " suspected"); }
+    if (count.resolved) { parts.push(count.resolved.toLocaleString() + " over"); }
+    var text = parts.join(", ");
+    $("live-title").hidden = !all;
+    if ($("live-title").textContent !== text) { $("live-title").textContent = text; }
+    document.title = (firing ? "(" + firing + ") " : "") + "Proctor";
+  }
+
+  function drawOne(data, open) {
+    var item = element("li", known(data.state)), fold = element("details"), head = element("summary");
     var when = data.state === "resolved" ? "until " + at(data.ended) : "since " + at(data.began);
-    item.append(element("span", "state " + known(data.state), data.state), element("span", "name", data.title));
-    var rows = [["Began", (data.first_step === undefined || data.first_step === null ? "" : "step " + data.first_step + ", ") + when]];
+    item.dataset.key = data.key;
+    var step = data.first_step === undefined || data.first_step === null ? "" : "step " + data.first_step + ", ";
+    head.append(element("span", "state " + known(data.state), data.state === "resolved" ? "over" : data.state), element("span", "name", data.title), element("span", "soft", step + when));
+    var rows = [["Began", step + "since " + at(data.began)]];
+    if (data.state === "resolved") { rows.push(["Over", at(data.ended)]); }
     if (data.ranks) { rows.push(["Ranks", data.ranks + (data.axis ? ", axis " + data.axis : "")]); }
     Object.keys(data.details || {}).slice(0, 12).forEach(function (key) { rows.push([key, data.details[key]]); });
     if (data.capsule) { rows.push(["Capsule", data.capsule]); }
     if (data.rules > 1) { rows.push(["Rules", String(data.rules)]); }
     if (data.flaps) { rows.push(["Came back", data.flaps + "×"]); }
     var list = element("dl");
-    if (data.state === "resolved") { rows = rows.slice(0, 1); }
     rows.forEach(function (row) { list.append(element("dt", "", row[0]), element("dd", "", row[1])); });
-    item.append(list);
-    incidents.delete(data.key);
-    incidents.set(data.key, { data: data, item: item });
-    if (incidents.size > MOST_INCIDENTS) { incidents.delete(incidents.keys().next().value); }
-    var order = { firing: 0, suspected: 1, resolved: 2 };
-    var sorted = Array.from(incidents.values()).sort(function (a, b) {
-      var x = order[a.data.state], y = order[b.data.state];
-      x = x === undefined ? 3 : x;
-      y = y === undefined ? 3 : y;
-      return x - y || (a.data.began || 0) - (b.data.began || 0);
-    });
-    $("live-incidents").replaceChildren.apply($("live-incidents"), sorted.map(function (one) { return one.item; }));
-    var firing = sorted.filter(function (one) { return one.data.state === "firing"; }).length;
-    $("live-title").hidden = false;
-    $("live-title").textContent = firing ? firing + (firing === 1 ? " incident is firing" : " incidents are firing") : "No incident is firing";
-    document.title = (firing ? "(" + firing + ") " : "") + "Proctor";
+    fold.open = chosen.has(data.key) ? chosen.get(data.key) : open && data.state === "firing";
+    head.addEventListener("click", function () { chosen.set(data.key, !fold.open); });
+    fold.append(head, list);
+    item.append(fold);
+    return item;
+  }
+
+  function turn(by) {
+    page += by;
+    draw();
+    $("live-title").scrollIntoView({ block: "nearest" });
   }
 
   function step(data) {
@@ -128,6 +191,7 @@
       if (event.lastEventId) { last = event.lastEventId; }
       var data;
       try { data = JSON.parse(event.data); } catch (error) { return; }
+      data.id = event.lastEventId;
       handle(data);
     });
   }
@@ -148,5 +212,10 @@
   }
 
   $("live-newer").addEventListener("click", load);
+  $("live-tools").addEventListener("submit", function (event) { event.preventDefault(); });
+  $("live-find").addEventListener("input", function () { page = 0; draw(); });
+  $("live-show").addEventListener("change", function () { page = 0; draw(); });
+  $("live-back").addEventListener("click", function () { turn(-1); });
+  $("live-on").addEventListener("click", function () { turn(1); });
   connect();
 })();
