@@ -1,0 +1,86 @@
+"""Two ranks with half of the batch each make the gradients of one rank with the whole: the model adds up over samples.
+
+Worked out in one process, at the real step: the gradients of both halves, with what came back to their results, must add up to those of the
+whole. Layers whose statistic is a rank's own (batch norm) differ by design; they are named. What ranks of a real job do
+differently is seen by `tokens` and by running the program on other numbers of ranks (`--vary`).
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import nn
+
+from proctor.oracle.selfcheck import ModelRelation, NotApplicable, Unknown, register
+from proctor.oracle.selfcheck.axes import Batch, batch_of
+from proctor.oracle.selfcheck.outcomes import Outcome
+from proctor.oracle.selfcheck.step import Call, Gap, Outputs, gap, short, undropped
+from proctor.oracle.selfcheck.values import exchanged
+
+
+@register
+class World(ModelRelation):
+    """Each half of the batch by itself."""
+
+    name, claim = "world", "two ranks with half of the batch each make the gradients of one rank with the whole"
+
+    def check(self, call: Call) -> Outcome:
+        """See the class."""
+        batch = batch_of(call)
+        if any(p not in batch.outputs for p in call.gradients):
+            raise NotApplicable("it returns a loss of the whole batch, which need not add up over samples")
+        if not call.gradients:
+            raise NotApplicable("no gradient came back to its results in this step")
+        with undropped(call.module):
+            _, whole = call.derive()
+            try:
+                halves = self._halves(call, batch)
+            except Unknown:
+                raise
+            except Exception as e:  # noqa: BLE001 - the program's own code
+                raise Unknown(f"with half of the batch the model fails: {short(e)}") from None
+            worst = gap(whole, halves, lambda: call.noise(lambda: call.derive()[1]))
+            lost = [n for n in whole if n not in halves]
+            if worst.ratio <= 1.0 and not lost:
+                return Outcome(relation=self.name, verdict="equivalent", error=worst.error, tolerance=worst.tolerance, reason=f"gradients of {len(whole)} parameters add up over the halves of the batch")
+            if _random(call, whole):
+                raise Unknown("the model draws random numbers in training beside dropout")
+        return self._differs(call, worst, lost)
+
+    def _differs(self, call: Call, worst: Gap, lost: list[str]) -> Outcome:
+        name = worst.name or lost[0]
+        local = _local(call)
+        return Outcome(
+            relation=self.name, verdict="by-design" if local else "different",
+            reason=local or f"the gradient of {name} over the halves of the batch differs by {worst.error:.2g} of its norm from that of the whole",
+            expected="gradients add up over samples", seen=f"a difference of {worst.error:.2g} of the norm", culprit=call.place(name.rpartition(".")[0]),
+            error=worst.error, tolerance=worst.tolerance, advice="look for statistics over the batch and for divisions by its size inside the model",
+        )  # fmt: skip
+
+    def _halves(self, call: Call, batch: Batch) -> Outputs:
+        total: Outputs = {}
+        middle = batch.size // 2
+        for low, high in ((0, middle), (middle, batch.size)):
+            cut = lambda axes: lambda p, t: t.narrow(axes[p], low, high - low) if p in axes else t  # noqa: B023, E731
+            args = exchanged(call.inputs, cut(batch.inputs))
+            slopes = {p: cut(batch.outputs)(p, t) for p, t in call.gradients.items()}
+            for name, slope in call.derive(args, gradients=slopes)[1].items():
+                total[name] = total[name] + slope if name in total else slope
+        return total
+
+
+def _local(call: Call) -> str:
+    names = [n for n, m in call.module.named_modules() if isinstance(m, nn.modules.batchnorm._BatchNorm) and m.training]
+    if not names:
+        return ""
+    return f"batch statistics: {', '.join(names[:3])}{' and others' if len(names) > 3 else ''} normalise by the samples of a rank unless they are synchronised (convert_sync_batchnorm)"
+
+
+def _random(call: Call, whole: Outputs) -> bool:
+    """Whether gradients change with the random numbers."""
+    before = call.random
+    call.random = [torch.Generator().manual_seed(7).get_state(), None, before[2], before[3]]
+    try:
+        other = call.derive()[1]
+    finally:
+        call.random = before
+    return gap(whole, other).ratio > 1e3
