@@ -13,6 +13,7 @@ import msgspec
 import torch
 from torch import nn
 
+from proctor.oracle.selfcheck.facts import DIGESTS, Line
 from proctor.oracle.selfcheck.parting import program_line
 from proctor.oracle.selfcheck.step import written_at
 from proctor.oracle.selfcheck.values import tensors
@@ -21,25 +22,6 @@ if TYPE_CHECKING:
     from proctor.oracle.selfcheck.watch import Watch
 
 MAX_LINES: Final = 20_000
-FILE: Final = "digests.jsonl"
-
-
-class Line(msgspec.Struct, frozen=True):
-    """One digest.
-
-    Attributes:
-        digest: of the bits.
-        kind: `parameter`, `input`, `result`, `gradient` or `update`.
-        name: of the module or the parameter, with a path in it.
-        step: update, counted from 0.
-        source: `file:line` of the program.
-    """
-
-    digest: str
-    kind: str
-    name: str
-    step: int
-    source: str
 
 
 class Digests:
@@ -51,7 +33,7 @@ class Digests:
     """
 
     def __init__(self, folder: Path, watch: Watch) -> None:
-        self._file = open(folder / FILE, "wb")  # noqa: SIM115 - open as long as the process is watched
+        self._file = open(folder / DIGESTS, "wb")  # noqa: SIM115 - open as long as the process is watched
         self._watch, self._count, self._step = watch, 0, 0
         self._names: dict[int, str] = {}
         self._known: set[int] = set()

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+from typing import Final
+
 import msgspec
+
+DIGESTS: Final = "digests.jsonl"
 
 
 class CheckConfig(msgspec.Struct, frozen=True):
@@ -55,3 +59,21 @@ class Facts(msgspec.Struct, frozen=True):
     rank: int
     world: int
     items: list[tuple[str, str, int, int, float]]
+
+
+class Line(msgspec.Struct, frozen=True):
+    """One digest.
+
+    Attributes:
+        digest: of the bits.
+        kind: `parameter`, `input`, `result`, `gradient` or `update`.
+        name: of the module or the parameter, with a path in it.
+        step: update, counted from 0.
+        source: `file:line` of the program.
+    """
+
+    digest: str
+    kind: str
+    name: str
+    step: int
+    source: str

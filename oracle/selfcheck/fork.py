@@ -117,7 +117,8 @@ def set_random_states(states: Sequence[Any]) -> None:
     numpy = sys.modules.get("numpy")
     if states[2] is not None and numpy is not None:
         numpy.random.set_state(states[2])
-    random.setstate(states[3])
+    if states[3] is not None:
+        random.setstate(states[3])
 
 
 @contextlib.contextmanager

@@ -10,16 +10,13 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, TypeVar
+from typing import Any, Final, TypeVar
 
 import msgspec
 
 from proctor.errors import OracleError, UsageError
-from proctor.oracle.record import cause
+from proctor.oracle.selfcheck.facts import CheckConfig, Facts, Timing
 from proctor.oracle.selfcheck.outcomes import Outcome
-
-if TYPE_CHECKING:
-    from proctor.oracle.selfcheck.facts import CheckConfig, Facts, Timing
 
 POLL_S: Final = 0.05
 NATURAL_S: Final = 0.3  # a command that is nearly through may end by itself
@@ -92,16 +89,18 @@ def launch(command: Sequence[str], folder: Path, config: CheckConfig, *, timeout
 
 def why_nothing(launched: Launched) -> str:
     """Why a run told nothing, in words."""
+    from proctor.oracle.record import cause
+
     code = launched.exit_code
     tail = cause(launched.folder / "output.log")
     if not launched.begun:
         return f"the command ended with code {code} without training a torch module{tail}" if code is not None else f"nothing was trained in time{tail}"
+    if code == 0:
+        return "the command trained a module and ended without an update by an optimizer of torch"
     return f"the command ended with code {code} before the checked update{tail}"
 
 
 def _read(found: Launched, ranks: Sequence[Path]) -> None:
-    from proctor.oracle.selfcheck.facts import Facts, Timing
-
     for rank in ranks:
         found.outcomes += lines(rank / "outcomes.jsonl", Outcome)
         found.timings += lines(rank / "timing.jsonl", Timing)

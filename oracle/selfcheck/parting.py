@@ -18,6 +18,8 @@ from torch import nn
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
+import proctor.instrument
+import proctor.oracle
 from proctor.oracle.selfcheck.outcomes import Culprit
 from proctor.oracle.selfcheck.step import Call
 from proctor.oracle.selfcheck.values import difference, unit
@@ -28,9 +30,10 @@ APART: Final = 256.0  # unit roundoffs: what parts by more did not part by round
 
 Look = Callable[[torch.Tensor, torch.Tensor], tuple[torch.Tensor, torch.Tensor] | None]  # what to compare; None: nothing can be told
 
-_SKIP: Final = (os.path.dirname(torch.__file__) + os.sep, str(Path(__file__).parent) + os.sep, "<frozen", "<string>")
+_ROOMS: Final = tuple(str(Path(p)) + os.sep for p in (*proctor.oracle.__path__, *proctor.instrument.__path__))
+_SKIP: Final = (os.path.dirname(torch.__file__) + os.sep, *_ROOMS, "<frozen", "<string>")
 _LIBRARY: Final = os.path.dirname(os.__file__) + os.sep
-_STILL: Final = ("detach", "alias", "clone", "_to_copy")
+_BLANK: Final = ("empty", "new_empty")
 
 
 def program_line() -> str:
@@ -43,7 +46,7 @@ def program_stack(limit: int = 6) -> tuple[str, ...]:
     frame, out = sys._getframe(1), []
     while frame is not None and len(out) < limit:
         name = frame.f_code.co_filename
-        if not name.startswith(_SKIP) and (not name.startswith(_LIBRARY) or "site-packages" in name) and f"proctor{os.sep}" not in name:
+        if not name.startswith(_SKIP) and (not name.startswith(_LIBRARY) or "site-packages" in name):
             out.append(f"{name}:{frame.f_lineno}")
         frame = frame.f_back  # type: ignore[assignment]
     return tuple(out)
@@ -122,7 +125,7 @@ class _Second(_Log):
         self.found: Op | None = None
         self._ops, self._look, self._at = ops, look, 0
         self._mixed: dict[int, Op] = {}  # storage → operation after which nothing can be singled out
-        self._alive: list[torch.Tensor] = []
+        self._alive: list[Any] = []  # memory that is not to be used again
 
     def saw(self, name: str, given: Any, result: Any) -> None:
         if self.found is not None:
@@ -131,21 +134,28 @@ class _Second(_Log):
         made = [t for t in pytree.tree_leaves(result) if isinstance(t, torch.Tensor)]
         if at >= len(self._ops) or self._ops[at].name != name or len(made) != len(self._ops[at].results):
             here = Op(name, self.stack[-1] if self.stack else "", program_line(), ())
-            self.found = self._source(given) or here  # another way through the program
+            self.found = self._source(given) or (self._ops[at] if at < len(self._ops) else here)  # another way through the program
             return
         op = self._ops[at]
+        if name.startswith(_BLANK):
+            return  # memory that nobody has written yet
         for one, other in zip(op.results, made, strict=True):
             if one.shape != other.shape:
                 self.found = self._source(given) or op
                 return
             pair = self._look(one, other)
-            self._alive.append(other)
+            self._keep(other)
             if pair is None:
                 if self._parts(one, other):
                     self._mixed[_storage(other)] = self._source(given) or op
             elif self._parts(*pair):
                 self.found = self._source(given) or op
                 return
+
+    def _keep(self, tensor: torch.Tensor) -> None:
+        """Keep its memory, not the tensor: a factory function copies what somebody else holds, and that is an operation more."""
+        if tensor.layout == torch.strided:
+            self._alive.append(tensor.untyped_storage())
 
     def _source(self, given: Any) -> Op | None:
         return next((o for t in pytree.tree_leaves(given) if isinstance(t, torch.Tensor) and (o := self._mixed.get(_storage(t))) is not None), None)
@@ -156,13 +166,14 @@ class _Second(_Log):
         return error > (APART * unit(one) * size if one.is_floating_point() else 0.0)
 
 
-def part(call: Call, one: Callable[[], Any], other: Callable[[], Any], look: Look) -> Culprit | None:
+def part(call: Call, one: Callable[[], Any], other: Callable[[], Any], look: Look, between: Callable[[], object] | None = None) -> Culprit | None:
     """The first operation whose values part.
 
     Args:
         call: whose module both evaluate.
         one, other: evaluations.
         look: what is to agree.
+        between: is called after the first evaluation, unseen.
 
     Returns:
         module, operation and line; `None` where nothing was found, or too much would have to be kept.
@@ -172,6 +183,8 @@ def part(call: Call, one: Callable[[], Any], other: Callable[[], Any], look: Loo
         first.run(one)
     except Exception:  # noqa: BLE001 - the program's code under a mode that it may not bear
         return None
+    if between is not None:
+        between()
     second = _Second(call, first.ops, look)
     try:
         second.run(other)

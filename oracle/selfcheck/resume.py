@@ -25,7 +25,7 @@ from torch import nn
 from proctor.oracle.selfcheck import NotApplicable, Unknown
 from proctor.oracle.selfcheck.fork import can_fork, in_copy, quiet
 from proctor.oracle.selfcheck.outcomes import Culprit, Outcome
-from proctor.oracle.selfcheck.step import Call, Update, gap, short, undropped, written_at
+from proctor.oracle.selfcheck.step import Call, Update, gap, seeded, short, undropped, written_at
 from proctor.oracle.selfcheck.values import difference
 
 if TYPE_CHECKING:
@@ -151,11 +151,9 @@ def _resumed(watch: Watch, folder: Path) -> None:
                 if number not in objects:
                     raise Unknown("a model, optimizer or scheduler was made after the first step")
                 objects[number].load_state_dict(values)
-        draws = [torch.get_rng_state(), None, None, None]
         calls = []
         for number, args, kwargs, words, training, gradients in state["calls"]:
-            random = [words, *_others(draws)]
-            calls.append(Call(objects[number], "", tuple(args), kwargs, random, training, gradients=gradients))
+            calls.append(Call(objects[number], "", tuple(args), kwargs, [words, None, None, None], training, gradients=gradients))
         result = _step(calls, [objects[n] for n, _ in state["optimizers"]], [objects[n] for n, _ in state["schedulers"]], state)
     except Exception as e:  # noqa: BLE001 - told to the process that asked
         result = {"error": short(e) if not isinstance(e, Unknown) else str(e)}
@@ -163,17 +161,12 @@ def _resumed(watch: Watch, folder: Path) -> None:
     (folder / "done").touch()
 
 
-def _others(draws: list[Any]) -> list[Any]:
-    from proctor.oracle.selfcheck.fork import random_states
-
-    return random_states()[1:]
-
-
 def _step(calls: Sequence[Call], optimizers: Sequence[Any], schedulers: Sequence[Any], state: dict[str, Any]) -> dict[str, Any]:
     """Results, gradients and updates of the step, and the learning rates after it."""
     out: dict[str, Any] = {"results": {}, "gradients": {}, "updates": {}, "rates": []}
     for number, call in enumerate(c for c in calls if c.gradients):
-        call.random = [call.random[0], None, None, call.random[3]]
+        call.random = [call.random[0], None, None, None]
+        seeded(number)  # generators of numpy and Python: the same on both sides
         call.module.train(call.training)
         with undropped(call.module):
             results, gradients = call.derive()

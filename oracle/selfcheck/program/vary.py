@@ -8,19 +8,18 @@ from __future__ import annotations
 
 import shlex
 from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING
 
 from proctor.errors import OracleError
-from proctor.oracle.plan import Plan
-from proctor.oracle.localise import localise
-from proctor.oracle.outcome import Compared, compare_recordings, looked_again, record_and_compare
-from proctor.oracle.record import Recorder
-from proctor.oracle.report import renderer
-from proctor.oracle.rerun import replay_decisions
 from proctor.oracle.selfcheck import NotApplicable
 from proctor.oracle.selfcheck.outcomes import Culprit, Outcome
 from proctor.oracle.selfcheck.program import Program, ProgramRelation, register
-from proctor.oracle.store import Recording
-from proctor.oracle.verdicts import Verdict
+
+if TYPE_CHECKING:
+    from proctor.oracle.outcome import Compared
+    from proctor.oracle.store import Recording
+    from proctor.oracle.verdicts import Verdict
 
 BUDGET_S = 300.0
 
@@ -38,11 +37,14 @@ class Vary(ProgramRelation):
         return [self._one(program, number, pair) for number, pair in enumerate(program.vary)]
 
     def _one(self, program: Program, number: int, pair: tuple[str, str]) -> Outcome:
+        from proctor.oracle.localise import localise
+        from proctor.oracle.report import renderer
+
         commands = [[*program.command, *shlex.split(arguments)] for arguments in pair]
-        home, none = program.out / f"vary-{number}", None
+        home = program.out / f"vary-{number}"
         said = f"“{pair[0]}” against “{pair[1]}”"
         try:
-            found = self._compared(program, home, commands, none)
+            found = self._compared(home, commands, program.timeout_s)
         except OracleError as e:
             return Outcome(relation=self.name, claim=self.claim, subject=said, verdict="inconclusive", reason=e.message)
         report = found.report
@@ -52,22 +54,26 @@ class Vary(ProgramRelation):
         page.write_text(renderer("html").render(replace(report, page=str(page))), encoding="utf-8")
         return self._outcome(report.verdict, said, str(page))
 
-    def _compared(self, program: Program, home: object, commands: list[list[str]], plan: Plan | None) -> Compared:
+    def _compared(self, home: Path, commands: list[list[str]], timeout_s: float) -> Compared:
+        from proctor.oracle.outcome import compare_recordings, looked_again, record_and_compare
+        from proctor.oracle.record import Recorder
+        from proctor.oracle.rerun import replay_decisions
+        from proctor.oracle.store import Recording
+
         def record(seed: int | None, whole: int = 0) -> tuple[Recording, Recording]:
             for name, command in zip(("reference", "candidate"), commands, strict=True):
                 trusted = name == "reference"
                 Recorder(
-                    program.out / str(getattr(home, "name", "vary")) / name, command, samples=4 if trusted else 0, eager=True, reference=trusted, whole=whole,
-                    timeout_s=program.timeout_s, overwrite=True, options={"generate": seed, "dropout": "keep"},
+                    home / name, command, samples=4 if trusted else 0, eager=True, reference=trusted, whole=whole, timeout_s=timeout_s, overwrite=True,
+                    options={"generate": seed, "dropout": "keep"},
                 ).record()  # fmt: skip
-            both = tuple(Recording(program.out / str(getattr(home, "name", "vary")) / name) for name in ("reference", "candidate"))
-            replay_decisions(both[0], both[1], plan, commands[1], timeout_s=program.timeout_s)
-            return both[0], both[1]
+            both = Recording(home / "reference"), Recording(home / "candidate")
+            replay_decisions(*both, None, commands[1], timeout_s=timeout_s)
+            return both
 
-        compare = lambda a, b: compare_recordings(a, b, plan)  # noqa: E731
-        found = record_and_compare(record, compare, None)
+        found = record_and_compare(record, lambda a, b: compare_recordings(a, b, None), None)
         seed = found.comparison.candidate.info.generate if found.comparison is not None else None
-        return looked_again(found, lambda step: compare(*record(seed, step)))
+        return looked_again(found, lambda step: compare_recordings(*record(seed, step), None))
 
     def _outcome(self, verdict: Verdict, said: str, page: str) -> Outcome:
         common = {"relation": self.name, "claim": self.claim, "subject": said, "reason": verdict.reason}

@@ -6,18 +6,39 @@ choice, and the model is judged without it.
 
 from __future__ import annotations
 
-from typing import Final
+from typing import Any, Final
 
 import torch
+from torch.overrides import TorchFunctionMode
 
 from proctor.oracle.selfcheck import ModelRelation, NotApplicable, Unknown, register
-from proctor.oracle.selfcheck.outcomes import Outcome
+from proctor.oracle.selfcheck.outcomes import Culprit, Outcome
 from proctor.oracle.selfcheck.parting import part
 from proctor.oracle.selfcheck.step import Call, Gap, Outputs, gap, short, undropped
 from proctor.oracle.selfcheck.values import exchanged
 
+_CASTS: Final = (torch.Tensor.float, torch.Tensor.half, torch.Tensor.bfloat16)
 MARGIN: Final = 10.0  # modules round more than once inside, where noise is put to their edges alone
 LEAST: Final = 5e-5  # relative error; what passed through float16 has 2e-4 and more
+
+
+class Wide(TorchFunctionMode):  # type: ignore[misc]
+    """Within, every floating-point type that the program asks for is float64: the judge has no shorter one."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func in _CASTS:
+            return args[0].double()
+        widened = lambda x: torch.float64 if isinstance(x, torch.dtype) and x.is_floating_point else x  # noqa: E731
+        return func(*map(widened, args), **{k: widened(v) for k, v in (kwargs or {}).items()})
+
+    def __enter__(self) -> Any:
+        self._before = torch.get_default_dtype()
+        torch.set_default_dtype(torch.float64)
+        return super().__enter__()
+
+    def __exit__(self, *error: Any) -> None:
+        torch.set_default_dtype(self._before)
+        super().__exit__(*error)
 
 
 @register
@@ -38,7 +59,8 @@ class Precision(ModelRelation):
             before = {n: t.clone() for n, t in call.module.state_dict().items() if isinstance(t, torch.Tensor)}
             call.module.double()
             try:
-                wide, wide_slopes = call.derive(dtype=torch.float64)
+                with Wide():
+                    wide, wide_slopes = call.derive(dtype=torch.float64)
             except NotApplicable:
                 raise
             except Exception as e:  # noqa: BLE001 - the program's own code
@@ -70,21 +92,21 @@ def _counts(found: Outputs, worst: Gap) -> bool:
     return size > 1e-4 * whole
 
 
-def _parting(call: Call) -> object:
+def _parting(call: Call) -> Culprit | None:
     """Where float64 and float32 part by more than float32 can: by a shorter type, or by cancellation."""
+    args = exchanged(call.inputs, lambda _, t: t.double() if t.is_floating_point() else t)
 
     def wide() -> object:
-        call.module.double()
-        try:
-            return call.evaluate(exchanged(call.inputs, lambda _, t: t.double() if t.is_floating_point() else t))
-        finally:
-            call.module.float()
+        with Wide():
+            return call.evaluate(args)
 
     def look(one: torch.Tensor, other: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor] | None:
         if not one.is_floating_point():
             return None
         error = (one.double() - other.double()).norm()
-        size = one.double().norm()
-        return (torch.ones(1), torch.zeros(1)) if error > LEAST * size else (one, one)
+        return (torch.ones(1), torch.zeros(1)) if error > LEAST * one.double().norm() else (one, one)
 
-    return part(call, call.evaluate, wide, look)
+    try:
+        return part(call, call.evaluate, wide, look, call.module.double)
+    finally:
+        call.module.float()

@@ -7,13 +7,13 @@ differently is seen by `tokens` and by running the program on other numbers of r
 
 from __future__ import annotations
 
-import torch
 from torch import nn
 
 from proctor.oracle.selfcheck import ModelRelation, NotApplicable, Unknown, register
 from proctor.oracle.selfcheck.axes import Batch, batch_of
+from proctor.oracle.selfcheck.fork import random_states
 from proctor.oracle.selfcheck.outcomes import Outcome
-from proctor.oracle.selfcheck.step import Call, Gap, Outputs, gap, short, undropped
+from proctor.oracle.selfcheck.step import Call, Gap, Outputs, gap, seeded, short, undropped
 from proctor.oracle.selfcheck.values import exchanged
 
 
@@ -32,6 +32,13 @@ class World(ModelRelation):
             raise NotApplicable("no gradient came back to its results in this step")
         with undropped(call.module):
             _, whole = call.derive()
+            local = _local(call)
+            if local and self._apart(call, batch, whole):
+                for module in _norms(call):
+                    module.eval()  # statistics of a rank's own are said; what else depends on the batch is judged without them
+                _, whole = call.derive()
+                if not self._apart(call, batch, whole):
+                    return Outcome(relation=self.name, verdict="by-design", reason=local, culprit=call.place(_names(call)[0]), expected="gradients add up over samples", seen="those of batch statistics do not")
             try:
                 halves = self._halves(call, batch)
             except Unknown:
@@ -43,15 +50,21 @@ class World(ModelRelation):
             if worst.ratio <= 1.0 and not lost:
                 return Outcome(relation=self.name, verdict="equivalent", error=worst.error, tolerance=worst.tolerance, reason=f"gradients of {len(whole)} parameters add up over the halves of the batch")
             if _random(call, whole):
-                raise Unknown("the model draws random numbers in training beside dropout")
+                raise Unknown("the model draws random numbers in training, beside those of dropout")
         return self._differs(call, worst, lost)
+
+    def _apart(self, call: Call, batch: Batch, whole: Outputs) -> bool:
+        """Whether the halves do not add up to the whole."""
+        try:
+            halves = self._halves(call, batch)
+        except Exception:  # noqa: BLE001 - the program's own code; said where it is judged
+            return True
+        return gap(whole, halves, lambda: call.noise(lambda: call.derive()[1])).ratio > 1.0 or whole.keys() != halves.keys()
 
     def _differs(self, call: Call, worst: Gap, lost: list[str]) -> Outcome:
         name = worst.name or lost[0]
-        local = _local(call)
         return Outcome(
-            relation=self.name, verdict="by-design" if local else "different",
-            reason=local or f"the gradient of {name} over the halves of the batch differs by {worst.error:.2g} of its norm from that of the whole",
+            relation=self.name, verdict="different", reason=f"the gradient of {name} over the halves of the batch differs by {worst.error:.2g} of its norm from that of the whole",
             expected="gradients add up over samples", seen=f"a difference of {worst.error:.2g} of the norm", culprit=call.place(name.rpartition(".")[0]),
             error=worst.error, tolerance=worst.tolerance, advice="look for statistics over the batch and for divisions by its size inside the model",
         )  # fmt: skip
@@ -68,17 +81,27 @@ class World(ModelRelation):
         return total
 
 
+def _norms(call: Call) -> list[nn.Module]:
+    return [m for m in call.module.modules() if isinstance(m, nn.modules.batchnorm._BatchNorm) and m.training and m.running_mean is not None]
+
+
+def _names(call: Call) -> list[str]:
+    norms = {id(m) for m in _norms(call)} or {id(m) for m in call.module.modules() if isinstance(m, nn.modules.batchnorm._BatchNorm)}
+    return [n for n, m in call.module.named_modules() if id(m) in norms]
+
+
 def _local(call: Call) -> str:
-    names = [n for n, m in call.module.named_modules() if isinstance(m, nn.modules.batchnorm._BatchNorm) and m.training]
-    if not names:
+    if not _norms(call):
         return ""
+    names = _names(call)
     return f"batch statistics: {', '.join(names[:3])}{' and others' if len(names) > 3 else ''} normalise by the samples of a rank unless they are synchronised (convert_sync_batchnorm)"
 
 
 def _random(call: Call, whole: Outputs) -> bool:
-    """Whether gradients change with the random numbers."""
+    """Whether gradients change with the random numbers, torch's, numpy's or Python's."""
     before = call.random
-    call.random = [torch.Generator().manual_seed(7).get_state(), None, before[2], before[3]]
+    seeded(7)
+    call.random = random_states()
     try:
         other = call.derive()[1]
     finally:
