@@ -57,7 +57,8 @@ class Digests:
         """No more."""
         self._file.close()
 
-    def _output(self, module: nn.Module, result: Any) -> None:
+    def given(self, module: nn.Module, inputs: Any) -> None:
+        """A root module is called; its parameters at the start, and its batch."""
         for root in self._watch.roots.values():
             if id(root) in self._known:
                 continue
@@ -67,10 +68,11 @@ class Digests:
             for name, parameter in root.named_parameters():
                 self._write(parameter, "parameter", name, written_at(root))
         name = self._names.get(id(module), type(module).__name__)
-        root = any(module is m for m in self._watch.roots.values())
-        if root and self._watch.calls:
-            for path, tensor in tensors(self._watch.calls[-1].inputs):
-                self._write(tensor, "input", f"{name} {path.partition('.')[2]}", program_line())
+        for path, tensor in tensors(inputs):
+            self._write(tensor, "input", f"{name} {path.partition('.')[2]}", program_line())
+
+    def _output(self, module: nn.Module, result: Any) -> None:
+        name = self._names.get(id(module), type(module).__name__)
         for path, tensor in tensors(result):
             self._write(tensor, "result", f"{name}.{path}" if path else name, written_at(module) or program_line())
 

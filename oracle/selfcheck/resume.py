@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import gc
+import inspect
 import io
 import os
 import shutil
@@ -235,8 +236,7 @@ def _optimizer(update: Update) -> Culprit:
 
 
 def _line(item: Any) -> str:
-    step = type(item).step
-    code = getattr(getattr(step, "__wrapped__", step), "__code__", None)
+    code = getattr(inspect.unwrap(type(item).step), "__code__", None)
     return f"{code.co_filename}:{code.co_firstlineno}" if code is not None and "/torch/" not in code.co_filename else ""
 
 

@@ -114,8 +114,11 @@ class Watch:
             if seen is not None:
                 seen.output(module, result)
             return result
-        made: list[Call] = []
+        made: list[Any] = []
         self._guarded(lambda: made.append(self._begin(module, args, kwargs)))()
+        seen = self.digests
+        if seen is not None and made and made[0] is not None:
+            self._guarded(seen.given)(made[0].module, made[0].inputs)
         self._depth += 1
         try:
             result = original(module, *args, **kwargs)

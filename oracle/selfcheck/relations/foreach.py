@@ -6,6 +6,7 @@ On the real parameters, gradients and state of the step. Catches an implementati
 from __future__ import annotations
 
 import copy
+import inspect
 from typing import Any, Final
 
 import torch
@@ -30,6 +31,8 @@ class Foreach(UpdateRelation):
         if not paths:
             raise NotApplicable(f"{update.name} has no foreach and no fused path")
         loop = _step(update, {})
+        if gap(loop, _step(update, {})).ratio > 1.0:
+            raise Unknown("two steps from the same state differ: it keeps state beside its state_dict, or draws random numbers")
         held, said = [], []
         for path in paths:
             try:
@@ -75,6 +78,5 @@ def _step(update: Update, flags: dict[str, bool]) -> dict[str, torch.Tensor]:
 
 
 def _line(optimizer: Any) -> str:
-    step = type(optimizer).step
-    code = getattr(getattr(step, "__wrapped__", step), "__code__", None)
+    code = getattr(inspect.unwrap(type(optimizer).step), "__code__", None)
     return f"{code.co_filename}:{code.co_firstlineno}" if code is not None and "/torch/optim/" not in code.co_filename else ""

@@ -10,7 +10,7 @@ import torch
 
 from proctor.oracle.selfcheck import ModelRelation, NotApplicable, Unknown, register
 from proctor.oracle.selfcheck.outcomes import Outcome
-from proctor.oracle.selfcheck.parting import part
+from proctor.oracle.selfcheck.parting import Look, part
 from proctor.oracle.selfcheck.step import Call, gap, short
 from proctor.oracle.selfcheck.values import exchanged
 
@@ -41,7 +41,7 @@ class Padding(ModelRelation):
         if worst.ratio <= 1.0:
             return Outcome(relation=self.name, verdict="equivalent", reason=f"what {call.named_inputs[mask_path][0]} hides changes nothing else")
         name, hides = call.named_inputs[mask_path][0], call.named_inputs[tokens_path][0]
-        culprit = part(call, lambda: call.evaluate(masked), lambda: call.evaluate(changed), lambda a, b: (_shown(a, shown), _shown(b, shown)) if a.ndim >= 2 and a.shape[:2] == shown.shape else None)
+        culprit = part(call, lambda: call.evaluate(masked), lambda: call.evaluate(changed), _look(shown))
         return Outcome(
             relation=self.name, verdict="different",
             reason=f"what {name} hides of {hides} changes the rest by {worst.error:.2g} of its norm",
@@ -103,6 +103,23 @@ def _under(tokens: torch.Tensor, shown: torch.Tensor) -> torch.Tensor:
         raise Unknown("the batch is one token again and again")
     index = (torch.searchsorted(known, tokens.contiguous()) + 1) % known.numel()
     return torch.where(hidden if tokens.ndim == 2 else hidden.unsqueeze(-1), known[index], tokens)
+
+
+def _look(shown: torch.Tensor) -> Look:
+    """A look at positions that are shown, as they are or flattened, and at whole samples."""
+    samples, length = shown.shape
+
+    def look(one: torch.Tensor, other: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor] | None:
+        if one.ndim >= 2 and one.shape[:2] == shown.shape and length not in one.shape[2:]:
+            return one[shown], other[shown]
+        if one.ndim and one.size(0) == samples * length:
+            flat = shown.reshape(-1)
+            return one[flat], other[flat]
+        if one.ndim and one.size(0) == samples and length not in one.shape[1:] and one.is_floating_point():
+            return one, other
+        return None
+
+    return look
 
 
 def _per_sample(result: torch.Tensor, shown: torch.Tensor) -> bool:

@@ -36,21 +36,21 @@ class Workers(UpdateRelation):
             raise NotApplicable("no DataLoader of torch feeds the program")
         loader = loaders[-1]
         try:
-            one, again, other = _read(loader, 0, 0), _read(loader, 0, 1), _read(loader, 2, 0)
+            one, same, again, other = (_read(loader, workers, seed) for workers, seed in ((0, 0), (0, 0), (0, 1), (2, 0)))
         except Exception as e:  # noqa: BLE001 - the program's own dataset
             raise Unknown(f"its batches cannot be read once more: {short(e)}") from None
-        kind = type(loader.dataset)
-        if one == other:
+        kind, stream = type(loader.dataset), isinstance(loader.dataset, IterableDataset)
+        if one == same == other:
             return Outcome(relation=self.name, verdict="equivalent", reason=f"{len(one)} batches are the same")
-        stream = isinstance(loader.dataset, IterableDataset)
         twice = len(set(other)) < len(other) and len(set(one)) == len(one)
-        if not twice and (one != again or _chance(loader)):
+        kept = one != same and not stream
+        if not twice and not kept and (one != again or one != same or _chance(loader)):
             raise Unknown("its samples are changed by chance, so that batches cannot be compared")
         lines = getattr(kind.__iter__ if stream else getattr(kind, "__getitem__", None), "__code__", None)
         at = next((i for i, (a, b) in enumerate(itertools.zip_longest(one, other)) if a != b), 0)
         return Outcome(
             relation=self.name, verdict="different",
-            reason=f"batch {at} is another with two workers" + (": each worker gives the whole stream, so samples come twice" if stream and twice else ""),
+            reason=("read again from the same seeds, its batches are others: an item depends on what was read before, and each worker keeps its own past" if kept else f"batch {at} is another with two workers") + (": each worker gives the whole stream, so samples come twice" if stream and twice else ""),
             expected="the same batches, each sample once", seen=f"{len(set(other))} different ones of {len(other)}, against {len(set(one))} of {len(one)} without workers",
             culprit=Culprit("", kind.__name__, f"{lines.co_filename}:{lines.co_firstlineno}" if lines is not None else ""),
             advice="use torch.utils.data.get_worker_info() to give each worker its part" if stream else "a dataset must not keep a position, a file or a cache that items share",
