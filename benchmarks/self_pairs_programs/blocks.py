@@ -54,7 +54,7 @@ class Net(nn.Module):
 net = Net()
 optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
 ids = torch.tensor([VOCABULARY[w] for w in WORDS])
-for step in range(6):
+for _ in range(6):
     batch = ids[torch.randint(0, len(ids), (8, 5))]
     optimizer.zero_grad()
     F.mse_loss(net(batch), batch.float().mean(1)).backward()

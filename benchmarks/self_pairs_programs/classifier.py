@@ -91,7 +91,7 @@ net = Net()
 optimizer = torch.optim.AdamW(net.parameters(), lr=1e-3)
 if BUG == "model_replaced":
     net = Net()
-for epoch in range(2):
+for _ in range(2):
     for a, b, y in DataLoader(data, batch_size=32, shuffle=True):
         net.train()
         optimizer.zero_grad()

@@ -15,7 +15,7 @@ import torch
 from torch import nn
 
 from proctor.oracle.selfcheck import NotApplicable, Unknown
-from proctor.oracle.selfcheck.step import MULTIPLE, Call, Outputs, gap, short
+from proctor.oracle.selfcheck.step import Call, Outputs, gap, short
 from proctor.oracle.selfcheck.values import exchanged, same_bits
 
 AXES: Final = (0, 1)
@@ -53,10 +53,13 @@ def batch_of(call: Call) -> Batch:
     if not found:
         raise NotApplicable("its inputs and results have no axis in common that could hold samples")
     for batch in found:
-        if _permutes(call, batch, results):
-            return Batch(batch.size, batch.inputs, batch.outputs, True, "its results are permuted as the batch is")
+        outputs = _permutes(call, batch, results)
+        if outputs is not None:
+            return Batch(batch.size, batch.inputs, outputs, True, "its results are permuted as the batch is")
     said = _conventions(call)
     batch = found[0]
+    if any(list(t.shape).count(batch.size) > 1 for t in (*(t for _, t in call.named_inputs.values()), *results.values())):
+        raise NotApplicable(f"which axis holds samples cannot be told: several are {batch.size} long")
     if any(size != batch.size for size in said) or next(iter(batch.inputs.values())) != 0:
         raise NotApplicable("which axis holds samples cannot be told: its layers do not say that the first one does")
     if not said and batch.size not in (call.loader_batch, *(len(t) for t in call.targets if t.ndim)):
@@ -105,18 +108,30 @@ def _no_graph(inputs: dict[str, torch.Tensor], size: int) -> None:
             raise NotApplicable("an input relates rows to each other: they are nodes of one graph, or a mask of one sequence")
 
 
-def _permutes(call: Call, batch: Batch, results: Outputs) -> bool:
+def _permutes(call: Call, batch: Batch, results: Outputs) -> dict[str, int] | None:
+    """Axes of the results along which they are permuted as the batch is; `None` where one of them is not, or nothing was shown."""
     order = rotation(batch.size)
     try:
         other = call.evaluate(permuted(call, batch, order))
     except Exception:  # noqa: BLE001 - the program's own code, with a batch that it did not expect
-        return False
-    wanted = {p: results[p].index_select(a, order) for p, a in batch.outputs.items()}
-    if all(same_bits(wanted[p], results[p]) for p in wanted):
-        return False  # all samples give the same: nothing was shown
-    if wanted.keys() - other.keys() or any(wanted[p].shape != other[p].shape for p in wanted):
-        return False
-    worst = gap(wanted, {p: other[p] for p in wanted})
+        return None
+    axes: dict[str, int] = {}
+    moved = False
+    for path, preferred in batch.outputs.items():
+        result = results[path]
+        if path not in other or other[path].shape != result.shape:
+            return None
+        for axis in (preferred, *(a for a in range(result.ndim) if a != preferred)):
+            if result.size(axis) == batch.size and _alike(wanted := result.index_select(axis, order), other[path]):
+                axes[path], moved = axis, moved or not same_bits(wanted, result)
+                break
+        else:
+            return None
+    return axes if moved else None
+
+
+def _alike(one: torch.Tensor, other: torch.Tensor) -> bool:
+    worst = gap({"": one}, {"": other})
     return worst.ratio <= 1.0 or worst.error <= LIKE
 
 
@@ -150,7 +165,7 @@ def _conventions(call: Call) -> list[int]:
 def _sequence(value: torch.Tensor, module: nn.Module) -> int:
     if value.ndim < 3:
         return 1  # unbatched
-    return value.size(0 if getattr(module, "batch_first", False) else 1)
+    return int(value.size(0 if getattr(module, "batch_first", False) else 1))
 
 
 _RULES: Final = {
@@ -164,4 +179,3 @@ _RULES: Final = {
     nn.TransformerDecoderLayer: lambda v, m: _sequence(v, m.self_attn),
 }
 
-__all__ = ["MULTIPLE", "Batch", "batch_of", "permuted", "rotation"]

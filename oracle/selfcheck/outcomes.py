@@ -111,11 +111,11 @@ def conclude(
     held = [o for o in ordered if o.verdict in ("equivalent", "by-design")]
     if failed:
         names = sorted({o.relation for o in failed})
-        verdict, reason = "different", f"{len(names)} relation{'s' if len(names) != 1 else ''} broken: {', '.join(names)}"
+        reason = f"{len(names)} relation{'s' if len(names) != 1 else ''} broken: {', '.join(names)}"
     elif held:
-        verdict, reason = "equivalent", f"{len({o.relation for o in held})} relations checked, none broken"
+        reason = f"{len({o.relation for o in held})} relations checked, none broken"
     else:
-        verdict, reason = "inconclusive", "no relation could be checked"
+        reason = "no relation could be checked"
     return SelfReport(
-        verdict=verdict, reason=reason, outcomes=tuple(ordered), command=command, notes=tuple(notes), step_s=step_s, models_s=models_s
+        verdict="different" if failed else "equivalent" if held else "inconclusive", reason=reason, outcomes=tuple(ordered), command=command, notes=tuple(notes), step_s=step_s, models_s=models_s
     )

@@ -43,7 +43,8 @@ def program_line() -> str:
 
 def program_stack(limit: int = 6) -> tuple[str, ...]:
     """Lines of the program on the stack, `file:line`, the innermost first."""
-    frame, out = sys._getframe(1), []
+    frame = sys._getframe(1)
+    out: list[str] = []
     while frame is not None and len(out) < limit:
         name = frame.f_code.co_filename
         if not name.startswith(_SKIP) and (not name.startswith(_LIBRARY) or "site-packages" in name):
@@ -140,13 +141,10 @@ class _Second(_Log):
         if name.startswith(_BLANK):
             return  # memory that nobody has written yet
         for one, other in zip(op.results, made, strict=True):
-            if one.shape != other.shape:
-                self.found = self._source(given) or op
-                return
             pair = self._look(one, other)
             self._keep(other)
             if pair is None:
-                if self._parts(one, other):
+                if one.shape != other.shape or self._parts(one, other):
                     self._mixed[_storage(other)] = self._source(given) or op
             elif self._parts(*pair):
                 self.found = self._source(given) or op

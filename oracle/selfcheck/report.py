@@ -70,7 +70,10 @@ def _of(report: SelfReport, verdict: str) -> Sequence[Outcome]:
 def as_html(report: SelfReport) -> str:
     """One self-contained page; everything from the program is escaped."""
     style = Path(shared.__file__).with_name("templates").joinpath("page.css").read_text(encoding="utf-8")
-    escape = lambda text: html.escape(clean(text, 500))  # noqa: E731
+
+    def escape(text: str) -> str:
+        return html.escape(clean(text, 500))
+
     rows = "".join(
         f"<tr class='{o.verdict}'><td>{escape(o.relation)}</td><td>{escape(o.verdict)}</td><td>{escape(o.subject)}</td>"
         f"<td>{escape(o.reason)}</td><td>{escape(str(o.culprit or ''))}</td><td>{escape(o.advice)}</td></tr>"

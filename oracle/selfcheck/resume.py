@@ -25,7 +25,7 @@ from torch import nn
 
 from proctor.oracle.selfcheck import NotApplicable, Unknown
 from proctor.oracle.selfcheck.fork import can_fork, in_copy, quiet
-from proctor.oracle.selfcheck.outcomes import Culprit, Outcome
+from proctor.oracle.selfcheck.outcomes import Culprit, Outcome, Word
 from proctor.oracle.selfcheck.step import Call, Update, gap, seeded, short, undropped, written_at
 from proctor.oracle.selfcheck.values import difference
 
@@ -107,24 +107,27 @@ class Fresh:
 
 def judge(watch: Watch, update: Update) -> Outcome:
     """Compare the step after a resume with the step that goes straight on."""
-    outcome = lambda **more: Outcome(relation=NAME, claim=CLAIM, subject=update.name, **more)  # noqa: E731
+
+    def outcome(verdict: Word, reason: str) -> Outcome:
+        return Outcome(relation=NAME, claim=CLAIM, subject=update.name, verdict=verdict, reason=reason)
+
     fresh, watch.fresh = watch.fresh, None
     try:
         state = _state(update)
         found, why = fresh.go(state)
         if why or "error" in found:
-            return outcome(verdict="inconclusive", reason=f"the step could not be done after a resume: {found.get('error') or why}")
+            return outcome("inconclusive", f"the step could not be done after a resume: {found.get('error') or why}")
         made, why = in_copy(lambda: _bytes(_step(update.calls, update.optimizers, update.schedulers, state)), TIMEOUT_S)
         straight = torch.load(io.BytesIO(made), weights_only=True) if made else {"error": why}
         if "error" in straight:
-            return outcome(verdict="inconclusive", reason=f"the step could not be done again: {straight['error']}")
+            return outcome("inconclusive", f"the step could not be done again: {straight['error']}")
         return msgspec.structs.replace(_compare(straight, found, update), claim=CLAIM, subject=update.name)
     except NotApplicable as e:
-        return outcome(verdict="not-applicable", reason=str(e))
+        return outcome("not-applicable", str(e))
     except Unknown as e:
-        return outcome(verdict="inconclusive", reason=str(e))
+        return outcome("inconclusive", str(e))
     except Exception as e:  # noqa: BLE001 - the program's own state_dict
-        return outcome(verdict="inconclusive", reason=f"its state cannot be saved: {short(e)}")
+        return outcome("inconclusive", f"its state cannot be saved: {short(e)}")
     finally:
         fresh.end()
 

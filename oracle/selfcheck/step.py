@@ -130,9 +130,12 @@ class Call:
         given = self.inputs if args is None else args
         for parameter in self.module.parameters():
             parameter.grad = None
+
+        def cast(tensor: torch.Tensor) -> torch.Tensor:
+            return tensor.to(dtype) if dtype is not None and tensor.is_floating_point() else tensor
+
         set_random_states(self.random)
         with torch.enable_grad(), self.casting():
-            cast = (lambda t: t.to(dtype) if dtype is not None and t.is_floating_point() else t)
             made = exchanged(given, lambda _, t: cast(copied(t)))
             found = dict(tensors((self.module if call is None else call)(*made[0], **made[1])))
         slopes = self.gradients if gradients is None else gradients
@@ -157,7 +160,8 @@ class Call:
         """Autocast as it was in the step."""
         if self.autocast is None:
             return contextlib.nullcontext()
-        return torch.autocast(self.device, dtype=self.autocast)
+        mode: contextlib.AbstractContextManager[Any] = torch.autocast(self.device, dtype=self.autocast)
+        return mode
 
     @property
     def device(self) -> str:
@@ -201,7 +205,7 @@ class Call:
     def place(self, module: str = "", op: str = "", source: str = "") -> Culprit:
         """A culprit: a module by its path, with the line where its forward is written unless a better one is known."""
         found = dict(self.module.named_modules()).get(module, self.module)
-        return Culprit(module or self.name, type(found).__name__, source or written_at(found), op)
+        return Culprit(module or self.name, type(found).__name__, source or written_at(found) or written_at(self.module), op)
 
     def noise(self, run: Callable[[], Mapping[str, torch.Tensor]]) -> list[Mapping[str, torch.Tensor]]:
         """Runs with an error of one rounding at the edge of every module.
@@ -362,7 +366,7 @@ def undropped(module: nn.Module) -> Iterator[None]:
             changed.append((part, "dropout", part.dropout))
             part.dropout = 0.0
     keep = F.dropout
-    F.dropout = lambda input, p=0.5, training=True, inplace=False: input  # type: ignore[assignment]  # noqa: A006
+    F.dropout = lambda input, p=0.5, training=True, inplace=False: input
     try:
         yield
     finally:

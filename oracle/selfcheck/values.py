@@ -42,7 +42,10 @@ def exchanged(value: Any, change: Callable[[str, torch.Tensor], torch.Tensor], p
         return change(path, value)
     if depth >= MAX_DEPTH:
         return value
-    step = lambda name, item: exchanged(item, change, f"{path}.{name}" if path else str(name), depth + 1)  # noqa: E731
+
+    def step(name: object, item: Any) -> Any:
+        return exchanged(item, change, f"{path}.{name}" if path else str(name), depth + 1)
+
     if isinstance(value, dict):
         made = {key: step(key, item) for key, item in value.items()}
         if type(value) is dict:

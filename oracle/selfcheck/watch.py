@@ -168,7 +168,7 @@ class Watch:
 
     def _reads(self, original: Any, loader: Any, *args: Any, **kwargs: Any) -> Any:
         if not self.over and loader not in self.loaders[-1:]:
-            self.loaders = [x for x in self.loaders if x is not loader][-MAX_LOADERS:] + [loader]
+            self.loaders = [*[x for x in self.loaders if x is not loader][-MAX_LOADERS:], loader]
         return original(loader, *args, **kwargs)
 
     def _noting(self, known: list[Any]) -> Callable[..., Any]:

@@ -6,14 +6,15 @@ of its results do not see the future. Catches masks that are off by one, missing
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Final
 
 import torch
 
 from proctor.oracle.selfcheck import ModelRelation, NotApplicable, Unknown, register
 from proctor.oracle.selfcheck.outcomes import Outcome
-from proctor.oracle.selfcheck.parting import part
-from proctor.oracle.selfcheck.step import Call, gap, short
+from proctor.oracle.selfcheck.parting import Look, part
+from proctor.oracle.selfcheck.step import Call, Outputs, gap, short
 from proctor.oracle.selfcheck.values import exchanged
 
 SHARE: Final = 0.9  # of the targets that must be the next inputs
@@ -59,7 +60,10 @@ class Causal(ModelRelation):
             seen = call.evaluate(other)
         except Exception as e:  # noqa: BLE001 - the program's own code
             raise Unknown(f"with other tokens the model fails: {short(e)}") from None
-        early = lambda outputs: {p: outputs[p].narrow(a, 0, cut) for p, a in there.items()}  # noqa: E731
+
+        def early(outputs: Mapping[str, torch.Tensor]) -> Outputs:
+            return {p: outputs[p].narrow(a, 0, cut) for p, a in there.items()}
+
         worst = gap(early(results), early(seen), lambda: [early(s) for s in call.noise(call.evaluate)])
         if worst.ratio <= 1.0:
             return None
@@ -120,7 +124,7 @@ def _other(later: torch.Tensor, tokens: torch.Tensor) -> torch.Tensor:
     return known[(torch.searchsorted(known, later.contiguous()) + 1) % known.numel()]
 
 
-def _early(length: int, cut: int) -> object:
+def _early(length: int, cut: int) -> Look:
     """A look at positions before the cut."""
 
     def look(one: torch.Tensor, other: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor] | None:

@@ -77,7 +77,7 @@ def _checkpointed(module: nn.Module) -> Iterator[None]:
 
     try:
         for block in blocks:
-            block.forward = around(block.forward)  # type: ignore[method-assign]
+            block.forward = around(block.forward)
         yield
     finally:
         for block in blocks:

@@ -7,15 +7,18 @@ from __future__ import annotations
 
 import copy
 import inspect
+from collections.abc import Mapping
 from typing import Any, Final
 
 import torch
 
 from proctor.oracle.selfcheck import NotApplicable, Unknown, UpdateRelation, register
 from proctor.oracle.selfcheck.outcomes import Culprit, Outcome
-from proctor.oracle.selfcheck.step import Update, gap, short
+from proctor.oracle.selfcheck.step import Gap, Update, gap, short
+from proctor.oracle.selfcheck.values import UNIT, difference
 
 PATHS: Final = ("foreach", "fused")
+ROUNDING: Final = 1e-4  # relative error of an update; the paths round in another order
 
 
 @register
@@ -30,7 +33,7 @@ class Foreach(UpdateRelation):
         paths = [p for p in PATHS if all(p in g for g in groups)]
         if not paths:
             raise NotApplicable(f"{update.name} has no foreach and no fused path")
-        loop = _step(update, {})
+        loop, size = _step(update, {}), {str(id(p)): float(p.detach().norm()) for p in update.parameters()}
         if gap(loop, _step(update, {})).ratio > 1.0:
             raise Unknown("two steps from the same state differ: it keeps state beside its state_dict, or draws random numbers")
         held, said = [], []
@@ -40,7 +43,7 @@ class Foreach(UpdateRelation):
             except Exception as e:  # noqa: BLE001 - not every path takes every case
                 said.append(f"{path}: {short(e)}")
                 continue
-            worst = gap(loop, other, lambda other=other: [{n: t * (1 + 2.0**-20) for n, t in loop.items()}])  # type: ignore[misc]
+            worst = _worst(loop, other, size)
             if worst.ratio > 1.0:
                 where = update.owners.get(int(worst.name))
                 return Outcome(
@@ -52,6 +55,17 @@ class Foreach(UpdateRelation):
         if not held:
             raise Unknown("; ".join(said))
         return Outcome(relation=self.name, verdict="equivalent", reason=f"{' and '.join(held)} make the update of the loop")
+
+
+def _worst(loop: Mapping[str, torch.Tensor], other: Mapping[str, torch.Tensor], size: Mapping[str, float]) -> Gap:
+    """The worst update: it is the difference of two parameters, so their rounding is in it."""
+    worst = Gap()
+    for name, one in loop.items():
+        error, norm = difference(one, other[name])
+        allowed = ROUNDING * norm + 4.0 * UNIT.get(one.dtype, 2.0**-24) * size[name]
+        if error and error > worst.ratio * allowed:
+            worst = Gap(name, error / norm if norm else float("inf"), allowed / norm if norm else float("inf"), error / allowed if allowed else float("inf"))
+    return worst
 
 
 def _step(update: Update, flags: dict[str, bool]) -> dict[str, torch.Tensor]:

@@ -22,7 +22,9 @@ class Inputs(ModelRelation):
     def check(self, call: Call) -> Outcome:
         """See the class."""
         results = call.baseline
-        idle, moved, unable = [], [], []
+        idle: list[str] = []
+        moved: list[str] = []
+        unable: list[str] = []
         for path, (name, tensor) in call.named_inputs.items():
             other = _other(tensor)
             if other is None:

@@ -9,9 +9,9 @@ import torch
 from torch import nn
 
 from proctor.oracle.selfcheck import ModelRelation, Unknown, register
-from proctor.oracle.selfcheck.axes import Batch, batch_of, rotation
+from proctor.oracle.selfcheck.axes import Batch, batch_of
 from proctor.oracle.selfcheck.outcomes import Outcome
-from proctor.oracle.selfcheck.parting import part
+from proctor.oracle.selfcheck.parting import Look, part
 from proctor.oracle.selfcheck.step import Call, gap, short
 from proctor.oracle.selfcheck.values import exchanged, same_bits
 
@@ -52,7 +52,7 @@ class Neighbours(ModelRelation):
         )
 
 
-def row_of(batch: Batch) -> object:
+def row_of(batch: Batch) -> Look:
     """A look at the first sample of any tensor that has samples along an axis, or B times as many rows."""
 
     def look(one: torch.Tensor, other: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor] | None:

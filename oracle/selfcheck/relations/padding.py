@@ -6,12 +6,14 @@ inverted, or applied after the softmax, and means over padded positions.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import torch
 
 from proctor.oracle.selfcheck import ModelRelation, NotApplicable, Unknown, register
 from proctor.oracle.selfcheck.outcomes import Outcome
 from proctor.oracle.selfcheck.parting import Look, part
-from proctor.oracle.selfcheck.step import Call, gap, short
+from proctor.oracle.selfcheck.step import Call, Outputs, gap, short
 from proctor.oracle.selfcheck.values import exchanged
 
 
@@ -34,7 +36,10 @@ class Padding(ModelRelation):
             one, other = call.evaluate(masked), call.evaluate(changed)
         except Exception as e:  # noqa: BLE001 - the program's own code
             raise Unknown(f"with padding the model fails: {short(e)}") from None
-        select = lambda outputs: {p: _shown(t, shown) for p, t in outputs.items() if t.ndim and _per_sample(t, shown)}  # noqa: E731
+
+        def select(outputs: Mapping[str, torch.Tensor]) -> Outputs:
+            return {p: _shown(t, shown) for p, t in outputs.items() if t.ndim and _per_sample(t, shown)}
+
         if not select(one) or not results:
             raise NotApplicable("no result belongs to samples or positions")
         worst = gap(select(one), select(other), lambda: [select(s) for s in call.noise(lambda: call.evaluate(masked))])
@@ -66,7 +71,7 @@ def _mask(call: Call) -> tuple[str, str, bool]:
 
 
 def _binary(mask: torch.Tensor) -> bool:
-    return mask.dtype == torch.bool or bool(((mask == 0) | (mask == 1)).all())
+    return bool(mask.dtype == torch.bool) or bool(((mask == 0) | (mask == 1)).all())
 
 
 def _hides(name: str, mask: torch.Tensor) -> bool:
@@ -123,7 +128,7 @@ def _look(shown: torch.Tensor) -> Look:
 
 
 def _per_sample(result: torch.Tensor, shown: torch.Tensor) -> bool:
-    return result.size(0) == shown.size(0)
+    return bool(result.size(0) == shown.size(0))
 
 
 def _shown(result: torch.Tensor, shown: torch.Tensor) -> torch.Tensor:

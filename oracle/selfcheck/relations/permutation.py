@@ -10,7 +10,7 @@ import torch
 from proctor.oracle.selfcheck import ModelRelation, Unknown, register
 from proctor.oracle.selfcheck.axes import Batch, batch_of, permuted, rotation
 from proctor.oracle.selfcheck.outcomes import Outcome
-from proctor.oracle.selfcheck.parting import part
+from proctor.oracle.selfcheck.parting import Look, part
 from proctor.oracle.selfcheck.step import Call, gap, short
 
 
@@ -46,7 +46,7 @@ class Permutation(ModelRelation):
         )  # fmt: skip
 
 
-def moved(batch: Batch, order: torch.Tensor) -> object:
+def moved(batch: Batch, order: torch.Tensor) -> Look:
     """A look at tensors with samples along an axis, brought back to one order."""
 
     def look(one: torch.Tensor, other: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor] | None:

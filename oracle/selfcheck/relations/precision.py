@@ -28,8 +28,7 @@ class Wide(TorchFunctionMode):  # type: ignore[misc]
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func in _CASTS:
             return args[0].double()
-        widened = lambda x: torch.float64 if isinstance(x, torch.dtype) and x.is_floating_point else x  # noqa: E731
-        return func(*map(widened, args), **{k: widened(v) for k, v in (kwargs or {}).items()})
+        return func(*map(_widened, args), **{k: _widened(v) for k, v in (kwargs or {}).items()})
 
     def __enter__(self) -> Any:
         self._before = torch.get_default_dtype()
@@ -83,6 +82,10 @@ class Precision(ModelRelation):
             expected=f"rounding, about {worst.tolerance:.1g}", seen=f"{worst.ratio:.0f} × as much", culprit=culprit or call.place(worst.name.rpartition(".")[0] if kind != "result" else ""),
             error=worst.error, tolerance=worst.tolerance, advice="look for differences of large sums, exp without its maximum, and casts to shorter types",
         )  # fmt: skip
+
+
+def _widened(argument: Any) -> Any:
+    return torch.float64 if isinstance(argument, torch.dtype) and argument.is_floating_point else argument
 
 
 def _counts(found: Outputs, worst: Gap) -> bool:

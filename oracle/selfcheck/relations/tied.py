@@ -6,13 +6,11 @@ not two copies. Catches ties that a resize, a load or a deep copy broke.
 
 from __future__ import annotations
 
-import torch
 from torch import nn
 
 from proctor.oracle.selfcheck import NotApplicable, Unknown, UpdateRelation, register
 from proctor.oracle.selfcheck.outcomes import Culprit, Outcome
 from proctor.oracle.selfcheck.step import Update, short, written_at
-from proctor.oracle.selfcheck.values import difference
 
 
 @register
@@ -60,4 +58,4 @@ def _line(module: nn.Module) -> str:
     return f"{code.co_filename}:{code.co_firstlineno}" if code is not None else written_at(module)
 
 
-__all__ = ["Tied", "difference", "torch"]
+

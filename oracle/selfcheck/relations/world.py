@@ -7,12 +7,17 @@ differently is seen by `tokens` and by running the program on other numbers of r
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
 from torch import nn
 
 from proctor.oracle.selfcheck import ModelRelation, NotApplicable, Unknown, register
 from proctor.oracle.selfcheck.axes import Batch, batch_of
 from proctor.oracle.selfcheck.fork import random_states
 from proctor.oracle.selfcheck.outcomes import Outcome
+from proctor.oracle.selfcheck.parting import Look, part
 from proctor.oracle.selfcheck.step import Call, Gap, Outputs, gap, seeded, short, undropped
 from proctor.oracle.selfcheck.values import exchanged
 
@@ -51,7 +56,7 @@ class World(ModelRelation):
                 return Outcome(relation=self.name, verdict="equivalent", error=worst.error, tolerance=worst.tolerance, reason=f"gradients of {len(whole)} parameters add up over the halves of the batch")
             if _random(call, whole):
                 raise Unknown("the model draws random numbers in training, beside those of dropout")
-        return self._differs(call, worst, lost)
+        return self._differs(call, batch, worst, lost)
 
     def _apart(self, call: Call, batch: Batch, whole: Outputs) -> bool:
         """Whether the halves do not add up to the whole."""
@@ -61,11 +66,12 @@ class World(ModelRelation):
             return True
         return gap(whole, halves, lambda: call.noise(lambda: call.derive()[1])).ratio > 1.0 or whole.keys() != halves.keys()
 
-    def _differs(self, call: Call, worst: Gap, lost: list[str]) -> Outcome:
+    def _differs(self, call: Call, batch: Batch, worst: Gap, lost: list[str]) -> Outcome:
         name = worst.name or lost[0]
+        culprit = part(call, call.evaluate, lambda: call.evaluate(_half(call, batch)), _first_half(batch)) or call.place(name.rpartition(".")[0])
         return Outcome(
             relation=self.name, verdict="different", reason=f"the gradient of {name} over the halves of the batch differs by {worst.error:.2g} of its norm from that of the whole",
-            expected="gradients add up over samples", seen=f"a difference of {worst.error:.2g} of the norm", culprit=call.place(name.rpartition(".")[0]),
+            expected="gradients add up over samples", seen=f"a difference of {worst.error:.2g} of the norm", culprit=culprit,
             error=worst.error, tolerance=worst.tolerance, advice="look for statistics over the batch and for divisions by its size inside the model",
         )  # fmt: skip
 
@@ -73,12 +79,33 @@ class World(ModelRelation):
         total: Outputs = {}
         middle = batch.size // 2
         for low, high in ((0, middle), (middle, batch.size)):
-            cut = lambda axes: lambda p, t: t.narrow(axes[p], low, high - low) if p in axes else t  # noqa: B023, E731
-            args = exchanged(call.inputs, cut(batch.inputs))
-            slopes = {p: cut(batch.outputs)(p, t) for p, t in call.gradients.items()}
+            args = exchanged(call.inputs, _cut(batch.inputs, low, high))
+            slopes = {p: _cut(batch.outputs, low, high)(p, t) for p, t in call.gradients.items()}
             for name, slope in call.derive(args, gradients=slopes)[1].items():
                 total[name] = total[name] + slope if name in total else slope
         return total
+
+
+def _cut(axes: Mapping[str, int], low: int, high: int) -> Callable[[str, torch.Tensor], torch.Tensor]:
+    """Takes some samples of tensors that have them along these axes."""
+    return lambda path, tensor: tensor.narrow(axes[path], low, high - low) if path in axes else tensor
+
+
+def _half(call: Call, batch: Batch) -> Any:
+    return exchanged(call.inputs, _cut(batch.inputs, 0, batch.size // 2))
+
+
+def _first_half(batch: Batch) -> Look:
+    """A look at the samples that both have."""
+    half = batch.size // 2
+
+    def look(one: torch.Tensor, other: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor] | None:
+        for axis in range(min(3, one.ndim)):
+            if one.ndim == other.ndim and one.size(axis) * half == other.size(axis) * batch.size and one.size(axis) % batch.size == 0:
+                return one.narrow(axis, 0, other.size(axis)), other
+        return None if one.shape != other.shape else (one, other)
+
+    return look
 
 
 def _norms(call: Call) -> list[nn.Module]:

@@ -6,13 +6,13 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-import torch.nn.functional as F
-from torch import nn
+import torch.nn.functional as F  # noqa: E402
+from torch import nn  # noqa: E402
 
-from proctor.oracle.selfcheck import NotApplicable, Unknown, registry
-from proctor.oracle.selfcheck.fork import random_states
-from proctor.oracle.selfcheck.step import Call
-from proctor.oracle.selfcheck.values import tensors
+from proctor.oracle.selfcheck import NotApplicable, Unknown, registry  # noqa: E402
+from proctor.oracle.selfcheck.fork import random_states  # noqa: E402
+from proctor.oracle.selfcheck.step import Call  # noqa: E402
+from proctor.oracle.selfcheck.values import tensors  # noqa: E402
 
 
 def call_of(module, *args, targets=(), **kwargs):

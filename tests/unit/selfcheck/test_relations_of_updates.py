@@ -6,11 +6,11 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from torch import nn
-from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset
+from torch import nn  # noqa: E402
+from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset  # noqa: E402
 
-from proctor.oracle.selfcheck import NotApplicable, Unknown, registry
-from proctor.oracle.selfcheck.step import Backward, Criterion, Update
+from proctor.oracle.selfcheck import NotApplicable, Unknown, registry  # noqa: E402
+from proctor.oracle.selfcheck.step import Backward, Criterion, Update  # noqa: E402
 
 
 def update_of(model, optimizer, **more):
