@@ -42,12 +42,24 @@ class Batch:
 
 
 def batch_of(call: Call) -> Batch:
-    """The axis of samples.
+    """The axis of samples, looked for once a call.
 
     Raises:
         NotApplicable: there is none, or nobody can tell.
         Unknown: the model cannot be evaluated.
     """
+    if call.batch is None:
+        try:
+            call.batch = _batch_of(call)
+        except NotApplicable as why:
+            call.batch = why
+    if isinstance(call.batch, NotApplicable):
+        raise NotApplicable(*call.batch.args)
+    found: Batch = call.batch
+    return found
+
+
+def _batch_of(call: Call) -> Batch:
     results = call.baseline
     found = [b for axis in AXES if (b := _assumed(call, results, axis)) is not None]
     if not found:

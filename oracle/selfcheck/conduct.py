@@ -18,6 +18,7 @@ from proctor.oracle.selfcheck.step import Call, Update, short
 if TYPE_CHECKING:
     from proctor.oracle.selfcheck.watch import Watch
 
+TOGETHER_S: Final = 120.0  # for the relations of one model
 MAX_MODELS: Final = 4  # roots of one update that are checked
 CHEAP: Final = frozenset({"neighbours", "permutation", "repeatable", "causal", "padding", "inputs", "parameters"})  # of the model alone
 
@@ -32,14 +33,17 @@ def conduct(watch: Watch, update: Update) -> None:
     began, models_s, where = time.monotonic(), 0.0, position()
     outcomes: list[Outcome] = []
     forks = can_fork()
+    together = _together(watch, update) if forks else {}
+    models_s = time.monotonic() - began
     for relation, subject, check in _work(watch, update):
         if time.monotonic() - began > watch.config.budget_s:
             outcomes.append(_said(relation, subject, "inconclusive", "the time for checks was over (--budget SECONDS)"))
             continue
         start = time.monotonic()
-        found = _run(relation, check, update, forks)
-        spent = time.monotonic() - start
-        if isinstance(relation, ModelRelation) and relation.name in CHEAP:
+        done = together.pop((relation.name, subject), None)
+        found = done or _run(relation, check, update, forks)
+        spent = done.seconds if done is not None else time.monotonic() - start
+        if done is None and relation.name in CHEAP:
             models_s += spent
         outcomes.append(msgspec.structs.replace(found, relation=relation.name, claim=relation.claim, subject=subject, seconds=spent, step=update.step, rank=where["rank"]))
     if watch.fresh is not None:
@@ -52,6 +56,30 @@ def conduct(watch: Watch, update: Update) -> None:
     for name, lines in (("outcomes", outcomes), ("timing", [timing]), ("facts", [facts])):
         with open(watch.folder / f"{name}.jsonl", "ab") as file:
             file.write(b"".join(msgspec.json.encode(line) + b"\n" for line in lines))
+
+
+def _together(watch: Watch, update: Update) -> dict[tuple[str, str], Outcome]:
+    """Relations of each model that only evaluate it, in one copy of the process: they share its results on the real batch.
+
+    What is missing afterwards (the copy was ended, or crashed) is checked in copies of its own.
+    """
+    found: dict[tuple[str, str], Outcome] = {}
+    relations = [r for name, r in registry().items() if name in CHEAP and isinstance(r, ModelRelation) and watch.wanted(name)]
+    relations.sort(key=lambda r: r.name == "inputs")  # the last: it may evaluate in training mode, which moves running statistics
+
+    def checked(call: Call) -> bytes:
+        out = []
+        for relation in relations:
+            start = time.monotonic()
+            outcome = _checked(relation, lambda r=relation: r.check(call))  # type: ignore[misc]
+            out.append(msgspec.structs.replace(outcome, seconds=time.monotonic() - start))
+        return msgspec.json.encode(out)
+
+    for call in _calls(update.calls)[:MAX_MODELS]:
+        made, why = in_copy(lambda call=call: checked(call), TOGETHER_S)  # type: ignore[misc]
+        if not why:
+            found.update({(o.relation, call.name): o for o in msgspec.json.decode(made, type=list[Outcome])})
+    return found
 
 
 def _work(watch: Watch, update: Update) -> Iterator[tuple[Relation, str, Callable[[], Outcome]]]:

@@ -76,6 +76,7 @@ class Call:
         step: update, counted from 0.
         targets: of losses that were computed after it.
         loader_batch: size of the batches of the program's loader, 0 where it is not known.
+        batch: what `axes.batch_of` found.
     """
 
     module: nn.Module
@@ -90,6 +91,7 @@ class Call:
     step: int = 0
     targets: list[torch.Tensor] = field(default_factory=list)
     loader_batch: int = 0
+    batch: Any = None
 
     # -- running it ---------------------------------------------------------------------------------------------
 

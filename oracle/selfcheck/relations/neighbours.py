@@ -69,8 +69,8 @@ def row_of(batch: Batch) -> Look:
 
 
 def _others(call: Call, batch: Batch) -> tuple[object, ...]:
-    """The batch with every sample but the first in another's place, and those moved by a little where they are numbers."""
-    order = torch.cat([torch.zeros(1, dtype=torch.long), 1 + torch.roll(torch.arange(batch.size - 1), 1)])
+    """The batch with other samples beside the first one: the second is gone, the first is there twice, and those are moved by a little where they are numbers."""
+    order = torch.cat([torch.zeros(1, dtype=torch.long), torch.arange(2, batch.size), torch.zeros(1, dtype=torch.long)])  # other ones, not only others' places
 
     def change(path: str, tensor: torch.Tensor) -> torch.Tensor:
         axis = batch.inputs.get(path)
@@ -80,9 +80,6 @@ def _others(call: Call, batch: Batch) -> tuple[object, ...]:
         if tensor.is_floating_point() and int(tensor.unique().numel()) > 2:
             rest = made.narrow(axis, 1, batch.size - 1)
             rest.mul_(1.25).add_(0.25 * float(tensor.detach().float().std()) if tensor.numel() > 1 else 0.25)
-        elif not tensor.is_floating_point() and batch.size > 1:
-            rest = made.narrow(axis, 1, batch.size - 1)
-            rest.copy_(tensor.select(axis, 0).unsqueeze(axis).expand_as(rest)) if batch.size == 2 else None
         return made
 
     return tuple(exchanged(call.inputs, change))

@@ -9,7 +9,7 @@ import pytest
 
 pytest.importorskip("torch")
 
-from proctor.cli import main  # noqa: E402
+from proctor.cli import main
 
 
 @pytest.mark.parametrize(
