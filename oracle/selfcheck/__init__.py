@@ -40,7 +40,7 @@ class Relation(ABC):
 
     name: ClassVar[str]
     claim: ClassVar[str]
-    timeout_s: ClassVar[float] = 60.0
+    timeout_s: ClassVar[float] = 300.0
     safe: ClassVar[bool] = True
 
 

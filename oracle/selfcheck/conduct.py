@@ -18,7 +18,7 @@ from proctor.oracle.selfcheck.step import Call, Update, short
 if TYPE_CHECKING:
     from proctor.oracle.selfcheck.watch import Watch
 
-TOGETHER_S: Final = 120.0  # for the relations of one model
+TOGETHER_S: Final = 300.0  # for the relations of one model
 MAX_MODELS: Final = 4  # roots of one update that are checked
 CHEAP: Final = frozenset({"neighbours", "permutation", "repeatable", "causal", "padding", "inputs", "parameters"})  # of the model alone
 

@@ -29,7 +29,7 @@ class CheckConfig(msgspec.Struct, frozen=True):
     skip: tuple[str, ...] = ()
     digest: bool = False
     seed: int | None = None
-    budget_s: float = 300.0
+    budget_s: float = 900.0
 
 
 class Timing(msgspec.Struct, frozen=True):

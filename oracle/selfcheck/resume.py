@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
 NAME: Final = "resume"
 CLAIM: Final = "k steps, save, load, go on gives what going straight on gives"
-TIMEOUT_S: Final = 60.0
+TIMEOUT_S: Final = 300.0
 RATES: Final = 3  # steps of a scheduler that are compared
 
 

@@ -44,7 +44,7 @@ class Asked:
     skip: tuple[str, ...] = ()
     vary: tuple[tuple[str, str], ...] = ()
     timeout_s: float = 3600.0
-    budget_s: float = 300.0
+    budget_s: float = 900.0
     to_the_end: bool = False
 
 

@@ -21,7 +21,7 @@ class Compiled(ModelRelation):
     """Two calls: a graph that keeps what the first one had shows in the second."""
 
     name, claim = "compile", "the compiled model computes what the eager one does"
-    timeout_s: ClassVar[float] = 100.0
+    timeout_s: ClassVar[float] = 600.0
     safe: ClassVar[bool] = False  # what dynamo keeps of a process cannot be taken back
 
     def check(self, call: Call) -> Outcome:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import itertools
 from collections.abc import Iterator
-from typing import Any, ClassVar, Final
+from typing import Any, Final
 
 import torch
 from torch.utils.data import DataLoader, IterableDataset
@@ -27,7 +27,6 @@ class Workers(UpdateRelation):
     """Reads a few batches of the loader that feeds the step."""
 
     name, claim = "workers", "a loader with two workers gives the batches of one with none"
-    timeout_s: ClassVar[float] = 60.0
 
     def check(self, update: Update) -> Outcome:
         """See the class."""
@@ -72,7 +71,7 @@ def _read(loader: DataLoader[Any], workers: int, seed: int) -> list[str]:
     if workers == 0 and seed == 0:
         torch.empty((), dtype=torch.int64).random_()  # what a loader draws for the seed of its workers
     made: DataLoader[Any] = DataLoader(
-        loader.dataset, num_workers=workers, collate_fn=loader.collate_fn, worker_init_fn=loader.worker_init_fn, timeout=30 if workers else 0,
+        loader.dataset, num_workers=workers, collate_fn=loader.collate_fn, worker_init_fn=loader.worker_init_fn, timeout=120 if workers else 0,
         multiprocessing_context="fork" if workers else None, **sampler,
     )  # fmt: skip
     found = [_digest(batch) for batch in itertools.islice(_whole(made), BATCHES)]

@@ -22,7 +22,7 @@ def prepare(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--skip", metavar="NAME", action="append", default=[], help="leave this relation out; may be repeated")
     parser.add_argument("--vary", metavar="ARGS", nargs=2, action="append", default=[], help="two sets of arguments that must compute the same; may be repeated")
     parser.add_argument("--step", metavar="N", type=int, default=2, help="update at which relations are checked, counted from 0 (default 2)")
-    parser.add_argument("--budget", metavar="S", type=float, default=300.0, help="for all relations at a step (default 300)")
+    parser.add_argument("--budget", metavar="S", type=float, default=900.0, help="for all relations at a step (default 900)")
     parser.add_argument("--timeout", metavar="S", type=float, default=3600.0, help="end a run of the command that takes longer (default 3600)")
     parser.add_argument("--to-the-end", action="store_true", help="let the command finish instead of stopping it")
     parser.add_argument("--format", choices=("terminal", "json", "html"), default="terminal")

@@ -6,9 +6,9 @@ import pytest
 
 pytest.importorskip("torch")
 
-from proctor.oracle.selfcheck import registry  # noqa: E402
-from proctor.oracle.selfcheck.program import registry as programs  # noqa: E402
-from proctor.oracle.selfcheck.run import NAMES  # noqa: E402
+from proctor.oracle.selfcheck import registry
+from proctor.oracle.selfcheck.program import registry as programs
+from proctor.oracle.selfcheck.run import NAMES
 
 
 def test_every_relation_is_known_by_name():
