@@ -33,7 +33,7 @@ class Parameters(UpdateRelation):
             return Outcome(relation=self.name, verdict="equivalent", reason=f"all {len(held)} parameters had a gradient in one of {update.step + 1} updates")
         known = [(p, update.owners.get(id(p))) for p in dead]
         strays = [p for p, owner in known if owner is None]
-        ran = [(p, o) for p, o in known if o is not None and id(o[2]) in update.called and not _spare(o)]
+        ran = [(p, o) for p, o in known if o is not None and id(o[2]) in update.called and not _cancels(p, o, update)]
         if len(dead) == len(held):
             return self._differs(update, [o[1] for _, o in known if o is not None] or ["all of them"], known, "none of its parameters had a gradient in any update: it trains another model, or the graph is cut")
         if ran:
@@ -41,7 +41,7 @@ class Parameters(UpdateRelation):
         if strays and update.models:
             return self._differs(update, [f"{len(strays)} parameters of no model that runs"], [], f"{len(strays)} of {len(held)} parameters belong to no model that was called: the model may have been replaced after the optimizer was made")
         names = ", ".join(o[1] for _, o in known if o is not None)[:200]
-        return Outcome(relation=self.name, verdict="by-design", reason=f"{len(dead)} of {len(held)} parameters are in modules that never ran: {names}")
+        return Outcome(relation=self.name, verdict="by-design", reason=f"{len(dead)} of {len(held)} parameters are in modules that never ran, or their gradients cancel: {names}")
 
     def _differs(self, update: Update, names: list[str], known: list[Any], why: str) -> Outcome:
         owner = next((o for _, o in known if o is not None), None)
@@ -56,6 +56,7 @@ class Parameters(UpdateRelation):
         )  # fmt: skip
 
 
-def _spare(owner: tuple[Any, str, Any]) -> bool:
-    """A padding row's embedding of one row, or a bias under a norm: nothing that a graph could reach. None are known yet."""
-    return False
+def _cancels(parameter: torch.Tensor, owner: tuple[Any, str, Any], update: Update) -> bool:
+    """A bias that the graph reaches with a gradient of zero beside a weight that moves: a loss of differences (WGAN) does not see it."""
+    beside = [p for p in owner[2].parameters(recurse=False) if p is not parameter]
+    return parameter.ndim <= 1 and parameter.grad is not None and any(update.moved.get(id(p), False) for p in beside)

@@ -68,7 +68,8 @@ class World(ModelRelation):
 
     def _differs(self, call: Call, batch: Batch, worst: Gap, lost: list[str]) -> Outcome:
         name = worst.name or lost[0]
-        culprit = part(call, call.evaluate, lambda: call.evaluate(_half(call, batch)), _first_half(batch)) or call.place(name.rpartition(".")[0])
+        half = _half(call, batch)
+        culprit = part(call, call.evaluate, lambda: call.evaluate(half), _first_half(batch)) or call.place(name.rpartition(".")[0])
         return Outcome(
             relation=self.name, verdict="different", reason=f"the gradient of {name} over the halves of the batch differs by {worst.error:.2g} of its norm from that of the whole",
             expected="gradients add up over samples", seen=f"a difference of {worst.error:.2g} of the norm", culprit=culprit,

@@ -55,6 +55,14 @@ def test_parameters_of_a_module_that_never_ran_are_no_failure():
     assert found.verdict == "by-design" and "spare" in found.reason
 
 
+def test_a_bias_whose_gradient_cancels_is_no_failure():
+    model = nn.Linear(4, 1)
+    torch.manual_seed(0)
+    (model(torch.randn(5, 4)).sum() - model(torch.randn(5, 4)).sum()).backward()
+    found = registry()["parameters"].check(update_of(model, torch.optim.SGD(model.parameters(), lr=0.1)))
+    assert found.verdict == "by-design" and "bias" in found.reason
+
+
 def test_an_optimizer_of_another_model_is_found():
     model, other = trained(Cut(False)), Cut(False)
     found = registry()["parameters"].check(update_of(model, torch.optim.SGD(other.parameters(), lr=0.1)))
