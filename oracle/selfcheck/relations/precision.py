@@ -12,6 +12,7 @@ import torch
 from torch.overrides import TorchFunctionMode
 
 from proctor.oracle.selfcheck import ModelRelation, NotApplicable, Unknown, register
+from proctor.oracle.selfcheck.chance import draws_in_training
 from proctor.oracle.selfcheck.outcomes import Culprit, Outcome
 from proctor.oracle.selfcheck.parting import part
 from proctor.oracle.selfcheck.step import Call, Gap, Outputs, gap, short, undropped
@@ -48,28 +49,33 @@ class Precision(ModelRelation):
 
     def check(self, call: Call) -> Outcome:
         """See the class."""
+        with undropped(call.module):
+            return self._judge(call)
+
+    def _judge(self, call: Call) -> Outcome:
         types = {p.dtype for p in call.module.parameters() if p.is_floating_point()}
         if types != {torch.float32}:
             raise NotApplicable("its parameters are not all float32" if types else "it has no parameters")
         call.autocast = None
-        with undropped(call.module):
-            one, slopes = call.derive()
-            noise = [call.noise(lambda place=place: call.derive()[place]) for place in (0, 1)]  # type: ignore[misc]
-            before = {n: t.clone() for n, t in call.module.state_dict().items() if isinstance(t, torch.Tensor)}
-            call.module.double()
-            try:
-                with Wide():
-                    wide, wide_slopes = call.derive(dtype=torch.float64)
-            except NotApplicable:
-                raise
-            except Exception as e:  # noqa: BLE001 - the program's own code
-                raise Unknown(f"it cannot run in float64: {short(e)}") from None
-            finally:
-                call.module.float()
-                call.module.load_state_dict(before, strict=False)
+        one, slopes = call.derive()
+        noise = [call.noise(lambda place=place: call.derive()[place]) for place in (0, 1)]  # type: ignore[misc]
+        before = {n: t.clone() for n, t in call.module.state_dict().items() if isinstance(t, torch.Tensor)}
+        call.module.double()
+        try:
+            with Wide():
+                wide, wide_slopes = call.derive(dtype=torch.float64)
+        except NotApplicable:
+            raise
+        except Exception as e:  # noqa: BLE001 - the program's own code
+            raise Unknown(f"it cannot run in float64: {short(e)}") from None
+        finally:
+            call.module.float()
+            call.module.load_state_dict(before, strict=False)
         for kind, a, b, samples in (("result", one, wide, noise[0]), ("gradient of", slopes, wide_slopes, noise[1])):
             worst = gap(a, {n: t.to(a[n].dtype) if n in a else t for n, t in b.items()}, lambda samples=samples: samples)  # type: ignore[misc]
             if worst.ratio > MARGIN and worst.error > LEAST and _counts(a, worst):
+                if draws_in_training(call, slopes):
+                    raise Unknown("the model draws random numbers, beside those of dropout, which are others in float64")
                 return self._differs(call, kind, worst)
         return Outcome(relation=self.name, verdict="equivalent", reason=f"{len(one)} results and {len(slopes)} gradients agree but for rounding")
 

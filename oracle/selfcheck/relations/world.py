@@ -15,10 +15,10 @@ from torch import nn
 
 from proctor.oracle.selfcheck import ModelRelation, NotApplicable, Unknown, register
 from proctor.oracle.selfcheck.axes import Batch, batch_of
-from proctor.oracle.selfcheck.fork import random_states
+from proctor.oracle.selfcheck.chance import draws_in_training
 from proctor.oracle.selfcheck.outcomes import Outcome
 from proctor.oracle.selfcheck.parting import Look, part
-from proctor.oracle.selfcheck.step import Call, Gap, Outputs, gap, seeded, short, undropped
+from proctor.oracle.selfcheck.step import Call, Gap, Outputs, gap, short, undropped
 from proctor.oracle.selfcheck.values import exchanged
 
 
@@ -54,7 +54,7 @@ class World(ModelRelation):
             lost = [n for n in whole if n not in halves]
             if worst.ratio <= 1.0 and not lost:
                 return Outcome(relation=self.name, verdict="equivalent", error=worst.error, tolerance=worst.tolerance, reason=f"gradients of {len(whole)} parameters add up over the halves of the batch")
-            if _random(call, whole):
+            if draws_in_training(call, whole):
                 raise Unknown("the model draws random numbers in training, beside those of dropout")
         return self._differs(call, batch, worst, lost)
 
@@ -123,15 +123,3 @@ def _local(call: Call) -> str:
         return ""
     names = _names(call)
     return f"batch statistics: {', '.join(names[:3])}{' and others' if len(names) > 3 else ''} normalise by the samples of a rank unless they are synchronised (convert_sync_batchnorm)"
-
-
-def _random(call: Call, whole: Outputs) -> bool:
-    """Whether gradients change with the random numbers, torch's, numpy's or Python's."""
-    before = call.random
-    seeded(7)
-    call.random = random_states()
-    try:
-        other = call.derive()[1]
-    finally:
-        call.random = before
-    return gap(whole, other).ratio > 1e3

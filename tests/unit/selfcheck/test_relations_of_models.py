@@ -106,6 +106,12 @@ def test_noise_of_a_models_own_is_by_design():
     assert found.verdict == "by-design" and "randn" in found.culprit.op
 
 
+@pytest.mark.parametrize("name", ["precision", "world"])
+def test_noise_of_a_models_own_is_no_difference_of_types_or_halves(name):
+    with pytest.raises(Unknown, match="draws random"):
+        verdict(name, call_of(Net(lambda net, h: h + torch.randn_like(h)), batch(), targets=[torch.zeros(8)]))
+
+
 def test_nodes_of_a_graph_are_no_samples():
     class Graph(nn.Module):
         def __init__(self):
