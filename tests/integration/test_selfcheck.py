@@ -75,7 +75,7 @@ def test_a_healthy_program_is_equivalent_and_its_losses_are_the_same_bits(tmp_pa
     assert lines(watched) == lines(bare.stdout) and len(lines(watched)) == 10
 
 
-@pytest.mark.parametrize(("bug", "relation", "line"), [("statistics", "neighbours", "h.mean(0)"), ("accumulation", "accumulation", "backward()"), ("counter", "resume", "")])
+@pytest.mark.parametrize(("bug", "relation", "line"), [("statistics", "neighbours", "h.mean(0)"), pytest.param("accumulation", "accumulation", "backward()", marks=pytest.mark.slow), pytest.param("counter", "resume", "", marks=pytest.mark.slow)])
 def test_a_planted_bug_is_found_and_its_line_is_named(tmp_path: Path, bug: str, relation: str, line: str):
     code, report, script = check(tmp_path, *FAST, bug=bug)
     found = next(o for o in report["outcomes"] if o["relation"] == relation)
@@ -84,6 +84,7 @@ def test_a_planted_bug_is_found_and_its_line_is_named(tmp_path: Path, bug: str, 
         assert line in script.read_text().splitlines()[int(found["culprit"]["source"].rpartition(":")[2]) - 1]
 
 
+@pytest.mark.slow
 def test_the_same_seed_and_another_order_of_a_set_is_found(tmp_path: Path):
     program = PROGRAM.replace("x = torch.randn(160, 6)", "x = torch.randn(160, 6) * torch.tensor([float(hash(w) % 7) for w in 'abcdef'])")
     code, report, _ = check(tmp_path, "--only", "determinism", "--only", "parameters", program=program)
@@ -91,11 +92,13 @@ def test_the_same_seed_and_another_order_of_a_set_is_found(tmp_path: Path):
     assert code == 1 and found["verdict"] == "different" and "batch" in found["reason"]
 
 
+@pytest.mark.slow
 def test_a_program_with_one_update_is_checked_at_that_one(tmp_path: Path):
     code, report, _ = check(tmp_path, "--only", "parameters", program=PROGRAM.replace("    schedule.step()", "    break"))
     assert code == 0 and any("fewer" in note for note in report["notes"])
 
 
+@pytest.mark.slow
 def test_relations_within_the_process_leave_it_as_it_was(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     """What is done where no copy of the process can be made (CUDA)."""
     monkeypatch.setenv("PROCTOR_SELF_FORK", "0")
