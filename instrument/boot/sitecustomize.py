@@ -40,7 +40,9 @@ def _activate() -> None:
 
     def on_torch(module: object) -> None:
         try:
-            if "PROCTOR_ORACLE" in os.environ:
+            if "PROCTOR_SELF" in os.environ:
+                from proctor.oracle.selfcheck.watch import install_from
+            elif "PROCTOR_ORACLE" in os.environ:
                 from proctor.oracle.collect import install_from
             else:
                 from proctor.instrument.attach import install_from

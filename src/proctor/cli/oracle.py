@@ -5,6 +5,7 @@
   proctor oracle run --reference "…" --candidate "…"   both, and the place where they part
   proctor oracle localise REF CAND          which module is wrong, in which direction, at which operation
   proctor oracle plan PLAN [RECORDING]      what a plan says, and what it forgets
+  proctor oracle self -- CMD                no reference? the program is its own, under changes that must not matter
   proctor oracle replay CAPSULE --reference "…"        was a step that `watch` kept what the reference computes? 0, 1, or 3
 """
 
@@ -20,6 +21,7 @@ from proctor.cli import (
     _oracle_record,
     _oracle_replay,
     _oracle_run,
+    _oracle_self,
 )
 from proctor.cli._actions import declare
 
@@ -30,6 +32,7 @@ ACTIONS: Final = {
     "localise": _oracle_localise,
     "plan": _oracle_plan,
     "replay": _oracle_replay,
+    "self": _oracle_self,
 }
 
 

@@ -1,0 +1,79 @@
+"""What is told to watched processes, and what they tell beside outcomes. Data; no torch."""
+
+from __future__ import annotations
+
+from typing import Final
+
+import msgspec
+
+DIGESTS: Final = "digests.jsonl"
+
+
+class CheckConfig(msgspec.Struct, frozen=True):
+    """What a watched process is told.
+
+    Attributes:
+        folder: where it writes, absolute.
+        step: update at which relations are checked, counted from 0, of each optimizer.
+        only: relations to check; () all.
+        skip: relations not to check.
+        digest: write digests of the first steps instead (`program/determinism.py`).
+        seed: of the generators at the start; `None` leaves them alone.
+        budget_s: for all relations together.
+    """
+
+    folder: str
+    agent: str = "self"
+    step: int = 2
+    only: tuple[str, ...] = ()
+    skip: tuple[str, ...] = ()
+    digest: bool = False
+    seed: int | None = None
+    budget_s: float = 900.0
+
+
+class Timing(msgspec.Struct, frozen=True):
+    """What one process measured, in seconds.
+
+    Attributes:
+        step_s: of the program's last step before the check.
+        models_s: all relations of models.
+        all_s: all relations.
+        forked: whether copies of the process were made.
+    """
+
+    step_s: float
+    models_s: float
+    all_s: float
+    forked: bool
+
+
+class Facts(msgspec.Struct, frozen=True):
+    """What a rank says of one update, for relations that look at several ranks.
+
+    Attributes:
+        rank, world: of the process.
+        items: by line of a loss, its items and weights.
+    """
+
+    rank: int
+    world: int
+    items: list[tuple[str, str, int, int, float]]
+
+
+class Line(msgspec.Struct, frozen=True):
+    """One digest.
+
+    Attributes:
+        digest: of the bits.
+        kind: `parameter`, `input`, `result`, `gradient` or `update`.
+        name: of the module or the parameter, with a path in it.
+        step: update, counted from 0.
+        source: `file:line` of the program.
+    """
+
+    digest: str
+    kind: str
+    name: str
+    step: int
+    source: str

@@ -1,0 +1,138 @@
+"""A causal model's past does not depend on its future.
+
+A model is taken for causal if the program trains it to predict the next token (the targets of a loss are its inputs, one further), or if most
+of its results do not see the future. Catches masks that are off by one, missing, or of the wrong side, and pads on the wrong side.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Final
+
+import torch
+
+from proctor.oracle.selfcheck import ModelRelation, NotApplicable, Unknown, register
+from proctor.oracle.selfcheck.outcomes import Outcome
+from proctor.oracle.selfcheck.parting import Look, part
+from proctor.oracle.selfcheck.step import Call, Outputs, gap, short
+from proctor.oracle.selfcheck.values import exchanged
+
+SHARE: Final = 0.9  # of the targets that must be the next inputs
+LEAST: Final = 4  # positions
+
+
+@register
+class Causal(ModelRelation):
+    """Tokens from some position on become others; results before it stay."""
+
+    name, claim = "causal", "what a causal model says of a position does not depend on later positions"
+
+    def check(self, call: Call) -> Outcome:
+        """See the class."""
+        results = call.baseline
+        path, ids, axis = _tokens(call)
+        length = ids.size(axis)
+        there = {p: a for p, t in results.items() if t.is_floating_point() and (a := _axis_of(t, ids, axis)) is not None}
+        if not there:
+            raise NotApplicable("no result has as many positions as the input")
+        if not _predicts_next(call, ids, axis):
+            raise NotApplicable("nothing says that it is causal: its targets are not its inputs one further")
+        for cut in sorted({length - 1, length // 2, 1}):
+            found = self._cut(call, path, axis, cut, there)
+            if found is not None:
+                return found
+        return Outcome(relation=self.name, verdict="equivalent", reason=f"results before positions 1, {length // 2} and {length - 1} of {length} stay when what follows changes")
+
+    def _cut(self, call: Call, path: str, axis: int, cut: int, there: dict[str, int]) -> Outcome | None:
+        """Positions from `cut` on become others."""
+        results = call.baseline
+
+        def change(at: str, tensor: torch.Tensor) -> torch.Tensor:
+            if at != path:
+                return tensor
+            made = tensor.clone()
+            later = made.narrow(axis, cut, made.size(axis) - cut)
+            later.copy_(_other(later, tensor))
+            return made
+
+        other = exchanged(call.inputs, change)
+        try:
+            seen = call.evaluate(other)
+        except Exception as e:  # noqa: BLE001 - the program's own code
+            raise Unknown(f"with other tokens the model fails: {short(e)}") from None
+
+        def early(outputs: Mapping[str, torch.Tensor]) -> Outputs:
+            return {p: outputs[p].narrow(a, 0, cut) for p, a in there.items()}
+
+        worst = gap(early(results), early(seen), lambda: [early(s) for s in call.noise(call.evaluate)])
+        if worst.ratio <= 1.0:
+            return None
+        length = call.named_inputs[path][1].size(axis)
+        culprit = part(call, call.evaluate, lambda: call.evaluate(other), _early(length, cut))
+        return Outcome(
+            relation=self.name, verdict="different",
+            reason=f"results before position {cut} change by {worst.error:.2g} of their norm when only tokens from position {cut} on change",
+            expected="the past does not depend on the future: the program trains it to predict the next token", seen=f"it does, {worst.ratio:.0f} × what rounding does",
+            culprit=culprit or call.place(), error=worst.error, tolerance=worst.tolerance,
+            advice="look at the attention mask (its diagonal, its side, whether it is used at all) and at pads of convolutions",
+        )  # fmt: skip
+
+
+def _tokens(call: Call) -> tuple[str, torch.Tensor, int]:
+    """The input of tokens, and the axis of positions."""
+    for path, (name, tensor) in call.named_inputs.items():
+        if tensor.is_floating_point() or tensor.is_complex() or tensor.dtype == torch.bool or tensor.ndim != 2 or "label" in name or "mask" in name:
+            continue
+        axis = next((a for a in (1, 0) if tensor.size(a) >= LEAST and _predicts_next(call, tensor, a)), None)
+        if axis is not None:
+            return path, tensor, axis
+    raise NotApplicable("no input of tokens whose next ones are the targets of a loss")
+
+
+def _predicts_next(call: Call, ids: torch.Tensor, axis: int) -> bool:
+    """Whether the targets of a loss are the tokens, one further: as many, or all but the last."""
+    following = ids.narrow(axis, 1, ids.size(axis) - 1)
+    for target in call.targets:
+        if target.is_floating_point() or not target.numel():
+            continue
+        flat = target.reshape(-1).to(ids.device)
+        if flat.numel() == ids.numel():
+            whole = flat.reshape(ids.shape)
+            mine, real = whole.narrow(axis, 0, ids.size(axis) - 1), whole
+        elif flat.numel() == following.numel():
+            mine = real = flat.reshape(following.shape)
+        else:
+            continue
+        counted = mine >= 0
+        if bool(counted.any()) and float((mine == following)[counted].float().mean()) >= SHARE and not bool((real == ids[tuple(slice(0, n) for n in real.shape)])[real >= 0].all()):
+            return True
+    return False
+
+
+def _axis_of(result: torch.Tensor, ids: torch.Tensor, axis: int) -> int | None:
+    """The axis of positions of a result that begins as the tokens do."""
+    if result.ndim >= 2 and result.shape[:2] == ids.shape:
+        return axis
+    return next((a for a in (1, 0, 2) if a < result.ndim and result.size(a) == ids.size(axis) and result.shape.count(ids.size(axis)) == 1), None)
+
+
+def _other(later: torch.Tensor, tokens: torch.Tensor) -> torch.Tensor:
+    """Other tokens of the same vocabulary: those of the batch, one further."""
+    known = tokens.unique()
+    if known.numel() < 2:
+        raise Unknown("the batch is one token again and again")
+    return known[(torch.searchsorted(known, later.contiguous()) + 1) % known.numel()]
+
+
+def _early(length: int, cut: int) -> Look:
+    """A look at positions before the cut."""
+
+    def look(one: torch.Tensor, other: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor] | None:
+        axes = [a for a in range(one.ndim) if one.size(a) == length]
+        if not axes:
+            return None
+        for axis in axes if len(axes) == 2 and one.ndim >= 3 else axes[:1]:
+            one, other = one.narrow(axis, 0, cut), other.narrow(axis, 0, cut)
+        return one, other
+
+    return look

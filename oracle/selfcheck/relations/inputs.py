@@ -1,0 +1,76 @@
+"""Every input matters: with other values of it, some result is another one.
+
+Catches an input that is overwritten, forgotten, or detached from the results. An input of one value only cannot be exchanged and is listed.
+"""
+
+from __future__ import annotations
+
+import torch
+
+from proctor.oracle.selfcheck import ModelRelation, NotApplicable, Unknown, register
+from proctor.oracle.selfcheck.outcomes import Culprit, Outcome
+from proctor.oracle.selfcheck.step import Call, Outputs, written_at
+from proctor.oracle.selfcheck.values import exchanged, same_bits
+
+
+@register
+class Inputs(ModelRelation):
+    """The values of one input at a time change places."""
+
+    name, claim = "inputs", "every input of the model has a part in its results"
+
+    def check(self, call: Call) -> Outcome:
+        """See the class."""
+        results = call.baseline
+        idle: list[str] = []
+        moved: list[str] = []
+        unable: list[str] = []
+        for path, (name, tensor) in call.named_inputs.items():
+            other = _other(tensor)
+            if other is None:
+                unable.append(name)
+                continue
+            try:
+                matters = _matters(call, path, other, results)
+            except Exception:  # noqa: BLE001 - the program's own code
+                unable.append(name)
+                continue
+            (moved if matters else idle).append(name)
+        if idle:
+            where = written_at(call.module)
+            return Outcome(
+                relation=self.name, verdict="different", reason=f"{', '.join(idle)} {'has' if len(idle) == 1 else 'have'} no part in any result",
+                expected="other values give other results", seen="the same bits, in training and in evaluation",
+                culprit=Culprit(call.name, type(call.module).__name__, where, ""), advice=f"look where forward uses {idle[0]}",
+            )  # fmt: skip
+        said = f"; not exchanged, since of one value only or refused: {', '.join(unable)}" if unable else ""
+        if not moved:
+            raise (Unknown if unable else NotApplicable)(f"no input could be exchanged{said}" if unable else "it takes no tensors")
+        return Outcome(relation=self.name, verdict="equivalent", reason=f"{', '.join(moved[:6])} {'matters' if len(moved) == 1 else 'matter'}{said}")
+
+
+def _matters(call: Call, path: str, other: torch.Tensor, results: Outputs) -> bool:
+    changed = exchanged(call.inputs, lambda p, t: other if p == path else t)
+    for training in (False, True):
+        before = results if not training else call.evaluate(training=True)
+        seen = call.evaluate(changed, training=training)
+        if seen.keys() != before.keys() or any(not same_bits(before[p], seen[p]) for p in before):
+            return True
+    return False
+
+
+def _other(tensor: torch.Tensor) -> torch.Tensor | None:
+    """The same values in other places; `None` where that changes nothing."""
+    if isinstance(tensor, torch.nn.Parameter) or tensor.layout != torch.strided or tensor.numel() < 2:
+        return None
+    flat = tensor.detach().reshape(-1)
+    kinds = flat.unique()
+    if kinds.numel() < 2:
+        binary = tensor.dtype == torch.bool or (tensor.ndim == 2 and float(kinds[0]) == 1.0)
+        if not binary or tensor.numel() < 4:
+            return None
+        made = tensor.detach().clone()  # a mask that shows everything: hide the last of the first sample
+        made[0, -1:] = 0
+        return made
+    made = torch.roll(flat, 1).reshape(tensor.shape)
+    return None if same_bits(made, tensor) else made

@@ -1,0 +1,98 @@
+"""A sample's result does not depend on the samples beside it, in evaluation.
+
+Catches statistics of the batch where running ones were meant, softmax and norms along the wrong axis, reshapes that mix rows.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import nn
+
+from proctor.oracle.selfcheck import ModelRelation, Unknown, register
+from proctor.oracle.selfcheck.axes import Batch, batch_of
+from proctor.oracle.selfcheck.outcomes import Outcome
+from proctor.oracle.selfcheck.parting import Look, part
+from proctor.oracle.selfcheck.step import Call, gap, short
+from proctor.oracle.selfcheck.values import exchanged, same_bits
+
+
+@register
+class Neighbours(ModelRelation):
+    """All samples but the first become others; the first one's result stays."""
+
+    name, claim = "neighbours", "in evaluation, a sample's result does not depend on the samples beside it"
+
+    def check(self, call: Call) -> Outcome:
+        """See the class."""
+        results, batch = call.baseline, batch_of(call)
+        other = _others(call, batch)
+        if all(same_bits(t, other_t) for (_, t), other_t in zip(call.named_inputs.values(), _leaves(other), strict=True)):
+            raise Unknown("all samples of the batch are equal, so there is nothing to exchange")
+        try:
+            seen = call.evaluate(other)
+        except Exception as e:  # noqa: BLE001 - the program's own code
+            raise Unknown(f"with other samples beside the first one the model fails: {short(e)}") from None
+        one = {p: results[p].select(a, 0) for p, a in batch.outputs.items()}
+        two = {p: seen[p].select(a, 0) for p, a in batch.outputs.items() if p in seen and seen[p].shape == results[p].shape}
+        worst = gap(one, two, lambda: [{p: s[p].select(a, 0) for p, a in batch.outputs.items()} for s in call.noise(call.evaluate)])
+        if worst.ratio <= 1.0:
+            return Outcome(relation=self.name, verdict="equivalent", error=worst.error, tolerance=worst.tolerance, reason=f"{len(two)} results of a sample stay, bit for bit or within rounding; {batch.why}")
+        why = _by_design(call)
+        found = part(call, call.evaluate, lambda: call.evaluate(other), row_of(batch))
+        return Outcome(
+            relation=self.name,
+            verdict="by-design" if why else "different",
+            reason=why or f"result {worst.name or 'of the model'} of the first sample changes by {worst.error:.2g} of its norm when only other samples change",
+            expected="the result of a sample is that of the sample alone",
+            seen=f"it changes by {worst.error:.2g} of its norm, {worst.ratio:.0f} × what rounding does",
+            culprit=found or call.place(),
+            error=worst.error,
+            tolerance=worst.tolerance,
+            advice="look for a reduction, softmax, norm or reshape along the axis of the batch",
+        )
+
+
+def row_of(batch: Batch) -> Look:
+    """A look at the first sample of any tensor that has samples along an axis, or B times as many rows."""
+
+    def look(one: torch.Tensor, other: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor] | None:
+        for axis in range(min(3, one.ndim)):
+            if one.size(axis) == batch.size:
+                return one.select(axis, 0), other.select(axis, 0)
+        first = set(batch.inputs.values()) == {0}
+        if first and one.ndim and one.size(0) > batch.size and one.size(0) % batch.size == 0:
+            rows = one.size(0) // batch.size
+            return one[:rows], other[:rows]
+        return None
+
+    return look
+
+
+def _others(call: Call, batch: Batch) -> tuple[object, ...]:
+    """The batch with other samples beside the first one: the second is gone, the first is there twice, and those are moved by a little where they are numbers."""
+    order = torch.cat([torch.zeros(1, dtype=torch.long), torch.arange(2, batch.size), torch.zeros(1, dtype=torch.long)])  # other ones, not only others' places
+
+    def change(path: str, tensor: torch.Tensor) -> torch.Tensor:
+        axis = batch.inputs.get(path)
+        if axis is None:
+            return tensor
+        made = tensor.index_select(axis, order.to(tensor.device)).clone()
+        if tensor.is_floating_point() and int(tensor.unique().numel()) > 2:
+            rest = made.narrow(axis, 1, batch.size - 1)
+            rest.mul_(1.25).add_(0.25 * float(tensor.detach().float().std()) if tensor.numel() > 1 else 0.25)
+        return made
+
+    return tuple(exchanged(call.inputs, change))
+
+
+def _leaves(value: object) -> list[torch.Tensor]:
+    from proctor.oracle.selfcheck.values import tensors
+
+    return [t for _, t in tensors(value)]
+
+
+def _by_design(call: Call) -> str:
+    for name, module in call.module.named_modules():
+        if isinstance(module, nn.modules.batchnorm._BatchNorm) and module.running_mean is None:
+            return f"{name} ({type(module).__name__}) keeps no running statistics: it normalises by the batch in evaluation, as it was told to"
+    return ""

@@ -1,0 +1,356 @@
+"""In the program's process: sees calls of models, losses, backward passes and updates, and makes copies of one step for relations.
+
+Life of a watched process: `install` at the end of `import torch`; the first training call of a root module (the model is not yet trained: `resume.Fresh`
+waits there in a fork); `CheckConfig.step` updates; before the next one each relation is checked in a fork of its own; the results are
+written; everything is taken off. Values of the program are never changed: loss and parameters are the same bits with and without.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, Final
+
+import msgspec
+import torch
+import torch.utils.checkpoint as checkpointing
+from torch import nn
+
+from proctor.instrument._guard import say
+from proctor.instrument.mesh import position
+from proctor.oracle.collect.attached import Attached
+from proctor.oracle.selfcheck.facts import CheckConfig
+from proctor.oracle.selfcheck.fork import random_states
+from proctor.oracle.selfcheck.losses import Losses
+from proctor.oracle.selfcheck.parting import program_stack
+from proctor.oracle.selfcheck.step import Backward, Call, Update
+from proctor.oracle.selfcheck.values import detached, tensors
+
+MAX_CALLS: Final = 12  # of one module in an update whose batches are kept
+MAX_LOADERS: Final = 4
+MAX_BATCH_BYTES: Final = 1 << 30
+
+_checkpoint = {"off": 0, "used": 0}
+
+
+class Watch:
+    """Everything that is seen of one process.
+
+    Args:
+        config: what to do.
+    """
+
+    def __init__(self, config: CheckConfig) -> None:
+        self.config = config
+        self.calls: list[Call] = []
+        self.backwards: list[Backward] = []
+        self.losses = Losses(lambda: len(self.backwards), self._guarded)
+        self.optimizers: list[Any] = []
+        self.schedulers: list[Any] = []
+        self.loaders: list[Any] = []
+        self.moved: dict[int, bool] = {}
+        self.called: set[int] = set()
+        self.roots: dict[int, nn.Module] = {}
+        self.steps: dict[int, int] = {}
+        self.checkpointed = False
+        self.over = False
+        self.digests: Any = None
+        self.fresh: Any = None
+        self.step_s = 0.0
+        self._depth = 0
+        self._since = time.monotonic()
+        self._attached = Attached()
+        self._checked = 0
+        self._begun = False
+        self._stale = False  # an optimizer has stepped: what comes now belongs to the next update
+
+    # -- putting it there ---------------------------------------------------------------------------------------
+
+    def install(self) -> None:
+        """Patch what tells of models and updates."""
+        import torch.optim.lr_scheduler
+        import torch.utils.data
+        from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
+
+        wrap = self._attached.wrap
+        wrap(nn.Module, "__call__", self._called)
+        wrap(torch.autograd, "backward", self._backward)
+        wrap(torch.optim.Optimizer, "__init__", self._noting(self.optimizers))
+        wrap(torch.optim.lr_scheduler.LRScheduler, "__init__", self._noting(self.schedulers))
+        wrap(torch.utils.data.DataLoader, "__iter__", self._reads)
+        wrap(checkpointing, "checkpoint", _maybe_checkpoint)
+        self.losses.install()
+        self._attached.hold(self.losses.remove)
+        handle = register_optimizer_step_pre_hook(self._updates)
+        after = register_optimizer_step_post_hook(self._updated)
+        self._attached.hold(handle.remove, after.remove)
+        if self.config.seed is not None:
+            from proctor.oracle.selfcheck.step import seeded
+
+            seeded(self.config.seed)
+
+    def remove(self) -> None:
+        """Take everything off."""
+        self.over = True
+        self._attached.remove()
+        self.calls, self.backwards = [], []
+
+    # -- what the program does ----------------------------------------------------------------------------------
+
+    def _called(self, original: Any, module: nn.Module, *args: Any, **kwargs: Any) -> Any:
+        if self.over or torch.jit.is_tracing():
+            return original(module, *args, **kwargs)
+        self.called.add(id(module))
+        seen = self.digests
+        if self._depth or not torch.is_grad_enabled() or _recomputing():
+            self._depth += 1
+            try:
+                result = original(module, *args, **kwargs)
+            finally:
+                self._depth -= 1
+            if seen is not None:
+                seen.output(module, result)
+            return result
+        made: list[Any] = []
+        self._guarded(lambda: made.append(self._begin(module, args, kwargs)))()
+        seen = self.digests
+        if seen is not None and made and made[0] is not None:
+            self._guarded(seen.given)(made[0].module, made[0].inputs)
+        self._depth += 1
+        try:
+            result = original(module, *args, **kwargs)
+        finally:
+            self._depth -= 1
+        if made and made[0] is not None:
+            self._guarded(self._end)(made[0], result)
+        if seen is not None:
+            seen.output(module, result)
+        return result
+
+    def _begin(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        self._renew()
+        module = unwrapped(module)
+        if not any(p.requires_grad for p in module.parameters()):
+            return None
+        self.roots.setdefault(id(module), module)
+        if not self._begun:
+            self._begun = True
+            self._start()
+        if sum(c.module is module for c in self.calls) >= MAX_CALLS or sum(t.numel() * t.element_size() for _, t in tensors((args, kwargs))) > MAX_BATCH_BYTES:
+            return None
+        device = next(module.parameters()).device.type
+        cast = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else None
+        call = Call(module, self._name(module), detached(args), detached(kwargs), random_states(), module.training, cast)
+        call.loader_batch = int(getattr(self.loaders[-1], "batch_size", 0) or 0) if self.loaders else 0
+        return call
+
+    def _end(self, call: Call, result: Any) -> None:
+        """A root module returned: what comes back to its results is kept."""
+        self.calls.append(call)
+        for path, tensor in tensors(result):
+            call.results[path] = (tuple(tensor.shape), tensor.dtype)
+            if tensor.requires_grad and tensor.grad_fn is not None:
+                tensor.register_hook(self._guarded(functools.partial(self._returned, call, path)))
+
+    def _returned(self, call: Call, path: str, grad: torch.Tensor) -> None:
+        if not self.over:
+            known = call.gradients.get(path)
+            call.gradients[path] = grad.detach().clone() if known is None else known + grad.detach()
+
+    def _backward(self, original: Any, *args: Any, **kwargs: Any) -> Any:
+        if not self.over:
+            self._renew()
+            self.backwards.append(Backward(program_stack()))
+        return original(*args, **kwargs)
+
+    def _reads(self, original: Any, loader: Any, *args: Any, **kwargs: Any) -> Any:
+        if not self.over and loader not in self.loaders[-1:]:
+            self.loaders = [*[x for x in self.loaders if x is not loader][-MAX_LOADERS:], loader]
+        return original(loader, *args, **kwargs)
+
+    def _noting(self, known: list[Any]) -> Callable[..., Any]:
+        def around(original: Any, item: Any, *args: Any, **kwargs: Any) -> Any:
+            result = original(item, *args, **kwargs)
+            if not self.over and all(item is not k for k in known):
+                known.append(item)
+            return result
+
+        return around
+
+    # -- updates ------------------------------------------------------------------------------------------------
+
+    def _updates(self, optimizer: Any, args: Any, kwargs: Any) -> None:
+        """Before an optimizer steps."""
+        if not self.over:
+            self._guarded(self._look)(optimizer)
+
+    def _look(self, optimizer: Any) -> None:
+        if getattr(optimizer, "_optim_dict", None) is not None or _inner(optimizer, self.optimizers):
+            return  # a wrapper whose own optimizer steps as well
+        number = self.steps.get(id(optimizer), -1) + 1
+        self.steps[id(optimizer)] = number
+        for group in optimizer.param_groups:
+            for parameter in group["params"]:
+                grad = getattr(parameter, "grad", None)
+                if grad is not None and not self.moved.get(id(parameter), False):
+                    self.moved[id(parameter)] = bool((grad.coalesce().values() if grad.is_sparse else grad).any())
+        if self.digests is not None:
+            self.digests.update(optimizer, number)
+        if not self.config.digest and number == self.config.step and self.backwards:
+            from proctor.oracle.selfcheck.conduct import conduct
+
+            update = self._update(optimizer, number)
+            with self.paused():
+                conduct(self, update)
+            self._checked += 1
+        if self._checked or (self.config.digest and number >= self.config.step):
+            self._finish_if_all(number)
+
+    def _updated(self, optimizer: Any, args: Any, kwargs: Any) -> None:
+        """After it: what comes now belongs to the next update."""
+        if self.over:
+            return
+        now = time.monotonic()
+        self.step_s, self._since = now - self._since, now
+        self._stale = True
+
+    def _renew(self) -> None:
+        if self._stale:
+            self._stale = False
+            self.calls, self.backwards = [], []
+            self.losses.begin()
+
+    def _finish_if_all(self, number: int) -> None:
+        """End when every optimizer that steps had its turn, or this one is two updates further."""
+        least = min(self.steps.values())
+        if least >= self.config.step or number >= self.config.step + 2:
+            self._write_done()
+            self.remove()
+
+    def _update(self, optimizer: Any, number: int) -> Update:
+        held = {id(p) for g in optimizer.param_groups for p in g["params"]}
+        calls = [c for c in self.calls if any(id(p) in held for p in c.module.parameters())]
+        for call in calls:
+            call.step = number
+            call.targets = [c.targets for c in self.losses.criteria if c.targets is not None]
+        models = [m for m in self.roots.values() if any(id(p) in held for p in m.parameters())]
+        return Update(
+            optimizer, type(optimizer).__name__, number, calls, list(self.losses.criteria), list(self.backwards), dict(self.moved), frozenset(self.called),
+            models, list(self.optimizers), list(self.schedulers), list(self.loaders), self.checkpointed or bool(_checkpoint["used"]), int(position()["world"]),
+        )  # fmt: skip
+
+    # -- beginning and end --------------------------------------------------------------------------------------
+
+    def _start(self) -> None:
+        where = position()
+        self.folder = Path(self.config.folder) / f"rank{where['rank']}"
+        self.folder.mkdir(parents=True, exist_ok=True)
+        (self.folder / "begun").touch()
+        if self.config.digest:
+            from proctor.oracle.selfcheck.digests import Digests
+
+            self.digests = Digests(self.folder, self)
+        elif self.wanted("resume"):
+            from proctor.oracle.selfcheck.resume import Fresh
+
+            with self.paused():
+                self.fresh = Fresh.wait(self)
+
+    @contextlib.contextmanager
+    def paused(self) -> Iterator[None]:
+        """Within, what runs is ours."""
+        before, self.over = self.over, True
+        try:
+            yield
+        finally:
+            self.over = before
+
+    def wanted(self, name: str) -> bool:
+        """Whether a relation was asked for."""
+        return (not self.config.only or name in self.config.only) and name not in self.config.skip
+
+    def _write_done(self) -> None:
+        if self.digests is not None:
+            self.digests.close()
+        (self.folder / "done").touch()
+
+    def _name(self, module: nn.Module) -> str:
+        """Its class, with a number if there are several roots of it."""
+        alike = [m for m in self.roots.values() if type(m) is type(module)]
+        at = next((i for i, m in enumerate(alike) if m is module), len(alike))
+        return type(module).__name__ + (f"#{at + 1}" if at else "")
+
+    def _guarded(self, function: Callable[..., Any]) -> Callable[..., None]:
+        """The same function without its result and its errors: nothing of ours may reach the program."""
+
+        def run(*args: Any, **kwargs: Any) -> None:
+            try:
+                function(*args, **kwargs)
+            except Exception as e:  # noqa: BLE001 - the program goes on
+                self.fail(e)
+
+        return run
+
+    def fail(self, error: Exception) -> None:
+        """Say that watching failed, once, and take everything off."""
+        import os
+
+        if self.over:
+            return
+        if os.environ.get("PROCTOR_DEBUG", "") not in ("", "0"):
+            import traceback
+
+            traceback.print_exc()
+        say(f"self: not checking: {type(error).__name__}: {str(error)[:200]}")
+        self.remove()
+
+
+def install_from(activation: str) -> None:
+    """Begin to watch this process, as the file says; called by the start-up hook."""
+    Watch(msgspec.json.decode(Path(activation).read_bytes(), type=CheckConfig)).install()
+
+
+def unwrapped(module: nn.Module) -> nn.Module:
+    """The model within DDP, DataParallel and compiled wrappers: a copy of a step has no other ranks."""
+    while True:
+        inner = getattr(module, "_orig_mod", None)
+        if inner is None and type(module).__name__ in ("DistributedDataParallel", "DataParallel"):
+            inner = module.module
+        if not isinstance(inner, nn.Module):
+            return module
+        module = inner
+
+
+@contextlib.contextmanager
+def uncheckpointed() -> Iterator[list[bool]]:
+    """Within: what is checkpointed is not. The list is not empty afterwards if anything was."""
+    found: list[bool] = []
+    before, _checkpoint["off"], _checkpoint["used"] = dict(_checkpoint), 1, 0
+    try:
+        yield found
+    finally:
+        if _checkpoint["used"]:
+            found.append(True)
+        _checkpoint.update(before)
+
+
+def _maybe_checkpoint(original: Any, function: Any, *args: Any, **kwargs: Any) -> Any:
+    _checkpoint["used"] += 1
+    if not _checkpoint["off"]:
+        return original(function, *args, **kwargs)
+    for name in ("use_reentrant", "context_fn", "determinism_check", "debug", "early_stop", "preserve_rng_state"):
+        kwargs.pop(name, None)
+    return function(*args, **kwargs)
+
+
+def _recomputing() -> bool:
+    return int(torch._C._current_graph_task_id()) != -1
+
+
+def _inner(optimizer: Any, known: list[Any]) -> bool:
+    """Whether it wraps another optimizer of the program, whose own step is seen as well."""
+    inner = getattr(optimizer, "optimizer", None)
+    return isinstance(inner, torch.optim.Optimizer) and any(inner is k for k in known)

@@ -1,0 +1,227 @@
+"""Relations on small models, healthy ones and ones with a planted bug: verdict and culprit."""
+
+from __future__ import annotations
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+import torch.nn.functional as F  # noqa: E402
+from torch import nn  # noqa: E402
+
+from proctor.oracle.selfcheck import NotApplicable, Unknown, registry  # noqa: E402
+from proctor.oracle.selfcheck.fork import random_states  # noqa: E402
+from proctor.oracle.selfcheck.step import Call  # noqa: E402
+from proctor.oracle.selfcheck.values import tensors  # noqa: E402
+
+
+def call_of(module, *args, targets=(), **kwargs):
+    """A real step of a module: results, and what comes back to them from the mean of their squares."""
+    torch.manual_seed(0)
+    call = Call(module, type(module).__name__, args, kwargs, random_states(), module.training, targets=list(targets))
+    out = dict(tensors(module(*args, **kwargs)))
+    wanted = {p: t for p, t in out.items() if t.requires_grad}
+    slopes = torch.autograd.grad(sum((t * t).mean() for t in wanted.values()), list(wanted.values()))
+    call.gradients = dict(zip(wanted, slopes, strict=True))
+    return call
+
+
+def verdict(name, call):
+    return registry()[name].check(call)
+
+
+class Net(nn.Module):
+    def __init__(self, body):
+        super().__init__()
+        torch.manual_seed(3)
+        self.one, self.two, self.norm, self.body = nn.Linear(6, 8), nn.Linear(8, 3), nn.BatchNorm1d(8), body
+
+    def forward(self, x):
+        return self.two(self.body(self, torch.tanh(self.one(x))))
+
+
+def batch():
+    torch.manual_seed(1)
+    return torch.randn(8, 6)
+
+
+HEALTHY = Net(lambda net, h: F.dropout(net.norm(h), 0.3, training=net.training))
+
+
+@pytest.mark.parametrize("name", ["neighbours", "permutation", "repeatable", "inputs", "precision", "checkpointing"])
+def test_a_healthy_model_keeps_the_relation(name):
+    assert verdict(name, call_of(HEALTHY, batch())).verdict == "equivalent"
+
+
+def _half(net, h):
+    return h.half().float()
+
+
+def _counted(net, h):
+    net.count = getattr(net, "count", 0) + 1
+    return h * (1 + 0.1 * net.count)
+
+
+BROKEN = {
+    "neighbours": [lambda net, h: h - h.mean(0), lambda net, h: torch.softmax(h, 0), lambda net, h: F.batch_norm(h, None, None, training=True)],
+    "permutation": [lambda net, h: h * torch.arange(len(h)).unsqueeze(1), lambda net, h: h.reshape(4, 2, 8).transpose(0, 1).reshape(8, 8) + h],
+    "repeatable": [lambda net, h: F.dropout(h, 0.3), _counted],
+    "precision": [_half, lambda net, h: h * ((h + 5000.0).pow(2).mean(1, keepdim=True) - (h + 5000.0).mean(1, keepdim=True).pow(2))],
+    "world": [lambda net, h: h / len(h) * 8, lambda net, h: h - h.mean(0)],
+    "inputs": [lambda net, h: h * 0],
+}
+
+
+@pytest.mark.parametrize(("name", "number"), [(n, i) for n, bodies in BROKEN.items() for i in range(len(bodies))])
+def test_a_planted_bug_breaks_the_relation_and_is_named(name, number):
+    call = call_of(Net(BROKEN[name][number]), batch(), targets=[torch.zeros(8)])
+    found = verdict(name, call)
+    assert found.verdict == "different", found
+    assert found.culprit is not None and found.expected and found.seen and found.advice
+    if name in ("neighbours", "repeatable"):
+        assert "test_relations_of_models.py" in found.culprit.source
+
+
+def test_gradients_add_up_over_halves_of_the_batch():
+    assert verdict("world", call_of(Net(lambda net, h: h), batch())).verdict == "equivalent"
+
+
+def test_batch_statistics_are_different_by_design_and_named():
+    found = verdict("world", call_of(Net(lambda net, h: net.norm(h)), batch()))
+    assert found.verdict == "by-design" and "norm" in found.reason
+
+
+def test_a_bug_beside_a_batch_norm_is_not_excused_by_it():
+    assert verdict("world", call_of(Net(lambda net, h: net.norm(h) / len(h) * 8), batch())).verdict == "different"
+
+
+def test_a_batch_norm_without_running_statistics_is_by_design():
+    net = Net(lambda net, h: net.bare(h))
+    net.bare = nn.BatchNorm1d(8, track_running_stats=False)
+    assert verdict("neighbours", call_of(net, batch())).verdict == "by-design"
+
+
+def test_noise_of_a_models_own_is_by_design():
+    found = verdict("repeatable", call_of(Net(lambda net, h: h + torch.randn_like(h)), batch()))
+    assert found.verdict == "by-design" and "randn" in found.culprit.op
+
+
+@pytest.mark.parametrize("name", ["precision", "world"])
+def test_noise_of_a_models_own_is_no_difference_of_types_or_halves(name):
+    with pytest.raises(Unknown, match="draws random"):
+        verdict(name, call_of(Net(lambda net, h: h + torch.randn_like(h)), batch(), targets=[torch.zeros(8)]))
+
+
+def test_nodes_of_a_graph_are_no_samples():
+    class Graph(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.fc = nn.Linear(4, 4)
+
+        def forward(self, x, adjacency):
+            return adjacency @ self.fc(x)
+
+    call = call_of(Graph(), torch.randn(5, 4), torch.rand(5, 5))
+    for name in ("neighbours", "permutation", "world"):
+        with pytest.raises(NotApplicable):
+            verdict(name, call)
+
+
+def test_an_unbatched_recurrent_model_has_no_samples():
+    class Tagger(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.rnn = nn.LSTM(4, 5)
+
+        def forward(self, x):
+            return self.rnn(x.view(len(x), 1, -1))[0].squeeze(1)
+
+    with pytest.raises(NotApplicable):
+        verdict("neighbours", call_of(Tagger(), torch.randn(7, 4)))
+
+
+def test_samples_along_the_second_axis_are_found():
+    rnn = nn.GRU(4, 5)
+    assert verdict("neighbours", call_of(rnn, torch.randn(7, 3, 4))).verdict == "equivalent"
+
+
+def test_a_model_that_does_not_evaluate_is_not_judged():
+    class Moody(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.fc = nn.Linear(4, 4)
+
+        def forward(self, x):
+            if not self.training:
+                raise RuntimeError("training only")
+            return self.fc(x)
+
+    with pytest.raises(Unknown, match="training only"):
+        verdict("neighbours", call_of(Moody(), torch.randn(3, 4)))
+
+
+class Language(nn.Module):
+    def __init__(self, diagonal):
+        super().__init__()
+        torch.manual_seed(2)
+        self.embed, self.qk, self.v, self.head, self.diagonal = nn.Embedding(20, 8), nn.Linear(8, 8), nn.Linear(8, 8), nn.Linear(8, 20), diagonal
+
+    def forward(self, ids):
+        x = self.embed(ids)
+        scores = self.qk(x) @ x.transpose(1, 2)
+        t = ids.shape[1]
+        scores = scores.masked_fill(torch.ones(t, t, dtype=torch.bool).triu(self.diagonal), float("-inf"))
+        return self.head(x + torch.softmax(scores, -1) @ self.v(x))
+
+
+@pytest.mark.parametrize(("diagonal", "wanted"), [(1, "equivalent"), (2, "different"), (30, "different")])
+def test_a_mask_that_lets_the_future_through_is_found(diagonal, wanted):
+    ids = torch.randint(0, 20, (4, 10), generator=torch.Generator().manual_seed(5))
+    call = call_of(Language(diagonal), ids[:, :-1], targets=[ids[:, 1:].reshape(-1)])
+    found = verdict("causal", call)
+    assert found.verdict == wanted
+    if wanted == "different":
+        assert "softmax" in found.culprit.op
+
+
+def test_a_model_that_is_not_trained_on_the_next_token_is_not_called_causal():
+    ids = torch.randint(0, 20, (4, 9))
+    with pytest.raises(NotApplicable):
+        verdict("causal", call_of(Language(30), ids, targets=[ids.reshape(-1)]))
+
+
+class Padded(nn.Module):
+    def __init__(self, masks):
+        super().__init__()
+        torch.manual_seed(2)
+        self.embed, self.head, self.masks = nn.Embedding(20, 8), nn.Linear(8, 3), masks
+
+    def forward(self, ids, attention_mask):
+        x = self.embed(ids)
+        if not self.masks:
+            return self.head(x.mean(1))
+        return self.head((x * attention_mask.unsqueeze(-1)).sum(1) / attention_mask.sum(1, keepdim=True))
+
+
+@pytest.mark.parametrize("padded", [False, True])
+@pytest.mark.parametrize(("masks", "wanted"), [(True, "equivalent"), (False, "different")])
+def test_what_a_mask_hides_must_not_matter(masks, wanted, padded):
+    ids = torch.randint(0, 20, (4, 9), generator=torch.Generator().manual_seed(5))
+    mask = torch.ones(4, 9, dtype=torch.long)
+    if padded:
+        mask[1, 6:] = 0
+    assert verdict("padding", call_of(Padded(masks), ids, mask)).verdict == wanted
+
+
+def test_checkpointing_finds_a_forward_that_counts():
+    class Block(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.fc, self.calls = nn.Linear(6, 6), 0
+
+        def forward(self, x):
+            self.calls += 1
+            return torch.sin(self.fc(x) * self.calls)
+
+    found = verdict("checkpointing", call_of(nn.Sequential(Block(), Block()), batch()))
+    assert found.verdict == "different" and "0" in found.culprit.module
