@@ -1,0 +1,1 @@
+"""A plan that also runs the model: parameters cut, random numbers of one device, transitions where the plan says."""
