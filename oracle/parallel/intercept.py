@@ -51,6 +51,11 @@ def placing() -> Place | None:
     return place
 
 
+def set_placing(place: Place | None) -> None:
+    """What `placed` does, for hooks that cannot be a `with`; the kernels must be installed."""
+    _local.place = place
+
+
 def install() -> None:
     """Replace the kernels, once a process.
 
