@@ -35,7 +35,9 @@ class Edge:
         source, target, back, home = rule.layouts(comm.mesh)
         self.rule, self.name = rule, f"{rule.at} of {path or 'the model'}"
         self.move = Move((source, target), (back, home), comm)
+        self.idle = self.move.idle
         self.slot = compiled(rule.slot)
+        self.everywhere = rule.slot == ".*"
         # What the rule speaks of: of other axes it neither knows nor changes how the tensor lies.
         self.axes = {cut.axis for layout in (source, target, back, home) for cut in layout.cuts if comm.mesh.size(cut.axis) > 1}
 
@@ -48,8 +50,10 @@ class Edge:
         """
         if checking:
             self._compare(tensor)
+        if self.idle:
+            return tensor
         try:
-            moved = self.move(tensor) if not self.move.idle else tensor
+            moved = self.move(tensor)
         except OracleError as error:
             raise OracleError(f"{self.name}: {error.message}", hint=error.hint) from None
         if checking and moved is not tensor:
@@ -80,10 +84,12 @@ class InputEdges:
     """Hook before a module: transitions of its arguments, and tokens of an embedding whose rows are cut."""
 
     def __init__(self, edges: Sequence[Edge], state: Any) -> None:
-        self.edges, self.state = edges, state
+        self.edges, self.first, self.state = edges, edges[0], state
 
     def __call__(self, module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """The arguments in their new layouts."""
+        if not kwargs and len(args) == 1 and self.first.everywhere and isinstance(args[0], torch.Tensor):
+            return (self.first.carry(args[0], self.state.checking),), kwargs
         return changed(args, self._change), changed(kwargs, self._change)
 
     def _change(self, path: str, tensor: torch.Tensor) -> torch.Tensor:
@@ -97,10 +103,12 @@ class OutputEdges:
     """Hook after a module: transitions of what it gives."""
 
     def __init__(self, edges: Sequence[Edge], state: Any) -> None:
-        self.edges, self.state = edges, state
+        self.edges, self.first, self.state = edges, edges[0], state
 
-    def __call__(self, module: torch.nn.Module, args: Any, kwargs: Any, output: Any) -> Any:
+    def __call__(self, module: torch.nn.Module, args: Any, output: Any) -> Any:
         """The output in its new layout."""
+        if self.first.everywhere and isinstance(output, torch.Tensor):
+            return self.first.carry(output, self.state.checking)
         return changed(output, self._change)
 
     def _change(self, path: str, tensor: torch.Tensor) -> torch.Tensor:

@@ -1,13 +1,14 @@
 """What torch computes over all parameters at once, made right for parameters of which a rank holds a part.
 
 `clip_grad_norm_` and `get_total_norm` add up the parts of all ranks; optimizers that look at a whole matrix (Adafactor, Muon,
-LBFGS) are refused, since a part is not what they mean. Both look at a mark that `run` puts on parameters and gradients;
+LBFGS) are refused, since a part is not what they mean. Both look at a mark that `run` puts on parameters;
 tensors without one are torch's own business.
 """
 
 from __future__ import annotations
 
 import threading
+import weakref
 from collections.abc import Iterable
 from typing import Any, Final
 
@@ -18,19 +19,25 @@ from proctor.oracle.parallel.comm import Comm
 
 _MARK: Final = "_proctor_cut"
 _WHOLE: Final = ("Adafactor", "LBFGS", "Muon", "SparseAdam", "Shampoo", "SOAP", "LAMB", "Lars", "GaLore")
-_lock = threading.Lock()
+Mark = tuple[Comm, tuple[str, ...]]
+_lock = threading.RLock()
+_marked: weakref.WeakValueDictionary[int, torch.nn.Parameter] = weakref.WeakValueDictionary()
 _installed: list[Any] = []
 
 
 def mark(parameter: torch.nn.Parameter, comm: Comm, axes: tuple[str, ...]) -> None:
-    """Say along which axes a parameter is cut; its gradients get the same mark when they are made."""
+    """Say along which axes a parameter is cut."""
     _install()
     setattr(parameter, _MARK, (comm, axes))
-    parameter.register_post_accumulate_grad_hook(_mark_gradient)
+    with _lock:
+        _marked[id(parameter)] = parameter
 
 
-def _mark_gradient(parameter: torch.Tensor) -> None:
-    setattr(parameter.grad, _MARK, getattr(parameter, _MARK))
+def _marks() -> dict[int, Mark]:
+    """Marks by the identity of gradients: looked up when a norm is asked for, so that a backward pays nothing."""
+    with _lock:
+        parameters = list(_marked.values())
+    return {id(p.grad): getattr(p, _MARK) for p in parameters if p.grad is not None}
 
 
 def _install() -> None:
@@ -44,9 +51,10 @@ def _install() -> None:
 
         def total_norm(tensors: Any, norm_type: float = 2.0, *args: Any, **kwargs: Any) -> torch.Tensor:
             held = [tensors] if isinstance(tensors, torch.Tensor) else list(tensors)
-            if not any(hasattr(t, _MARK) for t in held):
+            marks = _marks()
+            if not any(id(t) in marks for t in held):
                 return torchs(held, norm_type, *args, **kwargs)
-            return _over_ranks(held, float(norm_type), *args, torchs=torchs, **kwargs)
+            return _over_ranks(held, marks, float(norm_type), *args, torchs=torchs, **kwargs)
 
         clip_grad._get_total_norm = total_norm
         if hasattr(torch.nn.utils, "get_total_norm"):
@@ -55,12 +63,12 @@ def _install() -> None:
 
 
 def _over_ranks(
-    tensors: list[torch.Tensor], order: float, error_if_nonfinite: bool = False, foreach: bool | None = None, *, torchs: Any
+    tensors: list[torch.Tensor], marks: dict[int, Mark], order: float, error_if_nonfinite: bool = False, foreach: bool | None = None, *, torchs: Any
 ) -> torch.Tensor:
     by_axes: dict[tuple[str, ...], list[torch.Tensor]] = {}
     comm: Comm | None = None
     for tensor in tensors:
-        comm, axes = getattr(tensor, _MARK, (comm, ()))
+        comm, axes = marks.get(id(tensor), (comm, ()))
         by_axes.setdefault(axes, []).append(tensor)
     endless = order == float("inf")
     norms = []

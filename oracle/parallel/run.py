@@ -159,7 +159,7 @@ class Parallel:
         for after in afters:
             module.register_forward_pre_hook(after.before)
         if any(not edge.move.idle for edge in edges["output"]):
-            module.register_forward_hook(OutputEdges(edges["output"], self), with_kwargs=True)
+            module.register_forward_hook(OutputEdges(edges["output"], self))
         for after in afters:
             module.register_forward_hook(after.after, always_call=True)
 

@@ -81,8 +81,7 @@ class _Moved(torch.autograd.Function):  # type: ignore[misc]  # torch is not typ
     @staticmethod
     def forward(ctx: Any, tensor: torch.Tensor, move: Move) -> torch.Tensor:
         ctx.move = move
-        out = carry(tensor, move.there, move.comm)
-        return out.view_as(out) if out is tensor else out
+        return carry(tensor, move.there, move.comm)
 
     @staticmethod
     def backward(ctx: Any, *gradients: Any) -> Any:

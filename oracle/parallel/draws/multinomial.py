@@ -63,6 +63,8 @@ def _by_rows(place: Place, shape: torch.Size) -> Place:
 
 def _search(probabilities: torch.Tensor, uniform: torch.Tensor) -> torch.Tensor:
     """As torch's kernel: cumulated in the dtype of the probabilities, normalised, then a binary search."""
+    if not uniform.numel():
+        return torch.empty(uniform.shape, dtype=torch.int64)
     rows = probabilities.reshape(-1, probabilities.shape[-1])
     out = []
     for row, wanted in zip(rows, uniform.reshape(len(rows), -1)):
