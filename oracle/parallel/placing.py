@@ -118,6 +118,9 @@ class Placing:
         """Before a module that draws."""
         if self._recomputed == -1:
             raise OracleError("modules compute again in a backward of several forwards: their draws have no names", hint="call backward once for each forward")
+        own = getattr(self.stream, "generator", torch.default_generator) is not torch.default_generator
+        if self._recomputed is not None and own:
+            raise OracleError(f"{path} computes again, and checkpointing restores torch's default generator only, not a thread's", hint='give rng="keyed"')
         forward = self._forward if self._recomputed is None else self._recomputed
         at = self._seen.get(path, 0)
         self._seen[path] = at + 1

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from helpers.parallel_gpt import batches, make, on_threads, one, plan, train
+from helpers.parallel_gpt import batches, gpt, make, on_threads, one, plan, train
 
 from proctor.errors import OracleError
 from proctor.oracle.mesh import Mesh
@@ -76,6 +76,21 @@ def test_recomputed_modules_draw_what_they_drew_first():
     assert close(one(dropout=0.2, recompute=True)[0], wanted)
     for found, _ in on_threads(DP_TP, dropout=0.2, recompute=True):
         assert close(found, wanted)
+
+
+def test_recomputation_with_the_stock_stream_of_threads_stops():
+    with pytest.raises(OracleError, match="restores torch's default generator only"):
+        on_threads(DP_TP, dropout=0.2, recompute=True, rng="stock")
+
+
+def test_recomputation_with_the_stock_stream_of_a_process():
+    wanted = train(None, dropout=0.2, recompute=True)[0]
+    torch.manual_seed(0)
+    model = parallelize(make(0.2, recompute=True), plan().on(mesh(1, 1)), rng="stock")
+    torch.manual_seed(0)
+    loss = gpt().next_token_loss(model(batches(1)[0][:, :-1]), batches(1)[0][:, 1:])
+    loss.backward()
+    assert close([(loss.item(), torch.nn.utils.clip_grad_norm_(model.parameters(), 0.5).item())], wanted[:1])
 
 
 def test_tied_weights_stay_tied():
