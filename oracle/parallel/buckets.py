@@ -44,22 +44,23 @@ class Buckets:
         self.comm = comm
         self.groups: dict[tuple[tuple[str, ...], str, torch.dtype], list[torch.nn.Parameter]] = {}
         self._earlier: dict[torch.nn.Parameter, torch.Tensor] = {}
-        self._queued = False
+        self._task = -1  # the backward at whose end these are reduced
         for one in pending:
             key = (one.axes, one.reduce, one.parameter.dtype)
             self.groups.setdefault(key, []).append(one.parameter)
             one.parameter.register_hook(lambda gradient, p=one.parameter: self._arrives(p))
 
     def _arrives(self, parameter: torch.nn.Parameter) -> None:
-        if not self._queued:
-            self._queued = True
+        # By the number of the backward: one that raised never came to its end.
+        if self._task != (task := torch._C._current_graph_task_id()):
+            self._task = task
+            self._earlier.clear()
             torch.autograd.Variable._execution_engine.queue_callback(self._reduce)
         if parameter.grad is not None:
             self._earlier[parameter] = parameter.grad
             parameter.grad = None
 
     def _reduce(self) -> None:
-        self._queued = False
         for (axes, reduce, _), parameters in self.groups.items():
             self._reduce_bucket(parameters, axes, reduce)
         for parameter, earlier in self._earlier.items():

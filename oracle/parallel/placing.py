@@ -80,6 +80,10 @@ class Placing:
         """Hook before the model's forward."""
         self._forward += 1
         self._seen.clear()
+        if self._recomputed is not None:  # the last backward raised before its end
+            self._recomputed = None
+            self._before.clear()
+            intercept.set_placing(None)
         self._before.append(intercept.placing())
         intercept.set_placing(self)
 

@@ -71,6 +71,22 @@ def test_gradients_of_microbatches_are_reduced_once():
         assert close(found, wanted)
 
 
+def test_a_backward_that_raised_leaves_no_gradient_unreduced():
+    def step(rank):
+        model = parallelize(deferred(make, 0.2), plan().on(DP_TP), seed=0)
+        tokens = batches(1)[0]
+        out = model(tokens[:, :-1])
+        hook = out.register_hook(lambda gradient: 1 / 0)
+        with pytest.raises(ZeroDivisionError):
+            model.head.weight.sum().mul(out.sum()).backward()
+        hook.remove()
+        model.zero_grad()
+        model(tokens[:, :-1]).square().mean().backward()
+        return torch.nn.utils.get_total_norm([p.grad for p in model.parameters()]).item()
+
+    assert len({round(norm, 5) for norm in run_threads(step, 4)}) == 1
+
+
 def test_recomputed_modules_draw_what_they_drew_first():
     wanted = one(dropout=0.2)[0]
     assert close(one(dropout=0.2, recompute=True)[0], wanted)
