@@ -1,6 +1,7 @@
 """What a step by a plan costs: against tensor parallelism written by hand, and against DTensor.
 
     python benchmarks/parallel_cost.py [--rounds 30] [--json FILE]
+    python benchmarks/parallel_cost.py --ranks 64     # so many thread ranks: wall seconds of data parallel steps of a small net
 
 One rank of TP 2 in one process; torch's fake process group stands for the other, so that what is measured is what the
 program does between collectives: Python, hooks, dispatch. The model is the small block for which dispatch decides
@@ -28,7 +29,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from proctor.oracle import Plan
-from proctor.oracle.parallel import intercept, parallelize
+from proctor.oracle.parallel import intercept, parallelize, run_threads
 
 WIDTH, HEADS, LAYERS, TIME, ROWS, TP = 64, 4, 4, 16, 4, 2
 
@@ -129,11 +130,32 @@ def stepper(model: nn.Module, x: torch.Tensor) -> Callable[[], float]:
     return step
 
 
+def on_threads(ranks: int) -> list[float]:
+    """Seconds of each of four forwards and backwards, as rank 0 sees them."""
+
+    def rank(_: int) -> list[float]:
+        model = nn.Sequential(*(nn.Linear(256, 256) for _ in range(4)))
+        parallelize(model, Plan(f"dp={ranks}").style("batch", "", "dp"), seed=0, check=False)
+        taken = []
+        for _ in range(4):
+            before = time.perf_counter()
+            model(torch.ones(2 * ranks, 256)).square().mean().backward()
+            taken.append(time.perf_counter() - before)
+        return taken
+
+    return run_threads(rank, ranks)[0]
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=30)
     parser.add_argument("--json", metavar="FILE")
+    parser.add_argument("--ranks", type=int, metavar="N", help="of threads in one process, instead")
     args = parser.parse_args()
+    if args.ranks:
+        torch.set_num_threads(1)
+        print(f"{args.ranks} thread ranks: {', '.join(f'{s:.2f} s' for s in on_threads(args.ranks))} a step")
+        return
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.tensor import Replicate, distribute_tensor
     from torch.testing._internal.distributed.fake_pg import FakeStore
