@@ -11,6 +11,7 @@ from proctor.oracle.mesh import Cut, Layout, Mesh
 
 WHICH: Final = ("input", "output", "grad_input", "grad_output")
 KINDS: Final = ("any", "param", "activation")
+WAYS: Final = ("from", "to", "grad_from", "grad_to")
 
 
 class Rule(msgspec.Struct, frozen=True):
@@ -79,7 +80,78 @@ class RenameRule(msgspec.Struct, frozen=True):
     kind: str = "any"
 
 
-AnyRule = ParamRule | ActivationRule | RenameRule
+class EdgeRule(msgspec.Struct, frozen=True):
+    """A change of layout where tensors enter or leave modules: what a run carries out there, and its gradient undoes.
+
+    Args:
+        module: regex on the module path; "" is the model.
+        at: "input" or "output".
+        rules: "from", "to", "grad_from", "grad_to" → layout. What is not given is whole; a gradient that is not given goes
+            back the way its tensor came, and is whole where its tensor is an addend.
+        slot: regex on the place in nested arguments ("0", "hidden_states"); integers and masks are tensors like others.
+        after: a parameter of the module that is added once, after the transition ("bias" of a row-parallel layer).
+        lookup: the axis that cuts the rows of an embedding: tokens of other ranks' rows give zeros.
+    """
+
+    module: str
+    at: str
+    rules: dict[str, Rule]
+    slot: str = ".*"
+    after: str = ""
+    lookup: str = ""
+
+    def layouts(self, mesh: Mesh) -> tuple[Layout, Layout, Layout, Layout]:
+        """From, to, and the same of the gradient, which goes from the second pair's first to its second."""
+        source, target = (self.rules.get(key, Rule()).layout(mesh) for key in ("from", "to"))
+        back = self.rules["grad_from"].layout(mesh) if "grad_from" in self.rules else target.gradient()
+        home = self.rules["grad_to"].layout(mesh) if "grad_to" in self.rules else source.gradient()
+        return source, target, back, home
+
+
+class PendingRule(msgspec.Struct, frozen=True):
+    """Gradients of parameters that are addends over some axes after a backward, until a run reduces them.
+
+    Args:
+        path: regex on the parameter name.
+        axes: over which they are to be combined.
+        reduce: "sum" or "avg".
+    """
+
+    path: str
+    axes: tuple[str, ...]
+    reduce: str = "sum"
+
+
+class DrawRule(msgspec.Struct, frozen=True):
+    """How tensors lie that a module draws at random: dropout's masks, a router's noise.
+
+    Args:
+        module: regex on the path of the innermost module that a rule matches.
+        rule: the layout.
+        ndim: of tensors with so many dimensions only; 0 for all.
+    """
+
+    module: str
+    rule: Rule
+    ndim: int = 0
+
+
+class SizeRule(msgspec.Struct, frozen=True):
+    """Whole numbers that modules keep as attributes and that are those of a rank: heads, widths of a split.
+
+    Args:
+        module: regex on the module path.
+        names: attributes, each divided by the size of the axis.
+        axis: of the mesh.
+    """
+
+    module: str
+    names: tuple[str, ...]
+    axis: str
+
+
+RunRule = EdgeRule | PendingRule | DrawRule | SizeRule
+AnyRule = ParamRule | ActivationRule | RenameRule | RunRule
 
 
 class Row(msgspec.Struct, frozen=True):

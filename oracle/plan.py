@@ -14,7 +14,7 @@ Source: TTrace §4.1 and figure 3.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Final
+from typing import Any, Final
 
 import msgspec
 
@@ -25,13 +25,18 @@ from proctor.oracle._rules import (
     WHICH,
     ActivationRule,
     AnyRule,
+    DrawRule,
+    EdgeRule,
     ParamRule,
+    PendingRule,
     RenameRule,
     Row,
     Rule,
+    SizeRule,
     Understanding,
     permutation,
 )
+from proctor.oracle._running import Running, check_run_rule
 from proctor.oracle.mesh import Cut, Layout, Mesh
 from proctor.oracle.store import slots_in
 
@@ -44,17 +49,21 @@ Spec = Mapping[str, "int | str"]
 Dims = Mapping["int | str", "str | Sequence[str]"]
 
 
-class _Document(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class _Document(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
     schema: int
     mesh: Mesh = Mesh()
     groups: dict[str, str] = {}
     params: tuple[ParamRule, ...] = ()
     activations: tuple[ActivationRule, ...] = ()
     renames: tuple[RenameRule, ...] = ()
+    edges: tuple[EdgeRule, ...] = ()
+    pendings: tuple[PendingRule, ...] = ()
+    draws: tuple[DrawRule, ...] = ()
+    sizes: tuple[SizeRule, ...] = ()
 
 
-class Plan:
-    """See the module.
+class Plan(Running):
+    """See the module. What a run carries out (`redistribute`, `pending`, `draw`, `size`, `style`) is in `Running`.
 
     Args:
         mesh: "dp=2,tp=2" (slow → fast), a `Mesh`, or axis → size; not given: to be read off the run.
@@ -78,6 +87,10 @@ class Plan:
         self.params: list[ParamRule] = []
         self.activations: list[ActivationRule] = []
         self.renames: list[RenameRule] = []
+        self.edges: list[EdgeRule] = []
+        self.pendings: list[PendingRule] = []
+        self.draws: list[DrawRule] = []
+        self.sizes: list[SizeRule] = []
         self._seen: dict[tuple[str, str, str], object] = {}
 
     def __repr__(self) -> str:
@@ -87,6 +100,7 @@ class Plan:
         """The same rules on another mesh."""
         plan = Plan(mesh, groups={k: v for k, v in self.groups.items() if k not in mesh.axes})
         plan.params, plan.activations, plan.renames = list(self.params), list(self.activations), list(self.renames)
+        plan.edges, plan.pendings, plan.draws, plan.sizes = list(self.edges), list(self.pendings), list(self.draws), list(self.sizes)
         return plan
 
     def shard(self, path: str, *, dims: Dims | None = None, padded: bool = False, **axes: int | str) -> Plan:
@@ -146,12 +160,16 @@ class Plan:
             for one in rule.rules.values():
                 Layout(one.cuts)
             self.activations.append(rule)
+        elif not isinstance(rule, RenameRule):
+            check_run_rule(rule)
+            self._of_runs(rule).append(rule)
         else:
             template(rule.pattern, rule.to)
             if rule.kind not in KINDS:
                 raise OracleError(f"rename {rule.pattern[:80]!r}: kind {rule.kind[:40]!r} is not one of {', '.join(KINDS)}")
             self.renames.append(rule)
-        if len(self.params) + len(self.activations) + len(self.renames) > _MOST_RULES:
+        lists: tuple[list[Any], ...] = (self.params, self.activations, self.renames, self.edges, self.pendings, self.draws, self.sizes)
+        if sum(len(rules) for rules in lists) > _MOST_RULES:
             raise OracleError(f"a plan of more than {_MOST_RULES} rules")
         self._seen.clear()
         return self
@@ -198,7 +216,10 @@ class Plan:
     def to_json(self) -> bytes:
         """As one JSON object, schema 1."""
         return msgspec.json.encode(
-            _Document(SCHEMA, self.mesh, self.groups, tuple(self.params), tuple(self.activations), tuple(self.renames))
+            _Document(
+                SCHEMA, self.mesh, self.groups, tuple(self.params), tuple(self.activations), tuple(self.renames),
+                tuple(self.edges), tuple(self.pendings), tuple(self.draws), tuple(self.sizes),
+            )
         )
 
     @classmethod
@@ -219,6 +240,7 @@ class Plan:
             raise OracleError(f"the plan is not valid: {str(error)[:200]}") from None
         plan = cls(document.mesh, groups=document.groups)
         rules: list[AnyRule] = [*document.params, *document.activations, *document.renames]
+        rules += [*document.edges, *document.pendings, *document.draws, *document.sizes]
         for rule in rules:
             plan.add(rule)
         return plan
@@ -258,6 +280,10 @@ class Plan:
 
         return understand(self, params, modules)
 
+    def _of_runs(self, rule: AnyRule) -> list[Any]:  # Any: rules of the kind given
+        kinds: dict[type, list[Any]] = {EdgeRule: self.edges, PendingRule: self.pendings, DrawRule: self.draws, SizeRule: self.sizes}
+        return kinds[type(rule)]
+
     def _axis(self, axis: str) -> str:
         return "+".join(self.groups.get(name, name) for name in str(axis).split("+"))
 
@@ -290,4 +316,7 @@ class Plan:
         )
 
 
-__all__ = ["KINDS", "SCHEMA", "WHICH", "ActivationRule", "ParamRule", "Plan", "RenameRule", "Row", "Rule", "Understanding"]
+__all__ = [
+    "KINDS", "SCHEMA", "WHICH", "ActivationRule", "DrawRule", "EdgeRule", "ParamRule", "PendingRule", "Plan", "RenameRule", "Row",
+    "Rule", "SizeRule", "Understanding",
+]  # fmt: skip

@@ -19,14 +19,41 @@
     from = 'layers\\.(\\d+)\\.(.*)'                 # layers are counted from 0 on every stage
     to = 'layers.{g1 + 4*pp}.\\2'
     where = { pp = 1 }                           # optional, as is kind = "param" or "activation"
+
+    # What `proctor.parallelize` carries out (docs/parallel.md):
+
+    [[style]]                                    # colwise, rowwise, vocab, sequence, batch: rules under a name
+    style = "colwise"
+    module = 'layers\\.\\d+\\.fc1'
+    axis = "tp"
+
+    [[redistribute]]                             # a transition: what comes, what leaves, and the same of the gradient
+    module = 'layers\\.\\d+\\.attn'
+    at = "output"                                # or "input"
+    from = { tp = "partial" }
+    to = {}                                      # grad_from, grad_to, slot, after, lookup: see `EdgeRule`
+
+    [[pending]]                                  # gradients that are reduced after a backward
+    path = '.*'
+    axes = ["dp"]
+
+    [[draw]]                                     # how tensors lie that a module draws at random
+    module = '.*drop'
+    layout = { dp = 0 }
+
+    [[size]]                                     # attributes that are divided by an axis
+    module = '.*attn'
+    names = ["num_heads"]
+    axis = "tp"
 """
 
 from __future__ import annotations
 
 import difflib
+import functools
 import json
 import tomllib
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any, Final
 
@@ -34,12 +61,14 @@ import msgspec
 
 from proctor.errors import OracleError
 from proctor.invariants.files import UNREADABLE, read_file
+from proctor.oracle import _running_toml
+from proctor.oracle._rules import RunRule
 from proctor.oracle.mesh import Mesh
 from proctor.oracle.plan import SCHEMA, WHICH, ActivationRule, ParamRule, Plan, RenameRule, Rule
 
 _MOST_BYTES: Final = 1024 * 1024
 _HINT: Final = "docs/oracle.md shows a plan"
-_TOP: Final = ("schema", "mesh", "param", "activation", "rename")
+_TOP: Final = ("schema", "mesh", "param", "activation", "rename", *(name for name, _ in _running_toml.TABLES))
 _MESH: Final = ("axes", "sizes", "groups")
 _PARAM: Final = ("path", "shard", "dims", "partial", "replicate", "padded")
 _ACTIVATION: Final = ("module", *WHICH, "dims", "slot", "layout", "padded")
@@ -94,7 +123,9 @@ def parse_plan(text: str, name: str = "plan") -> Plan:
     if (schema := table.get("schema", SCHEMA)) != SCHEMA:
         raise OracleError(f"{name}: schema = {str(schema)[:20]}, this Proctor reads {SCHEMA}", hint="upgrade Proctor")
     plan = _mesh(_Table(f"{name}: [mesh]", table.get("mesh", {})))
-    for kind, add in (("param", _param), ("activation", _activation), ("rename", _rename)):
+    readers: list[tuple[str, Callable[[Plan, _Table], None]]] = [("param", _param), ("activation", _activation), ("rename", _rename)]
+    readers += [(kind, functools.partial(add, either=_either)) for kind, add in _running_toml.TABLES]
+    for kind, add in readers:
         rules = table.get(kind, [])
         if not isinstance(rules, list):
             raise OracleError(f"{name}: [{kind}] must be a list of tables", hint=f"write [[{kind}]]")
@@ -106,7 +137,7 @@ def parse_plan(text: str, name: str = "plan") -> Plan:
                 if error.message.startswith(where.where):
                     raise
                 raise OracleError(f"{where.where}: {error.message}", hint=error.hint) from None
-    if not (plan.mesh.axes or plan.params or plan.activations or plan.renames):
+    if not (plan.mesh.axes or plan.params or plan.activations or plan.renames or plan.edges or plan.pendings or plan.draws or plan.sizes):
         raise OracleError(f"{name} says nothing", hint=_HINT)
     return plan
 
@@ -131,6 +162,9 @@ def format_plan(plan: Plan) -> str:
         lines += [f"where = {_toml(name.where)}"] if name.where else []
         lines += [f"kind = {_toml(name.kind)}"] if name.kind != "any" else []
         lines += [""]
+    running: list[RunRule] = [*plan.edges, *plan.pendings, *plan.draws, *plan.sizes]
+    for rule in running:
+        lines += _running_toml.lines(rule, _spec, _toml)
     return "\n".join(lines)
 
 

@@ -11,6 +11,8 @@ Two ways in: the command line (`proctor record`, `infer`, `check`, `watch`, `ora
     with proctor.oracle.trace(model, out="candidate"):      # for a comparison with a reference
         train_step()
     proctor.oracle.compare("reference", "candidate")
+
+    proctor.parallelize(model, "plan.toml")  # an unchanged model, trained in parallel with the random numbers of one device
 """
 
 from __future__ import annotations
@@ -18,7 +20,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 __version__ = "0.1.0"
-__all__ = ["__version__", "meta", "open_run", "oracle", "watch"]
+__all__ = ["__version__", "meta", "open_run", "oracle", "parallelize", "watch"]
 
 if TYPE_CHECKING:
     from proctor import oracle
@@ -43,6 +45,27 @@ def open_run(path: str) -> Run:
     from proctor.invariants.trace import open_run as _open
 
     return _open(path)
+
+
+def parallelize(model: Any, plan: Any, *, rng: str = "keyed", seed: int | None = None, check: bool = True) -> Any:
+    """Cut a model as a plan says, and install what makes it train in parallel; `proctor.oracle.parallel.run` tells more.
+
+    Args:
+        model: a torch module for one device, the same on every rank, or from `proctor.oracle.parallel.deferred`.
+        plan: `proctor.oracle.Plan`, or the path of a TOML file.
+        rng: "keyed" (order-free) or "stock" (what plain torch draws on one CPU).
+        seed: of the keyed stream; without it torch's.
+        check: look at edges and at gradients of replicas in the first step.
+
+    Returns:
+        the model.
+
+    Raises:
+        OracleError: the plan cannot work for this model.
+    """
+    from proctor.oracle.parallel import parallelize as _parallelize
+
+    return _parallelize(model, plan, rng=rng, seed=seed, check=check)
 
 
 def watch(*objects: Any, out: str | None = None) -> None:

@@ -1,0 +1,133 @@
+"""What ranks say to each other, over the axes of a mesh: processes by torch.distributed, or threads of one process.
+
+`run` and `transitions` ask for nothing but these collectives, so the same plan runs under torchrun, as threads (`threads`),
+and on one rank (`Alone`). Every method is called by all ranks of the group in the same order.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Final, Protocol
+
+import torch
+
+from proctor.errors import OracleError
+from proctor.oracle.mesh import Mesh
+
+REDUCTIONS: Final = ("sum", "avg", "max", "min")
+
+
+class Comm(Protocol):
+    """A rank's place on a mesh, and its collectives."""
+
+    mesh: Mesh
+    rank: int
+
+    @property
+    def coords(self) -> dict[str, int]:
+        """Position on every axis."""
+        ...
+
+    def all_reduce(self, tensor: torch.Tensor, axes: Sequence[str], op: str = "sum") -> torch.Tensor:
+        """Combine over the ranks along the axes together; may overwrite `tensor`. op: one of `REDUCTIONS`."""
+        ...
+
+    def all_gather(self, tensor: torch.Tensor, axes: Sequence[str]) -> list[torch.Tensor]:
+        """Tensors of one shape of the ranks along the axes, in mesh order."""
+        ...
+
+
+def members(mesh: Mesh, rank: int, axes: Sequence[str]) -> tuple[int, ...]:
+    """Ranks that differ from `rank` along the axes only, in mesh order; joint axes "dp+cp" are two."""
+    names = [name for axis in axes for name in axis.split("+")]
+    found = [mesh.coords(rank)]
+    for name in sorted(names, key=mesh.axes.index):
+        found = [{**at, name: i} for at in found for i in range(mesh.size(name))]
+    return tuple(mesh.rank(at) for at in found)
+
+
+class Alone:
+    """One rank: everything is already everywhere."""
+
+    def __init__(self, mesh: Mesh) -> None:
+        self.mesh, self.rank = mesh, 0
+
+    @property
+    def coords(self) -> dict[str, int]:
+        """See `Comm`."""
+        return dict.fromkeys(self.mesh.axes, 0)
+
+    def all_reduce(self, tensor: torch.Tensor, axes: Sequence[str], op: str = "sum") -> torch.Tensor:
+        """See `Comm`."""
+        return tensor
+
+    def all_gather(self, tensor: torch.Tensor, axes: Sequence[str]) -> list[torch.Tensor]:
+        """See `Comm`."""
+        return [tensor]
+
+
+class Processes:
+    """Ranks of torch.distributed, in the order of the mesh.
+
+    Raises:
+        OracleError: the world has another size than the mesh.
+    """
+
+    def __init__(self, mesh: Mesh) -> None:
+        import torch.distributed as dist
+
+        if dist.get_world_size() != mesh.world:
+            raise OracleError(f"the plan's mesh ({mesh}) has {mesh.world} ranks, the job has {dist.get_world_size()}")
+        self.mesh, self.rank, self._dist = mesh, dist.get_rank(), dist
+        self._groups: dict[tuple[str, ...], Any] = {}
+
+    @property
+    def coords(self) -> dict[str, int]:
+        """See `Comm`."""
+        return self.mesh.coords(self.rank)
+
+    def all_reduce(self, tensor: torch.Tensor, axes: Sequence[str], op: str = "sum") -> torch.Tensor:
+        """See `Comm`."""
+        ops = {"sum": "SUM", "avg": "SUM", "max": "MAX", "min": "MIN"}
+        group, size = self._group(axes)
+        tensor = tensor.contiguous()
+        self._dist.all_reduce(tensor, getattr(self._dist.ReduceOp, ops[op]), group=group)
+        return tensor.div_(size) if op == "avg" else tensor
+
+    def all_gather(self, tensor: torch.Tensor, axes: Sequence[str]) -> list[torch.Tensor]:
+        """See `Comm`."""
+        group, size = self._group(axes)
+        tensor = tensor.contiguous()
+        parts = [torch.empty_like(tensor) for _ in range(size)]
+        self._dist.all_gather(parts, tensor, group=group)
+        return parts
+
+    def _group(self, axes: Sequence[str]) -> tuple[Any, int]:
+        """The group of this rank; all ranks make all groups of these axes at the same place of the program."""
+        key = tuple(axes)
+        if key not in self._groups:
+            every = sorted({members(self.mesh, rank, axes) for rank in range(self.mesh.world)})
+            made = [(ranks, self._dist.new_group(list(ranks))) for ranks in every]
+            self._groups[key] = next((group, len(ranks)) for ranks, group in made if self.rank in ranks)
+        found: tuple[Any, int] = self._groups[key]
+        return found
+
+
+def comm_of(mesh: Mesh) -> Comm:
+    """Where this program runs: on a thread of `threads.run`, in a job of torch.distributed, or alone.
+
+    Raises:
+        OracleError: the mesh has several ranks and the program has one, or another number of them.
+    """
+    from proctor.oracle.parallel.threads import current
+
+    here = current()
+    if here is not None:
+        return here.on(mesh)
+    if torch.distributed.is_available() and torch.distributed.is_initialized():
+        return Processes(mesh)
+    if mesh.world > 1:
+        raise OracleError(
+            f"the plan's mesh ({mesh}) has {mesh.world} ranks and this program is one", hint="start it under torchrun and call init_process_group, or use proctor.oracle.parallel.ranks"
+        )
+    return Alone(mesh)

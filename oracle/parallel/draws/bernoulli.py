@@ -1,0 +1,26 @@
+"""`bernoulli_` with one probability: under `F.dropout`, an attention's dropout, an LSTM's, DropPath's mask."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+
+from proctor.oracle.parallel.draws import Elementwise, register
+from proctor.oracle.parallel.streams.keyed import Bits
+
+
+@register("bernoulli_.float")
+class Bernoulli(Elementwise):
+    """1 where a word is below ⌊p·2³²⌋."""
+
+    def arguments(self, p: float = 0.5) -> tuple[float]:
+        """The probability of 1."""
+        return (p,)
+
+    def keyed(self, bits: Bits, dtype: torch.dtype, p: float) -> torch.Tensor:
+        """See `Elementwise.keyed`."""
+        return torch.from_numpy(bits.words()[:, 0].astype(np.uint64) < np.uint64(int(p * 2**32)))
+
+    def kernel(self, out: torch.Tensor, p: float, *, generator: torch.Generator) -> None:
+        """See `Elementwise.kernel`."""
+        out.bernoulli_(p, generator=generator)

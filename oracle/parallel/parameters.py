@@ -1,0 +1,115 @@
+"""Parameters of one rank: cut from the whole model, and put together again for its state dict."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import torch
+
+from proctor.errors import OracleError
+from proctor.oracle.mesh import Layout
+from proctor.oracle.parallel import norms
+from proctor.oracle.parallel.box import Box
+from proctor.oracle.parallel.comm import Comm
+from proctor.oracle.plan import Plan
+
+
+class Held:
+    """What this rank holds of a model's parameters and buffers.
+
+    Args:
+        plan: says how they lie.
+        comm: where this rank is.
+    """
+
+    def __init__(self, plan: Plan, comm: Comm) -> None:
+        self.plan, self.comm = plan, comm
+        self.boxes: dict[str, Box] = {}
+        self.axes: dict[str, tuple[str, ...]] = {}
+
+    def layout(self, name: str) -> Layout:
+        """Of a parameter or buffer; whole where no rule says anything."""
+        return self.plan.param_layout(name) or Layout()
+
+    def place(self, name: str, shape: tuple[int, ...]) -> Box:
+        """The box of a tensor, remembered under its name."""
+        layout = self.layout(name)
+        try:
+            box = Box.of(shape, layout, self.comm.mesh, self.comm.coords)
+        except OracleError as error:
+            raise OracleError(f"{name}: {error.message}", hint=error.hint) from None
+        self.boxes[name] = box
+        self.axes[name] = cut_axes(layout, self.comm)
+        return box
+
+    def cut(self, model: torch.nn.Module) -> None:
+        """Replace the values of a model that every rank holds whole; parameters stay the objects that they are."""
+        done: dict[int, str] = {}
+        for name, tensor in tensors_of(model):
+            if id(tensor) in done:
+                self.boxes[name], self.axes[name] = self.boxes[done[id(tensor)]], self.axes[done[id(tensor)]]
+                continue
+            done[id(tensor)] = name
+            box = self.place(name, tuple(tensor.shape))
+            if self.axes[name]:
+                tensor.data = part_of(tensor.data, box)
+
+    def mark(self, model: torch.nn.Module) -> None:
+        """Mark cut parameters for what looks at all of them (`norms`)."""
+        for name, parameter in model.named_parameters():
+            if self.axes.get(name) and parameter.requires_grad:
+                norms.mark(parameter, self.comm, self.axes[name])
+
+    def whole(self, name: str, local: torch.Tensor) -> torch.Tensor:
+        """The whole tensor, on every rank; a collective over the axes that cut it."""
+        if not self.axes.get(name):
+            return local
+        box = self.boxes[name]
+        out = torch.zeros(box.shape, dtype=local.dtype)
+        out[np.ix_(*box.indices)] = local.detach().cpu()
+        # As bytes: every element comes from one rank, and a sum with zeros keeps its bits, a minus zero's too.
+        flat = out.view(-1).view(torch.uint8)
+        flat = self.comm.all_reduce(flat, self.axes[name])
+        return flat.view(local.dtype).view(box.shape).to(local.device)
+
+    def gather(self, module: Any, state: dict[str, Any], prefix: str, metadata: Any) -> None:
+        """Hook after `state_dict`: that of the unsharded model, on every rank."""
+        for name in self.boxes:
+            if self.axes[name] and prefix + name in state:
+                state[prefix + name] = self.whole(name, state[prefix + name])
+
+    def scatter(self, module: Any, state: dict[str, Any], prefix: str, *args: Any) -> None:
+        """Hook before `load_state_dict`: takes that of the unsharded model."""
+        for name, box in self.boxes.items():
+            value = state.get(prefix + name)
+            if self.axes[name] and isinstance(value, torch.Tensor) and tuple(value.shape) == box.shape:
+                state[prefix + name] = part_of(value, box)
+
+
+def cut_axes(layout: Layout, comm: Comm) -> tuple[str, ...]:
+    """Axes of more than one rank that cut a tensor."""
+    mesh = comm.mesh
+    names = {name for cut in layout.cuts if not cut.reduction for name in cut.axis.split("+")}
+    return tuple(axis for axis, size in zip(mesh.axes, mesh.sizes) if axis in names and size > 1)
+
+
+def part_of(whole: torch.Tensor, box: Box) -> torch.Tensor:
+    """The rank's part, in memory of its own."""
+    out = whole
+    for dim, held in enumerate(box.indices):
+        if len(held) != whole.shape[dim] or not bool((np.diff(held) == 1).all()):
+            out = out.index_select(dim, torch.from_numpy(held).to(whole.device))
+    return out.clone() if out is whole else out.contiguous()
+
+
+def tensors_of(model: torch.nn.Module) -> list[tuple[str, torch.Tensor]]:
+    """Parameters and buffers by all their names; one that is tied comes several times."""
+    found: list[tuple[str, torch.Tensor]] = list(model.named_parameters(remove_duplicate=False))
+    return found + list(model.named_buffers(remove_duplicate=False))
+
+
+def shapes_of(model: torch.nn.Module) -> Mapping[str, tuple[int, ...]]:
+    """Shapes by name."""
+    return {name: tuple(tensor.shape) for name, tensor in tensors_of(model)}

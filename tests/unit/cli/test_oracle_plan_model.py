@@ -1,0 +1,51 @@
+"""`proctor oracle plan --model`: can the plan run the model?"""
+
+from pathlib import Path
+
+import pytest
+
+from proctor.cli import main
+
+PLANS = Path(__file__).parents[3] / "examples" / "parallel"
+MODEL = """
+import sys
+sys.path.insert(0, {folder!r})
+import gpt
+
+def model():
+    return gpt.GPT(64, 32, 4, 2, 16)
+
+def number():
+    return 3
+"""
+
+
+@pytest.fixture
+def model(tmp_path):
+    path = tmp_path / "models.py"
+    path.write_text(MODEL.format(folder=str(PLANS.parent / "oracle")))
+    return path
+
+
+@pytest.mark.parametrize("name", ["gpt.toml", "gpt_sp.toml"])
+def test_a_plan_that_can_run_the_model(model, capsys, name):
+    assert main(["oracle", "plan", str(PLANS / name), "--model", f"{model}::model"]) == 0
+    said = capsys.readouterr().out
+    assert "the plan can run this model" in said
+    assert "gradients of .*: sum over dp" in said
+
+
+def test_problems_are_one_line_each(model, tmp_path, capsys):
+    plan = tmp_path / "plan.toml"
+    text = (PLANS / "gpt.toml").read_text()
+    plan.write_text(text.replace('style = "rowwise"', 'style = "rowwise"\nbias = false').replace("sizes = [2, 2]", "sizes = [2, 3]"))
+    assert main(["oracle", "plan", str(plan), "--model", f"{model}::model"]) == 1
+    lines = [line for line in capsys.readouterr().out.splitlines() if line.startswith("problem: ")]
+    assert any("layers.0.attention.proj: its bias is added by each of the 3 ranks along tp" in line for line in lines)
+    assert any("embedding.word.weight [64, 32]: dimension 0 of 64 is not divisible by 3" in line for line in lines)
+
+
+@pytest.mark.parametrize(("spec", "said"), [("nowhere.py::model", "no such file"), ("{}::absent", "has no attribute"), ("{}::number", "gives int, no torch module")])
+def test_what_is_no_model_is_one_line(model, capsys, spec, said):
+    assert main(["oracle", "plan", str(PLANS / "gpt.toml"), "--model", spec.format(model)]) == 2
+    assert said in capsys.readouterr().err
