@@ -75,8 +75,8 @@ class Campaign:
         self.counted: Counter[str] = Counter()
         self._hangs: Counter[Symptom] = Counter()
 
-    def pair(self, number: int) -> Iterator[Finding | Pair]:
-        """Draw a pair and run it; gives new findings, then the pair."""
+    def pair(self, number: int, until: float = float("inf")) -> Iterator[Finding | Pair]:
+        """Draw a pair and run it; gives new findings, then the pair. After `until` (monotonic) failures are no longer looked into."""
         rng = random.Random(f"{self.seed}/{number}")
         scenario = self.drawn(rng)
         traits = model_code(scenario).traits
@@ -97,7 +97,7 @@ class Campaign:
         rows = []
         for one, outcome in zip(scenarios, outcomes, strict=True):
             by = ""
-            if outcome.failed:
+            if outcome.failed and time.monotonic() < until:
                 for finding in self.explain(one, outcome):
                     if isinstance(finding, Finding):
                         yield finding

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import Mapping
-from typing import Any, Final
+from typing import Final
 
 import msgspec
 import numpy as np
@@ -20,6 +20,7 @@ from proctor.oracle.fuzz.observe import KINDS, Array, Seen
 
 FLOORS: Final = {"torch.float64": 1e-8, "torch.float32": 1e-4, "autocast": 0.1}
 NOISE: Final = 16.0  # times the largest movement of the reference under a permutation
+MISSING: Final = 1e300
 _SMALL: Final = 1e-3  # of the largest element of a kind: below it a tensor is taken for zero
 STEADY: Final = ("SGD",)  # optimizers that do not make noise larger
 MAX_REPORTED: Final = 40
@@ -32,12 +33,12 @@ class Difference(msgspec.Struct, frozen=True):
         step: of training.
         kind: of `observe.KINDS`.
         name: of the tensor.
-        error: largest difference.
+        error: largest difference; `MISSING` where there is nothing to compare, or nothing finite.
         allowed: what it might have been.
         largest: the reference's largest element.
         way: how the two are related, in words; "" if nothing simple holds.
         module: class of the module that owns it.
-        candidate, reference: the element that differs most, of both.
+        candidate, reference: the element that differs most, of both, as text (it may be NaN).
         rank: that holds it.
     """
 
@@ -49,8 +50,8 @@ class Difference(msgspec.Struct, frozen=True):
     largest: float
     way: str = ""
     module: str = ""
-    candidate: float = 0.0
-    reference: float = 0.0
+    candidate: str = ""
+    reference: str = ""
     rank: int = 0
 
     @property
@@ -104,11 +105,11 @@ def judge(seen: Seen, step: int, reference: Reference, tolerance: float) -> Diff
     if whole is None:
         # A rank may have a gradient of zeros where the reference has none: the reducer makes one of an unused parameter.
         empty = seen.kind == "gradient" and not np.any(seen.values)
-        return None if empty else Difference(step, seen.kind, seen.name, float("inf"), 0.0, 0.0, "the reference has none")
+        return None if empty else Difference(step, seen.kind, seen.name, MISSING, 0.0, 0.0, "the reference has none")
     wanted = whole if seen.index is None else whole[seen.index]
     if wanted.shape != seen.values.shape:
         if wanted.size != seen.values.size:
-            return Difference(step, seen.kind, seen.name, float("inf"), 0.0, 0.0, f"shape {list(seen.values.shape)} for {list(wanted.shape)}")
+            return Difference(step, seen.kind, seen.name, MISSING, 0.0, 0.0, f"shape {list(seen.values.shape)} for {list(wanted.shape)}")
         wanted = wanted.reshape(seen.values.shape)
     if not seen.values.size:
         return None
@@ -119,14 +120,14 @@ def _measured(seen: Seen, step: int, wanted: Array, allowed: float) -> Differenc
     with np.errstate(invalid="ignore"):
         apart = np.abs(seen.values - wanted)
     same = (seen.values == wanted) | (np.isnan(seen.values) & np.isnan(wanted)) if wanted.dtype.kind == "f" else seen.values == wanted
-    apart = np.where(same, 0.0, np.nan_to_num(apart, nan=np.inf))
+    apart = np.where(same, 0.0, np.nan_to_num(apart, nan=MISSING, posinf=MISSING))
     worst = int(apart.argmax())
     error = float(apart.reshape(-1)[worst])
     if error <= allowed:
         return None
     return Difference(
         step, seen.kind, seen.name, error, allowed, largest(wanted), _way(seen, wanted, allowed),
-        candidate=float(seen.values.reshape(-1)[worst]), reference=float(wanted.reshape(-1)[worst]),
+        candidate=f"{seen.values.reshape(-1)[worst]:.8g}", reference=f"{wanted.reshape(-1)[worst]:.8g}",
     )
 
 
@@ -150,11 +151,3 @@ def missing(found: set[str], reference: Reference, step: int, kinds: tuple[str, 
     return [name for s, kind, name in wanted if int(s) == step and kind in kinds and name not in found]
 
 
-def first(differences: list[Difference]) -> Difference | None:
-    """The one that came first in the run; of those the largest, relative to what was allowed."""
-    return min(differences, key=lambda d: (*d.order, -min(d.error / (d.allowed or 1e-30), 1e300)), default=None)
-
-
-def as_json(value: Any) -> Any:
-    """A struct of ours as plain data; infinite numbers as words."""
-    return msgspec.to_builtins(value)

@@ -12,7 +12,7 @@ from typing import Any, Final, Literal
 import msgspec
 
 from proctor.oracle.fuzz.axes import Rule
-from proctor.oracle.fuzz.judge import Difference
+from proctor.oracle.fuzz.judge import MISSING, Difference
 from proctor.oracle.fuzz.observe import KINDS
 from proctor.oracle.fuzz.rank import plain_message
 from proctor.oracle.fuzz.worlds import Answer
@@ -133,16 +133,16 @@ def _first(found: Sequence[Difference]) -> Difference:
 
 def difference_of(plain: dict[str, Any]) -> Difference:
     """A difference out of a rank's JSON."""
-    return msgspec.convert({k: float(v) if v in ("inf", "-inf", "nan") else v for k, v in plain.items()}, Difference)
+    return msgspec.convert(plain, Difference)
 
 
 def sentence(d: Difference) -> str:
     """A difference in words."""
     name = f" {d.name}" if d.name else ""
-    if d.error == float("inf") and d.way:
+    if d.error >= MISSING and not d.candidate:
         return f"{d.kind}{name} of step {d.step} on rank {d.rank}: {d.way}"
     way = f" ({d.way})" if d.way else ""
-    return f"{d.kind}{name} of step {d.step} on rank {d.rank}: {d.candidate:.6g} for {d.reference:.6g}, off by {d.error:.3g}, allowed {d.allowed:.2g}{way}"
+    return f"{d.kind}{name} of step {d.step} on rank {d.rank}: {d.candidate} for {d.reference}, off by {d.error:.3g}, allowed {d.allowed:.2g}{way}"
 
 
 def way_class(way: str) -> str:

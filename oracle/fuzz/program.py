@@ -58,12 +58,13 @@ def reference_of(scenario: Scenario) -> Scenario:
     return scenario.with_setting(program_of(scenario.setting))
 
 
-def program(scenario: Scenario, *, permuted: int = 0, contexts: int | None = None) -> Program:
+def program(scenario: Scenario, *, permuted: int = 0, contexts: int | None = None, evaluated: bool = True) -> Program:
     """Write a scenario down.
 
     Args:
         scenario: valid.
         permuted: a seed by which rows are dealt in another order, for the noise; 0 for their own.
+        evaluated: whether the model is evaluated at the end.
         contexts: context managers that there must be at least; None for what the scenario has.
     """
     draft = _draft(scenario)
@@ -76,7 +77,7 @@ def program(scenario: Scenario, *, permuted: int = 0, contexts: int | None = Non
         make=_make(draft),
         batch=_batch(draft, int(str(scenario.given("seed")))),
         build=_build(draft),
-        train=_train(draft, contexts or 0),
+        train=_train(draft, contexts or 0, evaluated=evaluated),
         code=draft.code,
         dtype=draft.dtype,
     )
@@ -102,8 +103,7 @@ def _make(draft: Draft) -> tuple[str, ...]:
         f"    net = Net().to({draft.dtype})",
         "    for name, p in net.named_parameters():",
         "        g = torch.Generator().manual_seed(zlib.crc32(name.encode()))",
-        "        fan = max(1, p.numel() // max(1, p.shape[0])) if p.ndim else 1",
-        "        p.data.copy_(torch.randn(p.shape, generator=g) / fan ** 0.5 + (0.5 if p.ndim < 2 else 0))",
+        "        p.data.copy_(torch.randn(p.shape, generator=g) / (p[0].numel() ** 0.5 if p.ndim > 1 else 2) + 0.5 * (p.ndim < 2))",
         "    return net",
     )
 
@@ -124,7 +124,7 @@ def _build(draft: Draft) -> tuple[str, ...]:
     return ("def build(rank, world):", *(f"    {line}" for line in lines))
 
 
-def _train(draft: Draft, contexts: int) -> tuple[str, ...]:
+def _train(draft: Draft, contexts: int, *, evaluated: bool) -> tuple[str, ...]:
     managers = draft.contexts + ["nullcontext()"] * max(0, contexts - len(draft.contexts))
     lines = [
         "net, opt = build(rank, world)",
@@ -140,12 +140,15 @@ def _train(draft: Draft, contexts: int) -> tuple[str, ...]:
         *(["    scheduler.step()"] if draft.scheduler else []),
         '    yield "update", step, net, opt, ()',
         *_indented(draft.after_step, 1),
-        "net.eval()",
-        "with torch.no_grad():",
-        f"    part = {draft.rows}",
-        f"    {'last, ' if False else ''}out = {draft.forward}",
-        f'yield "evaluation", {draft.steps}, net, opt, [(part, out)]',
     ]
+    if evaluated:
+        lines += [
+            "net.eval()",
+            "with torch.no_grad():",
+            f"    part = {draft.rows}",
+            f"    out = {draft.forward}",
+            f'yield "evaluation", {draft.steps}, net, opt, [(part, out)]',
+        ]
     return ("def train(rank, world):", *_indented(lines, 1))
 
 

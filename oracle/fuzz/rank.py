@@ -74,17 +74,11 @@ def run(task: dict[str, Any], rank: int, world: int) -> dict[str, Any]:
                 digests[f"{step}/{key}"] = sum_
         if moment == "backward" and not task["tolerance"]:
             lost = judge.missing(names, reference, step, ("gradient",))
-            differences += [judge.Difference(step, "gradient", n, float("inf"), 0.0, 0.0, "no gradient", rank=rank) for n in lost]
+            differences += [judge.Difference(step, "gradient", n, judge.MISSING, 0.0, 0.0, "no gradient", rank=rank) for n in lost]
     types = module_types(net)
     named = [msgspec.structs.replace(d, module=types.get(d.name.partition(":")[0], ""), rank=rank) for d in differences]
     named.sort(key=lambda d: d.order)
-    return {"differences": [_plain(d) for d in named[: judge.MAX_REPORTED]], "digests": digests}
-
-
-def _plain(difference: judge.Difference) -> dict[str, Any]:
-    """As JSON, which knows no infinite numbers."""
-    plain: dict[str, Any] = msgspec.to_builtins(difference)
-    return {k: (repr(v) if isinstance(v, float) and not np.isfinite(v) else v) for k, v in plain.items()}
+    return {"differences": [msgspec.to_builtins(d) for d in named[: judge.MAX_REPORTED]], "digests": digests}
 
 
 def _load(path: str, floor: float, *, steady: bool) -> judge.Reference:

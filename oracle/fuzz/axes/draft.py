@@ -55,7 +55,7 @@ class Draft:
     forward: str = "net(*(t[part] for t in x))"
     closure: bool = False
     scheduler: str = ""
-    zero_grad: str = "opt.zero_grad()"
+    zero_grad: str = "net.zero_grad()"
 
     def add_import(self, line: str) -> None:
         """Import something once."""

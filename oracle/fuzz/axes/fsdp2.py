@@ -17,6 +17,7 @@ MEANING = {
     "set_requires_gradient_sync": "gradients are not reduced; `sync` sets it",
     "set_requires_all_reduce": "gradients are not reduced over replicas",
     "set_is_last_backward": "it says that more backward passes follow",
+    "set_reshard_after_backward(False)": "parameters stay gathered, so that the next forward pass would not see the update",
     "set_unshard_in_backward": "parameters that the backward pass needs are not gathered",
 }
 
@@ -30,7 +31,7 @@ def switches() -> tuple[str, ...]:
         first = [*inspect.signature(getattr(FSDPModule, name)).parameters.values()][1]
         if first.annotation in ("bool", bool):
             found += [f"{name}(True)", f"{name}(False)"]
-    return tuple(found)
+    return tuple(s for s in found if s not in MEANING)
 
 
 def shard(draft: Draft, setting: Point, mesh: str, function: str = "fully_shard") -> None:

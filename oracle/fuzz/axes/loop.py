@@ -70,7 +70,7 @@ class ZeroGrad(Axis):
 
     def apply(self, value: Value, draft: Draft, setting: Point) -> None:
         """As `Axis.apply`."""
-        draft.zero_grad = "opt.zero_grad(set_to_none=False)"
+        draft.zero_grad = "net.zero_grad(set_to_none=False)"
 
 
 @register
@@ -88,14 +88,21 @@ class Scheduler(Axis):
 
 @register
 class Recompute(Axis):
-    """Activation checkpointing of each unit."""
+    """Activation checkpointing of each unit; the reentrant one needs an input that requires a gradient, as its warning says."""
 
     choice = Choice("recompute", ("no", "non-reentrant", "reentrant"))
     order = 30
+    rules = (
+        Rule("invalid", "reentrant checkpoints need an input that requires a gradient", when={"recompute": ("reentrant",)}, traits=frozenset({"embedding bag"})),
+        Rule("different", "power iteration runs once more in the second forward pass", unless={"recompute": ("no",)}, traits=frozenset({"powers"})),
+        Rule("different", "the running statistics see the rows twice", unless={"recompute": ("no",)}, traits=LOCAL),
+    )
 
     def apply(self, value: Value, draft: Draft, setting: Point) -> None:
         """As `Axis.apply`."""
         draft.add_import("from functools import partial")
+        if value == "reentrant":
+            draft.forward = "net(*(t[part].requires_grad_(t.is_floating_point()) for t in x))"
         draft.add_import("from torch.utils.checkpoint import checkpoint")
         units = ", ".join(draft.code.units)
         draft.prelude.append(f"for unit in ({units},): unit.forward = partial(checkpoint, unit.forward, use_reentrant={value == 'reentrant'})")

@@ -139,7 +139,7 @@ class Implementation(Axis):
     def apply(self, value: Value, draft: Draft, setting: Point) -> None:
         """As `Axis.apply`."""
         name, _, new = str(value).partition("=")
-        draft.options[name] = f"torch.tensor({draft.options['lr']})" if new == "tensor" else new
+        draft.options[name] = f"torch.tensor({draft.options['lr']}, dtype=torch.float64)" if new == "tensor" else new
 
 
 @register
