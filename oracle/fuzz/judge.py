@@ -18,8 +18,9 @@ import numpy as np
 from proctor.oracle.explain import explain_difference
 from proctor.oracle.fuzz.observe import KINDS, Array, Seen
 
-FLOORS: Final = {"torch.float64": 1e-8, "torch.float32": 1e-4, "autocast": 0.1}
+FLOORS: Final = {"torch.float64": 2e-7, "torch.float32": 1e-4, "autocast": 0.1}
 NOISE: Final = 16.0  # times the largest movement of the reference under a permutation
+SINGLE: Final = 1e-6  # counters and products that optimizers keep in single precision, whatever the parameters have
 MISSING: Final = 1e300
 _SMALL: Final = 1e-3  # of the largest element of a kind: below it a tensor is taken for zero
 STEADY: Final = ("SGD",)  # optimizers that do not make noise larger
@@ -99,6 +100,8 @@ def judge(seen: Seen, step: int, reference: Reference, tolerance: float) -> Diff
     """
     key = key_of(step, seen)
     floor = max(reference.floor, tolerance)
+    if seen.kind == "state" and seen.values.ndim == 0:
+        floor = max(floor, SINGLE)
     if floor > 1e-6 and not reference.steady and (step > 0 or seen.kind not in ("output", "gradient")):
         return None  # rounding grows beyond any bound in an update that divides by what is nearly nothing
     whole = reference.tensors.get(key)

@@ -143,6 +143,8 @@ def describe(error: BaseException) -> dict[str, Any]:
 def plain_message(message: str) -> str:
     """A message without what differs from run to run: numbers, addresses, paths, and all after the first line."""
     line = next((part for part in message.splitlines() if part.strip()), "")
+    for _ in range(3):  # what is in brackets is data: shapes, placements, arguments
+        line = re.sub(r"\([^()]*\)|\[[^\[\]]*\]", "", line)
     line = re.sub(r"0x[0-9a-f]+|(?:/[\w.\-]+)+|-?\d+(?:\.\d+)?(?:e-?\d+)?", "#", line)
     return line[:160].strip()
 

@@ -160,9 +160,14 @@ def all_rules() -> tuple[Rule, ...]:
     return tuple(r for axis in all_axes() for r in axis.rules) + tuple(r for w in _WRAPPERS.values() for r in w.rules)
 
 
+@cache
+def _neutral() -> Point:
+    return {a.name: a.choice.neutral for a in all_axes()}
+
+
 def whole(setting: Point) -> Point:
     """A setting with every axis."""
-    return {a.name: setting.get(a.name, a.choice.neutral) for a in all_axes()}
+    return {**_neutral(), **setting}
 
 
 def program_of(setting: Point) -> Point:

@@ -35,7 +35,7 @@ class Mixture(Template):
             "    def forward(self, x):",
             *_parts.forward_lines(point),
             "        weight, best = self.router(x).softmax(-1).max(-1)",
-            "        out = x",
+            "        out = x + weight[:, None]  # so that the router is used where a rank has no rows",
             "        for i, expert in enumerate(self.experts):",
             "            mine = best == i",
             *skip,
