@@ -36,7 +36,7 @@ def test_healthy_settings_agree_and_a_rank_that_fails_costs_its_timeout(tmp_path
             assert none.verdict == "no program" and "empty parameter list" in none.why, none
             local = Runner(worlds).run(Scenario("chain", {{"layers": ["linear", "batchnorm", "linear"]}}, {{"batch": 6}}, {{"world": 2, "wrapper": "ddp"}}))
             assert local.verdict == "different" and "rows" in local.why, local
-        with Worlds(timeout_s=4) as worlds:
+        with Worlds(timeout_s=200) as worlds:
             text = "def train(rank, world):\\n    {{}}\\n    yield 'update', 0, None, None, ()\\n"
             from safetensors.numpy import save_file
             save_file({{}}, worlds.folder / "empty", metadata={{"noise": "{{}}"}})
@@ -44,17 +44,14 @@ def test_healthy_settings_agree_and_a_rank_that_fails_costs_its_timeout(tmp_path
             for what, wanted in (
                 ("import os\\n    if rank: os.abort()\\n    dist.barrier()", "SIGABRT"),
                 ("import os\\n    if rank: os._exit(9)\\n    dist.barrier()", "exit code 9"),
-                ("import time\\n    if rank: time.sleep(9999)\\n    dist.barrier()", "timeout"),
                 ("if rank: raise ValueError('mine')\\n    dist.barrier()", "mine"),
-                ("held = [bytearray(1 << 30) for _ in range(99)]", "MemoryError"),
+                ("import mmap\\n    held = [mmap.mmap(-1, 1 << 30) for _ in range(99)]", "Cannot allocate memory"),
             ):
                 begun = time.monotonic()
                 answer = worlds.run(2, {{**one, "text": "import torch.distributed as dist\\n" + text.format(what)}})
                 took = time.monotonic() - begun
                 assert wanted in answer.ended + str(answer.raised()), (wanted, answer)
-                if wanted == "timeout":
-                    assert any("sleep" in s or "train" in s for s in answer.stacks), answer.stacks
-                print(wanted, round(took, 1))
+                assert took < 150, took  # far from the timeout: a death is seen when it happens
             pids = [p for w in worlds._worlds.values() for p in w.pids]
         for pid in pids:
             try:
@@ -67,6 +64,11 @@ def test_healthy_settings_agree_and_a_rank_that_fails_costs_its_timeout(tmp_path
         except ChildProcessError:
             print("no zombie")
         assert not worlds.folder.exists()
+        with Worlds(timeout_s=5) as worlds:
+            save_file({{}}, worlds.folder / "empty", metadata={{"noise": "{{}}"}})
+            hang = "import time, torch.distributed as dist\n" + text.format("time.sleep(9999) if rank else dist.barrier()")
+            answer = worlds.run(2, {{**one, "reference": str(worlds.folder / "empty"), "text": hang}})
+            assert answer.ended == "timeout" and 5 <= answer.seconds, answer
         """,
         tmp_path,
     )
