@@ -13,6 +13,7 @@ from proctor.oracle.fuzz.axes import axis_of
 from proctor.oracle.fuzz.space import Point
 
 Fails = Callable[[Point], bool]
+TWINS: Final = {"ddp_also": "ddp"}  # a second axis of the same values: alone it is the first one
 LAST: Final = ("optimizer", "wrapper", "world")  # what other axes hang on is set back last
 
 
@@ -39,7 +40,10 @@ def minimal(setting: Point, fails: Fails) -> Point:
 
 def without(point: Point, name: str) -> Iterator[Point]:
     """A setting without an axis; for the world, with fewer ranks; then with a simpler value."""
-    yield {k: v for k, v in point.items() if k != name}
+    rest = {k: v for k, v in point.items() if k != name}
+    yield rest
+    if name in TWINS and TWINS[name] not in point:
+        yield {**rest, TWINS[name]: point[name]}
     values = axis_of(name).choice.values
     if name == "world":
         yield from ({**point, name: v} for v in values[1 : values.index(point[name])] if v != point[name])
