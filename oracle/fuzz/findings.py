@@ -157,7 +157,7 @@ def toml(entries: Iterable[Known]) -> str:
     for known in entries:
         lines.append("[[known]]")
         for key, value in msgspec.to_builtins(known).items():
-            if value not in ("", [], {}):
+            if value:
                 lines.append(f"{key} = {_value(value)}")
         lines.append("")
     return "\n".join(lines)

@@ -9,6 +9,7 @@
 from __future__ import annotations
 
 import errno
+import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -68,8 +69,12 @@ class Journal:
 
     def add(self, worker: int, pair: Pair) -> None:
         """Write a pair down."""
-        with told(self.path), (self.path / f"journal-{worker}.jsonl").open("ab") as file:
-            file.write(msgspec.json.encode(pair) + b"\n")
+        with told(self.path), (self.path / f"journal-{worker}.jsonl").open("a+b") as file:
+            torn = b""
+            if file.tell():
+                file.seek(-1, os.SEEK_END)
+                torn = b"" if file.read(1) == b"\n" else b"\n"  # a kill left half a line: it stays a line of its own
+            file.write(torn + msgspec.json.encode(pair) + b"\n")
 
     def pairs(self) -> Iterator[tuple[int, Pair]]:
         """Worker and pair of every line that is whole."""

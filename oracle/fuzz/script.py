@@ -14,7 +14,7 @@ from proctor.oracle.fuzz.findings import Finding
 from proctor.oracle.fuzz.outcome import sentence
 from proctor.oracle.fuzz.program import contexts_of, program, reference_of
 
-MAX_LINES: Final = 60
+MAX_LINES: Final = 58
 TIMEOUT_S: Final = 60  # of a collective, and of the whole
 
 
@@ -63,9 +63,12 @@ def _branches(reference: list[str], candidate: list[str]) -> list[str]:
     indent = line[: len(line) - len(line.lstrip())]
     if len(reference) == len(candidate) == 1 and (one := _expression(indent, reference[0].strip(), candidate[0].strip())):
         return [one]
-    if len(reference) == len(candidate) and any(part.rstrip().endswith(":") for part in reference):
-        # Heads of blocks: an expression chooses, so that what is inside stays where it is.
-        return [_chosen(a, b) if a != b else a for a, b in zip(reference, candidate, strict=True)]
+    heads = [next((i for i, part in enumerate(text) if part.lstrip().startswith("with ")), -1) for text in (reference, candidate)]
+    if min(heads) >= 0:
+        # The head of a block: an expression chooses, so that what is inside stays where it is.
+        a, b = heads
+        before, after = (reference[:a], candidate[:b]), (reference[a + 1 :], candidate[b + 1 :])
+        return [*merged(*before), _chosen(reference[a], candidate[b]), *merged(*after)]
     found = []
     if candidate:
         found += [f"{indent}if world:", *(f"    {part}" for part in candidate)]
@@ -88,6 +91,8 @@ def _expression(indent: str, reference: str, candidate: str) -> str:
 
 def _chosen(reference: str, candidate: str) -> str:
     indent = candidate[: len(candidate) - len(candidate.lstrip())]
+    if reference == candidate:
+        return candidate
     keyword, there = candidate.strip().rstrip(":").split(" ", 1)
     here = reference.strip().rstrip(":").split(" ", 1)[1]
     return f"{indent}{keyword} ({there}) if world else {here}:"

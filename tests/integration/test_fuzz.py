@@ -66,7 +66,7 @@ def test_healthy_settings_agree_and_a_rank_that_fails_costs_its_timeout(tmp_path
         assert not worlds.folder.exists()
         with Worlds(timeout_s=5) as worlds:
             save_file({{}}, worlds.folder / "empty", metadata={{"noise": "{{}}"}})
-            hang = "import time, torch.distributed as dist\n" + text.format("time.sleep(9999) if rank else dist.barrier()")
+            hang = "import time, torch.distributed as dist\\n" + text.format("time.sleep(9999) if rank else dist.barrier()")
             answer = worlds.run(2, {{**one, "reference": str(worlds.folder / "empty"), "text": hang}})
             assert answer.ended == "timeout" and 5 <= answer.seconds, answer
         """,

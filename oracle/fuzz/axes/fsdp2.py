@@ -140,6 +140,7 @@ class Policy(_Option):
 
     choice = Choice("fsdp_policy", ("", "reduce_dtype=torch.float32", "param_dtype=torch.bfloat16", "output_dtype=torch.float32"), rare=0.3)
     rules = (
+        Rule("invalid", "a unit's output of another precision goes into layers that do not take it", when={"fsdp_policy": ("output_dtype=torch.float32",), "fsdp_units": ("each",)}),
         Rule("approximate", "gradients are reduced in single precision", when={"fsdp_policy": ("reduce_dtype=torch.float32",)}, tolerance=3e-5),
         Rule("approximate", "the output is in single precision", when={"fsdp_policy": ("output_dtype=torch.float32",)}, tolerance=3e-5),
         Rule("approximate", "the model computes in bfloat16", when={"fsdp_policy": ("param_dtype=torch.bfloat16",)}, tolerance=0.15),
@@ -151,3 +152,8 @@ class Switch(_Option):
     """A switch of `FSDPModule`, on the root."""
 
     choice = Choice("fsdp_set", ("", *switches()), rare=0.6)
+    rules = tuple(
+        Rule("different", "parameters that no rank used get gradients of zeros instead of none", when={"fsdp_set": ("set_reduce_scatter_unused_params(True)",)},
+             traits=frozenset({trait}))
+        for trait in ("unused", "sometimes unused")
+    )
