@@ -102,15 +102,14 @@ def _imports(lines: Sequence[str]) -> list[str]:
     """Each line once, plain imports on one."""
     unique = list(dict.fromkeys(lines))
     plain = [line.removeprefix("import ") for line in unique if line.startswith("import ")]
-    return [f"import {', '.join(dict.fromkeys(['os', 'sys', 'tempfile', *plain]))}", *(line for line in unique if not line.startswith("import "))]
+    return [f"import {', '.join(dict.fromkeys(['datetime', 'os', 'sys', 'tempfile', *plain]))}", *(line for line in unique if not line.startswith("import "))]
 
 
 def _run(world: int, body: Sequence[str]) -> list[str]:
     return [
         "def main(rank, world, file):",
         "    torch.set_num_threads(1)",
-        "    from datetime import timedelta",
-        f"    dist.init_process_group('gloo', init_method='file://' + file, rank=rank, world_size=world, timeout=timedelta(seconds={TIMEOUT_S}))",
+        f"    dist.init_process_group('gloo', init_method='file://' + file, rank=rank, world_size=world, timeout=datetime.timedelta(seconds={TIMEOUT_S}))",
         *(f"    {line}" for line in body),
         "if __name__ == '__main__':",
         "    for _ in train(0, 0): pass  # one process, nothing distributed: runs",
@@ -170,7 +169,7 @@ def _short(lines: Sequence[str]) -> list[str]:
         last = joined[-1] if joined else ""
         same = last and len(last) - len(last.lstrip()) == indent and indent
         plain = not any(part.lstrip().startswith(("def ", "class ", "if ", "for ", "with ", "else", "return", "yield", "@")) or "#" in part for part in (line, last))
-        if same and plain and len(last) + len(line.strip()) < 120:
+        if same and plain and len(last) + len(line.strip()) < 150:
             joined[-1] = f"{last}; {line.strip()}"
         else:
             joined.append(line)
