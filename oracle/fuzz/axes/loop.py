@@ -16,7 +16,10 @@ class Accumulate(Axis):
 
     choice = Choice("accumulate", (1, 2))
     order = 60
-    rules = (Rule("different", _WHY, when={"accumulate": (2,)}, traits=LOCAL),)
+    rules = (
+        Rule("different", _WHY, when={"accumulate": (2,)}, traits=LOCAL),
+        Rule("different", "power iteration runs once for each microbatch", when={"accumulate": (2,)}, traits=frozenset({"powers"})),
+    )
 
     def apply(self, value: Value, draft: Draft, setting: Point) -> None:
         """As `Axis.apply`."""
