@@ -1,6 +1,6 @@
 """Does a campaign find bugs that are planted into the library, and does it name the right trigger set?
 
-    python benchmarks/fuzz_selftest.py [--rows 32] [--only NAME]
+    python benchmarks/fuzz_selftest.py [--rows 32] [--only NAMES]
 
 A mutant patches torch in the rank, before its first task. Every mutant meets the same rows, drawn by the campaign's cover for two models; rows that fail without
 a mutant are left out and counted. Found: a row fails. Attributed: the axes of the first failure's minimal set are the mutant's.
@@ -241,7 +241,7 @@ def rows(number: int) -> list[Any]:
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--rows", type=int, default=32)
-    parser.add_argument("--only")
+    parser.add_argument("--only", help="names with commas")
     args = parser.parse_args()
     from proctor.oracle.fuzz.warm import warm_up
 
@@ -250,7 +250,7 @@ def main() -> None:
     healthy, failing = clean(scenarios)
     print(f"{len(scenarios)} rows; without a mutant {len(healthy)} agree, {len(failing)} fail: {failing}", flush=True)
     found = attributed = 0
-    chosen = {n: m for n, m in MUTANTS.items() if args.only in (None, n)}
+    chosen = {n: m for n, m in MUTANTS.items() if args.only is None or n in args.only.split(",")}
     for name, (prepare, axes) in chosen.items():
         said, triggers, seconds = judged(prepare, healthy)
         found += said > 0

@@ -13,7 +13,6 @@ import msgspec
 
 from proctor.oracle.fuzz.axes import Rule
 from proctor.oracle.fuzz.judge import MISSING, Difference
-from proctor.oracle.fuzz.observe import KINDS
 from proctor.oracle.fuzz.rank import plain_message
 from proctor.oracle.fuzz.worlds import Answer
 
@@ -169,8 +168,3 @@ def refusals() -> tuple[tuple[re.Pattern[str], str], ...]:
     """Messages by which libraries say clearly that they do not do something, and what they say."""
     text = resources.files("proctor.oracle.fuzz").joinpath("refusals.toml").read_text()
     return tuple((re.compile(r["pattern"]), r["why"]) for r in tomllib.loads(text)["refusal"])
-
-
-def rank_of(kind: str) -> int:
-    """Order of kinds in a run."""
-    return KINDS.index(kind)

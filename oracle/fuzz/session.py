@@ -12,7 +12,6 @@ import signal
 import sys
 import time
 from collections.abc import Callable
-from pathlib import Path
 from typing import Final
 
 import msgspec
@@ -199,8 +198,3 @@ def versions(libraries: tuple[str, ...]) -> dict[str, str]:
         except metadata.PackageNotFoundError:
             found[library] = ""
     return found
-
-
-def default_folder() -> Path:
-    """Where a campaign goes without -o."""
-    return Path(".proctor-fuzz")

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from proctor.oracle.fuzz.findings import Known
     from proctor.oracle.fuzz.journal import Asked, Journal
 
-LIBRARIES: Final = ("torch", "torchrec")
+LIBRARIES: Final = ("torch",)
 _UNITS: Final = {"": 1.0, "s": 1.0, "m": 60.0, "h": 3600.0}
 EVERY_S: Final = 15.0  # between lines of progress where there is no terminal
 
