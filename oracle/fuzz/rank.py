@@ -23,7 +23,7 @@ import torch
 from proctor.oracle.fuzz import judge
 from proctor.oracle.fuzz.observe import Array, module_types, observe
 
-EVERY: Final = 16  # tasks between collections: one takes 20 ms with torch loaded
+EVERY: Final = 16  # tasks between collections
 _KEPT: Final = 4  # references in memory
 _references: dict[str, judge.Reference] = {}
 

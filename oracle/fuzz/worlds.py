@@ -39,6 +39,7 @@ MEMORY_BYTES: Final = 6 << 30  # address space a rank may add
 TASKS: Final = 150  # of a world, then it is forked anew: libraries keep groups and caches
 REFERENCE: Final = 0  # size of the world without a process group
 _PR_SET_PDEATHSIG: Final = 1
+_PREFIX: Final = "proctor-fuzz-"  # of folders on the memory disk, then the pid
 _parents: set[socket.socket] = set()  # our ends of all worlds; a child closes them
 
 
@@ -181,7 +182,8 @@ class Worlds:
         if not fit():
             raise OracleError("worlds cannot be forked: this process has threads or a process group", hint="run the campaign in a process of its own")
         shared = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
-        self.folder = Path(tempfile.mkdtemp(prefix="proctor-fuzz-", dir=shared))
+        _swept(Path(shared or tempfile.gettempdir()))
+        self.folder = Path(tempfile.mkdtemp(prefix=f"{_PREFIX}{os.getpid()}-", dir=shared))
         self._prepare, self._timeout_s = prepare, timeout_s
         self._worlds: dict[int, World] = {}
         self.forks = 0
@@ -279,6 +281,14 @@ def _ended(world: World, death: str) -> Answer | None:
     if seconds > world.timeout_s:
         return Answer(ranks, "timeout", world.stacks(), seconds)
     return None
+
+
+def _swept(where: Path) -> None:
+    """Remove what processes that were killed have left."""
+    for folder in where.glob(f"{_PREFIX}*-*"):
+        pid = folder.name.removeprefix(_PREFIX).partition("-")[0]
+        if pid.isdigit() and not Path(f"/proc/{pid}").exists():
+            shutil.rmtree(folder, ignore_errors=True)
 
 
 def fit() -> bool:

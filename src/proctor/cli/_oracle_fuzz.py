@@ -13,6 +13,7 @@ from __future__ import annotations
 import argparse
 import os
 import re
+import signal
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
@@ -83,6 +84,7 @@ def _campaign(args: argparse.Namespace) -> int:
         journal.begin(asked)
     teller = _Teller(quiet=args.regress)
     teller("importing the libraries")
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that ranks and files go with us
     warm_up()
     interrupted = session.run(journal, asked, session.Limits(budget, args.pairs, args.timeout), known, teller)
     return _reported(journal, asked, interrupted=interrupted, regress=args.regress)
