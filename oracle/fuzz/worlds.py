@@ -15,6 +15,7 @@ from __future__ import annotations
 import ctypes
 import faulthandler
 import os
+import re
 import resource
 import selectors
 import shutil
@@ -36,7 +37,8 @@ from proctor.errors import OracleError
 TIMEOUT_S: Final = 20.0  # of a task; a scenario takes 0.05 s
 GRACE_S: Final = 0.8  # that other ranks have to raise as well, once one did
 MEMORY_BYTES: Final = 6 << 30  # address space a rank may add
-TASKS: Final = 150  # of a world, then it is forked anew: libraries keep groups and caches
+EXHAUSTED: Final = re.compile(r"Resource temporarily unavailable|can't start new thread|Too many open files")
+TASKS: Final = 100  # of a world, then it is forked anew: libraries keep groups and caches
 REFERENCE: Final = 0  # size of the world without a process group
 _PR_SET_PDEATHSIG: Final = 1
 _PREFIX: Final = "proctor-fuzz-"  # of folders on the memory disk, then the pid
@@ -62,6 +64,11 @@ class Answer(msgspec.Struct, frozen=True):
     def well(self) -> bool:
         """Whether all ranks answered and found nothing."""
         return not self.ended and all(r is not None and "raised" not in r and not r.get("differences") for r in self.ranks)
+
+    @property
+    def exhausted(self) -> bool:
+        """Whether a rank was refused threads, memory or files: libraries leave groups behind, and the machine has its own limits."""
+        return any(EXHAUSTED.search(r["message"]) for r in self.raised())
 
     def raised(self) -> list[dict[str, Any]]:
         """Exceptions, the first to come first."""
@@ -258,7 +265,7 @@ class Worlds:
             if answer is not None:
                 number, world.busy = world.busy, None
                 together = not answer.ended and len(answer.raised()) == len(answer.ranks)
-                doubtful = world.tainted and not together and not answer.well
+                doubtful = (world.tainted and not together and not answer.well) or (world.done > 1 and answer.exhausted)
                 world.tainted |= together
                 if answer.ended or doubtful or (answer.raised() and not together):
                     world.kill()
