@@ -6,6 +6,7 @@
   proctor oracle localise REF CAND          which module is wrong, in which direction, at which operation
   proctor oracle plan PLAN [RECORDING]      what a plan says, and what it forgets
   proctor oracle self -- CMD                no reference? the program is its own, under changes that must not matter
+  proctor oracle fuzz --budget 10m             look for bugs in a distributed library itself: generated models under generated settings
   proctor oracle replay CAPSULE --reference "…"        was a step that `watch` kept what the reference computes? 0, 1, or 3
 """
 
@@ -16,6 +17,7 @@ from typing import Final
 
 from proctor.cli import (
     _oracle_compare,
+    _oracle_fuzz,
     _oracle_localise,
     _oracle_plan,
     _oracle_record,
@@ -31,6 +33,7 @@ ACTIONS: Final = {
     "run": _oracle_run,
     "localise": _oracle_localise,
     "plan": _oracle_plan,
+    "fuzz": _oracle_fuzz,
     "replay": _oracle_replay,
     "self": _oracle_self,
 }

@@ -1,0 +1,63 @@
+"""The training program while axes write into it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from proctor.oracle.fuzz.models import ModelCode
+
+
+@dataclass
+class Draft:
+    """Parts of a training program, as source text; `proctor.oracle.fuzz.program` puts them together.
+
+    Attributes:
+        code: the model.
+        steps: of training.
+        batch: rows of a batch, of all ranks together.
+        dtype: of parameters and data, "torch.float64".
+        imports: lines.
+        wrap: lines that distribute `net`.
+        net_args: expression of what the optimizer gets.
+        optimizer: expression of its class.
+        options: its arguments.
+        opt: expression that makes it; "" for the class with the options.
+        rows: expression: indices of this rank's rows of a batch of `n`.
+        scale: expression by which a rank's share of the loss is multiplied, where gradients are averaged over ranks.
+        accumulate: microbatches of a step.
+        before_part: lines before a microbatch's forward pass; `last` says whether it is the last one.
+        contexts: expressions of context managers around forward and backward pass.
+        after_backward: lines between backward pass and update.
+        after_step: lines after the update.
+        forward: expression of the output of microbatch `part`.
+        prelude: lines at the top of `build`, after `net` is made and before it is wrapped.
+        closure: whether the optimizer calls for the loss itself.
+    """
+
+    code: ModelCode
+    steps: int
+    batch: int
+    dtype: str = "torch.float64"
+    imports: list[str] = field(default_factory=list)
+    prelude: list[str] = field(default_factory=list)
+    wrap: list[str] = field(default_factory=list)
+    net_args: str = "net.parameters()"
+    optimizer: str = "torch.optim.SGD"
+    options: dict[str, str] = field(default_factory=lambda: {"lr": "0.1"})
+    opt: str = ""
+    rows: str = "torch.arange(n)"
+    scale: str = ""
+    accumulate: int = 1
+    before_part: list[str] = field(default_factory=list)
+    contexts: list[str] = field(default_factory=list)
+    after_backward: list[str] = field(default_factory=list)
+    after_step: list[str] = field(default_factory=list)
+    forward: str = "net(*(t[part] for t in x))"
+    closure: bool = False
+    scheduler: str = ""
+    zero_grad: str = "net.zero_grad()"
+
+    def add_import(self, line: str) -> None:
+        """Import something once."""
+        if line not in self.imports:
+            self.imports.append(line)

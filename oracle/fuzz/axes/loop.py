@@ -1,0 +1,111 @@
+"""The training loop: microbatches, how rows are dealt out, how gradients are cleared, a scheduler."""
+
+from __future__ import annotations
+
+from proctor.oracle.fuzz.axes import Axis, Rule, register
+from proctor.oracle.fuzz.axes.draft import Draft
+from proctor.oracle.fuzz.space import Choice, Point, Value
+
+LOCAL = frozenset({"local statistics"})
+_WHY = "the layer's statistics are those of the rows that pass it at once"
+
+
+@register
+class Accumulate(Axis):
+    """Microbatches of a step; their losses are shares of the whole batch's mean, so their number changes nothing."""
+
+    choice = Choice("accumulate", (1, 2))
+    order = 60
+    rules = (
+        Rule("different", _WHY, when={"accumulate": (2,)}, traits=LOCAL),
+        Rule("different", "power iteration runs once for each microbatch", when={"accumulate": (2,)}, traits=frozenset({"powers"})),
+    )
+
+    def apply(self, value: Value, draft: Draft, setting: Point) -> None:
+        """As `Axis.apply`."""
+        draft.accumulate = int(str(value))
+
+
+@register
+class Sync(Axis):
+    """Whether gradients are reduced after the last microbatch only."""
+
+    choice = Choice("sync", ("every", "last"))
+    order = 61
+    rules = (
+        Rule("invalid", "there is one microbatch", when={"sync": ("last",), "accumulate": (1,)}),
+        Rule("invalid", "nothing is reduced", when={"sync": ("last",)}, unless={"wrapper": ("ddp", "zero", "fsdp2", "hsdp", "replicate")}),
+    )
+
+    def apply(self, value: Value, draft: Draft, setting: Point) -> None:
+        """As `Axis.apply`."""
+        if setting["wrapper"] in ("ddp", "zero"):
+            draft.contexts.append("nullcontext() if last else net.no_sync()")
+            draft.add_import("from contextlib import nullcontext")
+        else:
+            draft.before_part.append("net.set_requires_gradient_sync(last)")
+
+
+@register
+class Split(Axis):
+    """How the rows of a batch are dealt out to the ranks."""
+
+    choice = Choice("split", ("even", "uneven", "one empty"))
+    order = 62
+    rules = (
+        Rule("invalid", "each rank has all rows", when={"split": ("uneven", "one empty")}, unless={"wrapper": ("ddp", "zero", "fsdp2", "hsdp", "fsdp1", "replicate")}),
+        Rule("invalid", "one rank has all rows", when={"split": ("uneven", "one empty"), "world": (1,)}),
+        Rule("different", _WHY, unless={"world": (1,), "wrapper": ("none", "tp")}, traits=LOCAL),
+    )
+
+    def apply(self, value: Value, draft: Draft, setting: Point) -> None:
+        """As `Axis.apply`."""
+        few = 1 if value == "uneven" else 0
+        draft.rows = f"(torch.arange({few}) if rank == 0 else torch.arange({few}, n).tensor_split(world - 1)[rank - 1])"
+
+
+@register
+class ZeroGrad(Axis):
+    """Whether gradients are set to zero instead of to nothing."""
+
+    program = True
+    choice = Choice("zero_grad", ("none", "zeros"), rare=0.4)
+
+    def apply(self, value: Value, draft: Draft, setting: Point) -> None:
+        """As `Axis.apply`."""
+        draft.zero_grad = "net.zero_grad(set_to_none=False)"
+
+
+@register
+class Scheduler(Axis):
+    """A schedule that the optimizer's groups follow."""
+
+    program = True
+    choice = Choice("scheduler", ("no", "ExponentialLR", "OneCycleLR"), rare=0.3)
+
+    def apply(self, value: Value, draft: Draft, setting: Point) -> None:
+        """As `Axis.apply`."""
+        more = "gamma=0.5" if value == "ExponentialLR" else "max_lr=0.2, total_steps=9, cycle_momentum=False"
+        draft.scheduler = f"torch.optim.lr_scheduler.{value}(opt, {more})"
+
+
+@register
+class Recompute(Axis):
+    """Activation checkpointing of each unit; the reentrant one needs an input that requires a gradient, as its warning says."""
+
+    choice = Choice("recompute", ("no", "non-reentrant", "reentrant"))
+    order = 30
+    rules = (
+        Rule("invalid", "reentrant checkpoints need an input that requires a gradient", when={"recompute": ("reentrant",)}, traits=frozenset({"embedding bag"})),
+        Rule("different", "power iteration runs once more in the second forward pass", unless={"recompute": ("no",)}, traits=frozenset({"powers"})),
+        Rule("different", "the running statistics see the rows twice", unless={"recompute": ("no",)}, traits=LOCAL),
+    )
+
+    def apply(self, value: Value, draft: Draft, setting: Point) -> None:
+        """As `Axis.apply`."""
+        draft.add_import("from functools import partial")
+        if value == "reentrant":
+            draft.forward = "net(*(t[part].requires_grad_(t.is_floating_point()) for t in x))"
+        draft.add_import("from torch.utils.checkpoint import checkpoint")
+        units = ", ".join(draft.code.units)
+        draft.prelude.append(f"for unit in ({units},): unit.forward = partial(checkpoint, unit.forward, use_reentrant={value == 'reentrant'})")

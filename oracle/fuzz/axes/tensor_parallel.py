@@ -1,0 +1,78 @@
+"""Tensor parallelism: `parallelize_module` with the library's styles, alone or with FSDP2 on a mesh of two dimensions."""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+from proctor.oracle.fuzz.axes import Axis, Rule, Wrapper, register, register_wrapper
+from proctor.oracle.fuzz.axes.draft import Draft
+from proctor.oracle.fuzz.axes.fsdp2 import shard
+from proctor.oracle.fuzz.space import Choice, Point, Value
+
+WRAPPERS = ("tp", "tp_fsdp2")
+_STYLES = {
+    "column": "ColwiseParallel(output_layouts=Replicate())",
+    "row": "RowwiseParallel(input_layouts=Replicate())",
+}
+
+
+def plan(draft: Draft, style: str) -> dict[str, str]:
+    """Name of a module → its style."""
+    found: dict[str, str] = {}
+    paired = {name for pair in draft.code.pairs for name in pair}
+    for up, down in draft.code.pairs if style == "pairs" else ():
+        found |= {up: "ColwiseParallel()", down: "RowwiseParallel()"}
+    for name in draft.code.tensor_parallel:
+        if style != "pairs" or name not in paired:
+            found[name] = _STYLES["row" if style == "row" else "column"]
+    return found
+
+
+def parallelize(draft: Draft, setting: Point, mesh: str) -> None:
+    """Cut what can be cut."""
+    draft.add_import("from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module")
+    draft.add_import("from torch.distributed.tensor import Replicate")
+    styles = ", ".join(f"'{name}': {style}" for name, style in plan(draft, str(setting["tp_style"])).items())
+    draft.wrap.append(f"parallelize_module(net, {mesh}, {{{styles}}})")
+
+
+@register_wrapper
+class TensorParallel(Wrapper):
+    """Linear layers and embeddings cut over all ranks; each rank has all rows."""
+
+    name: ClassVar[str] = "tp"
+
+    def apply(self, draft: Draft, setting: Point) -> None:
+        """As `Wrapper.apply`."""
+        draft.add_import("from torch.distributed.device_mesh import init_device_mesh")
+        draft.wrap.append("mesh = init_device_mesh('cpu', (world,))")
+        parallelize(draft, setting, "mesh")
+
+
+@register_wrapper
+class TensorParallelFsdp2(Wrapper):
+    """Tensor parallelism over two ranks, FSDP2 over two."""
+
+    name: ClassVar[str] = "tp_fsdp2"
+
+    def apply(self, draft: Draft, setting: Point) -> None:
+        """As `Wrapper.apply`."""
+        draft.add_import("from torch.distributed.device_mesh import init_device_mesh")
+        draft.wrap.append("both = init_device_mesh('cpu', (2, 2), mesh_dim_names=('dp', 'tp'))")
+        parallelize(draft, setting, "both['tp']")
+        before = len(draft.wrap)
+        shard(draft, setting, "")
+        draft.wrap[before] = "mesh = both['dp']"
+        draft.rows, draft.scale = "torch.arange(n).tensor_split(2)[rank // 2]", " * 2"
+
+
+@register
+class Style(Axis):
+    """Which dimension of a layer is cut."""
+
+    choice = Choice("tp_style", ("column", "row", "pairs"))
+    order = 35
+    rules = (Rule("invalid", "there is no tensor parallelism", when={"tp_style": ("row", "pairs")}, unless={"wrapper": WRAPPERS}),)
+
+    def apply(self, value: Value, draft: Draft, setting: Point) -> None:
+        """Nothing: the wrapper reads it."""

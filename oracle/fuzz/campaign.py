@@ -1,0 +1,164 @@
+"""A campaign: draws models, inputs and settings, runs them, and makes findings of what fails.
+
+For each (model, input) pair: rows of the cover → outcomes → for a failure that no finding explains, the minimal trigger set → a smaller scenario
+under the same symptom → a finding. What a finding explains is counted and passed. Pair i is drawn from (seed, i) alone.
+"""
+
+from __future__ import annotations
+
+import random
+import time
+from collections import Counter
+from collections.abc import Iterator
+from typing import Final
+
+import msgspec
+
+from proctor.oracle.fuzz.attribute import minimal
+from proctor.oracle.fuzz.cover import Cover
+from proctor.oracle.fuzz.evaluate import Runner
+from proctor.oracle.fuzz.findings import Finding, Known, needs, signature
+from proctor.oracle.fuzz.models import all_templates
+from proctor.oracle.fuzz.outcome import Outcome, Symptom
+from proctor.oracle.fuzz.program import model_code
+from proctor.oracle.fuzz.shrink import shrunk
+from proctor.oracle.fuzz.space import Point, drawn
+from proctor.oracle.fuzz.spec import INPUT, Scenario
+
+ROWS: Final = 16  # settings of a pair
+AGAIN: Final = 0.1  # of settings that a finding explains are run all the same, so that they are counted
+HANGS: Final = 2  # of one symptom are looked into; each run of one costs its timeout
+
+
+class Row(msgspec.Struct, frozen=True):
+    """A setting of a pair, and what came of it.
+
+    Attributes:
+        setting: of the row.
+        verdict: of `outcome.VERDICTS`.
+        why: in a sentence.
+        finding: id of the finding that explains it, or "".
+    """
+
+    setting: Point
+    verdict: str
+    why: str = ""
+    finding: str = ""
+
+
+class Pair(msgspec.Struct, frozen=True):
+    """A model, an input, and its rows.
+
+    Attributes:
+        number: of the pair.
+        scenario: model and input.
+        rows: settings and verdicts.
+        passed: settings that were not run because a finding explains them.
+        seconds: of all rows; what was spent on findings is not in it.
+    """
+
+    number: int
+    scenario: Scenario
+    rows: tuple[Row, ...]
+    passed: int
+    seconds: float
+
+
+class Campaign:
+    """State of a campaign in one process."""
+
+    def __init__(self, runner: Runner, seed: int, known: list[Known], *, libraries: tuple[str, ...] = ("torch",), rows: int = ROWS) -> None:
+        self.runner, self.seed, self.known, self.rows = runner, seed, known, rows
+        self.cover = Cover(libraries)
+        self.templates = [t for library in libraries for t in all_templates(library)]
+        self.findings: dict[str, Finding] = {}
+        self.counted: Counter[str] = Counter()
+        self._hangs: Counter[Symptom] = Counter()
+
+    def pair(self, number: int, until: float = float("inf")) -> Iterator[Finding | Pair]:
+        """Draw a pair and run it; gives new findings, then the pair. After `until` (monotonic) failures are no longer looked into."""
+        rng = random.Random(f"{self.seed}/{number}")
+        scenario = self.drawn(rng)
+        traits = model_code(scenario).traits
+        passed = 0
+
+        def known(point: Point) -> bool:
+            nonlocal passed
+            explained = rng.random() >= AGAIN and any(k.passes(point, traits) for k in self._explaining())
+            passed += explained
+            return explained
+
+        settings = [self.cover.row(rng, traits, known) for _ in range(self.rows)]
+        settings = list({msgspec.json.encode(s, order="sorted"): s for s in settings}.values())
+        begun = time.monotonic()
+        scenarios = [scenario.with_setting(s) for s in settings]
+        outcomes = self.runner.run_all(scenarios)
+        seconds = time.monotonic() - begun
+        rows = []
+        for one, outcome in zip(scenarios, outcomes, strict=True):
+            by = ""
+            if outcome.failed and time.monotonic() < until:
+                for finding in self.explain(one, outcome):
+                    if isinstance(finding, Finding):
+                        yield finding
+                        by = finding.id
+                    else:
+                        by = finding
+            rows.append(Row(one.setting, outcome.verdict, outcome.why, by))
+        yield Pair(number, scenario, tuple(rows), passed, seconds)
+
+    def drawn(self, rng: random.Random) -> Scenario:
+        """A model and an input by chance."""
+        template = rng.choice(self.templates)
+        return Scenario(template.name, drawn(template.choices, rng), drawn(INPUT, rng))
+
+    def explain(self, scenario: Scenario, outcome: Outcome) -> Iterator[Finding | str]:
+        """A new finding, or the id of the one that explains a failure; nothing where it does not come again."""
+        symptom = outcome.symptom
+        assert symptom is not None
+        traits = model_code(scenario).traits
+        by = next((k.id for k in self._explaining() if k.explains(symptom, scenario.setting, traits)), None)
+        if by is not None:
+            self.counted[by] += 1
+            if by in self.findings:
+                self.findings[by].count += 1
+            yield by
+            return
+        if symptom.verdict == "hang":
+            self._hangs[symptom] += 1
+            if self._hangs[symptom] > HANGS:
+                return
+        yield from self._new(scenario, outcome, symptom)
+
+    def _new(self, scenario: Scenario, outcome: Outcome, symptom: Symptom) -> Iterator[Finding | str]:
+        before = self.runner.runs
+        if not self._alike(scenario, symptom):
+            self.counted["not seen again"] += 1
+            return
+        least = minimal(scenario.setting, lambda s: self._alike(scenario.with_setting(s), symptom))
+        small = scenario.with_setting(least)
+        if symptom.verdict != "hang":
+            small, _ = shrunk(small, lambda s: self._alike(s, symptom))
+            least = minimal(small.setting, lambda s: self._alike(small.with_setting(s), symptom))
+            small = small.with_setting(least)
+        final = self.runner.run(small)
+        if final.symptom is None:
+            self.counted["not seen again"] += 1
+            return
+        id_ = signature(final.symptom, least)
+        if id_ in self.findings:
+            self.findings[id_].count += 1
+            yield id_
+            return
+        finding = Finding(id_, small, final, least, needs(small), scenario, runs=self.runner.runs - before)
+        finding.known = next((k.id for k in self.known if k.explains(final.symptom, least, model_code(small).traits)), "")
+        self.findings[id_] = finding
+        yield finding
+
+    def _alike(self, scenario: Scenario, symptom: Symptom) -> bool:
+        found = self.runner.run(scenario).symptom
+        return found is not None and symptom.alike(found)
+
+    def _explaining(self) -> list[Known]:
+        """What explains failures: the known list, and findings of this campaign."""
+        return [*self.known, *(f.as_known("torch", "") for f in self.findings.values())]

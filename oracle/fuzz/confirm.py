@@ -1,0 +1,41 @@
+"""Confirms a finding in a fresh process: its script must run by itself and end with exit code 1."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Final
+
+TIMEOUT_S: Final = 240.0
+
+
+def confirm(script: Path, timeout_s: float = TIMEOUT_S) -> tuple[str, str]:
+    """Run a finding's script.
+
+    Args:
+        script: file.
+        timeout_s: for all of it; a script that never ends confirms a hang.
+
+    Returns:
+        "yes" or why not, and the end of what it printed.
+    """
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONWARNINGS": "ignore"}
+    with subprocess.Popen(
+        [sys.executable, str(script)], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, env=environment, start_new_session=True, cwd=script.parent
+    ) as process:
+        try:
+            said, _ = process.communicate(timeout=timeout_s)
+        except subprocess.TimeoutExpired:
+            os.killpg(process.pid, signal.SIGKILL)
+            process.communicate()
+            return f"its script does not end within {timeout_s:.0f} s", ""
+        except BaseException:
+            os.killpg(process.pid, signal.SIGKILL)
+            raise
+    tail = said.decode(errors="replace")[-3000:]
+    if process.returncode == 1:
+        return "yes", tail
+    return f"its script ends with exit code {process.returncode}", tail

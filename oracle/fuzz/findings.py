@@ -1,0 +1,171 @@
+"""Findings: failures of one signature, with the smallest scenario that shows them; and the list of those that are known.
+
+A signature of a crash or a hang is what was raised and where; of an inconsistency it is the trigger set, because one cause shows in
+many tensors. A failure that a finding's trigger set explains is counted and not looked into again. Known findings are data
+(`known/<library>.toml`): an id, the versions they hold for, the reason, the trigger set, the symptom.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import tomllib
+from collections.abc import Iterable
+from importlib import resources
+from pathlib import Path
+from typing import Final
+
+import msgspec
+
+from proctor.errors import OracleError
+from proctor.oracle.fuzz.attribute import triggers
+from proctor.oracle.fuzz.outcome import Outcome, Symptom
+from proctor.oracle.fuzz.program import model_code
+from proctor.oracle.fuzz.space import Point
+from proctor.oracle.fuzz.spec import Scenario
+
+# Traits that every model of a template has say nothing about a finding.
+GENERAL: Final = frozenset({"norm", "tokens", "attention", "embedding bag", "convolution", "recurrent", "routed"})
+
+
+class Known(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A finding that is known.
+
+    Attributes:
+        id: short name.
+        library: whose it is.
+        versions: "2.13" stands for every 2.13.x; empty for all.
+        reason: one sentence, with a link where there is one.
+        verdict: of `outcome.FAILURES`.
+        triggers: axis → value; `world` stands for any number of ranks above one.
+        what, way, where: of the symptom of a crash; empty for any.
+        needs: traits that the model must have.
+    """
+
+    id: str
+    library: str
+    reason: str
+    verdict: str
+    versions: tuple[str, ...] = ()
+    triggers: Point = {}
+    what: str = ""
+    way: str = ""
+    where: str = ""
+    needs: tuple[str, ...] = ()
+
+    def passes(self, setting: Point, traits: frozenset[str]) -> bool:
+        """Whether it explains why a setting fails, before it has run."""
+        return bool(self.triggers) and holds(self.triggers, setting) and set(self.needs) <= traits
+
+    def explains(self, symptom: Symptom, setting: Point, traits: frozenset[str]) -> bool:
+        """Whether it explains a failure."""
+        own = Symptom(self.verdict, self.what, self.way, self.where)
+        if self.verdict in ("crash", "hang"):
+            return own == symptom or (not self.what and symptom.verdict == self.verdict and self.passes(setting, traits))
+        return symptom.verdict in ("inconsistent", "replicas") and self.passes(setting, traits)
+
+
+class Finding(msgspec.Struct):
+    """One signature.
+
+    Attributes:
+        id: of the signature.
+        scenario: the smallest one that shows it.
+        outcome: of that.
+        triggers: minimal setting, the trigger set.
+        needs: traits of the smallest model.
+        found: setting and model that showed it first.
+        count: scenarios that it explains.
+        runs: that attribution and shrinking took.
+        confirmed: "" until its script ran; then "yes", or why not.
+        known: id of the known finding that it is; "" for a new one.
+    """
+
+    id: str
+    scenario: Scenario
+    outcome: Outcome
+    triggers: Point
+    needs: tuple[str, ...]
+    found: Scenario
+    count: int = 1
+    runs: int = 0
+    confirmed: str = ""
+    known: str = ""
+
+    def as_known(self, library: str, version: str, reason: str = "") -> Known:
+        """The entry of a known list that it would be."""
+        symptom = self.outcome.symptom or Symptom("inconsistent", "")
+        crash = symptom.verdict in ("crash", "hang")
+        short = ".".join(version.split("+")[0].split(".")[:2])
+        return Known(
+            id=self.id, library=library, versions=(short,), reason=reason or self.outcome.why[:200], verdict=symptom.verdict, triggers=self.triggers,
+            what=symptom.what if crash else "", way=symptom.way if crash else "", where=symptom.where if crash else "", needs=self.needs,
+        )
+
+
+def holds(part: Point, setting: Point) -> bool:
+    """Whether a setting has all of a trigger set; any number of ranks above one will do."""
+    return all(setting.get("world", 1) != 1 if k == "world" and v != 1 else setting.get(k) == v for k, v in part.items())
+
+
+def signature(symptom: Symptom, minimal: Point) -> str:
+    """Short name of a signature."""
+    words = [symptom.verdict, symptom.what, symptom.way, symptom.where] if symptom.verdict in ("crash", "hang") else ["inconsistent", *triggers(minimal)]
+    return hashlib.blake2b("\0".join(words).encode(), digest_size=4).hexdigest()
+
+
+def needs(scenario: Scenario) -> tuple[str, ...]:
+    """What is special about a model."""
+    return tuple(sorted(model_code(scenario).traits - GENERAL))
+
+
+def shipped(version: str, libraries: Iterable[str] = ("torch",)) -> list[Known]:
+    """Known findings that come with Proctor, for a version of the library."""
+    found: list[Known] = []
+    for library in libraries:
+        file = resources.files("proctor.oracle.fuzz").joinpath("known", f"{library}.toml")
+        if file.is_file():
+            found += [k for k in _parsed(file.read_bytes(), str(file)) if _holds_for(k, version)]
+    return found
+
+
+def read_known(path: Path, version: str) -> list[Known]:
+    """Known findings of a file.
+
+    Raises:
+        OracleError: it cannot be read, or is no list of known findings.
+    """
+    try:
+        return [k for k in _parsed(path.read_bytes(), str(path)) if _holds_for(k, version)]
+    except OSError as e:
+        raise OracleError(f"{path}: {e.strerror or e}", hint="give a known.toml that a campaign wrote") from None
+
+
+def _holds_for(known: Known, version: str) -> bool:
+    return not known.versions or any(version == v or version.startswith((f"{v}.", f"{v}+")) for v in known.versions)
+
+
+def _parsed(text: bytes, where: str) -> list[Known]:
+    try:
+        return msgspec.convert(tomllib.loads(text.decode()).get("known", []), list[Known])
+    except (UnicodeDecodeError, tomllib.TOMLDecodeError, msgspec.ValidationError) as e:
+        raise OracleError(f"{where}: no list of known findings: {e}", hint="see docs/fuzz.md, Known findings") from None
+
+
+def toml(entries: Iterable[Known]) -> str:
+    """A list as TOML."""
+    lines = []
+    for known in entries:
+        lines.append("[[known]]")
+        for key, value in msgspec.to_builtins(known).items():
+            if value:
+                lines.append(f"{key} = {_value(value)}")
+        lines.append("")
+    return "\n".join(lines)
+
+
+def _value(value: object) -> str:
+    if isinstance(value, dict):
+        return "{ " + ", ".join(f"{k} = {_value(v)}" for k, v in value.items()) + " }"
+    if isinstance(value, list):
+        return "[" + ", ".join(map(_value, value)) + "]"
+    return msgspec.json.encode(value).decode()

@@ -1,0 +1,124 @@
+"""A campaign's directory: what it was asked, what it did pair by pair, its findings. It can be resumed after any end.
+
+    campaign.json            seed, libraries, rows, version of torch
+    journal-<w>.jsonl        one line a pair, of worker w; a torn last line is left out
+    findings/<id>/           scenario.json, script.py, output.txt
+    report.json report.html known.toml
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Final
+
+import msgspec
+
+from proctor.errors import OracleError
+from proctor.oracle.fuzz.campaign import Pair
+from proctor.oracle.fuzz.findings import Finding
+
+FORM: Final = 1
+
+
+class Asked(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What a campaign was asked; a resumed one goes on with it."""
+
+    seed: int
+    libraries: tuple[str, ...]
+    rows: int
+    workers: int
+    versions: dict[str, str]
+    form: int = FORM
+
+
+class Journal:
+    """The directory of a campaign."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def begin(self, asked: Asked) -> None:
+        """Start a new one.
+
+        Raises:
+            OracleError: there is a campaign already, or the place cannot be written.
+        """
+        if (self.path / "campaign.json").exists():
+            raise OracleError(f"{self.path}: there is a campaign already", hint=f"--resume {self.path}, or another -o")
+        with told(self.path):
+            (self.path / "findings").mkdir(parents=True, exist_ok=True)
+            (self.path / "campaign.json").write_bytes(msgspec.json.format(msgspec.json.encode(asked)))
+
+    def asked(self) -> Asked:
+        """What it was asked.
+
+        Raises:
+            OracleError: it is no campaign's directory.
+        """
+        try:
+            asked = msgspec.json.decode((self.path / "campaign.json").read_bytes(), type=Asked)
+        except (OSError, msgspec.ValidationError, msgspec.DecodeError) as e:
+            raise OracleError(f"{self.path}: no campaign: {e}", hint="give the -o of a campaign") from None
+        if asked.form != FORM:
+            raise OracleError(f"{self.path}: a campaign of form {asked.form}, this Proctor reads {FORM}")
+        return asked
+
+    def add(self, worker: int, pair: Pair) -> None:
+        """Write a pair down."""
+        with told(self.path), (self.path / f"journal-{worker}.jsonl").open("a+b") as file:
+            torn = b""
+            if file.tell():
+                file.seek(-1, os.SEEK_END)
+                torn = b"" if file.read(1) == b"\n" else b"\n"  # a kill left half a line: it stays a line of its own
+            file.write(torn + msgspec.json.encode(pair) + b"\n")
+
+    def pairs(self) -> Iterator[tuple[int, Pair]]:
+        """Worker and pair of every line that is whole."""
+        decoder = msgspec.json.Decoder(Pair)
+        for file in sorted(self.path.glob("journal-*.jsonl")):
+            worker = int(file.stem.partition("-")[2])
+            for line in file.read_bytes().splitlines():
+                try:
+                    yield worker, decoder.decode(line)
+                except (msgspec.DecodeError, msgspec.ValidationError):
+                    continue  # torn by a kill
+
+    def put(self, finding: Finding, script: str, output: str) -> Path:
+        """Write a finding down; returns its script's path."""
+        folder = self.path / "findings" / finding.id
+        with told(self.path):
+            folder.mkdir(parents=True, exist_ok=True)
+            (folder / "script.py").write_text(script)
+            (folder / "output.txt").write_text(output)
+            (folder / "scenario.json").write_bytes(msgspec.json.format(msgspec.json.encode(finding)))
+        return folder / "script.py"
+
+    def findings(self) -> list[Finding]:
+        """Every finding that was written down whole."""
+        found = []
+        for file in sorted((self.path / "findings").glob("*/scenario.json")):
+            try:
+                found.append(msgspec.json.decode(file.read_bytes(), type=Finding))
+            except (msgspec.DecodeError, msgspec.ValidationError):
+                continue
+        return found
+
+    def write(self, name: str, text: Callable[[], str]) -> None:
+        """Write a report."""
+        with told(self.path):
+            (self.path / name).write_text(text())
+
+
+@contextmanager
+def told(path: Path) -> Iterator[None]:
+    """Say in one line that something cannot be written."""
+    try:
+        yield
+    except OSError as e:
+        full = e.errno in (errno.ENOSPC, errno.EDQUOT)
+        hint = f"make room, then --resume {path}" if full else "give another -o"
+        raise OracleError(f"{e.filename or path}: {'the disk is full' if full else e.strerror or e}", hint=hint) from None

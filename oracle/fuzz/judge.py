@@ -1,0 +1,156 @@
+"""Is what a rank holds what the reference holds? On the rank, in memory, tensor by tensor.
+
+In double precision healthy runs agree to 1e-15 and mistakes begin at 1e-4, so the band between can be wide. It is the larger of a floor for
+the precision and of the noise: how far the reference itself moves when its rows come in another order. That makes
+ill-conditioned programs (sign-like updates of gradients that are mathematically zero, an optimizer that rounds to bfloat16) judge
+themselves. Source: `TTrace`'s noise, applied to whole programs.
+"""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Mapping
+from typing import Final
+
+import msgspec
+import numpy as np
+
+from proctor.oracle.explain import explain_difference
+from proctor.oracle.fuzz.observe import KINDS, Array, Seen
+
+FLOORS: Final = {"torch.float64": 2e-7, "torch.float32": 1e-4, "autocast": 0.1}
+NOISE: Final = 16.0  # times the largest movement of the reference under a permutation
+SINGLE: Final = 1e-6  # counters and products that optimizers keep in single precision, whatever the parameters have
+MISSING: Final = 1e300
+_SMALL: Final = 1e-3  # of the largest element of a kind: below it a tensor is taken for zero
+STEADY: Final = ("SGD",)  # optimizers that do not make noise larger
+MAX_REPORTED: Final = 40
+
+
+class Difference(msgspec.Struct, frozen=True):
+    """A tensor that is not the reference's.
+
+    Attributes:
+        step: of training.
+        kind: of `observe.KINDS`.
+        name: of the tensor.
+        error: largest difference; `MISSING` where there is nothing to compare, or nothing finite.
+        allowed: what it might have been.
+        largest: the reference's largest element.
+        way: how the two are related, in words; "" if nothing simple holds.
+        module: class of the module that owns it.
+        candidate, reference: the element that differs most, of both, as text (it may be NaN).
+        rank: that holds it.
+    """
+
+    step: int
+    kind: str
+    name: str
+    error: float
+    allowed: float
+    largest: float
+    way: str = ""
+    module: str = ""
+    candidate: str = ""
+    reference: str = ""
+    rank: int = 0
+
+    @property
+    def order(self) -> tuple[int, int]:
+        """Where it stands in the course of a run."""
+        return self.step, KINDS.index(self.kind)
+
+
+class Reference:
+    """The reference's tensors, their noise, and how large tensors of a kind are."""
+
+    def __init__(self, tensors: Mapping[str, Array], noise: Mapping[str, float], floor: float, *, steady: bool) -> None:
+        self.tensors, self.noise, self.floor, self.steady = tensors, noise, floor, steady
+        self.sizes: dict[str, float] = {}
+        for key, values in tensors.items():
+            kind = key.split("/")[1]
+            self.sizes[kind] = max(self.sizes.get(kind, 0.0), largest(values))
+
+    def allowed(self, key: str, floor: float) -> float:
+        """The largest difference that is no mistake."""
+        kind = key.split("/")[1]
+        size = max(largest(self.tensors[key]), _SMALL * self.sizes[kind])
+        return max(floor * size, NOISE * self.noise.get(key, 0.0))
+
+
+def key_of(step: int, seen: Seen) -> str:
+    """Of a tensor in a reference."""
+    return f"{step}/{seen.kind}/{seen.name}"
+
+
+def largest(values: Array) -> float:
+    """Largest finite |element|."""
+    finite = values[np.isfinite(values)] if values.dtype.kind == "f" else values
+    return float(np.abs(finite).max()) if finite.size else 0.0
+
+
+def judge(seen: Seen, step: int, reference: Reference, tolerance: float) -> Difference | None:
+    """Compare one tensor.
+
+    Args:
+        seen: of a rank.
+        step: of training.
+        reference: all of it.
+        tolerance: declared for the setting; 0 for none.
+    """
+    key = key_of(step, seen)
+    floor = max(reference.floor, tolerance)
+    if seen.kind == "state" and seen.values.ndim == 0:
+        floor = max(floor, SINGLE)
+    if floor > 1e-6 and not reference.steady and (step > 0 or seen.kind not in ("output", "gradient")):
+        return None  # rounding grows beyond any bound in an update that divides by what is nearly nothing
+    whole = reference.tensors.get(key)
+    if whole is None:
+        # A rank may have a gradient of zeros where the reference has none: the reducer makes one of an unused parameter.
+        empty = seen.kind == "gradient" and not np.any(seen.values)
+        return None if empty else Difference(step, seen.kind, seen.name, MISSING, 0.0, 0.0, "the reference has none")
+    wanted = whole if seen.index is None else whole[seen.index]
+    if wanted.shape != seen.values.shape:
+        if wanted.size != seen.values.size:
+            return Difference(step, seen.kind, seen.name, MISSING, 0.0, 0.0, f"shape {list(seen.values.shape)} for {list(wanted.shape)}")
+        wanted = wanted.reshape(seen.values.shape)
+    if not seen.values.size:
+        return None
+    return _measured(seen, step, wanted, reference.allowed(key, floor))
+
+
+def _measured(seen: Seen, step: int, wanted: Array, allowed: float) -> Difference | None:
+    with np.errstate(invalid="ignore"):
+        apart = np.abs(seen.values - wanted)
+    same = (seen.values == wanted) | (np.isnan(seen.values) & np.isnan(wanted)) if wanted.dtype.kind == "f" else seen.values == wanted
+    apart = np.where(same, 0.0, np.nan_to_num(apart, nan=MISSING, posinf=MISSING))
+    worst = int(apart.argmax())
+    error = float(apart.reshape(-1)[worst])
+    if error <= allowed:
+        return None
+    return Difference(
+        step, seen.kind, seen.name, error, allowed, largest(wanted), _way(seen, wanted, allowed),
+        candidate=f"{seen.values.reshape(-1)[worst]:.8g}", reference=f"{wanted.reshape(-1)[worst]:.8g}",
+    )
+
+
+def _way(seen: Seen, wanted: Array, allowed: float) -> str:
+    candidate, reference = (np.ascontiguousarray(v, dtype=np.float64) for v in (seen.values, wanted))
+    kind = "grad_output" if seen.kind == "gradient" else seen.kind
+    return explain_difference(candidate, reference, "float64", kind, allowed * max(1.0, wanted.size**0.5))
+
+
+def digest(seen: Seen) -> tuple[str, int]:
+    """What ranks that hold the same must have in common: the place, and a checksum of the bits."""
+    place = ""
+    if isinstance(seen.index, tuple):
+        place = ",".join(f"{s.start}:{s.stop}" for s in seen.index)
+    return f"{seen.kind}/{seen.name}|{place}", zlib.crc32(np.ascontiguousarray(seen.values).tobytes())
+
+
+def missing(found: set[str], reference: Reference, step: int, kinds: tuple[str, ...]) -> list[str]:
+    """Names of gradients that the reference has and no rank showed."""
+    wanted = (key.split("/", 2) for key, values in reference.tensors.items() if np.any(values))
+    return [name for s, kind, name in wanted if int(s) == step and kind in kinds and name not in found]
+
+

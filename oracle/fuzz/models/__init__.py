@@ -1,0 +1,99 @@
+"""Templates of models: one file each, which registers itself; this module finds them by listing the folder.
+
+A template says what varies (`choices`) and writes the model down as source text (`code`). The text is what ranks execute and
+what a finding's stand-alone script contains, so the two cannot part. All models are small, without dropout unless said,
+and give an output that nothing squashes.
+"""
+
+from __future__ import annotations
+
+import importlib
+import pkgutil
+from abc import ABC, abstractmethod
+from functools import cache
+from typing import ClassVar
+
+import msgspec
+
+from proctor.errors import OracleError
+from proctor.oracle.fuzz.space import Choice, Point, full
+
+
+class ModelCode(msgspec.Struct, frozen=True):
+    """A model as text.
+
+    Attributes:
+        net: lines at top level that define the class `Net`.
+        x: expression: the tuple of inputs, rows first; `n` is the batch, `g` a generator.
+        y: shape of the output, without its rows.
+        after: lines at the level of a function that change `net` once it is made (what is frozen).
+        units: expressions of the modules that FSDP shards by themselves.
+        tensor_parallel: name of a module → "linear" or "embedding": what tensor parallelism can cut.
+        pairs: names of linear layers that follow one another with nothing between them that mixes features.
+        stages: expressions of modules that form a pipeline when called one after the other; empty if none do.
+        traits: what constraints and reports ask about ("batchnorm", "sparse", "tied", "unused", "frozen", …).
+    """
+
+    net: tuple[str, ...]
+    x: str
+    y: tuple[int, ...]
+    after: tuple[str, ...] = ()
+    units: tuple[str, ...] = ()
+    tensor_parallel: dict[str, str] = {}
+    pairs: tuple[tuple[str, str], ...] = ()
+    stages: tuple[str, ...] = ()
+    traits: frozenset[str] = frozenset()
+
+
+class Template(ABC):
+    """A family of models."""
+
+    name: ClassVar[str]
+    choices: ClassVar[tuple[Choice, ...]]
+    library: ClassVar[str] = "torch"
+
+    def code(self, point: Point) -> ModelCode:
+        """Write a model.
+
+        Args:
+            point: of `choices`.
+        """
+        return self.write(full(self.choices, point))
+
+    @abstractmethod
+    def write(self, point: Point) -> ModelCode:
+        """Write a model, given every value."""
+
+
+_TEMPLATES: dict[str, Template] = {}
+
+
+def register(cls: type[Template]) -> type[Template]:
+    """Class decorator: makes a template known."""
+    _TEMPLATES[cls.name] = cls()
+    return cls
+
+
+@cache
+def _load() -> None:
+    for module in pkgutil.iter_modules(__path__):
+        if not module.name.startswith("_"):
+            importlib.import_module(f"{__name__}.{module.name}")
+
+
+def all_templates(library: str | None = None) -> list[Template]:
+    """Every template, of one library or of all, in order of names."""
+    _load()
+    return [t for _, t in sorted(_TEMPLATES.items()) if library in (None, t.library)]
+
+
+def template_of(name: str) -> Template:
+    """A template by name.
+
+    Raises:
+        OracleError: there is none of that name.
+    """
+    _load()
+    if name not in _TEMPLATES:
+        raise OracleError(f"there is no template {name!r}", hint=f"templates: {', '.join(sorted(_TEMPLATES))}")
+    return _TEMPLATES[name]

@@ -1,0 +1,136 @@
+"""What a rank holds at a moment of a program, tensor by tensor, and which part of the whole tensor it is.
+
+A shard is compared with the slice of the reference that it should be, on the rank: gathering costs more and hides which rank is wrong.
+Where the place of a shard cannot be told (strided shards, partial sums) the whole tensor is gathered.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any, Final
+
+import msgspec
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch.distributed.tensor import DTensor, Partial, Shard
+from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
+
+Array = npt.NDArray[Any]
+KINDS: Final = ("output", "gradient", "state", "parameter", "buffer", "evaluation")
+_WRAPPED: Final = ("_checkpoint_wrapped_module.", "_fsdp_wrapped_module.", "_orig_mod.")
+
+
+class Seen(msgspec.Struct, frozen=True):
+    """One tensor of one rank.
+
+    Attributes:
+        kind: of `KINDS`.
+        name: of the parameter or buffer, a state's key behind it; "" for outputs.
+        values: as float64, or as integers.
+        index: the part of the whole tensor that it is, one entry a dimension; None for all of it.
+        sharded: whether other ranks hold other parts.
+    """
+
+    kind: str
+    name: str
+    values: Array
+    index: tuple[slice, ...] | Array | None = None
+    sharded: bool = False
+
+
+def observe(moment: str, net: Any, opt: Any, seen: Any) -> Iterator[Seen]:
+    """Every tensor that is compared at a moment.
+
+    Args:
+        moment: "backward", "update" or "evaluation".
+        net: the model, wrapped.
+        opt: the optimizer.
+        seen: rows and outputs of each microbatch.
+    """
+    for part, out in seen:
+        kind = "evaluation" if moment == "evaluation" else "output"
+        yield Seen(kind, "", _whole(out), part.numpy(), sharded=True)
+    if moment == "backward":
+        for name, p in parameters(net):
+            if p.grad is not None:
+                yield _seen("gradient", name, p.grad)
+    elif moment == "update":
+        yield from _state(net, opt)
+        for name, p in parameters(net):
+            yield _seen("parameter", name, p.detach())
+        for name, b in unwrapped(net).named_buffers():
+            yield _seen("buffer", clean(name), b)
+
+
+def unwrapped(net: Any) -> Any:
+    """The model within wrappers that are modules of their own."""
+    while type(net).__name__ in ("DistributedDataParallel", "FullyShardedDataParallel", "DistributedModelParallel"):
+        net = net.module
+    return net
+
+
+def clean(name: str) -> str:
+    """A parameter's name without what wrappers put into it."""
+    for part in _WRAPPED:
+        name = name.replace(part, "")
+    return name
+
+
+def parameters(net: Any) -> list[tuple[str, Any]]:
+    """Parameters by clean names."""
+    return [(clean(name), p) for name, p in unwrapped(net).named_parameters()]
+
+
+def module_types(net: Any) -> dict[str, str]:
+    """Name of a parameter or buffer → the class of the module that owns it."""
+    inner = unwrapped(net)
+    found = {}
+    for path, module in inner.named_modules():
+        base = next((c.__name__ for c in type(module).__mro__ if not c.__name__.startswith("FSDP")), "")
+        for name, _ in (*module.named_parameters(recurse=False), *module.named_buffers(recurse=False)):
+            found[clean(f"{path}.{name}" if path else name)] = base
+    return found
+
+
+def _state(net: Any, opt: Any) -> Iterator[Seen]:
+    inner = getattr(opt, "optim", opt)
+    if type(inner).__name__ == "LBFGS":
+        return  # one flat vector of all parameters, in an order of its own
+    names = {id(p): name for name, p in parameters(net)}
+    for p, state in inner.state.items():
+        for key, value in sorted(state.items()):
+            if id(p) in names and isinstance(value, torch.Tensor | int | float):
+                yield _seen("state", f"{names[id(p)]}:{key}", value, like=p)
+
+
+def _seen(kind: str, name: str, value: Any, like: Any = None) -> Seen:
+    if not isinstance(value, torch.Tensor):
+        return Seen(kind, name, np.asarray(float(value)))
+    place = _place(value)
+    if place is not None:
+        return Seen(kind, name, _array(value.to_local()), place, sharded=True)
+    if like is not None and not isinstance(value, DTensor) and isinstance(like, DTensor) and value.ndim and value.shape == like.to_local().shape:
+        return Seen(kind, name, _array(value), _place(like), sharded=True)
+    return Seen(kind, name, _whole(value), sharded=isinstance(value, DTensor))
+
+
+def _place(value: Any) -> tuple[slice, ...] | None:
+    """Where a DTensor's local part lies; None if it is no DTensor or the place cannot be told."""
+    if not isinstance(value, DTensor) or any(isinstance(p, Partial) or (p.is_shard() and type(p) is not Shard) for p in value.placements):
+        return None
+    shape, offset = compute_local_shape_and_global_offset(value.shape, value.device_mesh, value.placements)
+    return tuple(slice(o, o + s) for o, s in zip(offset, shape, strict=True))
+
+
+def _whole(value: Any) -> Array:
+    return _array(value.full_tensor() if isinstance(value, DTensor) else value)
+
+
+def _array(value: Any) -> Array:
+    value = value.detach()
+    if value.is_sparse:
+        value = value.to_dense()
+    if value.is_floating_point():
+        value = value.to(torch.float64)
+    return np.array(value.cpu().numpy())

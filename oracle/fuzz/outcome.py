@@ -1,0 +1,170 @@
+"""What came of a scenario: a verdict of a class, and a symptom by which findings are told apart."""
+
+from __future__ import annotations
+
+import re
+import tomllib
+from collections.abc import Sequence
+from functools import cache
+from importlib import resources
+from typing import Any, Final, Literal
+
+import msgspec
+
+from proctor.oracle.fuzz.axes import Rule
+from proctor.oracle.fuzz.judge import MISSING, Difference
+from proctor.oracle.fuzz.rank import plain_message
+from proctor.oracle.fuzz.worlds import Answer
+
+Verdict = Literal["ok", "inconsistent", "replicas", "crash", "hang", "refused", "different", "no program"]
+FAILURES: Final = ("inconsistent", "replicas", "crash", "hang")
+VERDICTS: Final = ("ok", *FAILURES, "refused", "different", "no program")
+
+
+class Symptom(msgspec.Struct, frozen=True):
+    """How a failure looks, without what differs from run to run.
+
+    Attributes:
+        verdict: of `FAILURES`.
+        what: kind of the first tensor that differs, or type of the exception.
+        way: how it is wrong, or the exception's message without numbers.
+        where: class of the module that owns the tensor, or the innermost frame in a library.
+    """
+
+    verdict: str
+    what: str
+    way: str = ""
+    where: str = ""
+
+    def alike(self, other: Symptom) -> bool:
+        """Whether both may be of one cause: the same exception at the same place; of tensors, the same kind of failure."""
+        if self.verdict in ("crash", "hang") or other.verdict in ("crash", "hang"):
+            return self == other
+        return True
+
+
+class Outcome(msgspec.Struct, frozen=True):
+    """A scenario's verdict.
+
+    Attributes:
+        verdict: of `VERDICTS`.
+        symptom: of a failure.
+        why: one sentence: of a failure what is seen, else the reason.
+        first: the first tensor that differs.
+        others: further tensors that differ.
+        trace: the end of the traceback, or the stacks of a hang.
+        seconds: that the candidate took.
+    """
+
+    verdict: Verdict
+    symptom: Symptom | None = None
+    why: str = ""
+    first: Difference | None = None
+    others: tuple[str, ...] = ()
+    trace: str = ""
+    seconds: float = 0.0
+
+    @property
+    def failed(self) -> bool:
+        """Whether it is a finding."""
+        return self.symptom is not None
+
+
+def outcome_of(answer: Answer, declared: Sequence[Rule]) -> Outcome:
+    """Read what the ranks of a candidate answered.
+
+    Args:
+        answer: of the world.
+        declared: what is known of the setting.
+    """
+    raised = answer.raised()
+    if raised:
+        return _raised(raised[0], answer.seconds)
+    if answer.ended == "timeout":
+        return _hang(answer)
+    if answer.ended:
+        symptom = Symptom("crash", "death", plain_message(re.sub(r"^rank \d+ ", "", answer.ended)))
+        return Outcome("crash", symptom, answer.ended, seconds=answer.seconds)
+    return _compared(answer, declared)
+
+
+def _raised(error: dict[str, Any], seconds: float) -> Outcome:
+    said = f"{error['type']}: {error['message']}"
+    for pattern, why in refusals():
+        if pattern.search(said):
+            return Outcome("refused", why=why, trace=error["traceback"], seconds=seconds)
+    symptom = Symptom("crash", error["type"], plain_message(error["message"]), error["where"])
+    line = said.strip().splitlines()[0]
+    return Outcome("crash", symptom, f"{line[:300]} ({error['where']})", trace=error["traceback"], seconds=seconds)
+
+
+def _hang(answer: Answer) -> Outcome:
+    frames = [re.findall(r'File "([^"]+)", line \d+ in (\S+)', s) for s in answer.stacks]
+    inner = [f"{file.rpartition('site-packages/')[2]}:{name}" for found in frames for file, name in found[:1]]
+    where = ", ".join(sorted(set(inner)))
+    why = f"no answer within {answer.seconds:.0f} s; the ranks wait in {where or 'native code'}"
+    return Outcome("hang", Symptom("hang", "timeout", "", where), why, trace="\n".join(answer.stacks), seconds=answer.seconds)
+
+
+def _compared(answer: Answer, declared: Sequence[Rule]) -> Outcome:
+    found = [difference_of(d) for r in answer.ranks if r is not None for d in r["differences"]]
+    found.sort(key=lambda d: d.order)
+    apart = replicas_apart(answer)
+    if not found and not apart:
+        return Outcome("ok", seconds=answer.seconds)
+    different = next((r for r in declared if r.effect == "different"), None)
+    if different is not None:
+        return Outcome("different", why=different.why, seconds=answer.seconds)
+    if not found:
+        return Outcome("replicas", Symptom("replicas", "parameter"), f"replicas of {apart} differ in their bits", seconds=answer.seconds)
+    first = _first(found)
+    symptom = Symptom("inconsistent", first.kind, way_class(first.way), first.module)
+    others = tuple(dict.fromkeys(f"{d.kind} {d.name} of step {d.step}" for d in found))[1:13]
+    return Outcome("inconsistent", symptom, sentence(first), first, others, seconds=answer.seconds)
+
+
+def _first(found: Sequence[Difference]) -> Difference:
+    """The tensor that differs first in the run; of those the one that is furthest off for its size."""
+    order = found[0].order
+    alike = [d for d in found if d.order == order]
+    return max(alike, key=lambda d: d.error / (d.largest or 1.0))
+
+
+def difference_of(plain: dict[str, Any]) -> Difference:
+    """A difference out of a rank's JSON."""
+    return msgspec.convert(plain, Difference)
+
+
+def sentence(d: Difference) -> str:
+    """A difference in words."""
+    name = f" {d.name}" if d.name else ""
+    if d.error >= MISSING and not d.candidate:
+        return f"{d.kind}{name} of step {d.step} on rank {d.rank}: {d.way}"
+    way = f" ({d.way})" if d.way else ""
+    return f"{d.kind}{name} of step {d.step} on rank {d.rank}: {d.candidate} for {d.reference}, off by {d.error:.3g}, allowed {d.allowed:.2g}{way}"
+
+
+def way_class(way: str) -> str:
+    """The kind of a way of being wrong."""
+    for word in ("scale", "zero", "stale", "partial", "another order", "only in", "has none", "no gradient", "shape", "NaN"):
+        if word in way:
+            return word
+    return ""
+
+
+def replicas_apart(answer: Answer) -> str:
+    """The first tensor whose replicas differ, as "kind/name"; "" if all agree."""
+    seen: dict[str, int] = {}
+    for rank in answer.ranks:
+        for key, sum_ in (rank or {}).get("digests", {}).items():
+            if seen.setdefault(key, sum_) != sum_:
+                step, _, rest = key.partition("/")
+                return f"{rest.partition('|')[0]} after step {step}"
+    return ""
+
+
+@cache
+def refusals() -> tuple[tuple[re.Pattern[str], str], ...]:
+    """Messages by which libraries say clearly that they do not do something, and what they say."""
+    text = resources.files("proctor.oracle.fuzz").joinpath("refusals.toml").read_text()
+    return tuple((re.compile(r["pattern"]), r["why"]) for r in tomllib.loads(text)["refusal"])

@@ -1,0 +1,159 @@
+"""What a rank of a world does: reads tasks, runs programs, compares with the reference, answers. One line of JSON each way.
+
+A task is `{"text", "reference", "floor", "tolerance", "steps"}` or, for the reference itself, `{"make", "permuted", "to"}`. An answer says "ok", the
+differences, or the exception. A rank that raised is not used again: its world is killed and forked anew.
+"""
+
+from __future__ import annotations
+
+import gc
+import os
+import re
+import sys
+import traceback
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Final
+
+import msgspec
+import numpy as np
+import torch
+
+from proctor.oracle.fuzz import judge
+from proctor.oracle.fuzz.observe import Array, module_types, observe
+
+EVERY: Final = 16  # tasks between collections
+_KEPT: Final = 4  # references in memory
+_references: dict[str, judge.Reference] = {}
+
+
+def serve(rank: int, world: int, read: Callable[[], bytes], write: Callable[[bytes], None]) -> None:
+    """Answer tasks until there are no more."""
+    warnings.simplefilter("ignore")
+    for count, line in enumerate(iter(read, b"")):
+        task = msgspec.json.decode(line)
+        answer = _answer(task, rank, world)
+        write(msgspec.json.encode({"task": task.get("id"), **answer}) + b"\n")
+        if count % EVERY == EVERY - 1:
+            gc.collect()
+
+
+def _answer(task: dict[str, Any], rank: int, world: int) -> dict[str, Any]:
+    torch.manual_seed(0)
+    try:
+        if "make" in task:
+            return make_reference(task)
+        return run(task, rank, world)
+    except BaseException as e:  # noqa: BLE001  whatever a library raises is what we are looking for
+        return {"raised": describe(e)}
+
+
+def program_of(text: str) -> dict[str, Any]:
+    """The names of a program."""
+    names: dict[str, Any] = {"__name__": "fuzzed"}
+    exec(compile(text, "<scenario>", "exec"), names)  # our own text: `proctor.oracle.fuzz.program` wrote it
+    return names
+
+
+def run(task: dict[str, Any], rank: int, world: int) -> dict[str, Any]:
+    """Run a candidate's program and compare it as it goes."""
+    reference = _load(task["reference"], task["floor"], steady=task["steady"])
+    differences: list[judge.Difference] = []
+    digests: dict[str, int] = {}
+    net: Any = None
+    for moment, step, net, opt, seen in program_of(task["text"])["train"](rank, world):
+        names = set()
+        for one in observe(moment, net, opt, seen):
+            names.add(one.name)
+            found = judge.judge(one, step, reference, task["tolerance"])
+            if found is not None:
+                differences.append(found)
+            if one.kind == "parameter" and not (one.sharded and one.index is None):
+                key, sum_ = judge.digest(one)
+                digests[f"{step}/{key}"] = sum_
+        if moment == "backward" and not task["tolerance"]:
+            lost = judge.missing(names, reference, step, ("gradient",))
+            differences += [judge.Difference(step, "gradient", n, judge.MISSING, 0.0, 0.0, "no gradient", rank=rank) for n in lost]
+    types = module_types(net)
+    named = [msgspec.structs.replace(d, module=types.get(d.name.partition(":")[0], ""), rank=rank) for d in differences]
+    named.sort(key=lambda d: d.order)
+    return {"differences": [msgspec.to_builtins(d) for d in named[: judge.MAX_REPORTED]], "digests": digests}
+
+
+def _load(path: str, floor: float, *, steady: bool) -> judge.Reference:
+    from safetensors import safe_open
+
+    if path not in _references:
+        while len(_references) >= _KEPT:
+            del _references[next(iter(_references))]
+        with safe_open(path, "np") as file:
+            tensors = {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118  no mapping
+            noise = msgspec.json.decode((file.metadata() or {})["noise"])
+        _references[path] = judge.Reference(tensors, noise, floor, steady=steady)
+    return _references[path]
+
+
+def make_reference(task: dict[str, Any]) -> dict[str, Any]:
+    """Run the reference's program and, for the noise, the same with its rows in another order; write both down."""
+    from safetensors.numpy import save_file
+
+    plain = _tensors(task["make"])
+    noise: dict[str, float] = {}
+    for text in task["permuted"]:
+        torch.manual_seed(0)
+        for key, values in _tensors(text).items():
+            if key in plain and plain[key].shape == values.shape and values.size:
+                apart = np.nan_to_num(np.abs(values.astype(np.float64) - plain[key].astype(np.float64)))
+                noise[key] = max(noise.get(key, 0.0), float(apart.max()))
+    unfit = next((key for key, values in plain.items() if values.dtype.kind == "f" and not np.isfinite(values).all()), "")
+    partial = Path(task["to"] + ".part")
+    save_file({k: np.ascontiguousarray(v) for k, v in plain.items()}, partial, metadata={"noise": msgspec.json.encode(noise).decode()})
+    partial.replace(task["to"])
+    return {"tensors": len(plain), "unfit": unfit}
+
+
+def _tensors(text: str) -> dict[str, Array]:
+    """Everything that a program shows; outputs of microbatches in the order of the batch's rows."""
+    found: dict[str, Array] = {}
+    for moment, step, net, opt, seen in program_of(text)["train"](0, 1):
+        for one in observe(moment, net, opt, seen):
+            key = judge.key_of(step, one)
+            if one.kind in ("output", "evaluation"):
+                rows = np.asarray(one.index)
+                if key not in found:
+                    found[key] = np.zeros((sum(len(p) for p, _ in seen), *one.values.shape[1:]))
+                found[key][rows] = one.values
+            else:
+                found[key] = one.values
+    return found
+
+
+def describe(error: BaseException) -> dict[str, Any]:
+    """An exception as data: its type, its message, the innermost frame in a library, and the traceback's end."""
+    frames = traceback.extract_tb(error.__traceback__)
+    library = [f for f in frames if "site-packages" in f.filename]
+    where = ""
+    if library:
+        where = f"{library[-1].filename.rpartition('site-packages/')[2]}:{library[-1].name}"
+    text = "".join(traceback.format_exception(error))
+    return {"type": type(error).__name__, "message": str(error)[:2000], "where": where, "traceback": text[-6000:]}
+
+
+def plain_message(message: str) -> str:
+    """A message without what differs from run to run: numbers, addresses, paths, and all after the first line."""
+    line = next((part for part in message.splitlines() if part.strip()), "")
+    for _ in range(3):  # what is in brackets is data: shapes, placements, arguments
+        line = re.sub(r"\([^()]*\)|\[[^\[\]]*\]", "", line)
+    line = re.sub(r"0x[0-9a-f]+|(?:/[\w.\-]+)+|-?\d+(?:\.\d+)?(?:e-?\d+)?", "#", line)
+    return line[:160].strip()
+
+
+def quiet(log: Path) -> None:
+    """Send what native code prints to a file."""
+    out = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_APPEND, 0o600)
+    for stream in (sys.stdout, sys.stderr):
+        stream.flush()
+    os.dup2(out, 1)
+    os.dup2(out, 2)
+    os.close(out)

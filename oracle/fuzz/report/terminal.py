@@ -1,0 +1,32 @@
+"""The end of a campaign, for a terminal."""
+
+from __future__ import annotations
+
+from proctor.oracle.fuzz.report import Summary
+from proctor.oracle.fuzz.session import setting_words
+
+
+def render(summary: Summary, folder: str) -> str:
+    """Text.
+
+    Args:
+        summary: of the campaign.
+        folder: where its files are.
+    """
+    versions = ", ".join(f"{k} {v}" for k, v in summary.asked.versions.items() if v)
+    verdicts = ", ".join(f"{n:,} {v}" for v, n in summary.verdicts.items())
+    lines = [f"{summary.pairs:,} models, {summary.settings:,} settings ({versions}, seed {summary.asked.seed}): {verdicts or 'nothing ran'}"]
+    if summary.passed:
+        lines.append(f"{summary.passed:,} settings passed over: a finding explains them")
+    for finding in summary.findings:
+        mark = "known" if finding.known else "NEW" if finding.confirmed == "yes" else "not confirmed"
+        lines.append(f"\n{mark}  {finding.id}  {setting_words(finding)}  ({finding.count} times)")
+        lines.append(f"    {finding.outcome.why}")
+        if finding.known:
+            lines.append(f"    known as {finding.known}")
+        elif finding.confirmed != "yes":
+            lines.append(f"    {finding.confirmed}")
+        lines.append(f"    {folder}/findings/{finding.id}/script.py")
+    if not summary.findings:
+        lines.append("nothing found")
+    return "\n".join(lines)

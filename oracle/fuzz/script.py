@@ -1,0 +1,176 @@
+"""A finding as one stand-alone script: the library alone, no file besides it, exit code 1 while the bug is there and 0 once it is gone.
+
+Reference and candidate are one program; lines in which they differ stand under `if world`, found by comparing both texts line by line.
+"""
+
+from __future__ import annotations
+
+import difflib
+import textwrap
+from collections.abc import Sequence
+from typing import Final
+
+from proctor.oracle.fuzz.findings import Finding
+from proctor.oracle.fuzz.outcome import sentence
+from proctor.oracle.fuzz.program import contexts_of, program, reference_of
+
+MAX_LINES: Final = 58
+TIMEOUT_S: Final = 60  # of a collective, and of the whole
+
+
+def script_of(finding: Finding, version: str) -> str:
+    """Write it.
+
+    Args:
+        finding: with its smallest scenario.
+        version: of the library, for the heading.
+    """
+    scenario = finding.scenario
+    first = finding.outcome.first
+    evaluated = first is None or first.kind == "evaluation"
+    candidate = program(scenario, evaluated=evaluated)
+    reference = program(reference_of(scenario), contexts=contexts_of(scenario), evaluated=evaluated)
+    said = sentence(first) if first is not None else finding.outcome.why
+    setting = ", ".join(f"{k}={v}" for k, v in finding.triggers.items())
+    title = " ".join(f"torch {version}: {setting}: {said}".split()).replace("\\", "/").replace('"', "'")[:380]
+    head = textwrap.wrap(f'"""{title}"""', 140)
+    lines = [
+        *head,
+        *_imports([*candidate.imports, *reference.imports]),
+        *candidate.net,
+        *candidate.make,
+        *candidate.batch,
+        *merged(reference.build, candidate.build),
+        *merged(reference.train, candidate.train),
+        *(_crash(scenario.world) if first is None else _compare(finding, scenario.world)),
+    ]
+    return "\n".join(_short(lines)) + "\n"
+
+
+def merged(reference: Sequence[str], candidate: Sequence[str]) -> list[str]:
+    """Two texts of one function as one: lines that differ stand under `if world`."""
+    found: list[str] = []
+    for tag, a, b, c, d in difflib.SequenceMatcher(None, reference, candidate, autojunk=False).get_opcodes():
+        if tag == "equal":
+            found += candidate[c:d]
+        else:
+            found += _branches(list(reference[a:b]), list(candidate[c:d]))
+    return found
+
+
+def _branches(reference: list[str], candidate: list[str]) -> list[str]:
+    line = (candidate or reference)[0]
+    indent = line[: len(line) - len(line.lstrip())]
+    if len(reference) == len(candidate) == 1 and (one := _expression(indent, reference[0].strip(), candidate[0].strip())):
+        return [one]
+    heads = [next((i for i, part in enumerate(text) if part.lstrip().startswith("with ")), -1) for text in (reference, candidate)]
+    if min(heads) >= 0:
+        # The head of a block: an expression chooses, so that what is inside stays where it is.
+        a, b = heads
+        before, after = (reference[:a], candidate[:b]), (reference[a + 1 :], candidate[b + 1 :])
+        return [*merged(*before), _chosen(reference[a], candidate[b]), *merged(*after)]
+    found = []
+    if candidate:
+        found += [f"{indent}if world:", *(f"    {part}" for part in candidate)]
+        found += [f"{indent}else:", *(f"    {part}" for part in reference)] if reference else []
+    else:
+        found += [f"{indent}if not world:", *(f"    {part}" for part in reference)]
+    return found
+
+
+def _expression(indent: str, reference: str, candidate: str) -> str:
+    """One line that chooses between two of the form `name = …` or between two calls; "" if they are neither."""
+    head, name, there = "", candidate.partition(" = ")[0], candidate
+    here = reference
+    if name.isidentifier() and reference.startswith(f"{name} = "):
+        head, there, here = f"{name} = ", candidate[len(name) + 3 :], reference[len(name) + 3 :]
+    elif not (candidate.endswith(".backward()") and reference.endswith(".backward()")):
+        return ""
+    return f"{indent}{head}({there}) if world else ({here})"
+
+
+def _chosen(reference: str, candidate: str) -> str:
+    indent = candidate[: len(candidate) - len(candidate.lstrip())]
+    if reference == candidate:
+        return candidate
+    keyword, there = candidate.strip().rstrip(":").split(" ", 1)
+    here = reference.strip().rstrip(":").split(" ", 1)[1]
+    return f"{indent}{keyword} ({there}) if world else {here}:"
+
+
+def _imports(lines: Sequence[str]) -> list[str]:
+    """Each line once, plain imports on one."""
+    unique = list(dict.fromkeys(lines))
+    plain = [line.removeprefix("import ") for line in unique if line.startswith("import ")]
+    return [f"import {', '.join(dict.fromkeys(['datetime', 'os', 'sys', 'tempfile', *plain]))}", *(line for line in unique if not line.startswith("import "))]
+
+
+def _run(world: int, body: Sequence[str]) -> list[str]:
+    return [
+        "def main(rank, world, file):",
+        "    torch.set_num_threads(1)",
+        f"    dist.init_process_group('gloo', init_method='file://' + file, rank=rank, world_size=world, timeout=datetime.timedelta(seconds={TIMEOUT_S}))",
+        *(f"    {line}" for line in body),
+        "if __name__ == '__main__':",
+        "    for _ in train(0, 0): pass  # one process, nothing distributed: runs",
+        "    with tempfile.TemporaryDirectory() as folder:",
+        f"        torch.multiprocessing.start_processes(main, ({world}, os.path.join(folder, 'store')), {world}, start_method='fork')",
+    ]
+
+
+def _crash(world: int) -> list[str]:
+    return _run(world, ["for _ in train(rank, world): pass"])
+
+
+def _compare(finding: Finding, world: int) -> list[str]:
+    """Look at the tensor that differs first, in both."""
+    first = finding.outcome.first
+    assert first is not None
+    moment = {"output": "backward", "gradient": "backward", "evaluation": "evaluation"}.get(first.kind, "update")
+    if first.kind in ("output", "gradient") and finding.scenario.setting.get("optimizer") == "LBFGS":
+        moment = "update"
+    lines = [
+        "def look(rank, world):",
+        "    for moment, step, net, opt, seen in train(rank, world):",
+        f"        if (moment, step) == ({moment!r}, {first.step}):",
+        *(f"            {line}" for line in _taken(first.kind, first.name)),
+    ]
+    body = ["(got, rows), want = look(rank, world), look(0, 0)[0]"]
+    if first.kind in ("output", "evaluation"):
+        body.append("want = want[rows]")
+    body += [
+        "error = (got - want).abs().max().item() if got is not None and got.numel() else 0.0",
+        f"wrong = got is None or not error <= {first.allowed:.3g}",
+        "print(f'rank {rank}: off by {error:.3g}', got.flatten()[:4].tolist(), 'for', want.flatten()[:4].tolist())"
+        if first.candidate else "print(f'rank {rank}:', got, 'for', want)",
+        "sys.exit(int(wrong))",
+    ]
+    return [*lines, *_run(world, body)]
+
+
+def _taken(kind: str, name: str) -> list[str]:
+    if kind in ("output", "evaluation"):
+        return ["return torch.cat([out for _, out in seen]), torch.cat([part for part, _ in seen])"]
+    name, _, key = name.partition(":")
+    lines = [f"p = dict(getattr(net, 'module', net).{'named_buffers' if kind == 'buffer' else 'named_parameters'}())[{name!r}]"]
+    value = {"gradient": "p.grad", "state": f"getattr(opt, 'optim', opt).state[p][{key!r}]"}.get(kind, "p.detach()")
+    lines.append(f"t = {value}")
+    return [*lines, "return t.full_tensor() if hasattr(t, 'full_tensor') else t, None"]
+
+
+def _short(lines: Sequence[str]) -> list[str]:
+    """Long scripts with their shortest statements joined; the rest as it is."""
+    found = list(lines)
+    if len(found) <= MAX_LINES:
+        return found
+    joined: list[str] = []
+    for line in found:
+        indent = len(line) - len(line.lstrip())
+        last = joined[-1] if joined else ""
+        same = last and len(last) - len(last.lstrip()) == indent and indent
+        plain = not any(part.lstrip().startswith(("def ", "class ", "if ", "for ", "with ", "else", "return", "yield", "@")) or "#" in part for part in (line, last))
+        if same and plain and len(last) + len(line.strip()) < 150:
+            joined[-1] = f"{last}; {line.strip()}"
+        else:
+            joined.append(line)
+    return joined

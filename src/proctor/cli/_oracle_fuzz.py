@@ -1,0 +1,175 @@
+"""Look for bugs in a distributed library: generated models under generated settings, compared with one process.
+
+  proctor oracle fuzz --budget 10m -o DIR     run a campaign; DIR gets report.html, report.json and a script for each finding
+  proctor oracle fuzz --resume DIR            go on with it
+  proctor oracle fuzz replay FILE             run one finding's scenario.json once more: 0 it agrees, 1 it fails, 3 it is no program
+
+Exit code 0 nothing new, 1 new findings, 3 nothing could run, 130 interrupted. With --regress a library's CI gets 1 only for signatures
+that are neither shipped as known nor in --known FILE (a campaign writes its own as DIR/known.toml).
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import re
+import signal
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+from proctor.errors import OracleError, UsageError
+
+if TYPE_CHECKING:
+    from proctor.oracle.fuzz.findings import Known
+    from proctor.oracle.fuzz.journal import Asked, Journal
+
+LIBRARIES: Final = ("torch",)
+_UNITS: Final = {"": 1.0, "s": 1.0, "m": 60.0, "h": 3600.0}
+EVERY_S: Final = 15.0  # between lines of progress where there is no terminal
+
+
+def prepare(parser: argparse.ArgumentParser) -> None:
+    """Declare the arguments."""
+    parser.add_argument("what", nargs="*", metavar="replay FILE", help="one scenario instead of a campaign")
+    parser.add_argument("--budget", default="10m", metavar="TIME", help="end after so long: 90, 30s, 10m, 2h (default 10m)")
+    parser.add_argument("--library", default="torch", metavar="NAMES", help=f"whose wrappers and models, with commas: {', '.join(LIBRARIES)} (default torch)")
+    parser.add_argument("--seed", type=int, default=0, metavar="N", help="models and settings follow from it (default 0)")
+    parser.add_argument("--pairs", type=int, metavar="N", help="end after so many models")
+    parser.add_argument("--rows", type=int, default=16, metavar="N", help="settings for each model (default 16)")
+    parser.add_argument("--workers", type=int, default=1, metavar="N", help="processes, each with worlds of its own (default 1)")
+    parser.add_argument("--timeout", type=float, default=20.0, metavar="S", help="of one setting; then it hangs (default 20)")
+    parser.add_argument("--resume", metavar="DIR", help="go on with a campaign")
+    parser.add_argument("--known", metavar="FILE", help="findings that are known, besides those that are shipped")
+    parser.add_argument("--regress", action="store_true", help="say only what is new; for a library's CI")
+    parser.add_argument("-o", "--output", metavar="DIR", default=".proctor-fuzz", help="the campaign's directory (default .proctor-fuzz)")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Carry it out."""
+    os.environ["OMP_NUM_THREADS"] = "1"  # before torch is imported: a process with OpenMP's threads cannot be forked
+    if args.what:
+        if args.what[0] != "replay" or len(args.what) != 2:
+            raise UsageError(f"fuzz {' '.join(args.what)}: not understood", hint="proctor oracle fuzz replay FILE, or options only")
+        return _replay(Path(args.what[1]), args)
+    return _campaign(args)
+
+
+def seconds(text: str) -> float:
+    """A length of time in seconds.
+
+    Raises:
+        UsageError: it is none.
+    """
+    found = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([smh]?)", text.strip())
+    if found is None or float(found[1]) <= 0:
+        raise UsageError(f"--budget {text!r}: no length of time", hint="90, 30s, 10m or 2h")
+    return float(found[1]) * _UNITS[found[2]]
+
+
+def _campaign(args: argparse.Namespace) -> int:
+    budget = seconds(args.budget)
+    for name in ("rows", "workers"):
+        if getattr(args, name) < 1:
+            raise UsageError(f"--{name} {getattr(args, name)}: at least 1")
+    from proctor.oracle.fuzz import session
+    from proctor.oracle.fuzz.journal import Journal
+    from proctor.oracle.fuzz.warm import warm_up
+
+    journal = Journal(Path(args.resume or args.output))
+    asked = journal.asked() if args.resume else _asked(args)
+    _same_versions(asked)
+    known = _known(args, asked)
+    if not args.resume:
+        journal.begin(asked)
+    teller = _Teller(quiet=args.regress)
+    teller("importing the libraries")
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that ranks and files go with us
+    warm_up()
+    interrupted = session.run(journal, asked, session.Limits(budget, args.pairs, args.timeout), known, teller)
+    return _reported(journal, asked, interrupted=interrupted, regress=args.regress)
+
+
+def _asked(args: argparse.Namespace) -> Asked:
+    from proctor.oracle.fuzz.journal import Asked
+    from proctor.oracle.fuzz.session import versions
+
+    libraries = tuple(dict.fromkeys(name.strip() for name in args.library.split(",") if name.strip()))
+    unknown = [name for name in libraries if name not in LIBRARIES]
+    if unknown or not libraries:
+        raise UsageError(f"--library {args.library}: unknown: {', '.join(unknown) or 'nothing'}", hint=f"libraries: {', '.join(LIBRARIES)}")
+    found = versions(libraries)
+    missing = [name for name in libraries if not found[name]]
+    if missing:
+        raise UsageError(f"--library {args.library}: {', '.join(missing)} is not installed", hint="docs/fuzz.md, Libraries, says what to install")
+    return Asked(args.seed, libraries, args.rows, args.workers, found)
+
+
+def _same_versions(asked: Asked) -> None:
+    from proctor.oracle.fuzz.session import versions
+
+    here = versions(asked.libraries)
+    if here != asked.versions:
+        raise OracleError(f"the campaign was of {asked.versions}, here is {here}", hint="begin another with -o")
+
+
+def _known(args: argparse.Namespace, asked: Asked) -> list[Known]:
+    from proctor.oracle.fuzz.findings import read_known, shipped
+
+    found = [k for library in asked.libraries for k in shipped(asked.versions[library], (library,))]
+    return found + (read_known(Path(args.known), asked.versions["torch"]) if args.known else [])
+
+
+def _reported(journal: Journal, asked: Asked, *, interrupted: bool, regress: bool) -> int:
+    from proctor.oracle.fuzz import findings, session
+    from proctor.oracle.fuzz.report import html, jsonout, summary, terminal
+
+    merged, pairs = session.merged(journal)
+    whole = summary(asked, merged, pairs)
+    journal.write("report.json", lambda: jsonout.render(whole))
+    journal.write("report.html", lambda: html.render(whole, journal))
+    entries = [f.as_known(asked.libraries[-1], asked.versions[asked.libraries[-1]]) for f in whole.new]
+    journal.write("known.toml", lambda: findings.toml(entries))
+    print(terminal.render(whole, str(journal.path)))
+    if not regress:
+        print(f"\n{journal.path}/report.html")
+    if interrupted:
+        print(f"interrupted  →  proctor oracle fuzz --resume {journal.path}", file=sys.stderr)
+        return 130
+    ran = sum(n for verdict, n in whole.verdicts.items() if verdict != "no program")
+    return 1 if whole.new else 0 if ran else 3
+
+
+def _replay(file: Path, args: argparse.Namespace) -> int:
+    from proctor.oracle.fuzz.evaluate import Runner
+    from proctor.oracle.fuzz.spec import read
+    from proctor.oracle.fuzz.warm import warm_up
+    from proctor.oracle.fuzz.worlds import Worlds
+
+    scenario = read(file)
+    warm_up()
+    with Worlds(timeout_s=args.timeout) as worlds:
+        outcome = Runner(worlds).run(scenario)
+    print(f"{outcome.verdict}: {outcome.why}" if outcome.why else outcome.verdict)
+    for other in outcome.others:
+        print(f"  also {other}")
+    return 1 if outcome.failed else 3 if outcome.verdict == "no program" else 0
+
+
+class _Teller:
+    """Shows progress on stderr: in place on a terminal, else now and then a line. Findings always get a line."""
+
+    def __init__(self, *, quiet: bool) -> None:
+        self._quiet, self._last = quiet, 0.0
+
+    def __call__(self, line: str) -> None:
+        import time
+
+        progress = line.startswith(("pair ", "importing"))
+        if progress and (self._quiet or (not sys.stderr.isatty() and time.monotonic() - self._last < EVERY_S)):
+            return
+        if progress:
+            self._last = time.monotonic()
+        end = "" if progress and sys.stderr.isatty() else "\n"
+        clear = "\r\x1b[K" if sys.stderr.isatty() else ""
+        print(f"{clear}{line}", end=end, file=sys.stderr, flush=True)

@@ -1,0 +1,46 @@
+"""Runs something in a process of its own that may fork ranks: pytest's has threads."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+
+TIMEOUT_S = 600
+
+PREAMBLE = """
+import os, sys, time, signal
+from pathlib import Path
+from proctor.oracle.fuzz.warm import warm_up
+from proctor.oracle.fuzz.worlds import Worlds, REFERENCE
+from proctor.oracle.fuzz.evaluate import Runner
+from proctor.oracle.fuzz.spec import Scenario
+import torch
+torch.set_num_threads(1)
+"""
+
+
+def alone(body: str, folder: Path, *, timeout_s: float = TIMEOUT_S) -> str:
+    """Run lines after the preamble; returns what they print, fails with it where they raise."""
+    file = folder / "alone.py"
+    file.write_text(PREAMBLE + textwrap.dedent(body))
+    done = subprocess.run(
+        [sys.executable, str(file)], capture_output=True, text=True, timeout=timeout_s, check=False, env={**os.environ, "OMP_NUM_THREADS": "1"}
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+def leftovers(session: str) -> list[int]:
+    """Processes that still carry a word in their environment."""
+    found = []
+    for folder in Path("/proc").iterdir():
+        if folder.name.isdigit():
+            try:
+                if f"FUZZ_SESSION={session}".encode() in (folder / "environ").read_bytes():
+                    found.append(int(folder.name))
+            except OSError:
+                continue
+    return found

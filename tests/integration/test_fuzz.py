@@ -1,0 +1,169 @@
+"""Campaigns on real ranks: worlds, verdicts, faults of a rank, findings and their scripts, resume, Ctrl-C."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+import uuid
+from pathlib import Path
+
+import pytest
+from helpers.fuzzing import TIMEOUT_S, alone, leftovers
+
+PROCTOR = [sys.executable, "-m", "proctor.cli"]
+MODEL = {"layers": ["mlp", "layernorm"], "width": 5}
+
+
+def test_healthy_settings_agree_and_a_rank_that_fails_costs_its_timeout(tmp_path: Path) -> None:
+    said = alone(
+        f"""
+        settings = [
+            {{"world": 2, "wrapper": "ddp"}},
+            {{"world": 3, "wrapper": "fsdp2", "optimizer": "Adam", "fsdp_units": "each"}},
+            {{"world": 2, "wrapper": "zero", "optimizer": "Adam"}},
+            {{"world": 2, "wrapper": "tp"}},
+            {{"world": 3, "wrapper": "ddp", "split": "one empty", "accumulate": 2, "sync": "last"}},
+            {{"world": 2, "wrapper": "fsdp2", "optimizer": "AdamW", "clip": "2", "resume": "full"}},
+        ]
+        with Worlds(timeout_s=200) as worlds:
+            found = Runner(worlds).run_all([Scenario("chain", {MODEL!r}, {{"batch": 6}}, s) for s in settings])
+            assert [o.verdict for o in found] == ["ok"] * len(found), found
+            none = Runner(worlds).run(Scenario("chain", {{"layers": ["relu"]}}))
+            assert none.verdict == "no program" and "empty parameter list" in none.why, none
+            local = Runner(worlds).run(Scenario("chain", {{"layers": ["linear", "batchnorm", "linear"]}}, {{"batch": 6}}, {{"world": 2, "wrapper": "ddp"}}))
+            assert local.verdict == "different" and "rows" in local.why, local
+        with Worlds(timeout_s=200) as worlds:
+            text = "def train(rank, world):\\n    {{}}\\n    yield 'update', 0, None, None, ()\\n"
+            from safetensors.numpy import save_file
+            save_file({{}}, worlds.folder / "empty", metadata={{"noise": "{{}}"}})
+            one = {{"reference": str(worlds.folder / "empty"), "floor": 0, "tolerance": 0, "steady": True}}
+            for what, wanted in (
+                ("import os\\n    if rank: os.abort()\\n    dist.barrier()", "SIGABRT"),
+                ("import os\\n    if rank: os._exit(9)\\n    dist.barrier()", "exit code 9"),
+                ("if rank: raise ValueError('mine')\\n    dist.barrier()", "mine"),
+                ("import mmap\\n    held = [mmap.mmap(-1, 1 << 30) for _ in range(99)]", "Cannot allocate memory"),
+            ):
+                begun = time.monotonic()
+                answer = worlds.run(2, {{**one, "text": "import torch.distributed as dist\\n" + text.format(what)}})
+                took = time.monotonic() - begun
+                assert wanted in answer.ended + str(answer.raised()), (wanted, answer)
+                assert took < 150, took  # far from the timeout: a death is seen when it happens
+            pids = [p for w in worlds._worlds.values() for p in w.pids]
+        for pid in pids:
+            try:
+                os.kill(pid, 0)
+            except ProcessLookupError:
+                continue
+            raise AssertionError(f"rank {{pid}} is left")
+        try:
+            os.waitpid(-1, os.WNOHANG)
+        except ChildProcessError:
+            print("no zombie")
+        assert not worlds.folder.exists()
+        with Worlds(timeout_s=5) as worlds:
+            save_file({{}}, worlds.folder / "empty", metadata={{"noise": "{{}}"}})
+            hang = "import time, torch.distributed as dist\\n" + text.format("time.sleep(9999) if rank else dist.barrier()")
+            answer = worlds.run(2, {{**one, "reference": str(worlds.folder / "empty"), "text": hang}})
+            assert answer.ended == "timeout" and 5 <= answer.seconds, answer
+        """,
+        tmp_path,
+    )
+    assert "no zombie" in said
+
+
+def test_a_campaign_finds_a_mutation_and_its_script_runs_alone(tmp_path: Path) -> None:
+    """The hook that DDP calls sums where it should average: planted in the rank, and again in the script's process."""
+    said = alone(
+        f"""
+        from proctor.oracle.fuzz.campaign import Campaign
+        from proctor.oracle.fuzz.findings import Finding
+        from proctor.oracle.fuzz.script import script_of
+
+        def mutate():
+            import torch.nn.parallel.distributed as ddp
+            plain = ddp.DistributedDataParallel.__init__
+            def init(self, *args, **kwargs):
+                plain(self, *args, **kwargs)
+                for p in self.module.parameters():
+                    if p.requires_grad:
+                        p.register_hook(lambda g: g * self.process_group.size())
+            ddp.DistributedDataParallel.__init__ = init
+
+        with Worlds(timeout_s=200, prepare=mutate) as worlds:
+            campaign = Campaign(Runner(worlds), 0, [])
+            scenario = Scenario("chain", {MODEL!r}, {{"batch": 8}}, {{"world": 3, "wrapper": "ddp", "optimizer": "Adam", "clip": "value", "accumulate": 2}})
+            outcome = campaign.runner.run(scenario)
+            assert outcome.verdict == "inconsistent", outcome
+            found = [f for f in campaign.explain(scenario, outcome) if isinstance(f, Finding)]
+            assert len(found) == 1 and set(found[0].triggers) == {{"world", "wrapper"}}, found
+            assert found[0].scenario.world == 2 and found[0].outcome.first.kind == "gradient", found[0]
+            assert "scale 2" in found[0].outcome.why, found[0].outcome.why
+            assert found[0].scenario.template == "chain" and found[0].scenario.input.get("steps", 2) == 1, found[0].scenario
+            again = campaign.runner.run(scenario)
+            assert list(campaign.explain(scenario, again)) == [found[0].id] and found[0].count == 2
+            Path({str(tmp_path)!r}, "script.py").write_text(script_of(found[0], torch.__version__))
+        """,
+        tmp_path,
+    )
+    assert not said
+    script = tmp_path / "script.py"
+    text = script.read_text()
+    assert len(text.splitlines()) <= 60 and "proctor" not in text
+    healthy = subprocess.run([sys.executable, str(script)], capture_output=True, text=True, timeout=TIMEOUT_S, check=False)
+    assert healthy.returncode == 0, healthy.stderr  # torch as it is has no such bug
+    broken = text.replace("net = DDP(net)", "net = DDP(net); [p.register_hook(lambda g: g * world) for p in net.parameters()]")
+    assert broken != text
+    script.write_text(broken)
+    wrong = subprocess.run([sys.executable, str(script)], capture_output=True, text=True, timeout=TIMEOUT_S, check=False)
+    assert wrong.returncode == 1 and "off by" in wrong.stdout, (wrong.stdout, wrong.stderr)
+
+
+def test_a_campaign_leaves_a_directory_that_can_be_resumed(tmp_path: Path) -> None:
+    out, session = tmp_path / "campaign", uuid.uuid4().hex
+    environment = {**os.environ, "FUZZ_SESSION": session}
+    job = subprocess.Popen(
+        [*PROCTOR, "oracle", "fuzz", "--budget", "2h", "--rows", "2", "--seed", "3", "-o", str(out)], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+        env=environment, start_new_session=True,
+    )
+    end = time.monotonic() + TIMEOUT_S
+    journal = out / "journal-0.jsonl"
+    while time.monotonic() < end and job.poll() is None and not (journal.exists() and journal.read_bytes().count(b"\n") >= 1):
+        time.sleep(0.1)
+    os.killpg(job.pid, signal.SIGINT)  # as a terminal does: to all ranks, too
+    _, complaint = job.communicate(timeout=TIMEOUT_S)
+    assert job.returncode == 130, complaint
+    assert f"--resume {out}" in complaint
+    assert leftovers(session) == []
+    first = [json.loads(line)["number"] for line in journal.read_text().splitlines()]
+    with journal.open("a") as file:
+        file.write('{"number": 99, "torn')  # as a kill leaves it
+    report = json.loads((out / "report.json").read_text())
+    assert report["pairs"] == len(first) and "<html" in (out / "report.html").read_text()
+    again = subprocess.run(
+        [*PROCTOR, "oracle", "fuzz", "--resume", str(out), "--pairs", str(len(first) + 1)], capture_output=True, text=True, timeout=TIMEOUT_S, check=False
+    )
+    assert again.returncode in (0, 1, 3), again.stderr
+    numbers = [p["number"] for p in map(json.loads, (line for line in journal.read_text().splitlines() if "torn" not in line))]
+    assert numbers == sorted(set(numbers)) and numbers[: len(first)] == first and len(numbers) == len(first) + 1
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["--budget", "soon"], "no length of time"),
+        (["--library", "tensorflaw"], "unknown"),
+        (["replay"], "not understood"),
+        (["replay", "nothing.json"], "No such file"),
+        (["--resume", "nowhere"], "no campaign"),
+        (["--workers", "0"], "at least 1"),
+        (["--known", "none.toml"], "No such file"),
+    ],
+)
+def test_bad_input_is_one_line_and_exit_code_two(tmp_path: Path, arguments: list[str], said: str) -> None:
+    done = subprocess.run([*PROCTOR, "oracle", "fuzz", *arguments], capture_output=True, text=True, timeout=TIMEOUT_S, check=False, cwd=tmp_path)
+    assert done.returncode == 2 and said in done.stderr and len(done.stderr.strip().splitlines()) == 1, done.stderr
+    assert not (tmp_path / ".proctor-fuzz").exists()

@@ -1,0 +1,173 @@
+"""Search and findings without ranks: minimal sets, shrinking, signatures, known lists, scripts, journals, verdicts."""
+
+from __future__ import annotations
+
+import ast
+from pathlib import Path
+
+import pytest
+
+from proctor.errors import OracleError
+from proctor.oracle.fuzz.attribute import minimal, triggers
+from proctor.oracle.fuzz.campaign import Pair, Row
+from proctor.oracle.fuzz.findings import Finding, holds, needs, read_known, shipped, signature, toml
+from proctor.oracle.fuzz.journal import Asked, Journal
+from proctor.oracle.fuzz.judge import Difference, Reference, judge
+from proctor.oracle.fuzz.observe import Seen
+from proctor.oracle.fuzz.outcome import Outcome, Symptom, outcome_of, refusals
+from proctor.oracle.fuzz.rank import plain_message
+from proctor.oracle.fuzz.report import html, jsonout, summary, terminal
+from proctor.oracle.fuzz.script import merged, script_of
+from proctor.oracle.fuzz.shrink import shrunk
+from proctor.oracle.fuzz.space import Point
+from proctor.oracle.fuzz.spec import Scenario
+from proctor.oracle.fuzz.worlds import Answer
+
+np = pytest.importorskip("numpy")
+
+SETTING: Point = {"world": 3, "wrapper": "fsdp2", "optimizer": "Adam", "clip": "inf", "accumulate": 2, "resume": "full"}
+
+
+def a_finding(setting: Point | None = None, first: Difference | None = None) -> Finding:
+    found = {"world": 2, "wrapper": "fsdp2", "clip": "inf"} if setting is None else setting
+    symptom = Symptom("inconsistent", "gradient") if first is not None else Symptom("crash", "RuntimeError", "cannot", "torch/x.py:f")
+    outcome = Outcome(symptom.verdict, symptom, "it fails", first)  # type: ignore[arg-type]
+    scenario = Scenario("chain", {"layers": ["mlp"]}, {}, found)
+    return Finding(signature(symptom, found), scenario, outcome, found, (), scenario, confirmed="yes")
+
+
+def test_the_minimal_set_is_an_interaction_where_two_axes_are_needed() -> None:
+    asked: list[Point] = []
+
+    def fails(point: Point) -> bool:
+        asked.append(point)
+        return point.get("wrapper") == "fsdp2" and point.get("clip") == "inf" and point.get("world", 1) != 1
+
+    assert minimal(SETTING, fails) == {"world": 2, "wrapper": "fsdp2", "clip": "inf"}
+    assert len(asked) <= 4 * len(SETTING)
+    assert triggers({"world": 3, "clip": "inf"}) == ("clip=inf", "world>1")
+
+
+def test_a_second_switch_alone_is_the_first_one() -> None:
+    found = minimal({"world": 2, "wrapper": "ddp", "ddp_also": "static_graph=True"}, lambda p: "static_graph=True" in (p.get("ddp"), p.get("ddp_also")) and "wrapper" in p)
+    assert found == {"wrapper": "ddp", "ddp": "static_graph=True"}
+
+
+def test_shrinking_keeps_what_the_failure_needs_and_nothing_else() -> None:
+    start = Scenario("transformer", {"blocks": 2, "tied": True, "heads": 4}, {"batch": 12, "steps": 3, "seed": 9}, {"world": 4, "wrapper": "hsdp"})
+    small, runs = shrunk(start, lambda s: s.template == "transformer" and s.model.get("tied") is True and s.given("batch") != 2)
+    assert small.template == "transformer" and small.model == {"tied": True}
+    assert small.input == {"batch": 4, "steps": 1} or small.input == {"batch": 4}
+    assert runs < 150
+
+
+def test_any_number_of_ranks_above_one_holds_a_world_trigger() -> None:
+    assert holds({"world": 2, "wrapper": "ddp"}, {"world": 4, "wrapper": "ddp", "clip": "2"})
+    assert not holds({"world": 2, "wrapper": "ddp"}, {"wrapper": "ddp"})
+    assert holds({"wrapper": "ddp"}, {"wrapper": "ddp"})
+
+
+def test_messages_of_one_cause_are_one_signature() -> None:
+    first = plain_message("input has placement (Shard(dim=0),), got [2, 8] at 0x7f3a in /usr/lib/x.py rank 3")
+    other = plain_message("input has placement (Replicate(), _NormPartial(2)), got [12] at 0xabc in /home/me/y.py rank 11")
+    assert first == other
+
+
+def test_a_known_list_survives_toml_and_knows_its_versions(tmp_path: Path) -> None:
+    finding = a_finding()
+    file = tmp_path / "known.toml"
+    file.write_text(toml([finding.as_known("torch", "2.13.0+cpu", "a reason")]))
+    (known,) = read_known(file, "2.13.1")
+    assert known.explains(Symptom("crash", "RuntimeError", "cannot", "torch/x.py:f"), {}, frozenset())
+    assert not known.explains(Symptom("crash", "ValueError", "cannot", "torch/x.py:f"), {"wrapper": "ddp"}, frozenset())
+    assert known.passes({"world": 3, "wrapper": "fsdp2", "clip": "inf"}, frozenset())
+    assert not known.passes({"world": 3, "wrapper": "fsdp2"}, frozenset())
+    assert read_known(file, "2.14.0") == []
+    file.write_text("[[known]]\nid = 3\n")
+    with pytest.raises(OracleError, match="no list of known findings"):
+        read_known(file, "2.13.0")
+
+
+def test_what_is_shipped_can_be_read_and_gives_reasons() -> None:
+    assert all(k.reason for k in shipped("2.13.0+cpu"))
+    assert all(why and pattern.pattern for pattern, why in refusals())
+
+
+def test_needs_are_what_is_special_about_a_model() -> None:
+    assert needs(Scenario("transformer", {"tied": True})) == ("tied",)
+    assert needs(Scenario("dlrm", {"sparse": True})) == ("sparse",)
+
+
+def test_lines_that_differ_stand_under_world() -> None:
+    found = merged(["def f():", "    x = 1", "    a()", "    return x"], ["def f():", "    x = 2", "    a()", "    b()", "    return x"])
+    assert found == ["def f():", "    x = (2) if world else (1)", "    a()", "    if world:", "        b()", "    return x"]
+
+
+@pytest.mark.parametrize("kind", ["gradient", "parameter", "state", "output", "evaluation", None])
+def test_a_script_is_short_compiles_and_needs_the_library_alone(kind: str | None) -> None:
+    first = Difference(0, kind, "layers.0.0.weight" + (":exp_avg" if kind == "state" else ""), 1.0, 1e-8, 1.0, candidate="1", reference="2") if kind else None
+    setting: Point = {"world": 2, "wrapper": "ddp", "accumulate": 2, "sync": "last", "optimizer": "Adam", "resume": "full"}
+    text = script_of(a_finding(setting, first), "2.13.0")
+    tree = ast.parse(text)
+    imported = {a.name.partition(".")[0] for n in ast.walk(tree) if isinstance(n, ast.Import) for a in n.names}
+    imported |= {str(n.module).partition(".")[0] for n in ast.walk(tree) if isinstance(n, ast.ImportFrom)}
+    assert imported <= {"os", "sys", "tempfile", "zlib", "copy", "torch", "contextlib", "datetime", "functools"}
+    assert len(script_of(a_finding(None, first), "2.13.0").splitlines()) < 60
+
+
+def test_a_tensor_is_judged_by_the_references_own_noise() -> None:
+    whole = np.linspace(1.0, 2.0, 8)
+    key = "0/parameter/w"
+    calm = Reference({key: whole}, {}, 2e-7, steady=True)
+    noisy = Reference({key: whole}, {key: 1e-3}, 2e-7, steady=True)
+    seen = Seen("parameter", "w", whole[2:5] + 1e-4, (slice(2, 5),), sharded=True)
+    assert judge(seen, 0, calm, 0.0) is not None and judge(seen, 0, noisy, 0.0) is None
+    assert judge(Seen("parameter", "w", whole[2:5], (slice(2, 5),)), 0, calm, 0.0) is None
+    wrong = judge(Seen("parameter", "w", whole[3:6], (slice(2, 5),)), 0, calm, 0.0)
+    assert wrong is not None and wrong.error > 0.1
+    assert judge(Seen("parameter", "w", whole * np.nan), 0, calm, 0.0) is not None
+    doubled = judge(Seen("parameter", "w", 2 * whole), 0, calm, 0.0)
+    assert doubled is not None and "scale 2" in doubled.way
+
+
+def test_answers_become_verdicts() -> None:
+    fine = {"differences": [], "digests": {"0/parameter/w|": 1}}
+    assert outcome_of(Answer((fine, fine)), []).verdict == "ok"
+    assert outcome_of(Answer((fine, {**fine, "digests": {"0/parameter/w|": 2}})), []).verdict == "replicas"
+    error = {"type": "ValueError", "message": "Expected more than 1 value per channel when training", "where": "", "traceback": ""}
+    assert outcome_of(Answer((fine, {"raised": error})), []).verdict == "refused"
+    crash = outcome_of(Answer((fine, {"raised": {**error, "message": "oh"}})), [])
+    assert crash.symptom == Symptom("crash", "ValueError", "oh", "")
+    assert outcome_of(Answer((None, fine), "timeout", ('File "a/site-packages/torch/x.py", line 3 in wait',), 20.0), []).why.endswith("torch/x.py:wait")
+    died = outcome_of(Answer((None, fine), "rank 1 died: signal SIGABRT"), [])
+    assert died.verdict == "crash" and died.symptom == outcome_of(Answer((fine, None), "rank 0 died: signal SIGABRT"), []).symptom
+
+
+def test_a_journal_survives_a_torn_line_and_reports_what_it_holds(tmp_path: Path) -> None:
+    journal = Journal(tmp_path / "campaign")
+    asked = Asked(3, ("torch",), 4, 1, {"torch": "2.13.0"})
+    journal.begin(asked)
+    with pytest.raises(OracleError, match="there is a campaign already"):
+        journal.begin(asked)
+    assert journal.asked() == asked
+    finding = a_finding()
+    journal.put(finding, "print()", "")
+    rows = (Row({"world": 2, "wrapper": "fsdp2", "clip": "inf"}, "crash", "it fails", finding.id), Row({"clip": "2"}, "ok"), Row({}, "no program", "why not"))
+    journal.add(0, Pair(0, finding.scenario, rows, 2, 0.1))
+    with (journal.path / "journal-0.jsonl").open("a") as file:
+        file.write('{"number": 7')
+    journal.add(0, Pair(1, finding.scenario, rows[1:], 0, 0.1))
+    assert [p.number for _, p in journal.pairs()] == [0, 1]
+    whole = summary(asked, journal.findings(), [p for _, p in journal.pairs()])
+    assert whole.settings == 5 and whole.verdicts == {"ok": 2, "no program": 2, "crash": 1} and whole.matrix["clip"] == {"2": {"ok": 2}, "inf": {"crash": 1}}
+    assert "NEW" in terminal.render(whole, "here") and "clip=inf" in terminal.render(whole, "here")
+    assert finding.id in html.render(whole, journal) and '"passed": 2' in jsonout.render(whole)
+
+
+def test_a_full_disk_is_one_line(tmp_path: Path) -> None:
+    journal = Journal(tmp_path / "campaign")
+    journal.begin(Asked(3, ("torch",), 4, 1, {"torch": "2.13.0"}))
+    (journal.path / "journal-0.jsonl").symlink_to("/dev/full")
+    with pytest.raises(OracleError, match="the disk is full") as caught:
+        journal.add(0, Pair(0, Scenario("chain"), (), 0, 0.0))
+    assert "--resume" in caught.value.hint

@@ -1,0 +1,148 @@
+"""Spaces, specs, templates and axes: what is drawn is valid, is JSON, gets simpler, and is a program that runs."""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+
+import msgspec
+import pytest
+import torch
+
+from proctor.errors import OracleError
+from proctor.oracle.fuzz.axes import all_axes, declared, why_invalid
+from proctor.oracle.fuzz.axes.optimizer import arguments, options
+from proctor.oracle.fuzz.cover import Cover, pairs
+from proctor.oracle.fuzz.models import all_templates
+from proctor.oracle.fuzz.program import model_code, program, reference_of
+from proctor.oracle.fuzz.rank import program_of
+from proctor.oracle.fuzz.space import Choice, drawn, simpler
+from proctor.oracle.fuzz.spec import INPUT, Scenario, decode, encode, read
+
+TEMPLATES = [t.name for t in all_templates()]
+
+
+def a_scenario(template: str, seed: int, setting: dict[str, object] | None = None) -> Scenario:
+    found = next(t for t in all_templates() if t.name == template)
+    rng = random.Random(seed)
+    return Scenario(template, drawn(found.choices, rng), drawn(INPUT, rng), setting or {})  # type: ignore[arg-type]
+
+
+def test_neutral_values_are_left_out_and_simpler_points_have_fewer() -> None:
+    choices = (Choice("a", (1, 2, 3)), Choice("b", ("x", "y"), most=3))
+    point = {"a": 3, "b": ["y", "x"]}
+    found = list(simpler(choices, point))
+    assert found[0] == {}
+    assert {"b": ["y", "x"]} in found and {"a": 3, "b": ["y"]} in found and {"a": 3} in found
+    assert all(p != point for p in found)
+
+
+def test_true_is_not_one() -> None:
+    assert not Choice("a", (1, 2)).holds(True)
+    assert not Choice("a", (False, True)).holds(1)
+
+
+@pytest.mark.parametrize("template", TEMPLATES)
+def test_a_scenario_survives_json(template: str) -> None:
+    for seed in range(5):
+        scenario = a_scenario(template, seed, {"world": 2, "wrapper": "ddp", "optimizer": "Adam"})
+        assert decode(encode(scenario), "here") == scenario
+        assert decode(encode(scenario), "here").key() == scenario.key()
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"template": "castle"}, "no template"),
+        ({"model": {"towers": 3}}, "there is no 'towers'"),
+        ({"setting": {"world": 2000}}, "world is 2000"),
+        ({"setting": {"optimizer": "__import__('os')"}}, "optimizer is"),
+        ({"version": 99}, "version 99"),
+        ({"input": {"batch": "2; import os"}}, "batch is"),
+    ],
+)
+def test_a_file_can_say_nothing_but_a_point_of_our_spaces(tmp_path: Path, change: dict[str, object], said: str) -> None:
+    plain = {"template": "chain", "model": {}, "input": {}, "setting": {}, "version": 1, **change}
+    file = tmp_path / "scenario.json"
+    file.write_bytes(msgspec.json.encode(plain))
+    with pytest.raises(OracleError, match=said):
+        read(file)
+
+
+def test_a_file_that_is_no_json_is_one_line(tmp_path: Path) -> None:
+    file = tmp_path / "scenario.json"
+    file.write_bytes(b"\xff\x00 not json")
+    with pytest.raises(OracleError, match="no scenario"):
+        read(file)
+    with pytest.raises(OracleError, match="No such file"):
+        read(tmp_path / "none.json")
+
+
+@pytest.mark.parametrize("template", TEMPLATES)
+def test_every_template_makes_programs_that_train(template: str) -> None:
+    trained = 0
+    for seed in range(12):
+        scenario = reference_of(a_scenario(template, seed))
+        try:
+            moments = [m for m, *_ in program_of(program(scenario).text())["train"](0, 1)]
+        except (RuntimeError, ValueError) as e:  # nothing to train: all frozen, or a chain of functions without parameters
+            if not ("does not require grad" in str(e) or "empty parameter list" in str(e)):
+                raise
+            continue
+        assert moments[-1] == "evaluation" and moments.count("update") == scenario.given("steps")
+        trained += 1
+    assert trained >= 8
+
+
+def test_parameters_come_from_names_and_are_not_trivial() -> None:
+    make = program_of(program(Scenario("transformer", {"tied": True})).text())["make"]
+    one, two = make(), make()
+    for (name, a), (_, b) in zip(one.named_parameters(), two.named_parameters(), strict=True):
+        assert torch.equal(a, b), name
+        assert a.dtype == torch.float64
+        assert a.unique().numel() > 1, name
+    assert one.head.weight is one.tokens.weight
+
+
+def test_axes_are_read_off_the_library() -> None:
+    known = {a.name: a for a in all_axes()}
+    classes = {n for n, c in vars(torch.optim).items() if isinstance(c, type) and issubclass(c, torch.optim.Optimizer)} - {"Optimizer"}
+    assert set(known["optimizer"].choice.values) == classes == set(arguments())
+    assert {"amsgrad=True", "nesterov=True", "line_search_fn='strong_wolfe'"} <= set(options())
+    assert {"static_graph=True", "gradient_as_bucket_view=True"} <= set(known["ddp"].choice.values)
+    assert "set_reshard_after_forward(False)" in known["fsdp_set"].choice.values
+    assert {"ALLREDUCE", "POWER_SGD"} <= set(known["ddp_hook"].choice.values)
+
+
+def test_every_axis_writes_something_that_compiles() -> None:
+    for axis in all_axes():
+        for value in axis.choice.values[1:]:
+            found = next((s for s in _settings_with(axis.name, value) if not why_invalid(s, frozenset({"sparse"}))), None)
+            assert found is not None, (axis.name, value)
+            text = program(Scenario("transformer", {}, {}, found)).text()
+            compile(text, "here", "exec")
+            assert text != program(Scenario("transformer", {}, {}, {k: v for k, v in found.items() if k != axis.name})).text() or axis.name == "world"
+
+
+def _settings_with(name: str, value: object) -> list[dict[str, object]]:
+    bases: list[dict[str, object]] = [{}, {"world": 2, "wrapper": "ddp"}, {"world": 2, "wrapper": "fsdp2"}, {"world": 2, "wrapper": "zero"}, {"world": 2, "wrapper": "tp"},
+                                      {"world": 4, "wrapper": "fsdp2"}]
+    extra: list[dict[str, object]] = [{}, {"groups": "matrices"}, {"accumulate": 2}, {"clip": "2"}, {"world": 4}]
+    extra += [{"optimizer": o, **g} for o in arguments() for g in ({}, {"groups": "matrices"}, {"groups": "bags"})]
+    return [{**b, **e, name: value} for b in bases for e in extra]
+
+
+def test_rows_of_the_cover_are_programs_and_hold_new_pairs() -> None:
+    cover, rng = Cover(), random.Random(3)
+    traits = model_code(Scenario("chain", {"layers": ["mlp"]})).traits
+    rows = [cover.row(rng, traits) for _ in range(200)]
+    assert not [r for r in rows if why_invalid(r, traits)]
+    assert {str(r.get("wrapper", "none")) for r in rows} >= {"ddp", "fsdp2", "tp", "zero", "hsdp", "tp_fsdp2"}
+    by_chance = {p for seed in range(200) for p in pairs(Cover().row(random.Random(seed), traits))}
+    assert len({p for r in rows for p in pairs(r)}) > len(by_chance)
+
+
+def test_what_a_rank_computes_of_its_own_rows_is_declared() -> None:
+    rules = declared({"world": 2, "wrapper": "ddp"}, frozenset({"local statistics"}))
+    assert [r.effect for r in rules] == ["different"] and "rows" in rules[0].why
+    assert not declared({"world": 2, "wrapper": "ddp"}, frozenset())
