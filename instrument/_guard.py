@@ -69,6 +69,15 @@ class Guard:
         if self.on_end is not None:
             self.on_end()
 
+    def stop(self, note: str) -> None:
+        """Nothing of this process is judged, also of the steps before; said once."""
+        with self._lock:
+            self.notes.append(note)
+            self.ended.append((ALL, -1))
+        say(note)
+        if self.on_end is not None:
+            self.on_end()
+
     def _ends(self, probe: str) -> tuple[str, ...]:
         if probe in _NOTHING:
             return ()

@@ -13,11 +13,13 @@ from __future__ import annotations
 import atexit
 import os
 import sys
+import threading
 from pathlib import Path
 from typing import Any
 
 from proctor.errors import ProctorError
 from proctor.instrument._guard import Guard, say, unsaid
+from proctor.instrument._turns import Turns
 from proctor.instrument.config import RecordConfig
 from proctor.instrument.context import ContextTable, StepClock
 from proctor.instrument.patches import Patches
@@ -60,6 +62,8 @@ class Observer:
         self._early_drops = 0
         self._early_values = 0
         self.sampled = True
+        self.turns = Turns(self._threads_train)
+        self._arming = threading.Lock()
         self._sample_every = config.every
         self.writer: Any = None
         self.tracker: Any = None
@@ -114,7 +118,7 @@ class Observer:
         self.capsules = kind(self.config, self.tracker, self.clock, self.guard, self._keeps_steps, self._about)
 
     def _keeps_steps(self) -> bool:
-        return self.armed and self.sampled and not self.inert and not self.finished and not self.contexts.recompute
+        return self.armed and self.sampled and not self.inert and not self.finished and not self.contexts.recompute and not self.turns.broken
 
     def _about(self) -> Any:
         from proctor.instrument._capsule_writer import facts
@@ -130,8 +134,8 @@ class Observer:
 
     def arm(self, reason: str) -> None:
         """Begin to write: this process trains."""
-        if self.armed or self.inert or self.finished:
-            return
+        if self.armed or self.inert or self.finished or not self._arming.acquire(blocking=False):
+            return  # two threads may make their first optimizers at once
         from proctor.instrument.writer import TraceWriter
 
         if self.makes_run:
@@ -335,7 +339,15 @@ class Observer:
             return
         recorder = self.recorder
         where = recorder.current_call if call is None else call
-        self.guard.run("state", self._observe, recorder.current_seq, where, edge, what)
+        if not self.turns.begin_look():
+            return
+        try:
+            self.guard.run("state", self._observe, recorder.current_seq, where, edge, what)
+        finally:
+            self.turns.end_look()
+
+    def _threads_train(self) -> None:
+        self.guard.stop("two threads of this process train at once; their steps cannot be told apart, so nothing of it is judged")
 
     def _observe(self, seq: int, call: int, edge: int, what: dict[str, Any]) -> None:
         self.tracker.observe(seq, call, edge, self._state_ctx(), **what)

@@ -12,6 +12,7 @@ in there change are looked at when the update ends.
 from __future__ import annotations
 
 import weakref
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from proctor.instrument import catalog
@@ -55,14 +56,14 @@ class Steps:
     def hooks(self) -> Hooks:
         """Functions at which state may change, or that tell step and phase; constructors and calls of models are tapped apart."""
         found: Hooks = {
-            "torch.Tensor.backward": (self._backward_begins, self._backward_ends),
-            "torch.autograd.backward": (self._backward_begins, self._backward_ends),
-            "torch.autograd.grad": (self._grad_begins, self._grad_ends),
-            "torch.nn.Module.zero_grad": (self._module_zero_grad, self._grads_changed),
+            "torch.Tensor.backward": self._guarded_write(self._backward_begins, self._backward_ends),
+            "torch.autograd.backward": self._guarded_write(self._backward_begins, self._backward_ends),
+            "torch.autograd.grad": self._guarded_write(self._grad_begins, self._grad_ends),
+            "torch.nn.Module.zero_grad": self._guarded_write(self._module_zero_grad, self._grads_changed),
             "torch.nn.Module.load_state_dict": (None, self._data_changed),
-            "torch.nn.utils.clip_grad_norm_": (self._grads_change, self._grads_changed),
-            "torch.nn.utils.clip_grad_value_": (self._grads_change, self._grads_changed),
-            "torch.amp.GradScaler.unscale_": (self._grads_change, self._grads_rewritten),
+            "torch.nn.utils.clip_grad_norm_": self._guarded_write(self._grads_change, self._grads_changed),
+            "torch.nn.utils.clip_grad_value_": self._guarded_write(self._grads_change, self._grads_changed),
+            "torch.amp.GradScaler.unscale_": self._guarded_write(self._grads_change, self._grads_rewritten),
             "torch.save": (self._save_begins, self._checkpoint_ends),
             "torch.load": (self._checkpoint_begins, self._checkpoint_ends),
             "torch.amp.GradScaler.step": (self._scaled_begins, self._scaled_ends),
@@ -70,6 +71,20 @@ class Steps:
         }
         found |= dict.fromkeys(catalog.INITIALISERS, (self._model_is_built, None))
         return found | dict.fromkeys(catalog.COLLECTIVES, (None, self._collective_done))
+
+    def _guarded_write(self, before: Callable[..., None], after: Callable[..., None]) -> tuple[Callable[..., None], Callable[..., None]]:
+        """The hooks of a call that writes gradients, so that no other thread reads them meanwhile."""
+        turns = self._observer.turns
+
+        def begins(args: tuple[Any, ...], kwargs: Any) -> None:
+            turns.begin_write()
+            before(args, kwargs)
+
+        def ends(args: tuple[Any, ...], kwargs: Any, result: Any, raised: bool) -> None:
+            turns.end_write()
+            after(args, kwargs, result, raised)
+
+        return begins, ends
 
     def _model_is_built(self, args: tuple[Any, ...], kwargs: Any) -> None:
         """The first layer fills its parameters: time to observe the user's own functions, so that what runs before
@@ -84,8 +99,8 @@ class Steps:
             return
         optimizer = args[0]
         self._observer.taps.of_class(type(optimizer), "torch.optim.Optimizer", catalog.OPTIMIZER_METHODS, {
-            "step": (self._update_begins, self._update_ends),
-            "zero_grad": (self._optimizer_zero_grad, self._grads_changed),
+            "step": self._guarded_write(self._update_begins, self._update_ends),
+            "zero_grad": self._guarded_write(self._optimizer_zero_grad, self._grads_changed),
             "load_state_dict": (None, self._optimizer_loaded),
             "add_param_group": (None, self._group_added),
         })

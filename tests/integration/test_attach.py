@@ -98,7 +98,10 @@ def test_a_process_that_never_trains_records_nothing(tmp_path: Path) -> None:
             print(x.grad)
     """)
     trace = Trace.load([out])
-    assert trace.processes == [] and "proctor" not in done.stderr
+    assert trace.processes == []
+    assert [line for line in done.stderr.splitlines() if "proctor" in line] == [
+        "proctor: nothing was recorded: no optimizer of torch was made, and no parameter was seen to change after a backward"
+    ]
     assert any("nothing was recorded" in note for note in trace.notes)
 
 
@@ -160,6 +163,32 @@ def test_meta_and_watch_from_code(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
+def test_two_threads_that_train_at_once_end_as_without_proctor_and_nothing_is_judged(tmp_path: Path) -> None:
+    done, out = record(tmp_path, """
+        import threading
+        both = threading.Barrier(2)
+        class Meet(torch.autograd.Function):
+            forward = staticmethod(lambda ctx, x: x.clone())
+            @staticmethod
+            def backward(ctx, grad):
+                both.wait(60)
+                return grad
+        def train(seed):
+            noise = torch.Generator().manual_seed(seed)
+            model = nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 1))
+            optimizer = torch.optim.Adam(model.parameters(), 0.01)
+            for _ in range(150):
+                optimizer.zero_grad()
+                Meet.apply(model(torch.randn(16, 8, generator=noise))).pow(2).mean().backward()
+                optimizer.step()
+        threads = [threading.Thread(target=train, args=(i,)) for i in range(2)]
+        [t.start() for t in threads], [t.join() for t in threads]
+        print("ended")
+    """)
+    assert "ended" in done.stdout and done.stderr.count("two threads of this process train at once") == 1
+    assert [what for what, _ in Trace.load([out]).processes[0].blind] == ["all"]
+
+
 def test_recording_every_second_step(tmp_path: Path) -> None:
     path, out = tmp_path / "train.py", tmp_path / "run"
     path.write_text(MODEL + "train(12)")

@@ -1,0 +1,85 @@
+"""Reading tensors while other threads train: nobody reads what another thread writes."""
+
+from __future__ import annotations
+
+import threading
+
+from proctor.instrument._turns import Turns
+
+
+class Thread:
+    """Does one thing after another in a thread of its own, as it is told."""
+
+    def __init__(self) -> None:
+        self._go, self._done, self._what = threading.Semaphore(0), threading.Semaphore(0), lambda: None
+        self._thread = threading.Thread(target=self._run, daemon=True)
+        self._thread.start()
+
+    def _run(self) -> None:
+        while True:
+            self._go.acquire()
+            self._what()
+            self._done.release()
+
+    def begin(self, what) -> None:
+        self._what = what
+        self._go.release()
+
+    def wait(self, seconds: float = 60) -> bool:
+        return self._done.acquire(timeout=seconds)
+
+    def do(self, what) -> None:
+        self.begin(what)
+        assert self.wait()
+
+
+def turns() -> tuple[Turns, list[str]]:
+    told: list[str] = []
+    return Turns(lambda: told.append("broken")), told
+
+
+def test_one_thread_writes_and_looks_as_it_likes() -> None:
+    ours, told = turns()
+    ours.begin_write()
+    ours.begin_write()  # one within another
+    assert ours.begin_look()
+    ours.end_look()
+    ours.end_write()
+    ours.end_write()
+    assert ours.begin_look() and not told
+
+
+def test_a_thread_that_trained_before_another_one_is_no_trouble() -> None:
+    ours, told = turns()
+    other = Thread()
+    other.do(ours.begin_write)
+    other.do(ours.end_write)
+    ours.begin_write()
+    assert ours.begin_look() and not told
+
+
+def test_nobody_looks_while_another_thread_writes_and_never_after_that() -> None:
+    ours, told = turns()
+    other = Thread()
+    other.do(ours.begin_write)
+    assert not ours.begin_look() and told == ["broken"]
+    other.do(ours.end_write)
+    assert not ours.begin_look() and told == ["broken"]  # said once
+
+
+def test_who_begins_to_write_waits_for_the_look_of_another_thread() -> None:
+    ours, told = turns()
+    other = Thread()
+    assert ours.begin_look()
+    other.begin(ours.begin_write)
+    assert not other.wait(0.2)
+    ours.end_look()
+    assert other.wait() and not told
+
+
+def test_two_threads_that_write_at_once_are_seen() -> None:
+    ours, told = turns()
+    other = Thread()
+    other.do(ours.begin_write)
+    ours.begin_write()
+    assert told == ["broken"]
