@@ -162,7 +162,6 @@ def test_meta_and_watch_from_code(tmp_path: Path) -> None:
     assert opened.calls.filter(opened.calls["meta"] == '{"stage": "warmup"}').height > 0
 
 
-@pytest.mark.slow
 def test_two_threads_that_train_at_once_end_as_without_proctor_and_nothing_is_judged(tmp_path: Path) -> None:
     done, out = record(tmp_path, """
         import threading
@@ -189,6 +188,7 @@ def test_two_threads_that_train_at_once_end_as_without_proctor_and_nothing_is_ju
     assert [what for what, _ in Trace.load([out]).processes[0].blind] == ["all"]
 
 
+@pytest.mark.slow
 def test_recording_every_second_step(tmp_path: Path) -> None:
     path, out = tmp_path / "train.py", tmp_path / "run"
     path.write_text(MODEL + "train(12)")
