@@ -20,6 +20,7 @@ import socket
 import threading
 import time
 import weakref
+from collections import deque
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Final
@@ -82,6 +83,7 @@ class Sender:
         self._link: _Link | None = None  # a connection that a verifier has welcomed
         self._turn = threading.Lock()  # to use it
         self._pid = os.getpid()
+        self._frozen: deque[Freeze] = deque(maxlen=64)  # what the verifier asked for
         self._closing = threading.Event()
         self._deadline: float | None = None  # of closing
         self._said = ""
@@ -267,7 +269,8 @@ class Sender:
             link.welcomed, self._link = True, link
             self._said = ""
             self.connections += 1
-        elif isinstance(message, Freeze) and self.on_freeze is not None:
+        elif isinstance(message, Freeze) and self.on_freeze is not None and message not in self._frozen:
+            self._frozen.append(message)  # said again where a connection broke
             self._guard.run("freeze", self.on_freeze, message.key, message.step)
         elif isinstance(message, Bye):
             raise ConnectionResetError("the verifier said goodbye")

@@ -40,6 +40,7 @@ from proctor.verify.inbox import Gap, Inbox, Joined, Left, Rows, Told
 MAX_PROCESSES: Final = 1 << 16  # of a job, its restarts included
 GRACE_S: Final = 3.0  # in which a process whose connection broke may come back before the core hears of it
 _KEPT_MESSAGES: Final = 8  # for a process that is not connected
+_DOUBTFUL_S: Final = 10.0  # what was said so shortly before a connection broke may not have arrived, and is said again
 _FLUSH: Final = frames.kind_of(Flush)
 _AGAIN: Final = frozenset({"names", "context"})
 
@@ -74,6 +75,7 @@ class _Member:
         self.leaves: tuple[float, str] | None = None  # when, and how, if it does not come back
         self.left = False
         self.kept: list[Message] = []
+        self.told: list[tuple[float, Message]] = []  # when, and what, on the present connection
 
 
 class Server(Endpoint):
@@ -254,6 +256,7 @@ class Server(Endpoint):
             member.kept = [*member.kept, message][-_KEPT_MESSAGES:]
         else:
             self.say(member.connection, message, member.channel)
+            member.told = [*member.told, (self.now(), message)][-_KEPT_MESSAGES:]
 
     def _leave(self, member: _Member, how: str) -> None:
         connection, channel = member.connection, member.channel
@@ -263,7 +266,13 @@ class Server(Endpoint):
         if how == "bye":
             self._gone(member, how)
         else:
+            self._doubt(member)
             member.leaves = self.now() + self._grace_s, how
+
+    def _doubt(self, member: _Member) -> None:
+        """A connection broke: what was said on it last is said again when the process is back."""
+        doubtful = [message for at, message in member.told if at > self.now() - _DOUBTFUL_S]
+        member.kept, member.told = [*doubtful, *member.kept][-_KEPT_MESSAGES:], []
 
     def _gone(self, member: _Member, how: str) -> None:
         member.leaves, member.left = None, True
@@ -274,6 +283,7 @@ class Server(Endpoint):
         old, channel, member.connection = member.connection, member.channel, None
         if old is None:
             return
+        self._doubt(member)
         self._channels.pop((old, channel), None)
         if old.role == "rank":
             self.hang_up(old)
