@@ -51,16 +51,16 @@ class Runs(msgspec.Struct):
     candidate: Machine
 
     @classmethod
-    def of(cls, domain: Domain, reference: Tape, candidate: Sequence[Tape], alignment: Alignment, seen: tuple[Seen | None, Seen | None] = (None, None)) -> Runs:
+    def of(cls, domain: Domain, reference: Tape, candidate: Sequence[Tape], alignment: Alignment, seen: tuple[Seen | None, Seen | None] = (None, None), named: tuple[Seen | None, Seen | None] = (None, None)) -> Runs:
         """Run both.
 
         Raises:
             Stuck: ranks wait for each other.
         """
-        there = Machine([reference], domain, elements(domain, reference, reference, None), seen[0])
+        there = Machine([reference], domain, elements(domain, reference, reference, None), seen[0], named[0])
         there.run()
         leaves = {key: value for tape in candidate for key, value in elements(domain, tape, reference, alignment).items()}
-        here = Machine(candidate, domain, leaves, seen[1])
+        here = Machine(candidate, domain, leaves, seen[1], named[1])
         here.run()
         return cls(there, here)
 

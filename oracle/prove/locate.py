@@ -19,7 +19,7 @@ from proctor.oracle.prove.tape import MARK, Array, Node, Tape, Window, collectiv
 from proctor.oracle.prove.verdict import Culprit
 
 _LOOK = 64  # elements that are looked up before the whole tensor is
-_FACTORS = 8
+_MOVES = frozenset({"clone", "copy", "_to_copy", "cat", "stack", "_unsafe_view", "split_with_sizes_copy", "constant_pad_nd"})
 
 
 class Observed:
@@ -127,10 +127,6 @@ class _Both:
             return None
         return np.asarray(sum(np.where(p < 0, 0, p) for p in parts if p is not None)) % P
 
-    def reduced_over(self, group: tuple[int, ...], nodes: Sequence[tuple[int, int]]) -> bool:
-        """Whether the sum of results of other ranks than these would be known."""
-        return False
-
 
 def _groups(tapes: Sequence[Tape]) -> list[tuple[int, ...]]:
     found = {node.ranks for tape in tapes for node in tape.nodes if node.ranks and len(node.ranks) <= len(tapes)}
@@ -227,6 +223,7 @@ def _described(both: _Both, tapes: Sequence[Tape], flows: Sequence[Flow], rank: 
     scaled = [(m, s) for m, s in before if s.factor != "1"]
     if partial and not collective(node.op):
         maker, status = partial[0]
+        maker = _behind(both, tapes[rank], flows[rank], maker)
         made = tapes[rank].nodes[maker]
         said = f"a collective is missing: {_named(made)} gives a partial sum over ranks {list(status.ranks)}, and {_named(node)} takes it for the whole"
         return Culprit("missing collective", made.module or node.module, made.op, made.place or node.place, node.phase, status.ranks, said)
@@ -237,6 +234,16 @@ def _described(both: _Both, tapes: Sequence[Tape], flows: Sequence[Flow], rank: 
         return Culprit("wrong scale", node.module, node.op, node.place, node.phase, (rank,), said)
     said = f"{_named(node)} on rank {rank} is the first result that the reference does not compute; what goes in is the reference's"
     return Culprit("", node.module, node.op, node.place, node.phase, (rank,), said)
+
+
+def _behind(both: _Both, tape: Tape, flow: Flow, at: int) -> int:
+    """The operation that computed what others only move."""
+    while tape.nodes[at].op.split(".")[1].rstrip("_") in _MOVES:
+        before = [m for m in flow.makers[at] if both.status(tape.rank, m).kind == "partial"]
+        if len(before) != 1 or before[0] == at:
+            break
+        at = before[0]
+    return at
 
 
 def _of_collective(node: Node, status: Status, partial: list[tuple[int, Status]], before: list[tuple[int, Status]]) -> Culprit:

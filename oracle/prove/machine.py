@@ -54,10 +54,11 @@ class Machine:
         domain: in which it computes.
         leaves: elements of storages that a step begins with, as `leaves.py` names them.
         seen: is called with rank, node and results of every node that computes floats.
+        named: is called before it with the same, as views that it may put other elements into.
     """
 
-    def __init__(self, tapes: Sequence[Tape], domain: Domain, leaves: Leaves, seen: Seen | None = None) -> None:
-        self.d, self._leaves, self._seen = domain, leaves, seen
+    def __init__(self, tapes: Sequence[Tape], domain: Domain, leaves: Leaves, seen: Seen | None = None, named: Seen | None = None) -> None:
+        self.d, self._leaves, self._seen, self._named = domain, leaves, seen, named
         self._ranks = [_Rank(tape) for tape in tapes]
         self.marks: list[dict[str, Array]] = [{} for _ in tapes]
         self.opaque: dict[str, str] = {}
@@ -163,12 +164,10 @@ class Machine:
             raise NotImplementedError(f"collective {nodes[0].op}")
         joint = collectives.Joint(self.d, nodes, lambda m, w: self.read(ranks[m], w))
         for member, written in enumerate(means(joint)):
-            outs = []
             for window, value in written:
                 self._write(self._ranks[ranks[member]], window, value)
-                outs.append(value)
-            if self._seen and outs and nodes[member].outs and all(w is None or w.kind == "f" for w in nodes[member].outs):
-                self._seen(ranks[member], self._ranks[ranks[member]].at, outs)
+            floats = [window for window, _ in written if window.kind == "f" and window.numel]
+            self._tell(ranks[member], self._ranks[ranks[member]].at, floats)
 
     # -- one rank
 
@@ -187,8 +186,15 @@ class Machine:
                 found = results[k]
                 if found is not None:
                     self._write(rank, w, found)
-        if self._seen and wanted:
-            self._seen(r, rank.at, [self.read(r, node.outs[k]) for k in wanted if node.outs[k] is not None and node.outs[k].kind == "f"])  # type: ignore[arg-type,union-attr]
+        self._tell(r, rank.at, [w for k in wanted if (w := node.outs[k]) is not None and w.kind == "f"])
+
+    def _tell(self, r: int, at: int, windows: list[Window]) -> None:
+        if windows and (self._seen or self._named):
+            views = [self.read(r, w) for w in windows]
+            if self._named:
+                self._named(r, at, views)
+            if self._seen:
+                self._seen(r, at, views)
 
     def _meant(self, r: int, rank: _Rank, node: Node, wanted: list[int]) -> list[Array | None]:
         base, many = meanings.base_of(node.op)

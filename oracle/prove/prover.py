@@ -13,6 +13,7 @@ from proctor.oracle.prove.judge import Output, Runs
 from proctor.oracle.prove.leaves import Alignment, align
 from proctor.oracle.prove.locate import Observed, locate
 from proctor.oracle.prove.machine import Stuck
+from proctor.oracle.prove.proof import attempt
 from proctor.oracle.prove.tape import Tape
 from proctor.oracle.prove.verdict import Culprit, Verdict
 
@@ -20,19 +21,24 @@ ATTEMPTS = 3
 DEGREE = 4096  # of the formulas of a step, roughly: what the probability is computed with
 
 
-def decide(reference: Tape, candidate: Sequence[Tape], plan: Plan | None = None) -> Verdict:
+def decide(reference: Tape, candidate: Sequence[Tape], plan: Plan | None = None, *, proof_s: float = 120.0) -> Verdict:
     """Judge tapes.
 
     Args:
         reference: of one rank.
         candidate: of all ranks, in order.
         plan: where the layout of parameters is not to be found by content.
+        proof_s: how long a proof may take; 0 for none.
     """
     began = time.monotonic()
     alignment = align(reference, candidate, plan)
     verdict = Verdict("UNPROVED", ranks=len(candidate), operations=sum(len(t.nodes) for t in (reference, *candidate)))
     try:
-        _judge(verdict, reference, candidate, alignment)
+        observed = _judge(verdict, reference, candidate, alignment)
+        if verdict.verdict == "EQUAL" and proof_s > 0:
+            verdict.seconds["refutation"] = time.monotonic() - began
+            _prove(verdict, reference, candidate, alignment, observed, proof_s)
+            return verdict
     except Stuck as stuck:
         verdict.verdict, verdict.why = "DIFFERENT", "the ranks wait for each other: their collectives do not match"
         waiting = next(iter(stuck.where.values()))
@@ -43,7 +49,7 @@ def decide(reference: Tape, candidate: Sequence[Tape], plan: Plan | None = None)
     return verdict
 
 
-def _judge(verdict: Verdict, reference: Tape, candidate: Sequence[Tape], alignment: Alignment) -> None:
+def _judge(verdict: Verdict, reference: Tape, candidate: Sequence[Tape], alignment: Alignment) -> list[Observed]:
     doubles = Runs.of(F64(), reference, candidate, alignment)
     outputs = judge.compared_doubles(doubles, alignment, judge.starting_values(reference))
     observed, fields = _in_fields(reference, candidate, alignment)
@@ -62,10 +68,10 @@ def _judge(verdict: Verdict, reference: Tape, candidate: Sequence[Tape], alignme
         if wrong or missing:
             _different(verdict, wrong, missing)
             verdict.culprit = Culprit("initial values", said=f"{alignment.strange[0]} holds values that the reference's parameters do not have")
-        return
+        return observed
     if not outputs:
         verdict.why = "no output of the candidate has a counterpart in the reference"
-    elif wrong and opaque and not _only_before_opaque(wrong):
+    elif wrong and opaque:
         verdict.why = f"outputs differ, but {len(opaque)} operators have no meaning here"
     elif wrong or missing:
         _different(verdict, wrong, missing)
@@ -76,6 +82,20 @@ def _judge(verdict: Verdict, reference: Tape, candidate: Sequence[Tape], alignme
         law = [o for o in outputs if not o.field]
         if law:
             verdict.culprit = locate(observed, alignment, doubles, law)
+    return observed
+
+
+def _prove(verdict: Verdict, reference: Tape, candidate: Sequence[Tape], alignment: Alignment, observed: Sequence[Observed], proof_s: float) -> None:
+    began = time.monotonic()
+    proof = attempt(reference, candidate, alignment, observed, budget_s=proof_s)
+    verdict.seconds["proof"] = time.monotonic() - began
+    if proof.why or proof.open or verdict.opaque:
+        what, name, rank = proof.open[0] if proof.open else ("", "", 0)
+        why = proof.why or (f"not proved: {len(proof.open)} outputs, such as {what} {name} of rank {rank}, need a law" if proof.open else "not proved: there are operators without a meaning")
+        verdict.why += f"; {why}"
+        return
+    verdict.verdict, verdict.probability = "PROVED", 0.0
+    verdict.why = f"all {verdict.outputs} outputs are the same formulas ({proof.polynomials} polynomials in {proof.atoms} atoms), for all real parameters"
 
 
 def _in_fields(reference: Tape, candidate: Sequence[Tape], alignment: Alignment) -> tuple[list[Observed], list[dict[tuple[str, str, int], bool]]]:
@@ -91,10 +111,6 @@ def _in_fields(reference: Tape, candidate: Sequence[Tape], alignment: Alignment)
         if fields[0] == fields[1]:
             break
     return observed, fields
-
-
-def _only_before_opaque(wrong: list[Output]) -> bool:
-    return False
 
 
 def _different(verdict: Verdict, wrong: list[Output], missing: list[str]) -> None:

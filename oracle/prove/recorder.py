@@ -7,6 +7,7 @@ tensors is what is recorded. Driven by `session.py`; one a process and thread.
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Callable
 from typing import Any, Final
@@ -23,7 +24,8 @@ RANDOM: Final = frozenset({
     "bernoulli", "bernoulli_", "rand", "randn", "rand_like", "randn_like", "randint", "randperm", "normal", "normal_",
     "uniform_", "native_dropout", "multinomial", "exponential_", "random_",
 })
-_OWN: Final = ("/torch/", "/proctor/", "/oracle/prove/", "/contextlib.py", "<frozen", "<string>", "<__array", "/threading.py")
+_OWN: Final = (os.path.dirname(torch.__file__) + os.sep, os.path.dirname(__file__) + os.sep)
+_LIBRARY: Final = ("site-packages", "dist-packages", "/lib/python", "<frozen", "<string>", "<__array")
 _COMMON: Final = frozenset({0.0, 1.0, -1.0, 0.5, 2.0})
 
 
@@ -189,9 +191,9 @@ def user_frame() -> str:
     fallback = ""
     while frame is not None:
         path = frame.f_code.co_filename
-        if not any(own in path for own in _OWN):
+        if not path.startswith(_OWN):
             said = f"{path}:{frame.f_lineno} {frame.f_code.co_name}"
-            if "site-packages" not in path and "/lib/python" not in path:
+            if not any(library in path for library in _LIBRARY):
                 return said
             fallback = fallback or said
         frame = frame.f_back

@@ -164,7 +164,7 @@ def read(path: Path) -> Tape:
         at, tape = 8 + size, head.tape
         for block in head.blocks:
             dtype = np.dtype(block.dtype)
-            if dtype.kind not in "fib" or block.count < 0:
+            if dtype.kind not in "fibu" or block.count < 0:
                 raise OracleError(f"{path}: a block of {block.dtype[:20]}")
             tape.blocks.append(np.frombuffer(data, dtype, block.count, at))
             at += block.count * dtype.itemsize

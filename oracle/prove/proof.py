@@ -1,0 +1,94 @@
+"""The proof: both programs once more in polynomials, cut by names where the field found the same values on both sides.
+
+Names are put where tensors agree in two fields, so that formulas stay small; that they agree is not used. Equal ids of an output
+are a proof over the rationals with uninterpreted functions, at this shape; unequal ids prove nothing.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Sequence
+
+import msgspec
+import numpy as np
+
+from proctor.oracle.prove.domains.field import P
+from proctor.oracle.prove.domains.poly import OutOfBudget, Poly
+from proctor.oracle.prove.judge import Runs
+from proctor.oracle.prove.leaves import Alignment
+from proctor.oracle.prove.locate import Observed
+from proctor.oracle.prove.machine import Seen
+from proctor.oracle.prove.tape import Array, Tape
+
+Key = tuple[int, int]
+
+
+class Proof(msgspec.Struct):
+    """What came of it.
+
+    Attributes:
+        open: outputs whose formulas are not the same, ("grad", name, rank); empty when all are proved.
+        why: it ended early.
+        polynomials, atoms: how many there are.
+    """
+
+    open: list[tuple[str, str, int]] = []
+    why: str = ""
+    polynomials: int = 0
+    atoms: int = 0
+
+
+def attempt(reference: Tape, candidate: Sequence[Tape], alignment: Alignment, observed: Sequence[Observed], *, budget_s: float, terms: int = 20_000_000) -> Proof:
+    """Try to prove.
+
+    Args:
+        observed: the runs in two fields.
+        budget_s: after which it ends.
+        terms: that may be stored.
+    """
+    domain, until = Poly(terms), time.monotonic() + budget_s
+    here, there = _keys(o.here for o in observed), _keys(o.there for o in observed)
+    factors = _factors(candidate)
+    named = (_namer(domain, there, _known(here), factors, until), _namer(domain, here, _known(there), factors, until))
+    try:
+        runs = Runs.of(domain, reference, candidate, alignment, named=named)
+    except OutOfBudget as error:
+        return Proof(why=f"the proof is out of budget: {error}", polynomials=len(domain.polys), atoms=len(domain.atoms))
+    left = [(what, name, rank) for what, name, rank, _, a, b in runs.pairs(alignment) if not np.array_equal(a, b)]
+    return Proof(left, "", len(domain.polys), len(domain.atoms))
+
+
+def _keys(sides: Iterable[dict[Key, list[Array]]]) -> dict[Key, list[tuple[Array, Array]]]:
+    one, two = sides
+    return {key: list(zip(values, two.get(key, []))) for key, values in one.items()}
+
+
+def _joined(a: Array, b: Array) -> Array:
+    return (a.astype(np.int64) << 31) ^ b.astype(np.int64)
+
+
+def _known(keys: dict[Key, list[tuple[Array, Array]]]) -> Array:
+    return np.unique(np.concatenate([np.zeros(1, np.int64), *(_joined(a, b).reshape(-1) for pairs in keys.values() for a, b in pairs)]))
+
+
+def _factors(candidate: Sequence[Tape]) -> list[int]:
+    sizes = {len(node.ranks) for tape in candidate for node in tape.nodes if node.ranks} | {len(candidate)}
+    return [1, *(n for n in sizes if n > 1), *(pow(n, -1, P) for n in sizes if n > 1)]
+
+
+def _namer(domain: Poly, keys: dict[Key, list[tuple[Array, Array]]], other: Array, factors: list[int], until: float) -> Seen:
+    def named(rank: int, node: int, views: list[Array]) -> None:
+        if time.monotonic() > until:
+            raise OutOfBudget("more time than the budget allows")
+        for view, (a, b) in zip(views, keys.get((rank, node), [])):
+            there = np.zeros(view.shape, bool)
+            for f in factors:
+                if there.all():
+                    break
+                key = _joined(a * f % P, b * f % P)
+                at = np.minimum(np.searchsorted(other, key), len(other) - 1)
+                there |= other[at] == key
+            if there.any():
+                view[there] = domain._each(domain.name_of, view[there])
+
+    return named
