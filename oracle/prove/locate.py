@@ -19,7 +19,6 @@ from proctor.oracle.prove.tape import MARK, Array, Node, Tape, Window, collectiv
 from proctor.oracle.prove.verdict import Culprit
 
 _LOOK = 64  # elements that are looked up before the whole tensor is
-_MOVES = frozenset({"clone", "copy", "_to_copy", "cat", "stack", "_unsafe_view", "split_with_sizes_copy", "constant_pad_nd"})
 
 
 class Observed:
@@ -110,8 +109,8 @@ class _Both:
             return Status("whole", (), factor)
         for group in self._groups:
             if rank in group and len(group) > 1:
-                sums = [self._total(group, node, one[0].shape, o) for o in self._two]
-                if sums[0] is not None and sums[1] is not None and (found := self._known_but_for_a_factor(sums[0], sums[1])) is not None:
+                found = self._worst([self._summed(group, node, k, a, b) for k, (a, b) in enumerate(zip(one, two))])
+                if found is not None:
                     return Status("partial", group, found)
         return Status("other")
 
@@ -119,13 +118,20 @@ class _Both:
     def _worst(factors: list[str | None]) -> str | None:
         return None if None in factors else next((f for f in factors if f != "1"), "1")
 
-    def _total(self, group: tuple[int, ...], node: int, shape: tuple[int, ...], seen: Observed) -> Array | None:
-        parts = [seen.here.get((r, node), [None])[0] for r in group]  # type: ignore[list-item]
-        if any(p is None or p.shape != shape for p in parts):
+    def _summed(self, group: tuple[int, ...], node: int, k: int, a: Array, b: Array) -> str | None:
+        """The factor with which a result is a partial sum of the reference's, or the reference's."""
+        sums = [self._total(group, node, k, a.shape, o) for o in self._two]
+        if sums[0] is None or sums[1] is None:
             return None
-        if len({seen.tapes[r].nodes[node].op for r in group}) > 1:
+        return self._known_but_for_a_factor(sums[0], sums[1]) or self._known_but_for_a_factor(a, b)
+
+    def _total(self, group: tuple[int, ...], node: int, k: int, shape: tuple[int, ...], seen: Observed) -> Array | None:
+        if any(node >= len(seen.tapes[r].nodes) for r in group) or len({seen.tapes[r].nodes[node].op for r in group}) > 1:
             return None
-        return np.asarray(sum(np.where(p < 0, 0, p) for p in parts if p is not None)) % P
+        parts = [values[k] for r in group if len(values := seen.here.get((r, node), [])) > k]
+        if len(parts) < len(group) or any(p.shape != shape for p in parts):
+            return None
+        return np.asarray(sum(np.where(p < 0, 0, p) for p in parts)) % P
 
 
 def _groups(tapes: Sequence[Tape]) -> list[tuple[int, ...]]:
@@ -223,27 +229,63 @@ def _described(both: _Both, tapes: Sequence[Tape], flows: Sequence[Flow], rank: 
     scaled = [(m, s) for m, s in before if s.factor != "1"]
     if partial and not collective(node.op):
         maker, status = partial[0]
-        maker = _behind(both, tapes[rank], flows[rank], maker)
+        maker = _origin(both, tapes[rank], flows[rank], maker)
         made = tapes[rank].nodes[maker]
         said = f"a collective is missing: {_named(made)} gives a partial sum over ranks {list(status.ranks)}, and {_named(node)} takes it for the whole"
-        return Culprit("missing collective", made.module or node.module, made.op, made.place or node.place, node.phase, status.ranks, said)
+        parameter = _gradient_of(both, tapes[rank], flows[rank], maker)
+        if parameter:
+            said += f": the gradient of {parameter} is not reduced"
+        return Culprit("missing collective", made.module or node.module, made.op, made.place or node.place, node.phase, status.ranks, said, parameter)
     if collective(node.op):
         return _of_collective(node, both.status(rank, at), partial, before)
-    if len({s.factor for _, s in before}) > 1 and scaled:
-        said = f"wrong scale: {_named(node)} adds up what is {scaled[0][1].factor} of the reference's and what is not"
-        return Culprit("wrong scale", node.module, node.op, node.place, node.phase, (rank,), said)
+    given = sum(1 for w in node.ins if w.kind == "f")
+    if scaled and (len({s.factor for _, s in before}) > 1 or given > len(before) or node.phase != "backward"):
+        return _of_scale(both, tapes, flows, rank, node, scaled[0][0])
     said = f"{_named(node)} on rank {rank} is the first result that the reference does not compute; what goes in is the reference's"
     return Culprit("", node.module, node.op, node.place, node.phase, (rank,), said)
 
 
-def _behind(both: _Both, tape: Tape, flow: Flow, at: int) -> int:
-    """The operation that computed what others only move."""
-    while tape.nodes[at].op.split(".")[1].rstrip("_") in _MOVES:
-        before = [m for m in flow.makers[at] if both.status(tape.rank, m).kind == "partial"]
-        if len(before) != 1 or before[0] == at:
-            break
+def _origin(both: _Both, tape: Tape, flow: Flow, at: int) -> int:
+    """Where a partial sum, or a factor, comes from: the first operation in a row of those that have it."""
+    status = both.status(tape.rank, at)
+    while True:
+        before = [m for m in flow.makers[at] if m < at and both.status(tape.rank, m)[1:] == status[1:] and both.status(tape.rank, m).kind == status.kind]
+        if not before or (status.kind == "whole" and status.factor == "1"):
+            return at
         at = before[0]
-    return at
+
+
+def _gradient_of(both: _Both, tape: Tape, flow: Flow, origin: int) -> str:
+    """The parameter whose gradient an operation makes, as it is when the optimizer takes it; "" when it makes none."""
+    for at, node in enumerate(tape.nodes):
+        if node.op == MARK and node.detail.startswith("grad "):
+            if any(m == origin or _leads_to(flow, m, origin) for m in flow.makers[at]):
+                return node.detail[5:]
+    return ""
+
+
+def _leads_to(flow: Flow, at: int, origin: int) -> bool:
+    """Whether a few operations in a row, each on one tensor alone or in place, lead from one to another."""
+    for _ in range(6):
+        before = {m for m in flow.makers[at] if m < at}
+        if origin in before:
+            return len(before) <= 2
+        if not before:
+            return False
+        at = max(before)
+    return False
+
+
+def _of_scale(both: _Both, tapes: Sequence[Tape], flows: Sequence[Flow], rank: int, node: Node, maker: int) -> Culprit:
+    """A multiple of what the reference has is added to what is none."""
+    at = _origin(both, tapes[rank], flows[rank], maker)
+    made, factor = tapes[rank].nodes[at], both.status(rank, maker).factor
+    whole = all(both.status(rank, m) == Status("whole") for m in flows[rank].makers[at])
+    if collective(made.op) and whole and flows[rank].makers[at]:
+        said = f"doubled: {_named(made)} over ranks {list(made.ranks)} reduces what every one of them has whole, and gives {factor} times the reference's"
+        return Culprit("doubled", made.module, made.op, made.place, made.phase, made.ranks, said)
+    said = f"wrong scale: {_named(made)} gives {factor} times the reference's, and {_named(node)} takes it for the whole"
+    return Culprit("wrong scale", made.module or node.module, made.op, made.place or node.place, made.phase, (rank,), said)
 
 
 def _of_collective(node: Node, status: Status, partial: list[tuple[int, Status]], before: list[tuple[int, Status]]) -> Culprit:
@@ -266,8 +308,9 @@ def _of_outputs(both: _Both, tapes: Sequence[Tape], flows: Sequence[Flow], start
             node, status = tapes[rank].nodes[maker], both.status(rank, maker)
             where = f"{output.what} {output.name} of rank {rank}, made by {_named(node)},"
             if status.kind == "partial":
+                node = tapes[rank].nodes[_origin(both, tapes[rank], flows[rank], maker)]
                 said = f"a collective is missing: {where} is a partial sum over ranks {list(status.ranks)} that nobody adds up"
-                return Culprit("missing collective", module, node.op, node.place, node.phase, status.ranks, said)
+                return Culprit("missing collective", module, node.op, node.place, node.phase, status.ranks, said, output.name)
             if status.factor != "1":
                 return Culprit("wrong scale", module, node.op, node.place, node.phase, (rank,), f"wrong scale: {where} is {status.factor} of the reference's")
             if status.kind == "whole":

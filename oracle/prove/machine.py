@@ -81,6 +81,10 @@ class Machine:
             if not any(moved):
                 raise Stuck({r: self._said(r) for r in range(len(self._ranks))})
 
+    def reads(self, r: int) -> dict[int, Array]:
+        """Floats that a rank's program read, by node."""
+        return self._ranks[r].reads
+
     def _said(self, r: int) -> str:
         rank = self._ranks[r]
         if rank.at >= len(rank.tape.nodes):
@@ -209,9 +213,13 @@ class Machine:
             named = {k: self._argument(r, rank, node, a) for k, a in node.kwargs.items() if k not in _IGNORED and a is not None}
             try:
                 if many:
-                    return _over_lists(cx, means, args, named, len(node.outs))
-                found = means(cx, *args, **named)
-                return list(found) if isinstance(found, tuple) else [found]
+                    results = _over_lists(cx, means, args, named, len(node.outs))
+                else:
+                    found = means(cx, *args, **named)
+                    results = list(found) if isinstance(found, tuple) else [found]
+                if len(results) < len(node.outs) or any(results[k] is None for k in wanted):
+                    raise NotImplementedError("a result that the meaning does not give")
+                return results
             except (NotImplementedError, TypeError) as error:
                 self.opaque.setdefault(f"{node.op} ({str(error)[:80] or 'this form of it'})", node.place or node.module)
         else:

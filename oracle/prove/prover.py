@@ -14,7 +14,7 @@ from proctor.oracle.prove.leaves import Alignment, align
 from proctor.oracle.prove.locate import Observed, locate
 from proctor.oracle.prove.machine import Stuck
 from proctor.oracle.prove.proof import attempt
-from proctor.oracle.prove.tape import Tape
+from proctor.oracle.prove.tape import MARK, READ, Tape
 from proctor.oracle.prove.verdict import Culprit, Verdict
 
 ATTEMPTS = 3
@@ -60,7 +60,7 @@ def _judge(verdict: Verdict, reference: Tape, candidate: Sequence[Tape], alignme
     opaque = {**doubles.reference.opaque, **doubles.candidate.opaque, **runs.reference.opaque, **runs.candidate.opaque}
     verdict.opaque = [f"{op} at {place}" for op, place in opaque.items()]
     verdict.outputs = len(outputs)
-    verdict.assumed = _assumed(reference, candidate, alignment)
+    verdict.assumed = [*_assumed(reference, candidate, alignment), *_decisions(reference, candidate, observed)]
     missing = judge.not_covered(reference, doubles, alignment)
     wrong = [o for o in outputs if not o.field and not o.doubles]
     if alignment.strange:
@@ -88,6 +88,7 @@ def _judge(verdict: Verdict, reference: Tape, candidate: Sequence[Tape], alignme
 def _prove(verdict: Verdict, reference: Tape, candidate: Sequence[Tape], alignment: Alignment, observed: Sequence[Observed], proof_s: float) -> None:
     began = time.monotonic()
     proof = attempt(reference, candidate, alignment, observed, budget_s=proof_s)
+    verdict.cuts = proof.cuts
     verdict.seconds["proof"] = time.monotonic() - began
     if proof.why or proof.open or verdict.opaque:
         what, name, rank = proof.open[0] if proof.open else ("", "", 0)
@@ -151,6 +152,18 @@ def _assumed(reference: Tape, candidate: Sequence[Tape], alignment: Alignment) -
         found.append(f"equal initial values within {names[0]}{_more(names)} stay equal: their ranks' parts could not be told apart")
     found += sorted({note for tape in (reference, *candidate) for note in tape.notes})
     return found
+
+
+def _decisions(reference: Tape, candidate: Sequence[Tape], observed: Sequence[Observed]) -> list[str]:
+    """Lines at which a program reads what it computed, and may go another way for other data."""
+    places = {place for tape in (reference, *candidate) for place in tape.reads}
+    one, two = (o.runs for o in observed)
+    assert one is not None and two is not None
+    for tape, a, b, r in [(reference, one.reference, two.reference, 0), *((t, one.candidate, two.candidate, t.rank) for t in candidate)]:
+        last = max((k for k, node in enumerate(tape.nodes) if node.op not in (MARK, READ)), default=0)
+        there = b.reads(r)
+        places |= {tape.nodes[k].place for k, value in a.reads(r).items() if k < last and k in there and value != there[k]}
+    return [f"the same decisions, where the program reads a number that it computed: {place}" for place in sorted(places)]
 
 
 def _more(names: Sequence[str]) -> str:

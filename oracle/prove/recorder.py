@@ -41,6 +41,7 @@ class Recorder(TorchDispatchMode):
         self._storages: dict[int, tuple[int, Any]] = {}
         self._origin: dict[int, tuple[str, str]] = {}  # autograd's number → module and place of the forward
         self._read: dict[float, int] = {}
+        self._decided: set[int] = set()  # storages of integers that computed floats went into
         self._expand = _decompositions()
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -71,7 +72,8 @@ class Recorder(TorchDispatchMode):
         for key, value in kwargs.items():
             node.kwargs[key] = self._plain(value, counter)
         result = func(*args, **kwargs)
-        outs = _tensors(result) if not _writes(func) else [*_written(func, args, kwargs), *_others(func, result)]
+        found = _results(result) if not _writes(func) else [*_written(func, args, kwargs), *_others(func, result)]
+        outs = [t for t in found if t is not None]
         if any(_imagined(t) for t in outs):
             return result
         if name == "aten._local_scalar_dense.default":
@@ -81,20 +83,25 @@ class Recorder(TorchDispatchMode):
                 self.window(t)
             return result
         base = name.split(".")[1]
-        node.outs = [self._made(t) for t in outs]
-        node.values = [self._value(t, base, node) for t in outs]
+        node.outs = [None if t is None else self._made(t) for t in found]
+        node.values = [-1 if t is None else self._value(t, base, node) for t in found]
         if name.startswith(("c10d.", "_c10d_functional")):
             node.ranks, node.detail = _group(args, kwargs), self._reduction()
-            node.values = [-1] * len(outs)
+            node.values = [-1] * len(found)
         if not outs and not name.startswith("c10d"):
             return result
         if "_out" in base or name.endswith("out"):
             node.kwargs.pop("out", None)
-        if base in RANDOM:
-            self.note(f"{name} draws random numbers")
+        if base in RANDOM and any(w.kind == "f" for w in node.outs if w is not None):
+            self.note(f"the random numbers that this run drew ({name})")
         self._locate(node)
+        self._taint(node)
         self.tape.nodes.append(node)
         return result
+
+    def _taint(self, node: Node) -> None:
+        if any((w.kind == "f" and w.numel) or w.storage in self._decided for w in node.ins):
+            self._decided.update(w.storage for w in node.outs if w is not None and w.kind != "f")
 
     def _number(self, node: Node, result: Any) -> Any:
         """The program reads a number: it may use it later, or decide by it."""
@@ -104,6 +111,8 @@ class Recorder(TorchDispatchMode):
             if isinstance(result, float) and result not in _COMMON and np.isfinite(result):
                 self._read.setdefault(result, len(self.tape.nodes))
             self.tape.nodes.append(node)
+        elif node.ins[0].storage in self._decided and (place := user_frame()) not in self.tape.reads:
+            self.tape.reads.append(place)
         return result
 
     def mark(self, what: str, tensor: torch.Tensor) -> None:
@@ -120,6 +129,7 @@ class Recorder(TorchDispatchMode):
         self._storages.clear()
         self._origin.clear()
         self._read.clear()
+        self._decided.clear()
 
     def note(self, text: str) -> None:
         """Say something once."""
@@ -219,6 +229,15 @@ def _tensors(value: Any) -> list[torch.Tensor]:
     if isinstance(value, dict):
         return [t for v in value.values() for t in _tensors(v)]
     return []
+
+
+def _results(result: Any) -> list[torch.Tensor | None]:
+    """Results by position: a gradient that nobody wants is None, and keeps its place."""
+    if isinstance(result, torch.Tensor):
+        return [result]
+    if not isinstance(result, list | tuple):
+        return []
+    return [found for value in result for found in ([None] if value is None else _results(value))]
 
 
 def _writes(func: Any) -> bool:

@@ -105,7 +105,8 @@ class Held(msgspec.Struct, array_like=True):
 
 
 class Tape(msgspec.Struct):
-    """One rank's step. `blocks`: numbers that nodes and leaves point to; `notes`: what could not be followed."""
+    """One rank's step. `blocks`: numbers that nodes and leaves point to; `notes`: what could not be followed; `reads`: where
+    the program read an integer or a truth value that it had computed from floats, and may have decided by it."""
 
     rank: int
     world: int

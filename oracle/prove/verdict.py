@@ -19,6 +19,7 @@ class Culprit(msgspec.Struct):
         phase: "forward", "backward" or "update".
         ranks: of the candidate.
         said: one sentence.
+        parameter: whose gradient it is, "" when that is not known.
     """
 
     kind: str = ""
@@ -28,6 +29,7 @@ class Culprit(msgspec.Struct):
     phase: str = ""
     ranks: tuple[int, ...] = ()
     said: str = ""
+    parameter: str = ""
 
 
 class Verdict(msgspec.Struct):
@@ -47,6 +49,7 @@ class Verdict(msgspec.Struct):
         assumed: what the verdict holds under.
         ranks: of the candidate.
         operations: of all ranks of both sides.
+        cuts: of a proof, where names are (`proof.py`); not part of what is written.
         seconds: of what took long: "reference", "candidate", "refutation", "proof".
     """
 
@@ -62,6 +65,7 @@ class Verdict(msgspec.Struct):
     ranks: int = 0
     operations: int = 0
     seconds: dict[str, float] = {}
+    cuts: dict[str, str] = {}
 
     @property
     def exit_code(self) -> int:

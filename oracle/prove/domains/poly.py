@@ -172,7 +172,7 @@ class Poly:
 
     def square(self, a: Array) -> Array:
         """a²; the square of a root is what it is the root of."""
-        return self._each(self._squared, a)
+        return self.each(self._squared, a)
 
     def _squared(self, x: int) -> int:
         if len(self.polys[x]) != 1 or x == NINF:
@@ -191,7 +191,7 @@ class Poly:
 
     def inv(self, a: Array) -> Array:
         """1 / a."""
-        return self._each(self._inverse, a)
+        return self.each(self._inverse, a)
 
     def _inverse(self, x: int) -> int:
         terms = self.polys[x]
@@ -215,7 +215,8 @@ class Poly:
         c, q = self._projected(x)
         return self._of({self._monomial(((self._atom(("sum", q)), 1),)): c})
 
-    def _each(self, op: Callable[[int], int], a: Array) -> Array:
+    def each(self, op: Callable[[int], int], a: Array) -> Array:
+        """An operation on ids, elementwise."""
         values, back = np.unique(np.asarray(a), return_inverse=True)
         return np.array([op(v) for v in values.tolist()], np.int64)[back].reshape(np.shape(a))
 

@@ -7,7 +7,7 @@ import torch
 
 from proctor.errors import OracleError
 from proctor.oracle.prove import assert_proved, prove
-from tests.unit.oracle.prove.programs import data_parallel, tensor_parallel
+from helpers.prove_programs import data_parallel, tensor_parallel
 
 
 @pytest.mark.parametrize("ranks", [2, 3])
@@ -41,7 +41,7 @@ def test_a_wrong_collective_is_refuted_where_it_is(mistake: str, module: str, ki
     assert verdict.culprit is not None
     assert verdict.culprit.module.startswith(module), str(verdict)
     assert verdict.culprit.kind == kind, str(verdict)
-    assert "programs.py" in verdict.culprit.place or verdict.culprit.phase == "backward"
+    assert "prove_programs.py" in verdict.culprit.place or verdict.culprit.phase == "backward"
     assert verdict.examples
 
 
