@@ -55,8 +55,8 @@ class Joint:
         how, d = self.reduction(), self.d
         if kind != "f":
             whole = np.stack(parts)
-            found = {"sum": whole.sum, "max": whole.max, "min": whole.min, "product": whole.prod, "avg": whole.sum}[how](0)
-            return np.asarray(found)
+            reduced: dict[str, Callable[[int], Any]] = {"sum": whole.sum, "max": whole.max, "min": whole.min, "product": whole.prod, "avg": whole.sum}
+            return np.asarray(reduced[how](0))
         if how in ("sum", "avg"):
             total = d.sum(np.stack(parts), (0,))
             return d.mul(total, np.asarray(d.const(Fraction(1, self.size)))) if how == "avg" else total

@@ -172,8 +172,37 @@ def locate(observed: Sequence[Observed], alignment: Alignment, doubles: Runs, wr
     starts = _starts(tapes, alignment, wrong)
     frontier = _frontier(both, tapes, flows, starts)
     if frontier:
-        return _described(both, tapes, flows, *min(frontier, key=lambda k: (_late(tapes[k[0]].nodes[k[1]]), k[1], k[0])))
+        first = min(frontier, key=lambda k: (_late(tapes[k[0]].nodes[k[1]]), k[1], k[0]))
+        odd = [] if tapes[first[0]].nodes[first[1]].module else _odd_ones(wrong)
+        if odd:
+            return _of_gradient(both, tapes, flows, odd[0], tapes[first[0]].nodes[first[1]])
+        return _described(both, tapes, flows, *first)
     return _of_outputs(both, tapes, flows, starts, wrong)
+
+
+def _odd_ones(wrong: Sequence[Output]) -> list[Output]:
+    """Where clipping carries one gradient's mistake to all, all but that one differ by one factor."""
+    grads = [o for o in wrong if o.what == "grad"]
+    common = [o.factor for o in grads if o.factor]
+    if 2 * len(common) <= len(grads):
+        return []
+    middle = sorted(common)[len(common) // 2]
+    return [o for o in grads if not o.factor or abs(o.factor - middle) > 1e-4 * abs(middle)]
+
+
+def _of_gradient(both: _Both, tapes: Sequence[Tape], flows: Sequence[Flow], output: Output, node: Node) -> Culprit:
+    """A gradient that is wrong by itself, and what made it, if that is a partial sum."""
+    rank, module = output.rank, output.name.rpartition(".")[0]
+    here = tapes[rank]
+    for at, other in enumerate(here.nodes):
+        for maker in flows[rank].makers[at] if other.phase != "backward" and collective(other.op) is False and other.op != MARK else ():
+            status = both.status(rank, maker)
+            if status.kind == "partial" and here.nodes[maker].phase == "backward" and here.nodes[_origin(both, here, flows[rank], maker)].module == module:
+                made = here.nodes[_origin(both, here, flows[rank], maker)]
+                said = f"a collective is missing: the gradient of {output.name}, made by {_named(made)}, is a partial sum over ranks {list(status.ranks)}"
+                return Culprit("missing collective", module, made.op, made.place, made.phase, status.ranks, said, output.name)
+    said = f"the gradient of {output.name} is wrong on rank {rank}; {_named(node)} carries it to the others"
+    return Culprit("", module, node.op, node.place, node.phase, (rank,), said, output.name)
 
 
 def _late(node: Node) -> int:

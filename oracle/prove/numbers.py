@@ -46,7 +46,7 @@ class Root(msgspec.Struct, frozen=True):
     degree: int
 
     def __float__(self) -> float:
-        return float(self.of) ** (1 / self.degree)
+        return math.pow(self.of, 1 / self.degree)
 
 
 @functools.lru_cache(65536)

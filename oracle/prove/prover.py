@@ -101,11 +101,11 @@ def _prove(verdict: Verdict, reference: Tape, candidate: Sequence[Tape], alignme
 
 def _in_fields(reference: Tape, candidate: Sequence[Tape], alignment: Alignment) -> tuple[list[Observed], list[dict[tuple[str, str, int], bool]]]:
     """Both fields' runs, once more where only one of them says that an output differs: two elements may meet by chance."""
-    for attempt in range(ATTEMPTS):
+    for again in range(ATTEMPTS):
         observed, fields = [], []
         for seed in judge.SEEDS:
             seen = Observed(reference, candidate)
-            seen.keep(Runs.of(Field(seed + 100 * attempt), reference, candidate, alignment, (seen.reference, seen.candidate)))
+            seen.keep(Runs.of(Field(seed + 100 * again), reference, candidate, alignment, (seen.reference, seen.candidate)))
             observed.append(seen)
             assert seen.runs is not None
             fields.append(judge.compared_field(seen.runs, alignment))

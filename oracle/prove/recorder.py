@@ -29,7 +29,7 @@ _LIBRARY: Final = ("site-packages", "dist-packages", "/lib/python", "<frozen", "
 _COMMON: Final = frozenset({0.0, 1.0, -1.0, 0.5, 2.0})
 
 
-class Recorder(TorchDispatchMode):
+class Recorder(TorchDispatchMode):  # type: ignore[misc]  # torch is not typed here
     """See the module. `on` is whether anything is recorded; `where()` gives (module, phase) of now."""
 
     def __init__(self, rank: int, world: int, where: Callable[[], tuple[str, str]], reduction: Callable[[], str], *, real: bool) -> None:

@@ -94,7 +94,7 @@ class Session:
                 session.start()
                 session._early = True
 
-        torch.optim.Optimizer.__init__ = made  # type: ignore[method-assign]
+        torch.optim.Optimizer.__init__ = made
         self._undo.append(lambda: setattr(torch.optim.Optimizer, "__init__", original))
 
     def _again(self) -> None:

@@ -49,23 +49,23 @@ class F64:
 
     def add(self, a: Array, b: Array) -> Array:
         """a + b."""
-        return a + b  # type: ignore[no-any-return]
+        return a + b
 
     def sub(self, a: Array, b: Array) -> Array:
         """a - b."""
-        return a - b  # type: ignore[no-any-return]
+        return a - b
 
     def mul(self, a: Array, b: Array) -> Array:
         """a · b."""
-        return a * b  # type: ignore[no-any-return]
+        return a * b
 
     def square(self, a: Array) -> Array:
         """a²."""
-        return a * a  # type: ignore[no-any-return]
+        return a * a
 
     def inv(self, a: Array) -> Array:
         """1 / a."""
-        return 1.0 / a  # type: ignore[no-any-return]
+        return 1.0 / a
 
     def sum(self, a: Array, axes: tuple[int, ...], keep: bool = False) -> Array:
         """Sum over axes."""
@@ -73,7 +73,7 @@ class F64:
 
     def matmul(self, a: Array, b: Array) -> Array:
         """Matrix products."""
-        return a @ b  # type: ignore[no-any-return]
+        return a @ b
 
     def apply(self, name: str, *args: Array) -> Array:
         """The function itself."""

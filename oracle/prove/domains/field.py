@@ -184,4 +184,4 @@ def _key(name: str) -> Any:
 
 
 def _rotated(x: Array) -> Array:
-    return (x << np.uint64(17)) | (x >> np.uint64(47))  # type: ignore[no-any-return]
+    return (x << np.uint64(17)) | (x >> np.uint64(47))

@@ -187,7 +187,7 @@ class Poly:
         return found
 
     def _is_root(self, atom: int) -> bool:
-        return self.atoms[atom][0] == "sqrt"
+        return bool(self.atoms[atom][0] == "sqrt")
 
     def inv(self, a: Array) -> Array:
         """1 / a."""

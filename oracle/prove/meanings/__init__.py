@@ -11,7 +11,7 @@ import importlib
 import pkgutil
 from collections.abc import Callable
 from fractions import Fraction
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 import numpy as np
 
@@ -20,6 +20,7 @@ from proctor.oracle.prove.numbers import Root, real
 from proctor.oracle.prove.tape import Array
 
 Meaning = Callable[..., Any]  # Any: an array, or a tuple of them
+F = TypeVar("F", bound=Meaning)
 _MEANINGS: Final[dict[str, Meaning]] = {}
 _LOWEST: Final = -1e30  # what a program adds so that softmax gives 0, such as the smallest float
 
@@ -65,10 +66,10 @@ def number(value: Any) -> Fraction | Root | float:
     return float("-inf") if value < _LOWEST else real(float(value))
 
 
-def meaning(*names: str) -> Callable[[Meaning], Meaning]:
+def meaning(*names: str) -> Callable[[F], F]:
     """Register what operators mean, by their names without namespace and overload."""
 
-    def register(function: Meaning) -> Meaning:
+    def register(function: F) -> F:
         for name in names:
             _MEANINGS[name] = function
         return function

@@ -12,7 +12,7 @@ from proctor.oracle.prove.tape import Array
 
 @meaning("embedding")
 def _embedding(cx: Context, weight: Any, at: Any, *rest: Any, **named: Any) -> Array:
-    return cx.f(weight)[at]
+    return np.asarray(cx.f(weight)[at])
 
 
 def collected(cx: Context, rows: int, at: Array, values: Array) -> Array:
@@ -85,7 +85,7 @@ def _gather(cx: Context, a: Any, dim: int, at: Any, *rest: Any, **named: Any) ->
 
 
 def _along_grid(shape: tuple[int, ...], dim: int, at: Array) -> Array:
-    grid = list(np.indices(at.shape))
+    grid: list[Array] = list(np.indices(at.shape))
     grid[dim % len(shape)] = at
     return np.ravel_multi_index(tuple(grid), shape).reshape(-1)
 
@@ -113,7 +113,7 @@ def _scatter_add(cx: Context, a: Any, dim: int, at: Any, source: Any) -> Array:
 
 @meaning("index_select")
 def _index_select(cx: Context, a: Any, dim: int, at: Any) -> Array:
-    return np.take(cx.f(a), at, axis=dim)
+    return np.asarray(np.take(cx.f(a), at, axis=dim))
 
 
 @meaning("index_add")
@@ -204,7 +204,7 @@ def _repeat_interleave(cx: Context, a: Any, times: Any, dim: Any = None, **named
 @meaning("masked_select")
 def _masked_select(cx: Context, a: Any, mask: Any) -> Array:
     v, m = np.broadcast_arrays(cx.f(a), mask.astype(bool))
-    return v[m]
+    return np.asarray(v[m])
 
 
 @meaning("masked_scatter")

@@ -32,7 +32,7 @@ def _mv(cx: Context, a: Any, b: Any) -> Array:
 
 @meaning("dot", "vdot")
 def _dot(cx: Context, a: Any, b: Any) -> Array:
-    return cx.d.matmul(cx.f(a)[None, :], cx.f(b)[:, None])[0, 0]
+    return np.asarray(cx.d.matmul(cx.f(a)[None, :], cx.f(b)[:, None])[0, 0])
 
 
 @meaning("addmv")

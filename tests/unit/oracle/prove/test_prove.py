@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 import torch
+from helpers.prove_programs import data_parallel, tensor_parallel
 
 from proctor.errors import OracleError
 from proctor.oracle.prove import assert_proved, prove
-from helpers.prove_programs import data_parallel, tensor_parallel
 
 
 @pytest.mark.parametrize("ranks", [2, 3])
