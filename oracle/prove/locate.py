@@ -287,9 +287,9 @@ def _origin(both: _Both, tape: Tape, flow: Flow, at: int) -> int:
 def _gradient_of(both: _Both, tape: Tape, flow: Flow, origin: int) -> str:
     """The parameter whose gradient an operation makes, as it is when the optimizer takes it; "" when it makes none."""
     for at, node in enumerate(tape.nodes):
-        if node.op == MARK and node.detail.startswith("grad "):
-            if any(m == origin or _leads_to(flow, m, origin) for m in flow.makers[at]):
-                return node.detail[5:]
+        gradient = node.op == MARK and node.detail.startswith("grad ")
+        if gradient and any(m == origin or _leads_to(flow, m, origin) for m in flow.makers[at]):
+            return node.detail[5:]
     return ""
 
 

@@ -68,8 +68,11 @@ def save(path: Path, verdict: Verdict, reference: Tape, candidate: Sequence[Tape
         raise OracleError(f"{path}: cannot be written: {error.strerror or error}") from None
 
 
-def check(path: Path) -> Verdict:
+def check(path: Path, *, terms: int = 2_000_000) -> Verdict:
     """Verify a proof again.
+
+    Args:
+        terms: of polynomials that may be stored, some hundred bytes each; a proof that was found needs far fewer.
 
     Returns:
         PROVED when all outputs of the file's tapes are the same formulas; else UNPROVED.
@@ -87,7 +90,7 @@ def check(path: Path) -> Verdict:
         doubles = judge.Runs.of(F64(), reference, candidate, alignment)
         verdict.outputs = sum(1 for _ in doubles.pairs(alignment))
         missing = judge.not_covered(reference, doubles, alignment)
-        found = replayed(reference, candidate, alignment, document.cuts)
+        found = replayed(reference, candidate, alignment, document.cuts, terms)
     except (Stuck, IndexError, KeyError, ValueError, TypeError, NotImplementedError) as error:
         raise OracleError(f"{path}: the proof does not run: {type(error).__name__}: {str(error)[:150]}") from None
     if found.why or found.open or missing or not verdict.outputs:
