@@ -77,6 +77,10 @@ def _judge(verdict: Verdict, reference: Tape, candidate: Sequence[Tape], alignme
         _different(verdict, wrong, missing)
         if wrong:
             verdict.culprit = locate(observed, alignment, doubles, wrong)
+        if missing:
+            then = f"; {verdict.culprit.said}" if verdict.culprit is not None else ""
+            said = f"no rank holds the whole of {missing[0]}{_more(missing)}{then}"
+            verdict.culprit = Culprit("missing part", missing[0].rpartition(".")[0], said=said, parameter=missing[0])
     else:
         _agree(verdict, outputs, opaque)
         law = [o for o in outputs if not o.field]

@@ -77,3 +77,18 @@ def test_a_function_that_raises_is_one_line() -> None:
 
     with pytest.raises(OracleError, match="rank 0 of 2: ValueError: a world of 2 is refused"):
         prove(tensor_parallel(), broken, "tp=2")
+
+
+def test_a_layer_that_no_rank_holds_is_named() -> None:
+    from torch import nn
+
+    def stack(layers: int) -> None:
+        torch.manual_seed(0)
+        model = nn.Sequential(*[nn.Linear(3, 3) for _ in range(4)][:layers])
+        update = torch.optim.SGD(model.parameters(), lr=0.1)
+        model(torch.arange(6.0).view(2, 3)).sum().backward()
+        update.step()
+
+    verdict = prove(lambda: stack(4), lambda: stack(3), "pp=2")
+    assert verdict.verdict == "DIFFERENT"
+    assert verdict.culprit is not None and verdict.culprit.kind == "missing part" and verdict.culprit.module == "3", str(verdict)
