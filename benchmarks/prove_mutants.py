@@ -168,7 +168,7 @@ def main() -> None:
         if not why and proved and (not equal or not near):
             bad["proved, though another domain says different"] += 1
             print(f"BAD: {name}, mutant {number}, {kind}: proved", flush=True)
-        if number % 50 == 49:
+        if number % 10 == 9:
             print(f"{number + 1} mutants, {sum(bad.values())} bad, {time.process_time() - began:.0f} s of CPU", flush=True)
     for (kind, said), count in sorted(table.items()):
         print(f"{kind:10s} {said:55s} {count}")
