@@ -100,7 +100,7 @@ class Recorder:
         self.to_the_end, self.timeout_s = to_the_end, timeout_s
         self.options, self.reference, self.eager = dict(options or {}), reference, eager
         generate, dropout = self.options.get("generate"), self.options.setdefault("dropout", "keep")
-        self.info = RunInfo(SCHEMA, without_secrets(command), _program(command), steps=steps, plan=plan, generate=generate, dropout=dropout)
+        self.info = RunInfo(SCHEMA, without_secrets(command), program_of(command), steps=steps, plan=plan, generate=generate, dropout=dropout)
         self.info.whole = sorted({0, whole}) if steps > 1 else []
         _make(out, overwrite)
         if given is not None:
@@ -247,7 +247,7 @@ class Recorder:
             try:
                 return self._wait(process, folder)
             finally:
-                _end(process)
+                end_process(process)
 
     def _wait(self, process: subprocess.Popen[bytes], folder: Path) -> int | None:
         began, complete, looked, used_s = time.monotonic(), None, 0.0, 0.0
@@ -283,7 +283,7 @@ def _complete(folder: Path) -> bool:
     return bool(ranks) and all(r.done for r in ranks) and {r.rank for r in ranks} == set(range(ranks[0].world))
 
 
-def _end(process: subprocess.Popen[bytes]) -> None:
+def end_process(process: subprocess.Popen[bytes]) -> None:
     """End the command and whatever it started."""
     for number, wait_s in ((signal.SIGTERM, STOP_S), (signal.SIGKILL, STOP_S)):
         try:
@@ -371,7 +371,7 @@ def _compiler_error(log: Path) -> str:
     return "" if at is None else " ".join(line.strip() for line in lines[at : at + 2])[:300]
 
 
-def _program(command: Sequence[str]) -> str:
+def program_of(command: Sequence[str]) -> str:
     from proctor.instrument.rundir import program_name
 
     return program_name(command)

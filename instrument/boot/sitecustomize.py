@@ -42,6 +42,8 @@ def _activate() -> None:
         try:
             if "PROCTOR_SELF" in os.environ:
                 from proctor.oracle.selfcheck.watch import install_from
+            elif "PROCTOR_PROVE" in os.environ:
+                from proctor.oracle.prove.attach import install_from
             elif "PROCTOR_ORACLE" in os.environ:
                 from proctor.oracle.collect import install_from
             else:

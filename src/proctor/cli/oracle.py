@@ -7,6 +7,7 @@
   proctor oracle plan PLAN [RECORDING]      what a plan says, and what it forgets
   proctor oracle self -- CMD                no reference? the program is its own, under changes that must not matter
   proctor oracle fuzz --budget 10m             look for bugs in a distributed library itself: generated models under generated settings
+  proctor oracle prove --reference "…" --candidate "…"   is it the same formula, for all data? 0, 1, or 3
   proctor oracle replay CAPSULE --reference "…"        was a step that `watch` kept what the reference computes? 0, 1, or 3
 """
 
@@ -20,6 +21,7 @@ from proctor.cli import (
     _oracle_fuzz,
     _oracle_localise,
     _oracle_plan,
+    _oracle_prove,
     _oracle_record,
     _oracle_replay,
     _oracle_run,
@@ -34,6 +36,7 @@ ACTIONS: Final = {
     "localise": _oracle_localise,
     "plan": _oracle_plan,
     "fuzz": _oracle_fuzz,
+    "prove": _oracle_prove,
     "replay": _oracle_replay,
     "self": _oracle_self,
 }

@@ -1,0 +1,179 @@
+"""Mistakes planted into recorded graphs: is one that double precision sees ever called equal by the field or by the proof?
+
+    python benchmarks/prove_mutants.py [--count 1000] [--proofs 50] [--seed 0]
+
+Programs: a network cut by hand over 2, 3 and 6 ranks (tensor parallel) and 2 and 3 ranks (data parallel) with AdamW or SGD and clipping.
+A mutant drops, doubles, re-groups or re-orders a collective, changes its reduction, a factor, or which slice is read. Each is run
+in doubles and in one field, apart from each other; of some the proof is tried as well. Printed: how often doubles and field agree, and
+the two counts that must be 0.
+"""
+
+from __future__ import annotations
+
+import argparse
+import copy
+import random
+import sys
+import time
+import warnings
+from collections import Counter
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests"))
+
+from proctor.oracle.prove import judge
+from proctor.oracle.prove.domains.f64 import F64
+from proctor.oracle.prove.domains.field import Field
+from proctor.oracle.prove.judge import Runs
+from proctor.oracle.prove.leaves import align
+from proctor.oracle.prove.locate import Observed
+from proctor.oracle.prove.machine import Stuck
+from proctor.oracle.prove.proof import attempt
+from proctor.oracle.prove.tape import Tape, Window, collective
+from proctor.oracle.prove.world import tape_of
+
+Mutate = Callable[[list[Tape], random.Random], str]
+
+
+def _collectives(tapes: Sequence[Tape], dice: random.Random) -> list[tuple[Tape, int]]:
+    """One collective, on all of its ranks."""
+    turns = [k for k, node in enumerate(tapes[0].nodes) if collective(node.op)]
+    turn = dice.randrange(len(turns))
+    return [(tape, [k for k, node in enumerate(tape.nodes) if collective(node.op)][turn]) for tape in tapes]
+
+
+def drop(tapes: list[Tape], dice: random.Random) -> str:
+    for tape, at in _collectives(tapes, dice):
+        tape.nodes[at].op, tape.nodes[at].ins, tape.nodes[at].outs, tape.nodes[at].detail = "proctor.mark", tape.nodes[at].ins[:1], [], "dropped"
+    return "drop"
+
+
+def double(tapes: list[Tape], dice: random.Random) -> str:
+    for tape, at in _collectives(tapes, dice):
+        tape.nodes[at].detail += ""
+        copied = copy.deepcopy(tape.nodes[at])
+        tape.nodes[at + 1 : at + 1] = [copied]
+        _shift_reads(tape, at)
+    return "double"
+
+
+def _shift_reads(tape: Tape, at: int) -> None:
+    """Numbers that were read are called by their node, which has moved."""
+    for node in tape.nodes:
+        for value in node.args:
+            if isinstance(value, dict) and value.get("r", -1) > at:
+                value["r"] += 1
+
+
+def regroup(tapes: list[Tape], dice: random.Random) -> str:
+    for tape, at in _collectives(tapes, dice):
+        ranks = tape.nodes[at].ranks
+        half = max(1, len(ranks) // 2)
+        tape.nodes[at].ranks = ranks[:half] if tape.rank in ranks[:half] else ranks[half:]
+    return "regroup"
+
+
+def reduction(tapes: list[Tape], dice: random.Random) -> str:
+    other = dice.choice(["avg", "max", "min", "product"])
+    for tape, at in _collectives(tapes, dice):
+        tape.nodes[at].detail = other
+    return "reduction"
+
+
+def reorder(tapes: list[Tape], dice: random.Random) -> str:
+    far = dice.randint(1, 6)
+    for tape, at in _collectives(tapes, dice):
+        node = tape.nodes.pop(at)
+        tape.nodes.insert(min(len(tape.nodes), at + far), node)
+    return "reorder"
+
+
+def factor(tapes: list[Tape], dice: random.Random) -> str:
+    ranks = tapes if dice.random() < 0.5 else [dice.choice(tapes)]
+    places = [(k, a) for k, node in enumerate(ranks[0].nodes) for a, value in enumerate(node.args) if isinstance(value, float) and node.op.startswith("aten.")]
+    at, argument = dice.choice(places)
+    by = dice.choice([0.5, 2.0, 1.01])
+    for tape in ranks:
+        if at < len(tape.nodes) and argument < len(tape.nodes[at].args) and isinstance(tape.nodes[at].args[argument], float):
+            tape.nodes[at].args[argument] *= by
+    return "factor"
+
+
+def slices(tapes: list[Tape], dice: random.Random) -> str:
+    tape = dice.choice(tapes)
+    places = [(k, i) for k, node in enumerate(tape.nodes) for i, w in enumerate(node.ins) if w.kind == "f" and w.size and w.size[0] > 1 and node.op.startswith("aten.") and node.phase != "update"]
+    at, which = dice.choice(places)
+    w = tape.nodes[at].ins[which]
+    tape.nodes[at].ins[which] = Window(w.storage, w.offset + (w.size[0] - 1) * w.stride[0], w.size, (-w.stride[0], *w.stride[1:]), w.kind)  # backwards
+    return "slice"
+
+
+MUTATIONS: tuple[Mutate, ...] = (drop, double, regroup, reduction, reorder, factor, slices)
+
+
+def programs() -> list[tuple[str, Tape, list[Tape]]]:
+    """Name, reference, ranks."""
+    from helpers.prove_programs import data_parallel, tensor_parallel
+
+    found = []
+    for make, clip, worlds in ((tensor_parallel, {}, (2, 3, 6)), (data_parallel, {"clip": True}, (2, 3))):
+        reference = tape_of(make(**clip))
+        found += [(f"{make.__name__} over {world}", reference, [tape_of(make(**clip), r, world) for r in range(world)]) for world in worlds]
+    return found
+
+
+def judged(reference: Tape, tapes: list[Tape], proof: bool) -> tuple[str, bool, bool, bool]:
+    """("", doubles equal, field equal, proved); the first is why nothing could be run."""
+    alignment = align(reference, tapes)
+    try:
+        doubles = Runs.of(F64(), reference, tapes, alignment)
+        near = all(o.doubles for o in judge.compared_doubles(doubles, alignment, judge.starting_values(reference)))
+        observed, fields = [], []
+        for seed in judge.SEEDS[: 2 if proof else 1]:
+            seen = Observed(reference, tapes)
+            seen.keep(Runs.of(Field(seed), reference, tapes, alignment, (seen.reference, seen.candidate)))
+            observed.append(seen)
+            assert seen.runs is not None
+            fields.append(all(judge.compared_field(seen.runs, alignment).values()))
+        proved = proof and not (found := attempt(reference, tapes, alignment, observed, budget_s=60)).why and not found.open
+    except Stuck:
+        return "ranks wait", False, False, False
+    except (ValueError, IndexError, NotImplementedError) as error:
+        return f"cannot run: {type(error).__name__}", False, False, False
+    return "", near, all(fields), bool(proved)
+
+
+def main() -> None:
+    """See the module."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--count", type=int, default=1000)
+    parser.add_argument("--proofs", type=int, default=50)
+    parser.add_argument("--seed", type=int, default=0)
+    args = parser.parse_args()
+    warnings.simplefilter("ignore")
+    dice, began, table, bad = random.Random(args.seed), time.process_time(), Counter[Any](), Counter[str]()
+    found = programs()
+    for number in range(args.count):
+        name, reference, ranks = found[number % len(found)]
+        tapes = copy.deepcopy(ranks)
+        kind = dice.choice(MUTATIONS)(tapes, dice)
+        proof = number < args.proofs
+        why, near, equal, proved = judged(reference, tapes, proof)
+        table[kind, why or ("equal" if near else "different") + " in doubles, " + ("equal" if equal else "different") + " in the field"] += 1
+        if not why and not near and equal:
+            bad["different in doubles, equal in the field"] += 1
+            print(f"BAD: {name}, mutant {number}, {kind}", flush=True)
+        if not why and proved and (not equal or not near):
+            bad["proved, though another domain says different"] += 1
+            print(f"BAD: {name}, mutant {number}, {kind}: proved", flush=True)
+        if number % 10 == 9:
+            print(f"{number + 1} mutants, {sum(bad.values())} bad, {time.process_time() - began:.0f} s of CPU", flush=True)
+    for (kind, said), count in sorted(table.items()):
+        print(f"{kind:10s} {said:55s} {count}")
+    print(f"{args.count} mutants, {args.proofs} proofs tried, {time.process_time() - began:.0f} s of CPU: {dict(bad) or 'none that doubles see is equal in the field or proved'}")
+
+
+if __name__ == "__main__":
+    main()

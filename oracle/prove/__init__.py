@@ -1,0 +1,61 @@
+"""Is a parallel program the same formula as its single-device form? A proof for all data, beside the measured comparison.
+
+    proctor oracle prove --reference "python train.py" --candidate "torchrun --nproc-per-node 4 train.py --tp 2"
+
+    verdict = proctor.oracle.prove.prove(train_alone, train_parallel, "tp=2")
+
+One training step of every rank is recorded as operations below autograd (`recorder.py`, `session.py`), and all ranks are run
+together in other numbers (`machine.py`, `domains/`): doubles, a finite field, polynomials. Verdicts: `verdict.py`.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from proctor.oracle.plan import Plan
+from proctor.oracle.prove.verdict import Culprit, Verdict
+
+if TYPE_CHECKING:
+    from proctor.oracle.prove.world import Program
+
+
+def prove(reference: Program, candidate: Program, plan: Plan | str, *, proof_s: float = 120.0) -> Verdict:
+    """Judge two functions, each of which builds a model and trains one step of it.
+
+    Args:
+        reference: without arguments; called once, without a process group.
+        candidate: the same; called once for each rank on a fake process group, and asks `torch.distributed` who it is.
+        plan: with the mesh that says how many ranks there are ("dp=2,tp=2"), and layouts that are not found by content.
+        proof_s: how long a proof may take, in seconds; 0 for refutation alone.
+
+    Raises:
+        OracleError: a function raises or trains nothing, or the plan has no mesh.
+    """
+    from proctor.errors import OracleError
+    from proctor.oracle.prove.prover import decide
+    from proctor.oracle.prove.world import tape_of
+
+    plan = Plan(plan) if isinstance(plan, str) else plan
+    if not plan.mesh.axes:
+        raise OracleError("the plan does not say how many ranks there are", hint='prove(reference, candidate, "tp=2")')
+    alone = tape_of(reference)
+    tapes = [tape_of(candidate, rank, plan.mesh.world) for rank in range(plan.mesh.world)]
+    return decide(alone, tapes, plan, proof_s=proof_s)
+
+
+def assert_proved(reference: Program, candidate: Program, plan: Plan | str, *, proof_s: float = 120.0, equal: bool = False) -> Verdict:
+    """For a framework's own tests: fail unless the two functions are proved to be the same.
+
+    Args:
+        equal: EQUAL, which is a proof but for a probability, is enough.
+
+    Raises:
+        AssertionError: with the whole verdict.
+    """
+    verdict = prove(reference, candidate, plan, proof_s=proof_s)
+    if verdict.verdict != "PROVED" and not (equal and verdict.verdict == "EQUAL"):
+        raise AssertionError(str(verdict))
+    return verdict
+
+
+__all__ = ["Culprit", "Plan", "Verdict", "assert_proved", "prove"]

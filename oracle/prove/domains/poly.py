@@ -1,0 +1,313 @@
+"""Interned polynomials over the rationals in atoms: equal ids are equal formulas. This is the proof.
+
+An atom is an input, a function of which nothing is known applied to ids, or a *name*: `Poly.name` puts one atom in the place of
+a polynomial of several terms, up to a factor, once and for all, so formulas stay small; equal polynomials get equal names, and
+nothing is assumed. Laws: a commutative ring; x · 1/x = 1 for products of atoms; √x · √x = x; exp of a sum with logarithms; the
+largest of a set of sets. An equality that needs what a name hides is not found: unproved, never wrong.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable
+from fractions import Fraction
+from typing import Any, Final
+
+import numpy as np
+
+from proctor.oracle.prove.numbers import Root
+from proctor.oracle.prove.tape import Array
+
+Number = int | Fraction
+Terms = tuple[tuple[int, Number], ...]  # (monomial, coefficient), by monomial
+Factors = tuple[tuple[int, int], ...]  # (atom, exponent), by atom
+
+ZERO: Final = 0
+NINF: Final = 1
+ONE: Final = 2
+_UNIT: Final = 0  # the empty monomial
+
+
+class OutOfBudget(Exception):
+    """More terms than were allowed."""
+
+
+class Poly:
+    """See the module. `budget`: terms that may be stored."""
+
+    name = "poly"
+    dtype = np.int64
+
+    def __init__(self, budget: int = 20_000_000) -> None:
+        self._budget = budget
+        self.polys: list[Terms] = []
+        self._ids: dict[Terms, int] = {}
+        self.monomials: list[Factors] = [()]
+        self._monomial_ids: dict[Factors, int] = {(): _UNIT}
+        self._products: dict[tuple[int, int], int] = {}
+        self.atoms: list[tuple[Any, ...]] = []
+        self._atom_ids: dict[tuple[Any, ...], int] = {}
+        self._memo: dict[tuple[Any, ...], int] = {}
+        for terms in ((), ((-1, 1),), ((_UNIT, 1),)):  # zero, -inf, one
+            self._intern(terms)
+
+    # -- elements
+
+    def _intern(self, terms: Terms) -> int:
+        found = self._ids.get(terms)
+        if found is None:
+            self._budget -= len(terms)
+            if self._budget < 0:
+                raise OutOfBudget("more terms than the budget allows")
+            found = self._ids[terms] = len(self.polys)
+            self.polys.append(terms)
+        return found
+
+    def _of(self, terms: dict[int, Number]) -> int:
+        return self._intern(tuple(sorted((m, c) for m, c in terms.items() if c)))
+
+    def _atom(self, what: tuple[Any, ...]) -> int:
+        found = self._atom_ids.get(what)
+        if found is None:
+            found = self._atom_ids[what] = len(self.atoms)
+            self.atoms.append(what)
+        return found
+
+    def _monomial(self, factors: Factors) -> int:
+        found = self._monomial_ids.get(factors)
+        if found is None:
+            found = self._monomial_ids[factors] = len(self.monomials)
+            self.monomials.append(factors)
+        return found
+
+    def _single(self, what: tuple[Any, ...]) -> int:
+        return self._intern(((self._monomial(((self._atom(what), 1),)), 1),))
+
+    def const(self, value: Fraction | Root | float) -> Any:
+        """A number."""
+        if isinstance(value, Root):
+            inner = self.const(value.of if value.degree == 2 else Root(value.of, 2))
+            return np.int64(self._function("sqrt", (int(inner),)))
+        if isinstance(value, float):
+            if value == -math.inf:
+                return np.int64(NINF)
+            if not math.isfinite(value):
+                return np.int64(self._single(("number", str(value))))
+            value = Fraction(value)
+        return np.int64(self._of({_UNIT: int(value) if value.denominator == 1 else value}))
+
+    def symbol(self, keys: Array) -> Array:
+        """One atom a key."""
+        values, back = np.unique(keys, return_inverse=True)
+        return np.array([self._single(("input", k)) for k in values.tolist()], np.int64)[back].reshape(keys.shape)
+
+    def ints(self, values: Array) -> Array:
+        """Integers."""
+        found, back = np.unique(values, return_inverse=True)
+        return np.array([self.const(Fraction(int(v))) for v in found.tolist()], np.int64)[back].reshape(values.shape)
+
+    # -- arithmetic
+
+    def _pairs(self, op: Callable[[int, int], int], a: Array, b: Array) -> Array:
+        a, b = np.broadcast_arrays(a, b)
+        key = (a.astype(np.int64) << 32) | b
+        values, back = np.unique(key, return_inverse=True)
+        found = np.array([op(v >> 32, v & 0xFFFFFFFF) for v in values.tolist()], np.int64)
+        return found[back].reshape(a.shape) if found.size else np.zeros(a.shape, np.int64)
+
+    def add(self, a: Array, b: Array) -> Array:
+        """a + b."""
+        return self._pairs(self._plus, np.asarray(a), np.asarray(b))
+
+    def sub(self, a: Array, b: Array) -> Array:
+        """a - b."""
+        return self._pairs(lambda x, y: self._plus(x, y, -1), np.asarray(a), np.asarray(b))
+
+    def mul(self, a: Array, b: Array) -> Array:
+        """a · b."""
+        return self._pairs(self._times, np.asarray(a), np.asarray(b))
+
+    def _plus(self, x: int, y: int, sign: int = 1) -> int:
+        if x == NINF or y == NINF:
+            return NINF
+        if y == ZERO:
+            return x
+        terms = dict(self.polys[x])
+        for m, c in self.polys[y]:
+            terms[m] = terms.get(m, 0) + sign * c
+        return self._of(terms)
+
+    def _times(self, x: int, y: int) -> int:
+        if x == ZERO or y == ZERO:
+            return ZERO
+        if x == NINF or y == NINF:
+            return NINF
+        if x == ONE:
+            return y
+        if y == ONE:
+            return x
+        terms: dict[int, Number] = {}
+        self._accumulate(terms, x, y)
+        return self._of(terms)
+
+    def _accumulate(self, terms: dict[int, Number], x: int, y: int) -> None:
+        for m, c in self.polys[x]:
+            for n, e in self.polys[y]:
+                p = self._product(m, n)
+                terms[p] = terms.get(p, 0) + c * e
+
+    def _product(self, m: int, n: int) -> int:
+        if m == _UNIT:
+            return n
+        if n == _UNIT:
+            return m
+        key = (m, n) if m <= n else (n, m)
+        found = self._products.get(key)
+        if found is None:
+            factors = dict(self.monomials[m])
+            for atom, power in self.monomials[n]:
+                factors[atom] = factors.get(atom, 0) + power
+            found = self._products[key] = self._monomial(tuple(sorted((a, p) for a, p in factors.items() if p)))
+        return found
+
+    def square(self, a: Array) -> Array:
+        """a²; the square of a root is what it is the root of."""
+        return self.each(self._squared, a)
+
+    def _squared(self, x: int) -> int:
+        if len(self.polys[x]) != 1 or x == NINF:
+            return self._times(x, x)
+        (m, c) = self.polys[x][0]
+        found = self._of({self._monomial(tuple((a, 2 * p) for a, p in self.monomials[m] if not self._is_root(a))): c * c})
+        for a, p in self.monomials[m]:
+            if self._is_root(a):
+                inner = self.atoms[a][1]
+                for _ in range(abs(p)):
+                    found = self._times(found, inner if p > 0 else self._inverse(inner))
+        return found
+
+    def _is_root(self, atom: int) -> bool:
+        return bool(self.atoms[atom][0] == "sqrt")
+
+    def inv(self, a: Array) -> Array:
+        """1 / a."""
+        return self.each(self._inverse, a)
+
+    def _inverse(self, x: int) -> int:
+        terms = self.polys[x]
+        if x in (ZERO, NINF):
+            return self._single(("1/0",))
+        if len(terms) == 1:
+            m, c = terms[0]
+            return self._of({self._monomial(tuple((a, -p) for a, p in self.monomials[m])): _small(1 / Fraction(c))})
+        c, q = self._projected(x)
+        return self._of({self._monomial(((self._atom(("sum", q)), -1),)): _small(1 / Fraction(c))})
+
+    def _projected(self, x: int) -> tuple[Number, int]:
+        """A factor and the polynomial without it: its first coefficient becomes 1."""
+        c = self.polys[x][0][1]
+        return (1, x) if c == 1 else (c, self._intern(tuple((m, _small(Fraction(d) / c)) for m, d in self.polys[x])))
+
+    def name_of(self, x: int) -> int:
+        """A name for a polynomial of several terms, times its factor."""
+        if x == NINF or len(self.polys[x]) < 2:
+            return x
+        c, q = self._projected(x)
+        return self._of({self._monomial(((self._atom(("sum", q)), 1),)): c})
+
+    def each(self, op: Callable[[int], int], a: Array) -> Array:
+        """An operation on ids, elementwise."""
+        values, back = np.unique(np.asarray(a), return_inverse=True)
+        return np.array([op(v) for v in values.tolist()], np.int64)[back].reshape(np.shape(a))
+
+    def sum(self, a: Array, axes: tuple[int, ...], keep: bool = False) -> Array:
+        """Sum over axes."""
+        a = np.asarray(a)
+        rest = tuple(k for k in range(a.ndim) if k not in axes)
+        rows = a.transpose(*rest, *axes).reshape(math.prod(a.shape[k] for k in rest), -1)
+        found = np.array([self._total(row) for row in rows.tolist()], np.int64)
+        return found.reshape([1 if k in axes else n for k, n in enumerate(a.shape)] if keep else [a.shape[k] for k in rest])
+
+    def _total(self, row: Iterable[int]) -> int:
+        terms: dict[int, Number] = {}
+        for x in row:
+            if x == NINF:
+                return NINF
+            for m, c in self.polys[x]:
+                terms[m] = terms.get(m, 0) + c
+        return self._of(terms)
+
+    def matmul(self, a: Array, b: Array) -> Array:
+        """Matrix products."""
+        batch = np.broadcast_shapes(a.shape[:-2], b.shape[:-2])
+        left = np.broadcast_to(a, (*batch, *a.shape[-2:])).reshape(-1, *a.shape[-2:])
+        right = np.swapaxes(np.broadcast_to(b, (*batch, *b.shape[-2:])).reshape(-1, *b.shape[-2:]), -1, -2)
+        found = [[[self._dot(row, column) for column in y] for row in x] for x, y in zip(left.tolist(), right.tolist())]
+        return np.array(found, np.int64).reshape(*batch, a.shape[-2], b.shape[-1])
+
+    def _dot(self, row: list[int], column: list[int]) -> int:
+        terms: dict[int, Number] = {}
+        for x, y in zip(row, column):
+            if x == NINF or y == NINF:
+                return NINF
+            if x and y:
+                self._accumulate(terms, x, y)
+        return self._of(terms)
+
+    # -- functions
+
+    def apply(self, name: str, *args: Array) -> Array:
+        """A function: one atom for each combination of arguments, but for the laws that the module lists."""
+        arrays = np.broadcast_arrays(*args)
+        stacked = np.stack([np.asarray(x).reshape(-1) for x in arrays], 1)
+        values, back = np.unique(stacked, axis=0, return_inverse=True)
+        found = np.array([self._function(name, tuple(row)) for row in values.tolist()], np.int64)
+        return found[back.reshape(-1)].reshape(arrays[0].shape) if found.size else np.zeros(arrays[0].shape, np.int64)
+
+    def _function(self, name: str, args: tuple[int, ...]) -> int:
+        x = args[0]
+        if name == "exp":
+            return ONE if x == ZERO else ZERO if x == NINF else self._exponential(x)
+        if (name == "log" and x == ONE) or (name in ("sqrt", "relu", "abs", "tanh", "sin", "erf", "sign") and x == ZERO):
+            return ZERO
+        if name == "sqrt" and x == ONE:
+            return ONE
+        return self._single((name, *args))
+
+    def _exponential(self, x: int) -> int:
+        """exp(q + c · log s) = exp(q) · s^c for whole c."""
+        rest: dict[int, Number] = {}
+        factor = ONE
+        for m, c in self.polys[x]:
+            factors = self.monomials[m]
+            if isinstance(c, int) and len(factors) == 1 and factors[0][1] == 1 and self.atoms[factors[0][0]][0] == "log":
+                inner = self.atoms[factors[0][0]][1]
+                for _ in range(abs(c)):
+                    factor = self._times(factor, inner if c > 0 else self._inverse(inner))
+            else:
+                rest[m] = c
+        inner = self._of(rest)
+        return self._times(factor, ONE if inner == ZERO else self._single(("exp", inner)))
+
+    def largest(self, a: Array, axis: int) -> Array:
+        """One atom a set of ids; a set of sets is their union."""
+        rows = np.moveaxis(np.asarray(a), axis, -1)
+        found = np.array([self._greatest(row) for row in rows.reshape(-1, rows.shape[-1]).tolist()], np.int64)
+        return found.reshape(rows.shape[:-1])
+
+    def _greatest(self, row: Iterable[int]) -> int:
+        members: set[int] = set()
+        for x in row:
+            terms = self.polys[x]
+            inner = self.monomials[terms[0][0]] if len(terms) == 1 and terms[0][1] == 1 and x != NINF else ()
+            if len(inner) == 1 and inner[0][1] == 1 and self.atoms[inner[0][0]][0] == "largest":
+                members.update(self.atoms[inner[0][0]][1:])
+            elif x != NINF:
+                members.add(x)
+        if len(members) < 2:
+            return members.pop() if members else NINF
+        return self._single(("largest", *sorted(members)))
+
+
+def _small(value: Fraction) -> Number:
+    return int(value) if value.denominator == 1 else value

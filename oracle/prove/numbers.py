@@ -1,0 +1,73 @@
+"""What a number of a program stands for: 0.1 is one tenth, 0.3333333333333333 a third, not their binary neighbours.
+
+A size's inverse (1/3 for three ranks) is rounded when the program makes it, and the proof is over real numbers.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from fractions import Fraction
+from typing import Final
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+_DENOMINATOR: Final = 4096
+_DIGITS: Final = 12
+
+
+@functools.lru_cache(65536)
+def rational(value: float, single: bool = False) -> Fraction:
+    """The number that a float stands for: the fraction of a small denominator that rounds to it, else its shortest decimal.
+
+    Args:
+        value: finite.
+        single: it was made in float32.
+    """
+    if value == int(value) and abs(value) < 2**53:
+        return Fraction(int(value))
+    near = Fraction(value).limit_denominator(_DENOMINATOR)
+    if single:
+        if np.float32(near.numerator / near.denominator) == np.float32(value):
+            return near
+        return Fraction(str(np.float32(value)))
+    if abs(near.numerator / near.denominator - value) <= math.ulp(value):
+        return near
+    short = Fraction(f"{value:.{_DIGITS}g}")
+    return short if abs(float(short) - value) <= 4 * math.ulp(value) else Fraction(repr(value))
+
+
+class Root(msgspec.Struct, frozen=True):
+    """A positive root of a fraction, of degree 2 or 4: what programs scale attention and norms by."""
+
+    of: Fraction
+    degree: int
+
+    def __float__(self) -> float:
+        return math.pow(self.of, 1 / self.degree)
+
+
+@functools.lru_cache(65536)
+def real(value: float) -> Fraction | Root:
+    """The number that a float of a program stands for: a small fraction, a root of one, or its decimal."""
+    found = rational(value)
+    if value > 0 and found.denominator > _DENOMINATOR:
+        for degree in (2, 4):
+            near = Fraction(value**degree).limit_denominator(_DENOMINATOR)
+            if near and abs(float(near) ** (1 / degree) - value) <= 2 * math.ulp(value):
+                return Root(near, degree)
+    return found
+
+
+def written_down(values: NDArray[np.float64]) -> NDArray[np.bool_]:
+    """Which of recorded numbers are ones that a program writes down: not finite, or of a denominator up to 64 and not large."""
+    single = values.astype(np.float32)
+    found = ~np.isfinite(values)
+    with np.errstate(all="ignore"):
+        for denominator in range(1, 65):
+            near = np.round(values * denominator) / denominator
+            found |= (near.astype(np.float32) == single) & (np.abs(values) <= 1 << 20)
+    # what random numbers of float32 meet by chance: a grid of 64ths and below has 1,260 points in each unit
+    return found

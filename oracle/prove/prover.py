@@ -1,0 +1,174 @@
+"""From tapes to a verdict: refute first, then prove."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+
+from proctor.oracle.plan import Plan
+from proctor.oracle.prove import judge
+from proctor.oracle.prove.domains.f64 import F64
+from proctor.oracle.prove.domains.field import Field, P
+from proctor.oracle.prove.judge import Output, Runs
+from proctor.oracle.prove.leaves import Alignment, align
+from proctor.oracle.prove.locate import Observed, locate
+from proctor.oracle.prove.machine import Stuck
+from proctor.oracle.prove.proof import attempt
+from proctor.oracle.prove.tape import MARK, READ, Tape
+from proctor.oracle.prove.verdict import Culprit, Verdict
+
+ATTEMPTS = 3
+DEGREE = 4096  # of the formulas of a step, roughly: what the probability is computed with
+
+
+def decide(reference: Tape, candidate: Sequence[Tape], plan: Plan | None = None, *, proof_s: float = 120.0) -> Verdict:
+    """Judge tapes.
+
+    Args:
+        reference: of one rank.
+        candidate: of all ranks, in order.
+        plan: where the layout of parameters is not to be found by content.
+        proof_s: how long a proof may take; 0 for none.
+    """
+    began = time.monotonic()
+    alignment = align(reference, candidate, plan)
+    verdict = Verdict("UNPROVED", ranks=len(candidate), operations=sum(len(t.nodes) for t in (reference, *candidate)))
+    try:
+        observed = _judge(verdict, reference, candidate, alignment)
+        if verdict.verdict == "EQUAL" and proof_s > 0:
+            verdict.seconds["refutation"] = time.monotonic() - began
+            _prove(verdict, reference, candidate, alignment, observed, proof_s)
+            return verdict
+    except Stuck as stuck:
+        verdict.verdict, verdict.why = "DIFFERENT", "the ranks wait for each other: their collectives do not match"
+        waiting = next(iter(stuck.where.values()))
+        verdict.culprit = Culprit("ranks wait", place=waiting.rpartition(" at ")[2], said=str(stuck)[:400])
+    except NotImplementedError as error:
+        verdict.why = str(error)
+    verdict.seconds["refutation"] = time.monotonic() - began
+    return verdict
+
+
+def _judge(verdict: Verdict, reference: Tape, candidate: Sequence[Tape], alignment: Alignment) -> list[Observed]:
+    doubles = Runs.of(F64(), reference, candidate, alignment)
+    outputs = judge.compared_doubles(doubles, alignment, judge.starting_values(reference))
+    observed, fields = _in_fields(reference, candidate, alignment)
+    for output in outputs:
+        output.field = all(f[output.what, output.name, output.rank] for f in fields)
+    runs = observed[-1].runs
+    assert runs is not None
+    opaque = {**doubles.reference.opaque, **doubles.candidate.opaque, **runs.reference.opaque, **runs.candidate.opaque}
+    verdict.opaque = [f"{op} at {place}" for op, place in opaque.items()]
+    verdict.outputs = len(outputs)
+    verdict.assumed = [*_assumed(reference, candidate, alignment), *_decisions(reference, candidate, observed)]
+    missing = judge.not_covered(reference, doubles, alignment)
+    wrong = [o for o in outputs if not o.field and not o.doubles]
+    if alignment.strange:
+        verdict.why = f"the ranks do not begin with the reference's parameters: {alignment.strange[0]}{_more(alignment.strange)}"
+        if wrong or missing:
+            _different(verdict, wrong, missing)
+            verdict.culprit = Culprit("initial values", said=f"{alignment.strange[0]} holds values that the reference's parameters do not have")
+        return observed
+    if not outputs:
+        verdict.why = "no output of the candidate has a counterpart in the reference"
+    elif wrong and opaque:
+        verdict.why = f"outputs differ, but {len(opaque)} operators have no meaning here"
+    elif wrong or missing:
+        _different(verdict, wrong, missing)
+        if wrong:
+            verdict.culprit = locate(observed, alignment, doubles, wrong)
+        if missing:
+            then = f"; {verdict.culprit.said}" if verdict.culprit is not None else ""
+            said = f"no rank holds the whole of {missing[0]}{_more(missing)}{then}"
+            verdict.culprit = Culprit("missing part", missing[0].rpartition(".")[0], said=said, parameter=missing[0])
+    else:
+        _agree(verdict, outputs, opaque)
+        law = [o for o in outputs if not o.field]
+        if law:
+            verdict.culprit = locate(observed, alignment, doubles, law)
+    return observed
+
+
+def _prove(verdict: Verdict, reference: Tape, candidate: Sequence[Tape], alignment: Alignment, observed: Sequence[Observed], proof_s: float) -> None:
+    began = time.monotonic()
+    proof = attempt(reference, candidate, alignment, observed, budget_s=proof_s)
+    verdict.cuts = proof.cuts
+    verdict.seconds["proof"] = time.monotonic() - began
+    if proof.why or proof.open or verdict.opaque:
+        what, name, rank = proof.open[0] if proof.open else ("", "", 0)
+        why = proof.why or (f"not proved: {len(proof.open)} outputs, such as {what} {name} of rank {rank}, need a law" if proof.open else "not proved: there are operators without a meaning")
+        verdict.why += f"; {why}"
+        return
+    verdict.verdict, verdict.probability = "PROVED", 0.0
+    verdict.why = f"all {verdict.outputs} outputs are the same formulas ({proof.polynomials} polynomials in {proof.atoms} atoms), for all real parameters"
+
+
+def _in_fields(reference: Tape, candidate: Sequence[Tape], alignment: Alignment) -> tuple[list[Observed], list[dict[tuple[str, str, int], bool]]]:
+    """Both fields' runs, once more where only one of them says that an output differs: two elements may meet by chance."""
+    for again in range(ATTEMPTS):
+        observed, fields = [], []
+        for seed in judge.SEEDS:
+            seen = Observed(reference, candidate)
+            seen.keep(Runs.of(Field(seed + 100 * again), reference, candidate, alignment, (seen.reference, seen.candidate)))
+            observed.append(seen)
+            assert seen.runs is not None
+            fields.append(judge.compared_field(seen.runs, alignment))
+        if fields[0] == fields[1]:
+            break
+    return observed, fields
+
+
+def _different(verdict: Verdict, wrong: list[Output], missing: list[str]) -> None:
+    verdict.verdict = "DIFFERENT"
+    verdict.wrong = [f"{o.what} {o.name} of rank {o.rank}" for o in wrong] + [f"{name} is on no rank as a whole" for name in missing]
+    if not wrong:
+        verdict.why = f"no rank has all of {missing[0]}{_more(missing)}"
+        return
+    names = sorted({o.name for o in wrong})
+    grads = [o for o in wrong if o.what == "grad"]
+    verdict.why = f"{len(wrong)} of {verdict.outputs} outputs differ: {'the gradient' if grads else 'the update'} of {(grads or wrong)[0].name}{_more(names)}"
+    for o in (grads or wrong)[:3]:
+        if o.example is not None:
+            scale = f", a factor of {o.factor:.6g} everywhere" if o.factor else ""
+            verdict.examples.append(f"{o.what} {o.name}[{o.example[0]}]: {o.example[1]:.9g} in the reference, {o.example[2]:.9g} on rank {o.rank}{scale}")
+
+
+def _agree(verdict: Verdict, outputs: list[Output], opaque: dict[str, str]) -> None:
+    apart = [o for o in outputs if not o.doubles]
+    law = [o for o in outputs if not o.field]
+    if apart:
+        verdict.why = f"{apart[0].what} {apart[0].name} of rank {apart[0].rank} differs in doubles by {apart[0].error:.2g} and is equal in the field: it may be chaotic, or a meaning is wrong"
+    elif law and opaque:
+        verdict.why = f"{len(law)} of {len(outputs)} outputs are not equal as formulas, and {len(opaque)} operators have no meaning here"
+    elif law:
+        verdict.verdict = "CLOSE"
+        verdict.why = f"{len(law)} of {len(outputs)} outputs are equal in double precision but not as formulas ({law[0].what} {law[0].name}): a law of exp, log or order is missing"
+    else:
+        verdict.verdict = "EQUAL"
+        verdict.probability = (DEGREE / P) ** len(judge.SEEDS)
+        verdict.why = f"all {len(outputs)} outputs are equal as formulas at random points of a finite field (wrong with a probability of at most {verdict.probability:.0e})"
+
+
+def _assumed(reference: Tape, candidate: Sequence[Tape], alignment: Alignment) -> list[str]:
+    found = ["real numbers for floats, this shape, and data that lead to the same integers (routing, masks, order)"]
+    if alignment.merged:
+        names = sorted(alignment.merged)
+        found.append(f"equal initial values within {names[0]}{_more(names)} stay equal: their ranks' parts could not be told apart")
+    found += sorted({note for tape in (reference, *candidate) for note in tape.notes})
+    return found
+
+
+def _decisions(reference: Tape, candidate: Sequence[Tape], observed: Sequence[Observed]) -> list[str]:
+    """Lines at which a program reads what it computed, and may go another way for other data."""
+    places = {place for tape in (reference, *candidate) for place in tape.reads}
+    one, two = (o.runs for o in observed)
+    assert one is not None and two is not None
+    for tape, a, b, r in [(reference, one.reference, two.reference, 0), *((t, one.candidate, two.candidate, t.rank) for t in candidate)]:
+        last = max((k for k, node in enumerate(tape.nodes) if node.op not in (MARK, READ)), default=0)
+        there = b.reads(r)
+        places |= {tape.nodes[k].place for k, value in a.reads(r).items() if k < last and k in there and value != there[k]}
+    return [f"the same decisions, where the program reads a number that it computed: {place}" for place in sorted(places)]
+
+
+def _more(names: Sequence[str]) -> str:
+    return f" and {len(names) - 1} more" if len(names) > 1 else ""

@@ -1,0 +1,174 @@
+"""What one rank did in one training step: its operations in order, on windows of storages.
+
+A tensor is a *window* on a storage: offset, sizes, strides. So views need no operation of their own, and what is written
+through one view is seen through all others, as in the program. Written by `recorder.py`, read by `machine.py`.
+
+A file of a rank is one JSON head and a block of bytes; no pickle. The numbers of a tape are the run's own: of floats only
+those that a step begins with (leaves) and constants, of integers and booleans all, since which row a token looks
+up or which experts it goes to decides what is computed at all.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, Final
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from proctor.errors import OracleError
+
+SCHEMA: Final = 1
+MARK: Final = "proctor.mark"
+LITERAL: Final = "proctor.literal"
+READ: Final = "proctor.read"
+_MOST_BYTES: Final = 2 << 30
+
+Array = NDArray[Any]
+
+
+class Window(msgspec.Struct, frozen=True, array_like=True):
+    """A strided view of a storage; offset and strides count elements. `kind`: "f" floats, "i" integers, "b" booleans."""
+
+    storage: int
+    offset: int
+    size: tuple[int, ...]
+    stride: tuple[int, ...]
+    kind: str
+
+    @property
+    def numel(self) -> int:
+        """How many elements it shows."""
+        n = 1
+        for s in self.size:
+            n *= s
+        return n
+
+    @property
+    def end(self) -> int:
+        """One more than the last element of the storage that it reaches."""
+        if not self.numel:
+            return self.offset
+        return self.offset + 1 + sum((n - 1) * s for n, s in zip(self.size, self.stride))
+
+
+class Node(msgspec.Struct, array_like=True):
+    """One operation.
+
+    Attributes:
+        op: such as "aten.mm.default"; or one of ours: a mark, a literal, a number that the program read.
+        args: positional arguments; a tensor is {"t": index into ins}, a number that the program read earlier {"r": node, "v": value}.
+        kwargs: the same by name.
+        ins, outs: windows; an `outs` entry is None for a result that is no tensor.
+        values: slot of `Tape.blocks` with the recorded results, by index of `outs`; -1 where they are to be computed.
+        place: "file:line function" of the user's own innermost frame, "" where there is none.
+        module: path of the module in whose forward, or whose backward, it ran.
+        phase: "forward", "backward" or "update".
+        ranks: of a collective, the group.
+        detail: of a collective what its arguments do not tell (the reduction); of a mark what is marked.
+        seq: autograd's number of the backward node that belongs to it, -1 none.
+    """
+
+    op: str
+    args: list[Any] = []  # Any: as of the operator's schema
+    kwargs: dict[str, Any] = {}
+    ins: list[Window] = []
+    outs: list[Window | None] = []
+    values: list[int] = []
+    place: str = ""
+    module: str = ""
+    phase: str = "forward"
+    ranks: tuple[int, ...] = ()
+    detail: str = ""
+    seq: int = -1
+
+
+class Leaf(msgspec.Struct, array_like=True):
+    """A storage that was there before the step touched it: its whole content is block `block`, from node `since` on."""
+
+    storage: int
+    kind: str
+    block: int
+    since: int
+
+
+class Held(msgspec.Struct, array_like=True):
+    """A parameter of the program at the step's begin: its name, the window of the rank's part, how DTensor places it."""
+
+    name: str
+    window: Window
+    placements: tuple[str, ...] = ()
+    mesh: tuple[int, ...] = ()
+    coordinate: tuple[int, ...] = ()
+    shape: tuple[int, ...] = ()
+
+
+class Tape(msgspec.Struct):
+    """One rank's step. `blocks`: numbers that nodes and leaves point to; `notes`: what could not be followed; `reads`: where
+    the program read an integer or a truth value that it had computed from floats, and may have decided by it."""
+
+    rank: int
+    world: int
+    nodes: list[Node] = []
+    leaves: list[Leaf] = []
+    held: list[Held] = []
+    notes: list[str] = []
+    reads: list[str] = []
+    done: bool = False
+    blocks: list[Any] = []  # Any: numpy arrays, which msgspec does not know
+
+
+class _Block(msgspec.Struct, array_like=True):
+    dtype: str
+    count: int
+
+
+class _Head(msgspec.Struct):
+    schema: int
+    tape: Tape
+    blocks: list[_Block]
+
+
+def collective(op: str) -> bool:
+    """Whether an operation needs other ranks."""
+    return op.startswith(("c10d.", "_c10d_functional.")) and "wait_tensor" not in op
+
+
+def write(tape: Tape, path: Path) -> None:
+    """Write a rank's file, as a whole or not at all."""
+    arrays = [np.ascontiguousarray(block) for block in tape.blocks]
+    head = _Head(SCHEMA, Tape(**{f: getattr(tape, f) for f in tape.__struct_fields__ if f != "blocks"}), [_Block(a.dtype.str, a.size) for a in arrays])
+    text = msgspec.json.encode(head)
+    part = path.with_suffix(".part")
+    with open(part, "wb") as out:
+        out.write(len(text).to_bytes(8, "little") + text)
+        for array in arrays:
+            out.write(array.tobytes())
+    part.replace(path)
+
+
+def read(path: Path) -> Tape:
+    """Read a rank's file.
+
+    Raises:
+        OracleError: it is damaged, of another schema, or too large.
+    """
+    try:
+        if path.stat().st_size > _MOST_BYTES:
+            raise OracleError(f"{path}: more than {_MOST_BYTES >> 30} GiB", hint="record a smaller model")
+        data = path.read_bytes()
+        size = int.from_bytes(data[:8], "little")
+        head = msgspec.json.decode(data[8 : 8 + size], type=_Head)
+        if head.schema != SCHEMA:
+            raise OracleError(f"{path}: schema {head.schema}, this Proctor reads {SCHEMA}")
+        at, tape = 8 + size, head.tape
+        for block in head.blocks:
+            dtype = np.dtype(block.dtype)
+            if dtype.kind not in "fibu" or block.count < 0:
+                raise OracleError(f"{path}: a block of {block.dtype[:20]}")
+            tape.blocks.append(np.frombuffer(data, dtype, block.count, at))
+            at += block.count * dtype.itemsize
+        return tape
+    except (OSError, msgspec.MsgspecError, ValueError, TypeError) as error:
+        raise OracleError(f"{path}: is no recorded step: {str(error)[:200]}") from None

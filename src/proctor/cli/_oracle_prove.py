@@ -1,0 +1,76 @@
+"""Is the candidate the same formula as the reference, for all data? One training step of unchanged commands.
+
+Both commands are run once, and the operations of one step of every rank are recorded: forward, backward, reduction of gradients,
+clipping, update. A wrong program is refuted by arithmetic in doubles and in a finite field, with the operation where it begins.
+Exit code 0: EQUAL or PROVED; 1: DIFFERENT; 3: CLOSE or UNPROVED; 2: a command cannot be used.
+"""
+
+from __future__ import annotations
+
+import argparse
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from proctor.cli._launch import words
+from proctor.errors import OracleError, UsageError
+
+if TYPE_CHECKING:
+    from proctor.oracle.prove.verdict import Verdict
+
+
+def prepare(parser: argparse.ArgumentParser) -> None:
+    """Declare the arguments."""
+    parser.add_argument("--reference", metavar="CMD", help="the trusted run, on one device")
+    parser.add_argument("--candidate", metavar="CMD", help="the run that is judged")
+    parser.add_argument("--check", metavar="FILE", help="verify a proof that --save wrote, without running anything")
+    parser.add_argument("--save", metavar="FILE", help="write the proof, where there is one")
+    parser.add_argument("--proof", metavar="S", type=float, default=120.0, help="how long a proof may take; 0 refutes or tests at random points only (default 120)")
+    parser.add_argument("--plan", metavar="PLAN", help="how parameters are cut (TOML); found by content without one")
+    parser.add_argument("--timeout", metavar="S", type=float, default=600.0, help="end a command that takes longer (default 600)")
+    parser.add_argument("--json", metavar="FILE", help="write the verdict as JSON, - for standard output")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Do all of it."""
+    from proctor.oracle.plan_toml import plan_of
+    from proctor.oracle.prove.command import tapes_of
+    from proctor.oracle.prove.leaves import align
+    from proctor.oracle.prove.proof_file import check, save
+    from proctor.oracle.prove.prover import decide
+
+    if args.timeout <= 0 or args.proof < 0:
+        raise UsageError("--timeout must be more than 0, --proof at least 0")
+    if args.check:
+        return _show(check(Path(args.check)), args.json)
+    if not args.reference or not args.candidate:
+        raise UsageError("--reference and --candidate are needed", hint='proctor oracle prove --reference "python train.py" --candidate "torchrun … train.py"')
+    commands = [words(args.reference, "--reference"), words(args.candidate, "--candidate")]
+    plan, seconds, sides = plan_of(args.plan), {}, []
+    for name, command in zip(("reference", "candidate"), commands):
+        began = time.monotonic()
+        sides.append(tapes_of(command, timeout_s=args.timeout))
+        seconds[name] = time.monotonic() - began
+    if len(sides[0]) != 1:
+        raise OracleError(f"the reference has {len(sides[0])} ranks", hint="it must run on one device")
+    verdict = decide(sides[0][0], sides[1], plan, proof_s=args.proof)
+    verdict.seconds = {**seconds, **verdict.seconds}
+    if args.save and verdict.verdict == "PROVED":
+        save(Path(args.save), verdict, sides[0][0], sides[1], align(sides[0][0], sides[1], plan))
+    return _show(verdict, args.json)
+
+
+def _show(verdict: Verdict, json: str | None) -> int:
+    import msgspec
+
+    from proctor.verify import wording
+
+    if json:
+        text = msgspec.json.format(msgspec.json.encode(msgspec.structs.replace(verdict, cuts={})))
+        if json == "-":
+            print(text.decode())
+            return verdict.exit_code
+        Path(json).write_bytes(text)
+    for line in str(verdict).splitlines():
+        print(wording.clean(line))
+    return verdict.exit_code

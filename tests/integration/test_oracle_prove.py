@@ -1,0 +1,75 @@
+"""`proctor oracle prove` on commands with real ranks."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+import pytest
+
+from proctor.cli import main
+
+SCRIPT = '''
+import sys, tempfile, os
+import torch, torch.distributed as dist, torch.multiprocessing as mp
+from torch import nn
+
+def step(rank, world, path, broken):
+    torch.set_num_threads(1)
+    if world > 1:
+        dist.init_process_group("gloo", init_method=f"file://{path}", rank=rank, world_size=world)
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 2))
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.1)
+    x = torch.randn(4, 3)
+    loss = model(x.chunk(world)[rank]).square().mean()
+    loss.backward()
+    if world > 1:
+        for k, p in enumerate(model.parameters()):
+            if not (broken and k == 2):
+                dist.all_reduce(p.grad)
+                p.grad /= world
+    optimizer.step()
+    if world > 1:
+        dist.destroy_process_group()
+
+if __name__ == "__main__":
+    world = int(sys.argv[1])
+    with tempfile.TemporaryDirectory() as folder:
+        if world == 1:
+            step(0, 1, "", False)
+        else:
+            mp.spawn(step, (world, os.path.join(folder, "store"), "broken" in sys.argv), nprocs=world)
+'''
+
+
+@pytest.fixture
+def script(tmp_path: Path) -> str:
+    path = tmp_path / "train.py"
+    path.write_text(SCRIPT)
+    return f"{sys.executable} {path}"
+
+
+def test_commands_are_proved_and_the_proof_is_checked(script: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    proof = tmp_path / "step.proof"
+    assert main(["oracle", "prove", "--reference", f"{script} 1", "--candidate", f"{script} 2", "--save", str(proof)]) == 0
+    assert "PROVED" in capsys.readouterr().out
+    assert main(["oracle", "prove", "--check", str(proof)]) == 0
+
+
+def test_a_gradient_that_is_not_reduced_is_refuted(script: str, tmp_path: Path) -> None:
+    out = tmp_path / "verdict.json"
+    assert main(["oracle", "prove", "--reference", f"{script} 1", "--candidate", f"{script} 2 broken", "--json", str(out)]) == 1
+    verdict = json.loads(out.read_text())
+    assert verdict["verdict"] == "DIFFERENT"
+    assert {name.split()[1] for name in verdict["wrong"]} == {"2.weight"}
+    assert verdict["culprit"]["kind"] == "missing collective" and verdict["culprit"]["parameter"] == "2.weight"
+
+
+def test_bad_input_is_one_line(script: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["oracle", "prove", "--reference", f"{script} 1"]) == 2
+    assert main(["oracle", "prove", "--check", str(tmp_path / "none")]) == 2
+    assert main(["oracle", "prove", "--reference", f"{sys.executable} -c pass", "--candidate", f"{script} 2"]) == 2
+    said = [line for line in capsys.readouterr().err.splitlines() if line.strip()]
+    assert len(said) == 3 and "without training" in said[-1]

@@ -1,0 +1,85 @@
+"""Laws that the finite field and the polynomials must have, and random formulas in all domains."""
+
+from __future__ import annotations
+
+from fractions import Fraction
+
+import numpy as np
+import pytest
+
+from proctor.oracle.prove.domains.field import NINF, Field, P
+from proctor.oracle.prove.domains.poly import OutOfBudget, Poly
+from proctor.oracle.prove.numbers import Root, rational, real
+
+
+@pytest.fixture(params=["field", "poly"])
+def domain(request: pytest.FixtureRequest) -> Field | Poly:
+    return Field(1) if request.param == "field" else Poly()
+
+
+def test_sums_and_products_obey_the_laws_of_a_ring(domain: Field | Poly) -> None:
+    a, b, c = (domain.symbol(np.arange(4) + 10 * k + 1) for k in range(3))
+    np.testing.assert_array_equal(domain.mul(a, domain.add(b, c)), domain.add(domain.mul(c, a), domain.mul(b, a)))
+    np.testing.assert_array_equal(domain.sub(domain.add(a, b), b), a)
+    left = domain.matmul(a.reshape(2, 2), domain.matmul(b.reshape(2, 2), c.reshape(2, 2)))
+    right = domain.matmul(domain.matmul(a.reshape(2, 2), b.reshape(2, 2)), c.reshape(2, 2))
+    np.testing.assert_array_equal(left, right)
+    assert not np.array_equal(domain.matmul(a.reshape(2, 2), b.reshape(2, 2)), domain.matmul(b.reshape(2, 2), a.reshape(2, 2)))
+
+
+def test_an_inverse_cancels_and_a_root_squares_away(domain: Field | Poly) -> None:
+    a = domain.symbol(np.arange(3) + 1)
+    one = domain.const(Fraction(1))
+    assert (domain.mul(a, domain.inv(a)) == one).all()
+    np.testing.assert_array_equal(domain.square(domain.apply("sqrt", a)), a)
+    half = domain.mul(domain.apply("sqrt", a), np.asarray(domain.const(Root(Fraction(1, 2), 2))))
+    np.testing.assert_array_equal(domain.square(half), domain.mul(a, np.asarray(domain.const(Fraction(1, 2)))))
+
+
+def test_minus_infinity_absorbs_and_its_exponential_is_nothing(domain: Field | Poly) -> None:
+    low = np.asarray([domain.const(float("-inf"))])
+    a = domain.symbol(np.array([5]))
+    zero = domain.const(Fraction(0))
+    assert domain.apply("exp", domain.sub(domain.add(a, low), a))[0] == zero
+    assert domain.largest(np.concatenate([low, a]), 0) == a[0]
+
+
+def test_the_largest_of_parts_is_the_largest_of_all(domain: Field | Poly) -> None:
+    a = domain.symbol(np.arange(6) + 1)
+    parts = np.array([domain.largest(a[:3], 0), domain.largest(a[3:], 0)])
+    assert domain.largest(parts, 0) == domain.largest(a[::-1].copy(), 0)
+
+
+def test_large_contractions_are_exact_in_the_field() -> None:
+    rng = np.random.default_rng(0)
+    a, b = rng.integers(0, P, (3, 1000)), rng.integers(0, P, (1000, 2))
+    exact = [[sum(int(x) * int(y) for x, y in zip(row, column)) % P for column in b.T] for row in a]
+    np.testing.assert_array_equal(Field(1).matmul(a, b), exact)
+
+
+def test_an_exponential_of_a_logarithm_is_taken_apart_by_polynomials() -> None:
+    domain = Poly()
+    x, s = domain.symbol(np.array([1])), domain.symbol(np.array([2]))
+    found = domain.apply("exp", domain.sub(x, domain.apply("log", s)))
+    np.testing.assert_array_equal(found, domain.mul(domain.apply("exp", x), domain.inv(s)))
+
+
+def test_equal_sums_get_equal_names_and_multiples_keep_their_factor() -> None:
+    domain = Poly()
+    a, b = domain.symbol(np.array([1, 2])).tolist()
+    total = int(domain.add(np.array([a]), np.array([b]))[0])
+    twice = int(domain.add(np.array([total]), np.array([total]))[0])
+    name = domain.name_of(total)
+    assert name == domain.name_of(int(domain.add(np.array([b]), np.array([a]))[0])) != total
+    assert domain.name_of(twice) == int(domain.mul(np.array([name]), np.asarray(domain.const(Fraction(2))))[0])
+
+
+def test_too_many_terms_end_a_proof() -> None:
+    with pytest.raises(OutOfBudget):
+        Poly(3).symbol(np.arange(9))
+
+
+def test_numbers_of_a_program_are_what_it_meant() -> None:
+    assert rational(1 / 3) == Fraction(1, 3) and rational(0.1) == Fraction(1, 10) and rational(1e-5) == Fraction(1, 100000)
+    assert real(0.5**0.5) == Root(Fraction(1, 2), 2) and real(32**-0.25) == Root(Fraction(1, 32), 4)
+    assert Field(1).const(float("-inf")) == NINF

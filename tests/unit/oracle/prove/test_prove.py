@@ -1,0 +1,94 @@
+"""Parallel functions against their single-device form, on a fake process group."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from helpers.prove_programs import data_parallel, tensor_parallel
+
+from proctor.errors import OracleError
+from proctor.oracle.prove import assert_proved, prove
+
+
+@pytest.mark.parametrize("ranks", [2, 3])
+def test_tensor_parallel_by_hand_is_proved(ranks: int) -> None:
+    verdict = prove(tensor_parallel(), tensor_parallel(), f"tp={ranks}")
+    assert verdict.verdict == "PROVED", str(verdict)
+    assert verdict.outputs == ranks * 24 and not verdict.opaque
+
+
+def test_data_parallel_with_clipping_is_proved() -> None:
+    assert_proved(data_parallel(clip=True), data_parallel(clip=True), "dp=3")
+
+
+@pytest.mark.parametrize("optimizer", [torch.optim.SGD, torch.optim.Adam])
+def test_other_optimizers_are_proved(optimizer: type[torch.optim.Optimizer]) -> None:
+    assert_proved(tensor_parallel(optimizer=optimizer), tensor_parallel(optimizer=optimizer), "tp=2")
+
+
+@pytest.mark.parametrize(
+    ("mistake", "module", "kind"),
+    [
+        ("forward missing", "first.down", "missing collective"),
+        ("backward missing", "first.up", "missing collective"),
+        ("average", "first", "wrong scale"),
+        ("doubled", "first", "doubled"),
+    ],
+)
+def test_a_wrong_collective_is_refuted_where_it_is(mistake: str, module: str, kind: str) -> None:
+    verdict = prove(tensor_parallel(), tensor_parallel(mistake), "tp=2")
+    assert verdict.verdict == "DIFFERENT" and verdict.exit_code == 1
+    assert verdict.culprit is not None
+    assert verdict.culprit.module.startswith(module), str(verdict)
+    assert verdict.culprit.kind == kind, str(verdict)
+    assert "prove_programs.py" in verdict.culprit.place or verdict.culprit.phase == "backward"
+    assert verdict.examples
+
+
+def test_a_shard_that_two_ranks_share_is_refuted() -> None:
+    assert prove(tensor_parallel(), tensor_parallel("same shard"), "tp=2").verdict == "DIFFERENT"
+
+
+def test_a_gradient_that_is_not_reduced_is_named() -> None:
+    verdict = prove(data_parallel(), data_parallel("one not reduced"), "dp=2")
+    assert verdict.verdict == "DIFFERENT"
+    assert verdict.culprit is not None and verdict.culprit.module == "second.up", str(verdict)
+    assert verdict.culprit.kind == "missing collective"
+
+
+def test_a_sum_for_an_average_is_a_wrong_scale() -> None:
+    verdict = prove(data_parallel(), data_parallel("sum"), "dp=2")
+    assert verdict.verdict == "DIFFERENT" and "a factor of 2 everywhere" in verdict.examples[0]
+
+
+def test_a_proof_out_of_budget_is_not_sold_as_one() -> None:
+    verdict = prove(tensor_parallel(), tensor_parallel(), "tp=2", proof_s=1e-9)
+    assert verdict.verdict == "EQUAL" and "out of budget" in verdict.why and verdict.probability > 0
+
+
+def test_a_function_that_trains_nothing_is_one_line() -> None:
+    with pytest.raises(OracleError, match="trains no torch module"):
+        prove(lambda: None, tensor_parallel(), "tp=2")
+
+
+def test_a_function_that_raises_is_one_line() -> None:
+    def broken() -> None:
+        raise ValueError("a world of 2 is refused")
+
+    with pytest.raises(OracleError, match="rank 0 of 2: ValueError: a world of 2 is refused"):
+        prove(tensor_parallel(), broken, "tp=2")
+
+
+def test_a_layer_that_no_rank_holds_is_named() -> None:
+    from torch import nn
+
+    def stack(layers: int) -> None:
+        torch.manual_seed(0)
+        model = nn.Sequential(*[nn.Linear(3, 3) for _ in range(4)][:layers])
+        update = torch.optim.SGD(model.parameters(), lr=0.1)
+        model(torch.arange(6.0).view(2, 3)).sum().backward()
+        update.step()
+
+    verdict = prove(lambda: stack(4), lambda: stack(3), "pp=2")
+    assert verdict.verdict == "DIFFERENT"
+    assert verdict.culprit is not None and verdict.culprit.kind == "missing part" and verdict.culprit.module == "3", str(verdict)
