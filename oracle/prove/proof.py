@@ -48,7 +48,8 @@ def attempt(reference: Tape, candidate: Sequence[Tape], alignment: Alignment, ob
         budget_s: after which it ends.
         terms: that may be stored.
     """
-    domain, until = Poly(terms), time.monotonic() + budget_s
+    until = time.monotonic() + budget_s
+    domain = Poly(terms, until)
     here, there = _keys(o.here for o in observed), _keys(o.there for o in observed)
     factors = _factors(candidate)
     cuts: dict[str, str] = {}

@@ -9,6 +9,7 @@ largest of a set of sets. An equality that needs what a name hides is not found:
 from __future__ import annotations
 
 import math
+import time
 from collections.abc import Callable, Iterable
 from fractions import Fraction
 from typing import Any, Final
@@ -29,17 +30,17 @@ _UNIT: Final = 0  # the empty monomial
 
 
 class OutOfBudget(Exception):
-    """More terms than were allowed."""
+    """More terms, or more time, than were allowed."""
 
 
 class Poly:
-    """See the module. `budget`: terms that may be stored."""
+    """See the module. `budget`: terms that may be stored; `until`: when it ends, by `time.monotonic`."""
 
     name = "poly"
     dtype = np.int64
 
-    def __init__(self, budget: int = 20_000_000) -> None:
-        self._budget = budget
+    def __init__(self, budget: int = 20_000_000, until: float = math.inf) -> None:
+        self._budget, self._until = budget, until
         self.polys: list[Terms] = []
         self._ids: dict[Terms, int] = {}
         self.monomials: list[Factors] = [()]
@@ -59,6 +60,8 @@ class Poly:
             self._budget -= len(terms)
             if self._budget < 0:
                 raise OutOfBudget("more terms than the budget allows")
+            if len(self.polys) % 64 == 63 and time.monotonic() > self._until:
+                raise OutOfBudget("more time than the budget allows")
             found = self._ids[terms] = len(self.polys)
             self.polys.append(terms)
         return found

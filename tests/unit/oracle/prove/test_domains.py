@@ -79,6 +79,12 @@ def test_too_many_terms_end_a_proof() -> None:
         Poly(3).symbol(np.arange(9))
 
 
+def test_the_time_of_a_proof_is_looked_at_between_its_terms() -> None:
+    domain = Poly(until=0.0)
+    with pytest.raises(OutOfBudget, match="time"):
+        domain.symbol(np.arange(200))
+
+
 def test_numbers_of_a_program_are_what_it_meant() -> None:
     assert rational(1 / 3) == Fraction(1, 3) and rational(0.1) == Fraction(1, 10) and rational(1e-5) == Fraction(1, 100000)
     assert real(0.5**0.5) == Root(Fraction(1, 2), 2) and real(32**-0.25) == Root(Fraction(1, 32), 4)
