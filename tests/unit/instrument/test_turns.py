@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import _thread
 import threading
 
 from proctor.instrument._turns import Turns
@@ -83,3 +84,21 @@ def test_two_threads_that_write_at_once_are_seen() -> None:
     other.do(ours.begin_write)
     ours.begin_write()
     assert told == ["broken"]
+
+
+def test_a_thread_of_autograds_engine_works_for_the_backward_that_runs() -> None:
+    ours, told = turns()
+    done = threading.Event()
+
+    def nested() -> None:  # a recomputation, in a thread that Python did not start
+        ours.begin_write()
+        told.append("looks" if ours.begin_look() else "does not look")
+        ours.end_look()
+        ours.end_write()
+        done.set()
+
+    ours.begin_write()
+    _thread.start_new_thread(nested, ())
+    assert done.wait(60)
+    ours.end_write()
+    assert told == ["looks"] and ours.begin_look()
