@@ -79,6 +79,34 @@ def average(model: nn.Module) -> None:
             p.grad /= WORLD
 
 
+class Copy(torch.autograd.Function):
+    """The input of layers cut over the ranks; back: the sum of their gradients."""
+
+    @staticmethod
+    def forward(ctx, x):
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx, g):
+        g = g.clone()
+        dist.all_reduce(g)
+        return g
+
+
+class Sum(torch.autograd.Function):
+    """The sum over the ranks; back: the gradient as it is."""
+
+    @staticmethod
+    def forward(ctx, x):
+        x = x.clone()
+        dist.all_reduce(x)
+        return x
+
+    @staticmethod
+    def backward(ctx, g):
+        return g.clone()
+
+
 class Mlp(nn.Module):
     """Two layers with a norm between them."""
 

@@ -4,32 +4,8 @@ from __future__ import annotations
 
 import torch
 import torch.distributed as dist
-from common import RANK, WORLD, Case, Gpt, average, main, next_token, tokens
+from common import RANK, WORLD, Case, Copy, Gpt, Sum, average, main, next_token, tokens
 from torch import nn
-
-
-class Copy(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx, x):
-        return x.clone()
-
-    @staticmethod
-    def backward(ctx, g):
-        g = g.clone()
-        dist.all_reduce(g)
-        return g
-
-
-class Sum(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx, x):
-        x = x.clone()
-        dist.all_reduce(x)
-        return x
-
-    @staticmethod
-    def backward(ctx, g):
-        return g.clone()
 
 
 class Gather(torch.autograd.Function):
