@@ -1,4 +1,5 @@
-"""Hot loops: fingerprints of tensor memory, comparison of two, the call tap, rows of a trace as bytes, and equal values. No policy, no torch headers.
+"""Hot loops: fingerprints of tensor memory, comparison of two, the call tap, rows of a trace as bytes, equal values, and random
+numbers. No policy, no torch headers.
 
 `ACTIVE` says which implementation runs: "native", or "python" where the extension is missing or
 `PROCTOR_NATIVE=0` is set.
@@ -25,6 +26,9 @@ __all__ = [
     "first_seen",
     "is_tap",
     "pack_tables",
+    "philox_normal",
+    "philox_unit",
+    "philox_words",
 ]
 
 if TYPE_CHECKING:
@@ -40,6 +44,9 @@ if TYPE_CHECKING:
         first_seen,
         is_tap,
         pack_tables,
+        philox_normal,
+        philox_unit,
+        philox_words,
     )
 
     ACTIVE: str
@@ -59,6 +66,9 @@ else:
             first_seen,
             is_tap,
             pack_tables,
+            philox_normal,
+            philox_unit,
+            philox_words,
         )
 
         ACTIVE = "native"
@@ -72,6 +82,7 @@ else:
             fingerprint_buffer,
             fingerprint_many,
         )
+        from proctor.native._philox_py import philox_normal, philox_unit, philox_words
         from proctor.native._tap_py import Recorder, Tap, is_tap
 
         ACTIVE = "python"

@@ -5,14 +5,16 @@
 #include "compare.h"
 #include "distinct.h"
 #include "fingerprint.h"
+#include "philox.h"
 #include "tap.h"
 
 PYBIND11_MODULE(_native, m) {
-  m.doc() = "Fingerprints and comparison of tensor memory, the call tap, rows of a trace as bytes, and equal values.";
+  m.doc() = "Fingerprints and comparison of tensor memory, the call tap, rows of a trace as bytes, equal values, and random numbers.";
   using namespace proctor;
   bind_columns(m);
   bind_compare(m);
   bind_distinct(m);
   bind_fingerprint(m);
+  bind_philox(m);
   bind_tap(m);
 }

@@ -19,7 +19,8 @@ class Bernoulli(Elementwise):
 
     def keyed(self, bits: Bits, dtype: torch.dtype, p: float) -> torch.Tensor:
         """See `Elementwise.keyed`."""
-        return torch.from_numpy(bits.words()[:, 0].astype(np.uint64) < np.uint64(int(p * 2**32)))
+        most = int(p * 2**32) - 1  # the largest word that gives 1
+        return torch.from_numpy(bits.words()[:, 0] <= np.uint32(most)) if most >= 0 else torch.zeros(bits.count, dtype=torch.bool)
 
     def kernel(self, out: torch.Tensor, p: float, *, generator: torch.Generator) -> None:
         """See `Elementwise.kernel`."""

@@ -15,12 +15,11 @@ import numpy.typing as npt
 import torch
 
 from proctor.oracle.parallel.box import Box, Longs
-from proctor.oracle.parallel.streams import Ident
-from proctor.oracle.parallel.streams.philox import Words, words
+from proctor.oracle.parallel.streams import Ident, philox
+from proctor.oracle.parallel.streams.philox import Words
 
 _CHUNK: Final = 1 << 15  # elements at a time
 _LANES: Final = 16  # functions such as log see whole vectors only: no element is in a remainder that is computed otherwise
-_UNIT24: Final = np.float32(2.0**-24)
 _UNIT53: Final = 2.0**-53
 
 Floats = npt.NDArray[np.floating[Any]]
@@ -45,29 +44,23 @@ class Bits:
 
     def words(self, each: int = 1, domain: int = 0) -> Words:
         """[count, each]; `each` words an element, of a stream of their own for every `domain`."""
-        return words(self._key, self._starts, self._length, each, domain).reshape(-1, each)
+        return philox.words(self._key, self._starts, self._length, each, domain).reshape(-1, each)
 
     def unit(self, double: bool = False) -> Floats:
         """[count] uniform in [0, 1): 24 random bits in float32, 53 in float64."""
         if not double:
-            short: Floats = (self.words()[:, 0] >> np.uint32(8)).astype(np.float32) * _UNIT24
-            return short
+            return philox.unit(self._key, self._starts, self._length).reshape(-1)
         long: Floats = (_u64(self.words(2, domain=1)) >> np.uint64(11)).astype(np.float64) * _UNIT53
         return long
 
     def normal(self, double: bool = False) -> Floats:
-        """[count] standard normal, by Box and Muller, each element from its own pair of words."""
-        if double:
-            pair = self.words(4, domain=3)
-            u1 = ((_u64(pair[:, :2]) >> np.uint64(11)).astype(np.float64) + 1) * _UNIT53
-            u2 = (_u64(pair[:, 2:]) >> np.uint64(11)).astype(np.float64) * _UNIT53
-        else:
-            two = self.words(2, domain=2)
-            u1 = ((two[:, 0] >> np.uint32(8)).astype(np.float64) + 1) * float(_UNIT24)
-            u2 = (two[:, 1] >> np.uint32(8)).astype(np.float64) * float(_UNIT24)
-        u1, u2 = _padded(u1), _padded(u2)
-        found = np.sqrt(-2 * np.log(u1)) * np.cos(2 * np.pi * u2)
-        values: Floats = found[: self.count] if double else found[: self.count].astype(np.float32)
+        """[count] standard normal, by Box and Muller; in float64 each element from words of its own."""
+        if not double:
+            return philox.normal(self._key, self._starts, self._length).reshape(-1)
+        pair = self.words(4, domain=3)
+        u1 = _padded(((_u64(pair[:, :2]) >> np.uint64(11)).astype(np.float64) + 1) * _UNIT53)
+        u2 = _padded((_u64(pair[:, 2:]) >> np.uint64(11)).astype(np.float64) * _UNIT53)
+        values: Floats = (np.sqrt(-2 * np.log(u1)) * np.cos(2 * np.pi * u2))[: self.count]
         return values
 
     def log_unit(self, double: bool = False) -> Floats:
