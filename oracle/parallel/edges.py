@@ -1,12 +1,13 @@
-"""Transitions as hooks of modules: the only hooks that a run has beside those of draws.
+"""Transitions around the forward of modules: all that a run adds to a model beside the hooks of draws.
 
-A hook sees what enters or leaves a module as the program passes it, and hands out the same with tensors in their new layout.
+What enters or leaves a module is handed on as the program passes it, with tensors in their new layout.
 In the first forward it also compares what a rule says a tensor comes as with what the edge before left it as.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import contextlib
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Final
 
 import torch
@@ -80,39 +81,67 @@ def _cuts(layout: Layout, ndim: int, axes: set[str]) -> set[tuple[object, ...]]:
     }
 
 
-class InputEdges:
-    """Hook before a module: transitions of its arguments, and tokens of an embedding whose rows are cut."""
+class Crossing:
+    """Stands in the place of a module's `forward`: transitions of what enters, the module's own forward, transitions of what leaves.
 
-    def __init__(self, edges: Sequence[Edge], state: Any) -> None:
-        self.edges, self.first, self.state = edges, edges[0], state
+    Not hooks: torch's path through hooks costs more than the transition of a small tensor.
 
-    def __call__(self, module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """The arguments in their new layouts."""
-        if not kwargs and len(args) == 1 and self.first.everywhere and isinstance(args[0], torch.Tensor):
-            return (self.first.carry(args[0], self.state.checking),), kwargs
-        return changed(args, self._change), changed(kwargs, self._change)
+    Args:
+        forward: the module's own.
+        state: has `checking`.
+        inputs, outputs: rules on the module; the first that is about a tensor counts.
+        lookup: of an embedding whose rows are cut.
+        afters: parameters that are added last.
+    """
 
-    def _change(self, path: str, tensor: torch.Tensor) -> torch.Tensor:
-        for edge in self.edges:
-            if edge.slot.fullmatch(path):
-                return edge.carry(tensor, self.state.checking)
-        return tensor
+    def __init__(
+        self, forward: Callable[..., Any], state: Any, inputs: Sequence[Edge], outputs: Sequence[Edge], lookup: Lookup | None, afters: Sequence[After]
+    ) -> None:
+        self.forward, self.state = forward, state
+        self._inputs = inputs if any(not edge.idle for edge in inputs) else ()
+        self._outputs = outputs if any(not edge.idle for edge in outputs) else ()
+        self._lookup, self._afters = lookup, afters
 
+    @property
+    def needed(self) -> bool:
+        """Whether there is anything to do."""
+        return bool(self._inputs or self._outputs or self._lookup or self._afters)
 
-class OutputEdges:
-    """Hook after a module: transitions of what it gives."""
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """The module's forward, between its transitions."""
+        if self._lookup is not None:
+            args = self._lookup.before(args)
+        if self._inputs:
+            if len(args) == 1 and not kwargs and self._inputs[0].everywhere and isinstance(args[0], torch.Tensor):
+                args = (self._inputs[0].carry(args[0], self.state.checking),)
+            else:
+                args, kwargs = changed(args, self._enters), changed(kwargs, self._enters)
+        if self._afters:
+            with contextlib.ExitStack() as withheld:
+                for after in self._afters:
+                    withheld.enter_context(after.withheld())
+                output = self.forward(*args, **kwargs)
+        else:
+            output = self.forward(*args, **kwargs)
+        if self._lookup is not None:
+            output = self._lookup.after(output)
+        if self._outputs:
+            if self._outputs[0].everywhere and isinstance(output, torch.Tensor):
+                output = self._outputs[0].carry(output, self.state.checking)
+            else:
+                output = changed(output, self._leaves)
+        for after in self._afters:
+            output = after.added(output)
+        return output
 
-    def __init__(self, edges: Sequence[Edge], state: Any) -> None:
-        self.edges, self.first, self.state = edges, edges[0], state
+    def _enters(self, path: str, tensor: torch.Tensor) -> torch.Tensor:
+        return self._through(self._inputs, path, tensor)
 
-    def __call__(self, module: torch.nn.Module, args: Any, output: Any) -> Any:
-        """The output in its new layout."""
-        if self.first.everywhere and isinstance(output, torch.Tensor):
-            return self.first.carry(output, self.state.checking)
-        return changed(output, self._change)
+    def _leaves(self, path: str, tensor: torch.Tensor) -> torch.Tensor:
+        return self._through(self._outputs, path, tensor)
 
-    def _change(self, path: str, tensor: torch.Tensor) -> torch.Tensor:
-        for edge in self.edges:
+    def _through(self, edges: Sequence[Edge], path: str, tensor: torch.Tensor) -> torch.Tensor:
+        for edge in edges:
             if edge.slot.fullmatch(path):
                 return edge.carry(tensor, self.state.checking)
         return tensor
@@ -130,41 +159,42 @@ class Lookup:
         self.start, self.count = start, count
         self._others: list[torch.Tensor] = []
 
-    def before(self, module: torch.nn.Module, args: tuple[Any, ...]) -> tuple[Any, ...]:
-        """Hook: tokens as rows of this rank."""
+    def before(self, args: tuple[Any, ...]) -> tuple[Any, ...]:
+        """Tokens as rows of this rank."""
         tokens = args[0] - self.start
         self._others.append((tokens < 0) | (tokens >= self.count))
         return (tokens.clamp(0, self.count - 1), *args[1:])
 
-    def after(self, module: torch.nn.Module, args: Any, output: torch.Tensor) -> torch.Tensor:
-        """Hook: zeros for the others' tokens."""
+    def after(self, output: torch.Tensor) -> torch.Tensor:
+        """Zeros for the others' tokens."""
         return output.masked_fill(self._others.pop().unsqueeze(-1), 0.0)
 
 
 class After:
     """A parameter that is added once, when the addends have been summed: the bias of a row-parallel layer.
 
-    While the module computes, a tensor of zeros stands in its place.
+    Args:
+        name: of the parameter.
+        module: that has it.
     """
 
-    def __init__(self, name: str) -> None:
-        self.name = name
-        self._own: list[torch.nn.Parameter] = []
+    def __init__(self, name: str, module: torch.nn.Module) -> None:
+        self.name, self.module = name, module
         self._zeros: torch.nn.Parameter | None = None
 
-    def before(self, module: torch.nn.Module, args: Any) -> None:
-        """Hook: put zeros in its place."""
-        own = module._parameters[self.name]
+    @contextlib.contextmanager
+    def withheld(self) -> Iterator[None]:
+        """While the module computes, a tensor of zeros stands in its place."""
+        own = self.module._parameters[self.name]
         assert own is not None
-        self._own.append(own)
         if self._zeros is None or self._zeros.dtype != own.dtype:
             self._zeros = torch.nn.Parameter(torch.zeros_like(own), requires_grad=False)
-        module._parameters[self.name] = self._zeros
+        self.module._parameters[self.name] = self._zeros
+        try:
+            yield
+        finally:
+            self.module._parameters[self.name] = own
 
-    def after(self, module: torch.nn.Module, args: Any, output: Any) -> Any:
-        """Hook, also where the module raised: give it back and add it."""
-        own = self._own.pop()
-        module._parameters[self.name] = own
-        if not isinstance(output, torch.Tensor):
-            return None
-        return output + own
+    def added(self, output: Any) -> Any:
+        """The output with it."""
+        return output + self.module._parameters[self.name] if isinstance(output, torch.Tensor) else output

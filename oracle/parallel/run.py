@@ -23,7 +23,7 @@ from proctor.oracle._names import compiled
 from proctor.oracle.parallel import intercept, verify
 from proctor.oracle.parallel.buckets import Buckets, Pending
 from proctor.oracle.parallel.comm import Comm, comm_of
-from proctor.oracle.parallel.edges import After, Edge, InputEdges, Lookup, OutputEdges
+from proctor.oracle.parallel.edges import After, Crossing, Edge, Lookup
 from proctor.oracle.parallel.nested import changed
 from proctor.oracle.parallel.parameters import Held
 from proctor.oracle.parallel.placing import Placing
@@ -145,23 +145,16 @@ class Parallel:
 
     def _hook_edges(self, path: str, module: torch.nn.Module) -> None:
         rules = [rule for rule in self.plan.edges if compiled(rule.module).fullmatch(path)]
+        lookup = None
         for rule in rules:
             if rule.lookup and _on(rule.lookup, self.plan) and self.plan.mesh.size(rule.lookup) > 1:
-                name = f"{path}.weight" if path else "weight"
-                rows = self.held.boxes[name].indices[0]
+                rows = self.held.boxes[f"{path}.weight" if path else "weight"].indices[0]
                 lookup = Lookup(int(rows[0]), len(rows))
-                module.register_forward_pre_hook(lookup.before)
-                module.register_forward_hook(lookup.after)
         edges = {at: [Edge(rule, path, self.comm) for rule in rules if rule.at == at and rule.rules] for at in ("input", "output")}
-        afters = [After(rule.after) for rule in rules if rule.after and module._parameters.get(rule.after) is not None]
-        if any(not edge.move.idle for edge in edges["input"]):
-            module.register_forward_pre_hook(InputEdges(edges["input"], self), with_kwargs=True)
-        for after in afters:
-            module.register_forward_pre_hook(after.before)
-        if any(not edge.move.idle for edge in edges["output"]):
-            module.register_forward_hook(OutputEdges(edges["output"], self))
-        for after in afters:
-            module.register_forward_hook(after.after, always_call=True)
+        afters = [After(rule.after, module) for rule in rules if rule.after and module._parameters.get(rule.after) is not None]
+        crossing = Crossing(module.forward, self, edges["input"], edges["output"], lookup, afters)
+        if crossing.needed:
+            module.forward = crossing  # type: ignore[method-assign]
 
     def _after(self, module: Any, args: Any, output: Any) -> Any:
         """Hook after the model: what its backward has to tell."""
