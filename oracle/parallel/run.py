@@ -154,7 +154,7 @@ class Parallel:
         afters = [After(rule.after, module) for rule in rules if rule.after and module._parameters.get(rule.after) is not None]
         crossing = Crossing(module.forward, self, edges["input"], edges["output"], lookup, afters)
         if crossing.needed:
-            module.forward = crossing  # type: ignore[method-assign]
+            module.forward = crossing
 
     def _after(self, module: Any, args: Any, output: Any) -> Any:
         """Hook after the model: what its backward has to tell."""
