@@ -292,6 +292,7 @@ class StateTracker:
         if placements is not None:
             meta["placement"] = ",".join(type(p).__name__ + (str(p.dim) if hasattr(p, "dim") else "") for p in placements)
             meta["mesh"] = ",".join(str(n) for n in (t.device_mesh.mesh_dim_names or ()))
+            meta["part"] = ",".join(str(c) for c, p in zip(t.device_mesh.get_coordinate() or (), placements) if p.is_shard())
         for key, value in vars(t).items():
             if isinstance(value, bool | int | str) and not key.startswith("_") and len(str(value)) <= 64:
                 meta[f"attr.{key}"] = value

@@ -113,7 +113,7 @@ def _read(source: pa.NativeFile, path: Path, table: str, sieve: Sieve | None) ->
         raise TraceError(f"{path}: not a Proctor trace (unreadable Arrow header)") from None
     if not reader.schema.equals(schema):
         raise TraceError(
-            f"{path}: columns {', '.join(reader.schema.names[:12])} are not those of a {table} table",
+            f"{path}: columns {_columns(reader.schema)} are not those of a {table} table",
             hint="record the run again with this version",
         )
     batches: list[pa.RecordBatch] = []
@@ -146,6 +146,13 @@ def _read(source: pa.NativeFile, path: Path, table: str, sieve: Sieve | None) ->
     if sieve is not None:
         found = pa.concat_tables([*whole, _sift(found, table, sieve)])
     return Table(found, rows, cut, damaged, context)
+
+
+def _columns(schema: pa.Schema) -> str:
+    try:
+        return ", ".join(schema.names[:12])
+    except UnicodeDecodeError:  # pyarrow decodes names when they are asked for
+        return "whose names are no text"
 
 
 def lacks(info: Mapping[str, Any], read: Mapping[str, Table]) -> dict[str, str]:

@@ -59,6 +59,11 @@ class Loop:
             for attr in ("data", "grad"):
                 none = {"flags": 1} if attr == "grad" else {"fp": _fp(self.program, name, -1), "norm": 2.0}
                 rows.state(self._variable(name, attr), meta=self._meta(name), call=0, **none)
+        if self.world > 1 and self.program != 1:
+            # A parameter that is cut over the ranks, and frozen.
+            own = 0 if self.fault == "no_reduce" else rank
+            cut = {**self._meta("wide"), "shape": [16, 8], "placement": "Shard0", "part": str(rank), "requires_grad": False, "optimizer": None, "group": None}
+            rows.state(self._variable("wide", "data"), meta=cut, call=0, fp=_fp(self.program, "wide", own), norm=2.0)
         rows.call(_SCHEDULE, _SCHEDULER)
 
     def _step(self, rows: _Rows, rank: int, step: int, fault: str) -> None:

@@ -280,7 +280,7 @@ def test_the_runs_have_something_to_say() -> None:
     """Laws about nothing would hold, too."""
     learned = {name: len(rules(name, tuple(range(12)))) for name in NAMES}
     for name in (
-        "applied", "argument", "consistent", "contain", "delivered", "input_output", "option", "output", "paced", "recomputed", "resumed", "sequence", "varies",
+        "apart", "applied", "argument", "consistent", "contain", "delivered", "input_output", "option", "output", "paced", "recomputed", "resumed", "sequence", "varies",
     ):  # fmt: skip
         assert learned[name], learned
     assert {COUNT, PLACE, RANK} <= set(merge([count(registry()["contain"].examples(trace(0), []), trace(0))]).frame.columns)

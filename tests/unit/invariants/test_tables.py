@@ -185,3 +185,11 @@ def test_a_trace_of_an_earlier_version_is_read(tmp_path: Path) -> None:
     run = write_run(tmp_path / "run", [process(steps=STEPS, states=states())])  # neither checksums nor counts
     result, code = verdict(run)
     assert (result.violations, code, result.notes) == ([], 0, [])
+
+
+def test_names_of_columns_that_are_no_text_are_refused(tmp_path: Path) -> None:
+    path = recorded(tmp_path / "run") / "procs"
+    path = next(path.iterdir()) / "calls.arrow"
+    path.write_bytes(path.read_bytes().replace(b"parent", b"\x94arent", 1))
+    with pytest.raises(TraceError, match="whose names are no text"):
+        read_table(path, "calls")
