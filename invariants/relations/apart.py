@@ -20,7 +20,16 @@ from typing import Any, ClassVar, Final
 import polars as pl
 
 from proctor.invariants.invariant import Hypothesis, Standing
-from proctor.invariants.relations import Detail, Examples, Needs, Reads, Relation, _frames, _sightings, register
+from proctor.invariants.relations import (
+    Detail,
+    Examples,
+    Needs,
+    Reads,
+    Relation,
+    _frames,
+    _sightings,
+    register,
+)
 from proctor.invariants.schema import StateFlag
 from proctor.invariants.trace import Trace
 
