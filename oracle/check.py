@@ -322,7 +322,7 @@ class Comparison:
         if theirs != mine and dropouts.active() and self.reference.run != PLACED:
             word = f"dropout was recorded with --dropout {theirs} in the reference and {mine} in the candidate"
             return conclude([], unchecked=self.unchecked, notes=self.notes, inconclusive=f"{word}: record both alike")
-        if theirs != "draw" and (kept := dropouts.kept(HIDDEN) if theirs == "replay" else dropouts.kept()):
+        if theirs not in ("draw", "keyed") and (kept := dropouts.kept(HIDDEN) if theirs == "replay" else dropouts.kept()):
             self.unchecked.append(f"dropout masks of {kept} module{'s' if kept > 1 else ''}: everything is kept while it is recorded; probabilities are compared")
         return None
 

@@ -50,7 +50,7 @@ def assert_equivalent(
     mode: Mode = "all",
     localise: bool = True,
     eager: bool = False,
-    dropout: Literal["keep", "replay", "draw"] = "keep",
+    dropout: Literal["keep", "replay", "draw", "keyed"] = "keep",
     out: str | Path | None = None,
     timeout_s: float = 600.0,
 ) -> Verdict:
@@ -69,7 +69,7 @@ def assert_equivalent(
         eager: what the candidate wraps in `torch.compile` runs uncompiled, as it does in the reference.
         localise: run the candidate again to name the module that is wrong.
         dropout: `keep`: it keeps everything in the steps that are compared, and its probabilities are; `replay`: the candidate gets
-            the reference's masks; `draw`: it is left alone.
+            the reference's masks; `draw`: it is left alone; `keyed`: every rank draws its part of what one device draws.
         out: where recordings are kept; without it they go when this returns.
         timeout_s: of each run.
 

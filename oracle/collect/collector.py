@@ -16,7 +16,7 @@ import functools
 import os
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 import wrapt
@@ -42,6 +42,9 @@ from proctor.oracle.collect.tape import Tape
 from proctor.oracle.collect.taps import recomputing
 from proctor.oracle.frameworks import framework_of
 from proctor.oracle.store import Draw
+
+if TYPE_CHECKING:
+    from proctor.oracle.collect.keyed import KeyedDraws
 
 
 class Collector:
@@ -69,7 +72,8 @@ class Collector:
         self._guarded = self._guard.guarded
         self._supplied = Supplied()
         self._replayed = Replayed(config.replay) if config.replay else None
-        self._decisions = Decisions(self, "draw" if config.replay else config.dropout)
+        self._keyed = self._make_keyed() if config.dropout == "keyed" else None
+        self._decisions = Decisions(self, "draw" if config.replay else config.dropout, self._keyed)
         self.optimizers = Optimizers(self.models, self.progress, self._tape, self._supplied, self._replayed, config.noise)
         self._buffers = Buffers(self.models, self._tape)
         self._crossings = Crossings(
@@ -88,6 +92,13 @@ class Collector:
             skip_frames(Collector, Attached, Buffers, Crossings, Flats, Guard, Models, Optimizers, Progress, Running, Supplied, Tape)
 
     # -- putting it there -----------------------------------------------------------------------------------
+
+    def _make_keyed(self) -> KeyedDraws:
+        from proctor.oracle.collect.keyed import KeyedDraws  # late: most recordings draw as they would
+
+        keyed = KeyedDraws(lambda: self._crossings.running.all() if self.recording() else (), lambda: self.progress.step, self._failed)
+        self._attached.hold(keyed.close)
+        return keyed
 
     def install(self) -> None:
         """Patch what tells of models and steps; everything else waits for the first training forward."""
@@ -349,6 +360,8 @@ class Collector:
         self.optimizers.record_before()
         self._buffers.record_before()
         self._supplied.read(self.config, self.info.rank)
+        if self._keyed is not None:
+            self._keyed.open(self.config.plan or self.info.plan, self.info.rank, self.info.world)
         if self.info.rank in self.config.ops:
             self._crossings.record_operations(self.config.ops[self.info.rank], self.config.ops_step)
 

@@ -12,7 +12,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 from collections.abc import Callable
-from typing import Any, Final, Protocol
+from typing import TYPE_CHECKING, Any, Final, Protocol
 
 import torch
 from torch.overrides import TorchFunctionMode, _get_current_function_mode_stack
@@ -33,6 +33,9 @@ from proctor.oracle.collect.deciding import (
 from proctor.oracle.collect.roots import local_of
 from proctor.oracle.collect.running import Place
 from proctor.oracle.collect.taps import recomputing
+
+if TYPE_CHECKING:
+    from proctor.oracle.collect.keyed import KeyedDraws
 
 MAX_SCORES: Final = 1 << 22  # elements; larger ones are no router's: attention scores, logits over a vocabulary
 DIGEST_BYTES: Final = 8
@@ -70,12 +73,13 @@ class Decisions(TorchFunctionMode):  # type: ignore[misc]
     Args:
         host: the collector.
         dropout: `keep`: it keeps everything while a step is recorded; `place`: the same, and what it would act on is recorded; `replay`:
-            that is recorded, and masks, which are given where there are some; `draw`: it is left alone.
+            that is recorded, and masks, which are given where there are some; `keyed`: it drops what `keyed` draws; `draw`: it is left alone.
+        keyed: draws for every rank what one device would.
     """
 
-    def __init__(self, host: Host, dropout: str) -> None:
+    def __init__(self, host: Host, dropout: str, keyed: KeyedDraws | None = None) -> None:
         super().__init__()
-        self._host, self._dropout = host, dropout
+        self._host, self._dropout, self._keyed = host, dropout, keyed
         self._counts: dict[tuple[Place, str], int] = {}
         self._answers: dict[tuple[str | None, bytes], torch.Tensor] = {}  # what was given, for when it is computed again
 
@@ -94,13 +98,15 @@ class Decisions(TorchFunctionMode):  # type: ignore[misc]
         """Call a function whose decisions are seen, unless somebody further out does so already."""
         if not self._host.recording() or any(mode is self for mode in _get_current_function_mode_stack()):
             return call(*args, **kwargs)
-        with self:
+        with self, self._keyed.around() if self._keyed is not None else contextlib.nullcontext():
             return call(*args, **kwargs)
 
     def next_step(self) -> None:
         """Calls are counted by step."""
         self._counts.clear()
         self._answers.clear()
+        if self._keyed is not None:
+            self._keyed.next_step()
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
@@ -148,10 +154,12 @@ class Decisions(TorchFunctionMode):  # type: ignore[misc]
             self._note(place, slot, float(p) if acts else 0.0, "")
             return None
         like = _ones(args, kwargs) if how.elementwise else pytree.tree_map(_detached, (args, kwargs))
-        with torch.no_grad():
+        with torch.no_grad(), self._as_torch():
             drawn = func(*like[0], **like[1])
         digest = _digest(drawn, how.elementwise)
         self._note(place, slot, float(p), digest)
+        if self._dropout == "keyed":
+            return None
         if how.elementwise:
             x = INPUT.of(args, kwargs)
             with torch.no_grad():
@@ -162,6 +170,10 @@ class Decisions(TorchFunctionMode):  # type: ignore[misc]
             return lambda: x.mul_(factor) if how.inplace.of(args, kwargs) else x * factor
         put, more = how.p.put(args, kwargs, 0.0)
         return lambda: func(*put, **more)
+
+    def _as_torch(self) -> contextlib.AbstractContextManager[None]:
+        """Around a draw that the program would have made without us."""
+        return self._keyed.paused() if self._keyed is not None else contextlib.nullcontext()
 
     def _factor(self, how: Dropout, place: Place | None, slot: str, x: Any, drawn: Any, p: float, digest: str) -> Any:
         """What elements are multiplied by, where dropout would have multiplied them by `drawn`."""
@@ -189,9 +201,11 @@ class Decisions(TorchFunctionMode):  # type: ignore[misc]
             self._note(place, slot, 1.0 - stays, "")
             return None
         like = _ones(args, kwargs)
-        with torch.no_grad():
+        with torch.no_grad(), self._as_torch():
             mask = func(*like[0], **like[1])
         self._note(place, slot, 1.0 - stays, _digest(mask, elementwise=True))
+        if self._dropout == "keyed":
+            return None
         return (lambda: x.fill_(1)) if func is torch.Tensor.bernoulli_ else lambda: torch.ones_like(x)
 
     def _note(self, place: Place | None, slot: str, p: float, digest: str) -> None:

@@ -69,6 +69,10 @@ class Running:
             return None
         return self.stack[-1]
 
+    def all(self) -> list[Place]:
+        """Those that run, the outermost first; none where `innermost` has none."""
+        return [place for place in self.stack if place.again == self.stack[-1].again] if self.innermost() is not None else []
+
     def abandon(self) -> None:
         """An outermost call was ended by an exception, which the program may catch: nothing runs."""
         self.stack.clear()

@@ -9,6 +9,7 @@ noise, value and gradient get a relative error of one rounding; with a replaceme
 from __future__ import annotations
 
 import hashlib
+import threading
 from collections.abc import Callable
 from typing import Any
 
@@ -70,6 +71,7 @@ UNIT_ROUNDOFF = {  # half the distance of 1 to the next number
     torch.float16: 2.0**-11,
     torch.bfloat16: 2.0**-8,
 }
+_own = threading.local()
 FP8_SIGMA = 2.0**-6  # u of e4m3 (2^-4) / 4: measured to cover a GEMM with inputs in e4m3 (findings, §3)
 
 
@@ -84,11 +86,20 @@ def noisy(x: torch.Tensor, sigma: float, *key: object) -> torch.Tensor:
     local = x.to_local() if hasattr(x, "to_local") else x
     generator = torch.Generator().manual_seed(seed_of(*key))
     wide = torch.float64 if local.dtype == torch.float64 else torch.float32
-    uniform = torch.empty(local.shape, dtype=wide).uniform_(-1.0, 1.0, generator=generator).to(local.device)
+    _own.draws = True
+    try:
+        uniform = torch.empty(local.shape, dtype=wide).uniform_(-1.0, 1.0, generator=generator).to(local.device)
+    finally:
+        _own.draws = False
     moved = (local.to(wide) * (1.0 + sigma * 3.0**0.5 * uniform)).to(local.dtype)
     if local is x:
         return moved
     return type(x).from_local(moved, x.device_mesh, x.placements, shape=x.shape, stride=x.stride())
+
+
+def own_draw() -> bool:
+    """Whether what is drawn now, in this thread, is noise of ours and nothing of the program's."""
+    return getattr(_own, "draws", False)
 
 
 def seed_of(*key: object) -> int:

@@ -26,7 +26,7 @@ from proctor.errors import OracleError
 from proctor.oracle.parallel.draws import FIXED, Place, registry
 
 _KEY: Final = "CPU"
-_ROOM: Final = str(Path(__file__).resolve().parent)
+_ROOM: Final = str(Path(__file__).resolve().parents[1])  # the oracle, with all that stands between a draw and the user
 _TORCH: Final = str(Path(torch.__file__).resolve().parent)
 _local = threading.local()
 _lock = threading.Lock()
@@ -56,17 +56,17 @@ def set_placing(place: Place | None) -> None:
     _local.place = place
 
 
-def install() -> None:
-    """Replace the kernels, once a process.
+def install() -> bool:
+    """Replace the kernels, once a process; whether this call did.
 
     Raises:
         OracleError: this torch cannot hand out the kernel that is replaced (before 2.9).
     """
     if _installed:
-        return
+        return False
     with _lock:
         if _installed:
-            return
+            return False
         if not hasattr(torch.library, "get_kernel"):
             raise OracleError(f"torch {torch.__version__} cannot replace kernels", hint="upgrade torch to 2.9 or later")
         library = torch.library.Library("aten", "IMPL")
@@ -75,6 +75,7 @@ def install() -> None:
             for name in random_kernels():
                 library.impl(name, _replacement(name), _KEY, allow_override=True)
         _installed.append(library)
+        return True
 
 
 def uninstall() -> None:
@@ -107,7 +108,8 @@ def _replacement(name: str) -> Callable[..., Any]:
 
     def draw(*args: Any, **kwargs: Any) -> Any:
         place = getattr(_local, "place", None)
-        if place is None:
+        asked = getattr(place, "applies", None)
+        if place is None or (asked is not None and not asked()):
             return torchs.call_boxed(keys, *args, **kwargs)
         if drawn is None:
             raise OracleError(

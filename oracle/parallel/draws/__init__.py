@@ -34,7 +34,10 @@ FIXED: Final = {
 
 
 class Place(Protocol):
-    """Where a draw lies: asked once for each draw, with the tensor that is drawn."""
+    """Where a draw lies: asked once for each draw, with the tensor that is drawn.
+
+    One with a method `applies` is asked first whether what is drawn now is its concern; else torch draws.
+    """
 
     def __call__(self, tensor: torch.Tensor) -> tuple[Stream, Box, Ident]:
         """The stream, the tensor's part of the whole, and the name of this draw."""

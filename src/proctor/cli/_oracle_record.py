@@ -50,6 +50,9 @@ def add_recording(parser: argparse.ArgumentParser, dropout: Sequence[str] = ("ke
         help="keep: it keeps everything in the recorded steps, and its probabilities are compared (default); draw: leave it alone"
         + ("; replay: the candidate gets the reference's masks" if "replay" in dropout else ""),
     )
+    parser.add_argument(
+        "--rng", choices=("keyed",), dest="dropout", default=argparse.SUPPRESS, help="nothing is switched off: every rank draws its part of what one device draws (with ranks: [[draw]] of --plan says which)"
+    )
     parser.add_argument("--keep-inputs", action="store_true", help="use the program's own data (the default; accepted for scripts)")
     parser.add_argument("--to-the-end", action="store_true", help="let the command finish instead of stopping it")
     parser.add_argument("--timeout", metavar="S", type=float, default=3600.0, help="end a command that takes longer (default 3600)")
