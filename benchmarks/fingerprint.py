@@ -15,7 +15,7 @@ from collections.abc import Callable
 
 import torch
 
-from proctor.instrument import fingerprint as adapter
+from proctor.instrument.observe import fingerprint as adapter
 from proctor.native import _native
 
 ROUNDS = 15

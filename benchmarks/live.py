@@ -20,7 +20,7 @@ from proctor.invariants.pack import Pack, read_pack
 from proctor.invariants.relations import registry
 from proctor.invariants.trace import Trace
 from proctor.verify.checker import check
-from proctor.verify.online import OnlineChecker
+from proctor.verify.live.online import OnlineChecker
 
 
 def live(run: Path, packs: list[Pack]) -> dict[str, int]:

@@ -27,12 +27,12 @@ os.environ["POLARS_MAX_THREADS"] = "1"  # as a verifier has; polars looks when i
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "tests"))
 from helpers.flushes import Recorded
 
-from proctor.invariants import frames
-from proctor.invariants.arrow_message import Encoded
-from proctor.invariants.frames import ORDER, Flush
 from proctor.invariants.pack import read_pack
 from proctor.invariants.relations import registry
-from proctor.verify.online import OnlineChecker
+from proctor.invariants.wire import frames
+from proctor.invariants.wire.arrow_message import Encoded
+from proctor.invariants.wire.frames import ORDER, Flush
+from proctor.verify.live.online import OnlineChecker
 
 ROOT = Path(__file__).resolve().parent.parent
 _ALIKE = 14  # the first of the steps whose windows look like those before: rows are the same from the 7th on

@@ -19,15 +19,15 @@ import msgspec
 import numpy as np
 import polars as pl
 
+from proctor.invariants.codec.definition import foreign
 from proctor.invariants.condition import AGREE, Precondition
-from proctor.invariants.definition import foreign
 from proctor.invariants.invariant import FalseAlarm, Hypothesis, Invariant, Record, Severity, Support, union
 from proctor.invariants.pack import Pack
 from proctor.invariants.relations import Detail, Relation, registry
 from proctor.invariants.suppression import Known, Suppression
 from proctor.invariants.trace import Process, Trace
+from proctor.invariants.trace.windows import Window
 from proctor.invariants.verdict import CheckResult, Evidence, Violation
-from proctor.invariants.windows import Window
 from proctor.verify.coverage import Coverage, coverage
 from proctor.verify.incident import callers, group, minority
 from proctor.verify.silence import expired, silence

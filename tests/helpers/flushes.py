@@ -11,7 +11,7 @@ import numpy as np
 import pyarrow as pa
 
 from proctor.invariants.schema import TABLES
-from proctor.invariants.tables import read_stream
+from proctor.invariants.trace.tables import read_stream
 
 Flush = tuple[str, dict[str, pa.Table], dict[str, Any], int]
 """Process, records, `process.json`, and the step that the process is in."""

@@ -11,14 +11,14 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from proctor.instrument._guard import Guard
-from proctor.instrument.stream import Sender
-from proctor.invariants.arrow_message import Encoded
-from proctor.invariants.peer import make_token, read_token
+from proctor.instrument.guard import Guard
+from proctor.instrument.record.stream import Sender
 from proctor.invariants.schema import TABLES
-from proctor.verify._endpoint import Limits
-from proctor.verify.inbox import Event, Inbox
-from proctor.verify.server import Server
+from proctor.invariants.wire.arrow_message import Encoded
+from proctor.invariants.wire.peer import make_token, read_token
+from proctor.verify.transport.endpoint import Limits
+from proctor.verify.transport.inbox import Event, Inbox
+from proctor.verify.transport.server import Server
 
 TOKEN = b"0123456789abcdef0123456789abcdef"
 

@@ -12,10 +12,10 @@ from typing import Any
 
 import pyarrow as pa
 
-from proctor.invariants.peer import read_token
-from proctor.verify.fill import fill
-from proctor.verify.inbox import Gap, Inbox, Left, Rows
-from proctor.verify.server import Server
+from proctor.invariants.wire.peer import read_token
+from proctor.verify.transport.fill import fill
+from proctor.verify.transport.inbox import Gap, Inbox, Left, Rows
+from proctor.verify.transport.server import Server
 
 
 def main(address: str, token: str, out: Path, run: Path | None) -> None:

@@ -14,9 +14,9 @@ pytest.importorskip("torch")
 pytest.importorskip("safetensors")
 from proctor.cli import main
 from proctor.instrument.config import RecordConfig
-from proctor.instrument.rundir import create_run, write_boot
+from proctor.instrument.record.rundir import create_run, write_boot
 from proctor.invariants.capsule import capsules_of, read_capsule
-from proctor.verify.confirm import Reference
+from proctor.verify.service.confirm import Reference
 
 NET = """
 import torch

@@ -11,9 +11,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from proctor.instrument import fingerprint as adapter
-from proctor.instrument.fingerprint import fingerprint, fingerprint_shard, merge
-from proctor.native import _fingerprint_py as twin
+from proctor.instrument.observe import fingerprint as adapter
+from proctor.instrument.observe.fingerprint import fingerprint, fingerprint_shard, merge
+from proctor.native.twins import fingerprint as twin
 
 try:
     from proctor.native import _native as native

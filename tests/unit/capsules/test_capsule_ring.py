@@ -13,13 +13,14 @@ pytest.importorskip("torch")
 pytest.importorskip("safetensors")
 import torch
 
-from proctor.instrument import _capsule_writer, capsules
-from proctor.instrument._capsule_writer import Facts
-from proctor.instrument._guard import Guard
-from proctor.instrument.capsules import Capsules
+from proctor.instrument.capsules import ring as capsules
+from proctor.instrument.capsules import writer as _capsule_writer
+from proctor.instrument.capsules.ring import Capsules
+from proctor.instrument.capsules.writer import Facts
 from proctor.instrument.config import RecordConfig
-from proctor.instrument.context import StepClock
-from proctor.instrument.state import StateTracker
+from proctor.instrument.guard import Guard
+from proctor.instrument.observe.state import StateTracker
+from proctor.instrument.steps.clock import StepClock
 from proctor.invariants.capsule import capsules_of, read_capsule
 
 

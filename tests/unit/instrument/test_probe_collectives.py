@@ -14,11 +14,11 @@ pytest.importorskip("torch")
 import torch
 import torch.distributed as dist
 
-from proctor.instrument import mesh
 from proctor.instrument.config import RecordConfig
+from proctor.instrument.observe import mesh
 from proctor.instrument.probes import Home, Sink, collectives
 from proctor.instrument.probes.collectives import Collectives
-from proctor.invariants import collective
+from proctor.invariants.codec import collective
 from proctor.invariants.schema import Name, StateFlag, Value
 from proctor.native import Recorder
 

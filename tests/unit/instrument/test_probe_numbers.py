@@ -15,15 +15,17 @@ from typing import Any
 import pytest
 
 from proctor.instrument.config import RecordConfig
-from proctor.instrument.patches import METHOD, Patches
+from proctor.instrument.patch.patches import METHOD, Patches
 from proctor.instrument.probes import Home, Sink
 from proctor.invariants.schema import Name
 from proctor.native import Recorder
 
 torch = pytest.importorskip("torch")
 
-from proctor.instrument.probes import _assignments, _formulas, _reading  # noqa: E402  they import torch
 from proctor.instrument.probes.numbers import UPDATE, Numbers  # noqa: E402
+from proctor.instrument.probes.source import assignments as _assignments  # noqa: E402
+from proctor.instrument.probes.source import formulas as _formulas  # noqa: E402
+from proctor.instrument.probes.source import reading as _reading  # noqa: E402  they import torch
 
 
 class Watch:

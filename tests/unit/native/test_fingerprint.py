@@ -15,8 +15,8 @@ import torch
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from proctor.instrument import fingerprint as adapter
-from proctor.instrument.fingerprint import (
+from proctor.instrument.observe import fingerprint as adapter
+from proctor.instrument.observe.fingerprint import (
     CONSTANT,
     NONFINITE,
     UNHASHED,
@@ -26,7 +26,7 @@ from proctor.instrument.fingerprint import (
     fingerprint_all,
     fingerprint_shard,
 )
-from proctor.native import _fingerprint_py as twin
+from proctor.native.twins import fingerprint as twin
 
 native = pytest.importorskip("proctor.native._native")
 BACKENDS = native.fingerprint_backends()

@@ -9,11 +9,11 @@ from typing import Any
 import pytest
 from helpers.runs import write_run
 
-from proctor.invariants import collective
-from proctor.invariants.collective import Group
+from proctor.invariants.codec import collective
+from proctor.invariants.codec.collective import Group
 from proctor.invariants.invariant import Hypothesis
-from proctor.invariants.relations import _collectives
 from proctor.invariants.relations.agree import Agree
+from proctor.invariants.relations.views import collectives as _collectives
 from proctor.invariants.trace import Trace
 
 RELATION = Agree()

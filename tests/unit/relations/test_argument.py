@@ -301,7 +301,7 @@ def test_every_functional_dropout_is_recorded_and_judged(tmp_path: Path, name: s
     rules = learn(RELATION, load(tmp_path, [healthy[0]], [healthy[1]]))
     forgotten = load(tmp_path, [functional(None, model="__main__.C", name=name)])
     assert violations(RELATION, rules, forgotten)
-    catalog = pytest.importorskip("proctor.instrument.catalog")
+    catalog = pytest.importorskip("proctor.instrument.patch.catalog")
     (rule,) = [r for r in rules if r.hypothesis["mode"] == "dropping"]
     whole = f"torch.nn.functional.{name}"
     assert {whole, ATTENTION} <= RELATION.needs(rule.hypothesis).functions

@@ -9,8 +9,8 @@ from typing import Any
 
 from helpers.runs import write_run
 
-from proctor.invariants import collective
-from proctor.invariants.collective import Group
+from proctor.invariants.codec import collective
+from proctor.invariants.codec.collective import Group
 from proctor.invariants.invariant import Hypothesis
 from proctor.invariants.relations.delivered import Delivered
 from proctor.invariants.trace import Trace

@@ -13,8 +13,9 @@ import pytest
 from helpers.runs import write_run
 
 from proctor.invariants.invariant import Hypothesis, Severity
-from proctor.invariants.relations import _norms, numeric
+from proctor.invariants.relations import numeric
 from proctor.invariants.relations.numeric import Numeric
+from proctor.invariants.relations.numeric import norms as _norms
 from proctor.invariants.schema import StateFlag
 from proctor.invariants.trace import Trace
 

@@ -11,9 +11,19 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pyarrow import ipc
 
-from proctor.invariants import frames
-from proctor.invariants.frames import Bye, Decoder, Flush, Frame, FrameError, Freeze, Hello, Ping, Welcome
 from proctor.invariants.schema import TABLES
+from proctor.invariants.wire import frames
+from proctor.invariants.wire.frames import (
+    Bye,
+    Decoder,
+    Flush,
+    Frame,
+    FrameError,
+    Freeze,
+    Hello,
+    Ping,
+    Welcome,
+)
 
 texts = st.text(max_size=20)
 messages = st.one_of(

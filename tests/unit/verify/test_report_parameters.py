@@ -11,8 +11,8 @@ from proctor.invariants.invariant import Severity
 from proctor.invariants.trace import Run, Trace
 from proctor.invariants.verdict import Violation
 from proctor.verify.report import Report, html
-from proctor.verify.report._parameters import MAX_ROWS, parameter_map
-from proctor.verify.report._tensors import tensors
+from proctor.verify.report.html.parameters import MAX_ROWS, parameter_map
+from proctor.verify.report.html.tensors import tensors
 
 NAMES = ["tok.weight", *(f"blocks.{b}.{t}" for b in range(4) for t in ("ln.weight", "fc.weight", "fc.bias"))]
 

@@ -19,8 +19,8 @@ from proctor.verify import wording
 from proctor.verify.checker import check, exit_code
 from proctor.verify.coverage import coverage
 from proctor.verify.report import FORMATS, Report, html, jsonout, renderer, write_text
-from proctor.verify.report._excerpt import excerpt
-from proctor.verify.report._timeline import COLUMNS, ROWS, timeline
+from proctor.verify.report.html.excerpt import excerpt
+from proctor.verify.report.html.timeline import COLUMNS, ROWS, timeline
 from proctor.verify.report.summary import summarise
 
 NASTY = "layers.0.<script>alert('1')</script>\"&amp;\x1b[31m\u202e.wéight✓[bold]"

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from proctor.invariants.trace import Trace
-from proctor.verify.report._plots import plots
+from proctor.verify.report.html.plots import plots
 from proctor.verify.series import MAX_POINTS, curves, series, thin
 
 
