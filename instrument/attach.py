@@ -83,9 +83,9 @@ def _watch(objects: tuple[Any, ...], out: str | None) -> None:
             observer.guard.run("state", observer.tracker.add_model, thing)
         elif isinstance(thing, torch.optim.Optimizer):
             if not observer.tracker.holds(thing):
-                observer.guard.run("watch", observer.steps.optimizer_created, (thing,), None, None, False)
+                observer.guard.run("watch", observer.steps.updates.optimizer_created, (thing,), None, None, False)
         elif isinstance(thing, torch.optim.lr_scheduler.LRScheduler):
-            observer.guard.run("watch", observer.steps.scheduler_created, (thing,), None)
+            observer.guard.run("watch", observer.steps.updates.scheduler_created, (thing,), None)
 
 
 def meta(values: dict[str, Any]) -> None:

@@ -353,7 +353,7 @@ class Observer:
         self.tracker.observe(seq, call, edge, self._state_ctx(), **what)
 
     def _look_late(self) -> None:
-        self.steps.by_hand()
+        self.steps.by_hand.look()
         self.look(0, 0, data=Look.HINT, grad=Look.HINT)
 
     def _new_step(self) -> None:

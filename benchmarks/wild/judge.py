@@ -23,8 +23,9 @@ def verdicts(run: Path) -> dict[str, Any]:
     from proctor.invariants.fit import load_packs
     from proctor.invariants.relations import registry
     from proctor.invariants.trace import Run
-    from proctor.verify.checker import judge, merge_rules
+    from proctor.verify.checker import judge
     from proctor.verify.coverage import coverage
+    from proctor.verify.rules import merge_rules
 
     report = examine(run, [], fail_on="error")
     trace = Run(run).trace

@@ -10,7 +10,8 @@ import weakref
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any, Final
 
-from proctor.instrument.observe.fingerprint import Summary, _formats, _plain, _unseen, fingerprint_all
+from proctor.instrument.observe.content import formats, readable, unseen
+from proctor.instrument.observe.fingerprint import Summary, fingerprint_all
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -151,7 +152,7 @@ class Holder:
 
 
 def _hold(tensor: Tensor, room: int) -> Held:
-    plain = _plain(tensor)
+    plain = readable(tensor)
     if plain is None:
         return Held(tensor, None, None, "its memory cannot be read")
     if tensor.grad_fn is not None:
@@ -166,7 +167,7 @@ def _hold(tensor: Tensor, room: int) -> Held:
 
 def observe(tensor: Tensor) -> Held:
     """What comes out: its content is compared, never put back."""
-    plain = _plain(tensor)
+    plain = readable(tensor)
     if plain is None:
         return Held(tensor, None, None, "its memory cannot be read")
     if plain.nbytes <= SMALL:
@@ -177,14 +178,14 @@ def observe(tensor: Tensor) -> Held:
 def _bytes(tensor: Tensor, address: int, most: int) -> bytes | None:
     """The content of a small tensor of the usual kind; `None`: its copy has to go the long way.
 
-    Does with less what `_plain` and `clone` do: behind a forward caches are cold, and every function of torch's that is
+    Does with less what `readable` and `clone` do: behind a forward caches are cold, and every function of torch's that is
     asked takes one or two µs, its copy ten.
     """
     import torch
 
     if type(tensor) is not torch.Tensor or not tensor.is_cpu or address <= 0 or not tensor.is_contiguous():
         return None
-    if tensor.dtype not in _formats() or tensor.is_neg() or tensor.is_conj() or tensor.storage_offset():
+    if tensor.dtype not in formats() or tensor.is_neg() or tensor.is_conj() or tensor.storage_offset():
         return None  # a storage that was freed shows in the address only where a tensor begins with it
     size: int = tensor.nbytes
     return ctypes.string_at(address, size) if 0 < size <= most else None
@@ -214,9 +215,9 @@ def clone(tensors: list[Tensor], into: list[Tensor] | None = None) -> list[Tenso
     """
     import torch
 
-    # No mode to turn off, the usual case: `_unseen` takes 14 µs, a small copy 3. What is detached enters no graph.
+    # No mode to turn off, the usual case: `unseen` takes 14 µs, a small copy 3. What is detached enters no graph.
     plainly = torch._C._len_torch_dispatch_stack() == 0
-    with torch._C.DisableTorchFunction() if plainly else _unseen():
+    with torch._C.DisableTorchFunction() if plainly else unseen():
         sources = [t.detach() for t in tensors]
         if into is not None and _fits(sources, into):
             if sources:

@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Any, Final
 
 from proctor.instrument.capsules.held import Held, is_plain
 from proctor.instrument.capsules.rng import RngState
-from proctor.instrument.observe.fingerprint import _unseen, fingerprint_all
+from proctor.instrument.observe.content import unseen
+from proctor.instrument.observe.fingerprint import fingerprint_all
 from proctor.invariants.capsule import Batch, Blob, Call, Capsule, Generator, Print, Seen, Variable
 from proctor.invariants.schema import StateFlag
 
@@ -69,7 +70,7 @@ def render(step: HeldStep, first_batch: int) -> tuple[Capsule, list[Blob]]:
     """
     if step.event is not None:
         step.event.synchronize()
-    with _unseen():
+    with unseen():
         return _render(step, first_batch)
 
 

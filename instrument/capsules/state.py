@@ -15,7 +15,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from proctor.instrument.capsules.held import Held, clone, is_plain, leaves
-from proctor.instrument.observe.fingerprint import _plain, _unseen
+from proctor.instrument.observe.content import readable, unseen
 from proctor.invariants.capsule import Group, Plain, Variable
 
 if TYPE_CHECKING:
@@ -99,7 +99,7 @@ def collect(
     missing: list[str] = []
 
     def put(role: str, name: str, tensor: Any, optimizer: str = "", trains: bool = True) -> None:
-        plain = _plain(tensor)
+        plain = readable(tensor)
         if plain is None:
             missing.append(f"{role} {name}: its memory cannot be read")
         else:
@@ -144,7 +144,7 @@ def gradients(tracker: StateTracker, known: dict[Any, str] | None = None) -> tup
     """
     known = names(tracker) if known is None else known
     there = [(known[key], grad) for key, p in tracker.parameters() if (grad := p.grad) is not None]
-    plain = [(name, _plain(grad)) for name, grad in there]
+    plain = [(name, readable(grad)) for name, grad in there]
     missing = [f"gradient {name}: its memory cannot be read" for name, grad in plain if grad is None]
     return [(Value("gradient", name), grad) for name, grad in plain if grad is not None], missing
 
@@ -179,7 +179,7 @@ def restore(
     """
     wanted = {(v.role, v.name): v for v in state}
     trouble: list[str] = []
-    with _unseen():
+    with unseen():
         _restore_models(tracker, wanted, load, trouble)
         _restore_optimizers(tracker, list(wanted.values()), groups, load, trouble)
         for i, scaler in enumerate(scalers):
@@ -211,7 +211,7 @@ def restore_gradients(tracker: StateTracker, state: Iterable[Variable], load: Ca
     """Put back what a backward adds to."""
     wanted = {v.name: v for v in state if v.role == "gradient" and v.key}
     known = names(tracker)
-    with _unseen():
+    with unseen():
         for key, p in tracker.parameters():
             held = wanted.get(known[key])
             if held is None:

@@ -114,11 +114,11 @@ class Taps:
         from torch.utils.data._utils import worker
 
         for owner, attribute, name, before, after in (
-            (torch.optim.Optimizer, "__init__", "torch.optim.Optimizer.__init__", None, self._steps.optimizer_created),
+            (torch.optim.Optimizer, "__init__", "torch.optim.Optimizer.__init__", None, self._steps.updates.optimizer_created),
             (torch.optim.lr_scheduler.LRScheduler, "__init__", "torch.optim.lr_scheduler.LRScheduler.__init__",
-             self._steps.scheduler_created, None),
+             self._steps.updates.scheduler_created, None),
             (torch.optim.lr_scheduler.ReduceLROnPlateau, "__init__",
-             "torch.optim.lr_scheduler.ReduceLROnPlateau.__init__", self._steps.scheduler_created, None),
+             "torch.optim.lr_scheduler.ReduceLROnPlateau.__init__", self._steps.updates.scheduler_created, None),
             (worker, "_worker_loop", LOADER_WORKER, self._observer.loader_worker, None),
         ):
             self._tap(catalog.Point(owner, attribute, name, METHOD), before, after)

@@ -26,7 +26,8 @@ from proctor.instrument.capsules.render import render
 from proctor.instrument.capsules.ring import Capsules
 from proctor.instrument.capsules.state import restore, restore_gradients
 from proctor.instrument.observe import mesh
-from proctor.instrument.observe.fingerprint import _unseen, fingerprint
+from proctor.instrument.observe.content import unseen
+from proctor.instrument.observe.fingerprint import fingerprint
 from proctor.instrument.replay.plan import Outcome, Plan, outcome_file
 from proctor.invariants.capsule import TENSORS, Capsule, Generator, Seen, read_capsule
 from proctor.invariants.files import replace_file
@@ -83,7 +84,7 @@ class Replayer(Capsules):
             self._leave(f"{type(e).__name__}: {str(e)[:500]}")
 
     def _batch(self, result: Any) -> None:
-        number = self._loaded - self.recorded.first_batch + self.recorded.batches_before
+        number = self.given.loaded - self.recorded.first_batch + self.recorded.batches_before
         for batch in self.recorded.batches:
             if batch.number == number:
                 self._exchange(leaves(result), batch.items)
@@ -117,7 +118,7 @@ class Replayer(Capsules):
                 continue
             if seen.content is not None and tuple(leaf.shape) == seen.shape and fingerprint(leaf).fp == seen.content.fp:
                 continue  # an alias of something stays one
-            with _unseen():
+            with unseen():
                 leaf.data = self._tensor(seen.key).to(leaf.device)
 
     def _exchange_plain(
@@ -179,7 +180,7 @@ class Replayer(Capsules):
 
     def _report(self) -> None:
         assert self.current is not None
-        step, _ = render(self.current, self.first_batch)
+        step, _ = render(self.current, self.given.first_batch)
         self._leave(step=step)
 
     def _leave(self, *trouble: str, step: Capsule | None = None) -> None:

@@ -2,7 +2,7 @@
 
 The observer reads the gradients of all models; a backward pass, a clearing or an update writes them without holding the interpreter's lock.
 Reading one while another thread replaces it ends the process. So a thread that looks says so first and then asks whether another one
-writes; one that begins to write says so first and then waits for looks to end (`observer.py`, `steps.py`). Threads of autograd's own
+writes; one that begins to write says so first and then waits for looks to end (`observer.py`, `guarded_write`). Threads of autograd's own
 engine take no turns: they work for a backward that is known.
 """
 
@@ -11,7 +11,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable
-from typing import Final
+from typing import Any, Final
 
 LONGEST_WAIT_S: Final = 60.0  # for a look of another thread, which takes milliseconds
 
@@ -79,3 +79,18 @@ class Turns:
 def _is_pythons(ident: int) -> bool:
     """Whether Python started this thread: one of autograd's engine did not."""
     return any(t.ident == ident for t in threading.enumerate() if not isinstance(t, threading._DummyThread))
+
+
+def guarded_write(turns: Turns, before: Callable[..., None], after: Callable[..., None]) -> tuple[Callable[..., None], Callable[..., None]]:
+    """The hooks of a call that writes gradients, so that no other thread reads them meanwhile."""
+
+    def begins(args: tuple[Any, ...], kwargs: Any) -> None:
+        turns.begin_write()
+        before(args, kwargs)
+
+    def ends(args: tuple[Any, ...], kwargs: Any, result: Any, raised: bool) -> None:
+        turns.end_write()
+        after(args, kwargs, result, raised)
+
+    return begins, ends
+

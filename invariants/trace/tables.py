@@ -239,3 +239,9 @@ def _sift(table: pa.Table, name: str, sieve: Sieve) -> pa.Table:
 def _one_line(error: Any) -> str:
     text = str(error).strip().splitlines()
     return text[0][:120] if text else type(error).__name__
+
+
+def empty(table: str) -> pl.DataFrame:
+    """A table of a trace without rows."""
+    frame = pl.DataFrame(pl.from_arrow(no_rows(TABLES[table])))
+    return frame.select(pl.lit(0, dtype=pl.UInt16).alias("proc"), *frame.columns).clear()

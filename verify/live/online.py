@@ -27,11 +27,12 @@ from proctor.invariants.relations import Reads, Relation, registry
 from proctor.invariants.trace import Trace
 from proctor.invariants.trace.windows import FOREVER, Window, reach_of
 from proctor.invariants.verdict import CheckResult, Violation
-from proctor.verify.checker import MAX_PLACES, Judged, judge, merge_rules
+from proctor.verify.checker import MAX_PLACES, Judged, judge
 from proctor.verify.coverage import Coverage, coverage
 from proctor.verify.incident import callers, group
 from proctor.verify.live import memo as _memo
 from proctor.verify.live.records import LiveTrace, Records
+from proctor.verify.rules import merge_rules
 
 PATIENCE: Final = 64  # steps that a process may lag behind
 _WAITING_S: Final = 1.0  # a call that has not returned for so long is something to look at

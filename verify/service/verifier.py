@@ -31,14 +31,14 @@ from proctor.verify.incident import callers
 from proctor.verify.lifecycle import IncidentBook
 from proctor.verify.live.online import OnlineChecker, Round
 from proctor.verify.metrics import Metrics, NoMetrics
-from proctor.verify.series import curves
 from proctor.verify.service.job import Job
 from proctor.verify.service.memory import give_back
+from proctor.verify.service.progress import Progress
 from proctor.verify.service.teller import Teller, Tells
 from proctor.verify.service.whole import check_whole, taken_back
 from proctor.verify.silence import silence
 from proctor.verify.transport.inbox import Inbox
-from proctor.verify.view.events import EventLog, StepEvent
+from proctor.verify.view.events import EventLog
 from proctor.verify.writers import Writer
 
 TICK_S: Final = 0.5  # between two looks at the time
@@ -124,6 +124,7 @@ class Verifier:
             self.run, self.packs, self.pack_names, self.fitting, self.book, self.metrics, self.log, self.say, self.clock, self._finish,
         )  # fmt: skip
         self._violations: dict[str, Violation] = {}
+        self._shown = Progress(self.log, self.writers, self.clock)
         self._teller = Teller(
             self.book, self.log, self.pager, self.metrics, self.writers,
             lambda key, step: self.freeze(key, step), self.say, self._try,
@@ -137,9 +138,6 @@ class Verifier:
         self._paged: dict[str, int] = {}  # by outcome
         self._capsules: set[Path] = set()
         self._ticked = self._trimmed = self.clock()
-        self._stepped = (self.clock(), -1)
-        self._rate = 0.0
-        self._drawn = -1
         self._progress = self.clock()  # when a step ended, or it was looked why none does
         if self.book.restored:
             self._teller.tell(self.book.restarted("the verifier was started again; steps in between were not judged live"))
@@ -204,7 +202,7 @@ class Verifier:
             self.say(f"no process of the job trained{far} under watch, so nothing was judged  →  proctor doctor")
         self._try("incidents", lambda: self._teller.tell(self.book.close(finished=self.finished)), lost=False)
         self._try("view", self._teller.show, lost=False)
-        self._try("view", lambda: self._step_event(finished=True), lost=False)
+        self._try("view", lambda: self._shown.show(self._checker, len(self._violations), finished=True), lost=False)
         self._try("view", self.log.close, lost=False)
         for writer in self.writers:
             self._try("a writer", writer.close, lost=False)
@@ -274,24 +272,9 @@ class Verifier:
         calls = callers(failing.trace, found) if failing is not None else frozenset[tuple[str, str]]()
         self._teller.tell(self.book.judged(heard, calls=calls, ranks=len(coords), coords=coords))
         self._try("view", self._teller.show, lost=False)
-        self._try("view", lambda: self._step_event(seen=rounds[-1]), lost=False)
-        self._try("curves", lambda: self._draw(rounds), lost=False)
-
-    def _draw(self, rounds: Sequence[Round]) -> None:
-        """Points of the judged steps, for those who draw curves elsewhere."""
-        if not self.writers:
-            return
-        trace = rounds[-1].trace
-        first, end = max(0, min(r.first for r in rounds)), max(r.end for r in rounds)
-        points: dict[int, dict[str, float]] = {}
-        for name, (steps, values) in curves(trace).items():
-            for step, value in zip(steps, values, strict=True):
-                if first <= step < end and step > self._drawn:
-                    points.setdefault(step, {})[name] = value
-        for step in sorted(points):
-            self._drawn = step
-            for writer in self.writers:
-                writer.series(step, points[step])
+        latency = partial(self._latency, rounds[-1].trace, self._checker.judged)
+        self._try("view", lambda: self._shown.show(self._checker, len(self._violations), latency=latency), lost=False)
+        self._try("curves", lambda: self._shown.draw(rounds), lost=False)
 
     def _wanted(self, violation: Violation) -> bool:
         heard, _ = silence([violation], {self.job.program}, [*self.suppressions, *(s for p in self.job.packs for s in p.suppressions)])
@@ -387,36 +370,3 @@ class Verifier:
             self._paged[outcome] = number
         if self.pager is not None:
             self.pager.alive(f"step {self._checker.judged}, {heard} ranks")
-
-    # -- the view ------------------------------------------------------------------------------------------------------
-
-    def _step_event(self, *, finished: bool = False, seen: Round | None = None) -> None:
-        members = [m for m in self._checker.live.members.values() if m.trains]
-        ahead = max((m.reached for m in members), default=-1)
-        behind = min(members, key=lambda m: m.reached, default=None)
-        at, step = self._stepped
-        if self.clock() - at >= 1.0:
-            self._rate = (self._checker.judged - step) / (self.clock() - at)
-            self._stepped = self.clock(), self._checker.judged
-        elif not finished and self._checker.judged % 8:
-            return  # often enough
-        lags = behind is not None and behind.reached < ahead - 1
-        result = self._checker.result() if finished else None
-        self.log.append(
-            StepEvent(
-                step=self._checker.judged,
-                ahead=ahead,
-                ranks=len(members),
-                behind=_rank(behind.info) if behind is not None and lags else None,
-                behind_step=behind.reached if behind is not None and lags else None,
-                checked=result.checked if result else 0,
-                violated=len(self._violations),
-                rate=max(0.0, self._rate),
-                latency_ms=1e3 * self._latency(seen.trace, self._checker.judged) if seen is not None else 0.0,
-                finished=finished,
-            )
-        )
-
-def _rank(info: Mapping[str, Any]) -> int | None:
-    rank = info.get("rank")
-    return rank if isinstance(rank, int) else None

@@ -10,7 +10,6 @@ from __future__ import annotations
 import contextlib
 import os
 import resource
-import secrets
 import select
 import selectors
 import socket
@@ -18,7 +17,6 @@ import threading
 import time
 from collections import Counter, deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Final
 
 from proctor.errors import TransportError
@@ -26,7 +24,6 @@ from proctor.invariants.wire import frames, peer
 from proctor.invariants.wire.frames import (
     Accepted,
     Challenge,
-    Decoder,
     Frame,
     FrameError,
     Message,
@@ -34,44 +31,12 @@ from proctor.invariants.wire.frames import (
     Proof,
 )
 from proctor.invariants.wire.peer import Address
+from proctor.verify.transport.connection import Connection as Connection
+from proctor.verify.transport.connection import Limits as Limits
 
 _READ: Final = 256 << 10
 _TICK_S: Final = 0.5
 _BLOCKED_S: Final = 0.02
-
-
-@dataclass(frozen=True)
-class Limits:
-    """What a peer may do.
-
-    handshake_s: to prove itself. silent_s: without a byte. frame_s: from the first byte of a frame to its last.
-    out_bytes: that wait for a peer which does not read.
-    """
-
-    connections: int = 8192
-    handshake_s: float = 5.0
-    silent_s: float = 30.0
-    frame_s: float = 30.0
-    ping_s: float = 5.0
-    out_bytes: int = 4 << 20
-
-
-class Connection:
-    """One peer. Used by the endpoint's thread only."""
-
-    def __init__(self, sock: socket.socket, local: bool, now: float) -> None:
-        self.socket, self.local = sock, local
-        self.role = ""  # until it has proved itself
-        self.decoder = Decoder(frames.HANDSHAKE_OBJECT, 0)
-        self.challenge = secrets.token_bytes(32)
-        self.out = bytearray()
-        self.opened = self.heard = now
-        self.begun: float | None = None  # a frame that is not whole
-        self.pinged = 0.0
-        self.expected: dict[int, int] = {}  # number of the next frame of a channel
-        self.numbers: dict[int, int] = {}
-        self.closed = False
-        self.writing = False
 
 
 class Endpoint:

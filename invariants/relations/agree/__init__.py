@@ -19,10 +19,16 @@ from typing import Any, ClassVar, Final
 
 import polars as pl
 
-from proctor.invariants.codec import collective
 from proctor.invariants.condition import AGREE
 from proctor.invariants.invariant import Hypothesis, Standing
 from proctor.invariants.relations import Detail, Examples, Needs, Reads, Relation, _surveys, register
+from proctor.invariants.relations.agree.waiting import (
+    PATIENCE_S,
+    STUCK,
+    longest_call_s,
+    patience_s,
+    stuck_row,
+)
 from proctor.invariants.relations.views import collectives as _collectives
 from proctor.invariants.relations.views import frames as _frames
 from proctor.invariants.trace import Trace
@@ -54,8 +60,6 @@ _HABITS: Final = ("step", "caller", "count", "variable")  # that may be otherwis
 _KEEP: Final = 6  # passing examples of one function of one group
 _KEEP_FAILING: Final = 20  # of one group: what follows a call that was skipped fails for the same reason
 LEAST_S: Final = 3.0  # a wait that nothing can end
-_PATIENCE: Final = (10, 60, 300, 1800, 7200)  # seconds; a wait that a busy rank may end
-_MARGIN: Final = 5  # times the longest wait that was seen in a healthy run
 
 
 @register
@@ -80,20 +84,20 @@ class Agree(Relation):
         whats = [what for what, view in _VIEWS.items() if view(trace)["passed"].any()]
         if not whats:
             return pl.DataFrame()
-        longest = _longest(trace)
+        longest = longest_call_s(trace)
         return pl.DataFrame({"what": whats, "longest": [longest if w == "turn" else 0.0 for w in whats]})
 
     def settle(self, survey: pl.DataFrame) -> list[Hypothesis]:
         found = []
         for what, longest in survey.select("what", "longest").iter_rows() if survey.width else ():
-            more = {"patience": str(_patience(longest))} if what == "turn" else {}
+            more = {"patience": str(patience_s(longest))} if what == "turn" else {}
             found.append(Hypothesis.of("agree", what=what, **more))
         return found
 
     def examples(self, trace: Trace, hypotheses: Sequence[Hypothesis]) -> Examples:
         parts = []
         for i, h in enumerate(hypotheses):
-            rows = _turns(trace, float(h.text("patience") or _PATIENCE[-1])) if h["what"] == "turn" else _VIEWS[h.text("what")](trace)
+            rows = _turns(trace, float(h.text("patience") or PATIENCE_S[-1])) if h["what"] == "turn" else _VIEWS[h.text("what")](trace)
             said: dict[str, pl.Expr] = {"hyp": pl.lit(i, dtype=pl.UInt32)}
             if h["what"] not in _HABITS:  # true of any program
                 said |= {c: pl.lit(None) for c in (*_SCOPE, *(c + AGREE for c in _SCOPE))}
@@ -311,18 +315,7 @@ def _pairs(trace: Trace) -> pl.DataFrame:
 # -- turns ------------------------------------------------------------------------------------------------------------
 
 
-def _longest(trace: Trace) -> float:
-    """Longest collective call of a trace, in seconds."""
-    codes = [c for c, name in enumerate(trace.functions) if name in _collectives.FUNCTIONS]
-    longest = trace.calls.filter(pl.col("fn").is_in(codes))["dur"].max()
-    return float(longest) / 1e9 if isinstance(longest, int | float) else 0.0
-
-
-def _patience(longest_s: float) -> int:
-    return next((p for p in _PATIENCE if p >= _MARGIN * longest_s), _PATIENCE[-1])
-
-
-def _turns(trace: Trace, patience_s: float) -> pl.DataFrame:
+def _turns(trace: Trace, longest_s: float) -> pl.DataFrame:
     """Calls that all members made, passed; and waits that do not end, failed."""
     rows = _members(trace)
     met = rows.group_by(_CALL, maintain_order=True).agg(
@@ -334,51 +327,10 @@ def _turns(trace: Trace, patience_s: float) -> pl.DataFrame:
         pl.lit(None, dtype=pl.List(pl.Int32)).alias("_ranks"), pl.lit(None, dtype=pl.List(pl.String)).alias("_says"),
     )  # fmt: skip
     met = _shown(trace, met)
-    stuck = _collectives.stuck(trace, least_s=LEAST_S, patience_s=patience_s)
+    stuck = _collectives.stuck(trace, least_s=LEAST_S, patience_s=longest_s)
     if not stuck:
         return met
-    return pl.concat([met, pl.DataFrame([_stuck_row(trace, s) for s in stuck], schema=_STUCK, orient="row")], how="diagonal_relaxed")
-
-
-_STUCK: Final = {
-    "passed": pl.Boolean, "proc": pl.UInt16, "step": pl.Int32, "seq": pl.UInt32, "site": pl.UInt32, "group": pl.String, "fn": pl.String,
-    "_fn": pl.String, "_group": pl.String, "_item": pl.Int32, "_caller": pl.String, "_seen": pl.String,
-}  # fmt: skip
-
-
-def _stuck_row(trace: Trace, s: _collectives.Stuck) -> tuple[Any, ...]:
-    ranks = sorted(trace.processes[p].rank for p in s.waiting)
-    culprit = trace.processes[s.culprit]
-    mine = _collectives.sent(trace).filter((pl.col("proc") == s.culprit) & (pl.col("group") == s.group)).sort("item")
-    waiter = _collectives.sent(trace).filter((pl.col("proc") == s.waiting[0]) & (pl.col("group") == s.group) & (pl.col("item") == s.item))
-    last = mine.tail(1).to_dicts()
-    after = f" after call {s.calls} of the group ({last[0]['fn']}{_at(trace, last[0])}, step {last[0]['step']})" if last else " before its first call of the group"
-    elsewhere = next((w for w in culprit.waiting), None)
-    instead = {
-        "ended": "and has ended",
-        "busy": "and has not made another call",
-        "waits elsewhere": f"and waits in another one{f' at {elsewhere.site}' if elsewhere and elsewhere.site else ''}",
-    }[s.why]
-    who = f"rank {ranks[0]} waits" if len(ranks) == 1 else f"ranks {', '.join(map(str, ranks[:16]))} wait"
-    where = f" at {s.site}" if s.site else ""
-    seen = f"rank {culprit.rank} stopped issuing collectives{after} {instead}; {who} in {s.place.fn}{where} for {s.seconds:.0f} s"
-    step = waiter["step"][0] if waiter.height else (last[0]["step"] if last else -1)
-    world = "world" if len(collective.ranks_of(s.place.group.ranks)) == culprit.world else "part"
-    site = last[0]["site"] if last else 0
-    return (False, s.culprit, step, 0, site, world, s.place.fn, s.place.fn, f"the group of ranks {s.place.group.ranks}", s.item, "", seen)
-
-
-def _at(trace: Trace, row: Mapping[str, Any]) -> str:
-    return f" at {trace.sites[row['site']]}" if row["site"] else ""
-
-
-_VIEWS: Final[dict[str, Callable[[Trace], pl.DataFrame]]] = {
-    **{view: partial(lambda t, view: _compared(t)[view], view=view) for view in _SAID},
-    "result": lambda t: _frames.memo(t, "agree result", _results),
-    "count": lambda t: _frames.memo(t, "agree count", _counts),
-    "pair": lambda t: _frames.memo(t, "agree pair", _pairs),
-    "turn": lambda t: _turns(t, _PATIENCE[-1]),
-}
+    return pl.concat([met, pl.DataFrame([stuck_row(trace, s) for s in stuck], schema=STUCK, orient="row")], how="diagonal_relaxed")
 
 
 def _stack(parts: Sequence[pl.DataFrame]) -> pl.DataFrame:
@@ -394,3 +346,11 @@ def _stack(parts: Sequence[pl.DataFrame]) -> pl.DataFrame:
         even.append(part.select((pl.col(c) if c in own else unsaid.get(c, pl.lit(None))).cast(t).alias(c) for c, t in columns.items()))
     return pl.concat(even) if even else pl.DataFrame(schema=columns)
 
+
+_VIEWS: Final[dict[str, Callable[[Trace], pl.DataFrame]]] = {
+    **{view: partial(lambda t, view: _compared(t)[view], view=view) for view in _SAID},
+    "result": lambda t: _frames.memo(t, "agree result", _results),
+    "count": lambda t: _frames.memo(t, "agree count", _counts),
+    "pair": lambda t: _frames.memo(t, "agree pair", _pairs),
+    "turn": lambda t: _turns(t, PATIENCE_S[-1]),
+}

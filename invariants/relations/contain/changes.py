@@ -6,7 +6,6 @@ missing, zero, not finite or too small to move a float, a learning rate of zero,
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final
@@ -15,14 +14,20 @@ import polars as pl
 
 from proctor.invariants.invariant import Hypothesis, Standing
 from proctor.invariants.relations import Detail, Needs
+from proctor.invariants.relations.contain.change_words import CLAIMS, STEP, WORDS, ZERO_GRAD
+from proctor.invariants.relations.contain.trained import (
+    changed_data,
+    held_parameters,
+    parameters,
+    pushed,
+    trainable,
+)
 from proctor.invariants.relations.views import checkpoints as _checkpoints
 from proctor.invariants.relations.views import frames as _frames
 from proctor.invariants.schema import StateFlag
 from proctor.invariants.trace import Trace
 
-STEP: Final = "<step>"
 _BOUND: Final = ("each", "saved")
-ZERO_GRAD: Final = "torch.optim.Optimizer.zero_grad"
 FIELDS: Final = ("module", "kind", "position", "dtype", "wrapper", "in_optimizer", "optimizer")
 SCOPE: Final = ("dtype",)
 _KEEP: Final = 8  # passing examples of one parameter in one process
@@ -30,7 +35,6 @@ _KEEP: Final = 8  # passing examples of one parameter in one process
 _MIN_RATIO: Final = 1e-4
 _LOW_PRECISION: Final = ("bfloat16", "float16")
 _NORMALISATION: Final = "(?i)norm"
-_SAID: Final = ("requires_grad", "optimizer", "lr_zero", "dtype", "wrapper", "ndim", "shape")
 
 
 def survey(trace: Trace) -> pl.DataFrame:
@@ -95,14 +99,14 @@ def say(hypothesis: Hypothesis) -> str:
         return f"what {hypothesis['slot'] or 'the script'} saves of a model holds all its parameters"
     if hypothesis["who"] == "each":
         return f"parameters {hypothesis['slot']} have a gradient whenever their optimizer steps"
-    return _CLAIMS[hypothesis.text("parent"), hypothesis.text("attr"), hypothesis.text("who")]
+    return CLAIMS[hypothesis.text("parent"), hypothesis.text("attr"), hypothesis.text("who")]
 
 
 def detail(hypothesis: Hypothesis, example: Mapping[str, Any]) -> Detail:
     parent, attr, who = (hypothesis.text(k) for k in ("parent", "attr", "who"))
     name, step = example["_name"], example["step"]
     shown = f"{name}.grad" if attr == "grad" else name
-    function, expected, seen, advice = _WORDS[parent, attr, who]
+    function, expected, seen, advice = WORDS[parent, attr, who]
     return Detail(
         expected=expected.format(name=name),
         seen=seen.format(name=name, step=step, cause=example.get("_cause") or ""),
@@ -113,97 +117,12 @@ def detail(hypothesis: Hypothesis, example: Mapping[str, Any]) -> Detail:
     )
 
 
-# -- what there is ----------------------------------------------------------------------------------------------------
-
-
-def _parameters(trace: Trace) -> pl.DataFrame:
-    """Parameters: var (of the data), grad (code of the gradient), model, name, module, kind, position."""
-    known = trace.variables.filter((pl.col("role") == "parameter") & (pl.col("alias") == ""))
-    data = known.filter(pl.col("attr") == "data").drop("attr", "role", "alias")
-    grads = known.filter(pl.col("attr") == "grad").select(pl.col("var").alias("grad"), "model", "name", "module", "kind", "position")
-    return data.join(grads, on=["model", "name", "module", "kind", "position"], how="left")
-
-
-def _held(trace: Trace) -> pl.DataFrame:
-    """What each process knows of its parameters over all steps: proc, var, …, frozen, optimizer, numel."""
-    return _frames.memo(trace, "held", _find_held)
-
-
-def _find_held(trace: Trace) -> pl.DataFrame:
-    told = _frames.metas(trace, *_SAID)
-    sizes = [_numel(s) for s in told["shape"].to_list()]
-    told = told.with_columns(pl.Series("numel", sizes, dtype=pl.Int64))
-    seen = trace.states.select("proc", "var", "meta").unique(maintain_order=True).join(told, on="meta", how="left", maintain_order="left")
-    held = seen.group_by("proc", "var", maintain_order=True).agg(
-        (pl.col("requires_grad") == "false").all().alias("frozen"),
-        pl.col("optimizer").drop_nulls().last(),
-        pl.col("numel").max(),
-        pl.col("dtype", "wrapper").last(),
-    )
-    held = held.join(_parameters(trace), on="var", maintain_order="left")
-    model = pl.col("model") != ""
-    # Masters: optimizers hold copies that no model owns, and models get their values from them.
-    return held.with_columns((pl.col("optimizer").is_not_null() & model).any().over("proc").alias("covered"))
-
-
-def _numel(shape: str | None) -> int:
-    n = 1
-    for size in json.loads(shape) if shape else []:
-        n *= int(size)
-    return n
-
-
-def _changes(trace: Trace) -> pl.DataFrame:
-    """Steps in which a parameter changed: proc, var, step, changed."""
-    return _frames.data_by_step(trace).filter("changed").select("proc", "var", "step", "changed")
-
-
-def _trainable(trace: Trace) -> pl.DataFrame:
-    """Parameters that a step should change: proc, var, step, update, site, seq, optimizer and the fields."""
-    # A parameter in no optimizer is expected to move only where that is how the program works: masters.
-    expected = pl.col("optimizer").is_not_null() | ((pl.col("model") != "") & ~pl.col("covered"))
-    return _frames.memo(trace, "trainable", lambda t: _pushed(t).filter(expected))
-
-
-def _pushed(trace: Trace) -> pl.DataFrame:
-    """Parameters with a gradient in a step that updates something: as `_trainable`, in an optimizer or not."""
-    return _frames.memo(trace, "pushed", _find_pushed)
-
-
-def _find_pushed(trace: Trace) -> pl.DataFrame:
-    used = _frames.used_gradients(trace).select("proc", "var", "step", "flags", "meta", "norm", "update", "site", "seq")
-    used = pl.concat([used, _unused_gradients(trace).select(used.columns)])
-    broken = used.filter(_frames.has(int(StateFlag.NONFINITE))).select("proc", "step").unique()
-    used = used.filter(~_frames.has(int(StateFlag.ZERO))).join(broken, on=["proc", "step"], how="anti", maintain_order="left")
-    told = _frames.metas(trace, *_SAID).drop("shape")
-    used = used.join(told, on="meta", how="left", maintain_order="left").filter(
-        pl.col("requires_grad") == "true"
-    )
-    held = _held(trace).select("proc", "var", "grad", "model", "name", "module", "kind", "position", "covered", "numel")
-    used = used.rename({"var": "grad"}).join(held, on=["proc", "grad"], maintain_order="left")
-    sizes = _frames.data_by_step(trace).select("proc", "var", "step", pl.col("norm").alias("_size"), "meta").sort("step")
-    used = used.drop("meta").sort("step").join_asof(sizes, on="step", by=["proc", "var"], strategy="backward", check_sortedness=False)
-    # The rate that an update used is told by the values after it.
-    idle = _frames.metas(trace, "lr_zero").filter(pl.col("lr_zero") == "true")
-    return used.join(idle, on="meta", how="anti", maintain_order="left")
-
-
-def _unused_gradients(trace: Trace) -> pl.DataFrame:
-    """Gradients of processes that compute them in several steps and never update: proc, var, step, flags, …"""
-    updated = _frames.updates(trace)["proc"].unique()
-    grads = _frames.rows(trace).filter(~pl.col("proc").is_in(updated.implode()) & ~_frames.has(int(StateFlag.NONE)))
-    grads = grads.join(trace.variables.filter(pl.col("attr") == "grad").select("var"), on="var", how="semi").filter(pl.col("step") >= 0)
-    grads = grads.group_by("proc", "var", "step", maintain_order=True).agg(pl.col("flags", "meta", "norm", "seq").last())
-    grads = grads.filter(pl.col("step").n_unique().over("proc") > 2)
-    return grads.with_columns(pl.lit(None, dtype=pl.UInt32).alias("update"), pl.lit(0, dtype=pl.UInt32).alias("site"))
-
-
 # -- examples -----------------------------------------------------------------------------------------------------------
 
 
 def _updated_by_call(trace: Trace) -> pl.DataFrame:
-    rows = _trainable(trace).filter(pl.col("optimizer").is_not_null() & pl.col("update").is_not_null())
-    data = _parameters(trace)["var"].implode()
+    rows = trainable(trace).filter(pl.col("optimizer").is_not_null() & pl.col("update").is_not_null())
+    data = parameters(trace)["var"].implode()
     moved = _frames.rows(trace).filter(pl.col("fresh") & pl.col("var").is_in(data))
     during = moved.filter(pl.col("edge") == 1).select("proc", "var", pl.col("call").alias("update"), pl.lit(value=True).alias("changed"))
     # An update with a closure may have moved a parameter before a backward of it, and leave it there.
@@ -215,8 +134,8 @@ def _updated_by_call(trace: Trace) -> pl.DataFrame:
 
 def _updated_in_step(trace: Trace) -> pl.DataFrame:
     whole = _frames.whole_steps(trace).with_columns(pl.lit(value=True).alias("_whole"))
-    rows = _trainable(trace).filter(pl.col("model") != "").join(whole, on=["proc", "step"], how="left", maintain_order="left")
-    changes = _changes(trace)
+    rows = trainable(trace).filter(pl.col("model") != "").join(whole, on=["proc", "step"], how="left", maintain_order="left")
+    changes = changed_data(trace)
     rows = rows.join(changes, on=["proc", "var", "step"], how="left", maintain_order="left")
     # A copy from masters may be seen only after the next step began.
     late = changes.select("proc", "var", pl.col("step") - 1, pl.col("changed").alias("_late"))
@@ -236,7 +155,7 @@ def _held_by_optimizer(trace: Trace) -> pl.DataFrame:
     To leave out what comes first, or all but a small part, is a way to fine-tune; a hole is not.
     """
     mine = ["proc", "model"]
-    rows = _pushed(trace).filter((pl.col("model") != "") & pl.col("covered") & pl.col("update").is_not_null())
+    rows = pushed(trace).filter((pl.col("model") != "") & pl.col("covered") & pl.col("update").is_not_null())
     inside = pl.col("optimizer").is_not_null()
     sizes = rows.group_by(*mine, "var").agg(
         inside.any().alias("_in"), (~inside).any().alias("_out"), pl.col("numel").max(), (pl.col("position") != "middle").first().alias("_end")
@@ -277,11 +196,11 @@ def _optimizer_has_work(trace: Trace) -> pl.DataFrame:
     # Whatever had a gradient at some time, has work: it may rest in a step, or be frozen.
     working = full.select("proc", "optimizer", pl.lit(value=True).alias("_works")).drop_nulls().unique()
     loose = full.filter(pl.col("optimizer").is_null() & (pl.col("requires_grad") == "true")).rename({"var": "grad"})
-    names = _held(trace).select("proc", "var", "grad", "name", "module", "kind", "position", "model")
+    names = held_parameters(trace).select("proc", "var", "grad", "name", "module", "kind", "position", "model")
     loose = loose.join(names.filter(pl.col("model") != ""), on=["proc", "grad"])
-    loose = loose.join(_changes(trace), on=["proc", "var", "step"], how="anti")
+    loose = loose.join(changed_data(trace), on=["proc", "var", "step"], how="anti")
     loose = loose.sort("grad").group_by("proc", "step").agg(pl.col("var", "name", "module", "kind", "position", "dtype", "wrapper").first())
-    held = _held(trace).filter(pl.col("optimizer").is_not_null()).sort("var")
+    held = held_parameters(trace).filter(pl.col("optimizer").is_not_null()).sort("var")
     held = held.group_by("proc", "optimizer").agg(pl.col("var", "name", "module", "kind", "position", "dtype", "wrapper").first())
     steps = steps.join(working, on=["proc", "optimizer"], how="left").with_columns(pl.col("_works").fill_null(value=False).alias("passed"))
     good = steps.filter("passed").join(held, on=["proc", "optimizer"])
@@ -292,7 +211,7 @@ def _optimizer_has_work(trace: Trace) -> pl.DataFrame:
 
 def _output_learns(trace: Trace) -> pl.DataFrame:
     """The last layer of the model in training, also where somebody froze it."""
-    held = _held(trace).filter((pl.col("model") != "") & (pl.col("optimizer").is_not_null()).any().over("proc", "model"))
+    held = held_parameters(trace).filter((pl.col("model") != "") & (pl.col("optimizer").is_not_null()).any().over("proc", "model"))
     sized = held.with_columns(pl.col("numel").sum().over("proc", "model").alias("_size"))
     held = sized.filter(pl.col("_size") == pl.col("_size").max().over("proc"))
     output = pl.col("position") == "last"
@@ -305,11 +224,11 @@ def _output_learns(trace: Trace) -> pl.DataFrame:
     steps = _frames.updates(trace).select("proc", "step", "seq", "site", "optimizer")
     owners = held.select("proc", "model", "optimizer").drop_nulls().unique()
     steps = steps.join(owners, on=["proc", "optimizer"]).group_by("proc", "model", "step").agg(pl.col("seq", "site").last())
-    changes = _changes(trace)
+    changes = changed_data(trace)
     moving = changes.join(held.select("proc", "var", "model"), on=["proc", "var"]).select("proc", "model", "step").unique()
     steps = steps.join(moving, on=["proc", "model", "step"], how="semi").join(_frames.whole_steps(trace), on=["proc", "step"], how="semi")
     rows = last.join(steps, on=["proc", "model"]).join(changes, on=["proc", "var", "step"], how="left")
-    pushed = _trainable(trace).select("proc", "var", "step", pl.lit(value=True).alias("_pushed"))
+    pushed = trainable(trace).select("proc", "var", "step", pl.lit(value=True).alias("_pushed"))
     rows = rows.join(pushed, on=["proc", "var", "step"], how="left")
     passed = pl.col("changed").fill_null(value=False)
     rows = rows.filter(passed | pl.col("frozen") | pl.col("_pushed").fill_null(value=False))
@@ -321,7 +240,7 @@ def _cleared(trace: Trace) -> pl.DataFrame:
     """`Optimizer.zero_grad` clears the gradients of the parameters of its optimizer."""
     calls = _frames.calls_of(trace, re.escape(ZERO_GRAD)).filter(pl.col("step") >= 0)
     calls = calls.join(_frames.arguments(trace, calls["args"], optimizer="0.name"), on="args", how="left").select("proc", "seq", "step", "site", "optimizer")
-    held = _held(trace).select("proc", pl.col("grad").alias("var"), "optimizer", "name", "module", "kind", "position", "dtype", "wrapper", "covered", "model")
+    held = held_parameters(trace).select("proc", pl.col("grad").alias("var"), "optimizer", "name", "module", "kind", "position", "dtype", "wrapper", "covered", "model")
     mine = calls.join(held.filter(pl.col("optimizer").is_not_null()), on=["proc", "optimizer"])
     loose = held.filter(pl.col("optimizer").is_null() & ~pl.col("covered") & (pl.col("model") != "")).drop("optimizer")
     mine = pl.concat([mine, calls.drop("optimizer").join(loose, on="proc")], how="diagonal").drop_nulls("var")
@@ -346,7 +265,7 @@ def _gets_gradient(trace: Trace) -> pl.DataFrame:
     What comes later may be left out of the loss (a pooler, an auxiliary head); what comes first feeds all the rest.
     """
     first = (pl.col("position") == "first") & pl.col("module").str.starts_with("torch.nn.")
-    held = _held(trace).filter(pl.col("optimizer").is_not_null() & ~pl.col("frozen") & (pl.col("model") != "") & first)
+    held = held_parameters(trace).filter(pl.col("optimizer").is_not_null() & ~pl.col("frozen") & (pl.col("model") != "") & first)
     steps = _frames.updates(trace).select("proc", "step", "seq", "site", "optimizer").filter(pl.col("step") >= 0)
     rows = held.join(steps, on=["proc", "optimizer"])
     fresh = _frames.used_gradients(trace).select("proc", pl.col("var").alias("grad"), "step", pl.lit(value=True).alias("_fresh"))
@@ -374,7 +293,7 @@ def _learning(trace: Trace, rows: pl.DataFrame) -> pl.DataFrame:
 
 def _each_gets_gradient(trace: Trace) -> pl.DataFrame:
     """Gradients of all parameters that are trained, when their optimizer steps; `slot` is the name without numbers."""
-    held = _held(trace).filter(pl.col("optimizer").is_not_null() & ~pl.col("frozen") & (pl.col("model") != ""))
+    held = held_parameters(trace).filter(pl.col("optimizer").is_not_null() & ~pl.col("frozen") & (pl.col("model") != ""))
     steps = _frames.updates(trace).select("proc", "step", "seq", "site", "optimizer").filter(pl.col("step") >= 0)
     rows = held.join(steps.unique(["proc", "step", "optimizer"], keep="last", maintain_order=True), on=["proc", "optimizer"])
     fresh = _frames.used_gradients(trace).select("proc", pl.col("var").alias("grad"), "step", pl.lit(value=True).alias("_fresh"))
@@ -432,72 +351,4 @@ _VIEWS: Final[dict[tuple[str, str, str], _View]] = {
     (STEP, "grad", "input"): lambda t: _frames.memo(t, "input gets gradient", _gets_gradient),
     (STEP, "grad", "each"): lambda t: _frames.memo(t, "each gets gradient", _each_gets_gradient),
     (_checkpoints.SAVE, "data", "saved"): _checkpoints.saved,
-}
-_CLAIMS: Final = {
-    (_frames.UPDATE, "data", "trainable"): "Optimizer.step changes every parameter of the optimizer that has a gradient",
-    (STEP, "data", "trainable"): "a training step changes every parameter that got a gradient in it",
-    (STEP, "data", "output"): "a training step that changes a model changes its output layer",
-    (ZERO_GRAD, "grad", "trainable"): "Optimizer.zero_grad clears the gradient of every parameter that is trained",
-    (_frames.UPDATE, "grad", "some"): "an optimizer that steps holds parameters that get gradients",
-    (STEP, "data", "held"): "a parameter that gets gradients, in the midst of parameters that an optimizer holds, is held by one",
-    (STEP, "grad", "each"): "every trained parameter that always had a gradient has one when its optimizer steps",
-    (_checkpoints.SAVE, "data", "saved"): "what is saved of a model holds all its parameters",
-    (STEP, "grad", "input"): "the first layer of a model has a gradient of this step when its optimizer steps",
-}
-# function, expected, seen, advice
-_WORDS: Final = {
-    (_frames.UPDATE, "data", "trainable"): (
-        _frames.UPDATE,
-        "Optimizer.step updates {name}, which has a gradient",
-        "{name} did not change in Optimizer.step of step {step}",
-        "Look at the learning rate of its parameter group, at what replaced {name} after the optimizer was built, and at step() overrides.",
-    ),
-    (STEP, "data", "trainable"): (
-        _frames.UPDATE,
-        "{name} changes in a step that gives it a gradient",
-        "{name} never updated: it got a gradient in step {step} and did not change{cause}",
-        "Check that Optimizer.step is called on this rank, and that the optimizer holds this very tensor (built before the model was wrapped, moved or replaced?).",
-    ),
-    (STEP, "data", "output"): (
-        _frames.UPDATE,
-        "Optimizer.step changes the output layer ({name})",
-        "{name} of the output layer did not change in step {step}{cause}",
-        "Check requires_grad of {name} and whether it was given to the optimizer.",
-    ),
-    (ZERO_GRAD, "grad", "trainable"): (
-        ZERO_GRAD,
-        "Optimizer.zero_grad clears {name}.grad",
-        "{name}.grad kept its value through Optimizer.zero_grad of step {step}",
-        "The optimizer may hold other tensors than the model: was it built before the model was wrapped, moved or replaced?",
-    ),
-    (_checkpoints.SAVE, "data", "saved"): (
-        _checkpoints.SAVE,
-        "{name} is in what torch.save writes of the model",
-        "{name} is missing in the state that was saved in step {step}",
-        "Look at how {slot} collects the state: a filter on requires_grad, or on what the optimizer holds, leaves parameters out.",
-    ),
-    (_frames.UPDATE, "grad", "some"): (
-        _frames.UPDATE,
-        "Optimizer.step updates parameters that have gradients, such as {name}",
-        "no parameter of the optimizer has a gradient in step {step}, while {name}, which no optimizer holds, has one and did not change",
-        "The optimizer holds other tensors than the model uses: build it after the model was wrapped, flattened, moved or replaced.",
-    ),
-    (STEP, "data", "held"): (
-        _frames.UPDATE,
-        "{name}, which gets gradients, is in an optimizer",
-        "{name} never updated: it got a gradient in step {step} and no optimizer holds it, while most of the model is held",
-        "Add it to a parameter group; if it was replaced after the optimizer was built (a new head, a resize, a wrapper), build the optimizer later.",
-    ),
-    (STEP, "grad", "each"): (
-        "torch.Tensor.backward",
-        "backward gives {name} a gradient in every step",
-        "{name} got no gradient in step {step} and its optimizer stepped",
-        "Look for a detach, no_grad, a branch that skips its module, or a zero_grad between backward and the update.",
-    ),
-    (STEP, "grad", "input"): (
-        "torch.Tensor.backward",
-        "backward gives {name} a gradient in every step",
-        "{name} got no gradient in step {step} and its optimizer stepped",
-        "Look for a detach, no_grad, or an output that the loss does not use, between {name} and the loss.",
-    ),
 }

@@ -7,13 +7,18 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Final, TypeVar
 
 import numpy as np
 import polars as pl
 import pyarrow as pa
 
+from proctor.invariants.relations.views.cache import lasting as lasting
+from proctor.invariants.relations.views.cache import memo as memo
+from proctor.invariants.relations.views.cache import settled as settled
+from proctor.invariants.relations.views.containment import contained as contained
+from proctor.invariants.relations.views.containment import enclosing as enclosing
 from proctor.invariants.schema import CallFlag, Name, StateFlag
 from proctor.invariants.trace import Trace
 from proctor.invariants.trace.grouping import Array, Groups, last_match, numbers, pairs
@@ -23,37 +28,7 @@ T = TypeVar("T")
 UPDATE: Final = "torch.optim.Optimizer.step"
 _UNTOLD: Final = -(1 << 31)  # step of a context that is not known
 _NO_VALUE: Final = int(StateFlag.NONE | StateFlag.UNHASHED)
-_MAX_DEPTH: Final = 12  # enclosing calls looked at
 _POINT_TO_POINT: Final = "torch.distributed.(send|recv|isend|irecv|batch_isend_irecv)"
-
-
-def memo(trace: Trace, key: str, make: Callable[[Trace], T]) -> T:
-    """A view of this trace, made at its first use."""
-    kept: dict[str, Any] = trace.__dict__.setdefault("_views", {})
-    if key not in kept:
-        kept[key] = make(trace)
-    view: T = kept[key]
-    return view
-
-
-def lasting(trace: Trace, kind: Name, key: Hashable, make: Callable[[Trace], T]) -> T:
-    """A view of a trace's texts of one kind. Windows of a run that goes on share it for as long as no such text is new."""
-    kept: dict[Any, tuple[int, Any]] = trace.__dict__.setdefault("lasting", {})
-    size = len(trace.texts.get(kind, ()))
-    found = kept.get(key)
-    if found is None or found[0] != size:
-        found = kept[key] = size, make(trace)
-    view: T = found[1]
-    return view
-
-
-def settled(trace: Trace, kind: Name, key: str, inputs: Sequence[bytes], make: Callable[[], T]) -> T:
-    """What follows from these and the trace's texts of one kind; windows share it where these are the same."""
-    held: dict[str, Any] = lasting(trace, kind, ("settled", key), lambda _: {})
-    if held.get("of") != inputs:
-        held["of"], held["view"] = inputs, make()
-    view: T = held["view"]
-    return view
 
 
 def has(flag: int) -> pl.Expr:
@@ -405,52 +380,6 @@ def _optimizers(trace: Trace) -> tuple[dict[str | None, int], Array]:
     names = metas(trace, "optimizer")["optimizer"].to_list()
     codes: dict[str | None, int] = {name: i for i, name in enumerate(sorted({n for n in names if n is not None}))}
     return codes, np.array([_FREE if n is None else codes[n] for n in names], dtype=np.uint32)
-
-
-def enclosing(trace: Trace) -> np.ndarray[Any, Any]:
-    """Row of the enclosing call of each row of `trace.calls`; -1 without one."""
-    return memo(trace, "enclosing", _enclosing)
-
-
-def _enclosing(trace: Trace) -> np.ndarray[Any, Any]:
-    proc = trace.calls["proc"].to_numpy().astype(np.uint64) << np.uint64(32)
-    key = proc | trace.calls["seq"].to_numpy().astype(np.uint64)
-    parent = trace.calls["parent"].to_numpy()
-    wanted = proc | parent.astype(np.uint64)
-    order = np.argsort(key, kind="stable")
-    at = np.searchsorted(key[order], wanted)
-    at[at >= len(key)] = 0
-    where = order[at] if len(key) else at
-    found = (parent != 0) & (key[where] == wanted) if len(key) else np.zeros(0, dtype=bool)
-    return np.where(found, where, -1)
-
-
-def contained(trace: Trace, parents: np.ndarray[Any, Any], children: np.ndarray[Any, Any]) -> pl.DataFrame:
-    """Which functions each call contains at any depth: row (of the enclosing call), child (function code).
-
-    Args:
-        parents: by function code, true where its calls are of interest.
-        children: likewise for what they contain.
-    """
-    up = enclosing(trace)
-    fn = trace.calls["fn"].to_numpy()
-    n_fn = np.uint64(max(len(trace.functions), 1))
-    inner = np.flatnonzero(children[fn] & (up >= 0))
-    at, child = up[inner], fn[inner].astype(np.uint64)
-    found: list[np.ndarray[Any, Any]] = []
-    for _ in range(_MAX_DEPTH):
-        # A loop's body calls the same function over and over: one pair each, so that every level is smaller.
-        pair = pl.Series(at.astype(np.uint64) * n_fn + child).unique().to_numpy()
-        at, child = (pair // n_fn).astype(np.int64), pair % n_fn
-        found.append(pair[parents[fn[at]]])
-        at = up[at]
-        at, child = at[at >= 0], child[at >= 0]
-        if not len(at):
-            break
-    pairs = pl.Series("pair", np.concatenate(found) if found else np.zeros(0, dtype=np.uint64)).unique()
-    return pl.DataFrame(
-        {"row": (pairs // int(n_fn)).cast(pl.UInt32), "child": (pairs % int(n_fn)).cast(pl.UInt32)}
-    )
 
 
 def news(trace: Trace) -> pl.Expr:

@@ -48,7 +48,7 @@ def one_rule(beginning: str, packs: Sequence[Pack], names: Sequence[str]) -> Inv
     Raises:
         UsageError: there is none, or there are several.
     """
-    from proctor.verify.checker import merge_rules
+    from proctor.verify.rules import merge_rules
 
     found = {rule.id: rule for rule in merge_rules(packs) if rule.id.startswith(beginning)}
     if beginning in found:

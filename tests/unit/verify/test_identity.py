@@ -16,7 +16,8 @@ from proctor.invariants.pack import Pack, read_pack, write_pack
 from proctor.invariants.relations.contain import EventContain
 from proctor.invariants.trace import Trace
 from proctor.invariants.verdict import CheckResult
-from proctor.verify.checker import check, merge_rules
+from proctor.verify.checker import check
+from proctor.verify.rules import merge_rules
 
 RELATION = EventContain()
 
