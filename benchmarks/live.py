@@ -14,7 +14,7 @@ import sys
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "tests"))
-from helpers.flushes import flushes
+from helpers.live.flushes import flushes
 
 from proctor.invariants.pack import Pack, read_pack
 from proctor.invariants.relations import registry

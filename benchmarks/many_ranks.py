@@ -25,7 +25,7 @@ import pyarrow as pa
 
 os.environ["POLARS_MAX_THREADS"] = "1"  # as a verifier has; polars looks when it is imported
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "tests"))
-from helpers.flushes import Recorded
+from helpers.live.flushes import Recorded
 
 from proctor.invariants.pack import read_pack
 from proctor.invariants.relations import registry
@@ -42,7 +42,7 @@ def record(folder: Path, packs: list[Path]) -> Recorded:
     """Rank 0 of a two-rank run, with what these packs need."""
     select = [word for pack in packs for word in ("--select", str(pack))]
     command = [sys.executable, "-m", "proctor.cli", "record", "-o", str(folder), *select, "--", sys.executable, "-m"]
-    command += ["torch.distributed.run", "--nproc-per-node", "2", str(ROOT / "tests" / "helpers" / "parting.py"), "--iters", "12"]
+    command += ["torch.distributed.run", "--nproc-per-node", "2", str(ROOT / "tests" / "helpers" / "live" / "parting.py"), "--iters", "12"]
     subprocess.run(command, env={**os.environ, "OMP_NUM_THREADS": "1"}, check=True, stdout=subprocess.DEVNULL)
     return Recorded(next((folder / "procs").glob("0-*")))
 

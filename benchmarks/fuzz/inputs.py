@@ -14,9 +14,9 @@ from proctor.errors import TransportError
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent.parent / "tests"))
 from helpers import traincheck
+from helpers.live.transport import batch, encoded
 from helpers.loops import loop
 from helpers.runs import write_run
-from helpers.transport import batch, encoded
 
 
 def _run(folder: Path) -> list[Path]:

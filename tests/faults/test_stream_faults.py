@@ -16,9 +16,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from helpers import verifier as verifier_script
-from helpers.network import THERE, link, other_host
-from helpers.transport import Rows, sender, serving, take, until
+from helpers.live import verifier as verifier_script
+from helpers.live.network import THERE, link, other_host
+from helpers.live.transport import Rows, sender, serving, take, until
 
 from proctor.instrument.guard import Guard
 from proctor.instrument.record import stream
@@ -216,7 +216,7 @@ def test_a_child_of_the_process_does_not_hold_its_connection(tmp_path: Path) -> 
             import os, sys, time
             sys.path.insert(0, {str(Path(__file__).parents[1])!r})
             from pathlib import Path
-            from helpers.transport import Rows, encoded, sender, until
+            from helpers.live.transport import Rows, encoded, sender, until
             end, made = sender(Path({str(tmp_path)!r})), Rows()
             end.start()
             end.offer(encoded(made.next()), 0)

@@ -16,7 +16,7 @@ from zlib import crc32
 import msgspec
 import polars as pl
 import pytest
-from helpers.flushes import Flush, flushes
+from helpers.live.flushes import Flush, flushes
 from helpers.traces import runs
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st

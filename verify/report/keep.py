@@ -10,7 +10,9 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
-from proctor.verify.report import Report, html, jsonout, write_text
+from proctor.verify.report import Report, write_text
+from proctor.verify.report.formats import html
+from proctor.verify.report.formats import json_ as jsonout
 
 
 def keep(report: Report, folder: Path) -> tuple[Report, str]:

@@ -127,7 +127,8 @@ def _write_baseline(report: Report, path: Path) -> None:
 
 def _deliver(report: Report, args: argparse.Namespace) -> None:
     from proctor.verify import wording
-    from proctor.verify.report import renderer, terminal, write_text
+    from proctor.verify.report import renderer, write_text
+    from proctor.verify.report.formats import terminal
 
     if args.output is None and args.format == "terminal":
         terminal.show(report, terminal.console())

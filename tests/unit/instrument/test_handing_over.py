@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from helpers.transport import Rows, until
+from helpers.live.transport import Rows, until
 
 from proctor.instrument.guard import Guard
 from proctor.instrument.record import writer as module

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from helpers.flushes import flushes
+from helpers.live.flushes import flushes
 from helpers.runs import write_run
 
 from proctor.infer.engine import infer

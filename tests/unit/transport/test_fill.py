@@ -7,7 +7,7 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
-from helpers.transport import Rows, batch
+from helpers.live.transport import Rows, batch
 
 from proctor.instrument.guard import Guard
 from proctor.instrument.record.writer import Stream, TraceWriter

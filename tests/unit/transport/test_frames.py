@@ -6,7 +6,7 @@ import msgspec
 import numpy as np
 import pyarrow as pa
 import pytest
-from helpers.transport import batch, encoded
+from helpers.live.transport import batch, encoded
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from pyarrow import ipc

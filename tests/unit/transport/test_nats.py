@@ -10,8 +10,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from helpers.transport import Rows as Made
-from helpers.transport import encoded, sender, serving, take, until
+from helpers.live.transport import Rows as Made
+from helpers.live.transport import encoded, sender, serving, take, until
 
 from proctor.errors import TransportError
 from proctor.invariants.wire.peer import read_token

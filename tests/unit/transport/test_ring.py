@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from helpers.transport import Rows, encoded
+from helpers.live.transport import Rows, encoded
 from hypothesis import given, settings
 from hypothesis import strategies as st
 

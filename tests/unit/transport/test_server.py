@@ -10,8 +10,8 @@ import time
 from pathlib import Path
 
 import pytest
-from helpers.transport import Rows as Made
-from helpers.transport import encoded, sender, serving, take, until
+from helpers.live.transport import Rows as Made
+from helpers.live.transport import encoded, sender, serving, take, until
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 

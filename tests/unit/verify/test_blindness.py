@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 
 import polars as pl
 import pytest
-from helpers.flushes import flushes
+from helpers.live.flushes import flushes
 from helpers.processes import process
 from helpers.runs import write_run
 

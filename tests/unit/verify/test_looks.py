@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pytest
-from helpers.flushes import flushes
+from helpers.live.flushes import flushes
 from helpers.runs import write_run
 
 from proctor.invariants.relations import Reads

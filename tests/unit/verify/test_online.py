@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pyarrow as pa
 import pytest
-from helpers.flushes import flushes
+from helpers.live.flushes import flushes
 from helpers.loops import loop
 from helpers.runs import write_run
 

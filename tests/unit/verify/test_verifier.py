@@ -11,7 +11,7 @@ from typing import Any
 
 import msgspec
 import pytest
-from helpers.flushes import flushes
+from helpers.live.flushes import flushes
 from helpers.loops import loop
 from helpers.runs import write_run
 

@@ -117,7 +117,7 @@ def show_next(rule: Invariant, packs: Sequence[str], *, evaluated: bool) -> None
 
 
 def _console() -> Console:
-    from proctor.verify.report.terminal import console
+    from proctor.verify.report.formats.terminal import console
 
     return console()
 

@@ -30,7 +30,7 @@ def run(args: argparse.Namespace) -> int:
     from proctor.oracle.plan_toml import read_plan
     from proctor.oracle.store import Recording
     from proctor.verify import wording
-    from proctor.verify.report.terminal import console
+    from proctor.verify.report.formats.terminal import console
 
     plan = read_plan(Path(args.plan))
     params: dict[str, tuple[int, ...]] = {}
@@ -90,7 +90,7 @@ def _show(plan: Plan, found: Understanding) -> None:
     from rich.table import Table
 
     from proctor.verify import wording
-    from proctor.verify.report.terminal import console
+    from proctor.verify.report.formats.terminal import console
 
     table = Table("", "name", "layout", "rule", box=None, pad_edge=False)
     for row in found.rows:

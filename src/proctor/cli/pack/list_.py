@@ -16,7 +16,7 @@ def run(args: argparse.Namespace) -> int:
     """Print a paragraph a pack."""
     from proctor.invariants.pack import read_pack
     from proctor.verify import wording
-    from proctor.verify.report.terminal import console
+    from proctor.verify.report.formats.terminal import console
 
     out = console()
     from proctor.invariants.fit import shipped

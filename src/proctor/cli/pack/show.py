@@ -28,7 +28,7 @@ def run(args: argparse.Namespace) -> int:
     from proctor.invariants.pack import read_pack
     from proctor.invariants.relations import registry
     from proctor.verify import wording
-    from proctor.verify.report.terminal import console
+    from proctor.verify.report.formats.terminal import console
 
     out = console()
     path = Path(args.file)
