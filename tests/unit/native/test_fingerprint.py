@@ -100,7 +100,7 @@ def test_rows_and_starts_agree(dtype: torch.dtype) -> None:
 
 
 def test_chunks_of_the_device_path_agree(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(adapter, "_CHUNK_WORDS", 1024)
+    monkeypatch.setattr(device_hash, "_CHUNK_WORDS", 1024)
     for dtype in (torch.float32, torch.complex128, torch.uint8):
         t = random_bits(dtype, 3 * 1667, seed=3)
         assert same(on_device(t, 77), fingerprint(t, 77))
