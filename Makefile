@@ -9,7 +9,7 @@ JOBS   ?= 2  # tests at once; each may have several processes, so each of these 
 # The environment is made again when what it is made from changes.
 STAMP  := $(VENV)/.ready
 
-.PHONY: setup demo test test-slow laws lint bench exam health mutants evaluation wild faults fuzz packs clean
+.PHONY: setup demo test test-slow laws lint new-relation new-sink new-report new-integration new-sharding bench exam health mutants evaluation wild faults fuzz packs clean
 setup: $(STAMP)
 
 $(STAMP): pyproject.toml CMakeLists.txt native/CMakeLists.txt $(wildcard native/*.cpp native/*.h)
@@ -36,6 +36,10 @@ lint: setup
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
+
+# A part that runs, and its test: make new-relation NAME=monotone
+new-relation new-sink new-report new-integration new-sharding: new-%: setup
+	$(BIN)/python scripts/new_part.py $* $(or $(NAME),$(error say NAME=, the name of a Python module))
 
 bench: setup
 	$(BIN)/python benchmarks/run_all.py

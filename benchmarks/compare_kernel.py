@@ -15,8 +15,8 @@ from typing import Any
 
 import numpy as np
 
-from proctor.native import _compare_py as twin
 from proctor.native import _native
+from proctor.native.twins import compare as twin
 from proctor.oracle.difference import compare
 from proctor.oracle.dtypes import from_float
 

@@ -13,8 +13,8 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from proctor.invariants.arrow_message import Encoded, TableEncoder
 from proctor.invariants.schema import TABLES
+from proctor.invariants.wire.arrow_message import Encoded, TableEncoder
 
 
 def rows_of(schema: pa.Schema, count: int, columns: bool) -> Any:

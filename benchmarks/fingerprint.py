@@ -15,7 +15,8 @@ from collections.abc import Callable
 
 import torch
 
-from proctor.instrument import fingerprint as adapter
+from proctor.instrument.observe import content, on_device
+from proctor.instrument.observe import fingerprint as adapter
 from proctor.native import _native
 
 ROUNDS = 15
@@ -25,13 +26,13 @@ ROUND_BYTES = 64 << 20  # small buffers are repeated up to this
 
 def device_ops(t: torch.Tensor) -> None:
     """The path of CUDA tensors, on the CPU and without the summary."""
-    with adapter._unseen():
-        adapter._hash_words(t.view(-1).view(torch.int32 if t.element_size() == 4 else torch.int16), 0, 1, 0)
+    with content.unseen():
+        on_device._hash_words(t.view(-1).view(torch.int32 if t.element_size() == 4 else torch.int16), 0, 1, 0)
 
 
 def candidates(t: torch.Tensor) -> dict[str, Callable[[], object]]:
     address, nbytes = t.data_ptr(), t.numel() * t.element_size()
-    width, kind = adapter._formats()[t.dtype]
+    width, kind = content.formats()[t.dtype]
     rows: dict[str, Callable[[], object]] = {"read (sum of 64-bit words)": lambda: _native.read_sum(address, nbytes)}
     for simd in reversed(_native.fingerprint_backends()):
         for summary in (True, False):

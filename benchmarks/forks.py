@@ -88,7 +88,7 @@ class Forks:
 def _activation(script: str, arguments: Sequence[str], run: Path) -> Path:
     """Make a run directory as `proctor record` does; gives the file that tells the start-up hook to record."""
     from proctor.instrument.config import RecordConfig
-    from proctor.instrument.rundir import create_run, write_boot
+    from proctor.instrument.record.rundir import create_run, write_boot
 
     create_run(run, ["python", script, *arguments], overwrite=True, sampling={"every": 1, "warmup": 10})
     return write_boot(run, RecordConfig(run=str(run.resolve()))) / "activation.json"

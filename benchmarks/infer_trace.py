@@ -42,7 +42,7 @@ class Tiling:
         import polars as pl
 
         from proctor.invariants.schema import TABLES
-        from proctor.invariants.tables import read_stream
+        from proctor.invariants.trace.tables import read_stream
 
         present = [t for t in TABLES if t != "names" and (folder / f"{t}.arrow").exists()]
         self.frames = {t: pl.DataFrame(pl.from_arrow(read_stream(folder / f"{t}.arrow", t)[0])) for t in present}

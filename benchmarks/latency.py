@@ -22,15 +22,15 @@ from pathlib import Path
 os.environ["POLARS_MAX_THREADS"] = "1"  # as a verifier has; polars looks when it is imported
 from proctor.cli._launch import needs_of
 from proctor.instrument.config import RecordConfig
-from proctor.instrument.rundir import create_run, write_boot
+from proctor.instrument.record.rundir import create_run, write_boot
 from proctor.invariants.pack import read_pack
-from proctor.invariants.peer import make_token
 from proctor.invariants.relations import registry
 from proctor.invariants.trace import Trace
-from proctor.verify.inbox import Inbox
+from proctor.invariants.wire.peer import make_token
 from proctor.verify.lifecycle import IncidentBook
-from proctor.verify.server import Server
-from proctor.verify.verifier import Verifier
+from proctor.verify.service.verifier import Verifier
+from proctor.verify.transport.inbox import Inbox
+from proctor.verify.transport.server import Server
 from proctor.verify.view.events import EventLog
 
 ROOT = Path(__file__).resolve().parent.parent

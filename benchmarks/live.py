@@ -14,13 +14,13 @@ import sys
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "tests"))
-from helpers.flushes import flushes
+from helpers.live.flushes import flushes
 
 from proctor.invariants.pack import Pack, read_pack
 from proctor.invariants.relations import registry
 from proctor.invariants.trace import Trace
 from proctor.verify.checker import check
-from proctor.verify.online import OnlineChecker
+from proctor.verify.live.online import OnlineChecker
 
 
 def live(run: Path, packs: list[Pack]) -> dict[str, int]:

@@ -25,14 +25,14 @@ import pyarrow as pa
 
 os.environ["POLARS_MAX_THREADS"] = "1"  # as a verifier has; polars looks when it is imported
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "tests"))
-from helpers.flushes import Recorded
+from helpers.live.flushes import Recorded
 
-from proctor.invariants import frames
-from proctor.invariants.arrow_message import Encoded
-from proctor.invariants.frames import ORDER, Flush
 from proctor.invariants.pack import read_pack
 from proctor.invariants.relations import registry
-from proctor.verify.online import OnlineChecker
+from proctor.invariants.wire import frames
+from proctor.invariants.wire.arrow_message import Encoded
+from proctor.invariants.wire.frames import ORDER, Flush
+from proctor.verify.live.online import OnlineChecker
 
 ROOT = Path(__file__).resolve().parent.parent
 _ALIKE = 14  # the first of the steps whose windows look like those before: rows are the same from the 7th on
@@ -42,7 +42,7 @@ def record(folder: Path, packs: list[Path]) -> Recorded:
     """Rank 0 of a two-rank run, with what these packs need."""
     select = [word for pack in packs for word in ("--select", str(pack))]
     command = [sys.executable, "-m", "proctor.cli", "record", "-o", str(folder), *select, "--", sys.executable, "-m"]
-    command += ["torch.distributed.run", "--nproc-per-node", "2", str(ROOT / "tests" / "helpers" / "parting.py"), "--iters", "12"]
+    command += ["torch.distributed.run", "--nproc-per-node", "2", str(ROOT / "tests" / "helpers" / "live" / "parting.py"), "--iters", "12"]
     subprocess.run(command, env={**os.environ, "OMP_NUM_THREADS": "1"}, check=True, stdout=subprocess.DEVNULL)
     return Recorded(next((folder / "procs").glob("0-*")))
 

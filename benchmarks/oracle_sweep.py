@@ -39,7 +39,7 @@ from proctor.errors import ProctorError
 from proctor.oracle.check import Comparison
 from proctor.oracle.store import Recording
 from proctor.oracle.verdicts import Verdict, failing
-from tests.helpers.oracle_programs import CONFIGURATIONS, FOLDER, Configuration
+from tests.helpers.oracle.oracle_programs import CONFIGURATIONS, FOLDER, Configuration
 
 ROOT = Path(__file__).resolve().parent.parent
 MINI = ROOT.parent / "shared" / "bugs" / "_minimegatron"

@@ -148,7 +148,7 @@ def _job(job: Mapping[str, Any]) -> tuple[int, float]:
 LOADED = (
     "torch", "torch._decomp.decompositions_for_rng", "torch._dynamo", "torch.distributed.fsdp", "torch.distributed.optim",
     "torch.distributed.pipelining", "torch.distributed.tensor.parallel", "torch.multiprocessing", "safetensors.torch", "numpy.random",
-    "proctor.instrument.mesh", "proctor.oracle.collect.collector", "proctor.oracle.frameworks",
+    "proctor.instrument.observe.mesh", "proctor.oracle.collect.collector", "proctor.oracle.frameworks",
 )  # fmt: skip
 
 

@@ -115,7 +115,7 @@ MUTATIONS: tuple[Mutate, ...] = (drop, double, regroup, reduction, reorder, fact
 
 def programs() -> list[tuple[str, Tape, list[Tape]]]:
     """Name, reference, ranks."""
-    from helpers.prove_programs import data_parallel, tensor_parallel
+    from helpers.oracle.prove_programs import data_parallel, tensor_parallel
 
     found = []
     for make, clip, worlds in ((tensor_parallel, {}, (2, 3, 6)), (data_parallel, {"clip": True}, (2, 3))):

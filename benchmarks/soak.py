@@ -23,7 +23,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "tests"))
-from helpers.watching import verifier_of
+from helpers.live.watching import verifier_of
 
 ROOT = Path(__file__).resolve().parent.parent
 PARTS = 5

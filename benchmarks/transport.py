@@ -25,15 +25,15 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from proctor.instrument._guard import Guard
-from proctor.instrument.stream import Sender
-from proctor.instrument.writer import Stream
-from proctor.invariants import frames, peer
-from proctor.invariants.arrow_message import Encoded, Encoder
-from proctor.invariants.frames import ORDER, Flush, Hello
+from proctor.instrument.guard import Guard
+from proctor.instrument.record.stream import Sender
+from proctor.instrument.record.writer import Stream
 from proctor.invariants.schema import TABLES
-from proctor.verify.inbox import Inbox, Rows
-from proctor.verify.server import Server
+from proctor.invariants.wire import frames, peer
+from proctor.invariants.wire.arrow_message import Encoded, Encoder
+from proctor.invariants.wire.frames import ORDER, Flush, Hello
+from proctor.verify.transport.inbox import Inbox, Rows
+from proctor.verify.transport.server import Server
 
 ROUND_S = 2.0
 WAIT, EMPTY, FULL, STOP = range(4)

@@ -20,14 +20,15 @@ import msgspec
 import polars as pl
 from polars.exceptions import PanicException
 
-from proctor.infer import conclude, redundant, shards, tasks
 from proctor.infer import evidence as why_believed
+from proctor.infer import shards
 from proctor.infer.executors import Executor, Lost, one_line
 from proctor.infer.executors.serial import SerialExecutor
-from proctor.infer.partial import Partial, merge
-from proctor.infer.parts import Parts
-from proctor.infer.select import MIN_PASSED, distinct
-from proctor.infer.shards import Shard, Summary
+from proctor.infer.selection import conclude, redundant
+from proctor.infer.selection.select import MIN_PASSED, distinct
+from proctor.infer.shards import Shard, Summary, tasks
+from proctor.infer.shards.partial import Partial, merge
+from proctor.infer.shards.parts import Parts
 from proctor.invariants.invariant import Evidence, Hypothesis, Invariant
 from proctor.invariants.pack import Refuted
 from proctor.invariants.relations import Relation

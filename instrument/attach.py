@@ -6,8 +6,8 @@ import os
 from pathlib import Path
 from typing import Any
 
-from proctor.instrument._guard import say
 from proctor.instrument.config import RecordConfig, read_config
+from proctor.instrument.guard import say
 from proctor.instrument.observer import Observer
 
 _observer: Observer | None = None
@@ -52,7 +52,7 @@ def attach(out: str | None = None) -> Observer | None:
         return _observer
     if os.environ.get("PROCTOR_DISABLE") == "1":
         return None
-    from proctor.instrument.rundir import default_run
+    from proctor.instrument.record.rundir import default_run
 
     asked = os.environ.get("PROCTOR_RUN")
     left = Path(asked) / "boot" / "activation.json" if asked and out is None else None
@@ -83,9 +83,9 @@ def _watch(objects: tuple[Any, ...], out: str | None) -> None:
             observer.guard.run("state", observer.tracker.add_model, thing)
         elif isinstance(thing, torch.optim.Optimizer):
             if not observer.tracker.holds(thing):
-                observer.guard.run("watch", observer.steps.optimizer_created, (thing,), None, None, False)
+                observer.guard.run("watch", observer.steps.updates.optimizer_created, (thing,), None, None, False)
         elif isinstance(thing, torch.optim.lr_scheduler.LRScheduler):
-            observer.guard.run("watch", observer.steps.scheduler_created, (thing,), None)
+            observer.guard.run("watch", observer.steps.updates.scheduler_created, (thing,), None)
 
 
 def meta(values: dict[str, Any]) -> None:

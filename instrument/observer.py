@@ -18,17 +18,17 @@ from pathlib import Path
 from typing import Any
 
 from proctor.errors import ProctorError
-from proctor.instrument._guard import Guard, say, unsaid
-from proctor.instrument._turns import Turns
 from proctor.instrument.config import RecordConfig
-from proctor.instrument.context import ContextTable, StepClock
-from proctor.instrument.patches import Patches
+from proctor.instrument.guard import Guard, say, unsaid
+from proctor.instrument.observe.state import Look, StateTracker
+from proctor.instrument.observe.structure import Structure
+from proctor.instrument.patch.patches import Patches
+from proctor.instrument.patch.taps import Taps
+from proctor.instrument.patch.usercode import UserCode, library_prefixes
 from proctor.instrument.probes import MAX_VALUES, Probes, Sink, _workers
-from proctor.instrument.state import Look, StateTracker
-from proctor.instrument.steps import PRE_ARM_ROWS, Steps
-from proctor.instrument.structure import Structure
-from proctor.instrument.taps import Taps
-from proctor.instrument.usercode import UserCode, library_prefixes
+from proctor.instrument.steps.acts import PRE_ARM_ROWS, Steps
+from proctor.instrument.steps.clock import ContextTable, StepClock
+from proctor.instrument.steps.turns import Turns
 from proctor.invariants.schema import MODEL_CALL, TRACE_SCHEMA, Name, Value
 from proctor.native import Recorder
 
@@ -112,16 +112,16 @@ class Observer:
             return
         kind: Any
         if self.config.replay:
-            from proctor.instrument._replayer import Replayer as kind
+            from proctor.instrument.replay.inside import Replayer as kind
         else:
-            from proctor.instrument.capsules import Capsules as kind
+            from proctor.instrument.capsules.ring import Capsules as kind
         self.capsules = kind(self.config, self.tracker, self.clock, self.guard, self._keeps_steps, self._about)
 
     def _keeps_steps(self) -> bool:
         return self.armed and self.sampled and not self.inert and not self.finished and not self.contexts.recompute and not self.turns.broken
 
     def _about(self) -> Any:
-        from proctor.instrument._capsule_writer import facts
+        from proctor.instrument.capsules.writer import facts
 
         return facts(self.config, self._info())
 
@@ -136,10 +136,10 @@ class Observer:
         """Begin to write: this process trains."""
         if self.armed or self.inert or self.finished or not self._arming.acquire(blocking=False):
             return  # two threads may make their first optimizers at once
-        from proctor.instrument.writer import TraceWriter
+        from proctor.instrument.record.writer import TraceWriter
 
         if self.makes_run:
-            from proctor.instrument.rundir import create_run
+            from proctor.instrument.record.rundir import create_run
 
             try:
                 create_run(Path(self.config.run), sys.argv or ["python"], overwrite=False, shared=True)
@@ -172,7 +172,7 @@ class Observer:
             return None
         import platform
 
-        from proctor.instrument.stream import Sender
+        from proctor.instrument.record.stream import Sender
 
         token = Path(self.config.token_file or Path(self.config.run) / "boot" / "token")
         try:
@@ -353,7 +353,7 @@ class Observer:
         self.tracker.observe(seq, call, edge, self._state_ctx(), **what)
 
     def _look_late(self) -> None:
-        self.steps.by_hand()
+        self.steps.by_hand.look()
         self.look(0, 0, data=Look.HINT, grad=Look.HINT)
 
     def _new_step(self) -> None:

@@ -1,4 +1,6 @@
-"""Does a pack fit a run? What it requires: a range of torch versions, and libraries that the program uses.
+"""Which packs is a run judged by: those that were named, or the shipped ones that fit it?
+
+A pack says what it requires: a range of torch versions, and libraries that the program uses.
 
 A requirement is a name and comma-separated comparisons of release numbers, as in `torch>=2.6,<3` (PEP 440 without
 its pre- and post-releases: those of a version count as that version).
@@ -7,20 +9,62 @@ its pre- and post-releases: those of a version count as that version).
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
 import msgspec
 
+from proctor.errors import UsageError
+from proctor.invariants import relations
 from proctor.invariants.files import UNREADABLE, read_file
+from proctor.invariants.pack import Pack, read_pack
 from proctor.invariants.trace import Trace
 
 _REQUIREMENT: Final = re.compile(r"\s*([A-Za-z_][\w.-]*)\s*((?:(?:>=|<=|==|!=|>|<)\s*\d+(?:\.\d+)*\s*,?\s*)*)\s*")
 _COMPARISON: Final = re.compile(r"(>=|<=|==|!=|>|<)\s*(\d+(?:\.\d+)*)")
 _MAX_INFO_BYTES: Final = 1 << 20
+_REASONS: Final = 3  # why packs do not fit, that one line lists
 # Names before the first dot of a recorded function that are no library.
 _OURS: Final = frozenset({"", "torch", "__main__", "builtins", "proctor"})
+
+
+def shipped() -> list[Path]:
+    """Packs that come with Proctor."""
+    return sorted((Path(__file__).parent / "packs").glob("*.json"))
+
+
+def load_packs(paths: Sequence[Path], trace: Trace | None = None) -> tuple[list[Pack], list[str]]:
+    """Read packs, the shipped ones that fit a run when none is named; also gives their names.
+
+    Args:
+        paths: as the user named them.
+        trace: of the run; without one all shipped packs are read.
+
+    Raises:
+        UsageError: none is named, and none is shipped or none of these fits.
+        PackError: a pack cannot be read.
+    """
+    known = list(relations.registry())
+    if paths:
+        return [read_pack(path, known) for path in paths], [str(path) for path in paths]
+    hint = "proctor infer RUN… -o PACK"
+    if not shipped():
+        raise UsageError("no rules to check against: name a pack with -i (this installation ships none)", hint=hint)
+    versions = None if trace is None else used(trace)
+    packs, names, reasons = [], [], []
+    for path in shipped():
+        pack = read_pack(path, known)
+        reason = "" if versions is None else misfit(pack.requires, versions)
+        if reason:
+            reasons.append(f"{path.stem}: {reason}")
+        else:
+            packs.append(pack)
+            names.append(str(path))
+    if not packs:
+        more = f"; and {len(reasons) - _REASONS} more" if len(reasons) > _REASONS else ""
+        raise UsageError(f"no shipped pack fits this run, name one with -i ({'; '.join(reasons[:_REASONS])}{more})", hint=hint)
+    return packs, names
 
 
 def parse_requirement(text: str) -> tuple[str, str]:

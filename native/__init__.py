@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 from typing import TYPE_CHECKING
 
-from proctor.native._tap_py import ModuleReference
+from proctor.native.twins.tap import ModuleReference
 
 __all__ = [
     "ACTIVE",
@@ -73,16 +73,16 @@ else:
 
         ACTIVE = "native"
     except ImportError:
-        from proctor.native._columns_py import Packer, pack_tables
-        from proctor.native._compare_py import compare_buffers
-        from proctor.native._distinct_py import first_seen
-        from proctor.native._fingerprint_py import (
+        from proctor.native.twins.columns import Packer, pack_tables
+        from proctor.native.twins.compare import compare_buffers
+        from proctor.native.twins.distinct import first_seen
+        from proctor.native.twins.fingerprint import (
             fingerprint_backend,
             fingerprint_backends,
             fingerprint_buffer,
             fingerprint_many,
         )
-        from proctor.native._philox_py import philox_normal, philox_unit, philox_words
-        from proctor.native._tap_py import Recorder, Tap, is_tap
+        from proctor.native.twins.philox import philox_normal, philox_unit, philox_words
+        from proctor.native.twins.tap import Recorder, Tap, is_tap
 
         ACTIVE = "python"

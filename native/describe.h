@@ -8,7 +8,7 @@
 //   A u32 dtype u8 ndim i64*ndim         numpy array               M u32 class u32 path u8 training(2: unknown)
 //   L u32 len u8 n leaf*n                sequence                  D u32 len u8 n (str leaf)*n
 //   O u32 class u8 n (str leaf)*n        other object              e u32 text            left out
-// u32 texts are ids of the describer's own table. The JSON is `invariants/signature.py`'s.
+// u32 texts are ids of the describer's own table. The JSON is `invariants/codec/signature.py`'s.
 //
 // User code is never called: types are told apart by slots, values read from raw dicts and C getters. torch's
 // getters run `__torch_function__` under a mode or on a subclass, so those are read with it switched off.

@@ -8,7 +8,7 @@
 //   normal  Box and Muller: a pair of words makes a pair of positions, the even one by cosine, the odd one by sine, in float32
 //
 // Logarithm, sine and cosine are polynomials of plain float32 operations (Moshier, Cephes), nothing is contracted: the bits are the same on every CPU
-// and in `_philox_py.py`.
+// and in `twins/philox.py`.
 //
 // GIL: released. Threads: no state.
 #pragma once

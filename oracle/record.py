@@ -372,7 +372,7 @@ def _compiler_error(log: Path) -> str:
 
 
 def program_of(command: Sequence[str]) -> str:
-    from proctor.instrument.rundir import program_name
+    from proctor.instrument.record.rundir import program_name
 
     return program_name(command)
 

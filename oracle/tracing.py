@@ -83,7 +83,7 @@ def trace(
     """
     from torch import nn
 
-    from proctor.instrument.mesh import position
+    from proctor.instrument.observe.mesh import position
 
     models = [model] if isinstance(model, nn.Module) else list(model)
     if not models or not all(isinstance(m, nn.Module) for m in models):

@@ -13,23 +13,23 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
 from datetime import date
-from typing import Any, Final, TypeVar
+from typing import Any, Final
 
-import msgspec
 import numpy as np
 import polars as pl
 
+from proctor.invariants.codec.definition import foreign
 from proctor.invariants.condition import AGREE, Precondition
-from proctor.invariants.definition import foreign
-from proctor.invariants.invariant import FalseAlarm, Hypothesis, Invariant, Record, Severity, Support, union
+from proctor.invariants.invariant import Hypothesis, Invariant, Severity
 from proctor.invariants.pack import Pack
 from proctor.invariants.relations import Detail, Relation, registry
 from proctor.invariants.suppression import Known, Suppression
 from proctor.invariants.trace import Process, Trace
+from proctor.invariants.trace.windows import Window
 from proctor.invariants.verdict import CheckResult, Evidence, Violation
-from proctor.invariants.windows import Window
 from proctor.verify.coverage import Coverage, coverage
 from proctor.verify.incident import callers, group, minority
+from proctor.verify.rules import merge_rules
 from proctor.verify.silence import expired, silence
 from proctor.verify.wording import EXIT_CLEAN, EXIT_INCONCLUSIVE, EXIT_VIOLATED, fold
 
@@ -40,7 +40,6 @@ _FEW_ROWS: Final = 1 << 13  # of examples: as a window has
 
 Progress = Callable[[int, int, str], None]  # relations done, relations in all, the one that starts
 
-T = TypeVar("T", FalseAlarm, Record)
 
 _log = logging.getLogger(__name__)
 
@@ -126,45 +125,6 @@ def _of_others(rules: Iterable[Invariant], trace: Trace) -> list[str]:
         return []
     shown = ", ".join(sorted(away)[:3]) + (", …" if len(away) > 3 else "")
     return [f"{number} rules are of another program and were not checked: {shown} is defined otherwise here"]
-
-
-def merge_rules(packs: Iterable[Pack]) -> list[Invariant]:
-    """Rules of several packs, each id once, with the support of all of them."""
-    every = list(packs)
-    programs = {source.id: source.program for pack in every for source in pack.provenance.sources}
-    best: dict[str, Invariant] = {}
-    for pack in every:
-        for rule in pack.invariants:
-            held = best.get(rule.id)
-            best[rule.id] = rule if held is None else _joined(held, rule, programs)
-    return list(best.values())
-
-
-def _joined(a: Invariant, b: Invariant, programs: Mapping[str, str]) -> Invariant:
-    """One rule of two packs. It is as loud as the louder copy says: a habit of programs at large may be a law of this one."""
-    best, other = sorted((a, b), key=lambda r: (r.support.programs, r.support.passed), reverse=True)
-    runs = {run.run: run for rule in (other, best) for run in rule.evidence.runs}
-    counted = Support(
-        passed=sum(run.passed for run in runs.values()),
-        excluded=sum(run.excluded for run in runs.values()),
-        runs=sum(run.passed > 0 for run in runs.values()),
-        programs=len({programs[run] for run in runs if run in programs}),
-    )
-    support = Support(*(max(getattr(s, f) for s in (a.support, b.support, counted)) for f in Support.__struct_fields__))
-    return msgspec.structs.replace(
-        best,
-        support=support,
-        severity=max(a.severity, b.severity, key=lambda s: s.level),
-        false_alarm=_more(best.false_alarm, other.false_alarm),
-        record=_more(best.record, other.record),
-        definitions=union([a.definitions, b.definitions]),
-    )
-
-
-def _more(one: T | None, other: T | None) -> T | None:
-    """Of two measurements the one that speaks against the rule, else the longer one."""
-    both = [m for m in (one, other) if m is not None]
-    return max(both, key=lambda m: (m.failed > 0, m.tested), default=None)
 
 
 def _once(violations: Sequence[Violation], rules: Mapping[str, Invariant]) -> list[Violation]:

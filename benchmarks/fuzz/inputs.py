@@ -14,9 +14,9 @@ from proctor.errors import TransportError
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent.parent / "tests"))
 from helpers import traincheck
+from helpers.live.transport import batch, encoded
 from helpers.loops import loop
 from helpers.runs import write_run
-from helpers.transport import batch, encoded
 
 
 def _run(folder: Path) -> list[Path]:
@@ -247,7 +247,7 @@ def _read_import(folder: Path) -> None:
 
 
 def _frames(folder: Path) -> list[Path]:
-    from proctor.invariants import frames
+    from proctor.invariants.wire import frames
 
     rows, sizes, body = frames.pack(encoded({table: batch(table, 4) for table in frames.ORDER}))
     said = [frames.Ping(), frames.Bye(), frames.Info({"rank": 0, "world": 1}), frames.Freeze("key", 3)]
@@ -258,7 +258,7 @@ def _frames(folder: Path) -> list[Path]:
 
 
 def _read_frames(folder: Path) -> None:
-    from proctor.invariants import frames
+    from proctor.invariants.wire import frames
 
     decoder = frames.Decoder()
     for frame in decoder.feed((folder / "stream").read_bytes()):

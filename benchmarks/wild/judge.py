@@ -19,12 +19,13 @@ from typing import Any
 
 def verdicts(run: Path) -> dict[str, Any]:
     """Raises ProctorError: the run cannot be read."""
-    from proctor.cli._inputs import load_packs
     from proctor.cli.check import examine
+    from proctor.invariants.fit import load_packs
     from proctor.invariants.relations import registry
     from proctor.invariants.trace import Run
-    from proctor.verify.checker import judge, merge_rules
+    from proctor.verify.checker import judge
     from proctor.verify.coverage import coverage
+    from proctor.verify.rules import merge_rules
 
     report = examine(run, [], fail_on="error")
     trace = Run(run).trace

@@ -17,7 +17,7 @@ import sys
 from collections.abc import Callable, Iterable
 from typing import Any
 
-from proctor.instrument._guard import Guard
+from proctor.instrument.guard import Guard
 
 Fact = str | int | float | bool | None
 _MAX_WRAPPERS = 8  # optimizers around optimizers

@@ -15,9 +15,9 @@ from collections.abc import Callable, Iterable
 from enum import Enum
 from typing import Any, ClassVar
 
-from proctor.instrument._rows import take
 from proctor.instrument.config import RecordConfig
-from proctor.instrument.fingerprint import fingerprint_all
+from proctor.instrument.observe.fingerprint import fingerprint_all
+from proctor.instrument.record.rows import take
 from proctor.invariants.blindness import VALUES
 from proctor.invariants.schema import Name, StateFlag, Value
 from proctor.native import Recorder

@@ -12,8 +12,8 @@ from collections import OrderedDict
 from collections.abc import Iterator
 from typing import Any, Final, NamedTuple
 
-from proctor.instrument.modules import class_name
-from proctor.invariants.variable import unwrapped
+from proctor.instrument.observe.modules import class_name
+from proctor.invariants.codec.variable import unwrapped
 
 MAX_COPIES: Final = 8
 _MAPPINGS: Final = frozenset({dict, OrderedDict})

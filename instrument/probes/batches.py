@@ -10,7 +10,7 @@ import ctypes
 import weakref
 from typing import Any, Final
 
-from proctor.instrument.fingerprint import Summary, fingerprint_all
+from proctor.instrument.observe.fingerprint import Summary, fingerprint_all
 from proctor.instrument.probes import NO_HOOKS, Home, Hooks, Probe, Sink, register
 from proctor.invariants.schema import MODEL_CALL, Value
 

@@ -19,10 +19,10 @@ import time
 from types import FrameType
 from typing import Any, ClassVar, Final, NamedTuple
 
-from proctor.instrument.fingerprint import fingerprint_all
+from proctor.instrument.observe.fingerprint import fingerprint_all
+from proctor.instrument.patch.usercode import library_prefixes
 from proctor.instrument.probes import NO_HOOKS, Home, Hooks, Probe, Sink, _pieces, register
-from proctor.instrument.usercode import library_prefixes
-from proctor.invariants import collective
+from proctor.invariants.codec import collective
 from proctor.invariants.schema import Value
 
 OPEN_AFTER_S: Final = 1.0  # a call that lasts longer is told to readers

@@ -4,7 +4,7 @@ At an update, at a backward and at clipping, the frames that lead there are look
 losses that lie on the CPU. After the first looks only those are read again that a formula speaks of. Of the user's
 functions that return a number, the arguments and the result are recorded, with the formula of the return statement.
 
-A row's place is `<function>:<name>`; its meta holds the formulas (`instrument/probes/_formulas.py`), where there are any.
+A row's place is `<function>:<name>`; its meta holds the formulas (`instrument/probes/source/formulas.py`), where there are any.
 Cost: 30–60 µs a look, 64 looks in a row and then every 16th; the first look parses the source of a few functions.
 """
 
@@ -21,14 +21,11 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
+from proctor.instrument.patch.usercode import library_prefixes
 from proctor.instrument.probes import NO_HOOKS, Home, Hooks, Probe, Sink, register
-from proctor.instrument.probes import _assignments as assignments
-from proctor.instrument.probes import _attributes as attributes
-from proctor.instrument.probes import _formulas as formulas
-from proctor.instrument.probes import _reading as reading
-from proctor.instrument.probes._results import FACTS, Results, resolver
-from proctor.instrument.probes._source import dotted, forget, function_tree, module_tree
-from proctor.instrument.usercode import library_prefixes
+from proctor.instrument.probes.source import assignments, attributes, formulas, reading
+from proctor.instrument.probes.source.parsing import dotted, forget, function_tree, module_tree
+from proctor.instrument.probes.source.results import FACTS, Results, resolver
 from proctor.invariants.schema import MODEL_CALL, Value
 
 LIBRARIES = frozenset({"transformers", "accelerate", "lightning", "pytorch_lightning", "deepspeed"})

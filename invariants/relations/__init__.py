@@ -13,13 +13,16 @@ Runs are learned from one shard (a run, or a part of it) at a time: each gives a
 on several runs (a pattern that no run breaks, a size seen in two of them) says in its survey what each run contributes.
 
 All work is columnar: `examples` gets every hypothesis of the relation in one call and returns one frame. To add a
-relation, write one file here with one subclass; nothing else changes (CONTRIBUTING.md walks through it).
+relation, write one file here with one subclass; nothing else changes (CONTRIBUTING.md walks through it). A relation of many
+parts is a folder whose front file is the relation; `views` holds what several of them look up, `habits` those that hold of
+the learned programs only.
 """
 
 from __future__ import annotations
 
 import importlib
 import pkgutil
+import sys
 from abc import ABC, abstractmethod
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
@@ -213,8 +216,8 @@ def register(cls: type[Relation]) -> type[Relation]:
 
 
 def registry() -> dict[str, Relation]:
-    """All relations by name; importing them is what registers them."""
-    for module in pkgutil.iter_modules(__path__):
-        if not module.name.startswith("_"):
-            importlib.import_module(f"{__name__}.{module.name}")
+    """All relations by name; importing them, in this folder and those in it, is what registers them."""
+    for module in pkgutil.walk_packages(__path__, f"{__name__}."):
+        if module.name not in sys.modules and "._" not in module.name:
+            importlib.import_module(module.name)
     return dict(sorted(_REGISTRY.items()))

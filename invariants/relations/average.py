@@ -17,16 +17,9 @@ from typing import Any, ClassVar, Final
 import polars as pl
 
 from proctor.invariants.invariant import Hypothesis, Standing
-from proctor.invariants.relations import (
-    Detail,
-    Examples,
-    Needs,
-    Relation,
-    _frames,
-    _sightings,
-    _surveys,
-    register,
-)
+from proctor.invariants.relations import Detail, Examples, Needs, Relation, _surveys, register
+from proctor.invariants.relations.views import frames as _frames
+from proctor.invariants.relations.views import sightings as _sightings
 from proctor.invariants.schema import MODEL_CALL, Value
 from proctor.invariants.trace import Trace
 

@@ -16,7 +16,8 @@ import polars as pl
 
 from proctor.invariants.invariant import Hypothesis
 from proctor.invariants.relations import Detail, Examples, Needs, Reads, Relation, register
-from proctor.invariants.relations._calls import (
+from proctor.invariants.relations._surveys import Fold
+from proctor.invariants.relations.views.calls import (
     FLOATING,
     cached,
     describe,
@@ -28,7 +29,6 @@ from proctor.invariants.relations._calls import (
     table,
     texts,
 )
-from proctor.invariants.relations._surveys import Fold
 from proctor.invariants.trace import Trace
 
 _RESULT = r"^out(\[[^\[\]]+\])?\.(shape\[[0-3]\]|len|dtype)$"

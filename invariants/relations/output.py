@@ -18,7 +18,8 @@ import polars as pl
 from proctor.invariants.condition import Precondition
 from proctor.invariants.invariant import Hypothesis, Support
 from proctor.invariants.relations import Detail, Examples, Needs, Reads, Relation, register
-from proctor.invariants.relations._calls import (
+from proctor.invariants.relations._surveys import Fold
+from proctor.invariants.relations.views.calls import (
     FLOATING,
     cached,
     circumstances_of,
@@ -32,7 +33,6 @@ from proctor.invariants.relations._calls import (
     table,
     texts,
 )
-from proctor.invariants.relations._surveys import Fold
 from proctor.invariants.trace import Trace
 
 # Operations that autocast runs in the low precision whatever their inputs are ("Ops that can autocast to float16",

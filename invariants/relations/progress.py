@@ -19,7 +19,8 @@ from typing import Any, ClassVar, Final
 import polars as pl
 
 from proctor.invariants.invariant import Hypothesis, Standing
-from proctor.invariants.relations import Detail, Examples, Needs, Relation, _frames, _surveys, register
+from proctor.invariants.relations import Detail, Examples, Needs, Relation, _surveys, register
+from proctor.invariants.relations.views import frames as _frames
 from proctor.invariants.schema import StateFlag
 from proctor.invariants.trace import Trace
 

@@ -370,7 +370,7 @@ class Collector:
         rank, world = int(os.environ.get("RANK", "0") or 0), int(os.environ.get("WORLD_SIZE", "1") or 1)
         if dist.is_available() and dist.is_initialized():
             rank, world = dist.get_rank(), dist.get_world_size()
-        from proctor.instrument.mesh import position
+        from proctor.instrument.observe.mesh import position
 
         self.info.rank, self.info.world = rank, world
         self.info.coords = dict(position()["coords"])

@@ -6,7 +6,7 @@ import os
 from collections.abc import Callable
 from typing import Any
 
-from proctor.instrument._guard import say
+from proctor.instrument.guard import say
 from proctor.oracle.collect.regions import unseen
 
 

@@ -16,8 +16,8 @@ import msgspec
 import torch
 
 from proctor.errors import OracleError
-from proctor.instrument import _rng
-from proctor.instrument._held import leaves
+from proctor.instrument.capsules import rng as _rng
+from proctor.instrument.capsules.held import leaves
 from proctor.oracle.collect.replay_plan import (
     PLAN,
     REPORT,

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from proctor.instrument._guard import say
+from proctor.instrument.guard import say
 from proctor.oracle.collect.progress import Progress
 from proctor.oracle.collect.roots import Meta, local_of
 from proctor.oracle.store import DTYPES, ProcessInfo, RankWriter

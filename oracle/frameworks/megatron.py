@@ -2,7 +2,7 @@
 
 Everything is read from Megatron's own state: process groups, `layer_number`, `tensor_model_parallel`, `partition_dim`,
 `partition_stride`, and the ranges of the distributed optimizer. Nothing is imported: the functions look for
-Megatron among the modules that are there. Read with 0.16.1 (`tests/integration/test_megatron.py`).
+Megatron among the modules that are there. Read with 0.16.1 (`tests/integration/oracle/test_megatron.py`).
 """
 
 from __future__ import annotations

@@ -23,7 +23,7 @@ from proctor.oracle.report._wording import (
     when,
 )
 from proctor.oracle.verdicts import FAILING, Culprit, TensorVerdict
-from proctor.verify.report.terminal import console
+from proctor.verify.report.formats.terminal import console
 
 if TYPE_CHECKING:
     from rich.console import Console

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 
-from proctor.instrument.mesh import position
+from proctor.instrument.observe.mesh import position
 from proctor.oracle.selfcheck import ModelRelation, NotApplicable, Relation, Unknown, UpdateRelation, registry
 from proctor.oracle.selfcheck.facts import Facts, Timing
 from proctor.oracle.selfcheck.fork import can_fork, in_copy, kept

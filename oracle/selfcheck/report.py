@@ -13,7 +13,7 @@ import msgspec
 from proctor.oracle.report._wording import clean
 from proctor.oracle.selfcheck.outcomes import Outcome, SelfReport
 from proctor.verify import report as shared  # its style sheet
-from proctor.verify.report.terminal import console
+from proctor.verify.report.formats.terminal import console
 
 if TYPE_CHECKING:
     from rich.console import Console

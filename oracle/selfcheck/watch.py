@@ -19,8 +19,8 @@ import torch
 import torch.utils.checkpoint as checkpointing
 from torch import nn
 
-from proctor.instrument._guard import say
-from proctor.instrument.mesh import position
+from proctor.instrument.guard import say
+from proctor.instrument.observe.mesh import position
 from proctor.oracle.collect.attached import Attached
 from proctor.oracle.selfcheck.facts import CheckConfig
 from proctor.oracle.selfcheck.fork import random_states

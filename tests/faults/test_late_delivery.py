@@ -9,8 +9,8 @@ import sys
 from pathlib import Path
 
 import pytest
-from helpers.receivers import PagerDuty, free_port, wait_until
-from helpers.watching import PROCTOR, config, environment, pagerduty_at, verdict
+from helpers.live.receivers import PagerDuty, free_port, wait_until
+from helpers.live.watching import PROCTOR, config, environment, pagerduty_at, verdict
 
 pytest.importorskip("torch")
 

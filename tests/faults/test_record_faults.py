@@ -233,7 +233,7 @@ def test_program_that_patches_torch_itself(tmp_path: Path) -> None:
 
 def test_an_error_of_ours_is_said_once_and_the_program_goes_on(tmp_path: Path) -> None:
     path = script(tmp_path, """
-        import proctor.instrument.state as state
+        import proctor.instrument.observe.state as state
         def broken(*args, **kwargs):
             raise RuntimeError('a probe of ours broke')
         state.fingerprint_all = broken

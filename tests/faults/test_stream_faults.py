@@ -16,18 +16,18 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from helpers import verifier as verifier_script
-from helpers.network import THERE, link, other_host
-from helpers.transport import Rows, sender, serving, take, until
+from helpers.live import verifier as verifier_script
+from helpers.live.network import THERE, link, other_host
+from helpers.live.transport import Rows, sender, serving, take, until
 
-from proctor.instrument import stream
-from proctor.instrument._guard import Guard
-from proctor.instrument.stream import Sender
-from proctor.instrument.writer import TraceWriter
-from proctor.invariants.peer import make_token
+from proctor.instrument.guard import Guard
+from proctor.instrument.record import stream
+from proctor.instrument.record.stream import Sender
+from proctor.instrument.record.writer import TraceWriter
 from proctor.invariants.schema import TABLES
-from proctor.verify.inbox import Joined, Left
-from proctor.verify.inbox import Rows as RowsEvent
+from proctor.invariants.wire.peer import make_token
+from proctor.verify.transport.inbox import Joined, Left
+from proctor.verify.transport.inbox import Rows as RowsEvent
 
 
 class Verifier:
@@ -120,7 +120,7 @@ def test_a_verifier_that_comes_late_gets_everything(tmp_path: Path, verifiers: C
 def test_a_verifier_that_is_killed_and_started_again_lacks_nothing_that_is_on_disk(
     tmp_path: Path, verifiers: Callable[..., Verifier], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("proctor.instrument._ring.KEPT_BYTES", 20_000)
+    monkeypatch.setattr("proctor.instrument.record.ring.KEPT_BYTES", 20_000)
     one = verifiers(tmp_path / "run")
     rank = Rank(tmp_path)
     rank.steps(60, 0.005)
@@ -140,7 +140,7 @@ def test_a_verifier_that_is_killed_and_started_again_lacks_nothing_that_is_on_di
 def test_a_verifier_without_the_files_knows_what_it_lacks_and_can_read_what_comes(
     tmp_path: Path, verifiers: Callable[..., Verifier], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("proctor.instrument._ring.KEPT_BYTES", 20_000)
+    monkeypatch.setattr("proctor.instrument.record.ring.KEPT_BYTES", 20_000)
     one = verifiers(None)
     rank = Rank(tmp_path)
     rank.steps(60, 0.002)
@@ -216,7 +216,7 @@ def test_a_child_of_the_process_does_not_hold_its_connection(tmp_path: Path) -> 
             import os, sys, time
             sys.path.insert(0, {str(Path(__file__).parents[1])!r})
             from pathlib import Path
-            from helpers.transport import Rows, encoded, sender, until
+            from helpers.live.transport import Rows, encoded, sender, until
             end, made = sender(Path({str(tmp_path)!r})), Rows()
             end.start()
             end.offer(encoded(made.next()), 0)
@@ -322,7 +322,7 @@ def test_training_is_bit_identical_with_a_verifier_that_listens_and_one_that_is_
 ) -> None:
     pytest.importorskip("torch")
     from proctor.instrument.config import RecordConfig
-    from proctor.instrument.rundir import create_run, write_boot
+    from proctor.instrument.record.rundir import create_run, write_boot
 
     script = tmp_path / "train.py"
     script.write_text(TRAIN)

@@ -12,8 +12,8 @@ from typing import Any
 
 from helpers.loops import BACKWARD, ROOT, STEP, ZERO_GRAD, call, tensor
 from helpers.runs import write_run
-from proctor.invariants import collective
-from proctor.invariants.collective import Group
+from proctor.invariants.codec import collective
+from proctor.invariants.codec.collective import Group
 
 FAULTS = (
     "", "", "no_clear", "no_step", "diverge", "no_gradient", "eval_mode", "other_dtype", "shorter", "other_argument",

@@ -210,7 +210,8 @@ def test_everything_is_put_back(tmp_path: Path) -> None:
     body = f"""
         import torch, torch.distributed as dist, torch.nn.functional as F
         from torch import nn
-        from proctor.instrument import attach, catalog
+        from proctor.instrument import attach
+        from proctor.instrument.patch import catalog
         from proctor.instrument.config import RecordConfig
         from proctor.native import is_tap
         places = [(p.owner, p.attribute) for p in catalog.points()]

@@ -39,7 +39,7 @@ from pathlib import Path
 from job import train
 from proctor.instrument import attach
 from proctor.instrument.config import RecordConfig
-from proctor.instrument.rundir import create_run
+from proctor.instrument.record.rundir import create_run
 
 for out, how in json.loads(sys.argv[1]):
     if how in ("record", "both"):

@@ -14,8 +14,8 @@ pytest.importorskip("torch")
 pytest.importorskip("safetensors")
 from proctor.cli import main
 from proctor.instrument.config import RecordConfig
-from proctor.instrument.replay import Judgement, judge
-from proctor.instrument.rundir import create_run, write_boot
+from proctor.instrument.record.rundir import create_run, write_boot
+from proctor.instrument.replay.again import Judgement, judge
 from proctor.invariants.capsule import Capsule, capsules_of, read_capsule
 from proctor.invariants.trace import Trace
 

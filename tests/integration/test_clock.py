@@ -33,7 +33,7 @@ warnings.filterwarnings("ignore")
 from pathlib import Path
 from proctor.instrument import attach
 from proctor.instrument.config import RecordConfig
-from proctor.instrument.rundir import create_run
+from proctor.instrument.record.rundir import create_run
 
 folder = Path(sys.argv[1])
 os.chdir(folder)

@@ -11,11 +11,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pyarrow import ipc
 
-from proctor.invariants import arrow_message, frames
-from proctor.invariants.arrow_message import Encoder, Usual, arrow_head
-from proctor.invariants.frames import Flush
 from proctor.invariants.schema import TABLES
-from proctor.native import _columns_py as twin
+from proctor.invariants.wire import arrow_message, frames
+from proctor.invariants.wire.arrow_message import Encoder, Usual, arrow_head
+from proctor.invariants.wire.frames import Flush
+from proctor.native.twins import columns as twin
 
 try:
     from proctor.native import _native as native

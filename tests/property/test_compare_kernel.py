@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from proctor.native import _compare_py as twin
+from proctor.native.twins import compare as twin
 from proctor.oracle.difference import Difference, compare
 from proctor.oracle.dtypes import storage
 from proctor.oracle.tolerance import Estimate, TensorKey

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from proctor.native import _distinct_py as twin
+from proctor.native.twins import distinct as twin
 
 try:
     from proctor.native import _native as native

@@ -11,9 +11,10 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from proctor.instrument import fingerprint as adapter
-from proctor.instrument.fingerprint import fingerprint, fingerprint_shard, merge
-from proctor.native import _fingerprint_py as twin
+from proctor.instrument.observe import on_device as device_hash
+from proctor.instrument.observe.content import collapse
+from proctor.instrument.observe.fingerprint import fingerprint, fingerprint_shard, merge
+from proctor.native.twins import fingerprint as twin
 
 try:
     from proctor.native import _native as native
@@ -39,7 +40,7 @@ def fp(t: torch.Tensor, start: int, path: str) -> int:
     """Hash by one implementation; `start` in elements."""
     width, kind = FORMATS[t.dtype]
     if path == "device":
-        return adapter._read_back([adapter._on_device(t, [(t.numel(), 1)], start)])[0].fp
+        return device_hash.read_back([device_hash.on_device(t, [(t.numel(), 1)], start)])[0].fp
     call: Any = twin if path == "python" else native
     options = {} if path == "python" else {"simd": path}
     args = (t.data_ptr(), t.numel() * width, width, kind, start * max(1, width // 4))
@@ -81,9 +82,9 @@ def test_rectangular_shards_add_up(dtype: torch.dtype, shape: list[int], seed: i
         shard = whole[tuple(slice(a, b) for a, b in box)]
         parts.append(fingerprint_shard(shard, shape, offsets).fp)
         strides = [int(np.prod(shape[d + 1 :])) for d in range(len(shape))]
-        runs = adapter._collapse(shard.shape, strides)
+        runs = collapse(shard.shape, strides)
         start = sum(o * s for o, s in zip(offsets, strides))
-        on_device.append(adapter._read_back([adapter._on_device(shard, runs, start)])[0].fp)
+        on_device.append(device_hash.read_back([device_hash.on_device(shard, runs, start)])[0].fp)
     assert parts == on_device
     assert merge(parts) == fingerprint(whole).fp
 

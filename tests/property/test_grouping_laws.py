@@ -9,7 +9,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from proctor.invariants.grouping import Groups, alike, last_match
+from proctor.invariants.trace.grouping import Groups, alike, last_match
 
 Row = tuple[int, int, int, bool]
 KEYS = st.tuples(st.integers(-1, 3), st.sampled_from([0, 1, (1 << 32) - 1]), st.integers(0, 2), st.booleans())

@@ -11,7 +11,7 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from proctor.infer.preconditions import Outcome, infer_preconditions
-from proctor.infer.search import MAX_CLAUSES, MAX_UNCOVERED
+from proctor.infer.preconditions.search import MAX_CLAUSES, MAX_UNCOVERED
 from proctor.invariants.condition import AGREE, Condition, Kind, Precondition
 from proctor.invariants.relations import Examples
 

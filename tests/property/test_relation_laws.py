@@ -16,24 +16,24 @@ from zlib import crc32
 import msgspec
 import polars as pl
 import pytest
-from helpers.flushes import Flush, flushes
+from helpers.live.flushes import Flush, flushes
 from helpers.traces import runs
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from proctor.infer import shards
-from proctor.infer.compress import COUNT
 from proctor.infer.engine import Options, infer
-from proctor.infer.partial import PLACE, RANK, SITE, Partial, count, merge
+from proctor.infer.preconditions.compress import COUNT
+from proctor.infer.shards.partial import PLACE, RANK, SITE, Partial, count, merge
+from proctor.invariants.codec.signature import outline
 from proctor.invariants.invariant import Hypothesis, Invariant
 from proctor.invariants.pack import Pack
 from proctor.invariants.relations import Relation, registry
 from proctor.invariants.schema import Name
-from proctor.invariants.signature import outline
 from proctor.invariants.trace import Trace
 from proctor.verify.checker import check, judge
 from proctor.verify.coverage import coverage
-from proctor.verify.online import OnlineChecker
+from proctor.verify.live.online import OnlineChecker
 
 NAMES = sorted(registry())
 EXAMPLES = int(os.environ.get("PROCTOR_LAW_EXAMPLES", "0"))  # of each law and relation; 0: a few, always the same, of few runs

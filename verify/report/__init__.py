@@ -1,25 +1,28 @@
-"""Reports of a check: one file a format, each with `render(report) -> str`.
+"""Reports of a check: `formats/` has one file a format, each with `render(report) -> str`, found by listing the folder.
 
-To add a format, write the file and name it in `FORMATS`.
+`load` reads a run directory as a report, `keep` writes what a check leaves beside the run.
 """
 
 from __future__ import annotations
 
 import importlib
+import pkgutil
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Protocol, cast
 
 from proctor.invariants.files import replace_file
+from proctor.verify.report import formats
 
 if TYPE_CHECKING:
     from proctor.invariants.trace import Trace
     from proctor.invariants.verdict import CheckResult
     from proctor.verify.report.beside import Beside
 
-FORMATS: Final = ("terminal", "json", "sarif", "junit", "github", "html")
-_FILES: Final = {"json": "jsonout"}  # a file called json.py would read like the standard library's
+# A file `json_.py` is the format "json": without the underscore it would read like the standard library's.
+_FILES: Final = {m.name.rstrip("_"): m.name for m in pkgutil.iter_modules(formats.__path__)}
+FORMATS: Final = tuple(sorted(_FILES))
 
 
 @dataclass(frozen=True)
@@ -64,7 +67,7 @@ class Format(Protocol):
 
 def renderer(name: str) -> Format:
     """The module of a format."""
-    return cast(Format, importlib.import_module(f"{__name__}.{_FILES.get(name, name)}"))
+    return cast(Format, importlib.import_module(f"{formats.__name__}.{_FILES[name]}"))
 
 
 def write_text(path: Path, text: str, *, mode: int = 0o666) -> None:

@@ -7,8 +7,9 @@ from pathlib import Path
 
 from proctor.invariants.trace import Run
 from proctor.verify.coverage import coverage
-from proctor.verify.report import Report, jsonout
+from proctor.verify.report import Report
 from proctor.verify.report.beside import read_beside
+from proctor.verify.report.formats import json_ as jsonout
 from proctor.verify.wording import EXIT_CLEAN, EXIT_INCONCLUSIVE
 
 

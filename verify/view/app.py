@@ -20,7 +20,7 @@ from starlette.requests import Request
 from starlette.responses import HTMLResponse, PlainTextResponse, Response, StreamingResponse
 from starlette.routing import Route
 
-from proctor.verify.report import html
+from proctor.verify.report.formats import html
 from proctor.verify.view.feed import POLL_S, Feed, Reader
 from proctor.verify.view.gate import LOOPBACK, App, Gate
 from proctor.verify.view.pages import Pages

@@ -10,8 +10,9 @@ from pathlib import Path
 from typing import Final
 
 from proctor.errors import ProctorError
-from proctor.verify.report import Report, html
+from proctor.verify.report import Report
 from proctor.verify.report.beside import INCIDENTS, read_beside
+from proctor.verify.report.formats import html
 from proctor.verify.report.load import load
 
 LARGEST: Final = 512 * 1024 * 1024  # bytes of records, beyond which a report is not made while a run goes on

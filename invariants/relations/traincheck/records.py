@@ -20,7 +20,6 @@ from pyarrow import ipc
 
 from proctor.errors import TraceError
 from proctor.invariants.files import read_file
-from proctor.invariants.relations._frames import memo
 from proctor.invariants.relations.traincheck.tables import (
     PARAMETERS_FILE,
     RECORDS,
@@ -29,6 +28,7 @@ from proctor.invariants.relations.traincheck.tables import (
     TEXTS_FILE,
     Record,
 )
+from proctor.invariants.relations.views.frames import memo
 from proctor.invariants.trace import Trace
 
 MAX_PARAMETERS_BYTES: Final = 64 << 20

@@ -11,13 +11,13 @@ from __future__ import annotations
 import argparse
 import importlib
 import os
-import pkgutil
 import sys
 from collections.abc import Sequence
 from types import ModuleType
 from typing import Final
 
 from proctor import __version__
+from proctor.cli._actions import modules_in
 from proctor.errors import ProctorError
 
 EXIT_INTERNAL: Final = 101
@@ -27,8 +27,7 @@ EXIT_PIPE: Final = 141  # 128 + SIGPIPE: the reader of our output went away
 
 def commands() -> dict[str, str]:
     """Command names and the modules that carry them: `import_.py` is `proctor import`."""
-    found = (m.name for m in pkgutil.iter_modules(__path__) if not m.name.startswith("_"))
-    return {name.rstrip("_").replace("_", "-"): f"{__name__}.{name}" for name in sorted(found)}
+    return modules_in(__name__, __path__)
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -12,17 +12,16 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from proctor.cli._inputs import add_packs, load_packs, run_and_packs
+from proctor.cli._inputs import add_packs, run_and_packs
 from proctor.errors import ProctorError, UsageError
+from proctor.verify.service.settings import LEVELS
 
 if TYPE_CHECKING:
     from proctor.verify.report import Report
-
-LEVELS = ("info", "warning", "error", "critical", "never")
 
 
 def prepare(parser: argparse.ArgumentParser) -> None:
@@ -55,6 +54,8 @@ def run(args: argparse.Namespace) -> int:
         suppressions=[Path(f) for f in args.suppressions],
         baseline=Path(args.baseline) if args.baseline else None,
     )
+    from proctor.verify.report.keep import keep
+
     report, trouble = keep(report, folder)
     if args.write_baseline:
         _write_baseline(report, Path(args.write_baseline))
@@ -81,6 +82,7 @@ def examine(
     """
     from datetime import UTC, datetime
 
+    from proctor.invariants.fit import load_packs
     from proctor.invariants.invariant import Severity
     from proctor.invariants.suppression import read_baseline, read_suppressions
     from proctor.invariants.trace import Run
@@ -111,26 +113,6 @@ def examine(
     )
 
 
-def keep(report: Report, folder: Path) -> tuple[Report, str]:
-    """Write the reports beside the run; where that is impossible, say why."""
-    from dataclasses import replace
-
-    from proctor.verify.report import html, jsonout, write_text
-
-    violations = report.result.violations if report.result is not None else []
-    files: dict[str, Callable[[], str]] = {
-        "violations.jsonl": lambda: jsonout.lines(violations),
-        "check.json": lambda: jsonout.render(report),
-        "report.html": lambda: html.render(report),
-    }
-    for name, text in files.items():
-        try:
-            write_text(folder / name, text(), mode=0o600)
-        except OSError as error:
-            return report, f"{folder / name} was not written: {error.strerror or error}"
-    return replace(report, page=str(folder / "report.html")), ""
-
-
 def _write_baseline(report: Report, path: Path) -> None:
     """What this check found, also what an earlier baseline knew; what is suppressed has its own place."""
     from proctor.invariants.suppression import write_baseline
@@ -145,7 +127,8 @@ def _write_baseline(report: Report, path: Path) -> None:
 
 def _deliver(report: Report, args: argparse.Namespace) -> None:
     from proctor.verify import wording
-    from proctor.verify.report import renderer, terminal, write_text
+    from proctor.verify.report import renderer, write_text
+    from proctor.verify.report.formats import terminal
 
     if args.output is None and args.format == "terminal":
         terminal.show(report, terminal.console())

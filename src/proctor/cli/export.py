@@ -69,7 +69,7 @@ def _result(folder: Path, named: str | None) -> CheckResult | None:
     Raises:
         UsageError: a file was named that holds none.
     """
-    from proctor.verify.report import jsonout
+    from proctor.verify.report.formats import json_ as jsonout
 
     saved = jsonout.read(Path(named) if named else folder / "check.json")
     if saved is not None:

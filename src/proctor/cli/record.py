@@ -26,7 +26,7 @@ def prepare(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Set up the run directory, then become the command: pid, signals, terminal and exit code are its own."""
-    from proctor.instrument.rundir import create_run, write_boot
+    from proctor.instrument.record.rundir import create_run, write_boot
 
     program, command = command_of(args, "proctor record -o RUN -- python train.py")
     if args.every < 1 or args.warmup < 0:

@@ -29,7 +29,8 @@ def run(args: argparse.Namespace) -> int:
     from dataclasses import replace
 
     from proctor.cli.check import examine
-    from proctor.verify.report import html, terminal, write_text
+    from proctor.verify.report import write_text
+    from proctor.verify.report.formats import html, terminal
     from proctor.verify.report.load import load
     from proctor.verify.report.summary import summarise
 

@@ -23,11 +23,12 @@ from typing import TYPE_CHECKING, Any, Final
 
 from proctor.cli._inputs import add_packs
 from proctor.cli._launch import add_command, become, command_of, environment_of, hand_on_signals, needs_of
-from proctor.cli._watched import LEVELS, Settings, begin, settings_of, watched_now
+from proctor.cli._watching import LEVELS, add_verifier, settings_of
 from proctor.errors import TraceError, UsageError
 
 if TYPE_CHECKING:
     from proctor.instrument.config import RecordConfig
+    from proctor.verify.service.settings import Settings
 
 CAPSULES: Final = 3  # steps kept in memory
 _VERDICT_S: Final = 120.0  # waited for after the command has ended
@@ -37,12 +38,8 @@ _FORWARDED: Final = (signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUS
 def prepare(parser: argparse.ArgumentParser) -> None:
     add_packs(parser)
     parser.add_argument("-o", "--output", metavar="RUN", help="run directory to create (default proctor-runs/<time>-<pid>)")
-    parser.add_argument("--page", metavar="FILE", help="who is told (docs/paging.md)")
-    parser.add_argument("--job", metavar="NAME", help="what pages call it (default: of --page, else the run directory)")
+    add_verifier(parser)
     parser.add_argument("--fail-on", choices=LEVELS, help="wait for the verdict, and turn exit code 0 into 1 (never: only wait)")
-    parser.add_argument("--metrics", metavar="[HOST:]PORT", help="serve Prometheus metrics there (default host 127.0.0.1)")
-    parser.add_argument("--export", metavar="WHERE", action="append", default=[], help="also write to tensorboard:DIR, …")
-    parser.add_argument("--suppressions", metavar="FILE", action="append", default=[], help="violations that are expected")
     parser.add_argument("--listen", metavar="HOST:PORT", help="also take records of other hosts there")
     parser.add_argument("--verifier", metavar="HOST:PORT", help="send records to a verifier on another host, or to a relay at unix:PATH")
     parser.add_argument("--token-file", metavar="FILE", help="of the job, for --listen and --verifier")
@@ -56,7 +53,8 @@ def prepare(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Start the verifier, then become the command, or wait for it."""
-    from proctor.instrument.rundir import write_boot
+    from proctor.instrument.record.rundir import write_boot
+    from proctor.verify.service.processes import begin
 
     program, command = command_of(args, "proctor watch -i PACK -- python train.py")
     if args.every < 1 or args.warmup < 0:
@@ -73,7 +71,7 @@ def run(args: argparse.Namespace) -> int:
     boot = write_boot(target, config)
     settings.write()
     if not args.token_file:
-        from proctor.invariants.peer import make_token
+        from proctor.invariants.wire.peer import make_token
 
         make_token(Path(settings.token_file))
     environment = environment_of(boot, config.run)
@@ -87,7 +85,7 @@ def run(args: argparse.Namespace) -> int:
 
 def _fits_together(args: argparse.Namespace) -> None:
     """Raises `UsageError`: options that contradict each other, or the place where this command stands."""
-    from proctor.invariants.peer import parse_address
+    from proctor.invariants.wire.peer import parse_address
 
     if (args.listen or args.verifier) and not args.token_file:
         raise UsageError("other hosts need the job's token", hint="--token-file FILE, a file of your own with mode 600")
@@ -103,7 +101,8 @@ def _fits_together(args: argparse.Namespace) -> None:
 
 
 def _make_run(args: argparse.Namespace, target: Path, command: list[str]) -> None:
-    from proctor.instrument.rundir import create_run
+    from proctor.instrument.record.rundir import create_run
+    from proctor.verify.service.processes import watched_now
 
     if args.overwrite and watched_now(target):
         raise UsageError(f"{target} is being watched", hint="wait until its verifier is done, or choose another -o")
@@ -136,6 +135,8 @@ class _EnoughError(Exception):
 
 def _supervise(program: str, command: list[str], environment: dict[str, str], settings: Settings) -> int:
     """Run the command as a child, then wait for what the verifier says."""
+    from proctor.verify.service.processes import begin
+
     child: subprocess.Popen[bytes] | None = None
 
     def forward(number: int, _: object) -> None:

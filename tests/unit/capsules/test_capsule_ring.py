@@ -13,13 +13,14 @@ pytest.importorskip("torch")
 pytest.importorskip("safetensors")
 import torch
 
-from proctor.instrument import _capsule_writer, capsules
-from proctor.instrument._capsule_writer import Facts
-from proctor.instrument._guard import Guard
-from proctor.instrument.capsules import Capsules
+from proctor.instrument.capsules import ring as capsules
+from proctor.instrument.capsules import writer as _capsule_writer
+from proctor.instrument.capsules.ring import Capsules
+from proctor.instrument.capsules.writer import Facts
 from proctor.instrument.config import RecordConfig
-from proctor.instrument.context import StepClock
-from proctor.instrument.state import StateTracker
+from proctor.instrument.guard import Guard
+from proctor.instrument.observe.state import StateTracker
+from proctor.instrument.steps.clock import StepClock
 from proctor.invariants.capsule import capsules_of, read_capsule
 
 
@@ -107,32 +108,32 @@ def test_memory_of_a_step_that_left_is_used_again_unless_it_is_frozen(tmp_path: 
 def test_a_costly_state_is_copied_at_every_nth_step(tmp_path: Path) -> None:
     job = Job(tmp_path, capsule_values="auto")
     kept = job.kept
-    kept._period = 1.0
+    kept.pace._period = 1.0
     for bare, whole, interval in ((0.0, 0.009, 1), (0.0, 0.03, 4), (0.006, 0.03, 8), (0.006, 0.009, 1), (0.5, 0.509, 4)):
-        kept._bare, kept._whole = bare, whole
-        kept._adapt()
-        assert kept._interval == interval
+        kept.pace.bare, kept.pace.whole = bare, whole
+        kept.pace._adapt()
+        assert kept.pace.interval == interval
 
 
 def test_what_took_long_once_is_not_held_against_the_copies(tmp_path: Path) -> None:
     job = Job(tmp_path, capsule_values="auto")
     job.steps(1)
-    job.kept._spent = 9.0  # of the first step, which imports
+    job.kept.pace.spent = 9.0  # of the first step, which imports
     job.steps(3)
-    assert 0 < job.kept._whole < 1
-    job.kept._spent = 9.0
+    assert 0 < job.kept.pace.whole < 1
+    job.kept.pace.spent = 9.0
     job.steps(1)
-    assert job.kept._whole > 2 or job.kept._bare > 2
-    job.kept._interval = 1
+    assert job.kept.pace.whole > 2 or job.kept.pace.bare > 2
+    job.kept.pace.interval = 1
     job.steps(2)
-    assert job.kept._whole < 1
+    assert job.kept.pace.whole < 1
 
 
 def test_optimizers_that_no_pack_asks_for_are_looked_at_where_their_state_is_kept(tmp_path: Path) -> None:
     job = Job(tmp_path, capsules=4, capsule_values="auto", states=frozenset({"data"}))
-    job.kept._adapt = lambda: None  # type: ignore[method-assign]
+    job.kept.pace._adapt = lambda: None  # type: ignore[method-assign]
     job.steps(3)
-    job.kept._interval = 1 << 10  # the next ones have no values
+    job.kept.pace.interval = 1 << 10  # the next ones have no values
     job.steps(2)
     whole, bare = job.kept.ring[1], job.kept.ring[-1]
     assert whole.values is not None and bare.values is None
@@ -163,7 +164,7 @@ def test_the_first_step_has_its_control_after_it(tmp_path: Path) -> None:
 
 def test_a_step_without_values_is_followed_by_one_that_has_them(tmp_path: Path) -> None:
     job = Job(tmp_path, capsule_values="auto")
-    job.kept._adapt = lambda: setattr(job.kept, "_interval", 4)  # type: ignore[method-assign]
+    job.kept.pace._adapt = lambda: setattr(job.kept.pace, "interval", 4)  # type: ignore[method-assign]
     job.steps(6)
     job.kept.freeze("key", 5)
     job.steps(5)
@@ -173,8 +174,8 @@ def test_a_step_without_values_is_followed_by_one_that_has_them(tmp_path: Path) 
 @pytest.mark.parametrize("mode", ["auto", "never"])
 def test_results_are_left_out_of_steps_whose_values_cost_too_much(tmp_path: Path, mode: str) -> None:
     job = Job(tmp_path, capsules=8, capsule_values=mode)
-    job.kept._adapt = lambda: None  # type: ignore[method-assign]
-    job.kept._interval = 4
+    job.kept.pace._adapt = lambda: None  # type: ignore[method-assign]
+    job.kept.pace.interval = 4
     job.steps(6)
     steps = list(job.kept.ring)
     assert [step.values is not None for step in steps] == [mode == "auto" and step.step % 4 == 0 for step in steps]

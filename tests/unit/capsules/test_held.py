@@ -15,11 +15,11 @@ import pytest
 pytest.importorskip("torch")
 import torch
 
-from proctor.instrument import _rng
-from proctor.instrument._held import Holder, _bytes, _state, clone, leaves, observe
-from proctor.instrument._seen import LastSeen
-from proctor.instrument._step_state import StateValues, collect, restore, restore_gradients
-from proctor.instrument.state import Look, StateTracker
+from proctor.instrument.capsules import rng as _rng
+from proctor.instrument.capsules.held import Holder, _bytes, _state, clone, leaves, observe
+from proctor.instrument.capsules.state import StateValues, collect, restore, restore_gradients
+from proctor.instrument.observe.seen import LastSeen
+from proctor.instrument.observe.state import Look, StateTracker
 from proctor.invariants.capsule import Variable
 
 Pair = namedtuple("Pair", "x y")

@@ -9,7 +9,7 @@ import pytest
 pytest.importorskip("safetensors")
 from proctor.cli import main
 from proctor.errors import UsageError
-from proctor.instrument import replay
+from proctor.instrument.replay import again as replay
 from proctor.invariants.capsule import Call, Capsule, Print, Seen, Variable, folder_name, write_capsule
 
 

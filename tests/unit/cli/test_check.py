@@ -128,12 +128,12 @@ def test_output_that_cannot_be_written_is_2(proctor, bad, pack, tmp_path, name):
 
 
 def test_run_that_cannot_be_written_is_still_checked(proctor, bad, pack, monkeypatch):
-    import proctor.verify.report as reports
+    from proctor.verify.report import keep
 
     def refuse(path, text, **more):
         raise PermissionError(13, "Permission denied")
 
-    monkeypatch.setattr(reports, "write_text", refuse)
+    monkeypatch.setattr(keep, "write_text", refuse)
     code, out, err = proctor("check", bad, "-i", pack, "--format", "json")
     assert code == 1
     assert json.loads(out)["checked"] == 1
@@ -170,9 +170,9 @@ def test_no_run_is_2(proctor, pack):
 
 
 def test_no_pack_is_2_when_none_is_shipped(proctor, good, monkeypatch):
-    from proctor.cli import _inputs
+    from proctor.invariants import fit
 
-    monkeypatch.setattr(_inputs, "shipped", list)
+    monkeypatch.setattr(fit, "shipped", list)
     code, _, err = proctor("check", good)
     assert code == 2
     assert "name a pack with -i" in err
@@ -180,9 +180,9 @@ def test_no_pack_is_2_when_none_is_shipped(proctor, good, monkeypatch):
 
 
 def test_shipped_packs_are_the_default(proctor, bad, pack, monkeypatch):
-    from proctor.cli import _inputs
+    from proctor.invariants import fit
 
-    monkeypatch.setattr(_inputs, "shipped", lambda: [pack])
+    monkeypatch.setattr(fit, "shipped", lambda: [pack])
     assert proctor("check", bad)[0] == 1
 
 

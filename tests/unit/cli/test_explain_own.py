@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from proctor.cli import _page_test
-from proctor.cli._explain_own import OWN
+from proctor.cli.explain.own import OWN
+from proctor.cli.page import test as _page_test
 from proctor.verify.lifecycle import monitor
 from proctor.verify.lifecycle.policy import Policy
 from proctor.verify.paging import gate

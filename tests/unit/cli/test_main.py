@@ -90,7 +90,7 @@ def test_debug_shows_the_traceback(proctor, monkeypatch):
 
 def test_command_names_of_keywords_lose_their_underscore(monkeypatch):
     found = [types.SimpleNamespace(name=n) for n in ("import_", "_inputs", "two_words")]
-    monkeypatch.setattr(cli.pkgutil, "iter_modules", lambda path: found)
+    monkeypatch.setattr("pkgutil.iter_modules", lambda path: found)
     assert cli.commands() == {"import": "proctor.cli.import_", "two-words": "proctor.cli.two_words"}
 
 

@@ -37,7 +37,7 @@ def test_the_step_that_departs_is_recorded_again(tmp_path: Path, monkeypatch: py
         write_json(out / "oracle.json", info)
 
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("proctor.cli._oracle_record.record", record)
+    monkeypatch.setattr("proctor.cli.oracle.record.record", record)
     asked = ["oracle", "run", "--steps", "3", "--no-localise", "--reference", "python reference", "--candidate", "python candidate"]
     assert main(asked) == 1
     said = capsys.readouterr().out

@@ -8,7 +8,7 @@ import pytest
 from helpers.processes import BACK, ZERO
 from helpers.relations import rule
 
-from proctor.cli import _inputs
+from proctor.invariants import fit
 from proctor.invariants.pack import Pack, write_pack
 
 
@@ -17,7 +17,7 @@ def ship(tmp_path, monkeypatch):
     """Ship packs with these requirements."""
     folder = tmp_path / "shipped"
     folder.mkdir()
-    monkeypatch.setattr(_inputs, "shipped", lambda: sorted(folder.glob("*.json")))
+    monkeypatch.setattr(fit, "shipped", lambda: sorted(folder.glob("*.json")))
 
     def _ship(name, **requires):
         write_pack(Pack([rule("test_happens", first=ZERO, then=BACK)], requires=requires), folder / f"{name}.json")
@@ -52,7 +52,7 @@ def test_when_none_fits_one_line_says_why(proctor, good, ship):
 
 
 def test_when_none_is_shipped_it_says_so(proctor, good, monkeypatch):
-    monkeypatch.setattr(_inputs, "shipped", list)
+    monkeypatch.setattr(fit, "shipped", list)
     code, _, err = proctor("check", good)
     assert code == 2
     assert "ships none" in err

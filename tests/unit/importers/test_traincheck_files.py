@@ -12,7 +12,7 @@ from helpers.traincheck import Log, tensor, write
 from proctor.errors import TraceError, UsageError
 from proctor.infer.importers.traincheck import files
 from proctor.infer.importers.traincheck.run import import_run
-from proctor.invariants import signature
+from proctor.invariants.codec import signature
 from proctor.invariants.trace import Run, Trace
 
 

@@ -4,9 +4,9 @@ from collections.abc import Sequence
 
 import polars as pl
 
-from proctor.infer.compress import compress
-from proctor.infer.crossval import by_program, by_run, measure, too_often
 from proctor.infer.preconditions import decide
+from proctor.infer.preconditions.compress import compress
+from proctor.infer.selection.crossval import by_program, by_run, measure, too_often
 from proctor.invariants.relations import Examples
 
 Row = tuple[int, bool, str]  # run, passed, value of the only field

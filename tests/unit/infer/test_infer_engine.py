@@ -5,7 +5,7 @@ from infer_fakes import CALLS, Broken, OnlyCalls, Picky, trace
 
 from proctor.infer.engine import STAGES, infer
 from proctor.infer.preconditions import Why
-from proctor.infer.select import distinct
+from proctor.infer.selection.select import distinct
 from proctor.invariants.invariant import Severity, Support, invariant_id
 
 

@@ -7,10 +7,11 @@ import pytest
 from helpers.traces import runs
 
 from proctor.cli import main
-from proctor.infer import partial, shards, tasks
+from proctor.infer import shards
 from proctor.infer.engine import Options, infer
-from proctor.infer.partial import Partial
-from proctor.infer.parts import Parts
+from proctor.infer.shards import partial, tasks
+from proctor.infer.shards.partial import Partial
+from proctor.infer.shards.parts import Parts
 from proctor.invariants.invariant import Invariant
 from proctor.invariants.pack import read_pack
 from proctor.invariants.relations import Relation, registry

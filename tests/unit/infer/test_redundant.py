@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 import polars as pl
 
-from proctor.infer.redundant import without_coincident, without_implied
+from proctor.infer.selection.redundant import without_coincident, without_implied
 from proctor.invariants.condition import ALWAYS, Condition, Kind, Precondition
 from proctor.invariants.invariant import Evidence, Example, Hypothesis, Invariant, Support, invariant_id
 from proctor.invariants.relations import Detail, Examples, Needs, Relation

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from proctor.instrument.context import KEPT_BASES, ContextTable, StepClock
+from proctor.instrument.steps.clock import KEPT_BASES, ContextTable, StepClock
 
 A, B = 1, 2
 

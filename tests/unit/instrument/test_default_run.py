@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from proctor.errors import ProctorError, UsageError
-from proctor.instrument.rundir import create_run, default_run
+from proctor.instrument.record.rundir import create_run, default_run
 
 TORCHRUN = {"WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29500", "TORCHELASTIC_RUN_ID": "none"}
 

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from proctor.instrument._guard import Guard
 from proctor.instrument.config import RecordConfig
+from proctor.instrument.guard import Guard
 from proctor.instrument.probes import Probes, Sink, registry
 from proctor.native import Recorder
 

@@ -9,11 +9,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from helpers.transport import Rows, until
+from helpers.live.transport import Rows, until
 
-from proctor.instrument import writer as module
-from proctor.instrument._guard import Guard
-from proctor.instrument.writer import SETTLING_STEPS, STREAM_HERE_ROWS, TraceWriter
+from proctor.instrument.guard import Guard
+from proctor.instrument.record import writer as module
+from proctor.instrument.record.writer import SETTLING_STEPS, STREAM_HERE_ROWS, TraceWriter
 from proctor.invariants.schema import TABLES
 
 STEP = SETTLING_STEPS + 1

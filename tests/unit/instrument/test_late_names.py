@@ -8,7 +8,7 @@ from pathlib import Path
 
 from helpers.runs import write_run
 
-from proctor.instrument.patches import METHOD, Patches
+from proctor.instrument.patch.patches import METHOD, Patches
 from proctor.invariants.invariant import Hypothesis
 from proctor.invariants.trace import open_run
 from proctor.native import Recorder, is_tap

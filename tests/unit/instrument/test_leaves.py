@@ -7,7 +7,7 @@ import pytest
 pytest.importorskip("torch")
 import torch
 
-from proctor.instrument._leaves import Lineage, inputs_of
+from proctor.instrument.steps.leaves import Lineage, inputs_of
 
 
 def leaves(*tensors: torch.Tensor) -> list[tuple[str, torch.Tensor]]:

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import nn
 
-from proctor.instrument.modules import clean_names, unwrap
+from proctor.instrument.observe.modules import clean_names, unwrap
 
 
 class Net(nn.Module):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 import threading
 
-from proctor.instrument._rows import take
+from proctor.instrument.record.rows import take
 
 
 class Holder:

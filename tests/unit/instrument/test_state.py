@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from proctor.instrument import state
-from proctor.instrument.state import Look, StateTracker
+from proctor.instrument.observe import state
+from proctor.instrument.observe.state import Look, StateTracker
 
 torch = pytest.importorskip("torch")
 nn = torch.nn

@@ -5,7 +5,7 @@ from __future__ import annotations
 import _thread
 import threading
 
-from proctor.instrument._turns import Turns
+from proctor.instrument.steps.turns import Turns
 
 
 class Thread:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import types
 
-from proctor.invariants.definition import foreign, same, sketch_of
+from proctor.invariants.codec.definition import foreign, same, sketch_of
 
 TRAIN = """
 def train(model, loader, optimizer, device, epochs=3):

@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from proctor.invariants import peer
 from proctor.invariants.descriptor import Bell, Descriptor, OwnSocket, identity
 from proctor.invariants.files import replace_file
-from proctor.invariants.peer import parse_address
+from proctor.invariants.wire import peer
+from proctor.invariants.wire.peer import parse_address
 
 
 def take(number: int, path: Path) -> int:

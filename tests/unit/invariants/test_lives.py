@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from helpers.runs import write_run
 
-from proctor.invariants.relations import _frames
+from proctor.invariants.relations.views import frames as _frames
 from proctor.invariants.trace import Run, Trace
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from proctor.cli import _inputs
+from proctor.invariants import fit
 from proctor.invariants.condition import ALWAYS, Condition, Kind, Precondition
 from proctor.invariants.invariant import Hypothesis
 from proctor.invariants.pack import read_pack
@@ -40,7 +40,7 @@ def test_a_precondition_may_not_ask_for_one_either() -> None:
 
 
 def test_no_shipped_rule_speaks_of_one() -> None:
-    shipped = _inputs.shipped()
+    shipped = fit.shipped()
     assert shipped
     for path in shipped:
         pack = read_pack(path)

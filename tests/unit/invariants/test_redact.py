@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from proctor.instrument.rundir import create_run
+from proctor.instrument.record.rundir import create_run
 from proctor.invariants.redact import HIDDEN, hides, without_secrets
 
 

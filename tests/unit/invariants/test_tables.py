@@ -13,14 +13,14 @@ from helpers.relations import ALL, rule
 from helpers.runs import write_run
 
 from proctor.errors import TraceError
-from proctor.instrument.writer import Stream
-from proctor.invariants.arrow_message import PREFIX
+from proctor.instrument.record.writer import Stream
 from proctor.invariants.invariant import Severity
 from proctor.invariants.pack import Pack
 from proctor.invariants.schema import TABLES
-from proctor.invariants.tables import read_stream, read_table
 from proctor.invariants.trace import Trace
+from proctor.invariants.trace.tables import read_stream, read_table
 from proctor.invariants.verdict import CheckResult
+from proctor.invariants.wire.arrow_message import PREFIX
 from proctor.verify.checker import check, exit_code
 from proctor.verify.coverage import coverage
 

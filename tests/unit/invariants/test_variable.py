@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from proctor.invariants.variable import unwrapped
+from proctor.invariants.codec.variable import unwrapped
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,7 @@ from proctor.infer import shards
 from proctor.infer.engine import Options, infer
 from proctor.invariants.relations import registry
 from proctor.invariants.trace import Trace
-from proctor.invariants.windows import FOREVER, PROLOGUE, REACH, Window, cut, spread
+from proctor.invariants.trace.windows import FOREVER, PROLOGUE, REACH, Window, cut, spread
 
 
 def test_windows_cover_every_step_once() -> None:

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from helpers.flushes import flushes
+from helpers.live.flushes import flushes
 from helpers.runs import write_run
 
 from proctor.infer.engine import infer
@@ -14,8 +14,8 @@ from proctor.invariants.pack import Pack
 from proctor.invariants.relations import registry
 from proctor.invariants.trace import Trace
 from proctor.verify.lifecycle import IncidentBook, Policy
+from proctor.verify.live.online import OnlineChecker
 from proctor.verify.notice import Notice
-from proctor.verify.online import OnlineChecker
 
 VAR = {"module": "Net", "kind": "weight", "model": "lib.Model"}
 META = {"dtype": "float32", "shape": "[4,4]", "requires_grad": True, "optimizer": "#0", "wrapper": "ddp"}

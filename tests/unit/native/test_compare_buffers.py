@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 import proctor.native
-from proctor.native import _compare_py as twin
+from proctor.native.twins import compare as twin
 
 native = pytest.importorskip("proctor.native._native")
 BACKENDS = native.fingerprint_backends()

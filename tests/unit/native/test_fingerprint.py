@@ -15,18 +15,16 @@ import torch
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from proctor.instrument import fingerprint as adapter
-from proctor.instrument.fingerprint import (
-    CONSTANT,
-    NONFINITE,
-    UNHASHED,
-    ZERO,
-    Summary,
+from proctor.instrument.observe import content
+from proctor.instrument.observe import fingerprint as adapter
+from proctor.instrument.observe import on_device as device_hash
+from proctor.instrument.observe.content import CONSTANT, NONFINITE, UNHASHED, ZERO, Summary
+from proctor.instrument.observe.fingerprint import (
     fingerprint,
     fingerprint_all,
     fingerprint_shard,
 )
-from proctor.native import _fingerprint_py as twin
+from proctor.native.twins import fingerprint as twin
 
 native = pytest.importorskip("proctor.native._native")
 BACKENDS = native.fingerprint_backends()
@@ -37,20 +35,20 @@ DTYPES = [torch.float32, torch.float64, torch.float16, torch.bfloat16, torch.int
 
 def random_bits(dtype: torch.dtype, n: int, seed: int = 0) -> torch.Tensor:
     """Any bit pattern, NaN and infinity among them."""
-    width = adapter._formats()[dtype][0]
+    width = content.formats()[dtype][0]
     rng = np.random.default_rng(seed)
     raw = rng.integers(0, 2 if dtype is torch.bool else 256, n * width, dtype=np.uint8)
     return torch.from_numpy(raw).view(dtype) if n else torch.empty(0, dtype=dtype)
 
 
 def buffer(t: torch.Tensor) -> tuple[int, int, int, int]:
-    width, kind = adapter._formats()[t.dtype]
+    width, kind = content.formats()[t.dtype]
     return t.data_ptr(), t.numel() * width, width, kind
 
 
 def on_device(t: torch.Tensor, start: int = 0) -> Summary:
     """The path of CUDA tensors, here on the CPU."""
-    return adapter._read_back([adapter._on_device(t, [(t.numel(), 1)], start)])[0]
+    return device_hash.read_back([device_hash.on_device(t, [(t.numel(), 1)], start)])[0]
 
 
 def same(a: tuple[int, float, int], b: tuple[int, float, int]) -> bool:
@@ -92,23 +90,23 @@ def test_all_implementations_agree(dtype: torch.dtype) -> None:
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_rows_and_starts_agree(dtype: torch.dtype) -> None:
     t = random_bits(dtype, 6 * 131, seed=2)
-    words = max(1, adapter._formats()[dtype][0] // 4)
+    words = max(1, content.formats()[dtype][0] // 4)
     for start in (0, 4, 500, 2**33 + 508, 2**63 + 12):
         expected = twin.fingerprint_buffer(*buffer(t), start, 6, 1000)
         for simd in BACKENDS:
             assert same(native.fingerprint_buffer(*buffer(t), start, 6, 1000, simd=simd), expected)
         runs = [(6, 1000 // words), (131, 1)]
-        assert same(adapter._read_back([adapter._on_device(t, runs, start // words)])[0], expected)
+        assert same(device_hash.read_back([device_hash.on_device(t, runs, start // words)])[0], expected)
 
 
 def test_chunks_of_the_device_path_agree(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(adapter, "_CHUNK_WORDS", 1024)
+    monkeypatch.setattr(device_hash, "_CHUNK_WORDS", 1024)
     for dtype in (torch.float32, torch.complex128, torch.uint8):
         t = random_bits(dtype, 3 * 1667, seed=3)
         assert same(on_device(t, 77), fingerprint(t, 77))
-        words = max(1, adapter._formats()[dtype][0] // 4)
+        words = max(1, content.formats()[dtype][0] // 4)
         expected = native.fingerprint_buffer(*buffer(t), 8, 3, 2000 * words)
-        assert same(adapter._read_back([adapter._on_device(t, [(3, 2000), (1667, 1)], 8 // words)])[0], expected)
+        assert same(device_hash.read_back([device_hash.on_device(t, [(3, 2000), (1667, 1)], 8 // words)])[0], expected)
 
 
 @pytest.mark.parametrize("simd", BACKENDS)
@@ -375,7 +373,7 @@ def test_the_users_modes_see_nothing() -> None:
         fingerprint_all([t, transposed])
         fingerprint(transposed)
         fingerprint_shard(t, (40, 30), (20, 0))
-        with adapter._no_torch_function():
+        with content.no_torch_function():
             on_device(transposed)
     assert seen == []
 

@@ -7,7 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from proctor.native import ACTIVE, _philox_py
+from proctor.native import ACTIVE
+from proctor.native.twins import philox as _philox_py
 from proctor.oracle.parallel.streams import philox
 
 STRETCHES = st.tuples(st.lists(st.integers(0, 2**60), max_size=5), st.integers(0, 300))

@@ -26,9 +26,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import proctor.native
+from proctor.invariants.codec.signature import features
 from proctor.invariants.schema import CALLS, CallFlag
-from proctor.invariants.signature import features
-from proctor.native import _tap_py
+from proctor.native.twins import tap as _tap_py
 
 torch = pytest.importorskip("torch")
 F = torch.nn.functional

@@ -5,8 +5,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from helpers.pages import Clock, FakeSink
-from helpers.receivers import PagerDuty, Webhook
+from helpers.live.pages import Clock, FakeSink
+from helpers.live.receivers import PagerDuty, Webhook
 
 from proctor.verify.paging.config import Budget, PageConfig
 from proctor.verify.paging.pager import Pager

@@ -4,7 +4,7 @@ from collections.abc import Callable
 from datetime import UTC, datetime
 
 import pytest
-from helpers.pages import Clock, FakeSink, notice, step
+from helpers.live.pages import Clock, FakeSink, notice, step
 
 from proctor.invariants.invariant import Severity, Tier
 from proctor.verify.paging.config import Budget

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from helpers.pages import Clock, FakeSink, notice, step
+from helpers.live.pages import Clock, FakeSink, notice, step
 from hypothesis import given, settings
 from hypothesis import strategies as st
 

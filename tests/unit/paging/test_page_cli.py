@@ -5,8 +5,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from helpers.pages import notice
-from helpers.receivers import ROUTING_KEY, PagerDuty, Webhook, free_port
+from helpers.live.pages import notice
+from helpers.live.receivers import ROUTING_KEY, PagerDuty, Webhook, free_port
 
 from proctor.cli import main
 from proctor.verify.paging import Pager, read_config

@@ -5,8 +5,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from helpers.pages import Clock, FakeSink, notice, step
-from helpers.receivers import Webhook, wait_until
+from helpers.live.pages import Clock, FakeSink, notice, step
+from helpers.live.receivers import Webhook, wait_until
 
 from proctor.errors import DeliveryError
 from proctor.verify.notice import Action

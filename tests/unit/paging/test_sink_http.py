@@ -11,8 +11,8 @@ from pathlib import Path
 
 import msgspec
 import pytest
-from helpers.pages import START, notice
-from helpers.receivers import ROUTING_KEY, PagerDuty, Webhook, free_port
+from helpers.live.pages import START, notice
+from helpers.live.receivers import ROUTING_KEY, PagerDuty, Webhook, free_port
 
 from proctor.errors import DeliveryError
 from proctor.verify.sinks import Delivery, Secret, alertmanager, cloudevents, pagerduty, slack, smtp

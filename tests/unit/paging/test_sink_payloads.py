@@ -12,7 +12,7 @@ from typing import Any
 
 import msgspec
 import pytest
-from helpers.pages import START, notice
+from helpers.live.pages import START, notice
 from hypothesis import given, settings
 from hypothesis import strategies as st
 

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from helpers.parallel_gpt import batches, gpt, make, on_threads, one, plan, train
+from helpers.oracle.parallel_gpt import batches, gpt, make, on_threads, one, plan, train
 
 from proctor.errors import OracleError
 from proctor.oracle.mesh import Mesh

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from helpers.parallel_gpt import make, plan
+from helpers.oracle.parallel_gpt import make, plan
 
 from proctor.errors import OracleError
 from proctor.oracle import Plan

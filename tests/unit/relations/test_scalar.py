@@ -10,8 +10,7 @@ import numpy as np
 import pytest
 from helpers.loops import STEP, details, holds, learn, load, violations
 
-from proctor.invariants.relations import _formulas as formulas
-from proctor.invariants.relations.scalar import Scalar
+from proctor.invariants.relations.scalar import Scalar, formulas
 
 RELATION = Scalar()
 TOTAL = ["*", "epochs", ["ceil", ["/", "len(loader)", "accum"]]]

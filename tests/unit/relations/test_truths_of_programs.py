@@ -31,7 +31,7 @@ torch.set_num_threads(1)
 from pathlib import Path
 from proctor.instrument import attach
 from proctor.instrument.config import RecordConfig
-from proctor.instrument.rundir import create_run
+from proctor.instrument.record.rundir import create_run
 
 for path, out, seed, width, bug in json.loads(sys.argv[1]):
     create_run(Path(out), [Path(path).name], overwrite=True)

@@ -7,14 +7,14 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
-from helpers.transport import Rows, batch
+from helpers.live.transport import Rows, batch
 
-from proctor.instrument._guard import Guard
-from proctor.instrument.writer import Stream, TraceWriter
+from proctor.instrument.guard import Guard
+from proctor.instrument.record.writer import Stream, TraceWriter
 from proctor.invariants.schema import TABLES
-from proctor.invariants.tables import read_stream
-from proctor.verify.fill import fill
-from proctor.verify.inbox import Gap
+from proctor.invariants.trace.tables import read_stream
+from proctor.verify.transport.fill import fill
+from proctor.verify.transport.inbox import Gap
 
 
 def gap(**spans: tuple[int, int]) -> Gap:

@@ -6,14 +6,24 @@ import msgspec
 import numpy as np
 import pyarrow as pa
 import pytest
-from helpers.transport import batch, encoded
+from helpers.live.transport import batch, encoded
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from pyarrow import ipc
 
-from proctor.invariants import frames
-from proctor.invariants.frames import Bye, Decoder, Flush, Frame, FrameError, Freeze, Hello, Ping, Welcome
 from proctor.invariants.schema import TABLES
+from proctor.invariants.wire import frames
+from proctor.invariants.wire.frames import (
+    Bye,
+    Decoder,
+    Flush,
+    Frame,
+    FrameError,
+    Freeze,
+    Hello,
+    Ping,
+    Welcome,
+)
 
 texts = st.text(max_size=20)
 messages = st.one_of(

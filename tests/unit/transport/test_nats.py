@@ -10,14 +10,14 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from helpers.transport import Rows as Made
-from helpers.transport import encoded, sender, serving, take, until
+from helpers.live.transport import Rows as Made
+from helpers.live.transport import encoded, sender, serving, take, until
 
 from proctor.errors import TransportError
-from proctor.invariants.peer import read_token
-from proctor.verify.inbox import Event, Gap, Left, Rows
-from proctor.verify.nats import Bridge
-from proctor.verify.relay import Relay
+from proctor.invariants.wire.peer import read_token
+from proctor.verify.transport.inbox import Event, Gap, Left, Rows
+from proctor.verify.transport.nats import Bridge
+from proctor.verify.transport.relay import Relay
 
 SERVER = shutil.which("nats-server")
 
@@ -103,7 +103,7 @@ def test_what_cannot_work_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(TransportError, match="subject"):
         Bridge.exit("nats://127.0.0.1:1", "a b > *", "unix:/nowhere")
     pytest.importorskip("nats")
-    monkeypatch.setattr("proctor.verify.nats._START_S", 0.5)
+    monkeypatch.setattr("proctor.verify.transport.nats._START_S", 0.5)
     began = time.monotonic()
     bridge = Bridge.exit("nats://127.0.0.1:1", "a", "unix:/nowhere")
     with pytest.raises(TransportError, match="cannot start"):

@@ -10,16 +10,16 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
-from helpers.transport import Rows as Made
-from helpers.transport import encoded, sender, serving, take, until
+from helpers.live.transport import Rows as Made
+from helpers.live.transport import encoded, sender, serving, take, until
 
-from proctor.invariants import frames
-from proctor.invariants.frames import Flush, Freeze, Hello
-from proctor.invariants.peer import connect, parse_address, prove, read_token
-from proctor.verify import relay as relay_module
-from proctor.verify.inbox import Event, Gap, Inbox, Joined, Left, Rows
-from proctor.verify.relay import Relay
-from proctor.verify.server import Server
+from proctor.invariants.wire import frames
+from proctor.invariants.wire.frames import Flush, Freeze, Hello
+from proctor.invariants.wire.peer import connect, parse_address, prove, read_token
+from proctor.verify.transport import relay as relay_module
+from proctor.verify.transport.inbox import Event, Gap, Inbox, Joined, Left, Rows
+from proctor.verify.transport.relay import Relay
+from proctor.verify.transport.server import Server
 
 
 @contextmanager
@@ -167,7 +167,7 @@ def test_a_verifier_that_takes_nothing_fills_relay_and_ring_but_no_more(
 
 
 def test_without_a_verifier_processes_are_hung_up_on(tmp_path: Path) -> None:
-    from proctor.invariants.peer import make_token
+    from proctor.invariants.wire.peer import make_token
 
     make_token(tmp_path / "token")
     with socket.socket() as closed:

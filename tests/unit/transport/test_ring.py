@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from helpers.transport import Rows, encoded
+from helpers.live.transport import Rows, encoded
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from proctor.instrument._ring import KEPT_BYTES, Entry, Ring
-from proctor.invariants import frames
-from proctor.invariants.frames import Flush
+from proctor.instrument.record.ring import KEPT_BYTES, Entry, Ring
+from proctor.invariants.wire import frames
+from proctor.invariants.wire.frames import Flush
 
 
 def entry(n: int, rows: Rows | None = None, **counts: int) -> Entry:

@@ -10,18 +10,18 @@ import time
 from pathlib import Path
 
 import pytest
-from helpers.transport import Rows as Made
-from helpers.transport import encoded, sender, serving, take, until
+from helpers.live.transport import Rows as Made
+from helpers.live.transport import encoded, sender, serving, take, until
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from proctor.errors import TransportError
-from proctor.invariants import frames, peer
-from proctor.invariants.frames import Challenge, Flush, Frame, Freeze, Hello, Proof, Welcome
-from proctor.invariants.peer import Address, connect, make_token, parse_address, prove, read_token
-from proctor.verify._endpoint import Limits
-from proctor.verify.inbox import Event, Gap, Inbox, Joined, Left, Rows, Told
-from proctor.verify.server import Server
+from proctor.invariants.wire import frames, peer
+from proctor.invariants.wire.frames import Challenge, Flush, Frame, Freeze, Hello, Proof, Welcome
+from proctor.invariants.wire.peer import Address, connect, make_token, parse_address, prove, read_token
+from proctor.verify.transport.endpoint import Limits
+from proctor.verify.transport.inbox import Event, Gap, Inbox, Joined, Left, Rows, Told
+from proctor.verify.transport.server import Server
 
 
 def of(kind: type, events: list[Event]) -> list[Event]:

@@ -8,20 +8,20 @@ from typing import Any, ClassVar
 
 import polars as pl
 import pytest
-from helpers.flushes import flushes
+from helpers.live.flushes import flushes
 from helpers.processes import process
 from helpers.runs import write_run
 
+from proctor.invariants.codec.signature import features, left_out
 from proctor.invariants.condition import ALWAYS
 from proctor.invariants.invariant import Hypothesis, Invariant, Severity, Support, invariant_id
 from proctor.invariants.pack import Pack
 from proctor.invariants.relations import Detail, Examples, Needs, Relation
-from proctor.invariants.signature import features, left_out
 from proctor.invariants.trace import Trace
 from proctor.invariants.verdict import CheckResult
 from proctor.verify.checker import check, exit_code
 from proctor.verify.coverage import coverage
-from proctor.verify.online import OnlineChecker
+from proctor.verify.live.online import OnlineChecker
 
 COUNT = "__main__.count"
 

@@ -15,8 +15,9 @@ from proctor.invariants.invariant import Evidence, Record, RunSupport, Severity,
 from proctor.invariants.pack import Pack, Provenance, Source
 from proctor.invariants.relations import Detail
 from proctor.invariants.trace import Trace
-from proctor.verify.checker import MAX_PLACES, check, exit_code, merge_rules
+from proctor.verify.checker import MAX_PLACES, check, exit_code
 from proctor.verify.coverage import coverage
+from proctor.verify.rules import merge_rules
 
 HAPPENS = rule("test_happens", first=ZERO, then=BACK)
 IN_EVAL = Precondition(((Condition("phase", Kind.CONSTANT, "eval"),),))

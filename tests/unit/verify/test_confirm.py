@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 
 from proctor.invariants.invariant import Severity, Tier
-from proctor.verify.confirm import HELD, Answer, Confirming, Reference
 from proctor.verify.lifecycle.policy import Policy
 from proctor.verify.notice import Action, Notice
+from proctor.verify.service.confirm import HELD, Answer, Confirming, Reference
 
 
 class Receiver:

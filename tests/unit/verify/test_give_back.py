@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from proctor.verify._memory import give_back
+from proctor.verify.service.memory import give_back
 
 MIB = 1 << 20
 

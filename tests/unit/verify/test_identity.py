@@ -10,13 +10,14 @@ from helpers.runs import write_run
 
 from proctor.infer.engine import infer
 from proctor.infer.merging import merge_packs
-from proctor.invariants.definition import sketch_of
+from proctor.invariants.codec.definition import sketch_of
 from proctor.invariants.invariant import Invariant
 from proctor.invariants.pack import Pack, read_pack, write_pack
 from proctor.invariants.relations.contain import EventContain
 from proctor.invariants.trace import Trace
 from proctor.invariants.verdict import CheckResult
-from proctor.verify.checker import check, merge_rules
+from proctor.verify.checker import check
+from proctor.verify.rules import merge_rules
 
 RELATION = EventContain()
 

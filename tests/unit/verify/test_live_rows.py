@@ -9,7 +9,7 @@ import pyarrow as pa
 import pytest
 
 from proctor.invariants.schema import STATES
-from proctor.verify import _rows
+from proctor.verify.live import rows as _rows
 
 
 def batch(**columns: list[int | None]) -> pa.RecordBatch:

@@ -9,15 +9,15 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pytest
-from helpers.flushes import flushes
+from helpers.live.flushes import flushes
 from helpers.runs import write_run
 
 from proctor.invariants.relations import Reads
 from proctor.invariants.schema import CONTEXT
-from proctor.invariants.windows import Window
-from proctor.verify._contexts import Contexts
-from proctor.verify._live import LiveTrace
-from proctor.verify._memo import Looks
+from proctor.invariants.trace.windows import Window
+from proctor.verify.live.contexts import Contexts
+from proctor.verify.live.memo import Looks
+from proctor.verify.live.records import LiveTrace
 
 VAR = {"model": "Net", "module": "Linear", "kind": "weight", "role": "parameter", "attr": "data"}
 META = {"dtype": "float32", "shape": [2]}

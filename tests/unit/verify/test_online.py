@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pyarrow as pa
 import pytest
-from helpers.flushes import flushes
+from helpers.live.flushes import flushes
 from helpers.loops import loop
 from helpers.runs import write_run
 
@@ -14,9 +14,9 @@ from proctor.infer.engine import infer
 from proctor.invariants.pack import Pack
 from proctor.invariants.relations import Relation, registry
 from proctor.invariants.trace import Trace
-from proctor.verify import online
 from proctor.verify.checker import check
-from proctor.verify.online import OnlineChecker
+from proctor.verify.live import online
+from proctor.verify.live.online import OnlineChecker
 
 NAMES = ("contain", "sequence")
 KNOWN = {name: registry()[name] for name in NAMES}

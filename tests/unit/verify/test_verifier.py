@@ -11,7 +11,7 @@ from typing import Any
 
 import msgspec
 import pytest
-from helpers.flushes import flushes
+from helpers.live.flushes import flushes
 from helpers.loops import loop
 from helpers.runs import write_run
 
@@ -21,10 +21,10 @@ from proctor.invariants.pack import Pack
 from proctor.invariants.relations import registry
 from proctor.invariants.suppression import Suppression
 from proctor.invariants.trace import Trace
-from proctor.verify.inbox import Event, Gap, Inbox, Joined, Left, Rows, Told
 from proctor.verify.lifecycle import IncidentBook
 from proctor.verify.notice import Action, Notice
-from proctor.verify.verifier import LINGER_S, Summary, Verifier
+from proctor.verify.service.verifier import LINGER_S, Summary, Verifier
+from proctor.verify.transport.inbox import Event, Gap, Inbox, Joined, Left, Rows, Told
 from proctor.verify.view.events import EventLog
 
 KNOWN = {name: registry()[name] for name in ("contain", "sequence")}
@@ -235,7 +235,7 @@ def test_one_program_after_another_is_a_restart_though_the_first_died_unheard(tm
 def gap(name: str, run: Path, folder: str) -> Gap:
     """Nothing of a process arrived: all rows of its files are missing."""
     from proctor.invariants.schema import TABLES
-    from proctor.invariants.tables import read_stream
+    from proctor.invariants.trace.tables import read_stream
 
     rows = {table: read_stream(run / "procs" / folder / f"{table}.arrow", table)[0].num_rows for table in TABLES}
     return Gap(name, folder, 0, 5, {table: (0, n) for table, n in rows.items()})
@@ -267,13 +267,13 @@ def test_many_gaps_do_not_hold_up_judging(tmp_path: Path, pack: Pack, monkeypatc
     waited: list[float] = []
 
     def slow(run: Path, gap: Gap, *, wait_s: float) -> Any:
-        from proctor.verify.fill import Filled
+        from proctor.verify.transport.fill import Filled
 
         waited.append(wait_s)
         it.clock.seconds += wait_s
         return Filled({}, 1, "nothing there")
 
-    monkeypatch.setattr("proctor.verify.verifier.fill", slow)
+    monkeypatch.setattr("proctor.verify.service.job.fill", slow)
     it.feed(*(Gap(f"{rank}-1", f"{rank}-1", 0, 1, {"calls": (0, 1)}) for rank in range(64)))
     assert len(waited) == 64 and sum(waited) < 5.0
 
@@ -302,14 +302,14 @@ def test_a_rank_that_is_known_by_its_later_word_is_not_missing(tmp_path: Path, p
     it.feed(*(Joined(f"0-{p}", f"0-{p}", "here", {"rank": 0, "world": 1}, resumed=False) for p in (1, 2)))
     it.feed(*(Told(f"0-{p}", {"rank": p - 1, "world": 2}) for p in (1, 2)))
     it.feed(*(Rows(f"0-{p}", {}, 20) for p in (1, 2)))
-    assert list(it.verifier._missing()) == [] and len(it.verifier.processes) == 2
+    assert list(it.verifier.job.missing()) == [] and len(it.verifier.processes) == 2
 
 
 def test_only_packs_that_fit_are_judged(tmp_path: Path, pack: Pack, faulty: Path) -> None:
     other = msgspec.structs.replace(pack, requires={"no_such_library": ">=1"})
     it = Bench(tmp_path / "watched", [other, pack], fitting=True, pack_names=["other", "ours"])
     play(faulty, it.feed)
-    assert it.verifier.packs == [pack] and it.verifier.pack_names == ["ours"]
+    assert it.verifier.job.packs == [pack] and it.verifier.job.pack_names == ["ours"]
     assert len(it.phone.begun()) == 1
 
 
@@ -457,7 +457,7 @@ def test_closing_does_all_of_it_whatever_fails(
     def fails(*_: object, **__: object) -> Any:
         raise ZeroDivisionError("whole")
 
-    monkeypatch.setattr("proctor.verify.verifier.check", fails)
+    monkeypatch.setattr("proctor.verify.service.whole.check", fails)
     monkeypatch.setattr(it.verifier._checker, "finish", fails)
     summary = it.verifier.close()
     assert all(book.closed for book in books) and it.phone.closed is False

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from helpers.browser import CHROMIUM, browsing
+from helpers.live.browser import CHROMIUM, browsing
 from helpers.processes import process
 from helpers.runs import write_run
 

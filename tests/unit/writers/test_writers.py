@@ -19,7 +19,8 @@ from proctor.cli import main
 from proctor.errors import ConfigError, UsageError
 from proctor.invariants.invariant import Severity, Support
 from proctor.invariants.verdict import CheckResult, Incident, Violation
-from proctor.verify.report import Report, jsonout
+from proctor.verify.report import Report
+from proctor.verify.report.formats import json_ as jsonout
 from proctor.verify.writers import Target, _background, kinds, open_writer, parse
 from proctor.verify.writers._background import Background
 from proctor.verify.writers._guarded import Guarded, told

@@ -7,7 +7,7 @@ import zipfile
 from pathlib import Path
 
 import pytest
-from helpers.prove_programs import data_parallel
+from helpers.oracle.prove_programs import data_parallel
 
 from proctor.errors import OracleError
 from proctor.oracle.prove.leaves import align

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from helpers.prove_programs import data_parallel, tensor_parallel
+from helpers.oracle.prove_programs import data_parallel, tensor_parallel
 
 from proctor.errors import OracleError
 from proctor.oracle.prove import assert_proved, prove

@@ -1,0 +1,117 @@
+"""From all examples of a relation to its rules: preconditions, selection, evidence, held-out runs."""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from polars.exceptions import PanicException
+
+from proctor.infer import evidence as why_believed
+from proctor.infer.executors import one_line
+from proctor.infer.preconditions import Why, decide
+from proctor.infer.preconditions.compress import compress
+from proctor.infer.selection import crossval, redundant, support
+from proctor.infer.selection.identity import identified
+from proctor.infer.selection.select import refuted, select, vetted
+from proctor.infer.shards import Summary
+from proctor.infer.shards.partial import Partial
+from proctor.invariants.invariant import Evidence, FalseAlarm, Hypothesis, Invariant
+from proctor.invariants.pack import Refuted
+from proctor.invariants.private import libraries_of, private_name
+from proctor.invariants.relations import Relation
+from proctor.invariants.trace import Process
+
+_COINCIDENT = "says what another rule says"
+
+
+@dataclass(frozen=True)
+class Conclude:
+    """What is known of a relation once all shards are read.
+
+    runs: what each run holds, by its number.
+    validate: measure rules on held-out runs.
+    """
+
+    relation: Relation
+    hypotheses: tuple[Hypothesis, ...]
+    partial: Partial
+    evidence: Mapping[int, Evidence]
+    runs: tuple[Summary, ...]
+    min_support: int
+    validate: bool
+    strict: bool
+
+
+@dataclass
+class Concluded:
+    relation: str
+    rules: list[Invariant] = field(default_factory=list)
+    refuted: list[Refuted] = field(default_factory=list)
+    dropped: dict[str, int] = field(default_factory=dict)
+    seconds: float = 0.0
+    error: str = ""
+
+
+def conclude(task: Conclude) -> Concluded:
+    """The rules of one relation."""
+    started = time.perf_counter()
+    done = Concluded(task.relation.name)
+    try:
+        _conclude(task, done)
+    except (Exception, PanicException) as e:
+        if task.strict:
+            raise
+        done = Concluded(task.relation.name, error=one_line(e))
+    done.seconds = time.perf_counter() - started
+    return done
+
+
+def _conclude(task: Conclude, done: Concluded) -> None:
+    relation, hypotheses = task.relation, task.hypotheses
+    examples = task.partial.to_examples(relation)
+    seen = compress(examples)
+    least = task.min_support
+    outcomes = decide(seen, examples.scope, min_support=least, min_clause_support=least)
+    done.refuted = refuted(hypotheses, outcomes)
+    dropped: Counter[str] = Counter()
+    programs = [run.program for run in task.runs]
+    measured = crossval.measure(seen, examples.scope, outcomes, programs, min_support=least) if task.validate else {}
+    for hyp, (tested, failed) in measured.items():
+        if crossval.too_often(tested, failed):
+            outcomes.pop(hyp)
+            dropped[Why.UNSTABLE] += 1
+    unstable = dropped[Why.UNSTABLE]
+    ids = [run.sources[0].id if run.sources else run.run for run in task.runs]
+    supported = support.by_run(examples, outcomes, ids)
+    told = {}
+    for hyp, runs in supported.items():
+        precondition = outcomes[hyp].precondition
+        if precondition is not None:
+            shown = why_believed.settle(task.evidence.get(hyp, Evidence()), precondition)
+            told[hyp] = Evidence(shown.passing, shown.failing, runs)
+    processes = [Process(run=i, rank=0, world=1, pid=0, program=p, folder="") for i, p in enumerate(programs)]
+    sources = sorted({source for run in task.runs for source in run.sources})
+    rules, refusals = select(
+        relation, hypotheses, outcomes, processes, min_passed=least, evidence=told, sources=sources
+    )
+    dropped.update(refusals)
+    if unstable:  # selection counted them as never seen
+        dropped[Why.NEVER] -= unstable
+    libraries = libraries_of({name: versions for run in task.runs for name, versions in run.libraries.items() if versions})
+    public = [rule for rule in rules if not private_name(rule.hypothesis, rule.precondition, libraries)]
+    if len(public) < len(rules):
+        dropped[Why.PRIVATE] += len(rules) - len(public)
+    rules, gone = redundant.without_coincident(public, hypotheses, examples)
+    if gone:
+        dropped[_COINCIDENT] += len(gone)
+    rules = identified(rules, dict(zip(ids, task.runs, strict=True)))
+    index = {h: i for i, h in enumerate(hypotheses)}
+    done.rules = [_vetted(relation, rule, measured.get(index[rule.hypothesis])) for rule in rules]
+    done.dropped = {str(why): n for why, n in dropped.items() if n > 0}
+
+
+def _vetted(relation: Relation, rule: Invariant, measured: tuple[int, int] | None) -> Invariant:
+    return vetted(relation, rule, FalseAlarm.of(*measured)) if measured is not None and measured[0] else rule

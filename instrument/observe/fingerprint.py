@@ -1,0 +1,168 @@
+"""A tensor's content as a fingerprint, a norm and three flags, without touching the tensor.
+
+Called by the state recorder for every parameter of every step, so the common case (a dense CPU tensor) dispatches no
+torch op at all: addresses go to the native kernel in one call. The rest runs torch ops with grad, `__torch_function__`
+and dispatch modes off. Nothing here draws random numbers, bumps a version counter or enters a graph.
+
+The hash is `native/fingerprint.h`: of bits in logical order, keyed by global index, so that the parts of a tensor add
+up to the whole (`merge`). CUDA and XPU tensors are hashed on their device with int64 ops and read back in one
+synchronisation per call and device; never while a CUDA graph is being captured.
+
+What has no readable memory (meta, fake, sparse, quantized, functorch-wrapped, freed by FSDP, an unknown subclass) is
+UNHASHED. A DTensor is its local shard at index 0; use `fingerprint_shard` to place it.
+"""
+
+from __future__ import annotations
+
+import importlib
+import math
+import os
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING, Any, Final
+
+from proctor.instrument.observe.content import (
+    UNHASHED,
+    Runs,
+    collapse,
+    dense,
+    formats,
+    is_dense,
+    no_torch_function,
+    readable,
+    rows_of,
+)
+from proctor.instrument.observe.content import (
+    Summary as Summary,
+)
+from proctor.instrument.observe.content import (
+    unseen as unseen,
+)
+from proctor.instrument.observe.on_device import on_device, read_back
+from proctor.native.twins import fingerprint as keys
+
+if TYPE_CHECKING:
+    from torch import Tensor, device
+
+
+def _load_kernel() -> Any:  # the extension has no stub; it has all functions of `_fingerprint_py`
+    if os.environ.get("PROCTOR_NATIVE") != "0":
+        try:
+            return importlib.import_module("proctor.native._native")
+        except ImportError:
+            pass  # not built here; `proctor doctor` says so
+    return keys
+
+
+_kernel: Final = _load_kernel()
+
+
+_UNREAD: Final = Summary(0, math.nan, UNHASHED)
+
+
+def merge(parts: Iterable[int]) -> int:
+    """Return the fingerprint of the whole from the fingerprints of a partition of it, in any order."""
+    return sum(parts) % (1 << 64)
+
+
+def fingerprint(
+    tensor: Tensor,
+    start: int = 0,
+    global_shape: Sequence[int] | None = None,
+    offsets: Sequence[int] | None = None,
+) -> Summary:
+    """Summarise one tensor.
+
+    Args:
+        tensor: any tensor.
+        start: index of its first element in the flattened whole that it is a part of.
+        global_shape, offsets: instead of `start`, where it lies in an N-d whole (`fingerprint_shard`).
+    """
+    if global_shape is not None:
+        return fingerprint_shard(tensor, global_shape, offsets or [0] * len(global_shape))
+    return _one(tensor, None, start)
+
+
+def fingerprint_shard(local: Tensor, global_shape: Sequence[int], offsets: Sequence[int]) -> Summary:
+    """Summarise a rectangular shard at its place: the `fp` of shards that tile the whole add up to the whole's.
+
+    Args:
+        local: the shard (a DTensor stands for its local tensor).
+        global_shape: shape of the whole.
+        offsets: index in the whole of the shard's first element.
+    """
+    with no_torch_function():
+        plain = readable(local)
+        if plain is None:
+            return _UNREAD
+        shape = tuple(plain.shape)
+    if not len(shape) == len(global_shape) == len(offsets):
+        raise ValueError(f"shard {shape}, whole {tuple(global_shape)} and offsets {tuple(offsets)} differ in rank")
+    if any(o < 0 or o + n > g for n, g, o in zip(shape, global_shape, offsets)):
+        raise ValueError(f"shard {shape} at {tuple(offsets)} is not inside {tuple(global_shape)}")
+    strides = [math.prod(global_shape[d + 1 :]) for d in range(len(shape))]
+    start = sum(o * s for o, s in zip(offsets, strides))
+    return _one(plain, collapse(shape, strides), start)
+
+
+def fingerprint_all(tensors: Iterable[Tensor]) -> list[Summary]:
+    """Summarise many tensors, each as a whole of its own: one native call, one synchronisation per device."""
+    with no_torch_function():
+        out: list[Summary] = []
+        slots: list[int] = []
+        columns: tuple[list[int], list[int], list[int], list[int]] = ([], [], [], [])
+        held: list[Tensor] = []  # must outlive the call
+        remote: dict[device, list[tuple[int, Tensor]]] = {}
+        for i, tensor in enumerate(tensors):
+            out.append(_UNREAD)
+            plain = readable(tensor)
+            if plain is None:
+                continue
+            if not plain.is_cpu:
+                remote.setdefault(plain.device, []).append((i, plain))
+                continue
+            width, kind = formats()[plain.dtype]
+            if not is_dense(plain):  # one copy at a time, never one of the whole model
+                out[i] = _here(plain, [(plain.numel(), 1)], 0)
+                continue
+            held.append(plain)
+            slots.append(i)
+            for column, value in zip(columns, (plain.data_ptr(), plain.numel() * width, width, kind)):
+                column.append(value)
+        if slots:
+            fps, norms, flags = _kernel.fingerprint_many(*columns)
+            for i, *fields in zip(slots, fps.tolist(), norms.tolist(), flags.tolist()):
+                out[i] = Summary(*fields)
+        for there in remote.values():
+            for (i, _), summary in zip(there, read_back([on_device(t, [(t.numel(), 1)], 0) for _, t in there])):
+                out[i] = summary
+        return out
+
+
+def _one(tensor: Tensor, runs: Runs | None, start: int) -> Summary:
+    with no_torch_function():
+        plain = readable(tensor)
+        if plain is None:
+            return _UNREAD
+        runs = runs or [(plain.numel(), 1)]
+        if not plain.is_cpu:
+            return read_back([on_device(plain, runs, start)])[0]
+        return _here(plain, runs, start)
+
+
+def _here(plain: Tensor, runs: Runs, start: int) -> Summary:
+    plain = dense(plain)
+    width, kind = formats()[plain.dtype]
+    words = max(1, width // 4)
+    address, nbytes = plain.data_ptr(), plain.numel() * width
+    pieces = list(rows_of(runs, start)) if nbytes else [(start, 1, 0)]
+    size = nbytes // len(pieces)
+    found = [
+        _kernel.fingerprint_buffer(
+            address + k * size, size, width, kind, first * words, rows, stride * words, len(pieces) == 1
+        )
+        for k, (first, rows, stride) in enumerate(pieces)
+    ]
+    if len(found) == 1:
+        return Summary(*found[0])
+    _, norm, flags = _kernel.fingerprint_buffer(address, nbytes, width, kind)
+    return Summary(merge(fp for fp, _, _ in found), norm, flags)

@@ -1,0 +1,326 @@
+"""What of a program is tracked, and what it is called: models, parameters, buffers, optimizers.
+
+`steps` says which optimizers were made and which tensors a backward gave gradients to. Models are then found from those: the
+module trees, among all that live, that own these parameters. Nothing is named by the user, nothing is wrapped, and nothing is
+kept alive. Out: slots in a fixed order, each with the code of its variable and of what is known of it besides its value.
+"""
+
+from __future__ import annotations
+
+import json
+import weakref
+from collections.abc import Callable, Iterable
+from functools import partial
+from typing import Any
+
+import msgspec
+
+from proctor.instrument.observe.modules import class_name, clean_names, joined, roots_owning, unwrap
+from proctor.instrument.observe.seen import LastSeen, Places, Seen
+from proctor.invariants.codec.variable import Variable, apart
+from proctor.invariants.schema import Name
+
+_RESCAN_EVERY = 64  # steps between looks for parameters that were added in place
+
+
+class Slot:
+    """One tracked value: the data or grad of a parameter, a buffer, or a tensor of optimizer state."""
+
+    __slots__ = ("at", "grad", "last", "meta", "owner", "ptr", "sharded", "twins", "var", "version")
+
+    def __init__(self, owner: Callable[[], Any], var: int, meta: int, grad: bool, at: int) -> None:
+        self.sharded = hasattr(owner(), "_local_tensor")  # DTensor: this rank's part is hashed
+        self.owner = owner  # gives the tensor, or None once it is gone: tracking must not keep a model alive
+        self.var = var
+        self.meta = meta
+        self.grad = grad
+        self.twins: list[int] = []  # variables that are other names of the same tensor
+        self.version = -1
+        self.ptr = -1
+        self.last: tuple[int, int, int] | None = None  # fingerprint, flags, meta of the last row
+        self.at = at  # its row in `LastSeen`
+
+
+class Tracked:
+    """The tensors of one process that are looked at."""
+
+    def __init__(self, intern: Callable[[int, str], int], watches: Callable[[str], bool]) -> None:
+        self.intern = intern
+        self.watches = watches
+        self.names: dict[int, str] = {}  # id of a tensor or module → canonical name, for signatures
+        self.on_names: Callable[[dict[int, str]], None] | None = None
+        self._roots: dict[int, weakref.ref[Any]] = {}
+        self._params: dict[int, tuple[Any, Slot, Slot, dict[str, Any]]] = {}  # id(p) → ref, data, grad, description
+        self._buffers: dict[tuple[int, str], Slot] = {}  # id of the module, name in it
+        self._optimizer_slots: dict[tuple[int, str], Slot] = {}
+        self._optimizers: dict[int, weakref.ref[Any]] = {}
+        self._labels: dict[int, str] = {}  # id of an optimizer → its label
+        self._holder: dict[int, str] = {}  # id of a parameter → label of the optimizer that holds it
+        self._group: dict[int, int] = {}  # id of a parameter → which of the groups of that optimizer it is in
+        self._models: dict[str, list[weakref.ref[Any]]] = {}  # models by class, in the order in which they were found
+        self._zero_lr: dict[str, set[int]] = {}
+        self._wrapped: dict[int, str] = {}
+        self._scanned_at = 0
+        self.layout = 0  # counts what may have changed which parameters and buffers there are, or how they are called
+        self._last = LastSeen()
+        self._places: Places | None = None  # of the rows in it, until others are tracked
+        self._seen: Seen | None = None  # what `seen_last` gave, until something else is seen
+
+    # -- discovery ----------------------------------------------------------------------------------------
+
+    @property
+    def tracked(self) -> int:
+        return len(self._params)
+
+    def add_optimizer(self, optimizer: Any, label: str) -> None:
+        """Track the models whose parameters this optimizer holds, and the parameters that no model owns.
+
+        Args:
+            optimizer: a constructed `torch.optim.Optimizer`.
+            label: what signatures and metas call it, "#0" for the first of the process.
+        """
+        self._optimizers[id(optimizer)] = weakref.ref(optimizer)
+        self._labels[id(optimizer)] = label
+        self.refresh_optimizer(optimizer)
+
+    def holds(self, optimizer: Any) -> bool:
+        """Whether this optimizer is tracked."""
+        known = self._optimizers.get(id(optimizer))
+        return known is not None and known() is optimizer
+
+    def refresh_optimizer(self, optimizer: Any) -> None:
+        """Read the parameter groups of an optimizer (again)."""
+        label = self._labels.get(id(optimizer), "")
+        params = [p for group in optimizer.param_groups for p in group["params"]]
+        self._holder.update((id(p), label) for p in params)
+        self._group.update((id(p), i) for i, group in enumerate(optimizer.param_groups) for p in group["params"])
+        missing = {id(p) for p in params} - self._params.keys()
+        if missing:
+            order = {id(p): i for i, p in enumerate(params)}  # the same on all ranks and in all runs, unlike that of the collector
+            for root in sorted(roots_owning(missing), key=lambda r: min(order.get(id(p), len(order)) for p in r.parameters())):
+                self.add_model(root)
+        for i, p in enumerate(params):
+            if id(p) not in self._params:
+                self._add_parameter(p, Variable("", f"optimizer{label}.{i}", "", "parameter", kind="master"), {})
+        self._describe_again(self._params.values())
+
+    def add_leaves(self, leaves: list[tuple[str, Any]]) -> None:
+        """Track what a program without an optimizer trains: the models that own these tensors, and those that no model owns.
+
+        Args:
+            leaves: name in the program and tensor, in the order of the graph.
+        """
+        order = {id(p): i for i, (_, p) in enumerate(leaves)}
+        missing = order.keys() - self._params.keys()
+        if not missing:
+            return
+        for root in sorted(roots_owning(missing), key=lambda r: min(order.get(id(p), len(order)) for p in r.parameters())):
+            self.add_model(root)
+        for name, p in leaves:
+            if id(p) not in self._params:
+                self._add_parameter(p, Variable("", name, "", "parameter", kind="leaf"), {})
+
+    def forget(self, keys: Iterable[int]) -> None:
+        """Track these parameters no more: others have taken their place, and their names."""
+        for key in keys:
+            entry = self._params.pop(key, None)
+            if entry is not None:
+                self._last.drop(entry[1].at, entry[2].at)
+                self._changed()
+
+    def note_lr(self, optimizer: Any) -> None:
+        """Remember which parameters an update leaves alone because their learning rate is zero."""
+        label = self._labels.get(id(optimizer), "")
+        zero = {id(p) for group in optimizer.param_groups if is_zero(group.get("lr")) for p in group["params"]}
+        if zero != self._zero_lr.get(label, set()):
+            self._zero_lr[label] = zero
+            self._describe_again(self._params.values())
+
+    def _describe_again(self, entries: Iterable[tuple[Any, Slot, Slot, dict[str, Any]]]) -> None:
+        for ref, data, grad, description in entries:
+            p = ref()
+            if p is not None:
+                data.meta = grad.meta = self._meta(p, description)
+
+    def add_model(self, root: Any) -> None:
+        """Track every parameter and buffer of a module tree. Idempotent; new parameters are added."""
+        self._changed()
+        self._roots[id(root)] = weakref.ref(root)
+        inner, wrapper = unwrap(root)
+        model = self._numbered(inner)
+        owners: dict[str, Any] = dict(root.named_modules(remove_duplicate=False))
+        names = clean_names(owners)
+        with_params = [n for n, m in owners.items() if any(p is not None for p in m._parameters.values())]
+        order = {names[n]: i for i, n in enumerate(dict.fromkeys(with_params))}
+        last = len(order) - 1
+        first_name: dict[int, str] = {}
+        for name, p in root.named_parameters(remove_duplicate=False):
+            prefix, _, kind = name.rpartition(".")
+            clean = joined(names.get(prefix, prefix), kind)
+            owner = owners.get(prefix, inner)
+            at = order.get(names.get(prefix, ""), 0)
+            position = "last" if at == last else "first" if at == 0 else "middle"
+            alias = first_name.setdefault(id(p), clean)
+            var = Variable(
+                model, clean, "", "parameter", class_name(owner), kind, position, alias if alias != clean else ""
+            )
+            self._add_parameter(p, var, {"wrapper": wrapper or self._wrapped.get(id(p), ""), "model": model})
+        if self.watches("buffer"):
+            for name, b in root.named_buffers():
+                prefix, _, kind = name.rpartition(".")
+                owner = owners.get(prefix, inner)
+                slot = self._buffers.get((id(owner), kind))
+                if slot is None or slot.owner() is not b:  # new, or of a module that is gone and whose id is another's
+                    clean = joined(names.get(prefix, prefix), kind)
+                    var = Variable(model, clean, "data", "buffer", class_name(owner), kind)
+                    now = partial(_present_buffer, weakref.ref(owner), kind)
+                    if slot is not None:
+                        self._last.drop(slot.at)
+                    slot = Slot(now, self._var(var), self._meta(b, {}), False, self._last.place())
+                    self._buffers[id(owner), kind] = slot
+                    self.names[id(b)] = clean
+        for name, module in owners.items():
+            self.names[id(module)] = apart(model, names[name]) if names[name] else ""
+        if self.on_names is not None:
+            self.on_names(self.names)
+
+    def _numbered(self, model: Any) -> str:
+        """The class of a model; the second that lives of one class is `Net#2`, so that two critics are not one."""
+        name = class_name(model)
+        known = self._models.setdefault(name, [])
+        place = next((i for i, ref in enumerate(known) if ref() is model), None)
+        if place is None:
+            place = next((i for i, ref in enumerate(known) if ref() is None), len(known))
+            known[place : place + 1] = [weakref.ref(model)]
+        return f"{name}#{place + 1}" if place else name
+
+    def set_wrapper(self, root: Any, wrapper: str) -> None:
+        """Remember that a tree is driven by DDP, FSDP, … (a fact for preconditions)."""
+        for p in root.parameters():
+            self._wrapped[id(p)] = wrapper
+            known = self._params.get(id(p))
+            if known is not None:
+                known[3]["wrapper"] = wrapper
+                known[1].meta = known[2].meta = self._meta(p, known[3])
+
+    def knows(self, root: Any) -> bool:
+        return id(root) in self._roots and self._roots[id(root)]() is root
+
+    def rescan(self, step: int) -> None:
+        """Look for parameters added, replaced, frozen or unfrozen; cheap ones at every step, all now and then."""
+        if step < 3 or step - self._scanned_at >= _RESCAN_EVERY:
+            self._scanned_at = step
+            for ref in list(self._roots.values()):
+                root = ref()
+                if root is not None:
+                    self.add_model(root)
+        for key, (ref, data, grad, description) in list(self._params.items()):
+            p = ref()
+            if p is None:
+                del self._params[key]
+                self._last.drop(data.at, grad.at)
+                self._changed()
+            elif p.requires_grad != description.get("requires_grad"):
+                data.meta = grad.meta = self._meta(p, description)
+
+    def _add_parameter(self, p: Any, var: Variable, extra: dict[str, Any]) -> None:
+        known = self._params.get(id(p))
+        if known is not None and known[0]() is p:
+            if var.alias:
+                twin = self._var(msgspec.structs.replace(var, attr="data"))
+                if twin not in known[1].twins and twin != known[1].var:
+                    known[1].twins.append(twin)
+            return
+        description = dict(extra)
+        meta = self._meta(p, description)
+        ref = weakref.ref(p)
+        data = Slot(ref, self._var(msgspec.structs.replace(var, attr="data")), meta, False, self._last.place())
+        grad = Slot(ref, self._var(msgspec.structs.replace(var, attr="grad")), meta, True, self._last.place())
+        self._params[id(p)] = (ref, data, grad, description)
+        self.names[id(p)] = var.name
+        self._changed()
+
+    def _changed(self) -> None:
+        self.layout += 1
+        self._places = self._seen = None
+
+    def _var(self, var: Variable) -> int:
+        return self.intern(Name.VARIABLE, msgspec.json.encode(var).decode())
+
+    def _meta(self, t: Any, description: dict[str, Any]) -> int:
+        """Intern what is known about a tensor besides its value."""
+        description["requires_grad"] = bool(t.requires_grad)
+        meta: dict[str, Any] = {
+            "dtype": str(t.dtype).removeprefix("torch."),
+            "shape": json.dumps(list(t.shape), separators=(",", ":")),
+            "ndim": t.dim(),
+            "device": t.device.type,
+            "requires_grad": bool(t.requires_grad),
+            "in_optimizer": id(t) in self._holder,
+            "optimizer": self._holder.get(id(t)),
+            "group": self._group.get(id(t)),
+            "lr_zero": id(t) in self._zero_lr.get(self._holder.get(id(t), ""), ()),
+            "wrapper": description.get("wrapper") or None,
+        }
+        placements = getattr(t, "placements", None)
+        if placements is not None:
+            meta["placement"] = ",".join(type(p).__name__ + (str(p.dim) if hasattr(p, "dim") else "") for p in placements)
+            meta["mesh"] = ",".join(str(n) for n in (t.device_mesh.mesh_dim_names or ()))
+            meta["part"] = ",".join(str(c) for c, p in zip(t.device_mesh.get_coordinate() or (), placements) if p.is_shard())
+        for key, value in vars(t).items():
+            if isinstance(value, bool | int | str) and not key.startswith("_") and len(str(value)) <= 64:
+                meta[f"attr.{key}"] = value
+        return self.intern(Name.META, json.dumps(meta, sort_keys=True))
+
+    # -- what is there --------------------------------------------------------------------------------------
+
+    def parameters(self) -> list[tuple[int, Any]]:
+        """Id and tensor of each tracked parameter that is alive, in order of discovery."""
+        return [(key, p) for key, entry in self._params.items() if (p := entry[0]()) is not None]
+
+    def buffers(self) -> list[tuple[tuple[int, str], Any]]:
+        """Id of the module and name in it, and tensor, of each tracked buffer that is alive."""
+        return [(key, b) for key, slot in self._buffers.items() if (b := slot.owner()) is not None]
+
+    def optimizers(self) -> list[tuple[str, Any]]:
+        """Label and object of each tracked optimizer that is alive."""
+        found = [(self._labels.get(key, ""), ref()) for key, ref in self._optimizers.items()]
+        return [(label, optimizer) for label, optimizer in found if optimizer is not None]
+
+    def _state_slots(self) -> Iterable[Slot]:
+        for ref in list(self._optimizers.values()):
+            optimizer = ref()
+            if optimizer is None:
+                continue
+            for p, state in optimizer.state.items():
+                known = self._params.get(id(p))
+                if known is None or not isinstance(state, dict):
+                    continue
+                for key, value in state.items():
+                    if not hasattr(value, "data_ptr") or value.dim() == 0 or key == "step":
+                        continue
+                    slot = self._optimizer_slots.get((id(p), key))
+                    if slot is None or slot.owner() is not value:
+                        name = apart(str(known[3].get("model", "")), self.names.get(id(p), ""))
+                        var = Variable("", name, str(key), "optimizer")
+                        if slot is not None:
+                            self._last.drop(slot.at)
+                        slot = Slot(weakref.ref(value), self._var(var), self._meta(value, {}), False, self._last.place())
+                        self._optimizer_slots[(id(p), key)] = slot
+                        self._places = self._seen = None
+                    yield slot
+
+
+def _present_buffer(module: weakref.ref[Any], name: str) -> Any:
+    """What a module holds under the name of a buffer now: `self.mean = …` puts another tensor there."""
+    owner = module()
+    return None if owner is None else owner._buffers.get(name)
+
+
+def is_zero(lr: Any) -> bool:
+    """Zero, or so small (the end of a decay) that rounding may keep a float32 parameter as it is.
+
+    Of a rate in a tensor this is known on the CPU only: to ask a device would wait for it.
+    """
+    known = isinstance(lr, int | float) or (getattr(getattr(lr, "device", None), "type", "") == "cpu" and lr.numel() == 1)
+    return known and abs(float(lr)) < 1e-6

@@ -1,0 +1,150 @@
+"""Functions of the user's own modules, observed like torch's.
+
+A user's module is one whose file is neither the standard library's nor an installed package's. Its functions and the
+methods of its classes are tapped when the process begins to train, in every namespace of the user's that holds them;
+modules that are imported later are found at the next step. Left alone: dunder methods but `__call__` and `__init__`, `forward` of
+modules (the call of the module is recorded), generators, coroutines, properties, and autograd functions.
+
+Left alone too: a function that is held anywhere but in the user's namespaces (a registry, a callback, a running frame),
+told by its reference count. Such a program may ask `fn is loss_a`, and a tap is equal to its function but not identical.
+"""
+
+from __future__ import annotations
+
+import inspect
+import os
+import sys
+import sysconfig
+import types
+from collections.abc import Callable
+from typing import Any
+
+from proctor.instrument.patch.patches import METHOD, PLAIN, Patches
+from proctor.instrument.probes import Home, Probes
+from proctor.invariants.codec.definition import sketch_of
+from proctor.native import is_tap
+
+_MAX_FUNCTIONS = 5000
+_MAX_DEFINITIONS = 400  # of functions and classes; they go with all that a process says of itself
+_OURS = 2  # references that `sys.getrefcount(value)` sees from here: the local name and its own argument
+
+
+def library_prefixes() -> tuple[str, ...]:
+    """Folders whose code is not the user's: standard library, installed packages, Proctor itself."""
+    paths = {sysconfig.get_path(k) for k in ("stdlib", "platstdlib", "purelib", "platlib")}
+    paths |= {os.path.dirname(os.__file__), *(p for p in sys.path if p.endswith(("site-packages", "dist-packages")))}
+    import proctor
+
+    paths.add(os.path.dirname(os.path.abspath(proctor.__file__)))
+    paths |= {os.path.dirname(os.path.abspath(m.__file__)) for n in ("instrument", "invariants", "native")
+              if (m := sys.modules.get(f"proctor.{n}")) is not None and m.__file__}
+    return tuple(sorted(p.rstrip("/") + "/" for p in paths if p))
+
+
+class UserCode:
+    """Finds and taps the user's functions."""
+
+    def __init__(self, patches: Patches, prefixes: tuple[str, ...], wants: Callable[[str], bool], probes: Probes) -> None:
+        self._patches = patches
+        self._probes = probes
+        self._prefixes = prefixes
+        self._wants = wants
+        self._seen: set[str] = set()
+        self._modules = 0
+        self.names: dict[str, Any] = {}
+        self.definitions: dict[str, str] = {}  # sketches of module-level functions and classes, by name
+        self.left_alone: list[str] = []  # functions that are held elsewhere, and so not observed
+
+    def sweep(self) -> int:
+        """Tap what is new; returns how many functions. Costs one dict length when nothing was imported."""
+        if len(sys.modules) == self._modules:
+            return 0
+        self._modules = len(sys.modules)
+        before = len(self.names)
+        users = [m for n, m in list(sys.modules.items()) if self._is_user(n, m)]
+        for module in users:
+            if module.__name__ not in self._seen:
+                self._seen.add(module.__name__)
+                self._tap_module(module, users)
+        return len(self.names) - before
+
+    def drop(self, name: str) -> bool:
+        """Stop observing one function (called far too often)."""
+        tap = self.names.get(name)
+        if tap is None:
+            return False
+        self._patches.drop(tap)
+        return True
+
+    def _is_user(self, name: str, module: Any) -> bool:
+        if not isinstance(module, types.ModuleType) or name.split(".")[0] in ("proctor", "sitecustomize"):
+            return False
+        path = getattr(module, "__file__", None)
+        return isinstance(path, str) and bool(path) and not os.path.abspath(path).startswith(self._prefixes)
+
+    def _tap_module(self, module: Any, users: list[Any]) -> None:
+        place = "__main__" if module.__name__ in ("__main__", "__mp_main__") else module.__name__
+        for attribute in list(vars(module)):
+            value = vars(module).get(attribute)
+            if len(self.names) >= _MAX_FUNCTIONS:
+                return
+            if getattr(value, "__module__", None) != module.__name__:
+                continue
+            if isinstance(value, types.FunctionType | type):
+                self._define(f"{place}.{attribute}", value)
+            if isinstance(value, types.FunctionType) and not is_tap(value):
+                aliases = [m for m in users if m is not module and vars(m).get(attribute) is value]
+                if not _plain(value):
+                    continue
+                if sys.getrefcount(value) <= _OURS + 1 + len(aliases):
+                    self._tap(module, attribute, f"{place}.{attribute}", PLAIN, aliases)
+                else:
+                    self.left_alone.append(f"{place}.{attribute}")
+            elif isinstance(value, type):
+                self._tap_class(value, place)
+
+    def _define(self, name: str, value: Any) -> None:
+        if len(self.definitions) < _MAX_DEFINITIONS and (sketch := sketch_of(value)):
+            self.definitions[name] = sketch
+
+    def _tap_class(self, cls: type, place: str) -> None:
+        from torch.autograd import Function
+        from torch.nn import Module
+
+        if issubclass(cls, Function | BaseException | tuple) or hasattr(cls, "__torch_function__"):
+            return
+        for attribute in list(vars(cls)):
+            if attribute.startswith("__") and attribute not in ("__call__", "__init__"):
+                continue
+            if attribute == "__init__" and (type(cls) is not type or hasattr(cls, "__dataclass_fields__")):
+                continue  # made by a metaclass or a decorator, which may look at it
+            value = vars(cls).get(attribute)
+            function = value.__func__ if isinstance(value, staticmethod | classmethod) else value
+            if not isinstance(function, types.FunctionType) or is_tap(function) or not _plain(function):
+                continue
+            # A static or class method holds its function twice (`__func__`, `__wrapped__`); otherwise `value` is ours too.
+            if sys.getrefcount(function) > _OURS + 2:
+                self.left_alone.append(f"{place}.{cls.__qualname__}.{attribute}")
+                continue
+            if issubclass(cls, Module) and attribute in ("forward", "__call__", "extra_repr"):
+                continue
+            kind = PLAIN if isinstance(value, staticmethod) else METHOD
+            self._tap(cls, attribute, f"{place}.{cls.__qualname__}.{attribute}", kind, [])
+
+    def _tap(self, owner: Any, attribute: str, name: str, kind: int, aliases: list[Any]) -> None:
+        if not self._wants(name):
+            return
+        before, after = self._probes.around(name, Home.USER)
+        tap = self._patches.tap(owner, attribute, name, kind=kind, before=before, after=after, aliases=aliases)
+        if tap is not None:
+            self.names[name] = tap
+
+
+def _plain(function: Any) -> bool:
+    """A function that does its work when called (no generator, coroutine or abstract method)."""
+    return not (
+        inspect.isgeneratorfunction(function)
+        or inspect.iscoroutinefunction(function)
+        or inspect.isasyncgenfunction(function)
+        or getattr(function, "__isabstractmethod__", False)
+    )

@@ -1,0 +1,96 @@
+"""Who may read tensors when a program trains in several threads.
+
+The observer reads the gradients of all models; a backward pass, a clearing or an update writes them without holding the interpreter's lock.
+Reading one while another thread replaces it ends the process. So a thread that looks says so first and then asks whether another one
+writes; one that begins to write says so first and then waits for looks to end (`observer.py`, `guarded_write`). Threads of autograd's own
+engine take no turns: they work for a backward that is known.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from typing import Any, Final
+
+LONGEST_WAIT_S: Final = 60.0  # for a look of another thread, which takes milliseconds
+
+
+class Turns:
+    """Looks and writes of the threads of this process.
+
+    Args:
+        on_break: called once, when two threads train at the same time.
+
+    Attributes:
+        broken: that was seen. Steps of two loops cannot be told apart, so nothing is looked at any more.
+    """
+
+    def __init__(self, on_break: Callable[[], None]) -> None:
+        self._on_break = on_break
+        self._looking: set[int] = set()
+        self._writing: dict[int, int] = {}  # thread → how many of its writing calls run, one within another
+        self.broken = False
+
+    def begin_look(self) -> bool:
+        """Whether this thread may read tensors now; then `end_look` must follow."""
+        if self.broken:
+            return False
+        me = threading.get_ident()
+        self._looking.add(me)
+        if self._others(me):
+            self._looking.discard(me)
+            self._break()
+            return False
+        return True
+
+    def end_look(self) -> None:
+        self._looking.discard(threading.get_ident())
+
+    def begin_write(self) -> None:
+        """This thread is about to write gradients."""
+        me = threading.get_ident()
+        if self.broken:
+            return
+        self._writing[me] = self._writing.get(me, 0) + 1
+        if self._others(me):
+            self._break()
+        until = time.monotonic() + LONGEST_WAIT_S
+        while self._looking - {me} and time.monotonic() < until:
+            time.sleep(0.0005)
+
+    def end_write(self) -> None:
+        me = threading.get_ident()
+        left = self._writing.get(me, 0) - 1
+        if left > 0:
+            self._writing[me] = left
+        else:
+            self._writing.pop(me, None)
+
+    def _others(self, me: int) -> bool:
+        return any(thread != me for thread in list(self._writing)) and _is_pythons(me)
+
+    def _break(self) -> None:
+        if not self.broken:
+            self.broken = True
+            self._on_break()
+
+
+def _is_pythons(ident: int) -> bool:
+    """Whether Python started this thread: one of autograd's engine did not."""
+    return any(t.ident == ident for t in threading.enumerate() if not isinstance(t, threading._DummyThread))
+
+
+def guarded_write(turns: Turns, before: Callable[..., None], after: Callable[..., None]) -> tuple[Callable[..., None], Callable[..., None]]:
+    """The hooks of a call that writes gradients, so that no other thread reads them meanwhile."""
+
+    def begins(args: tuple[Any, ...], kwargs: Any) -> None:
+        turns.begin_write()
+        before(args, kwargs)
+
+    def ends(args: tuple[Any, ...], kwargs: Any, result: Any, raised: bool) -> None:
+        turns.end_write()
+        after(args, kwargs, result, raised)
+
+    return begins, ends
+

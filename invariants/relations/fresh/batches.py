@@ -1,0 +1,148 @@
+"""Batches that must differ: from those before them, and on ranks that hold the same model (`relations/fresh.py`)."""
+
+from __future__ import annotations
+
+import re
+from typing import Final
+
+import polars as pl
+
+from proctor.invariants.relations.views import frames as _frames
+from proctor.invariants.relations.views import sightings as _sightings
+from proctor.invariants.schema import StateFlag, Value
+from proctor.invariants.trace import Trace
+
+ITER: Final = "torch.utils.data.DataLoader.__iter__"
+NEXT: Final = "torch.utils.data.DataLoader.__next__"
+_BACK: Final = 8  # batches that each is compared with; as many workers may yield the same in turn
+_CONSTANT: Final = int(StateFlag.CONSTANT | StateFlag.ZERO)
+
+
+def batches(trace: Trace) -> pl.DataFrame:
+    """Training forwards and the content of all that they were given: proc, seq, step, fp, flat, recompute, session."""
+    return _frames.memo(trace, "batches", _batches)
+
+
+def _batches(trace: Trace) -> pl.DataFrame:
+    rows = _sightings.sightings(trace, Value.BATCH)
+    readable = (pl.col("flags") & int(StateFlag.UNHASHED)) == 0
+    rows = rows.filter(readable.all().over("proc", "seq") & ~pl.col("recompute"))
+    return rows.group_by("proc", "seq", maintain_order=True).agg(
+        pl.col("step", "session").first(),
+        pl.struct("text", "fp", "meta").hash(0).sum().alias("fp"),
+        ((pl.col("flags") & _CONSTANT) != 0).all().alias("flat"),
+    )
+
+
+def consecutive(trace: Trace) -> pl.DataFrame:
+    """A batch that a loader gave differs from those that it gave just before in the same epoch."""
+    loaded = _frames.calls_of(trace, re.escape(NEXT)).select("proc", pl.col("seq").alias("_next"))
+    begun = _frames.calls_of(trace, re.escape(ITER)).select("proc", pl.col("seq").alias("_epoch"))
+    rows = batches(trace).sort("seq")
+    for calls, key in ((loaded, "_next"), (begun, "_epoch")):
+        rows = rows.join_asof(
+            calls.sort(key),
+            left_on="seq",
+            right_on=key,
+            by="proc",
+            strategy="backward",
+            check_sortedness=False,
+            coalesce=False,
+        )
+    # One batch may be given to several models, or to one in parts: the first call stands for it.
+    rows = rows.sort("proc", "seq").filter(pl.col("_next").is_not_null() & pl.col("_epoch").is_not_null())
+    rows = rows.unique(["proc", "_next"], keep="first", maintain_order=True).filter(~pl.col("flat"))
+    group = ["proc", "session", "_epoch"]
+    same = [
+        (pl.col("fp") == pl.col("fp").shift(k)).over(group).fill_null(value=False)
+        for k in range(1, _BACK + 1)
+    ]
+    rows = rows.with_columns(
+        (~pl.any_horizontal(same)).alias("passed"), pl.int_range(pl.len()).over(group).alias("_nth")
+    )
+    rows = _sightings.thin(rows.filter(pl.col("_nth") > 0), ["proc", "session"])
+    return _sightings.example(
+        _sightings.sites(trace, rows),
+        mode="batch",
+        what="loader",
+        _function=NEXT,
+        _expected=pl.lit(f"a batch unlike the last {_BACK}"),
+        _seen=pl.lit("all of an earlier batch again, tensor by tensor"),
+    )
+
+
+def ranks(trace: Trace) -> pl.DataFrame:
+    """Ranks whose models are equal are given different batches; one row a training forward of a group of such ranks."""
+    procs = _frames.replicated_runs(trace).filter(~pl.col("p2p"))
+    groups = _replicas(trace).join(procs.select("proc", "run", "rank", "world"), on="proc")
+    rows = (
+        batches(trace)
+        .filter(~pl.col("flat"))
+        .join(groups, on="proc")
+        .join(_frames.whole_steps(trace), on=["proc", "step"], how="semi")
+    )
+    rows = rows.with_columns(pl.int_range(pl.len()).over("proc", "step").alias("_nth"))
+    at = ["run", "clone", "sharding", "step", "_nth"]
+    found = (
+        rows.sort("rank")
+        .group_by(at, maintain_order=True)
+        .agg(
+            pl.col("proc", "seq", "world").first(),
+            pl.len().alias("_n"),
+            pl.col("fp").n_unique().alias("_different"),
+            pl.col("rank").cast(pl.String).str.join(", ").alias("_ranks"),
+        )
+    )
+    # Ranks of a group may make another number of forwards in a step: compared where all have one.
+    size = groups.group_by("run", "clone").agg(pl.len().alias("_size"))
+    found = found.join(size, on=["run", "clone"]).filter(
+        (pl.col("_n") == pl.col("_size")) & (pl.col("_n") > 1)
+    )
+    found = found.with_columns((pl.col("_different") == pl.col("_n")).alias("passed")).sort("step", "_nth")
+    # Without a loader the same data on all ranks may be meant, as in a comparison with one process.
+    loaders = _frames.calls_of(trace, re.escape(NEXT))["proc"].unique()
+    loads = pl.col("proc").is_in(loaders.implode())
+    found = found.join(trace.families, on="proc", how="left", maintain_order="left").with_columns(
+        pl.when(loads).then(pl.lit(None, dtype=pl.String)).otherwise("family").alias("family"),
+        pl.concat_str("sharding", pl.when(loads).then(pl.lit(", with a loader")).otherwise(pl.lit(""))).alias(
+            "what"
+        ),
+    )
+    return _sightings.example(
+        _sightings.sites(trace, _sightings.thin(found, ["run", "clone"])),
+        mode="ranks",
+        _function=pl.lit("torch.utils.data.DistributedSampler"),
+        _expected=pl.format("different batches on ranks {}", "_ranks"),
+        _seen=pl.format("{} different batches on {} ranks", "_different", "_n"),
+    )
+
+
+def _replicas(trace: Trace) -> pl.DataFrame:
+    """Groups of ranks that train one model: proc, clone (key of the group), sharding (`ddp`, `fsdp`, `none`)."""
+    first = _frames.first_values(trace).join(
+        _frames.metas(trace, "wrapper", "placement", "shape"), on="meta", how="left"
+    )
+    owned = _frames.owned(trace).filter(pl.col("role") == "parameter").select("var", "model", "name")
+    first = first.join(owned, on="var")
+    flat = (pl.col("flags") & _CONSTANT) != 0
+    one = first.group_by("proc").agg(
+        pl.struct("model", "name", "fp").hash(0).sum().alias("_values"),
+        pl.struct("model", "name", "shape").hash(0).sum().alias("_shapes"),
+        pl.col("wrapper").str.starts_with("fsdp").fill_null(value=False).any().alias("_fsdp"),
+        pl.col("wrapper").eq("ddp").fill_null(value=False).any().alias("_ddp"),
+        pl.col("placement").str.contains(",").fill_null(value=False).any().alias("_mesh"),
+        pl.col("placement").is_not_null().any().alias("_placed"),
+        flat.all().alias("_flat"),
+    )
+    # Shards of FSDP differ and are of one model nevertheless; on a mesh of two dimensions some ranks may share a batch.
+    one = one.filter(~pl.col("_flat") & ~pl.col("_mesh") & (pl.col("_fsdp") | ~pl.col("_placed")))
+    return one.select(
+        "proc",
+        pl.when("_fsdp").then(pl.lit(0, dtype=pl.UInt64)).otherwise("_values").alias("clone"),
+        pl.when("_fsdp")
+        .then(pl.lit("fsdp"))
+        .when("_ddp")
+        .then(pl.lit("ddp"))
+        .otherwise(pl.lit("none"))
+        .alias("sharding"),
+    )

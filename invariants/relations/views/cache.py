@@ -1,0 +1,44 @@
+"""Views of a trace, each made at its first use and kept with the trace.
+
+Every relation asks for views through these three functions. A view must follow from the trace alone. `infer.shards` counts
+what is kept against `--memory`; windows of a run that goes on hand on what follows from texts (`verify.live.views`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Sequence
+from typing import Any, TypeVar
+
+from proctor.invariants.schema import Name
+from proctor.invariants.trace import Trace
+
+T = TypeVar("T")
+
+
+def memo(trace: Trace, key: str, make: Callable[[Trace], T]) -> T:
+    """A view of this trace, made at its first use."""
+    kept: dict[str, Any] = trace.__dict__.setdefault("_views", {})
+    if key not in kept:
+        kept[key] = make(trace)
+    view: T = kept[key]
+    return view
+
+
+def lasting(trace: Trace, kind: Name, key: Hashable, make: Callable[[Trace], T]) -> T:
+    """A view of a trace's texts of one kind. Windows of a run that goes on share it for as long as no such text is new."""
+    kept: dict[Any, tuple[int, Any]] = trace.__dict__.setdefault("lasting", {})
+    size = len(trace.texts.get(kind, ()))
+    found = kept.get(key)
+    if found is None or found[0] != size:
+        found = kept[key] = size, make(trace)
+    view: T = found[1]
+    return view
+
+
+def settled(trace: Trace, kind: Name, key: str, inputs: Sequence[bytes], make: Callable[[], T]) -> T:
+    """What follows from these and the trace's texts of one kind; windows share it where these are the same."""
+    held: dict[str, Any] = lasting(trace, kind, ("settled", key), lambda _: {})
+    if held.get("of") != inputs:
+        held["of"], held["view"] = inputs, make()
+    view: T = held["view"]
+    return view

@@ -1,0 +1,62 @@
+"""Which calls enclose which, from the number of the enclosing call that each row has.
+
+`contain` and `sequence` ask. Rows of one process: `train` 1, `forward` 2 in 1, `linear` 3 in 2; so `train` contains both.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+import numpy as np
+import polars as pl
+
+from proctor.invariants.relations.views.cache import memo
+from proctor.invariants.trace import Trace
+
+_MAX_DEPTH: Final = 12  # enclosing calls looked at
+
+
+def enclosing(trace: Trace) -> np.ndarray[Any, Any]:
+    """Row of the enclosing call of each row of `trace.calls`; -1 without one."""
+    return memo(trace, "enclosing", _enclosing)
+
+
+def _enclosing(trace: Trace) -> np.ndarray[Any, Any]:
+    proc = trace.calls["proc"].to_numpy().astype(np.uint64) << np.uint64(32)
+    key = proc | trace.calls["seq"].to_numpy().astype(np.uint64)
+    parent = trace.calls["parent"].to_numpy()
+    wanted = proc | parent.astype(np.uint64)
+    order = np.argsort(key, kind="stable")
+    at = np.searchsorted(key[order], wanted)
+    at[at >= len(key)] = 0
+    where = order[at] if len(key) else at
+    found = (parent != 0) & (key[where] == wanted) if len(key) else np.zeros(0, dtype=bool)
+    return np.where(found, where, -1)
+
+
+def contained(trace: Trace, parents: np.ndarray[Any, Any], children: np.ndarray[Any, Any]) -> pl.DataFrame:
+    """Which functions each call contains at any depth: row (of the enclosing call), child (function code).
+
+    Args:
+        parents: by function code, true where its calls are of interest.
+        children: likewise for what they contain.
+    """
+    up = enclosing(trace)
+    fn = trace.calls["fn"].to_numpy()
+    n_fn = np.uint64(max(len(trace.functions), 1))
+    inner = np.flatnonzero(children[fn] & (up >= 0))
+    at, child = up[inner], fn[inner].astype(np.uint64)
+    found: list[np.ndarray[Any, Any]] = []
+    for _ in range(_MAX_DEPTH):
+        # A loop's body calls the same function over and over: one pair each, so that every level is smaller.
+        pair = pl.Series(at.astype(np.uint64) * n_fn + child).unique().to_numpy()
+        at, child = (pair // n_fn).astype(np.int64), pair % n_fn
+        found.append(pair[parents[fn[at]]])
+        at = up[at]
+        at, child = at[at >= 0], child[at >= 0]
+        if not len(at):
+            break
+    pairs = pl.Series("pair", np.concatenate(found) if found else np.zeros(0, dtype=np.uint64)).unique()
+    return pl.DataFrame(
+        {"row": (pairs // int(n_fn)).cast(pl.UInt32), "child": (pairs % int(n_fn)).cast(pl.UInt32)}
+    )

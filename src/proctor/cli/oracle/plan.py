@@ -1,0 +1,109 @@
+"""What a plan says about the parameters and modules of a recording or a model, and what it forgets.
+
+Warns of rules that match nothing, parameters that two rules cut in different ways, axes that the mesh does not have.
+With --model the plan is also held against what `proctor.parallelize` would do with it: addends that nobody reduces, edges
+whose layers disagree, dimensions that cannot be divided. Exit code 1 when there is a problem, or a warning without --model.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from proctor.errors import UsageError
+
+if TYPE_CHECKING:
+    from proctor.oracle.plan import Plan, Understanding
+
+
+def prepare(parser: argparse.ArgumentParser) -> None:
+    """Declare the arguments."""
+    parser.add_argument("plan", metavar="PLAN")
+    parser.add_argument("recording", metavar="RECORDING", nargs="?", help="of the reference: the names and shapes that the plan is about")
+    parser.add_argument("--model", metavar="FILE.py::FUNCTION", help="makes the model, without arguments, on the meta device: can the plan run it?")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Print a table and the warnings."""
+    from proctor.oracle.plan_toml import read_plan
+    from proctor.oracle.store import Recording
+    from proctor.verify import wording
+    from proctor.verify.report.formats.terminal import console
+
+    plan = read_plan(Path(args.plan))
+    params: dict[str, tuple[int, ...]] = {}
+    modules: dict[str, tuple[int, ...]] = {}
+    if args.recording:
+        for record in Recording(Path(args.recording)).ranks().values():
+            for entry in record.entries:
+                if entry.kind == "param":
+                    params.setdefault(entry.name, entry.shape)
+                elif entry.kind == "output":
+                    modules.setdefault(entry.name, entry.shape)
+    problems: list[str] = []
+    if args.model:
+        model = _model(args.model)
+        problems = _problems(plan, model)
+        params = {name: tuple(p.shape) for name, p in model.named_parameters()}
+    found = plan.understood(params, modules)
+    _show(plan, found)
+    out = console()
+    # A parameter without a rule is whole on every rank, which a run may mean; what it cannot mean is a problem.
+    for line in [f"{'note' if args.model else 'warning'}: {w}" for w in found.warnings] + [f"problem: {p}" for p in problems]:
+        out.print(wording.clean(line), markup=False, soft_wrap=True)
+    if args.model and not problems:
+        out.print("the plan can run this model, as far as is known before a step")
+    return 1 if problems or (found.warnings and not args.model) else 0
+
+
+def _model(spec: str) -> Any:
+    """The model of FILE.py::FUNCTION, on the meta device."""
+    import torch
+
+    from proctor.oracle.ranks import load
+
+    file, _, name = spec.rpartition("::")
+    if not file or not Path(file).is_file():
+        raise UsageError(f"--model {spec[:120]}: there is no such file", hint="write FILE.py::FUNCTION")
+    sys.path.insert(0, str(Path(file).resolve().parent))
+    try:
+        make = load(f"{Path(file).resolve()}::{name}", "__main__", [])
+        with torch.device("meta"):
+            model = make()
+    except Exception as error:  # noqa: BLE001  # the user's own file: whatever it raises is told
+        raise UsageError(f"--model {spec[:120]}: {type(error).__name__}: {str(error)[:160]}") from None
+    if not isinstance(model, torch.nn.Module):
+        raise UsageError(f"--model {spec[:120]}: {name} gives {type(model).__name__}, no torch module")
+    return model
+
+
+def _problems(plan: Plan, model: Any) -> list[str]:
+    """What stands in the way of running the model."""
+    from proctor.oracle.parallel.verify import problems
+
+    return problems(plan, model)
+
+
+def _show(plan: Plan, found: Understanding) -> None:
+    from rich.table import Table
+
+    from proctor.verify import wording
+    from proctor.verify.report.formats.terminal import console
+
+    table = Table("", "name", "layout", "rule", box=None, pad_edge=False)
+    for row in found.rows:
+        table.add_row(*(wording.clean(str(cell)) for cell in (row.kind, row.name, row.layout, row.rule)))
+    out = console()
+    out.print(f"mesh {plan.mesh}, {plan.mesh.world} ranks")
+    if found.rows:
+        out.print(table)
+    for edge in plan.edges:
+        ways = ", ".join(f"{way} ({rule.layout(plan.mesh)})" for way, rule in edge.rules.items())
+        more = [f"{key} {value}" for key, value in (("after", edge.after), ("lookup", edge.lookup)) if value]
+        out.print(wording.clean(f"{edge.at} of {edge.module or 'the model'}: {', '.join(filter(None, [ways, *more]))}"), markup=False, soft_wrap=True)
+    for pending in plan.pendings:
+        out.print(wording.clean(f"gradients of {pending.path}: {pending.reduce} over {', '.join(pending.axes)}"), markup=False)
+    for draw in plan.draws:
+        out.print(wording.clean(f"draws of {draw.module or 'the model'}: {draw.rule.layout(plan.mesh)}"), markup=False)

@@ -1,0 +1,54 @@
+"""A recorded run as its processes let go of it: rows in the order of their calls, with the names and contexts they need."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from proctor.invariants.schema import TABLES
+from proctor.invariants.trace.tables import read_stream
+
+Flush = tuple[str, dict[str, pa.Table], dict[str, Any], int]
+"""Process, records, `process.json`, and the step that the process is in."""
+
+
+class Recorded:
+    """One process of a recorded run."""
+
+    def __init__(self, folder: Path) -> None:
+        self.name = folder.name
+        self.info = json.loads((folder / "process.json").read_bytes())
+        self.tables = {name: read_stream(folder / f"{name}.arrow", name)[0] for name in TABLES}
+        steps = dict(zip(*(self.tables["context"][c].to_pylist() for c in ("ctx", "step")), strict=True))
+        self._steps = {t: np.array([steps.get(c, -1) for c in self.tables[t]["ctx"].to_pylist()]) for t in ("calls", "states", "values")}
+        self._ctx = {step: [c for c, s in steps.items() if s == step] for step in set(steps.values())}
+        # A call's row is written when it returns: with the latest step of any call before it.
+        self._when = {t: np.maximum.accumulate(s) if len(s) else s for t, s in self._steps.items()}
+
+    @property
+    def last(self) -> int:
+        return max(self._ctx, default=-1)
+
+    def step(self, step: int) -> Flush:
+        """What it lets go of when this step ends; names come with the first."""
+        part = {t: self.tables[t].filter(pa.array(when == step)) for t, when in self._when.items()}
+        codes = pa.array(self._ctx.get(step, []), type=pa.uint32())
+        context = self.tables["context"]
+        part["context"] = context.filter(pa.compute.is_in(context["ctx"], value_set=codes))
+        if step < 0:
+            part["names"] = self.tables["names"]
+        return self.name, part, {**self.info, "finished": False}, step + 1
+
+
+def flushes(run: Path) -> Iterator[Flush]:
+    """All processes of a run, step by step."""
+    members = [Recorded(folder) for folder in sorted((run / "procs").iterdir())]
+    for step in range(-1, max(member.last for member in members) + 1):
+        for member in members:
+            if step <= member.last:
+                yield member.step(step)

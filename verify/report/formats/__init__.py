@@ -1,0 +1,1 @@
+"""The formats of a report, one file each, with `render(report) -> str`."""

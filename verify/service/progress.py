@@ -1,0 +1,81 @@
+"""How far judging is, for those who look: steps of the live view, and points of curves in experiment trackers.
+
+`verifier` calls it after each round, under its own guard. Nothing here decides anything.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from proctor.verify.live.online import OnlineChecker, Round
+from proctor.verify.series import curves
+from proctor.verify.view.events import EventLog, StepEvent
+from proctor.verify.writers import Writer
+
+
+class Progress:
+    """Of one job.
+
+    Args:
+        log: of the live view.
+        writers: of experiment trackers.
+        clock: seconds that never jump.
+    """
+
+    def __init__(self, log: EventLog, writers: Sequence[Writer], clock: Callable[[], float]) -> None:
+        self._log, self._writers, self._clock = log, writers, clock
+        self._stepped = (clock(), -1)
+        self._rate = 0.0
+        self._drawn = -1
+
+    def draw(self, rounds: Sequence[Round]) -> None:
+        """Points of the judged steps, for those who draw curves elsewhere."""
+        if not self._writers:
+            return
+        trace = rounds[-1].trace
+        first, end = max(0, min(r.first for r in rounds)), max(r.end for r in rounds)
+        points: dict[int, dict[str, float]] = {}
+        for name, (steps, values) in curves(trace).items():
+            for step, value in zip(steps, values, strict=True):
+                if first <= step < end and step > self._drawn:
+                    points.setdefault(step, {})[name] = value
+        for step in sorted(points):
+            self._drawn = step
+            for writer in self._writers:
+                writer.series(step, points[step])
+
+    def show(
+        self, checker: OnlineChecker, violated: int, *, latency: Callable[[], float] | None = None, finished: bool = False
+    ) -> None:
+        """Tell the live view which steps are judged, at most once a second, or at every eighth."""
+        members = [m for m in checker.live.members.values() if m.trains]
+        ahead = max((m.reached for m in members), default=-1)
+        behind = min(members, key=lambda m: m.reached, default=None)
+        at, step = self._stepped
+        if self._clock() - at >= 1.0:
+            self._rate = (checker.judged - step) / (self._clock() - at)
+            self._stepped = self._clock(), checker.judged
+        elif not finished and checker.judged % 8:
+            return  # often enough
+        lags = behind is not None and behind.reached < ahead - 1
+        result = checker.result() if finished else None
+        self._log.append(
+            StepEvent(
+                step=checker.judged,
+                ahead=ahead,
+                ranks=len(members),
+                behind=_rank(behind.info) if behind is not None and lags else None,
+                behind_step=behind.reached if behind is not None and lags else None,
+                checked=result.checked if result else 0,
+                violated=violated,
+                rate=max(0.0, self._rate),
+                latency_ms=1e3 * latency() if latency is not None else 0.0,
+                finished=finished,
+            )
+        )
+
+
+def _rank(info: Mapping[str, Any]) -> int | None:
+    rank = info.get("rank")
+    return rank if isinstance(rank, int) else None
