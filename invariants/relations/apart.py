@@ -20,16 +20,9 @@ from typing import Any, ClassVar, Final
 import polars as pl
 
 from proctor.invariants.invariant import Hypothesis, Standing
-from proctor.invariants.relations import (
-    Detail,
-    Examples,
-    Needs,
-    Reads,
-    Relation,
-    _frames,
-    _sightings,
-    register,
-)
+from proctor.invariants.relations import Detail, Examples, Needs, Reads, Relation, register
+from proctor.invariants.relations.views import frames as _frames
+from proctor.invariants.relations.views import sightings as _sightings
 from proctor.invariants.schema import StateFlag
 from proctor.invariants.trace import Trace
 
