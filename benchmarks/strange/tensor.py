@@ -146,10 +146,10 @@ class Fused(nn.Module):
 
     def __init__(self, word: str) -> None:
         super().__init__()
-        self.qkv, self.out, self.word = nn.Linear(16, 16 + 8 + 8), nn.Linear(16, 16), word
-        self.heads, self.groups = 4 // WORLD, 2 // WORLD
+        self.qkv, self.out, self.word = nn.Linear(16, 32 + 16 + 16), nn.Linear(32, 16), word
+        self.heads, self.groups = 8 // WORLD, 4 // WORLD
         if WORLD > 1:
-            sizes = (16, 8, 8)
+            sizes = (32, 16, 16)
             for name in ("weight", "bias"):
                 held = getattr(self.qkv, name).detach()
                 parts = [p.chunk(WORLD)[RANK] for p in held.split(sizes)]
