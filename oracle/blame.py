@@ -14,6 +14,7 @@ from typing import Final
 from proctor.oracle.assemble import ACTIVATIONS, GRADIENTS, PARTIAL
 from proctor.oracle.locate import FITS
 from proctor.oracle.scalars import UNCLIPPED
+from proctor.oracle.store import later
 from proctor.oracle.verdicts import ASTRAY, COMPARED, Culprit, TensorVerdict, Verdict, failing, flow
 
 DECISIONS: Final = ("choice", "dropout")
@@ -105,6 +106,9 @@ def _module(found: Verdict, alone: Verdict, wrong: Sequence[TensorVerdict]) -> C
         if not inside:
             side = "into" if direction == "forward" else "back out of"
             what = f"what goes {side} {first.name or 'the model'} is wrong, and {first.name or 'the model'} itself is not the cause"
+        elif direction == "backward" and later(first.slot):
+            text = f"when gradients come back past {first.name or 'the model'} again, they are not the reference's: what is computed of gradients (a penalty), or a second loss"
+            return Culprit("", direction, first.source, text, first.ratio)
         partial = _partial_before(alone, first, "output" if direction == "forward" else "grad_input")
         if partial is not None:
             text = f"its ranks hold partial sums that nothing puts together before {module or 'the model'} uses them: an all-reduce is missing"

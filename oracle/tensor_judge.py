@@ -102,8 +102,8 @@ class TensorJudge:
         if full is None:
             note = f"its shards {', '.join(str(list(p.entry.shape)) for p in pieces[:4])} do not make up {list(target.shape)}"
             flat = any(p.entry.span is not None for p in pieces)
-            if self._twice(pieces, key):
-                return not_compared("unmapped", f"{rank_text(ranks)} hold parts of it twice, and nobody holds the rest", **{**common, "layout": ASTRAY}), []
+            if self._lost(pieces, key):
+                return not_compared("unmapped", f"nobody holds a part of it; what {rank_text(ranks)} hold are other parts", **{**common, "layout": ASTRAY}), []
             return not_compared("shape" if firm and kind in PARAMETERS and not flat else "unmapped", note, **common), []
         theirs = self.reference.array(target)
         if (scale := self.assembler.scale(kind, slot)) != 1.0:
@@ -112,8 +112,9 @@ class TensorJudge:
         allowed = self.reference.tolerance(key, sums, self.mode)
         if kind == "param_after" and sums.error > allowed.absolute and not sums.mismatch:
             sums = self._where_gradients_tell(key, full, theirs, sums)
-            few = telling(as_float(full, target.dtype) - as_float(theirs, target.dtype))  # an update's error may sit in one element
-            if sums.error > allowed.absolute and few < sums.n:
+        if sums.error > allowed.absolute and not sums.mismatch and sums.rounded:
+            few = telling(as_float(full, target.dtype) - as_float(theirs, target.dtype))  # an error in a few elements is as uncertain as a tensor of so few
+            if few < sums.n:
                 allowed = self.reference.tolerance(key, msgspec.structs.replace(sums, n=few), self.mode)
         if kind == "opt_state" and sums.error > allowed.absolute and not sums.mismatch and sums.rounded:
             sums = self._without_gradients_part(key, full, theirs, sums)
@@ -141,8 +142,9 @@ class TensorJudge:
             found = judge(worst, allowed, **common, ranks=wrong, note=note)
         return found, [self._conflict(c, wrong, allowed.absolute / sums.size if sums.size else 0.0, common) for c in apart]
 
-    def _twice(self, pieces: Sequence[Piece], key: Key) -> bool:
-        """Whether every shard is a part of the reference's beyond doubt, and two ranks hold the same part where another one is held by nobody."""
+    def _lost(self, pieces: Sequence[Piece], key: Key) -> bool:
+        """Whether every shard is a part of the reference's beyond doubt and another part is held by nobody: of what goes into the model, or where two
+        ranks hold the same part."""
         target = self.reference.entries[key]
         if key[2] not in ("input", "output") or any(p.places is None or p.addend or not p.firm or p.entry.placement is not None for p in pieces):
             return False
@@ -152,7 +154,7 @@ class TensorJudge:
             if mine.shape != other.shape or float(np.linalg.norm((mine - other).ravel())) > SAME * float(np.linalg.norm(other.ravel())):
                 return False
             held[tuple(i.tobytes() for i in p.places or ())] = other.size
-        return len(held) < len(pieces) and sum(held.values()) < theirs.size
+        return (len(held) < len(pieces) or key[2:4] == ("input", "")) and sum(held.values()) < theirs.size
 
     def _got_more(self, piece: Piece, key: Key) -> bool:
         """Whether a module got more rows in its call than the reference's did: then this call is several of the reference's, or none of them."""

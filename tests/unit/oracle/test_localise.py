@@ -173,3 +173,8 @@ def test_a_setting_is_the_cause_where_it_shows_nowhere_alone() -> None:
 def test_a_moment_that_is_wrong_of_all_parameters_blames_none_of_them() -> None:
     found = culprit(verdict(), verdict(*(tensor("opt_state", f"{name}.w", slot="exp_avg") for name in "abc")))
     assert found is not None and (found.module, found.direction) == ("", "update") and "exp_avg" in found.text
+
+
+def test_a_gradient_of_a_gradient_blames_no_module_that_it_passes() -> None:
+    found = culprit(verdict(), verdict(tensor("grad_output", "b", slot="#1", wrong=False), tensor("grad_input", "b", slot="#1")))
+    assert found is not None and (found.module, found.direction) == ("", "backward") and "past b again" in found.text
