@@ -40,6 +40,8 @@ def culprit(found: Verdict, alone: Verdict, absent: Absent = MappingProxyType({}
     wrong = _believed(found, wrong)
     step = wrong[0].step if wrong else None
     wrong = [t for t in wrong if t.step == step]  # what a later step begins with is wrong already
+    taken = [t for t in wrong if t.kind == "main_grad"]
+    wrong = [t for t in wrong if t.kind not in ACTIVATIONS or not _follows(t, taken)]
     named = next((c for look in _LOOKS if (c := look(found, alone, wrong)) is not None), None)
     named = _not_given(found, named, absent) if named is not None and named.direction in ("forward", "gradient") and not named.decision else named
     begins = found.first
@@ -60,6 +62,12 @@ def _believed(found: Verdict, wrong: Sequence[TensorVerdict]) -> list[TensorVerd
     right = {(t.step, t.call, t.kind, t.name, t.slot): t.tolerance for t in found.tensors if t.verdict in ("ok", "warn") and t.kind in (*ACTIVATIONS, "score")}
     kept = [t for t in wrong if not t.rel_err > right.get((t.step, t.call, t.kind, t.name, t.slot), math.inf)]
     return kept or list(wrong)
+
+
+def _follows(tensor: TensorVerdict, taken: Sequence[TensorVerdict]) -> bool:
+    """Whether a module ran after its gradients were taken: an optimizer that asks for gradients moves parameters between two passes."""
+    own = [t.order for t in taken if not tensor.name or t.name.startswith(f"{tensor.name}.")]
+    return bool(own) and max(own) < tensor.order
 
 
 def _not_given(found: Verdict, named: Culprit, absent: Absent) -> Culprit:

@@ -207,7 +207,8 @@ def ddp(word: str) -> None:
 
 
 CASES = {
-    "masters": Case(masters, ("", "same_start"), {"rank_never_steps": "update:.*", "not_copied_back": "update:.*", "one_not_copied_back": "update:first", "truncated": "update:.*"}),
+    "masters": Case(masters, ("",), {"rank_never_steps": "update:.*", "not_copied_back": "update:.*", "one_not_copied_back": "update:first", "truncated": "update:.*"}),
+    "masters_exact": Case(masters, ("same_start",), reference="same_start"),
     "masters_better": Case(masters_better, ("",), {"rank_never_steps": "update:.*", "not_copied_back": "update:.*", "scaled_gradient": "gradient:"}),
     "sgd": Case(sgd, ("",), {"not_broadcast": "model:.*"}),
     "sgd_steps": Case(sgd, ("",), {"late_no_average": "gradient:", "late_skip": "update:"}, steps=6),

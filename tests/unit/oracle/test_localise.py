@@ -178,3 +178,10 @@ def test_a_moment_that_is_wrong_of_all_parameters_blames_none_of_them() -> None:
 def test_a_gradient_of_a_gradient_blames_no_module_that_it_passes() -> None:
     found = culprit(verdict(), verdict(tensor("grad_output", "b", slot="#1", wrong=False), tensor("grad_input", "b", slot="#1")))
     assert found is not None and (found.module, found.direction) == ("", "backward") and "past b again" in found.text
+
+
+@pytest.mark.parametrize("asked", [True, False])
+def test_what_runs_after_its_gradients_were_taken_follows_from_them(asked: bool) -> None:
+    alone = verdict(tensor("output", "a", call=1), TensorVerdict(kind="main_grad", name="a.w", verdict="bad", order=-1.0 if asked else 5.0))
+    found = culprit(verdict(), alone)
+    assert found is not None and (found.module, found.direction) == ("a", "gradient" if asked else "forward")
