@@ -143,8 +143,8 @@ class TensorJudge:
         return found, [self._conflict(c, wrong, allowed.absolute / sums.size if sums.size else 0.0, common) for c in apart]
 
     def _lost(self, pieces: Sequence[Piece], key: Key) -> bool:
-        """Whether every shard is a part of the reference's beyond doubt and another part is held by nobody: of what goes into the model, or where two
-        ranks hold the same part."""
+        """Whether every shard is a part of the reference's beyond doubt and another part is held by nobody: of what goes into the model, where two
+        ranks hold the same part, or where a rank does not call the module."""
         target = self.reference.entries[key]
         if key[2] not in ("input", "output") or any(p.places is None or p.addend or not p.firm or p.entry.placement is not None for p in pieces):
             return False
@@ -154,7 +154,8 @@ class TensorJudge:
             if mine.shape != other.shape or float(np.linalg.norm((mine - other).ravel())) > SAME * float(np.linalg.norm(other.ravel())):
                 return False
             held[tuple(i.tobytes() for i in p.places or ())] = other.size
-        return (len(held) < len(pieces) or key[2:4] == ("input", "")) and sum(held.values()) < theirs.size
+        some = len(held) < len(pieces) or key[2:4] == ("input", "") or len({p.rank for p in pieces}) < len(self.ranks)
+        return some and sum(held.values()) < theirs.size
 
     def _got_more(self, piece: Piece, key: Key) -> bool:
         """Whether a module got more rows in its call than the reference's did: then this call is several of the reference's, or none of them."""

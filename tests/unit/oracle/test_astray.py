@@ -137,3 +137,28 @@ def test_an_error_in_one_element_has_the_tolerance_of_one(tmp_path: Path, monkey
     found = compare_to(tmp_path / "r", record_ranks(tmp_path / "c", monkeypatch, run, world=1))
     wrong = [t.name for t in found.tensors if t.kind == "main_grad" and t.verdict == "bad"]
     assert wrong == (["last.bias"] if spread else [])
+
+
+class Branches(nn.Module):
+    """Two branches, of which a batch takes one."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.a, self.b = nn.Linear(8, 8), nn.Linear(8, 8)
+
+    def forward(self, x: Any, way: int) -> list[Any]:
+        return [(self.b if way else self.a)(x)]
+
+
+def test_where_a_rank_does_not_call_a_module_the_runs_part(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    torch.manual_seed(1)
+    x, whole = torch.randn(4, 8), Branches()
+    trace_reference(once(whole, x, 0), whole, out=tmp_path / "r", samples=2)
+
+    def run(rank: int) -> tuple[nn.Module, Callable[[], None]]:
+        model = Branches()
+        return model, once(model, x.chunk(2)[rank], rank)
+
+    found = compare_to(tmp_path / "r", record_ranks(tmp_path / "c", monkeypatch, run))
+    assert found.verdict == "different" and found.first is not None and (found.first.name, found.first.layout) == ("a", ASTRAY)
