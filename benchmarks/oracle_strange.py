@@ -1,9 +1,9 @@
 """Is the oracle right about strange programs: those of `benchmarks/strange/`, right and wrong ones?
 
-    python benchmarks/oracle_strange.py [OUT] [--only REGEX] [--no-localise] [--jobs N] [--results FILE]
+    python benchmarks/oracle_strange.py [OUT] [--only REGEX] [--no-localise] [--jobs N] [--results FILE [--resume]] [--write]
 
 Each case is recorded on one rank as the reference, and as often as it has words on several. Right ones are to be `equivalent`
-(`inconclusive` counts apart), wrong ones `different`, with a culprit that the case accepts: `side:module`, or a name. CPU seconds are those of the
+(`inconclusive` counts apart), wrong ones `different`, with a culprit that the case accepts, `side:module`. CPU seconds are those of the
 reference, the candidate, the comparison and localising; ranks are forks of a process that has torch loaded, so imports are not in them.
 """
 
@@ -35,6 +35,8 @@ from proctor.oracle.verdicts import Verdict, failing
 MODELS = ("llama", "gpt2", "bert", "t5", "mixtral", "vit")
 HEAVY = ("accelerate", "peft", "transformers.trainer", *(f"transformers.models.{m}.modeling_{m}" for m in MODELS))  # loaded once
 PROGRAMS = Path(__file__).resolve().parent / "strange"
+DOCS = Path(__file__).resolve().parents[1] / "docs" / "oracle.md"
+BEGIN, END = "<!-- strange -->", "<!-- /strange -->"
 
 
 def cases(warm: Warm, out: Path) -> list[tuple[Path, str, dict[str, Any]]]:
@@ -77,8 +79,8 @@ def judge(reference: Recording, folder: Path, warm: Warm, command: Sequence[str]
 
 
 def accepts(wanted: str, said: str) -> bool:
-    """Whether a case accepts what a report names: `side:module` of a culprit, or a tensor. Without a side any will do."""
-    return any(re.fullmatch(wanted, text) for text in (said, said.partition(":")[2]))
+    """Whether a case accepts what a report blames, `side:module`; a tensor alone is no culprit."""
+    return ":" in said and re.fullmatch(wanted, said) is not None
 
 
 def names(found: Verdict) -> list[str]:
@@ -95,16 +97,21 @@ def main() -> int:
     parser.add_argument("--no-localise", action="store_true")
     parser.add_argument("--jobs", type=int, default=1)
     parser.add_argument("--results", type=Path, help="a line of JSON a run is added to it; figures are those of the last run of each program in it")
+    parser.add_argument("--resume", action="store_true", help="do not run again what has a line in --results")
+    parser.add_argument("--write", action="store_true", help="put the figures into docs/oracle.md")
     parser.add_argument("--verbose", action="store_true")
     args = parser.parse_args()
     out = args.out or Path(tempfile.mkdtemp(prefix="proctor-strange-"))
     out.mkdir(parents=True, exist_ok=True)
     warm, rows = Warm(args.jobs, [m for m in HEAVY if (not args.only or "libraries" in args.only) and importlib.util.find_spec(m.partition(".")[0])]), []
 
+    known = {tuple(json.loads(line)[:3]) for line in args.results.read_text().splitlines()} if args.resume and args.results and args.results.exists() else set()
+
     def one(job: tuple[Path, str, dict[str, Any]]) -> None:
         script, name, case = job
         words = [(w, True) for w in case["right"]] + [(w, False) for w in case["wrong"]]
         words = [(w, right) for w, right in words if re.search(args.only, f"{script.stem} {name} {w}")]
+        words = [(w, right) for w, right in words if (script.stem, name, w) not in known]
         if not words:
             return
         home = out / f"reference-{script.stem}-{name}"
@@ -113,7 +120,7 @@ def main() -> int:
             reference = Recording(home)
         except (ProctorError, OSError) as e:
             print(f"FAILED {script.stem} {name}: reference: {e}", flush=True)
-            rows.append((script.stem, name, "reference", False, "failed", [], False, False, 0.0))
+            rows.append((script.stem, name, "reference", False, "failed", [], False, 0.0))
             return
         for word, right in words:
             began, own = time.monotonic(), time.thread_time()
@@ -130,14 +137,13 @@ def main() -> int:
                     traceback.print_exc()
             wanted = case["wrong"].get(word, "")
             culprit = right or any(accepts(wanted, b) for b in blamed[:1])
-            named = right or any(accepts(wanted, b) for b in blamed)
             good = verdict == ("equivalent" if right else "different")
             cpu_s = warm.cpu_s[home] + warm.cpu_s[folder] + time.thread_time() - own
-            rows.append((script.stem, name, word, right, verdict, blamed, culprit, named, cpu_s))
+            rows.append((script.stem, name, word, right, verdict, blamed, culprit, cpu_s))
             if args.results is not None:
                 with args.results.open("a") as kept:
                     kept.write(json.dumps(rows[-1]) + "\n")
-            mark = "ok   " if good and culprit else "named" if good and named else "NAME " if good else "FALSE" if right else "MISS "
+            mark = "ok   " if good and culprit else "NAME " if good else "FALSE" if right else "MISS "
             print(f"{mark} {script.stem} {name} {word or '-'}: {verdict} {blamed[:3]} {time.monotonic() - began:.1f} s, {cpu_s:.1f} CPU s  {'' if good and not args.verbose else why}", flush=True)
             if found is not None and (args.verbose or (right and not good)):
                 for t in [t for t in found.tensors if failing(t)][:6]:
@@ -162,27 +168,38 @@ def main() -> int:
         if args.out is None:
             shutil.rmtree(out, ignore_errors=True)
     if args.results is not None:
-        rows = list({tuple(r[:3]): r for r in map(json.loads, args.results.read_text().splitlines())}.values())
-    return report(rows)
+        rows = list({tuple(r[:3]): r for r in (*map(json.loads, args.results.read_text().splitlines()), *rows)}.values())
+    text, good = report(sorted(rows, key=lambda r: tuple(r[:3])))
+    print(text)
+    if args.write:
+        write(text)
+    return 0 if good else 1
 
 
-def report(rows: Sequence[Sequence[Any]]) -> int:
-    """Print the figures as a table; returns the exit code."""
-    print("| programs | right | false alarms | not decided | wrong | found | culprit right |")
-    print("|---|---|---|---|---|---|---|")
+def report(rows: Sequence[Sequence[Any]]) -> tuple[str, bool]:
+    """The figures as a table with what they come to, and whether all is as it should be."""
+    lines = ["| programs | right | false alarms | not decided | wrong | found | culprit right |", "|---|---|---|---|---|---|---|"]
     for script in [*sorted({r[0] for r in rows}), ""]:
         here = [r for r in rows if not script or r[0] == script]
         right, wrong = [r for r in here if r[3]], [r for r in here if not r[3]]
         alarms, found = [r for r in right if r[4] == "different"], [r for r in wrong if r[4] == "different"]
         unsure = sum(r[4] not in ("equivalent", "different") for r in right)
-        print(f"| {script or 'all'} | {len(right)} | {len(alarms)} | {unsure} | {len(wrong)} | {len(found)} | {sum(bool(r[6]) for r in found)} |")
-    spent = sorted(r[8] for r in rows if r[8])
-    if spent:
-        print(f"CPU seconds of a comparison with all its runs and localising, without imports: median {spent[len(spent) // 2]:.1f}, worst {spent[-1]:.1f}")
-    for r in rows:
-        if r[4] != ("equivalent" if r[3] else "different") or not r[6]:
-            print(f"not as it should be: {r[0]} {r[1]} {r[2] or '-'}: {r[4]} {r[5][:2]}")
-    return 0 if not alarms and not unsure and len(found) == len(wrong) else 1
+        named = sum(bool(r[6]) for r in found)
+        lines.append(f"| {script or 'all'} | {len(right)} | {len(alarms)} | {unsure} | {len(wrong)} | {len(found)} | {named} |")
+    shares = f"{len(alarms) / max(1, len(right)):.1%} false alarms, {len(found) / max(1, len(wrong)):.1%} found, culprit right in {named / max(1, len(found)):.1%} of those found"
+    spent = sorted(r[7] for r in rows if r[7]) or [0.0]
+    cost = f"median {spent[len(spent) // 2]:.1f}, worst {spent[-1]:.1f}, {sum(s > 60 for s in spent)} over 60"
+    lines += ["", f"{shares}. CPU seconds of a comparison with all its runs and localising, without imports: {cost}."]
+    odd = [r for r in rows if r[4] != ("equivalent" if r[3] else "different") or not r[6]]
+    lines += ["", "Not as it should be:" if odd else "All is as it should be.", *([""] if odd else [])]
+    lines += [f"* {r[0]} {r[1]} {r[2] or '-'}: {r[4]}{f', culprit `{r[5][0]}`' if r[5] else ''}" for r in odd]
+    return "\n".join(lines), not odd
+
+
+def write(text: str) -> None:
+    """Put the figures between the markers of docs/oracle.md."""
+    page = DOCS.read_text()
+    DOCS.write_text(re.sub(f"{re.escape(BEGIN)}.*?{re.escape(END)}", lambda _: f"{BEGIN}\n{text}\n{END}", page, flags=re.DOTALL))
 
 
 if __name__ == "__main__":

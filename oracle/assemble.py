@@ -21,7 +21,7 @@ from proctor.oracle._replicas import Conflict, Shard
 from proctor.oracle.align import PARAMETERS, Calls
 from proctor.oracle.averages import MEAN, averaged
 from proctor.oracle.dtypes import as_float, from_float, is_floating
-from proctor.oracle.locate import FITS, Index, Part, locate, near, take
+from proctor.oracle.locate import FITS, Found, Index, Part, locate, take
 from proctor.oracle.merge import Held, Whole, join, parts, where
 from proctor.oracle.mesh import Layout, Mesh, Shape
 from proctor.oracle.padding import Holder, cropped, filled, own_shape, without
@@ -34,6 +34,7 @@ Array = npt.NDArray[Any]
 
 PARTIAL: Final = "partial sums"
 LIKE_NEIGHBOURS: Final = "as its neighbours"
+PARAMETER_CALL: Final = -1  # the place of parameters among the calls of a module
 REPLICA_AXES: Final = ("dp", "ddp", "fsdp", "hsdp", "dp_replicate", "dp_shard", "dp_replicate_shard", "data", "zero")
 GRADIENTS: Final = ("grad_input", "grad_output")
 ACTIVATIONS: Final = ("input", "output", *GRADIENTS)
@@ -98,6 +99,7 @@ class Assembler:
         self.gradient_scales: dict[int, float] = {}  # by which gradient of several in one call it is
         self.padded: dict[Key, list[Piece]] = {}  # of tensors that were merged: shards with padding
         self._places: dict[tuple[Any, ...], Part] = {}
+        self._otherwise: set[tuple[int, str]] = set()  # modules of ranks that are cut in another way than their namesakes in other layers
         self._extents: dict[tuple[Any, ...], tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]] = {}
 
     @property
@@ -224,9 +226,14 @@ class Assembler:
             if tuple(map(len, places)) == entry.shape:
                 places, kept = cropped(places, target.shape)
                 return Piece(rank, entry, places, label, firm=True, layout=layout, addend=addend, kept=kept)
-        pattern = (rank, LIKE.get(key[2], key[2]), re.sub(r"\d+", "#", key[3]), slots_in(entry.slot)[0] if key[2] in ACTIVATIONS else "",
-                   entry.shape, target.shape, entry.call if target.shape != entry.shape else 0)
+        module = self._module(rank, key)
+        leaf = key[3].rpartition(".")[2] if key[2] in PARAMETERS else slots_in(entry.slot)[0] if key[2] in ACTIVATIONS else ""
+        kind, call = LIKE.get(key[2], key[2]), entry.call if target.shape != entry.shape else 0
+        pattern = (rank, kind, module, leaf, entry.shape, target.shape, call)
         known = self._places.get(pattern)
+        if known is not None and key[2] == "param" and "#" in module and entry.shape != target.shape and self._elsewhere(rank, entry, target, known):
+            self._otherwise.add((rank, _owner(key)))
+            return self.place(rank, entry, key, target)
         if known is not None:
             return Piece(rank, entry, known.places, known.label, firm=True, kept=known.kept)
         if entry.shape == target.shape:
@@ -238,25 +245,49 @@ class Assembler:
         mine, theirs = as_float(self.ranks[rank].array(entry), entry.dtype), self.reference.floats(target)
         mine = mine / self.scale(key[2], key[4])
         found = locate(mine, theirs, padded=True, slices=key[2] in PARAMETERS)
+        own = self._beside(rank, entry, target, module)
+        if found is not None and found.error and own is not None and (off := _off(mine, theirs, own)) < found.error:
+            found = Found(own, off, sure=off < FITS)  # as its parameters are cut, in a way that no block is: a fused projection
         if found is not None and found.sure:
             places, label, kept = self._places[pattern] = found.part
-            for whole, part, along, own in zip(target.shape, entry.shape, places, kept or map(np.arange, entry.shape), strict=True):
-                for module in (_module(key), ""):
-                    self._extents.setdefault((rank, entry.call, module, part, whole), (along, own))
+            call = PARAMETER_CALL if key[2] in PARAMETERS else entry.call
+            for whole, part, along, inside in zip(target.shape, entry.shape, places, kept or map(np.arange, entry.shape), strict=True):
+                for name in (module, ""):
+                    self._extents.setdefault((rank, call, name, part, whole), (along, inside))
             return Piece(rank, entry, places, label, firm=True, kept=kept)
         # Values that say nothing (zeros), or that are wrong: as its neighbours of the same extents lie.
-        for module in (_module(key), ""):
-            held = [
-                (np.arange(part), np.arange(part)) if part == whole else self._extents.get((rank, entry.call, module, part, whole))
-                for whole, part in zip(target.shape, entry.shape, strict=True)
-            ]
-            if all(h is not None for h in held):
-                sure = key[2] in PARAMETERS and bool(module)
-                places, kept = tuple(h[0] for h in held if h is not None), tuple(h[1] for h in held if h is not None)
-                if all(len(k) == n for k, n in zip(kept, entry.shape)):
-                    return Piece(rank, entry, places, LIKE_NEIGHBOURS, firm=sure)
-                return Piece(rank, entry, places, LIKE_NEIGHBOURS, firm=sure or near(take(mine, kept), take(theirs, places)), kept=kept)
+        for name in (module, ""):
+            beside = self._beside(rank, entry, target, name)
+            if beside is not None:
+                sure = key[2] in PARAMETERS and bool(name)
+                firm = sure or (beside.kept is not None and _off(mine, theirs, beside) < FITS)
+                return Piece(rank, entry, beside.places, beside.label, firm=firm, kept=beside.kept)
         return Piece(rank, entry, found.part.places if found is not None else None, found.part.label if found is not None else "", firm=False)
+
+    def _module(self, rank: int, key: Key) -> str:
+        """Of which module a tensor is: layers are cut alike, but for those that are known to be cut otherwise."""
+        path = _owner(key)
+        return path if (rank, path) in self._otherwise else re.sub(r"\d+", "#", path) or "."
+
+    def _elsewhere(self, rank: int, entry: Entry, target: Entry, known: Part) -> bool:
+        """Whether a parameter is another part of the whole than that of the other layers."""
+        mine, theirs = as_float(self.ranks[rank].array(entry), entry.dtype), self.reference.floats(target)
+        if _off(mine, theirs, known) < FITS:
+            return False
+        found = locate(mine, theirs, padded=True, slices=True)
+        return found is not None and found.sure and found.error < FITS
+
+    def _beside(self, rank: int, entry: Entry, target: Entry, module: str) -> Part | None:
+        """Where a shard lies if it lies as what was found of its module does, in this call or of its parameters; "" is any module."""
+        held: list[tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]] = []
+        for whole, part in zip(target.shape, entry.shape, strict=True):
+            calls = (entry.call, PARAMETER_CALL) if part != whole else ()
+            known = next((k for call in calls if (k := self._extents.get((rank, call, module, part, whole))) is not None), None)
+            if part != whole and known is None:
+                return None
+            held.append(known or (np.arange(part), np.arange(part)))
+        places, kept = tuple(h[0] for h in held), tuple(h[1] for h in held)
+        return Part(places, LIKE_NEIGHBOURS, None if all(len(k) == n for k, n in zip(kept, entry.shape)) else kept)
 
     def _known(self, rank: int, entry: Entry, key: Key, target: Entry) -> Iterator[tuple[Layout, Mesh, Mapping[str, int], str, Shape]]:
         """Layouts that are said, each with the coordinates of the rank and the shape of what is cut."""
@@ -310,7 +341,13 @@ def _as(values: Array, dtype: str, wanted: str) -> Array:
     return values if dtype == wanted else from_float(as_float(values, dtype), wanted)
 
 
-def _module(key: Key) -> str:
-    """Of which module a tensor is, layers alike."""
-    path = key[3].rpartition(".")[0] if key[2] in PARAMETERS else key[3]
-    return re.sub(r"\d+", "#", path) or "."
+def _off(mine: Array, theirs: Array, part: Part) -> float:
+    """How far a shard is from a part of the whole, relative to that."""
+    mine, other = mine if part.kept is None else take(mine, part.kept), take(theirs, part.places)
+    size = float(np.linalg.norm(other.ravel()))
+    return float(np.linalg.norm((mine - other).ravel())) / size if size and mine.shape == other.shape else np.inf
+
+
+def _owner(key: Key) -> str:
+    """Of which module a tensor is."""
+    return key[3].rpartition(".")[0] if key[2] in PARAMETERS else key[3]

@@ -6,42 +6,85 @@ gradients after that, the optimizer. Where all gradients, or all updates, are wr
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import math
+from collections.abc import Callable, Mapping, Sequence
+from types import MappingProxyType
 from typing import Final
 
-from proctor.oracle.assemble import GRADIENTS, PARTIAL
+from proctor.oracle.assemble import ACTIVATIONS, GRADIENTS, PARTIAL
 from proctor.oracle.locate import FITS
 from proctor.oracle.scalars import UNCLIPPED
-from proctor.oracle.verdicts import COMPARED, Culprit, TensorVerdict, Verdict, failing, flow
+from proctor.oracle.store import later
+from proctor.oracle.verdicts import ASTRAY, COMPARED, Culprit, TensorVerdict, Verdict, failing, flow
 
 DECISIONS: Final = ("choice", "dropout")
 FORWARD: Final = ("input", "output", "score", *DECISIONS)
 LEAST: Final = 3  # parameters that must be wrong before all of them are blamed at once
 
 
-def culprit(found: Verdict, alone: Verdict) -> Culprit | None:
+Absent = Mapping[tuple[str, str], str]  # place of what a module gets in the reference and not in the candidate, by kind (input, grad_output) and module
+
+
+def culprit(found: Verdict, alone: Verdict, absent: Absent = MappingProxyType({})) -> Culprit | None:
     """Name what is wrong by itself.
 
     Args:
         found: end to end.
         alone: with every module fed the reference's values.
+        absent: what modules do not get.
 
     Returns:
         None where nothing is wrong alone, and nothing says where the runs part.
     """
     wrong = sorted((t for t in alone.tensors if failing(t) or (t.verdict == "unmapped" and t.ratio > 1.0 and t.rel_err < FITS)), key=flow)
+    wrong = _believed(found, wrong)
     step = wrong[0].step if wrong else None
     wrong = [t for t in wrong if t.step == step]  # what a later step begins with is wrong already
+    taken = [t for t in wrong if t.kind == "main_grad"]
+    wrong = [t for t in wrong if t.kind not in ACTIVATIONS or not _follows(t, taken)]
     named = next((c for look in _LOOKS if (c := look(found, alone, wrong)) is not None), None)
+    named = _not_given(found, named, absent) if named is not None and named.direction in ("forward", "gradient") and not named.decision else named
     begins = found.first
     if begins is None or begins.kind not in ("input", "output", *GRADIENTS) or (named is not None and begins.step != step):
         return named
+    if begins.layout == ASTRAY and (named is None or named.direction != "model"):
+        return _between(found, begins)
     if named is not None and _off_alone(alone, begins) and begins.name.startswith(f"{named.module}." if named.module else "") and begins.name != named.module:
         return _between(found, begins)  # inside what is named, and wrong whatever it is fed: nobody knows its layout, so it was not named
     earlier = ("forward", "backward", "model") if begins.kind in GRADIENTS else ("forward", "model")
     if named is not None and named.direction in earlier:
         return named
     return _between(found, begins)  # the runs part before anything that is wrong by itself
+
+
+def _believed(found: Verdict, wrong: Sequence[TensorVerdict]) -> list[TensorVerdict]:
+    """What is wrong alone, without what is right end to end by more than it is off alone: there the values that were given are at fault."""
+    right = {(t.step, t.call, t.kind, t.name, t.slot): t.tolerance for t in found.tensors if t.verdict in ("ok", "warn") and t.kind in (*ACTIVATIONS, "score")}
+    kept = [t for t in wrong if not t.rel_err > right.get((t.step, t.call, t.kind, t.name, t.slot), math.inf)]
+    return kept or list(wrong)
+
+
+def _follows(tensor: TensorVerdict, taken: Sequence[TensorVerdict]) -> bool:
+    """Whether a module ran after its gradients were taken: an optimizer that asks for gradients moves parameters between two passes."""
+    own = [t.order for t in taken if not tensor.name or t.name.startswith(f"{tensor.name}.")]
+    return bool(own) and max(own) < tensor.order
+
+
+def _not_given(found: Verdict, named: Culprit, absent: Absent) -> Culprit:
+    """Not a module that does not get what the reference's gets, but the outermost around it that does not get it either."""
+    if named.direction == "gradient":
+        stops = [m for kind, m in absent if kind == "grad_output"]
+        if not stops or not any(named.module == m or named.module.startswith(f"{m}.") for m in stops):
+            return named
+        text = f"no gradient comes back to {stops[0] or 'the model'}, nor to what is before it: it runs without gradients, or its result is detached"
+        return Culprit(stops[0], "backward", named.source, text, named.ratio)
+    module = named.module
+    if ("input", module) not in absent:
+        return named
+    while module and ("input", around := _around(found, module)) in absent:
+        module = around
+    slot = absent["input", module]
+    return Culprit(module, "forward", named.source, f"{module or 'the model'} is not given {slot or 'an input'}, which the reference's gets", named.ratio)
 
 
 Look = Callable[[Verdict, Verdict, Sequence[TensorVerdict]], Culprit | None]
@@ -71,6 +114,9 @@ def _module(found: Verdict, alone: Verdict, wrong: Sequence[TensorVerdict]) -> C
         if not inside:
             side = "into" if direction == "forward" else "back out of"
             what = f"what goes {side} {first.name or 'the model'} is wrong, and {first.name or 'the model'} itself is not the cause"
+        elif direction == "backward" and later(first.slot):
+            text = f"when gradients come back past {first.name or 'the model'} again, they are not the reference's: what is computed of gradients (a penalty), or a second loss"
+            return Culprit("", direction, first.source, text, first.ratio)
         partial = _partial_before(alone, first, "output" if direction == "forward" else "grad_input")
         if partial is not None:
             text = f"its ranks hold partial sums that nothing puts together before {module or 'the model'} uses them: an all-reduce is missing"
@@ -115,7 +161,7 @@ def _update(found: Verdict, alone: Verdict, wrong: Sequence[TensorVerdict]) -> C
     first = next((t for t in wrong if t.kind in ("opt_state", "param_after")), None)
     if first is None:
         return None
-    every = first.kind == "param_after" and _all_of(alone, first.step, "param_after", "")
+    every = _all_of(alone, first.step, first.kind, first.slot)
     what = f"given the reference's gradient{'s' if every else ''}, the update{'s' if every else ''} of {'all parameters are' if every else f'{first.name} is'} not the reference's"
     if first.kind == "opt_state":
         what += f" (its {first.slot})"
@@ -129,6 +175,18 @@ def _master(found: Verdict, alone: Verdict, wrong: Sequence[TensorVerdict]) -> C
     return Culprit(_owner(first.name), "update", first.source, f"{first.name}: {first.note}", first.ratio) if first is not None else None
 
 
+def _begun_apart(found: Verdict, alone: Verdict, wrong: Sequence[TensorVerdict]) -> Culprit | None:
+    """Replicas that differ before the first step: what follows is right of the values that each rank has."""
+    apart = next((r for r in found.replicas if r.kind == "param"), None)
+    return Culprit(_owner(apart.name), "model", apart.source, f"{apart.name}: {apart.note}", apart.ratio) if apart is not None else None
+
+
+def _setting(found: Verdict, alone: Verdict, wrong: Sequence[TensorVerdict]) -> Culprit | None:
+    """A number that the optimizer is told, where it makes no difference yet."""
+    told = [t for t in _told(found, alone) if t.name not in ("clip_coefficient", "grad_norm", "loss")]
+    return Culprit("", "update", told[0].source, f"what the optimizer is told: {told[0].note}", told[0].ratio) if told else None
+
+
 def _replica(found: Verdict, alone: Verdict, wrong: Sequence[TensorVerdict]) -> Culprit | None:
     apart = next((r for r in found.replicas if r.kind in ("param", "param_after")), None)
     if apart is None:
@@ -137,7 +195,7 @@ def _replica(found: Verdict, alone: Verdict, wrong: Sequence[TensorVerdict]) -> 
     return Culprit(_owner(apart.name), side, apart.source, f"{apart.name}: {apart.note}", apart.ratio)
 
 
-_LOOKS: Final[tuple[Look, ...]] = (_parameter, _module, _buffer, _gradient, _update, _master, _replica)
+_LOOKS: Final[tuple[Look, ...]] = (_parameter, _begun_apart, _module, _buffer, _gradient, _update, _master, _replica, _setting)
 
 
 def _between(found: Verdict, begins: TensorVerdict) -> Culprit:

@@ -53,6 +53,7 @@ from proctor.oracle.verdicts import (
     conclude,
     failing,
     flow,
+    may_begin,
 )
 
 SAMPLED_TENSORS: Final = 4
@@ -184,7 +185,7 @@ class Comparison:
         if found.verdict != "different":
             return found
         # A tensor that nobody has placed never decides, but a difference may begin in it; not beside rows that were placed.
-        failing_ = [t for t in tensors if failing(t) or (t.verdict == "unmapped" and t.ratio > 1.0 and not self._rows.placed(t.step, t.name))]
+        failing_ = [t for t in tensors if failing(t) or (may_begin(t) and not self._rows.placed(t.step, t.name))]
         return msgspec.structs.replace(found, first=min(failing_, key=flow) if found.first is not None else None)
 
     def _with_steps(self, found: Verdict) -> Verdict:

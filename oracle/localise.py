@@ -20,7 +20,7 @@ import numpy as np
 from proctor.errors import OracleError
 from proctor.oracle.assemble import PARTIAL, Piece
 from proctor.oracle.averages import MEAN
-from proctor.oracle.blame import culprit
+from proctor.oracle.blame import Absent, culprit
 from proctor.oracle.budget import Budget
 from proctor.oracle.check import Comparison
 from proctor.oracle.collect.config import key_of
@@ -99,7 +99,7 @@ def _localised(
         again.once("forced", force=str(folder.resolve()), generate=candidate.info.generate)
         forced = Comparison(comparison.reference.recording, candidate, comparison.plan, comparison.mode, run="forced")
         alone = isolate_updates(forced, forced.run())
-        found, note = culprit(report.verdict, alone), ""
+        found, note = culprit(report.verdict, alone, _absent(comparison)), ""
         if found is not None and not found.decision:
             step = next((t.step for t in alone.tensors if failing(t)), 0)
             if budget.left_s() < LEAST_S:
@@ -123,6 +123,15 @@ def _with(report: Report, found: Culprit | None, note: str) -> Report:
 
 def _noting(verdict: Verdict, note: str) -> Verdict:
     return msgspec.structs.replace(verdict, notes=(*verdict.notes, note)) if note else verdict
+
+
+def _absent(comparison: Comparison) -> Absent:
+    """What modules of the reference get in the first step and none of the candidate's does, though it runs."""
+    reference, held = comparison.reference, comparison.assembler.pieces
+    runs = {k[3] for k in held if k[0] == 0 and k[2] == "output"}
+    comes_back = {k[3] for k in held if k[0] == 0 and k[2] == "grad_output"}
+    wanted = [k for k in reference.order if k[:2] == (0, 0) and k[2] in ("input", "grad_output") and k[3] in runs and k not in held]
+    return {(k[2], k[3]): k[4] for k in wanted if k[2] == "input" or k[3] not in comes_back}
 
 
 def _write(comparison: Comparison, folder: Path) -> int:

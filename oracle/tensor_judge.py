@@ -30,6 +30,7 @@ from proctor.oracle.slopes import cuts, flags, slopes
 from proctor.oracle.store import Entry
 from proctor.oracle.tolerance import UNIT_ROUNDOFF, Mode, tolerance
 from proctor.oracle.verdicts import (
+    ASTRAY,
     ReplicaConflict,
     TensorVerdict,
     Word,
@@ -46,6 +47,7 @@ SHORT: Final = ("bfloat16", "float16")  # types whose noise hides an error of on
 # Of a gradient's tolerance by element: below it the update may be noise, through the sign or through Adam's epsilon. The first that
 # leaves half of the tensor; three of 532 correct runs had one element between 10 and 100.
 NOISE_MULTIPLES: Final = (100.0, 10.0)
+SAME: Final = 1e-4  # relative: a shard is this part and no other one
 
 
 class TensorJudge:
@@ -100,6 +102,8 @@ class TensorJudge:
         if full is None:
             note = f"its shards {', '.join(str(list(p.entry.shape)) for p in pieces[:4])} do not make up {list(target.shape)}"
             flat = any(p.entry.span is not None for p in pieces)
+            if self._lost(pieces, key):
+                return not_compared("unmapped", f"nobody holds a part of it; what {rank_text(ranks)} hold are other parts", **{**common, "layout": ASTRAY}), []
             return not_compared("shape" if firm and kind in PARAMETERS and not flat else "unmapped", note, **common), []
         theirs = self.reference.array(target)
         if (scale := self.assembler.scale(kind, slot)) != 1.0:
@@ -108,8 +112,9 @@ class TensorJudge:
         allowed = self.reference.tolerance(key, sums, self.mode)
         if kind == "param_after" and sums.error > allowed.absolute and not sums.mismatch:
             sums = self._where_gradients_tell(key, full, theirs, sums)
-            few = telling(as_float(full, target.dtype) - as_float(theirs, target.dtype))  # an update's error may sit in one element
-            if sums.error > allowed.absolute and few < sums.n:
+        if sums.error > allowed.absolute and not sums.mismatch and sums.rounded:
+            few = telling(as_float(full, target.dtype) - as_float(theirs, target.dtype))  # an error in a few elements is as uncertain as a tensor of so few
+            if few < sums.n:
                 allowed = self.reference.tolerance(key, msgspec.structs.replace(sums, n=few), self.mode)
         if kind == "opt_state" and sums.error > allowed.absolute and not sums.mismatch and sums.rounded:
             sums = self._without_gradients_part(key, full, theirs, sums)
@@ -125,6 +130,10 @@ class TensorJudge:
         apart = [c for c in conflicts if c.rel * sums.size > allowed.absolute or not np.isfinite(c.rel)] if firm else []
         if not apart:
             if conflicts and not firm and not failing(found) and found.verdict != "unmapped":
+                wrong, worst = self._strays(pieces, theirs, allowed.absolute, kind)
+                if wrong and len(wrong) < len(ranks):
+                    found = judge(worst, allowed, **{**common, "layout": ASTRAY}, ranks=wrong, note=f"not on {rank_text(wrong)}")
+                    found = msgspec.structs.replace(found, verdict="unmapped")
                 self.unchecked.append(f"{kind} {name}{slot_text(slot)}: {rank_text(sorted(r for c in conflicts for r in c.minority))} hold another value; whether it is meant to be the whole is not known")
             return found, []
         wrong, worst = self._strays(pieces, theirs, allowed.absolute, kind)
@@ -132,6 +141,21 @@ class TensorJudge:
             note = f"not on {rank_text(wrong)}: replicas differ"
             found = judge(worst, allowed, **common, ranks=wrong, note=note)
         return found, [self._conflict(c, wrong, allowed.absolute / sums.size if sums.size else 0.0, common) for c in apart]
+
+    def _lost(self, pieces: Sequence[Piece], key: Key) -> bool:
+        """Whether every shard is a part of the reference's beyond doubt and another part is held by nobody: of what goes into the model, where two
+        ranks hold the same part, or where a rank does not call the module."""
+        target = self.reference.entries[key]
+        if key[2] not in ("input", "output") or any(p.places is None or p.addend or not p.firm or p.entry.placement is not None for p in pieces):
+            return False
+        theirs, held = self.reference.floats(target), dict[tuple[bytes, ...], int]()
+        for p in pieces:
+            mine, other = as_float(self.assembler.values(p), p.entry.dtype), take(theirs, p.places or ())
+            if mine.shape != other.shape or float(np.linalg.norm((mine - other).ravel())) > SAME * float(np.linalg.norm(other.ravel())):
+                return False
+            held[tuple(i.tobytes() for i in p.places or ())] = other.size
+        some = len(held) < len(pieces) or key[2:4] == ("input", "") or len({p.rank for p in pieces}) < len(self.ranks)
+        return some and sum(held.values()) < theirs.size
 
     def _got_more(self, piece: Piece, key: Key) -> bool:
         """Whether a module got more rows in its call than the reference's did: then this call is several of the reference's, or none of them."""

@@ -38,6 +38,7 @@ Outcome = Literal["equivalent", "different", "inconclusive"]
 EXIT_CODES: Final[dict[str, int]] = {"equivalent": 0, "different": 1, "inconclusive": 3}
 FAILING: Final = frozenset({"bad", "missing", "shape", "nonfinite"})
 COMPARED: Final = frozenset({"ok", "warn", "bad", "no-power", "nonfinite"})
+ASTRAY: Final = "not on every rank"  # layout of a tensor that some ranks hold as the reference does and others do not, though nobody said that they must
 
 # Phases of a step in the order of its dataflow; a tensor of a later one depends on those of the earlier.
 _PHASES: Final = {
@@ -284,6 +285,11 @@ def flow(tensor: TensorVerdict | ReplicaConflict) -> tuple[int, int, float, int]
 def failing(tensor: TensorVerdict) -> bool:
     """Whether it makes the runs different."""
     return tensor.verdict in FAILING
+
+
+def may_begin(tensor: TensorVerdict) -> bool:
+    """Whether a tensor that does not decide is off all the same. Of shards that make up no whole nothing is known, but where ranks hold the same one."""
+    return tensor.verdict == "unmapped" and tensor.ratio > 1.0 and (tensor.layout == ASTRAY or math.isfinite(tensor.rel_err))
 
 
 def conclude(

@@ -30,7 +30,7 @@ class Case:
     Attributes:
         run: gets the word.
         right: words of right variants on several ranks.
-        wrong: words of mistakes, each with a regular expression on the names that a report may blame.
+        wrong: words of mistakes, each with a regular expression on the culprit that is right, `side:module`.
         world: ranks of the candidates.
         steps: optimizer updates that are compared.
         reference: word of the reference.

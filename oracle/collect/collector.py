@@ -32,7 +32,7 @@ from proctor.oracle.collect.flats import Flats
 from proctor.oracle.collect.forced import Supplied
 from proctor.oracle.collect.guard import Guard
 from proctor.oracle.collect.models import Models
-from proctor.oracle.collect.optimizers import Optimizers
+from proctor.oracle.collect.optimizers import Optimizers, asked_for
 from proctor.oracle.collect.progress import Progress
 from proctor.oracle.collect.regions import Regions, anything_compiled, skip_frames
 from proctor.oracle.collect.replayed import Replayed
@@ -113,11 +113,13 @@ class Collector:
             if hasattr(module, "clip_grads_with_norm_"):  # torch 2.6: by a norm that the program put together
                 wrap(module, "clip_grads_with_norm_", self._scaled)
         wrap(torch.optim.Optimizer, "zero_grad", self._zeroed)
+        wrap(nn.Module, "zero_grad", self._zeroed_by_hand)
         wrap(torch.optim.Optimizer, "__init__", self._made_optimizer)
         from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
         for handle in (
             register_optimizer_step_pre_hook(self._guarded(self._before_update)),
+            register_optimizer_step_pre_hook(self.optimizers.asking(self._guarded(self.optimizers.record_gradients))),
             register_optimizer_step_post_hook(self._guarded(self._after_update)),
         ):
             self._attached.hold(handle.remove)
@@ -254,8 +256,7 @@ class Collector:
 
     def _computed_gradients(self) -> None:
         self.progress.backward = True
-        if self.regions.on:
-            self.optimizers.note_versions()
+        self.optimizers.note_versions()
 
     def _hidden_update(self) -> None:
         """See whether an optimizer stepped within compiled code, where its hooks are not called."""
@@ -276,13 +277,24 @@ class Collector:
         self.optimizers.add(optimizer)
 
     def _before_update(self, optimizer: Any, args: Any, kwargs: Any) -> None:
-        self.optimizers.before_update(optimizer)
+        self.progress.stepping.add(id(optimizer))
+        self.optimizers.before_update(optimizer, asks=asked_for(args, kwargs) is not None)
 
     def _after_update(self, optimizer: Any, args: Any, kwargs: Any) -> None:
+        self.progress.stepping.discard(id(optimizer))
         self.optimizers.after_update(optimizer)
 
+    def _updated_by_hand(self) -> None:
+        """See whether the program has moved parameters itself, without an optimizer."""
+        if self.progress.recording() and self._tape.running():
+            self.optimizers.updated_by_hand()
+
+    def _zeroed_by_hand(self, original: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
+        self._guarded(self._updated_by_hand)()
+        return original(*args, **kwargs)
+
     def _zeroed(self, original: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
-        if self.progress.backward:
+        if self.progress.backward and not self.progress.stepping:
             if self.regions.on:
                 self._guarded(self._hidden_update)()
             self.progress.cleared = True
@@ -315,10 +327,14 @@ class Collector:
                 return  # not training yet
             self._discover(module)
         self._hidden_update()
+        self._updated_by_hand()
         if not self.progress.begun:
             self._begin()
         elif self.progress.complete():
-            self.progress.boundary = True
+            if not self.progress.stepped and self.optimizers.tried():
+                self.progress.cleared = False
+            else:
+                self.progress.boundary = True
 
     def _discover(self, called: nn.Module) -> None:
         """Watch the modules of models that were not known."""
@@ -399,6 +415,7 @@ class Collector:
     def _at_exit(self) -> None:
         if self.progress.recording():
             self._hidden_update()
+            self._updated_by_hand()
             # Behind a gradient that no optimizer took there may be an exception: whoever knows the exit code tells.
             self.info.open = self.progress.backward and not self.progress.stepped
             if self.progress.stepped or self.progress.backward:

@@ -24,6 +24,12 @@ from proctor.oracle.collect.tape import Tape
 from proctor.oracle.collect.updates import shaken
 
 
+def asked_for(args: Any, kwargs: Any) -> Callable[[], Any] | None:
+    """The function by which an optimizer that is called so asks for gradients; `None` without one."""
+    closure = kwargs.get("closure", args[1] if len(args) > 1 else None)
+    return closure if callable(closure) else None
+
+
 class Optimizers:
     """The optimizers of a process.
 
@@ -96,8 +102,8 @@ class Optimizers:
 
     # -- updates --------------------------------------------------------------------------------------------
 
-    def before_update(self, optimizer: Any) -> None:
-        """An optimizer is about to step."""
+    def before_update(self, optimizer: Any, *, asks: bool = False) -> None:
+        """An optimizer is about to step; one that `asks` has its gradients computed within."""
         if not self._progress.recording() or not self._tape.running():
             return
         self._flats.find(optimizer)
@@ -105,6 +111,38 @@ class Optimizers:
             self._replayed.before_update(optimizer, self._models.names.parameters)
         for group in optimizer.param_groups:
             self._tape.info.groups.append(settings.group_of(self._progress.step, optimizer, group, self._held_by))
+        if not asks:
+            self.record_gradients(optimizer)
+        if self._supplied.force is not None:
+            self._force_gradients(optimizer, self._supplied.force)
+        if self._noise is not None:
+            self._restores.append(shaken(optimizer, self._noise))
+
+    def asking(self, take: Callable[[Any], None]) -> Callable[[Any, Any, Any], Any]:
+        """A hook before an optimizer's step, which has gradients taken when the step has asked for them.
+
+        Args:
+            take: gets the optimizer; never fails.
+        """
+
+        def before(optimizer: Any, args: Any, kwargs: Any) -> Any:
+            closure = asked_for(args, kwargs)
+            if closure is None or self._progress.over:
+                return None
+
+            def asked() -> Any:
+                loss = closure()
+                if self._progress.recording():
+                    take(optimizer)
+                return loss
+
+            return ((args[0], asked, *args[2:]), kwargs) if len(args) > 1 else (args, {**kwargs, "closure": asked})
+
+        return before
+
+    def record_gradients(self, optimizer: Any) -> None:
+        """Gradients as an optimizer takes them, the first of a step."""
+        for group in optimizer.param_groups:
             for tensor in group["params"]:
                 if tensor in self._flats:
                     self._record_parts(tensor, tensor.grad, "main_grad", "")
@@ -116,10 +154,6 @@ class Optimizers:
                 if grad is not None:
                     self._taken.add(name)
                     self._record(grad, "main_grad", name, "")
-        if self._supplied.force is not None:
-            self._force_gradients(optimizer, self._supplied.force)
-        if self._noise is not None:
-            self._restores.append(shaken(optimizer, self._noise))
 
     def _force_gradients(self, optimizer: Any, force: Forced) -> None:
         """Give the optimizer the reference's gradients, so that its update is judged alone."""
@@ -182,9 +216,31 @@ class Optimizers:
         """Gradients were computed: what changes parameters from now on is an update."""
         self._versions = {id(p): p._version for _, p in self._models.parameters()}
 
+    def _moved(self) -> set[int]:
+        """Parameters that have changed since `note_versions`."""
+        return {id(p) for _, p in self._models.parameters() if p._version != self._versions.get(id(p), p._version)}
+
+    def tried(self) -> bool:
+        """Whether something else than an optimizer has moved what one has: a trial before its step."""
+        moved = self._moved()
+        return any(id(p) in moved for optimizer in self._alive() for group in optimizer.param_groups for p in group["params"])
+
+    def updated_by_hand(self) -> None:
+        """Where there is no optimizer and parameters have moved after a backward pass, that was the update; gradients that are still there are recorded."""
+        progress = self._progress
+        if not progress.backward or progress.stepped or not self._moved():
+            return
+        if any(p in self._flats or id(p) in self._models.names.parameters for o in self._alive() for group in o.param_groups for p in group["params"]):
+            return
+        progress.stepped = True
+        for name, parameter in self._models.parameters():
+            if parameter.grad is not None and name not in self._taken:
+                self._taken.add(name)
+                self._record(parameter.grad, "main_grad", name, "")
+
     def updated_unseen(self) -> None:
         """Make up for updates that no hook told of, by what has changed since `note_versions`."""
-        moved = {id(p) for _, p in self._models.parameters() if p._version != self._versions.get(id(p), p._version)}
+        moved = self._moved()
         for optimizer in self._alive() if moved else ():
             if any(id(p) in moved for group in optimizer.param_groups for p in group["params"]):
                 self.before_update(optimizer)

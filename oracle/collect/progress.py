@@ -1,12 +1,13 @@
 """Where a run is: whether recording has begun or is over, which step it is in, and what has happened in that step.
 
 A step begins with the first training forward after an optimizer's step, or after gradients were cleared following a
-backward pass.
+backward pass: then nothing was updated (a scaler that skips). Where no optimizer has stepped and parameters were moved by
+hand, that is a trial that comes before the update (sharpness-aware minimization); without any optimizer it is the update.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 
 @dataclass
@@ -22,6 +23,7 @@ class Progress:
         backward: gradients were computed in it.
         cleared: … and cleared again.
         boundary: the forward that begins is that of the next step.
+        stepping: optimizers whose step runs, by id: one that asks for gradients (LBFGS) calls the model within it.
     """
 
     begun: bool = False
@@ -32,6 +34,7 @@ class Progress:
     backward: bool = False
     cleared: bool = False
     boundary: bool = False
+    stepping: set[int] = field(default_factory=set)
 
     def recording(self) -> bool:
         """Whether the step is one that is recorded."""
@@ -39,7 +42,7 @@ class Progress:
 
     def complete(self) -> bool:
         """Whether the next training forward is that of another step."""
-        return self.stepped or (self.backward and self.cleared)
+        return not self.stepping and (self.stepped or (self.backward and self.cleared))
 
     def advance(self) -> None:
         """Another step begins."""

@@ -133,3 +133,55 @@ def test_inside_what_is_named_the_module_where_the_runs_part_is_named_if_it_is_o
     ends = Verdict(verdict="different", tensors=(begins, tensor("output", "a")), first=begins)
     found = culprit(ends, verdict(tensor("output", "a.b", wrong=False, **({"verdict": "unmapped", "rel_err": 1.0} if off else {})), tensor("output", "a")))
     assert found is not None and (found.module, found.direction) == (module, "forward")
+
+
+@pytest.mark.parametrize("right", [True, False])
+def test_what_is_right_end_to_end_is_not_believed_to_be_wrong_alone(right: bool) -> None:
+    """The values that were given are at fault, unless the tolerance end to end hides as much."""
+    alone = verdict(tensor("output", "b", rel_err=0.1), tensor("main_grad", "a.w"))
+    found = culprit(verdict(tensor("output", "b", wrong=False, rel_err=1e-7, tolerance=1e-5 if right else 0.2), tensor("main_grad", "a.w")), alone)
+    assert found is not None and (found.module, found.direction) == (("a", "gradient") if right else ("b", "forward"))
+
+
+def test_a_module_that_is_not_given_what_it_should_get_is_no_culprit() -> None:
+    called = [tensor("input", name, wrong=False) for name in ("a", "a.b", "a.b.list.c")]
+    alone = verdict(tensor("output", "a.b.list.c"), *called)
+    found = culprit(verdict(*called), alone, {("input", "a.b.list.c"): "mask", ("input", "a.b"): "mask"})
+    assert found is not None and (found.module, found.direction) == ("a.b", "forward") and "not given mask" in found.text
+    other = culprit(verdict(*called), alone, {("input", "a.b"): "mask"})
+    assert other is not None and other.module == "a.b.list.c"
+
+
+@pytest.mark.parametrize(("stops", "module", "direction"), [("a", "a", "backward"), ("b", "a", "gradient")])
+def test_gradients_that_are_missing_are_missed_where_the_backward_pass_stops(stops: str, module: str, direction: str) -> None:
+    found = culprit(verdict(), verdict(tensor("main_grad", "a.w", verdict="missing")), {("grad_output", stops): ""})
+    assert found is not None and (found.module, found.direction) == (module, direction)
+
+
+def test_replicas_that_begin_apart_come_before_what_follows_from_them() -> None:
+    apart = ReplicaConflict(kind="param", name="b.w", axis="rank", ranks=(1,), majority=(0,), note="a broadcast is missing")
+    found = culprit(verdict(tensor("output", "a"), replicas=(apart,)), verdict(tensor("output", "a")))
+    assert found is not None and (found.module, found.direction) == ("b", "model") and "a broadcast is missing" in found.text
+
+
+def test_a_setting_is_the_cause_where_it_shows_nowhere_alone() -> None:
+    said = tensor("scalar", "beta2_decay", note="beta2_decay -0.5, the reference has -0.8")
+    found = culprit(verdict(said, tensor("param_after", "a.w", step=1)), verdict(tensor("param_after", "a.w", wrong=False)))
+    assert found is not None and (found.module, found.direction) == ("", "update") and "-0.8" in found.text
+
+
+def test_a_moment_that_is_wrong_of_all_parameters_blames_none_of_them() -> None:
+    found = culprit(verdict(), verdict(*(tensor("opt_state", f"{name}.w", slot="exp_avg") for name in "abc")))
+    assert found is not None and (found.module, found.direction) == ("", "update") and "exp_avg" in found.text
+
+
+def test_a_gradient_of_a_gradient_blames_no_module_that_it_passes() -> None:
+    found = culprit(verdict(), verdict(tensor("grad_output", "b", slot="#1", wrong=False), tensor("grad_input", "b", slot="#1")))
+    assert found is not None and (found.module, found.direction) == ("", "backward") and "past b again" in found.text
+
+
+@pytest.mark.parametrize("asked", [True, False])
+def test_what_runs_after_its_gradients_were_taken_follows_from_them(asked: bool) -> None:
+    alone = verdict(tensor("output", "a", call=1), TensorVerdict(kind="main_grad", name="a.w", verdict="bad", order=-1.0 if asked else 5.0))
+    found = culprit(verdict(), alone)
+    assert found is not None and (found.module, found.direction) == ("a", "gradient" if asked else "forward")
