@@ -128,7 +128,8 @@ def judged(reference: Tape, tapes: list[Tape], proof: bool) -> tuple[str, bool, 
     """("", doubles equal, field equal, proved); the first is why nothing could be run."""
     alignment = align(reference, tapes)
     try:
-        doubles = Runs.of(F64(), reference, tapes, alignment)
+        told = Observed(reference, tapes)
+        doubles = Runs.of(F64(), reference, tapes, alignment, (told.reference, told.candidate))
         near = all(o.doubles for o in judge.compared_doubles(doubles, alignment, judge.starting_values(reference)))
         observed, fields = [], []
         for seed in judge.SEEDS[: 2 if proof else 1]:
@@ -137,7 +138,7 @@ def judged(reference: Tape, tapes: list[Tape], proof: bool) -> tuple[str, bool, 
             observed.append(seen)
             assert seen.runs is not None
             fields.append(all(judge.compared_field(seen.runs, alignment).values()))
-        proved = proof and not (found := attempt(reference, tapes, alignment, observed, budget_s=60)).why and not found.open
+        proved = proof and not (found := attempt(reference, tapes, alignment, observed, told, budget_s=60)).why and not found.open
     except Stuck:
         return "ranks wait", False, False, False
     except (ValueError, IndexError, NotImplementedError) as error:

@@ -22,21 +22,28 @@ _LOOK = 64  # elements that are looked up before the whole tensor is
 
 
 class Observed:
-    """What both sides computed in one field: results by (rank, node)."""
+    """What both sides computed in one domain: results by (rank, node), and results in between by (rank, node, number below 0)."""
 
     def __init__(self, reference: Tape, candidate: Sequence[Tape]) -> None:
         self.tapes = list(candidate)
         self.there: dict[tuple[int, int], list[Array]] = {}
         self.here: dict[tuple[int, int], list[Array]] = {}
+        self.between: tuple[dict[tuple[int, int, int], Array], dict[tuple[int, int, int], Array]] = ({}, {})
         self.runs: Runs | None = None
 
-    def reference(self, rank: int, node: int, values: list[Array]) -> None:
+    def reference(self, rank: int, node: int, values: list[Array], first: int) -> None:
         """Called for every node of the reference."""
-        self.there[rank, node] = [v.copy() for v in values]
+        if first < 0:
+            self.between[0][rank, node, first] = values[0].copy()
+        else:
+            self.there[rank, node] = [v.copy() for v in values]
 
-    def candidate(self, rank: int, node: int, values: list[Array]) -> None:
+    def candidate(self, rank: int, node: int, values: list[Array], first: int) -> None:
         """Called for every node of the candidate."""
-        self.here[rank, node] = [v.copy() for v in values]
+        if first < 0:
+            self.between[1][rank, node, first] = values[0].copy()
+        else:
+            self.here[rank, node] = [v.copy() for v in values]
 
     def keep(self, runs: Runs) -> None:
         """The finished runs."""

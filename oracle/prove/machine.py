@@ -6,6 +6,7 @@ transfer and waits later. Nothing here knows what is proved; `Machine.run` leave
 
 from __future__ import annotations
 
+import itertools
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -19,7 +20,7 @@ from proctor.oracle.prove.numbers import written_down
 from proctor.oracle.prove.tape import MARK, READ, Array, Node, Tape, Window, collective
 
 Leaves = Mapping[tuple[int, int], Array]  # (rank, storage) → elements
-Seen = Callable[[int, int, list[Array]], None]
+Seen = Callable[[int, int, list[Array], int], None]
 
 
 class Stuck(Exception):
@@ -53,7 +54,8 @@ class Machine:
         tapes: of all ranks, in order.
         domain: in which it computes.
         leaves: elements of storages that a step begins with, as `leaves.py` names them.
-        seen: is called with rank, node and results of every node that computes floats.
+        seen: is called with rank, node, results and the first one's number, of every node that computes floats. Numbers below 0 are
+            of results in between, from which a meaning computes on.
         named: is called before it with the same, as views that it may put other elements into.
     """
 
@@ -194,11 +196,17 @@ class Machine:
 
     def _tell(self, r: int, at: int, windows: list[Window]) -> None:
         if windows and (self._seen or self._named):
-            views = [self.read(r, w) for w in windows]
-            if self._named:
-                self._named(r, at, views)
-            if self._seen:
-                self._seen(r, at, views)
+            self._show(r, at, [self.read(r, w) for w in windows], 0)
+
+    def _show(self, r: int, at: int, views: list[Array], first: int) -> None:
+        if self._named:
+            self._named(r, at, views, first)
+        if self._seen:
+            self._seen(r, at, views, first)
+
+    def _between(self, r: int, at: int) -> Callable[[Array], None]:
+        numbers = itertools.count(1)
+        return lambda found: self._show(r, at, [found], -next(numbers))
 
     def _meant(self, r: int, rank: _Rank, node: Node, wanted: list[int]) -> list[Array | None]:
         base, many = meanings.base_of(node.op)
@@ -208,6 +216,7 @@ class Machine:
         if means is not None:
             cx = self._cx
             cx.sizes = [w.size if w is not None else () for w in node.outs]
+            cx.inner = self._between(r, rank.at) if self._seen or self._named else None
             cx.recorded = [rank.tape.blocks[v] if v >= 0 else None for v in node.values]
             args = [self._argument(r, rank, node, a) for a in node.args]
             named = {k: self._argument(r, rank, node, a) for k, a in node.kwargs.items() if k not in _IGNORED and a is not None}

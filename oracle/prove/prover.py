@@ -34,10 +34,10 @@ def decide(reference: Tape, candidate: Sequence[Tape], plan: Plan | None = None,
     alignment = align(reference, candidate, plan)
     verdict = Verdict("UNPROVED", ranks=len(candidate), operations=sum(len(t.nodes) for t in (reference, *candidate)))
     try:
-        observed = _judge(verdict, reference, candidate, alignment)
-        if verdict.verdict == "EQUAL" and proof_s > 0:
+        observed, doubles = _judge(verdict, reference, candidate, alignment)
+        if verdict.verdict in ("EQUAL", "CLOSE") and proof_s > 0:
             verdict.seconds["refutation"] = time.monotonic() - began
-            _prove(verdict, reference, candidate, alignment, observed, proof_s)
+            _prove(verdict, reference, candidate, alignment, (observed, doubles), proof_s)
             return verdict
     except Stuck as stuck:
         verdict.verdict, verdict.why = "DIFFERENT", "the ranks wait for each other: their collectives do not match"
@@ -49,8 +49,9 @@ def decide(reference: Tape, candidate: Sequence[Tape], plan: Plan | None = None,
     return verdict
 
 
-def _judge(verdict: Verdict, reference: Tape, candidate: Sequence[Tape], alignment: Alignment) -> list[Observed]:
-    doubles = Runs.of(F64(), reference, candidate, alignment)
+def _judge(verdict: Verdict, reference: Tape, candidate: Sequence[Tape], alignment: Alignment) -> tuple[list[Observed], Observed]:
+    told = Observed(reference, candidate)
+    doubles = Runs.of(F64(), reference, candidate, alignment, (told.reference, told.candidate))
     outputs = judge.compared_doubles(doubles, alignment, judge.starting_values(reference))
     observed, fields = _in_fields(reference, candidate, alignment)
     for output in outputs:
@@ -68,7 +69,7 @@ def _judge(verdict: Verdict, reference: Tape, candidate: Sequence[Tape], alignme
         if wrong or missing:
             _different(verdict, wrong, missing)
             verdict.culprit = Culprit("initial values", said=f"{alignment.strange[0]} holds values that the reference's parameters do not have")
-        return observed
+        return observed, told
     if not outputs:
         verdict.why = "no output of the candidate has a counterpart in the reference"
     elif wrong and opaque:
@@ -86,20 +87,20 @@ def _judge(verdict: Verdict, reference: Tape, candidate: Sequence[Tape], alignme
         law = [o for o in outputs if not o.field]
         if law:
             verdict.culprit = locate(observed, alignment, doubles, law)
-    return observed
+    return observed, told
 
 
-def _prove(verdict: Verdict, reference: Tape, candidate: Sequence[Tape], alignment: Alignment, observed: Sequence[Observed], proof_s: float) -> None:
+def _prove(verdict: Verdict, reference: Tape, candidate: Sequence[Tape], alignment: Alignment, runs: tuple[list[Observed], Observed], proof_s: float) -> None:
     began = time.monotonic()
-    proof = attempt(reference, candidate, alignment, observed, budget_s=proof_s)
+    proof = attempt(reference, candidate, alignment, *runs, budget_s=proof_s)
     verdict.cuts = proof.cuts
     verdict.seconds["proof"] = time.monotonic() - began
     if proof.why or proof.open or verdict.opaque:
         what, name, rank = proof.open[0] if proof.open else ("", "", 0)
-        why = proof.why or (f"not proved: {len(proof.open)} outputs, such as {what} {name} of rank {rank}, need a law" if proof.open else "not proved: there are operators without a meaning")
+        why = proof.why or (f"not proved: {len(proof.open)} outputs, such as {what} {name} of rank {rank}, need a law; formulas part at {proof.parts}" if proof.open else "not proved: there are operators without a meaning")
         verdict.why += f"; {why}"
         return
-    verdict.verdict, verdict.probability = "PROVED", 0.0
+    verdict.verdict, verdict.probability, verdict.culprit = "PROVED", 0.0, None
     verdict.why = f"all {verdict.outputs} outputs are the same formulas ({proof.polynomials} polynomials in {proof.atoms} atoms), for all real parameters"
 
 

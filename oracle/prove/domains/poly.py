@@ -2,8 +2,9 @@
 
 An atom is an input, a function of which nothing is known applied to ids, or a *name*: `Poly.name` puts one atom in the place of
 a polynomial of several terms, up to a factor, once and for all, so formulas stay small; equal polynomials get equal names, and
-nothing is assumed. Laws: a commutative ring; x · 1/x = 1 for products of atoms; √x · √x = x; exp of a sum with logarithms; the
-largest of a set of sets. An equality that needs what a name hides is not found: unproved, never wrong.
+nothing is assumed. Laws: a commutative ring; x · 1/x = 1 for products of atoms; √x · √x = x; exp(x + c · log s) = exp(x) · s^c and
+exp(x + c · max) = exp(x) · exp(max)^c, so that what softmax subtracts cancels; log(exp(x) · s) = x + log s; the largest of a set of
+sets. An equality that needs what a name hides is not found: unproved, never wrong.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from proctor.oracle.prove.tape import Array
 
 Number = int | Fraction
 Terms = tuple[tuple[int, Number], ...]  # (monomial, coefficient), by monomial
-Factors = tuple[tuple[int, int], ...]  # (atom, exponent), by atom
+Factors = tuple[tuple[int, Number], ...]  # (atom, exponent), by atom; only powers of e have exponents that are not whole
 
 ZERO: Final = 0
 NINF: Final = 1
@@ -48,7 +49,7 @@ class Poly:
         self._products: dict[tuple[int, int], int] = {}
         self.atoms: list[tuple[Any, ...]] = []
         self._atom_ids: dict[tuple[Any, ...], int] = {}
-        self._memo: dict[tuple[Any, ...], int] = {}
+        self._parts: dict[int, tuple[Number, int, int]] = {}
         for terms in ((), ((-1, 1),), ((_UNIT, 1),)):  # zero, -inf, one
             self._intern(terms)
 
@@ -184,8 +185,8 @@ class Poly:
         found = self._of({self._monomial(tuple((a, 2 * p) for a, p in self.monomials[m] if not self._is_root(a))): c * c})
         for a, p in self.monomials[m]:
             if self._is_root(a):
-                inner = self.atoms[a][1]
-                for _ in range(abs(p)):
+                inner = self._opened(self.atoms[a][1])
+                for _ in range(int(abs(p))):
                     found = self._times(found, inner if p > 0 else self._inverse(inner))
         return found
 
@@ -203,20 +204,56 @@ class Poly:
         if len(terms) == 1:
             m, c = terms[0]
             return self._of({self._monomial(tuple((a, -p) for a, p in self.monomials[m])): _small(1 / Fraction(c))})
-        c, q = self._projected(x)
-        return self._of({self._monomial(((self._atom(("sum", q)), -1),)): _small(1 / Fraction(c))})
+        c, m, q = self._projected(x)
+        inverse = self._monomial(tuple((a, -p) for a, p in self.monomials[m]))
+        return self._of({self._product(inverse, self._monomial(((self._atom(("sum", q)), -1),))): _small(1 / Fraction(c))})
 
-    def _projected(self, x: int) -> tuple[Number, int]:
-        """A factor and the polynomial without it: its first coefficient becomes 1."""
-        c = self.polys[x][0][1]
-        return (1, x) if c == 1 else (c, self._intern(tuple((m, _small(Fraction(d) / c)) for m, d in self.polys[x])))
+    def _projected(self, x: int) -> tuple[Number, int, int]:
+        """A factor, the product of what all terms have in common, and the polynomial without them: its first coefficient is 1."""
+        found = self._parts.get(x)
+        if found is None:
+            terms = self.polys[x]
+            m = self._common(terms)
+            if m != _UNIT:
+                without = self._monomial(tuple((a, -p) for a, p in self.monomials[m]))
+                terms = tuple(sorted((self._product(n, without), c) for n, c in terms))
+            c = terms[0][1]
+            found = self._parts[x] = c, m, self._intern(terms if c == 1 else tuple((n, _small(Fraction(d) / c)) for n, d in terms))
+        return found
+
+    def _common(self, terms: Terms) -> int:
+        """Atoms that are in all terms, or under all of them, to the power that is nearest to 0."""
+        shared = dict(self.monomials[terms[0][0]])
+        for m, _ in terms[1:]:
+            if not shared:
+                return _UNIT
+            here = dict(self.monomials[m])
+            for atom, power in list(shared.items()):
+                other = here.get(atom, 0)
+                if power * other <= 0:
+                    del shared[atom]
+                elif abs(other) < abs(power):
+                    shared[atom] = other
+        return self._monomial(tuple(sorted(shared.items()))) if shared else _UNIT
 
     def name_of(self, x: int) -> int:
-        """A name for a polynomial of several terms, times its factor."""
+        """A name for a polynomial of several terms, times what they have in common."""
         if x == NINF or len(self.polys[x]) < 2:
             return x
-        c, q = self._projected(x)
-        return self._of({self._monomial(((self._atom(("sum", q)), 1),)): c})
+        c, m, q = self._projected(x)
+        return self._of({self._product(m, self._monomial(((self._atom(("sum", q)), 1),))): c})
+
+    def _opened(self, x: int) -> int:
+        """A polynomial without its name: what `name_of` was given."""
+        terms = self.polys[x]
+        if len(terms) != 1 or x == NINF:
+            return x
+        m, c = terms[0]
+        names = [a for a, p in self.monomials[m] if p == 1 and self.atoms[a][0] == "sum"]
+        if len(names) != 1:
+            return x
+        rest = self._of({self._monomial(tuple((a, p) for a, p in self.monomials[m] if a != names[0])): c})
+        return self._times(rest, self.atoms[names[0]][1])
 
     def each(self, op: Callable[[int], int], a: Array) -> Array:
         """An operation on ids, elementwise."""
@@ -271,26 +308,60 @@ class Poly:
         x = args[0]
         if name == "exp":
             return ONE if x == ZERO else ZERO if x == NINF else self._exponential(x)
-        if (name == "log" and x == ONE) or (name in ("sqrt", "relu", "abs", "tanh", "sin", "erf", "sign") and x == ZERO):
+        if name == "log":
+            return ZERO if x == ONE else NINF if x == ZERO else self._logarithm(x)
+        if name == "maximum":
+            return self._greatest(args)
+        if name in ("sqrt", "relu", "abs", "tanh", "sin", "erf", "sign") and x == ZERO:
             return ZERO
         if name == "sqrt" and x == ONE:
             return ONE
-        return self._single((name, *args))
+        return self._single((name, *(self.name_of(arg) for arg in args)))
 
     def _exponential(self, x: int) -> int:
-        """exp(q + c · log s) = exp(q) · s^c for whole c."""
+        """exp(q + c · log s + d · largest) = exp(q) · s^c · exp(largest)^d."""
         rest: dict[int, Number] = {}
-        factor = ONE
-        for m, c in self.polys[x]:
-            factors = self.monomials[m]
-            if isinstance(c, int) and len(factors) == 1 and factors[0][1] == 1 and self.atoms[factors[0][0]][0] == "log":
-                inner = self.atoms[factors[0][0]][1]
+        factor, todo = ONE, [(m, c) for m, c in self.polys[x]]
+        while todo:
+            m, c = todo.pop()
+            kind, inner = self._alone(m)
+            if kind == "log" and isinstance(c, int):
                 for _ in range(abs(c)):
                     factor = self._times(factor, inner if c > 0 else self._inverse(inner))
+            elif kind == "largest":
+                factor = self._times(factor, self._power_of_e(self._of({m: 1}), c))
+            elif kind == "sum" and any(self._alone(n)[0] in ("log", "largest") for n, _ in self.polys[inner]):
+                todo += [(n, _small(Fraction(c) * d)) for n, d in self.polys[inner]]
             else:
-                rest[m] = c
-        inner = self._of(rest)
-        return self._times(factor, ONE if inner == ZERO else self._single(("exp", inner)))
+                rest[m] = rest.get(m, 0) + c
+        named = self.name_of(self._of(rest))
+        if named == ZERO:
+            return factor
+        m, c = self.polys[named][0]
+        return self._times(factor, self._power_of_e(self._of({m: 1}), c))
+
+    def _alone(self, m: int) -> tuple[str, int]:
+        """(kind, first argument) of a monomial that is one atom."""
+        factors = self.monomials[m] if m >= 0 else ()
+        if len(factors) == 1 and factors[0][1] == 1:
+            atom = self.atoms[factors[0][0]]
+            return atom[0], atom[1] if len(atom) > 1 and isinstance(atom[1], int) else 0
+        return "", 0
+
+    def _power_of_e(self, x: int, c: Number) -> int:
+        return self._intern(((self._monomial(((self._atom(("exp", x)), c),)), 1),))
+
+    def _logarithm(self, x: int) -> int:
+        """log(exp(u)^k · s) = k · u + log s."""
+        m, c = self.polys[self.name_of(x)][0]
+        found, rest = ZERO, []
+        for atom, power in self.monomials[m]:
+            if self.atoms[atom][0] == "exp":
+                found = self._plus(found, self._times(self.atoms[atom][1], self._of({_UNIT: power})))
+            else:
+                rest.append((atom, power))
+        inner = self._of({self._monomial(tuple(rest)): c})
+        return found if inner == ONE else self._plus(found, self._single(("log", inner)))
 
     def largest(self, a: Array, axis: int) -> Array:
         """One atom a set of ids; a set of sets is their union."""
@@ -306,7 +377,7 @@ class Poly:
             if len(inner) == 1 and inner[0][1] == 1 and self.atoms[inner[0][0]][0] == "largest":
                 members.update(self.atoms[inner[0][0]][1:])
             elif x != NINF:
-                members.add(x)
+                members.add(self.name_of(x))
         if len(members) < 2:
             return members.pop() if members else NINF
         return self._single(("largest", *sorted(members)))

@@ -35,12 +35,21 @@ class Floats:
 
 
 class Context:
-    """What a meaning needs: the domain `d`, the shapes of the results, and their recorded integers."""
+    """What a meaning needs: the domain `d`, the shapes of the results, their recorded integers, and who looks at what is in between."""
 
     def __init__(self, domain: Domain) -> None:
         self.d = domain
         self.sizes: list[tuple[int, ...]] = []
         self.recorded: list[Array | None] = []
+        self.inner: Callable[[Array], None] | None = None
+
+    def cut(self, found: Array) -> Array:
+        """A result in between, of which another program may make an operation of its own: it is looked at like a node's."""
+        if self.inner is None:
+            return found
+        found = np.array(found)
+        self.inner(found)
+        return found
 
     def f(self, value: Any) -> Array:
         """An argument as the domain's array."""

@@ -21,8 +21,8 @@ def _axes(v: Array, shape: Any) -> tuple[int, ...]:
 def _layer_norm(cx: Context, x: Any, shape: Any, weight: Any, bias: Any, eps: float) -> Any:
     d, v = cx.d, cx.f(x)
     mean, variance = moments(cx, v, _axes(v, shape), 0)
-    scale = d.inv(d.apply("sqrt", d.add(variance, cx.f(eps))))
-    found = d.mul(d.sub(v, mean), scale)
+    scale = d.inv(d.apply("sqrt", cx.cut(d.add(variance, cx.f(eps)))))
+    found = cx.cut(d.mul(d.sub(v, mean), scale))
     if weight is not None:
         found = d.mul(found, cx.f(weight))
     if bias is not None:
@@ -35,11 +35,11 @@ def _layer_norm_backward(cx: Context, grad: Any, x: Any, shape: Any, mean: Any, 
     d, g, v, s = cx.d, cx.f(grad), cx.f(x), cx.f(scale)
     axes = _axes(v, shape)
     outer = tuple(range(v.ndim - len(shape)))
-    normal = d.mul(d.sub(v, cx.f(mean)), s)
+    normal = cx.cut(d.mul(d.sub(v, cx.f(mean)), s))
     inner = g if weight is None else d.mul(g, cx.f(weight))
     part = cx.f(Fraction(1, math.prod(v.shape[a] for a in axes)))
-    average = d.mul(d.sum(inner, axes, True), part)
-    along = d.mul(d.sum(d.mul(inner, normal), axes, True), part)
+    average = cx.cut(d.mul(d.sum(inner, axes, True), part))
+    along = cx.cut(d.mul(d.sum(d.mul(inner, normal), axes, True), part))
     of_x = d.mul(s, d.sub(d.sub(inner, average), d.mul(normal, along))) if wanted[0] else None
     of_weight = d.sum(d.mul(g, normal), outer) if wanted[1] and weight is not None else None
     of_bias = d.sum(g, outer) if wanted[2] and bias is not None else None
@@ -51,8 +51,8 @@ def _rms_norm(cx: Context, x: Any, shape: Any, weight: Any, eps: float | None) -
     d, v = cx.d, cx.f(x)
     axes = _axes(v, shape)
     part = cx.f(Fraction(1, math.prod(v.shape[a] for a in axes)))
-    power = d.mul(d.sum(d.square(v), axes, True), part)
-    scale = d.inv(d.apply("sqrt", d.add(power, cx.f(1.1920928955078125e-07 if eps is None else eps))))
+    power = cx.cut(d.mul(d.sum(d.square(v), axes, True), part))
+    scale = d.inv(d.apply("sqrt", cx.cut(d.add(power, cx.f(1.1920928955078125e-07 if eps is None else eps)))))
     found = d.mul(v, scale)
     return (found if weight is None else d.mul(found, cx.f(weight))), scale
 
@@ -64,7 +64,7 @@ def _rms_norm_backward(cx: Context, grad: Any, x: Any, shape: Any, scale: Any, w
     part = cx.f(Fraction(1, math.prod(v.shape[a] for a in axes)))
     inner = g if weight is None else d.mul(g, cx.f(weight))
     normal = d.mul(v, s)
-    along = d.mul(d.sum(d.mul(inner, normal), axes, True), part)
+    along = cx.cut(d.mul(d.sum(d.mul(inner, normal), axes, True), part))
     of_x = d.mul(s, d.sub(inner, d.mul(normal, along))) if wanted[0] else None
     outer = tuple(range(v.ndim - len(shape)))
     of_weight = d.sum(d.mul(g, normal), outer) if wanted[1] and weight is not None else None

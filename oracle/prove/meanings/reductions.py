@@ -31,9 +31,9 @@ def _mean(cx: Context, a: Any, dim: Any = None, keepdim: bool = False, dtype: An
 def moments(cx: Context, v: Array, axes: tuple[int, ...], correction: float) -> tuple[Array, Array]:
     """Mean and variance over axes, which are kept."""
     count = math.prod(v.shape[x] for x in axes)
-    mean = cx.d.mul(cx.d.sum(v, axes, True), cx.f(Fraction(1, count)))
-    spread = cx.d.sum(cx.d.square(cx.d.sub(v, mean)), axes, True)
-    return mean, cx.d.mul(spread, cx.f(Fraction(1, max(1, count - int(correction)))))
+    mean = cx.cut(cx.d.mul(cx.d.sum(v, axes, True), cx.f(Fraction(1, count))))
+    spread = cx.d.sum(cx.d.square(cx.cut(cx.d.sub(v, mean))), axes, True)
+    return mean, cx.cut(cx.d.mul(spread, cx.f(Fraction(1, max(1, count - int(correction))))))
 
 
 @meaning("var", "std", "var_mean")
@@ -69,7 +69,7 @@ def _norm(cx: Context, a: Any, order: Any = 2, dim: Any = None, keepdim: bool = 
     if order == math.inf:
         return _along(cx, cx.d.apply("abs", v), axes, bool(keepdim))
     raised = cx.d.square(v) if order == 2 else power(cx, cx.d.apply("abs", v), order)
-    total = cx.d.sum(raised, axes, bool(keepdim)) if v.ndim else raised
+    total = cx.cut(cx.d.sum(raised, axes, bool(keepdim)) if v.ndim else raised)
     if order == 1:
         return total
     return cx.d.apply("sqrt", total) if order == 2 else power(cx, total, 1 / order)
@@ -110,7 +110,7 @@ def _logsumexp(cx: Context, a: Any, dim: Any, keepdim: bool = False) -> Array:
     v = cx.f(a)
     axes = normal_axes(dim, v.ndim)
     top = _along(cx, v, axes, True)
-    found = cx.d.add(top, cx.d.apply("log", cx.d.sum(cx.d.apply("exp", cx.d.sub(v, top)), axes, True)))
+    found = cx.d.add(top, cx.d.apply("log", cx.cut(cx.d.sum(cx.d.apply("exp", cx.d.sub(v, top)), axes, True))))
     return found.reshape(cx.sizes[0])
 
 

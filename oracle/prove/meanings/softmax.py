@@ -23,7 +23,7 @@ def _softmax(cx: Context, x: Any, dim: int, *rest: Any, **named: Any) -> Array:
     v = cx.f(x)
     dim %= v.ndim
     e = cx.d.apply("exp", _shifted(cx, v, dim))
-    return cx.d.mul(e, cx.d.inv(cx.d.sum(e, (dim,), True)))
+    return cx.d.mul(e, cx.d.inv(cx.cut(cx.d.sum(e, (dim,), True))))
 
 
 @meaning("_log_softmax", "log_softmax")
@@ -31,21 +31,21 @@ def _log_softmax(cx: Context, x: Any, dim: int, *rest: Any, **named: Any) -> Arr
     v = cx.f(x)
     dim %= v.ndim
     low = _shifted(cx, v, dim)
-    return cx.d.sub(low, cx.d.apply("log", cx.d.sum(cx.d.apply("exp", low), (dim,), True)))
+    return cx.d.sub(low, cx.d.apply("log", cx.cut(cx.d.sum(cx.d.apply("exp", low), (dim,), True))))
 
 
 @meaning("_softmax_backward_data")
 def _softmax_backward(cx: Context, grad: Any, y: Any, dim: int, dtype: Any = None) -> Array:
     g, v = cx.f(grad), cx.f(y)
     both = cx.d.mul(g, v)
-    return cx.d.sub(both, cx.d.mul(v, cx.d.sum(both, (dim % v.ndim,), True)))
+    return cx.d.sub(both, cx.d.mul(v, cx.cut(cx.d.sum(both, (dim % v.ndim,), True))))
 
 
 @meaning("_log_softmax_backward_data")
 def _log_softmax_backward(cx: Context, grad: Any, y: Any, dim: int, dtype: Any = None) -> Array:
     """exp(y) is e^x over its sum: the exponential of a difference with a logarithm, taken apart."""
     g, v = cx.f(grad), cx.f(y)
-    return cx.d.sub(g, cx.d.mul(cx.d.apply("exp", v), cx.d.sum(g, (dim % v.ndim,), True)))
+    return cx.d.sub(g, cx.d.mul(cx.d.apply("exp", v), cx.cut(cx.d.sum(g, (dim % v.ndim,), True))))
 
 
 def _rows(cx: Context, target: Array, classes: int, ignored: int) -> tuple[Array, Array]:
