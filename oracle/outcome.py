@@ -108,7 +108,7 @@ def departs(found: Compared) -> int | None:
     verdict, whole = found.report.verdict, found.comparison.candidate.info.whole
     apart = [*(t.step for t in verdict.tensors if failing(t)), *(r.step for r in verdict.replicas)]
     first = min(apart, default=0)
-    return first if whole and first not in whole else None
+    return first if whole and first not in whole and first < found.comparison.candidate.info.steps else None
 
 
 def looked_again(found: Compared, compare: Callable[[int], Compared]) -> Compared:

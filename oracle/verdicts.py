@@ -60,6 +60,7 @@ class TensorVerdict(msgspec.Struct, frozen=True, kw_only=True):
         layout: how it lies on the mesh.
         order: place in the dataflow.
         note: in what way it is wrong.
+        phase: as of an entry: `evaluation`, or "" of training.
     """
 
     step: int = 0
@@ -78,6 +79,7 @@ class TensorVerdict(msgspec.Struct, frozen=True, kw_only=True):
     layout: str = ""
     order: float = 0.0
     note: str = ""
+    phase: str = ""
 
 
 class ReplicaConflict(msgspec.Struct, frozen=True, kw_only=True):
@@ -90,7 +92,7 @@ class ReplicaConflict(msgspec.Struct, frozen=True, kw_only=True):
         majority: the others.
         rel_err: largest difference of two of them, relative.
         note: in what way.
-        step, call, slot, source, cls, ratio: as of a tensor; `ratio` is infinite where bit equality was expected.
+        step, call, slot, source, cls, phase, ratio: as of a tensor; `ratio` is infinite where bit equality was expected.
     """
 
     kind: str
@@ -107,6 +109,7 @@ class ReplicaConflict(msgspec.Struct, frozen=True, kw_only=True):
     source: str = ""
     ratio: float = math.inf
     order: float = 0.0
+    phase: str = ""
 
 
 class Culprit(msgspec.Struct, frozen=True):
@@ -277,7 +280,7 @@ def not_compared(word: Word, note: str, *, step: int, call: int, kind: str, name
 
 def flow(tensor: TensorVerdict | ReplicaConflict) -> tuple[int, int, float, int]:
     """Where a tensor stands in the dataflow: its step, phase, order and microbatch."""
-    phase = _PHASES.get(tensor.kind, len(_PHASES))
+    phase = _PHASES.get(tensor.kind, len(_PHASES)) + (len(_PHASES) if tensor.phase else 0)  # a step's evaluation is behind it
     return tensor.step, phase, tensor.order, tensor.call
 
 

@@ -193,10 +193,10 @@ def stacked(word: str) -> None:
 
 MOE = "forward:moe.*"
 CASES = {
-    "replicated": Case(replicated, ("", "by_hand"), {"not_weighted": MOE, "softmax_of_chosen": MOE, "balance_by_rank": ".*(gate|moe).*|backward:", "balance_forgotten": ".*(gate|moe).*|backward:"}),
-    "exchanged": Case(exchanged, ("",), {"experts_not_divided": ".*experts.*", "gate_not_averaged": ".*gate.*", "experts_averaged": ".*experts.*", "order_lost": MOE, "capacity": MOE, "second_choice_lost": MOE}),
-    "sharded": Case(sharded, ("",), {"not_weighted": MOE, "second_choice_lost": MOE, "balance_by_rank": ".*(gate|moe).*|backward:"}),
-    "stacked": Case(stacked, ("",), {"gate_not_copied": "(backward|gradient):(1.*|)", "weights_of_others": "forward:1.*"}),
+    "replicated": Case(replicated, ("", "by_hand"), {"not_weighted": MOE, "softmax_of_chosen": MOE, "balance_by_rank": "(forward|backward):moe", "balance_forgotten": "backward:(moe|)"}),
+    "exchanged": Case(exchanged, ("",), {"experts_not_divided": r"gradient:moe\.experts.*", "gate_not_averaged": r"gradient:moe\.gate", "experts_averaged": r"gradient:moe\.experts.*", "order_lost": MOE, "capacity": MOE, "second_choice_lost": MOE}),
+    "sharded": Case(sharded, ("",), {"not_weighted": MOE, "second_choice_lost": MOE, "balance_by_rank": "(forward|backward):moe"}),
+    "stacked": Case(stacked, ("",), {"gate_not_copied": r"(backward|gradient):1(\.gate)?", "weights_of_others": "forward:1"}),
 }
 if __name__ == "__main__":
     main(CASES)

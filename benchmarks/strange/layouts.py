@@ -145,10 +145,10 @@ def stages(word: str) -> None:
 
 
 CASES = {
-    "columns": Case(columns, ("",), {w: ".*" for w in ("columns_swapped", "input_gradient_not_reduced", "bias_each_rank", "not_reduced", "norm_on_rank_1_scaled")}),
-    "stages": Case(stages, ("", "two"), {"gradient_twice": ".*"}),
-    "dropped": Case(dropped, ("",), {"one_seed": ".*drop"}),
-    "fsdp": Case(fsdp, ("", "all_rows"), {"sum": ".*", "rate": ".*", "clipped": ".*", "outer_not_cut": ".*"}),
+    "columns": Case(columns, ("",), {"columns_swapped": r"(model|forward):0\.up", "input_gradient_not_reduced": r"backward:1(\.norm|\.up)?", "bias_each_rank": r"forward:0(\.down)?", "not_reduced": r"forward:0(\.down)?", "norm_on_rank_1_scaled": r"gradient:0\.norm"}),
+    "stages": Case(stages, ("", "two"), {"gradient_twice": r"(backward|gradient):(layers\.[12])?"}),
+    "dropped": Case(dropped, ("",), {"one_seed": r"forward:0\.drop"}),
+    "fsdp": Case(fsdp, ("", "all_rows"), {"sum": "(gradient|backward):", "rate": "update:", "clipped": "gradient:", "outer_not_cut": "gradient:[03]"}),
 }
 if __name__ == "__main__":
     main(CASES)

@@ -223,17 +223,17 @@ def trainer(word: str) -> None:
 
 WHERE = r".*layers\.1\.input_layernorm.*"
 CASES = {
-    "llama": Case(lambda w: shared("llama", w), ("", "recomputed", "eager"), {"without_ddp": "gradient:", "one_norm_without_gain": r".*model\.layers\.0\.input_layernorm.*|.*norm.*", "other_positions": "forward:.*(rotary_emb|model)", "rope_of_rank": "forward:.*rotary_emb", "epsilon": WHERE}),
-    "gpt2": Case(lambda w: shared("gpt2", w), ("", "recomputed"), {"without_ddp": "gradient:", "other_positions": "forward:.*(wpe|transformer)"}),
-    "bert": Case(lambda w: shared("bert", w), ("", "eager"), {"mask_forgotten": r"forward:.*(attention|bert).*"}),
+    "llama": Case(lambda w: shared("llama", w), ("", "recomputed", "eager"), {"without_ddp": "gradient:", "one_norm_without_gain": r"(model|gradient):model\.layers\.0\.input_layernorm", "other_positions": r"forward:(model|model\.rotary_emb|)", "rope_of_rank": r"forward:model\.rotary_emb", "epsilon": r"forward:model\.layers\.1\.input_layernorm"}),
+    "gpt2": Case(lambda w: shared("gpt2", w), ("", "recomputed"), {"without_ddp": "gradient:", "other_positions": r"forward:(transformer|transformer\.wpe|)"}),
+    "bert": Case(lambda w: shared("bert", w), ("", "eager"), {"mask_forgotten": "forward:(bert|)"}),
     "t5": Case(lambda w: shared("t5", w), ("",), {"without_ddp": "gradient:"}),
-    "mixtral": Case(lambda w: shared("mixtral", w), ("", "recomputed"), {"without_ddp": "gradient:", "fewer_experts": r"forward:.*(gate|mlp|moe).*"}),
+    "mixtral": Case(lambda w: shared("mixtral", w), ("", "recomputed"), {"without_ddp": "gradient:", "fewer_experts": r"forward:model\.layers\.0\.mlp(\.gate)?"}),
     "vit": Case(lambda w: shared("vit", w), ("", "eager"), {"without_ddp": "gradient:"}),
-    "cut": Case(cut, ("",), {"output_bias": r"forward:.*layers\.0\.mlp.*", "rows_by_rank": "forward:.*embed.*", "norms_twice": r"gradient:.*layernorm.*"}),
-    "sharded": Case(sharded, ("",), {"untied": ".*(embed_tokens|lm_head).*"}),
-    "adapted": Case(adapted, ("",), {"alpha": r"forward:.*[qv]_proj.*", "bases_train": r".*q_proj.*", "without_ddp": "gradient:"}),
+    "cut": Case(cut, ("",), {"output_bias": r"forward:model\.layers\.0\.mlp(\.down_proj)?", "rows_by_rank": r"forward:(model|model\.embed_tokens|)", "norms_twice": r"gradient:model\.layers\.[01]\.\w*layernorm"}),
+    "sharded": Case(sharded, ("",), {"untied": r"(model|gradient|forward):(model\.embed_tokens|lm_head)"}),
+    "adapted": Case(adapted, ("",), {"alpha": r"forward:.*layers\.0\.self_attn\.[qv]_proj", "bases_train": r"(gradient|update):.*layers\.[01]\.self_attn\.q_proj(\.base_layer)?", "without_ddp": "gradient:"}),
     "accelerated": Case(accelerated, ("", "at_once"), {"divided_twice": "(backward|gradient):", "plain_backward": "(backward|gradient):", "clipping_forgotten": "gradient:"}),
-    "trainer": Case(trainer, ("", "at_once"), {"rate": "update:.*|lr", "no_clipping": "gradient:", "decay": "update:.*"}),
+    "trainer": Case(trainer, ("", "at_once"), {"rate": "update:", "no_clipping": "gradient:", "decay": "update:"}),
 }
 if __name__ == "__main__":
     main(CASES)

@@ -330,22 +330,22 @@ def rates(word: str) -> None:
 
 UPDATE = ".*"
 CASES = {
-    "lion": Case(lion, ("",), {"beta_swapped": "first.*", "no_sign": "first.*", "decay_missing": "first.*"}),
-    "agc": Case(agc, ("",), {"before_average": "|first.*", "other_dim": "|first.*|last.*"}),
-    "layerwise": Case(layerwise, ("",), {"all_at_once": "", "limit_by_rank": "", "never_averaged": ".*"}),
-    "clipped": Case(clipped, ("", "by_foreach", "two_functions"), {"before_average": "", "forgotten": "", "limit": "", "largest": "", "without_embedding": "|embed.*"}),
-    "sam": Case(sam, ("",), {"local_ascent": ".*", "gradients_added": ".*", "not_back": ".*"}),
-    "lookahead": Case(lookahead, ("",), {"rate": ".*", "rank_1_never": ".*"}, steps=4),
-    "owners": Case(owners, ("",), {"last_has_no_owner": "head.*", "not_sent": ".*", "norm_not_sent": "norm.*", "sent_by_others": ".*"}),
-    "redundancy": Case(redundancy, ("", "buckets"), {"rate": "lr|.*", "decay": ".*", "clipped_by_rank": ".*"}),
-    "adafactor": Case(adafactor, ("",), {"decay": ".*", "embedding_not_averaged": "embed.*"}, steps=2),
-    "lars": Case(lars, ("",), {"trust_of_own_rows": ".*", "norms_too": ".*norm.*|.*bias|first"}),
-    "centralized": Case(centralized, ("",), {"other_dim": "first.*|last.*|"}),
-    "two": Case(two, ("",), {"norm_in_neither": "norm.*", "head_in_both": "head.*", "no_nesterov": ".*"}),
-    "thawing": Case(thawing, ("",), {"late": "first.*"}, steps=4),
-    "packed": Case(packed, ("",), {"one_forgotten": r"layers\.1\.mlp\.up.*", "not_divided": "", "shifted": ".*"}),
-    "closure": Case(closure, ("",), {"not_averaged": ".*"}),
-    "rates": Case(rates, ("",), {"wrong_way_round": ".*", "length_by_ranks": ".*"}, steps=3),
+    "lion": Case(lion, ("",), {"beta_swapped": "update:(first|)", "no_sign": "update:", "decay_missing": "update:"}),
+    "agc": Case(agc, ("",), {"before_average": "gradient:", "other_dim": "gradient:(first|last)"}),
+    "layerwise": Case(layerwise, ("",), {"all_at_once": "gradient:", "limit_by_rank": "gradient:", "never_averaged": "gradient:"}),
+    "clipped": Case(clipped, ("", "by_foreach", "two_functions"), {"before_average": "gradient:", "forgotten": "gradient:", "limit": "gradient:", "largest": "gradient:", "without_embedding": "gradient:(embed|)"}),
+    "sam": Case(sam, ("",), {"local_ascent": "(forward|gradient|update):(first|)", "gradients_added": "gradient:", "not_back": "update:"}),
+    "lookahead": Case(lookahead, ("",), {"rate": "update:", "rank_1_never": "update:"}, steps=4),
+    "owners": Case(owners, ("",), {"last_has_no_owner": "(gradient|update|model):head", "not_sent": "update:", "norm_not_sent": "update:norm", "sent_by_others": "update:"}),
+    "redundancy": Case(redundancy, ("", "buckets"), {"rate": "update:", "decay": "update:", "clipped_by_rank": "gradient:"}),
+    "adafactor": Case(adafactor, ("",), {"decay": "update:", "embedding_not_averaged": "gradient:embed"}, steps=2),
+    "lars": Case(lars, ("",), {"trust_of_own_rows": "update:(first|last|)", "norms_too": "update:(norm|first|last|)"}),
+    "centralized": Case(centralized, ("",), {"other_dim": "gradient:(first|last)"}),
+    "two": Case(two, ("",), {"norm_in_neither": "(gradient|update|model):norm", "head_in_both": "update:head", "no_nesterov": r"update:(place|head|layers\..*|)"}),
+    "thawing": Case(thawing, ("",), {"late": "(gradient|update):first"}, steps=4),
+    "packed": Case(packed, ("",), {"one_forgotten": r"gradient:layers\.1\.mlp\.up", "not_divided": "gradient:", "shifted": "gradient:"}),
+    "closure": Case(closure, ("",), {"not_averaged": "gradient:"}),
+    "rates": Case(rates, ("",), {"wrong_way_round": "update:", "length_by_ranks": "update:"}, steps=3),
 }
 if __name__ == "__main__":
     main(CASES)

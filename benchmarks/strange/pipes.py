@@ -174,12 +174,12 @@ def tied_ends(word: str) -> None:
 
 
 CASES = {
-    "gpipe": Case(gpipe, ("",), {"not_scaled": "(gradient|backward):", "layer_left_out": r".*layers\.[23].*", "layers_swapped": r".*layers\.[01].*|forward:", "labels_of_others": "forward:(Loss|)", "one_stage_clipped": ".*(embed|layers.[01]|place).*|gradient:"}),
-    "1f1b": Case(one_forward_one_backward, ("",), {"not_cleared": ".*", "not_scaled": "(gradient|backward):"}),
+    "gpipe": Case(gpipe, ("",), {"not_scaled": "(gradient|backward):", "layer_left_out": r"(model|forward):layers\.2(\..*)?", "layers_swapped": r"forward:(layers\.[01])?", "labels_of_others": "forward:(Loss|)", "one_stage_clipped": r"gradient:(embed|place|layers\.[01]\..*)"}),
+    "1f1b": Case(one_forward_one_backward, ("",), {"not_cleared": r"gradient:(embed|place|layers\.[01]\..*)", "not_scaled": "(gradient|backward):"}),
     "interleaved": Case(interleaved, ("",), {"not_scaled": "(gradient|backward):", "labels_of_others": "forward:(Loss|)"}),
     "looped": Case(looped, ("",), {"not_scaled": "(gradient|backward):"}),
-    "by_hand": Case(by_hand, ("",), {"not_divided": "(gradient|backward):", "second_gradient_lost": ".*"}),
-    "tied_ends": Case(tied_ends, ("",), {"ends_not_summed": ".*(front|back).*", "ends_averaged": ".*(front|back).*"}),
+    "by_hand": Case(by_hand, ("",), {"not_divided": "(gradient|backward):", "second_gradient_lost": r"backward:(blocks(\.[12])?)?"}),
+    "tied_ends": Case(tied_ends, ("",), {"ends_not_summed": "gradient:(front|back)", "ends_averaged": "gradient:(front|back)"}),
 }
 if __name__ == "__main__":
     main(CASES)

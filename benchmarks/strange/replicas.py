@@ -207,13 +207,13 @@ def ddp(word: str) -> None:
 
 
 CASES = {
-    "masters": Case(masters, ("", "same_start"), {"rank_never_steps": ".*", "not_copied_back": ".*", "one_not_copied_back": "first.weight|first", "truncated": ".*"}),
-    "masters_better": Case(masters_better, ("",), {"rank_never_steps": ".*", "not_copied_back": ".*", "scaled_gradient": ".*"}),
-    "sgd": Case(sgd, ("",), {"not_broadcast": ".*"}),
-    "sgd_steps": Case(sgd, ("",), {"late_no_average": ".*", "late_skip": ".*"}, steps=6),
-    "syncbn": Case(syncbn, ("",), {"momentum": "norm.*", "local_statistics": "norm.*"}),
-    "ema": Case(ema, ("",), {"not_reduced": "1.*", "never_updated": "1.*"}),
-    "ddp": Case(ddp, ("", "whole_batch_each"), {"sum_loss": ".*", "same_rows": ".*", "no_step_on_rank_1": ".*"}),
+    "masters": Case(masters, ("", "same_start"), {"rank_never_steps": "update:.*", "not_copied_back": "update:.*", "one_not_copied_back": "update:first", "truncated": "update:.*"}),
+    "masters_better": Case(masters_better, ("",), {"rank_never_steps": "update:.*", "not_copied_back": "update:.*", "scaled_gradient": "gradient:"}),
+    "sgd": Case(sgd, ("",), {"not_broadcast": "model:.*"}),
+    "sgd_steps": Case(sgd, ("",), {"late_no_average": "gradient:", "late_skip": "update:"}, steps=6),
+    "syncbn": Case(syncbn, ("",), {"momentum": "forward:norm", "local_statistics": "forward:norm"}),
+    "ema": Case(ema, ("",), {"not_reduced": "forward:1", "never_updated": "forward:1"}),
+    "ddp": Case(ddp, ("", "whole_batch_each"), {"sum_loss": "(gradient|backward):", "same_rows": "forward:", "no_step_on_rank_1": "update:"}),
 }
 if __name__ == "__main__":
     main(CASES if "--list" in sys.argv else {**CASES, "crash": Case(crash, (), {"in_forward": "", "after_backward": ""})})

@@ -157,13 +157,13 @@ def adapters(word: str) -> None:
 
 
 CASES = {
-    "wrapped": Case(wrapped, ("", "kept_after_forward", "offloaded"), {"not_averaged": "gradient:", "one_not_averaged": r"gradient:layers\.1.*", "only_layers": "gradient:.*", "clipped_by_rank": "gradient:"}),
+    "wrapped": Case(wrapped, ("", "kept_after_forward", "offloaded"), {"not_averaged": "gradient:", "one_not_averaged": r"gradient:layers\.1\..*", "only_layers": "gradient:(embed|place|norm|head)", "clipped_by_rank": "gradient:"}),
     "tied": Case(lambda word: wrapped("tied" + word), ("",), {"_clipped_by_rank": "gradient:"}),
     "clipped": Case(clipped, ("",), {"clipped_by_rank": "gradient:"}),
     "accumulated": Case(accumulated, ("",), {"never_synced": "gradient:", "not_divided": "(gradient|backward):"}),
     "hybrid": Case(hybrid, ("",), {"replicas_not_reduced": "gradient:"}, world=4),
-    "policy": Case(policy, ("",), {"not_averaged": "gradient:", "rate": "update:.*|lr"}),
-    "adapters": Case(adapters, ("", "layers_only"), {"one_frozen": r".*layers\.0\.attention\.v\.b.*", "merged_twice": r".*layers\.[01]\.attention\.q\.a.*"}),
+    "policy": Case(policy, ("",), {"not_averaged": "gradient:", "rate": "update:"}),
+    "adapters": Case(adapters, ("", "layers_only"), {"one_frozen": r"(gradient|update|model):layers\.0\.attention\.v\.b", "merged_twice": r"update:layers\.[01]\.attention\.q\.a"}),
 }
 if __name__ == "__main__":
     main(CASES)

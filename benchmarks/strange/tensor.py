@@ -331,13 +331,13 @@ def both(word: str) -> None:
 
 
 CASES = {
-    "planned": Case(planned, ("", "head_cut", "mlp_left_whole"), {"output_scaled": r".*layers\.1\.mlp.*", "rows_by_rank": "forward:.*", "plain_parameters_averaged_wrongly": ".*(norm|head).*"}),
-    "sequenced": Case(sequenced, ("",), {"output_scaled": r".*layers\.1\.mlp.*"}),
-    "vocabulary": Case(vocabulary, ("",), {"mask_missing": "embed", "sum_of_own_part": "backward:.*", "input_gradient_not_summed": "backward:(norm|head|)"}),
-    "grouped": Case(grouped, ("",), {"cut_in_one": r"layers\.1.*", "groups_in_turn": r"layers\.1.*", "scale_of_width": r"layers\.1.*", "sees_all": r"layers\.1.*", "bias_by_rank": r"layers\.1.*"}),
-    "context": Case(context, ("",), {"own_part_only": r"layers\.[01]\.attention.*", "gradient_of_own_part": r"layers\.[01]\.attention.*", "mask_from_zero": r"layers\.[01]\.attention.*", "positions_from_zero": "forward:(place|)", "not_averaged": "gradient:"}),
-    "by_sequence": Case(by_sequence, ("",), {"scatter_not_reduced": r"layers\.0.*", "own_part_of_sum": r"layers\.0.*", "norms_not_reduced": r"layers\.[01]\.norm.*", "head_not_reduced": "head.*"}),
-    "both": Case(both, ("",), {"rows_by_tp": ".*", "scaled_by_tp": "backward:|gradient:", "clipped_by_rank": "gradient:"}, world=4),
+    "planned": Case(planned, ("", "head_cut", "mlp_left_whole"), {"output_scaled": r"forward:layers\.1\.mlp(\.down)?", "rows_by_rank": "forward:(embed|)", "plain_parameters_averaged_wrongly": "gradient:(norm|head)"}),
+    "sequenced": Case(sequenced, ("",), {"output_scaled": r"forward:layers\.1\.mlp(\.down)?"}),
+    "vocabulary": Case(vocabulary, ("",), {"mask_missing": "forward:embed", "sum_of_own_part": "backward:", "input_gradient_not_summed": "backward:(norm|head|)"}),
+    "grouped": Case(grouped, ("",), {"cut_in_one": r"(model|forward):layers\.1(\.qkv)?", "groups_in_turn": r"forward:layers\.1", "scale_of_width": r"forward:layers\.1", "sees_all": r"forward:layers\.1", "bias_by_rank": r"forward:layers\.1"}),
+    "context": Case(context, ("",), {"own_part_only": r"forward:layers\.0\.attention", "gradient_of_own_part": r"backward:layers\.1\.attention(\.[kv])?", "mask_from_zero": r"forward:layers\.0\.attention", "positions_from_zero": "forward:(place|)", "not_averaged": "gradient:"}),
+    "by_sequence": Case(by_sequence, ("",), {"scatter_not_reduced": r"backward:layers\.0(\.norm|\.up)?", "own_part_of_sum": r"forward:layers\.0(\.down)?", "norms_not_reduced": r"gradient:layers\.[01]\.norm", "head_not_reduced": "gradient:head"}),
+    "both": Case(both, ("",), {"rows_by_tp": "forward:(embed|)", "scaled_by_tp": "(backward|gradient):", "clipped_by_rank": "gradient:"}, world=4),
 }
 if __name__ == "__main__":
     main(CASES)

@@ -165,13 +165,13 @@ def schedule(word: str) -> None:
 
 
 CASES = {
-    "lora": Case(lora, ("", "replicated"), {"one_adapter_left_out": "first.*", "scaled": ".*"}),
-    "accumulation": Case(accumulation, ("", "one"), {"not_divided": ".*", "cleared_between": ".*"}),
-    "muon": Case(muon, ("",), {"fewer_iterations": ".*", "no_scale": "first.*|norm.*|last.*", "not_averaged": ".*"}),
-    "clipping": Case(clipping, ("",), {"summed_over_replicas": "", "before_average": ".*", "twice": ""}),
-    "by_value": Case(by_value, ("",), {"each_rank": ".*"}),
-    "autocast": Case(autocast, ("",), {"unscaled_wrongly": "", "overflow_skipped_on_rank_1": ".*"}),
-    "schedule": Case(schedule, ("",), {"stepped_twice": "lr|.*", "decay": ".*", "decay_of_norms": ".*"}, steps=3),
+    "lora": Case(lora, ("", "replicated"), {"one_adapter_left_out": "(gradient|update|model):first", "scaled": "(backward|gradient):"}),
+    "accumulation": Case(accumulation, ("", "one"), {"not_divided": "(backward|gradient):", "cleared_between": "(forward|gradient|update):"}),
+    "muon": Case(muon, ("",), {"fewer_iterations": "update:(first|last|)", "no_scale": "update:first", "not_averaged": "gradient:"}),
+    "clipping": Case(clipping, ("",), {"summed_over_replicas": "gradient:", "before_average": "gradient:", "twice": "gradient:"}),
+    "by_value": Case(by_value, ("",), {"each_rank": "gradient:"}),
+    "autocast": Case(autocast, ("",), {"unscaled_wrongly": "gradient:", "overflow_skipped_on_rank_1": "update:"}),
+    "schedule": Case(schedule, ("",), {"stepped_twice": "update:", "decay": "update:(first|last|)", "decay_of_norms": "update:(norm|first|last|)"}, steps=3),
 }
 if __name__ == "__main__":
     main(CASES)

@@ -41,7 +41,7 @@ from proctor.oracle.collect.running import Place, Running
 from proctor.oracle.collect.tape import Tape
 from proctor.oracle.collect.taps import recomputing
 from proctor.oracle.frameworks import framework_of
-from proctor.oracle.store import Draw
+from proctor.oracle.store import EVALUATION, Draw
 
 
 class Collector:
@@ -174,7 +174,20 @@ class Collector:
             except BaseException:
                 self._crossings.running.abandon()
                 raise
+        if self._evaluates(module):
+            try:
+                return self._deciding(original, module, *args, **kwargs)
+            except BaseException:
+                self._crossings.running.abandon()
+                raise
         return self._crossings.call(original, module, *args, **kwargs)
+
+    def _evaluates(self, module: nn.Module) -> bool:
+        """Whether a forward without gradients begins, of a model that trains."""
+        progress = self.progress
+        if self._inside() or progress.trial or not progress.recording() or torch.is_grad_enabled() or recomputing():
+            return False
+        return self.models.knows(module)
 
     def _deciding(self, original: Callable[..., Any], module: nn.Module, /, *args: Any, **kwargs: Any) -> Any:
         """An outermost call, whose decisions are seen; in compiled code nothing of ours may stand, so only that it draws is."""
@@ -373,15 +386,22 @@ class Collector:
             self.info.notes.append(f"step {self.progress.step}: gradients were cleared without an optimizer's step")
         self.optimizers.record_after()
         self._buffers.record_after()
+        self._count_evaluations()
         self.progress.advance()
         self._crossings.next_step()
         self.optimizers.next_step()
         self._decisions.next_step()
         self._losses = 0
-        if self.progress.step >= self.config.steps:
+        if self.progress.step >= self.config.steps and (self.info.evaluated or not self.config.until_evaluation):
             self._finish(done=True)
+        elif self.progress.step >= self.config.steps:
+            self._tape.waits = True
         else:
             self._tape.flush()
+
+    def _count_evaluations(self) -> None:
+        if counts := self._crossings.evaluated():
+            self.info.evaluated[self.progress.step] = counts
 
     def _at_exit(self) -> None:
         if self.progress.recording():
@@ -391,6 +411,7 @@ class Collector:
             if self.progress.stepped or self.progress.backward:
                 self.optimizers.record_after()
                 self._buffers.record_after()
+                self._count_evaluations()
                 self.progress.step += 1
             self._finish(done=True)
 
@@ -398,6 +419,8 @@ class Collector:
         self.progress.over = True
         self.remove()
         self.info.steps, self.info.done = self.progress.step, done
+        self.info.groups = [g for g in self.info.groups if g.step < self.config.steps]
+        self.info.clips = [c for c in self.info.clips if c.step < self.config.steps]
         self.info.fp8 = sorted(self._tape.fp8)
         self.info.busy = self._crossings.busy()
         self.info.compiled = sorted(self.regions.names)
@@ -420,12 +443,15 @@ class Collector:
 
     def told(self, place: Place, kind: str, slot: str, own: torch.Tensor) -> torch.Tensor | None:
         """The reference's choice, or mask, in the place of a module's own."""
-        choices = self._supplied.choices
+        choices = self._supplied.choices if not place.evaluation else None
         return choices(self.progress.step, kind, place.name, slot, place.call, own) if choices is not None else None
 
     def drawn(self, place: Place, slot: str, p: float, digest: str) -> None:
         """Note that elements are dropped."""
-        self.info.draws.append(Draw(self.progress.step, place.call, place.name, slot, p, digest, place.again))
+        if self._tape.waits and not place.evaluation:
+            return
+        phase = EVALUATION if place.evaluation else ""
+        self.info.draws.append(Draw(self.progress.step, place.call, place.name, slot, p, digest, place.again, phase))
 
     def unseen(self) -> contextlib.AbstractContextManager[None]:
         """Around what is no operation of the program."""

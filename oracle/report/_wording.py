@@ -42,7 +42,7 @@ def kind(tensor: TensorVerdict | ReplicaConflict) -> str:
 
 def short_kind(tensor: TensorVerdict | ReplicaConflict) -> str:
     """The same for a column of a table."""
-    words = _SHORT.get(tensor.kind, tensor.kind)
+    words = _SHORT.get(tensor.kind, tensor.kind) + (f" in {clean(tensor.phase, 20)}" if tensor.phase else "")
     return f"{words} {tensor.slot}" if tensor.slot else words
 
 
@@ -54,7 +54,9 @@ def module(tensor: TensorVerdict | ReplicaConflict) -> str:
 
 
 def when(tensor: TensorVerdict | ReplicaConflict) -> str:
-    """`step 0, microbatch 1`."""
+    """`step 0, microbatch 1`, `evaluation of step 0, forward 1`."""
+    if tensor.phase:
+        return f"{clean(tensor.phase, 20)} of step {tensor.step}, forward {tensor.call}"
     return f"step {tensor.step}" + (f", microbatch {tensor.call}" if tensor.kind not in _OF_PARAMETERS and tensor.kind != "scalar" else "")
 
 

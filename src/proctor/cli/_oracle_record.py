@@ -40,6 +40,10 @@ def add_recording(parser: argparse.ArgumentParser, dropout: Sequence[str] = ("ke
     """Declare how commands are recorded."""
     parser.add_argument("--plan", metavar="PLAN", help="how parameters and activations are cut (TOML); found by content without one")
     parser.add_argument("--steps", metavar="K", type=int, default=1, help="optimizer steps to record (default 1)")
+    parser.add_argument(
+        "--evaluations", metavar="N", type=int, default=4, help="forwards without gradients to record in each step, which are compared apart from training (default 4; 0: none)"
+    )
+    parser.add_argument("--until-evaluation", action="store_true", help="where the recorded steps have none, run on until the first evaluation and compare that too")
     parser.add_argument("--samples", metavar="N", type=int, default=4, help="runs with noise of a job of one rank (default 4)")
     parser.add_argument(
         "--generate", metavar="SEED", type=int, nargs="?", const=0, help="generate parameters by name instead of taking the program's own"
@@ -72,8 +76,8 @@ def record(
     from proctor.oracle.plan_toml import plan_of
     from proctor.oracle.record import Recorder, dropout_of
 
-    if args.steps < 1 or args.samples < 0 or args.timeout <= 0:
-        raise UsageError("--steps must be at least 1, --samples at least 0, --timeout more than 0")
+    if args.steps < 1 or args.samples < 0 or args.evaluations < 0 or args.timeout <= 0:
+        raise UsageError("--steps must be at least 1, --samples and --evaluations at least 0, --timeout more than 0")
     plan = plan_of(args.plan)
     given: dict[str, Any] = {  # Any: keyword arguments
         "steps": args.steps,
@@ -84,7 +88,7 @@ def record(
         "overwrite": overwrite,
         "reference": reference,
         "eager": args.eager,
-        "options": {"generate": generate, "dropout": dropout_of(args.dropout, trusted=reference)},
+        "options": {"generate": generate, "dropout": dropout_of(args.dropout, trusted=reference), "evaluations": args.evaluations, "until_evaluation": args.until_evaluation},
     }
     return Recorder(out, command, **{**given, **more}).record()
 
