@@ -174,6 +174,8 @@ class Draw(msgspec.Struct, frozen=True):
         mask: digest of what was drawn, "" where that is not known.
         recompute: while activations were computed again.
         phase: as of an entry.
+        shape: of the local tensor that is dropped from.
+        begins: digest of the generator's state before it drew.
     """
 
     step: int
@@ -184,6 +186,8 @@ class Draw(msgspec.Struct, frozen=True):
     mask: str = ""
     recompute: bool = False
     phase: str = ""
+    shape: tuple[int, ...] = ()
+    begins: str = ""
 
 
 class ProcessInfo(msgspec.Struct):

@@ -446,12 +446,12 @@ class Collector:
         choices = self._supplied.choices if not place.evaluation else None
         return choices(self.progress.step, kind, place.name, slot, place.call, own) if choices is not None else None
 
-    def drawn(self, place: Place, slot: str, p: float, digest: str) -> None:
+    def drawn(self, place: Place, slot: str, p: float, digest: str, shape: tuple[int, ...], begins: str) -> None:
         """Note that elements are dropped."""
         if self._tape.waits and not place.evaluation:
             return
         phase = EVALUATION if place.evaluation else ""
-        self.info.draws.append(Draw(self.progress.step, place.call, place.name, slot, p, digest, place.again, phase))
+        self.info.draws.append(Draw(self.progress.step, place.call, place.name, slot, p, digest, place.again, phase, shape, begins))
 
     def unseen(self) -> contextlib.AbstractContextManager[None]:
         """Around what is no operation of the program."""
