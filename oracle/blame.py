@@ -66,7 +66,7 @@ def _module(found: Verdict, alone: Verdict, wrong: Sequence[TensorVerdict]) -> C
             said = f"{first.name or 'the model'}{' chooses otherwise' if first.kind == 'choice' else ''}: {first.note}"
             return Culprit(first.name, direction, first.source, said, first.ratio, decision=first.kind)
         inside = first.kind in ("output", "grad_input", "score")
-        module = first.name if inside else _around(alone, first.name)
+        module = first.name if inside else around(alone, first.name)
         what = "gives another result" if direction == "forward" else "gives another gradient of its input"
         if not inside:
             side = "into" if direction == "forward" else "back out of"
@@ -149,7 +149,7 @@ def _between(found: Verdict, begins: TensorVerdict) -> Culprit:
         return Culprit(begins.name, side, begins.source, text, begins.ratio)
     what = "what goes into" if side == "forward" else "what comes back to"
     text = f"{what} {begins.name or 'the model'} is not the reference's{f': {begins.note}' if begins.note else ''}"
-    return Culprit(_around(found, begins.name), side, begins.source, text, begins.ratio)
+    return Culprit(around(found, begins.name), side, begins.source, text, begins.ratio)
 
 
 def _off_alone(alone: Verdict, begins: TensorVerdict) -> bool:
@@ -159,7 +159,7 @@ def _off_alone(alone: Verdict, begins: TensorVerdict) -> bool:
     return same is not None and same.verdict == "unmapped" and same.ratio > 1.0
 
 
-def _around(found: Verdict, module: str) -> str:
+def around(found: Verdict, module: str) -> str:
     """The module whose forward calls a module: the nearest around it that is called itself, which lists of modules are not."""
     called = {t.name for t in found.tensors if t.kind in ("input", "output")}
     while module:

@@ -133,6 +133,7 @@ class Comparison:
         self.unchecked += [*buffers.unchecked, *self._tensors.unchecked]
         evaluated = judge_evaluations(self)
         self._not_seen(tensors)
+        self.notes += evaluated.notes
         self.unchecked += [text for text in evaluated.unchecked if text.partition(": ")[2] not in self.unchecked]
         return self._conclude([*tensors, *evaluated.tensors], [*replicas, *evaluated.replicas])
 

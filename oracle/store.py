@@ -66,6 +66,7 @@ DTYPES: Final = tuple(name for _, name in _RAW.values())  # what can be recorded
 
 
 EVALUATION: Final = "evaluation"
+FORWARD: Final = "forward"  # … of a program that is looked at for its forwards alone
 LATER: Final = "#"  # before the number of a further gradient that comes back past one edge in one call
 
 
@@ -224,6 +225,7 @@ class RunInfo(msgspec.Struct):
     Attributes:
         dropout: as of `CollectConfig`; "" in older recordings, which left it alone.
         replayed: digest of the reference's choices that the run `replayed` was given.
+        forward: only forwards were recorded, in steps between two changes of the weights.
         whole: steps of which everything was recorded; of the others parameters, gradients, buffers and choices; () all.
     """
 
@@ -240,6 +242,7 @@ class RunInfo(msgspec.Struct):
     dropout: str = ""
     replayed: str = ""
     whole: list[int] = []
+    forward: bool = False
 
 
 class RankRecord:

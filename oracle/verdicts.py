@@ -41,7 +41,7 @@ COMPARED: Final = frozenset({"ok", "warn", "bad", "no-power", "nonfinite"})
 
 # Phases of a step in the order of its dataflow; a tensor of a later one depends on those of the earlier.
 _PHASES: Final = {
-    "param": 0, "buffer": 0, "input": 1, "output": 1, "score": 1, "choice": 1, "dropped": 1, "mask": 1, "dropout": 1, "buffer_after": 2, "grad_output": 3, "grad_input": 3, "main_grad": 4, "scalar": 4, "opt_state": 5, "param_after": 6,
+    "weight": 0, "logprob": 1, "param": 0, "buffer": 0, "input": 1, "output": 1, "score": 1, "choice": 1, "dropped": 1, "mask": 1, "dropout": 1, "buffer_after": 2, "grad_output": 3, "grad_input": 3, "main_grad": 4, "scalar": 4, "opt_state": 5, "param_after": 6,
 }  # fmt: skip
 
 

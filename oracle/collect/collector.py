@@ -30,6 +30,7 @@ from proctor.oracle.collect.crossings import Crossings
 from proctor.oracle.collect.decisions import Decisions
 from proctor.oracle.collect.flats import Flats
 from proctor.oracle.collect.forced import Supplied
+from proctor.oracle.collect.forwards import Forwards
 from proctor.oracle.collect.guard import Guard
 from proctor.oracle.collect.models import Models
 from proctor.oracle.collect.optimizers import Optimizers
@@ -82,6 +83,7 @@ class Collector:
             next_step=self._next_step,
         )
         self._attached.hold(self._crossings.close)
+        self._forwards = Forwards(self) if config.forward else None
         self._losses = 0
         self._hidden = False  # the model's forward is compiled as a part of something else
         if self.regions.on:
@@ -165,7 +167,9 @@ class Collector:
 
     def _called(self, original: Callable[..., Any], module: nn.Module, /, *args: Any, **kwargs: Any) -> Any:
         progress = self.progress
-        if not self._inside() and not progress.over and not progress.trial and torch.is_grad_enabled() and not recomputing():
+        if self._forwards is not None and not self._inside() and not progress.over and not recomputing():
+            self._guarded(self._forwards.outermost)(module)
+        elif not self._inside() and not progress.over and not progress.trial and torch.is_grad_enabled() and not recomputing():
             self._guarded(self._outermost)(module)
             if self._replayed is not None and progress.recording() and not progress.boundary:
                 self._guarded(self._replayed.call)(args, kwargs)
@@ -185,7 +189,7 @@ class Collector:
     def _evaluates(self, module: nn.Module) -> bool:
         """Whether a forward without gradients begins, of a model that trains."""
         progress = self.progress
-        if self._inside() or progress.trial or not progress.recording() or torch.is_grad_enabled() or recomputing():
+        if self._inside() or progress.trial or not progress.recording() or recomputing() or (torch.is_grad_enabled() and self._forwards is None):
             return False
         return self.models.knows(module)
 
@@ -224,6 +228,8 @@ class Collector:
 
     def _backwards(self, original: Callable[..., Any], /, tensors: Any, *args: Any, **kwargs: Any) -> Any:
         progress, ops = self.progress, self._crossings.ops
+        if self._forwards is not None:
+            return original(tensors, *args, **kwargs)
         if self.regions.on and not progress.over and not progress.trial and (self._hidden or not progress.begun):
             result = original(tensors, *args, **kwargs)
             self._guarded(self._hidden_backward)()
@@ -278,10 +284,12 @@ class Collector:
         self.optimizers.add(optimizer)
 
     def _before_update(self, optimizer: Any, args: Any, kwargs: Any) -> None:
-        self.optimizers.before_update(optimizer)
+        if self._forwards is None:
+            self.optimizers.before_update(optimizer)
 
     def _after_update(self, optimizer: Any, args: Any, kwargs: Any) -> None:
-        self.optimizers.after_update(optimizer)
+        if self._forwards is None:
+            self.optimizers.after_update(optimizer)
 
     def _zeroed(self, original: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
         if self.progress.backward:
@@ -293,7 +301,7 @@ class Collector:
     def _clipped(self, original: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
         args, kwargs = self._unclipped(args, kwargs)
         norm = original(*args, **kwargs)
-        if self.progress.recording() and isinstance(norm, torch.Tensor):
+        if self.progress.recording() and self._forwards is None and isinstance(norm, torch.Tensor):
             self._guarded(self.optimizers.after_clipping)(norm, args, kwargs)
         return norm
 
@@ -303,10 +311,30 @@ class Collector:
 
     def _unclipped(self, args: Any, kwargs: Any) -> tuple[Any, Any]:
         """Gradients are about to be clipped; returns the arguments, of which nothing is read up."""
-        if self.progress.recording():
+        if self.progress.recording() and self._forwards is None:
             args, kwargs = settings.listed(args, kwargs)
             self._guarded(self.optimizers.before_clipping)(args[0] if args else kwargs.get("parameters"))
         return args, kwargs
+
+    # -- forwards alone -------------------------------------------------------------------------------------
+
+    def begin_with(self, module: nn.Module) -> None:
+        """A model runs for the first time, in a program that is looked at for its forwards."""
+        if any(True for _ in module.parameters()):
+            self._discover(module)
+            self._begin()
+
+    def synchronised(self) -> None:
+        """The weights are other ones than in the forward before."""
+        self._count_evaluations()
+        self.progress.advance()
+        self._crossings.next_step()
+        self._decisions.next_step()
+        if self.progress.step >= self.config.steps:
+            self._finish(done=True)
+        else:
+            self.optimizers.record_before()
+            self._tape.flush()
 
     # -- steps ----------------------------------------------------------------------------------------------
 
@@ -408,6 +436,9 @@ class Collector:
             self._hidden_update()
             # Behind a gradient that no optimizer took there may be an exception: whoever knows the exit code tells.
             self.info.open = self.progress.backward and not self.progress.stepped
+            if self._forwards is not None:
+                self._count_evaluations()
+                self.progress.step += 1
             if self.progress.stepped or self.progress.backward:
                 self.optimizers.record_after()
                 self._buffers.record_after()

@@ -57,7 +57,7 @@ class Crossings:
         guard: Guard,
         next_step: Callable[[], None],
     ) -> None:
-        self.running = Running()
+        self.running = Running(training=not config.forward)
         self.ops: OpRecorder | None = None
         self._progress, self._tape, self._supplied, self._regions = progress, tape, supplied, regions
         self._guard, self._next_step = guard, next_step

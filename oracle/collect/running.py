@@ -21,6 +21,9 @@ class Place(NamedTuple):
 class Running:
     """The calls of watched modules.
 
+    Args:
+        training: forwards with gradients are no evaluations.
+
     Attributes:
         stack: those that have not returned, the innermost last.
         depth: of calls that are not computed again.
@@ -29,7 +32,8 @@ class Running:
         forwards: how many of those were outermost.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, *, training: bool = True) -> None:
+        self._training = training
         self.stack: list[Place] = []
         self.depth = 0
         self.evaluating = False
@@ -50,7 +54,7 @@ class Running:
         """
         again = recomputing()
         if not self.depth and not again:
-            self.evaluating = not torch.is_grad_enabled()
+            self.evaluating = not (self._training and torch.is_grad_enabled())
             self.forwards += self.evaluating
         counts = self._recomputes if again else self.evaluated if self.evaluating else self._calls
         call = counts.get(key, 0)

@@ -7,16 +7,18 @@ evaluation that gives something else although it got the right thing: nothing fl
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, NamedTuple
 
 import msgspec
 
 from proctor.oracle.align import count_calls
+from proctor.oracle.blame import around
 from proctor.oracle.check import Comparison
 from proctor.oracle.choices import undecided
-from proctor.oracle.store import EVALUATION, Entry, RankRecord, Recording
+from proctor.oracle.phases.decoding import View, cut, groups, joined
+from proctor.oracle.phases.logprobs import log_probabilities
+from proctor.oracle.store import EVALUATION, FORWARD, Entry, RankRecord, Recording
 from proctor.oracle.verdicts import Culprit, ReplicaConflict, TensorVerdict, Verdict, failing, flow
 
 if TYPE_CHECKING:
@@ -30,6 +32,7 @@ class Judged(NamedTuple):
     tensors: list[TensorVerdict]
     replicas: list[ReplicaConflict]
     unchecked: list[str]
+    notes: list[str]
 
 
 class Evaluated(Recording):
@@ -43,10 +46,11 @@ class Evaluated(Recording):
     def __init__(self, recording: Recording, step: int) -> None:
         self.path, self.info = recording.path, msgspec.structs.replace(recording.info, steps=1, whole=[])
         self.step = step
+        self.seen: Callable[[View], View] = lambda view: view  # what is made of the record of a rank
 
     def ranks(self, run: str = "clean") -> dict[int, RankRecord]:
         """As of `Recording`."""
-        return {rank: _view(record, self.step) for rank, record in super().ranks(run).items()}
+        return {rank: self.seen(_view(record, self.step)) for rank, record in super().ranks(run).items()}
 
 
 class Evaluation(Comparison):
@@ -56,6 +60,9 @@ class Evaluation(Comparison):
         super().__init__(reference, candidate, plan, mode, run=run)
         self.reference.calls = _totals(self.reference.ranks.values(), lambda entry: entry.name)
 
+    def _start(self) -> Verdict | None:
+        return None  # who compares training, or the weights, has seen to that
+
     def _count(self, record: RankRecord, naming: Callable[[Entry], str]) -> dict[str, int]:
         return _totals([record], naming)
 
@@ -63,7 +70,7 @@ class Evaluation(Comparison):
         """Compare all of it."""
         said = self.prepare()
         if said is not None:
-            return Judged([], [], [said.reason])
+            return Judged([], [], [said.reason], [])
         tensors: list[TensorVerdict] = []
         replicas: list[ReplicaConflict] = []
         for key in self.reference.order:
@@ -75,8 +82,9 @@ class Evaluation(Comparison):
         self._not_seen(tensors)
         unchecked = [*self.unchecked, *self.choices.unchecked, *self._tensors.unchecked]
         if why := undecided(self.choices.parted, [t for t in tensors if failing(t)]):
-            return Judged([t for t in tensors if not failing(t)], [], [*unchecked, why])
-        return Judged(tensors, replicas, unchecked)
+            return Judged([t for t in tensors if not failing(t)], [], [*unchecked, why], [])
+        scored, notes = log_probabilities(self)
+        return Judged([*tensors, *scored], replicas, unchecked, notes)
 
 
 def judge_evaluations(whole: Comparison) -> Judged:
@@ -86,23 +94,37 @@ def judge_evaluations(whole: Comparison) -> Judged:
         whole: the comparison of training, of the runs that are trusted and judged; any other has none.
     """
     reference, candidate, run = whole.reference.recording, whole.candidate, whole.run_name
-    found = Judged([], [], [])
+    found = Judged([], [], [], [])
+    phase = FORWARD if reference.info.forward else EVALUATION
     if whole.alone or whole.reference.run != reference.trusted:
         return found
     theirs, mine = (_steps(side.ranks(name)) for side, name in ((reference, reference.trusted), (candidate, run)))
     for step in sorted(theirs.keys() | mine.keys()):
-        where = f"evaluation of step {step}"
+        where = f"{phase} of step {step}"
         if step not in theirs or step not in mine:
             found.unchecked.append(f"{where}: only the {'reference' if step in theirs else 'candidate'} runs forwards without gradients")
             continue
-        one = Evaluation(Evaluated(reference, step), Evaluated(candidate, step), whole.plan, whole.mode, run).judge()
-        found.tensors.extend(msgspec.structs.replace(t, step=step, phase=EVALUATION) for t in one.tensors)
-        found.replicas.extend(msgspec.structs.replace(r, step=step, phase=EVALUATION) for r in one.replicas)
+        one = Evaluation(*_alike(Evaluated(reference, step), Evaluated(candidate, step), run), whole.plan, whole.mode, run).judge()
+        found.notes.extend(f"{where}: {text}" for text in one.notes)
+        found.tensors.extend(msgspec.structs.replace(t, step=step, phase=phase) for t in one.tensors)
+        found.replicas.extend(msgspec.structs.replace(r, step=step, phase=phase) for r in one.replicas)
         found.unchecked.extend(f"{where}: {text}" for text in one.unchecked)
         for side, counted in (("reference", theirs[step]), ("candidate", mine[step])):
             if counted[0] < counted[1]:
                 found.unchecked.append(f"{where}: {counted[1] - counted[0]:,} of {counted[1]:,} forwards of the {side} (--evaluations N records more)")
     return found
+
+
+def _alike(reference: Evaluated, candidate: Evaluated, run: str) -> tuple[Evaluated, Evaluated]:
+    """Both sides with the same forwards, where the candidate reads token by token what the reference reads at once."""
+    trainer = next(iter(reference.ranks(reference.trusted).values()))
+    engine = next(iter(candidate.ranks(run).values()))
+    together = groups(trainer, engine)
+    if together:
+        _, positions = joined(engine, together)
+        candidate.seen = lambda view: joined(view, together)[0]
+        reference.seen = lambda view: cut(view, together, positions)
+    return reference, candidate
 
 
 def culprit_of(verdict: Verdict) -> Culprit | None:
@@ -111,16 +133,20 @@ def culprit_of(verdict: Verdict) -> Culprit | None:
     if not all(t.phase for t in wrong) or not all(r.phase for r in verdict.replicas):
         return None
     first = min(wrong, key=flow, default=None)
+    alone = "" if any(t.phase == FORWARD for t in verdict.tensors) else "in evaluation, training being right, "
+    if first is not None and first.kind == "weight":
+        return Culprit(first.name.rpartition(".")[0], "model", first.source, f"{first.name}: {first.note or 'it is not the weight of the reference'}", first.ratio)
     if first is None:
         apart = min(verdict.replicas, key=flow, default=None)
         if apart is None:
             return None
-        return Culprit(apart.name, "forward", apart.source, f"in evaluation, training being right, replicas of what {_named(apart.name)} gives differ: {apart.note}")
+        return Culprit(apart.name, "forward", apart.source, f"{alone}replicas of what {_named(apart.name)} gives differ: {apart.note}")
     if first.kind == "dropout":
-        return Culprit(first.name, "forward", first.source, f"in evaluation, training being right, {_named(first.name)}: {first.note}", first.ratio, decision="dropout")
-    side = "gets" if first.kind == "input" else "gives"
+        return Culprit(first.name, "forward", first.source, f"{alone}{_named(first.name)}: {first.note}", first.ratio, decision="dropout")
     how = f": {first.note}" if first.note else ""
-    text = f"in evaluation, training being right, {_named(first.name)} is the first that {side} something else{how}"
+    if first.kind == "input":
+        return Culprit(around(verdict, first.name), "forward", first.source, f"{alone}what goes into {_named(first.name)} is the first that is something else{how}", first.ratio)
+    text = f"{alone}{_named(first.name)} is the first that gives something else{how}"
     return Culprit(first.name, "forward", first.source, text, first.ratio)
 
 
@@ -128,16 +154,13 @@ def _named(module: str) -> str:
     return module or "the model"
 
 
-def _view(record: RankRecord, step: int) -> RankRecord:
+def _view(record: RankRecord, step: int) -> View:
     """One rank's evaluation in a step, as if it were step 0, with the parameters of the beginning, by which names and places are found."""
-    made = copy.copy(record)
     begun = [e for e in record.entries if e.kind == "param" and e.step == 0]
-    made.entries = begun + [msgspec.structs.replace(e, step=0, phase="") for e in record.evaluations if e.step == step]
-    made.dry = {}
+    entries = begun + [msgspec.structs.replace(e, step=0, phase="") for e in record.evaluations if e.step == step]
     draws = [msgspec.structs.replace(d, step=0, phase="") for d in record.evaluation_draws if d.step == step]
     counted = {0: record.info.evaluated.get(step, {})}
-    made.info = msgspec.structs.replace(record.info, draws=draws, groups=[], clips=[], evaluated=counted)
-    return made
+    return View(record, entries, msgspec.structs.replace(record.info, draws=draws, groups=[], clips=[], evaluated=counted))
 
 
 def _steps(ranks: Mapping[int, RankRecord]) -> dict[int, tuple[int, int]]:

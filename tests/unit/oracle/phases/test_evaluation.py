@@ -91,7 +91,7 @@ def test_what_is_wrong_in_evaluation_only_is_named_with_module_and_phase(tmp_pat
     assert found.verdict == "different" and found.first is not None and found.first.phase == "evaluation"
     assert not any(failing(t) for t in found.tensors if not t.phase)
     culprit = culprit_of(found)
-    assert culprit is not None and culprit.module == "last" and "in evaluation" in culprit.text
+    assert culprit is not None and culprit.module == "" and "in evaluation" in culprit.text and "into last" in culprit.text
 
 
 def test_dropout_left_on_in_evaluation_is_found(tmp_path: Path) -> None:
