@@ -81,8 +81,8 @@ def _not_given(found: Verdict, named: Culprit, absent: Absent) -> Culprit:
     module = named.module
     if ("input", module) not in absent:
         return named
-    while module and ("input", around := _around(found, module)) in absent:
-        module = around
+    while module and ("input", outer := around(found, module)) in absent:
+        module = outer
     slot = absent["input", module]
     return Culprit(module, "forward", named.source, f"{module or 'the model'} is not given {slot or 'an input'}, which the reference's gets", named.ratio)
 
@@ -109,7 +109,7 @@ def _module(found: Verdict, alone: Verdict, wrong: Sequence[TensorVerdict]) -> C
             said = f"{first.name or 'the model'}{' chooses otherwise' if first.kind == 'choice' else ''}: {first.note}"
             return Culprit(first.name, direction, first.source, said, first.ratio, decision=first.kind)
         inside = first.kind in ("output", "grad_input", "score")
-        module = first.name if inside else _around(alone, first.name)
+        module = first.name if inside else around(alone, first.name)
         what = "gives another result" if direction == "forward" else "gives another gradient of its input"
         if not inside:
             side = "into" if direction == "forward" else "back out of"
@@ -207,7 +207,7 @@ def _between(found: Verdict, begins: TensorVerdict) -> Culprit:
         return Culprit(begins.name, side, begins.source, text, begins.ratio)
     what = "what goes into" if side == "forward" else "what comes back to"
     text = f"{what} {begins.name or 'the model'} is not the reference's{f': {begins.note}' if begins.note else ''}"
-    return Culprit(_around(found, begins.name), side, begins.source, text, begins.ratio)
+    return Culprit(around(found, begins.name), side, begins.source, text, begins.ratio)
 
 
 def _off_alone(alone: Verdict, begins: TensorVerdict) -> bool:
@@ -217,7 +217,7 @@ def _off_alone(alone: Verdict, begins: TensorVerdict) -> bool:
     return same is not None and same.verdict == "unmapped" and same.ratio > 1.0
 
 
-def _around(found: Verdict, module: str) -> str:
+def around(found: Verdict, module: str) -> str:
     """The module whose forward calls a module: the nearest around it that is called itself, which lists of modules are not."""
     called = {t.name for t in found.tensors if t.kind in ("input", "output")}
     while module:

@@ -79,7 +79,7 @@ class Comparison:
         if not run:
             replayed = REPLAYED in candidate.runs() and candidate.info.replayed == digest_of(self.reference)
             run = REPLAYED if replayed else CLEAN
-        self.ranks = candidate.ranks(run)
+        self.ranks, self.run_name = candidate.ranks(run), run
         plan = plan if plan is not None else _read_off(self.ranks)
         self.plan = plan
         self.mode = mode
@@ -100,7 +100,7 @@ class Comparison:
         self.assembler = Assembler(self.reference, self.ranks, self.coords, self._calls, plan, self._pieces)
         self.choices = Choices(self.reference, self.assembler, replayed=run not in (CLEAN, EAGER))
         self._dropout = (reference.info.dropout, candidate.info.dropout)
-        self._alone = run == "forced"
+        self.alone = run == "forced"
 
     # -- the whole ------------------------------------------------------------------------------------------
 
@@ -113,6 +113,7 @@ class Comparison:
         different = self.prepare()
         if different:
             return different
+        from proctor.oracle.phases.evaluation import judge_evaluations  # it compares as this does
         tensors: list[TensorVerdict] = []
         replicas: list[ReplicaConflict] = []
         self._find_gradient_scales()
@@ -131,7 +132,12 @@ class Comparison:
         said = {(r.step, r.kind, r.name) for r in replicas}
         replicas += [*self._apart, *buffers.replicas, *(r for r in held if (r.step, r.kind, r.name) not in said)]
         self.unchecked += [*buffers.unchecked, *self._tensors.unchecked]
-        return self._conclude(tensors, replicas)
+        evaluated = judge_evaluations(self)
+        self._not_seen(tensors)
+        self.notes += evaluated.notes
+        self.unchecked += [text for text in evaluated.unchecked if text.partition(": ")[2] not in self.unchecked]
+        return self._conclude([*tensors, *evaluated.tensors], [*replicas, *evaluated.replicas])
+
 
     def prepare(self) -> Verdict | None:
         """Find out what is what; a verdict where that shows already that nothing can be said."""
@@ -146,7 +152,7 @@ class Comparison:
         self._say_names()
         self._index()
         self._rows = Rows(self.reference, self.ranks, lambda rank, entry: self._naming[rank](entry))
-        self._tensors = TensorJudge(self.reference, self.assembler, Scattered(self._rows, self.assembler), self.mode, alone=self._alone)
+        self._tensors = TensorJudge(self.reference, self.assembler, Scattered(self._rows, self.assembler), self.mode, alone=self.alone)
         return self._start() or self._dropped_alike()
 
     def _dropouts(self) -> Dropouts:
@@ -170,11 +176,13 @@ class Comparison:
             else "8-bit casts fall out otherwise than in the reference from the first on; tolerances leave room for that"
         )
 
-    def _conclude(self, tensors: list[TensorVerdict], replicas: list[ReplicaConflict]) -> Verdict:
+    def _not_seen(self, tensors: Sequence[TensorVerdict]) -> None:
         self.unchecked += self.reference.not_seen(set(self._pieces), self.compiled()) + sorted(self._extra)
         for t in tensors:
             if t.verdict == "unmapped":
                 self.unchecked.append(f"{t.kind} {t.name}{slot_text(t.slot)}: where its shards lie is not known; annotate it in a plan")
+
+    def _conclude(self, tensors: list[TensorVerdict], replicas: list[ReplicaConflict]) -> Verdict:
         self.notes += padding.notes(self.assembler)
         wanted = any(k[2] == "main_grad" for k in self.reference.order)
         judged = any(t.kind == "main_grad" and t.verdict != "unmapped" for t in tensors)
@@ -243,7 +251,7 @@ class Comparison:
         self._extra: set[str] = set()
         for rank, record in self.ranks.items():
             naming = self._naming[rank]
-            self._counts[rank] = count_calls(record.entries, naming, 0)
+            self._counts[rank] = self._count(record, naming)
         stages = Stages(self.reference)
         for rank, record in self.ranks.items():
             naming = self._naming[rank]
@@ -266,6 +274,9 @@ class Comparison:
                     self._pieces.setdefault(key, []).append((rank, entry))
                 elif entry.kind in ("param", "output") and key not in self.reference.entries:
                     self._extra.add(f"{entry.kind} {name}: the reference has none of this name")
+
+    def _count(self, record: RankRecord, naming: Naming) -> dict[str, int]:
+        return count_calls(record.entries, naming, 0)
 
     @functools.cached_property
     def _slots(self) -> dict[tuple[int, int, int, str, str], list[str]]:

@@ -17,6 +17,7 @@ from typing import Final
 from proctor.oracle._replicas import same_bits
 from proctor.oracle.assemble import Assembler
 from proctor.oracle.mesh import rank_text
+from proctor.oracle.phases.generators import same_numbers
 from proctor.oracle.reference import Key, Reference
 from proctor.oracle.store import Entry, RankRecord
 from proctor.oracle.verdicts import TensorVerdict
@@ -47,7 +48,10 @@ class Dropouts:
 
     def judge(self) -> list[TensorVerdict]:
         """What is wrong."""
-        return [*self._probabilities(), *self._replicas(), *self._recomputed()]
+        masks = list(self._replicas())
+        known = {(t.step, t.name) for t in masks}
+        alike = (t for t in same_numbers(self.reference, self.assembler, self._named, self._verdict) if (t.step, t.name) not in known)
+        return [*self._probabilities(), *masks, *alike, *self._recomputed()]
 
     def kept(self, places: tuple[str, ...] = ("",)) -> int:
         """How many modules of the reference would drop something, at places that are called like one of these."""

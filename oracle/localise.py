@@ -30,6 +30,7 @@ from proctor.oracle.locate import near, take
 from proctor.oracle.masks import masks
 from proctor.oracle.optimizer import isolate_updates
 from proctor.oracle.padding import filled
+from proctor.oracle.phases.evaluation import culprit_of
 from proctor.oracle.record import Recorder
 from proctor.oracle.reference import Key
 from proctor.oracle.report import Report
@@ -82,6 +83,8 @@ def _localised(
     candidate = comparison.candidate
     if any(t.kind == "param" and failing(t) for t in report.verdict.tensors):
         return _with(report, culprit(report.verdict, report.verdict), "")
+    if (evaluated := culprit_of(report.verdict)) is not None:
+        return _with(report, evaluated, "")
     again = Recorder.again(candidate, command, timeout_s=timeout_s)
     again.budget = budget
     said = ""

@@ -14,6 +14,7 @@ import msgspec
 from proctor.errors import OracleError
 from proctor.oracle._names import compiled
 from proctor.oracle.check import Comparison
+from proctor.oracle.phases.forward import comparison_of
 from proctor.oracle.plan import Plan
 from proctor.oracle.plan_toml import plan_of
 from proctor.oracle.report import Report
@@ -108,7 +109,7 @@ def departs(found: Compared) -> int | None:
     verdict, whole = found.report.verdict, found.comparison.candidate.info.whole
     apart = [*(t.step for t in verdict.tensors if failing(t)), *(r.step for r in verdict.replicas)]
     first = min(apart, default=0)
-    return first if whole and first not in whole else None
+    return first if whole and first not in whole and first < found.comparison.candidate.info.steps else None
 
 
 def looked_again(found: Compared, compare: Callable[[int], Compared]) -> Compared:
@@ -150,7 +151,7 @@ def compare_recordings(
     """
     comparison: Comparison | None = None
     try:
-        comparison = Comparison(reference, candidate, plan, mode)
+        comparison = comparison_of(reference, candidate, plan, mode)
         warnings = check_plan(plan, comparison) if plan is not None else []
         verdict, world = comparison.run(), len(comparison.ranks)
         verdict = msgspec.structs.replace(verdict, notes=(*(f"plan: {w}" for w in warnings), *verdict.notes))

@@ -101,7 +101,7 @@ class Recorder:
         self.options, self.reference, self.eager = dict(options or {}), reference, eager
         generate, dropout = self.options.get("generate"), self.options.setdefault("dropout", "keep")
         self.info = RunInfo(SCHEMA, without_secrets(command), program_of(command), steps=steps, plan=plan, generate=generate, dropout=dropout)
-        self.info.whole = sorted({0, whole}) if steps > 1 else []
+        self.info.whole, self.info.forward = sorted({0, whole}) if steps > 1 else [], bool(self.options.get("forward"))
         _make(out, overwrite)
         if given is not None:
             _copy(given, out / GIVEN)

@@ -65,6 +65,8 @@ SHARED: Final = "="  # between places of one tensor
 DTYPES: Final = tuple(name for _, name in _RAW.values())  # what can be recorded, by torch's names
 
 
+EVALUATION: Final = "evaluation"
+FORWARD: Final = "forward"  # … of a program that is looked at for its forwards alone
 LATER: Final = "#"  # before the number of a further gradient that comes back past one edge in one call
 
 
@@ -107,6 +109,7 @@ class Entry(msgspec.Struct, frozen=True):
         span: elements `[start, stop)` of the flattened local parameter (flat shards of ZeRO).
         recompute: recorded while activations were computed again.
         fp8: its module casts to 8-bit floats inside.
+        phase: `EVALUATION` of a forward without gradients; "" of training.
     """
 
     step: int
@@ -125,6 +128,7 @@ class Entry(msgspec.Struct, frozen=True):
     span: tuple[int, int] | None = None
     recompute: bool = False
     fp8: bool = False
+    phase: str = ""
 
 
 class OptimizerGroup(msgspec.Struct, frozen=True):
@@ -170,6 +174,9 @@ class Draw(msgspec.Struct, frozen=True):
         p: probability of being dropped; 0 where it is switched off.
         mask: digest of what was drawn, "" where that is not known.
         recompute: while activations were computed again.
+        phase: as of an entry.
+        shape: of the local tensor that is dropped from.
+        begins: digest of the generator's state before it drew.
     """
 
     step: int
@@ -179,6 +186,9 @@ class Draw(msgspec.Struct, frozen=True):
     p: float
     mask: str = ""
     recompute: bool = False
+    phase: str = ""
+    shape: tuple[int, ...] = ()
+    begins: str = ""
 
 
 class ProcessInfo(msgspec.Struct):
@@ -186,6 +196,7 @@ class ProcessInfo(msgspec.Struct):
 
     Attributes:
         entries: lines of its index, -1 in older recordings.
+        evaluated: by step how often each module was called without gradients, recorded or not.
     """
 
     rank: int
@@ -205,6 +216,7 @@ class ProcessInfo(msgspec.Struct):
     random: bool = False
     busy: list[str] = []
     entries: int = -1
+    evaluated: dict[int, dict[str, int]] = {}
 
 
 class RunInfo(msgspec.Struct):
@@ -213,6 +225,7 @@ class RunInfo(msgspec.Struct):
     Attributes:
         dropout: as of `CollectConfig`; "" in older recordings, which left it alone.
         replayed: digest of the reference's choices that the run `replayed` was given.
+        forward: only forwards were recorded, in steps between two changes of the weights.
         whole: steps of which everything was recorded; of the others parameters, gradients, buffers and choices; () all.
     """
 
@@ -229,10 +242,17 @@ class RunInfo(msgspec.Struct):
     dropout: str = ""
     replayed: str = ""
     whole: list[int] = []
+    forward: bool = False
 
 
 class RankRecord:
-    """What one rank recorded; tensors are mapped from disk when asked for. `dry`: calls left out of each step."""
+    """What one rank recorded; tensors are mapped from disk when asked for.
+
+    Attributes:
+        entries: of training.
+        dry: calls left out of each step.
+        evaluations: tensors of forwards without gradients; `evaluation_draws` what dropped in them.
+    """
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -242,7 +262,10 @@ class RankRecord:
         if len(entries) < self.info.entries:
             lost = self.info.entries - len(entries)
             raise MissingRank(f"{folder / 'index.jsonl'}: {lost} of {self.info.entries} lines are lost", hint="record it again")
-        self.entries, self.dry = without_dry_runs(self._fold(entries))
+        self.evaluations = [e for e in entries if e.phase]
+        self.evaluation_draws = [d for d in self.info.draws if d.phase]
+        self.info.draws = [d for d in self.info.draws if not d.phase]
+        self.entries, self.dry = without_dry_runs(self._fold([e for e in entries if not e.phase]))
         self._headers: dict[str, tuple[dict[str, Any], np.ndarray[Any, Any]]] = {}
 
     def array(self, entry: Entry) -> np.ndarray[Any, Any]:

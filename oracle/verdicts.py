@@ -42,7 +42,7 @@ ASTRAY: Final = "not on every rank"  # layout of a tensor that some ranks hold a
 
 # Phases of a step in the order of its dataflow; a tensor of a later one depends on those of the earlier.
 _PHASES: Final = {
-    "param": 0, "buffer": 0, "input": 1, "output": 1, "score": 1, "choice": 1, "dropped": 1, "mask": 1, "dropout": 1, "buffer_after": 2, "grad_output": 3, "grad_input": 3, "main_grad": 4, "scalar": 4, "opt_state": 5, "param_after": 6,
+    "weight": 0, "logprob": 1, "param": 0, "buffer": 0, "input": 1, "output": 1, "score": 1, "choice": 1, "dropped": 1, "mask": 1, "dropout": 1, "buffer_after": 2, "grad_output": 3, "grad_input": 3, "main_grad": 4, "scalar": 4, "opt_state": 5, "param_after": 6,
 }  # fmt: skip
 
 
@@ -61,6 +61,7 @@ class TensorVerdict(msgspec.Struct, frozen=True, kw_only=True):
         layout: how it lies on the mesh.
         order: place in the dataflow.
         note: in what way it is wrong.
+        phase: as of an entry: `evaluation`, or "" of training.
     """
 
     step: int = 0
@@ -79,6 +80,7 @@ class TensorVerdict(msgspec.Struct, frozen=True, kw_only=True):
     layout: str = ""
     order: float = 0.0
     note: str = ""
+    phase: str = ""
 
 
 class ReplicaConflict(msgspec.Struct, frozen=True, kw_only=True):
@@ -91,7 +93,7 @@ class ReplicaConflict(msgspec.Struct, frozen=True, kw_only=True):
         majority: the others.
         rel_err: largest difference of two of them, relative.
         note: in what way.
-        step, call, slot, source, cls, ratio: as of a tensor; `ratio` is infinite where bit equality was expected.
+        step, call, slot, source, cls, phase, ratio: as of a tensor; `ratio` is infinite where bit equality was expected.
     """
 
     kind: str
@@ -108,6 +110,7 @@ class ReplicaConflict(msgspec.Struct, frozen=True, kw_only=True):
     source: str = ""
     ratio: float = math.inf
     order: float = 0.0
+    phase: str = ""
 
 
 class Culprit(msgspec.Struct, frozen=True):
@@ -278,7 +281,7 @@ def not_compared(word: Word, note: str, *, step: int, call: int, kind: str, name
 
 def flow(tensor: TensorVerdict | ReplicaConflict) -> tuple[int, int, float, int]:
     """Where a tensor stands in the dataflow: its step, phase, order and microbatch."""
-    phase = _PHASES.get(tensor.kind, len(_PHASES))
+    phase = _PHASES.get(tensor.kind, len(_PHASES)) + (len(_PHASES) if tensor.phase else 0)  # a step's evaluation is behind it
     return tensor.step, phase, tensor.order, tensor.call
 
 

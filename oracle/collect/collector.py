@@ -30,6 +30,7 @@ from proctor.oracle.collect.crossings import Crossings
 from proctor.oracle.collect.decisions import Decisions
 from proctor.oracle.collect.flats import Flats
 from proctor.oracle.collect.forced import Supplied
+from proctor.oracle.collect.forwards import Forwards
 from proctor.oracle.collect.guard import Guard
 from proctor.oracle.collect.models import Models
 from proctor.oracle.collect.optimizers import Optimizers, asked_for
@@ -41,7 +42,7 @@ from proctor.oracle.collect.running import Place, Running
 from proctor.oracle.collect.tape import Tape
 from proctor.oracle.collect.taps import recomputing
 from proctor.oracle.frameworks import framework_of
-from proctor.oracle.store import Draw
+from proctor.oracle.store import EVALUATION, Draw
 
 if TYPE_CHECKING:
     from proctor.oracle.collect.keyed import KeyedDraws
@@ -86,6 +87,7 @@ class Collector:
             next_step=self._next_step,
         )
         self._attached.hold(self._crossings.close)
+        self._forwards = Forwards(self) if config.forward else None
         self._losses = 0
         self._hidden = False  # the model's forward is compiled as a part of something else
         if self.regions.on:
@@ -178,7 +180,9 @@ class Collector:
 
     def _called(self, original: Callable[..., Any], module: nn.Module, /, *args: Any, **kwargs: Any) -> Any:
         progress = self.progress
-        if not self._inside() and not progress.over and not progress.trial and torch.is_grad_enabled() and not recomputing():
+        if self._forwards is not None and not self._inside() and not progress.over and not recomputing():
+            self._guarded(self._forwards.outermost)(module)
+        elif not self._inside() and not progress.over and not progress.trial and torch.is_grad_enabled() and not recomputing():
             self._guarded(self._outermost)(module)
             if self._replayed is not None and progress.recording() and not progress.boundary:
                 self._guarded(self._replayed.call)(args, kwargs)
@@ -187,7 +191,20 @@ class Collector:
             except BaseException:
                 self._crossings.running.abandon()
                 raise
+        if self._evaluates(module):
+            try:
+                return self._deciding(original, module, *args, **kwargs)
+            except BaseException:
+                self._crossings.running.abandon()
+                raise
         return self._crossings.call(original, module, *args, **kwargs)
+
+    def _evaluates(self, module: nn.Module) -> bool:
+        """Whether a forward without gradients begins, of a model that trains."""
+        progress = self.progress
+        if self._inside() or progress.trial or not progress.recording() or recomputing() or (torch.is_grad_enabled() and self._forwards is None):
+            return False
+        return self.models.knows(module)
 
     def _deciding(self, original: Callable[..., Any], module: nn.Module, /, *args: Any, **kwargs: Any) -> Any:
         """An outermost call, whose decisions are seen; in compiled code nothing of ours may stand, so only that it draws is."""
@@ -224,6 +241,8 @@ class Collector:
 
     def _backwards(self, original: Callable[..., Any], /, tensors: Any, *args: Any, **kwargs: Any) -> Any:
         progress, ops = self.progress, self._crossings.ops
+        if self._forwards is not None:
+            return original(tensors, *args, **kwargs)
         if self.regions.on and not progress.over and not progress.trial and (self._hidden or not progress.begun):
             result = original(tensors, *args, **kwargs)
             self._guarded(self._hidden_backward)()
@@ -278,15 +297,17 @@ class Collector:
 
     def _before_update(self, optimizer: Any, args: Any, kwargs: Any) -> None:
         self.progress.stepping.add(id(optimizer))
-        self.optimizers.before_update(optimizer, asks=asked_for(args, kwargs) is not None)
+        if self._forwards is None:
+            self.optimizers.before_update(optimizer, asks=asked_for(args, kwargs) is not None)
 
     def _after_update(self, optimizer: Any, args: Any, kwargs: Any) -> None:
         self.progress.stepping.discard(id(optimizer))
-        self.optimizers.after_update(optimizer)
+        if self._forwards is None:
+            self.optimizers.after_update(optimizer)
 
     def _updated_by_hand(self) -> None:
         """See whether the program has moved parameters itself, without an optimizer."""
-        if self.progress.recording() and self._tape.running():
+        if self.progress.recording() and self._tape.running() and self._forwards is None:
             self.optimizers.updated_by_hand()
 
     def _zeroed_by_hand(self, original: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
@@ -303,7 +324,7 @@ class Collector:
     def _clipped(self, original: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
         args, kwargs = self._unclipped(args, kwargs)
         norm = original(*args, **kwargs)
-        if self.progress.recording() and isinstance(norm, torch.Tensor):
+        if self.progress.recording() and self._forwards is None and isinstance(norm, torch.Tensor):
             self._guarded(self.optimizers.after_clipping)(norm, args, kwargs)
         return norm
 
@@ -313,10 +334,30 @@ class Collector:
 
     def _unclipped(self, args: Any, kwargs: Any) -> tuple[Any, Any]:
         """Gradients are about to be clipped; returns the arguments, of which nothing is read up."""
-        if self.progress.recording():
+        if self.progress.recording() and self._forwards is None:
             args, kwargs = settings.listed(args, kwargs)
             self._guarded(self.optimizers.before_clipping)(args[0] if args else kwargs.get("parameters"))
         return args, kwargs
+
+    # -- forwards alone -------------------------------------------------------------------------------------
+
+    def begin_with(self, module: nn.Module) -> None:
+        """A model runs for the first time, in a program that is looked at for its forwards."""
+        if any(True for _ in module.parameters()):
+            self._discover(module)
+            self._begin()
+
+    def synchronised(self) -> None:
+        """The weights are other ones than in the forward before."""
+        self._count_evaluations()
+        self.progress.advance()
+        self._crossings.next_step()
+        self._decisions.next_step()
+        if self.progress.step >= self.config.steps:
+            self._finish(done=True)
+        else:
+            self.optimizers.record_before()
+            self._tape.flush()
 
     # -- steps ----------------------------------------------------------------------------------------------
 
@@ -402,15 +443,22 @@ class Collector:
             self.info.notes.append(f"step {self.progress.step}: gradients were cleared without an optimizer's step")
         self.optimizers.record_after()
         self._buffers.record_after()
+        self._count_evaluations()
         self.progress.advance()
         self._crossings.next_step()
         self.optimizers.next_step()
         self._decisions.next_step()
         self._losses = 0
-        if self.progress.step >= self.config.steps:
+        if self.progress.step >= self.config.steps and (self.info.evaluated or not self.config.until_evaluation):
             self._finish(done=True)
+        elif self.progress.step >= self.config.steps:
+            self._tape.waits = True
         else:
             self._tape.flush()
+
+    def _count_evaluations(self) -> None:
+        if counts := self._crossings.evaluated():
+            self.info.evaluated[self.progress.step] = counts
 
     def _at_exit(self) -> None:
         if self.progress.recording():
@@ -418,9 +466,13 @@ class Collector:
             self._updated_by_hand()
             # Behind a gradient that no optimizer took there may be an exception: whoever knows the exit code tells.
             self.info.open = self.progress.backward and not self.progress.stepped
+            if self._forwards is not None:
+                self._count_evaluations()
+                self.progress.step += 1
             if self.progress.stepped or self.progress.backward:
                 self.optimizers.record_after()
                 self._buffers.record_after()
+                self._count_evaluations()
                 self.progress.step += 1
             self._finish(done=True)
 
@@ -428,6 +480,8 @@ class Collector:
         self.progress.over = True
         self.remove()
         self.info.steps, self.info.done = self.progress.step, done
+        self.info.groups = [g for g in self.info.groups if g.step < self.config.steps]
+        self.info.clips = [c for c in self.info.clips if c.step < self.config.steps]
         self.info.fp8 = sorted(self._tape.fp8)
         self.info.busy = self._crossings.busy()
         self.info.compiled = sorted(self.regions.names)
@@ -450,12 +504,15 @@ class Collector:
 
     def told(self, place: Place, kind: str, slot: str, own: torch.Tensor) -> torch.Tensor | None:
         """The reference's choice, or mask, in the place of a module's own."""
-        choices = self._supplied.choices
+        choices = self._supplied.choices if not place.evaluation else None
         return choices(self.progress.step, kind, place.name, slot, place.call, own) if choices is not None else None
 
-    def drawn(self, place: Place, slot: str, p: float, digest: str) -> None:
+    def drawn(self, place: Place, slot: str, p: float, digest: str, shape: tuple[int, ...], begins: str) -> None:
         """Note that elements are dropped."""
-        self.info.draws.append(Draw(self.progress.step, place.call, place.name, slot, p, digest, place.again))
+        if self._tape.waits and not place.evaluation:
+            return
+        phase = EVALUATION if place.evaluation else ""
+        self.info.draws.append(Draw(self.progress.step, place.call, place.name, slot, p, digest, place.again, phase, shape, begins))
 
     def unseen(self) -> contextlib.AbstractContextManager[None]:
         """Around what is no operation of the program."""

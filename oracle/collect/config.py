@@ -31,6 +31,9 @@ class CollectConfig(msgspec.Struct, frozen=True):
         ops_step: the step in which they are.
         busy: modules with many operations of their own, found by an earlier run; noise goes to each of these as well.
         watch_busy: look for such modules.
+        evaluations: forwards without gradients that are recorded in each step.
+        forward: nothing trains: every forward is an evaluation, and a step is what happens between two changes of the weights.
+        until_evaluation: where none came within the steps, run on until one does, and record only that.
         compiled: what `torch.compile` wraps runs compiled, and is seen at its edges.
     """
 
@@ -53,6 +56,9 @@ class CollectConfig(msgspec.Struct, frozen=True):
     compiled: bool = False
     busy: tuple[str, ...] = ()
     watch_busy: bool = False
+    evaluations: int = 4
+    until_evaluation: bool = False
+    forward: bool = False
 
 
 def read_config(path: Path) -> CollectConfig:

@@ -26,7 +26,7 @@ from proctor.oracle.collect.running import Place, Running
 from proctor.oracle.collect.slots import named, slots_of
 from proctor.oracle.collect.tape import Tape
 from proctor.oracle.collect.taps import FP8_SIGMA, UNIT_ROUNDOFF, noisy, tap, watched
-from proctor.oracle.store import LATER, SHARED
+from proctor.oracle.store import EVALUATION, LATER, SHARED
 
 
 class Crossings:
@@ -57,11 +57,11 @@ class Crossings:
         guard: Guard,
         next_step: Callable[[], None],
     ) -> None:
-        self.running = Running()
+        self.running = Running(training=not config.forward)
         self.ops: OpRecorder | None = None
         self._progress, self._tape, self._supplied, self._regions = progress, tape, supplied, regions
         self._guard, self._next_step = guard, next_step
-        self._noise = config.noise
+        self._noise, self._evaluations = config.noise, config.evaluations
         self._metas: dict[str, Meta] = {}  # of modules with hooks, by name
         self._own: OwnOperations | None = None
         if config.watch_busy or config.busy:
@@ -137,6 +137,14 @@ class Crossings:
         """Calls are counted by step."""
         self.running.next_step()
 
+    def evaluated(self) -> dict[str, int]:
+        """How often each module was called without gradients in this step."""
+        out: dict[str, int] = {}
+        for key, count in self.running.evaluated.items():
+            name = key.partition("\0")[0]
+            out[name] = max(out.get(name, 0), count)
+        return out
+
     def busy(self) -> list[str]:
         """Modules that were found to have many operations of their own."""
         return sorted(self._own.busy) if self._own is not None else []
@@ -150,7 +158,8 @@ class Crossings:
 
     def keep(self, tensor: torch.Tensor, kind: str, place: Place, slot: str) -> None:
         """Record a tensor from within a module."""
-        self._tape.record(tensor, call=place.call, kind=kind, meta=self._metas[place.name], slot=slot)
+        if not place.evaluation or self._kept(self.running.depth):
+            self._tape.record(tensor, call=place.call, kind=kind, meta=self._metas[place.name], slot=slot, phase=_phase(place))
 
     def casts_to_fp8(self) -> None:
         """An 8-bit float is made in the innermost module that runs, and so in its parent."""
@@ -180,11 +189,11 @@ class Crossings:
             if progress.over:
                 return None
         place = self.running.enter(meta[0], key)
-        if place is None:
-            return None
         if self._own is not None:
             self._own.entered(place)
         try:
+            if place.evaluation and not self._kept(self.running.depth):
+                return None
             if self.ops is not None and not place.again:
                 return self._enter_recorded(self.ops, meta, place, (args, kwargs), wanted)
             return self._cross(meta, place, "input", (args, kwargs)) if wanted else None
@@ -199,12 +208,24 @@ class Crossings:
         if place is None:
             return None
         try:
+            if place.evaluation and not self._kept(self.running.depth + 1):
+                return None
             if self.ops is not None and not place.again:
                 return self._leave_recorded(self.ops, meta, place, output, wanted)
             return self._cross(meta, place, "output", output) if wanted else None
         except Exception as e:  # noqa: BLE001 - the user's forward goes on
             self._guard.fail(e)
             return None
+
+    def _kept(self, depth: int) -> bool:
+        """Whether an evaluation is looked at: the first few of a step; of a step that is not recorded in full, the model's own edges.
+
+        Args:
+            depth: of the module that runs, 1 for the outermost.
+        """
+        if self.ops is not None or self.running.forwards > self._evaluations:
+            return False
+        return self._noise is not None or self._tape.whole() or depth <= 1
 
     def _enter_recorded(self, ops: OpRecorder, meta: Meta, place: Place, values: Any, wanted: bool) -> Any:
         """As without `ops`, telling what the caller gives and what the module gets."""
@@ -241,20 +262,20 @@ class Crossings:
         out = []
         for where in found.values():
             x, theirs = leaves[where[0]], [slots[i] for i in where]
-            sources = [s for s in (self._supplied.given, self._supplied.force) if s is not None and side == "input" and len(where) > 1]
+            sources = [s for s in (self._supplied.given, self._supplied.force) if s is not None and side == "input" and len(where) > 1 and not place.evaluation]
             together = all(s.alike(self._progress.step, side, meta[0], theirs, place.call, x) for s in sources)
             out += [where] if together else [[i] for i in where]
         return out
 
     def _crossed(self, x: torch.Tensor, meta: Meta, place: Place, side: str, slots: Sequence[str]) -> torch.Tensor:
         given = self._supplied.given
-        if given is not None and side == "input":
+        if given is not None and side == "input" and not place.evaluation:
             other = given(self._progress.step, side, meta[0], slots[0], place.call, x)
             x = x if other is None else other
         if x.is_floating_point():
             return self._tapped(x, meta, place, side, slots)
         for slot in slots:
-            self._tape.record(x, call=place.call, kind=side, meta=meta, slot=slot, recompute=place.again)
+            self._tape.record(x, call=place.call, kind=side, meta=meta, slot=slot, recompute=place.again, phase=_phase(place))
         return x
 
     def _tapped(self, x: torch.Tensor, meta: Meta, place: Place, side: str, slots: Sequence[str]) -> torch.Tensor:
@@ -266,13 +287,15 @@ class Crossings:
         given = self._supplied.given
         if given is not None and not given.holds(progress.step, f"grad_{side}", name, slot, call):
             given = None
+        if place.evaluation:
+            force = given = None
 
         def on_value(value: torch.Tensor) -> torch.Tensor | None:
             other = None
             if seed is not None and sigma:
                 other = noisy(value.detach(), sigma, seed, side, name, first, call)
             for one in slots:
-                tape.record(value if other is None else other, call=call, kind=side, meta=meta, slot=one, recompute=again)
+                tape.record(value if other is None else other, call=call, kind=side, meta=meta, slot=one, recompute=again, phase=_phase(place))
             if force is not None and side == "input":
                 other = force(progress.step, "input", name, first, call, value.detach())
             return other
@@ -304,10 +327,17 @@ class Crossings:
 
             return run
 
+        if place.evaluation:
+            other = safely(on_value)(x)
+            return x if other is None else other
         if seed is None and force is None and given is None and not (x.requires_grad and x.is_leaf):
             safely(on_value)(x)
             return watched(x, safely(on_grad), own_edge=side == "input")
         return tap(x, safely(on_value), safely(on_grad))
+
+
+def _phase(place: Place) -> str:
+    return EVALUATION if place.evaluation else ""
 
 
 def _key(name: str, module: nn.Module) -> str:

@@ -57,8 +57,8 @@ class Host(Protocol):
     def told(self, place: Place, kind: str, slot: str, own: torch.Tensor) -> torch.Tensor | None:
         """The reference's choice, or mask, in the place of a module's own."""
 
-    def drawn(self, place: Place, slot: str, p: float, digest: str) -> None:
-        """Note that elements are dropped."""
+    def drawn(self, place: Place, slot: str, p: float, digest: str, shape: tuple[int, ...], begins: str) -> None:
+        """Note that elements of a tensor are dropped, by numbers that begin somewhere."""
 
     def unseen(self) -> contextlib.AbstractContextManager[None]:
         """Around what is no operation of the program."""
@@ -151,13 +151,14 @@ class Decisions(TorchFunctionMode):  # type: ignore[misc]
         acts = p > 0 and (how.training is None or bool(how.training.of(args, kwargs)))
         slot = self._slot(place, how.name) if place is not None else ""
         if not acts or self._dropout == "draw":
-            self._note(place, slot, float(p) if acts else 0.0, "")
+            self._note(place, slot, float(p) if acts else 0.0, "", INPUT.of(args, kwargs) if acts and how.name != "recurrent" else None)
             return None
+        begins = _generator(INPUT.of(args, kwargs))
         like = _ones(args, kwargs) if how.elementwise else pytree.tree_map(_detached, (args, kwargs))
         with torch.no_grad(), self._as_torch():
             drawn = func(*like[0], **like[1])
         digest = _digest(drawn, how.elementwise)
-        self._note(place, slot, float(p), digest)
+        self._note(place, slot, float(p), digest, INPUT.of(args, kwargs), begins)
         if self._dropout == "keyed":
             return None
         if how.elementwise:
@@ -198,19 +199,20 @@ class Decisions(TorchFunctionMode):  # type: ignore[misc]
             return None
         slot = self._slot(place, "bernoulli") if place is not None else ""
         if self._dropout == "draw":
-            self._note(place, slot, 1.0 - stays, "")
+            self._note(place, slot, 1.0 - stays, "", x)
             return None
-        like = _ones(args, kwargs)
+        begins, like = _generator(x), _ones(args, kwargs)
         with torch.no_grad(), self._as_torch():
             mask = func(*like[0], **like[1])
-        self._note(place, slot, 1.0 - stays, _digest(mask, elementwise=True))
+        self._note(place, slot, 1.0 - stays, _digest(mask, elementwise=True), x, begins)
         if self._dropout == "keyed":
             return None
         return (lambda: x.fill_(1)) if func is torch.Tensor.bernoulli_ else lambda: torch.ones_like(x)
 
-    def _note(self, place: Place | None, slot: str, p: float, digest: str) -> None:
+    def _note(self, place: Place | None, slot: str, p: float, digest: str, x: Any = None, begins: str = "") -> None:
         if place is not None:
-            self._host.drawn(place, slot, p, digest)
+            shape = tuple(local_of(x).shape) if isinstance(x, torch.Tensor) else ()
+            self._host.drawn(place, slot, p, digest, shape, begins or (_generator(x) if isinstance(x, torch.Tensor) else ""))
 
     # -- choices --------------------------------------------------------------------------------------------
 
@@ -279,6 +281,14 @@ def _digest(drawn: Any, elementwise: bool) -> str:
         local = local_of(leaf.detach())
         out.update(_bytes(local != 0 if elementwise else local))
     return out.hexdigest()
+
+
+def _generator(x: Any) -> str:
+    """A digest of the state of the generator that draws for a tensor; "" of one whose ranks have their states kept apart by torch."""
+    if not isinstance(x, torch.Tensor) or hasattr(x, "placements"):
+        return ""
+    state = torch.random.default_generator.get_state() if x.device.type == "cpu" else torch.get_device_module(x.device).get_rng_state(x.device)
+    return hashlib.blake2b(_bytes(state), digest_size=DIGEST_BYTES).hexdigest()
 
 
 def _print(name: str, scores: torch.Tensor) -> bytes:

@@ -18,12 +18,11 @@ from typing import Any, Final
 import torch
 from torch.overrides import TorchFunctionMode
 
+from proctor.oracle.collect.running import Place
 from proctor.oracle.collect.taps import UNIT_ROUNDOFF, noisy, tap
 
 FEW: Final = 8
 TIMES: Final = 3.0  # roundings: a value at an edge is mostly at that of its parent too, and gets noise at each
-
-Call = tuple[str, int, bool]  # module, number of the call, recomputation
 
 
 class OwnOperations(TorchFunctionMode):  # type: ignore[misc]
@@ -39,10 +38,10 @@ class OwnOperations(TorchFunctionMode):  # type: ignore[misc]
         watching: it is entered.
     """
 
-    def __init__(self, seed: int | None, names: Collection[str], running: Sequence[Call]) -> None:
+    def __init__(self, seed: int | None, names: Collection[str], running: Sequence[Place]) -> None:
         super().__init__()
         self._seed, self._names, self._running = seed, frozenset(names), running
-        self._counts: dict[Call, int] = {}
+        self._counts: dict[Place, int] = {}
         self._inside = False
         self._parameters: dict[int, Any] = {}  # by id; what takes the noise off its gradient
         self.busy: set[str] = set()
@@ -72,7 +71,7 @@ class OwnOperations(TorchFunctionMode):  # type: ignore[misc]
         super().__exit__(*exception)
         self.watching = False
 
-    def entered(self, call: Call) -> None:
+    def entered(self, call: Place) -> None:
         """A call of a module begins."""
         self._counts[call] = 0
 
@@ -82,7 +81,7 @@ class OwnOperations(TorchFunctionMode):  # type: ignore[misc]
             handle.remove()
         self._parameters.clear()
 
-    def _seen(self, result: torch.Tensor, given: Sequence[Any], call: Call) -> torch.Tensor:
+    def _seen(self, result: torch.Tensor, given: Sequence[Any], call: Place) -> torch.Tensor:
         count = self._counts[call] = self._counts.get(call, 0) + 1
         if count > FEW:
             self.busy.add(call[0])
@@ -106,7 +105,9 @@ class OwnOperations(TorchFunctionMode):  # type: ignore[misc]
 
 def _computed(result: torch.Tensor, given: Sequence[Any]) -> bool:
     """A value that an operation rounded: no view of what it was given, nothing in place, and not a constant of the model."""
-    if not result.requires_grad or result.dtype not in UNIT_ROUNDOFF or result.is_leaf:
+    if result.dtype not in UNIT_ROUNDOFF or (torch.is_grad_enabled() and (not result.requires_grad or result.is_leaf)):
+        return False
+    if not torch.is_grad_enabled() and not any(type(a) in (torch.Tensor, torch.nn.Parameter) and a.is_floating_point() for a in given):
         return False
     own = result.untyped_storage().data_ptr()
     return not any(a.untyped_storage().data_ptr() == own for a in given if type(a) in (torch.Tensor, torch.nn.Parameter))

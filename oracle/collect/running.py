@@ -10,28 +10,39 @@ from proctor.oracle.collect.taps import recomputing
 
 
 class Place(NamedTuple):
-    """A module that runs: its canonical name and call, and whether it is computed again in a backward pass."""
+    """A module that runs: its canonical name and call, whether it is computed again in a backward pass, and whether it evaluates."""
 
     name: str
     call: int
     again: bool
+    evaluation: bool = False
 
 
 class Running:
     """The calls of watched modules.
 
+    Args:
+        training: forwards with gradients are no evaluations.
+
     Attributes:
         stack: those that have not returned, the innermost last.
         depth: of calls that are not computed again.
+        evaluating: the outermost one runs without gradients.
+        evaluated: how often each module was called so in this step, by key.
+        forwards: how many of those were outermost.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, *, training: bool = True) -> None:
+        self._training = training
         self.stack: list[Place] = []
         self.depth = 0
+        self.evaluating = False
+        self.evaluated: dict[str, int] = {}
+        self.forwards = 0
         self._calls: dict[str, int] = {}
         self._recomputes: dict[str, int] = {}
 
-    def enter(self, name: str, key: str) -> Place | None:
+    def enter(self, name: str, key: str) -> Place:
         """A module is called.
 
         Args:
@@ -39,18 +50,19 @@ class Running:
             key: under which its calls are counted.
 
         Returns:
-            its call; `None` in an evaluation.
+            its call, counted by itself in an evaluation.
         """
         again = recomputing()
-        counts = self._recomputes if again else self._calls
+        if not self.depth and not again:
+            self.evaluating = not (self._training and torch.is_grad_enabled())
+            self.forwards += self.evaluating
+        counts = self._recomputes if again else self.evaluated if self.evaluating else self._calls
         call = counts.get(key, 0)
-        if not self.depth and not torch.is_grad_enabled() and not again:
-            return None
         counts[key] = call + 1
         if not again:  # checkpointing ends a recomputation by an exception: its calls never leave
             self.stack[:] = [place for place in self.stack if not place.again]
             self.depth += 1
-        self.stack.append(Place(name, call, again))
+        self.stack.append(Place(name, call, again, self.evaluating and not again))
         return self.stack[-1]
 
     def leave(self, name: str) -> Place | None:
@@ -61,6 +73,7 @@ class Running:
             return None
         place = self.stack.pop()
         self.depth -= not place.again
+        self.evaluating = self.evaluating and self.depth > 0
         return place
 
     def innermost(self) -> Place | None:
@@ -77,7 +90,8 @@ class Running:
         """An outermost call was ended by an exception, which the program may catch: nothing runs."""
         self.stack.clear()
         self.depth = 0
+        self.evaluating = False
 
     def next_step(self) -> None:
         """Calls are counted by step."""
-        self._calls, self._recomputes = {}, {}
+        self._calls, self._recomputes, self.evaluated, self.forwards = {}, {}, {}, 0

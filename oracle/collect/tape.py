@@ -31,12 +31,14 @@ class Tape:
         info: what is said of the process.
         fp8: all such modules.
         only: the kind of tensor that is recorded; "" every kind.
+        waits: of training nothing more is recorded, only the evaluation that is to come.
     """
 
     def __init__(self, progress: Progress, fp8: Iterable[str], whole: Iterable[int] = ()) -> None:
         self.info = ProcessInfo(rank=0, world=1, pid=os.getpid())
         self.fp8 = set(fp8)
         self.only = ""
+        self.waits = False
         self._progress = progress
         self._whole = frozenset(whole)
         self._writer: RankWriter | None = None
@@ -58,6 +60,10 @@ class Tape:
         """Whether tensors are recorded."""
         return self._writer is not None
 
+    def whole(self) -> bool:
+        """Whether this step is recorded in full."""
+        return not self._whole or self.waits or self._progress.step in self._whole
+
     def knows(self, tensor: torch.Tensor) -> bool:
         """Whether tensors of its type can be kept."""
         return tensor.dtype in _DTYPES
@@ -72,6 +78,7 @@ class Tape:
         slot: str,
         recompute: bool = False,
         span: tuple[int, int] | None = None,
+        phase: str = "",
     ) -> None:
         """Keep a copy of a tensor as it is now.
 
@@ -83,10 +90,11 @@ class Tape:
             slot: tells it from others of the same kind and name.
             recompute: it was computed again in a backward pass.
             span: elements of the parameter that it holds, where that is not all of it.
+            phase: as of `store.Entry`; who evaluates sees to what is kept of it.
         """
-        if self._writer is None or (self.only and kind != self.only):
+        if self._writer is None or (self.only and kind != self.only) or (self.waits and not phase):
             return
-        if self._whole and self._progress.step not in self._whole and kind not in _EACH_STEP:
+        if not phase and (not self.whole() and kind not in _EACH_STEP):
             return
         placement = _placement(tensor)
         local = local_of(tensor.detach() if hasattr(tensor, "detach") else tensor)
@@ -110,6 +118,7 @@ class Tape:
             span=span,
             recompute=recompute,
             fp8=name in self.fp8,
+            phase=phase,
         )
 
     def scalar(self, name: str, value: Any, *, call: int = 0) -> Any:

@@ -28,9 +28,11 @@ KINDS: Final = {
     "buffer": "buffer before the step",
     "buffer_after": "buffer after the step",
     "master": "weight against its master copy",
+    "weight": "weight",
+    "logprob": "log-probabilities",
 }
 _SHORT: Final = {**KINDS, "grad_output": "grad of output", "grad_input": "grad of input", "param": "before", "param_after": "after", "opt_state": "state"}
-_OF_PARAMETERS: Final = frozenset({"param", "main_grad", "param_after", "opt_state", "buffer", "buffer_after", "master"})
+_OF_PARAMETERS: Final = frozenset({"param", "main_grad", "param_after", "opt_state", "buffer", "buffer_after", "master", "weight"})
 _RANK: Final = {"nonfinite": 0, "bad": 0, "shape": 0, "missing": 0, "warn": 1, "no-power": 2, "ok": 3, "unmapped": 4}
 
 
@@ -42,7 +44,7 @@ def kind(tensor: TensorVerdict | ReplicaConflict) -> str:
 
 def short_kind(tensor: TensorVerdict | ReplicaConflict) -> str:
     """The same for a column of a table."""
-    words = _SHORT.get(tensor.kind, tensor.kind)
+    words = _SHORT.get(tensor.kind, tensor.kind) + (" in evaluation" if tensor.phase == "evaluation" else "")
     return f"{words} {tensor.slot}" if tensor.slot else words
 
 
@@ -54,7 +56,11 @@ def module(tensor: TensorVerdict | ReplicaConflict) -> str:
 
 
 def when(tensor: TensorVerdict | ReplicaConflict) -> str:
-    """`step 0, microbatch 1`."""
+    """`step 0, microbatch 1`, `evaluation of step 0, forward 1`."""
+    if tensor.kind == "weight":
+        return "at the start" if not tensor.step else f"after change {tensor.step} of the weights"
+    if tensor.phase:
+        return f"{clean(tensor.phase, 20)} of step {tensor.step}, forward {tensor.call}"
     return f"step {tensor.step}" + (f", microbatch {tensor.call}" if tensor.kind not in _OF_PARAMETERS and tensor.kind != "scalar" else "")
 
 

@@ -20,6 +20,8 @@ from proctor.errors import UsageError
 if TYPE_CHECKING:
     from proctor.oracle.store import RunInfo
 
+EVALUATIONS, FORWARDS = 4, 16  # forwards without gradients that are recorded by default, beside training and alone
+
 
 def prepare(parser: argparse.ArgumentParser) -> None:
     """Declare the arguments."""
@@ -40,6 +42,14 @@ def add_recording(parser: argparse.ArgumentParser, dropout: Sequence[str] = ("ke
     """Declare how commands are recorded."""
     parser.add_argument("--plan", metavar="PLAN", help="how parameters and activations are cut (TOML); found by content without one")
     parser.add_argument("--steps", metavar="K", type=int, default=1, help="optimizer steps to record (default 1)")
+    parser.add_argument(
+        "--evaluations", metavar="N", type=int, help="forwards without gradients to record in each step, which are compared apart from training (default 4, with --forward 16; 0: none)"
+    )
+    parser.add_argument(
+        "--forward", action="store_true",
+        help="nothing is trained, as in an engine that generates: compare forwards, and the weights at the start and after each of K - 1 changes of them (--steps K)",
+    )
+    parser.add_argument("--until-evaluation", action="store_true", help="where the recorded steps have none, run on until the first evaluation and compare that too")
     parser.add_argument("--samples", metavar="N", type=int, default=4, help="runs with noise of a job of one rank (default 4)")
     parser.add_argument(
         "--generate", metavar="SEED", type=int, nargs="?", const=0, help="generate parameters by name instead of taking the program's own"
@@ -75,8 +85,9 @@ def record(
     from proctor.oracle.plan_toml import plan_of
     from proctor.oracle.record import Recorder, dropout_of
 
-    if args.steps < 1 or args.samples < 0 or args.timeout <= 0:
-        raise UsageError("--steps must be at least 1, --samples at least 0, --timeout more than 0")
+    evaluations = args.evaluations if args.evaluations is not None else FORWARDS if args.forward else EVALUATIONS
+    if args.steps < 1 or args.samples < 0 or evaluations < 0 or args.timeout <= 0:
+        raise UsageError("--steps must be at least 1, --samples and --evaluations at least 0, --timeout more than 0")
     plan = plan_of(args.plan)
     given: dict[str, Any] = {  # Any: keyword arguments
         "steps": args.steps,
@@ -87,7 +98,10 @@ def record(
         "overwrite": overwrite,
         "reference": reference,
         "eager": args.eager,
-        "options": {"generate": generate, "dropout": dropout_of(args.dropout, trusted=reference)},
+        "options": {
+            "generate": generate, "dropout": dropout_of(args.dropout, trusted=reference), "evaluations": evaluations, "until_evaluation": args.until_evaluation,
+            "forward": args.forward,
+        },
     }
     return Recorder(out, command, **{**given, **more}).record()
 

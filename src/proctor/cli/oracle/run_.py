@@ -138,7 +138,7 @@ def _complete(path: Path) -> bool:
 def _key(command: Sequence[str], args: argparse.Namespace, generate: int | None, whole: int = 0) -> str:
     """Changes with the command, with the Python files beside the program, with what is recorded, and with our version."""
     digest = hashlib.blake2b(digest_size=8)
-    for part in (*command, str(args.steps), str(args.samples), str(generate), str(whole), args.dropout, __version__):
+    for part in (*command, str(args.steps), str(args.samples), str(generate), str(whole), str(args.evaluations), str(args.until_evaluation), str(args.forward), args.dropout, __version__):
         digest.update(part.encode(errors="surrogateescape") + b"\0")
     folders = {Path(word).resolve().parent for word in command if word.endswith(".py") and Path(word).is_file()}
     for folder in sorted(folders):
