@@ -11,7 +11,7 @@ from collections.abc import Mapping
 import numpy as np
 import polars as pl
 
-from proctor.invariants.relations import _frames
+from proctor.invariants.relations import _frames, _switches
 from proctor.invariants.relations._calls import (
     cached,
     calls_of,
@@ -69,7 +69,7 @@ def _build(trace: Trace) -> dict[str, pl.DataFrame]:
     ranks = _by_rank(trace, given, collectives)
     training, evaluating = _model_modes(trace)
     return {
-        "passes": _passes(trace, collectives),
+        "passes": pl.concat([_passes(trace, collectives), _row(_switches.given(trace), "passed")]),
         "same": _same(given),
         "ranks_same": _row(ranks, "_same"),
         "ranks_distinct": _row(

@@ -13,6 +13,7 @@ from proctor.invariants.trace import Trace
 
 ITER: Final = "torch.utils.data.DataLoader.__iter__"
 NEXT: Final = "torch.utils.data.DataLoader.__next__"
+DRAWS: Final = ("torch.randperm", "torch.randint", "torch.multinomial")  # by which torch's samplers draw an order
 _BACK: Final = 8  # batches that each is compared with; as many workers may yield the same in turn
 _CONSTANT: Final = int(StateFlag.CONSTANT | StateFlag.ZERO)
 
@@ -68,6 +69,41 @@ def consecutive(trace: Trace) -> pl.DataFrame:
         _expected=pl.lit(f"a batch unlike the last {_BACK}"),
         _seen=pl.lit("all of an earlier batch again, tensor by tensor"),
     )
+
+
+def orders(trace: Trace) -> pl.DataFrame:
+    """One row a batch of a loop over a loader that is trained on: passed if an order of samples was drawn when its pass began.
+
+    Torch's samplers draw it by one of a few functions before the first batch is there, whether or not workers load. A batch belongs to
+    the pass that began at its own line, which a loop does and `next(iterator)` does not: of that, nothing is said.
+    """
+    begun = _frames.calls_of(trace, re.escape(ITER)).select("proc", "site", "seq", pl.col("seq").alias("_pass"))
+    given = _before(_frames.calls_of(trace, re.escape(NEXT)), begun, "proc", "site").drop_nulls("_pass").sort("proc", "seq")
+    given = given.with_columns(pl.int_range(pl.len()).over("proc", "_pass").alias("_nth"))
+    until = given.filter(pl.col("_nth") == 1).select("proc", "_pass", pl.col("seq").alias("_second"))
+    drawn = _before(_frames.calls_of(trace, *map(re.escape, DRAWS)), begun, "proc").group_by("proc", "_pass").agg(pl.col("seq").min().alias("_drawn"))
+    batches = _frames.calls_of(trace, re.escape(NEXT)).select("proc", "seq", pl.col("seq").alias("_batch"))
+    trained = _before(_frames.calls_of(trace, r"torch\.(Tensor|autograd)\.backward"), batches, "proc")
+    ends = trained.group_by("proc", pl.col("_batch").alias("seq")).agg(pl.col("seq").min().alias("_trained"))
+    rows = given.join(ends, on=["proc", "seq"], maintain_order="left")
+    for more in (drawn, until):
+        rows = rows.join(more, on=["proc", "_pass"], how="left", maintain_order="left")
+    # What is drawn while the second batch is loaded, or in a forward, is none of the sampler's.
+    end = pl.min_horizontal("_second", pl.col("_trained").min().over("proc", "_pass"))
+    drew = (pl.col("_drawn") < end).fill_null(value=False)
+    lossy = pl.col("proc").is_in([i for i, p in enumerate(trace.processes) if p.dropped > 0])
+    rows = rows.with_columns(pl.when(drew | ~lossy).then(drew).alias("passed")).join(trace.families, on="proc", how="left", maintain_order="left")
+    return _sightings.example(
+        _sightings.thin(rows, ["proc", "_pass"]), mode="order", what="loader", _function=pl.lit(ITER),
+        _expected=pl.lit("an order of the samples is drawn when a pass begins"), _seen=pl.lit("the pass began without a draw: its samples come as they lie"),
+    )  # fmt: skip
+
+
+def _before(calls: pl.DataFrame, others: pl.DataFrame, *by: str) -> pl.DataFrame:
+    """Calls with the columns of the last of the others before each: proc, seq, step, site, and those."""
+    left = calls.select("proc", "seq", "step", "site").sort("seq")
+    right = others.drop([c for c in ("site",) if c not in by], strict=False).sort("seq")
+    return left.join_asof(right, on="seq", by=list(by), strategy="backward", check_sortedness=False)
 
 
 def ranks(trace: Trace) -> pl.DataFrame:

@@ -33,6 +33,7 @@ from proctor.invariants.relations._calls import (
     weights_of,
 )
 from proctor.invariants.relations._surveys import Fold
+from proctor.invariants.relations._switches import SCRIPT
 from proctor.invariants.schema import MODEL_CALL
 from proctor.invariants.trace import Trace
 
@@ -145,7 +146,7 @@ class Argument(Relation):
         return frozenset({(MODEL_CALL, "0.training"), *((name, path) for name in shares for path in _SHARES)})
 
     def needs(self, hypothesis: Hypothesis) -> Needs:
-        names = {hypothesis.text("fn"), hypothesis.text("caller")} - {""}
+        names = {hypothesis.text("fn"), hypothesis.text("caller")} - {"", SCRIPT}
         if hypothesis["mode"] == "training":
             names |= {"torch.Tensor.backward", *MODE_SETTERS}
         if hypothesis["mode"] == "dropping":
@@ -198,7 +199,7 @@ class Argument(Relation):
             expected=f"{name} {what}{by}: {expected}",
             seen=f"{what} is {seen or 'not given'}",
             function=f"{name} ({what})",
-            module=hypothesis.text("caller"),
+            module=hypothesis.text("caller") if hypothesis["caller"] != SCRIPT else "",
             advice=f"{_ADVICE[mode]} ({short(name)}{', called by ' + short(hypothesis.text('caller')) if by else ''})",
         )
 

@@ -7,8 +7,10 @@ that the rule is of one family of programs for good.
 `mode="evaluation"`: the same across evaluations alone, of any program that does not write parameters at other times.
 `mode="frozen"`: a parameter with requires_grad=False stays as it is when its optimizer steps. Catches weight decay and
 momentum that go on moving what was frozen in mid-training.
+`mode="trains"`: every parameter of the model has moved after its first two updates (`_moving`), but for those that did not in the
+learned runs; of one family of programs, whatever the depth. Catches a layer that was frozen, detached, or left out of the optimizer.
 
-Source: ours. `contain` (PR102) says that what should move moves; this says that what should not does not.
+Source: ours. `contain` (PR102) says that what should move moves, of any program; the first two say that what should not does not.
 """
 
 from __future__ import annotations
@@ -19,7 +21,7 @@ from typing import Any, ClassVar, Final
 import polars as pl
 
 from proctor.invariants.invariant import Hypothesis, Standing
-from proctor.invariants.relations import Detail, Examples, Needs, Relation, _frames, _surveys, register
+from proctor.invariants.relations import Detail, Examples, Needs, Relation, _frames, _habits, _moving, _surveys, register
 from proctor.invariants.schema import StateFlag
 from proctor.invariants.trace import Trace
 
@@ -54,7 +56,8 @@ class Progress(Relation):
         moved = {Hypothesis.of("progress", mode="between", family=family): kept for family, kept in between.iter_rows()}
         general = [Hypothesis.of("progress", mode=mode) for mode, view in _GENERAL.items() if view(trace)["passed"].any()]
         broken = [h for h, kept in moved.items() if not kept]
-        return _surveys.of_hypotheses([*moved, *general], broken)
+        trains = [Hypothesis.of("progress", mode="trains", family=family, but=but) for family, but in _moving.exceptions(trace)]
+        return _surveys.of_hypotheses([*moved, *general, *trains], broken)
 
     def examples(self, trace: Trace, hypotheses: Sequence[Hypothesis]) -> Examples:
         parts = []
@@ -63,6 +66,9 @@ class Progress(Relation):
             index = pl.DataFrame(families, schema={"hyp": pl.UInt32, "family": pl.String}, orient="row")
             parts.append(_between(trace).join(index, on="family"))
         for i, h in enumerate(hypotheses):
+            if h["mode"] == "trains":
+                rows = _moving.moved(trace).filter((pl.col("family") == h.text("family")) & ~pl.col("what").is_in(h.text("but").split()))
+                parts.append(_finish(trace, rows).with_columns(pl.lit(i, dtype=pl.UInt32).alias("hyp")))
             if h["mode"] in _GENERAL:
                 parts.append(_GENERAL[h.text("mode")](trace).with_columns(pl.lit(i, dtype=pl.UInt32).alias("hyp")))
         return Examples(_stack(parts), _FIELDS, _SCOPE)
@@ -79,8 +85,10 @@ class Progress(Relation):
             return "Optimizer.step leaves parameters alone that are frozen (requires_grad=False)"
         if hypothesis["mode"] == "evaluation":
             return "an evaluation leaves the parameters as the optimizer left them"
-        models = sorted({word.split("/")[0].removeprefix("__main__.") for word in hypothesis.text("family").split()})
-        where = f", in programs of {', '.join(models)}" if models else ""
+        where = _habits.of_programs(hypothesis)
+        if hypothesis["mode"] == "trains":
+            but = f", but for {hypothesis.text('but').replace(' ', ', ')}" if hypothesis["but"] else ""
+            return f"every parameter has moved after two updates of its model{but}{where}"
         return f"between two steps of its optimizer a parameter keeps its value{where}"
 
     def detail(self, trace: Trace, hypothesis: Hypothesis, example: Mapping[str, Any]) -> Detail:
@@ -93,6 +101,15 @@ class Progress(Relation):
                 variable=name,
                 module=example["_module"],
                 advice="Weight decay and momentum go on for what is frozen while its gradient is a tensor of zeros: set the gradient to None, or take the parameter out of the optimizer.",
+            )
+        if hypothesis["mode"] == "trains":
+            return Detail(
+                expected=f"{name} moves in the first two updates of its model, as in the learned runs",
+                seen=f"{name} has not moved by the end of step {step}",
+                function=_frames.UPDATE,
+                variable=name,
+                module=example["_module"],
+                advice="Look for requires_grad=False, a detach or no_grad before it, and whether an optimizer holds it.",
             )
         return Detail(
             expected=f"{name} as Optimizer.step of step {step} left it when the optimizer steps again",
