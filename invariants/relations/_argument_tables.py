@@ -316,6 +316,15 @@ def _wrapped_modes(trace: Trace, flags: pl.DataFrame) -> pl.DataFrame:
     return inner.join(told, on="args").sort("_at").unique(["proc", "seq"], keep="first", maintain_order=True).drop("args", "_at")
 
 
+def _models(trace: Trace, forwards: pl.DataFrame) -> pl.DataFrame:
+    """Forwards of what has parameters, where anything has: a loss that is a module runs last before each backward, and never evaluates."""
+    known = _frames.owned(trace).filter(pl.col("role") == "parameter").select(pl.col("model").str.split("#").list.first().alias("class"), "var")
+    held = trace.states.select("proc", "var").unique().join(known, on="var").select("proc", "class").unique()
+    owners = held.join(forwards.select("proc", "class").unique(), on=["proc", "class"], how="semi").with_columns(pl.lit(value=True).alias("_owner"))
+    forwards = forwards.join(owners, on=["proc", "class"], how="left", maintain_order="left")
+    return forwards.filter(pl.col("_owner").fill_null(value=False) | ~pl.col("_owner").any().over("proc").fill_null(value=False)).drop("_owner")
+
+
 def _model_modes(trace: Trace) -> tuple[pl.DataFrame, pl.DataFrame]:
     """Training flag of the outermost module in the last forward before each backward, and in those without gradients."""
     flags = features_of(trace).filter(pl.col("name").is_in(["0.training", "0.type"]))
@@ -337,6 +346,7 @@ def _model_modes(trace: Trace) -> tuple[pl.DataFrame, pl.DataFrame]:
         )
         .drop("_inner", "_class")
         .filter(pl.col("_seen").is_not_null())
+        .pipe(lambda found: _models(trace, found))
         .join(circumstances_of(trace).select("circ", "grad"), on="circ")
         .with_columns(
             pl.lit(MODEL_CALL).alias("function"),

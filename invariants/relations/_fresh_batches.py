@@ -71,6 +71,21 @@ def consecutive(trace: Trace) -> pl.DataFrame:
     )
 
 
+def other_batches(trace: Trace) -> pl.DataFrame:
+    """One row a step and the one before it in the same pass: passed if it trains on another batch, whoever made it."""
+    begun = _frames.calls_of(trace, re.escape(ITER)).select("proc", "seq", pl.col("seq").alias("_pass"))
+    rows = batches(trace).filter(~pl.col("flat") & (pl.col("step") >= 0)).sort("proc", "seq").unique(["proc", "step"], keep="first", maintain_order=True)
+    rows = rows.sort("seq").join_asof(begun.sort("seq"), on="seq", by="proc", strategy="backward", check_sortedness=False).sort("proc", "seq")
+    rows = rows.with_columns(pl.col("_pass").fill_null(0))
+    same = [pl.col(c) == pl.col(c).shift(1).over("proc") for c in ("session", "_pass")]
+    rows = rows.with_columns((pl.col("fp") != pl.col("fp").shift(1).over("proc")).alias("passed"), (pl.col("step") == pl.col("step").shift(1).over("proc") + 1).alias("_next"), pl.all_horizontal(same).alias("_same"))
+    rows = rows.filter(pl.col("_next") & pl.col("_same")).join(trace.families, on="proc", how="left", maintain_order="left")
+    return _sightings.example(
+        _sightings.sites(trace, _sightings.thin(rows, ["proc", "session"])), mode="another", what="batch", _function=NEXT,
+        _expected=pl.lit("a batch unlike that of the step before"), _seen=pl.lit("the batch of the step before again, tensor by tensor"),
+    )  # fmt: skip
+
+
 def orders(trace: Trace) -> pl.DataFrame:
     """One row a batch of a loop over a loader that is trained on: passed if an order of samples was drawn when its pass began.
 

@@ -11,13 +11,14 @@ import polars as pl
 
 from proctor.invariants.relations import _frames
 from proctor.invariants.trace import Trace
+from proctor.invariants.windows import PROLOGUE
 
 _UPDATES: Final = 2  # of the model, after which it is looked; a parameter behind one that begins at zero moves in the second
 _EXCEPTIONS: Final = 24  # a program of which more than these rest is one of which nothing is said
 
 
 def moved(trace: Trace) -> pl.DataFrame:
-    """One row a parameter whose model was updated twice: passed if it has moved by then. The columns of `progress`, and `what`."""
+    """One row a parameter whose model was updated twice in the first steps, which every window holds: passed if it has moved by then. The columns of `progress`, and `what`."""
     return _frames.memo(trace, "parameters that move", _moved)
 
 
@@ -31,7 +32,7 @@ def _moved(trace: Trace) -> pl.DataFrame:
     steps = rows.filter(pl.col("changed") & (pl.col("step") >= 0)).join(updates.select("proc").unique(), on="proc", how="anti")
     changes = pl.concat([rows.filter("changed").join(updates, on=["proc", "step"], how="semi"), steps])
     steps = changes.join(whole, on=["proc", "step"], how="semi").select("proc", "model", "step").unique().sort("proc", "model", "step")
-    second = steps.group_by("proc", "model").agg(pl.col("step").slice(_UPDATES - 1, 1).first().alias("_at")).drop_nulls("_at")
+    second = steps.group_by("proc", "model").agg(pl.col("step").slice(_UPDATES - 1, 1).first().alias("_at")).filter(pl.col("_at") < PROLOGUE)
     mine = rows.sort("step", maintain_order=True).group_by("proc", "var", maintain_order=True).agg(
         pl.col("name", "model", "module", "kind", "position", "what", "norm", "meta").first(),
         pl.col("step").filter(pl.col("changed") & (pl.col("step") >= 0)).min().alias("_first"),
@@ -48,9 +49,9 @@ def _moved(trace: Trace) -> pl.DataFrame:
 
 
 def exceptions(trace: Trace) -> list[tuple[str, str]]:
-    """Of each family of which some parameter moves: the names of those that do not, with spaces between."""
-    found = moved(trace).drop_nulls(["family", "passed"]).group_by("family", maintain_order=True).agg(
+    """Of each process some of whose parameters move: its family, and the names of those that do not, with spaces between."""
+    found = moved(trace).drop_nulls(["family", "passed"]).group_by("proc", "family", maintain_order=True).agg(
         pl.col("passed").any().alias("_some"), pl.col("what").filter(~pl.col("passed")).unique().sort().alias("_but")
     )  # fmt: skip
     found = found.filter(pl.col("_some") & (pl.col("_but").list.len() <= _EXCEPTIONS))
-    return [(family, " ".join(but)) for family, but in found.select("family", "_but").iter_rows()]
+    return sorted({(family, " ".join(but)) for family, but in found.select("family", "_but").iter_rows()})

@@ -42,13 +42,13 @@ def _saves_of(trace: Trace) -> pl.DataFrame:
 
 
 def propose(trace: Trace, relation: str) -> list[Hypothesis]:
-    """What all files that a function saves have in common, by function and family."""
-    found = []
-    for (caller, family), rows in saves(trace).drop_nulls("family").group_by("caller", "family", maintain_order=True):
+    """What all files that a function of a process saves have in common."""
+    found = {}
+    for (_, caller, family), rows in saves(trace).drop_nulls("family").group_by("proc", "caller", "family", maintain_order=True):
         common = set.intersection(*map(set, rows["parts"].to_list()))
         if len(common) >= _LEAST:
-            found.append(Hypothesis.of(relation, mode=MODE, what=f"{caller}:{','.join(sorted(common))}", family=str(family)))
-    return found
+            found[Hypothesis.of(relation, mode=MODE, what=f"{caller}:{','.join(sorted(common))}", family=str(family))] = True
+    return list(found)
 
 
 def examples(trace: Trace, hypotheses: Sequence[Hypothesis]) -> pl.DataFrame:

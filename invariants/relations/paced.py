@@ -1,7 +1,9 @@
 """A learning-rate schedule keeps the pace of its optimizer: one step of the scheduler for each update.
 
-Held by programs all of whose runs keep it. Catches a scheduler that is stepped for each microbatch, twice in an update (by the loop
-and by a library), by one rank more than by others, or not at all although others are. Source: ours; `sequence` (PR103) says only
+Held by programs all of whose runs keep it. `moves` and `rests` look at the options themselves, at the first updates of a pass over the
+data, whoever sets them: an option that moves with each update does so in every run, and one that rests rests. Catches a scheduler that
+is stepped for each microbatch, twice in an update (by the loop and by a library), by one rank more than by others, for each batch
+where it counts epochs, or not at all although others are, and a rate that is computed and never set. Source: ours; `sequence` (PR103) says only
 that a scheduler is stepped in a step, not which one and how often.
 """
 
@@ -26,12 +28,19 @@ from proctor.invariants.relations import (
     _sightings,
     register,
 )
+from proctor.invariants.schema import Value
 from proctor.invariants.trace import Trace
+from proctor.invariants.windows import PROLOGUE
 
 _SCHEDULE: Final = "torch.optim.lr_scheduler.LRScheduler.step"
 _PASS: Final = "torch.utils.data.DataLoader.__iter__"
 _LEAST: Final = 4  # steps in which it was kept
 _MODE: Final = "once"
+_SAYS: Final = {
+    "moves": "{option} of {kind} moves with each of the first updates",
+    "rests": "{option} of {kind} rests in the first updates of a pass over the data",
+}
+_LOOKS: Final = 4  # at the options of an optimizer: what `instrument/probes/options.py` tells of its first updates
 
 
 @register
@@ -47,19 +56,28 @@ class Paced(Relation):
     alone: ClassVar[bool] = True
     absence: ClassVar[bool] = True
 
+    def reads_of(self, hypothesis: Hypothesis) -> Reads:
+        return "numbers" if hypothesis["mode"] in _SAYS else self.reads
+
     def propose(self, trace: Trace) -> list[Hypothesis]:
         return self.settle(self.survey(trace))
 
     def survey(self, trace: Trace) -> pl.DataFrame:
-        return _habits.survey(self.name, _every(trace).filter(~_once_a_pass(trace)), _LEAST)
+        found, options = _every(trace), pl.col("mode").is_in([*_SAYS])
+        return self.merge([_habits.survey(self.name, found.filter(~options & ~_once_a_pass(trace)), _LEAST), _habits.survey(self.name, found.filter(options), _LOOKS - 1)])
 
     def examples(self, trace: Trace, hypotheses: Sequence[Hypothesis]) -> Examples:
         return _habits.examples(trace, _every(trace), hypotheses)
 
     def needs(self, hypothesis: Hypothesis) -> Needs:
+        if hypothesis["mode"] in _SAYS:
+            return Needs(frozenset({_frames.UPDATE, _PASS}), values=frozenset({"option"}))
         return Needs(frozenset({_frames.UPDATE, _SCHEDULE, _PASS}))
 
     def say(self, hypothesis: Hypothesis) -> str:
+        if hypothesis["mode"] in _SAYS:
+            option, _, kind = hypothesis.text("what").partition(" of ")
+            return _SAYS[hypothesis.text("mode")].format(option=option, kind=kind) + _habits.of_programs(hypothesis)
         kind, _, ranks = hypothesis.text("what").partition(", ")
         where = f" of a job of {ranks}" if ranks else ""
         return f"a scheduler {kind.rpartition('.')[2]}{where} steps once for each update of its optimizer" + _habits.of_programs(hypothesis)
@@ -68,14 +86,14 @@ class Paced(Relation):
         return Detail(
             expected=example["_expected"] or "",
             seen=example["_seen"] or "",
-            function=_SCHEDULE,
+            function=_frames.UPDATE if hypothesis["mode"] in _SAYS else _SCHEDULE,
             variable=example["_variable"] or "",
-            advice="Look at where scheduler.step() is called: once behind optimizer.step(), in the same branch, and not by a library as well.",
+            advice="Look at what sets this option in param_groups, and how often." if hypothesis["mode"] in _SAYS else "Look at where scheduler.step() is called: once behind optimizer.step(), in the same branch, and not by a library as well.",
         )
 
 
 def _every(trace: Trace) -> pl.DataFrame:
-    return _sightings.of_parts(trace, "paced", {"once": _once})
+    return _sightings.of_parts(trace, "paced", {"once": _once, "options": _options})
 
 
 def _once_a_pass(trace: Trace) -> pl.Expr:
@@ -117,6 +135,36 @@ def _once(trace: Trace) -> pl.DataFrame:
         _habits.with_family(trace, rows), mode=_MODE, _variable=pl.col("scheduler"),
         _expected=pl.format("{} step(s) of the scheduler for as many updates", "_updates"), _seen=pl.format("{} step(s) of the scheduler", "_n"),
     )  # fmt: skip
+
+
+def _options(trace: Trace) -> pl.DataFrame:
+    """Two rows an option and pair of the first updates: whether it moved, and whether it rested; of all groups together.
+
+    What moves from one pass over the data to the next tells nothing, and of a job that resumes the first updates are not the first.
+    """
+    rows = _sightings.sightings(trace, Value.OPTION).join(_frames.metas(trace, "when"), on="meta", how="left", maintain_order="left")
+    rows = rows.filter((pl.col("when") == "update") & (pl.col("text") != "step") & (pl.col("step") >= 0))
+    calls = _frames.updates(trace).select("proc", "seq", "optimizer", "kind", pl.int_range(pl.len()).over("proc", "optimizer").alias("_nth"))
+    rows = rows.join(calls.rename({"kind": "_kind"}), on=["proc", "seq"], how="inner", maintain_order="left").drop_nulls(["optimizer", "_kind"])
+    rows = rows.filter((pl.col("_nth") < _LOOKS) & (pl.col("step") < PROLOGUE + 1)).sort("proc", "seq", "item", maintain_order=True)
+    looks = rows.group_by("proc", "optimizer", "_kind", "text", "_nth", "seq", "step", maintain_order=True).agg(pl.col("number").alias("_now"))
+    mine = ["proc", "optimizer", "text"]
+    before, last = pl.col("_now").shift(1).over(mine), pl.col("seq").shift(1).over(mine)
+    looks = looks.with_columns(before.alias("_before"), last.alias("_last"), (pl.col("_nth") == pl.col("_nth").shift(1).over(mine) + 1).alias("_next"))
+    passes = _frames.calls_of(trace, re.escape(_PASS)).select("proc", pl.col("seq").alias("_pass")).sort("_pass")
+    looks = looks.filter("_next").sort("seq").join_asof(passes, left_on="seq", right_on="_pass", by="proc", strategy="backward", check_sortedness=False, coalesce=False)
+    looks = looks.filter((pl.col("_pass") < pl.col("_last")).fill_null(value=True)).sort("proc", "seq", maintain_order=True)
+    looks = looks.with_columns((pl.col("_now") != pl.col("_before")).alias("_moved"), pl.concat_str("text", pl.lit(" of "), "_kind").alias("what"))
+    looks = _habits.with_family(trace, _sightings.sites(trace, looks))
+    lossy = pl.col("proc").is_in([i for i, p in enumerate(trace.processes) if p.dropped > 0])
+    loads = pl.col("proc").is_in(passes["proc"].unique().implode())
+    moved, seen = pl.col("_moved"), pl.format("{} after {}", *(pl.col(c).list.eval(pl.element().round_sig_figs(4).cast(pl.String)).list.join(", ") for c in ("_now", "_before")))
+    found = []
+    # Without a loader nobody knows where a pass ends.
+    for mode, passed, rows in (("moves", moved, looks), ("rests", ~moved, looks.filter(loads))):
+        rows = rows.with_columns(pl.when(passed | ~lossy).then(passed).alias("passed"))
+        found.append(_sightings.example(rows, mode=mode, _variable=pl.col("text"), _expected=pl.format("{} " + mode, "text"), _seen=seen))
+    return pl.concat(found)
 
 
 def _next(trace: Trace) -> pl.DataFrame:
