@@ -36,6 +36,7 @@ _SCHEDULE: Final = "torch.optim.lr_scheduler.LRScheduler.step"
 _PASS: Final = "torch.utils.data.DataLoader.__iter__"
 _LEAST: Final = 4  # steps in which it was kept
 _MODE: Final = "once"
+_AT_MOST: Final = "single"
 _SAYS: Final = {
     "moves": "{option} of {kind} moves with each of the first updates",
     "rests": "{option} of {kind} rests in the first updates of a pass over the data",
@@ -56,6 +57,9 @@ class Paced(Relation):
     alone: ClassVar[bool] = True
     absence: ClassVar[bool] = True
 
+    def implies(self, a: Hypothesis, b: Hypothesis) -> bool:
+        return a["mode"] == _MODE and b["mode"] == _AT_MOST and (a["what"], a["family"]) == (b["what"], b["family"])
+
     def reads_of(self, hypothesis: Hypothesis) -> Reads:
         return "numbers" if hypothesis["mode"] in _SAYS else self.reads
 
@@ -64,7 +68,7 @@ class Paced(Relation):
 
     def survey(self, trace: Trace) -> pl.DataFrame:
         found, options = _every(trace), pl.col("mode").is_in([*_SAYS])
-        return self.merge([_habits.survey(self.name, found.filter(~options & ~_once_a_pass(trace)), _LEAST), _habits.survey(self.name, found.filter(options), _LOOKS - 1)])
+        return self.merge([_habits.survey(self.name, found.filter(~options & (~_once_a_pass(trace) | (pl.col("mode") == _AT_MOST))), _LEAST), _habits.survey(self.name, found.filter(options), _LOOKS - 1)])
 
     def examples(self, trace: Trace, hypotheses: Sequence[Hypothesis]) -> Examples:
         return _habits.examples(trace, _every(trace), hypotheses)
@@ -80,7 +84,8 @@ class Paced(Relation):
             return _SAYS[hypothesis.text("mode")].format(option=option, kind=kind) + _habits.of_programs(hypothesis)
         kind, _, ranks = hypothesis.text("what").partition(", ")
         where = f" of a job of {ranks}" if ranks else ""
-        return f"a scheduler {kind.rpartition('.')[2]}{where} steps once for each update of its optimizer" + _habits.of_programs(hypothesis)
+        often = "at most once" if hypothesis["mode"] == _AT_MOST else "once"
+        return f"a scheduler {kind.rpartition('.')[2]}{where} steps {often} for each update of its optimizer" + _habits.of_programs(hypothesis)
 
     def detail(self, trace: Trace, hypothesis: Hypothesis, example: Mapping[str, Any]) -> Detail:
         return Detail(
@@ -93,7 +98,7 @@ class Paced(Relation):
 
 
 def _every(trace: Trace) -> pl.DataFrame:
-    return _sightings.of_parts(trace, "paced", {"once": _once, "options": _options})
+    return _sightings.of_parts(trace, "paced", {"once": _once, "single": _single, "options": _options})
 
 
 def _once_a_pass(trace: Trace) -> pl.Expr:
@@ -107,6 +112,28 @@ def _once_a_pass(trace: Trace) -> pl.Expr:
 
 def _once(trace: Trace) -> pl.DataFrame:
     """One row a scheduler and step in which its optimizer updates: passed if it steps as often as the optimizer."""
+    return _counted(trace, pl.col("_n") == pl.col("_updates"), _MODE)
+
+
+def _single(trace: Trace) -> pl.DataFrame:
+    """The same rows: passed if it steps no more often than the optimizer, as a schedule of epochs does."""
+    return _counted(trace, pl.col("_n") <= pl.col("_updates"), _AT_MOST)
+
+
+def _counted(trace: Trace, passed: pl.Expr, mode: str) -> pl.DataFrame:
+    rows = _frames.memo(trace, "paced steps", _steps).with_columns(passed.alias("passed"))
+    lossy = [i for i, p in enumerate(trace.processes) if p.dropped > 0]
+    rows = rows.with_columns(pl.when(pl.col("passed") | ~pl.col("proc").is_in(lossy)).then("passed").alias("passed"))
+    rows = rows.filter(pl.int_range(pl.len()).over("proc", "scheduler", "passed", _frames.news(trace)) < _sightings.MANY)
+    most = "at most " if mode == _AT_MOST else ""
+    return _sightings.example(
+        _habits.with_family(trace, rows), mode=mode, _variable=pl.col("scheduler"),
+        _expected=pl.format(most + "{} step(s) of the scheduler for as many updates", "_updates"), _seen=pl.format("{} step(s) of the scheduler", "_n"),
+    )  # fmt: skip
+
+
+def _steps(trace: Trace) -> pl.DataFrame:
+    """One row a scheduler and step in which its optimizer updates, with how often either does: `_n`, `_updates`."""
     calls = _frames.calls_of(trace, re.escape(_SCHEDULE))
     calls = calls.join(_frames.arguments(trace, calls["args"], scheduler="0.name", kind="0.type"), on="args", how="left", maintain_order="left")
     calls = calls.filter(_outermost(trace, calls)).drop_nulls(["scheduler", "kind"]).sort("proc", "seq")
@@ -123,17 +150,9 @@ def _once(trace: Trace) -> pl.DataFrame:
     rows = rows.join(stepped, on=[*mine, "step"], how="left", maintain_order="left")
     over = _frames.whole_steps(trace).join(_next(trace), on=["proc", "step"], how="semi")
     rows = rows.join(over, on=["proc", "step"], how="semi", maintain_order="left")
-    lossy = [i for i, p in enumerate(trace.processes) if p.dropped > 0]
     worlds = pl.DataFrame({"proc": pl.Series(range(len(trace.processes)), dtype=pl.UInt16), "_ranks": ["" if p.world == 1 else f", {p.world} ranks" for p in trace.processes]}, schema_overrides={"_ranks": pl.String})
-    n = pl.col("_n").fill_null(0)
-    rows = rows.join(worlds, on="proc", how="left", maintain_order="left").with_columns(
-        pl.when((n == pl.col("_updates")) | ~pl.col("proc").is_in(lossy)).then(n == pl.col("_updates")).alias("passed"),
-        pl.concat_str("kind", "_ranks").alias("what"), pl.coalesce("seq", "_at").alias("seq"), pl.coalesce("site", "_line").alias("site"), n.alias("_n"),
-    )  # fmt: skip
-    rows = rows.filter(pl.int_range(pl.len()).over("proc", "scheduler", "passed", _frames.news(trace)) < _sightings.MANY)
-    return _sightings.example(
-        _habits.with_family(trace, rows), mode=_MODE, _variable=pl.col("scheduler"),
-        _expected=pl.format("{} step(s) of the scheduler for as many updates", "_updates"), _seen=pl.format("{} step(s) of the scheduler", "_n"),
+    return rows.join(worlds, on="proc", how="left", maintain_order="left").with_columns(
+        pl.concat_str("kind", "_ranks").alias("what"), pl.coalesce("seq", "_at").alias("seq"), pl.coalesce("site", "_line").alias("site"), pl.col("_n").fill_null(0),
     )  # fmt: skip
 
 

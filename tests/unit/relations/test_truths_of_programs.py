@@ -75,7 +75,7 @@ PROGRAMS = {
         schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda s: 1 / (1 + s))
         def train():
             for epoch in range(4):
-                for i, (a, b) in enumerate(loader):
+                for i, (a, b) in enumerate([next(iter(loader))] * 8 if BUG == "same_batch" else loader):
                     if BUG == "ends_early" and epoch == 2 and i == 3:
                         break
                     optimizer.zero_grad()
@@ -93,6 +93,9 @@ PROGRAMS = {
                     schedule.step()
                     if BUG == "steps_twice":
                         schedule.step()
+                    if BUG == "rate_rests":
+                        for group in optimizer.param_groups:
+                            group["lr"] = 1e-2
         train()
     """,
     "accumulates": """
@@ -161,6 +164,8 @@ FAULTS = {  # program, fault: relation, a word of what was seen, step
     ("grouped", "twice"): ("applied", "no model ran in between", 0),
     ("grouped", "unshuffled"): ("fresh", "without a draw", -1),
     ("grouped", "frozen"): ("progress", "body.weight has not moved", 1),
+    ("grouped", "same_batch"): ("fresh", "batch of the step before again", 1),
+    ("grouped", "rate_rests"): ("paced", "0.01, 0.01 after 0.01, 0.01", 1),
     ("grouped", "no_term"): ("varies", "1.0 times this number", 1),
     ("accumulates", "same_rate"): ("option", "lr of embed.weight is 0.01", 0),
     ("accumulates", "steps_each_microbatch"): ("paced", "3 step(s)", 0),
