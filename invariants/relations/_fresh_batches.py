@@ -14,6 +14,8 @@ from proctor.invariants.trace import Trace
 ITER: Final = "torch.utils.data.DataLoader.__iter__"
 NEXT: Final = "torch.utils.data.DataLoader.__next__"
 DRAWS: Final = ("torch.randperm", "torch.randint", "torch.multinomial")  # by which torch's samplers draw an order
+_BACKWARDS: Final = ("torch.Tensor.backward", "torch.autograd.backward")
+LOOP: Final = frozenset({ITER, NEXT, *_BACKWARDS})  # calls that tell which passes are trained on
 _BACK: Final = 8  # batches that each is compared with; as many workers may yield the same in turn
 _CONSTANT: Final = int(StateFlag.CONSTANT | StateFlag.ZERO)
 
@@ -86,22 +88,41 @@ def other_batches(trace: Trace) -> pl.DataFrame:
     )  # fmt: skip
 
 
+def trained_passes(trace: Trace) -> pl.DataFrame:
+    """Passes of loops over a loader whose batches are trained on: proc, site, _pass (seq of the beginning), step, _trained (its first backward).
+
+    A batch belongs to the pass that began at its own line, which a loop does and `next(iterator)` does not: of that, nothing is said.
+    """
+    rows = _trained_batches(trace)
+    return rows.group_by("proc", "site", "_pass").agg(pl.col("step", "_trained").min()).drop_nulls("_trained").sort("proc", "_pass")
+
+
+def _trained_batches(trace: Trace) -> pl.DataFrame:
+    """Batches of passes: proc, seq, step, site, _pass, _nth, and _trained, the first backward after it and before the next batch of any."""
+    return _frames.memo(trace, "batches of passes", _find_trained)
+
+
+def _find_trained(trace: Trace) -> pl.DataFrame:
+    begun = _frames.calls_of(trace, re.escape(ITER)).select("proc", "site", "seq", pl.col("seq").alias("_pass"))
+    every = _frames.calls_of(trace, re.escape(NEXT))
+    given = _before(every, begun, "proc", "site").drop_nulls("_pass").sort("proc", "seq")
+    given = given.with_columns(pl.int_range(pl.len()).over("proc", "_pass").alias("_nth"))
+    trained = _before(_frames.calls_of(trace, *map(re.escape, _BACKWARDS)), every.select("proc", "seq", pl.col("seq").alias("_batch")), "proc")
+    ends = trained.group_by("proc", pl.col("_batch").alias("seq")).agg(pl.col("seq").min().alias("_trained"))
+    return given.join(ends, on=["proc", "seq"], how="left", maintain_order="left")
+
+
 def orders(trace: Trace) -> pl.DataFrame:
     """One row a batch of a loop over a loader that is trained on: passed if an order of samples was drawn when its pass began.
 
-    Torch's samplers draw it by one of a few functions before the first batch is there, whether or not workers load. A batch belongs to
-    the pass that began at its own line, which a loop does and `next(iterator)` does not: of that, nothing is said.
+    Torch's samplers draw it by one of a few functions before the first batch is there, whether or not workers load.
     """
-    begun = _frames.calls_of(trace, re.escape(ITER)).select("proc", "site", "seq", pl.col("seq").alias("_pass"))
-    given = _before(_frames.calls_of(trace, re.escape(NEXT)), begun, "proc", "site").drop_nulls("_pass").sort("proc", "seq")
-    given = given.with_columns(pl.int_range(pl.len()).over("proc", "_pass").alias("_nth"))
-    until = given.filter(pl.col("_nth") == 1).select("proc", "_pass", pl.col("seq").alias("_second"))
+    begun = _frames.calls_of(trace, re.escape(ITER)).select("proc", "seq", pl.col("seq").alias("_pass"))
     drawn = _before(_frames.calls_of(trace, *map(re.escape, DRAWS)), begun, "proc").group_by("proc", "_pass").agg(pl.col("seq").min().alias("_drawn"))
-    batches = _frames.calls_of(trace, re.escape(NEXT)).select("proc", "seq", pl.col("seq").alias("_batch"))
-    trained = _before(_frames.calls_of(trace, r"torch\.(Tensor|autograd)\.backward"), batches, "proc")
-    ends = trained.group_by("proc", pl.col("_batch").alias("seq")).agg(pl.col("seq").min().alias("_trained"))
-    rows = given.join(ends, on=["proc", "seq"], maintain_order="left")
-    for more in (drawn, until):
+    every = _trained_batches(trace)
+    second = every.filter(pl.col("_nth") == 1).select("proc", "_pass", pl.col("seq").alias("_second"))
+    rows = every.drop_nulls("_trained")
+    for more in (drawn, second):
         rows = rows.join(more, on=["proc", "_pass"], how="left", maintain_order="left")
     # What is drawn while the second batch is loaded, or in a forward, is none of the sampler's.
     end = pl.min_horizontal("_second", pl.col("_trained").min().over("proc", "_pass"))

@@ -65,7 +65,7 @@ _NEEDS: Final[dict[str, Needs]] = {
     "workers": Needs(frozenset({MODEL_CALL, *_LOADER}), values=_RNG),
     "batch": Needs(frozenset({MODEL_CALL, *_LOADER}), values=frozenset({"batch"})),
     "another": Needs(frozenset({MODEL_CALL, _frames.UPDATE, _fresh_batches.ITER}), values=frozenset({"batch"})),
-    "order": Needs(frozenset({"torch.Tensor.backward", "torch.autograd.backward", *_fresh_batches.DRAWS, *_LOADER})),
+    "order": Needs(_fresh_batches.LOOP | {*_fresh_batches.DRAWS}),
     "ranks": Needs(
         frozenset({MODEL_CALL, _frames.UPDATE, _fresh_batches.NEXT}),
         frozenset({"data"}),

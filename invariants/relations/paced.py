@@ -24,6 +24,7 @@ from proctor.invariants.relations import (
     Reads,
     Relation,
     _frames,
+    _fresh_batches,
     _habits,
     _sightings,
     register,
@@ -37,6 +38,7 @@ _PASS: Final = "torch.utils.data.DataLoader.__iter__"
 _LEAST: Final = 4  # steps in which it was kept
 _MODE: Final = "once"
 _AT_MOST: Final = "single"
+_EPOCH: Final = "epoch"
 _SAYS: Final = {
     "moves": "{option} of {kind} moves with each of the first updates",
     "rests": "{option} of {kind} rests in the first updates of a pass over the data",
@@ -68,7 +70,7 @@ class Paced(Relation):
 
     def survey(self, trace: Trace) -> pl.DataFrame:
         found, options = _every(trace), pl.col("mode").is_in([*_SAYS])
-        return self.merge([_habits.survey(self.name, found.filter(~options & (~_once_a_pass(trace) | (pl.col("mode") == _AT_MOST))), _LEAST), _habits.survey(self.name, found.filter(options), _LOOKS - 1)])
+        return self.merge([_habits.survey(self.name, found.filter(~options & (~_once_a_pass(trace) | pl.col("mode").is_in([_AT_MOST, _EPOCH]))), _LEAST), _habits.survey(self.name, found.filter(options), _LOOKS - 1)])
 
     def examples(self, trace: Trace, hypotheses: Sequence[Hypothesis]) -> Examples:
         return _habits.examples(trace, _every(trace), hypotheses)
@@ -76,7 +78,7 @@ class Paced(Relation):
     def needs(self, hypothesis: Hypothesis) -> Needs:
         if hypothesis["mode"] in _SAYS:
             return Needs(frozenset({_frames.UPDATE, _PASS}), values=frozenset({"option"}))
-        return Needs(frozenset({_frames.UPDATE, _SCHEDULE, _PASS}))
+        return Needs(frozenset({_frames.UPDATE, _SCHEDULE, _PASS, *_fresh_batches.LOOP}))
 
     def say(self, hypothesis: Hypothesis) -> str:
         if hypothesis["mode"] in _SAYS:
@@ -84,6 +86,8 @@ class Paced(Relation):
             return _SAYS[hypothesis.text("mode")].format(option=option, kind=kind) + _habits.of_programs(hypothesis)
         kind, _, ranks = hypothesis.text("what").partition(", ")
         where = f" of a job of {ranks}" if ranks else ""
+        if hypothesis["mode"] == _EPOCH:
+            return f"a scheduler {kind.rpartition('.')[2]} steps from one pass over the data to the next" + _habits.of_programs(hypothesis)
         often = "at most once" if hypothesis["mode"] == _AT_MOST else "once"
         return f"a scheduler {kind.rpartition('.')[2]}{where} steps {often} for each update of its optimizer" + _habits.of_programs(hypothesis)
 
@@ -98,7 +102,7 @@ class Paced(Relation):
 
 
 def _every(trace: Trace) -> pl.DataFrame:
-    return _sightings.of_parts(trace, "paced", {"once": _once, "single": _single, "options": _options})
+    return _sightings.of_parts(trace, "paced", {"once": _once, "single": _single, "epoch": _epochs, "options": _options})
 
 
 def _once_a_pass(trace: Trace) -> pl.Expr:
@@ -132,13 +136,45 @@ def _counted(trace: Trace, passed: pl.Expr, mode: str) -> pl.DataFrame:
     )  # fmt: skip
 
 
-def _steps(trace: Trace) -> pl.DataFrame:
-    """One row a scheduler and step in which its optimizer updates, with how often either does: `_n`, `_updates`."""
+def _schedules(trace: Trace) -> pl.DataFrame:
+    """Steps of schedulers, that of the constructor first: the columns of calls, scheduler and kind."""
     calls = _frames.calls_of(trace, re.escape(_SCHEDULE))
     calls = calls.join(_frames.arguments(trace, calls["args"], scheduler="0.name", kind="0.type"), on="args", how="left", maintain_order="left")
-    calls = calls.filter(_outermost(trace, calls)).drop_nulls(["scheduler", "kind"]).sort("proc", "seq")
+    return calls.filter(_outermost(trace, calls)).drop_nulls(["scheduler", "kind"]).sort("proc", "seq")
+
+
+def _epochs(trace: Trace) -> pl.DataFrame:
+    """One row a scheduler and update in a later pass over the data: passed if it has stepped since the pass before began."""
+    passes = _fresh_batches.trained_passes(trace)
+    last = (pl.col(c).shift(1).over("proc", "site").alias(f"_before{c}") for c in ("_pass", "step"))
+    passes = passes.with_columns(last).select("proc", "_pass", "_before_pass", "_beforestep").sort("_pass")
+    updates = _frames.updates(trace).filter(pl.col("step") >= 0).drop_nulls("optimizer").select("proc", "optimizer", "step", "seq", "site")
+    updates = updates.sort("seq").join_asof(passes, left_on="seq", right_on="_pass", by="proc", strategy="backward", check_sortedness=False).drop_nulls("_before_pass")
+    # Of steps in between that are not held, nobody knows what they did.
+    seen = _frames.seen_steps(trace).select("proc", "step", (pl.col("step") - pl.int_range(pl.len()).over("proc")).alias("_run"))
+    early = seen.select("proc", pl.col("step").alias("_beforestep"), pl.col("_run").alias("_early"))
+    updates = updates.join(seen, on=["proc", "step"], how="left", maintain_order="left").join(early, on=["proc", "_beforestep"], how="left", maintain_order="left")
+    updates = updates.filter(pl.col("_run") == pl.col("_early"))
+    calls, mine = _schedules(trace), ["proc", "scheduler", "kind"]
+    made = calls.group_by(mine, maintain_order=True).agg(pl.col("seq").first().alias("_made"))
+    made = made.with_columns(pl.col("scheduler").str.split("~").list.first().alias("optimizer"))
+    rows = made.join(updates, on=["proc", "optimizer"], how="inner", maintain_order="left").filter(pl.col("_made") < pl.col("_before_pass"))
+    stepped = calls.join(made.select(*mine, pl.col("_made")), on=mine).filter(pl.col("seq") > pl.col("_made")).select(*mine, "seq", pl.col("seq").alias("_stepped"))
+    rows = rows.sort("seq").join_asof(stepped.sort("seq"), on="seq", by=mine, strategy="backward", check_sortedness=False).sort("proc", "scheduler", "seq")
+    lossy = pl.col("proc").is_in([i for i, p in enumerate(trace.processes) if p.dropped > 0])
+    passed = (pl.col("_stepped") > pl.col("_before_pass")).fill_null(value=False)
+    rows = rows.with_columns(pl.when(passed | ~lossy).then(passed).alias("passed"), pl.col("kind").alias("what"))
+    rows = rows.filter(pl.int_range(pl.len()).over("proc", "scheduler", "passed", _frames.news(trace)) < _sightings.MANY)
+    return _sightings.example(
+        _habits.with_family(trace, rows), mode=_EPOCH, _variable=pl.col("scheduler"), _expected=pl.lit("a step of the scheduler since the last pass over the data began"),
+        _seen=pl.lit("no step of the scheduler since then"),
+    )  # fmt: skip
+
+
+def _steps(trace: Trace) -> pl.DataFrame:
+    """One row a scheduler and step in which its optimizer updates, with how often either does: `_n`, `_updates`."""
+    calls, mine = _schedules(trace), ["proc", "scheduler", "kind"]
     # The first call is made by its constructor.
-    mine = ["proc", "scheduler", "kind"]
     made = calls.group_by(mine, maintain_order=True).agg(pl.col("step").first().alias("_made"))
     stepped = calls.group_by(*mine, "step", maintain_order=True).agg(pl.len().alias("_n"), pl.col("seq", "site").last())
     updates = _frames.updates(trace).filter(pl.col("step") >= 0).drop_nulls("optimizer")
