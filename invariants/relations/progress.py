@@ -9,6 +9,8 @@ that the rule is of one family of programs for good.
 momentum that go on moving what was frozen in mid-training.
 `mode="trains"`: every parameter of the model has moved after its first two updates (`_moving`), but for those that did not in the
 learned runs; of one family of programs, whatever the depth. Catches a layer that was frozen, detached, or left out of the optimizer.
+`mode="remembers"`: a running average of an optimizer is no fixed share of the last gradient (`_remembering`), of any program. Catches a state
+that is cleared or made anew before each update.
 
 Source: ours. `contain` (PR102) says that what should move moves, of any program; the first two say that what should not does not.
 """
@@ -21,7 +23,7 @@ from typing import Any, ClassVar, Final
 import polars as pl
 
 from proctor.invariants.invariant import Hypothesis, Standing
-from proctor.invariants.relations import Detail, Examples, Needs, Relation, _frames, _habits, _moving, _surveys, register
+from proctor.invariants.relations import Detail, Examples, Needs, Relation, _frames, _habits, _moving, _remembering, _surveys, register
 from proctor.invariants.schema import StateFlag
 from proctor.invariants.trace import Trace
 
@@ -75,14 +77,18 @@ class Progress(Relation):
 
     def standing_of(self, hypothesis: Hypothesis) -> Standing:
         """An optimizer skips what is frozen. An evaluation may swap averaged weights in."""
-        return {"frozen": Standing.LAW, "evaluation": Standing.CHOICE}.get(hypothesis.text("mode"), Standing.HABIT)
+        return {"frozen": Standing.LAW, "remembers": Standing.LAW, "evaluation": Standing.CHOICE}.get(hypothesis.text("mode"), Standing.HABIT)
 
     def needs(self, hypothesis: Hypothesis) -> Needs:
+        if hypothesis["mode"] == "remembers":
+            return Needs(frozenset({_frames.UPDATE, "torch.Tensor.backward", "torch.autograd.backward"}), frozenset({"grad", "optimizer"}))
         return Needs(frozenset({_frames.UPDATE, "torch.nn.Module.load_state_dict"}), frozenset({"data"}))
 
     def say(self, hypothesis: Hypothesis) -> str:
         if hypothesis["mode"] == "frozen":
             return "Optimizer.step leaves parameters alone that are frozen (requires_grad=False)"
+        if hypothesis["mode"] == "remembers":
+            return "a running average of an optimizer is no fixed share of the last gradient"
         if hypothesis["mode"] == "evaluation":
             return "an evaluation leaves the parameters as the optimizer left them"
         where = _habits.of_programs(hypothesis)
@@ -101,6 +107,14 @@ class Progress(Relation):
                 variable=name,
                 module=example["_module"],
                 advice="Weight decay and momentum go on for what is frozen while its gradient is a tensor of zeros: set the gradient to None, or take the parameter out of the optimizer.",
+            )
+        if hypothesis["mode"] == "remembers":
+            return Detail(
+                expected=f"{name} after step {step} also holds what earlier updates left in it",
+                seen=f"it is the same share of the last gradient as after its first update, {size.replace('before', 'of the gradient').replace('after', 'of the state')}",
+                function=_frames.UPDATE,
+                variable=name,
+                advice="Look for what clears optimizer.state, or builds the optimizer anew, between updates.",
             )
         if hypothesis["mode"] == "trains":
             return Detail(
@@ -242,7 +256,11 @@ def _finish(trace: Trace, rows: pl.DataFrame) -> pl.DataFrame:
     )  # fmt: skip
 
 
-_GENERAL: Final[dict[str, Callable[[Trace], pl.DataFrame]]] = {"frozen": _frozen, "evaluation": _evaluated}
+def _remembers(trace: Trace) -> pl.DataFrame:
+    return _frames.memo(trace, "progress remembers", lambda t: _finish(t, _remembering.remembered(t)))
+
+
+_GENERAL: Final[dict[str, Callable[[Trace], pl.DataFrame]]] = {"frozen": _frozen, "evaluation": _evaluated, "remembers": _remembers}
 
 
 def _stack(parts: Sequence[pl.DataFrame]) -> pl.DataFrame:
