@@ -37,7 +37,7 @@ from proctor.invariants.trace import Trace
 from proctor.verify.checker import check
 
 EXAMPLES = Path(__file__).parent.parent / "examples"
-NEW = "option,paced,varies,applied,resumed,progress:trains,fresh:order,fresh:another,argument:passes,argument:training"
+NEW = "option,paced,varies,applied,resumed,progress:trains,progress:remembers,progress:counted,fresh:order,fresh:another,argument:passes,argument:training"
 LEARNED = ("seed0", "seed1")
 
 

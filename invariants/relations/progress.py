@@ -11,6 +11,7 @@ momentum that go on moving what was frozen in mid-training.
 learned runs; of one family of programs, whatever the depth. Catches a layer that was frozen, detached, or left out of the optimizer.
 `mode="remembers"`: a running average of an optimizer is no fixed share of the last gradient (`_remembering`), of any program. Catches a state
 that is cleared or made anew before each update.
+`mode="counted"`: no backward doubles the gradients that the one before it left, of any program. Catches a loss that is propagated twice.
 
 Source: ours. `contain` (PR102) says that what should move moves, of any program; the first two say that what should not does not.
 """
@@ -77,16 +78,18 @@ class Progress(Relation):
 
     def standing_of(self, hypothesis: Hypothesis) -> Standing:
         """An optimizer skips what is frozen. An evaluation may swap averaged weights in."""
-        return {"frozen": Standing.LAW, "remembers": Standing.LAW, "evaluation": Standing.CHOICE}.get(hypothesis.text("mode"), Standing.HABIT)
+        return {"frozen": Standing.LAW, "remembers": Standing.LAW, "evaluation": Standing.CHOICE, "counted": Standing.CHOICE}.get(hypothesis.text("mode"), Standing.HABIT)
 
     def needs(self, hypothesis: Hypothesis) -> Needs:
-        if hypothesis["mode"] == "remembers":
-            return Needs(frozenset({_frames.UPDATE, "torch.Tensor.backward", "torch.autograd.backward"}), frozenset({"grad", "optimizer"}))
+        if hypothesis["mode"] in ("remembers", "counted"):
+            return Needs(frozenset({_frames.UPDATE, *_remembering.BACKWARDS}), frozenset({"grad", "optimizer"}))
         return Needs(frozenset({_frames.UPDATE, "torch.nn.Module.load_state_dict"}), frozenset({"data"}))
 
     def say(self, hypothesis: Hypothesis) -> str:
         if hypothesis["mode"] == "frozen":
             return "Optimizer.step leaves parameters alone that are frozen (requires_grad=False)"
+        if hypothesis["mode"] == "counted":
+            return "no backward doubles the gradients that are there"
         if hypothesis["mode"] == "remembers":
             return "a running average of an optimizer is no fixed share of the last gradient"
         if hypothesis["mode"] == "evaluation":
@@ -107,6 +110,15 @@ class Progress(Relation):
                 variable=name,
                 module=example["_module"],
                 advice="Weight decay and momentum go on for what is frozen while its gradient is a tensor of zeros: set the gradient to None, or take the parameter out of the optimizer.",
+            )
+        if hypothesis["mode"] == "counted":
+            return Detail(
+                expected="a backward adds another gradient than the one that is there",
+                seen=f"the gradient of {name}, and all others, doubled {size}",
+                function=_remembering.BACKWARDS[0],
+                variable=f"{name}.grad",
+                module=example["_module"],
+                advice="Look for a second backward of the same loss (retain_graph=True), or the same batch given twice to one update.",
             )
         if hypothesis["mode"] == "remembers":
             return Detail(
@@ -260,7 +272,11 @@ def _remembers(trace: Trace) -> pl.DataFrame:
     return _frames.memo(trace, "progress remembers", lambda t: _finish(t, _remembering.remembered(t)))
 
 
-_GENERAL: Final[dict[str, Callable[[Trace], pl.DataFrame]]] = {"frozen": _frozen, "evaluation": _evaluated, "remembers": _remembers}
+def _counted(trace: Trace) -> pl.DataFrame:
+    return _frames.memo(trace, "progress counted", lambda t: _finish(t, _remembering.counted(t)))
+
+
+_GENERAL: Final[dict[str, Callable[[Trace], pl.DataFrame]]] = {"frozen": _frozen, "evaluation": _evaluated, "remembers": _remembers, "counted": _counted}
 
 
 def _stack(parts: Sequence[pl.DataFrame]) -> pl.DataFrame:
