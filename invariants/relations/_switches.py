@@ -11,7 +11,14 @@ from typing import Final
 
 import polars as pl
 
-from proctor.invariants.relations._calls import calls_of, circumstances_of, codes_where, programs_of, text_of, texts
+from proctor.invariants.relations._calls import (
+    calls_of,
+    circumstances_of,
+    codes_where,
+    programs_of,
+    text_of,
+    texts,
+)
 from proctor.invariants.signature import Plain
 from proctor.invariants.trace import Trace
 

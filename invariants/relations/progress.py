@@ -24,7 +24,18 @@ from typing import Any, ClassVar, Final
 import polars as pl
 
 from proctor.invariants.invariant import Hypothesis, Standing
-from proctor.invariants.relations import Detail, Examples, Needs, Relation, _frames, _habits, _moving, _remembering, _surveys, register
+from proctor.invariants.relations import (
+    Detail,
+    Examples,
+    Needs,
+    Relation,
+    _frames,
+    _habits,
+    _moving,
+    _remembering,
+    _surveys,
+    register,
+)
 from proctor.invariants.schema import StateFlag
 from proctor.invariants.trace import Trace
 
