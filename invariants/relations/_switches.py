@@ -1,4 +1,4 @@
-"""Switches of losses and of attention: words and truth values that a program's own function gives them in training.
+"""Switches of losses and of attention: words and truth values that a program's own function gives them.
 
 `reduction="sum"` where health has a mean changes every gradient by the size of the batch, and `is_causal` decides what a model may
 see. What is not given has the default that torch documents, so that to write it out changes nothing.
@@ -13,7 +13,6 @@ import polars as pl
 
 from proctor.invariants.relations._calls import (
     calls_of,
-    circumstances_of,
     codes_where,
     programs_of,
     text_of,
@@ -30,10 +29,9 @@ _CAUSAL: Final = 5  # position of `is_causal`
 
 
 def given(trace: Trace) -> pl.DataFrame:
-    """One row a training call and switch: function, feature, caller, program, _seen, and the call; `passed` is null."""
+    """One row a call and switch: function, feature, caller, program, _seen, and the call; `passed` is null."""
     codes = codes_where(trace, lambda name: _switch(name) != "")
     calls = calls_of(trace).filter(pl.col("fn").is_in(codes))
-    calls = calls.join(circumstances_of(trace).filter(pl.col("grad") == "true").select("circ"), on="circ", how="semi", maintain_order="left")
     calls = calls.join(texts(trace.functions, "fn", "function"), on="fn", how="left", maintain_order="left")
     told = [
         (fn, args, f"{_switch(trace.functions[fn])}.value", _value(trace.functions[fn], trace.features[args]))

@@ -1,6 +1,7 @@
 """What a backward is given against the numbers beside it: the last loss, and the terms that have a name (`relations/varies.py`).
 
-`whole`: it is the loss that torch's function gave, undivided and alone. `more`: it is no fixed multiple of this number, so that another
+`whole`: it is the loss that torch's function gave, undivided and alone, and `each` is where a step has several backwards. `shared`: it is that
+loss, divided by the number of backwards of its step, as where microbatches are accumulated. `more`: it is no fixed multiple of this number, so that another
 term is in it. Which of them holds is seen at the first looks.
 """
 
@@ -37,11 +38,20 @@ def pairs(looks: pl.DataFrame) -> pl.DataFrame:
 
 
 def whole(trace: Trace, rows: pl.DataFrame) -> pl.DataFrame:
-    """One row a backward: passed if it is given the last loss."""
-    rows = rows.filter(pl.col("name") == LOSS)
-    same = (pl.col("given") - pl.col("number")).abs() <= _EQUAL * pl.col("number").abs()
-    seen = pl.format("{} where the loss function gave {}", pl.col("given").round_sig_figs(6), pl.col("number").round_sig_figs(6))
-    return _finish(trace, rows.with_columns(same.alias("passed"), pl.lit(value=True).alias("_varied")), "whole", seen)
+    """One row a backward and mode: passed if it is given the last loss, or its share of that.
+
+    Of steps with another number of backwards than the first (the rest of an epoch) nothing is said: what they divide by is not known.
+    """
+    calls = _frames.calls_of(trace, r"torch\.Tensor\.backward").group_by("proc", "step").agg(pl.len().alias("_n"))
+    first = calls.filter(pl.col("step") >= -1).sort("step").group_by("proc").agg(pl.col("_n").first().alias("_usual"))
+    rows = rows.filter(pl.col("name") == LOSS).join(calls, on=["proc", "step"]).join(first, on="proc").filter(pl.col("_n") == pl.col("_usual"))
+    rows = rows.sort("proc", "what", "seq")
+    parts = []
+    for mode, times, of in (("whole", pl.lit(1), pl.col("_n") == 1), ("each", pl.lit(1), pl.col("_n") > 1), ("shared", pl.col("_n"), pl.col("_n") > 1)):
+        same = (pl.col("given") * times - pl.col("number")).abs() <= _EQUAL * pl.col("number").abs()
+        seen = pl.format("{} where the loss function gave {}, and {} backward(s) in the step", pl.col("given").round_sig_figs(6), pl.col("number").round_sig_figs(6), "_n")
+        parts.append(_finish(trace, rows.filter(of).with_columns(same.alias("passed"), pl.lit(value=True).alias("_varied")), mode, seen))
+    return pl.concat(parts)
 
 
 def more(trace: Trace, rows: pl.DataFrame) -> pl.DataFrame:

@@ -2,7 +2,7 @@
 
 `only`: nothing but backward, clipping and the unscaling of a loss scaler writes a gradient before it is applied. `kept`: what a
 backward gave is not thrown away before the update that follows, so that every microbatch counts. `once`: between two backwards a
-model runs forward, so that no loss is propagated twice. All are habits of a program, held where all its runs keep them: to scale
+model runs forward, so that no loss is propagated twice. `clipped`: a step that propagates clips. All are habits of a program, held where all its runs keep them: to scale
 gradients by hand, to average them over ranks, to clear those that another model's loss gave, or to propagate several losses of one
 forward, is a way to train.
 
@@ -37,17 +37,20 @@ from proctor.invariants.trace import Trace
 
 _BACKWARDS: Final = ("torch.Tensor.backward", "torch.autograd.backward")
 _REWRITES: Final = ("torch.nn.utils.clip_grad_norm_", "torch.nn.utils.clip_grad_value_", "torch.amp.GradScaler.unscale_")
+_CLIPS: Final = _REWRITES[:2]
 _SCALED: Final = "torch.amp.GradScaler.step"
 _LEAST: Final = 4  # updates in which a habit was kept
 _WHAT: Final = "gradients"
 _SAYS: Final = {
     "only": "nothing but backward, clipping and unscaling writes the gradients that an update applies",
     "kept": "no gradient is cleared between a backward and the update that follows it",
+    "clipped": "gradients are clipped in each step that has a backward",
     "once": "a model runs forward between a backward and the next one",
 }
 _ADVICE: Final = {
     "only": "Look for what scales, averages or overwrites gradients by hand between backward and optimizer.step.",
     "kept": "Look for a zero_grad, or a gradient set to None, between the microbatches of one update.",
+    "clipped": "Look for the clipping between backward and the update.",
     "once": "Look for a second backward of the same loss (retain_graph=True): its gradient counts double.",
 }
 
@@ -64,6 +67,7 @@ class Applied(Relation):
     reach: ClassVar[int | None] = 1
     reads: ClassVar[Reads] = "records"
     alone: ClassVar[bool] = True
+    absence: ClassVar[bool] = True
 
     def propose(self, trace: Trace) -> list[Hypothesis]:
         return self.settle(self.survey(trace))
@@ -75,6 +79,8 @@ class Applied(Relation):
         return _habits.examples(trace, _every(trace), hypotheses)
 
     def needs(self, hypothesis: Hypothesis) -> Needs:
+        if hypothesis["mode"] == "clipped":
+            return Needs(frozenset({_frames.UPDATE, *_BACKWARDS, *_CLIPS}))
         if hypothesis["mode"] == "once":
             return Needs(frozenset({_frames.UPDATE, MODEL_CALL, *_BACKWARDS}))
         return Needs(frozenset({_frames.UPDATE, _SCALED, *_BACKWARDS, *_REWRITES}), frozenset({"grad"}))
@@ -87,14 +93,14 @@ class Applied(Relation):
         return Detail(
             expected=_SAYS[mode],
             seen=example["_seen"] or "",
-            function=example["_function"] or _BACKWARDS[0],
+            function=_CLIPS[0] if mode == "clipped" else example["_function"] or _BACKWARDS[0],
             variable=example["_variable"] or "",
             advice=_ADVICE[mode],
         )
 
 
 def _every(trace: Trace) -> pl.DataFrame:
-    return _sightings.of_parts(trace, "applied", {"only": _only, "kept": _kept, "once": _once})
+    return _sightings.of_parts(trace, "applied", {"only": _only, "kept": _kept, "once": _once, "clipped": _clipped})
 
 
 def _moment(edge: pl.Expr) -> pl.Expr:
@@ -187,6 +193,17 @@ def _once(trace: Trace) -> pl.DataFrame:
     rows = rows.filter((pl.col("step") >= 0) & pl.col("proc").is_in(forwards["proc"].unique().implode()))
     rows = rows.select("proc", pl.col("seq").alias("update"), "step", pl.col("site").alias("line"), "passed", pl.lit("").alias("optimizer"), pl.lit("loss").alias("name"))
     return _finish(trace, rows, "once", pl.lit("a backward follows another, and no model ran in between"))
+
+
+def _clipped(trace: Trace) -> pl.DataFrame:
+    """One row a step with a backward, of processes that clip or might: passed if something is clipped behind its first backward."""
+    backwards = _frames.calls_of(trace, *map(re.escape, _BACKWARDS)).filter(pl.col("step") >= 0)
+    rows = backwards.sort("proc", "seq").group_by("proc", "step", maintain_order=True).agg(pl.col("seq", "site").first())
+    clips = _frames.calls_of(trace, *map(re.escape, _CLIPS)).group_by("proc", "step").agg(pl.col("seq").max().alias("_clip"))
+    rows = rows.join(_frames.whole_steps(trace), on=["proc", "step"], how="semi", maintain_order="left")
+    rows = rows.join(clips, on=["proc", "step"], how="left", maintain_order="left").with_columns((pl.col("_clip") > pl.col("seq")).fill_null(value=False).alias("passed"))
+    rows = rows.select("proc", pl.col("seq").alias("update"), "step", pl.col("site").alias("line"), "passed", pl.lit("").alias("optimizer"), pl.lit("").alias("name"))
+    return _finish(trace, rows, "clipped", pl.lit("no gradient was clipped in this step"))
 
 
 def _finish(trace: Trace, rows: pl.DataFrame, mode: str, seen: pl.Expr) -> pl.DataFrame:

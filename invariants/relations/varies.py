@@ -3,7 +3,7 @@
 Of each number that the program's own functions compute or return (`instrument/probes/numbers.py`) the first eight looks count, within
 the first sixteen steps: what is constant later may have been learned or have run out. A rule is of a number that goes up and down
 there in all healthy runs of a program, and is no whole number: counters, options and schedules go one way.
-What a backward is given is held against the numbers beside it (`_terms`): `whole`, it is the loss that torch's function gave; `more`, it is
+What a backward is given is held against the numbers beside it (`_terms`): `whole`, `each` and `shared`, it is the loss that torch's function gave, or its share; `more`, it is
 no fixed multiple of one of its terms.
 
 Catches a term that is always 0 (a detached or wrong input, an empty mask, a weight that was lost), a metric of the wrong labels, a
@@ -29,6 +29,7 @@ from proctor.invariants.relations import (
     _terms,
     register,
 )
+from proctor.invariants.relations.scalar import LOSSES
 from proctor.invariants.schema import Value
 from proctor.invariants.trace import Trace
 
@@ -65,7 +66,7 @@ class Varies(Relation):
         return _numbers(trace).filter(pl.col("step") < end)
 
     def needs(self, hypothesis: Hypothesis) -> Needs:
-        return Needs(frozenset({_frames.UPDATE, "torch.Tensor.backward", _function(hypothesis)}), values=frozenset({"number"}))
+        return Needs(frozenset({_frames.UPDATE, "torch.Tensor.backward", _function(hypothesis), *(LOSSES if hypothesis["mode"] in _TERMS else ())}), values=frozenset({"number"}))
 
     def say(self, hypothesis: Hypothesis) -> str:
         if hypothesis["mode"] != _MODE:
@@ -90,7 +91,12 @@ class Varies(Relation):
         )
 
 
-_TERMS: Final = {"whole": "{0} is given the loss that torch's function gave", "more": "{0} is given more than a fixed multiple of {1}"}
+_TERMS: Final = {
+    "whole": "{0} is given the loss that torch's function gave",
+    "each": "{0} is given the loss that torch's function gave, each time in a step",
+    "shared": "{0} is given the loss that torch's function gave, divided by the backwards of the step",
+    "more": "{0} is given more than a fixed multiple of {1}",
+}
 
 
 def _both(hypothesis: Hypothesis) -> tuple[str, str]:
