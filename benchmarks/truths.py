@@ -1,11 +1,12 @@
 """False alarms of some relations alone: rules of healthy programs on their own other settings, and on each other.
 
-    python benchmarks/truths.py [--relations option,paced,varies,applied,resumed] [--work DIR] [--folder DIR …] [--only a,b]
+    python benchmarks/truths.py [--relations option,paced,fresh:order] [--work DIR] [--folder DIR …] [--only a,b]
     python benchmarks/truths.py --wild CHECKOUTS --only graykode+nlp-tutorial      # public programs of the first half, by project
 
 Every program of `examples/` and `examples/techniques/` that runs on one rank is recorded with two seeds, from which rules are learned, and
 with other seeds, another size, another learning rate and another batch, which are checked; then rules of all programs but one are checked
-on that one. A program that does not end with 0 is left out. Prints rules, checks and false alarms by relation and setting.
+on that one. A program that does not end with 0 is left out. Prints rules, checks and false alarms by relation, mode and setting.
+`fresh:order` is the mode `order` of `fresh` alone.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ from proctor.invariants.trace import Trace
 from proctor.verify.checker import check
 
 EXAMPLES = Path(__file__).parent.parent / "examples"
-NEW = "option,paced,varies,applied,resumed"
+NEW = "option,paced,varies,applied,resumed,progress:trains,progress:remembers,progress:counted,fresh:order,fresh:another,argument:passes,argument:training"
 LEARNED = ("seed0", "seed1")
 
 
@@ -87,7 +88,7 @@ class Wild:
         self._checkouts = checkouts
         self.forks = Forks(start, clean, timeout_s=300, memory_mib=wild.MEMORY_BYTES >> 20)
         chosen = [p for project in read_corpus() if project.half == "first" and project.name in only for p in project.programs if not p.skip]
-        self._known: dict[str, Program] = {Path(p.path).stem: p for p in chosen if p.launcher == "python"}
+        self._known: dict[str, Program] = {"-".join(Path(p.path).with_suffix("").parts[-2:]): p for p in chosen if p.launcher == "python"}
         self.programs: dict[str, dict[str, list[str]]] = {name: {s: [] for s in ("seed0", "seed1", "seed2", "batch")} for name in self._known}
 
     def run(self, name: str, setting: str, run: Path) -> int:
@@ -128,6 +129,11 @@ def record(source: Examples | Wild, work: Path, name: str, setting: str) -> Path
     return run if done.read_text() == "0" and (run / "procs").is_dir() else None
 
 
+def kind_of(rule: Invariant) -> str:
+    """`fresh:order`: the relation and mode of a rule."""
+    return f"{rule.hypothesis.relation}:{rule.hypothesis.get('mode') or ''}".rstrip(":")
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--relations", default=NEW)
@@ -139,7 +145,8 @@ def main() -> int:
     args = parser.parse_args()
     work = (args.work or Path(tempfile.mkdtemp(prefix="proctor-truths-"))).resolve()
     work.mkdir(parents=True, exist_ok=True)
-    relations = [relation for name, relation in registry().items() if name in args.relations.split(",")]
+    wanted = args.relations.split(",")
+    relations = [relation for name, relation in registry().items() if any(name == w.partition(":")[0] for w in wanted)]
     only = set(args.only.split(",")) if args.only else set()
     source: Examples | Wild = (
         Wild(work, args.wild.resolve(), only) if args.wild else Examples(work, args.folder or [EXAMPLES, EXAMPLES / "techniques"], args.iters, only)
@@ -151,12 +158,13 @@ def main() -> int:
 
     def judge(setting: str, pack: list[Invariant], run: Path) -> None:
         trace = Trace.load([run])
-        for relation in relations:
-            result = check(trace, [Pack([rule for rule in pack if rule.hypothesis.relation == relation.name])], relations={relation.name: relation})
-            checked[setting, relation.name] += result.checked
-            false[setting, relation.name] += len(result.violations)
+        for kind in sorted({kind_of(rule) for rule in pack}):
+            relation = registry()[kind.partition(":")[0]]
+            result = check(trace, [Pack([rule for rule in pack if kind_of(rule) == kind])], relations={relation.name: relation})
+            checked[setting, kind] += result.checked
+            false[setting, kind] += len(result.violations)
             for violation in result.violations:
-                print(textwrap.shorten(f"  {run.name} ({setting}): {relation.name}: {violation.text} | {violation.seen}", 300), flush=True)
+                print(textwrap.shorten(f"  {run.name} ({setting}): {kind}: {violation.text} | {violation.seen}", 300), flush=True)
 
     for program, options in source.programs.items():
         learned = [record(source, work, program, name) for name in LEARNED]
@@ -164,24 +172,25 @@ def main() -> int:
             failed.append(program)
             continue
         found, _ = infer(shards.of_runs([run for run in learned if run]), relations, options=Options())
-        rules[program], made[program] = list(found), learned[0]
+        found = [rule for rule in found if {rule.hypothesis.relation, kind_of(rule)} & {*wanted}]
+        rules[program], made[program] = found, learned[0]
         for name in options:
             run = record(source, work, program, name) if name not in LEARNED else None
             if run is not None and found:
                 judge(name.rstrip("0123456789"), rules[program], run)
-        print(f"{program}: {len(found)} rules {dict(collections.Counter(r.hypothesis.relation for r in found))}", flush=True)
+        print(f"{program}: {len(found)} rules {dict(collections.Counter(map(kind_of, found)))}", flush=True)
     for stem, run in made.items():
         others = {rule.id: rule for other, several in rules.items() if other != stem for rule in several}
         if others and run is not None:
             judge("others", list(others.values()), run)
     source.close()
-    names = [relation.name for relation in relations]
-    totals = collections.Counter(rule.hypothesis.relation for several in rules.values() for rule in several)
+    totals = collections.Counter(kind_of(rule) for several in rules.values() for rule in several)
+    spread = collections.Counter(kind for several in rules.values() for kind in {kind_of(rule) for rule in several})
     print(f"\n{len(rules)} programs; left out: {', '.join(failed) or 'none'}\n")
     kinds = sorted({setting for setting, _ in checked})
-    print("| relation | rules | " + " | ".join(kinds) + " |\n|---|---|" + "---|" * len(kinds))
-    for name in names:
-        print(f"| `{name}` | {totals[name]} | " + " | ".join(f"{false[kind, name]} of {checked[kind, name]}" for kind in kinds) + " |")
+    print("| relation and mode | programs | rules | " + " | ".join(kinds) + " |\n|---|---|---|" + "---|" * len(kinds))
+    for name in sorted(totals):
+        print(f"| `{name}` | {spread[name]} | {totals[name]} | " + " | ".join(f"{false[kind, name]} of {checked[kind, name]}" for kind in kinds) + " |")
     return 0
 
 

@@ -7,8 +7,13 @@ that the rule is of one family of programs for good.
 `mode="evaluation"`: the same across evaluations alone, of any program that does not write parameters at other times.
 `mode="frozen"`: a parameter with requires_grad=False stays as it is when its optimizer steps. Catches weight decay and
 momentum that go on moving what was frozen in mid-training.
+`mode="trains"`: every parameter of the model has moved after its first two updates (`_moving`), but for those that did not in the
+learned runs; of one family of programs, whatever the depth. Catches a layer that was frozen, detached, or left out of the optimizer.
+`mode="remembers"`: a running average of an optimizer is no fixed share of the last gradient (`_remembering`), of any program. Catches a state
+that is cleared or made anew before each update.
+`mode="counted"`: no backward doubles the gradients that the one before it left, of any program. Catches a loss that is propagated twice.
 
-Source: ours. `contain` (PR102) says that what should move moves; this says that what should not does not.
+Source: ours. `contain` (PR102) says that what should move moves, of any program; the first two say that what should not does not.
 """
 
 from __future__ import annotations
@@ -19,7 +24,17 @@ from typing import Any, ClassVar, Final
 import polars as pl
 
 from proctor.invariants.invariant import Hypothesis, Standing
-from proctor.invariants.relations import Detail, Examples, Needs, Relation, _surveys, register
+from proctor.invariants.relations import (
+    Detail,
+    Examples,
+    Needs,
+    Relation,
+    _moving,
+    _remembering,
+    _surveys,
+    register,
+)
+from proctor.invariants.relations import habits as _habits
 from proctor.invariants.relations.views import frames as _frames
 from proctor.invariants.schema import StateFlag
 from proctor.invariants.trace import Trace
@@ -55,7 +70,8 @@ class Progress(Relation):
         moved = {Hypothesis.of("progress", mode="between", family=family): kept for family, kept in between.iter_rows()}
         general = [Hypothesis.of("progress", mode=mode) for mode, view in _GENERAL.items() if view(trace)["passed"].any()]
         broken = [h for h, kept in moved.items() if not kept]
-        return _surveys.of_hypotheses([*moved, *general], broken)
+        trains = [Hypothesis.of("progress", mode="trains", family=family, but=but) for family, but in _moving.exceptions(trace)]
+        return _surveys.of_hypotheses([*moved, *general, *trains], broken)
 
     def examples(self, trace: Trace, hypotheses: Sequence[Hypothesis]) -> Examples:
         parts = []
@@ -64,24 +80,35 @@ class Progress(Relation):
             index = pl.DataFrame(families, schema={"hyp": pl.UInt32, "family": pl.String}, orient="row")
             parts.append(_between(trace).join(index, on="family"))
         for i, h in enumerate(hypotheses):
+            if h["mode"] == "trains":
+                rows = _moving.moved(trace).filter((pl.col("family") == h.text("family")) & ~pl.col("what").is_in(h.text("but").split()))
+                parts.append(_finish(trace, rows).with_columns(pl.lit(i, dtype=pl.UInt32).alias("hyp")))
             if h["mode"] in _GENERAL:
                 parts.append(_GENERAL[h.text("mode")](trace).with_columns(pl.lit(i, dtype=pl.UInt32).alias("hyp")))
         return Examples(_stack(parts), _FIELDS, _SCOPE)
 
     def standing_of(self, hypothesis: Hypothesis) -> Standing:
         """An optimizer skips what is frozen. An evaluation may swap averaged weights in."""
-        return {"frozen": Standing.LAW, "evaluation": Standing.CHOICE}.get(hypothesis.text("mode"), Standing.HABIT)
+        return {"frozen": Standing.LAW, "remembers": Standing.LAW, "evaluation": Standing.CHOICE, "counted": Standing.CHOICE}.get(hypothesis.text("mode"), Standing.HABIT)
 
     def needs(self, hypothesis: Hypothesis) -> Needs:
+        if hypothesis["mode"] in ("remembers", "counted"):
+            return Needs(frozenset({_frames.UPDATE, *_remembering.BACKWARDS}), frozenset({"grad", "optimizer"}))
         return Needs(frozenset({_frames.UPDATE, "torch.nn.Module.load_state_dict"}), frozenset({"data"}))
 
     def say(self, hypothesis: Hypothesis) -> str:
         if hypothesis["mode"] == "frozen":
             return "Optimizer.step leaves parameters alone that are frozen (requires_grad=False)"
+        if hypothesis["mode"] == "counted":
+            return "no backward doubles the gradients that are there"
+        if hypothesis["mode"] == "remembers":
+            return "a running average of an optimizer is no fixed share of the last gradient"
         if hypothesis["mode"] == "evaluation":
             return "an evaluation leaves the parameters as the optimizer left them"
-        models = sorted({word.split("/")[0].removeprefix("__main__.") for word in hypothesis.text("family").split()})
-        where = f", in programs of {', '.join(models)}" if models else ""
+        where = _habits.of_programs(hypothesis)
+        if hypothesis["mode"] == "trains":
+            but = f", but for {hypothesis.text('but').replace(' ', ', ')}" if hypothesis["but"] else ""
+            return f"every parameter has moved after two updates of its model{but}{where}"
         return f"between two steps of its optimizer a parameter keeps its value{where}"
 
     def detail(self, trace: Trace, hypothesis: Hypothesis, example: Mapping[str, Any]) -> Detail:
@@ -94,6 +121,32 @@ class Progress(Relation):
                 variable=name,
                 module=example["_module"],
                 advice="Weight decay and momentum go on for what is frozen while its gradient is a tensor of zeros: set the gradient to None, or take the parameter out of the optimizer.",
+            )
+        if hypothesis["mode"] == "counted":
+            return Detail(
+                expected="a backward adds another gradient than the one that is there",
+                seen=f"the gradient of {name}, and all others, doubled {size}",
+                function=_remembering.BACKWARDS[0],
+                variable=f"{name}.grad",
+                module=example["_module"],
+                advice="Look for a second backward of the same loss (retain_graph=True), or the same batch given twice to one update.",
+            )
+        if hypothesis["mode"] == "remembers":
+            return Detail(
+                expected=f"{name} after step {step} also holds what earlier updates left in it",
+                seen=f"it is the same share of the last gradient as after its first update, {size.replace('before', 'of the gradient').replace('after', 'of the state')}",
+                function=_frames.UPDATE,
+                variable=name,
+                advice="Look for what clears optimizer.state, or builds the optimizer anew, between updates.",
+            )
+        if hypothesis["mode"] == "trains":
+            return Detail(
+                expected=f"{name} moves in the first two updates of its model, as in the learned runs",
+                seen=f"{name} has not moved by the end of step {step}",
+                function=_frames.UPDATE,
+                variable=name,
+                module=example["_module"],
+                advice="Look for requires_grad=False, a detach or no_grad before it, and whether an optimizer holds it.",
             )
         return Detail(
             expected=f"{name} as Optimizer.step of step {step} left it when the optimizer steps again",
@@ -226,7 +279,15 @@ def _finish(trace: Trace, rows: pl.DataFrame) -> pl.DataFrame:
     )  # fmt: skip
 
 
-_GENERAL: Final[dict[str, Callable[[Trace], pl.DataFrame]]] = {"frozen": _frozen, "evaluation": _evaluated}
+def _remembers(trace: Trace) -> pl.DataFrame:
+    return _frames.memo(trace, "progress remembers", lambda t: _finish(t, _remembering.remembered(t)))
+
+
+def _counted(trace: Trace) -> pl.DataFrame:
+    return _frames.memo(trace, "progress counted", lambda t: _finish(t, _remembering.counted(t)))
+
+
+_GENERAL: Final[dict[str, Callable[[Trace], pl.DataFrame]]] = {"frozen": _frozen, "evaluation": _evaluated, "remembers": _remembers, "counted": _counted}
 
 
 def _stack(parts: Sequence[pl.DataFrame]) -> pl.DataFrame:

@@ -16,6 +16,7 @@ import polars as pl
 from proctor.invariants.invariant import Hypothesis, Standing
 from proctor.invariants.relations import Detail, Examples, Needs, Reads, Relation, register
 from proctor.invariants.relations._surveys import Fold
+from proctor.invariants.relations._switches import SCRIPT
 from proctor.invariants.relations.argument.tables import (
     DROPOUTS,
     GROUP,
@@ -145,7 +146,7 @@ class Argument(Relation):
         return frozenset({(MODEL_CALL, "0.training"), *((name, path) for name in shares for path in _SHARES)})
 
     def needs(self, hypothesis: Hypothesis) -> Needs:
-        names = {hypothesis.text("fn"), hypothesis.text("caller")} - {""}
+        names = {hypothesis.text("fn"), hypothesis.text("caller")} - {"", SCRIPT}
         if hypothesis["mode"] == "training":
             names |= {"torch.Tensor.backward", *MODE_SETTERS}
         if hypothesis["mode"] == "dropping":
@@ -198,7 +199,7 @@ class Argument(Relation):
             expected=f"{name} {what}{by}: {expected}",
             seen=f"{what} is {seen or 'not given'}",
             function=f"{name} ({what})",
-            module=hypothesis.text("caller"),
+            module=hypothesis.text("caller") if hypothesis.get("caller") not in (None, SCRIPT) else "",
             advice=f"{_ADVICE[mode]} ({short(name)}{', called by ' + short(hypothesis.text('caller')) if by else ''})",
         )
 

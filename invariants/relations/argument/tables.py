@@ -12,6 +12,7 @@ import numpy as np
 import polars as pl
 
 from proctor.invariants.codec.signature import Plain
+from proctor.invariants.relations import _switches
 from proctor.invariants.relations.views import frames as _frames
 from proctor.invariants.relations.views.calls import (
     cached,
@@ -69,7 +70,7 @@ def _build(trace: Trace) -> dict[str, pl.DataFrame]:
     ranks = _by_rank(trace, given, collectives)
     training, evaluating = _model_modes(trace)
     return {
-        "passes": _passes(trace, collectives),
+        "passes": pl.concat([_passes(trace, collectives), _row(_switches.given(trace), "passed")]),
         "same": _same(given),
         "ranks_same": _row(ranks, "_same"),
         "ranks_distinct": _row(
@@ -316,6 +317,15 @@ def _wrapped_modes(trace: Trace, flags: pl.DataFrame) -> pl.DataFrame:
     return inner.join(told, on="args").sort("_at").unique(["proc", "seq"], keep="first", maintain_order=True).drop("args", "_at")
 
 
+def _models(trace: Trace, forwards: pl.DataFrame) -> pl.DataFrame:
+    """Forwards of what has parameters, where anything has: a loss that is a module runs last before each backward, and never evaluates."""
+    known = _frames.owned(trace).filter(pl.col("role") == "parameter").select(pl.col("model").str.split("#").list.first().alias("class"), "var")
+    held = trace.states.select("proc", "var").unique().join(known, on="var").select("proc", "class").unique()
+    owners = held.join(forwards.select("proc", "class").unique(), on=["proc", "class"], how="semi").with_columns(pl.lit(value=True).alias("_owner"))
+    forwards = forwards.join(owners, on=["proc", "class"], how="left", maintain_order="left")
+    return forwards.filter(pl.col("_owner").fill_null(value=False) | ~pl.col("_owner").any().over("proc").fill_null(value=False)).drop("_owner")
+
+
 def _model_modes(trace: Trace) -> tuple[pl.DataFrame, pl.DataFrame]:
     """Training flag of the outermost module in the last forward before each backward, and in those without gradients."""
     flags = features_of(trace).filter(pl.col("name").is_in(["0.training", "0.type"]))
@@ -337,6 +347,7 @@ def _model_modes(trace: Trace) -> tuple[pl.DataFrame, pl.DataFrame]:
         )
         .drop("_inner", "_class")
         .filter(pl.col("_seen").is_not_null())
+        .pipe(lambda found: _models(trace, found))
         .join(circumstances_of(trace).select("circ", "grad"), on="circ")
         .with_columns(
             pl.lit(MODEL_CALL).alias("function"),

@@ -5,7 +5,8 @@ begins in the state of an earlier one; no training step sets a seed again; no dr
 augmentations that repeat because a generator was copied into the workers or is seeded again, dropout with one mask, a
 shuffle without `set_epoch`, layers that were initialised alike.
 Batches (`_fresh_batches`): a loader does not give a batch twice in a row; ranks that hold the same model are given
-different ones. Catches a missing sampler, workers that all yield the whole stream.
+different ones; where a program shuffles, each pass draws an order; steps that follow each other train on other batches. Catches a missing sampler, workers that all yield the whole stream,
+a shuffle that was left out.
 Buffers (`_fresh_buffers`): a statistic changes in every step in which its module trains, a constant in none, and those of
 a DDP model are equal on all ranks when its forward begins. Catches stale and diverging buffers.
 
@@ -39,6 +40,8 @@ _PARTS: Final[dict[str, Callable[[Trace], pl.DataFrame]]] = {
     "seed": _fresh_randomness.seeds,
     "draw": _fresh_randomness.draws,
     "batch": _fresh_batches.consecutive,
+    "order": _fresh_batches.orders,
+    "another": _fresh_batches.other_batches,
     "ranks": _fresh_batches.ranks,
     "moves": _fresh_buffers.changes,
     "still": _fresh_buffers.changes,
@@ -54,6 +57,8 @@ _NEEDS: Final[dict[str, Needs]] = {
     "epoch": Needs(frozenset({MODEL_CALL, *_LOADER}), values=_RNG),
     "workers": Needs(frozenset({MODEL_CALL, *_LOADER}), values=_RNG),
     "batch": Needs(frozenset({MODEL_CALL, *_LOADER}), values=frozenset({"batch"})),
+    "another": Needs(frozenset({MODEL_CALL, _frames.UPDATE, _fresh_batches.ITER}), values=frozenset({"batch"})),
+    "order": Needs(_fresh_batches.LOOP | {*_fresh_batches.DRAWS}),
     "ranks": Needs(
         frozenset({MODEL_CALL, _frames.UPDATE, _fresh_batches.NEXT}),
         frozenset({"data"}),
@@ -76,6 +81,8 @@ _SAYS: Final[dict[str, str]] = {
     "workers": "no loader worker begins an epoch with a generator in the state of another worker or epoch",
     "seed": "no training step calls {what} with a seed that was set before",
     "batch": "a loader does not give the same batch twice in a row",
+    "another": "a step trains on another batch than the step before, in one pass over the data",
+    "order": "an order of samples is drawn for each pass over the data that is trained on",
     "ranks": "ranks that hold the same model ({what}) are given different batches",
     "moves": "{what} changes in every step in which its module trains",
     "still": "{what} does not change while its module trains",
@@ -92,6 +99,8 @@ _ADVICE: Final[dict[str, str]] = {
     "draw": "A seed or generator state was set again between the two draws.",
     "batch": "Workers of an iterable dataset must each yield a part (get_worker_info), with a generator of their own.",
     "ranks": "Give each rank its part of the data: DistributedSampler with the rank of this process.",
+    "another": "Look at what the training loop iterates over, and at what hands out batches.",
+    "order": "Look at the loader: shuffle=True, or its sampler.",
     "moves": "Look at what updates this buffer: an update that is skipped, or written to a copy or to a tensor that is no "
     "longer registered.",
     "still": "Something writes in place to what the model takes for a constant.",
@@ -134,7 +143,7 @@ class Fresh(Relation):
         if hypothesis["mode"] == "moves":
             return Standing.LAW
         few = hypothesis["mode"] == "draw" and hypothesis["what"] != "weights"  # a small number comes twice by chance
-        return Standing.HABIT if few or hypothesis["mode"] == "still" else Standing.CHOICE
+        return Standing.HABIT if few or hypothesis["mode"] in ("still", "order", "another") else Standing.CHOICE
 
     def needs(self, hypothesis: Hypothesis) -> Needs:
         mode, what = hypothesis.text("mode"), hypothesis.text("what")

@@ -14,6 +14,9 @@ from proctor.invariants.trace import Trace
 
 ITER: Final = "torch.utils.data.DataLoader.__iter__"
 NEXT: Final = "torch.utils.data.DataLoader.__next__"
+DRAWS: Final = ("torch.randperm", "torch.randint", "torch.multinomial")  # by which torch's samplers draw an order
+_BACKWARDS: Final = ("torch.Tensor.backward", "torch.autograd.backward")
+LOOP: Final = frozenset({ITER, NEXT, *_BACKWARDS})  # calls that tell which passes are trained on
 _BACK: Final = 8  # batches that each is compared with; as many workers may yield the same in turn
 _CONSTANT: Final = int(StateFlag.CONSTANT | StateFlag.ZERO)
 
@@ -69,6 +72,75 @@ def consecutive(trace: Trace) -> pl.DataFrame:
         _expected=pl.lit(f"a batch unlike the last {_BACK}"),
         _seen=pl.lit("all of an earlier batch again, tensor by tensor"),
     )
+
+
+def other_batches(trace: Trace) -> pl.DataFrame:
+    """One row a step and the one before it in the same pass: passed if it trains on another batch, whoever made it."""
+    begun = _frames.calls_of(trace, re.escape(ITER)).select("proc", "seq", pl.col("seq").alias("_pass"))
+    rows = batches(trace).filter(~pl.col("flat") & (pl.col("step") >= 0)).sort("proc", "seq").unique(["proc", "step"], keep="first", maintain_order=True)
+    rows = rows.sort("seq").join_asof(begun.sort("seq"), on="seq", by="proc", strategy="backward", check_sortedness=False).sort("proc", "seq")
+    rows = rows.with_columns(pl.col("_pass").fill_null(0))
+    same = [pl.col(c) == pl.col(c).shift(1).over("proc") for c in ("session", "_pass")]
+    rows = rows.with_columns((pl.col("fp") != pl.col("fp").shift(1).over("proc")).alias("passed"), (pl.col("step") == pl.col("step").shift(1).over("proc") + 1).alias("_next"), pl.all_horizontal(same).alias("_same"))
+    rows = rows.filter(pl.col("_next") & pl.col("_same")).join(trace.families, on="proc", how="left", maintain_order="left")
+    return _sightings.example(
+        _sightings.sites(trace, _sightings.thin(rows, ["proc", "session"])), mode="another", what="batch", _function=NEXT,
+        _expected=pl.lit("a batch unlike that of the step before"), _seen=pl.lit("the batch of the step before again, tensor by tensor"),
+    )  # fmt: skip
+
+
+def trained_passes(trace: Trace) -> pl.DataFrame:
+    """Passes of loops over a loader whose batches are trained on: proc, site, _pass (seq of the beginning), step, _trained (its first backward).
+
+    A batch belongs to the pass that began at its own line, which a loop does and `next(iterator)` does not: of that, nothing is said.
+    """
+    rows = _trained_batches(trace)
+    return rows.group_by("proc", "site", "_pass").agg(pl.col("step", "_trained").min()).drop_nulls("_trained").sort("proc", "_pass")
+
+
+def _trained_batches(trace: Trace) -> pl.DataFrame:
+    """Batches of passes: proc, seq, step, site, _pass, _nth, and _trained, the first backward after it and before the next batch of any."""
+    return _frames.memo(trace, "batches of passes", _find_trained)
+
+
+def _find_trained(trace: Trace) -> pl.DataFrame:
+    begun = _frames.calls_of(trace, re.escape(ITER)).select("proc", "site", "seq", pl.col("seq").alias("_pass"))
+    every = _frames.calls_of(trace, re.escape(NEXT))
+    given = _before(every, begun, "proc", "site").drop_nulls("_pass").sort("proc", "seq")
+    given = given.with_columns(pl.int_range(pl.len()).over("proc", "_pass").alias("_nth"))
+    trained = _before(_frames.calls_of(trace, *map(re.escape, _BACKWARDS)), every.select("proc", "seq", pl.col("seq").alias("_batch")), "proc")
+    ends = trained.group_by("proc", pl.col("_batch").alias("seq")).agg(pl.col("seq").min().alias("_trained"))
+    return given.join(ends, on=["proc", "seq"], how="left", maintain_order="left")
+
+
+def orders(trace: Trace) -> pl.DataFrame:
+    """One row a batch of a loop over a loader that is trained on: passed if an order of samples was drawn when its pass began.
+
+    Torch's samplers draw it by one of a few functions before the first batch is there, whether or not workers load.
+    """
+    begun = _frames.calls_of(trace, re.escape(ITER)).select("proc", "seq", pl.col("seq").alias("_pass"))
+    drawn = _before(_frames.calls_of(trace, *map(re.escape, DRAWS)), begun, "proc").group_by("proc", "_pass").agg(pl.col("seq").min().alias("_drawn"))
+    every = _trained_batches(trace)
+    second = every.filter(pl.col("_nth") == 1).select("proc", "_pass", pl.col("seq").alias("_second"))
+    rows = every.drop_nulls("_trained")
+    for more in (drawn, second):
+        rows = rows.join(more, on=["proc", "_pass"], how="left", maintain_order="left")
+    # What is drawn while the second batch is loaded, or in a forward, is none of the sampler's.
+    end = pl.min_horizontal("_second", pl.col("_trained").min().over("proc", "_pass"))
+    drew = (pl.col("_drawn") < end).fill_null(value=False)
+    lossy = pl.col("proc").is_in([i for i, p in enumerate(trace.processes) if p.dropped > 0])
+    rows = rows.with_columns(pl.when(drew | ~lossy).then(drew).alias("passed")).join(trace.families, on="proc", how="left", maintain_order="left")
+    return _sightings.example(
+        _sightings.thin(rows, ["proc", "_pass"]), mode="order", what="loader", _function=pl.lit(ITER),
+        _expected=pl.lit("an order of the samples is drawn when a pass begins"), _seen=pl.lit("the pass began without a draw: its samples come as they lie"),
+    )  # fmt: skip
+
+
+def _before(calls: pl.DataFrame, others: pl.DataFrame, *by: str) -> pl.DataFrame:
+    """Calls with the columns of the last of the others before each: proc, seq, step, site, and those."""
+    left = calls.select("proc", "seq", "step", "site").sort("seq")
+    right = others.drop([c for c in ("site",) if c not in by], strict=False).sort("seq")
+    return left.join_asof(right, on="seq", by=list(by), strategy="backward", check_sortedness=False)
 
 
 def ranks(trace: Trace) -> pl.DataFrame:

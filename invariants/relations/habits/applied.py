@@ -1,18 +1,20 @@
 """The gradient that an update applies is what the backwards since the last update have summed up.
 
 `only`: nothing but backward, clipping and the unscaling of a loss scaler writes a gradient before it is applied. `kept`: what a
-backward gave is not thrown away before the update that follows, so that every microbatch counts. Both are habits of a program, held
-where all its runs keep them: to scale gradients by hand, to average them over ranks, or to clear those that another model's loss
-gave, is a way to train.
+backward gave is not thrown away before the update that follows, so that every microbatch counts. `once`: between two backwards a
+model runs forward, so that no loss is propagated twice. `clipped`: a step that propagates clips. All are habits of a program, held where all its runs keep them: to scale
+gradients by hand, to average them over ranks, to clear those that another model's loss gave, or to propagate several losses of one
+forward, is a way to train.
 
 Catches gradients that are scaled or unscaled twice, edited between backward and update, overwritten or cleared between
-microbatches, in all or in some parameters. The sum itself is not checked: what one backward adds can be told from what was there
+microbatches, or counted twice, in all or in some parameters. The sum itself is not checked: what one backward adds can be told from what was there
 before only inside of autograd, and we hook no graph of the user's. A write through `.data` moves no version counter, and is missed.
 Source: ours.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar, Final
 
@@ -23,21 +25,26 @@ from proctor.invariants.relations import Detail, Examples, Needs, Reads, Relatio
 from proctor.invariants.relations import habits as _habits
 from proctor.invariants.relations.views import frames as _frames
 from proctor.invariants.relations.views import sightings as _sightings
-from proctor.invariants.schema import StateFlag
+from proctor.invariants.schema import MODEL_CALL, CallFlag, StateFlag
 from proctor.invariants.trace import Trace
 
 _BACKWARDS: Final = ("torch.Tensor.backward", "torch.autograd.backward")
 _REWRITES: Final = ("torch.nn.utils.clip_grad_norm_", "torch.nn.utils.clip_grad_value_", "torch.amp.GradScaler.unscale_")
+_CLIPS: Final = _REWRITES[:2]
 _SCALED: Final = "torch.amp.GradScaler.step"
 _LEAST: Final = 4  # updates in which a habit was kept
 _WHAT: Final = "gradients"
 _SAYS: Final = {
     "only": "nothing but backward, clipping and unscaling writes the gradients that an update applies",
     "kept": "no gradient is cleared between a backward and the update that follows it",
+    "clipped": "gradients are clipped in each step that has a backward",
+    "once": "a model runs forward between a backward and the next one",
 }
 _ADVICE: Final = {
     "only": "Look for what scales, averages or overwrites gradients by hand between backward and optimizer.step.",
     "kept": "Look for a zero_grad, or a gradient set to None, between the microbatches of one update.",
+    "clipped": "Look for the clipping between backward and the update.",
+    "once": "Look for a second backward of the same loss (retain_graph=True): its gradient counts double.",
 }
 
 
@@ -53,6 +60,7 @@ class Applied(Relation):
     reach: ClassVar[int | None] = 1
     reads: ClassVar[Reads] = "records"
     alone: ClassVar[bool] = True
+    absence: ClassVar[bool] = True
 
     def propose(self, trace: Trace) -> list[Hypothesis]:
         return self.settle(self.survey(trace))
@@ -64,6 +72,10 @@ class Applied(Relation):
         return _habits.examples(trace, _every(trace), hypotheses)
 
     def needs(self, hypothesis: Hypothesis) -> Needs:
+        if hypothesis["mode"] == "clipped":
+            return Needs(frozenset({_frames.UPDATE, *_BACKWARDS, *_CLIPS}))
+        if hypothesis["mode"] == "once":
+            return Needs(frozenset({_frames.UPDATE, MODEL_CALL, *_BACKWARDS}))
         return Needs(frozenset({_frames.UPDATE, _SCALED, *_BACKWARDS, *_REWRITES}), frozenset({"grad"}))
 
     def say(self, hypothesis: Hypothesis) -> str:
@@ -74,14 +86,14 @@ class Applied(Relation):
         return Detail(
             expected=_SAYS[mode],
             seen=example["_seen"] or "",
-            function=example["_function"] or _BACKWARDS[0],
+            function=_CLIPS[0] if mode == "clipped" else example["_function"] or _BACKWARDS[0],
             variable=example["_variable"] or "",
             advice=_ADVICE[mode],
         )
 
 
 def _every(trace: Trace) -> pl.DataFrame:
-    return _sightings.of_parts(trace, "applied", {"only": _only, "kept": _kept})
+    return _sightings.of_parts(trace, "applied", {"only": _only, "kept": _kept, "once": _once, "clipped": _clipped})
 
 
 def _moment(edge: pl.Expr) -> pl.Expr:
@@ -155,6 +167,38 @@ def _kept(trace: Trace) -> pl.DataFrame:
     return _finish(trace, found, "kept", seen)
 
 
+def _once(trace: Trace) -> pl.DataFrame:
+    """One row a backward that is in no other: passed if a model ran forward, with gradients, since the one before it."""
+    backwards = _frames.calls_of(trace, *map(re.escape, _BACKWARDS)).sort("proc", "seq")
+    # torch.Tensor.backward calls torch.autograd.backward.
+    ends = (pl.col("t") + pl.col("dur")).cum_max().shift(1).over("proc")
+    backwards = backwards.filter((pl.col("t") >= ends).fill_null(value=True))
+    grads = trace.contexts.filter("grad").select("ctx", "recompute").filter(~pl.col("recompute")).select("ctx")
+    forwards = trace.calls.filter(_frames.has(int(CallFlag.ROOT)) & ~_frames.has(int(CallFlag.RAISED))).join(grads, on="ctx", how="semi")
+    forwards = forwards.select("proc", pl.col("seq").alias("_forward")).sort("_forward")
+    rows = backwards.sort("seq").join_asof(
+        forwards, left_on="seq", right_on="_forward", by="proc", strategy="backward", check_sortedness=False, coalesce=False
+    ).sort("proc", "seq")  # fmt: skip
+    before = pl.col("seq").shift(1).over("proc")
+    # Of what is behind a step without records nothing is known.
+    near = pl.col("step") <= pl.col("step").shift(1).over("proc") + 1
+    rows = rows.with_columns((pl.col("_forward") > before).fill_null(value=False).alias("passed"), near.alias("_near")).filter("_near")
+    rows = rows.filter((pl.col("step") >= 0) & pl.col("proc").is_in(forwards["proc"].unique().implode()))
+    rows = rows.select("proc", pl.col("seq").alias("update"), "step", pl.col("site").alias("line"), "passed", pl.lit("").alias("optimizer"), pl.lit("loss").alias("name"))
+    return _finish(trace, rows, "once", pl.lit("a backward follows another, and no model ran in between"))
+
+
+def _clipped(trace: Trace) -> pl.DataFrame:
+    """One row a step with a backward, of processes that clip or might: passed if something is clipped behind its first backward."""
+    backwards = _frames.calls_of(trace, *map(re.escape, _BACKWARDS)).filter(pl.col("step") >= 0)
+    rows = backwards.sort("proc", "seq").group_by("proc", "step", maintain_order=True).agg(pl.col("seq", "site").first())
+    clips = _frames.calls_of(trace, *map(re.escape, _CLIPS)).group_by("proc", "step").agg(pl.col("seq").max().alias("_clip"))
+    rows = rows.join(_frames.whole_steps(trace), on=["proc", "step"], how="semi", maintain_order="left")
+    rows = rows.join(clips, on=["proc", "step"], how="left", maintain_order="left").with_columns((pl.col("_clip") > pl.col("seq")).fill_null(value=False).alias("passed"))
+    rows = rows.select("proc", pl.col("seq").alias("update"), "step", pl.col("site").alias("line"), "passed", pl.lit("").alias("optimizer"), pl.lit("").alias("name"))
+    return _finish(trace, rows, "clipped", pl.lit("no gradient was clipped in this step"))
+
+
 def _finish(trace: Trace, rows: pl.DataFrame, mode: str, seen: pl.Expr) -> pl.DataFrame:
     lossy = pl.col("proc").is_in([i for i, p in enumerate(trace.processes) if p.dropped > 0])
     rows = rows.with_columns(pl.when(pl.col("passed") | ~lossy).then("passed").alias("passed"), seen.alias("_seen")).sort("proc", "update")
@@ -162,5 +206,5 @@ def _finish(trace: Trace, rows: pl.DataFrame, mode: str, seen: pl.Expr) -> pl.Da
     rows = rows.with_columns(pl.col("update").alias("seq"), pl.col("line").alias("site"))
     return _sightings.example(
         _habits.with_family(trace, rows), mode=mode, what=_WHAT, _expected=pl.lit(_SAYS[mode]), _function=pl.lit(_BACKWARDS[0]),
-        _variable=pl.concat_str("name", pl.lit(".grad")),
+        _variable=pl.lit("loss") if mode == "once" else pl.concat_str("name", pl.lit(".grad")),
     )  # fmt: skip

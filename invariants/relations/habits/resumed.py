@@ -2,7 +2,7 @@
 
 `numbers`: after a load an optimizer goes on with the options and the count of updates that it was given, and a scheduler whose state
 is in the file is given it before training goes on. `onward`: a counter of the program never goes back. `again`: what is trained on
-after a load was not trained on before it. `pass`: a pass over a loader gives as many batches as the one before it at the same line.
+after a load was not trained on before it. `parts`: what a program saves to go on from has the parts that it had. `pass`: a pass over a loader gives as many batches as the one before it at the same line.
 
 Each is a habit of a program, held where all its runs keep it; to fine-tune with another rate, to train one fold after the other and
 to end an epoch early are ways to train. A run that goes on in another process is held against what that process loads, not against
@@ -19,7 +19,7 @@ from typing import Any, ClassVar, Final
 import polars as pl
 
 from proctor.invariants.invariant import Hypothesis
-from proctor.invariants.relations import Detail, Examples, Needs, Relation, register
+from proctor.invariants.relations import Detail, Examples, Needs, Relation, _saved_parts, _surveys, register
 from proctor.invariants.relations import habits as _habits
 from proctor.invariants.relations.fresh import batches as _fresh_batches
 from proctor.invariants.relations.views import frames as _frames
@@ -44,6 +44,7 @@ _ADVICE: Final = {
     "optimizer that is built after the load.",
     "onward": "Look at where this counter begins after a resume, and at what sets it anew.",
     "again": "Look at the epoch and the position in it from which training goes on, and at the seed of the order of samples.",
+    "parts": "Look at what is put into the file: a resume goes on without what is missing.",
     "pass": "Look for a break, for a sampler that is used up or keeps its position, and for batches that are skipped once and for all.",
 }
 
@@ -67,10 +68,12 @@ class Resumed(Relation):
         onward = _onward(trace).filter(~pl.col("passed") | pl.col("_counts"))
         strange = onward.join(counters.filter("_counts"), on=["proc", "what"], how="anti").with_columns(pl.lit(value=False).alias("passed"))
         found = pl.concat([_of_loads(trace), onward.drop("_counts"), strange.drop("_counts")])
-        return _habits.survey(self.name, found, 1)
+        return self.merge([_habits.survey(self.name, found, 1), _surveys.of_hypotheses(_saved_parts.propose(trace, self.name))])
 
     def examples(self, trace: Trace, hypotheses: Sequence[Hypothesis]) -> Examples:
-        return _habits.examples(trace, pl.concat([_of_loads(trace), _onward(trace).drop("_counts")]), hypotheses)
+        return _habits.examples(
+            trace, pl.concat([_of_loads(trace), _onward(trace).drop("_counts"), _saved_parts.examples(trace, hypotheses)]), hypotheses
+        )
 
     def remember(self, trace: Trace, first: int, end: int) -> pl.DataFrame | None:
         return _batches(trace).filter(pl.col("step") < end).head(_REMEMBERED)
@@ -82,12 +85,16 @@ class Resumed(Relation):
                 return Needs(frozenset(functions), values=frozenset({"option"}))
             case "again":
                 return Needs(frozenset({_GIVEN, MODEL_CALL, _frames.UPDATE}), values=frozenset({"batch"}))
+            case _saved_parts.MODE:
+                return Needs(frozenset({_saved_parts.SAVE, _frames.UPDATE}))
             case "pass":
                 return Needs(frozenset({_fresh_batches.ITER, _fresh_batches.NEXT, _frames.UPDATE}))
         return Needs(frozenset({_frames.UPDATE}), values=frozenset({"number"}))
 
     def say(self, hypothesis: Hypothesis) -> str:
         function, _, name = hypothesis.text("what").rpartition(":")
+        if hypothesis["mode"] == _saved_parts.MODE:
+            return f"what {function or 'the script'} saves has {name.replace(',', ', ')}" + _habits.of_programs(hypothesis)
         return _SAYS.get(hypothesis.text("mode"), f"{name} in {function} never goes back") + _habits.of_programs(hypothesis)
 
     def detail(self, trace: Trace, hypothesis: Hypothesis, example: Mapping[str, Any]) -> Detail:

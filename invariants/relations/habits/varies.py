@@ -3,9 +3,11 @@
 Of each number that the program's own functions compute or return (`instrument/probes/numbers.py`) the first eight looks count, within
 the first sixteen steps: what is constant later may have been learned or have run out. A rule is of a number that goes up and down
 there in all healthy runs of a program, and is no whole number: counters, options and schedules go one way.
+What a backward is given is held against the numbers beside it (`_terms`): `whole`, `each` and `shared`, it is the loss that torch's function gave, or its share; `more`, it is
+no fixed multiple of one of its terms.
 
 Catches a term that is always 0 (a detached or wrong input, an empty mask, a weight that was lost), a metric of the wrong labels, a
-reward that never comes. Of numbers on a device nothing is known: to read them would wait for it. Source: ours.
+reward that never comes, a term that is left out of the sum, a loss that is divided once more. Of numbers on a device nothing is known: to read them would wait for it. Source: ours.
 """
 
 from __future__ import annotations
@@ -16,8 +18,9 @@ from typing import Any, ClassVar, Final
 import polars as pl
 
 from proctor.invariants.invariant import Hypothesis
-from proctor.invariants.relations import Detail, Examples, Needs, Relation, register
+from proctor.invariants.relations import Detail, Examples, Needs, Relation, _terms, register
 from proctor.invariants.relations import habits as _habits
+from proctor.invariants.relations.scalar import LOSSES
 from proctor.invariants.relations.views import frames as _frames
 from proctor.invariants.relations.views import sightings as _sightings
 from proctor.invariants.schema import Value
@@ -45,23 +48,33 @@ class Varies(Relation):
         return self.settle(self.survey(trace))
 
     def survey(self, trace: Trace) -> pl.DataFrame:
-        found = _frames.memo(trace, "varies", _every)
+        found = _found(trace)
         # What neither is constant nor goes up and down says nothing for a rule, and breaks none.
-        return _habits.survey(self.name, found.filter(~pl.col("passed") | pl.col("_varied")), 1)
+        return _habits.survey(self.name, found.filter(~pl.col("passed") | pl.col("_varied")).drop("_varied"), 1)
 
     def examples(self, trace: Trace, hypotheses: Sequence[Hypothesis]) -> Examples:
-        return _habits.examples(trace, _frames.memo(trace, "varies", _every).drop("_varied"), hypotheses)
+        return _habits.examples(trace, _found(trace).drop("_varied"), hypotheses)
 
     def remember(self, trace: Trace, first: int, end: int) -> pl.DataFrame | None:
-        return _looks(trace).filter(pl.col("step") < end)
+        return _numbers(trace).filter(pl.col("step") < end)
 
     def needs(self, hypothesis: Hypothesis) -> Needs:
-        return Needs(frozenset({_frames.UPDATE, "torch.Tensor.backward", _function(hypothesis)}), values=frozenset({"number"}))
+        return Needs(frozenset({_frames.UPDATE, "torch.Tensor.backward", _function(hypothesis), *(LOSSES if hypothesis["mode"] in _TERMS else ())}), values=frozenset({"number"}))
 
     def say(self, hypothesis: Hypothesis) -> str:
+        if hypothesis["mode"] != _MODE:
+            return _TERMS[hypothesis.text("mode")].format(*_both(hypothesis)) + _habits.of_programs(hypothesis)
         return f"{_named(hypothesis)} is not the same at its first {_LOOKS} looks" + _habits.of_programs(hypothesis)
 
     def detail(self, trace: Trace, hypothesis: Hypothesis, example: Mapping[str, Any]) -> Detail:
+        if hypothesis["mode"] != _MODE:
+            return Detail(
+                expected=_TERMS[hypothesis.text("mode")].format(*_both(hypothesis)),
+                seen=example["_seen"] or "",
+                function=_function(hypothesis),
+                variable="loss",
+                advice="Look at how the loss is put together before backward: a term that is multiplied by 0, left out or detached, a division.",
+            )
         return Detail(
             expected=f"{_named(hypothesis)} varies, as it does in healthy runs",
             seen=example["_seen"] or "",
@@ -71,8 +84,22 @@ class Varies(Relation):
         )
 
 
+_TERMS: Final = {
+    "whole": "{0} is given the loss that torch's function gave",
+    "each": "{0} is given the loss that torch's function gave, each time in a step",
+    "shared": "{0} is given the loss that torch's function gave, divided by the backwards of the step",
+    "more": "{0} is given more than a fixed multiple of {1}",
+}
+
+
+def _both(hypothesis: Hypothesis) -> tuple[str, str]:
+    """The backward in its function, and the number beside it."""
+    given, _, beside = hypothesis.text("what").partition(_terms.BETWEEN)
+    return f"backward in {given.rpartition(':')[0]}", "the last loss" if beside == _terms.LOSS else beside
+
+
 def _function(hypothesis: Hypothesis) -> str:
-    return hypothesis.text("what").rpartition(":")[0]
+    return hypothesis.text("what").partition(_terms.BETWEEN)[0].rpartition(":")[0]
 
 
 def _named(hypothesis: Hypothesis) -> str:
@@ -80,20 +107,39 @@ def _named(hypothesis: Hypothesis) -> str:
     return f"the result of {function}" if name == "return" else f"{name} in {function}"
 
 
-def _looks(trace: Trace) -> pl.DataFrame:
-    """The first looks at each number in the first steps, and one row without a text for each of these steps that was recorded."""
+def _numbers(trace: Trace) -> pl.DataFrame:
+    """Every look at a number in the first steps, and one row without a text for each of these steps that was recorded."""
+    return _frames.memo(trace, "varies numbers", _find_numbers)
+
+
+def _find_numbers(trace: Trace) -> pl.DataFrame:
     rows = _sightings.sightings(trace, Value.NUMBER).filter(pl.col("step").is_between(-1, _STEPS - 1) & pl.col("number").is_finite())
-    name = pl.col("text")  # of a call: its function tells its result
-    rows = rows.filter(~name.str.ends_with(")")).select(pl.col(c).cast(t) for c, t in _KNOWN.items())
-    # The same variable is read at several calls of a step: it has one value in a step, a result has one for each call.
+    # Of a call, its function tells its result.
+    rows = rows.filter(~pl.col("text").str.ends_with(")") | pl.col("text").str.ends_with(":" + _terms.LOSS))
+    rows = rows.select(pl.col(c).cast(t) for c, t in _KNOWN.items())
     steps = _frames.seen_steps(trace).filter(pl.col("step").is_between(0, _STEPS - 1))
     steps = steps.select(pl.col(c).cast(t) if c in ("proc", "step") else pl.lit(None, dtype=t).alias(c) for c, t in _KNOWN.items())
     past = trace.past.get("varies")
     both = pl.concat([*([past] if past is not None else []), rows, steps]).unique(maintain_order=True)
-    both = both.sort("proc", "text", "step", "seq", maintain_order=True)
+    return both.sort("proc", "text", "step", "seq", maintain_order=True)
+
+
+def _looks(trace: Trace) -> pl.DataFrame:
+    """The first looks at each number, and the rows of steps. A variable has one value in a step, a result has one for each call."""
+    both = _numbers(trace).filter(pl.col("text").is_null() | ~pl.col("text").str.ends_with(")"))
     result = pl.col("text").str.ends_with(":return") | pl.col("text").is_null()
     both = both.filter(result | (pl.int_range(pl.len()).over("proc", "text", "step") == 0))
     return both.filter(pl.col("text").is_null() | (pl.int_range(pl.len()).over("proc", "text") < _LOOKS))
+
+
+def _found(trace: Trace) -> pl.DataFrame:
+    """Examples of all modes, with `_varied`: whether they say something for a rule."""
+    return _frames.memo(trace, "varies", _find)
+
+
+def _find(trace: Trace) -> pl.DataFrame:
+    beside = _terms.pairs(_numbers(trace))
+    return pl.concat([_every(trace), *(_terms.lossy(trace, make(trace, beside)) for make in (_terms.whole, _terms.more))])
 
 
 def _every(trace: Trace) -> pl.DataFrame:

@@ -67,18 +67,24 @@ PROGRAMS = {
                 return [{"params": many + few, "weight_decay": 0.1}]
             return [{"params": many, "weight_decay": 0.1}, {"params": few, "weight_decay": 0.0}]
         x = torch.randn(32, 8)
-        loader = DataLoader(TensorDataset(x, x[:, :3].argmax(1)), 4, shuffle=True)
+        loader = DataLoader(TensorDataset(x, x[:, :3].argmax(1)), 4, shuffle=BUG != "unshuffled")
         model = Net()
+        if BUG == "frozen":
+            model.body.weight.requires_grad_(False)
         optimizer = torch.optim.AdamW(groups(model), lr=1e-2)
         schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda s: 1 / (1 + s))
         def train():
             for epoch in range(4):
-                for i, (a, b) in enumerate(loader):
+                for i, (a, b) in enumerate([next(iter(loader))] * 8 if BUG == "same_batch" else loader):
                     if BUG == "ends_early" and epoch == 2 and i == 3:
                         break
                     optimizer.zero_grad()
                     out, h = model(a)
-                    (F.cross_entropy(out, b) + 0.1 * penalty(h)).backward()
+                    loss = F.cross_entropy(out, b, reduction="sum" if BUG == "summed" else "mean")
+                    loss = loss + (0 if BUG == "no_term" else 0.1) * penalty(h)
+                    if BUG == "twice":
+                        loss.backward(retain_graph=True)
+                    loss.backward()
                     if BUG == "edits":
                         for p in model.parameters():
                             p.grad.mul_(0.5)
@@ -87,6 +93,9 @@ PROGRAMS = {
                     schedule.step()
                     if BUG == "steps_twice":
                         schedule.step()
+                    if BUG == "rate_rests":
+                        for group in optimizer.param_groups:
+                            group["lr"] = 1e-2
         train()
     """,
     "accumulates": """
@@ -123,10 +132,12 @@ PROGRAMS = {
                 order = torch.Generator().manual_seed(epoch)
                 for (a,) in DataLoader(TensorDataset(x), 4, shuffle=True, generator=order):
                     optimizer.zero_grad()
-                    model(a).square().mean().backward()
+                    loss = F.mse_loss(model(a), a[:, :3])
+                    (loss / 8 if BUG == "divided" else loss).backward()
                     optimizer.step()
                     schedule.step()
-            torch.save({"model": model.state_dict(), "optimizer": optimizer.state_dict(), "schedule": schedule.state_dict(), "epoch": epoch}, f"{OUT}/last.pt")
+            more = {} if BUG == "lost_part" else {"seed": SEED}
+            torch.save({**more, "model": model.state_dict(), "optimizer": optimizer.state_dict(), "schedule": schedule.state_dict(), "epoch": epoch}, f"{OUT}/last.pt")
         parts = build()
         train(0, 2, *parts)
         model, optimizer, schedule = build()
@@ -149,16 +160,25 @@ FAULTS = {  # program, fault: relation, a word of what was seen, step
     ("grouped", "ends_early"): ("resumed", "4 batches", 18),
     ("grouped", "edits"): ("applied", "6 of 6 gradients were written by something else", 0),
     ("grouped", "steps_twice"): ("paced", "2 step(s)", 0),
+    ("grouped", "summed"): ("argument", "reduction is sum", 0),
+    ("grouped", "twice"): ("applied", "no model ran in between", 0),
+    ("grouped", "unshuffled"): ("fresh", "without a draw", -1),
+    ("grouped", "frozen"): ("progress", "body.weight has not moved", 1),
+    ("grouped", "same_batch"): ("fresh", "batch of the step before again", 1),
+    ("grouped", "rate_rests"): ("paced", "0.01, 0.01 after 0.01, 0.01", 1),
+    ("grouped", "no_term"): ("varies", "1.0 times this number", 1),
     ("accumulates", "same_rate"): ("option", "lr of embed.weight is 0.01", 0),
     ("accumulates", "steps_each_microbatch"): ("paced", "3 step(s)", 0),
     ("accumulates", "loses_some"): ("applied", "1 of 3 gradients were cleared", 0),
     ("resumes", "no_schedule"): ("resumed", "not at 16.0", 15),
     ("resumes", "rate_anew"): ("resumed", "begins with 0.01", 16),
     ("resumes", "count_anew"): ("resumed", "begins with 0.0", 16),
+    ("resumes", "divided"): ("varies", "where the loss function gave", 0),
+    ("resumes", "lost_part"): ("resumed", "a file without seed", 15),
     ("resumes", "epoch_anew"): ("resumed", "0.0 after 1.0", 16),
     ("resumes", "epoch_again"): ("resumed", "again, tensor by tensor", 16),
 }
-RELATIONS = {name: registry()[name] for name in ("option", "paced", "varies", "applied", "resumed")}
+RELATIONS = {name: registry()[name] for name in ("option", "paced", "varies", "applied", "resumed", "argument", "fresh", "progress")}
 
 
 @pytest.fixture(scope="module")
