@@ -9,16 +9,17 @@ from __future__ import annotations
 import zlib
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
-import polars as pl
 import pyarrow as pa
 from pyarrow import ipc
 
 from proctor.errors import TraceError
 from proctor.invariants.arrow_message import MARK, PREFIX, arrow_head
 from proctor.invariants.schema import TABLES
-from proctor.invariants.windows import Sieve
+
+if TYPE_CHECKING:
+    from proctor.invariants.windows import Sieve
 
 AT: Final = b"at"  # keys of a batch's metadata: number of its first row
 CHECKSUM: Final = b"crc32"
@@ -173,6 +174,8 @@ def first_missing(lacking: Mapping[str, str], read: Mapping[str, Table]) -> int 
     """The first step of which rows may be missing: that of the last row before what is lost; -1 before training; None: no rows are."""
     if not lacking:
         return None
+    import polars as pl  # late: a training process writes tables and reads none
+
     contexts = pl.DataFrame(pl.from_arrow(read["context"].rows)).select("ctx", "step")
     last = dict(contexts.iter_rows())
     reached = max(last.values(), default=-1)
@@ -231,6 +234,8 @@ def no_rows(schema: pa.Schema) -> pa.Table:
 
 
 def _sift(table: pa.Table, name: str, sieve: Sieve) -> pa.Table:
+    import polars as pl
+
     frame = pl.DataFrame(pl.from_arrow(table))
     kept = sieve.rows(name, frame)
     return table if kept.height == frame.height else kept.to_arrow().cast(table.schema)

@@ -32,6 +32,7 @@ from proctor.invariants.suppression import Suppression
 from proctor.invariants.trace import Run, Trace
 from proctor.invariants.verdict import TAKEN_BACK, CheckResult, Violation
 from proctor.verify._memory import give_back
+from proctor.verify._pace import Pace
 from proctor.verify._roll import Roll
 from proctor.verify.checker import Judged, check
 from proctor.verify.coverage import coverage
@@ -110,6 +111,7 @@ class Verifier:
         freeze: asks all ranks to keep their last steps: capsule key and step.
         say: one line for whoever watches the terminal.
         now, clock: epoch seconds, and seconds that never jump.
+        pace: of rounds that are not urgent.
     """
 
     run: Path
@@ -132,6 +134,7 @@ class Verifier:
     say: Callable[[str], None] = lambda text: None
     now: Callable[[], float] = time.time
     clock: Callable[[], float] = time.monotonic
+    pace: Callable[[], Pace] = Pace
     finished: bool = False
     """Every process said goodbye."""
 
@@ -316,7 +319,7 @@ class Verifier:
             self.say(f"{found.missing} records of {gap.process} did not arrive ({found.why}); the steps around them are unknown")
 
     def _fresh(self) -> OnlineChecker:
-        return OnlineChecker(self.packs, run=str(self.run), program=self._program_name())
+        return OnlineChecker(self.packs, run=str(self.run), program=self._program_name(), pace=self.pace())
 
     def _program_name(self) -> str:
         if not self._program:

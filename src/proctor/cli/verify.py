@@ -130,9 +130,11 @@ def say(text: str) -> None:
 
 def _serve(settings: Settings) -> int:
     from proctor.invariants.peer import read_token
+    from proctor.verify._memory import forgo_pandas
     from proctor.verify.inbox import Inbox
     from proctor.verify.server import Server
 
+    forgo_pandas()
     logging.basicConfig(level=logging.WARNING, format="proctor: %(message)s", stream=sys.stderr)
     os.nice(_NICE)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the terminal's, meant for the command

@@ -24,6 +24,7 @@ from proctor.invariants.trace import Trace
 from proctor.verify.inbox import Event, Gap, Inbox, Joined, Left, Rows, Told
 from proctor.verify.lifecycle import IncidentBook
 from proctor.verify.notice import Action, Notice
+from proctor.verify._pace import Pace
 from proctor.verify.verifier import LINGER_S, Summary, Verifier
 from proctor.verify.view.events import EventLog
 
@@ -93,6 +94,7 @@ class Bench:
                 "say": self.said.append,
                 "now": self.clock,
                 "clock": self.clock,
+                "pace": lambda: Pace(most_s=0.0),
                 **options,
             }
         )
