@@ -9,16 +9,19 @@ from __future__ import annotations
 import zlib
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
-import polars as pl
 import pyarrow as pa
 from pyarrow import ipc
 
 from proctor.errors import TraceError
 from proctor.invariants.schema import TABLES
-from proctor.invariants.trace.windows import Sieve
 from proctor.invariants.wire.arrow_message import MARK, PREFIX, arrow_head
+
+if TYPE_CHECKING:
+    import polars as pl
+
+    from proctor.invariants.trace.windows import Sieve
 
 AT: Final = b"at"  # keys of a batch's metadata: number of its first row
 CHECKSUM: Final = b"crc32"
@@ -180,6 +183,8 @@ def first_missing(lacking: Mapping[str, str], read: Mapping[str, Table]) -> int 
     """The first step of which rows may be missing: that of the last row before what is lost; -1 before training; None: no rows are."""
     if not lacking:
         return None
+    import polars as pl  # late: a training process writes tables and reads none
+
     contexts = pl.DataFrame(pl.from_arrow(read["context"].rows)).select("ctx", "step")
     last = dict(contexts.iter_rows())
     reached = max(last.values(), default=-1)
@@ -238,6 +243,8 @@ def no_rows(schema: pa.Schema) -> pa.Table:
 
 
 def _sift(table: pa.Table, name: str, sieve: Sieve) -> pa.Table:
+    import polars as pl
+
     frame = pl.DataFrame(pl.from_arrow(table))
     kept = sieve.rows(name, frame)
     return table if kept.height == frame.height else kept.to_arrow().cast(table.schema)
@@ -250,5 +257,7 @@ def _one_line(error: Any) -> str:
 
 def empty(table: str) -> pl.DataFrame:
     """A table of a trace without rows."""
+    import polars as pl
+
     frame = pl.DataFrame(pl.from_arrow(no_rows(TABLES[table])))
     return frame.select(pl.lit(0, dtype=pl.UInt16).alias("proc"), *frame.columns).clear()

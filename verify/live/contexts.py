@@ -10,6 +10,7 @@ import pyarrow as pa
 
 from proctor.invariants.schema import CONTEXT
 from proctor.invariants.trace.grouping import Array, are_first, numbers, pairs
+from proctor.invariants.trace.tables import no_rows
 from proctor.invariants.trace.windows import PROLOGUE
 
 _SAID: Final = [name for name in CONTEXT.names if name not in ("ctx", "step")]
@@ -19,7 +20,7 @@ class Contexts:
     """Contexts of all processes; what every row is looked up in lies in arrays that are sorted by key: process and code."""
 
     def __init__(self) -> None:
-        self._known = _keyed(np.zeros(0, dtype=np.uint64), pl.DataFrame(pl.from_arrow(CONTEXT.empty_table())))
+        self._known = _keyed(np.zeros(0, dtype=np.uint64), pl.DataFrame(pl.from_arrow(no_rows(CONTEXT))))
         self._new: list[tuple[Array, pl.DataFrame]] = []  # since that was made
         self._keys, self._steps = np.zeros(0, dtype=np.uint64), np.zeros(0, dtype=np.int32)
         self._looks = np.zeros(0, dtype=np.uint64)  # hash of all that a context says but its step

@@ -31,6 +31,7 @@ from proctor.verify.checker import MAX_PLACES, Judged, judge
 from proctor.verify.coverage import Coverage, coverage
 from proctor.verify.incident import callers, group
 from proctor.verify.live import memo as _memo
+from proctor.verify.live.pace import Pace
 from proctor.verify.live.records import LiveTrace, Records
 from proctor.verify.rules import merge_rules
 
@@ -137,6 +138,7 @@ class OnlineChecker:
         relations: instead of all known ones.
         patience: steps that a process may lag behind the one that is ahead before it is not waited for.
         together: judge many steps that have ended in one round, which keeps up with any program; else always step by step.
+    pace: of rounds that are not urgent, where `rounds` may leave some for later.
     """
 
     packs: Sequence[Pack]
@@ -145,6 +147,7 @@ class OnlineChecker:
     relations: Mapping[str, Relation] | None = None
     patience: int = PATIENCE
     together: bool = True
+    pace: Pace = field(default_factory=Pace)
     errors: dict[str, str] = field(default_factory=dict)
     """Relations that could not be evaluated, and why."""
 
@@ -163,6 +166,7 @@ class OnlineChecker:
         self._going: Iterator[Round] | None = None  # a round of the rest that was left
         self._anew = False  # contradictions were looked for in a window that looked like none before
         self._next_late = self._spent = 0.0
+        self._found = False  # something, in the present round of what is not urgent
         self._news = 0  # windows in a row that looked like none before
         self._source: Callable[[], Trace] | None = None
         self.live = LiveTrace(self.run, self.program)
@@ -198,7 +202,7 @@ class OnlineChecker:
     @property
     def pending(self) -> bool:
         """Whether steps are over that only contradictions between ranks were looked for in: `rounds` is to be called again."""
-        return self._going is not None or self._judged < self._seen
+        return self._going is not None or (self._judged < self._seen and self.pace.due(time.monotonic()))
 
     def rounds(self, *, some: bool = False) -> Iterator[Round]:
         """Judge the steps that are over since the last time, one relation after the other, the quick ones first.
@@ -213,7 +217,8 @@ class OnlineChecker:
         """
         self.live.settle()
         now = self._seen = max(self._seen, self._over())
-        urgent = [g for g in self._groups if _urgent(g)] if self.together else []
+        several = any(member.world > 1 for member in self.live.members.values())
+        urgent = [g for g in self._groups if _urgent(g)] if self.together and several else []
         while urgent and (done := min(g.done for g in urgent)) < now:
             # As below: one by one while they look alike, the others at once.
             yield from self._round(urgent, now if self._anew else done + 1)
@@ -222,15 +227,22 @@ class OnlineChecker:
         until = time.monotonic() + _SLICE_S if some else math.inf
         while self._going is not None or self._judged < now:
             if self._going is None:
-                self._going = self._next(rest, now)
+                if some and not self.pace.due(time.monotonic()):
+                    break
+                self._going, self._found = self._next(rest, now), False
             begin = time.monotonic()
             for one in self._going:
+                self._found |= any(judged.violation is not None for judged in one.judged)
                 yield one
                 if time.monotonic() >= until:
                     break
             else:
                 self._going = None
-            self._spent += time.monotonic() - begin
+            spent = time.monotonic() - begin
+            self._spent += spent
+            self.pace.took(spent)
+            if self._going is None:
+                self.pace.over(time.monotonic(), found=self._found)
             if time.monotonic() >= until:
                 break
         late = [these for these in self._groups if these.done < self._judged]

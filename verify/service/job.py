@@ -19,6 +19,7 @@ from proctor.invariants.fit import misfit, said
 from proctor.invariants.pack import Pack
 from proctor.verify.lifecycle import IncidentBook
 from proctor.verify.live.online import OnlineChecker
+from proctor.verify.live.pace import Pace
 from proctor.verify.metrics import Metrics
 from proctor.verify.service.membership import Roll
 from proctor.verify.transport.fill import fill
@@ -34,6 +35,7 @@ class Job:
 
     Args:
         finish: judges what waits, before a new life begins.
+        pace: of rounds that are not urgent.
     """
 
     run: Path
@@ -46,6 +48,7 @@ class Job:
     say: Callable[[str], None]
     clock: Callable[[], float]
     finish: Callable[[], None]
+    pace: Callable[[], Pace]
     lost: dict[str, int] = field(default_factory=dict)
     """Records, by reason."""
     before: int = 0
@@ -123,7 +126,7 @@ class Job:
             self.say(f"{found.missing} records of {gap.process} did not arrive ({found.why}); the steps around them are unknown")
 
     def _fresh(self) -> OnlineChecker:
-        return OnlineChecker(self.packs, run=str(self.run), program=self.program)
+        return OnlineChecker(self.packs, run=str(self.run), program=self.program, pace=self.pace())
 
     def _fit(self, info: Mapping[str, Any]) -> None:
         """Of the shipped packs keep those that are for what this job uses."""

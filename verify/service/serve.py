@@ -17,6 +17,7 @@ from proctor.invariants.wire.frames import Freeze
 from proctor.invariants.wire.peer import read_token
 from proctor.verify.service.build import build
 from proctor.verify.service.ending import conclude
+from proctor.verify.service.memory import forgo_pandas
 from proctor.verify.service.settings import Settings
 from proctor.verify.service.terminal import say
 from proctor.verify.transport.inbox import Inbox
@@ -35,6 +36,7 @@ def serve(settings: Settings, *, keeps_steps: bool) -> int:
     Raises:
         ProctorError: nothing can be judged: an address, a pack or a configuration cannot be used.
     """
+    forgo_pandas()
     logging.basicConfig(level=logging.WARNING, format="proctor: %(message)s", stream=sys.stderr)
     os.nice(NICE)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the terminal's, meant for the command

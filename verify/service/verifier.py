@@ -30,6 +30,7 @@ from proctor.verify.coverage import coverage
 from proctor.verify.incident import callers
 from proctor.verify.lifecycle import IncidentBook
 from proctor.verify.live.online import OnlineChecker, Round
+from proctor.verify.live.pace import Pace
 from proctor.verify.metrics import Metrics, NoMetrics
 from proctor.verify.service.job import Job
 from proctor.verify.service.memory import give_back
@@ -94,6 +95,7 @@ class Verifier:
         freeze: asks all ranks to keep their last steps: capsule key and step.
         say: one line for whoever watches the terminal.
         now, clock: epoch seconds, and seconds that never jump.
+        pace: of rounds that are not urgent.
     """
 
     run: Path
@@ -116,12 +118,13 @@ class Verifier:
     say: Callable[[str], None] = lambda text: None
     now: Callable[[], float] = time.time
     clock: Callable[[], float] = time.monotonic
+    pace: Callable[[], Pace] = Pace
     finished: bool = False
     """Every process said goodbye."""
 
     def __post_init__(self) -> None:
         self.job = Job(
-            self.run, self.packs, self.pack_names, self.fitting, self.book, self.metrics, self.log, self.say, self.clock, self._finish,
+            self.run, self.packs, self.pack_names, self.fitting, self.book, self.metrics, self.log, self.say, self.clock, self._finish, self.pace,
         )  # fmt: skip
         self._violations: dict[str, Violation] = {}
         self._shown = Progress(self.log, self.writers, self.clock)

@@ -12,7 +12,7 @@ import numpy as np
 import polars as pl
 
 from proctor.invariants.codec.signature import Plain
-from proctor.invariants.relations import _switches
+from proctor.invariants.relations.argument import switches as _switches
 from proctor.invariants.relations.views import frames as _frames
 from proctor.invariants.relations.views.calls import (
     cached,

@@ -18,9 +18,9 @@ import polars as pl
 
 from proctor.invariants.invariant import Hypothesis
 from proctor.invariants.relations import Detail, Examples, Needs, Reads, Relation, register
-from proctor.invariants.relations import habits as _habits
 from proctor.invariants.relations.fresh import batches as _fresh_batches
 from proctor.invariants.relations.views import frames as _frames
+from proctor.invariants.relations.views import habits as _habits
 from proctor.invariants.relations.views import sightings as _sightings
 from proctor.invariants.schema import Value
 from proctor.invariants.trace import Trace

@@ -19,11 +19,13 @@ from typing import Any, ClassVar, Final
 import polars as pl
 
 from proctor.invariants.invariant import Hypothesis
-from proctor.invariants.relations import Detail, Examples, Needs, Relation, _saved_parts, _surveys, register
-from proctor.invariants.relations import habits as _habits
+from proctor.invariants.relations import Detail, Examples, Needs, Relation, _surveys, register
 from proctor.invariants.relations.fresh import batches as _fresh_batches
+from proctor.invariants.relations.habits import _saved_parts
 from proctor.invariants.relations.views import frames as _frames
+from proctor.invariants.relations.views import habits as _habits
 from proctor.invariants.relations.views import sightings as _sightings
+from proctor.invariants.relations.views.checkpoints import SAVE
 from proctor.invariants.schema import MODEL_CALL, CallFlag, Value
 from proctor.invariants.trace import Trace
 
@@ -86,7 +88,7 @@ class Resumed(Relation):
             case "again":
                 return Needs(frozenset({_GIVEN, MODEL_CALL, _frames.UPDATE}), values=frozenset({"batch"}))
             case _saved_parts.MODE:
-                return Needs(frozenset({_saved_parts.SAVE, _frames.UPDATE}))
+                return Needs(frozenset({SAVE, _frames.UPDATE}))
             case "pass":
                 return Needs(frozenset({_fresh_batches.ITER, _fresh_batches.NEXT, _frames.UPDATE}))
         return Needs(frozenset({_frames.UPDATE}), values=frozenset({"number"}))

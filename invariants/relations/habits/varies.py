@@ -18,11 +18,12 @@ from typing import Any, ClassVar, Final
 import polars as pl
 
 from proctor.invariants.invariant import Hypothesis
-from proctor.invariants.relations import Detail, Examples, Needs, Relation, _terms, register
-from proctor.invariants.relations import habits as _habits
-from proctor.invariants.relations.scalar import LOSSES
+from proctor.invariants.relations import Detail, Examples, Needs, Relation, register
+from proctor.invariants.relations.habits import _terms
 from proctor.invariants.relations.views import frames as _frames
+from proctor.invariants.relations.views import habits as _habits
 from proctor.invariants.relations.views import sightings as _sightings
+from proctor.invariants.relations.views.losses import LOSSES
 from proctor.invariants.schema import Value
 from proctor.invariants.trace import Trace
 

@@ -25,18 +25,12 @@ from proctor.invariants.relations._surveys import Fold
 from proctor.invariants.relations.scalar import formulas
 from proctor.invariants.relations.views.calls import cached, is_library, programs_of, short
 from proctor.invariants.relations.views.frames import UPDATE
+from proctor.invariants.relations.views.losses import LOSSES
 from proctor.invariants.schema import Value
 from proctor.invariants.trace import Trace
 
 # Relative: a loss of one element is float32, and its formula is evaluated in double precision.
 _TOLERANCE: Final = 1e-4
-LOSSES: Final = frozenset(
-    f"torch.nn.functional.{name}"
-    for name in """cross_entropy nll_loss mse_loss l1_loss smooth_l1_loss huber_loss binary_cross_entropy kl_div
-    binary_cross_entropy_with_logits poisson_nll_loss gaussian_nll_loss hinge_embedding_loss margin_ranking_loss
-    cosine_embedding_loss triplet_margin_loss soft_margin_loss multi_margin_loss multilabel_margin_loss
-    multilabel_soft_margin_loss ctc_loss""".split()
-)
 _MIN_LOOKS: Final = 3
 _PLACE: Final = ("fn", "at", "program")
 _SUBJECT: Final = ("fn", "target", "at", "through", "program")

@@ -17,6 +17,7 @@ from proctor.invariants.trace import Trace
 from proctor.verify.checker import check
 from proctor.verify.live import online
 from proctor.verify.live.online import OnlineChecker
+from proctor.verify.live.pace import Pace
 
 NAMES = ("contain", "sequence")
 KNOWN = {name: registry()[name] for name in NAMES}
@@ -145,7 +146,7 @@ def test_a_round_says_what_it_speaks_of(tmp_path: Path, pack: Pack) -> None:
 def test_bit_by_bit_the_same_is_found(tmp_path: Path, pack: Pack, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(online, "_SLICE_S", 0.0)
     path = write_run(tmp_path / "run", [loop(steps=30, skip={20: ["backward"]})])
-    whole, bits = OnlineChecker([pack], relations=KNOWN), OnlineChecker([pack], relations=KNOWN)
+    whole, bits = OnlineChecker([pack], relations=KNOWN), OnlineChecker([pack], relations=KNOWN, pace=Pace(most_s=0.0))
     for process, part, info, reached in flushes(path):
         whole.feed(process, part, info, reached)
         bits.live.add(process, part, info, reached)

@@ -22,6 +22,7 @@ from proctor.invariants.relations import registry
 from proctor.invariants.suppression import Suppression
 from proctor.invariants.trace import Trace
 from proctor.verify.lifecycle import IncidentBook
+from proctor.verify.live.pace import Pace
 from proctor.verify.notice import Action, Notice
 from proctor.verify.service.verifier import LINGER_S, Summary, Verifier
 from proctor.verify.transport.inbox import Event, Gap, Inbox, Joined, Left, Rows, Told
@@ -93,6 +94,7 @@ class Bench:
                 "say": self.said.append,
                 "now": self.clock,
                 "clock": self.clock,
+                "pace": lambda: Pace(most_s=0.0),
                 **options,
             }
         )

@@ -11,8 +11,8 @@ from typing import Final
 
 import polars as pl
 
-from proctor.invariants.relations import habits as _habits
 from proctor.invariants.relations.views import frames as _frames
+from proctor.invariants.relations.views import habits as _habits
 from proctor.invariants.relations.views import sightings as _sightings
 from proctor.invariants.trace import Trace
 

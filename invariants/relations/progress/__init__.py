@@ -29,13 +29,13 @@ from proctor.invariants.relations import (
     Examples,
     Needs,
     Relation,
-    _moving,
-    _remembering,
     _surveys,
     register,
 )
-from proctor.invariants.relations import habits as _habits
+from proctor.invariants.relations.progress import moving as _moving
+from proctor.invariants.relations.progress import remembering as _remembering
 from proctor.invariants.relations.views import frames as _frames
+from proctor.invariants.relations.views import habits as _habits
 from proctor.invariants.schema import StateFlag
 from proctor.invariants.trace import Trace
 

@@ -1,0 +1,19 @@
+"""Versions of the packages that a process has imported, so that two runs can be compared by them."""
+
+from __future__ import annotations
+
+import sys
+from typing import Final
+
+_MOST: Final = 300  # packages,
+_LENGTH: Final = 80  # and characters of a version
+
+
+def packages() -> dict[str, str]:
+    """Version by package, of those that say one. What a package computes when it is asked is not asked for."""
+    found: dict[str, str] = {}
+    for name, module in list(sys.modules.items()):
+        version = None if "." in name or module is None else getattr(module, "__dict__", {}).get("__version__")
+        if isinstance(version, str) and not name.startswith("_") and len(found) < _MOST:
+            found[name] = version[:_LENGTH]
+    return found

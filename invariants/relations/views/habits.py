@@ -1,0 +1,46 @@
+"""Habits of one kind of program: what all of its recorded runs kept, and nothing is known of other programs."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Final
+
+import polars as pl
+
+from proctor.invariants.invariant import Hypothesis
+from proctor.invariants.relations import Examples, _surveys
+from proctor.invariants.relations.views import sightings as _sightings
+from proctor.invariants.trace import Trace
+
+_KEYS: Final = ("mode", "what", "family")
+
+
+def survey(relation: str, found: pl.DataFrame, least: int) -> pl.DataFrame:
+    """The survey of a relation whose rules are habits.
+
+    Args:
+        found: examples in the form of `_sightings.EXAMPLE`, with the family.
+        least: passing examples of one shard below which it says nothing for a rule.
+    """
+    decided = found.filter(pl.col("passed").is_not_null() & pl.col("family").is_not_null())
+    told = decided.group_by(_KEYS).agg(pl.col("passed").all().alias("kept"), pl.len().alias("n"))
+    seen = {Hypothesis.of(relation, mode=mode, what=what, family=family): (kept, n) for mode, what, family, kept, n in told.iter_rows()}
+    held = [h for h, (kept, n) in seen.items() if not kept or n >= least]
+    return _surveys.of_hypotheses(held, [h for h, (kept, _) in seen.items() if not kept])
+
+
+def examples(trace: Trace, found: pl.DataFrame, hypotheses: Sequence[Hypothesis]) -> Examples:
+    """Those that habits speak of; the family is in the rule, so it is no condition."""
+    return Examples(_sightings.bound_examples(trace, found, hypotheses).frame.drop("family"), ())
+
+
+def with_family(trace: Trace, rows: pl.DataFrame) -> pl.DataFrame:
+    return rows.join(trace.families, on="proc", how="left", maintain_order="left")
+
+
+def of_programs(hypothesis: Hypothesis) -> str:
+    """`, in programs of Net`; the end of a sentence."""
+    models = sorted({word.split("/")[0].removeprefix("__main__.") for word in hypothesis.text("family").split()})
+    return f", in programs of {', '.join(models)}" if models else ""
+
+
