@@ -5,7 +5,7 @@
 #include "compare.h"
 #include "distinct.h"
 #include "fingerprint.h"
-#include "tap.h"
+#include "calls/tap.h"
 
 PYBIND11_MODULE(_native, m) {
   m.doc() = "Fingerprints and comparison of tensor memory, the call tap, rows of a trace as bytes, and equal values.";
