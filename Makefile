@@ -12,7 +12,7 @@ STAMP  := $(VENV)/.ready
 .PHONY: setup demo test test-slow laws lint new-relation new-sink new-report new-integration new-sharding bench exam health mutants evaluation wild faults fuzz packs clean
 setup: $(STAMP)
 
-$(STAMP): pyproject.toml CMakeLists.txt native/CMakeLists.txt $(wildcard native/*.cpp native/*.h)
+$(STAMP): pyproject.toml CMakeLists.txt native/CMakeLists.txt $(wildcard native/*.cpp native/*.h native/*/*.cpp native/*/*.h)
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install -q --upgrade pip
 	$(BIN)/python -m pip install -q "$(TORCH)" numpy

@@ -19,9 +19,11 @@ from typing import Any
 
 from proctor.errors import ProctorError
 from proctor.instrument.config import RecordConfig
-from proctor.instrument.guard import Guard, say, unsaid
+from proctor.instrument.guard import Guard, say
 from proctor.instrument.observe.state import Look, StateTracker
 from proctor.instrument.observe.structure import Structure
+from proctor.instrument.output import Output, say_nothing
+from proctor.instrument.patch import catalog
 from proctor.instrument.patch.patches import Patches
 from proctor.instrument.patch.taps import Taps
 from proctor.instrument.patch.usercode import UserCode, library_prefixes
@@ -29,12 +31,10 @@ from proctor.instrument.probes import MAX_VALUES, Probes, Sink, _workers
 from proctor.instrument.steps.acts import PRE_ARM_ROWS, Steps
 from proctor.instrument.steps.clock import ContextTable, StepClock
 from proctor.instrument.steps.turns import Turns
-from proctor.invariants.schema import MODEL_CALL, TRACE_SCHEMA, Name, Value
+from proctor.invariants.schema import MODEL_CALL, Name, Value
 from proctor.native import Recorder
 
 MAX_ROWS = 4_000_000  # records in memory when the writer cannot keep up
-MAX_UNSEEN = 2_000  # names of functions that are told not to be observed
-HOT_CALLS = 20_000  # calls of one user function between two flushes that take it out of the trace
 ROOTS_ONLY = 1 << 31  # in a code of `module_namer`: wanted as the outermost module only
 
 
@@ -44,13 +44,14 @@ class Observer:
     def __init__(self, config: RecordConfig) -> None:
         self.config = config
         self.guard = Guard()
+        self.output = Output(self)
         self.recorder = Recorder()
         self.patches = Patches(self.recorder)
         self.clock = StepClock()
         self.contexts = ContextTable(self.clock)
         self.sink = Sink(self.recorder, self._value_ctx, config, self._wants_values)
         self.probes = Probes(self.sink, self.guard.run)
-        self.guard.step, self.guard.on_end = lambda: self.clock.step, self._went_blind
+        self.guard.step, self.guard.on_end = lambda: self.clock.step, self.output.went_blind
         self.guard.ends |= self.probes.ends()
         self.user = UserCode(self.patches, library_prefixes(), self._wants_user, self.probes)
         self.armed = False
@@ -58,13 +59,9 @@ class Observer:
         self.finished = False
         self.unseen: list[str] = []  # functions that can be called past their taps
         self.makes_run = False  # no command made the run directory: arming does
-        self._notes: list[str] = []
-        self._early_drops = 0
-        self._early_values = 0
         self.sampled = True
         self.turns = Turns(self._threads_train)
         self._arming = threading.Lock()
-        self._sample_every = config.every
         self.writer: Any = None
         self.tracker: Any = None
         self.capsules: Any = None
@@ -77,7 +74,7 @@ class Observer:
         import torch
         from torch import nn
 
-        self.tracker = StateTracker(self._intern, self._watches)
+        self.tracker = StateTracker(self.intern, self._watches)
         self.tracker.on_names = self.recorder.set_tracked_names
         self.guard.run("capsules", self._make_capsules)
         recorder = self.recorder
@@ -94,7 +91,7 @@ class Observer:
         # Reading a tensor's attributes must not run the user's TorchFunctionMode.
         recorder.set_torch_function_guard(torch._C._len_torch_function_stack, torch._C.DisableTorchFunction)
         recorder.set_context_resolver(self.contexts.resolve)
-        recorder.module_namer = self._module_code
+        recorder.module_namer = self._class_code
         recorder.on_error = lambda error: self.guard.report("hook", error)
         self.clock.on_change = self.clock_moved
         self.clock.on_new_step = self._new_step
@@ -110,20 +107,20 @@ class Observer:
     def _make_capsules(self) -> None:
         if not self.config.capsules and not self.config.replay:
             return
+        from proctor.instrument.capsules.writer import Facts, facts
+
+        def about() -> Facts:
+            return facts(self.config, self.output.info())
+
         kind: Any
         if self.config.replay:
             from proctor.instrument.replay.inside import Replayer as kind
         else:
             from proctor.instrument.capsules.ring import Capsules as kind
-        self.capsules = kind(self.config, self.tracker, self.clock, self.guard, self._keeps_steps, self._about)
+        self.capsules = kind(self.config, self.tracker, self.clock, self.guard, self._keeps_steps, about)
 
     def _keeps_steps(self) -> bool:
         return self.armed and self.sampled and not self.inert and not self.finished and not self.contexts.recompute and not self.turns.broken
-
-    def _about(self) -> Any:
-        from proctor.instrument.capsules.writer import facts
-
-        return facts(self.config, self._info())
 
     # -- life ---------------------------------------------------------------------------------------------
 
@@ -152,40 +149,19 @@ class Observer:
         folder = Path(self.config.run) / "procs" / f"{rank}-{os.getpid()}"
         try:
             self.writer = TraceWriter(
-                folder, self._drain, self._info, self._degrade, self.guard, self._sender(folder)
+                folder, self.output.drain, self.output.info, self.output.degrade, self.guard, self.output.sender(folder)
             )
         except OSError as e:
             self.become_inert()
             say(f"not recording: {folder}: {e.strerror or e}")
             return
-        self._early_drops, self._early_values = self.recorder.dropped, self.sink.dropped
+        self.output.early_drops, self.output.early_values = self.recorder.dropped, self.sink.dropped
         self.recorder.capacity, self.sink.capacity = MAX_ROWS, MAX_VALUES
         self.user.sweep()
         self.recorder.enabled = True
         self.writer.start()
         if rank == 0:
             say(f"recording to {self.config.run} ({reason})")
-
-    def _sender(self, folder: Path) -> Any:
-        """The way to the verifier, where there is one."""
-        if not self.config.stream:
-            return None
-        import platform
-
-        from proctor.instrument.record.stream import Sender
-
-        token = Path(self.config.token_file or Path(self.config.run) / "boot" / "token")
-        try:
-            return Sender(
-                self.config.stream,
-                token,
-                lambda: (folder.name, platform.node(), self.writer.told(self._info())),
-                self.guard,
-                on_freeze=None if self.capsules is None else self.capsules.freeze,
-            )
-        except (ProctorError, OSError) as e:
-            say(f"not streaming: {e}")
-            return None
 
     def close(self, leaving: bool = False) -> None:
         """Flush, say goodbye and put every function back. Called at exit."""
@@ -200,17 +176,11 @@ class Observer:
             self.recorder.enabled = False
             self.writer.close()
         elif not self.finished and os.getpid() == self.config.command:
-            self._say_nothing()
+            say_nothing(self.config.run)
         self.finished = True
         self.recorder.enabled = False
         if not leaving:
             self.patches.remove()
-
-    def _say_nothing(self) -> None:
-        """The command ends, and neither it nor a process that it started has recorded anything."""
-        recorded = Path(self.config.run) / "procs"
-        if not recorded.is_dir() or not any(recorded.iterdir()):
-            say("nothing was recorded: no optimizer of torch was made, and no parameter was seen to change after a backward")
 
     def pause(self, paused: bool) -> None:
         """Stop or resume observing without removing anything; for benchmarks. Steps meanwhile are not counted."""
@@ -238,62 +208,10 @@ class Observer:
         if self.config.keeps(Value.RNG) and self.config.wants("torch.utils.data.DataLoader.__iter__"):
             self.guard.run("loader worker", _workers.observe, self.config.run)
 
-    def _drain(self) -> dict[str, Any]:
-        calls, states, values = self.recorder.drain(), self.tracker.take_rows(), self.sink.take_rows()
-        # Taken after the rows, because the program goes on meanwhile: what a row refers to is then among them.
-        context, names = self.contexts.take_rows(), self.recorder.drain_names()
-        self._cool(calls)
-        return {"names": names, "context": context, "calls": calls, "states": states, "values": values}
-
-    def _cool(self, calls: dict[str, Any]) -> None:
-        """Stop observing a user function that is called so often that it drowns the rest."""
-        import numpy as np
-
-        fn = np.asarray(calls["fn"])
-        if len(fn) < HOT_CALLS:
-            return
-        codes, counts = np.unique(fn, return_counts=True)
-        hot = {int(c) for c, n in zip(codes, counts) if n >= HOT_CALLS}
-        for name in list(self.user.names):
-            if self._intern(Name.FUNCTION, name) in hot and self.user.drop(name):
-                self.unseen.append(name)
-                self._notes.append(f"{name} is called too often; no longer observed")
-
-    def _info(self) -> dict[str, Any]:
-        import torch
-
-        return {
-            "schema": TRACE_SCHEMA,
-            "pid": os.getpid(),
-            **self.structure.facts(),
-            "python": sys.version.split()[0],
-            "torch": torch.__version__,
-            "libraries": {
-                name: str(getattr(sys.modules[name], "__version__", "")) for name in self.taps.libraries if name in sys.modules
-            },
-            "dropped": self.recorder.dropped - self._early_drops + self.sink.dropped - self._early_values
-            + (self.writer.lost + self.writer.torn if self.writer is not None else 0),
-            "notes": self.guard.notes + self._notes + unsaid() + (self.capsules.notes if self.capsules is not None else []),
-            "finished": self.finished,
-            "blind": [list(pair) for pair in self.guard.ended],
-            "unobserved": [*self.unseen, *self.user.left_alone][:MAX_UNSEEN],
-            "definitions": dict(self.user.definitions),
-            **self.probes.facts(),
-        }
-
-    def _went_blind(self) -> None:
-        if self.writer is not None:
-            self.writer.tell_soon()
-
-    def _degrade(self, failing: bool) -> None:
-        """The disk is full: sample ever more sparsely; back to normal when it is not."""
-        self._sample_every = min(max(self._sample_every, 1) * 10, 10_000) if failing else self.config.every
-        if failing:
-            self._notes.append("the trace could not be written for a while; steps were sampled")
-
     # -- names and contexts -------------------------------------------------------------------------------
 
-    def _intern(self, kind: int, text: str) -> int:
+    def intern(self, kind: int, text: str) -> int:
+        """Code of a name."""
         return int(self.recorder.intern(int(kind), text))
 
     def name(self, thing: Any, label: str) -> None:
@@ -304,17 +222,11 @@ class Observer:
     def _wants_user(self, name: str) -> bool:
         return self.config.user_code if not self.config.selective else self.config.wants(name)
 
-    def _module_code(self, cls: type) -> int:
-        place = cls.__module__ or ""
-        if place.startswith("torch.nn.modules."):
-            name = f"torch.nn.{cls.__qualname__}.forward"
-        elif place == "torch.nn.parallel.distributed":
-            name = "torch.nn.parallel.DistributedDataParallel.forward"
-        else:
-            name = f"{'__main__' if place == '__mp_main__' else place}.{cls.__qualname__}.forward"
+    def _class_code(self, cls: type) -> int:
+        name = catalog.forward_name(cls)
         if self.config.wants(name):
-            return self._intern(Name.FUNCTION, name)
-        return self._intern(Name.FUNCTION, name) | ROOTS_ONLY if self.config.wants(MODEL_CALL) else 0  # 0: not recorded
+            return self.intern(Name.FUNCTION, name)
+        return self.intern(Name.FUNCTION, name) | ROOTS_ONLY if self.config.wants(MODEL_CALL) else 0  # 0: not recorded
 
     def clock_moved(self) -> None:
         """Step, phase or what the user tells of them is another now."""
@@ -364,7 +276,7 @@ class Observer:
         step = self.clock.step + 1
         self.guard.run("state", self.tracker.rescan, step)
         self.guard.run("user code", self.user.sweep)
-        self.sampled = step < self.config.warmup or step % max(self._sample_every, 1) == 0
+        self.sampled = step < self.config.warmup or step % max(self.output.sample_every, 1) == 0
         self.recorder.enabled = self.sampled
         self.probes.step_begins(step)
         self.writer.step_ended(self.recorder.pending + len(self.tracker.rows), step)

@@ -6,7 +6,7 @@
 #include "distinct.h"
 #include "fingerprint.h"
 #include "philox.h"
-#include "tap.h"
+#include "calls/tap.h"
 
 PYBIND11_MODULE(_native, m) {
   m.doc() = "Fingerprints and comparison of tensor memory, the call tap, rows of a trace as bytes, equal values, and random numbers.";

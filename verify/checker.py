@@ -336,7 +336,7 @@ def _line_before(trace: Trace, row: Mapping[str, Any]) -> int:
     proc, step, seq = row.get("proc"), row.get("step"), row.get("seq")
     if proc is None or step is None:
         return 0
-    lines = trace.__dict__.setdefault("_lines", {})  # (process, step) → the calls of that step that have a line
+    lines = trace.views.setdefault("lines", {})  # (process, step) → the calls of that step that have a line
     if (proc, step) not in lines:
         of_step = trace.contexts.filter(pl.col("step") == step)["ctx"]
         calls = trace.calls.filter((pl.col("proc") == proc) & (pl.col("site") != 0) & pl.col("ctx").is_in(of_step.implode()))

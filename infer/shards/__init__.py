@@ -185,8 +185,7 @@ def forget() -> None:
 def _size(trace: Trace) -> int:
     """Bytes of a trace and, as far as it tells, of the views that relations keep with it."""
     own = sum(int(getattr(trace, t).estimated_size()) for t in _TABLES)
-    views = {k: v for kept in ("_views", "_relation_tables") for k, v in trace.__dict__.get(kept, {}).items()}
-    return own + sum(int(v.estimated_size()) for v in views.values() if isinstance(v, pl.DataFrame))
+    return own + sum(int(v.estimated_size()) for v in trace.views.values() if isinstance(v, pl.DataFrame))
 
 
 # -- one run of a trace ------------------------------------------------------------------------------------------------

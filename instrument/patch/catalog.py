@@ -170,3 +170,13 @@ def library_points(module: Any, prefix: str, methods: dict[str, tuple[str, ...]]
                 if method in vars(owner) and owner.__module__.split(".")[0] == prefix.split(".")[0]:
                     yield Point(owner, method, f"{prefix}.{cls_name}.{method}", METHOD)
                     break
+
+
+def forward_name(cls: type) -> str:
+    """What a call of a module of this class is recorded under."""
+    place = cls.__module__ or ""
+    if place.startswith("torch.nn.modules."):
+        return f"torch.nn.{cls.__qualname__}.forward"
+    if place == "torch.nn.parallel.distributed":
+        return "torch.nn.parallel.DistributedDataParallel.forward"
+    return f"{'__main__' if place == '__mp_main__' else place}.{cls.__qualname__}.forward"

@@ -2,7 +2,7 @@
 
 A relation answers five questions about traces:
 
-* `propose`: which hypotheses does this trace suggest?
+* `propose` (or `survey` and `settle`, see below): which hypotheses does this trace suggest?
 * `examples`: for many hypotheses at once, on which records did each pass or fail, and in which circumstances?
 * `needs`: what must be recorded to check a hypothesis?
 * `say`: what does the rule claim, in one English sentence?
@@ -121,9 +121,14 @@ class Relation(ABC):
     # Columns of its surveys that are combined where the others are equal.
     folds: ClassVar[Mapping[str, _surveys.Fold]] = _surveys.PLAIN
 
-    @abstractmethod
+    def __init_subclass__(cls, **more: Any) -> None:
+        super().__init_subclass__(**more)
+        if cls.propose is Relation.propose and cls.survey is Relation.survey:
+            raise TypeError(f"{cls.__name__} says neither in `propose` nor in `survey` which hypotheses there are")
+
     def propose(self, trace: Trace) -> list[Hypothesis]:
-        """Hypotheses that hold at least once in this trace."""
+        """Hypotheses that hold at least once in this trace; of a relation that gives a `survey`, those that follow from it alone."""
+        return self.settle(self.survey(trace))
 
     def survey(self, trace: Trace) -> pl.DataFrame:
         """What one shard contributes to `settle`: a small table of texts and numbers, no codes."""

@@ -55,9 +55,6 @@ class Average(Relation):
     ahead: ClassVar[int] = 1  # a copy may move after the update, until the next step begins
     reach: ClassVar[int | None] = 1
 
-    def propose(self, trace: Trace) -> list[Hypothesis]:
-        return self.settle(self.survey(trace))
-
     def survey(self, trace: Trace) -> pl.DataFrame:
         found = _every(trace)
         habits = found.filter(pl.col("mode").is_in(_HABITS) & pl.col("passed").is_not_null() & pl.col("family").is_not_null())

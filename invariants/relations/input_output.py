@@ -57,9 +57,6 @@ class InputOutput(Relation):
 
     folds: ClassVar[Mapping[str, Fold]] = {"n": "sum"}
 
-    def propose(self, trace: Trace) -> list[Hypothesis]:
-        return self.settle(self.survey(trace))
-
     def survey(self, trace: Trace) -> pl.DataFrame:
         """How often each result was compared with an input, by the value that both had ("" where they differ): `n`."""
         calls, results, given = _tables(trace)

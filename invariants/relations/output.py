@@ -62,9 +62,6 @@ class Output(Relation):
 
     folds: ClassVar[Mapping[str, Fold]] = {"every": "all", "known": "any"}
 
-    def propose(self, trace: Trace) -> list[Hypothesis]:
-        return self.settle(self.survey(trace))
-
     def survey(self, trace: Trace) -> pl.DataFrame:
         """Subjects by mode and value; `every`: no example failed, `known`: this shard shows that the mode applies."""
         found = []

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
+from typing import Any
 
 import polars as pl
 
@@ -42,6 +43,10 @@ class Trace:
     past: dict[str, pl.DataFrame] = field(default_factory=dict)  # of a run that goes on: what relations remember of it
     over: int = -2  # of a run that goes on: the last step that all processes have ended
     since: int = 1 << 30  # of a run that goes on: the first of the steps that are judged now
+    # What relations have looked up in it, by name (`relations.views.cache`); a trace that is made of this one has its own.
+    views: dict[str, Any] = field(default_factory=dict, init=False, repr=False, compare=False)
+    # What follows from its texts alone: windows of a run that goes on share it.
+    lasting: dict[Any, Any] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     @classmethod
     def load(cls, paths: Sequence[str | Path], window: Window | None = None, *, lives: bool = False) -> Trace:

@@ -27,7 +27,7 @@ class Views:
         self._lasting: dict[Any, Any] = {}
 
     def lend(self, trace: Trace) -> None:
-        trace.__dict__["lasting"] = self._lasting
+        trace.lasting = self._lasting
         functions, signatures = self._texts[Name.FUNCTION], self._texts[Name.SIGNATURE]
         for code in range(len(self._functions), len(functions)):
             self._functions[functions[code]] = code

@@ -21,10 +21,9 @@ from proctor.verify.metrics import metrics
 from proctor.verify.paging.config import read_config
 from proctor.verify.paging.pager import Pager
 from proctor.verify.service.confirm import Confirming, Reference
-from proctor.verify.service.processes import Going
+from proctor.verify.service.processes import Going, say
 from proctor.verify.service.settings import Settings
 from proctor.verify.service.teller import Tells
-from proctor.verify.service.terminal import say
 from proctor.verify.service.verifier import Verifier
 from proctor.verify.transport.inbox import Inbox
 from proctor.verify.transport.server import Server

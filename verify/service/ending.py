@@ -18,9 +18,8 @@ from proctor.verify.paging.config import read_config
 from proctor.verify.report import Report
 from proctor.verify.report.beside import read_beside
 from proctor.verify.report.keep import keep
-from proctor.verify.service.processes import deliver_later
+from proctor.verify.service.processes import deliver_later, say
 from proctor.verify.service.settings import Settings, Verdict
-from proctor.verify.service.terminal import say
 from proctor.verify.service.verifier import Summary, Verifier
 
 

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import select
 import subprocess
@@ -135,3 +136,9 @@ class Going:
 
     def __call__(self) -> bool:
         return self._fd >= 0 and not select.select([self._fd], [], [], 0)[0]
+
+
+def say(text: str) -> None:
+    """One line for whoever watches the terminal, which may be gone."""
+    with contextlib.suppress(OSError, ValueError):
+        print(f"proctor: {text}", file=sys.stderr, flush=True)

@@ -18,8 +18,8 @@ from proctor.invariants.wire.peer import read_token
 from proctor.verify.service.build import build
 from proctor.verify.service.ending import conclude
 from proctor.verify.service.memory import forgo_pandas
+from proctor.verify.service.processes import say
 from proctor.verify.service.settings import Settings
-from proctor.verify.service.terminal import say
 from proctor.verify.transport.inbox import Inbox
 from proctor.verify.transport.server import Server
 

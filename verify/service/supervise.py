@@ -13,9 +13,8 @@ import time
 from collections.abc import Callable
 from typing import Final
 
-from proctor.verify.service.processes import Going
+from proctor.verify.service.processes import Going, say
 from proctor.verify.service.settings import Settings
-from proctor.verify.service.terminal import say
 
 _EXIT_INTERNAL: Final = 101  # of the command line: it failed, and another may not
 _RESTARTS: Final = 20  # in a row, each within a minute of the last

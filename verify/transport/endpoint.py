@@ -39,6 +39,7 @@ _TICK_S: Final = 0.5
 _BLOCKED_S: Final = 0.02
 
 
+# More than 25 methods: five are for its two kinds to fill, and all the rest share one thread and one table of connections.
 class Endpoint:
     """Accepts peers; subclasses say what their frames mean.
 

@@ -77,9 +77,6 @@ class Agree(Relation):
     folds: ClassVar[Mapping[str, _surveys.Fold]] = {"longest": "max"}
     standing: ClassVar[Standing] = Standing.LAW
 
-    def propose(self, trace: Trace) -> list[Hypothesis]:
-        return self.settle(self.survey(trace))
-
     def survey(self, trace: Trace) -> pl.DataFrame:
         whats = [what for what, view in _VIEWS.items() if view(trace)["passed"].any()]
         if not whats:

@@ -66,9 +66,6 @@ class EventContain(Relation):
 
     folds: ClassVar[Mapping[str, Fold]] = {"n": "sum", "often": "any", "some": "any", "every": "all"}
 
-    def propose(self, trace: Trace) -> list[Hypothesis]:
-        return self.settle(self.survey(trace))
-
     def survey(self, trace: Trace) -> pl.DataFrame:
         changes = _changes.survey(trace).with_columns(pl.lit("change").alias("what"))
         return self.merge([_survey_calls(trace), changes])

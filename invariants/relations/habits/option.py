@@ -44,9 +44,6 @@ class Option(Relation):
     ahead: ClassVar[int] = 0
     reach: ClassVar[int | None] = 0
 
-    def propose(self, trace: Trace) -> list[Hypothesis]:
-        return self.settle(self.survey(trace))
-
     def survey(self, trace: Trace) -> pl.DataFrame:
         return _habits.survey(self.name, _every(trace), 1)
 

@@ -51,9 +51,6 @@ class Numeric(Relation):
     reach: ClassVar[int | None] = None  # norms are held against all earlier ones
     folds: ClassVar[Mapping[str, _surveys.Fold]] = {"most": "max", "updates": "max", "some": "any"}
 
-    def propose(self, trace: Trace) -> list[Hypothesis]:
-        return self.settle(self.survey(trace))
-
     def survey(self, trace: Trace) -> pl.DataFrame:
         simple = [(w, bool(_SIMPLE_VIEWS[w](trace)["passed"].any()), 0.0, 0) for w in _SIMPLE]
         measured = []

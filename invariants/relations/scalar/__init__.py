@@ -49,9 +49,6 @@ class Scalar(Relation):
 
     folds: ClassVar[Mapping[str, Fold]] = {"ok": "all", "n": "sum"}
 
-    def propose(self, trace: Trace) -> list[Hypothesis]:
-        return self.settle(self.survey(trace))
-
     def survey(self, trace: Trace) -> pl.DataFrame:
         """Formulas of each subject; `ok`: one of those that this shard recorded always held, `n`: looks."""
         seen = _numbers(trace).filter(pl.col("formula") != "").group_by(*_SUBJECT).agg(pl.col("formula").unique().sort())

@@ -17,16 +17,15 @@ T = TypeVar("T")
 
 def memo(trace: Trace, key: str, make: Callable[[Trace], T]) -> T:
     """A view of this trace, made at its first use."""
-    kept: dict[str, Any] = trace.__dict__.setdefault("_views", {})
-    if key not in kept:
-        kept[key] = make(trace)
-    view: T = kept[key]
+    if key not in trace.views:
+        trace.views[key] = make(trace)
+    view: T = trace.views[key]
     return view
 
 
 def lasting(trace: Trace, kind: Name, key: Hashable, make: Callable[[Trace], T]) -> T:
     """A view of a trace's texts of one kind. Windows of a run that goes on share it for as long as no such text is new."""
-    kept: dict[Any, tuple[int, Any]] = trace.__dict__.setdefault("lasting", {})
+    kept: dict[Any, tuple[int, Any]] = trace.lasting
     size = len(trace.texts.get(kind, ()))
     found = kept.get(key)
     if found is None or found[0] != size:

@@ -33,11 +33,7 @@ _NOT_A_FIELD = (
 
 def cached(trace: Trace, key: str, build: Callable[[], T]) -> T:
     """What was built for this trace under this key; a trace never changes once it is read."""
-    store: dict[str, Any] = vars(trace).setdefault("_relation_tables", {})
-    if key not in store:
-        store[key] = build()
-    found: T = store[key]
-    return found
+    return _frames.memo(trace, f"calls {key}", lambda _: build())
 
 
 # -- whose function ---------------------------------------------------------------------------------------------

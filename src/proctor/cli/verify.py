@@ -78,7 +78,7 @@ def _watched(args: argparse.Namespace, target: Path) -> Settings:
 def _own(args: argparse.Namespace, target: Path) -> Settings:
     """Settings of a verifier that nobody's `watch` made."""
     from proctor.invariants.wire.peer import make_token, parse_address
-    from proctor.verify.service.terminal import say
+    from proctor.verify.service.processes import say
 
     if not args.listen:
         raise UsageError("nowhere to listen", hint="--listen tcp:HOST:PORT, or proctor check RUN -i PACK for a run that is over")
