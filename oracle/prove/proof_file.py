@@ -23,7 +23,7 @@ from proctor.oracle.prove.proof import replayed
 from proctor.oracle.prove.tape import Tape, read, write
 from proctor.oracle.prove.verdict import Verdict
 
-SCHEMA = 1
+SCHEMA = 2
 _MOST_RANKS = 1 << 16
 _MOST_BYTES = 4 << 30
 
@@ -41,6 +41,7 @@ class _Document(msgspec.Struct):
     placed: list[_Placed]
     merged: list[str]
     cuts: dict[str, str]
+    lemmas: dict[str, list[list[int]]]
     verdict: Verdict
 
 
@@ -56,8 +57,8 @@ def save(path: Path, verdict: Verdict, reference: Tape, candidate: Sequence[Tape
     if verdict.verdict != "PROVED":
         raise OracleError(f"{path}: nothing was proved ({verdict.verdict})", hint="there is no proof to write")
     placed = [_Placed(rank, name, alignment.of[rank, name], index.tolist()) for (rank, name), index in alignment.index.items()]
-    said = msgspec.structs.replace(verdict, cuts={})
-    document = _Document(SCHEMA, len(candidate), placed, sorted(alignment.merged), verdict.cuts, said)
+    said = msgspec.structs.replace(verdict, cuts={}, lemmas={})
+    document = _Document(SCHEMA, len(candidate), placed, sorted(alignment.merged), verdict.cuts, verdict.lemmas, said)
     try:
         with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive, tempfile.TemporaryDirectory() as folder:
             archive.writestr("proof.json", msgspec.json.encode(document))
@@ -90,7 +91,7 @@ def check(path: Path, *, terms: int = 2_000_000) -> Verdict:
         doubles = judge.Runs.of(F64(), reference, candidate, alignment)
         verdict.outputs = sum(1 for _ in doubles.pairs(alignment))
         missing = judge.not_covered(reference, doubles, alignment)
-        found = replayed(reference, candidate, alignment, document.cuts, terms)
+        found = replayed(reference, candidate, alignment, document.cuts, document.lemmas, terms)
     except (Stuck, IndexError, KeyError, ValueError, TypeError, NotImplementedError) as error:
         raise OracleError(f"{path}: the proof does not run: {type(error).__name__}: {str(error)[:150]}") from None
     if found.why or found.open or missing or not verdict.outputs:

@@ -93,11 +93,11 @@ def _judge(verdict: Verdict, reference: Tape, candidate: Sequence[Tape], alignme
 def _prove(verdict: Verdict, reference: Tape, candidate: Sequence[Tape], alignment: Alignment, runs: tuple[list[Observed], Observed], proof_s: float) -> None:
     began = time.monotonic()
     proof = attempt(reference, candidate, alignment, *runs, budget_s=proof_s)
-    verdict.cuts = proof.cuts
+    verdict.cuts, verdict.lemmas = proof.cuts, proof.lemmas
     verdict.seconds["proof"] = time.monotonic() - began
     if proof.why or proof.open or verdict.opaque:
         what, name, rank = proof.open[0] if proof.open else ("", "", 0)
-        why = proof.why or (f"not proved: {len(proof.open)} outputs, such as {what} {name} of rank {rank}, need a law; formulas part at {proof.parts}" if proof.open else "not proved: there are operators without a meaning")
+        why = proof.why or (f"not proved: {len(proof.open)} outputs, such as {what} {name} of rank {rank}, need a law{proof.parts}" if proof.open else "not proved: there are operators without a meaning")
         verdict.why += f"; {why}"
         return
     verdict.verdict, verdict.probability, verdict.culprit = "PROVED", 0.0, None

@@ -202,7 +202,7 @@ class Session:
 
     def _mark(self, what: str, tensor: torch.Tensor) -> None:
         assert self.recorder is not None
-        pending = any("Partial" in str(placed) or "_NormPartial" in str(placed) for placed in getattr(tensor, "placements", ()))
+        pending = any(placed.is_partial() for placed in getattr(tensor, "placements", ()))
         if pending:  # DTensor adds it up when the optimizer uses it: the update shows whether it does
             self.recorder.note("gradients that DTensor holds as partial sums are compared by the update that they give")
         elif not tensor.is_sparse:

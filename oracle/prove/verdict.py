@@ -49,7 +49,7 @@ class Verdict(msgspec.Struct):
         assumed: what the verdict holds under.
         ranks: of the candidate.
         operations: of all ranks of both sides.
-        cuts: of a proof, where names are (`proof.py`); not part of what is written.
+        cuts, lemmas: of a proof, where names are and what was merged (`sweep.py`); not part of what is written.
         seconds: of what took long: "reference", "candidate", "refutation", "proof".
     """
 
@@ -66,6 +66,7 @@ class Verdict(msgspec.Struct):
     operations: int = 0
     seconds: dict[str, float] = {}
     cuts: dict[str, str] = {}
+    lemmas: dict[str, list[list[int]]] = {}
 
     @property
     def exit_code(self) -> int:

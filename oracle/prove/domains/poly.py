@@ -17,6 +17,7 @@ from typing import Any, Final
 
 import numpy as np
 
+from proctor.oracle.prove.domains.vanish import Differences
 from proctor.oracle.prove.numbers import Root
 from proctor.oracle.prove.tape import Array
 
@@ -49,6 +50,7 @@ class Poly:
         self._products: dict[tuple[int, int], int] = {}
         self.atoms: list[tuple[Any, ...]] = []
         self._atom_ids: dict[tuple[Any, ...], int] = {}
+        self._differences = Differences(self)
         self._parts: dict[int, tuple[Number, int, int]] = {}
         for terms in ((), ((-1, 1),), ((_UNIT, 1),)):  # zero, -inf, one
             self._intern(terms)
@@ -77,7 +79,8 @@ class Poly:
             self.atoms.append(what)
         return found
 
-    def _monomial(self, factors: Factors) -> int:
+    def monomial(self, factors: Factors) -> int:
+        """The number of a product of powers of atoms."""
         found = self._monomial_ids.get(factors)
         if found is None:
             found = self._monomial_ids[factors] = len(self.monomials)
@@ -85,7 +88,7 @@ class Poly:
         return found
 
     def _single(self, what: tuple[Any, ...]) -> int:
-        return self._intern(((self._monomial(((self._atom(what), 1),)), 1),))
+        return self._intern(((self.monomial(((self._atom(what), 1),)), 1),))
 
     def const(self, value: Fraction | Root | float) -> Any:
         """A number."""
@@ -157,10 +160,11 @@ class Poly:
     def _accumulate(self, terms: dict[int, Number], x: int, y: int) -> None:
         for m, c in self.polys[x]:
             for n, e in self.polys[y]:
-                p = self._product(m, n)
+                p = self.product(m, n)
                 terms[p] = terms.get(p, 0) + c * e
 
-    def _product(self, m: int, n: int) -> int:
+    def product(self, m: int, n: int) -> int:
+        """Of two monomials."""
         if m == _UNIT:
             return n
         if n == _UNIT:
@@ -171,7 +175,7 @@ class Poly:
             factors = dict(self.monomials[m])
             for atom, power in self.monomials[n]:
                 factors[atom] = factors.get(atom, 0) + power
-            found = self._products[key] = self._monomial(tuple(sorted((a, p) for a, p in factors.items() if p)))
+            found = self._products[key] = self.monomial(tuple(sorted((a, p) for a, p in factors.items() if p)))
         return found
 
     def square(self, a: Array) -> Array:
@@ -182,7 +186,7 @@ class Poly:
         if len(self.polys[x]) != 1 or x == NINF:
             return self._times(x, x)
         (m, c) = self.polys[x][0]
-        found = self._of({self._monomial(tuple((a, 2 * p) for a, p in self.monomials[m] if not self._is_root(a))): c * c})
+        found = self._of({self.monomial(tuple((a, 2 * p) for a, p in self.monomials[m] if not self._is_root(a))): c * c})
         for a, p in self.monomials[m]:
             if self._is_root(a):
                 inner = self._opened(self.atoms[a][1])
@@ -203,10 +207,10 @@ class Poly:
             return self._single(("1/0",))
         if len(terms) == 1:
             m, c = terms[0]
-            return self._of({self._monomial(tuple((a, -p) for a, p in self.monomials[m])): _small(1 / Fraction(c))})
+            return self._of({self.monomial(tuple((a, -p) for a, p in self.monomials[m])): _small(1 / Fraction(c))})
         c, m, q = self._projected(x)
-        inverse = self._monomial(tuple((a, -p) for a, p in self.monomials[m]))
-        return self._of({self._product(inverse, self._monomial(((self._atom(("sum", q)), -1),))): _small(1 / Fraction(c))})
+        inverse = self.monomial(tuple((a, -p) for a, p in self.monomials[m]))
+        return self._of({self.product(inverse, self.monomial(((self._atom(("sum", q)), -1),))): _small(1 / Fraction(c))})
 
     def _projected(self, x: int) -> tuple[Number, int, int]:
         """A factor, the product of what all terms have in common, and the polynomial without them: its first coefficient is 1."""
@@ -215,8 +219,8 @@ class Poly:
             terms = self.polys[x]
             m = self._common(terms)
             if m != _UNIT:
-                without = self._monomial(tuple((a, -p) for a, p in self.monomials[m]))
-                terms = tuple(sorted((self._product(n, without), c) for n, c in terms))
+                without = self.monomial(tuple((a, -p) for a, p in self.monomials[m]))
+                terms = tuple(sorted((self.product(n, without), c) for n, c in terms))
             c = terms[0][1]
             found = self._parts[x] = c, m, self._intern(terms if c == 1 else tuple((n, _small(Fraction(d) / c)) for n, d in terms))
         return found
@@ -234,14 +238,18 @@ class Poly:
                     del shared[atom]
                 elif abs(other) < abs(power):
                     shared[atom] = other
-        return self._monomial(tuple(sorted(shared.items()))) if shared else _UNIT
+        return self.monomial(tuple(sorted(shared.items()))) if shared else _UNIT
 
     def name_of(self, x: int) -> int:
         """A name for a polynomial of several terms, times what they have in common."""
         if x == NINF or len(self.polys[x]) < 2:
             return x
         c, m, q = self._projected(x)
-        return self._of({self._product(m, self._monomial(((self._atom(("sum", q)), 1),))): c})
+        return self._of({self.product(m, self.monomial(((self._atom(("sum", q)), 1),))): c})
+
+    def same(self, x: int, y: int) -> bool:
+        """Whether two formulas are equal, names written out where they have to be."""
+        return x == y or (NINF not in (x, y) and self._differences.none(x, y))
 
     def _opened(self, x: int) -> int:
         """A polynomial without its name: what `name_of` was given."""
@@ -252,7 +260,7 @@ class Poly:
         names = [a for a, p in self.monomials[m] if p == 1 and self.atoms[a][0] == "sum"]
         if len(names) != 1:
             return x
-        rest = self._of({self._monomial(tuple((a, p) for a, p in self.monomials[m] if a != names[0])): c})
+        rest = self._of({self.monomial(tuple((a, p) for a, p in self.monomials[m] if a != names[0])): c})
         return self._times(rest, self.atoms[names[0]][1])
 
     def each(self, op: Callable[[int], int], a: Array) -> Array:
@@ -349,7 +357,7 @@ class Poly:
         return "", 0
 
     def _power_of_e(self, x: int, c: Number) -> int:
-        return self._intern(((self._monomial(((self._atom(("exp", x)), c),)), 1),))
+        return self._intern(((self.monomial(((self._atom(("exp", x)), c),)), 1),))
 
     def _logarithm(self, x: int) -> int:
         """log(exp(u)^k · s) = k · u + log s."""
@@ -360,7 +368,7 @@ class Poly:
                 found = self._plus(found, self._times(self.atoms[atom][1], self._of({_UNIT: power})))
             else:
                 rest.append((atom, power))
-        inner = self._of({self._monomial(tuple(rest)): c})
+        inner = self._of({self.monomial(tuple(rest)): c})
         return found if inner == ONE else self._plus(found, self._single(("log", inner)))
 
     def largest(self, a: Array, axis: int) -> Array:

@@ -89,3 +89,33 @@ def test_numbers_of_a_program_are_what_it_meant() -> None:
     assert rational(1 / 3) == Fraction(1, 3) and rational(0.1) == Fraction(1, 10) and rational(1e-5) == Fraction(1, 100000)
     assert real(0.5**0.5) == Root(Fraction(1, 2), 2) and real(32**-0.25) == Root(Fraction(1, 32), 4)
     assert Field(1).const(float("-inf")) == NINF
+
+
+def test_the_largest_cancels_in_a_softmax_and_parts_of_it_are_the_whole() -> None:
+    d = Poly()
+    x = d.symbol(np.arange(4))
+
+    def softmax(parts: list[np.ndarray], top: np.ndarray) -> np.ndarray:
+        tops = [np.asarray(d.largest(part, 0)) for part in parts]
+        es = [d.apply("exp", d.sub(part, own)) for part, own in zip(parts, tops)]
+        scales = [d.apply("exp", d.sub(own, top)) for own in tops]
+        total = d.sum(np.stack([d.mul(d.sum(e, (0,)), scale) for e, scale in zip(es, scales)]), (0,))
+        return np.concatenate([d.mul(d.mul(e, scale), d.inv(total)) for e, scale in zip(es, scales)])
+
+    top = np.asarray(d.largest(x, 0))
+    whole = softmax([x], top)
+    assert np.array_equal(whole, softmax([x[:2], x[2:]], top))
+    logs = d.sub(d.sub(x, top), d.apply("log", d.sum(d.apply("exp", d.sub(x, top)), (0,))))
+    assert np.array_equal(d.apply("exp", d.each(d.name_of, logs)), whole)
+    assert not np.array_equal(whole, softmax([x[:2], x[2:3]], top)[[0, 1, 2, 2]])
+
+
+def test_names_are_written_out_only_where_formulas_part() -> None:
+    d = Poly()
+    a, b, c = (int(v) for v in d.symbol(np.arange(3)))
+    ab, ac = d.name_of(int(d.add(a, b))), d.name_of(int(d.add(a, c)))
+    product = int(d.mul(ab, ac))
+    written = int(d.sum(np.array([d.mul(a, a), d.mul(a, c), d.mul(b, a), d.mul(b, c)]), (0,)))
+    assert product != written and d.same(product, written) and not d.same(product, int(d.add(written, a)))
+    share = d.sum(np.array([d.mul(a, d.inv(np.array(ab))), d.mul(b, d.inv(np.array(ab)))]), (0,))
+    assert d.same(int(share), int(d.const(1.0)))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+from helpers.oracle.prove_cut import cut
 from helpers.oracle.prove_programs import data_parallel, tensor_parallel
 
 from proctor.errors import OracleError
@@ -92,3 +93,12 @@ def test_a_layer_that_no_rank_holds_is_named() -> None:
     verdict = prove(lambda: stack(4), lambda: stack(3), "pp=2")
     assert verdict.verdict == "DIFFERENT"
     assert verdict.culprit is not None and verdict.culprit.kind == "missing part" and verdict.culprit.module == "3", str(verdict)
+
+
+@pytest.mark.parametrize("ranks", [2])
+def test_softmax_norm_and_loss_over_cut_dimensions_are_proved(ranks: int) -> None:
+    assert_proved(cut(), cut(), f"tp={ranks}")
+
+
+def test_a_sum_of_exponentials_that_is_not_reduced_is_refuted() -> None:
+    assert prove(cut(), cut("sum missing"), "tp=2").verdict == "DIFFERENT"

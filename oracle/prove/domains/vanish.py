@@ -1,0 +1,81 @@
+"""Whether two polynomials are the same once names are written out: only those that have to be, the newest first.
+
+A name is newer than all that it stands for. Seen as an unknown, the newest one splits a difference into coefficients; if all are 0
+the difference is, without a look into the name. Else the name is written out. Fractions are multiplied through: what is under
+one is not 0, as everywhere in `poly.py`.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from typing import TYPE_CHECKING, Final
+
+if TYPE_CHECKING:
+    from proctor.oracle.prove.domains.poly import Number, Poly
+
+_STEPS: Final = 120  # polynomials that are looked at for one difference
+_LONG: Final = 800  # terms that they may have
+Sum = dict[int, "Number"]  # monomial → coefficient
+
+
+class Differences:
+    """Answers are remembered."""
+
+    def __init__(self, poly: Poly) -> None:
+        self._p = poly
+        self._known: dict[tuple[int, int], bool] = {}
+        self._left = 0
+
+    def none(self, x: int, y: int) -> bool:
+        """Whether two polynomials are the same."""
+        key = (min(x, y), max(x, y))
+        if key not in self._known:
+            self._left = _STEPS
+            found: Sum = dict(self._p.polys[x])
+            for m, c in self._p.polys[y]:
+                found[m] = found.get(m, 0) - c
+            self._known[key] = self._vanishes(found)
+        return self._known[key]
+
+    def _vanishes(self, terms: Sum) -> bool:
+        terms = {m: c for m, c in terms.items() if c}
+        if not terms:
+            return True
+        self._left -= 1
+        if len(terms) == 1 or self._left < 0 or len(terms) > _LONG:
+            return False
+        powers = {a: p for m in terms for a, p in self._p.monomials[m] if self._p.atoms[a][0] == "sum"}
+        if not powers:
+            return False
+        newest = max(powers)
+        by_power: dict[int, Sum] = defaultdict(dict)
+        for m, c in terms.items():
+            factors = self._p.monomials[m]
+            power = next((int(p) for a, p in factors if a == newest), 0)
+            by_power[power][self._p.monomial(tuple(f for f in factors if f[0] != newest)) if power else m] = c
+        if len(by_power) == 1:
+            return self._vanishes(next(iter(by_power.values())))
+        if all(self._vanishes(part) for part in sorted(by_power.values(), key=len)):
+            return True
+        return self._vanishes(self._written_out(by_power, newest))
+
+    def _written_out(self, by_power: dict[int, Sum], name: int) -> Sum:
+        lowest = min(by_power)
+        inner = self._p.polys[self._p.atoms[name][1]]
+        found: Sum = {}
+        power: Sum = {0: 1}
+        for k in range(max(by_power) - lowest + 1):
+            for m, c in by_power.get(k + lowest, {}).items():
+                for n, e in power.items():
+                    p = self._p.product(m, n)
+                    found[p] = found.get(p, 0) + c * e
+            grown: Sum = {}
+            for n, e in power.items():
+                for m, c in inner:
+                    p = self._p.product(n, m)
+                    grown[p] = grown.get(p, 0) + c * e
+            power = grown
+            if len(found) > _LONG or len(power) > _LONG:
+                self._left = 0
+                break
+        return found
