@@ -199,7 +199,7 @@ class Argument(Relation):
             expected=f"{name} {what}{by}: {expected}",
             seen=f"{what} is {seen or 'not given'}",
             function=f"{name} ({what})",
-            module=hypothesis.text("caller") if hypothesis.get("caller") not in (None, SCRIPT) else "",
+            module=hypothesis.text("caller").replace(SCRIPT, ""),
             advice=f"{_ADVICE[mode]} ({short(name)}{', called by ' + short(hypothesis.text('caller')) if by else ''})",
         )
 

@@ -75,11 +75,11 @@ def consecutive(trace: Trace) -> pl.DataFrame:
 
 
 def other_batches(trace: Trace) -> pl.DataFrame:
-    """One row a step and the one before it in the same pass: passed if it trains on another batch, whoever made it."""
+    """One row a step and the one before it in the same pass over a loader: passed if it trains on another batch, whoever made it."""
     begun = _frames.calls_of(trace, re.escape(ITER)).select("proc", "seq", pl.col("seq").alias("_pass"))
     rows = batches(trace).filter(~pl.col("flat") & (pl.col("step") >= 0)).sort("proc", "seq").unique(["proc", "step"], keep="first", maintain_order=True)
     rows = rows.sort("seq").join_asof(begun.sort("seq"), on="seq", by="proc", strategy="backward", check_sortedness=False).sort("proc", "seq")
-    rows = rows.with_columns(pl.col("_pass").fill_null(0))
+    rows = rows.drop_nulls("_pass")  # without a loader an agent may begin each episode alike
     same = [pl.col(c) == pl.col(c).shift(1).over("proc") for c in ("session", "_pass")]
     rows = rows.with_columns((pl.col("fp") != pl.col("fp").shift(1).over("proc")).alias("passed"), (pl.col("step") == pl.col("step").shift(1).over("proc") + 1).alias("_next"), pl.all_horizontal(same).alias("_same"))
     rows = rows.filter(pl.col("_next") & pl.col("_same")).join(trace.families, on="proc", how="left", maintain_order="left")

@@ -107,7 +107,7 @@ class Progress(Relation):
             return "an evaluation leaves the parameters as the optimizer left them"
         where = _habits.of_programs(hypothesis)
         if hypothesis["mode"] == "trains":
-            but = f", but for {hypothesis.text('but').replace(' ', ', ')}" if hypothesis["but"] else ""
+            but = f", but for {hypothesis.text('but').replace(' ', ', ')}" if hypothesis.get("but") else ""
             return f"every parameter has moved after two updates of its model{but}{where}"
         return f"between two steps of its optimizer a parameter keeps its value{where}"
 

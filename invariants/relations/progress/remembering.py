@@ -33,6 +33,9 @@ def _remembered(trace: Trace) -> pl.DataFrame:
     names = trace.variables.filter((pl.col("attr") == "grad") & (pl.col("alias") == "")).select("var", "name", "module", "position")
     grads = _frames.used_gradients(trace).join(names, on="var", how="inner", maintain_order="left").filter(pl.col("norm") > 0).drop_nulls("update")
     grads = grads.select("proc", "name", "step", "module", "position", pl.col("update").alias("seq"), "site", "meta", pl.col("norm").cast(pl.Float64))
+    # Two models may have parameters of one name, and a state says the name only.
+    alone = _frames.used_gradients(trace).select("proc", "var").unique().join(names, on="var").group_by("proc", "name").len("_vars").filter(pl.col("_vars") == 1)
+    grads = grads.join(alone, on=["proc", "name"], how="semi", maintain_order="left")
     rows = states.join(grads, on=["proc", "name", "step"], how="inner", maintain_order="left").sort("step", maintain_order=True)
     mine = ["proc", "name", "kind"]
     rows = rows.filter(pl.len().over(*mine, "step") == 1).with_columns((pl.col("_state") / pl.col("norm")).alias("_share"))

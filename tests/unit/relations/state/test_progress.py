@@ -70,7 +70,7 @@ def test_a_parameter_that_only_the_optimizer_moves_passes(tmp_path: Path) -> Non
     for step in range(STEPS):
         job.update(step, {"a.weight": 10 + step})
     trace = job.trace(tmp_path)
-    assert [h["mode"] for h in RELATION.propose(trace)] == ["between"]
+    assert {h["mode"] for h in RELATION.propose(trace)} == {"between", "trains"}
     assert failing(trace).is_empty()
 
 
@@ -86,7 +86,7 @@ def test_an_edit_between_two_updates_is_named_with_its_step(tmp_path: Path) -> N
     detail = RELATION.detail(trace, between(trace)[0], bad.row(0, named=True))
     assert detail.variable == "a.weight"
     assert "after Optimizer.step of step 2" in detail.seen
-    assert RELATION.propose(trace) == []  # a program that does so teaches no rule
+    assert {h["mode"] for h in RELATION.propose(trace)} == {"trains"}  # a program that does so teaches no rule on edits
 
 
 def test_values_swapped_in_and_back_are_fine(tmp_path: Path) -> None:
@@ -126,7 +126,7 @@ def test_a_frozen_parameter_that_its_optimizer_moves_fails(tmp_path: Path) -> No
     for step in range(STEPS):
         job.update(step, {"a.weight": 10 + step})
     healthy = job.trace(tmp_path)
-    assert {h["mode"] for h in RELATION.propose(healthy)} == {"between", "frozen"}
+    assert {h["mode"] for h in RELATION.propose(healthy)} == {"between", "frozen", "trains"}
     job.update(STEPS, {"b.weight": 6}, FROZEN)
     bad = failing(job.trace(tmp_path), [Hypothesis.of("progress", mode="frozen")])
     assert bad.select("step", "_name").rows() == [(STEPS, "b.weight")]
@@ -155,3 +155,51 @@ def test_an_evaluation_leaves_parameters_alone_in_any_program(tmp_path: Path, cl
     trace = job.trace(tmp_path)
     assert failing(trace, [hypothesis])["step"].to_list() == ([] if clips else [3])
     assert RELATION.say(hypothesis).startswith("an evaluation leaves")
+
+
+def test_a_parameter_of_the_learned_kind_that_does_not_move_fails_whatever_the_depth(tmp_path: Path) -> None:
+    def job(rests: str, *layers: str) -> Trace:
+        job = Job()
+        for name in layers:
+            job.see(name, 1, -1, HELD)
+        for step in range(STEPS):
+            job.update(step, {name: 10 + step for name in layers if name != rests})
+        return job.trace(tmp_path)
+
+    trains = [h for h in RELATION.propose(job("", "a.0.weight", "a.1.weight")) if h["mode"] == "trains"]
+    assert len(trains) == 1
+    assert failing(job("", "a.0.weight", "a.1.weight", "a.2.weight"), trains).is_empty()
+    bad = failing(job("a.2.weight", "a.0.weight", "a.1.weight", "a.2.weight"), trains)
+    assert bad.select("step", "_name").rows() == [(1, "a.2.weight")]
+    known = [h for h in RELATION.propose(job("b.weight", "a.0.weight", "b.weight")) if h["mode"] == "trains"]
+    assert failing(job("b.weight", "a.0.weight", "b.weight"), known).is_empty()  # it did not train in the learned run
+
+
+@pytest.mark.parametrize(("second", "passed"), [(2.0, False), (1.9, True), (1.0, True)])
+def test_a_backward_that_doubles_all_gradients_fails(tmp_path: Path, second: float, passed: bool) -> None:
+    job = plain()
+    grad = {"name": "a.weight", "attr": "grad", "module": "torch.nn.Linear", "kind": "weight"}
+    for step in range(STEPS):
+        for nth, norm in enumerate((0.7, 0.7 * second)):
+            call = job.call("torch.Tensor.backward", step)
+            job.states.append({"var": grad, "step": step, "seq": call, "call": call, "edge": 1, "fp": 100 * step + nth + 1, "meta": HELD, "norm": norm})
+        job.update(step, {"a.weight": 10 + step})
+    rows = RELATION.examples(job.trace(tmp_path), [Hypothesis.of("progress", mode="counted")]).frame
+    assert rows["passed"].to_list().count(False) == (0 if passed else STEPS)
+
+
+@pytest.mark.parametrize("forgets", [True, False])
+def test_an_average_that_is_a_fixed_share_of_each_gradient_fails(tmp_path: Path, forgets: bool) -> None:
+    job = plain()
+    average, size = 0.0, 0.0
+    for step in range(STEPS):
+        size = 1.0 + 0.3 * step
+        average = (0.0 if forgets else 0.9 * average) + 0.1 * size
+        call = job.call("torch.Tensor.backward", step)
+        var = {"name": "a.weight", "attr": "grad", "module": "torch.nn.Linear", "kind": "weight"}
+        job.states.append({"var": var, "step": step, "seq": call, "call": call, "edge": 1, "fp": step + 1, "meta": HELD, "norm": size})
+        job.update(step, {"a.weight": 10 + step})
+        state = {"name": "a.weight", "attr": "exp_avg", "module": "", "kind": "", "role": "optimizer", "model": ""}
+        job.states.append({"var": state, "step": step, "seq": len(job.calls), "call": len(job.calls), "edge": 1, "fp": step + 50, "meta": {}, "norm": average})
+    rows = RELATION.examples(job.trace(tmp_path), [Hypothesis.of("progress", mode="remembers")]).frame
+    assert rows["passed"].to_list() == [not forgets] * (STEPS - 1)
