@@ -301,9 +301,12 @@ class StateTracker:
 
     def observe(
         self, seq: int, call: int, edge: int, ctx: int, *,
-        data: Look = Look.SKIP, grad: Look = Look.SKIP, buffers: Look = Look.SKIP, optimizer: Look = Look.SKIP,
+        data: Look = Look.SKIP, grad: Look = Look.SKIP, buffers: Look = Look.SKIP, optimizer: Look = Look.SKIP, silent: bool = False,
     ) -> None:
-        """Look at the tracked values and append a row for each that changed since its last row."""
+        """Look at the tracked values and append a row for each that changed since its last row.
+
+        `silent`: no rows; what changed while steps were left out was changed by nobody knows whom.
+        """
         work: list[tuple[_Slot, Any]] = []
         if data and self.watches("data"):
             if self.dirty:
@@ -323,7 +326,7 @@ class StateTracker:
             return
         hashed = [value for _, value in work if value is not None]
         summaries = iter(fingerprint_all(hashed)) if hashed else iter(())
-        rows = self.rows
+        rows = [] if silent else self.rows
         fps, norms, marks = self._last.fps, self._last.norms, self._last.flags
         self._seen = None
         for slot, value in work:
@@ -425,6 +428,10 @@ class StateTracker:
                 }
             self._seen = self._last.now(self._places)
         return self._seen
+
+    def has_no_rate(self, key: int) -> bool:
+        """Whether the learning rate of this parameter was zero at the last update."""
+        return key in self._zero_lr.get(self._holder.get(key, ""), ())
 
     def parameters(self) -> list[tuple[int, Any]]:
         """Id and tensor of each tracked parameter that is alive, in order of discovery."""

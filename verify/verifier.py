@@ -32,6 +32,7 @@ from proctor.invariants.suppression import Suppression
 from proctor.invariants.trace import Run, Trace
 from proctor.invariants.verdict import TAKEN_BACK, CheckResult, Violation
 from proctor.verify._memory import give_back
+from proctor.verify._overhead import Overheads
 from proctor.verify._pace import Pace
 from proctor.verify._roll import Roll
 from proctor.verify.checker import Judged, check
@@ -141,6 +142,7 @@ class Verifier:
     def __post_init__(self) -> None:
         self._program = ""
         self._roll = Roll(self.clock)
+        self.overheads = Overheads()
         self._lost: dict[str, int] = {}
         self._violations: dict[str, Violation] = {}
         self._checker = self._fresh()
@@ -215,6 +217,8 @@ class Verifier:
         summary = Summary(list(self._violations.values()), judged, dict(self._lost))
         self._try("the whole run", lambda: self._check_whole(summary))
         summary.lost = dict(self._lost)
+        if words := self.overheads.words():
+            self.say(words)
         self.finished = self._roll.finished
         if summary.judged < 0 and summary.result is None:
             far = "" if not self._roll.peers else " to the end of a step"
@@ -280,6 +284,7 @@ class Verifier:
                 case Told():
                     peer.tell(event.info)
                     live.member(event.process).tell(event.info)
+                    self.metrics.overhead(self.overheads.hear(event.process, event.info))
                 case Gap():
                     self._fill(event)
                 case Left():
@@ -486,7 +491,7 @@ class Verifier:
         elif not finished and self._checker.judged % 8:
             return  # often enough
         lags = behind is not None and behind.reached < ahead - 1
-        result = self._checker.result() if finished else None
+        result, worst = self._checker.result() if finished else None, self.overheads.worst()
         self.log.append(
             StepEvent(
                 step=self._checker.judged,
@@ -498,6 +503,8 @@ class Verifier:
                 violated=len(self._violations),
                 rate=max(0.0, self._rate),
                 latency_ms=1e3 * self._latency(seen.trace, self._checker.judged) if seen is not None else 0.0,
+                overhead=worst.share if worst.budget else 0.0,
+                delay=worst.delay,
                 finished=finished,
             )
         )
