@@ -27,6 +27,7 @@ class RecordConfig(msgspec.Struct, frozen=True):
         user_code: also observe functions of the user's own modules.
         stream: address of a verifier or relay that the records also go to, `unix:PATH` or `tcp:HOST:PORT`; "": none.
         token_file: of the job, for `stream`; "": `boot/token` in the run directory.
+        budget: share of the time of training that being watched may cost, 0.01 for 1 %; 0: no limit.
         capsules: steps kept in memory to be written when something is found wrong with one; 0: none.
         capsule_budget: bytes of memory that they may take.
         capsule_values: the state before a step by value: auto (within the budget, and as often as it costs little), always,
@@ -46,6 +47,7 @@ class RecordConfig(msgspec.Struct, frozen=True):
     user_code: bool = True
     stream: str = ""
     token_file: str = ""
+    budget: float = 0.0
     capsules: int = 0
     capsule_budget: int = 384 << 20
     capsule_values: Literal["auto", "always", "never"] = "auto"

@@ -18,7 +18,7 @@ from proctor.invariants.descriptor import identity
 
 _ENDS: Final = {"state": (STATES,), "last-look": (STATES,), "loader worker": (f"{VALUES}rng",), "user code": (CALLS,), "early names": (CALLS,)}
 _NOTHING: Final = frozenset(  # no rule reads what these do
-    {"capsules", "capsule writer", "freeze", "stream", "stream-close", "exit", "attach", "adopt", "tell"}
+    {"capsules", "capsule writer", "freeze", "stream", "stream-close", "exit", "attach", "adopt", "tell", "glance"}
 )
 
 

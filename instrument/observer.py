@@ -18,8 +18,10 @@ from pathlib import Path
 from typing import Any
 
 from proctor.errors import ProctorError
+from proctor.instrument.budget import make_budget
 from proctor.instrument.config import RecordConfig
 from proctor.instrument.guard import Guard, say
+from proctor.instrument.observe.sentinel import Sentinel
 from proctor.instrument.observe.state import Look, StateTracker
 from proctor.instrument.observe.structure import Structure
 from proctor.instrument.output import Output, say_nothing
@@ -46,7 +48,8 @@ class Observer:
         self.guard = Guard()
         self.output = Output(self)
         self.recorder = Recorder()
-        self.patches = Patches(self.recorder)
+        self.budget = make_budget(config, self._threads)
+        self.patches = Patches(self.recorder, None if self.budget is None else self.budget.meter.around)
         self.clock = StepClock()
         self.contexts = ContextTable(self.clock)
         self.sink = Sink(self.recorder, self._value_ctx, config, self._wants_values)
@@ -65,6 +68,7 @@ class Observer:
         self.writer: Any = None
         self.tracker: Any = None
         self.capsules: Any = None
+        self.sentinel: Sentinel | None = None
         self.steps = Steps(self)
         self.structure = Structure(self)
         self.taps = Taps(self)
@@ -76,6 +80,7 @@ class Observer:
 
         self.tracker = StateTracker(self.intern, self._watches)
         self.tracker.on_names = self.recorder.set_tracked_names
+        self.sentinel = Sentinel(self.tracker, self.budget) if self.budget is not None and self.budget.share else None
         self.guard.run("capsules", self._make_capsules)
         recorder = self.recorder
         recorder.capacity = PRE_ARM_ROWS
@@ -162,6 +167,16 @@ class Observer:
         self.writer.start()
         if rank == 0:
             say(f"recording to {self.config.run} ({reason})")
+
+    def freeze(self, key: str, step: int) -> None:
+        """The verifier has found something: the step is kept, and what comes is looked at in full."""
+        if self.capsules is not None:
+            self.capsules.freeze(key, step)
+        if self.budget is not None:
+            self.budget.wake()
+
+    def _threads(self) -> list[threading.Thread]:
+        return self.writer.threads if self.writer is not None else []
 
     def close(self, leaving: bool = False) -> None:
         """Flush, say goodbye and put every function back. Called at exit."""
@@ -258,11 +273,29 @@ class Observer:
         finally:
             self.turns.end_look()
 
+    def glance(self) -> None:
+        """After an update in a step that a budget leaves out."""
+        if self.sentinel is None or self.sampled or not self.armed or self.inert or self.finished or not self.turns.begin_look():
+            return
+        try:
+            self.guard.run("glance", self.sentinel.glance)
+        finally:
+            self.turns.end_look()
+
     def _threads_train(self) -> None:
         self.guard.stop("two threads of this process train at once; their steps cannot be told apart, so nothing of it is judged")
 
     def _observe(self, seq: int, call: int, edge: int, what: dict[str, Any]) -> None:
         self.tracker.observe(seq, call, edge, self._state_ctx(), **what)
+
+    def _resume(self) -> None:
+        """Steps were left out: what is now is what later changes are held against."""
+        everything = dict.fromkeys(("data", "grad", "buffers", "optimizer"), Look.FORCE)
+        if self.turns.begin_look():
+            try:
+                self._observe(0, 0, 0, {**everything, "silent": True})
+            finally:
+                self.turns.end_look()
 
     def _look_late(self) -> None:
         self.steps.by_hand.look()
@@ -273,10 +306,18 @@ class Observer:
         self.look(0, 0, data=Look.HINT)
         if not self.armed:
             return
-        step = self.clock.step + 1
+        step, before = self.clock.step + 1, self.sampled
+        within = self.budget is None or self.budget.next_step(step, self.recorder.current_seq)
+        self.sampled = within and (step < self.config.warmup or step % max(self.output.sample_every, 1) == 0)
+        self.recorder.enabled = self.sampled
+        if before and not self.sampled:
+            self.probes.thinned()
+        elif self.sampled and not before:
+            self.guard.run("state", self._resume)
+        if self.sentinel is not None and not before and not self.sampled:
+            self.writer.passed(step)
+            return  # a budget leaves both out: nothing is new
         self.guard.run("state", self.tracker.rescan, step)
         self.guard.run("user code", self.user.sweep)
-        self.sampled = step < self.config.warmup or step % max(self.output.sample_every, 1) == 0
-        self.recorder.enabled = self.sampled
         self.probes.step_begins(step)
         self.writer.step_ended(self.recorder.pending + len(self.tracker.rows), step)

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from proctor.errors import ProctorError
 from proctor.instrument.guard import say, unsaid
+from proctor.instrument.record.packages import packages
 from proctor.invariants.schema import TRACE_SCHEMA, Name
 
 if TYPE_CHECKING:
@@ -45,7 +46,7 @@ class Output:
                 token,
                 lambda: (folder.name, platform.node(), self._observer.writer.told(self.info())),
                 self._observer.guard,
-                on_freeze=None if self._observer.capsules is None else self._observer.capsules.freeze,
+                on_freeze=self._observer.freeze,
             )
         except (ProctorError, OSError) as e:
             say(f"not streaming: {e}")
@@ -93,6 +94,8 @@ class Output:
             "blind": [list(pair) for pair in self._observer.guard.ended],
             "unobserved": [*self._observer.unseen, *self._observer.user.left_alone][:MAX_UNSEEN],
             "definitions": dict(self._observer.user.definitions),
+            "packages": packages(),
+            **(self._observer.budget.facts() if self._observer.budget is not None else {}),
             **self._observer.probes.facts(),
         }
 

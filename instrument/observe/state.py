@@ -45,9 +45,12 @@ class StateTracker(Tracked):
 
     def observe(
         self, seq: int, call: int, edge: int, ctx: int, *,
-        data: Look = Look.SKIP, grad: Look = Look.SKIP, buffers: Look = Look.SKIP, optimizer: Look = Look.SKIP,
+        data: Look = Look.SKIP, grad: Look = Look.SKIP, buffers: Look = Look.SKIP, optimizer: Look = Look.SKIP, silent: bool = False,
     ) -> None:
-        """Look at the tracked values and append a row for each that changed since its last row."""
+        """Look at the tracked values and append a row for each that changed since its last row.
+
+        `silent`: no rows; what changed while steps were left out was changed by nobody knows whom.
+        """
         work: list[tuple[Slot, Any]] = []
         if data and self.watches("data"):
             if self.dirty:
@@ -67,7 +70,7 @@ class StateTracker(Tracked):
             return
         hashed = [value for _, value in work if value is not None]
         summaries = iter(fingerprint_all(hashed)) if hashed else iter(())
-        rows = self.rows
+        rows = [] if silent else self.rows
         fps, norms, marks = self._last.fps, self._last.norms, self._last.flags
         self._seen = None
         for slot, value in work:

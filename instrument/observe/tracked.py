@@ -274,6 +274,10 @@ class Tracked:
 
     # -- what is there --------------------------------------------------------------------------------------
 
+    def has_no_rate(self, key: int) -> bool:
+        """Whether the learning rate of this parameter was zero at the last update."""
+        return key in self._zero_lr.get(self._holder.get(key, ""), ())
+
     def parameters(self) -> list[tuple[int, Any]]:
         """Id and tensor of each tracked parameter that is alive, in order of discovery."""
         return [(key, p) for key, entry in self._params.items() if (p := entry[0]()) is not None]

@@ -43,8 +43,9 @@ def _unseen(hook: Callable[..., None] | None) -> Callable[..., None] | None:
 class Patches:
     """Taps that are in place, and how to remove them."""
 
-    def __init__(self, recorder: Recorder) -> None:
+    def __init__(self, recorder: Recorder, timed: Callable[[Callable[..., None]], Callable[..., None]] | None = None) -> None:
         self.recorder = recorder
+        self._timed = timed  # makes a hook of one that is timed
         self._undo: list[tuple[Any, str, Any, Any]] = []  # owner, attribute, original or _MISSING, ours
         self._taps: dict[int, Tap] = {}  # id(original) → tap, so that aliases share one
         self._keep: list[Any] = []  # originals whose id is a key above
@@ -79,7 +80,7 @@ class Patches:
         tap = self._taps.get(id(function))
         if tap is None:
             code = self.recorder.intern(0, name)
-            tap = Tap(self.recorder, function, code, kind, _unseen(before), _unseen(after))
+            tap = Tap(self.recorder, function, code, kind, self._ours(before), self._ours(after))
             self._taps[id(function)] = tap
             self._keep.append(function)
             self._names[id(function)] = name
@@ -90,6 +91,10 @@ class Patches:
             if vars(alias).get(attribute) is function:
                 self._set(alias, attribute, function, tap)
         return tap
+
+    def _ours(self, hook: Callable[..., None] | None) -> Callable[..., None] | None:
+        unseen = _unseen(hook)
+        return unseen if unseen is None or self._timed is None else self._timed(unseen)
 
     def _known_to_torchscript(self, function: Any, tap: Tap) -> None:
         """TorchScript finds builtins by `id`; without an entry a script that calls `torch.cat` would not compile."""

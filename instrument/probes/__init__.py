@@ -172,6 +172,9 @@ class Probe(ABC):
     def step_begins(self, step: int) -> None:  # noqa: B027 - most probes have nothing to do
         """Step `step` is about to be counted; the present context is still that of the step before."""
 
+    def thinned(self) -> None:  # noqa: B027
+        """From now on some steps are left out. What needs all of them is recorded no more, and so unknown."""
+
     def closing(self) -> None:  # noqa: B027
         """The process says goodbye; last chance to append rows."""
 
@@ -231,6 +234,10 @@ class Probes:
     def step_begins(self, step: int) -> None:
         for probe in self._probes:
             self._run(f"values: {probe.name}", probe.step_begins, step)
+
+    def thinned(self) -> None:
+        for probe in self._probes:
+            self._run(f"values: {probe.name}", probe.thinned)
 
     def closing(self) -> None:
         for probe in self._probes:

@@ -69,6 +69,7 @@ class Randomness(Probe):
         super().__init__(sink)
         self._rng, self._draw = sink.config.keeps(Value.RNG), sink.config.keeps(Value.DRAW)
         self._looks = True  # in this step
+        self._thin = False  # some steps are left out, so that nobody knows which forward has drawn
         self._forwards = 0  # training forwards so far
         self._forward: dict[str, int] = {}  # states at the beginning of the last training forward
         self._again: dict[str, int] = {}  # those in which the one that runs began, too
@@ -126,7 +127,7 @@ class Randomness(Probe):
         if not self._rng or not self.sink.live:
             return
         self._workers_report()
-        self._looks = step < _FIRST_STEPS or step % _EVERY_STEP == 0
+        self._looks = not self._thin and (step < _FIRST_STEPS or step % _EVERY_STEP == 0)
         if not self._looks:
             return
         for name, generator in self._known():
@@ -138,6 +139,10 @@ class Randomness(Probe):
                 self._states[name] = state
             if name in self._moved:
                 self.sink.fingerprint(Value.RNG, f"step {name}", state, call=0)
+
+    def thinned(self) -> None:
+        self._thin, self._looks = True, False
+        self._again = {}
 
     def closing(self) -> None:
         self._workers_report()

@@ -98,6 +98,10 @@ class Sender:
         self._thread.start()
 
     @property
+    def thread(self) -> threading.Thread:
+        return self._thread
+
+    @property
     def connected(self) -> bool:
         """Whether a verifier has welcomed us and the connection stands."""
         return self._link is not None

@@ -137,6 +137,11 @@ class TraceWriter:
         self._lock = threading.Lock()
         self._thread = threading.Thread(target=self._run, name="proctor-writer", daemon=True)
 
+    @property
+    def threads(self) -> list[threading.Thread]:
+        """Those that write and send."""
+        return [self._thread, *([self._sender.thread] if self._sender is not None else [])]
+
     def start(self) -> None:
         self.write_info()
         self._thread.start()
@@ -166,6 +171,10 @@ class TraceWriter:
                 raise
             finally:
                 self._lock.release()
+
+    def passed(self, step: int) -> None:
+        """A step begins, and the one before left no rows; the verifier learns of it when the thread flushes."""
+        self._reached = step
 
     def tell_soon(self) -> None:
         """`process.json` has news that must be known before the records that follow are judged."""

@@ -22,6 +22,7 @@ from proctor.verify.live.online import OnlineChecker
 from proctor.verify.live.pace import Pace
 from proctor.verify.metrics import Metrics
 from proctor.verify.service.membership import Roll
+from proctor.verify.service.overhead import Overheads
 from proctor.verify.transport.fill import fill
 from proctor.verify.transport.inbox import Event, Gap, Joined, Left, Rows, Told
 from proctor.verify.view.events import CoverageEvent, EventLog
@@ -60,6 +61,7 @@ class Job:
 
     def __post_init__(self) -> None:
         self.roll = Roll(self.clock)
+        self.overheads = Overheads()
         self.checker = self._fresh()
 
     @property
@@ -87,6 +89,7 @@ class Job:
                 case Told():
                     peer.tell(event.info)
                     live.member(event.process).tell(event.info)
+                    self.metrics.overhead(self.overheads.hear(event.process, event.info))
                 case Gap():
                     self._fill(event)
                 case Left():

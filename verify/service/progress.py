@@ -10,6 +10,7 @@ from typing import Any
 
 from proctor.verify.live.online import OnlineChecker, Round
 from proctor.verify.series import curves
+from proctor.verify.service.overhead import Overhead
 from proctor.verify.view.events import EventLog, StepEvent
 from proctor.verify.writers import Writer
 
@@ -46,7 +47,7 @@ class Progress:
                 writer.series(step, points[step])
 
     def show(
-        self, checker: OnlineChecker, violated: int, *, latency: Callable[[], float] | None = None, finished: bool = False
+        self, checker: OnlineChecker, violated: int, worst: Overhead, *, latency: Callable[[], float] | None = None, finished: bool = False
     ) -> None:
         """Tell the live view which steps are judged, at most once a second, or at every eighth."""
         members = [m for m in checker.live.members.values() if m.trains]
@@ -71,6 +72,8 @@ class Progress:
                 violated=violated,
                 rate=max(0.0, self._rate),
                 latency_ms=1e3 * latency() if latency is not None else 0.0,
+                overhead=worst.share if worst.budget else 0.0,
+                delay=worst.delay,
                 finished=finished,
             )
         )

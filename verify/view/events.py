@@ -60,6 +60,8 @@ class StepEvent(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     behind: the rank that is furthest behind and its step, when it lags.
     rate: steps a second.
     latency_ms: from the end of the step to its verdict.
+    overhead: share of the time of training that being watched costs, where it has a budget.
+    delay: steps that may go by between two looks because of it.
     """
 
     step: int
@@ -71,6 +73,8 @@ class StepEvent(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     violated: int = 0
     rate: float = 0.0
     latency_ms: float = 0.0
+    overhead: float = 0.0
+    delay: int = 0
     finished: bool = False
 
 

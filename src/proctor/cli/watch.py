@@ -21,6 +21,7 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
+from proctor.cli._budget import share_of
 from proctor.cli._inputs import add_packs
 from proctor.cli._launch import add_command, become, command_of, environment_of, hand_on_signals, needs_of
 from proctor.cli._watching import LEVELS, add_verifier, settings_of
@@ -46,6 +47,7 @@ def prepare(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--full", action="store_true", help="record everything, not only what the packs need")
     parser.add_argument("--every", metavar="N", type=int, default=1, help="watch every N-th step (default 1)")
     parser.add_argument("--warmup", metavar="K", type=int, default=10, help="first K steps are always watched (default 10)")
+    parser.add_argument("--budget", metavar="SHARE", help="of the time of training that it may cost, `1%%` (default: no limit); see docs/watch.md")
     parser.add_argument("--no-capsules", action="store_true", help="keep no steps for a replay")
     parser.add_argument("--overwrite", action="store_true", help="replace an earlier run in RUN")
     add_command(parser)
@@ -65,8 +67,9 @@ def run(args: argparse.Namespace) -> int:
         str(target).encode()
     except UnicodeEncodeError:
         raise UsageError(f"{target}: the name is not UTF-8", hint="choose another -o") from None
+    budget = share_of(args.budget)
     settings = settings_of(args, target)
-    config = _config(args, target, settings)
+    config = _config(args, target, settings, budget)
     _make_run(args, target, command)
     boot = write_boot(target, config)
     settings.write()
@@ -114,7 +117,7 @@ def _address(text: str) -> str:
     return text if text.startswith(("tcp:", "unix:")) else f"tcp:{text}"
 
 
-def _config(args: argparse.Namespace, target: Path, settings: Settings) -> RecordConfig:
+def _config(args: argparse.Namespace, target: Path, settings: Settings, budget: float) -> RecordConfig:
     from proctor.instrument.config import RecordConfig
 
     chosen: dict[str, Any] = {} if args.full else needs_of([Path(p) for p in settings.packs])
@@ -124,6 +127,7 @@ def _config(args: argparse.Namespace, target: Path, settings: Settings) -> Recor
         warmup=args.warmup,
         stream=_address(args.verifier) if args.verifier else settings.address,
         token_file=settings.token_file,
+        budget=budget,
         capsules=0 if args.no_capsules else CAPSULES,
         **chosen,
     )

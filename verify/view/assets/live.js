@@ -133,6 +133,8 @@
     var parts = [data.ranks === undefined || data.ranks === 1 ? "1 rank" : data.ranks + " ranks"];
     if (data.rate) { parts.push(data.rate.toPrecision(3) + " steps/s"); }
     if (data.ahead > data.step) { parts.push("judged " + (data.ahead - data.step) + " behind the run"); }
+    if (data.overhead) { parts.push("cost " + (100 * data.overhead).toFixed(1) + " %"); }
+    if (data.delay) { parts.push("every step within " + data.delay + " looked at"); }
     if (data.latency_ms) { parts.push("verdict " + data.latency_ms.toFixed(0) + " ms after a step"); }
     if (data.checked) { parts.push(data.checked + " rules checked"); }
     if (data.behind !== undefined && data.behind !== null) { parts.push("rank " + data.behind + " is at step " + data.behind_step); }

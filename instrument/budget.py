@@ -1,0 +1,209 @@
+"""A budget for being watched: how much of a training process's time it costs, and which steps are looked at so that it costs no more.
+
+The observer asks before each step. What is measured: the seconds that our hooks take in the training thread, the CPU time of the threads
+that write and send, and the calls that were recorded, at what recording one costs. What is decided: the density of the steps that are
+looked at, in blocks of three neighbours, since many rules hold a step against the one before.
+
+    a step of 11 ms, 3 ms of it ours, a budget of 1 %  →  one block in 32, 96 steps on average from one to the next, 189 at most
+
+All ranks have to look at the same steps, and each measures for itself. So blocks are nested: those of one density are among those of the
+next higher one, whatever the others measure, and where they lie is drawn from their number alone, so that they keep no time with a program
+that does something each hundred steps. Of each window of 2^level blocks exactly one is looked at: the delay is bounded.
+
+What is not looked at leaves no record, and rules take it for unknown, as they do with `--every`.
+"""
+
+from __future__ import annotations
+
+import math
+import threading
+import time
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, Final
+
+if TYPE_CHECKING:
+    from proctor.instrument.config import RecordConfig
+
+FREE: Final = 200  # first steps, which are all looked at: most of what is wrong is wrong from the start
+BLOCK: Final = 3  # neighbouring steps that are looked at together
+MAX_LEVEL: Final = 6  # one block in 64
+FOCUS: Final = 24  # steps that are all looked at when something is wrong
+_CALL_S: Final = 4e-7  # what recording a call costs (benchmarks/tap.py)
+_ROUND: Final = 1 / 16  # weight of a new step in the running means
+_SETTLED: Final = 4  # steps of a kind before what they cost is believed
+_MASK: Final = (1 << 64) - 1
+
+
+def looks_at(step: int, level: int) -> bool:
+    """Whether a step is in the block of its window of 2^level blocks; the same for all processes, and nested in lower levels."""
+    block = max(step, 0) // BLOCK
+    return all(_drawn(block >> above, above) == block >> (above - 1) & 1 for above in range(1, level + 1))
+
+
+def longest_gap(level: int) -> int:
+    """Steps without a look between two blocks, at most."""
+    return BLOCK * (2 * (1 << level) - 2)
+
+
+def _drawn(window: int, level: int) -> int:
+    """A bit that follows from a window's number: its first or its second half (splitmix64)."""
+    mixed = (window * 64 + level + 0x9E3779B97F4A7C15) & _MASK
+    mixed = (mixed ^ mixed >> 30) * 0xBF58476D1CE4E5B9 & _MASK
+    mixed = (mixed ^ mixed >> 27) * 0x94D049BB133111EB & _MASK
+    return (mixed ^ mixed >> 31) & 1
+
+
+class Meter:
+    """Seconds that our hooks have taken, in whatever thread; those within others count once."""
+
+    def __init__(self) -> None:
+        self.seconds = 0.0
+        self._within = False
+
+    def around(self, hook: Callable[..., None]) -> Callable[..., None]:
+        """The hook, timed."""
+
+        def timed(*args: Any) -> None:
+            if self._within:
+                hook(*args)
+                return
+            self._within = True
+            begin = time.perf_counter()
+            try:
+                hook(*args)
+            finally:
+                self.seconds += time.perf_counter() - begin
+                self._within = False
+
+        return timed
+
+
+class _Mean:
+    """A running mean that one slow step (a page fault, a checkpoint) does not move far."""
+
+    def __init__(self) -> None:
+        self.value = 0.0
+        self.seen = 0
+
+    def add(self, value: float) -> None:
+        self.seen += 1
+        if self.seen > _SETTLED:
+            value = min(value, 4 * self.value)
+        self.value += (value - self.value) * max(_ROUND, 1 / self.seen)
+
+
+class Budget:
+    """Measures what a process's being watched costs, and keeps it.
+
+    Args:
+        share: of the time of training that it may cost; 0: whatever it does, it is only measured.
+        free: first steps, which are all looked at.
+        threads: of ours besides the training thread.
+        clock: seconds.
+    """
+
+    def __init__(
+        self, share: float, free: int, threads: Callable[[], list[threading.Thread]] = list, clock: Callable[[], float] = time.perf_counter
+    ) -> None:
+        self.share, self.free = share, free
+        self.meter = Meter()
+        self.level = 0
+        self.looked = self.steps = 0  # steps that were looked at, and all
+        self.looking = True
+        self._threads, self._clock = threads, clock
+        self._full, self._thin, self._bare = _Mean(), _Mean(), _Mean()
+        self._began = self._own = self._spent_before = 0.0
+        self._calls = 0
+        self._cpu = 0.0  # of our threads, when it was last asked
+        self._focus = -1  # steps before this one are all looked at
+        self._step = -1
+        self._woken = False  # by another thread, or by what was seen in the present step
+        self.since_free = [0.0, 0.0]  # own and other seconds of the steps behind the free ones
+
+    @property
+    def own_s(self) -> float:
+        """Seconds so far."""
+        return self.meter.seconds + self._own
+
+    @property
+    def light_s(self) -> float:
+        """Seconds that a look at a few values may take in a step that is not looked at otherwise."""
+        return self.share * self._bare.value / 4
+
+    def wake(self) -> None:
+        """Something is wrong: the next steps are all looked at. From any thread."""
+        self._woken = True
+
+    def next_step(self, step: int, calls: int) -> bool:
+        """A step is about to be counted.
+
+        Args:
+            step: its number.
+            calls: recorded so far.
+
+        Returns:
+            whether it is looked at.
+        """
+        self._account(calls)
+        if self._woken:
+            self._woken, self._focus = False, step + FOCUS
+        self._step = step
+        if self.share and step % BLOCK == 0 and step >= self.free:
+            self._settle()
+        self.looking = not self.share or step < max(self.free, self._focus) or looks_at(step, self.level)
+        self.steps += 1
+        self.looked += self.looking
+        return self.looking
+
+    def _account(self, calls: int) -> None:
+        now = self._clock()
+        self._own += max(0, calls - self._calls) * _CALL_S + self._of_threads()
+        spent = self.own_s - self._spent_before
+        if self._began:
+            bare = max(0.0, now - self._began - spent)
+            self._bare.add(bare)
+            (self._full if self.looking else self._thin).add(spent)
+            if self._step >= self.free:
+                self.since_free[0] += spent
+                self.since_free[1] += bare
+        self._began, self._calls, self._spent_before = now, calls, self.own_s
+
+    def _of_threads(self) -> float:
+        """CPU seconds that our threads took since the last time."""
+        total = 0.0
+        for thread in self._threads():
+            if thread.ident is not None and thread.is_alive():
+                total += time.clock_gettime(time.pthread_getcpuclockid(thread.ident))
+        more, self._cpu = max(0.0, total - self._cpu), total
+        return more
+
+    def _settle(self) -> None:
+        """Choose how many of the next steps are looked at: fewer at once, more step by step."""
+        if self._full.seen < _SETTLED:
+            return
+        thin = self._thin.value if self._thin.seen >= _SETTLED else 0.0
+        room = self.share * self._bare.value - thin
+        dear = self._full.value - thin
+        wanted = 0 if dear <= room else MAX_LEVEL if room <= 0 else min(MAX_LEVEL, math.ceil(math.log2(dear / room)))
+        self.level = wanted if wanted > self.level else max(wanted, self.level - 1)
+
+    def facts(self) -> dict[str, Any]:
+        """For `process.json` and the verifier."""
+        own, other = self.since_free
+        return {
+            "overhead": {
+                "seconds": round(self.own_s, 1),
+                "budget": self.share,
+                "share": round(own / other, 4) if other > 0 else 0.0,
+                "looked": self.looked,
+                "steps": self.steps,
+                "delay": longest_gap(self.level) if self.share else 0,
+            }
+        }
+
+
+def make_budget(config: RecordConfig, threads: Callable[[], list[threading.Thread]]) -> Budget | None:
+    """Of a process that is watched; one that is only recorded has none."""
+    if not config.stream:
+        return None
+    return Budget(config.budget, max(config.warmup, FREE), threads)

@@ -1,0 +1,58 @@
+"""Steps that are left out make rules unknown, never violated: with `--every`, and with a budget."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+from helpers.watching import PROCTOR
+
+# Two optimizers, one of which rests now and then, and dropout in one of two models: what was judged wrongly across gaps.
+PROGRAM = """
+import sys
+if len(sys.argv) > 1:
+    import proctor.instrument.budget as budget
+    budget.FREE = 8
+import torch
+from torch import nn
+
+torch.manual_seed(0)
+maker, judge = nn.Linear(8, 8), nn.Sequential(nn.Linear(8, 16), nn.Dropout(0.5), nn.Linear(16, 1))
+of_maker, of_judge = (torch.optim.Adam(m.parameters(), lr=1e-3) for m in (maker, judge))
+for step in range(80):
+    of_judge.zero_grad()
+    (judge(maker(torch.randn(4, 8)).detach()).mean() - judge(torch.randn(4, 8)).mean()).backward()
+    of_judge.step()
+    if step % 3 == 0:
+        of_maker.zero_grad()
+        (-judge(maker(torch.randn(4, 8))).mean()).backward()
+        of_maker.step()
+print("RESULT", float(judge(maker(torch.ones(4, 8))).sum().detach()))
+"""
+
+
+def watched(folder: Path, *options: str, arguments: tuple[str, ...] = ()) -> tuple[str, str, Path]:
+    run = folder / "run"
+    (folder / "train.py").write_text(PROGRAM)
+    command = [*PROCTOR, "watch", "-o", str(run), "--no-capsules", "--fail-on", "info", *options, "--", sys.executable, str(folder / "train.py")]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    done = subprocess.run([*command, *arguments], capture_output=True, text=True, env=environment, timeout=300, check=False)
+    assert done.returncode == 0, done.stderr
+    bare = subprocess.run([sys.executable, str(folder / "train.py")], capture_output=True, text=True, env=environment, timeout=300, check=True)
+    return done.stdout, bare.stdout, run
+
+
+def test_every_nth_step_makes_no_false_alarm(tmp_path: Path) -> None:
+    out, bare, _ = watched(tmp_path, "--every", "7", "--warmup", "8")
+    assert out == bare
+
+
+def test_a_budget_makes_no_false_alarm_and_says_what_it_left_out(tmp_path: Path) -> None:
+    out, bare, run = watched(tmp_path, "--budget", "0.1%", "--warmup", "8", arguments=("short",))
+    assert out == bare
+    said = json.loads(next(run.glob("procs/*/process.json")).read_text())["overhead"]
+    assert 8 < said["looked"] < said["steps"] and said["budget"] == 0.001 and said["seconds"] > 0 and said["delay"] > 0
+    assert any(json.loads(line)["data"].get("delay") == said["delay"] for line in (run / "verify" / "events.jsonl").read_text().splitlines())

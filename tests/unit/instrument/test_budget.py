@@ -1,0 +1,176 @@
+"""A budget keeps its share, looks at everything within a bound, and all ranks look at the same steps."""
+
+from __future__ import annotations
+
+import weakref
+from itertools import pairwise
+from typing import Any
+
+import pytest
+import torch
+
+from proctor.instrument.budget import BLOCK, FOCUS, MAX_LEVEL, Budget, longest_gap, looks_at
+from proctor.instrument.observe.sentinel import Sentinel
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.now = 1.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def run(budget: Budget, clock: Clock, steps: range, *, bare: float, full: float, thin: float) -> list[int]:
+    """Steps that were looked at, of a process whose steps cost so many seconds."""
+    looked = []
+    for step in steps:
+        if budget.next_step(step, 0):
+            looked.append(step)
+        own = full if budget.looking else thin
+        budget.meter.seconds += own
+        clock.now += bare + own
+    return looked
+
+
+@pytest.mark.parametrize("level", range(MAX_LEVEL + 1))
+def test_every_window_has_one_block_and_the_gap_is_bounded(level: int) -> None:
+    blocks = [b for b in range(64 << MAX_LEVEL) if looks_at(b * BLOCK, level)]
+    assert len(blocks) == (64 << MAX_LEVEL) >> level
+    assert {b >> level for b in blocks} == set(range(len(blocks)))
+    gaps = [BLOCK * (b - a - 1) for a, b in pairwise(blocks)]
+    assert max(gaps) <= longest_gap(level)
+    assert level < 3 or len({b % (1 << level) for b in blocks}) > (1 << level) // 2, "it would keep time with the program"
+
+
+def test_what_is_looked_at_rarely_is_looked_at_by_all_who_look_more_often() -> None:
+    for step in range(5_000):
+        looks = [looks_at(step, level) for level in range(MAX_LEVEL + 1)]
+        assert looks == sorted(looks, reverse=True)
+
+
+@pytest.mark.parametrize(("full", "thin"), [(0.1, 0.0), (0.5, 0.001), (2.0, 0.002)])
+def test_the_share_is_kept(full: float, thin: float) -> None:
+    """A step of one second of which `full` more is ours when it is looked at."""
+    clock = Clock()
+    budget = Budget(0.05, 20, clock=clock)
+    run(budget, clock, range(4_000), bare=1.0, full=full, thin=thin)
+    own, other = budget.since_free
+    assert own / other <= 0.06
+    assert budget.looked > 20 + 4_000 // (BLOCK << MAX_LEVEL) // 2
+
+
+def test_what_costs_less_than_the_budget_is_looked_at_always() -> None:
+    clock = Clock()
+    budget = Budget(0.05, 10, clock=clock)
+    assert run(budget, clock, range(500), bare=1.0, full=0.02, thin=0.0) == list(range(500))
+
+
+def test_without_a_share_it_only_measures() -> None:
+    clock = Clock()
+    budget = Budget(0.0, 10, clock=clock)
+    assert len(run(budget, clock, range(100), bare=1.0, full=9.0, thin=9.0)) == 100
+    assert budget.facts()["overhead"]["seconds"] == 900.0
+
+
+def test_what_is_wrong_brings_the_full_look_back_for_a_while() -> None:
+    clock = Clock()
+    budget = Budget(0.01, 10, clock=clock)
+    run(budget, clock, range(2_000), bare=1.0, full=1.0, thin=0.0)
+    budget.wake()
+    looked = run(budget, clock, range(2_000, 2_000 + 2 * FOCUS), bare=1.0, full=1.0, thin=0.0)
+    assert set(range(2_000, 2_000 + FOCUS)) <= set(looked) and len(looked) < 2 * FOCUS
+
+
+def test_the_time_of_hooks_within_hooks_counts_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = Clock()
+    monkeypatch.setattr("proctor.instrument.budget.time.perf_counter", clock)
+    budget = Budget(0.01, 10)
+
+    def wait() -> None:
+        clock.now += 2.0
+
+    inner = budget.meter.around(wait)
+    budget.meter.around(lambda: inner())()
+    assert budget.meter.seconds == 2.0
+    with pytest.raises(ZeroDivisionError):
+        budget.meter.around(lambda: 1 / 0)()
+    budget.meter.around(wait)()
+    assert budget.meter.seconds == 4.0
+
+
+class Tracker:
+    """What a sentinel asks of a tracker."""
+
+    layout = 1
+
+    def __init__(self, *parameters: Any) -> None:
+        self.all = [(id(p), p) for p in parameters]
+        self.rests: set[int] = set()
+
+    def parameters(self) -> list[tuple[int, Any]]:
+        return self.all
+
+    def has_no_rate(self, key: int) -> bool:
+        return key in self.rests
+
+
+@pytest.fixture
+def sentry() -> Any:
+    parameters = [torch.nn.Parameter(torch.full((4,), float(i + 1))) for i in range(3)]
+    for p in parameters:
+        p.grad = torch.ones(4)
+    budget = Budget(0.5, 0)
+    budget._bare.add(1e6)  # room for all at once
+    return parameters, budget, Sentinel(Tracker(*parameters), budget)  # type: ignore[arg-type]
+
+
+def glances(sentinel: Sentinel, parameters: list[Any], *, move: bool, number: int = 8) -> None:
+    for _ in range(number):
+        if move:
+            with torch.no_grad():
+                for p in parameters:
+                    p.sub_(0.01 * p.grad)
+        sentinel.glance()
+
+
+def test_what_is_well_wakes_nobody(sentry: Any) -> None:
+    parameters, budget, sentinel = sentry
+    glances(sentinel, parameters, move=True)
+    assert not budget._woken and sentinel.round == 1
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+def test_a_value_that_is_not_finite_wakes(sentry: Any, value: float) -> None:
+    parameters, budget, sentinel = sentry
+    with torch.no_grad():
+        parameters[1][2] = value
+    glances(sentinel, parameters, move=True)
+    assert budget._woken
+
+
+def test_a_parameter_that_does_not_move_wakes_once(sentry: Any) -> None:
+    parameters, budget, sentinel = sentry
+    glances(sentinel, parameters, move=False)
+    assert budget._woken
+    budget._woken = False
+    glances(sentinel, parameters, move=False)
+    assert not budget._woken
+
+
+def test_what_has_nothing_to_move_it_may_rest(sentry: Any) -> None:
+    parameters, budget, sentinel = sentry
+    parameters[0].grad, parameters[1].grad = None, torch.zeros(4)
+    sentinel._tracker.rests.add(id(parameters[2]))
+    glances(sentinel, parameters, move=False)
+    assert not budget._woken
+
+
+def test_a_sentinel_keeps_no_parameter_alive(sentry: Any) -> None:
+    parameters, _, sentinel = sentry
+    sentinel.glance()
+    gone = weakref.ref(parameters[0])
+    sentinel._tracker.all = []
+    del parameters[:]
+    assert gone() is None
+    sentinel.glance()

@@ -1,0 +1,38 @@
+"""What ranks say of their cost is added up, and nonsense counts as nothing."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from proctor.verify.service.overhead import Overheads
+
+
+def said(**more: Any) -> dict[str, Any]:
+    return {"overhead": {"seconds": 1.0, "budget": 0.01, "share": 0.009, "looked": 50, "steps": 100, "delay": 42, **more}}
+
+
+def test_seconds_of_all_ranks_are_added_up() -> None:
+    overheads = Overheads()
+    assert overheads.hear("0-1", said()) == 1.0
+    assert overheads.hear("0-1", said(seconds=1.5)) == 0.5
+    assert overheads.hear("1-2", said(seconds=2.0, share=0.02, looked=20)) == 2.0
+    worst = overheads.worst()
+    assert (worst.seconds, worst.share, worst.looked, worst.delay) == (3.5, 0.02, 20, 42)
+
+
+def test_words_say_what_was_left_out() -> None:
+    overheads = Overheads()
+    overheads.hear("0-1", said())
+    words = overheads.words()
+    assert "0.9 %" in words and "50 of 100 steps" in words and "unknown" in words and "42 steps" in words
+    overheads.hear("0-1", said(share=0.05))
+    assert "could not be kept" in overheads.words()
+
+
+@pytest.mark.parametrize("info", [{}, {"overhead": 3}, {"overhead": {"seconds": "x", "steps": None, "looked": True}}, {"overhead": {"seconds": float("nan")}}])
+def test_nonsense_counts_as_nothing(info: dict[str, Any]) -> None:
+    overheads = Overheads()
+    assert overheads.hear("0-1", info) == 0.0
+    assert overheads.words() == ""

@@ -1,0 +1,85 @@
+"""What being watched costs the ranks, as they say, and how long a step may go without being looked at.
+
+Each rank says it in its `process.json` (`instrument/budget.py`), about once a second:
+
+    {"overhead": {"seconds": 3.1, "budget": 0.01, "share": 0.009, "looked": 331, "steps": 4000, "delay": 186}}
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+
+@dataclass(frozen=True)
+class Overhead:
+    """Of one rank, or of those that are worst off.
+
+    seconds: so far.
+    budget: share of the time of training that it may cost; 0: no limit.
+    share: that it costs, behind the first steps.
+    looked, steps: steps that were looked at, of how many.
+    delay: steps that may go by between two looks, at most.
+    """
+
+    seconds: float = 0.0
+    budget: float = 0.0
+    share: float = 0.0
+    looked: int = 0
+    steps: int = 0
+    delay: int = 0
+
+    @property
+    def thin(self) -> bool:
+        """Whether steps were left out."""
+        return self.looked < self.steps
+
+
+class Overheads:
+    """Of all ranks of a job."""
+
+    def __init__(self) -> None:
+        self._of: dict[str, Overhead] = {}
+
+    def hear(self, process: str, info: Mapping[str, Any]) -> float:
+        """What a process says; returns the seconds that it spent since it said so last. What is no number counts as nothing."""
+        said = info.get("overhead")
+        if not isinstance(said, Mapping):
+            return 0.0
+        before, now = self._of.get(process, Overhead()), _read(said)
+        self._of[process] = now
+        return max(0.0, now.seconds - before.seconds)
+
+    def worst(self) -> Overhead:
+        """Of each number the worst."""
+        if not self._of:
+            return Overhead()
+        all_ = self._of.values()
+        least = min(all_, key=lambda one: one.looked / one.steps if one.steps else 1.0)
+        return Overhead(
+            sum(one.seconds for one in all_), max(one.budget for one in all_), max(one.share for one in all_),
+            least.looked, least.steps, max(one.delay for one in all_),
+        )  # fmt: skip
+
+    def words(self) -> str:
+        """One sentence on a budget, "" where there is none."""
+        worst = self.worst()
+        if not worst.budget:
+            return ""
+        kept = "" if worst.share <= worst.budget * 1.5 else ", which could not be kept"
+        left = f"; {worst.looked} of {worst.steps} steps were looked at, the others are unknown" if worst.thin else ""
+        delay = f", none waited for more than {worst.delay} steps" if worst.thin and worst.delay else ""
+        return f"being watched cost {100 * worst.share:.1f} % of the time of training, the budget is {100 * worst.budget:g} %{kept}{left}{delay}"
+
+
+def _read(said: Mapping[str, Any]) -> Overhead:
+    numbers = {name: said.get(name) for name in Overhead.__dataclass_fields__}
+    whole = {"looked", "steps", "delay"}
+    return Overhead(
+        **{
+            name: int(value) if name in whole else float(value)
+            for name, value in numbers.items()
+            if isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value < 1e15
+        }
+    )
