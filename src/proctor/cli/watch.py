@@ -24,6 +24,7 @@ from typing import TYPE_CHECKING, Any, Final
 from proctor.cli._budget import share_of
 from proctor.cli._inputs import add_packs
 from proctor.cli._launch import add_command, become, command_of, environment_of, hand_on_signals, needs_of
+from proctor.cli._project import set_defaults
 from proctor.cli._watched import LEVELS, Settings, begin, settings_of, watched_now
 from proctor.errors import TraceError, UsageError
 
@@ -52,8 +53,10 @@ def prepare(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--warmup", metavar="K", type=int, default=10, help="first K steps are always watched (default 10)")
     parser.add_argument("--budget", metavar="SHARE", help="of the time of training that it may cost, `1%%` (default: no limit); see docs/watch.md")
     parser.add_argument("--no-capsules", action="store_true", help="keep no steps for a replay")
+    parser.add_argument("--capsules", action="store_false", dest="no_capsules", help="keep some (the default)")
     parser.add_argument("--overwrite", action="store_true", help="replace an earlier run in RUN")
     add_command(parser)
+    set_defaults(parser, "watch")
 
 
 def run(args: argparse.Namespace) -> int:

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from proctor.instrument._sentinel import Sentinel
-from proctor.instrument.budget import BLOCK, FOCUS, MAX_LEVEL, Budget, looks_at, longest_gap
+from proctor.instrument.budget import BLOCK, FOCUS, MAX_LEVEL, Budget, longest_gap, looks_at
 
 
 class Clock:

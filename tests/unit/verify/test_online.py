@@ -15,8 +15,8 @@ from proctor.invariants.pack import Pack
 from proctor.invariants.relations import Relation, registry
 from proctor.invariants.trace import Trace
 from proctor.verify import online
-from proctor.verify.checker import check
 from proctor.verify._pace import Pace
+from proctor.verify.checker import check
 from proctor.verify.online import OnlineChecker
 
 NAMES = ("contain", "sequence")

@@ -21,10 +21,10 @@ from proctor.invariants.pack import Pack
 from proctor.invariants.relations import registry
 from proctor.invariants.suppression import Suppression
 from proctor.invariants.trace import Trace
+from proctor.verify._pace import Pace
 from proctor.verify.inbox import Event, Gap, Inbox, Joined, Left, Rows, Told
 from proctor.verify.lifecycle import IncidentBook
 from proctor.verify.notice import Action, Notice
-from proctor.verify._pace import Pace
 from proctor.verify.verifier import LINGER_S, Summary, Verifier
 from proctor.verify.view.events import EventLog
 
