@@ -13,6 +13,7 @@ Proctor does by itself. Names of files are relative to the folder of `proctor.to
 from __future__ import annotations
 
 import argparse
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, Final, Literal
 
@@ -104,7 +105,16 @@ def set_defaults(parser: argparse.ArgumentParser, command: str, folder: Path | N
     path = (folder or Path()) / NAME
     if not path.exists() and not path.is_symlink():
         return
-    parser.set_defaults(**read(path, command))
+    found = read(path, command)
+    parser.set_defaults(**found, of_project=found)
+
+
+def leave_out(args: argparse.Namespace, options: Iterable[str]) -> None:
+    """Take back what the file says of these options, where the command line says nothing: it is for another host."""
+    said: dict[str, Any] = getattr(args, "of_project", {})
+    for option in options:
+        if option in said and getattr(args, option) is said[option]:
+            setattr(args, option, [] if isinstance(said[option], list) else None)
 
 
 def read(path: Path, command: str) -> dict[str, Any]:

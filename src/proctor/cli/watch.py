@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any, Final
 from proctor.cli._budget import share_of
 from proctor.cli._inputs import add_packs
 from proctor.cli._launch import add_command, become, command_of, environment_of, hand_on_signals, needs_of
-from proctor.cli._project import set_defaults
+from proctor.cli._project import leave_out, set_defaults
 from proctor.cli._watched import LEVELS, Settings, begin, settings_of, watched_now
 from proctor.errors import TraceError, UsageError
 
@@ -33,6 +33,7 @@ if TYPE_CHECKING:
 
 CAPSULES: Final = 3  # steps kept in memory
 _VERDICT_S: Final = 120.0  # waited for after the command has ended
+_VERIFIER_S: Final = ("listen", "page", "metrics", "export", "suppressions", "fail_on")  # options that are for the verifier
 _FORWARDED: Final = (signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2, signal.SIGQUIT)
 
 
@@ -99,7 +100,8 @@ def _fits_together(args: argparse.Namespace) -> None:
         raise UsageError("other hosts need the job's token", hint="--token-file FILE, a file of your own with mode 600")
     if args.verifier:
         parse_address(_address(args.verifier))
-        for option in ("listen", "page", "metrics", "export", "suppressions", "fail_on"):
+        leave_out(args, _VERIFIER_S)
+        for option in _VERIFIER_S:
             if getattr(args, option):
                 name = option.replace("_", "-")
                 raise UsageError(f"--{name} is for the verifier, which is elsewhere", hint=f"proctor verify RUN --listen … --{name} …")

@@ -28,6 +28,7 @@ def test_what_init_writes_is_what_proctor_does_without_it(tmp_path: Path, monkey
     without = vars(bare.parse_args([]))
     assert main(["init"]) == 0
     written = vars(parsed(tmp_path, Path("proctor.toml").read_text(), monkeypatch=monkeypatch))
+    del written["of_project"]
     assert written == {**without, "budget": "none"}
 
 
@@ -49,6 +50,13 @@ def test_the_command_line_counts_more(tmp_path: Path, monkeypatch: pytest.Monkey
     words = ("--budget", "none", "-i", "c.json", "--capsules", "--every", "1")
     args = parsed(tmp_path, text, *words, monkeypatch=monkeypatch)
     assert (args.budget, args.packs, args.no_capsules, args.every) == ("none", ["c.json"], False, 1)
+
+
+def test_what_is_for_the_verifier_does_not_hold_on_other_hosts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    text = '[watch]\npage = "page.toml"\nmetrics = "9109"\nsuppressions = ["s.toml"]\n'
+    args = parsed(tmp_path, text, "--metrics", "9110", monkeypatch=monkeypatch)
+    _project.leave_out(args, ("page", "metrics", "suppressions", "listen"))
+    assert (args.page, args.metrics, args.suppressions) == (None, "9110", [])
 
 
 def test_check_has_a_section_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
