@@ -9,7 +9,7 @@ JOBS   ?= 2  # tests at once; each may have several processes, so each of these 
 # The environment is made again when what it is made from changes.
 STAMP  := $(VENV)/.ready
 
-.PHONY: setup demo test test-slow laws lint new-relation new-sink new-report new-integration new-sharding bench exam health mutants evaluation wild faults fuzz packs clean
+.PHONY: docs check-docs setup demo test test-slow laws lint new-relation new-sink new-report new-integration new-sharding bench exam health mutants evaluation wild faults fuzz packs clean
 setup: $(STAMP)
 
 $(STAMP): pyproject.toml CMakeLists.txt native/CMakeLists.txt $(wildcard native/*.cpp native/*.h native/*/*.cpp native/*/*.h)
@@ -40,6 +40,15 @@ lint: setup
 # A part that runs, and its test: make new-relation NAME=monotone
 new-relation new-sink new-report new-integration new-sharding: new-%: setup
 	$(BIN)/python scripts/new_part.py $* $(or $(NAME),$(error say NAME=, the name of a Python module))
+
+# The site into out/site; a page or an anchor that is not there is an error.
+docs: setup
+	$(BIN)/python -m pip install -q "mkdocs-material>=9.5,<10"
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
+
+# Runs every command of README and docs that can run here; ARGS=docs/tutorial.md for one page, ARGS=--read to run nothing.
+check-docs: setup
+	$(BIN)/python docs/site/check_docs.py $(ARGS)
 
 bench: setup
 	$(BIN)/python benchmarks/run_all.py

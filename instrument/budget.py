@@ -30,6 +30,7 @@ MAX_LEVEL: Final = 6  # one block in 64
 FOCUS: Final = 24  # steps that are all looked at when something is wrong
 _CALL_S: Final = 4e-7  # what recording a call costs (benchmarks/tap.py)
 _ROUND: Final = 1 / 16  # weight of a new step in the running means
+_TIMED: Final = 7  # coprime to how often a sentinel glances; one in so many of the steps that are not looked at is timed
 _SETTLED: Final = 4  # steps of a kind before what they cost is believed
 _MASK: Final = (1 << 64) - 1
 
@@ -58,13 +59,14 @@ class Meter:
 
     def __init__(self) -> None:
         self.seconds = 0.0
+        self.idle = False  # nothing is timed at present
         self._within = False
 
     def around(self, hook: Callable[..., None]) -> Callable[..., None]:
         """The hook, timed."""
 
         def timed(*args: Any) -> None:
-            if self._within:
+            if self._within or self.idle:
                 hook(*args)
                 return
             self._within = True
@@ -114,7 +116,9 @@ class Budget:
         self._full, self._thin, self._bare = _Mean(), _Mean(), _Mean()
         self._began = self._own = self._spent_before = 0.0
         self._calls = 0
+        self._untimed = 0  # steps since one was timed
         self._cpu = 0.0  # of our threads, when it was last asked
+        self._block, self._chosen = -1, True  # the block that was asked about last, and what was said
         self._focus = -1  # steps before this one are all looked at
         self._step = -1
         self._woken = False  # by another thread, or by what was seen in the present step
@@ -150,16 +154,30 @@ class Budget:
         self._step = step
         if self.share and step % BLOCK == 0 and step >= self.free:
             self._settle()
-        self.looking = not self.share or step < max(self.free, self._focus) or looks_at(step, self.level)
+        self.looking = not self.share or step < max(self.free, self._focus) or self._is_chosen(step)
         self.steps += 1
         self.looked += self.looking
+        self.meter.idle = not self.looking and self.steps % _TIMED > 0
         return self.looking
+
+    def _is_chosen(self, step: int) -> bool:
+        if step // BLOCK != self._block:
+            self._block, self._chosen = step // BLOCK, looks_at(step, self.level)
+        return self._chosen
 
     def _account(self, calls: int) -> None:
         now = self._clock()
-        self._own += max(0, calls - self._calls) * _CALL_S + self._of_threads()
+        if self.meter.idle:  # not timed: as those that were
+            self._own += self._thin.value
+            self._untimed += 1
+        else:
+            self._own += max(0, calls - self._calls) * _CALL_S + self._of_threads() / (self._untimed + 1)
+            self._untimed = 0
         spent = self.own_s - self._spent_before
-        if self._began:
+        if self._began and self.meter.idle:
+            self.since_free[0] += spent
+            self.since_free[1] += max(0.0, now - self._began - spent)
+        elif self._began:
             bare = max(0.0, now - self._began - spent)
             self._bare.add(bare)
             (self._full if self.looking else self._thin).add(spent)

@@ -26,10 +26,10 @@ def render(found: Comparison) -> str:
     else:
         at = f"step {found.parted.step}" if found.parted.step >= 0 else "the time before the first step"
         lines.append(f"FIRST APART  {at}: {found.apart} value{'s' if found.apart > 1 else ''} of it differ{'' if found.apart > 1 else 's'}")
-        for one in found.partings[:10]:
-            where = f"  ({clean(one.where)})" if one.where else ""
-            lines.append(f"    rank {one.rank}: {one.kind} {clean(one.name)}{where}")
-            lines += [f"        first   {_short(one.first)}", f"        second  {_short(one.second)}"]
+        for value in found.partings[:10]:
+            where = f"  ({clean(value.where)})" if value.where else ""
+            lines.append(f"    rank {value.rank}: {value.kind} {clean(value.name)}{where}")
+            lines += [f"        first   {_short(value.first)}", f"        second  {_short(value.second)}"]
         if found.apart > 10:
             lines.append(f"    and {found.apart - 10} more")
     lines += [f"note: {clean(note)}" for note in found.notes]

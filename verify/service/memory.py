@@ -37,8 +37,8 @@ def forgo_pandas() -> None:
     if "pandas" in sys.modules:
         return
     finder = _NoPandas()
-    sys.meta_path.insert(0, finder)  # type: ignore[arg-type]
+    sys.meta_path.insert(0, finder)
     try:
         pa.array([0])  # it looks once and remembers
     finally:
-        sys.meta_path.remove(finder)  # type: ignore[arg-type]
+        sys.meta_path.remove(finder)

@@ -74,12 +74,9 @@ class Overheads:
 
 
 def _read(said: Mapping[str, Any]) -> Overhead:
-    numbers = {name: said.get(name) for name in Overhead.__dataclass_fields__}
-    whole = {"looked", "steps", "delay"}
-    return Overhead(
-        **{
-            name: int(value) if name in whole else float(value)
-            for name, value in numbers.items()
-            if isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value < 1e15
-        }
-    )
+    def number(name: str) -> float:
+        value = said.get(name)
+        return float(value) if isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value < 1e15 else 0.0
+
+    whole = (int(number(name)) for name in ("looked", "steps", "delay"))
+    return Overhead(number("seconds"), number("budget"), number("share"), *whole)

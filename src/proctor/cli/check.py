@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from proctor.cli._inputs import add_packs, run_and_packs
+from proctor.cli._project import set_defaults
 from proctor.errors import ProctorError, UsageError
 from proctor.verify.service.settings import LEVELS
 
@@ -40,6 +41,7 @@ def prepare(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--baseline", metavar="FILE", help="violations that an earlier check wrote are no news")
     parser.add_argument("--write-baseline", metavar="FILE", help="write the violations of this check as a baseline")
     parser.add_argument("-q", "--quiet", action="store_true", help="no progress")
+    set_defaults(parser, "check")
 
 
 def run(args: argparse.Namespace) -> int:

@@ -24,6 +24,7 @@ from typing import TYPE_CHECKING, Any, Final
 from proctor.cli._budget import share_of
 from proctor.cli._inputs import add_packs
 from proctor.cli._launch import add_command, become, command_of, environment_of, hand_on_signals, needs_of
+from proctor.cli._project import leave_out, set_defaults
 from proctor.cli._watching import LEVELS, add_verifier, settings_of
 from proctor.errors import TraceError, UsageError
 
@@ -33,6 +34,7 @@ if TYPE_CHECKING:
 
 CAPSULES: Final = 3  # steps kept in memory
 _VERDICT_S: Final = 120.0  # waited for after the command has ended
+_VERIFIER_S: Final = ("listen", "page", "metrics", "export", "suppressions", "fail_on")  # options that are for the verifier
 _FORWARDED: Final = (signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2, signal.SIGQUIT)
 
 
@@ -49,8 +51,10 @@ def prepare(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--warmup", metavar="K", type=int, default=10, help="first K steps are always watched (default 10)")
     parser.add_argument("--budget", metavar="SHARE", help="of the time of training that it may cost, `1%%` (default: no limit); see docs/watch.md")
     parser.add_argument("--no-capsules", action="store_true", help="keep no steps for a replay")
+    parser.add_argument("--capsules", action="store_false", dest="no_capsules", help="keep some (the default)")
     parser.add_argument("--overwrite", action="store_true", help="replace an earlier run in RUN")
     add_command(parser)
+    set_defaults(parser, "watch")
 
 
 def run(args: argparse.Namespace) -> int:
@@ -94,7 +98,8 @@ def _fits_together(args: argparse.Namespace) -> None:
         raise UsageError("other hosts need the job's token", hint="--token-file FILE, a file of your own with mode 600")
     if args.verifier:
         parse_address(_address(args.verifier))
-        for option in ("listen", "page", "metrics", "export", "suppressions", "fail_on"):
+        leave_out(args, _VERIFIER_S)
+        for option in _VERIFIER_S:
             if getattr(args, option):
                 name = option.replace("_", "-")
                 raise UsageError(f"--{name} is for the verifier, which is elsewhere", hint=f"proctor verify RUN --listen … --{name} …")

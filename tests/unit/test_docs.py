@@ -1,0 +1,77 @@
+"""What README and docs say can be typed, and the figures on the page that asks to be believed are measured ones."""
+
+from __future__ import annotations
+
+import importlib.util
+import re
+import sys
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+@pytest.fixture(scope="module")
+def docs() -> ModuleType:
+    spec = importlib.util.spec_from_file_location("check_docs", ROOT / "docs" / "site" / "check_docs.py")
+    assert spec is not None and spec.loader is not None
+    module = sys.modules["check_docs"] = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_every_command_is_understood_by_the_command_line(docs: ModuleType) -> None:
+    found = [command for page in docs.pages() for command in docs.commands(page)]
+    assert len(found) > 90
+    assert [f"{c}: {said}" for c in found if (said := docs.mistake(c))] == []
+
+
+PAGE = """
+<!-- not run: it needs a GPU -->
+
+    proctor watch --no-such-option -- python train.py
+
+Text.
+
+    proctor chek runs/a
+    proctor record -o RUN \\
+        --evry 3 -- python train.py
+
+<!-- exit 3 -->
+
+```console
+$ proctor check runs/a      # nothing
+PROCTOR  INCONCLUSIVE
+```
+
+    proctor doctor
+"""
+
+
+def test_mistakes_are_found_and_marks_hold_for_one_block(docs: ModuleType, tmp_path: Path) -> None:
+    (tmp_path / "page.md").write_text(PAGE)
+    found = list(docs.commands(tmp_path / "page.md"))
+    assert [(c.line, c.code, bool(c.why)) for c in found] == [(4, 0, True), (8, 0, False), (9, 0, True), (15, 3, False), (19, 0, False)]
+    assert [bool(docs.mistake(c)) for c in found] == [True, True, True, False, False]
+
+
+def test_what_runs_badly_is_said(docs: ModuleType, tmp_path: Path) -> None:
+    (tmp_path / "page.md").write_text("    cat nothing-there\n\n<!-- exit 1 -->\n\n    cat nothing-there\n\nText.\n\n    python -c pass\n")
+    wrong = docs.run(tmp_path / "page.md", list(docs.commands(tmp_path / "page.md")))
+    assert len(wrong) == 1 and "page.md:1" in wrong[0]
+
+
+def test_figures_that_ask_to_be_believed_are_those_that_were_measured() -> None:
+    said, measured = ((ROOT / "docs" / name).read_text() for name in ("believe.md", "evaluation.md"))
+    rows = {row[0]: row for row in (re.split(r"\s*\|\s*", line.strip("| ")) for line in measured.splitlines() if line.startswith("|"))}
+    first, second, across = rows["first"], rows["second (at f252382)"], rows["cross-class"]
+    assert f"{first[2]} healthy programs, {first[3]} with errors, {first[4]} with pages" in said
+    assert f"{second[2]} healthy programs, {second[3]} with errors, {second[4]} with pages" in said
+    assert f"{across[3]} false alarms in {across[2]} checked rules" in said
+    assert f"{second[7]} programs of the second half could be compared" in said and second[8] == "0"
+    for figure in ("36 of 36", "5 of 9"):
+        assert figure in said and figure in measured
+    share = 100 * (1 - 0.05 ** (1 / int(second[2])))
+    assert f"up to {share:.1f} % of such programs" in said
