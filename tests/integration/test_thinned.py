@@ -8,7 +8,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from helpers.watching import PROCTOR
+from helpers.live.watching import PROCTOR
 
 # Two optimizers, one of which rests now and then, and dropout in one of two models: what was judged wrongly across gaps.
 PROGRAM = """

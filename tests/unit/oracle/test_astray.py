@@ -10,7 +10,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from helpers.oracle_ranks import compare_to, record_ranks  # noqa: E402
+from helpers.oracle.oracle_ranks import compare_to, record_ranks  # noqa: E402
 from torch import nn  # noqa: E402
 
 from proctor.oracle import trace_reference  # noqa: E402

@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from helpers.flushes import flushes
+from helpers.live.flushes import flushes
 from helpers.loops import loop
 from helpers.runs import write_run
 
