@@ -45,7 +45,7 @@ def culprit(found: Verdict, alone: Verdict, absent: Absent = MappingProxyType({}
     named = next((c for look in _LOOKS if (c := look(found, alone, wrong)) is not None), None)
     named = _not_given(found, named, absent) if named is not None and named.direction in ("forward", "gradient") and not named.decision else named
     begins = found.first
-    if begins is None or begins.kind not in ("input", "output", *GRADIENTS) or (named is not None and begins.step != step):
+    if begins is None or begins.kind not in ACTIVATIONS or (named is not None and (begins.step != step or _follows(begins, taken))):
         return named
     if begins.layout == ASTRAY and (named is None or named.direction != "model"):
         return _between(found, begins)

@@ -183,5 +183,6 @@ def test_a_gradient_of_a_gradient_blames_no_module_that_it_passes() -> None:
 @pytest.mark.parametrize("asked", [True, False])
 def test_what_runs_after_its_gradients_were_taken_follows_from_them(asked: bool) -> None:
     alone = verdict(tensor("output", "a", call=1), TensorVerdict(kind="main_grad", name="a.w", verdict="bad", order=-1.0 if asked else 5.0))
-    found = culprit(verdict(), alone)
+    ends = Verdict(verdict="different", tensors=alone.tensors, first=alone.tensors[0])
+    found = culprit(ends, alone)
     assert found is not None and (found.module, found.direction) == ("a", "gradient" if asked else "forward")
