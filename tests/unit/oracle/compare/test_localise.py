@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import pytest
@@ -183,5 +184,14 @@ def test_a_gradient_of_a_gradient_blames_no_module_that_it_passes() -> None:
 @pytest.mark.parametrize("asked", [True, False])
 def test_what_runs_after_its_gradients_were_taken_follows_from_them(asked: bool) -> None:
     alone = verdict(tensor("output", "a", call=1), TensorVerdict(kind="main_grad", name="a.w", verdict="bad", order=-1.0 if asked else 5.0))
-    found = culprit(verdict(), alone)
+    ends = Verdict(verdict="different", tensors=alone.tensors, first=alone.tensors[0])
+    found = culprit(ends, alone)
     assert found is not None and (found.module, found.direction) == ("a", "gradient" if asked else "forward")
+
+
+@pytest.mark.parametrize(("order", "module"), [(-1.0, "a.b"), (5.0, "a")])
+def test_shards_that_make_up_no_whole_inside_what_is_named_are_nearer_to_the_error(order: float, module: str) -> None:
+    hidden = TensorVerdict(kind="input", name="a.b.c", verdict="unmapped", rel_err=math.inf, ratio=math.inf, order=order)
+    called = tensor("input", "a.b", wrong=False)
+    found = culprit(verdict(hidden, called, tensor("output", "a")), verdict(hidden, called, tensor("output", "a")))
+    assert found is not None and (found.module, found.direction) == (module, "forward")
