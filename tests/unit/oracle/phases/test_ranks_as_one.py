@@ -13,6 +13,7 @@ torch = pytest.importorskip("torch")
 from helpers.oracle_ranks import record_ranks  # noqa: E402
 from helpers.small_net import Net  # noqa: E402
 
+from proctor.oracle.phases.decoding import View  # noqa: E402
 from proctor.oracle.phases.ranks_as_one import AsOne, as_one  # noqa: E402
 from proctor.oracle.store import Recording  # noqa: E402
 
@@ -38,25 +39,24 @@ def shard(recording: Recording, patch: pytest.MonkeyPatch) -> None:
     import msgspec
 
     from proctor.oracle.phases import ranks_as_one
-    from proctor.oracle.store import Placement, RankRecord
+    from proctor.oracle.store import Placement
 
     real = Recording.ranks
 
-    def ranks(self: Recording, run: str = "clean") -> dict[int, RankRecord]:
-        out = real(self, run)
-        for rank, record in out.items():
-            record.halves = {}  # type: ignore[attr-defined]
-            whole = record.array
+    def ranks(self: Recording, run: str = "clean") -> dict[int, View]:
+        out: dict[int, View] = {}
+        for rank, record in real(self, run).items():
+            halves: dict[str, Any] = {}
             entries = []
             for e in record.entries:
                 if e.kind in ("param", "main_grad", "param_after") and e.name == "first.weight":
                     made = msgspec.structs.replace(e, shape=(e.shape[0] // 2, *e.shape[1:]), tensor=f"half-{e.tensor}", placement=Placement(("dp",), (2,), ("S(0)",), e.shape))
-                    record.halves[made.tensor] = whole(e)[rank * made.shape[0] : (rank + 1) * made.shape[0]]  # type: ignore[attr-defined]
+                    halves[made.tensor] = record.array(e)[rank * made.shape[0] : (rank + 1) * made.shape[0]]
                     entries.append(made)
                 else:
                     entries.append(e)
-            record.entries = entries
-            record.array = lambda e, record=record, whole=whole: record.halves[e.tensor] if e.tensor in record.halves else whole(e)  # type: ignore[method-assign, misc]
+            out[rank] = View(record, entries, record.info)
+            out[rank].made.update(halves)
         return out
 
     patch.setattr(ranks_as_one.Recording, "ranks", ranks)
