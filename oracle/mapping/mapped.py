@@ -105,7 +105,10 @@ def _view(record: RankRecord, found: Found, rows: Mapping[str, int]) -> View:
         view.entries += _renamed(view, e, found, rows, shapes, owners)
     view.evaluations = [x for e in record.evaluations for x in _renamed(view, e, found, rows, shapes, owners)]
     names = {name: rule.names(name) or rule.to for name, rule in found.fused.items()}
-    expand = lambda listed: [n for p in listed for n in names.get(p, (found.renames.get(p, p),))]  # noqa: E731
+
+    def expand(listed: Sequence[str]) -> list[str]:
+        return [n for p in listed for n in names.get(p, (found.renames.get(p, p),))]
+
     view.info = msgspec.structs.replace(
         record.info,
         draws=[msgspec.structs.replace(d, module=_module(found, d.module)) for d in record.info.draws],
