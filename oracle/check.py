@@ -87,7 +87,7 @@ class Comparison:
         self.unchecked: list[str] = []
         self.mesh = plan.mesh if plan is not None else Mesh()
         world = len(self.ranks)
-        if plan is not None and plan.mesh.world != world:
+        if plan is not None and plan.mesh.axes and plan.mesh.world != world:
             raise OracleError(
                 f"the plan's mesh ({plan.mesh}) has {plan.mesh.world} ranks, the candidate ran with {world}", hint="change [mesh] sizes"
             )
@@ -234,7 +234,7 @@ class Comparison:
     # -- before tensors are compared ------------------------------------------------------------------------
 
     def _coords(self, rank: int, record: RankRecord) -> dict[str, int]:
-        if self.plan is not None:
+        if self.plan is not None and self.mesh.axes:
             return self.mesh.coords(rank)
         return dict(record.info.coords) or (self._named.coords(rank) if self._named is not None else {})
 
