@@ -7,9 +7,10 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from helpers.prove_programs import FromAll, ToAll, who
 from torch import nn
 from torch.nn import functional as F
+
+from helpers.prove_programs import FromAll, ToAll, who
 
 WIDTH, CLASSES, ROWS, KEYS = 4, 6, 4, 6
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import math
 import time
+from collections import defaultdict
 from collections.abc import Callable, Iterable
 from fractions import Fraction
 from typing import Any, Final
@@ -50,12 +51,12 @@ class Poly:
         self._products: dict[tuple[int, int], int] = {}
         self.atoms: list[tuple[Any, ...]] = []
         self._atom_ids: dict[tuple[Any, ...], int] = {}
+        self._computed: dict[str, dict[int, int]] = defaultdict(dict)
+        self._dots: dict[tuple[int, ...], int] = {}
         self._differences = Differences(self)
         self._parts: dict[int, tuple[Number, int, int]] = {}
         for terms in ((), ((-1, 1),), ((_UNIT, 1),)):  # zero, -inf, one
             self._intern(terms)
-
-    # -- elements
 
     def _intern(self, terms: Terms) -> int:
         found = self._ids.get(terms)
@@ -113,13 +114,11 @@ class Poly:
         found, back = np.unique(values, return_inverse=True)
         return np.array([self.const(Fraction(int(v))) for v in found.tolist()], np.int64)[back].reshape(values.shape)
 
-    # -- arithmetic
-
     def _pairs(self, op: Callable[[int, int], int], a: Array, b: Array) -> Array:
         a, b = np.broadcast_arrays(a, b)
-        key = (a.astype(np.int64) << 32) | b
-        values, back = np.unique(key, return_inverse=True)
-        found = np.array([op(v >> 32, v & 0xFFFFFFFF) for v in values.tolist()], np.int64)
+        values, back = np.unique((a.astype(np.int64) << 32) | b, return_inverse=True)
+        known = self._computed[op.__name__]  # replicas compute what others have computed
+        found = np.array([known[v] if v in known else known.setdefault(v, op(v >> 32, v & 0xFFFFFFFF)) for v in values.tolist()], np.int64)
         return found[back].reshape(a.shape) if found.size else np.zeros(a.shape, np.int64)
 
     def add(self, a: Array, b: Array) -> Array:
@@ -128,11 +127,14 @@ class Poly:
 
     def sub(self, a: Array, b: Array) -> Array:
         """a - b."""
-        return self._pairs(lambda x, y: self._plus(x, y, -1), np.asarray(a), np.asarray(b))
+        return self._pairs(self._minus, np.asarray(a), np.asarray(b))
 
     def mul(self, a: Array, b: Array) -> Array:
         """a · b."""
         return self._pairs(self._times, np.asarray(a), np.asarray(b))
+
+    def _minus(self, x: int, y: int) -> int:
+        return self._plus(x, y, -1)
 
     def _plus(self, x: int, y: int, sign: int = 1) -> int:
         if x == NINF or y == NINF:
@@ -290,19 +292,20 @@ class Poly:
         batch = np.broadcast_shapes(a.shape[:-2], b.shape[:-2])
         left = np.broadcast_to(a, (*batch, *a.shape[-2:])).reshape(-1, *a.shape[-2:])
         right = np.swapaxes(np.broadcast_to(b, (*batch, *b.shape[-2:])).reshape(-1, *b.shape[-2:]), -1, -2)
-        found = [[[self._dot(row, column) for column in y] for row in x] for x, y in zip(left.tolist(), right.tolist())]
+        found = [[[self._dot((*row, *column)) for column in y] for row in x] for x, y in zip(left.tolist(), right.tolist())]
         return np.array(found, np.int64).reshape(*batch, a.shape[-2], b.shape[-1])
 
-    def _dot(self, row: list[int], column: list[int]) -> int:
+    def _dot(self, both: tuple[int, ...]) -> int:
+        if both in self._dots:
+            return self._dots[both]
         terms: dict[int, Number] = {}
-        for x, y in zip(row, column):
-            if x == NINF or y == NINF:
-                return NINF
+        pairs = list(zip(both[: len(both) // 2], both[len(both) // 2 :]))
+        if any(NINF in pair for pair in pairs):
+            return NINF
+        for x, y in pairs:
             if x and y:
                 self._accumulate(terms, x, y)
-        return self._of(terms)
-
-    # -- functions
+        return self._dots.setdefault(both, self._of(terms))
 
     def apply(self, name: str, *args: Array) -> Array:
         """A function: one atom for each combination of arguments, but for the laws that the module lists."""
