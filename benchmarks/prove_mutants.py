@@ -31,7 +31,7 @@ from proctor.oracle.prove.judge import Runs
 from proctor.oracle.prove.leaves import align
 from proctor.oracle.prove.locate import Observed
 from proctor.oracle.prove.machine import Stuck
-from proctor.oracle.prove.proof import attempt
+from proctor.oracle.prove.proofs import attempt
 from proctor.oracle.prove.tape import Tape, Window, collective
 from proctor.oracle.prove.world import tape_of
 

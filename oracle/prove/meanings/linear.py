@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from typing import Any
 
 import numpy as np
@@ -53,7 +54,7 @@ def _grouped_mm(cx: Context, a: Any, b: Any, ends: Any = None, bias: Any = None,
     if ends is None or bias is not None:
         raise NotImplementedError("grouped products without ends, or with a bias")
     starts = [0, *np.asarray(ends).tolist()]
-    parts = [slice(low, high) for low, high in zip(starts, starts[1:])]
+    parts = [slice(low, high) for low, high in itertools.pairwise(starts)]
     if x.ndim == 2 and y.ndim == 3:
         found = np.broadcast_to(cx.f(0), (x.shape[0], y.shape[-1])).copy()
         for part, matrix in zip(parts, y):

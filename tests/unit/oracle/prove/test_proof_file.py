@@ -11,7 +11,7 @@ from helpers.prove_programs import data_parallel
 
 from proctor.errors import OracleError
 from proctor.oracle.prove.leaves import align
-from proctor.oracle.prove.proof.file import check, save
+from proctor.oracle.prove.proofs.file import check, save
 from proctor.oracle.prove.prover import decide
 from proctor.oracle.prove.verdict import Verdict
 from proctor.oracle.prove.world import tape_of
