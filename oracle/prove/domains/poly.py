@@ -43,7 +43,7 @@ class Poly:
     dtype = np.int64
 
     def __init__(self, budget: int = 20_000_000, until: float = math.inf) -> None:
-        self._budget, self._until = budget, until
+        self._budget, self._until, self._work = budget, until, 10 * budget
         self.polys: list[Terms] = []
         self._ids: dict[Terms, int] = {}
         self.monomials: list[Factors] = [()]
@@ -160,6 +160,9 @@ class Poly:
         return self._of(terms)
 
     def _accumulate(self, terms: dict[int, Number], x: int, y: int) -> None:
+        self._work -= len(self.polys[x]) * len(self.polys[y])
+        if self._work < 0:
+            raise OutOfBudget("more products than the budget allows")
         for m, c in self.polys[x]:
             for n, e in self.polys[y]:
                 p = self.product(m, n)
@@ -188,16 +191,13 @@ class Poly:
         if len(self.polys[x]) != 1 or x == NINF:
             return self._times(x, x)
         (m, c) = self.polys[x][0]
-        found = self._of({self.monomial(tuple((a, 2 * p) for a, p in self.monomials[m] if not self._is_root(a))): c * c})
+        found = self._of({self.monomial(tuple((a, 2 * p) for a, p in self.monomials[m] if not self.atoms[a][0] == "sqrt")): c * c})
         for a, p in self.monomials[m]:
-            if self._is_root(a):
+            if self.atoms[a][0] == "sqrt":
                 inner = self._opened(self.atoms[a][1])
-                for _ in range(int(abs(p))):
+                for _ in range(abs(int(p))):
                     found = self._times(found, inner if p > 0 else self._inverse(inner))
         return found
-
-    def _is_root(self, atom: int) -> bool:
-        return bool(self.atoms[atom][0] == "sqrt")
 
     def inv(self, a: Array) -> Array:
         """1 / a."""
@@ -238,7 +238,7 @@ class Poly:
                 other = here.get(atom, 0)
                 if power * other <= 0:
                     del shared[atom]
-                elif abs(other) < abs(power):
+                elif other * other < power * power:
                     shared[atom] = other
         return self.monomial(tuple(sorted(shared.items()))) if shared else _UNIT
 

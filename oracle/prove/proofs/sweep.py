@@ -254,7 +254,7 @@ class Replay:
             other = ZERO if node < 0 else int(self._kept[node, k][position])
             scaled = int(self._d.mul(view[at], np.asarray(self._d.const(factor))))
             if factor and self._d.same(scaled, other):
-                view[at] = self._d.mul(np.int64(other), np.asarray(self._d.const(1 / factor)))
+                view[at] = self._d.mul(np.asarray(other), np.asarray(self._d.const(1 / factor)))
 
 
 __all__ = ["Replay", "Side", "Sweep", "factors_of", "results"]
