@@ -191,7 +191,7 @@ class Poly:
         if len(self.polys[x]) != 1 or x == NINF:
             return self._times(x, x)
         (m, c) = self.polys[x][0]
-        found = self._of({self.monomial(tuple((a, 2 * p) for a, p in self.monomials[m] if not self.atoms[a][0] == "sqrt")): c * c})
+        found = self._of({self.monomial(tuple((a, 2 * p) for a, p in self.monomials[m] if self.atoms[a][0] != "sqrt")): c * c})
         for a, p in self.monomials[m]:
             if self.atoms[a][0] == "sqrt":
                 inner = self._opened(self.atoms[a][1])
@@ -319,7 +319,7 @@ class Poly:
         x = args[0]
         if name == "exp":
             return ONE if x == ZERO else ZERO if x == NINF else self._exponential(x)
-        if name == "log":
+        if name == "log" and x != NINF:
             return ZERO if x == ONE else NINF if x == ZERO else self._logarithm(x)
         if name == "maximum":
             return self._greatest(args)
