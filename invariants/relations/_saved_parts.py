@@ -35,7 +35,7 @@ def _saves_of(trace: Trace) -> pl.DataFrame:
         if len(parts) >= _LEAST and not all(f"0['{part}'].dtype" in features for part in parts):
             length = features.get("0.len")
             rows.append((proc, seq, step, site, trace.functions[pfn] if pfn else "", parts, length == len(parts)))
-    schema = {
+    schema: dict[str, Any] = {
         "proc": pl.UInt16, "seq": pl.UInt32, "step": pl.Int32, "site": pl.UInt32, "caller": pl.String, "parts": pl.List(pl.String), "whole": pl.Boolean,
     }  # fmt: skip
     return pl.DataFrame(rows, schema=schema, orient="row").join(trace.families, on="proc", how="left", maintain_order="left")

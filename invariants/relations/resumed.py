@@ -32,6 +32,7 @@ from proctor.invariants.relations import (
     _surveys,
     register,
 )
+from proctor.invariants.relations._checkpoints import SAVE
 from proctor.invariants.schema import MODEL_CALL, CallFlag, Value
 from proctor.invariants.trace import Trace
 
@@ -94,7 +95,7 @@ class Resumed(Relation):
             case "again":
                 return Needs(frozenset({_GIVEN, MODEL_CALL, _frames.UPDATE}), values=frozenset({"batch"}))
             case _saved_parts.MODE:
-                return Needs(frozenset({_saved_parts.SAVE, _frames.UPDATE}))
+                return Needs(frozenset({SAVE, _frames.UPDATE}))
             case "pass":
                 return Needs(frozenset({_fresh_batches.ITER, _fresh_batches.NEXT, _frames.UPDATE}))
         return Needs(frozenset({_frames.UPDATE}), values=frozenset({"number"}))
