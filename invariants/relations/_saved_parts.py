@@ -9,7 +9,7 @@ from typing import Any, Final
 import polars as pl
 
 from proctor.invariants.invariant import Hypothesis
-from proctor.invariants.relations import _calls, _frames, _sightings
+from proctor.invariants.relations import _calls, _frames, _habits, _sightings
 from proctor.invariants.relations._checkpoints import SAVE
 from proctor.invariants.trace import Trace
 
@@ -38,7 +38,7 @@ def _saves_of(trace: Trace) -> pl.DataFrame:
     schema: dict[str, Any] = {
         "proc": pl.UInt16, "seq": pl.UInt32, "step": pl.Int32, "site": pl.UInt32, "caller": pl.String, "parts": pl.List(pl.String), "whole": pl.Boolean,
     }  # fmt: skip
-    return pl.DataFrame(rows, schema=schema, orient="row").join(trace.families, on="proc", how="left", maintain_order="left")
+    return _habits.with_family(trace, pl.DataFrame(rows, schema=schema, orient="row"))
 
 
 def propose(trace: Trace, relation: str) -> list[Hypothesis]:
