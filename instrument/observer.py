@@ -295,7 +295,7 @@ class Observer:
             "unobserved": [*self.unseen, *self.user.left_alone][:MAX_UNSEEN],
             "definitions": dict(self.user.definitions),
             "packages": packages(),
-            **(self.budget.facts() if self.budget is not None else {}),
+            **(self.budget.facts(last=self.finished) if self.budget is not None else {}),
             **self.probes.facts(),
         }
 
