@@ -74,7 +74,7 @@ def cell(version: str, torch: str, tests: list[str], jobs: int) -> dict[str, str
         return {**row, "result": f"does not import: {said.stderr.strip().splitlines()[-1][:120]}"}
     row["python"], row["torch"], row["extension"] = json.loads(said.stdout)
     begin = time.monotonic()
-    done = step("-m", "pytest", "-q", "-n", str(jobs), "--no-header", "-p", "no:cacheprovider", *tests)
+    done = step("-m", "pytest", "-n", str(jobs), "--no-header", "-p", "no:cacheprovider", *tests)
     last = next((line for line in reversed(done.stdout.splitlines()) if " passed" in line or " failed" in line or " error" in line), "no result")
     (folder / "tests.txt").write_text(done.stdout + done.stderr)
     return {**row, "result": re.sub(r"=+|in .*", "", last).strip(), "minutes": f"{(time.monotonic() - begin) / 60:.0f}"}
