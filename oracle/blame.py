@@ -44,7 +44,9 @@ def culprit(found: Verdict, alone: Verdict, absent: Absent = MappingProxyType({}
     wrong = [t for t in wrong if t.kind not in ACTIVATIONS or not _follows(t, taken)]
     named = next((c for look in _LOOKS if (c := look(found, alone, wrong)) is not None), None)
     named = _not_given(found, named, absent) if named is not None and named.direction in ("forward", "gradient") and not named.decision else named
-    begins = _hidden(found, alone, named, wrong) or found.first
+    begins = found.first
+    if begins is None or begins.layout != ASTRAY:
+        begins = _hidden(found, alone, named, wrong) or begins
     if begins is None or begins.kind not in ACTIVATIONS or (named is not None and (begins.step != step or _follows(begins, taken))):
         return named
     if begins.layout == ASTRAY and (named is None or named.direction != "model"):

@@ -12,7 +12,7 @@ from proctor.errors import OracleError
 from proctor.oracle.blame import culprit
 from proctor.oracle.localise import localise
 from proctor.oracle.report import Report
-from proctor.oracle.verdicts import ReplicaConflict, TensorVerdict, Verdict
+from proctor.oracle.verdicts import ASTRAY, ReplicaConflict, TensorVerdict, Verdict
 
 ORDER = {"a": 0.0, "b": 1.0, "c": 2.0}
 
@@ -195,3 +195,11 @@ def test_shards_that_make_up_no_whole_inside_what_is_named_are_nearer_to_the_err
     called = tensor("input", "a.b", wrong=False)
     found = culprit(verdict(hidden, called, tensor("output", "a")), verdict(hidden, called, tensor("output", "a")))
     assert found is not None and (found.module, found.direction) == (module, "forward")
+
+
+def test_a_value_that_some_ranks_lack_comes_before_what_makes_up_no_whole() -> None:
+    lacks = tensor("input", "a", wrong=False, verdict="unmapped", layout=ASTRAY)
+    hidden = TensorVerdict(kind="grad_output", name="b.c", verdict="unmapped", rel_err=math.inf, ratio=math.inf, order=-1.0)
+    alone = verdict(hidden, tensor("grad_output", "b"))
+    found = culprit(Verdict(verdict="different", tensors=(lacks, *alone.tensors), first=lacks), alone)
+    assert found is not None and (found.module, found.direction) == ("", "forward")
