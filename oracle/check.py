@@ -110,8 +110,7 @@ class Comparison:
         Raises:
             OracleError: the recordings cannot be compared at all.
         """
-        different = self.prepare()
-        if different:
+        if different := self.prepare():
             return different
         from proctor.oracle.phases.evaluation import judge_evaluations  # it compares as this does
         tensors: list[TensorVerdict] = []
@@ -137,7 +136,6 @@ class Comparison:
         self.notes += evaluated.notes
         self.unchecked += [text for text in evaluated.unchecked if text.partition(": ")[2] not in self.unchecked]
         return self._conclude([*tensors, *evaluated.tensors], [*replicas, *evaluated.replicas])
-
 
     def prepare(self) -> Verdict | None:
         """Find out what is what; a verdict where that shows already that nothing can be said."""

@@ -85,7 +85,10 @@ def _localised(
     if any(t.kind == "param" and failing(t) for t in report.verdict.tensors):
         return _with(report, culprit(report.verdict, report.verdict), "")
     if isinstance(candidate, Mapped):
-        return _with(report, culprit(report.verdict, report.verdict), "parameters go by other names in the candidate, so its modules were not fed the reference's values: the culprit is where the runs part first")
+        begins = culprit(report.verdict, report.verdict)
+        if begins is not None:  # nothing was fed
+            begins = msgspec.structs.replace(begins, text=begins.text.removeprefix("fed with the reference's values, "))
+        return _with(report, begins, "parameters go by other names in the candidate, so its modules were not fed the reference's values: the culprit is where the runs part first")
     if (evaluated := culprit_of(report.verdict)) is not None:
         return _with(report, evaluated, "")
     again = Recorder.again(candidate, command, timeout_s=timeout_s)

@@ -46,7 +46,8 @@ def find(reference: Mapping[str, Array], ranks: Mapping[int, RankRecord]) -> Fou
         ranks: of the candidate.
     """
     out = Found()
-    held = {rank: [e for e in record.entries if e.kind == "param" and e.step == 0 and e.span is None] for rank, record in ranks.items()}
+    living = {rank: alive(record) for rank, record in ranks.items()}
+    held = {rank: [e for e in record.entries if e.kind == "param" and e.step == 0 and e.span is None and _head(e.name) in living[rank]] for rank, record in ranks.items()}
     names = {e.name for entries in held.values() for e in entries}
     free = {name: values for name, values in reference.items() if name not in names}
     if not free or names <= reference.keys():
@@ -73,6 +74,15 @@ def find(reference: Mapping[str, Array], ranks: Mapping[int, RankRecord]) -> Fou
         if name not in out.renames and name not in out.fused:
             out.unclear.append(_said(name, unknown[name][0][2], free, out))
     return out
+
+
+def alive(record: RankRecord) -> set[str]:
+    """Heads of the names of what runs or trains on a rank: a whole model that another one was made from does neither."""
+    return {_head(e.name) for e in (*record.entries, *record.evaluations) if e.kind in ("main_grad", "input", "output")}
+
+
+def _head(name: str) -> str:
+    return name.partition(".")[0]
 
 
 def _keep(out: Found, name: str, rule: FuseRule) -> None:

@@ -49,7 +49,7 @@ class Mapped(Recording):
     def said(self) -> list[str]:
         """What was found, for a reader."""
         found = self.found
-        fused = [f"{name} = {'ᵀ, '.join(rule.names(name) or rule.to)}{'ᵀ' if rule.transpose else ''}{f' in {rule.groups} groups' if rule.groups else ''}" for name, rule in found.fused.items()]
+        fused = [f"{name} = {', '.join(rule.names(name) or rule.to)}{', transposed' if rule.transpose else ''}{f' in {rule.groups} groups' if rule.groups else ''}" for name, rule in found.fused.items()]
         out = [f"mapped by content: {len(found.renames)} parameters have other names, {len(found.fused)} are fused or transposed (--save-plan FILE keeps the mapping)"] if found.renames else []
         return [*out, *fused[:4], *([f"… and {len(fused) - 4} more like these"] if len(fused) > 4 else [])]
 

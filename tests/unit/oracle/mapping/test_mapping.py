@@ -148,8 +148,8 @@ def trusted(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def judged(trusted: Path, out: Path, plan: Plan | None = None, **how: Any) -> Compared:
-    model = Fused(**how)
-    with trace(model, out):
+    model, made_from = Fused(**how), Plain()  # which is there, and does nothing
+    with trace([model, made_from], out):
         step(model, torch.optim.AdamW(model.parameters(), lr=1e-3))
     return compare_recordings(Recording(trusted), Recording(out), plan)
 
