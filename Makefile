@@ -9,7 +9,7 @@ JOBS   ?= 2  # tests at once; each may have several processes, so each of these 
 # The environment is made again when what it is made from changes.
 STAMP  := $(VENV)/.ready
 
-.PHONY: docs check-docs setup demo test test-slow laws lint new-relation new-sink new-report new-integration new-sharding bench exam health mutants evaluation wild faults fuzz packs clean
+.PHONY: matrix docs check-docs setup demo test test-slow laws lint new-relation new-sink new-report new-integration new-sharding bench exam health mutants evaluation wild faults fuzz packs clean
 setup: $(STAMP)
 
 $(STAMP): pyproject.toml CMakeLists.txt native/CMakeLists.txt $(wildcard native/*.cpp native/*.h native/*/*.cpp native/*/*.h)
@@ -45,6 +45,10 @@ new-relation new-sink new-report new-integration new-sharding: new-%: setup
 docs: setup
 	$(BIN)/python -m pip install -q "mkdocs-material>=9.5,<10"
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
+
+# Environments of other versions of Python and torch, and the suite's fast half in each: docs/versions.md. ARGS=--write
+matrix: setup
+	$(BIN)/python benchmarks/matrix.py $(ARGS)
 
 # Runs every command of README and docs that can run here; ARGS=docs/tutorial.md for one page, ARGS=--read to run nothing.
 check-docs: setup

@@ -1,17 +1,18 @@
 """Mistakes planted into recorded graphs: is one that double precision sees ever called equal by the field or by the proof?
 
-    python benchmarks/prove_mutants.py [--count 1000] [--proofs 50] [--seed 0]
+    python benchmarks/prove_mutants.py [--count 1000] [--proofs 50] [--seed 0] [--out FILE]
 
 Programs: a network cut by hand over 2, 3 and 6 ranks (tensor parallel) and 2 and 3 ranks (data parallel) with AdamW or SGD and clipping.
 A mutant drops, doubles, re-groups or re-orders a collective, changes its reduction, a factor, or which slice is read. Each is run
 in doubles and in one field, apart from each other; of some the proof is tried as well. Printed: how often doubles and field agree, and
-the two counts that must be 0.
+the two counts that must be 0. With `--out` it goes on where the file ends.
 """
 
 from __future__ import annotations
 
 import argparse
 import copy
+import json
 import random
 import sys
 import time
@@ -30,7 +31,7 @@ from proctor.oracle.prove.judge import Runs
 from proctor.oracle.prove.leaves import align
 from proctor.oracle.prove.locate import Observed
 from proctor.oracle.prove.machine import Stuck
-from proctor.oracle.prove.proof import attempt
+from proctor.oracle.prove.proofs import attempt
 from proctor.oracle.prove.tape import Tape, Window, collective
 from proctor.oracle.prove.world import tape_of
 
@@ -152,28 +153,37 @@ def main() -> None:
     parser.add_argument("--count", type=int, default=1000)
     parser.add_argument("--proofs", type=int, default=50)
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--out", type=Path, help="a line of JSON for each mutant")
     args = parser.parse_args()
     warnings.simplefilter("ignore")
-    dice, began, table, bad = random.Random(args.seed), time.process_time(), Counter[Any](), Counter[str]()
-    found = programs()
-    for number in range(args.count):
-        name, reference, ranks = found[number % len(found)]
-        tapes = copy.deepcopy(ranks)
-        kind = dice.choice(MUTATIONS)(tapes, dice)
-        proof = number < args.proofs
-        why, near, equal, proved = judged(reference, tapes, proof)
-        table[kind, why or ("equal" if near else "different") + " in doubles, " + ("equal" if equal else "different") + " in the field"] += 1
-        if not why and not near and equal:
-            bad["different in doubles, equal in the field"] += 1
-            print(f"BAD: {name}, mutant {number}, {kind}", flush=True)
-        if not why and proved and (not equal or not near):
-            bad["proved, though another domain says different"] += 1
-            print(f"BAD: {name}, mutant {number}, {kind}: proved", flush=True)
-        if number % 10 == 9:
-            print(f"{number + 1} mutants, {sum(bad.values())} bad, {time.process_time() - began:.0f} s of CPU", flush=True)
+    began, found = time.process_time(), programs()
+    rows = [json.loads(line) for line in args.out.read_text().splitlines()] if args.out and args.out.exists() else []
+    for number in range(len(rows), args.count):
+        rows.append(mutant(found, number, args.seed, number % max(1, args.count // max(1, args.proofs)) == 0))
+        if args.out:
+            with args.out.open("a") as out:
+                out.write(json.dumps(rows[-1]) + "\n")
+        if rows[-1]["bad"]:
+            print(f"BAD: {rows[-1]}", flush=True)
+    table = Counter((row["kind"], row["why"] or ("equal" if row["doubles"] else "different") + " in doubles, " + ("equal" if row["field"] else "different") + " in the field") for row in rows)
     for (kind, said), count in sorted(table.items()):
         print(f"{kind:10s} {said:55s} {count}")
-    print(f"{args.count} mutants, {args.proofs} proofs tried, {time.process_time() - began:.0f} s of CPU: {dict(bad) or 'none that doubles see is equal in the field or proved'}")
+    bad = Counter(row["bad"] for row in rows if row["bad"])
+    tried, proved = sum(row["proof"] for row in rows), sum(row["proved"] for row in rows)
+    print(f"{len(rows)} mutants, {tried} proofs tried, {proved} proved, {time.process_time() - began:.0f} s of CPU: {dict(bad) or 'none that doubles see is equal in the field or proved'}")
+
+
+def mutant(found: Sequence[tuple[str, Tape, list[Tape]]], number: int, seed: int, proof: bool) -> dict[str, Any]:
+    """One of them, by its number."""
+    dice = random.Random(seed * 1_000_003 + number)
+    name, reference, ranks = found[number % len(found)]
+    tapes = copy.deepcopy(ranks)
+    kind = dice.choice(MUTATIONS)(tapes, dice)
+    why, near, equal, proved = judged(reference, tapes, proof)
+    bad = ""
+    if not why and not near:
+        bad = "different in doubles, equal in the field" if equal else "different in doubles, proved" if proved else ""
+    return {"number": number, "program": name, "kind": kind, "why": why, "doubles": near, "field": equal, "proof": proof, "proved": proved, "bad": bad}
 
 
 if __name__ == "__main__":

@@ -31,6 +31,7 @@ FOCUS: Final = 24  # steps that are all looked at when something is wrong
 _CALL_S: Final = 4e-7  # what recording a call costs (benchmarks/tap.py)
 _ROUND: Final = 1 / 16  # weight of a new step in the running means
 _TIMED: Final = 7  # coprime to how often a sentinel glances; one in so many of the steps that are not looked at is timed
+_SAID_S: Final = 5.0  # between two reports, each of which is written and sent
 _SETTLED: Final = 4  # steps of a kind before what they cost is believed
 _MASK: Final = (1 << 64) - 1
 
@@ -122,6 +123,9 @@ class Budget:
         self._focus = -1  # steps before this one are all looked at
         self._step = -1
         self._woken = False  # by another thread, or by what was seen in the present step
+        self._highest = 0  # level so far
+        self._said: dict[str, Any] = {}
+        self._said_at = 0.0
         self.since_free = [0.0, 0.0]  # own and other seconds of the steps behind the free ones
 
     @property
@@ -204,9 +208,16 @@ class Budget:
         dear = self._full.value - thin
         wanted = 0 if dear <= room else MAX_LEVEL if room <= 0 else min(MAX_LEVEL, math.ceil(math.log2(dear / room)))
         self.level = wanted if wanted > self.level else max(wanted, self.level - 1)
+        self._highest = max(self._highest, self.level)
 
-    def facts(self) -> dict[str, Any]:
-        """For `process.json` and the verifier."""
+    def facts(self, *, last: bool = True) -> dict[str, Any]:
+        """For `process.json` and the verifier; what was said lately is said again, unless this is the last time."""
+        now = self._clock()
+        if last or not self._said or now - self._said_at >= _SAID_S:
+            self._said, self._said_at = self._facts(), now
+        return self._said
+
+    def _facts(self) -> dict[str, Any]:
         own, other = self.since_free
         return {
             "overhead": {
@@ -215,7 +226,7 @@ class Budget:
                 "share": round(own / other, 4) if other > 0 else 0.0,
                 "looked": self.looked,
                 "steps": self.steps,
-                "delay": longest_gap(self.level) if self.share else 0,
+                "delay": longest_gap(self._highest) if self.share else 0,
             }
         }
 

@@ -95,7 +95,7 @@ class Output:
             "unobserved": [*self._observer.unseen, *self._observer.user.left_alone][:MAX_UNSEEN],
             "definitions": dict(self._observer.user.definitions),
             "packages": packages(),
-            **(self._observer.budget.facts() if self._observer.budget is not None else {}),
+            **(self._observer.budget.facts(last=self._observer.finished) if self._observer.budget is not None else {}),
             **self._observer.probes.facts(),
         }
 

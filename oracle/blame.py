@@ -45,7 +45,9 @@ def culprit(found: Verdict, alone: Verdict, absent: Absent = MappingProxyType({}
     named = next((c for look in _LOOKS if (c := look(found, alone, wrong)) is not None), None)
     named = _not_given(found, named, absent) if named is not None and named.direction in ("forward", "gradient") and not named.decision else named
     begins = found.first
-    if begins is None or begins.kind not in ("input", "output", *GRADIENTS) or (named is not None and begins.step != step):
+    if begins is None or begins.layout != ASTRAY:
+        begins = _hidden(found, alone, named, wrong) or begins
+    if begins is None or begins.kind not in ACTIVATIONS or (named is not None and (begins.step != step or _follows(begins, taken))):
         return named
     if begins.layout == ASTRAY and (named is None or named.direction != "model"):
         return _between(found, begins)
@@ -55,6 +57,15 @@ def culprit(found: Verdict, alone: Verdict, absent: Absent = MappingProxyType({}
     if named is not None and named.direction in earlier:
         return named
     return _between(found, begins)  # the runs part before anything that is wrong by itself
+
+
+def _hidden(found: Verdict, alone: Verdict, named: Culprit | None, wrong: Sequence[TensorVerdict]) -> TensorVerdict | None:
+    """What makes up no whole, whatever its module is fed, inside the module that is named and before what shows there: on the way to the error."""
+    if named is None or named.direction not in ("forward", "backward") or not wrong:
+        return None
+    kinds, inside = ("input", "output") if named.direction == "forward" else GRADIENTS, f"{named.module}." if named.module else ""
+    apart = [t for t in found.tensors if t.verdict == "unmapped" and t.kind in kinds and t.name.startswith(inside) and math.isinf(t.rel_err) and t.layout != ASTRAY]
+    return min((t for t in apart if flow(t) < flow(wrong[0]) and _off_alone(alone, t)), key=flow, default=None)
 
 
 def _believed(found: Verdict, wrong: Sequence[TensorVerdict]) -> list[TensorVerdict]:

@@ -87,7 +87,7 @@ class Comparison:
         self.unchecked: list[str] = []
         self.mesh = plan.mesh if plan is not None else Mesh()
         world = len(self.ranks)
-        if plan is not None and plan.mesh.world != world:
+        if plan is not None and plan.mesh.axes and plan.mesh.world != world:
             raise OracleError(
                 f"the plan's mesh ({plan.mesh}) has {plan.mesh.world} ranks, the candidate ran with {world}", hint="change [mesh] sizes"
             )
@@ -110,8 +110,7 @@ class Comparison:
         Raises:
             OracleError: the recordings cannot be compared at all.
         """
-        different = self.prepare()
-        if different:
+        if different := self.prepare():
             return different
         from proctor.oracle.phases.evaluation import judge_evaluations  # it compares as this does
         tensors: list[TensorVerdict] = []
@@ -137,7 +136,6 @@ class Comparison:
         self.notes += evaluated.notes
         self.unchecked += [text for text in evaluated.unchecked if text.partition(": ")[2] not in self.unchecked]
         return self._conclude([*tensors, *evaluated.tensors], [*replicas, *evaluated.replicas])
-
 
     def prepare(self) -> Verdict | None:
         """Find out what is what; a verdict where that shows already that nothing can be said."""
@@ -234,7 +232,7 @@ class Comparison:
     # -- before tensors are compared ------------------------------------------------------------------------
 
     def _coords(self, rank: int, record: RankRecord) -> dict[str, int]:
-        if self.plan is not None:
+        if self.plan is not None and self.mesh.axes:
             return self.mesh.coords(rank)
         return dict(record.info.coords) or (self._named.coords(rank) if self._named is not None else {})
 

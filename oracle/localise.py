@@ -27,6 +27,7 @@ from proctor.oracle.collect.config import key_of
 from proctor.oracle.dtypes import as_float, from_float, is_floating
 from proctor.oracle.inside import name_operation
 from proctor.oracle.locate import near, take
+from proctor.oracle.mapping.mapped import Mapped
 from proctor.oracle.masks import masks
 from proctor.oracle.optimizer import isolate_updates
 from proctor.oracle.padding import filled
@@ -83,6 +84,11 @@ def _localised(
     candidate = comparison.candidate
     if any(t.kind == "param" and failing(t) for t in report.verdict.tensors):
         return _with(report, culprit(report.verdict, report.verdict), "")
+    if isinstance(candidate, Mapped):
+        begins = culprit(report.verdict, report.verdict)
+        if begins is not None:  # nothing was fed
+            begins = msgspec.structs.replace(begins, text=begins.text.removeprefix("fed with the reference's values, "))
+        return _with(report, begins, "parameters go by other names in the candidate, so its modules were not fed the reference's values: the culprit is where the runs part first")
     if (evaluated := culprit_of(report.verdict)) is not None:
         return _with(report, evaluated, "")
     again = Recorder.again(candidate, command, timeout_s=timeout_s)

@@ -14,7 +14,9 @@ import msgspec
 from proctor.errors import OracleError
 from proctor.oracle._names import compiled
 from proctor.oracle.check import Comparison
+from proctor.oracle.mapping.mapped import Mapped, mapped
 from proctor.oracle.phases.forward import comparison_of
+from proctor.oracle.phases.ranks_as_one import AsOne, as_one
 from proctor.oracle.plan import Plan
 from proctor.oracle.plan_toml import plan_of
 from proctor.oracle.report import Report
@@ -24,10 +26,11 @@ from proctor.oracle.verdicts import Verdict, conclude, failing
 
 
 class Compared(NamedTuple):
-    """What is said of a comparison, and the comparison itself: `None` where a rank is missing."""
+    """What is said of a comparison, the comparison itself (`None` where a rank is missing), and a plan of what was mapped by content, to be kept."""
 
     report: Report
     comparison: Comparison | None
+    plan: Plan | None = None
 
 
 def compare(
@@ -150,12 +153,19 @@ def compare_recordings(
         everything: show all wrong tensors.
     """
     comparison: Comparison | None = None
+    reference = as_one(reference)
+    candidate, found = mapped(reference, candidate, plan)
     try:
         comparison = comparison_of(reference, candidate, plan, mode)
         warnings = check_plan(plan, comparison) if plan is not None else []
         verdict, world = comparison.run(), len(comparison.ranks)
         verdict = msgspec.structs.replace(verdict, notes=(*(f"plan: {w}" for w in warnings), *verdict.notes))
         mesh = str(comparison.mesh) if plan is not None else ""
+        if isinstance(reference, AsOne) and reference.apart:
+            names = ", ".join(name or "the model" for name in reference.apart[:3])
+            verdict = msgspec.structs.replace(verdict, unchecked=(*verdict.unchecked, f"{len(reference.apart)} modules of the reference ({names}, …): its ranks hold parts of which nobody says where they lie"))
+        if isinstance(candidate, Mapped):
+            verdict = candidate.judged(verdict)
     except MissingRank as missing:
         verdict, mesh, world = conclude([], inconclusive=missing.message), "", candidate.info.world
     report = Report(
@@ -173,4 +183,4 @@ def compare_recordings(
         next_steps=next_steps if verdict.verdict == "different" else (),
         everything=everything,
     )
-    return Compared(report, comparison)
+    return Compared(report, comparison, found)

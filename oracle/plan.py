@@ -37,6 +37,7 @@ from proctor.oracle._rules import (
     permutation,
 )
 from proctor.oracle._running import Running, check_run_rule
+from proctor.oracle.mapping.fuse import FuseRule
 from proctor.oracle.mesh import Cut, Layout, Mesh
 from proctor.oracle.store import slots_in
 
@@ -60,6 +61,7 @@ class _Document(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_de
     pendings: tuple[PendingRule, ...] = ()
     draws: tuple[DrawRule, ...] = ()
     sizes: tuple[SizeRule, ...] = ()
+    fuses: tuple[FuseRule, ...] = ()
 
 
 class Plan(Running):
@@ -91,6 +93,7 @@ class Plan(Running):
         self.pendings: list[PendingRule] = []
         self.draws: list[DrawRule] = []
         self.sizes: list[SizeRule] = []
+        self.fuses: list[FuseRule] = []
         self._seen: dict[tuple[str, str, str], object] = {}
 
     def __repr__(self) -> str:
@@ -101,6 +104,7 @@ class Plan(Running):
         plan = Plan(mesh, groups={k: v for k, v in self.groups.items() if k not in mesh.axes})
         plan.params, plan.activations, plan.renames = list(self.params), list(self.activations), list(self.renames)
         plan.edges, plan.pendings, plan.draws, plan.sizes = list(self.edges), list(self.pendings), list(self.draws), list(self.sizes)
+        plan.fuses = list(self.fuses)
         return plan
 
     def shard(self, path: str, *, dims: Dims | None = None, padded: bool = False, **axes: int | str) -> Plan:
@@ -218,7 +222,7 @@ class Plan(Running):
         return msgspec.json.encode(
             _Document(
                 SCHEMA, self.mesh, self.groups, tuple(self.params), tuple(self.activations), tuple(self.renames),
-                tuple(self.edges), tuple(self.pendings), tuple(self.draws), tuple(self.sizes),
+                tuple(self.edges), tuple(self.pendings), tuple(self.draws), tuple(self.sizes), tuple(self.fuses),
             )
         )
 
@@ -243,6 +247,8 @@ class Plan(Running):
         rules += [*document.edges, *document.pendings, *document.draws, *document.sizes]
         for rule in rules:
             plan.add(rule)
+        for fuse in document.fuses:
+            plan.fuses.append(fuse.checked())
         return plan
 
     def rule(self, axes: Mapping[str, int | str], dims: Dims | None = None) -> Rule:

@@ -63,15 +63,17 @@ from proctor.errors import OracleError
 from proctor.invariants.files import UNREADABLE, read_file
 from proctor.oracle import _running_toml
 from proctor.oracle._rules import RunRule
+from proctor.oracle.mapping.fuse import FuseRule
 from proctor.oracle.mesh import Mesh
 from proctor.oracle.plan import SCHEMA, WHICH, ActivationRule, ParamRule, Plan, RenameRule, Rule
 
 _MOST_BYTES: Final = 1024 * 1024
 _HINT: Final = "docs/oracle.md shows a plan"
-_TOP: Final = ("schema", "mesh", "param", "activation", "rename", *(name for name, _ in _running_toml.TABLES))
+_TOP: Final = ("schema", "mesh", "param", "activation", "rename", "fuse", *(name for name, _ in _running_toml.TABLES))
 _MESH: Final = ("axes", "sizes", "groups")
 _PARAM: Final = ("path", "shard", "dims", "partial", "replicate", "padded")
 _ACTIVATION: Final = ("module", *WHICH, "dims", "slot", "layout", "padded")
+_FUSE: Final = ("from", "to", "groups", "transpose")
 _RENAME: Final = ("from", "to", "where", "kind")
 
 
@@ -123,7 +125,7 @@ def parse_plan(text: str, name: str = "plan") -> Plan:
     if (schema := table.get("schema", SCHEMA)) != SCHEMA:
         raise OracleError(f"{name}: schema = {str(schema)[:20]}, this Proctor reads {SCHEMA}", hint="upgrade Proctor")
     plan = _mesh(_Table(f"{name}: [mesh]", table.get("mesh", {})))
-    readers: list[tuple[str, Callable[[Plan, _Table], None]]] = [("param", _param), ("activation", _activation), ("rename", _rename)]
+    readers: list[tuple[str, Callable[[Plan, _Table], None]]] = [("param", _param), ("activation", _activation), ("rename", _rename), ("fuse", _fuse)]
     readers += [(kind, functools.partial(add, either=_either)) for kind, add in _running_toml.TABLES]
     for kind, add in readers:
         rules = table.get(kind, [])
@@ -137,7 +139,7 @@ def parse_plan(text: str, name: str = "plan") -> Plan:
                 if error.message.startswith(where.where):
                     raise
                 raise OracleError(f"{where.where}: {error.message}", hint=error.hint) from None
-    if not (plan.mesh.axes or plan.params or plan.activations or plan.renames or plan.edges or plan.pendings or plan.draws or plan.sizes):
+    if not (plan.mesh.axes or plan.params or plan.activations or plan.renames or plan.edges or plan.pendings or plan.draws or plan.sizes or plan.fuses):
         raise OracleError(f"{name} says nothing", hint=_HINT)
     return plan
 
@@ -165,6 +167,10 @@ def format_plan(plan: Plan) -> str:
     running: list[RunRule] = [*plan.edges, *plan.pendings, *plan.draws, *plan.sizes]
     for rule in running:
         lines += _running_toml.lines(rule, _spec, _toml)
+    for fuse in plan.fuses:
+        lines += ["[[fuse]]", f"from = {_toml(fuse.pattern)}", f"to = {_toml(list(fuse.to))}"]
+        lines += [f"groups = {fuse.groups}"] if fuse.groups else []
+        lines += ["transpose = true", ""] if fuse.transpose else [""]
     return "\n".join(lines)
 
 
@@ -289,6 +295,16 @@ def _rename(plan: Plan, table: _Table) -> None:
         if type(at) is not int:
             raise table.error("where", f"must give a coordinate for {axis[:40]!r}, e.g. {{ pp = 1 }}, not {_shown(at)}")
     plan.add(RenameRule(table.text("from"), table.text("to"), where, table.text("kind", "any")))
+
+
+def _fuse(plan: Plan, table: _Table) -> None:
+    table.known(_FUSE)
+    to, groups = table.table.get("to"), table.table.get("groups", 0)
+    if not isinstance(to, list) or not all(isinstance(name, str) for name in to):
+        raise table.error("to", f"must be a list of names, not {_shown(to)}")
+    if type(groups) is not int:
+        raise table.error("groups", f"must be a number, not {_shown(groups)}")
+    plan.fuses.append(FuseRule(table.text("from"), tuple(to), groups, table.flag("transpose")).checked())
 
 
 def _is_table(table: _Table, key: str) -> bool:

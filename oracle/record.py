@@ -26,6 +26,7 @@ from proctor.invariants.redact import without_secrets
 from proctor.oracle.budget import Budget, session_cpu_s
 from proctor.oracle.choices import write_own
 from proctor.oracle.collect.config import CollectConfig
+from proctor.oracle.phases.ended import ended
 from proctor.oracle.store import (
     AGAIN,
     CLEAN,
@@ -206,6 +207,9 @@ class Recorder:
         code = self._run(environment, folder, log)
         ranks = list(read_ranks(folder))
         world = max((r.world for r in ranks), default=0)
+        killed = ended(code, log, folder) if code not in (0, None) else ""
+        if killed and not (ranks and all(r.steps >= self.steps and not r.open for r in ranks) and len(ranks) == world):
+            raise OracleError(f"{self.info.program}: {killed}", hint=f"its output is in {log}")
         if not ranks:
             why = f"ended with code {code}" if code else "ended without training a torch module"
             raise OracleError(f"{self.info.program}: {why}{cause(log)}", hint=f"its output is in {log}")

@@ -155,7 +155,7 @@ class TensorJudge:
                 return False
             held[tuple(i.tobytes() for i in p.places or ())] = other.size
         some = len(held) < len(pieces) or key[2:4] == ("input", "") or len({p.rank for p in pieces}) < len(self.ranks)
-        return some and sum(held.values()) < theirs.size
+        return some and len(pieces) == len(self.assembler.pieces[key]) and sum(held.values()) < theirs.size
 
     def _got_more(self, piece: Piece, key: Key) -> bool:
         """Whether a module got more rows in its call than the reference's did: then this call is several of the reference's, or none of them."""

@@ -107,7 +107,7 @@ def assert_equivalent(
 
         found = record_and_compare(record, compare, generate)
         seed = found.comparison.candidate.info.generate if found.comparison is not None else None
-        report, comparison = looked_again(found, lambda step: compare(*record(seed, step)))
+        report, comparison, _ = looked_again(found, lambda step: compare(*record(seed, step)))
         if report.verdict.verdict == "different" and comparison is not None and localise:
             report = _localise(report, comparison, commands[1], reference_command=commands[0], timeout_s=timeout_s)
     if report.verdict.verdict != "equivalent":

@@ -189,6 +189,7 @@ class Crossings:
             if progress.over:
                 return None
         place = self.running.enter(meta[0], key)
+        self._tape.at(meta[0])
         if self._own is not None:
             self._own.entered(place)
         try:

@@ -12,6 +12,7 @@ import torch
 from proctor.instrument.guard import say
 from proctor.oracle.collect.progress import Progress
 from proctor.oracle.collect.roots import Meta, local_of
+from proctor.oracle.phases.ended import Whereabouts
 from proctor.oracle.store import DTYPES, ProcessInfo, RankWriter
 
 # What is recorded of every step; the rest is large, and of the steps that are recorded in full.
@@ -42,6 +43,7 @@ class Tape:
         self._progress = progress
         self._whole = frozenset(whole)
         self._writer: RankWriter | None = None
+        self._where: Whereabouts | None = None
 
     def open(self, folder: Path) -> None:
         """Begin to write.
@@ -55,6 +57,12 @@ class Tape:
         from safetensors.torch import save_file
 
         self._writer = RankWriter(folder, save_file)
+        self._where = Whereabouts(folder)
+
+    def at(self, module: str) -> None:
+        """A module is called: what is known of a process that is killed."""
+        if self._where is not None:
+            self._where.at(self._progress.step, module)
 
     def running(self) -> bool:
         """Whether tensors are recorded."""
@@ -146,7 +154,9 @@ class Tape:
             self._writer.close(self.info)
         except Exception as e:  # noqa: BLE001 - a full disk is said, the program goes on
             say(f"oracle: cannot write {self._writer.folder}: {e}")
-        self._writer = None
+        if self._where is not None:
+            self._where.close()
+        self._writer = self._where = None
 
 
 def _placement(tensor: Any) -> dict[str, Any] | None:

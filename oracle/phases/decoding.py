@@ -38,10 +38,11 @@ class View(RankRecord):
         self.__dict__.update(vars(record))
         self.entries, self.info, self.dry = entries, info, {}
         self.made: dict[str, Array] = {}
+        self._record = record  # may itself be one that is made
 
     def array(self, entry: Entry) -> Array:
         """As of `RankRecord`."""
-        return self.made[entry.tensor] if entry.tensor in self.made else super().array(entry)
+        return self.made[entry.tensor] if entry.tensor in self.made else self._record.array(entry)
 
 
 class Group(NamedTuple):

@@ -45,12 +45,12 @@ class Evaluated(Recording):
 
     def __init__(self, recording: Recording, step: int) -> None:
         self.path, self.info = recording.path, msgspec.structs.replace(recording.info, steps=1, whole=[])
-        self.step = step
+        self.step, self._recording = step, recording
         self.seen: Callable[[View], View] = lambda view: view  # what is made of the record of a rank
 
     def ranks(self, run: str = "clean") -> dict[int, RankRecord]:
         """As of `Recording`."""
-        return {rank: self.seen(_view(record, self.step)) for rank, record in super().ranks(run).items()}
+        return {rank: self.seen(_view(record, self.step)) for rank, record in self._recording.ranks(run).items()}
 
 
 class Evaluation(Comparison):

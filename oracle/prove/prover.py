@@ -13,7 +13,7 @@ from proctor.oracle.prove.judge import Output, Runs
 from proctor.oracle.prove.leaves import Alignment, align
 from proctor.oracle.prove.locate import Observed, locate
 from proctor.oracle.prove.machine import Stuck
-from proctor.oracle.prove.proof import attempt
+from proctor.oracle.prove.proofs import attempt
 from proctor.oracle.prove.tape import MARK, READ, Tape
 from proctor.oracle.prove.verdict import Culprit, Verdict
 

@@ -42,6 +42,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[misc]  # torch is not typed h
         self._origin: dict[int, tuple[str, str]] = {}  # autograd's number → module and place of the forward
         self._read: dict[float, int] = {}
         self._decided: set[int] = set()  # storages of integers that computed floats went into
+        self._counted: set[int] = set()  # storages of floats that were made of integers alone
         self._expand = _decompositions()
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -88,6 +89,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[misc]  # torch is not typed h
         if name.startswith(("c10d.", "_c10d_functional")):
             node.ranks, node.detail = _group(args, kwargs), self._reduction()
             node.values = [-1] * len(found)
+            self._counted.difference_update(w.storage for w in node.outs if w is not None)
         if not outs and not name.startswith("c10d"):
             return result
         if "_out" in base or name.endswith("out"):
@@ -130,6 +132,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[misc]  # torch is not typed h
         self._origin.clear()
         self._read.clear()
         self._decided.clear()
+        self._counted.clear()
 
     def note(self, text: str) -> None:
         """Say something once."""
@@ -157,9 +160,14 @@ class Recorder(TorchDispatchMode):  # type: ignore[misc]  # torch is not typed h
 
     def _value(self, t: torch.Tensor, base: str, node: Node) -> int:
         """Slot of what a result is: of integers always, of floats when no float went into it."""
-        if _kind(t) != "f" or (base not in FRESH and (base in RANDOM or not any(w.kind == "f" and w.numel for w in node.ins))):
+        if _kind(t) != "f":
             return self._block(_array(t.detach()))
-        return -1
+        computed = {w.storage for w in node.ins if w.kind == "f" and w.numel}
+        counted = base not in FRESH and computed <= self._counted
+        storage = self._made(t).storage
+        (self._counted.add if counted else self._counted.discard)(storage)
+        known = bool(computed) and _known(node.op)  # such as a histogram of integers, for which there is no meaning
+        return self._block(_array(t.detach())) if (counted and not known) or (base in RANDOM and base not in FRESH) else -1
 
     def _block(self, array: Array) -> int:
         self.tape.blocks.append(array)
@@ -306,6 +314,12 @@ def _group(args: Any, kwargs: Any) -> tuple[int, ...]:
             return tuple(dist.get_process_group_ranks(dist.ProcessGroup.unbox(value)))
     names = [v for v in (*args, *kwargs.values()) if isinstance(v, str)]
     return tuple(dist.get_process_group_ranks(_resolve_process_group(names[-1]))) if names else ()
+
+
+def _known(op: str) -> bool:
+    from proctor.oracle.prove.meanings import known
+
+    return known(op)
 
 
 def _decompositions() -> dict[Any, Any]:

@@ -49,7 +49,7 @@ class Verdict(msgspec.Struct):
         assumed: what the verdict holds under.
         ranks: of the candidate.
         operations: of all ranks of both sides.
-        cuts, lemmas: of a proof, where names are and what was merged (`sweep.py`); not part of what is written.
+        cuts, lemmas: of a proof, where names are and what was merged (`proofs/sweep.py`); not part of what is written.
         seconds: of what took long: "reference", "candidate", "refutation", "proof".
     """
 

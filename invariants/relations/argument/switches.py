@@ -15,7 +15,7 @@ from proctor.invariants.codec.signature import Plain
 from proctor.invariants.relations.views.calls import calls_of, codes_where, programs_of, text_of, texts
 from proctor.invariants.trace import Trace
 
-SCRIPT: Final = "<script>"  # what a call at the top of the script is made by
+SCRIPT: Final = "<program>"  # the caller of what is called at the top of the script, and of all other calls of that function: see `given`
 _FUNCTIONAL: Final = "torch.nn.functional."
 _ATTENTION: Final = f"{_FUNCTIONAL}scaled_dot_product_attention"
 _LOSSES: Final = ("_loss", "cross_entropy", "kl_div", "_with_logits")  # ends of the names of torch's losses
@@ -23,7 +23,11 @@ _CAUSAL: Final = 5  # position of `is_causal`
 
 
 def given(trace: Trace) -> pl.DataFrame:
-    """One row a call and switch: function, feature, caller, program, _seen, and the call; `passed` is null."""
+    """One row a call and switch: function, feature, caller, program, _seen, and the call; `passed` is null.
+
+    Where only what rules need is recorded, a call inside of the user's functions looks like one at the top. So all calls of what is called there
+    count for the program as a whole.
+    """
     codes = codes_where(trace, lambda name: _switch(name) != "")
     calls = calls_of(trace).filter(pl.col("fn").is_in(codes))
     calls = calls.join(texts(trace.functions, "fn", "function"), on="fn", how="left", maintain_order="left")
@@ -35,7 +39,10 @@ def given(trace: Trace) -> pl.DataFrame:
     calls = calls.join(said, on=["fn", "args"], how="inner", maintain_order="left").drop_nulls("_seen")
     callers = texts([name or SCRIPT for name in trace.functions], "pfn", "caller")
     calls = calls.join(callers, on="pfn", how="left", maintain_order="left").join(programs_of(trace).select("proc", "program"), on="proc", how="left", maintain_order="left")
-    return calls.with_columns(pl.col("caller").fill_null(SCRIPT), pl.lit(None, pl.Boolean).alias("passed"))
+    calls = calls.with_columns(pl.col("caller").fill_null(SCRIPT), pl.lit(None, pl.Boolean).alias("passed"))
+    top = pl.col("caller") == SCRIPT
+    others = calls.filter(~top).join(calls.filter(top).select("proc", "fn").unique(), on=["proc", "fn"], how="semi", maintain_order="left")
+    return pl.concat([calls, others.with_columns(pl.lit(SCRIPT).alias("caller"))])
 
 
 def _switch(function: str) -> str:

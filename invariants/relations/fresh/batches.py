@@ -8,6 +8,7 @@ from typing import Final
 import polars as pl
 
 from proctor.invariants.relations.views import frames as _frames
+from proctor.invariants.relations.views import habits as _habits
 from proctor.invariants.relations.views import sightings as _sightings
 from proctor.invariants.schema import StateFlag, Value
 from proctor.invariants.trace import Trace
@@ -82,7 +83,7 @@ def other_batches(trace: Trace) -> pl.DataFrame:
     rows = rows.drop_nulls("_pass")  # without a loader an agent may begin each episode alike
     same = [pl.col(c) == pl.col(c).shift(1).over("proc") for c in ("session", "_pass")]
     rows = rows.with_columns((pl.col("fp") != pl.col("fp").shift(1).over("proc")).alias("passed"), (pl.col("step") == pl.col("step").shift(1).over("proc") + 1).alias("_next"), pl.all_horizontal(same).alias("_same"))
-    rows = rows.filter(pl.col("_next") & pl.col("_same")).join(trace.families, on="proc", how="left", maintain_order="left")
+    rows = _habits.with_family(trace, rows.filter(pl.col("_next") & pl.col("_same")))
     return _sightings.example(
         _sightings.sites(trace, _sightings.thin(rows, ["proc", "session"])), mode="another", what="batch", _function=NEXT,
         _expected=pl.lit("a batch unlike that of the step before"), _seen=pl.lit("the batch of the step before again, tensor by tensor"),
@@ -129,7 +130,7 @@ def orders(trace: Trace) -> pl.DataFrame:
     end = pl.min_horizontal("_second", pl.col("_trained").min().over("proc", "_pass"))
     drew = (pl.col("_drawn") < end).fill_null(value=False)
     lossy = pl.col("proc").is_in([i for i, p in enumerate(trace.processes) if p.dropped > 0])
-    rows = rows.with_columns(pl.when(drew | ~lossy).then(drew).alias("passed")).join(trace.families, on="proc", how="left", maintain_order="left")
+    rows = _habits.with_family(trace, rows.with_columns(pl.when(drew | ~lossy).then(drew).alias("passed")))
     return _sightings.example(
         _sightings.thin(rows, ["proc", "_pass"]), mode="order", what="loader", _function=pl.lit(ITER),
         _expected=pl.lit("an order of the samples is drawn when a pass begins"), _seen=pl.lit("the pass began without a draw: its samples come as they lie"),

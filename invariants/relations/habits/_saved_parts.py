@@ -11,6 +11,7 @@ import polars as pl
 from proctor.invariants.invariant import Hypothesis
 from proctor.invariants.relations.views import calls as _calls
 from proctor.invariants.relations.views import frames as _frames
+from proctor.invariants.relations.views import habits as _habits
 from proctor.invariants.relations.views import sightings as _sightings
 from proctor.invariants.relations.views.checkpoints import SAVE
 from proctor.invariants.trace import Trace
@@ -40,7 +41,7 @@ def _saves_of(trace: Trace) -> pl.DataFrame:
     schema: dict[str, Any] = {
         "proc": pl.UInt16, "seq": pl.UInt32, "step": pl.Int32, "site": pl.UInt32, "caller": pl.String, "parts": pl.List(pl.String), "whole": pl.Boolean,
     }  # fmt: skip
-    return pl.DataFrame(rows, schema=schema, orient="row").join(trace.families, on="proc", how="left", maintain_order="left")
+    return _habits.with_family(trace, pl.DataFrame(rows, schema=schema, orient="row"))
 
 
 def propose(trace: Trace, relation: str) -> list[Hypothesis]:

@@ -2,7 +2,8 @@
 
 `only`: nothing but backward, clipping and the unscaling of a loss scaler writes a gradient before it is applied. `kept`: what a
 backward gave is not thrown away before the update that follows, so that every microbatch counts. `once`: between two backwards a
-model runs forward, so that no loss is propagated twice. `clipped`: a step that propagates clips. All are habits of a program, held where all its runs keep them: to scale
+model runs forward, so that no loss is propagated twice. `clipped`: a step that propagates clips. `anew`: between two updates
+of an optimizer there is a backward. All are habits of a program, held where all its runs keep them: to scale
 gradients by hand, to average them over ranks, to clear those that another model's loss gave, or to propagate several losses of one
 forward, is a way to train.
 
@@ -37,12 +38,14 @@ _WHAT: Final = "gradients"
 _SAYS: Final = {
     "only": "nothing but backward, clipping and unscaling writes the gradients that an update applies",
     "kept": "no gradient is cleared between a backward and the update that follows it",
+    "anew": "a backward comes between an update and the next one of its optimizer",
     "clipped": "gradients are clipped in each step that has a backward",
     "once": "a model runs forward between a backward and the next one",
 }
 _ADVICE: Final = {
     "only": "Look for what scales, averages or overwrites gradients by hand between backward and optimizer.step.",
     "kept": "Look for a zero_grad, or a gradient set to None, between the microbatches of one update.",
+    "anew": "Look for a second optimizer.step: it uses the gradients of the first once more.",
     "clipped": "Look for the clipping between backward and the update.",
     "once": "Look for a second backward of the same loss (retain_graph=True): its gradient counts double.",
 }
@@ -72,6 +75,8 @@ class Applied(Relation):
         return _habits.examples(trace, _every(trace), hypotheses)
 
     def needs(self, hypothesis: Hypothesis) -> Needs:
+        if hypothesis["mode"] == "anew":
+            return Needs(frozenset({_frames.UPDATE, *_BACKWARDS}))
         if hypothesis["mode"] == "clipped":
             return Needs(frozenset({_frames.UPDATE, *_BACKWARDS, *_CLIPS}))
         if hypothesis["mode"] == "once":
@@ -86,14 +91,14 @@ class Applied(Relation):
         return Detail(
             expected=_SAYS[mode],
             seen=example["_seen"] or "",
-            function=_CLIPS[0] if mode == "clipped" else example["_function"] or _BACKWARDS[0],
+            function={"clipped": _CLIPS[0], "anew": _frames.UPDATE}.get(mode) or example["_function"] or _BACKWARDS[0],
             variable=example["_variable"] or "",
             advice=_ADVICE[mode],
         )
 
 
 def _every(trace: Trace) -> pl.DataFrame:
-    return _sightings.of_parts(trace, "applied", {"only": _only, "kept": _kept, "once": _once, "clipped": _clipped})
+    return _sightings.of_parts(trace, "applied", {"only": _only, "kept": _kept, "once": _once, "clipped": _clipped, "anew": _anew})
 
 
 def _moment(edge: pl.Expr) -> pl.Expr:
@@ -188,6 +193,20 @@ def _once(trace: Trace) -> pl.DataFrame:
     return _finish(trace, rows, "once", pl.lit("a backward follows another, and no model ran in between"))
 
 
+def _anew(trace: Trace) -> pl.DataFrame:
+    """One row an update: passed if a backward has run since the one before it of its optimizer, or runs in it."""
+    updates = _frames.updates(trace).drop_nulls("optimizer").sort("proc", "seq")
+    searches = _frames.inner_backwards(trace).select("proc", pl.col("update").alias("seq")).unique()
+    backwards = _frames.calls_of(trace, *map(re.escape, _BACKWARDS)).select("proc", "seq", pl.col("seq").alias("_backward")).sort("seq")
+    mine = ["proc", "optimizer"]
+    before, near = pl.col("seq").shift(1).over(mine), pl.col("step") <= pl.col("step").shift(1).over(mine) + 1
+    rows = updates.with_columns(before.alias("_before"), near.alias("_near")).join(searches, on=["proc", "seq"], how="anti", maintain_order="left")
+    rows = rows.sort("seq").join_asof(backwards, on="seq", by="proc", strategy="backward", check_sortedness=False).sort("proc", "seq").filter("_near")
+    rows = rows.with_columns((pl.col("_backward") > pl.col("_before")).fill_null(value=False).alias("passed"), pl.lit("").alias("name"))
+    rows = rows.select("proc", pl.col("seq").alias("update"), "step", pl.col("site").alias("line"), "passed", "optimizer", "name")
+    return _finish(trace, rows, "anew", pl.lit("an update follows another of the same optimizer, and no backward ran in between"))
+
+
 def _clipped(trace: Trace) -> pl.DataFrame:
     """One row a step with a backward, of processes that clip or might: passed if something is clipped behind its first backward."""
     backwards = _frames.calls_of(trace, *map(re.escape, _BACKWARDS)).filter(pl.col("step") >= 0)
@@ -206,5 +225,5 @@ def _finish(trace: Trace, rows: pl.DataFrame, mode: str, seen: pl.Expr) -> pl.Da
     rows = rows.with_columns(pl.col("update").alias("seq"), pl.col("line").alias("site"))
     return _sightings.example(
         _habits.with_family(trace, rows), mode=mode, what=_WHAT, _expected=pl.lit(_SAYS[mode]), _function=pl.lit(_BACKWARDS[0]),
-        _variable=pl.lit("loss") if mode == "once" else pl.concat_str("name", pl.lit(".grad")),
+        _variable=pl.lit("loss") if mode == "once" else pl.lit("") if mode in ("anew", "clipped") else pl.concat_str("name", pl.lit(".grad")),
     )  # fmt: skip

@@ -10,6 +10,7 @@ from typing import Final
 import polars as pl
 
 from proctor.invariants.relations.views import frames as _frames
+from proctor.invariants.relations.views import habits as _habits
 from proctor.invariants.trace import Trace
 from proctor.invariants.trace.windows import PROLOGUE
 
@@ -42,7 +43,7 @@ def _moved(trace: Trace) -> pl.DataFrame:
     known = ~pl.col("proc").is_in([i for i, p in enumerate(trace.processes) if p.dropped > 0])
     last = _frames.updates(trace).group_by("proc", "step").agg(pl.col("seq", "site", "phase").last())
     mine = mine.join(last, left_on=["proc", "_at"], right_on=["proc", "step"], how="left", maintain_order="left")
-    return mine.join(trace.families, on="proc", how="left", maintain_order="left").select(
+    return _habits.with_family(trace, mine).select(
         "what", "proc", "family", "name", "module", "kind", "position", "wrapper", "phase", "site", pl.col("seq").fill_null(0),
         pl.col("_at").alias("step"), pl.col("norm").alias("_a"), pl.col("norm").alias("_b"), "var", pl.when(moves | known).then(moves).alias("passed"),
     )  # fmt: skip

@@ -13,6 +13,7 @@ from proctor.invariants.relations.views import sightings as _sightings
 from proctor.invariants.trace import Trace
 
 _KEYS: Final = ("mode", "what", "family")
+_SCRIPT: Final = "script:"
 
 
 def survey(relation: str, found: pl.DataFrame, least: int) -> pl.DataFrame:
@@ -35,12 +36,17 @@ def examples(trace: Trace, found: pl.DataFrame, hypotheses: Sequence[Hypothesis]
 
 
 def with_family(trace: Trace, rows: pl.DataFrame) -> pl.DataFrame:
-    return rows.join(trace.families, on="proc", how="left", maintain_order="left")
+    """Add the family; of models that are made of torch's classes alone, which unrelated programs share, with the name of the script."""
+    scripts = pl.Series([f" {_SCRIPT}{process.program}" for process in trace.processes], dtype=pl.String)
+    known = trace.families.join(pl.DataFrame({"proc": pl.Series(range(len(scripts)), dtype=pl.UInt16), "_script": scripts}), on="proc", how="left", maintain_order="left")
+    common = pl.col("family").str.split(" ").list.eval(pl.element().str.starts_with("torch.")).list.all()
+    known = known.select("proc", pl.when(common).then(pl.concat_str("family", "_script")).otherwise("family").alias("family"))
+    return rows.join(known, on="proc", how="left", maintain_order="left")
 
 
 def of_programs(hypothesis: Hypothesis) -> str:
     """`, in programs of Net`; the end of a sentence."""
-    models = sorted({word.split("/")[0].removeprefix("__main__.") for word in hypothesis.text("family").split()})
+    models = sorted({word.split("/")[0].removeprefix("__main__.").removeprefix(_SCRIPT) for word in hypothesis.text("family").split()})
     return f", in programs of {', '.join(models)}" if models else ""
 
 

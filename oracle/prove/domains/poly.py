@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import math
 import time
+from collections import defaultdict
 from collections.abc import Callable, Iterable
 from fractions import Fraction
 from typing import Any, Final
@@ -42,7 +43,7 @@ class Poly:
     dtype = np.int64
 
     def __init__(self, budget: int = 20_000_000, until: float = math.inf) -> None:
-        self._budget, self._until = budget, until
+        self._budget, self._until, self._work = budget, until, 10 * budget
         self.polys: list[Terms] = []
         self._ids: dict[Terms, int] = {}
         self.monomials: list[Factors] = [()]
@@ -50,12 +51,12 @@ class Poly:
         self._products: dict[tuple[int, int], int] = {}
         self.atoms: list[tuple[Any, ...]] = []
         self._atom_ids: dict[tuple[Any, ...], int] = {}
+        self._computed: dict[str, dict[int, int]] = defaultdict(dict)
+        self._dots: dict[tuple[int, ...], int] = {}
         self._differences = Differences(self)
         self._parts: dict[int, tuple[Number, int, int]] = {}
         for terms in ((), ((-1, 1),), ((_UNIT, 1),)):  # zero, -inf, one
             self._intern(terms)
-
-    # -- elements
 
     def _intern(self, terms: Terms) -> int:
         found = self._ids.get(terms)
@@ -113,13 +114,11 @@ class Poly:
         found, back = np.unique(values, return_inverse=True)
         return np.array([self.const(Fraction(int(v))) for v in found.tolist()], np.int64)[back].reshape(values.shape)
 
-    # -- arithmetic
-
     def _pairs(self, op: Callable[[int, int], int], a: Array, b: Array) -> Array:
         a, b = np.broadcast_arrays(a, b)
-        key = (a.astype(np.int64) << 32) | b
-        values, back = np.unique(key, return_inverse=True)
-        found = np.array([op(v >> 32, v & 0xFFFFFFFF) for v in values.tolist()], np.int64)
+        values, back = np.unique((a.astype(np.int64) << 32) | b, return_inverse=True)
+        known = self._computed[op.__name__]  # replicas compute what others have computed
+        found = np.array([known[v] if v in known else known.setdefault(v, op(v >> 32, v & 0xFFFFFFFF)) for v in values.tolist()], np.int64)
         return found[back].reshape(a.shape) if found.size else np.zeros(a.shape, np.int64)
 
     def add(self, a: Array, b: Array) -> Array:
@@ -128,11 +127,14 @@ class Poly:
 
     def sub(self, a: Array, b: Array) -> Array:
         """a - b."""
-        return self._pairs(lambda x, y: self._plus(x, y, -1), np.asarray(a), np.asarray(b))
+        return self._pairs(self._minus, np.asarray(a), np.asarray(b))
 
     def mul(self, a: Array, b: Array) -> Array:
         """a · b."""
         return self._pairs(self._times, np.asarray(a), np.asarray(b))
+
+    def _minus(self, x: int, y: int) -> int:
+        return self._plus(x, y, -1)
 
     def _plus(self, x: int, y: int, sign: int = 1) -> int:
         if x == NINF or y == NINF:
@@ -158,6 +160,9 @@ class Poly:
         return self._of(terms)
 
     def _accumulate(self, terms: dict[int, Number], x: int, y: int) -> None:
+        self._work -= len(self.polys[x]) * len(self.polys[y])
+        if self._work < 0:
+            raise OutOfBudget("more products than the budget allows")
         for m, c in self.polys[x]:
             for n, e in self.polys[y]:
                 p = self.product(m, n)
@@ -186,16 +191,13 @@ class Poly:
         if len(self.polys[x]) != 1 or x == NINF:
             return self._times(x, x)
         (m, c) = self.polys[x][0]
-        found = self._of({self.monomial(tuple((a, 2 * p) for a, p in self.monomials[m] if not self._is_root(a))): c * c})
+        found = self._of({self.monomial(tuple((a, 2 * p) for a, p in self.monomials[m] if self.atoms[a][0] != "sqrt")): c * c})
         for a, p in self.monomials[m]:
-            if self._is_root(a):
+            if self.atoms[a][0] == "sqrt":
                 inner = self._opened(self.atoms[a][1])
-                for _ in range(int(abs(p))):
+                for _ in range(abs(int(p))):
                     found = self._times(found, inner if p > 0 else self._inverse(inner))
         return found
-
-    def _is_root(self, atom: int) -> bool:
-        return bool(self.atoms[atom][0] == "sqrt")
 
     def inv(self, a: Array) -> Array:
         """1 / a."""
@@ -236,7 +238,7 @@ class Poly:
                 other = here.get(atom, 0)
                 if power * other <= 0:
                     del shared[atom]
-                elif abs(other) < abs(power):
+                elif other * other < power * power:
                     shared[atom] = other
         return self.monomial(tuple(sorted(shared.items()))) if shared else _UNIT
 
@@ -290,19 +292,20 @@ class Poly:
         batch = np.broadcast_shapes(a.shape[:-2], b.shape[:-2])
         left = np.broadcast_to(a, (*batch, *a.shape[-2:])).reshape(-1, *a.shape[-2:])
         right = np.swapaxes(np.broadcast_to(b, (*batch, *b.shape[-2:])).reshape(-1, *b.shape[-2:]), -1, -2)
-        found = [[[self._dot(row, column) for column in y] for row in x] for x, y in zip(left.tolist(), right.tolist())]
+        found = [[[self._dot((*row, *column)) for column in y] for row in x] for x, y in zip(left.tolist(), right.tolist())]
         return np.array(found, np.int64).reshape(*batch, a.shape[-2], b.shape[-1])
 
-    def _dot(self, row: list[int], column: list[int]) -> int:
+    def _dot(self, both: tuple[int, ...]) -> int:
+        if both in self._dots:
+            return self._dots[both]
         terms: dict[int, Number] = {}
-        for x, y in zip(row, column):
-            if x == NINF or y == NINF:
-                return NINF
+        pairs = list(zip(both[: len(both) // 2], both[len(both) // 2 :]))
+        if any(NINF in pair for pair in pairs):
+            return NINF
+        for x, y in pairs:
             if x and y:
                 self._accumulate(terms, x, y)
-        return self._of(terms)
-
-    # -- functions
+        return self._dots.setdefault(both, self._of(terms))
 
     def apply(self, name: str, *args: Array) -> Array:
         """A function: one atom for each combination of arguments, but for the laws that the module lists."""
@@ -316,7 +319,7 @@ class Poly:
         x = args[0]
         if name == "exp":
             return ONE if x == ZERO else ZERO if x == NINF else self._exponential(x)
-        if name == "log":
+        if name == "log" and x != NINF:
             return ZERO if x == ONE else NINF if x == ZERO else self._logarithm(x)
         if name == "maximum":
             return self._greatest(args)

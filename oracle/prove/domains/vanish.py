@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Final
 if TYPE_CHECKING:
     from proctor.oracle.prove.domains.poly import Number, Poly
 
-_STEPS: Final = 120  # polynomials that are looked at for one difference
+_STEPS: Final = 400  # polynomials that are looked at for one difference
 _LONG: Final = 800  # terms that they may have
 Sum = dict[int, "Number"]  # monomial → coefficient
 
@@ -47,6 +47,9 @@ class Differences:
         powers = {a: p for m in terms for a, p in self._p.monomials[m] if self._p.atoms[a][0] == "sum"}
         if not powers:
             return False
+        parts = self._by_fraction(terms)
+        if len(parts) > 1 and all(self._vanishes(part) for part in sorted(parts, key=len)):
+            return True
         newest = max(powers)
         by_power: dict[int, Sum] = defaultdict(dict)
         for m, c in terms.items():
@@ -58,6 +61,13 @@ class Differences:
         if all(self._vanishes(part) for part in sorted(by_power.values(), key=len)):
             return True
         return self._vanishes(self._written_out(by_power, newest))
+
+    def _by_fraction(self, terms: Sum) -> list[Sum]:
+        """Terms with the same atoms under their fractions: such as those of one row of a softmax."""
+        found: dict[tuple[int, ...], Sum] = defaultdict(dict)
+        for m, c in terms.items():
+            found[tuple(a for a, p in self._p.monomials[m] if p < 0)][m] = c
+        return list(found.values())
 
     def _written_out(self, by_power: dict[int, Sum], name: int) -> Sum:
         lowest = min(by_power)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from typing import Any
 
 import numpy as np
@@ -44,3 +45,21 @@ def _addmv(cx: Context, c: Any, a: Any, b: Any, beta: Any = 1, alpha: Any = 1) -
 def _linear(cx: Context, x: Any, weight: Any, bias: Any = None) -> Array:
     found = cx.d.matmul(cx.f(x), np.swapaxes(cx.f(weight), -1, -2))
     return found if bias is None else cx.d.add(found, cx.f(bias))
+
+
+@meaning("_grouped_mm")
+def _grouped_mm(cx: Context, a: Any, b: Any, ends: Any = None, bias: Any = None, **named: Any) -> Array:
+    """Rows in groups, each with a matrix of its own, as experts have them; or columns in groups, each of which gives a matrix."""
+    x, y = cx.f(a), cx.f(b)
+    if ends is None or bias is not None:
+        raise NotImplementedError("grouped products without ends, or with a bias")
+    starts = [0, *np.asarray(ends).tolist()]
+    parts = [slice(low, high) for low, high in itertools.pairwise(starts)]
+    if x.ndim == 2 and y.ndim == 3:
+        found = np.broadcast_to(cx.f(0), (x.shape[0], y.shape[-1])).copy()
+        for part, matrix in zip(parts, y):
+            found[part] = cx.d.matmul(x[part], matrix)
+        return found
+    if x.ndim == 2 and y.ndim == 2:
+        return np.stack([cx.d.matmul(x[:, part], y[part]) if part.stop > part.start else np.broadcast_to(cx.f(0), (x.shape[0], y.shape[1])) for part in parts])
+    raise NotImplementedError("grouped products of these shapes")

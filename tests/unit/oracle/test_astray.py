@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 
 torch = pytest.importorskip("torch")
@@ -14,10 +16,12 @@ from helpers.oracle.oracle_ranks import compare_to, record_ranks  # noqa: E402
 from torch import nn  # noqa: E402
 
 from proctor.oracle import trace_reference  # noqa: E402
+from proctor.oracle.assemble import Piece  # noqa: E402
 from proctor.oracle.blame import culprit  # noqa: E402
 from proctor.oracle.difference import compare  # noqa: E402
 from proctor.oracle.reference import Reference  # noqa: E402
 from proctor.oracle.store import Recording  # noqa: E402
+from proctor.oracle.tensor_judge import TensorJudge  # noqa: E402
 from proctor.oracle.verdicts import ASTRAY  # noqa: E402
 
 PARTS = (16, 8, 8)
@@ -162,3 +166,14 @@ def test_where_a_rank_does_not_call_a_module_the_runs_part(tmp_path: Path, monke
 
     found = compare_to(tmp_path / "r", record_ranks(tmp_path / "c", monkeypatch, run))
     assert found.verdict == "different" and found.first is not None and (found.first.name, found.first.layout) == ("a", ASTRAY)
+
+
+@pytest.mark.parametrize(("others", "lost"), [(0, True), (1, False)])
+def test_a_part_of_which_a_rank_holds_something_that_nobody_can_place_is_not_lost(others: int, lost: bool) -> None:
+    whole = np.arange(32.0).reshape(8, 4)
+    entry = SimpleNamespace(dtype="float64", placement=None)
+    piece: Any = Piece(0, entry, (np.arange(4), np.arange(4)), "0:0/2", firm=True)  # type: ignore[arg-type]
+    key = (0, 0, "input", "", "")
+    held = SimpleNamespace(values=lambda p: whole[:4], pieces={key: [(rank, entry) for rank in range(1 + others)]})
+    judge = SimpleNamespace(reference=SimpleNamespace(entries={key: entry}, floats=lambda e: whole), assembler=held, ranks={0: None, 1: None})
+    assert TensorJudge._lost(judge, [piece], key) is lost  # type: ignore[arg-type]

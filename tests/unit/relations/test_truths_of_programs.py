@@ -88,8 +88,11 @@ PROGRAMS = {
                     if BUG == "edits":
                         for p in model.parameters():
                             p.grad.mul_(0.5)
-                    torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+                    if BUG != "unclipped":
+                        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
                     optimizer.step()
+                    if BUG == "updates_twice":
+                        optimizer.step()
                     schedule.step()
                     if BUG == "steps_twice":
                         schedule.step()
@@ -162,6 +165,8 @@ FAULTS = {  # program, fault: relation, a word of what was seen, step
     ("grouped", "steps_twice"): ("paced", "2 step(s)", 0),
     ("grouped", "summed"): ("argument", "reduction is sum", 0),
     ("grouped", "twice"): ("applied", "no model ran in between", 0),
+    ("grouped", "updates_twice"): ("applied", "no backward ran in between", 1),
+    ("grouped", "unclipped"): ("applied", "no gradient was clipped", 0),
     ("grouped", "unshuffled"): ("fresh", "without a draw", -1),
     ("grouped", "frozen"): ("progress", "body.weight has not moved", 1),
     ("grouped", "same_batch"): ("fresh", "batch of the step before again", 1),

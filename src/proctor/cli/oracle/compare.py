@@ -7,6 +7,7 @@ reference is not deterministic, the two do not begin alike).
 from __future__ import annotations
 
 import argparse
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -34,6 +35,7 @@ def add_report(parser: argparse.ArgumentParser) -> None:
     """Declare how the outcome is shown."""
     parser.add_argument("--format", choices=("terminal", "json", "html"), default="terminal")
     parser.add_argument("--html", metavar="FILE", help="write the report for a browser as well")
+    parser.add_argument("--save-plan", metavar="FILE", help="write what was mapped by content (renamed, fused, transposed parameters) as a plan, for --plan next time")
     parser.add_argument("--mode", choices=("all", "paper"), default="all", help="how tolerances are formed (default all; paper: TTrace's multiple)")
     parser.add_argument("--all", action="store_true", help="list every tensor that differs")
 
@@ -49,9 +51,10 @@ def run(args: argparse.Namespace) -> int:
     if args.command is not None:
         replay_decisions(reference, candidate, plan, words(args.command, "--command"), timeout_s=args.timeout)
     next_steps = [f"proctor oracle localise {args.reference} {args.candidate} --command …"]
-    report, _ = compare(reference, candidate, plan, args, next_steps=next_steps)
-    show(report, args)
-    return report.verdict.exit_code
+    found = compare(reference, candidate, plan, args, next_steps=next_steps)
+    keep(found.plan, args)
+    show(found.report, args)
+    return found.report.verdict.exit_code
 
 
 def compare(
@@ -63,6 +66,21 @@ def compare(
     return compare_recordings(
         reference, candidate, plan, mode=args.mode, page=args.html or "", next_steps=next_steps or (), everything=args.all
     )
+
+
+def keep(plan: Plan | None, args: argparse.Namespace) -> None:
+    """Write the plan of what was mapped by content, where that was asked for."""
+    from proctor.oracle.plan_toml import format_plan
+
+    if args.save_plan is None:
+        return
+    if plan is None:
+        print(f"nothing to keep in {args.save_plan}: no parameter was mapped by content", file=sys.stderr)
+        return
+    try:
+        Path(args.save_plan).write_text(format_plan(plan), encoding="utf-8")
+    except OSError as e:
+        raise OracleError(f"{args.save_plan}: cannot be written: {e.strerror or e}") from None
 
 
 def show(report: Report, args: argparse.Namespace) -> None:

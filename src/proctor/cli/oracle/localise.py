@@ -37,7 +37,7 @@ def run(args: argparse.Namespace) -> int:
     reference, candidate = Recording(Path(args.reference)), Recording(Path(args.candidate))
     plan = plan_for(candidate, args.plan)
     replay_decisions(reference, candidate, plan, command, timeout_s=args.timeout)
-    report, comparison = comparing.compare(reference, candidate, plan, args)
+    report, comparison, _ = comparing.compare(reference, candidate, plan, args)
     if report.verdict.verdict == "different" and comparison is not None:
         report = localise(report, comparison, command, reference_command=trusted, timeout_s=args.timeout, budget_s=args.budget)
     comparing.show(report, args)

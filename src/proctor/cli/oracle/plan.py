@@ -22,6 +22,10 @@ def prepare(parser: argparse.ArgumentParser) -> None:
     """Declare the arguments."""
     parser.add_argument("plan", metavar="PLAN")
     parser.add_argument("recording", metavar="RECORDING", nargs="?", help="of the reference: the names and shapes that the plan is about")
+    parser.add_argument(
+        "--find", action="store_true",
+        help="PLAN and RECORDING are recordings, of a reference and a candidate: print a plan of what parameters are called, fused and transposed, found by their values",
+    )
     parser.add_argument("--model", metavar="FILE.py::FUNCTION", help="makes the model, without arguments, on the meta device: can the plan run it?")
 
 
@@ -32,6 +36,8 @@ def run(args: argparse.Namespace) -> int:
     from proctor.verify import wording
     from proctor.verify.report.formats.terminal import console
 
+    if args.find:
+        return _find(args)
     plan = read_plan(Path(args.plan))
     params: dict[str, tuple[int, ...]] = {}
     modules: dict[str, tuple[int, ...]] = {}
@@ -56,6 +62,25 @@ def run(args: argparse.Namespace) -> int:
     if args.model and not problems:
         out.print("the plan can run this model, as far as is known before a step")
     return 1 if problems or (found.warnings and not args.model) else 0
+
+
+def _find(args: argparse.Namespace) -> int:
+    """Print a plan of what was found by content, and what was not as comments."""
+    from proctor.oracle.mapping.mapped import Mapped, mapped
+    from proctor.oracle.plan_toml import format_plan
+    from proctor.oracle.store import Recording
+
+    if args.recording is None or args.model:
+        raise UsageError("--find takes two recordings", hint="proctor oracle plan --find REFERENCE CANDIDATE")
+    candidate, plan = mapped(Recording(Path(args.plan)), Recording(Path(args.recording)), None)
+    unclear = candidate.found.unclear if isinstance(candidate, Mapped) else []
+    for line in unclear:
+        print(f"# {line}")
+    if plan is not None:
+        print(format_plan(plan), end="")
+    elif not unclear:
+        print("# all parameters go by the reference's names")
+    return 1 if unclear else 0
 
 
 def _model(spec: str) -> Any:

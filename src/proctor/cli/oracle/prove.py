@@ -36,7 +36,7 @@ def run(args: argparse.Namespace) -> int:
     from proctor.oracle.plan_toml import plan_of
     from proctor.oracle.prove.command import tapes_of
     from proctor.oracle.prove.leaves import align
-    from proctor.oracle.prove.proof_file import check, save
+    from proctor.oracle.prove.proofs.file import check, save
     from proctor.oracle.prove.prover import decide
 
     if args.timeout <= 0 or args.proof < 0:

@@ -67,9 +67,10 @@ def run(args: argparse.Namespace) -> int:
     )
     if args.generate_inputs is not None and found.report.verdict.verdict != "different":
         found = _on_generated_inputs(args, commands, found, compare)
-    report, comparison = found
+    report, comparison = found.report, found.comparison
     if report.verdict.verdict == "different" and comparison is not None and not args.no_localise:
         report = localise(report, comparison, commands[1], reference_command=commands[0], timeout_s=args.timeout, budget_s=args.budget)
+    comparing.keep(found.plan, args)
     comparing.show(report, args)
     return report.verdict.exit_code
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import pytest
@@ -11,7 +12,7 @@ from proctor.errors import OracleError
 from proctor.oracle.blame import culprit
 from proctor.oracle.localise import localise
 from proctor.oracle.report import Report
-from proctor.oracle.verdicts import ReplicaConflict, TensorVerdict, Verdict
+from proctor.oracle.verdicts import ASTRAY, ReplicaConflict, TensorVerdict, Verdict
 
 ORDER = {"a": 0.0, "b": 1.0, "c": 2.0}
 
@@ -183,5 +184,22 @@ def test_a_gradient_of_a_gradient_blames_no_module_that_it_passes() -> None:
 @pytest.mark.parametrize("asked", [True, False])
 def test_what_runs_after_its_gradients_were_taken_follows_from_them(asked: bool) -> None:
     alone = verdict(tensor("output", "a", call=1), TensorVerdict(kind="main_grad", name="a.w", verdict="bad", order=-1.0 if asked else 5.0))
-    found = culprit(verdict(), alone)
+    ends = Verdict(verdict="different", tensors=alone.tensors, first=alone.tensors[0])
+    found = culprit(ends, alone)
     assert found is not None and (found.module, found.direction) == ("a", "gradient" if asked else "forward")
+
+
+@pytest.mark.parametrize(("order", "module"), [(-1.0, "a.b"), (5.0, "a")])
+def test_shards_that_make_up_no_whole_inside_what_is_named_are_nearer_to_the_error(order: float, module: str) -> None:
+    hidden = TensorVerdict(kind="input", name="a.b.c", verdict="unmapped", rel_err=math.inf, ratio=math.inf, order=order)
+    called = tensor("input", "a.b", wrong=False)
+    found = culprit(verdict(hidden, called, tensor("output", "a")), verdict(hidden, called, tensor("output", "a")))
+    assert found is not None and (found.module, found.direction) == (module, "forward")
+
+
+def test_a_value_that_some_ranks_lack_comes_before_what_makes_up_no_whole() -> None:
+    lacks = tensor("input", "a", wrong=False, verdict="unmapped", layout=ASTRAY)
+    hidden = TensorVerdict(kind="grad_output", name="b.c", verdict="unmapped", rel_err=math.inf, ratio=math.inf, order=-1.0)
+    alone = verdict(hidden, tensor("grad_output", "b"))
+    found = culprit(Verdict(verdict="different", tensors=(lacks, *alone.tensors), first=lacks), alone)
+    assert found is not None and (found.module, found.direction) == ("", "forward")

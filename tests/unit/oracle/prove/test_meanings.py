@@ -103,6 +103,23 @@ def test_a_meaning_gives_the_numbers_of_the_kernel(name: str) -> None:
         np.testing.assert_allclose(machine.marks[0][str(k)], tensor.detach().numpy(), rtol=1e-10, atol=1e-12, err_msg=f"{name}, result {k}")
 
 
+def test_products_of_groups_are_those_of_each_group() -> None:
+    ends = torch.tensor([1, 4], dtype=torch.int32)
+    tape, results, _ = recorded(lambda x, y: torch._grouped_mm(x.float(), torch.stack([y, 2 * y]).float(), offs=ends).double())
+    machine = Machine([tape], F64(), {})
+    machine.run()
+    assert not machine.opaque and len(results) == 3
+    for k, tensor in enumerate(results):
+        np.testing.assert_allclose(machine.marks[0][str(k)], tensor.detach().numpy(), rtol=1e-4, atol=1e-5)
+
+
+def test_what_is_made_of_integers_alone_needs_no_meaning() -> None:
+    tape, _, _ = recorded(lambda x, y: x * y[torch.histc(ROWS.double(), 4, 0, 4).cumsum(0).long() - 1])
+    machine = Machine([tape], F64(), {})
+    machine.run()
+    assert not machine.opaque
+
+
 def test_an_operator_without_a_meaning_is_listed() -> None:
     tape, _, _ = recorded(lambda x, y: torch.special.i0e(x) + y)
     machine = Machine([tape], F64(), {})

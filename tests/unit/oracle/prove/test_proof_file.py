@@ -11,7 +11,7 @@ from helpers.oracle.prove_programs import data_parallel
 
 from proctor.errors import OracleError
 from proctor.oracle.prove.leaves import align
-from proctor.oracle.prove.proof_file import check, save
+from proctor.oracle.prove.proofs.file import check, save
 from proctor.oracle.prove.prover import decide
 from proctor.oracle.prove.verdict import Verdict
 from proctor.oracle.prove.world import tape_of
@@ -53,7 +53,7 @@ def test_a_wrong_rank_in_a_proof_is_no_proof(proof: Path, tmp_path: Path) -> Non
     reference = tape_of(data_parallel())
     path = tmp_path / "p"
     save(path, Verdict("PROVED"), reference, wrong, align(reference, wrong))
-    assert check(path).verdict == "UNPROVED"
+    assert check(path, terms=20_000).verdict == "UNPROVED"
 
 
 def test_what_was_not_proved_has_no_file(tmp_path: Path) -> None:

@@ -19,7 +19,7 @@ from proctor.oracle.prove import judge
 from proctor.oracle.prove.domains.f64 import F64
 from proctor.oracle.prove.leaves import Alignment
 from proctor.oracle.prove.machine import Stuck
-from proctor.oracle.prove.proof import replayed
+from proctor.oracle.prove.proofs import replayed
 from proctor.oracle.prove.tape import Tape, read, write
 from proctor.oracle.prove.verdict import Verdict
 

@@ -15,7 +15,7 @@ from proctor.oracle.prove.domains.poly import OutOfBudget, Poly
 from proctor.oracle.prove.judge import Runs
 from proctor.oracle.prove.leaves import Alignment
 from proctor.oracle.prove.locate import Observed
-from proctor.oracle.prove.sweep import Replay, Side, Sweep, factors_of, results
+from proctor.oracle.prove.proofs.sweep import Replay, Side, Sweep, factors_of, results
 from proctor.oracle.prove.tape import Tape
 
 

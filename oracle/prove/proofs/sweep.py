@@ -67,7 +67,7 @@ class Side:
             if key is not None:
                 there |= (other._keys[_at(other._keys, key)] == key) & (key != 0)
             if value is not None:
-                near = is_near(other._values, value * float(factor))
+                near = is_near(other._values, value * float(factor)) & (True if key is None else key != 0)
                 if near.mean() > _MOST_OF_IT:  # single doubles meet by chance, and would be named where nothing is to be
                     there |= near
         return there
@@ -202,7 +202,7 @@ class Sweep:
         if value is not None:
             value = value.reshape(-1) * float(factor)
             at = np.clip(np.searchsorted(self._values, value * (1 - _NEAR * np.sign(value))), 0, len(self._values) - 1)
-            near = np.abs(self._values[at] - value) <= _NEAR * np.abs(value)
+            near = (np.abs(self._values[at] - value) <= _NEAR * np.abs(value)) & (True if key is None else key.reshape(-1) != 0)
             if near.size and near.mean() > _MOST_OF_IT:
                 found[near] = self._by_value[at[near]]
         if key is not None:
@@ -254,7 +254,7 @@ class Replay:
             other = ZERO if node < 0 else int(self._kept[node, k][position])
             scaled = int(self._d.mul(view[at], np.asarray(self._d.const(factor))))
             if factor and self._d.same(scaled, other):
-                view[at] = self._d.mul(np.int64(other), np.asarray(self._d.const(1 / factor)))
+                view[at] = self._d.mul(np.asarray(other), np.asarray(self._d.const(1 / factor)))
 
 
 __all__ = ["Replay", "Side", "Sweep", "factors_of", "results"]
