@@ -31,8 +31,8 @@ from proctor.instrument.guard import Guard, say
 from proctor.invariants.descriptor import Descriptor
 from proctor.invariants.files import replace_file
 from proctor.invariants.schema import TABLES
-from proctor.invariants.trace.tables import metadata
 from proctor.invariants.wire.arrow_message import Encoded, TableEncoder
+from proctor.invariants.wire.checksum import metadata
 
 if TYPE_CHECKING:
     from proctor.instrument.record.stream import Sender

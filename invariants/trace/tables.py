@@ -1,12 +1,10 @@
 """One table of one process: an Arrow stream, written in batches that carry a checksum, read up to its last sound batch.
 
-A checksum is taken over a batch's rows before they are compressed, and over the number of its first row where that is written, too.
-Traces of earlier versions have none and are read without.
+Traces of earlier versions have no checksums and are read without.
 """
 
 from __future__ import annotations
 
-import zlib
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
@@ -17,14 +15,13 @@ from pyarrow import ipc
 from proctor.errors import TraceError
 from proctor.invariants.schema import TABLES
 from proctor.invariants.wire.arrow_message import MARK, PREFIX, arrow_head
+from proctor.invariants.wire.checksum import is_sound
 
 if TYPE_CHECKING:
     import polars as pl
 
     from proctor.invariants.trace.windows import Sieve
 
-AT: Final = b"at"  # keys of a batch's metadata: number of its first row
-CHECKSUM: Final = b"crc32"
 _MAX_META: Final = 1 << 24  # bytes of a message's metadata
 _SIFTED_ROWS: Final = 1 << 17  # that go through a sieve at a time
 
@@ -44,28 +41,6 @@ class Table(NamedTuple):
     cut: str = ""
     damaged: bool = False
     context: int = -1
-
-
-def checksum(batch: pa.RecordBatch, at: int | None) -> bytes:
-    """Of a batch, and the number of its first row where that is written."""
-    return b"%08x" % zlib.crc32(b"" if at is None else b"%d" % at, zlib.crc32(batch.serialize()))
-
-
-def metadata(batch: pa.RecordBatch, at: int | None) -> dict[bytes, bytes]:
-    """What a batch is written with."""
-    first = {} if at is None else {AT: b"%d" % at}
-    return {**first, CHECKSUM: checksum(batch, at)}
-
-
-def is_sound(batch: pa.RecordBatch, said: Mapping[bytes, bytes] | None) -> bool:
-    """Whether a batch is as it was written; of an earlier version's nobody knows."""
-    wanted = None if said is None else said.get(CHECKSUM)
-    if said is None or wanted is None:
-        return True
-    first = said.get(AT)
-    if first is not None and not first.isdigit():
-        return False
-    return checksum(batch, None if first is None else int(first)) == wanted
 
 
 def read_stream(path: Path, table: str, sieve: Sieve | None = None) -> tuple[pa.Table, str]:

@@ -17,8 +17,8 @@ import pyarrow as pa
 from pyarrow import ipc
 
 from proctor.invariants.schema import TABLES
-from proctor.invariants.trace.tables import is_sound
 from proctor.invariants.wire.arrow_message import MARK, PREFIX, ArrowHead, arrow_head
+from proctor.invariants.wire.checksum import is_sound
 from proctor.verify.transport.inbox import Gap
 
 MAX_FILLED_ROWS: Final = 8 << 20

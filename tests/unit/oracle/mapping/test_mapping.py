@@ -10,7 +10,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from helpers.oracle_ranks import record_ranks  # noqa: E402
+from helpers.oracle.oracle_ranks import record_ranks  # noqa: E402
 from helpers.small_net import step  # noqa: E402
 from torch import nn  # noqa: E402
 from torch.nn import functional as F  # noqa: E402

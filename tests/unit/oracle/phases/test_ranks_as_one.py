@@ -10,7 +10,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from helpers.oracle_ranks import record_ranks  # noqa: E402
+from helpers.oracle.oracle_ranks import record_ranks  # noqa: E402
 from helpers.small_net import Net  # noqa: E402
 
 from proctor.oracle.phases.decoding import View  # noqa: E402
