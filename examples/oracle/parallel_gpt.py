@@ -12,6 +12,7 @@ Microbatch m of a step has the same rows on every mesh: rank d of dp reads its d
 for a step, the gradients and the parameters are those of the reference but for rounding.
 """
 import argparse
+import zlib
 
 import gpt
 import injected
@@ -71,6 +72,18 @@ def tensor_parallel_plan(sp):
     }
 
 
+def drawing_alone(forward, tp_rank):
+    """A forward whose random numbers are this rank's: its heads are others than those of its neighbours. The generator is left as it was."""
+    def drawn(*inputs):
+        state = torch.get_rng_state()
+        torch.manual_seed(zlib.crc32(state.numpy().tobytes()) + tp_rank)   # the same again where it is recomputed
+        try:
+            return forward(*inputs)
+        finally:
+            torch.set_rng_state(state)
+    return drawn
+
+
 class Job:
     """One rank's training run. `injected.py` replaces attributes of it, and of the model, to make a mistake."""
 
@@ -89,6 +102,11 @@ class Job:
 
     def make_parallel(self):
         args = self.args
+        if self.tp > 1 and args.dropout:
+            if args.sp:
+                torch.manual_seed(args.seed + self.tp_rank)      # residuals are cut, too
+            for block in self.model.layers.values():
+                block.attention.forward = drawing_alone(block.attention.forward, self.tp_rank)
         if self.tp > 1:
             parallelize_module(self.model, self.mesh["tp"], tensor_parallel_plan(args.sp))
             if args.tied and self.retie:      # both have become a parameter of their own, cut alike

@@ -11,7 +11,7 @@ import pytest
 
 pytest.importorskip("torch")
 
-PROGRAM = Path(__file__).parents[2] / "examples" / "oracle" / "parallel_gpt.py"
+PROGRAM = Path(__file__).parents[3] / "examples" / "oracle" / "parallel_gpt.py"
 MESH = '[mesh]\naxes = ["tp"]\nsizes = [2]\n'
 INSIDE = "[[draw]]\nmodule = 'layers\\.\\d+\\.attention'\nlayout = { tp = 1 }\n"
 RESIDUAL = "[[draw]]\nmodule = 'layers\\.\\d+|embedding\\.drop'\nlayout = {}\n"
