@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -43,6 +44,7 @@ class Trace:
     past: dict[str, pl.DataFrame] = field(default_factory=dict)  # of a run that goes on: what relations remember of it
     over: int = -2  # of a run that goes on: the last step that all processes have ended
     since: int = 1 << 30  # of a run that goes on: the first of the steps that are judged now
+    hang_after_s: float = math.inf  # of a run that goes on: a longer wait for another rank is told, whatever a rule grants
     # What relations have looked up in it, by name (`relations.views.cache`); a trace that is made of this one has its own.
     views: dict[str, Any] = field(default_factory=dict, init=False, repr=False, compare=False)
     # What follows from its texts alone: windows of a run that goes on share it.

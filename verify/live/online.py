@@ -137,6 +137,7 @@ class OnlineChecker:
         program: as `run.json` says.
         relations: instead of all known ones.
         patience: steps that a process may lag behind the one that is ahead before it is not waited for.
+        hang_after_s: a longer wait of a rank for another one is told, whatever a rule grants.
         together: judge many steps that have ended in one round, which keeps up with any program; else always step by step.
     pace: of rounds that are not urgent, where `rounds` may leave some for later.
     """
@@ -146,6 +147,7 @@ class OnlineChecker:
     program: str = ""
     relations: Mapping[str, Relation] | None = None
     patience: int = PATIENCE
+    hang_after_s: float = math.inf
     together: bool = True
     pace: Pace = field(default_factory=Pace)
     errors: dict[str, str] = field(default_factory=dict)
@@ -372,6 +374,7 @@ class OnlineChecker:
             self._members = len(trace.processes)
             self._past.clear()
         trace.past.update(self._past)
+        trace.hang_after_s = self.hang_after_s
         return trace
 
     def result(self) -> CheckResult:

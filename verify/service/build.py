@@ -6,6 +6,7 @@ incidents that is damaged do not keep a watched job from being judged.
 
 from __future__ import annotations
 
+import math
 import contextlib
 import platform
 from collections.abc import Callable
@@ -83,6 +84,7 @@ def build(settings: Settings, inbox: Inbox, server: Server, freeze: Callable[[st
         pager=tells,
         metrics=counts,
         writers=[Background(parse(text), settings.job, say) for text in settings.export],
+        hang_after_s=math.inf if settings.hang_after is None else settings.hang_after,
         suppressions=[s for path in settings.suppressions for s in read_suppressions(Path(path))],
         say=say,
     )

@@ -37,6 +37,7 @@ class Job:
     Args:
         finish: judges what waits, before a new life begins.
         pace: of rounds that are not urgent.
+        hang_after_s: as of `OnlineChecker`.
     """
 
     run: Path
@@ -50,6 +51,7 @@ class Job:
     clock: Callable[[], float]
     finish: Callable[[], None]
     pace: Callable[[], Pace]
+    hang_after_s: float
     lost: dict[str, int] = field(default_factory=dict)
     """Records, by reason."""
     before: int = 0
@@ -129,7 +131,7 @@ class Job:
             self.say(f"{found.missing} records of {gap.process} did not arrive ({found.why}); the steps around them are unknown")
 
     def _fresh(self) -> OnlineChecker:
-        return OnlineChecker(self.packs, run=str(self.run), program=self.program, pace=self.pace())
+        return OnlineChecker(self.packs, run=str(self.run), program=self.program, pace=self.pace(), hang_after_s=self.hang_after_s)
 
     def _fit(self, info: Mapping[str, Any]) -> None:
         """Of the shipped packs keep those that are for what this job uses."""

@@ -57,6 +57,7 @@ class Settings(msgspec.Struct, kw_only=True):
         export: where else to write, `tensorboard:DIR` and the like.
         suppressions: files, absolute.
         fail_on: severity that matters to the exit code; "never": none does.
+        hang_after: seconds after which a wait of a rank for another one is told; `None`: as rules grant.
         pid, started: of the command, and its start time as the kernel counts it; 0: not known.
     """
 
@@ -71,6 +72,7 @@ class Settings(msgspec.Struct, kw_only=True):
     export: list[str] = []
     suppressions: list[str] = []
     fail_on: str = "never"
+    hang_after: float | None = None
     pid: int = 0
     started: int = 0
 

@@ -10,6 +10,7 @@ part of the incidents before the report is written.
 
 from __future__ import annotations
 
+import math
 import logging
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -96,6 +97,7 @@ class Verifier:
         say: one line for whoever watches the terminal.
         now, clock: epoch seconds, and seconds that never jump.
         pace: of rounds that are not urgent.
+        hang_after_s: a longer wait of a rank for another one is told, whatever a rule grants.
     """
 
     run: Path
@@ -119,12 +121,14 @@ class Verifier:
     now: Callable[[], float] = time.time
     clock: Callable[[], float] = time.monotonic
     pace: Callable[[], Pace] = Pace
+    hang_after_s: float = math.inf
     finished: bool = False
     """Every process said goodbye."""
 
     def __post_init__(self) -> None:
         self.job = Job(
             self.run, self.packs, self.pack_names, self.fitting, self.book, self.metrics, self.log, self.say, self.clock, self._finish, self.pace,
+            self.hang_after_s,
         )  # fmt: skip
         self.overheads = self.job.overheads
         self._violations: dict[str, Violation] = {}
@@ -337,7 +341,7 @@ class Verifier:
                 self._refused[reason] = number
 
     def _look_at_waiting(self) -> None:
-        if self.clock() - self._progress > _STUCK_S:
+        if self.clock() - self._progress > min(_STUCK_S, self.hang_after_s / 4):
             self._progress = self.clock()
             self._hear(self._checker.stuck())
 

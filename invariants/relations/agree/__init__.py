@@ -324,7 +324,8 @@ def _turns(trace: Trace, longest_s: float) -> pl.DataFrame:
         pl.lit(None, dtype=pl.List(pl.Int32)).alias("_ranks"), pl.lit(None, dtype=pl.List(pl.String)).alias("_says"),
     )  # fmt: skip
     met = _shown(trace, met)
-    stuck = _collectives.stuck(trace, least_s=LEAST_S, patience_s=longest_s)
+    patience_s = min(longest_s, trace.hang_after_s)
+    stuck = _collectives.stuck(trace, least_s=min(LEAST_S, patience_s), patience_s=patience_s)
     if not stuck:
         return met
     return pl.concat([met, pl.DataFrame([stuck_row(trace, s) for s in stuck], schema=STUCK, orient="row")], how="diagonal_relaxed")

@@ -22,6 +22,10 @@ def add_verifier(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--metrics", metavar="[HOST:]PORT", help="serve Prometheus metrics there (default host 127.0.0.1)")
     parser.add_argument("--export", metavar="WHERE", action="append", default=[], help="also write to tensorboard:DIR, …")
     parser.add_argument("--suppressions", metavar="FILE", action="append", default=[], help="violations that are expected")
+    parser.add_argument(
+        "--hang-after", metavar="S", type=float,
+        help="tell a rank that waits so many seconds for another one (default: five times the longest wait that was learned, at least 10; 3 where nothing can end it)",
+    )
 
 
 def settings_of(args: argparse.Namespace, target: Path) -> Settings:
@@ -38,6 +42,8 @@ def settings_of(args: argparse.Namespace, target: Path) -> Settings:
     from proctor.verify.service.settings import Settings
     from proctor.verify.writers import parse
 
+    if args.hang_after is not None and not 1.0 <= args.hang_after <= 86_400:
+        raise UsageError(f"--hang-after {args.hang_after:g}: expected seconds, from 1 to 86400")
     named = [Path(p) for p in args.packs]
     load_packs(named)
     for path in args.suppressions:
@@ -72,6 +78,7 @@ def settings_of(args: argparse.Namespace, target: Path) -> Settings:
         export=list(args.export),
         suppressions=[str(Path(p).resolve()) for p in args.suppressions],
         fail_on=args.fail_on or "never",
+        hang_after=args.hang_after,
     )
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import signal
 import subprocess
@@ -87,8 +88,10 @@ def rule(patience: str) -> Invariant:
     return Invariant(invariant_id(hypothesis, ALWAYS), hypothesis, ALWAYS, support, RELATION.say(hypothesis), RELATION.severity)
 
 
-def seen(out: Path, patience: str) -> list[str]:
-    result = check(Trace.load([out]), [Pack([rule(patience)])], relations={"agree": RELATION})
+def seen(out: Path, patience: str, hang_after_s: float = math.inf) -> list[str]:
+    trace = Trace.load([out])
+    trace.hang_after_s = hang_after_s
+    result = check(trace, [Pack([rule(patience)])], relations={"agree": RELATION})
     return [e.what for v in result.violations for e in v.evidence]
 
 
@@ -108,6 +111,8 @@ def test_a_rank_that_sleeps_is_reported_when_patience_is_over_and_not_before(tmp
     with running(tmp_path, "asleep") as out:
         wait_for(out, 4.5, ranks=1)
         assert seen(out, "60") == []
+        (asked,) = seen(out, "60", hang_after_s=2.0)  # --hang-after
+        assert asked.startswith("rank 1 stopped issuing")
     (text,) = seen(out, "4")
     assert text.startswith("rank 1 stopped issuing collectives after call 8")
     assert "train.py:6 for" in text
