@@ -6,8 +6,8 @@ incidents that is damaged do not keep a watched job from being judged.
 
 from __future__ import annotations
 
-import math
 import contextlib
+import math
 import platform
 from collections.abc import Callable
 from functools import partial

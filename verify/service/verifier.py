@@ -10,8 +10,8 @@ part of the incidents before the report is written.
 
 from __future__ import annotations
 
-import math
 import logging
+import math
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
