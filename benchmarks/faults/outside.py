@@ -110,9 +110,21 @@ def overwrite(part: str) -> Outside:
     return write
 
 
+def _written(stage: Stage, pattern: str) -> list[Path]:
+    """Files of the run, once there is something in them: a trace is flushed once a second, and a fast job is here before."""
+    if stage.run is None:
+        return []
+    end = time.monotonic() + 10.0
+    while True:
+        found = sorted(stage.run.glob(pattern))
+        if all(path.stat().st_size for path in found) or time.monotonic() > end:
+            return [path for path in found if path.stat().st_size]
+        time.sleep(0.1)
+
+
 def cut(pattern: str) -> Outside:
     def halve(stage: Stage) -> None:
-        for path in stage.run.glob(pattern) if stage.run is not None else ():
+        for path in _written(stage, pattern):
             os.truncate(path, path.stat().st_size // 2)
 
     return halve
@@ -120,7 +132,7 @@ def cut(pattern: str) -> Outside:
 
 def flip(pattern: str) -> Outside:
     def turn(stage: Stage) -> None:
-        for path in stage.run.glob(pattern) if stage.run is not None else ():
+        for path in _written(stage, pattern):
             with path.open("r+b") as file:
                 at = path.stat().st_size * 3 // 4
                 file.seek(at)
