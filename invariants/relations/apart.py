@@ -110,13 +110,14 @@ def _find_cut(trace: Trace) -> pl.DataFrame:
     readable = ((pl.col("flags") & _FLAT) == 0) & (pl.col("fp") != 0)  # a part without elements has the fingerprint 0
     first = _frames.first_values(trace).filter(readable).join(_frames.replicated_runs(trace), on="proc")
     first = first.join(_frames.owned(trace).filter(pl.col("role") == "parameter").select("var", "model", "name"), on="var")
-    first = first.join(_frames.metas(trace, "part", "placement", "shape", "attr.tensor_model_parallel"), on="meta", how="left")
     coords = [str(p.coords["tp"]) if "tp" in p.coords else None for p in trace.processes]
     marked = pl.col("attr.tensor_model_parallel").cast(pl.String).str.to_lowercase() == "true"
-    first = first.with_columns(pl.Series("_tp", coords, dtype=pl.String)[first["proc"]]).with_columns(
-        pl.when(pl.col("placement").str.contains("Shard")).then("part").when(marked & pl.col("placement").is_null()).then("_tp").alias("_part"),
-        pl.col("shape").map_elements(_elements, return_dtype=pl.Int64).alias("_size"),
-    )
+    metas = _frames.metas(trace, "part", "placement", "shape", "attr.tensor_model_parallel")
+    metas = metas.with_columns(pl.col("placement").str.contains("Shard").alias("_sharded"), (marked & pl.col("placement").is_null()).alias("_marked"))
+    metas = metas.filter(pl.col("_sharded") | pl.col("_marked")).with_columns(pl.col("shape").map_elements(_elements, return_dtype=pl.Int64).alias("_size"))
+    first = first.join(metas, on="meta")
+    tp = pl.Series("_tp", coords, dtype=pl.String)[first["proc"]]
+    first = first.with_columns(pl.when("_sharded").then("part").otherwise(tp).alias("_part"))
     held = ["run", "model", "name"]
     parts = first.filter(pl.col("_part").is_not_null() & (pl.col("_part") != "")).sort(*held, "rank")
     found = parts.group_by(held, maintain_order=True).agg(

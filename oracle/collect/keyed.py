@@ -19,11 +19,11 @@ from typing import Final
 import torch
 
 from proctor.errors import OracleError, ProctorError
-from proctor.oracle._names import compiled
 from proctor.oracle.collect.running import Place
 from proctor.oracle.collect.taps import own_draw
 from proctor.oracle.parallel import intercept
 from proctor.oracle.parallel.box import Box
+from proctor.oracle.parallel.placing import rule_of
 from proctor.oracle.parallel.streams import Ident
 from proctor.oracle.parallel.streams.keyed import Keyed
 from proctor.oracle.plan import Plan
@@ -46,7 +46,7 @@ class KeyedDraws:
         self._plan: Plan | None = None
         self._coords: dict[str, int] = {}
         self._world = 1
-        self._counts: dict[tuple[Place, int], int] = {}
+        self._counts: dict[Place, int] = {}
         self._installed = False
 
     def open(self, plan_json: str, rank: int, world: int) -> None:
@@ -85,15 +85,15 @@ class KeyedDraws:
     def __call__(self, tensor: torch.Tensor) -> tuple[Keyed, Box, Ident]:
         """See `draws.Place`."""
         running = self._running()
-        place, step = running[-1], self._step()
-        ordinal = self._counts.get((place, step), 0)
-        self._counts[place, step] = ordinal + 1
+        place = running[-1]
+        ordinal = self._counts.get(place, 0)
+        self._counts[place] = ordinal + 1
         try:
             box = self._box(running, tuple(tensor.shape))
         except ProctorError as error:
             self._failed(error.message)
             raise
-        return self._stream, box, Ident(f"{step}/{self._canonical(place.name)}#{place.call}", ordinal)
+        return self._stream, box, Ident(f"{self._step()}/{self._canonical(place.name)}#{place.call}", ordinal)
 
     def _canonical(self, name: str) -> str:
         return self._plan.canonical(name, self._coords) if self._plan is not None else name
@@ -101,11 +101,10 @@ class KeyedDraws:
     def _box(self, running: Sequence[Place], shape: tuple[int, ...]) -> Box:
         if self._world == 1:
             return Box.whole(shape)
-        for place in reversed(running):
-            path = self._canonical(place.name)
-            for rule in self._plan.draws if self._plan is not None else ():
-                if compiled(rule.module).fullmatch(path) and rule.ndim in (0, len(shape)):
-                    assert self._plan is not None
+        if self._plan is not None:
+            for place in reversed(running):
+                rule = rule_of(self._plan, self._canonical(place.name), len(shape))
+                if rule is not None:
                     return Box.around(shape, rule.rule.layout(self._plan.mesh), self._plan.mesh, self._coords)
         raise OracleError(
             f"{running[-1].name or 'the model'} draws random numbers {list(shape)} ({intercept.user_line()}), and no [[draw]] of a plan says how they lie on {self._world} ranks"

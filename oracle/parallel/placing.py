@@ -14,11 +14,17 @@ import torch
 
 from proctor.errors import MappingError, OracleError
 from proctor.oracle._names import compiled
+from proctor.oracle._rules import DrawRule
 from proctor.oracle.parallel import intercept
 from proctor.oracle.parallel.box import Box
 from proctor.oracle.parallel.comm import Comm
 from proctor.oracle.parallel.streams import Ident, Stream
 from proctor.oracle.plan import Plan
+
+
+def rule_of(plan: Plan, path: str, ndim: int) -> DrawRule | None:
+    """The first rule of a plan on what a module draws, of so many dimensions."""
+    return next((r for r in plan.draws if compiled(r.module).fullmatch(path) and r.ndim in (0, ndim)), None)
 
 
 class _Call:
@@ -66,10 +72,10 @@ class Placing:
     def _box(self, path: str, shape: tuple[int, ...]) -> Box:
         key = (path, shape)
         if key not in self._boxes:
-            rules = [r for r in self.plan.draws if compiled(r.module).fullmatch(path) and r.ndim in (0, len(shape))]
-            if not rules:
+            rule = rule_of(self.plan, path, len(shape))
+            if rule is None:
                 raise OracleError(f"{path or 'the model'} draws a tensor {list(shape)} ({intercept.user_line()}), and no [[draw]] is about {len(shape)} dimensions")
-            layout = rules[0].rule.layout(self.comm.mesh)
+            layout = rule.rule.layout(self.comm.mesh)
             try:
                 self._boxes[key] = Box.around(shape, layout, self.comm.mesh, self.comm.coords)
             except MappingError as error:

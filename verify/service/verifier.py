@@ -130,7 +130,6 @@ class Verifier:
             self.run, self.packs, self.pack_names, self.fitting, self.book, self.metrics, self.log, self.say, self.clock, self._finish, self.pace,
             self.hang_after_s,
         )  # fmt: skip
-        self.overheads = self.job.overheads
         self._violations: dict[str, Violation] = {}
         self._shown = Progress(self.log, self.writers, self.clock)
         self._teller = Teller(
@@ -212,7 +211,7 @@ class Verifier:
             self.say(f"no process of the job trained{far} under watch, so nothing was judged  →  proctor doctor")
         self._try("incidents", lambda: self._teller.tell(self.book.close(finished=self.finished)), lost=False)
         self._try("view", self._teller.show, lost=False)
-        self._try("view", lambda: self._shown.show(self._checker, len(self._violations), self.overheads.worst(), finished=True), lost=False)
+        self._try("view", lambda: self._shown.show(self._checker, len(self._violations), self.job.overheads.worst(), finished=True), lost=False)
         self._try("view", self.log.close, lost=False)
         for writer in self.writers:
             self._try("a writer", writer.close, lost=False)
@@ -283,7 +282,7 @@ class Verifier:
         self._teller.tell(self.book.judged(heard, calls=calls, ranks=len(coords), coords=coords))
         self._try("view", self._teller.show, lost=False)
         latency = partial(self._latency, rounds[-1].trace, self._checker.judged)
-        self._try("view", lambda: self._shown.show(self._checker, len(self._violations), self.overheads.worst(), latency=latency), lost=False)
+        self._try("view", lambda: self._shown.show(self._checker, len(self._violations), self.job.overheads.worst(), latency=latency), lost=False)
         self._try("curves", lambda: self._shown.draw(rounds), lost=False)
 
     def _wanted(self, violation: Violation) -> bool:
