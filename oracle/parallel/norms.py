@@ -16,6 +16,7 @@ import torch
 
 from proctor.errors import OracleError
 from proctor.oracle.parallel.comm import Comm
+from proctor.oracle.parallel.threads import Thread, current
 
 _MARK: Final = "_proctor_cut"
 _WHOLE: Final = ("Adafactor", "LBFGS", "Muon", "SparseAdam", "Shampoo", "SOAP", "LAMB", "Lars", "GaLore")
@@ -34,10 +35,20 @@ def mark(parameter: torch.nn.Parameter, comm: Comm, axes: tuple[str, ...]) -> No
 
 
 def _marks() -> dict[int, Mark]:
-    """Marks by the identity of gradients: looked up when a norm is asked for, so that a backward pays nothing."""
+    """Marks by the identity of gradients: looked up when a norm is asked for, so that a backward pays nothing.
+
+    Only of this rank: on threads, another one's backward may be replacing its gradients now, and to read them then ends the process.
+    """
     with _lock:
-        parameters = list(_marked.values())
-    return {id(p.grad): getattr(p, _MARK) for p in parameters if p.grad is not None}
+        marks = [(p, getattr(p, _MARK)) for p in _marked.values()]
+    return {id(p.grad): mark for p, mark in marks if _here(mark[0]) and p.grad is not None}
+
+
+def _here(comm: Comm) -> bool:
+    rank = current()
+    if rank is None or not isinstance(comm, Thread):
+        return rank is None and not isinstance(comm, Thread)
+    return comm.world is rank.world and comm.rank == rank.rank
 
 
 def _install() -> None:
