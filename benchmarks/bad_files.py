@@ -31,7 +31,7 @@ from proctor.cli import main
 MOST_S, MOST_MIB = 2.0, 500
 PAGE = ROOT / "docs" / "reliability.md"
 BEGIN, END = "<!-- bad files -->", "<!-- end of bad files -->"
-_MODULES = ("polars", "proctor.verify.checker", "proctor.cli.check", "proctor.oracle.plan_toml", "proctor.verify.paging.config", "proctor.infer.importers.traincheck.rules")
+_MODULES = ("polars", "proctor.verify.checker", "proctor.cli.check", "proctor.oracle.plans.plan_toml", "proctor.verify.paging.config", "proctor.infer.importers.traincheck.rules")
 
 
 def one(role: str, kind: str, place: Path) -> tuple[int, int, float, int]:

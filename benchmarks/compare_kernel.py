@@ -17,8 +17,8 @@ import numpy as np
 
 from proctor.native import _native
 from proctor.native.twins import compare as twin
-from proctor.oracle.difference import compare
-from proctor.oracle.dtypes import from_float
+from proctor.oracle.numbers.difference import compare
+from proctor.oracle.numbers.dtypes import from_float
 
 ROUNDS = 7
 SLOW_ROUNDS = 1  # numpy, torch and scalar code

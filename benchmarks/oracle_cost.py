@@ -20,7 +20,7 @@ from pathlib import Path
 import torch
 from torch import nn
 
-from proctor.oracle.tracing import trace
+from proctor.oracle.recording.tracing import trace
 
 
 def model(width: int, layers: int) -> nn.Module:

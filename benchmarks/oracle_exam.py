@@ -27,7 +27,7 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).parent))
 from exam import PROCTOR, names, run
 
-from proctor.oracle.plan import Plan
+from proctor.oracle.plans.plan import Plan
 
 BUGS = Path(__file__).resolve().parent.parent.parent / "shared" / "bugs"
 VERDICTS = (0, 1, 3)

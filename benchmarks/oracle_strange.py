@@ -28,9 +28,9 @@ sys.path.insert(0, str(Path(__file__).resolve().parent))
 from oracle_warm import Warm, WarmRecorder
 
 from proctor.errors import ProctorError
-from proctor.oracle.check import Comparison
-from proctor.oracle.store import Recording
-from proctor.oracle.verdicts import Verdict, failing
+from proctor.oracle.judging.check import Comparison
+from proctor.oracle.judging.verdicts import Verdict, failing
+from proctor.oracle.recording.store import Recording
 
 MODELS = ("llama", "gpt2", "bert", "t5", "mixtral", "vit")
 HEAVY = ("accelerate", "peft", "transformers.trainer", *(f"transformers.models.{m}.modeling_{m}" for m in MODELS))  # loaded once
@@ -57,7 +57,7 @@ def cases(warm: Warm, out: Path) -> list[tuple[Path, str, dict[str, Any]]]:
 
 def judge(reference: Recording, folder: Path, warm: Warm, command: Sequence[str], case: Mapping[str, Any], localised: bool) -> Verdict:
     """Record a candidate, compare it, and look for the culprit."""
-    import proctor.oracle.localise as module
+    import proctor.oracle.localising.localise as module
     from proctor.oracle.report import Report
 
     world = case["world"]

@@ -36,9 +36,9 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 from oracle_warm import Warm, WarmRecorder
 
 from proctor.errors import ProctorError
-from proctor.oracle.check import Comparison
-from proctor.oracle.store import Recording
-from proctor.oracle.verdicts import Verdict, failing
+from proctor.oracle.judging.check import Comparison
+from proctor.oracle.judging.verdicts import Verdict, failing
+from proctor.oracle.recording.store import Recording
 from tests.helpers.oracle.oracle_programs import CONFIGURATIONS, FOLDER, Configuration
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -253,7 +253,7 @@ class Sweep:
         return row
 
     def _localised(self, comparison: Comparison, case: Case, found: Verdict) -> Verdict:
-        import proctor.oracle.localise as module
+        import proctor.oracle.localising.localise as module
         from proctor.oracle.report import Report
 
         warm, world = self.warm, case.world

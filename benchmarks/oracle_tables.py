@@ -32,12 +32,12 @@ sys.path.insert(0, str(Path(__file__).resolve().parent))
 from oracle_sweep import FOLDER, ROOT, Case, Configuration, Sweep, Warm, WarmRecorder, example_cases, mistakes
 
 from proctor.errors import ProctorError
-from proctor.oracle.check import Comparison
-from proctor.oracle.difference import compare
-from proctor.oracle.dtypes import as_float, is_floating
-from proctor.oracle.store import Recording
-from proctor.oracle.tolerance import UNIT_ROUNDOFF
-from proctor.oracle.verdicts import TensorVerdict, Verdict
+from proctor.oracle.judging.check import Comparison
+from proctor.oracle.judging.verdicts import TensorVerdict, Verdict
+from proctor.oracle.numbers.difference import compare
+from proctor.oracle.numbers.dtypes import as_float, is_floating
+from proctor.oracle.numbers.tolerance import UNIT_ROUNDOFF
+from proctor.oracle.recording.store import Recording
 
 SETTINGS: Final = ((0.0, 1e-5), (1e-8, 1e-5), (1e-5, 1e-2), (1e-2, 1e-1))  # (atol, rtol) of TTrace's Table 3
 DOCS = ROOT / "docs" / "evaluation.md"

@@ -24,7 +24,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import IO, Any
 
-from proctor.oracle.record import Recorder
+from proctor.oracle.recording.record import Recorder
 
 
 class Warm:

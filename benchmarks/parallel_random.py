@@ -25,10 +25,10 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from proctor.oracle.mesh import Cut, Layout, Mesh
 from proctor.oracle.parallel.box import Box, placements
 from proctor.oracle.parallel.intercept import placed
 from proctor.oracle.parallel.streams import KINDS, Ident, stream
+from proctor.oracle.plans.mesh import Cut, Layout, Mesh
 
 SEED = 7
 Shape = tuple[int, ...]

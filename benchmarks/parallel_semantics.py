@@ -26,10 +26,10 @@ sys.path[:0] = [str(ROOT / "examples" / "oracle")]
 import gpt  # noqa: E402
 import torch  # noqa: E402
 
-from proctor.oracle.mesh import Mesh  # noqa: E402
 from proctor.oracle.parallel import deferred, parallelize, run_threads  # noqa: E402
 from proctor.oracle.parallel import run as runs  # noqa: E402
-from proctor.oracle.plan_toml import read_plan  # noqa: E402
+from proctor.oracle.plans.mesh import Mesh  # noqa: E402
+from proctor.oracle.plans.plan_toml import read_plan  # noqa: E402
 
 SEED = 0
 VOCAB, WIDTH, HEADS, LAYERS, CONTEXT, ROWS = 64, 32, 4, 2, 16, 8

@@ -142,8 +142,8 @@ def _plan(folder: Path) -> list[Path]:
 
 
 def _read_plan(folder: Path) -> None:
-    from proctor.oracle._names import compiled, renamed
-    from proctor.oracle.plan_toml import read_plan
+    from proctor.oracle.plans.names import compiled, renamed
+    from proctor.oracle.plans.plan_toml import read_plan
 
     plan = read_plan(folder / "plan.toml")
     for name in (*_NAMES, "a" * 300, "1." * 100):
@@ -190,7 +190,7 @@ def _read_capsule(folder: Path) -> None:
 def _recording(folder: Path) -> list[Path]:
     from safetensors.numpy import save_file
 
-    from proctor.oracle.store import SCHEMA, ProcessInfo, RankWriter, RunInfo, write_json
+    from proctor.oracle.recording.store import SCHEMA, ProcessInfo, RankWriter, RunInfo, write_json
 
     rng = np.random.default_rng(0)
     for run in ("clean", "again", "noise-0", "noise-1"):
@@ -205,8 +205,8 @@ def _recording(folder: Path) -> list[Path]:
 
 
 def _read_recording(folder: Path) -> None:
-    from proctor.oracle.check import Comparison
-    from proctor.oracle.store import Recording
+    from proctor.oracle.judging.check import Comparison
+    from proctor.oracle.recording.store import Recording
 
     recording = Recording(folder / "recording")
     for run in recording.runs():

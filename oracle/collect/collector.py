@@ -42,7 +42,7 @@ from proctor.oracle.collect.running import Place, Running
 from proctor.oracle.collect.tape import Tape
 from proctor.oracle.collect.taps import recomputing
 from proctor.oracle.frameworks import framework_of
-from proctor.oracle.store import EVALUATION, Draw
+from proctor.oracle.recording.store import EVALUATION, Draw
 
 if TYPE_CHECKING:
     from proctor.oracle.collect.keyed import KeyedDraws
@@ -433,7 +433,7 @@ class Collector:
         self.info.coords = dict(position()["coords"])
 
     def _generate(self, seed: int) -> None:
-        from proctor.oracle.generate import generate_parameters
+        from proctor.oracle.recording.generate import generate_parameters
 
         plan = self.config.plan or self.info.plan
         self.info.notes += generate_parameters(self.models.parameters(), seed, plan, self.info.rank, self.info.world)

@@ -19,7 +19,7 @@ class CollectConfig(msgspec.Struct, frozen=True):
         whole: of these everything is recorded, of the others parameters, gradients, buffers, choices and numbers; () all.
         noise: seed of the noise sample; `None` records without noise.
         force: folder with the inputs and incoming gradients that modules are given (`oracle localise`); "" none.
-        given: folder with generated values that take the place of the program's data (`oracle/inputs.py`); "" none.
+        given: folder with generated values that take the place of the program's data (`oracle/recording/inputs.py`); "" none.
         decisions: folder with the choices and masks that modules take instead of their own; "" none.
         dropout: as of `collect.decisions.Decisions`.
         fp8: modules that cast to 8-bit floats inside, found by an earlier run.

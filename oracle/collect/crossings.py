@@ -26,7 +26,7 @@ from proctor.oracle.collect.running import Place, Running
 from proctor.oracle.collect.slots import named, slots_of
 from proctor.oracle.collect.tape import Tape
 from proctor.oracle.collect.taps import FP8_SIGMA, UNIT_ROUNDOFF, noisy, tap, watched
-from proctor.oracle.store import EVALUATION, LATER, SHARED
+from proctor.oracle.recording.store import EVALUATION, LATER, SHARED
 
 
 class Crossings:

@@ -1,6 +1,6 @@
 """Values that take the place of a program's own at the edges of its modules: one safetensors file a rank.
 
-Prepared by `oracle/localise.py` (the reference's values, for the candidate) and by `oracle/inputs.py` (generated data, for
+Prepared by `oracle/localising/localise.py` (the reference's values, for the candidate) and by `oracle/recording/inputs.py` (generated data, for
 both sides). Keys name edge, module, slot and call.
 """
 

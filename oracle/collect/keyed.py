@@ -26,7 +26,7 @@ from proctor.oracle.parallel.box import Box
 from proctor.oracle.parallel.placing import rule_of
 from proctor.oracle.parallel.streams import Ident
 from proctor.oracle.parallel.streams.keyed import Keyed
-from proctor.oracle.plan import Plan
+from proctor.oracle.plans.plan import Plan
 
 _SEED: Final = 0  # both sides have the same, and a step is as good as another
 

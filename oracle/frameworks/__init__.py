@@ -12,7 +12,7 @@ import pkgutil
 from collections.abc import Iterable, Mapping
 from typing import Any, Protocol, cast
 
-from proctor.oracle.plan import Plan
+from proctor.oracle.plans.plan import Plan
 
 
 class Framework(Protocol):

@@ -12,8 +12,8 @@ import sys
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, Final, NamedTuple
 
-from proctor.oracle.mesh import Layout, Mesh
-from proctor.oracle.placements import from_megatron
+from proctor.oracle.plans.mesh import Layout, Mesh
+from proctor.oracle.plans.placements import from_megatron
 
 STATE: Final = "megatron.core.parallel_state"
 OPTIMIZERS: Final = "megatron.core.optimizer.optimizer"

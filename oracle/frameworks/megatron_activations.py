@@ -22,8 +22,8 @@ from proctor.oracle.frameworks.megatron import (
     present,
     unwrapped,
 )
-from proctor.oracle.mesh import Cut, Layout, Mesh
-from proctor.oracle.plan import ActivationRule, ParamRule, Plan, Rule
+from proctor.oracle.plans.mesh import Cut, Layout, Mesh
+from proctor.oracle.plans.plan import ActivationRule, ParamRule, Plan, Rule
 
 __all__ = ["activation_rules", "canonical_names", "gradient_scale", "is_model", "left_out", "plan_of", "present"]
 

@@ -15,8 +15,8 @@ from typing import Final
 import msgspec
 import numpy as np
 
-from proctor.oracle.explain import explain_difference
 from proctor.oracle.fuzz.observe import KINDS, Array, Seen
+from proctor.oracle.numbers.explain import explain_difference
 
 FLOORS: Final = {"torch.float64": 2e-7, "torch.float32": 1e-4, "autocast": 0.1}
 NOISE: Final = 16.0  # times the largest movement of the reference under a permutation

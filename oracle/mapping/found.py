@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from proctor.oracle.mapping.fuse import FuseRule
-from proctor.oracle.store import Entry, RankRecord
+from proctor.oracle.recording.store import Entry, RankRecord
 
 Array = npt.NDArray[Any]
 Row = tuple[str, int]

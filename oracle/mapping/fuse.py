@@ -18,7 +18,7 @@ import numpy as np
 import numpy.typing as npt
 
 from proctor.errors import OracleError
-from proctor.oracle._names import compiled, template
+from proctor.oracle.plans.names import compiled, template
 
 Array = npt.NDArray[Any]
 

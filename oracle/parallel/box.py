@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from proctor.errors import MappingError
-from proctor.oracle.mesh import Cut, Index, Layout, Mesh, Shape
+from proctor.oracle.plans.mesh import Cut, Index, Layout, Mesh, Shape
 
 Longs = npt.NDArray[np.int64]
 

@@ -12,7 +12,7 @@ from typing import Any, Final, Protocol
 import torch
 
 from proctor.errors import OracleError
-from proctor.oracle.mesh import Mesh
+from proctor.oracle.plans.mesh import Mesh
 
 REDUCTIONS: Final = ("sum", "avg", "max", "min")
 

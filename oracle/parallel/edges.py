@@ -13,12 +13,12 @@ from typing import Any, Final
 import torch
 
 from proctor.errors import OracleError
-from proctor.oracle._names import compiled
-from proctor.oracle._rules import EdgeRule
-from proctor.oracle.mesh import Layout
 from proctor.oracle.parallel.comm import Comm
 from proctor.oracle.parallel.nested import changed
 from proctor.oracle.parallel.transitions import Move
+from proctor.oracle.plans.mesh import Layout
+from proctor.oracle.plans.names import compiled
+from proctor.oracle.plans.rules import EdgeRule
 
 _LEFT: Final = "_proctor_left"  # on a tensor: the edge that left it as it lies
 

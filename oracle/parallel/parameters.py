@@ -9,11 +9,11 @@ import numpy as np
 import torch
 
 from proctor.errors import OracleError
-from proctor.oracle.mesh import Layout
 from proctor.oracle.parallel import norms
 from proctor.oracle.parallel.box import Box
 from proctor.oracle.parallel.comm import Comm
-from proctor.oracle.plan import Plan
+from proctor.oracle.plans.mesh import Layout
+from proctor.oracle.plans.plan import Plan
 
 
 class Held:

@@ -13,13 +13,13 @@ from typing import Any
 import torch
 
 from proctor.errors import MappingError, OracleError
-from proctor.oracle._names import compiled
-from proctor.oracle._rules import DrawRule
 from proctor.oracle.parallel import intercept
 from proctor.oracle.parallel.box import Box
 from proctor.oracle.parallel.comm import Comm
 from proctor.oracle.parallel.streams import Ident, Stream
-from proctor.oracle.plan import Plan
+from proctor.oracle.plans.names import compiled
+from proctor.oracle.plans.plan import Plan
+from proctor.oracle.plans.rules import DrawRule
 
 
 def rule_of(plan: Plan, path: str, ndim: int) -> DrawRule | None:

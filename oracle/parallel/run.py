@@ -19,7 +19,6 @@ from typing import Any
 import torch
 
 from proctor.errors import OracleError
-from proctor.oracle._names import compiled
 from proctor.oracle.parallel import intercept, verify
 from proctor.oracle.parallel.buckets import Buckets, Pending
 from proctor.oracle.parallel.comm import Comm, comm_of
@@ -30,8 +29,9 @@ from proctor.oracle.parallel.placing import Placing
 from proctor.oracle.parallel.replicas import compare_replicas
 from proctor.oracle.parallel.streams import Stream, stream
 from proctor.oracle.parallel.threads import Thread
-from proctor.oracle.plan import Plan
-from proctor.oracle.plan_toml import plan_of
+from proctor.oracle.plans.names import compiled
+from proctor.oracle.plans.plan import Plan
+from proctor.oracle.plans.plan_toml import plan_of
 
 
 def parallelize(

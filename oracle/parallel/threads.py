@@ -17,8 +17,8 @@ from typing import Any, Final, TypeVar
 import torch
 
 from proctor.errors import OracleError
-from proctor.oracle.mesh import Mesh
 from proctor.oracle.parallel.comm import members
+from proctor.oracle.plans.mesh import Mesh
 
 T = TypeVar("T")
 _local = threading.local()

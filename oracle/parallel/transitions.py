@@ -11,8 +11,8 @@ from typing import Any, NamedTuple
 import torch
 
 from proctor.errors import MappingError
-from proctor.oracle.mesh import Cut, Layout, Mesh
 from proctor.oracle.parallel.comm import Comm
+from proctor.oracle.plans.mesh import Cut, Layout, Mesh
 
 
 class Step(NamedTuple):

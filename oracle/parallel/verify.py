@@ -16,11 +16,11 @@ from typing import Final
 import torch
 
 from proctor.errors import MappingError, OracleError
-from proctor.oracle._names import compiled
-from proctor.oracle._rules import EdgeRule
-from proctor.oracle.mesh import Cut, Layout
 from proctor.oracle.parallel.parameters import shapes_of
-from proctor.oracle.plan import Plan
+from proctor.oracle.plans.mesh import Cut, Layout
+from proctor.oracle.plans.names import compiled
+from proctor.oracle.plans.plan import Plan
+from proctor.oracle.plans.rules import EdgeRule
 
 # Class name → dimension of the weight that outputs are counted along; the other one is that of inputs.
 LINEAR: Final = {"Linear": 0, "NonDynamicallyQuantizableLinear": 0, "Conv1D": 1}

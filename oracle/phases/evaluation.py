@@ -12,18 +12,18 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import msgspec
 
-from proctor.oracle.align import count_calls
-from proctor.oracle.blame import around
-from proctor.oracle.check import Comparison
-from proctor.oracle.choices import undecided
+from proctor.oracle.judging.check import Comparison
+from proctor.oracle.judging.choices import undecided
+from proctor.oracle.judging.verdicts import Culprit, ReplicaConflict, TensorVerdict, Verdict, failing, flow
+from proctor.oracle.localising.blame import around
+from proctor.oracle.merging.align import count_calls
 from proctor.oracle.phases.decoding import View, cut, groups, joined
 from proctor.oracle.phases.logprobs import log_probabilities
-from proctor.oracle.store import EVALUATION, FORWARD, Entry, RankRecord, Recording
-from proctor.oracle.verdicts import Culprit, ReplicaConflict, TensorVerdict, Verdict, failing, flow
+from proctor.oracle.recording.store import EVALUATION, FORWARD, Entry, RankRecord, Recording
 
 if TYPE_CHECKING:
-    from proctor.oracle.plan import Plan
-    from proctor.oracle.tolerance import Mode
+    from proctor.oracle.numbers.tolerance import Mode
+    from proctor.oracle.plans.plan import Plan
 
 
 class Judged(NamedTuple):

@@ -12,16 +12,8 @@ import msgspec
 import numpy as np
 
 from proctor.errors import OracleError
-from proctor.oracle.check import Comparison
-from proctor.oracle.difference import compare
-from proctor.oracle.dtypes import as_float, from_float, is_floating
-from proctor.oracle.mesh import rank_text
-from proctor.oracle.phases.evaluation import judge_evaluations
-from proctor.oracle.plan import Plan
-from proctor.oracle.reference import Key
-from proctor.oracle.store import FORWARD, Recording
-from proctor.oracle.tolerance import Mode, tolerance
-from proctor.oracle.verdicts import (
+from proctor.oracle.judging.check import Comparison
+from proctor.oracle.judging.verdicts import (
     ReplicaConflict,
     TensorVerdict,
     Verdict,
@@ -32,6 +24,14 @@ from proctor.oracle.verdicts import (
     judge,
     not_compared,
 )
+from proctor.oracle.numbers.difference import compare
+from proctor.oracle.numbers.dtypes import as_float, from_float, is_floating
+from proctor.oracle.numbers.tolerance import Mode, tolerance
+from proctor.oracle.phases.evaluation import judge_evaluations
+from proctor.oracle.plans.mesh import rank_text
+from proctor.oracle.plans.plan import Plan
+from proctor.oracle.recording.reference import Key
+from proctor.oracle.recording.store import FORWARD, Recording
 
 
 class ForwardComparison(Comparison):

@@ -13,15 +13,15 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from proctor.oracle.difference import compare
-from proctor.oracle.dtypes import as_float, is_floating
-from proctor.oracle.tolerance import tolerance
-from proctor.oracle.verdicts import TensorVerdict, judge
+from proctor.oracle.judging.verdicts import TensorVerdict, judge
+from proctor.oracle.numbers.difference import compare
+from proctor.oracle.numbers.dtypes import as_float, is_floating
+from proctor.oracle.numbers.tolerance import tolerance
 
 if TYPE_CHECKING:
-    from proctor.oracle.check import Comparison
-    from proctor.oracle.reference import Key
-    from proctor.oracle.store import RankRecord
+    from proctor.oracle.judging.check import Comparison
+    from proctor.oracle.recording.reference import Key
+    from proctor.oracle.recording.store import RankRecord
 
 Array = npt.NDArray[Any]
 

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from proctor.oracle.plan import Plan
+from proctor.oracle.plans.plan import Plan
 from proctor.oracle.prove.verdict import Culprit, Verdict
 
 if TYPE_CHECKING:

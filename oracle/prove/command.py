@@ -14,7 +14,7 @@ from typing import Final
 
 from proctor.errors import OracleError, UsageError
 from proctor.oracle.prove.tape import Tape, read
-from proctor.oracle.record import POLL_S, cause, end_process, program_of
+from proctor.oracle.recording.record import POLL_S, cause, end_process, program_of
 
 _GRACE_S: Final = 0.3
 

@@ -14,8 +14,8 @@ import msgspec
 import numpy as np
 
 from proctor.errors import OracleError
-from proctor.oracle.placements import from_dtensor
-from proctor.oracle.plan import Plan
+from proctor.oracle.plans.placements import from_dtensor
+from proctor.oracle.plans.plan import Plan
 from proctor.oracle.prove.domains import Domain
 from proctor.oracle.prove.machine import literal
 from proctor.oracle.prove.tape import Array, Held, Tape, Window

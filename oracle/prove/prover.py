@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 
-from proctor.oracle.plan import Plan
+from proctor.oracle.plans.plan import Plan
 from proctor.oracle.prove import judge
 from proctor.oracle.prove.domains.f64 import F64
 from proctor.oracle.prove.domains.field import Field, P

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final, Protocol, cast
 
-from proctor.oracle.verdicts import Verdict
+from proctor.oracle.judging.verdicts import Verdict
 
 FORMATS: Final = ("terminal", "json", "html")
 _FILES: Final = {"json": "jsonout"}  # a file called json.py would read like the standard library's

@@ -12,9 +12,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Final
 
+from proctor.oracle.judging.verdicts import FAILING, TensorVerdict
+from proctor.oracle.numbers.tolerance import WARN
 from proctor.oracle.report._wording import clean, count, kind, multiple, number, when
-from proctor.oracle.tolerance import WARN
-from proctor.oracle.verdicts import FAILING, TensorVerdict
 
 WIDTH: Final = 1030.0
 HEIGHT: Final = 340.0

@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 from typing import Final
 
-from proctor.oracle.verdicts import FAILING, ReplicaConflict, TensorVerdict, Verdict
+from proctor.oracle.judging.verdicts import FAILING, ReplicaConflict, TensorVerdict, Verdict
 from proctor.verify.wording import clean, count, ranges
 
 __all__ = ["clean", "count", "ranges"]

@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 import proctor
+from proctor.oracle.judging.verdicts import FAILING, TensorVerdict
 from proctor.oracle.report import Report, _wording
 from proctor.oracle.report._depth import picture
-from proctor.oracle.verdicts import FAILING, TensorVerdict
 from proctor.verify import report as shared  # its style sheet
 
 if TYPE_CHECKING:

@@ -6,9 +6,9 @@ from typing import Any, Final
 
 import msgspec
 
+from proctor.oracle.judging.verdicts import ReplicaConflict, TensorVerdict
 from proctor.oracle.report import Report
 from proctor.oracle.report._wording import module
-from proctor.oracle.verdicts import ReplicaConflict, TensorVerdict
 
 SCHEMA: Final = 1
 

@@ -7,6 +7,7 @@ import shlex
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Final
 
+from proctor.oracle.judging.verdicts import FAILING, Culprit, TensorVerdict
 from proctor.oracle.report import Report
 from proctor.oracle.report._wording import (
     by_weight,
@@ -22,7 +23,6 @@ from proctor.oracle.report._wording import (
     short_kind,
     when,
 )
-from proctor.oracle.verdicts import FAILING, Culprit, TensorVerdict
 from proctor.verify.report.formats.terminal import console
 
 if TYPE_CHECKING:

@@ -89,7 +89,7 @@ def launch(command: Sequence[str], folder: Path, config: CheckConfig, *, timeout
 
 def why_nothing(launched: Launched) -> str:
     """Why a run told nothing, in words."""
-    from proctor.oracle.record import cause
+    from proctor.oracle.recording.record import cause
 
     code = launched.exit_code
     tail = cause(launched.folder / "output.log")

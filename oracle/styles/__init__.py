@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 from proctor.errors import OracleError
 
 if TYPE_CHECKING:
-    from proctor.oracle.plan import Plan
+    from proctor.oracle.plans.plan import Plan
 
 Style = Callable[..., None]
 

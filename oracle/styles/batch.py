@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from proctor.oracle.styles import register
 
 if TYPE_CHECKING:
-    from proctor.oracle.plan import Plan
+    from proctor.oracle.plans.plan import Plan
 
 
 @register("batch")

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from proctor.oracle._rules import ParamRule
+from proctor.oracle.plans.rules import ParamRule
 from proctor.oracle.styles import register
 
 if TYPE_CHECKING:
-    from proctor.oracle.plan import Plan
+    from proctor.oracle.plans.plan import Plan
 
 
 @register("vocab")

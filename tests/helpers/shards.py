@@ -6,8 +6,8 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from proctor.oracle.merge import Conflict, Held, Shard, join, where
-from proctor.oracle.mesh import Layout, Mesh
+from proctor.oracle.merging.merge import Conflict, Held, Shard, join, where
+from proctor.oracle.plans.mesh import Layout, Mesh
 
 
 def joined(shards: Sequence[Shard], layout: Layout, mesh: Mesh, shape: Sequence[int]) -> tuple[np.ndarray | None, list[Conflict]]:

@@ -12,9 +12,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from proctor.native.twins import compare as twin
-from proctor.oracle.difference import Difference, compare
-from proctor.oracle.dtypes import storage
-from proctor.oracle.tolerance import Estimate, TensorKey
+from proctor.oracle.numbers.difference import Difference, compare
+from proctor.oracle.numbers.dtypes import storage
+from proctor.oracle.numbers.tolerance import Estimate, TensorKey
 
 try:
     from proctor.native import _native as native

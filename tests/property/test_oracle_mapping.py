@@ -13,11 +13,11 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from proctor.errors import MappingError, OracleError
-from proctor.oracle.dtypes import as_float, from_float
-from proctor.oracle.merge import Held, Shard, join
-from proctor.oracle.mesh import Cut, Layout, Mesh
-from proctor.oracle.plan import Plan
-from proctor.oracle.plan_toml import _toml, format_plan, parse_plan
+from proctor.oracle.merging.merge import Held, Shard, join
+from proctor.oracle.numbers.dtypes import as_float, from_float
+from proctor.oracle.plans.mesh import Cut, Layout, Mesh
+from proctor.oracle.plans.plan import Plan
+from proctor.oracle.plans.plan_toml import _toml, format_plan, parse_plan
 from proctor.oracle.sharding import registry
 
 CUTS = [name for name, strategy in registry().items() if not strategy.reduction]

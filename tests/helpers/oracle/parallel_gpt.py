@@ -8,9 +8,9 @@ from pathlib import Path
 import torch
 
 from proctor.oracle import Plan
-from proctor.oracle.mesh import Mesh
 from proctor.oracle.parallel import deferred, parallelize, run_threads
-from proctor.oracle.plan_toml import read_plan
+from proctor.oracle.plans.mesh import Mesh
+from proctor.oracle.plans.plan_toml import read_plan
 
 EXAMPLES = Path(__file__).parents[3] / "examples"
 _seeding = threading.Lock()  # torch's default generator is one for all threads

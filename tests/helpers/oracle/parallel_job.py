@@ -12,7 +12,7 @@ import torch.distributed as dist
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
 from helpers.oracle.parallel_gpt import train
-from proctor.oracle.mesh import Mesh
+from proctor.oracle.plans.mesh import Mesh
 
 
 def main(out, rng, name):

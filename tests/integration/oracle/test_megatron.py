@@ -22,10 +22,10 @@ from helpers.ranks import TEARDOWN
 from helpers.shards import joined
 from safetensors.numpy import load_file
 
-from proctor.oracle.merge import Conflict, Held, Shard, join
-from proctor.oracle.mesh import Cut, Layout, Mesh
-from proctor.oracle.plan import Plan
-from proctor.oracle.plan_toml import read_plan
+from proctor.oracle.merging.merge import Conflict, Held, Shard, join
+from proctor.oracle.plans.mesh import Cut, Layout, Mesh
+from proctor.oracle.plans.plan import Plan
+from proctor.oracle.plans.plan_toml import read_plan
 
 EXAMPLE = Path(__file__).parents[3] / "examples" / "megatron"
 

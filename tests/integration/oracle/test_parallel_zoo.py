@@ -6,9 +6,9 @@ import pytest
 import torch
 from helpers.oracle.parallel_gpt import plan
 
-from proctor.oracle.mesh import Mesh
 from proctor.oracle.parallel import parallelize, run_threads
 from proctor.oracle.parallel.verify import problems
+from proctor.oracle.plans.mesh import Mesh
 
 transformers = pytest.importorskip("transformers")
 _one_at_a_time = threading.Lock()

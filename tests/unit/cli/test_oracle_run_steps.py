@@ -15,7 +15,7 @@ from helpers.small_net import Net, reference, step  # noqa: E402
 from proctor.cli import main  # noqa: E402
 from proctor.oracle import trace  # noqa: E402
 from proctor.oracle.collect.config import CollectConfig  # noqa: E402
-from proctor.oracle.store import Recording, write_json  # noqa: E402
+from proctor.oracle.recording.store import Recording, write_json  # noqa: E402
 
 
 def test_the_step_that_departs_is_recorded_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
@@ -23,7 +23,7 @@ def test_the_step_that_departs_is_recorded_again(tmp_path: Path, monkeypatch: py
 
     def record(args: Any, out: Path, command: list[str], *, whole: int = 0, **more: Any) -> None:
         made.append((command[-1], whole))
-        monkeypatch.setattr("proctor.oracle.tracing.CollectConfig", functools.partial(CollectConfig, whole=(0, whole)))
+        monkeypatch.setattr("proctor.oracle.recording.tracing.CollectConfig", functools.partial(CollectConfig, whole=(0, whole)))
         if command[-1] == "reference":
             reference(out, steps=args.steps)
         else:

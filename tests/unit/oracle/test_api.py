@@ -19,8 +19,8 @@ torch = pytest.importorskip("torch")
 from helpers.small_net import Net, candidate, program, reference, step  # noqa: E402
 from torch import nn  # noqa: E402
 
-from proctor.oracle.ranks import command_of, load  # noqa: E402
-from proctor.oracle.store import Recording  # noqa: E402
+from proctor.oracle.recording.ranks import command_of, load  # noqa: E402
+from proctor.oracle.recording.store import Recording  # noqa: E402
 from proctor.oracle.testing import assert_equivalent  # noqa: E402
 
 
@@ -37,10 +37,10 @@ def test_no_module_has_the_name_of_a_function() -> None:
     assert not modules & set(proctor.oracle.__all__)
 
 
-@pytest.mark.parametrize("first", ["proctor.oracle", "proctor.oracle.difference, proctor.oracle.tracing, proctor.oracle.localise"])
+@pytest.mark.parametrize("first", ["proctor.oracle", "proctor.oracle.numbers.difference, proctor.oracle.recording.tracing, proctor.oracle.localising.localise"])
 def test_names_are_functions_whatever_is_imported_first(first: str) -> None:
-    code = f"import {first}, proctor.oracle.check; import proctor; assert proctor.oracle.compare.__module__ == 'proctor.oracle.outcome'"
-    code += "; assert proctor.oracle.trace.__module__ == 'proctor.oracle.tracing'"
+    code = f"import {first}, proctor.oracle.judging.check; import proctor; assert proctor.oracle.compare.__module__ == 'proctor.oracle.judging.outcome'"
+    code += "; assert proctor.oracle.trace.__module__ == 'proctor.oracle.recording.tracing'"
     subprocess.run([sys.executable, "-c", code], check=True)
 
 
@@ -180,7 +180,7 @@ def test_ranks_that_record_themselves(tmp_path: Path) -> None:
 
 def test_a_function_is_found_by_its_file() -> None:
     command = command_of(functools.partial(train, scale=2.0), 2)
-    assert command[1:4] == ["-m", "proctor.oracle.ranks", "2"] and command[4].endswith("test_api.py::train")
+    assert command[1:4] == ["-m", "proctor.oracle.recording.ranks", "2"] and command[4].endswith("test_api.py::train")
     assert load(command[4], "no.such.module", []).__name__ == "train"
 
 

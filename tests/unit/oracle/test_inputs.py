@@ -1,4 +1,4 @@
-"""oracle/inputs.py: generated data for both sides, and which mistakes only they show."""
+"""oracle/recording/inputs.py: generated data for both sides, and which mistakes only they show."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from torch import nn  # noqa: E402
 from proctor.cli import main  # noqa: E402
 from proctor.errors import OracleError  # noqa: E402
 from proctor.oracle import trace, trace_reference  # noqa: E402
-from proctor.oracle.check import Comparison  # noqa: E402
 from proctor.oracle.collect.collector import Collector  # noqa: E402
 from proctor.oracle.collect.forced import key_of  # noqa: E402
-from proctor.oracle.inputs import generate_inputs  # noqa: E402
-from proctor.oracle.store import Recording  # noqa: E402
+from proctor.oracle.judging.check import Comparison  # noqa: E402
+from proctor.oracle.recording.inputs import generate_inputs  # noqa: E402
+from proctor.oracle.recording.store import Recording  # noqa: E402
 
 Given = Callable[[Path | None], None]
 ROWS, TIME, VOCAB = 4, 6, 11
@@ -36,7 +36,7 @@ def given(monkeypatch: pytest.MonkeyPatch) -> Given:
         def made(config: Any) -> Collector:
             return Collector(msgspec.structs.replace(config, given=str(folder or "")))
 
-        monkeypatch.setattr(sys.modules["proctor.oracle.tracing"], "_collector", made)
+        monkeypatch.setattr(sys.modules["proctor.oracle.recording.tracing"], "_collector", made)
 
     return use
 

@@ -9,10 +9,10 @@ from html.parser import HTMLParser
 
 import pytest
 
+from proctor.oracle.judging.verdicts import ReplicaConflict, TensorVerdict, Verdict, conclude
 from proctor.oracle.report import FORMATS, Report, renderer
 from proctor.oracle.report._depth import MAX_POINTS, picture
 from proctor.oracle.report._wording import multiple, number
-from proctor.oracle.verdicts import ReplicaConflict, TensorVerdict, Verdict, conclude
 
 EVIL = "layers.0.<script>alert(1)</script>\x1b[31m[bold]\u202e"
 

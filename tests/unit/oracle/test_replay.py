@@ -11,21 +11,21 @@ import pytest
 
 from proctor.invariants.capsule import Call, Capsule, Group, Print, Seen, Variable
 from proctor.invariants.schema import StateFlag
-from proctor.oracle.capsule_data import (
+from proctor.oracle.numbers.tolerance import Tolerance
+from proctor.oracle.plans.plan import Plan
+from proctor.oracle.replaying.data import (
     data_groups,
     is_model_call,
     loss_streams,
     model_streams,
 )
-from proctor.oracle.capsule_state import (
+from proctor.oracle.replaying.judge import _norms
+from proctor.oracle.replaying.state import (
     State,
     borrow,
     hyperparameters,
     place_state,
 )
-from proctor.oracle.plan import Plan
-from proctor.oracle.replay_judge import _norms
-from proctor.oracle.tolerance import Tolerance
 
 FULL = np.arange(32, dtype=np.float32).reshape(8, 4)
 BIAS = np.arange(4, dtype=np.float32)

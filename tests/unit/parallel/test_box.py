@@ -6,8 +6,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from proctor.errors import MappingError
-from proctor.oracle.mesh import Cut, Layout, Mesh
 from proctor.oracle.parallel.box import Box, placements
+from proctor.oracle.plans.mesh import Cut, Layout, Mesh
 
 MESH = Mesh(("a", "b"), (2, 3))
 CUTS = ("chunk", "balanced", "striped", "interleaved")

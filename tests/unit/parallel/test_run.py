@@ -5,8 +5,8 @@ import torch
 from helpers.oracle.parallel_gpt import batches, gpt, make, on_threads, one, plan, train
 
 from proctor.errors import OracleError
-from proctor.oracle.mesh import Mesh
 from proctor.oracle.parallel import deferred, parallelize, run_threads
+from proctor.oracle.plans.mesh import Mesh
 
 DP_TP = Mesh(("dp", "tp"), (2, 2))
 
@@ -153,7 +153,7 @@ def test_a_draw_that_no_rule_is_about_stops_with_the_users_line():
 
 
 def test_a_pending_gradient_that_is_forgotten_is_named_before_the_first_update():
-    from proctor.oracle.plan_toml import format_plan, parse_plan
+    from proctor.oracle.plans.plan_toml import format_plan, parse_plan
 
     forgotten = parse_plan(format_plan(plan("gpt_sp.toml")).replace(r"(layers\.\d+\.)?norm\d?\.(weight|bias)", "norm.weight", 2))
 

@@ -8,10 +8,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from proctor.errors import MappingError, OracleError
-from proctor.oracle.mesh import Cut, Layout, Mesh
 from proctor.oracle.parallel.box import Box
 from proctor.oracle.parallel.intercept import placed
 from proctor.oracle.parallel.streams import KINDS, Ident, stream
+from proctor.oracle.plans.mesh import Cut, Layout, Mesh
 
 DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
 OPERATIONS = {

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from proctor.errors import UsageError
 
 if TYPE_CHECKING:
-    from proctor.oracle.plan import Plan, Understanding
+    from proctor.oracle.plans.plan import Plan, Understanding
 
 
 def prepare(parser: argparse.ArgumentParser) -> None:
@@ -31,8 +31,8 @@ def prepare(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Print a table and the warnings."""
-    from proctor.oracle.plan_toml import read_plan
-    from proctor.oracle.store import Recording
+    from proctor.oracle.plans.plan_toml import read_plan
+    from proctor.oracle.recording.store import Recording
     from proctor.verify import wording
     from proctor.verify.report.formats.terminal import console
 
@@ -67,8 +67,8 @@ def run(args: argparse.Namespace) -> int:
 def _find(args: argparse.Namespace) -> int:
     """Print a plan of what was found by content, and what was not as comments."""
     from proctor.oracle.mapping.mapped import Mapped, mapped
-    from proctor.oracle.plan_toml import format_plan
-    from proctor.oracle.store import Recording
+    from proctor.oracle.plans.plan_toml import format_plan
+    from proctor.oracle.recording.store import Recording
 
     if args.recording is None or args.model:
         raise UsageError("--find takes two recordings", hint="proctor oracle plan --find REFERENCE CANDIDATE")
@@ -87,7 +87,7 @@ def _model(spec: str) -> Any:
     """The model of FILE.py::FUNCTION, on the meta device."""
     import torch
 
-    from proctor.oracle.ranks import load
+    from proctor.oracle.recording.ranks import load
 
     file, _, name = spec.rpartition("::")
     if not file or not Path(file).is_file():

@@ -33,7 +33,7 @@ def prepare(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Do all of it."""
-    from proctor.oracle.plan_toml import plan_of
+    from proctor.oracle.plans.plan_toml import plan_of
     from proctor.oracle.prove.command import tapes_of
     from proctor.oracle.prove.leaves import align
     from proctor.oracle.prove.proofs.file import check, save

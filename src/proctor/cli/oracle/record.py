@@ -18,7 +18,7 @@ from proctor.cli._launch import add_command, command_of
 from proctor.errors import UsageError
 
 if TYPE_CHECKING:
-    from proctor.oracle.store import RunInfo
+    from proctor.oracle.recording.store import RunInfo
 
 EVALUATIONS, FORWARDS = 4, 16  # forwards without gradients that are recorded by default, beside training and alone
 
@@ -82,8 +82,8 @@ def record(
     args: argparse.Namespace, out: Path, command: Sequence[str], *, overwrite: bool, generate: int | None, reference: bool = False, **more: Any
 ) -> RunInfo:
     """Record a command as the arguments say, with parameters generated from a seed or its own; `more` are arguments of `Recorder`."""
-    from proctor.oracle.plan_toml import plan_of
-    from proctor.oracle.record import Recorder, dropout_of
+    from proctor.oracle.plans.plan_toml import plan_of
+    from proctor.oracle.recording.record import Recorder, dropout_of
 
     evaluations = args.evaluations if args.evaluations is not None else FORWARDS if args.forward else EVALUATIONS
     if args.steps < 1 or args.samples < 0 or evaluations < 0 or args.timeout <= 0:

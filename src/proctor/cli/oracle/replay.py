@@ -19,7 +19,7 @@ from proctor.cli._launch import words
 from proctor.errors import UsageError
 
 if TYPE_CHECKING:
-    from proctor.oracle.replay_judge import Judgement
+    from proctor.oracle.replaying.judge import Judgement
 
 ROWS: Final = 10
 
@@ -38,8 +38,8 @@ def prepare(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Replay and show the answer."""
-    from proctor.oracle.plan_toml import plan_of
-    from proctor.oracle.replay import replay
+    from proctor.oracle.plans.plan_toml import plan_of
+    from proctor.oracle.replaying.replay import replay
     from proctor.verify import wording
 
     if args.samples < 1 or not args.timeout > 0 or (args.within is not None and not args.within > 0):

@@ -22,8 +22,8 @@ from proctor.cli.oracle import record as recording
 from proctor.errors import OracleError, UsageError
 
 if TYPE_CHECKING:
-    from proctor.oracle.outcome import Compared
-    from proctor.oracle.store import Recording
+    from proctor.oracle.judging.outcome import Compared
+    from proctor.oracle.recording.store import Recording
 
 
 def prepare(parser: argparse.ArgumentParser) -> None:
@@ -45,10 +45,10 @@ def prepare(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Do all of it; the exit code is that of the comparison."""
-    from proctor.oracle.localise import localise
-    from proctor.oracle.outcome import looked_again, record_and_compare
-    from proctor.oracle.plan_toml import plan_of
-    from proctor.oracle.rerun import replay_decisions
+    from proctor.oracle.judging.outcome import looked_again, record_and_compare
+    from proctor.oracle.localising.localise import localise
+    from proctor.oracle.plans.plan_toml import plan_of
+    from proctor.oracle.recording.rerun import replay_decisions
 
     if args.generate_inputs is not None and args.keep_inputs:
         raise UsageError("--generate-inputs and --keep-inputs exclude each other")
@@ -86,8 +86,8 @@ def _on_generated_inputs(
     """
     import msgspec
 
-    from proctor.oracle.inputs import generate_inputs
-    from proctor.oracle.store import Recording
+    from proctor.oracle.recording.inputs import generate_inputs
+    from proctor.oracle.recording.store import Recording
 
     comparison = own.comparison
     if comparison is None or next(comparison.shards(), None) is None:
@@ -114,7 +114,7 @@ def _on_generated_inputs(
 def _record(
     args: argparse.Namespace, reference: Sequence[str], candidate: Sequence[str], *, generate: int | None, whole: int = 0
 ) -> tuple[Recording, Recording]:
-    from proctor.oracle.store import Recording
+    from proctor.oracle.recording.store import Recording
 
     cache = Path(args.cache)
     there = cache / f"reference-{_key(reference, args, generate, whole)}"
@@ -127,7 +127,7 @@ def _record(
 
 def _complete(path: Path) -> bool:
     from proctor.errors import OracleError
-    from proctor.oracle.store import Recording
+    from proctor.oracle.recording.store import Recording
 
     try:
         found = Recording(path)

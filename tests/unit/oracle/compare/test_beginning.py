@@ -1,4 +1,4 @@
-"""oracle/beginning.py, stages.py: what is cut wrongly is named, and what only a part of a model has is not held against the whole."""
+"""oracle/judging/beginning.py, stages.py: what is cut wrongly is named, and what only a part of a model has is not held against the whole."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from helpers.oracle.oracle_ranks import compare_to, record_ranks  # noqa: E402
 from helpers.small_net import Net, batch, reference  # noqa: E402
 from torch import nn  # noqa: E402
 
-from proctor.oracle.blame import culprit  # noqa: E402
+from proctor.oracle.localising.blame import culprit  # noqa: E402
 
 
 class Cut(nn.Module):

@@ -1,4 +1,4 @@
-"""oracle/certain.py and assemble.py: when a tensor of the whole's shape must be the whole."""
+"""oracle/judging/certain.py and assemble.py: when a tensor of the whole's shape must be the whole."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from helpers.oracle.oracle_ranks import compare_to  # noqa: E402
 from helpers.small_net import Net, batch, candidate, reference  # noqa: E402
 
 from proctor.oracle import trace  # noqa: E402
-from proctor.oracle.verdicts import failing  # noqa: E402
+from proctor.oracle.judging.verdicts import failing  # noqa: E402
 
 
 def test_a_large_error_of_one_process_is_wrong_and_not_unmapped(tmp_path: Path) -> None:

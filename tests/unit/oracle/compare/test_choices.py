@@ -10,7 +10,7 @@ import msgspec
 import numpy as np
 import pytest
 
-from proctor.oracle.choices import FAR, gaps_of
+from proctor.oracle.judging.choices import FAR, gaps_of
 
 torch = pytest.importorskip("torch")
 
@@ -18,13 +18,13 @@ from torch import nn  # noqa: E402
 from torch.utils.checkpoint import checkpoint  # noqa: E402
 
 from proctor.oracle import compare, trace, trace_reference  # noqa: E402
-from proctor.oracle.check import Comparison  # noqa: E402
-from proctor.oracle.choices import digest_of, write_values  # noqa: E402
 from proctor.oracle.collect.collector import Collector  # noqa: E402
 from proctor.oracle.collect.config import CollectConfig  # noqa: E402
-from proctor.oracle.masks import masks  # noqa: E402
-from proctor.oracle.reference import Reference  # noqa: E402
-from proctor.oracle.store import SCHEMA, Draw, ProcessInfo, Recording, RunInfo, write_json  # noqa: E402
+from proctor.oracle.judging.check import Comparison  # noqa: E402
+from proctor.oracle.judging.choices import digest_of, write_values  # noqa: E402
+from proctor.oracle.localising.masks import masks  # noqa: E402
+from proctor.oracle.recording.reference import Reference  # noqa: E402
+from proctor.oracle.recording.store import SCHEMA, Draw, ProcessInfo, Recording, RunInfo, write_json  # noqa: E402
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""oracle/difference.py: what two tensors differ by, whatever their types and layout."""
+"""oracle/numbers/difference.py: what two tensors differ by, whatever their types and layout."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from proctor.errors import OracleError
-from proctor.oracle.difference import compare, residual
-from proctor.oracle.dtypes import from_float
+from proctor.oracle.numbers.difference import compare, residual
+from proctor.oracle.numbers.dtypes import from_float
 
 
 def normal(*shape: int, seed: int = 0) -> np.ndarray:

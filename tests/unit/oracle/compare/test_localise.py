@@ -1,4 +1,4 @@
-"""oracle/localise.py: from a run on the reference's values to the module that is wrong."""
+"""oracle/localising/localise.py: from a run on the reference's values to the module that is wrong."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ from typing import Any
 
 import pytest
 
-import proctor.oracle.localise as localising
+import proctor.oracle.localising.localise as localising
 from proctor.errors import OracleError
-from proctor.oracle.blame import culprit
-from proctor.oracle.localise import localise
+from proctor.oracle.judging.verdicts import ASTRAY, ReplicaConflict, TensorVerdict, Verdict
+from proctor.oracle.localising.blame import culprit
+from proctor.oracle.localising.localise import localise
 from proctor.oracle.report import Report
-from proctor.oracle.verdicts import ASTRAY, ReplicaConflict, TensorVerdict, Verdict
 
 ORDER = {"a": 0.0, "b": 1.0, "c": 2.0}
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from proctor.oracle.moments import owed
+from proctor.oracle.numbers.moments import owed
 
 RNG = np.random.default_rng(0)
 GRADIENT = RNG.standard_normal(64).astype(np.float32)

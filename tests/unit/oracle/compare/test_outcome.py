@@ -1,4 +1,4 @@
-"""oracle/outcome.py: what is recorded and compared again."""
+"""oracle/judging/outcome.py: what is recorded and compared again."""
 
 from __future__ import annotations
 
@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from proctor.oracle.outcome import Compared, record_and_compare
+from proctor.oracle.judging.outcome import Compared, record_and_compare
+from proctor.oracle.judging.verdicts import Verdict
 from proctor.oracle.report import Report
-from proctor.oracle.verdicts import Verdict
 
 
 @pytest.mark.parametrize(("given", "alike", "seeds"), [(None, True, [None]), (None, False, [None, 0]), (7, False, [7])])

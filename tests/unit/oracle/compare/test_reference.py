@@ -1,4 +1,4 @@
-"""oracle/reference.py, and what of an update its gradients speak for."""
+"""oracle/recording/reference.py, and what of an update its gradients speak for."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from proctor.oracle.difference import compare
-from proctor.oracle.reference import telling
-from proctor.oracle.tensor_judge import TensorJudge
+from proctor.oracle.judging.tensor_judge import TensorJudge
+from proctor.oracle.numbers.difference import compare
+from proctor.oracle.recording.reference import telling
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""oracle/scalars.py: norms, clipping and settings of optimizers, from recordings of a small net."""
+"""oracle/judging/scalars.py: norms, clipping and settings of optimizers, from recordings of a small net."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ from helpers.small_net import Net, batch  # noqa: E402
 from torch import nn  # noqa: E402
 
 from proctor.oracle import trace, trace_reference  # noqa: E402
-from proctor.oracle.check import Comparison  # noqa: E402
-from proctor.oracle.scalars import coefficient, total_norm  # noqa: E402
-from proctor.oracle.store import Recording  # noqa: E402
-from proctor.oracle.verdicts import TensorVerdict, Verdict  # noqa: E402
+from proctor.oracle.judging.check import Comparison  # noqa: E402
+from proctor.oracle.judging.scalars import coefficient, total_norm  # noqa: E402
+from proctor.oracle.judging.verdicts import TensorVerdict, Verdict  # noqa: E402
+from proctor.oracle.recording.store import Recording  # noqa: E402
 
 Clip = Callable[[nn.Module], object]
 LIMIT = 0.01

@@ -1,11 +1,11 @@
-"""oracle/slopes.py finds a factor on one part where the norm sees nothing, and is quiet about noise."""
+"""oracle/numbers/slopes.py finds a factor on one part where the norm sees nothing, and is quiet about noise."""
 
 from __future__ import annotations
 
 import numpy as np
 
-from proctor.oracle.slopes import cuts, flags, slopes
-from proctor.oracle.verdicts import TensorVerdict, with_slopes
+from proctor.oracle.judging.verdicts import TensorVerdict, with_slopes
+from proctor.oracle.numbers.slopes import cuts, flags, slopes
 
 U = 2.0**-8
 HEADS = 8

@@ -1,4 +1,4 @@
-"""oracle/tolerance.py: the formula, its floors, and what a file of it may hold."""
+"""oracle/numbers/tolerance.py: the formula, its floors, and what a file of it may hold."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from proctor.errors import OracleError
-from proctor.oracle.difference import compare
-from proctor.oracle.tolerance import Estimate, TensorKey, tolerance, unit_roundoff
+from proctor.oracle.numbers.difference import compare
+from proctor.oracle.numbers.tolerance import Estimate, TensorKey, tolerance, unit_roundoff
 
 KEY = TensorKey(0, 0, "output", "layers.0.mlp")
 

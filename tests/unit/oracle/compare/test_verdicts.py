@@ -1,4 +1,4 @@
-"""oracle/verdicts.py and oracle/explain.py: from differences to an answer, and in what way a tensor is wrong."""
+"""oracle/judging/verdicts.py and oracle/numbers/explain.py: from differences to an answer, and in what way a tensor is wrong."""
 
 from __future__ import annotations
 
@@ -8,10 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from proctor.oracle.difference import compare
-from proctor.oracle.explain import rationals
-from proctor.oracle.tolerance import Tolerance
-from proctor.oracle.verdicts import (
+from proctor.oracle.judging.verdicts import (
     ReplicaConflict,
     TensorVerdict,
     conclude,
@@ -19,6 +16,9 @@ from proctor.oracle.verdicts import (
     judge,
     not_compared,
 )
+from proctor.oracle.numbers.difference import compare
+from proctor.oracle.numbers.explain import rationals
+from proctor.oracle.numbers.tolerance import Tolerance
 
 PLACE: dict[str, Any] = {"step": 0, "call": 0, "kind": "output", "name": "layers.0"}
 

@@ -1,4 +1,4 @@
-"""oracle/align.py: names over stages, calls over replicas."""
+"""oracle/merging/align.py: names over stages, calls over replicas."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from proctor.oracle.align import Calls, Naming, deal_calls, kept_names, name_tensors
-from proctor.oracle.plan import Plan
-from proctor.oracle.store import Entry
+from proctor.oracle.merging.align import Calls, Naming, deal_calls, kept_names, name_tensors
+from proctor.oracle.plans.plan import Plan
+from proctor.oracle.recording.store import Entry
 
 RNG = np.random.default_rng(0)
 

@@ -1,4 +1,4 @@
-"""oracle/averages.py: a model that returns its loss, of which each data-parallel rank has that of its own rows."""
+"""oracle/merging/averages.py: a model that returns its loss, of which each data-parallel rank has that of its own rows."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ torch = pytest.importorskip("torch")
 from torch import nn  # noqa: E402
 
 from proctor.oracle import trace, trace_reference  # noqa: E402
-from proctor.oracle.check import Comparison  # noqa: E402
-from proctor.oracle.store import ProcessInfo, Recording  # noqa: E402
-from proctor.oracle.verdicts import TensorVerdict  # noqa: E402
+from proctor.oracle.judging.check import Comparison  # noqa: E402
+from proctor.oracle.judging.verdicts import TensorVerdict  # noqa: E402
+from proctor.oracle.recording.store import ProcessInfo, Recording  # noqa: E402
 
 
 class Net(nn.Module):

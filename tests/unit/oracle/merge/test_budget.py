@@ -1,4 +1,4 @@
-"""oracle/budget.py: CPU seconds of what a search runs."""
+"""oracle/recording/budget.py: CPU seconds of what a search runs."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from proctor.errors import OracleError
-from proctor.oracle.budget import Budget, session_cpu_s
-from proctor.oracle.record import Recorder
+from proctor.oracle.recording.budget import Budget, session_cpu_s
+from proctor.oracle.recording.record import Recorder
 
 BUSY = "import time\nwhile True: pass\n"
 

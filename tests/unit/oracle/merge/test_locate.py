@@ -1,4 +1,4 @@
-"""oracle/locate.py: which part of a tensor a shard is."""
+"""oracle/merging/locate.py: which part of a tensor a shard is."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from proctor.oracle.locate import locate, take
+from proctor.oracle.merging.locate import locate, take
 
 RNG = np.random.default_rng(0)
 FULL = RNG.standard_normal((12, 8)).astype(np.float32)

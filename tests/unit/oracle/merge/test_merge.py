@@ -5,8 +5,8 @@ import pytest
 from helpers.shards import joined
 
 from proctor.errors import MappingError
-from proctor.oracle.merge import Conflict, Held, Shard, join
-from proctor.oracle.mesh import Cut, Layout, Mesh
+from proctor.oracle.merging.merge import Conflict, Held, Shard, join
+from proctor.oracle.plans.mesh import Cut, Layout, Mesh
 
 MESH = Mesh.parse("dp=2,tp=2")
 TP0 = Layout((Cut("tp", "chunk", 0),))

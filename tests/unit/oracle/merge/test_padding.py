@@ -1,4 +1,4 @@
-"""oracle/padding.py: a vocabulary that the candidate rounds up is compared as far as the reference has it."""
+"""oracle/merging/padding.py: a vocabulary that the candidate rounds up is compared as far as the reference has it."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ from safetensors.torch import save_file  # noqa: E402
 from torch import nn  # noqa: E402
 
 from proctor.oracle import trace, trace_reference  # noqa: E402
-from proctor.oracle.check import Comparison  # noqa: E402
 from proctor.oracle.collect.forced import key_of  # noqa: E402
-from proctor.oracle.generate import full_tensor  # noqa: E402
-from proctor.oracle.inputs import generate_inputs  # noqa: E402
-from proctor.oracle.localise import _write  # noqa: E402
-from proctor.oracle.mesh import Cut, Layout, Mesh  # noqa: E402
-from proctor.oracle.padding import Holder, cropped, filled, own_shape  # noqa: E402
-from proctor.oracle.plan import Plan  # noqa: E402
-from proctor.oracle.store import ProcessInfo, RankWriter, Recording  # noqa: E402
-from proctor.oracle.verdicts import Verdict  # noqa: E402
+from proctor.oracle.judging.check import Comparison  # noqa: E402
+from proctor.oracle.judging.verdicts import Verdict  # noqa: E402
+from proctor.oracle.localising.localise import _write  # noqa: E402
+from proctor.oracle.merging.padding import Holder, cropped, filled, own_shape  # noqa: E402
+from proctor.oracle.plans.mesh import Cut, Layout, Mesh  # noqa: E402
+from proctor.oracle.plans.plan import Plan  # noqa: E402
+from proctor.oracle.recording.generate import full_tensor  # noqa: E402
+from proctor.oracle.recording.inputs import generate_inputs  # noqa: E402
+from proctor.oracle.recording.store import ProcessInfo, RankWriter, Recording  # noqa: E402
 
 VOCAB, WIDTH = 100, 8
 Change = Callable[[int, dict[str, Any], Any], None]

@@ -1,4 +1,4 @@
-"""oracle/rows.py: tensors whose rows are in another order, or in other calls, than the reference's."""
+"""oracle/judging/rows.py: tensors whose rows are in another order, or in other calls, than the reference's."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ torch = pytest.importorskip("torch")
 from helpers.small_net import Net  # noqa: E402
 
 from proctor.oracle import compare, trace, trace_reference  # noqa: E402
-from proctor.oracle.rows import counterparts  # noqa: E402
-from proctor.oracle.verdicts import Verdict  # noqa: E402
+from proctor.oracle.judging.rows import counterparts  # noqa: E402
+from proctor.oracle.judging.verdicts import Verdict  # noqa: E402
 
 RNG = np.random.default_rng(0)
 

@@ -11,7 +11,7 @@ pytest.importorskip("torch")
 
 from proctor.errors import OracleError
 from proctor.oracle.phases.ended import Whereabouts, ended
-from proctor.oracle.record import Recorder
+from proctor.oracle.recording.record import Recorder
 
 TABLE = """
 Root Cause (first observed failure):

@@ -17,9 +17,9 @@ from torch import nn  # noqa: E402
 
 from proctor.oracle import trace, trace_reference  # noqa: E402
 from proctor.oracle.collect.config import CollectConfig  # noqa: E402
+from proctor.oracle.judging.verdicts import Verdict, failing  # noqa: E402
 from proctor.oracle.phases.evaluation import culprit_of  # noqa: E402
-from proctor.oracle.store import Recording  # noqa: E402
-from proctor.oracle.verdicts import Verdict, failing  # noqa: E402
+from proctor.oracle.recording.store import Recording  # noqa: E402
 
 
 class Judge(nn.Module):
@@ -155,7 +155,7 @@ def test_an_evaluation_that_fails_leaves_nothing_behind(tmp_path: Path) -> None:
 @pytest.mark.parametrize("wrong", [0.0, 0.01])
 def test_an_evaluation_after_the_recorded_steps_is_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, wrong: float) -> None:
     """Steps in between are not recorded, and noise goes on through them."""
-    monkeypatch.setattr("proctor.oracle.tracing.CollectConfig", functools.partial(CollectConfig, until_evaluation=True))
+    monkeypatch.setattr("proctor.oracle.recording.tracing.CollectConfig", functools.partial(CollectConfig, until_evaluation=True))
 
     def loop(model: nn.Module, scale: float = 1.0) -> None:
         optimizer = torch.optim.SGD(model.parameters(), lr=0.1)

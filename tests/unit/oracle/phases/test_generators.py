@@ -15,7 +15,7 @@ from torch import nn  # noqa: E402
 from torch.nn import functional as F  # noqa: E402
 
 from proctor.oracle import trace_reference  # noqa: E402
-from proctor.oracle.verdicts import failing  # noqa: E402
+from proctor.oracle.judging.verdicts import failing  # noqa: E402
 
 
 class Attention(nn.Module):

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from proctor.oracle.frameworks import megatron, megatron_activations
-from proctor.oracle.mesh import Cut, Layout, Mesh
+from proctor.oracle.plans.mesh import Cut, Layout, Mesh
 
 torch = pytest.importorskip("torch")
 nn = torch.nn

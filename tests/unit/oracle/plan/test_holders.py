@@ -1,4 +1,4 @@
-"""oracle/holders.py, buffers.py, certain.py: every holder of a replica must have it, and equal."""
+"""oracle/judging/holders.py, buffers.py, certain.py: every holder of a replica must have it, and equal."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from helpers.small_net import Net, batch  # noqa: E402
 from torch import nn  # noqa: E402
 
 from proctor.oracle import trace_reference  # noqa: E402
-from proctor.oracle.verdicts import Verdict  # noqa: E402
+from proctor.oracle.judging.verdicts import Verdict  # noqa: E402
 
 
 class Mixed:
@@ -57,7 +57,7 @@ def mixed(path: Path, patch: pytest.MonkeyPatch, other: dict[str, Any], *, bette
 
 def _reference(out: Path, better: bool) -> None:
     from proctor.oracle import trace
-    from proctor.oracle.store import Recording, write_json
+    from proctor.oracle.recording.store import Recording, write_json
 
     for name in ("clean", "again", "noise-0", "noise-1"):
         one = Mixed(better=better)

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from proctor.errors import MappingError, OracleError
-from proctor.oracle.mesh import Cut, Layout, Mesh
+from proctor.oracle.plans.mesh import Cut, Layout, Mesh
 
 
 def test_ranks_count_along_the_fastest_axis_first() -> None:

@@ -8,7 +8,7 @@ import time
 import pytest
 
 from proctor.errors import OracleError
-from proctor.oracle._names import compiled
+from proctor.oracle.plans.names import compiled
 
 LONG = ["a" * 300, "layers.0." * 40 + "!", "1.1.1." * 60 + "x", "a.b_c" * 60 + "!", "." * 300 + "x", "ab" * 150]
 

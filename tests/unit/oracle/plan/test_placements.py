@@ -6,8 +6,8 @@ from typing import Any
 import pytest
 
 from proctor.errors import OracleError
-from proctor.oracle.mesh import Cut, Layout, Mesh
-from proctor.oracle.placements import from_dtensor, from_megatron, layout_of
+from proctor.oracle.plans.mesh import Cut, Layout, Mesh
+from proctor.oracle.plans.placements import from_dtensor, from_megatron, layout_of
 
 MESH = Mesh.parse("dp=2,tp=2")
 

@@ -5,8 +5,8 @@ import json
 import pytest
 
 from proctor.errors import OracleError
-from proctor.oracle.mesh import Cut, Layout, Mesh
-from proctor.oracle.plan import Plan
+from proctor.oracle.plans.mesh import Cut, Layout, Mesh
+from proctor.oracle.plans.plan import Plan
 
 
 def gpt() -> Plan:

@@ -4,8 +4,8 @@ import pytest
 
 from proctor.errors import OracleError
 from proctor.oracle import Plan
-from proctor.oracle.mesh import Cut
-from proctor.oracle.plan_toml import format_plan, parse_plan
+from proctor.oracle.plans.mesh import Cut
+from proctor.oracle.plans.plan_toml import format_plan, parse_plan
 from proctor.oracle.styles import registry
 
 

@@ -5,9 +5,9 @@ from pathlib import Path
 import pytest
 
 from proctor.errors import OracleError
-from proctor.oracle import plan_toml
-from proctor.oracle.mesh import Cut, Layout
-from proctor.oracle.plan_toml import format_plan, parse_plan, read_plan
+from proctor.oracle.plans import plan_toml
+from proctor.oracle.plans.mesh import Cut, Layout
+from proctor.oracle.plans.plan_toml import format_plan, parse_plan, read_plan
 
 DESIGN = r"""
 [mesh]

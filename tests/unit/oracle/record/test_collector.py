@@ -22,7 +22,7 @@ from proctor.errors import OracleError  # noqa: E402
 from proctor.oracle import trace  # noqa: E402
 from proctor.oracle.collect.collector import Collector  # noqa: E402
 from proctor.oracle.collect.config import key_of  # noqa: E402
-from proctor.oracle.store import Entry, RankRecord, Recording, slots_in  # noqa: E402
+from proctor.oracle.recording.store import Entry, RankRecord, Recording, slots_in  # noqa: E402
 
 
 def record(path: Path, model: nn.Module | list[nn.Module], body: Callable[[], Any], **options: Any) -> RankRecord:
@@ -251,7 +251,7 @@ def test_a_tensor_that_is_given_other_values_in_each_place_is_several(
     def made(config: Any) -> Collector:
         return Collector(msgspec.structs.replace(config, force=str(tmp_path)))
 
-    monkeypatch.setattr(sys.modules["proctor.oracle.tracing"], "_collector", made)
+    monkeypatch.setattr(sys.modules["proctor.oracle.recording.tracing"], "_collector", made)
     net = Asking()
     with torch.no_grad():
         net.inner.w.fill_(1.0)

@@ -1,9 +1,9 @@
-"""oracle/_dry.py: calls that nobody trained on are no microbatches."""
+"""oracle/recording/dry.py: calls that nobody trained on are no microbatches."""
 
 from __future__ import annotations
 
-from proctor.oracle._dry import without_dry_runs
-from proctor.oracle.store import Entry
+from proctor.oracle.recording.dry import without_dry_runs
+from proctor.oracle.recording.store import Entry
 
 
 def entry(kind: str, call: int, name: str = "a", *, step: int = 0, recompute: bool = False) -> Entry:

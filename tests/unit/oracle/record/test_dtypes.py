@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from proctor.errors import OracleError
-from proctor.oracle.dtypes import as_float, from_float, is_floating, storage
+from proctor.oracle.numbers.dtypes import as_float, from_float, is_floating, storage
 
 NARROW = ["bfloat16", "float8_e4m3fn", "float8_e5m2", "float8_e4m3fnuz", "float8_e5m2fnuz"]
 

@@ -1,4 +1,4 @@
-"""oracle/ops.py and oracle/collect/ops.py: inside a module, the operation that is the first to differ."""
+"""oracle/localising/ops.py and oracle/collect/ops.py: inside a module, the operation that is the first to differ."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from torch import nn  # noqa: E402
 from proctor.errors import OracleError  # noqa: E402
 from proctor.oracle.collect.collector import Collector  # noqa: E402
 from proctor.oracle.collect.config import CollectConfig  # noqa: E402
-from proctor.oracle.ops import FILE, Operation, Trace, first_wrong, read_log  # noqa: E402
-from proctor.oracle.store import RankRecord  # noqa: E402
+from proctor.oracle.localising.ops import FILE, Operation, Trace, first_wrong, read_log  # noqa: E402
+from proctor.oracle.recording.store import RankRecord  # noqa: E402
 
 WIDTH = 16
 

@@ -1,4 +1,4 @@
-"""oracle/record.py: running a command with the collector in it."""
+"""oracle/recording/record.py: running a command with the collector in it."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ pytest.importorskip("torch")
 from helpers.small_net import PROGRAM, program
 
 from proctor.errors import OracleError, UsageError
-from proctor.oracle.record import Recorder, cause
-from proctor.oracle.store import ProcessInfo, Recording, write_json
+from proctor.oracle.recording.record import Recorder, cause
+from proctor.oracle.recording.store import ProcessInfo, Recording, write_json
 
 
 def result(text: str) -> list[str]:

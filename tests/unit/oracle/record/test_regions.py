@@ -18,11 +18,11 @@ from helpers.small_net import Net, batch, program, reference, step
 from torch import nn
 
 import proctor.oracle
-from proctor.oracle.check import Comparison
-from proctor.oracle.record import Recorder
-from proctor.oracle.store import Recording
+from proctor.oracle.judging.check import Comparison
+from proctor.oracle.recording.record import Recorder
+from proctor.oracle.recording.store import Recording
+from proctor.oracle.recording.uncompiled import blame_compiler
 from proctor.oracle.testing import assert_equivalent
-from proctor.oracle.uncompiled import blame_compiler
 
 Compile = Callable[[nn.Module], nn.Module]
 

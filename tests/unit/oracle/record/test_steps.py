@@ -14,12 +14,12 @@ from helpers.oracle.oracle_ranks import compare_to  # noqa: E402
 from helpers.small_net import Net, reference, step  # noqa: E402
 
 from proctor.oracle import trace  # noqa: E402
-from proctor.oracle.check import Comparison  # noqa: E402
 from proctor.oracle.collect.config import CollectConfig  # noqa: E402
-from proctor.oracle.outcome import Compared, departs, looked_again  # noqa: E402
+from proctor.oracle.judging.check import Comparison  # noqa: E402
+from proctor.oracle.judging.outcome import Compared, departs, looked_again  # noqa: E402
+from proctor.oracle.judging.verdicts import failing  # noqa: E402
+from proctor.oracle.recording.store import Recording, write_json  # noqa: E402
 from proctor.oracle.report import Report  # noqa: E402
-from proctor.oracle.store import Recording, write_json  # noqa: E402
-from proctor.oracle.verdicts import failing  # noqa: E402
 
 
 def late(out: Path, begins: int, steps: int = 4) -> Path:
@@ -40,7 +40,7 @@ def in_full(out: Path, steps: list[int]) -> Path:
 
 
 def test_a_fault_that_begins_late_is_found_in_its_step_without_activations(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("proctor.oracle.tracing.CollectConfig", functools.partial(CollectConfig, whole=(0,)))
+    monkeypatch.setattr("proctor.oracle.recording.tracing.CollectConfig", functools.partial(CollectConfig, whole=(0,)))
     trusted = in_full(reference(tmp_path / "r", steps=4), [0])
     kinds = {(e.step, e.kind) for e in Recording(trusted).ranks()[0].entries}
     assert (0, "output") in kinds and (3, "main_grad") in kinds and (3, "param_after") in kinds

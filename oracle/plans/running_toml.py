@@ -1,0 +1,101 @@
+"""The tables of a plan's file that a run carries out: [[style]], [[redistribute]], [[pending]], [[draw]], [[size]].
+
+Called by `plan_toml`, which knows the other tables; `where` is one table of the file, which knows where it stands.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import TYPE_CHECKING, Any, Final, Protocol
+
+from proctor.oracle.plans.rules import WAYS, DrawRule, EdgeRule, PendingRule, Rule, RunRule, SizeRule
+
+if TYPE_CHECKING:
+    from proctor.errors import OracleError
+    from proctor.oracle.plans.plan import Plan
+
+_STYLE: Final = ("style", "module", "axis")
+_EDGE: Final = ("module", "at", *WAYS, "slot", "after", "lookup")
+_PENDING: Final = ("path", "axes", "reduce")
+_DRAW: Final = ("module", "layout", "ndim")
+_SIZE: Final = ("module", "names", "axis")
+
+
+class Where(Protocol):
+    """One table of the file."""
+
+    where: str
+    table: dict[str, Any]
+
+    def error(self, key: str, said: str, hint: str = "") -> OracleError: ...
+    def known(self, keys: Iterable[str]) -> None: ...
+    def text(self, key: str, default: str | None = None) -> str: ...
+    def sub(self, key: str) -> dict[str, Any]: ...
+
+
+Either = Callable[["Plan", Any, str, dict[str, Any]], Rule]
+
+
+def add_style(plan: Plan, where: Where, either: Either) -> None:
+    """[[style]] style = "colwise", module = '…', axis = "tp", and the style's own options."""
+    options = {key: value for key, value in where.table.items() if key not in _STYLE}
+    plan.style(where.text("style"), where.text("module"), where.text("axis"), **options)
+
+
+def add_edge(plan: Plan, where: Where, either: Either) -> None:
+    """[[redistribute]] module = '…', at = "output", from = { tp = "partial" }, to = {}."""
+    where.known(_EDGE)
+    rules: dict[str, Rule] = {way: either(plan, where, way, where.sub(way)) for way in WAYS if way in where.table}
+    lookup = where.text("lookup", "")
+    edge = EdgeRule(where.text("module"), where.text("at"), rules, where.text("slot", ".*"), where.text("after", ""), lookup)
+    plan.add(edge)
+
+
+def add_pending(plan: Plan, where: Where, either: Either) -> None:
+    """[[pending]] path = '.*', axes = ["dp"], reduce = "sum"."""
+    where.known(_PENDING)
+    plan.pending(where.text("path"), *_names(where, "axes"), reduce=where.text("reduce", "sum"))
+
+
+def add_draw(plan: Plan, where: Where, either: Either) -> None:
+    """[[draw]] module = '.*drop', layout = { dp = 0 }, ndim = 3."""
+    where.known(_DRAW)
+    ndim = where.table.get("ndim", 0)
+    if type(ndim) is not int:
+        raise where.error("ndim", f"must be a number of dimensions, not {repr(ndim)[:60]}")
+    plan.add(DrawRule(where.text("module"), either(plan, where, "layout", where.sub("layout")), ndim))
+
+
+def add_size(plan: Plan, where: Where, either: Either) -> None:
+    """[[size]] module = '.*attn', names = ["num_heads"], axis = "tp"."""
+    where.known(_SIZE)
+    plan.size(where.text("module"), *_names(where, "names"), axis=where.text("axis"))
+
+
+TABLES: Final = (("style", add_style), ("redistribute", add_edge), ("pending", add_pending), ("draw", add_draw), ("size", add_size))
+
+
+def lines(rule: RunRule, spec: Callable[[str, Rule], str], toml: Callable[[object], str]) -> list[str]:
+    """A rule as lines of a file."""
+    if isinstance(rule, PendingRule):
+        return ["[[pending]]", f"path = {toml(rule.path)}", f"axes = {toml(list(rule.axes))}", f"reduce = {toml(rule.reduce)}", ""]
+    if isinstance(rule, SizeRule):
+        return ["[[size]]", f"module = {toml(rule.module)}", f"names = {toml(list(rule.names))}", f"axis = {toml(rule.axis)}", ""]
+    if isinstance(rule, DrawRule):
+        more = [f"ndim = {rule.ndim}"] if rule.ndim else []
+        return ["[[draw]]", f"module = {toml(rule.module)}", spec("layout", rule.rule), *more, ""]
+    texts = {"slot": rule.slot if rule.slot != ".*" else "", "after": rule.after, "lookup": rule.lookup}
+    return [
+        "[[redistribute]]", f"module = {toml(rule.module)}", f"at = {toml(rule.at)}",
+        *(spec(way, one) for way, one in rule.rules.items()),
+        *(f"{key} = {toml(text)}" for key, text in texts.items() if text), "",
+    ]  # fmt: skip
+
+
+def _names(where: Where, key: str) -> list[str]:
+    value = where.table.get(key, [])
+    if isinstance(value, str):
+        value = [value]
+    if not isinstance(value, list) or not value or not all(isinstance(name, str) for name in value):
+        raise where.error(key, f'must be a list of names such as ["dp"], not {repr(value)[:60]}')
+    return value

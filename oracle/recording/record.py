@@ -1,0 +1,385 @@
+"""Runs a command with the collector in its processes, as often as a comparison needs.
+
+A job that turns out to have one rank can be a reference, so it is run again: once as it is (is it deterministic?) and
+with noise, from which the tolerance of every tensor is estimated. The command is the user's own and runs unchanged; it
+is stopped once every rank has recorded what was asked for, unless it shall run to its end.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import re
+import shutil
+import signal
+import subprocess
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any, Final
+
+import msgspec
+
+from proctor.errors import OracleError, UsageError
+from proctor.invariants.redact import without_secrets
+from proctor.oracle.collect.config import CollectConfig
+from proctor.oracle.judging.choices import write_own
+from proctor.oracle.phases.ended import ended
+from proctor.oracle.recording.budget import Budget, session_cpu_s
+from proctor.oracle.recording.store import (
+    AGAIN,
+    CLEAN,
+    EAGER,
+    PLACED,
+    SCHEMA,
+    ProcessInfo,
+    Recording,
+    RunInfo,
+    write_json,
+)
+
+SAMPLES: Final = 4  # one sample can be 2× too low for a tensor, four ≤ 1.25× (findings, §3)
+POLL_S: Final = 0.05
+LOOK_S: Final = 0.5  # between looks at how much a command has used
+STOP_S: Final = 5.0  # between asking the command to stop and ending it
+NATURAL_S: Final = 0.3  # a command that is nearly through may end by itself
+TAIL_LINES: Final = 3
+GIVEN: Final = "given"  # folder of a recording: what its runs get for their data
+
+_TRACEBACK: Final = "Traceback (most recent call last):"
+_EXCEPTION: Final = re.compile(r"[A-Za-z_][\w.]*(:|$)")  # the first line that is not indented
+_PREFIX: Final = re.compile(r"^\[[^\]\s]*\]: ?")  # of a rank
+_MESSENGERS: Final = ("ChildFailedError", "ProcessRaisedException", "ProcessExitedException")  # of launchers, about another traceback
+
+_COMPILER_ERROR: Final = re.compile(r"torch\._(dynamo|inductor|functorch)\S*\.\w+(Error|Exception|Failed|Unsupported)\b|torch\._dynamo\.exc\.\w+")
+
+
+class Recorder:
+    """Records one command.
+
+    Args:
+        out: directory to make.
+        command: the user's whole command line.
+        steps: optimizer updates to record.
+        whole: of several steps the one that is recorded in full, beside the first; of the others parameters, gradients and buffers.
+        samples: noise samples of a job of one rank.
+        plan: as JSON; stored with the recording.
+        to_the_end: let the command finish.
+        eager: what `torch.compile` wraps runs uncompiled.
+        reference: it can be trusted although it has several ranks, as a pipeline of a model that no device holds (TTrace §6.4).
+        timeout_s: after which it is ended.
+        options: further fields of `CollectConfig`.
+        given: folder with values for each rank that take the place of its data (`oracle/recording/inputs.py`); kept with the recording.
+
+    Attributes:
+        until: when all of it is ended, by the monotonic clock.
+        budget: of CPU seconds for all that it runs; `None` for no bound.
+    """
+
+    until: float = math.inf
+    budget: Budget | None = None
+
+    def __init__(
+        self,
+        out: Path,
+        command: Sequence[str],
+        *,
+        steps: int = 1,
+        whole: int = 0,
+        samples: int = SAMPLES,
+        plan: str = "",
+        to_the_end: bool = False,
+        timeout_s: float = 3600.0,
+        overwrite: bool = False,
+        reference: bool = False,
+        eager: bool = False,
+        options: Mapping[str, Any] | None = None,
+        given: Path | None = None,
+    ) -> None:
+        self.out, self.command, self.steps, self.samples = out, list(command), steps, samples
+        self.to_the_end, self.timeout_s = to_the_end, timeout_s
+        self.options, self.reference, self.eager = dict(options or {}), reference, eager
+        generate, dropout = self.options.get("generate"), self.options.setdefault("dropout", "keep")
+        self.info = RunInfo(SCHEMA, without_secrets(command), program_of(command), steps=steps, plan=plan, generate=generate, dropout=dropout)
+        self.info.whole, self.info.forward = sorted({0, whole}) if steps > 1 else [], bool(self.options.get("forward"))
+        _make(out, overwrite)
+        if given is not None:
+            _copy(given, out / GIVEN)
+        write_json(out / "oracle.json", self.info)
+
+    @classmethod
+    def again(cls, recording: Recording, command: Sequence[str], *, timeout_s: float = 3600.0) -> Recorder:
+        """One that adds runs to a recording that is there already."""
+        made = cls.__new__(cls)
+        made.out, made.command, made.info = recording.path, list(command), recording.info
+        made.reference, made.eager = False, True
+        made.steps, made.samples, made.options = recording.info.steps, 0, {"dropout": recording.info.dropout or "draw"}
+        made.to_the_end, made.timeout_s = False, timeout_s
+        return made
+
+    def record(self) -> RunInfo:
+        """Record the command; returns what is written in `oracle.json`.
+
+        Raises:
+            OracleError: it failed before everything was recorded, or no rank trained anything.
+            UsageError: it cannot be started.
+        """
+        ranks = self._first()
+        self.info.world = max(r.world for r in ranks)
+        for rank in ranks:
+            self.info.notes += [f"rank {rank.rank}: {note}" for note in rank.notes]
+        if (self.info.world == 1 or self.reference) and self.samples > 0:
+            trusted = CLEAN
+            if any(rank.compiled for rank in ranks):  # what is trusted is the eager program
+                trusted, ranks = EAGER, self.once(EAGER, watch_fp8=True)
+            self._sample(trusted, tuple(sorted({name for rank in ranks for name in rank.fp8})))
+        write_json(self.out / "oracle.json", self.info)
+        return self.info
+
+    def _sample(self, trusted: str, fp8: tuple[str, ...]) -> None:
+        """Run the reference once more, and with noise, each time with the choices of the run that is trusted."""
+        chosen = self.out / "choices"
+        try:
+            common = {"fp8": fp8, "decisions": str(chosen.resolve()) if self._write_choices(trusted, chosen) else ""}
+            again = self.once(AGAIN, **common, watch_busy=True)
+            common["busy"] = tuple(sorted({name for rank in again for name in rank.busy}))
+            jobs: list[tuple[str, dict[str, Any]]] = [(f"noise-{k}", {"noise": k}) for k in range(self.samples)]
+            if self.options["dropout"] == "replay":
+                jobs.append((PLACED, {"dropout": "place"}))
+            if fp8:
+                jobs += [(f"strict-{k}", {"noise": k, "fp8": ()}) for k in range(self.samples)]
+            with ThreadPoolExecutor(max_workers=max(1, min(len(jobs), _cpus()))) as pool:
+                for done in [pool.submit(self.once, name, **{**common, **more}) for name, more in jobs]:
+                    done.result()
+        finally:
+            shutil.rmtree(chosen, ignore_errors=True)
+        self.info.samples = self.samples
+
+    def _write_choices(self, run: str, folder: Path) -> bool:
+        """Keep what a run chose for the others; not of a capsule's step, whose job chose by itself."""
+        if self.options.get("replay"):
+            return False
+        return write_own(Recording(self.out).ranks(run), folder) > 0
+
+    def _first(self) -> list[ProcessInfo]:
+        """The run as the user wrote it; without `torch.compile` where the compiler fails, or compiled code drops by chance."""
+        if self.eager:
+            return self.once(CLEAN, watch_fp8=True)
+        log, failure = self.out / "runs" / CLEAN / "output.log", None
+        try:
+            ranks = self.once(CLEAN, watch_fp8=True, compiled=True)
+        except OracleError as e:
+            ranks, failure = [], e
+        failed = failure is not None or self.info.exit_code not in (0, None) or not all(rank.steps for rank in ranks)
+        why = f"torch.compile failed: {said}" if failed and (said := _compiler_error(log)) else ""
+        if not why and self.options["dropout"] != "draw" and any(rank.random for rank in ranks):
+            why = "compiled code draws random numbers, and dropout can be kept from dropping only outside of it"
+        if why:
+            self.info.notes[:] = [f"the program ran without torch.compile: {why}"]
+            return self.once(CLEAN, watch_fp8=True)
+        if failure is not None:
+            raise failure
+        return ranks
+
+    def once(self, run: str, **options: Any) -> list[ProcessInfo]:
+        """Run the command once; returns what its ranks said."""
+        folder = self.out / "runs" / run
+        shutil.rmtree(folder, ignore_errors=True)
+        _writable(folder)
+        given = self.out / GIVEN
+        config = CollectConfig(
+            folder=str(folder.resolve()),
+            steps=self.steps,
+            whole=tuple(self.info.whole),
+            plan=self.info.plan,
+            given=str(given.resolve()) if given.is_dir() else "",
+            **{**self.options, **options},
+        )
+        boot = _write_boot(folder / "boot", config)
+        environment = dict(os.environ)
+        environment["PYTHONPATH"] = os.pathsep.join(filter(None, [str(boot), environment.get("PYTHONPATH")]))
+        environment["PROCTOR_ORACLE"] = str(self.out)
+        if not config.compiled:
+            environment["TORCHDYNAMO_DISABLE"] = "1"  # compiled regions cannot be looked into (findings, §4)
+        environment.pop("PROCTOR_RUN", None)
+        log = folder / "output.log"
+        code = self._run(environment, folder, log)
+        ranks = list(read_ranks(folder))
+        world = max((r.world for r in ranks), default=0)
+        killed = ended(code, log, folder) if code not in (0, None) else ""
+        if killed and not (ranks and all(r.steps >= self.steps and not r.open for r in ranks) and len(ranks) == world):
+            raise OracleError(f"{self.info.program}: {killed}", hint=f"its output is in {log}")
+        if not ranks:
+            why = f"ended with code {code}" if code else "ended without training a torch module"
+            raise OracleError(f"{self.info.program}: {why}{cause(log)}", hint=f"its output is in {log}")
+        absent = sorted(set(range(world)) - {r.rank for r in ranks})
+        if absent:
+            raise OracleError(
+                f"{self.info.program}: {len(absent)} of {world} ranks recorded nothing (rank {absent[0]}){cause(log)}",
+                hint=f"its output is in {log}",
+            )
+        unfinished = [r for r in ranks if not r.done]
+        if unfinished and unfinished[0].notes:
+            raise OracleError(f"{self.info.program}: rank {unfinished[0].rank}: {unfinished[0].notes[-1]}", hint=f"its output is in {log}")
+        if code not in (0, None):
+            short = min((r for r in ranks if r.steps < self.steps or r.open), key=lambda r: r.steps, default=None)
+            if short is not None:  # what it left is no training step, and would differ in whatever is missing
+                where = f"rank {short.rank}: " if world > 1 else ""
+                raise OracleError(
+                    f"{self.info.program}: {where}ended with code {code} in step {short.steps + (not short.open)} of {self.steps}{cause(log)}", hint=f"its output is in {log}"
+                )
+            self.info.notes.append(f"{run}: the command ended with code {code}{cause(log)}")
+        if run == CLEAN:
+            self.info.exit_code = code
+        shutil.rmtree(boot, ignore_errors=True)
+        return ranks
+
+    def _run(self, environment: dict[str, str], folder: Path, log: Path) -> int | None:
+        """The command's exit code; `None` when it was stopped because everything was there."""
+        program = shutil.which(self.command[0])
+        if program is None:
+            raise UsageError(f"{self.command[0]}: command not found")
+        with open(log, "wb") as output:
+            try:
+                process = subprocess.Popen(
+                    self.command, executable=program, env=environment, stdout=output, stderr=output, stdin=subprocess.DEVNULL,
+                    start_new_session=True,
+                )
+            except OSError as e:
+                raise UsageError(f"{self.command[0]}: cannot be run: {e.strerror or e}") from None
+            try:
+                return self._wait(process, folder)
+            finally:
+                end_process(process)
+
+    def _wait(self, process: subprocess.Popen[bytes], folder: Path) -> int | None:
+        began, complete, looked, used_s = time.monotonic(), None, 0.0, 0.0
+        while process.poll() is None:
+            now = time.monotonic()
+            if self.budget is not None and now - looked > LOOK_S:
+                looked, before_s, used_s = now, used_s, session_cpu_s(process.pid)
+                self.budget.charge(used_s - before_s)
+            if now - began > self.timeout_s or now > self.until or (self.budget is not None and self.budget.over()):
+                raise OracleError(
+                    f"{self.info.program}: did not record {self.steps} step(s) within {min(self.timeout_s, now - began):.0f} s",
+                    hint="--timeout SECONDS, or a smaller model",
+                )
+            if complete is None and not self.to_the_end and _complete(folder):
+                complete = now
+            if complete is not None and now - complete > NATURAL_S:
+                return None
+            time.sleep(POLL_S)
+        return process.returncode
+
+
+def read_ranks(folder: Path) -> Iterator[ProcessInfo]:
+    """What the ranks of one run wrote about themselves."""
+    for path in sorted(folder.glob("rank*/process.json")):
+        try:
+            yield msgspec.json.decode(path.read_bytes(), type=ProcessInfo)
+        except (OSError, msgspec.MsgspecError):
+            continue
+
+
+def _complete(folder: Path) -> bool:
+    ranks = list(read_ranks(folder))
+    return bool(ranks) and all(r.done for r in ranks) and {r.rank for r in ranks} == set(range(ranks[0].world))
+
+
+def end_process(process: subprocess.Popen[bytes]) -> None:
+    """End the command and whatever it started."""
+    for number, wait_s in ((signal.SIGTERM, STOP_S), (signal.SIGKILL, STOP_S)):
+        try:
+            os.killpg(process.pid, number)
+        except ProcessLookupError:
+            break
+        try:
+            process.wait(timeout=wait_s)
+        except subprocess.TimeoutExpired:
+            continue
+    process.wait()
+
+
+def _make(out: Path, overwrite: bool) -> None:
+    if out.exists() and not out.is_dir():
+        raise UsageError(f"{out} is a file, not a directory")
+    ours = (out / "oracle.json").is_file()
+    if ours and not overwrite:
+        raise UsageError(f"{out} holds a recording already", hint="choose another -o, or --overwrite")
+    if out.is_dir() and not ours and any(out.iterdir()):
+        raise UsageError(f"{out} is not empty and not a recording", hint="choose another -o")
+    try:
+        shutil.rmtree(out / "runs", ignore_errors=True)
+        shutil.rmtree(out / GIVEN, ignore_errors=True)
+        (out / "runs").mkdir(parents=True, exist_ok=True)
+    except OSError as e:
+        raise OracleError(f"{out}: cannot be written: {e.strerror or e}", hint="choose another -o") from None
+
+
+def dropout_of(asked: str, *, trusted: bool) -> str:
+    """How dropout is recorded on a side: masks that are to be replayed must first be placed, by a candidate that drops nothing."""
+    return "place" if asked == "replay" and not trusted else asked
+
+
+def _copy(given: Path, there: Path) -> None:
+    try:
+        shutil.copytree(given, there)
+    except OSError as e:
+        raise OracleError(f"{there}: cannot be written: {e.strerror or e}") from None
+
+
+def _writable(folder: Path) -> None:
+    """Make the folder of a run, with room for what its command says."""
+    try:
+        folder.mkdir(parents=True)
+        (folder / "output.log").write_bytes(b" " * 4096)
+    except OSError as e:
+        raise OracleError(f"{folder}: cannot be written: {e.strerror or e}", hint="choose another -o") from None
+
+
+def _write_boot(boot: Path, config: CollectConfig) -> Path:
+    import proctor.instrument
+
+    source = Path(next(iter(proctor.instrument.__path__))) / "boot" / "sitecustomize.py"
+    try:
+        boot.mkdir(parents=True, exist_ok=True)
+        shutil.copyfile(source, boot / "sitecustomize.py")
+        (boot / "activation.json").write_bytes(msgspec.json.encode(config))
+    except OSError as e:
+        raise OracleError(f"{boot}: cannot be written: {e.strerror or e}") from None
+    return boot.resolve()
+
+
+def cause(log: Path) -> str:
+    """Why a command ended, for an error of one line: the last line of its first traceback, else its last words."""
+    try:
+        lines = log.read_text(errors="replace").splitlines()
+    except OSError:
+        return ""
+    for start in (i for i, line in enumerate(lines) if _TRACEBACK in line):
+        said = next((x for line in lines[start + 1 :] if _EXCEPTION.match(x := _PREFIX.sub("", line))), "")
+        if said and not any(word in said for word in _MESSENGERS):
+            return f": {said.strip()[:400]}"
+    lines = [line.strip() for line in lines if line.strip()]
+    return f": {' | '.join(lines[-TAIL_LINES:])[-400:]}" if lines else ""
+
+
+def _compiler_error(log: Path) -> str:
+    """What the compiler said when a program ended by it; "" if something else ended it."""
+    try:
+        lines = log.read_text(errors="replace").splitlines()
+    except OSError:
+        return ""
+    at = max((i for i, line in enumerate(lines) if _COMPILER_ERROR.search(line)), default=None)
+    return "" if at is None else " ".join(line.strip() for line in lines[at : at + 2])[:300]
+
+
+def program_of(command: Sequence[str]) -> str:
+    from proctor.instrument.record.rundir import program_name
+
+    return program_name(command)
+
+
+def _cpus() -> int:
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
