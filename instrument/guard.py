@@ -6,6 +6,8 @@ Nothing of Proctor's may reach the user's program (docs/design.md, "the user's r
 from __future__ import annotations
 
 import contextlib
+import functools
+import os
 import stat
 import sys
 import threading
@@ -52,6 +54,15 @@ class Guard:
             self.report(probe, e)
             return None
 
+    def guarded(self, probe: str, function: Callable[..., Any]) -> Callable[..., None]:
+        """The same function for where its result is not wanted: without its errors, and without a call after the first."""
+
+        @functools.wraps(function)
+        def run(*args: Any, **kwargs: Any) -> None:
+            self.run(probe, functools.partial(function, **kwargs) if kwargs else function, *args)
+
+        return run
+
     def report(self, probe: str, error: BaseException) -> None:
         """Count an error and say it once on stderr; later ones of the same probe are silent."""
         with self._lock:
@@ -59,15 +70,21 @@ class Guard:
             if probe in self._disabled:
                 return
             self._disabled.add(probe)
-            frames = traceback.extract_tb(error.__traceback__)
-            where = f"{frames[-1].filename.rsplit('/', 2)[-1]}:{frames[-1].lineno}" if frames else "?"
-            note = f"probe {probe} is off after {type(error).__name__}: {str(error)[:200]} ({where})"
+            note = self.told(probe, error)
             self.notes.append(note)
             step = self.step()
             self.ended += [(what, step) for what in self._ends(probe)]
+        if os.environ.get("PROCTOR_DEBUG", "") not in ("", "0"):
+            traceback.print_exception(error)
         say(note)
         if self.on_end is not None:
             self.on_end()
+
+    def told(self, probe: str, error: BaseException) -> str:
+        """What is said of an error."""
+        frames = traceback.extract_tb(error.__traceback__)
+        where = f"{frames[-1].filename.rsplit('/', 2)[-1]}:{frames[-1].lineno}" if frames else "?"
+        return f"probe {probe} is off after {type(error).__name__}: {str(error)[:200]} ({where})"
 
     def stop(self, note: str) -> None:
         """Nothing of this process is judged, also of the steps before; said once."""

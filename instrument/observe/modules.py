@@ -8,7 +8,7 @@ FSDP, checkpointing and the engines of libraries put around a model or a part of
 from __future__ import annotations
 
 import gc
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from proctor.invariants.codec.variable import is_wrapper_slot
@@ -18,7 +18,7 @@ _DEPTH = 16  # wrappers around wrappers
 
 def joined(path: str, name: str) -> str:
     """A name below a path."""
-    return f"{path}.{name}" if path else name
+    return f"{path}.{name}" if path and name else path or name
 
 
 def unwrap(root: Any) -> tuple[Any, str]:
@@ -64,13 +64,19 @@ def class_name(module: Any) -> str:
     return f"{'__main__' if place == '__mp_main__' else place}.{name}"
 
 
+def roots_among(modules: Iterable[Any]) -> list[Any]:
+    """Those of some modules, the whole program's, that none of the others holds and that own parameters; in their order."""
+    whole = [m for m in modules if "_modules" in vars(m)]
+    held = {id(child) for m in whole for child in m._modules.values() if child is not None}
+    return [m for m in whole if id(m) not in held and any(True for _ in m.parameters())]
+
+
 def roots_owning(params: set[int]) -> list[Any]:
     """Module trees that own any of these parameters; `type()` only, so that no proxy's `__class__` runs."""
     from torch.nn import Module
 
-    modules = [o for o in gc.get_objects() if issubclass(type(o), Module) and "_modules" in vars(o)]
-    children = {id(c) for m in modules for c in m._modules.values() if c is not None}
-    return [m for m in modules if id(m) not in children and any(id(p) in params for p in m.parameters())]
+    roots = roots_among(o for o in gc.get_objects() if issubclass(type(o), Module))
+    return [m for m in roots if any(id(p) in params for p in m.parameters())]
 
 
 def _wrapped(module: Any) -> Any:

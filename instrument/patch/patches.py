@@ -1,8 +1,4 @@
-"""Replacing functions so that every one of them can be put back.
-
-`Patches` undoes everything in reverse order. A function that the user (or another tool) has replaced after us is
-left alone on removal: putting our original back would undo their patch.
-"""
+"""Taps: functions that are recorded when they are called, and how to put the originals back (`replaced.py`)."""
 
 from __future__ import annotations
 
@@ -13,10 +9,10 @@ import types
 from collections.abc import Callable, Iterable
 from typing import Any
 
+from proctor.instrument.patch.replaced import MISSING, Replaced, Replacement
 from proctor.native import Recorder, Tap, is_tap
 
 PLAIN, METHOD, MODULE_CALL = 0, 1, 2
-_MISSING = object()
 
 Hooks = dict[str, tuple[Callable[..., None] | None, Callable[..., None] | None]]  # by function: what runs before and after
 
@@ -40,13 +36,13 @@ def _unseen(hook: Callable[..., None] | None) -> Callable[..., None] | None:
     return call
 
 
-class Patches:
+class Patches(Replaced):
     """Taps that are in place, and how to remove them."""
 
     def __init__(self, recorder: Recorder, timed: Callable[[Callable[..., None]], Callable[..., None]] | None = None) -> None:
+        super().__init__()
         self.recorder = recorder
         self._timed = timed  # makes a hook of one that is timed
-        self._undo: list[tuple[Any, str, Any, Any]] = []  # owner, attribute, original or _MISSING, ours
         self._taps: dict[int, Tap] = {}  # id(original) → tap, so that aliases share one
         self._keep: list[Any] = []  # originals whose id is a key above
         self._names: dict[int, str] = {}  # id of an original → what it is recorded under
@@ -69,10 +65,10 @@ class Patches:
         Returns:
             the tap; `None` where there is nothing to patch, or where it is patched already.
         """
-        raw = vars(owner).get(attribute, _MISSING)
-        if raw is _MISSING and isinstance(owner, type):
-            raw = getattr(owner, attribute, _MISSING)  # inherited from a C class: `Tensor.add_`
-        if raw is _MISSING:
+        raw = vars(owner).get(attribute, MISSING)
+        if raw is MISSING and isinstance(owner, type):
+            raw = getattr(owner, attribute, MISSING)  # inherited from a C class: `Tensor.add_`
+        if raw is MISSING:
             return None
         function = raw.__func__ if isinstance(raw, staticmethod | classmethod) else raw
         if not callable(function) or is_tap(function):
@@ -86,10 +82,10 @@ class Patches:
             self._names[id(function)] = name
             self._known_to_torchscript(function, tap)
         ours: Any = type(raw)(tap) if isinstance(raw, staticmethod | classmethod) else tap
-        self._set(owner, attribute, vars(owner).get(attribute, _MISSING), ours)
+        self.replace(owner, attribute, ours)
         for alias in aliases:
             if vars(alias).get(attribute) is function:
-                self._set(alias, attribute, function, tap)
+                self.replace(alias, attribute, tap)
         return tap
 
     def _ours(self, hook: Callable[..., None] | None) -> Callable[..., None] | None:
@@ -119,7 +115,7 @@ class Patches:
             for attribute, value in list(vars(module).items()):
                 tap = self._taps.get(id(value))
                 if tap is not None:
-                    self._set(module, attribute, value, tap)
+                    self.replace(module, attribute, tap)
         things = gc.get_objects()
         self._reach_defaults(thing for thing in things if type(thing) is types.FunctionType)
         self._reach_attributes(things)
@@ -157,29 +153,20 @@ class Patches:
                 if tap is not None:
                     vars(layer)[attribute] = tap
 
-    def replace(self, owner: Any, attribute: str, ours: Any) -> None:
-        """Put an object of ours in a place, to be restored later."""
-        self._set(owner, attribute, vars(owner).get(attribute, _MISSING), ours)
-
-    def _set(self, owner: Any, attribute: str, original: Any, ours: Any) -> None:
-        setattr(owner, attribute, ours)
-        self._undo.append((owner, attribute, original, ours))
-
     def drop(self, tap: Tap) -> None:
         """Remove one tap everywhere it stands."""
-        keep = []
-        for owner, attribute, original, ours in self._undo:
-            inner = ours.__func__ if isinstance(ours, staticmethod | classmethod) else ours
-            if inner is tap:
-                self._restore(owner, attribute, original, ours)
+        keep: list[Callable[[], None]] = []
+        for undo in self._undo:
+            ours = undo.ours if isinstance(undo, Replacement) else None
+            if (ours.__func__ if isinstance(ours, staticmethod | classmethod) else ours) is tap:
+                undo()
             else:
-                keep.append((owner, attribute, original, ours))
+                keep.append(undo)
         self._undo = keep
 
     def remove(self) -> None:
         """Put every original back."""
-        while self._undo:
-            self._restore(*self._undo.pop())
+        super().remove()
         while self._defaults:
             function, original, ours = self._defaults.pop()
             if function.__defaults__ is ours:
@@ -191,15 +178,3 @@ class Patches:
         self._taps.clear()
         self._names.clear()
         self._keep.clear()
-
-    @staticmethod
-    def _restore(owner: Any, attribute: str, original: Any, ours: Any) -> None:
-        if vars(owner).get(attribute) is not ours:
-            return
-        if original is _MISSING:
-            delattr(owner, attribute)
-        else:
-            setattr(owner, attribute, original)
-
-    def __len__(self) -> int:
-        return len(self._undo)

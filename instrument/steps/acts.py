@@ -16,6 +16,7 @@ from proctor.instrument.patch import catalog
 from proctor.instrument.patch.patches import Hooks
 from proctor.instrument.steps.by_hand import LEAF_LOOKS, ByHand
 from proctor.instrument.steps.leaves import inputs_of
+from proctor.instrument.steps.signs import asks_gradient
 from proctor.instrument.steps.turns import guarded_write
 from proctor.instrument.steps.updates import Updates
 
@@ -102,7 +103,7 @@ class Steps:
         training = bool(module.training) and torch.is_grad_enabled()
         if training and not self._observer.armed:
             self.by_hand.called(module)
-        self._clock.forward(training, training and _asks_gradient(args))
+        self._clock.forward(training, training and asks_gradient(args))
         if training and self._observer.armed:
             if self._clock.step == 0:
                 self._guard.run("state", self._observer.tracker.rescan, 0)  # a layer replaced after the optimizer was built
@@ -174,10 +175,3 @@ class Steps:
 
     def _checkpoint_ends(self, args: tuple[Any, ...], kwargs: Any, result: Any, raised: bool) -> None:
         self._clock.checkpoint(False, self._phase_before)
-
-
-def _asks_gradient(args: tuple[Any, ...]) -> bool:
-    """Whether a tensor that a model is given requires a gradient."""
-    import torch
-
-    return any(isinstance(value, torch.Tensor) and value.requires_grad for value in args[1:])

@@ -12,8 +12,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from proctor.instrument.observe.state import Look
-from proctor.instrument.observe.tracked import is_zero
 from proctor.instrument.patch import catalog
+from proctor.instrument.steps.signs import has_closure, key_of, moves_nothing
 from proctor.instrument.steps.turns import guarded_write
 
 if TYPE_CHECKING:
@@ -50,7 +50,7 @@ class Updates:
             "add_param_group": (None, self._group_added),
         })
         self._observer.arm("an optimizer was constructed")
-        self._clock.optimizer_created(_key(optimizer))
+        self._clock.optimizer_created(key_of(optimizer))
         label = f"#{self.optimizers}"
         self.optimizers += 1
         self._observer.name(optimizer, label)
@@ -76,13 +76,13 @@ class Updates:
     def _update_begins(self, args: tuple[Any, ...], kwargs: Any) -> None:
         self.depth += 1
         if self.depth > 1:
-            self._inner.append(_key(args[0]))
+            self._inner.append(key_of(args[0]))
             return
         self._inner.clear()
         self.ran_inside = False
-        self._idle = self._clock.at_rest(_key(args[0])) and not _has_closure(args, kwargs) and moves_nothing(args[0])
+        self._idle = self._clock.at_rest(key_of(args[0])) and not has_closure(args, kwargs) and moves_nothing(args[0])
         if not self._idle:
-            self._clock.update_begins(_key(args[0]))
+            self._clock.update_begins(key_of(args[0]))
         if self._observer.armed:
             self._guard.run("state", self._observer.tracker.note_lr, args[0])
         self._look(0, data=Look.HINT, grad=Look.HINT, buffers=Look.FORCE)
@@ -100,7 +100,7 @@ class Updates:
         if self._observer.capsules is not None:
             self._observer.capsules.update_ends()
         self.done += 1
-        self._clock.update_ends(_key(args[0]), tuple(self._inner))
+        self._clock.update_ends(key_of(args[0]), tuple(self._inner))
 
     def scaled_begins(self, args: tuple[Any, ...], kwargs: Any) -> None:
         self._done_before = self.done
@@ -109,26 +109,8 @@ class Updates:
         """A loss scaler steps an optimizer, or skips it where gradients are not finite."""
         optimizer = args[1] if len(args) > 1 else (kwargs or {}).get("optimizer")
         if not raised and not self.depth and self.done == self._done_before and optimizer is not None:
-            self._clock.update_ends(_key(optimizer))
+            self._clock.update_ends(key_of(optimizer))
 
     def _optimizer_zero_grad(self, args: tuple[Any, ...], kwargs: Any) -> None:
         if not self.depth:  # in a closure, or by an optimizer that clears at the end of its step: of this step
-            self._clock.zero_grad(_key(args[0]), self._observer.steps.by_hand.moved)
-
-
-def _key(optimizer: Any) -> int:
-    """What the clock calls an optimizer: optimizers of the same parameters are one (a wrapper, one for each task)."""
-    for group in optimizer.param_groups:
-        for p in group["params"]:
-            return id(p)
-    return id(optimizer)
-
-
-def moves_nothing(optimizer: Any) -> bool:
-    """Whether an update changes no parameter for sure: no gradient, or a learning rate of 0 in all groups."""
-    groups = optimizer.param_groups
-    return all(is_zero(group.get("lr")) for group in groups) or all(p.grad is None for group in groups for p in group["params"])
-
-
-def _has_closure(args: tuple[Any, ...], kwargs: Any) -> bool:
-    return any(callable(value) for value in (*args[1:], *(kwargs or {}).values()))
+            self._clock.zero_grad(key_of(args[0]), self._observer.steps.by_hand.moved)

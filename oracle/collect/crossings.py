@@ -16,7 +16,7 @@ from torch.utils import _pytree as pytree
 
 from proctor.oracle.collect.config import CollectConfig
 from proctor.oracle.collect.forced import Supplied
-from proctor.oracle.collect.guard import Guard
+from proctor.oracle.collect.guard import RecordingGuard
 from proctor.oracle.collect.ops import OpRecorder
 from proctor.oracle.collect.own_noise import OwnOperations
 from proctor.oracle.collect.progress import Progress
@@ -54,7 +54,7 @@ class Crossings:
         tape: Tape,
         supplied: Supplied,
         regions: Regions,
-        guard: Guard,
+        guard: RecordingGuard,
         next_step: Callable[[], None],
     ) -> None:
         self.running = Running(training=not config.forward)
@@ -184,8 +184,7 @@ class Crossings:
         if progress.over or progress.trial or not self._tape.running():
             return None
         if progress.boundary:  # behind the program's own hooks, which may gather parameters that late
-            progress.boundary = False
-            self._guard.guarded(self._next_step)()
+            self._guard.hook(self._next_step)()
             if progress.over:
                 return None
         place = self.running.enter(meta[0], key)

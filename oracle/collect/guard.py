@@ -1,16 +1,17 @@
-"""The one place where an error of the collector is swallowed: recording ends and says so, and the user's program goes on."""
+"""The guard of `instrument`, for a recording: with the first error of ours all of it ends and says so, and the user's program goes on."""
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Final
 
-from proctor.instrument.guard import say
+from proctor.instrument.guard import Guard
 from proctor.oracle.collect.regions import unseen
 
+RECORDING: Final = "recording"  # the one probe
 
-class Guard:
+
+class RecordingGuard(Guard):
     """Runs functions of ours within a program that must not notice when they fail.
 
     Args:
@@ -19,29 +20,19 @@ class Guard:
     """
 
     def __init__(self, failed: Callable[[str], None], *, compiled: bool) -> None:
-        self._tell, self._compiled = failed, compiled
-        self._failed = False
+        super().__init__()
+        self._compiled = compiled
+        self.on_end = lambda: failed(self.notes[-1].removeprefix("oracle: "))
 
-    def guarded(self, function: Callable[..., Any]) -> Callable[..., None]:
+    def hook(self, function: Callable[..., Any]) -> Callable[..., None]:
         """The same function, without its result and its errors."""
-
-        def run(*args: Any, **kwargs: Any) -> None:
-            try:
-                function(*args, **kwargs)
-            except Exception as e:  # noqa: BLE001 - the user's program goes on
-                self.fail(e)
-
+        run = self.guarded(RECORDING, function)
         return unseen(run) if self._compiled else run
 
     def fail(self, error: Exception) -> None:
         """Say that recording failed; later errors are silent."""
-        if self._failed:
-            return
-        self._failed = True
-        if os.environ.get("PROCTOR_DEBUG", "") not in ("", "0"):
-            import traceback
+        self.report(RECORDING, error)
 
-            traceback.print_exc()
-        line = f"recording failed: {type(error).__name__}: {error}".splitlines()[0]
-        say(f"oracle: {line}")
-        self._tell(line)
+    def told(self, probe: str, error: BaseException) -> str:
+        """What is said of an error."""
+        return f"oracle: recording failed: {type(error).__name__}: {error}".splitlines()[0]

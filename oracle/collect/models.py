@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterator, Mapping
-from typing import NamedTuple
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, NamedTuple
 
 import torch
 from torch import nn
 
+from proctor.instrument.patch.replaced import Replaced
 from proctor.oracle.collect.roots import Meta, Modules, Names, is_wrapper, meta_of, unwrapped
 from proctor.oracle.frameworks import framework_of
 
@@ -41,6 +42,15 @@ class Models:
         self.names = Names()
         self.roots: list[nn.Module] = []
         self._main_known = False
+
+    def install(self, patches: Replaced) -> None:
+        """See modules when they are made. One that is copied (stages and averages are made by `deepcopy`) or loaded runs no constructor."""
+        patches.wrap(nn.Module, "__init__", self._made)
+        patches.wrap(nn.Module, "__setstate__", self._made)
+
+    def _made(self, original: Callable[..., None], module: nn.Module, /, *args: Any, **kwargs: Any) -> None:
+        original(module, *args, **kwargs)
+        self.modules.add(module)
 
     def knows(self, module: nn.Module) -> bool:
         """Whether a module was found."""

@@ -59,10 +59,12 @@ class Optimizers:
         """An optimizer is made."""
         self._made.append(weakref.ref(optimizer))
 
-    def adopt(self) -> None:
-        """Take those that were made before."""
-        for optimizer in [o for o in gc.get_objects() if issubclass(type(o), torch.optim.Optimizer)]:
+    def adopt(self) -> list[Any]:
+        """Take those that were made before; returns them."""
+        found = [o for o in gc.get_objects() if issubclass(type(o), torch.optim.Optimizer)]
+        for optimizer in found:
             self.add(optimizer)
+        return found
 
     def next_step(self) -> None:
         """Gradients and parameters are taken once a step."""
@@ -220,31 +222,27 @@ class Optimizers:
         """Parameters that have changed since `note_versions`."""
         return {id(p) for _, p in self._models.parameters() if p._version != self._versions.get(id(p), p._version)}
 
-    def tried(self) -> bool:
-        """Whether something else than an optimizer has moved what one has: a trial before its step."""
-        moved = self._moved()
-        return any(id(p) in moved for optimizer in self._alive() for group in optimizer.param_groups for p in group["params"])
-
-    def updated_by_hand(self) -> None:
-        """Where there is no optimizer and parameters have moved after a backward pass, that was the update; gradients that are still there are recorded."""
-        progress = self._progress
-        if not progress.backward or progress.stepped or not self._moved():
-            return
+    def updated_by_hand(self) -> bool:
+        """Whether parameters have moved since `note_versions` where there is no optimizer: that was the update; gradients that are still there are recorded."""
+        if not self._moved() or not self._tape.running():
+            return False
         if any(p in self._flats or id(p) in self._models.names.parameters for o in self._alive() for group in o.param_groups for p in group["params"]):
-            return
-        progress.stepped = True
+            return False
+        self._progress.stepped = True
         for name, parameter in self._models.parameters():
             if parameter.grad is not None and name not in self._taken:
                 self._taken.add(name)
                 self._record(parameter.grad, "main_grad", name, "")
+        return True
 
-    def updated_unseen(self) -> None:
-        """Make up for updates that no hook told of, by what has changed since `note_versions`."""
+    def moved(self) -> list[Any]:
+        """Optimizers of which a parameter has changed since `note_versions`."""
         moved = self._moved()
-        for optimizer in self._alive() if moved else ():
-            if any(id(p) in moved for group in optimizer.param_groups for p in group["params"]):
-                self.before_update(optimizer)
-                self.after_update(optimizer)
+        return [o for o in self._alive() if any(id(p) in moved for group in o.param_groups for p in group["params"])] if moved else []
+
+    def tried(self) -> bool:
+        """Whether something else than an optimizer has moved what one has: a trial before its step."""
+        return bool(self.moved())
 
     # -- clipping -------------------------------------------------------------------------------------------
 

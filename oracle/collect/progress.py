@@ -1,50 +1,45 @@
-"""Where a run is: whether recording has begun or is over, which step it is in, and what has happened in that step.
+"""Where a recording is: whether it has begun or is over, which step it is in, and what has happened in that step.
 
-A step begins with the first training forward after an optimizer's step, or after gradients were cleared following a
-backward pass: then nothing was updated (a scaler that skips). Where no optimizer has stepped and parameters were moved by
-hand, that is a trial that comes before the update (sharpness-aware minimization); without any optimizer it is the update.
+What a step is says the clock of `instrument/steps`, which `acts.py` tells what the program does. The recording follows it a little
+later: the clock counts a step when its first forward begins, and the recording goes on to it behind the program's own hooks of
+that forward, which may gather parameters that late.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from proctor.instrument.steps.clock import StepClock
 
 
-@dataclass
 class Progress:
     """The state of one process.
 
     Attributes:
+        clock: says when a step is over.
         begun: a training forward was seen.
         over: nothing is recorded any more.
         trial: a library tries modules out; that belongs to no step.
-        step: the number of the step.
-        stepped: an optimizer has stepped in it.
-        backward: gradients were computed in it.
-        cleared: … and cleared again.
-        boundary: the forward that begins is that of the next step.
-        stepping: optimizers whose step runs, by id: one that asks for gradients (LBFGS) calls the model within it.
+        step: the number of the step that is recorded.
+        stepped: an optimizer has stepped in it, or parameters were moved by hand.
+        boundary: the clock has gone on, the recording has not yet.
+        stepping: optimizers whose step runs, by id, the innermost last: one that asks for gradients (LBFGS) calls the model within it.
     """
 
-    begun: bool = False
-    over: bool = False
-    trial: bool = False
-    step: int = 0
-    stepped: bool = False
-    backward: bool = False
-    cleared: bool = False
-    boundary: bool = False
-    stepping: set[int] = field(default_factory=set)
+    def __init__(self) -> None:
+        self.clock = StepClock()
+        self.clock.on_new_step = self._goes_on
+        self.begun = self.over = self.trial = False
+        self.step = 0
+        self.stepped = self.boundary = False
+        self.stepping: list[int] = []
+
+    def _goes_on(self) -> None:
+        self.boundary = self.begun
 
     def recording(self) -> bool:
         """Whether the step is one that is recorded."""
         return self.begun and not self.over
 
-    def complete(self) -> bool:
-        """Whether the next training forward is that of another step."""
-        return not self.stepping and (self.stepped or (self.backward and self.cleared))
-
     def advance(self) -> None:
         """Another step begins."""
         self.step += 1
-        self.stepped = self.backward = self.cleared = False
+        self.stepped = self.boundary = False

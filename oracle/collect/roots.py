@@ -14,6 +14,8 @@ from typing import Any
 import torch
 from torch import nn
 
+from proctor.instrument.observe.modules import joined, roots_among
+
 WRAPPERS = ("module", "_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_module", "_forward_module")
 WRAPPING = (
     "DistributedDataParallel",
@@ -43,9 +45,7 @@ class Modules:
 
     def roots(self) -> list[nn.Module]:
         """Modules that own parameters and that no other module holds, in the order of their construction."""
-        alive = [m for ref in list(self._alive.values()) if (m := ref()) is not None and "_modules" in vars(m)]
-        held = {id(child) for m in alive for child in m._modules.values() if child is not None}
-        return [m for m in alive if id(m) not in held and any(True for _ in m.parameters())]
+        return roots_among([m for ref in list(self._alive.values()) if (m := ref()) is not None])
 
 
 class Names:
@@ -85,12 +85,12 @@ class Names:
         for path, module in root.named_modules():
             if id(module) in self.modules:
                 continue
-            name = self._given[id(root)].get(path, _join(new_prefix, strip(root, path)))
+            name = self._given[id(root)].get(path, joined(new_prefix, strip(root, path)))
             self.modules[id(module)] = name
             if not is_wrapper(module):
                 fresh.append((name, module))
         for path, parameter in root.named_parameters(remove_duplicate=True):
-            self.parameters.setdefault(id(parameter), self._given[id(root)].get(path, _join(new_prefix, strip(root, path))))
+            self.parameters.setdefault(id(parameter), self._given[id(root)].get(path, joined(new_prefix, strip(root, path))))
         return fresh
 
     def rename_parameters(self, roots: Iterator[nn.Module] | list[nn.Module]) -> None:
@@ -102,7 +102,7 @@ class Names:
                 if id(parameter) in seen:
                     continue
                 seen.add(id(parameter))
-                self.parameters[id(parameter)] = self._given.get(id(root), {}).get(path, _join(prefix, strip(root, path)))
+                self.parameters[id(parameter)] = self._given.get(id(root), {}).get(path, joined(prefix, strip(root, path)))
 
 
 def is_wrapper(module: nn.Module) -> bool:
@@ -151,10 +151,6 @@ def is_torch_module(module: nn.Module) -> bool:
 def meta_of(name: str, module: nn.Module) -> Meta:
     """What is said of a module; the place of its forward, unless torch ships it."""
     return name, type(module).__name__, source_of(module) if not is_torch_module(module) else ""
-
-
-def _join(prefix: str, path: str) -> str:
-    return f"{prefix}.{path}" if prefix and path else prefix or path
 
 
 def local_of(tensor: Any) -> torch.Tensor:

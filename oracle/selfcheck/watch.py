@@ -21,7 +21,7 @@ from torch import nn
 
 from proctor.instrument.guard import say
 from proctor.instrument.observe.mesh import position
-from proctor.oracle.collect.attached import Attached
+from proctor.instrument.patch.replaced import Replaced
 from proctor.oracle.selfcheck.facts import CheckConfig
 from proctor.oracle.selfcheck.fork import random_states
 from proctor.oracle.selfcheck.losses import Losses
@@ -62,7 +62,7 @@ class Watch:
         self.step_s = 0.0
         self._depth = 0
         self._since = time.monotonic()
-        self._attached = Attached()
+        self._attached = Replaced()
         self._checked = 0
         self._begun = False
         self._stale = False  # an optimizer has stepped: what comes now belongs to the next update

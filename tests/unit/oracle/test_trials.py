@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from pathlib import Path
 from typing import Any
 
@@ -40,7 +41,7 @@ def test_an_optimizer_that_asks_for_gradients_makes_one_step(tmp_path: Path) -> 
 
 @pytest.mark.parametrize("back", [True, False])
 def test_a_trial_move_is_no_step(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, back: bool) -> None:
-    monkeypatch.setattr("proctor.oracle.collect.collector.anything_compiled", lambda: False)  # another test has; a move may be a compiled step then
+    monkeypatch.setattr("proctor.oracle.collect.acts.anything_compiled", lambda: False)  # another test has; a move may be a compiled step then
     net = Net()
     optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
     with trace(net, tmp_path / "r"):
@@ -89,3 +90,67 @@ def test_updates_by_hand_are_steps(tmp_path: Path, cleared: str) -> None:
     assert rank.info.steps == 2 and len(values(rank, "param_after", 1)) == 1
     if cleared == "model":
         assert torch.equal(values(rank, "main_grad", 0)[0], taken[0]) and torch.equal(values(rank, "main_grad", 1)[0], taken[1])
+
+
+def train_together(first: Net, second: Net, rounds: int) -> None:
+    """Two models with an optimizer each, that update in turn, from what both compute."""
+    optimizers = [torch.optim.SGD(net.parameters(), lr=0.1) for net in (first, second)]
+    for _ in range(rounds):
+        for optimizer, sign in zip(optimizers, (1.0, -1.0), strict=True):
+            optimizer.zero_grad()
+            (sign * second.last(first.first(batch())).square().mean()).backward()
+            optimizer.step()
+
+
+def ask_twice(first: Net, second: Net, rounds: int) -> None:
+    """An optimizer that asks for gradients, for each of its updates."""
+    optimizer = torch.optim.LBFGS(first.parameters(), lr=0.1, max_iter=3)
+
+    def asked() -> Any:
+        optimizer.zero_grad()
+        loss = first(batch()).square().mean()
+        loss.backward()
+        return loss
+
+    for _ in range(rounds):
+        optimizer.step(asked)
+
+
+def overflow(first: Net, second: Net, rounds: int) -> None:
+    """A loss scaler that skips every other update, in a loop that clears between forward and backward."""
+    optimizer, scaler = torch.optim.SGD(first.parameters(), lr=0.1), torch.amp.GradScaler("cpu", init_scale=2.0)
+    for number in range(rounds):
+        loss = first(batch()).square().mean() * (float("inf") if number % 2 else 1.0)
+        optimizer.zero_grad()
+        scaler.scale(loss).backward()
+        scaler.step(optimizer)
+        scaler.update()
+
+
+@pytest.mark.parametrize("train", [train_together, ask_twice, overflow])
+def test_steps_are_those_that_the_recorder_counts(tmp_path: Path, train: Any) -> None:
+    with trace(Net(), tmp_path / "r", steps=9):
+        train(Net(), Net(), 3)
+    info = Recording(tmp_path / "r").ranks()[0].info
+    assert info.done and info.steps == 3, info.notes
+
+
+def test_after_an_update_that_raised_steps_are_counted_on(tmp_path: Path) -> None:
+    class Failing(torch.optim.SGD):
+        fails = True
+
+        def step(self, closure: Any = None) -> Any:
+            if self.fails:
+                raise FloatingPointError
+            return super().step(closure)
+
+    net = Net()
+    with trace(net, tmp_path / "r", steps=9):
+        optimizer = Failing(net.parameters(), lr=0.1)
+        for fails in (True, False, False):
+            optimizer.fails = fails
+            net(batch()).square().mean().backward()
+            with contextlib.suppress(FloatingPointError):
+                optimizer.step()
+            optimizer.zero_grad()
+    assert Recording(tmp_path / "r").ranks()[0].info.steps == 2  # that of the update which came instead, and one more
