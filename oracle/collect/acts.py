@@ -18,12 +18,12 @@ from torch import nn
 from proctor.instrument.patch.replaced import Replaced
 from proctor.instrument.steps.rounds import BY_HAND
 from proctor.instrument.steps.signs import asks_gradient, key_of, moves_nothing
+from proctor.oracle.collect.edges.regions import Regions, anything_compiled
+from proctor.oracle.collect.edges.taps import recomputing
+from proctor.oracle.collect.finding.models import Models
 from proctor.oracle.collect.guard import RecordingGuard
-from proctor.oracle.collect.models import Models
-from proctor.oracle.collect.optimizers import Optimizers, asked_for
+from proctor.oracle.collect.optimizer.optimizers import Optimizers, asked_for
 from proctor.oracle.collect.progress import Progress
-from proctor.oracle.collect.regions import Regions, anything_compiled
-from proctor.oracle.collect.taps import recomputing
 
 
 class Host(Protocol):

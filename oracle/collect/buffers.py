@@ -6,8 +6,8 @@ import hashlib
 
 import torch
 
-from proctor.oracle.collect.models import Models
-from proctor.oracle.collect.roots import local_of
+from proctor.oracle.collect.finding.models import Models
+from proctor.oracle.collect.finding.roots import local_of
 from proctor.oracle.collect.tape import Tape
 
 

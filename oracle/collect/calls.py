@@ -15,16 +15,16 @@ from torch import nn
 
 from proctor.instrument.patch.replaced import Replaced
 from proctor.oracle.collect.acts import Acts
-from proctor.oracle.collect.crossings import Crossings
-from proctor.oracle.collect.decisions import Decisions
+from proctor.oracle.collect.choosing.decisions import Decisions
+from proctor.oracle.collect.edges.crossings import Crossings
+from proctor.oracle.collect.edges.regions import Regions
+from proctor.oracle.collect.edges.taps import recomputing
+from proctor.oracle.collect.finding.models import Models
 from proctor.oracle.collect.forwards import Forwards
 from proctor.oracle.collect.guard import RecordingGuard
-from proctor.oracle.collect.models import Models
 from proctor.oracle.collect.progress import Progress
-from proctor.oracle.collect.regions import Regions
-from proctor.oracle.collect.replayed import Replayed
+from proctor.oracle.collect.replay.replayed import Replayed
 from proctor.oracle.collect.tape import Tape
-from proctor.oracle.collect.taps import recomputing
 
 
 class Calls:

@@ -9,9 +9,9 @@ import torch
 from torch import nn
 
 from proctor.instrument.patch.replaced import Replaced
-from proctor.oracle.collect import settings
 from proctor.oracle.collect.guard import RecordingGuard
-from proctor.oracle.collect.optimizers import Optimizers
+from proctor.oracle.collect.optimizer import settings
+from proctor.oracle.collect.optimizer.optimizers import Optimizers
 from proctor.oracle.collect.progress import Progress
 
 

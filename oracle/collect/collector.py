@@ -25,24 +25,24 @@ from proctor.instrument.patch.replaced import Replaced
 from proctor.instrument.steps.clock import StepClock
 from proctor.instrument.steps.rounds import Rounds
 from proctor.oracle.collect.acts import Acts
-from proctor.oracle.collect.answers import Answers
 from proctor.oracle.collect.buffers import Buffers
 from proctor.oracle.collect.calls import Calls
+from proctor.oracle.collect.choosing.answers import Answers
+from proctor.oracle.collect.choosing.decisions import Decisions
 from proctor.oracle.collect.clipping import Clipping
 from proctor.oracle.collect.config import CollectConfig
-from proctor.oracle.collect.crossings import Crossings
-from proctor.oracle.collect.decisions import Decisions
-from proctor.oracle.collect.flats import Flats
-from proctor.oracle.collect.forced import Supplied
+from proctor.oracle.collect.edges.crossings import Crossings
+from proctor.oracle.collect.edges.forced import Supplied
+from proctor.oracle.collect.edges.regions import Regions, skip_frames
+from proctor.oracle.collect.edges.running import Running
+from proctor.oracle.collect.finding.models import Models
+from proctor.oracle.collect.finding.roots import in_flat_tensors
 from proctor.oracle.collect.forwards import Forwards
 from proctor.oracle.collect.guard import RecordingGuard
-from proctor.oracle.collect.models import Models
-from proctor.oracle.collect.optimizers import Optimizers
+from proctor.oracle.collect.optimizer.flats import Flats
+from proctor.oracle.collect.optimizer.optimizers import Optimizers
 from proctor.oracle.collect.progress import Progress
-from proctor.oracle.collect.regions import Regions, skip_frames
-from proctor.oracle.collect.replayed import Replayed
-from proctor.oracle.collect.roots import in_flat_tensors
-from proctor.oracle.collect.running import Running
+from proctor.oracle.collect.replay.replayed import Replayed
 from proctor.oracle.collect.tape import Tape
 from proctor.oracle.frameworks import framework_of
 
@@ -239,7 +239,7 @@ class Collector:
         self.info.coords = dict(position()["coords"])
 
     def _generate(self, seed: int) -> None:
-        from proctor.oracle.recording.generate import generate_parameters
+        from proctor.oracle.collect.finding.generate import generate_parameters
 
         plan = self.config.plan or self.info.plan
         self.info.notes += generate_parameters(self.models.parameters(), seed, plan, self.info.rank, self.info.world)

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import nn
 
-from proctor.oracle.collect.roots import local_of
+from proctor.oracle.collect.finding.roots import local_of
 
 if TYPE_CHECKING:
     from proctor.oracle.collect.collector import Collector

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Any, Final
 
 from proctor.instrument.guard import Guard
-from proctor.oracle.collect.regions import unseen
+from proctor.oracle.collect.edges.regions import unseen
 
 RECORDING: Final = "recording"  # the one probe
 

@@ -19,8 +19,8 @@ from typing import Final
 import torch
 
 from proctor.errors import OracleError, ProctorError
-from proctor.oracle.collect.running import Place
-from proctor.oracle.collect.taps import own_draw
+from proctor.oracle.collect.edges.running import Place
+from proctor.oracle.collect.edges.taps import own_draw
 from proctor.oracle.parallel import intercept
 from proctor.oracle.parallel.box import Box
 from proctor.oracle.parallel.placing import rule_of

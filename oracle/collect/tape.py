@@ -10,8 +10,8 @@ from typing import Any
 import torch
 
 from proctor.instrument.guard import say
+from proctor.oracle.collect.finding.roots import Meta, local_of
 from proctor.oracle.collect.progress import Progress
-from proctor.oracle.collect.roots import Meta, local_of
 from proctor.oracle.phases.ended import Whereabouts
 from proctor.oracle.recording.store import DTYPES, ProcessInfo, RankWriter
 

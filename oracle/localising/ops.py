@@ -1,6 +1,6 @@
 """Inside the module that is wrong: the first operation whose inputs are the reference's and whose result is not.
 
-Both sides recorded the operations of one module under the same inputs (`collect/ops.py`). The candidate has others than
+Both sides recorded the operations of one module under the same inputs (`collect/edges/ops.py`). The candidate has others than
 the reference (slices, masks, collectives), so operations are matched by value: a result *fits* if it is some part of a
 result of the reference, or a summand of one that the ranks add up. From the module's wrong value the candidate's data flow is
 followed back to results that fit; the operation behind them is named. What depends on no input (masks, views of

@@ -23,11 +23,12 @@ from typing import Any, Final
 import torch
 
 from proctor.errors import OracleError
+from proctor.instrument.patch import replaced
 from proctor.oracle.parallel.draws import FIXED, Place, registry
 
 _KEY: Final = "CPU"
-_ROOM: Final = str(Path(__file__).resolve().parents[1])  # the oracle, with all that stands between a draw and the user
-_TORCH: Final = str(Path(torch.__file__).resolve().parent)
+# All that stands between a draw and the user: the oracle, patches, torch.
+_SKIP: Final = (*(str(Path(p).resolve()) for p in (Path(__file__).parents[1], Path(replaced.__file__).parent, Path(torch.__file__).parent)), "<")
 _local = threading.local()
 _lock = threading.Lock()
 _installed: list[torch.library.Library] = []
@@ -130,6 +131,6 @@ def user_line() -> str:
     frame = sys._getframe(1)
     for there, line in reversed(list(traceback.walk_stack(frame))[::-1]):
         file = there.f_code.co_filename
-        if not file.startswith((_ROOM, _TORCH, "<")):
+        if not file.startswith(_SKIP):
             return f"{file}:{line} in {there.f_code.co_name}"
     return "a line of torch's own"

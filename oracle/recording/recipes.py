@@ -94,7 +94,7 @@ def drawn(recipe: Recipe, entry: Entry, seed: int, key: Key) -> torch.Tensor:
     """The whole tensor of a key, in its type."""
     import torch
 
-    from proctor.oracle.collect.taps import seed_of
+    from proctor.oracle.collect.edges.taps import seed_of
 
     generator = torch.Generator().manual_seed(seed_of("generated", seed, *key))
     dtype: torch.dtype = getattr(torch, entry.dtype)

@@ -20,7 +20,7 @@ import numpy.typing as npt
 
 from proctor.invariants.capsule import Capsule, Print
 from proctor.invariants.schema import StateFlag
-from proctor.oracle.collect.replay_plan import ReplayReport, read_report
+from proctor.oracle.collect.replay.replay_plan import ReplayReport, read_report
 from proctor.oracle.merging.locate import take
 from proctor.oracle.numbers.difference import Difference, compare
 from proctor.oracle.numbers.dtypes import storage

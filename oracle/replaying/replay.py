@@ -19,7 +19,7 @@ import numpy as np
 
 from proctor.errors import OracleError, TraceError
 from proctor.invariants.capsule import Blob, Capsule, capsules_of, read_capsule, siblings, write_tensors
-from proctor.oracle.collect.replay_plan import PLAN, TENSORS, Draw, Feed, ReplayPlan, Slot
+from proctor.oracle.collect.replay.replay_plan import PLAN, TENSORS, Draw, Feed, ReplayPlan, Slot
 from proctor.oracle.plans.plan import Plan
 from proctor.oracle.recording.record import SAMPLES, Recorder
 from proctor.oracle.recording.store import Recording

@@ -15,7 +15,7 @@ from typing import Any, Final
 import torch
 from torch import nn
 
-from proctor.oracle.collect.taps import noisy
+from proctor.oracle.collect.edges.taps import noisy
 from proctor.oracle.selfcheck import NotApplicable, Unknown
 from proctor.oracle.selfcheck.fork import set_random_states
 from proctor.oracle.selfcheck.outcomes import Culprit

@@ -1,4 +1,4 @@
-"""oracle/recording/generate.py: the same parameters on both sides, however they are cut."""
+"""oracle/collect/finding/generate.py: the same parameters on both sides, however they are cut."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ torch = pytest.importorskip("torch")
 from torch import nn  # noqa: E402
 
 from proctor.oracle import trace  # noqa: E402
+from proctor.oracle.collect.finding.generate import generate_parameters  # noqa: E402
 from proctor.oracle.plans.plan import Plan  # noqa: E402
-from proctor.oracle.recording.generate import generate_parameters  # noqa: E402
 from proctor.oracle.recording.store import Recording  # noqa: E402
 
 

@@ -169,8 +169,8 @@ def test_a_norm_accuses_only_beyond_the_tolerance() -> None:
 
 def test_rows_are_dealt_to_calls_of_another_size() -> None:
     torch = pytest.importorskip("torch")
-    from proctor.oracle.collect.replay_plan import Feed
-    from proctor.oracle.collect.replayed import _Feeding
+    from proctor.oracle.collect.replay.replay_plan import Feed
+    from proctor.oracle.collect.replay.replayed import _Feeding
 
     rows = {"a": torch.arange(8).reshape(4, 2), "b": torch.arange(8, 16).reshape(4, 2)}
     feeding = _Feeding(Feed("model", "0", ("a", "b"), "int64"), rows.__getitem__)

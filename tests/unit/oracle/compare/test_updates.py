@@ -1,4 +1,4 @@
-"""oracle/collect/updates.py and optimizers.py: noise of an optimizer's own arithmetic, and what no optimizer has."""
+"""oracle/collect/optimizer/shaken.py and optimizers.py: noise of an optimizer's own arithmetic, and what no optimizer has."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ torch = pytest.importorskip("torch")
 from helpers.small_net import Net, batch  # noqa: E402
 
 from proctor.oracle import trace  # noqa: E402
-from proctor.oracle.collect.updates import shaken  # noqa: E402
+from proctor.oracle.collect.optimizer.shaken import shaken  # noqa: E402
 from proctor.oracle.recording.store import Recording  # noqa: E402
 
 

@@ -17,14 +17,14 @@ from safetensors.torch import save_file  # noqa: E402
 from torch import nn  # noqa: E402
 
 from proctor.oracle import trace, trace_reference  # noqa: E402
-from proctor.oracle.collect.forced import key_of  # noqa: E402
+from proctor.oracle.collect.edges.forced import key_of  # noqa: E402
+from proctor.oracle.collect.finding.generate import full_tensor  # noqa: E402
 from proctor.oracle.judging.check import Comparison  # noqa: E402
 from proctor.oracle.judging.verdicts import Verdict  # noqa: E402
 from proctor.oracle.localising.localise import _write  # noqa: E402
 from proctor.oracle.merging.padding import Holder, cropped, filled, own_shape  # noqa: E402
 from proctor.oracle.plans.mesh import Cut, Layout, Mesh  # noqa: E402
 from proctor.oracle.plans.plan import Plan  # noqa: E402
-from proctor.oracle.recording.generate import full_tensor  # noqa: E402
 from proctor.oracle.recording.inputs import generate_inputs  # noqa: E402
 from proctor.oracle.recording.store import ProcessInfo, RankWriter, Recording  # noqa: E402
 

@@ -1,4 +1,4 @@
-"""oracle/localising/ops.py and oracle/collect/ops.py: inside a module, the operation that is the first to differ."""
+"""oracle/localising/ops.py and oracle/collect/edges/ops.py: inside a module, the operation that is the first to differ."""
 
 from __future__ import annotations
 
@@ -220,7 +220,7 @@ def test_recording_changes_nothing(tmp_path: Path) -> None:
 
 
 def test_too_many_operations_are_cut_off(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("proctor.oracle.collect.ops.MAX_OPS", 4)
+    monkeypatch.setattr("proctor.oracle.collect.edges.ops.MAX_OPS", 4)
     found = recorded(tmp_path / "c", Model())
     assert found.log.truncated and len(found.log.ops) <= 8
 

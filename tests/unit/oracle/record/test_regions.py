@@ -1,4 +1,4 @@
-"""oracle/collect/regions.py, uncompiled.py: compiled candidates, compared at the edges of what is compiled.
+"""oracle/collect/edges/regions.py, uncompiled.py: compiled candidates, compared at the edges of what is compiled.
 
 The backends keep the graph as it is ("eager") or spoil it, so that no C++ compiler is needed.
 """

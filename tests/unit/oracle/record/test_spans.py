@@ -1,4 +1,4 @@
-"""oracle/collect/spans.py: which elements of parameters an optimizer's flat tensors hold."""
+"""oracle/collect/optimizer/spans.py: which elements of parameters an optimizer's flat tensors hold."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 pytest.importorskip("torch")
 
-from proctor.oracle.collect.spans import Gradients, Span, find_spans
+from proctor.oracle.collect.optimizer.spans import Gradients, Span, find_spans
 
 RNG = np.random.default_rng(0)
 

@@ -20,13 +20,14 @@ import torch
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from proctor.instrument.patch import replaced
 from proctor.oracle.localising.ops import FILE, Op, OpLog
 
 MAX_OPS: Final = 4000
 MAX_BYTES: Final = 256 * 1024 * 1024
 COLLECTIVES: Final = ("c10d", "_c10d_functional", "_dtensor")  # results are not there when the call returns
 
-_SKIP: Final = (os.path.dirname(torch.__file__) + os.sep, str(Path(__file__).parent) + os.sep, "<frozen")
+_SKIP: Final = (os.path.dirname(torch.__file__) + os.sep, str(Path(__file__).parents[1]) + os.sep, str(Path(replaced.__file__).parent) + os.sep, "<frozen")
 _ENGINE: Final = os.path.join(os.path.dirname(torch.__file__), "autograd", "graph.py")  # runs the backward pass
 _LIBRARY: Final = os.path.dirname(os.__file__) + os.sep
 

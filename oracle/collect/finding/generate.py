@@ -15,8 +15,8 @@ import numpy as np
 import torch
 
 from proctor.errors import MappingError
-from proctor.oracle.collect.roots import local_of
-from proctor.oracle.collect.taps import seed_of
+from proctor.oracle.collect.edges.taps import seed_of
+from proctor.oracle.collect.finding.roots import local_of
 from proctor.oracle.plans.mesh import Layout, Mesh
 from proctor.oracle.plans.placements import from_dtensor
 from proctor.oracle.plans.plan import Plan

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from proctor.oracle.collect.taps import UNIT_ROUNDOFF, noisy
+from proctor.oracle.collect.edges.taps import UNIT_ROUNDOFF, noisy
 
 SHORT = (torch.bfloat16, torch.float16)
 

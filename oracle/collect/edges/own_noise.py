@@ -18,8 +18,8 @@ from typing import Any, Final
 import torch
 from torch.overrides import TorchFunctionMode
 
-from proctor.oracle.collect.running import Place
-from proctor.oracle.collect.taps import UNIT_ROUNDOFF, noisy, tap
+from proctor.oracle.collect.edges.running import Place
+from proctor.oracle.collect.edges.taps import UNIT_ROUNDOFF, noisy, tap
 
 FEW: Final = 8
 TIMES: Final = 3.0  # roundings: a value at an edge is mostly at that of its parent too, and gets noise at each

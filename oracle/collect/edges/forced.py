@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from proctor.oracle.collect.config import CollectConfig, key_of
-from proctor.oracle.collect.roots import local_of
+from proctor.oracle.collect.finding.roots import local_of
 
 
 class Forced:

@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 import torch
 
-from proctor.oracle.collect.taps import recomputing
+from proctor.oracle.collect.edges.taps import recomputing
 
 
 class Place(NamedTuple):

@@ -18,7 +18,7 @@ import torch
 from torch.overrides import TorchFunctionMode, _get_current_function_mode_stack
 from torch.utils import _pytree as pytree
 
-from proctor.oracle.collect.deciding import (
+from proctor.oracle.collect.choosing.deciding import (
     BERNOULLI,
     CHOICES,
     DROPOUTS,
@@ -30,9 +30,9 @@ from proctor.oracle.collect.deciding import (
     Dropout,
     recurrent,
 )
-from proctor.oracle.collect.roots import local_of
-from proctor.oracle.collect.running import Place
-from proctor.oracle.collect.taps import recomputing
+from proctor.oracle.collect.edges.running import Place
+from proctor.oracle.collect.edges.taps import recomputing
+from proctor.oracle.collect.finding.roots import local_of
 
 if TYPE_CHECKING:
     from proctor.oracle.collect.keyed import KeyedDraws

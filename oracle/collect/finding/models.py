@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from proctor.instrument.patch.replaced import Replaced
-from proctor.oracle.collect.roots import Meta, Modules, Names, is_wrapper, meta_of, unwrapped
+from proctor.oracle.collect.finding.roots import Meta, Modules, Names, is_wrapper, meta_of, unwrapped
 from proctor.oracle.frameworks import framework_of
 
 

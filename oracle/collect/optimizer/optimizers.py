@@ -13,15 +13,15 @@ from typing import Any
 
 import torch
 
-from proctor.oracle.collect import settings
-from proctor.oracle.collect.flats import Flats, gradient_of
-from proctor.oracle.collect.forced import Forced, Supplied
-from proctor.oracle.collect.models import Models
+from proctor.oracle.collect.edges.forced import Forced, Supplied
+from proctor.oracle.collect.finding.models import Models
+from proctor.oracle.collect.finding.roots import local_of
+from proctor.oracle.collect.optimizer import settings
+from proctor.oracle.collect.optimizer.flats import Flats, gradient_of
+from proctor.oracle.collect.optimizer.shaken import shaken
 from proctor.oracle.collect.progress import Progress
-from proctor.oracle.collect.replayed import Replayed
-from proctor.oracle.collect.roots import local_of
+from proctor.oracle.collect.replay.replayed import Replayed
 from proctor.oracle.collect.tape import Tape
-from proctor.oracle.collect.updates import shaken
 
 
 def asked_for(args: Any, kwargs: Any) -> Callable[[], Any] | None:

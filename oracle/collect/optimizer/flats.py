@@ -7,9 +7,9 @@ from typing import Any
 
 import torch
 
-from proctor.oracle.collect.models import Models
-from proctor.oracle.collect.roots import local_of
-from proctor.oracle.collect.spans import Gradients, Span, find_spans
+from proctor.oracle.collect.finding.models import Models
+from proctor.oracle.collect.finding.roots import local_of
+from proctor.oracle.collect.optimizer.spans import Gradients, Span, find_spans
 
 _GRADS = ("main_grad", "grad")
 _SHORT = (torch.bfloat16, torch.float16)

@@ -18,7 +18,7 @@ import torch
 import wrapt
 from torch import nn
 
-from proctor.oracle.collect.roots import Meta
+from proctor.oracle.collect.finding.roots import Meta
 
 DISABLED = "TORCHDYNAMO_DISABLE"
 

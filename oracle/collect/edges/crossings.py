@@ -15,17 +15,17 @@ from torch import nn
 from torch.utils import _pytree as pytree
 
 from proctor.oracle.collect.config import CollectConfig
-from proctor.oracle.collect.forced import Supplied
+from proctor.oracle.collect.edges.forced import Supplied
+from proctor.oracle.collect.edges.ops import OpRecorder
+from proctor.oracle.collect.edges.own_noise import OwnOperations
+from proctor.oracle.collect.edges.regions import Edge, Regions, unseen
+from proctor.oracle.collect.edges.running import Place, Running
+from proctor.oracle.collect.edges.slots import named, slots_of
+from proctor.oracle.collect.edges.taps import FP8_SIGMA, UNIT_ROUNDOFF, noisy, tap, watched
+from proctor.oracle.collect.finding.roots import Meta, meta_of, unwrapped
 from proctor.oracle.collect.guard import RecordingGuard
-from proctor.oracle.collect.ops import OpRecorder
-from proctor.oracle.collect.own_noise import OwnOperations
 from proctor.oracle.collect.progress import Progress
-from proctor.oracle.collect.regions import Edge, Regions, unseen
-from proctor.oracle.collect.roots import Meta, meta_of, unwrapped
-from proctor.oracle.collect.running import Place, Running
-from proctor.oracle.collect.slots import named, slots_of
 from proctor.oracle.collect.tape import Tape
-from proctor.oracle.collect.taps import FP8_SIGMA, UNIT_ROUNDOFF, noisy, tap, watched
 from proctor.oracle.recording.store import EVALUATION, LATER, SHARED
 
 

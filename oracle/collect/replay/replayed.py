@@ -18,7 +18,8 @@ import torch
 from proctor.errors import OracleError
 from proctor.instrument.capsules import rng as _rng
 from proctor.instrument.capsules.held import leaves
-from proctor.oracle.collect.replay_plan import (
+from proctor.oracle.collect.finding.roots import local_of
+from proctor.oracle.collect.replay.replay_plan import (
     PLAN,
     REPORT,
     TENSORS,
@@ -28,10 +29,9 @@ from proctor.oracle.collect.replay_plan import (
     ReplayPlan,
     ReplayReport,
 )
-from proctor.oracle.collect.roots import local_of
 
 if TYPE_CHECKING:
-    from proctor.oracle.collect.models import Models
+    from proctor.oracle.collect.finding.models import Models
 
 _ENTRY = re.compile(r"\['([^']+)'\]")
 

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import torch
 
-from proctor.oracle.collect.crossings import Crossings
-from proctor.oracle.collect.forced import Supplied
+from proctor.oracle.collect.edges.crossings import Crossings
+from proctor.oracle.collect.edges.forced import Supplied
+from proctor.oracle.collect.edges.running import Place
 from proctor.oracle.collect.guard import RecordingGuard
 from proctor.oracle.collect.progress import Progress
-from proctor.oracle.collect.running import Place
 from proctor.oracle.collect.tape import Tape
 from proctor.oracle.recording.store import EVALUATION, Draw
 

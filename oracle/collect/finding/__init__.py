@@ -1,0 +1,1 @@
+"""Which models there are, how they are called, and what they begin with."""

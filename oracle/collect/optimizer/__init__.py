@@ -1,0 +1,1 @@
+"""Optimizers: what they are given, what they keep, what they are told."""

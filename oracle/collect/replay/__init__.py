@@ -1,0 +1,1 @@
+"""The step of a capsule, in a reference that does it again."""
