@@ -54,7 +54,7 @@ def judge(bug: str, folder: Path, out: Path) -> None:
     """Compare the clean and the wrong run of one configuration with its reference."""
     from proctor.oracle.judging.check import Comparison
     from proctor.oracle.recording.record import Recorder
-    from proctor.oracle.recording.store import Recording
+    from proctor.oracle.store import Recording
 
     options, steps = BUGS[bug]
     alike = " ".join(o for o in options.split() if o.partition("=")[0] not in PARALLEL)

@@ -30,7 +30,7 @@ from oracle_warm import Warm, WarmRecorder
 from proctor.errors import ProctorError
 from proctor.oracle.judging.check import Comparison
 from proctor.oracle.judging.verdicts import Verdict, failing
-from proctor.oracle.recording.store import Recording
+from proctor.oracle.store import Recording
 
 MODELS = ("llama", "gpt2", "bert", "t5", "mixtral", "vit")
 HEAVY = ("accelerate", "peft", "transformers.trainer", *(f"transformers.models.{m}.modeling_{m}" for m in MODELS))  # loaded once

@@ -38,7 +38,7 @@ from oracle_warm import Warm, WarmRecorder
 from proctor.errors import ProctorError
 from proctor.oracle.judging.check import Comparison
 from proctor.oracle.judging.verdicts import Verdict, failing
-from proctor.oracle.recording.store import Recording
+from proctor.oracle.store import Recording
 from tests.helpers.oracle.oracle_programs import CONFIGURATIONS, FOLDER, Configuration
 
 ROOT = Path(__file__).resolve().parent.parent

@@ -37,7 +37,7 @@ from proctor.oracle.judging.verdicts import TensorVerdict, Verdict
 from proctor.oracle.numbers.difference import compare
 from proctor.oracle.numbers.dtypes import as_float, is_floating
 from proctor.oracle.numbers.tolerance import UNIT_ROUNDOFF
-from proctor.oracle.recording.store import Recording
+from proctor.oracle.store import Recording
 
 SETTINGS: Final = ((0.0, 1e-5), (1e-8, 1e-5), (1e-5, 1e-2), (1e-2, 1e-1))  # (atol, rtol) of TTrace's Table 3
 DOCS = ROOT / "docs" / "evaluation.md"

@@ -9,9 +9,9 @@ Without torch at import.
 
 from __future__ import annotations
 
-from proctor.oracle.judging.outcome import compare
 from proctor.oracle.judging.verdicts import Verdict
 from proctor.oracle.plans.plan import Plan
+from proctor.oracle.recording.outcome import compare
 from proctor.oracle.recording.tracing import trace, trace_reference
 
 __all__ = ["Plan", "Verdict", "compare", "trace", "trace_reference"]

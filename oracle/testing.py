@@ -21,17 +21,17 @@ from typing import Any, Final, Literal
 import msgspec
 
 from proctor.errors import UsageError
-from proctor.oracle.judging.outcome import Compared, compare_recordings, looked_again, record_and_compare
 from proctor.oracle.judging.verdicts import Verdict
 from proctor.oracle.localising.localise import localise as _localise
 from proctor.oracle.numbers.tolerance import Mode
 from proctor.oracle.plans.plan import Plan
 from proctor.oracle.plans.plan_toml import plan_of
+from proctor.oracle.recording.outcome import Compared, compare_recordings, looked_again, record_and_compare
 from proctor.oracle.recording.ranks import command_of
 from proctor.oracle.recording.record import SAMPLES, Recorder, dropout_of
 from proctor.oracle.recording.rerun import replay_decisions
-from proctor.oracle.recording.store import Recording
 from proctor.oracle.report import Report, renderer
+from proctor.oracle.store import Recording
 
 Program = str | Sequence[str] | Callable[..., object]
 

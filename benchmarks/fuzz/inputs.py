@@ -190,7 +190,7 @@ def _read_capsule(folder: Path) -> None:
 def _recording(folder: Path) -> list[Path]:
     from safetensors.numpy import save_file
 
-    from proctor.oracle.recording.store import SCHEMA, ProcessInfo, RankWriter, RunInfo, write_json
+    from proctor.oracle.store import SCHEMA, ProcessInfo, RankWriter, RunInfo, write_json
 
     rng = np.random.default_rng(0)
     for run in ("clean", "again", "noise-0", "noise-1"):
@@ -206,7 +206,7 @@ def _recording(folder: Path) -> list[Path]:
 
 def _read_recording(folder: Path) -> None:
     from proctor.oracle.judging.check import Comparison
-    from proctor.oracle.recording.store import Recording
+    from proctor.oracle.store import Recording
 
     recording = Recording(folder / "recording")
     for run in recording.runs():

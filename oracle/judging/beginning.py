@@ -9,10 +9,10 @@ import numpy.typing as npt
 
 from proctor.oracle.judging.verdicts import TensorVerdict, not_compared
 from proctor.oracle.merging.assemble import Assembler
+from proctor.oracle.merging.reference import Key, Reference, constant
 from proctor.oracle.merging.replicas import same_bits
 from proctor.oracle.numbers.dtypes import as_float
 from proctor.oracle.plans.mesh import rank_text
-from proctor.oracle.recording.reference import Key, Reference, constant
 
 Array = npt.NDArray[Any]
 

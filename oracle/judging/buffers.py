@@ -11,12 +11,12 @@ from typing import NamedTuple
 
 from proctor.oracle.judging.verdicts import ReplicaConflict, TensorVerdict, judge
 from proctor.oracle.merging.assemble import Assembler
+from proctor.oracle.merging.reference import Key, Reference
 from proctor.oracle.merging.replicas import same_bits
 from proctor.oracle.numbers.difference import Difference, compare
 from proctor.oracle.numbers.tolerance import Mode
 from proctor.oracle.plans.mesh import rank_text
-from proctor.oracle.recording.reference import Key, Reference
-from proctor.oracle.recording.store import Entry
+from proctor.oracle.store import Entry
 
 
 class Found(NamedTuple):

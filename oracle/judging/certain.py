@@ -7,11 +7,11 @@ wrong. What looks like the whole and follows from something that is cut may be a
 from __future__ import annotations
 
 from proctor.oracle.merging.assemble import Assembler
+from proctor.oracle.merging.reference import Key, Reference
 from proctor.oracle.numbers.difference import compare
 from proctor.oracle.numbers.dtypes import is_floating
 from proctor.oracle.numbers.tolerance import Mode
-from proctor.oracle.recording.reference import Key, Reference
-from proctor.oracle.recording.store import Entry
+from proctor.oracle.store import Entry
 
 
 class Certain:

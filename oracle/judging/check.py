@@ -48,13 +48,13 @@ from proctor.oracle.merging.align import (
     name_tensors,
 )
 from proctor.oracle.merging.assemble import GRADIENTS, LIKE, REPLICA_AXES, Assembler, Piece
+from proctor.oracle.merging.reference import Key, Reference, slot_text
 from proctor.oracle.numbers.difference import compare
 from proctor.oracle.numbers.dtypes import as_float
 from proctor.oracle.numbers.tolerance import Mode
 from proctor.oracle.plans.mesh import Mesh, rank_text
 from proctor.oracle.plans.plan import Plan
-from proctor.oracle.recording.reference import Key, Reference, slot_text
-from proctor.oracle.recording.store import CLEAN, EAGER, PLACED, REPLAYED, Entry, RankRecord, Recording, later
+from proctor.oracle.store import CLEAN, EAGER, PLACED, REPLAYED, Entry, RankRecord, Recording, later
 
 SAMPLED_TENSORS: Final = 4
 SAMPLED_CALLS: Final = 4

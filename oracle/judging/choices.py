@@ -23,10 +23,10 @@ from proctor.oracle.collect.config import key_of
 from proctor.oracle.judging.verdicts import TensorVerdict, flow, not_compared
 from proctor.oracle.merging.assemble import Assembler
 from proctor.oracle.merging.locate import FITS, Index, take
+from proctor.oracle.merging.reference import Key, Reference
 from proctor.oracle.numbers.dtypes import as_float
 from proctor.oracle.numbers.tolerance import MULTIPLE, WARN, unit_roundoff
-from proctor.oracle.recording.reference import Key, Reference
-from proctor.oracle.recording.store import Entry, RankRecord
+from proctor.oracle.store import Entry, RankRecord
 
 Array = npt.NDArray[Any]
 

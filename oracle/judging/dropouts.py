@@ -16,11 +16,11 @@ from typing import Final
 
 from proctor.oracle.judging.verdicts import TensorVerdict
 from proctor.oracle.merging.assemble import Assembler
+from proctor.oracle.merging.reference import Key, Reference
 from proctor.oracle.merging.replicas import same_bits
 from proctor.oracle.phases.generators import same_numbers
 from proctor.oracle.plans.mesh import rank_text
-from proctor.oracle.recording.reference import Key, Reference
-from proctor.oracle.recording.store import Entry, RankRecord
+from proctor.oracle.store import Entry, RankRecord
 
 Sites = dict[str, Counter[tuple[float, ...]]]  # by module: the probabilities of each place of it that drops
 Named = Callable[[int, str], str]  # rank, path → canonical path

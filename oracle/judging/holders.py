@@ -14,12 +14,12 @@ import numpy.typing as npt
 
 from proctor.oracle.judging.verdicts import ReplicaConflict, TensorVerdict
 from proctor.oracle.merging.assemble import Assembler, Piece
+from proctor.oracle.merging.reference import Key, Reference
 from proctor.oracle.merging.replicas import same_bits
 from proctor.oracle.numbers.dtypes import as_float, from_float, is_floating
 from proctor.oracle.numbers.tolerance import unit_roundoff
 from proctor.oracle.plans.mesh import rank_text
-from proctor.oracle.recording.reference import Key, Reference
-from proctor.oracle.recording.store import MASTER, Entry, RankRecord
+from proctor.oracle.store import MASTER, Entry, RankRecord
 
 Array = npt.NDArray[Any]
 

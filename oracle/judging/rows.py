@@ -18,9 +18,9 @@ import numpy as np
 import numpy.typing as npt
 
 from proctor.oracle.merging.assemble import ACTIVATIONS, Assembler, Merged, Piece
+from proctor.oracle.merging.reference import Key, Reference
 from proctor.oracle.numbers.dtypes import as_float, is_floating
-from proctor.oracle.recording.reference import Key, Reference
-from proctor.oracle.recording.store import Entry, RankRecord
+from proctor.oracle.store import Entry, RankRecord
 
 Array = npt.NDArray[Any]
 Name = tuple[int, str, str, str]  # step, kind, name, slot

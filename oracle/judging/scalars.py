@@ -19,11 +19,11 @@ import numpy.typing as npt
 from proctor.oracle.judging.verdicts import TensorVerdict
 from proctor.oracle.merging.assemble import Assembler
 from proctor.oracle.merging.padding import gradient as padding_norm
+from proctor.oracle.merging.reference import Reference
 from proctor.oracle.numbers.dtypes import as_float
 from proctor.oracle.numbers.tolerance import unit_roundoff
 from proctor.oracle.plans.mesh import rank_text
-from proctor.oracle.recording.reference import Reference
-from proctor.oracle.recording.store import Clip, OptimizerGroup, ProcessInfo
+from proctor.oracle.store import Clip, OptimizerGroup, ProcessInfo
 
 Array = npt.NDArray[Any]
 

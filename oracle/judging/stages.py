@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from typing import Final
 
+from proctor.oracle.merging.reference import Reference
 from proctor.oracle.merging.replicas import same_bits
-from proctor.oracle.recording.reference import Reference
 
 _SIDES: Final = {"input": "input", "grad_input": "input", "output": "output", "grad_output": "output"}
 

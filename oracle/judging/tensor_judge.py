@@ -31,6 +31,7 @@ from proctor.oracle.merging.align import BUFFERS, PARAMETERS, Naming
 from proctor.oracle.merging.assemble import Assembler, Piece
 from proctor.oracle.merging.averages import MEAN
 from proctor.oracle.merging.locate import FITS, take
+from proctor.oracle.merging.reference import Key, Reference, constant, slot_text, telling
 from proctor.oracle.merging.replicas import Conflict, same_bits
 from proctor.oracle.numbers.difference import Difference, compare
 from proctor.oracle.numbers.dtypes import as_float, from_float, is_floating
@@ -38,8 +39,7 @@ from proctor.oracle.numbers.moments import owed
 from proctor.oracle.numbers.slopes import cuts, flags, slopes
 from proctor.oracle.numbers.tolerance import UNIT_ROUNDOFF, Mode, tolerance
 from proctor.oracle.plans.mesh import rank_text
-from proctor.oracle.recording.reference import Key, Reference, constant, slot_text, telling
-from proctor.oracle.recording.store import Entry
+from proctor.oracle.store import Entry
 
 Array = npt.NDArray[Any]
 

@@ -15,7 +15,7 @@ from proctor.oracle.localising.ops import PHASES, Operation, Trace, first_wrong
 from proctor.oracle.plans.mesh import rank_text
 from proctor.oracle.recording.budget import Budget
 from proctor.oracle.recording.record import Recorder
-from proctor.oracle.recording.store import Recording
+from proctor.oracle.store import Recording
 
 RUN = "ops"
 

@@ -19,22 +19,22 @@ import numpy as np
 
 from proctor.errors import OracleError
 from proctor.oracle.collect.config import key_of
+from proctor.oracle.judging.blame import Absent, culprit
 from proctor.oracle.judging.check import Comparison
 from proctor.oracle.judging.verdicts import Culprit, Verdict, failing
-from proctor.oracle.localising.blame import Absent, culprit
 from proctor.oracle.localising.inside import name_operation
-from proctor.oracle.localising.masks import masks
 from proctor.oracle.localising.optimizer import isolate_updates
 from proctor.oracle.mapping.mapped import Mapped
 from proctor.oracle.merging.assemble import PARTIAL, Piece
 from proctor.oracle.merging.averages import MEAN
 from proctor.oracle.merging.locate import near, take
 from proctor.oracle.merging.padding import filled
+from proctor.oracle.merging.reference import Key
 from proctor.oracle.numbers.dtypes import as_float, from_float, is_floating
 from proctor.oracle.phases.evaluation import culprit_of
 from proctor.oracle.recording.budget import Budget
+from proctor.oracle.recording.masks import masks
 from proctor.oracle.recording.record import Recorder
-from proctor.oracle.recording.reference import Key
 from proctor.oracle.recording.uncompiled import blame_compiler, compiles
 from proctor.oracle.report import Report
 

@@ -22,7 +22,7 @@ from proctor.invariants.files import UNREADABLE, read_file
 from proctor.oracle.merging.locate import locate
 from proctor.oracle.numbers.dtypes import as_float
 from proctor.oracle.numbers.tolerance import unit_roundoff
-from proctor.oracle.recording.store import RankRecord
+from proctor.oracle.store import RankRecord
 
 Array = npt.NDArray[Any]
 

@@ -18,12 +18,12 @@ import numpy.typing as npt
 from proctor.oracle.judging.check import Comparison
 from proctor.oracle.judging.verdicts import TensorVerdict, Verdict, failing, flow, judge
 from proctor.oracle.merging.locate import take
+from proctor.oracle.merging.reference import Key
 from proctor.oracle.numbers.difference import Difference, compare
 from proctor.oracle.numbers.dtypes import as_float, is_floating
 from proctor.oracle.numbers.tolerance import SMALLEST, Tolerance, unit_roundoff
 from proctor.oracle.plans.mesh import rank_text
-from proctor.oracle.recording.reference import Key
-from proctor.oracle.recording.store import MASTER
+from proctor.oracle.store import MASTER
 
 Array = npt.NDArray[Any]
 

@@ -11,8 +11,8 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
-from proctor.oracle.mapping.fuse import FuseRule
-from proctor.oracle.recording.store import Entry, RankRecord
+from proctor.oracle.plans.fuse import FuseRule
+from proctor.oracle.store import Entry, RankRecord
 
 Array = npt.NDArray[Any]
 Row = tuple[str, int]

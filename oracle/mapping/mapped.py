@@ -13,11 +13,11 @@ import numpy.typing as npt
 from proctor.errors import OracleError
 from proctor.oracle.judging.verdicts import Verdict, conclude
 from proctor.oracle.mapping.found import Found, find
-from proctor.oracle.mapping.fuse import FuseRule, generalised
 from proctor.oracle.merging.align import BUFFERS, PARAMETERS
-from proctor.oracle.phases.decoding import View
+from proctor.oracle.merging.decoding import View
+from proctor.oracle.plans.fuse import FuseRule, generalised
 from proctor.oracle.plans.plan import Plan, RenameRule
-from proctor.oracle.recording.store import Entry, RankRecord, Recording
+from proctor.oracle.store import Entry, RankRecord, Recording
 
 Array = npt.NDArray[Any]
 

@@ -22,13 +22,13 @@ from proctor.oracle.merging.averages import MEAN, averaged
 from proctor.oracle.merging.locate import FITS, Found, Index, Part, locate, take
 from proctor.oracle.merging.merge import Held, Whole, join, parts, where
 from proctor.oracle.merging.padding import Holder, cropped, filled, own_shape, without
+from proctor.oracle.merging.reference import Key, Reference
 from proctor.oracle.merging.replicas import Conflict, Shard
 from proctor.oracle.numbers.dtypes import as_float, from_float, is_floating
 from proctor.oracle.plans.mesh import Layout, Mesh, Shape
 from proctor.oracle.plans.placements import from_dtensor
 from proctor.oracle.plans.plan import Plan
-from proctor.oracle.recording.reference import Key, Reference
-from proctor.oracle.recording.store import Entry, RankRecord, later, slots_in
+from proctor.oracle.store import Entry, RankRecord, later, slots_in
 
 Array = npt.NDArray[Any]
 

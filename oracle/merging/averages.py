@@ -18,7 +18,7 @@ from proctor.oracle.numbers.dtypes import as_float, is_floating
 
 if TYPE_CHECKING:
     from proctor.oracle.merging.assemble import Assembler, Piece
-    from proctor.oracle.recording.reference import Key
+    from proctor.oracle.merging.reference import Key
 
 Array = npt.NDArray[Any]
 

@@ -12,14 +12,14 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import msgspec
 
+from proctor.oracle.judging.blame import around
 from proctor.oracle.judging.check import Comparison
 from proctor.oracle.judging.choices import undecided
 from proctor.oracle.judging.verdicts import Culprit, ReplicaConflict, TensorVerdict, Verdict, failing, flow
-from proctor.oracle.localising.blame import around
 from proctor.oracle.merging.align import count_calls
-from proctor.oracle.phases.decoding import View, cut, groups, joined
+from proctor.oracle.merging.decoding import View, cut, groups, joined
 from proctor.oracle.phases.logprobs import log_probabilities
-from proctor.oracle.recording.store import EVALUATION, FORWARD, Entry, RankRecord, Recording
+from proctor.oracle.store import EVALUATION, FORWARD, Entry, RankRecord, Recording
 
 if TYPE_CHECKING:
     from proctor.oracle.numbers.tolerance import Mode

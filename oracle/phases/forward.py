@@ -24,14 +24,14 @@ from proctor.oracle.judging.verdicts import (
     judge,
     not_compared,
 )
+from proctor.oracle.merging.reference import Key
 from proctor.oracle.numbers.difference import compare
 from proctor.oracle.numbers.dtypes import as_float, from_float, is_floating
 from proctor.oracle.numbers.tolerance import Mode, tolerance
 from proctor.oracle.phases.evaluation import judge_evaluations
 from proctor.oracle.plans.mesh import rank_text
 from proctor.oracle.plans.plan import Plan
-from proctor.oracle.recording.reference import Key
-from proctor.oracle.recording.store import FORWARD, Recording
+from proctor.oracle.store import FORWARD, Recording
 
 
 class ForwardComparison(Comparison):

@@ -11,9 +11,9 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from proctor.oracle.judging.verdicts import TensorVerdict
 from proctor.oracle.merging.assemble import Assembler
+from proctor.oracle.merging.reference import Reference
 from proctor.oracle.plans.mesh import rank_text
-from proctor.oracle.recording.reference import Reference
-from proctor.oracle.recording.store import Draw, RankRecord
+from proctor.oracle.store import Draw, RankRecord
 
 Say = Callable[[int, str, Sequence[int], str], TensorVerdict]
 

@@ -20,8 +20,8 @@ from proctor.oracle.numbers.tolerance import tolerance
 
 if TYPE_CHECKING:
     from proctor.oracle.judging.check import Comparison
-    from proctor.oracle.recording.reference import Key
-    from proctor.oracle.recording.store import RankRecord
+    from proctor.oracle.merging.reference import Key
+    from proctor.oracle.store import RankRecord
 
 Array = npt.NDArray[Any]
 

@@ -14,12 +14,12 @@ import numpy as np
 import numpy.typing as npt
 
 from proctor.errors import OracleError
+from proctor.oracle.merging.decoding import View
 from proctor.oracle.merging.merge import Held, join, where
 from proctor.oracle.merging.replicas import Shard
-from proctor.oracle.phases.decoding import View
 from proctor.oracle.plans.mesh import Layout, Mesh
 from proctor.oracle.plans.placements import from_dtensor
-from proctor.oracle.recording.store import Entry, RankRecord, Recording
+from proctor.oracle.store import Entry, RankRecord, Recording
 
 Array = npt.NDArray[Any]
 

@@ -19,7 +19,7 @@ from typing import Any, Final
 import msgspec
 
 from proctor.errors import OracleError
-from proctor.oracle.mapping.fuse import FuseRule
+from proctor.oracle.plans.fuse import FuseRule
 from proctor.oracle.plans.mesh import Cut, Layout, Mesh
 from proctor.oracle.plans.names import compiled, renamed, template
 from proctor.oracle.plans.rules import (
@@ -39,7 +39,7 @@ from proctor.oracle.plans.rules import (
     permutation,
 )
 from proctor.oracle.plans.running import Running, check_run_rule
-from proctor.oracle.recording.store import slots_in
+from proctor.oracle.store import slots_in
 
 SCHEMA: Final = 1
 _MOST_BYTES: Final = 4 * 1024 * 1024

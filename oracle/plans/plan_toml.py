@@ -61,8 +61,8 @@ import msgspec
 
 from proctor.errors import OracleError
 from proctor.invariants.files import UNREADABLE, read_file
-from proctor.oracle.mapping.fuse import FuseRule
 from proctor.oracle.plans import running_toml as _running_toml
+from proctor.oracle.plans.fuse import FuseRule
 from proctor.oracle.plans.mesh import Mesh
 from proctor.oracle.plans.plan import SCHEMA, WHICH, ActivationRule, ParamRule, Plan, RenameRule, Rule
 from proctor.oracle.plans.rules import RunRule

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from proctor.oracle.merging.reference import Key, Reference
 from proctor.oracle.numbers.dtypes import as_float, is_floating
-from proctor.oracle.recording.reference import Key, Reference
-from proctor.oracle.recording.store import Entry
+from proctor.oracle.store import Entry
 
 if TYPE_CHECKING:
     import torch

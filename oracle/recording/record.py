@@ -25,9 +25,8 @@ from proctor.errors import OracleError, UsageError
 from proctor.invariants.redact import without_secrets
 from proctor.oracle.collect.config import CollectConfig
 from proctor.oracle.judging.choices import write_own
-from proctor.oracle.phases.ended import ended
 from proctor.oracle.recording.budget import Budget, session_cpu_s
-from proctor.oracle.recording.store import (
+from proctor.oracle.store import (
     AGAIN,
     CLEAN,
     EAGER,
@@ -38,6 +37,7 @@ from proctor.oracle.recording.store import (
     RunInfo,
     write_json,
 )
+from proctor.oracle.store.ended import ended
 
 SAMPLES: Final = 4  # one sample can be 2× too low for a tensor, four ≤ 1.25× (findings, §3)
 POLL_S: Final = 0.05

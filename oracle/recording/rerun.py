@@ -12,12 +12,12 @@ from collections.abc import Sequence
 from proctor.errors import OracleError
 from proctor.oracle.judging.check import Comparison
 from proctor.oracle.judging.choices import digest_of, write_values
-from proctor.oracle.localising.masks import masks
+from proctor.oracle.merging.reference import Reference
 from proctor.oracle.plans.plan import Plan
+from proctor.oracle.recording.masks import masks
 from proctor.oracle.recording.record import Recorder
-from proctor.oracle.recording.reference import Reference
-from proctor.oracle.recording.store import CLEAN, PLACED, REPLAYED, Recording, write_json
 from proctor.oracle.recording.uncompiled import compiles
+from proctor.oracle.store import CLEAN, PLACED, REPLAYED, Recording, write_json
 
 
 def replay_decisions(

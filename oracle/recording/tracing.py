@@ -31,7 +31,7 @@ from proctor.oracle.collect.config import CollectConfig
 from proctor.oracle.judging.choices import write_own
 from proctor.oracle.plans.plan import Plan
 from proctor.oracle.plans.plan_toml import plan_of
-from proctor.oracle.recording.store import (
+from proctor.oracle.store import (
     AGAIN,
     CLEAN,
     RUN_NAME,

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from proctor.oracle.judging.check import Comparison
 from proctor.oracle.judging.verdicts import Culprit, TensorVerdict, Verdict
 from proctor.oracle.recording.record import Recorder
-from proctor.oracle.recording.store import EAGER, Recording
+from proctor.oracle.store import EAGER, Recording
 
 _DIRECTIONS = {
     "input": "forward", "output": "forward", "grad_output": "backward", "grad_input": "backward", "main_grad": "gradient",

@@ -22,13 +22,13 @@ from proctor.invariants.capsule import Capsule, Print
 from proctor.invariants.schema import StateFlag
 from proctor.oracle.collect.replay.replay_plan import ReplayReport, read_report
 from proctor.oracle.merging.locate import take
+from proctor.oracle.merging.reference import Key, Reference
 from proctor.oracle.numbers.difference import Difference, compare
 from proctor.oracle.numbers.dtypes import storage
 from proctor.oracle.numbers.tolerance import Tolerance
-from proctor.oracle.recording.reference import Key, Reference
-from proctor.oracle.recording.store import Recording
 from proctor.oracle.replaying.data import is_model_call
 from proctor.oracle.replaying.state import Read, State, assemble
+from proctor.oracle.store import Recording
 
 Array = npt.NDArray[Any]
 Outcome = Literal["confirmed", "cleared", "inconclusive"]

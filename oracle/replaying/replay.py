@@ -22,7 +22,6 @@ from proctor.invariants.capsule import Blob, Capsule, capsules_of, read_capsule,
 from proctor.oracle.collect.replay.replay_plan import PLAN, TENSORS, Draw, Feed, ReplayPlan, Slot
 from proctor.oracle.plans.plan import Plan
 from proctor.oracle.recording.record import SAMPLES, Recorder
-from proctor.oracle.recording.store import Recording
 from proctor.oracle.replaying.data import Stream, batch_streams, loss_streams, model_streams
 from proctor.oracle.replaying.judge import Judgement, Later, judge
 from proctor.oracle.replaying.state import (
@@ -33,6 +32,7 @@ from proctor.oracle.replaying.state import (
     hyperparameters,
     place_state,
 )
+from proctor.oracle.store import Recording
 
 SHOWN: Final = 3
 

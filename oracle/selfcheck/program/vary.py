@@ -17,9 +17,9 @@ from proctor.oracle.selfcheck.outcomes import Culprit, Outcome
 from proctor.oracle.selfcheck.program import Program, ProgramRelation, register
 
 if TYPE_CHECKING:
-    from proctor.oracle.judging.outcome import Compared
     from proctor.oracle.judging.verdicts import Verdict
-    from proctor.oracle.recording.store import Recording
+    from proctor.oracle.recording.outcome import Compared
+    from proctor.oracle.store import Recording
 
 BUDGET_S = 300.0
 
@@ -55,10 +55,10 @@ class Vary(ProgramRelation):
         return self._outcome(report.verdict, said, str(page))
 
     def _compared(self, home: Path, commands: list[list[str]], timeout_s: float) -> Compared:
-        from proctor.oracle.judging.outcome import compare_recordings, looked_again, record_and_compare
+        from proctor.oracle.recording.outcome import compare_recordings, looked_again, record_and_compare
         from proctor.oracle.recording.record import Recorder
         from proctor.oracle.recording.rerun import replay_decisions
-        from proctor.oracle.recording.store import Recording
+        from proctor.oracle.store import Recording
 
         def record(seed: int | None, whole: int = 0) -> tuple[Recording, Recording]:
             for name, command in zip(("reference", "candidate"), commands, strict=True):

@@ -11,7 +11,7 @@ import pytest
 from proctor.oracle import trace
 from proctor.oracle.judging.check import Comparison
 from proctor.oracle.judging.verdicts import Verdict
-from proctor.oracle.recording.store import Recording
+from proctor.oracle.store import Recording
 
 
 def record_ranks(out: Path, patch: pytest.MonkeyPatch, run: Callable[[int], tuple[Any, Callable[[], object]]], world: int = 2, **options: Any) -> Path:

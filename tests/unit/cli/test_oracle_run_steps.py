@@ -15,7 +15,7 @@ from helpers.small_net import Net, reference, step  # noqa: E402
 from proctor.cli import main  # noqa: E402
 from proctor.oracle import trace  # noqa: E402
 from proctor.oracle.collect.config import CollectConfig  # noqa: E402
-from proctor.oracle.recording.store import Recording, write_json  # noqa: E402
+from proctor.oracle.store import Recording, write_json  # noqa: E402
 
 
 def test_the_step_that_departs_is_recorded_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:

@@ -20,7 +20,7 @@ from helpers.small_net import Net, candidate, program, reference, step  # noqa: 
 from torch import nn  # noqa: E402
 
 from proctor.oracle.recording.ranks import command_of, load  # noqa: E402
-from proctor.oracle.recording.store import Recording  # noqa: E402
+from proctor.oracle.store import Recording  # noqa: E402
 from proctor.oracle.testing import assert_equivalent  # noqa: E402
 
 
@@ -39,7 +39,7 @@ def test_no_module_has_the_name_of_a_function() -> None:
 
 @pytest.mark.parametrize("first", ["proctor.oracle", "proctor.oracle.numbers.difference, proctor.oracle.recording.tracing, proctor.oracle.localising.localise"])
 def test_names_are_functions_whatever_is_imported_first(first: str) -> None:
-    code = f"import {first}, proctor.oracle.judging.check; import proctor; assert proctor.oracle.compare.__module__ == 'proctor.oracle.judging.outcome'"
+    code = f"import {first}, proctor.oracle.judging.check; import proctor; assert proctor.oracle.compare.__module__ == 'proctor.oracle.recording.outcome'"
     code += "; assert proctor.oracle.trace.__module__ == 'proctor.oracle.recording.tracing'"
     subprocess.run([sys.executable, "-c", code], check=True)
 

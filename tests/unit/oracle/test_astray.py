@@ -16,13 +16,13 @@ from helpers.oracle.oracle_ranks import compare_to, record_ranks  # noqa: E402
 from torch import nn  # noqa: E402
 
 from proctor.oracle import trace_reference  # noqa: E402
+from proctor.oracle.judging.blame import culprit  # noqa: E402
 from proctor.oracle.judging.tensor_judge import TensorJudge  # noqa: E402
 from proctor.oracle.judging.verdicts import ASTRAY  # noqa: E402
-from proctor.oracle.localising.blame import culprit  # noqa: E402
 from proctor.oracle.merging.assemble import Piece  # noqa: E402
+from proctor.oracle.merging.reference import Reference  # noqa: E402
 from proctor.oracle.numbers.difference import compare  # noqa: E402
-from proctor.oracle.recording.reference import Reference  # noqa: E402
-from proctor.oracle.recording.store import Recording  # noqa: E402
+from proctor.oracle.store import Recording  # noqa: E402
 
 PARTS = (16, 8, 8)
 

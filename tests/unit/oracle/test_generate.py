@@ -13,7 +13,7 @@ from torch import nn  # noqa: E402
 from proctor.oracle import trace  # noqa: E402
 from proctor.oracle.collect.finding.generate import generate_parameters  # noqa: E402
 from proctor.oracle.plans.plan import Plan  # noqa: E402
-from proctor.oracle.recording.store import Recording  # noqa: E402
+from proctor.oracle.store import Recording  # noqa: E402
 
 
 def whole(**shapes: tuple[int, ...]) -> dict[str, nn.Parameter]:

@@ -22,7 +22,7 @@ from proctor.oracle.collect.collector import Collector  # noqa: E402
 from proctor.oracle.collect.edges.forced import key_of  # noqa: E402
 from proctor.oracle.judging.check import Comparison  # noqa: E402
 from proctor.oracle.recording.inputs import generate_inputs  # noqa: E402
-from proctor.oracle.recording.store import Recording  # noqa: E402
+from proctor.oracle.store import Recording  # noqa: E402
 
 Given = Callable[[Path | None], None]
 ROWS, TIME, VOCAB = 4, 6, 11

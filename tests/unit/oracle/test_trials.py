@@ -13,7 +13,7 @@ torch = pytest.importorskip("torch")
 from helpers.small_net import Net, batch  # noqa: E402
 
 from proctor.oracle import trace  # noqa: E402
-from proctor.oracle.recording.store import RankRecord, Recording  # noqa: E402
+from proctor.oracle.store import RankRecord, Recording  # noqa: E402
 
 
 def values(rank: RankRecord, kind: str, step: int = 0) -> list[Any]:

@@ -15,10 +15,10 @@ from proctor.cli._launch import words
 from proctor.errors import OracleError
 
 if TYPE_CHECKING:
-    from proctor.oracle.judging.outcome import Compared
     from proctor.oracle.plans.plan import Plan
-    from proctor.oracle.recording.store import Recording
+    from proctor.oracle.recording.outcome import Compared
     from proctor.oracle.report import Report
+    from proctor.oracle.store import Recording
 
 
 def prepare(parser: argparse.ArgumentParser) -> None:
@@ -42,9 +42,9 @@ def add_report(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Compare two recordings and show the outcome."""
-    from proctor.oracle.judging.outcome import plan_for
+    from proctor.oracle.recording.outcome import plan_for
     from proctor.oracle.recording.rerun import replay_decisions
-    from proctor.oracle.recording.store import Recording
+    from proctor.oracle.store import Recording
 
     reference, candidate = Recording(Path(args.reference)), Recording(Path(args.candidate))
     plan = plan_for(candidate, args.plan)
@@ -61,7 +61,7 @@ def compare(
     reference: Recording, candidate: Recording, plan: Plan | None, args: argparse.Namespace, *, next_steps: list[str] | None = None
 ) -> Compared:
     """Compare as the arguments say."""
-    from proctor.oracle.judging.outcome import compare_recordings
+    from proctor.oracle.recording.outcome import compare_recordings
 
     return compare_recordings(
         reference, candidate, plan, mode=args.mode, page=args.html or "", next_steps=next_steps or (), everything=args.all

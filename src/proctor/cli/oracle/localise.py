@@ -27,10 +27,10 @@ def prepare(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Compare, and localise where the runs differ."""
-    from proctor.oracle.judging.outcome import plan_for
     from proctor.oracle.localising.localise import localise
+    from proctor.oracle.recording.outcome import plan_for
     from proctor.oracle.recording.rerun import replay_decisions
-    from proctor.oracle.recording.store import Recording
+    from proctor.oracle.store import Recording
 
     command = words(args.command, "--command")
     trusted = words(args.reference_command, "--reference-command") if args.reference_command else None

@@ -32,7 +32,7 @@ def prepare(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Print a table and the warnings."""
     from proctor.oracle.plans.plan_toml import read_plan
-    from proctor.oracle.recording.store import Recording
+    from proctor.oracle.store import Recording
     from proctor.verify import wording
     from proctor.verify.report.formats.terminal import console
 
@@ -68,7 +68,7 @@ def _find(args: argparse.Namespace) -> int:
     """Print a plan of what was found by content, and what was not as comments."""
     from proctor.oracle.mapping.mapped import Mapped, mapped
     from proctor.oracle.plans.plan_toml import format_plan
-    from proctor.oracle.recording.store import Recording
+    from proctor.oracle.store import Recording
 
     if args.recording is None or args.model:
         raise UsageError("--find takes two recordings", hint="proctor oracle plan --find REFERENCE CANDIDATE")

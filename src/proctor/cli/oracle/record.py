@@ -18,7 +18,7 @@ from proctor.cli._launch import add_command, command_of
 from proctor.errors import UsageError
 
 if TYPE_CHECKING:
-    from proctor.oracle.recording.store import RunInfo
+    from proctor.oracle.store import RunInfo
 
 EVALUATIONS, FORWARDS = 4, 16  # forwards without gradients that are recorded by default, beside training and alone
 

@@ -22,8 +22,8 @@ from proctor.cli.oracle import record as recording
 from proctor.errors import OracleError, UsageError
 
 if TYPE_CHECKING:
-    from proctor.oracle.judging.outcome import Compared
-    from proctor.oracle.recording.store import Recording
+    from proctor.oracle.recording.outcome import Compared
+    from proctor.oracle.store import Recording
 
 
 def prepare(parser: argparse.ArgumentParser) -> None:
@@ -45,9 +45,9 @@ def prepare(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Do all of it; the exit code is that of the comparison."""
-    from proctor.oracle.judging.outcome import looked_again, record_and_compare
     from proctor.oracle.localising.localise import localise
     from proctor.oracle.plans.plan_toml import plan_of
+    from proctor.oracle.recording.outcome import looked_again, record_and_compare
     from proctor.oracle.recording.rerun import replay_decisions
 
     if args.generate_inputs is not None and args.keep_inputs:
@@ -87,7 +87,7 @@ def _on_generated_inputs(
     import msgspec
 
     from proctor.oracle.recording.inputs import generate_inputs
-    from proctor.oracle.recording.store import Recording
+    from proctor.oracle.store import Recording
 
     comparison = own.comparison
     if comparison is None or next(comparison.shards(), None) is None:
@@ -114,7 +114,7 @@ def _on_generated_inputs(
 def _record(
     args: argparse.Namespace, reference: Sequence[str], candidate: Sequence[str], *, generate: int | None, whole: int = 0
 ) -> tuple[Recording, Recording]:
-    from proctor.oracle.recording.store import Recording
+    from proctor.oracle.store import Recording
 
     cache = Path(args.cache)
     there = cache / f"reference-{_key(reference, args, generate, whole)}"
@@ -127,7 +127,7 @@ def _record(
 
 def _complete(path: Path) -> bool:
     from proctor.errors import OracleError
-    from proctor.oracle.recording.store import Recording
+    from proctor.oracle.store import Recording
 
     try:
         found = Recording(path)

@@ -14,7 +14,7 @@ from helpers.oracle.oracle_ranks import compare_to, record_ranks  # noqa: E402
 from helpers.small_net import Net, batch, reference  # noqa: E402
 from torch import nn  # noqa: E402
 
-from proctor.oracle.localising.blame import culprit  # noqa: E402
+from proctor.oracle.judging.blame import culprit  # noqa: E402
 
 
 class Cut(nn.Module):

@@ -22,9 +22,9 @@ from proctor.oracle.collect.collector import Collector  # noqa: E402
 from proctor.oracle.collect.config import CollectConfig  # noqa: E402
 from proctor.oracle.judging.check import Comparison  # noqa: E402
 from proctor.oracle.judging.choices import digest_of, write_values  # noqa: E402
-from proctor.oracle.localising.masks import masks  # noqa: E402
-from proctor.oracle.recording.reference import Reference  # noqa: E402
-from proctor.oracle.recording.store import SCHEMA, Draw, ProcessInfo, Recording, RunInfo, write_json  # noqa: E402
+from proctor.oracle.merging.reference import Reference  # noqa: E402
+from proctor.oracle.recording.masks import masks  # noqa: E402
+from proctor.oracle.store import SCHEMA, Draw, ProcessInfo, Recording, RunInfo, write_json  # noqa: E402
 
 
 @pytest.mark.parametrize(

@@ -9,8 +9,8 @@ import pytest
 
 import proctor.oracle.localising.localise as localising
 from proctor.errors import OracleError
+from proctor.oracle.judging.blame import culprit
 from proctor.oracle.judging.verdicts import ASTRAY, ReplicaConflict, TensorVerdict, Verdict
-from proctor.oracle.localising.blame import culprit
 from proctor.oracle.localising.localise import localise
 from proctor.oracle.report import Report
 

@@ -1,4 +1,4 @@
-"""oracle/judging/outcome.py: what is recorded and compared again."""
+"""oracle/recording/outcome.py: what is recorded and compared again."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from proctor.oracle.judging.outcome import Compared, record_and_compare
 from proctor.oracle.judging.verdicts import Verdict
+from proctor.oracle.recording.outcome import Compared, record_and_compare
 from proctor.oracle.report import Report
 
 

@@ -1,4 +1,4 @@
-"""oracle/recording/reference.py, and what of an update its gradients speak for."""
+"""oracle/merging/reference.py, and what of an update its gradients speak for."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 from proctor.oracle.judging.tensor_judge import TensorJudge
+from proctor.oracle.merging.reference import telling
 from proctor.oracle.numbers.difference import compare
-from proctor.oracle.recording.reference import telling
 
 
 @pytest.mark.parametrize(

@@ -19,7 +19,7 @@ from proctor.oracle import trace, trace_reference  # noqa: E402
 from proctor.oracle.judging.check import Comparison  # noqa: E402
 from proctor.oracle.judging.scalars import coefficient, total_norm  # noqa: E402
 from proctor.oracle.judging.verdicts import TensorVerdict, Verdict  # noqa: E402
-from proctor.oracle.recording.store import Recording  # noqa: E402
+from proctor.oracle.store import Recording  # noqa: E402
 
 Clip = Callable[[nn.Module], object]
 LIMIT = 0.01

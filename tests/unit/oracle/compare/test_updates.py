@@ -12,7 +12,7 @@ from helpers.small_net import Net, batch  # noqa: E402
 
 from proctor.oracle import trace  # noqa: E402
 from proctor.oracle.collect.optimizer.shaken import shaken  # noqa: E402
-from proctor.oracle.recording.store import Recording  # noqa: E402
+from proctor.oracle.store import Recording  # noqa: E402
 
 
 class Orthogonal(torch.optim.Optimizer):

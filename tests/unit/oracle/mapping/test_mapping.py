@@ -17,13 +17,13 @@ from torch.nn import functional as F  # noqa: E402
 
 from proctor.errors import OracleError  # noqa: E402
 from proctor.oracle import trace, trace_reference  # noqa: E402
-from proctor.oracle.judging.outcome import Compared, compare_recordings  # noqa: E402
 from proctor.oracle.judging.verdicts import failing  # noqa: E402
 from proctor.oracle.mapping.found import find  # noqa: E402
-from proctor.oracle.mapping.fuse import FuseRule  # noqa: E402
+from proctor.oracle.plans.fuse import FuseRule  # noqa: E402
 from proctor.oracle.plans.plan import Plan  # noqa: E402
 from proctor.oracle.plans.plan_toml import format_plan, parse_plan  # noqa: E402
-from proctor.oracle.recording.store import Recording  # noqa: E402
+from proctor.oracle.recording.outcome import Compared, compare_recordings  # noqa: E402
+from proctor.oracle.store import Recording  # noqa: E402
 
 HEADS, WIDE = 4, 8
 

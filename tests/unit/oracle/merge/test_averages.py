@@ -15,7 +15,7 @@ from torch import nn  # noqa: E402
 from proctor.oracle import trace, trace_reference  # noqa: E402
 from proctor.oracle.judging.check import Comparison  # noqa: E402
 from proctor.oracle.judging.verdicts import TensorVerdict  # noqa: E402
-from proctor.oracle.recording.store import ProcessInfo, Recording  # noqa: E402
+from proctor.oracle.store import ProcessInfo, Recording  # noqa: E402
 
 
 class Net(nn.Module):

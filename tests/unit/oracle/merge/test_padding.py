@@ -26,7 +26,7 @@ from proctor.oracle.merging.padding import Holder, cropped, filled, own_shape  #
 from proctor.oracle.plans.mesh import Cut, Layout, Mesh  # noqa: E402
 from proctor.oracle.plans.plan import Plan  # noqa: E402
 from proctor.oracle.recording.inputs import generate_inputs  # noqa: E402
-from proctor.oracle.recording.store import ProcessInfo, RankWriter, Recording  # noqa: E402
+from proctor.oracle.store import ProcessInfo, RankWriter, Recording  # noqa: E402
 
 VOCAB, WIDTH = 100, 8
 Change = Callable[[int, dict[str, Any], Any], None]

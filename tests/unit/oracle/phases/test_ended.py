@@ -10,8 +10,8 @@ import pytest
 pytest.importorskip("torch")
 
 from proctor.errors import OracleError
-from proctor.oracle.phases.ended import Whereabouts, ended
 from proctor.oracle.recording.record import Recorder
+from proctor.oracle.store.ended import Whereabouts, ended
 
 TABLE = """
 Root Cause (first observed failure):

@@ -19,7 +19,7 @@ from proctor.oracle import trace, trace_reference  # noqa: E402
 from proctor.oracle.collect.config import CollectConfig  # noqa: E402
 from proctor.oracle.judging.verdicts import Verdict, failing  # noqa: E402
 from proctor.oracle.phases.evaluation import culprit_of  # noqa: E402
-from proctor.oracle.recording.store import Recording  # noqa: E402
+from proctor.oracle.store import Recording  # noqa: E402
 
 
 class Judge(nn.Module):

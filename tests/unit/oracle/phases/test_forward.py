@@ -18,11 +18,11 @@ from torch import nn  # noqa: E402
 from proctor.errors import OracleError  # noqa: E402
 from proctor.oracle import trace, trace_reference  # noqa: E402
 from proctor.oracle.collect.config import CollectConfig  # noqa: E402
-from proctor.oracle.judging.outcome import compare  # noqa: E402
 from proctor.oracle.judging.verdicts import Verdict, failing  # noqa: E402
 from proctor.oracle.phases.evaluation import culprit_of  # noqa: E402
 from proctor.oracle.phases.logprobs import scores  # noqa: E402
-from proctor.oracle.recording.store import Recording, write_json  # noqa: E402
+from proctor.oracle.recording.outcome import compare  # noqa: E402
+from proctor.oracle.store import Recording, write_json  # noqa: E402
 
 TOKENS = torch.randint(0, 32, (2, 6), generator=torch.Generator().manual_seed(1))
 

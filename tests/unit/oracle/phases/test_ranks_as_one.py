@@ -13,9 +13,9 @@ torch = pytest.importorskip("torch")
 from helpers.oracle.oracle_ranks import record_ranks  # noqa: E402
 from helpers.small_net import Net  # noqa: E402
 
-from proctor.oracle.phases.decoding import View  # noqa: E402
+from proctor.oracle.merging.decoding import View  # noqa: E402
 from proctor.oracle.phases.ranks_as_one import AsOne, as_one  # noqa: E402
-from proctor.oracle.recording.store import Recording  # noqa: E402
+from proctor.oracle.store import Recording  # noqa: E402
 
 
 def record(out: Path, patch: pytest.MonkeyPatch, *, same: bool) -> Recording:
@@ -39,7 +39,7 @@ def shard(recording: Recording, patch: pytest.MonkeyPatch) -> None:
     import msgspec
 
     from proctor.oracle.phases import ranks_as_one
-    from proctor.oracle.recording.store import Placement
+    from proctor.oracle.store import Placement
 
     real = Recording.ranks
 

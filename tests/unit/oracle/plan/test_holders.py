@@ -57,7 +57,7 @@ def mixed(path: Path, patch: pytest.MonkeyPatch, other: dict[str, Any], *, bette
 
 def _reference(out: Path, better: bool) -> None:
     from proctor.oracle import trace
-    from proctor.oracle.recording.store import Recording, write_json
+    from proctor.oracle.store import Recording, write_json
 
     for name in ("clean", "again", "noise-0", "noise-1"):
         one = Mixed(better=better)

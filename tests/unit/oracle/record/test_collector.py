@@ -22,7 +22,7 @@ from proctor.errors import OracleError  # noqa: E402
 from proctor.oracle import trace  # noqa: E402
 from proctor.oracle.collect.collector import Collector  # noqa: E402
 from proctor.oracle.collect.config import key_of  # noqa: E402
-from proctor.oracle.recording.store import Entry, RankRecord, Recording, slots_in  # noqa: E402
+from proctor.oracle.store import Entry, RankRecord, Recording, slots_in  # noqa: E402
 
 
 def record(path: Path, model: nn.Module | list[nn.Module], body: Callable[[], Any], **options: Any) -> RankRecord:

@@ -1,9 +1,9 @@
-"""oracle/recording/dry.py: calls that nobody trained on are no microbatches."""
+"""oracle/store/dry.py: calls that nobody trained on are no microbatches."""
 
 from __future__ import annotations
 
-from proctor.oracle.recording.dry import without_dry_runs
-from proctor.oracle.recording.store import Entry
+from proctor.oracle.store import Entry
+from proctor.oracle.store.dry import without_dry_runs
 
 
 def entry(kind: str, call: int, name: str = "a", *, step: int = 0, recompute: bool = False) -> Entry:

@@ -16,12 +16,12 @@ from torch import nn  # noqa: E402
 from proctor.oracle import trace, trace_reference  # noqa: E402
 from proctor.oracle.collect.collector import Collector  # noqa: E402
 from proctor.oracle.collect.config import CollectConfig  # noqa: E402
+from proctor.oracle.judging.blame import culprit  # noqa: E402
 from proctor.oracle.judging.check import Comparison  # noqa: E402
 from proctor.oracle.judging.verdicts import Verdict, failing  # noqa: E402
-from proctor.oracle.localising.blame import culprit  # noqa: E402
 from proctor.oracle.localising.localise import _write  # noqa: E402
 from proctor.oracle.localising.optimizer import isolate_updates  # noqa: E402
-from proctor.oracle.recording.store import Recording  # noqa: E402
+from proctor.oracle.store import Recording  # noqa: E402
 
 Make = Callable[[nn.Module], Any]
 

@@ -15,7 +15,7 @@ from helpers.small_net import PROGRAM, program
 
 from proctor.errors import OracleError, UsageError
 from proctor.oracle.recording.record import Recorder, cause
-from proctor.oracle.recording.store import ProcessInfo, Recording, write_json
+from proctor.oracle.store import ProcessInfo, Recording, write_json
 
 
 def result(text: str) -> list[str]:

@@ -20,8 +20,8 @@ from torch import nn
 import proctor.oracle
 from proctor.oracle.judging.check import Comparison
 from proctor.oracle.recording.record import Recorder
-from proctor.oracle.recording.store import Recording
 from proctor.oracle.recording.uncompiled import blame_compiler
+from proctor.oracle.store import Recording
 from proctor.oracle.testing import assert_equivalent
 
 Compile = Callable[[nn.Module], nn.Module]

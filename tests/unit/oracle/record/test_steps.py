@@ -16,10 +16,10 @@ from helpers.small_net import Net, reference, step  # noqa: E402
 from proctor.oracle import trace  # noqa: E402
 from proctor.oracle.collect.config import CollectConfig  # noqa: E402
 from proctor.oracle.judging.check import Comparison  # noqa: E402
-from proctor.oracle.judging.outcome import Compared, departs, looked_again  # noqa: E402
 from proctor.oracle.judging.verdicts import failing  # noqa: E402
-from proctor.oracle.recording.store import Recording, write_json  # noqa: E402
+from proctor.oracle.recording.outcome import Compared, departs, looked_again  # noqa: E402
 from proctor.oracle.report import Report  # noqa: E402
+from proctor.oracle.store import Recording, write_json  # noqa: E402
 
 
 def late(out: Path, begins: int, steps: int = 4) -> Path:

@@ -1,4 +1,4 @@
-"""oracle/recording/store.py: what is written comes back, and what is damaged is said."""
+"""oracle/store/__init__.py: what is written comes back, and what is damaged is said."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pytest
 from safetensors.numpy import save_file
 
 from proctor.errors import OracleError
-from proctor.oracle.recording.store import (
+from proctor.oracle.store import (
     MissingRank,
     ProcessInfo,
     RankWriter,
@@ -46,7 +46,7 @@ def test_tensors_come_back_as_they_were(tmp_path: Path) -> None:
 
 
 def test_much_is_spread_over_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("proctor.oracle.recording.store.SHARD_BYTES", 4096)
+    monkeypatch.setattr("proctor.oracle.store.SHARD_BYTES", 4096)
     (writer,) = recording(tmp_path / "r")
     for number in range(10):
         add(writer, np.full(512, number, np.float32), name=f"m{number}")

@@ -31,7 +31,7 @@ from proctor.errors import OracleError
 from proctor.invariants.descriptor import opened
 from proctor.invariants.files import UNREADABLE, read_file, replace_file
 from proctor.oracle.plans.mesh import rank_text
-from proctor.oracle.recording.dry import without_dry_runs
+from proctor.oracle.store.dry import without_dry_runs
 
 SCHEMA: Final = 1
 CLEAN: Final = "clean"

@@ -21,8 +21,8 @@ from proctor.oracle.phases.ranks_as_one import AsOne, as_one
 from proctor.oracle.plans.names import compiled
 from proctor.oracle.plans.plan import Plan
 from proctor.oracle.plans.plan_toml import plan_of
-from proctor.oracle.recording.store import MissingRank, Recording
 from proctor.oracle.report import Report
+from proctor.oracle.store import MissingRank, Recording
 
 
 class Compared(NamedTuple):

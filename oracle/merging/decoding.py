@@ -14,7 +14,7 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from proctor.oracle.recording.store import Entry, ProcessInfo, RankRecord
+from proctor.oracle.store import Entry, ProcessInfo, RankRecord
 
 Array = npt.NDArray[Any]
 Place = tuple[str, str, str]  # kind, name, slot
