@@ -1,18 +1,20 @@
 """Is training by a plan training on one device? Largest loss difference over 200 steps (veScale, figure 9 and table 3).
 
-    python benchmarks/parallel_semantics.py [--steps 200] [--case CASE] [--json FILE]
+    python benchmarks/parallel_semantics.py [--model gpt|mixtral] [--steps 200] [--case CASE] [--json FILE]
 
-A small GPT (examples/oracle/gpt.py), on one device by plain torch, and on TP 2, TP 4, dp2 x tp2 and dp2 x tp2 with sequence
-parallelism by `proctor.parallelize`. Twice: all randomness in the initialisation, and all in dropout (the same initial values
-everywhere). Beside it, in the same run: DTensor's `parallelize_module` on gloo processes, made on the meta device, emptied
-and initialised as DTensors; and seeds as Megatron-LM sets them (one for what is cut over tp, another for the rest), carried
-out on the same plan by a stream of its own. The paper's bound is 6e-5.
+A small GPT (examples/oracle/gpt.py) and transformers' Mixtral, on one device by plain torch, and on TP 2, 4 and 8, dp2 x tp2 and
+dp2 x tp2 with sequence parallelism by `proctor.parallelize`. Twice: all randomness in the initialisation, and all in dropout
+(of Mixtral in its attention's dropout and its router's noise; the same initial values everywhere). Beside it, in the same run:
+DTensor's `parallelize_module` on gloo processes, initialised as DTensors (torch has no style for Mixtral's experts: they are whole
+there); and seeds as Megatron-LM sets them (one for what is cut over tp, another for the rest), carried out on the same plan
+by a stream of its own. The paper's bound is 6e-5.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import math
 import os
 import socket
 import subprocess
@@ -32,15 +34,52 @@ from proctor.oracle.plans.mesh import Mesh  # noqa: E402
 from proctor.oracle.plans.plan_toml import read_plan  # noqa: E402
 
 SEED = 0
-VOCAB, WIDTH, HEADS, LAYERS, CONTEXT, ROWS = 64, 32, 4, 2, 16, 8
+VOCAB, WIDTH, HEADS, LAYERS, CONTEXT, ROWS = 64, 32, 8, 2, 16, 8
 CASES = {"init only": 0.0, "dropout only": 0.1}
-MESHES = {"TP 2": (1, 2, "gpt.toml"), "TP 4": (1, 4, "gpt.toml"), "dp2 x tp2": (2, 2, "gpt.toml"), "dp2 x tp2 + sp": (2, 2, "gpt_sp.toml")}
+MESHES = {"TP 2": (1, 2, ""), "TP 4": (1, 4, ""), "TP 8": (1, 8, ""), "dp2 x tp2": (2, 2, ""), "dp2 x tp2 + sp": (2, 2, "sp")}
+PLANS = {"gpt": {"": "gpt.toml", "sp": "gpt_sp.toml"}, "mixtral": {"": "mixtral.toml", "sp": "mixtral_4d.toml"}}
+MODEL = "gpt"
+
+
+def bare(dropout: float) -> torch.nn.Module:
+    """The model as its constructor leaves it."""
+    if MODEL == "gpt":
+        return gpt.GPT(VOCAB, WIDTH, HEADS, LAYERS, CONTEXT, dropout=dropout)
+    from transformers import MixtralConfig, MixtralForCausalLM
+
+    config = MixtralConfig(
+        vocab_size=VOCAB, hidden_size=WIDTH, intermediate_size=2 * WIDTH, num_hidden_layers=LAYERS, num_attention_heads=HEADS, num_key_value_heads=HEADS,
+        num_local_experts=4, attention_dropout=dropout, router_jitter_noise=dropout / 10, use_cache=False, sliding_window=None,
+        initializer_range=1 / math.sqrt(WIDTH),
+    )
+    return MixtralForCausalLM(config)
+
+
+def initialise(model: torch.nn.Module) -> None:
+    """Random values of the seed; of Mixtral its own initialisation, once more."""
+    if MODEL == "gpt":
+        gpt.initialise(model, LAYERS)
+        return
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if "norm" not in name:
+                parameter.normal_(0.0, 1 / math.sqrt(WIDTH))
 
 
 def make(dropout: float) -> torch.nn.Module:
-    model = gpt.GPT(VOCAB, WIDTH, HEADS, LAYERS, CONTEXT, dropout=dropout)
-    gpt.initialise(model, LAYERS)
+    model = bare(dropout)
+    initialise(model)
     return model
+
+
+def loss_of(model: torch.nn.Module, batch: torch.Tensor) -> torch.Tensor:
+    if MODEL == "gpt":
+        return gpt.next_token_loss(model(batch[:, :-1]), batch[:, 1:])
+    return model(input_ids=batch[:, :-1], labels=batch[:, :-1]).loss
+
+
+def plan_on(how: str, dp: int, tp: int):
+    return read_plan(ROOT / "examples" / "parallel" / PLANS[MODEL][how]).on(Mesh(("dp", "tp"), (dp, tp)))
 
 
 def fixed(model: torch.nn.Module) -> dict[str, torch.Tensor]:
@@ -67,7 +106,7 @@ def train(model: torch.nn.Module, steps: int) -> list[float]:
     losses = []
     for batch in batches(steps):
         optimizer.zero_grad()
-        loss = gpt.next_token_loss(model(batch[:, :-1]), batch[:, 1:])
+        loss = loss_of(model, batch)
         loss.backward()
         optimizer.step()
         losses.append(float(loss.detach()))
@@ -86,7 +125,7 @@ def one_device(case: str, steps: int) -> list[float]:
 def by_plan(case: str, mesh: tuple[int, int, str], steps: int, rng: str) -> list[float]:
     """The losses of rank 0; "keyed" on a mesh of one rank is the keyed stream's own single device."""
     dp, tp, name = mesh
-    plan = read_plan(ROOT / "examples" / "parallel" / name).on(Mesh(("dp", "tp"), (dp, tp)))
+    plan = plan_on(name, dp, tp)
 
     def rank(_: int) -> list[float]:
         if case == "init only":
@@ -118,7 +157,7 @@ class MegatronSeeds:
 
 
 def by_megatron_seeds(case: str, tp: int, steps: int) -> list[float]:
-    plan = read_plan(ROOT / "examples" / "parallel" / "gpt.toml").on(Mesh(("dp", "tp"), (1, tp)))
+    plan = plan_on("", 1, tp)
 
     def rank(number: int) -> list[float]:
         model = deferred(make, CASES[case])
@@ -141,12 +180,9 @@ def dtensor_rank(case: str, steps: int, out: str) -> None:
 
     dist.init_process_group("gloo")
     mesh = init_device_mesh("cpu", (dist.get_world_size(),), mesh_dim_names=("tp",))
-    with torch.device("meta"):
-        model = gpt.GPT(VOCAB, WIDTH, HEADS, LAYERS, CONTEXT, dropout=CASES[case])
-    parallelize_module(model, mesh, tensor_parallel_plan(False))
-    model.to_empty(device="cpu")
+    model = parallelize_module(bare(CASES[case]), mesh, tensor_parallel_plan(False) if MODEL == "gpt" else _styles_of_mixtral())
     torch.manual_seed(SEED)
-    gpt.initialise(model, LAYERS)
+    initialise(model)
     if case == "dropout only":
         with torch.no_grad():
             for name, value in fixed(model).items():
@@ -160,6 +196,17 @@ def dtensor_rank(case: str, steps: int, out: str) -> None:
     dist.destroy_process_group()
 
 
+def _styles_of_mixtral():
+    from torch.distributed.tensor import Replicate
+    from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel
+
+    attention = {f"model.layers.*.self_attn.{name}_proj": ColwiseParallel() for name in "qkv"} | {"model.layers.*.self_attn.o_proj": RowwiseParallel()}
+    return attention | {
+        "model.embed_tokens": RowwiseParallel(input_layouts=Replicate()),
+        "lm_head": ColwiseParallel(output_layouts=Replicate()),
+    }
+
+
 def by_dtensor(case: str, tp: int, steps: int) -> list[float]:
     with socket.socket() as free, tempfile.TemporaryDirectory() as folder:
         free.bind(("127.0.0.1", 0))
@@ -167,7 +214,7 @@ def by_dtensor(case: str, tp: int, steps: int) -> list[float]:
         free.close()
         out = f"{folder}/losses.json"
         own = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "WORLD_SIZE": str(tp), "OMP_NUM_THREADS": "1"}
-        command = [sys.executable, __file__, "--steps", str(steps), "--dtensor", case, out]
+        command = [sys.executable, __file__, "--model", MODEL, "--steps", str(steps), "--dtensor", case, out]
         ranks = [subprocess.Popen(command, env={**os.environ, **own, "RANK": str(r)}) for r in range(tp)]
         if any([rank.wait() for rank in ranks]):
             raise SystemExit("a DTensor rank failed")
@@ -184,8 +231,11 @@ def main() -> None:
     parser.add_argument("--json", metavar="FILE")
     parser.add_argument("--case", choices=CASES, action="append", help="one of the cases; both without it")
     parser.add_argument("--dtensor", nargs=2, help=argparse.SUPPRESS)
+    parser.add_argument("--model", choices=PLANS, default="gpt")
     args = parser.parse_args()
     torch.set_num_threads(1)
+    global MODEL
+    MODEL = args.model
     if args.dtensor:
         dtensor_rank(args.dtensor[0], args.steps, args.dtensor[1])
         return
@@ -193,7 +243,7 @@ def main() -> None:
     print(f"largest loss difference to one device over {args.steps} steps\n| case | how | stock | keyed | parallelize_module | Megatron's seeds |\n|---|---|---|---|---|---|", flush=True)
     for case in args.case or CASES:
         wanted = one_device(case, args.steps)
-        keyed = by_plan(case, (1, 1, "gpt.toml"), args.steps, "keyed")
+        keyed = by_plan(case, (1, 1, ""), args.steps, "keyed")
         for how, mesh in MESHES.items():
             row = {"stock": apart(by_plan(case, mesh, args.steps, "stock"), wanted), "keyed": apart(by_plan(case, mesh, args.steps, "keyed"), keyed)}
             if how.startswith("TP"):

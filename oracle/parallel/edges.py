@@ -159,6 +159,12 @@ class Lookup:
         self.start, self.count = start, count
         self._others: list[torch.Tensor] = []
 
+    def keep_padding(self, module: torch.nn.Module) -> None:
+        """The row that gets no gradient (`padding_idx`) is one of this rank's rows, or none of them."""
+        padding = getattr(module, "padding_idx", None)
+        if isinstance(padding, int):
+            module.padding_idx = padding - self.start if 0 <= padding - self.start < self.count else None  # type: ignore[assignment]
+
     def before(self, args: tuple[Any, ...]) -> tuple[Any, ...]:
         """Tokens as rows of this rank."""
         tokens = args[0] - self.start

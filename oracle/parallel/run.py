@@ -150,6 +150,7 @@ class Parallel:
             if rule.lookup and _on(rule.lookup, self.plan) and self.plan.mesh.size(rule.lookup) > 1:
                 rows = self.held.boxes[f"{path}.weight" if path else "weight"].indices[0]
                 lookup = Lookup(int(rows[0]), len(rows))
+                lookup.keep_padding(module)
         edges = {at: [Edge(rule, path, self.comm) for rule in rules if rule.at == at and rule.rules] for at in ("input", "output")}
         afters = [After(rule.after, module) for rule in rules if rule.after and module._parameters.get(rule.after) is not None]
         crossing = Crossing(module.forward, self, edges["input"], edges["output"], lookup, afters)

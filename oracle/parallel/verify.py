@@ -154,14 +154,20 @@ def _layers(plan: Plan, model: torch.nn.Module) -> Iterable[str]:
                 continue
             dim = cut.dim % 2
             if kind in TABLE:
-                yield from _table(plan, path, cut, dim)
+                yield from _table(plan, path, module, cut, dim)
             elif dim == LINEAR[kind]:
                 yield from _outputs_cut(plan, path, cut)
             else:
                 yield from _inputs_cut(plan, path, module, cut)
 
 
-def _table(plan: Plan, path: str, cut: Cut, dim: int) -> Iterable[str]:
+def _table(plan: Plan, path: str, module: torch.nn.Module, cut: Cut, dim: int) -> Iterable[str]:
+    # What looks at a whole row, or counts how often a token comes, would look at a part, or at other ranks' tokens.
+    for option in ("max_norm", "scale_grad_by_freq"):
+        if getattr(module, option, None):
+            yield f"{path}: {option} needs the whole table, and it is cut over {cut.axis}"
+    if dim == 0 and cut.strategy != "chunk":
+        yield f"{path}: rows that are cut {cut} are no block of neighbours, so they cannot be looked up"
     if dim == 1:
         yield from _leaves_as(plan, path, cut, Cut(cut.axis, cut.strategy, -1, cut.options))
         return

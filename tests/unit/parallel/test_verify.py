@@ -88,6 +88,17 @@ def test_rows_of_an_embedding_that_nobody_looks_up():
     assert "no rule looks tokens up" in only(rules, torch.nn.Embedding(8, 4))
 
 
+@pytest.mark.parametrize("option", ["max_norm", "scale_grad_by_freq"])
+def test_an_embedding_that_needs_its_whole_table(option):
+    rules = Plan("tp=2").style("vocab", "0", "tp")
+    assert only(rules, torch.nn.Sequential(torch.nn.Embedding(8, 4, **{option: True}))) == f"0: {option} needs the whole table, and it is cut over tp"
+
+
+def test_rows_that_are_no_neighbours_cannot_be_looked_up():
+    rules = Plan("tp=2").shard("weight", tp="interleaved:0:2").redistribute("", at="input", lookup="tp").redistribute("", at="output", src={"tp": "partial"})
+    assert "no block of neighbours" in only(rules, torch.nn.Embedding(8, 4))
+
+
 def test_data_parallel_gradients_that_nobody_reduces():
     rules = Plan("dp=2").redistribute("", at="input", dst={"dp": 0})
     assert only(rules).startswith("the input is cut over dp, so gradients of 0.weight, 0.bias, 2.weight and 1 more are addends")
