@@ -26,6 +26,7 @@ from proctor.oracle.fuzz.space import Point, drawn
 from proctor.oracle.fuzz.spec import INPUT, Scenario
 
 ROWS: Final = 16  # settings of a pair
+SHARED: Final = 4  # of them are of one program, so that they share a reference
 AGAIN: Final = 0.1  # of settings that a finding explains are run all the same, so that they are counted
 HANGS: Final = 2  # of one symptom are looked into; each run of one costs its timeout
 
@@ -88,7 +89,8 @@ class Campaign:
             passed += explained
             return explained
 
-        settings = [self.cover.row(rng, traits, known) for _ in range(self.rows)]
+        programs = self.cover.programs(rng, traits, max(1, self.rows // SHARED))
+        settings = [self.cover.row(rng, traits, known, programs[i % len(programs)]) for i in range(self.rows)]
         settings = list({msgspec.json.encode(s, order="sorted"): s for s in settings}.values())
         begun = time.monotonic()
         scenarios = [scenario.with_setting(s) for s in settings]

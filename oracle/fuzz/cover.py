@@ -1,8 +1,8 @@
 """Which settings are tried: rows that hold pairs of values which no row held before.
 
 Two values of two axes make a pair; most bugs need one or two (D3, table III). Rows are drawn by chance, repaired until they are programs, and the one
-with most new pairs is taken (the greedy part of AETG, Cohen et al. 1997). What was held is remembered across models: a row of
-all axes would otherwise need hundreds of rows for each.
+with most new pairs for its ranks is taken (the greedy part of AETG, Cohen et al. 1997). What was held is remembered across models: a row of
+all axes would otherwise need hundreds of rows for each. Rows of one model share a few programs (`programs`), since each needs a reference of its own.
 """
 
 from __future__ import annotations
@@ -16,8 +16,9 @@ from proctor.oracle.fuzz.axes import Axis, all_axes, why_invalid
 from proctor.oracle.fuzz.space import Point
 
 CANDIDATES: Final = 8  # drawn for each row
-MOST: Final = 5  # axes of a row that are not neutral, besides world, wrapper and optimizer: one failure hides others
-ALWAYS: Final = ("world", "wrapper", "optimizer")
+MOST: Final = 4  # axes of a row that are not neutral, besides its program, world and wrapper: one failure hides others
+PROGRAM: Final = 2  # axes of a program that are not neutral, besides the optimizer
+COST: Final = {1: 1.5, 2: 2.0, 3: 3.0, 4: 4.0}  # of a row, by its ranks
 
 Pair = tuple[str, str, str, str]
 
@@ -29,51 +30,74 @@ class Cover:
         self.axes = all_axes(libraries)
         self.libraries = libraries
         self.held: dict[Pair, int] = {}
+        self._by_name = {a.name: a for a in self.axes}
         self._only = only or {}
 
-    def row(self, rng: random.Random, traits: frozenset[str], passed: Callable[[Point], bool] = lambda _: False) -> Point:
+    def programs(self, rng: random.Random, traits: frozenset[str], number: int) -> list[Point]:
+        """Programs for the rows of one model: an optimizer and a little more; each can be trained by one process.
+
+        Args:
+            rng: chance.
+            traits: of the model.
+            number: of programs; the first is the simplest one, equal ones are drawn again.
+        """
+        found: list[Point] = [{}]
+        for _ in range(8 * number):
+            if len(found) >= number:
+                break
+            point = self._more({}, ["optimizer"], rng, traits, 1, FOR_PROGRAMS)
+            names = [a.name for a in self.axes if a.program and a.name != "optimizer"]
+            point = self._more(point, rng.sample(names, len(names)), rng, traits, rng.randint(0, PROGRAM), FOR_PROGRAMS)
+            if point not in found:
+                found.append(point)
+        return found
+
+    def row(self, rng: random.Random, traits: frozenset[str], passed: Callable[[Point], bool] = lambda _: False, program: Point | None = None) -> Point:
         """The next setting.
 
         Args:
             rng: chance.
             traits: of the model.
             passed: settings that are known to fail; another is drawn.
+            program: values of program axes; None to draw them, too.
         """
         best, most = {}, -1.0
         for _ in range(CANDIDATES):
-            point = self._drawn(rng, traits)
-            new = sum(1.0 / (1 + self.held.get(p, 0)) for p in pairs(point))
+            point = self._drawn(rng, traits, self.programs(rng, traits, 2)[-1] if program is None else program)
+            new = sum(1.0 / (1 + self.held.get(p, 0)) for p in pairs(point)) / COST[int(str(point.get("world", 1)))]
             if new > most and not passed(point):
                 best, most = point, new
         for pair in pairs(best):
             self.held[pair] = self.held.get(pair, 0) + 1
         return best
 
-    def _drawn(self, rng: random.Random, traits: frozenset[str]) -> Point:
+    def _drawn(self, rng: random.Random, traits: frozenset[str], program: Point) -> Point:
         """A valid setting by chance: axes are set one after the other, and left neutral where a value does not fit."""
-        by_name = {a.name: a for a in self.axes}
-        point: Point = {}
+        point = dict(program)
         for _ in range(16):
-            point = {}
-            for name in ALWAYS:
-                self._set(point, by_name[name], rng)
-            if not self._blocks(point, traits):
+            drawn = dict(program)
+            for name in ("world", "wrapper"):
+                self._set(drawn, self._by_name[name], rng)
+            repaired = _repaired(drawn, traits, FOR_ROWS)
+            if repaired is not None:
+                point = repaired
                 break
-        others = [a for a in self.axes if a.name not in ALWAYS]
-        rng.shuffle(others)
-        left = rng.randint(0, MOST)
-        for axis in others:
+        names = [a.name for a in self.axes if not a.program and a.name not in ("world", "wrapper")]
+        return self._more(point, rng.sample(names, len(names)), rng, traits, rng.randint(0, MOST), FOR_ROWS)
+
+    def _more(self, point: Point, names: list[str], rng: random.Random, traits: frozenset[str], left: int, repairs: tuple[Point, ...]) -> Point:
+        """A valid point with values of `left` more axes, if there are as many that fit."""
+        for name in names:
             if left == 0:
                 break
-            before = dict(point)
-            self._set(point, axis, rng)
-            if point == before:
+            if name in point:
                 continue
-            if why_invalid(point, traits):
-                point = before
-            else:
-                left -= 1
-        return point if not why_invalid(point, traits) else self._repaired(point, traits)
+            more = dict(point)
+            self._set(more, self._by_name[name], rng)
+            repaired = _repaired(more, traits, repairs) if more != point else None
+            if repaired is not None:
+                point, left = repaired, left - 1
+        return point
 
     def _set(self, point: Point, axis: Axis, rng: random.Random) -> None:
         value = axis.choice.draw(rng)
@@ -81,34 +105,21 @@ class Cover:
         if value != axis.choice.neutral and (allowed is None or str(value) in allowed):
             point[axis.name] = value
 
-    def _blocks(self, point: Point, traits: frozenset[str]) -> bool:
-        """Whether no further axis can make a program of it."""
-        return bool(why_invalid(point, traits)) and not self._repaired(point, traits).get("wrapper")
 
-    def _repaired(self, point: Point, traits: frozenset[str]) -> Point:
-        """The same with what makes it a program: what an optimizer or a wrapper needs, or without what cannot be."""
-        for more in REPAIRS:
-            fixed = {**point, **more}
-            if not why_invalid(fixed, traits):
-                return fixed
-        for name in ("optimizer", "wrapper", "world"):
-            fixed = {k: v for k, v in point.items() if k != name}
-            if not why_invalid(fixed, traits):
-                return fixed
-        return {}
-
-
-# What some values ask for.
-REPAIRS: Final[tuple[Point, ...]] = (
+# What some values ask for: of a program, and of how it is distributed.
+FOR_PROGRAMS: Final[tuple[Point, ...]] = ({}, {"groups": "matrices"}, {"groups": "bags"})
+FOR_ROWS: Final[tuple[Point, ...]] = (
     {},
-    {"groups": "matrices"},
     {"world": 4},
-    {"world": 4, "groups": "matrices"},
-    {"groups": "bags"},
     {"fsdp_set": "set_reduce_scatter_unused_params(True)"},
     {"ddp": "find_unused_parameters=True"},
-    {"ddp": "find_unused_parameters=True", "groups": "matrices"},
+    {"accumulate": 2},
 )
+
+
+def _repaired(point: Point, traits: frozenset[str], repairs: tuple[Point, ...]) -> Point | None:
+    """The same with what makes it a program; None if nothing does."""
+    return next((fixed for more in repairs if not why_invalid(fixed := {**point, **more}, traits)), None)
 
 
 def pairs(point: Point) -> Iterator[Pair]:

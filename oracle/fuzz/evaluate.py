@@ -1,8 +1,12 @@
-"""Runs scenarios: makes a reference once for each program, sends candidates to worlds, reads verdicts."""
+"""Runs scenarios: makes a reference once for each program, sends candidates to worlds, reads verdicts.
+
+How far a reference moves when its rows come in another order (its noise) costs two more runs of it. So it is measured only
+once something differs by more than the floor, and what differed is then judged again.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Final
 
@@ -13,7 +17,7 @@ from proctor.oracle.fuzz.axes import declared, whole, why_invalid
 from proctor.oracle.fuzz.outcome import Outcome, outcome_of
 from proctor.oracle.fuzz.program import model_code, program, reference_of
 from proctor.oracle.fuzz.spec import Scenario
-from proctor.oracle.fuzz.worlds import REFERENCE, Worlds
+from proctor.oracle.fuzz.worlds import REFERENCES, Answer, Worlds
 
 _KEPT: Final = 64  # references on the memory disk
 _PERMUTATIONS: Final = (1, 2)
@@ -26,13 +30,21 @@ class Made(msgspec.Struct, frozen=True):
     why: str = ""
 
 
+class Job(msgspec.Struct, frozen=True):
+    """A scenario to be run: its number among those asked for, and whether the reference must have its noise."""
+
+    number: int
+    scenario: Scenario
+    noise: bool = False
+
+
 class Runner:
     """Scenario → outcome, in worlds that stay."""
 
     def __init__(self, worlds: Worlds) -> None:
         self.worlds = worlds
         self.runs = 0
-        self._references: dict[str, Made] = {}
+        self._references: dict[tuple[str, bool], Made] = {}
 
     def run(self, scenario: Scenario) -> Outcome:
         """One scenario."""
@@ -41,58 +53,72 @@ class Runner:
     def run_all(self, scenarios: Sequence[Scenario]) -> list[Outcome]:
         """Several at once, those of different world sizes side by side; outcomes in their order."""
         found: dict[int, Outcome] = {}
-        tasks: list[tuple[int, dict[str, Any]]] = []
-        numbers: list[int] = []
-        for i, scenario, outcome in self._prepared(scenarios):
-            if outcome is not None:
-                found[i] = outcome
-            else:
-                numbers.append(i)
-                tasks.append((scenario.world, self._task(scenario)))
-        for number, answer in self.worlds.run_all(tasks):
-            i = numbers[number]
-            traits = model_code(scenarios[i]).traits
-            found[i] = outcome_of(answer, declared(scenarios[i].setting, traits))
-        self.runs += len(tasks)
+        self._run([Job(i, s) for i, s in enumerate(scenarios)], found)
+        self._run([Job(i, s, noise=True) for i, s in enumerate(scenarios) if found[i].verdict == "inconsistent"], found)
         return [found[i] for i in range(len(scenarios))]
 
-    def _prepared(self, scenarios: Sequence[Scenario]) -> Iterator[tuple[int, Scenario, Outcome | None]]:
-        for i, scenario in enumerate(scenarios):
-            why = why_invalid(scenario.setting, model_code(scenario).traits)
-            if not why:
-                why = self._reference(scenario).why
-            yield i, scenario, Outcome("no program", why=why) if why else None
+    def _run(self, jobs: Sequence[Job], found: dict[int, Outcome]) -> None:
+        """Run jobs and put their outcomes into `found`."""
+        valid = []
+        for job in jobs:
+            why = why_invalid(job.scenario.setting, model_code(job.scenario).traits)
+            if why:
+                found[job.number] = Outcome("no program", why=why)
+            else:
+                valid.append(job)
+        self._make([(reference_of(j.scenario), j.noise) for j in valid])
+        ready = []
+        for job in valid:
+            made = self._reference(job)
+            if made.why:
+                found[job.number] = Outcome("no program", why=made.why)
+            else:
+                ready.append(job)
+        for number, answer in self.worlds.run_all([(j.scenario.world, self._task(j)) for j in ready]):
+            job = ready[number]
+            found[job.number] = outcome_of(answer, declared(job.scenario.setting, model_code(job.scenario).traits))
+        self.runs += len(ready)
 
-    def _task(self, scenario: Scenario) -> dict[str, Any]:
+    def _task(self, job: Job) -> dict[str, Any]:
+        scenario = job.scenario
         given = whole(scenario.setting)
         rules = declared(scenario.setting, model_code(scenario).traits)
         precision = str(given["precision"])
         floor = judge.FLOORS["autocast" if precision == "autocast" else f"torch.{precision}"]
         return {
-            "text": program(scenario).text(),
-            "reference": self._reference(scenario).path,
+            "codes": program(scenario).codes(),
+            "reference": self._reference(job).path,
             "floor": floor,
             "tolerance": max((r.tolerance for r in rules), default=0.0),
             "steady": given["optimizer"] in judge.STEADY,
         }
 
-    def _reference(self, scenario: Scenario) -> Made:
-        reference = reference_of(scenario)
-        key = reference.key()
-        if key not in self._references:
-            while len(self._references) >= _KEPT:
-                oldest = self._references.pop(next(iter(self._references)))
-                Path(oldest.path).unlink(missing_ok=True)
-            self._references[key] = self._make(reference, f"{self.worlds.folder}/{key}.safetensors")
-        return self._references[key]
+    def _reference(self, job: Job) -> Made:
+        return self._references[reference_of(job.scenario).key(), job.noise]
 
-    def _make(self, reference: Scenario, path: str) -> Made:
-        texts = [program(reference, permuted=seed).text() for seed in _PERMUTATIONS]
-        answer = self.worlds.run(REFERENCE, {"make": program(reference).text(), "permuted": texts, "to": path})
-        raised = answer.raised()
-        if raised:
-            return Made(path, f"the reference raises {raised[0]['type']}: {raised[0]['message'][:160]}")
-        made = answer.ranks[0]
-        if answer.ended or made is None:
-            return Made(path, f"the reference does not end: {answer.ended}")
-        return Made(path, f"the reference has values that are not finite: {made['unfit']}" if made["unfit"] else "")
+    def _make(self, wanted: Sequence[tuple[Scenario, bool]]) -> None:
+        """Make the references that are not there yet, two at once."""
+        needed = {(s.key(), noise): s for s, noise in wanted}
+        missing = {key: s for key, s in needed.items() if key not in self._references}
+        if len(self._references) + len(missing) > _KEPT:
+            for key in [k for k in self._references if k not in needed]:
+                Path(self._references.pop(key).path).unlink(missing_ok=True)
+        keys, tasks = list(missing), []
+        for i, (key, scenario) in enumerate(missing.items()):
+            permuted = [program(scenario, permuted=seed).codes() for seed in _PERMUTATIONS] if key[1] else []
+            tasks.append((REFERENCES[i % 2], {"make": program(scenario).codes(), "permuted": permuted, "to": self._path(key)}))
+        for number, answer in self.worlds.run_all(tasks):
+            self._references[keys[number]] = _made(self._path(keys[number]), answer)
+
+    def _path(self, key: tuple[str, bool]) -> str:
+        return f"{self.worlds.folder}/{key[0]}{'-noise' if key[1] else ''}.safetensors"
+
+
+def _made(path: str, answer: Answer) -> Made:
+    raised = answer.raised()
+    if raised:
+        return Made(path, f"the reference raises {raised[0]['type']}: {raised[0]['message'][:160]}")
+    made = answer.ranks[0]
+    if answer.ended or made is None:
+        return Made(path, f"the reference does not end: {answer.ended}")
+    return Made(path, f"the reference has values that are not finite: {made['unfit']}" if made["unfit"] else "")

@@ -7,6 +7,7 @@ Where the place of a shard cannot be told (strided shards, partial sums) the who
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import lru_cache
 from typing import Any, Final
 
 import msgspec
@@ -27,7 +28,7 @@ class Seen(msgspec.Struct, frozen=True):
     Attributes:
         kind: of `KINDS`.
         name: of the parameter or buffer, a state's key behind it; "" for outputs.
-        values: as float64, or as integers.
+        values: as float64, or as integers; a view that the next step may change.
         index: the part of the whole tensor that it is, one entry a dimension; None for all of it.
         sharded: whether other ranks hold other parts.
     """
@@ -119,8 +120,13 @@ def _place(value: Any) -> tuple[slice, ...] | None:
     """Where a DTensor's local part lies; None if it is no DTensor or the place cannot be told."""
     if not isinstance(value, DTensor) or any(isinstance(p, Partial) or (p.is_shard() and type(p) is not Shard) for p in value.placements):
         return None
-    shape, offset = compute_local_shape_and_global_offset(value.shape, value.device_mesh, value.placements)
-    return tuple(slice(o, o + s) for o, s in zip(offset, shape, strict=True))
+    return _local(tuple(value.shape), value.device_mesh, tuple(value.placements))
+
+
+@lru_cache(4096)
+def _local(shape: tuple[int, ...], mesh: Any, placements: tuple[Any, ...]) -> tuple[slice, ...]:
+    sizes, offset = compute_local_shape_and_global_offset(torch.Size(shape), mesh, placements)
+    return tuple(slice(o, o + s) for o, s in zip(offset, sizes, strict=True))
 
 
 def _whole(value: Any) -> Array:
@@ -133,4 +139,4 @@ def _array(value: Any) -> Array:
         value = value.to_dense()
     if value.is_floating_point():
         value = value.to(torch.float64)
-    return np.array(value.cpu().numpy())
+    return value.cpu().numpy()  # type: ignore[no-any-return]

@@ -57,9 +57,9 @@ def _run_all() -> None:
     dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=1)
     try:
         for setting in _SETTINGS:
-            text = program(Scenario("chain", {**_MODEL}, {"batch": 8}, {**setting})).text()
+            codes = program(Scenario("chain", {**_MODEL}, {"batch": 8}, {**setting})).codes()
             with suppress(Exception):  # what does not run here runs in a rank, or is found there
-                for _ in program_of(text)["train"](0, 1):
+                for _ in program_of(codes)["train"](0, 1):
                     pass
     finally:
         dist.destroy_process_group()

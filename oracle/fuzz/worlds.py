@@ -38,8 +38,8 @@ TIMEOUT_S: Final = 20.0  # of a task; a scenario takes 0.05 s
 GRACE_S: Final = 0.8  # that other ranks have to raise as well, once one did
 MEMORY_BYTES: Final = 6 << 30  # address space a rank may add
 EXHAUSTED: Final = re.compile(r"Resource temporarily unavailable|can't start new thread|Too many open files")
-TASKS: Final = 100  # of a world, then it is forked anew: libraries keep groups and caches
-REFERENCE: Final = 0  # size of the world without a process group
+TASKS: Final = 2000  # of a world, then it is forked anew: libraries keep what they made
+REFERENCES: Final = (0, -1)  # sizes that stand for a process without a group
 _PR_SET_PDEATHSIG: Final = 1
 _PREFIX: Final = "proctor-fuzz-"  # of folders on the memory disk, then the pid
 _parents: set[socket.socket] = set()  # our ends of all worlds; a child closes them
@@ -318,10 +318,11 @@ def _child(rank: int, size: int, end: socket.socket, folder: Path, prepare: Call
         from proctor.oracle.fuzz import rank as ranks
 
         torch.set_num_threads(1)
-        if size != REFERENCE:
+        if size not in REFERENCES:
             store = dist.FileStore(str(folder / "store"), size)
             dist.init_process_group("gloo", store=store, rank=rank, world_size=size, timeout=timedelta(seconds=timeout_s + 30))
             os.environ.update(RANK=str(rank), WORLD_SIZE=str(size), LOCAL_RANK=str(rank), LOCAL_WORLD_SIZE=str(size))
+            ranks.keep_groups()
             if prepare is not None:
                 prepare()
         lines = end.makefile("rb")

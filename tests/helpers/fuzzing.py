@@ -14,8 +14,9 @@ PREAMBLE = """
 import os, sys, time, signal
 from pathlib import Path
 from proctor.oracle.fuzz.warm import warm_up
-from proctor.oracle.fuzz.worlds import Worlds, REFERENCE
+from proctor.oracle.fuzz.worlds import Worlds
 from proctor.oracle.fuzz.evaluate import Runner
+from proctor.oracle.fuzz.program import compiled
 from proctor.oracle.fuzz.spec import Scenario
 import torch
 torch.set_num_threads(1)

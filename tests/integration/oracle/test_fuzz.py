@@ -48,7 +48,7 @@ def test_healthy_settings_agree_and_a_rank_that_fails_costs_its_timeout(tmp_path
                 ("import mmap\\n    held = [mmap.mmap(-1, 1 << 30) for _ in range(99)]", "Cannot allocate memory"),
             ):
                 begun = time.monotonic()
-                answer = worlds.run(2, {{**one, "text": "import torch.distributed as dist\\n" + text.format(what)}})
+                answer = worlds.run(2, {{**one, "codes": [compiled("import torch.distributed as dist\\n" + text.format(what))]}})
                 took = time.monotonic() - begun
                 assert wanted in answer.ended + str(answer.raised()), (wanted, answer)
                 assert took < 150, took  # far from the timeout: a death is seen when it happens
@@ -67,7 +67,7 @@ def test_healthy_settings_agree_and_a_rank_that_fails_costs_its_timeout(tmp_path
         with Worlds(timeout_s=5) as worlds:
             save_file({{}}, worlds.folder / "empty", metadata={{"noise": "{{}}"}})
             hang = "import time, torch.distributed as dist\\n" + text.format("time.sleep(9999) if rank else dist.barrier()")
-            answer = worlds.run(2, {{**one, "reference": str(worlds.folder / "empty"), "text": hang}})
+            answer = worlds.run(2, {{**one, "reference": str(worlds.folder / "empty"), "codes": [compiled(hang)]}})
             assert answer.ended == "timeout" and 5 <= answer.seconds, answer
         """,
         tmp_path,

@@ -84,7 +84,7 @@ def test_every_template_makes_programs_that_train(template: str) -> None:
     for seed in range(12):
         scenario = reference_of(a_scenario(template, seed))
         try:
-            moments = [m for m, *_ in program_of(program(scenario).text())["train"](0, 1)]
+            moments = [m for m, *_ in program_of(program(scenario).codes())["train"](0, 1)]
         except (RuntimeError, ValueError) as e:  # nothing to train: all frozen, or a chain of functions without parameters
             if not ("does not require grad" in str(e) or "empty parameter list" in str(e)):
                 raise
@@ -95,7 +95,7 @@ def test_every_template_makes_programs_that_train(template: str) -> None:
 
 
 def test_parameters_come_from_names_and_are_not_trivial() -> None:
-    make = program_of(program(Scenario("transformer", {"tied": True})).text())["make"]
+    make = program_of(program(Scenario("transformer", {"tied": True})).codes())["make"]
     one, two = make(), make()
     for (name, a), (_, b) in zip(one.named_parameters(), two.named_parameters(), strict=True):
         assert torch.equal(a, b), name
