@@ -164,6 +164,11 @@ class Budget:
         self.meter.idle = not self.looking and self.steps % _TIMED > 0
         return self.looking
 
+    def looks_next(self) -> bool:
+        """Whether the step after the present one will be looked at, as far as is known now."""
+        step = self._step + 1
+        return not self.share or self._woken or step < max(self.free, self._focus) or looks_at(step, self.level)
+
     def _is_chosen(self, step: int) -> bool:
         if step // BLOCK != self._block:
             self._block, self._chosen = step // BLOCK, looks_at(step, self.level)

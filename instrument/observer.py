@@ -123,6 +123,8 @@ class Observer:
         else:
             from proctor.instrument.capsules.ring import Capsules as kind
         self.capsules = kind(self.config, self.tracker, self.clock, self.guard, self._keeps_steps, about)
+        if self.budget is not None:
+            self.capsules.looks_next = self.budget.looks_next
 
     def _keeps_steps(self) -> bool:
         return self.armed and self.sampled and not self.inert and not self.finished and not self.contexts.recompute and not self.turns.broken
@@ -170,7 +172,7 @@ class Observer:
 
     def freeze(self, key: str, step: int) -> None:
         """The verifier has found something: the step is kept, and what comes is looked at in full."""
-        if self.capsules is not None:
+        if self.capsules is not None and key:
             self.capsules.freeze(key, step)
         if self.budget is not None:
             self.budget.wake()
@@ -245,7 +247,8 @@ class Observer:
 
     def clock_moved(self) -> None:
         """Step, phase or what the user tells of them is another now."""
-        self.recorder.ctx = self.contexts.base()
+        if self.sampled or not self.armed:  # in a step that is left out nobody asks
+            self.recorder.ctx = self.contexts.base()
         if self.capsules is not None:
             self.capsules.clock_moved()
 
@@ -274,11 +277,11 @@ class Observer:
             self.turns.end_look()
 
     def glance(self) -> None:
-        """After an update in a step that a budget leaves out."""
-        if self.sentinel is None or self.sampled or not self.armed or self.inert or self.finished or not self.turns.begin_look():
+        """After an update of a process with a budget, also in a step that it leaves out."""
+        if self.sentinel is None or not self.armed or self.inert or self.finished or not self.turns.begin_look():
             return
         try:
-            self.guard.run("glance", self.sentinel.glance)
+            self.guard.run("glance", self.sentinel.glance, self.clock.step)
         finally:
             self.turns.end_look()
 
@@ -310,6 +313,8 @@ class Observer:
         within = self.budget is None or self.budget.next_step(step, self.recorder.current_seq)
         self.sampled = within and (step < self.config.warmup or step % max(self.output.sample_every, 1) == 0)
         self.recorder.enabled = self.sampled
+        if self.sentinel is not None and before is not self.sampled:
+            self.taps.thin(not self.sampled)
         if before and not self.sampled:
             self.probes.thinned()
         elif self.sampled and not before:

@@ -41,13 +41,15 @@ class Output:
 
         token = Path(self._observer.config.token_file or Path(self._observer.config.run) / "boot" / "token")
         try:
-            return Sender(
+            sender = Sender(
                 self._observer.config.stream,
                 token,
                 lambda: (folder.name, platform.node(), self._observer.writer.told(self.info())),
                 self._observer.guard,
                 on_freeze=self._observer.freeze,
             )
+            sender.glances = None if self._observer.sentinel is None else self._observer.sentinel.take
+            return sender
         except (ProctorError, OSError) as e:
             say(f"not streaming: {e}")
             return None

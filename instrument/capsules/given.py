@@ -47,9 +47,11 @@ class Given:
         """Batches that were loaded before the first training act."""
         return self._first or 0
 
-    def batch(self, result: Any, current: HeldStep | None) -> None:
-        """A loader gives a batch."""
+    def batch(self, result: Any, current: HeldStep | None, wanted: bool = True) -> None:
+        """A loader gives a batch; `wanted`: a step that is kept may use it."""
         number, self.loaded = self.loaded, self.loaded + 1
+        if not wanted:
+            return
         contents = self._contents(leaves(result), self._batch_room)
         self._batch_room -= nbytes(contents)
         self._batches = [*self._batches[-MAX_BATCHES + 1 :], (number, contents)]

@@ -10,7 +10,7 @@ import time
 import weakref
 from abc import ABC, abstractmethod
 from collections.abc import Callable
-from typing import Any, Final
+from typing import Any, ClassVar, Final
 
 from proctor.instrument.capsules.rng import has_cuda
 from proctor.instrument.capsules.step import HeldStep
@@ -25,7 +25,9 @@ SCALE: Final = "torch.amp.GradScaler.scale"
 class CapsuleHooks(ABC):
     """Arguments as those of `Capsules`."""
 
+    EVERY_STEP: ClassVar = frozenset({NEXT, SCALE})  # hooks that run in steps that are not kept, too
     current: HeldStep | None = None
+    looks_next: Callable[[], bool] = staticmethod(lambda: True)  # whether the step to come is kept
 
     def __init__(self, clock: StepClock, guard: Guard, live: Callable[[], bool]) -> None:
         self.clock, self.guard, self._live = clock, guard, live

@@ -135,7 +135,7 @@ class Capsules(CapsuleHooks):
             step.event.record()
 
     def _batch(self, result: Any) -> None:
-        self.given.batch(result, self.current)
+        self.given.batch(result, self.current, self._live() or self.looks_next())
 
     def _call(self, what: str, name: str, args: tuple[Any, ...], kwargs: dict[str, Any] | None, opens: bool = False) -> None:
         if self.current is not None and self._grad_enabled():

@@ -138,6 +138,38 @@ def fingerprint_all(tensors: Iterable[Tensor]) -> list[Summary]:
         return out
 
 
+def fingerprint_parts(parts: Iterable[tuple[Tensor, int, int]]) -> list[Summary]:
+    """Summarise pieces of tensors, each as a whole of its own: one native call.
+
+    Args:
+        parts: tensor, first element and number of elements in memory order; of a tensor that is not dense, or not on the host, all of it
+            is read whatever the piece.
+    """
+    with no_torch_function():
+        out: list[Summary] = []
+        slots: list[int] = []
+        columns: tuple[list[int], list[int], list[int], list[int]] = ([], [], [], [])
+        held: list[Tensor] = []  # must outlive the call
+        for i, (tensor, begin, count) in enumerate(parts):
+            plain = readable(tensor)
+            if plain is None:
+                out.append(_UNREAD)
+            elif not plain.is_cpu or not is_dense(plain):
+                out.append(_one(plain, None, 0))
+            else:
+                out.append(_UNREAD)
+                width, kind = formats()[plain.dtype]
+                held.append(plain)
+                slots.append(i)
+                for column, value in zip(columns, (plain.data_ptr() + begin * width, count * width, width, kind)):
+                    column.append(value)
+        if slots:
+            fps, norms, flags = _kernel.fingerprint_many(*columns)
+            for i, *fields in zip(slots, fps.tolist(), norms.tolist(), flags.tolist()):
+                out[i] = Summary(*fields)
+        return out
+
+
 def _one(tensor: Tensor, runs: Runs | None, start: int) -> Summary:
     with no_torch_function():
         plain = readable(tensor)

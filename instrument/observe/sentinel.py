@@ -1,25 +1,35 @@
-"""A glance at a few parameters in each step that a budget leaves out: what is wrong with them brings the full look back.
+"""Glances at pieces of parameters after every update, also in steps that a budget leaves out: what is wrong with them brings the full look back.
 
-It gives no verdict and writes no record: that a value is not finite, or that a parameter with a gradient was not moved since the last glance, is
-a reason to look at the next steps in full, where the rules judge. The parameters take turns, and as many come in a step as the budget allows.
+It gives no verdict and writes no record. A value that is not finite, and a piece with a gradient that was not moved since its last glance, are a
+reason to look at the next steps in full, where the rules judge. The fingerprints go to the verifier, which holds those of replicas against
+each other (`verify/live/glances.py`) and asks for the full look where they part.
+
+The pieces take turns by the number of the step: of level n, every 2^n-th piece. So pieces of one level are among those of the next lower one, and
+ranks whose budgets allow different levels share all pieces of the highest.
 """
 
 from __future__ import annotations
 
 import time
 import weakref
+from collections import deque
 from typing import TYPE_CHECKING, Any, Final
 
-from proctor.instrument.observe.fingerprint import fingerprint_all
+from proctor.instrument.observe.fingerprint import fingerprint_parts
 from proctor.invariants.schema import StateFlag
 
 if TYPE_CHECKING:
     from proctor.instrument.budget import Budget
     from proctor.instrument.observe.state import StateTracker
+    from proctor.invariants.wire.frames import Glances
 
-_MOST: Final = 256  # parameters of one glance
-_RARELY: Final = 16  # steps between two glances, at most
+PIECE_BYTES: Final = 64 << 10
+_MOST: Final = 256  # pieces of one glance
+_KEPT: Final = 4096  # rows until they are sent, no more than a frame takes (`frames.MAX_GLANCES`)
+_TRIED: Final = 8  # glances of a level before another one is chosen
+_HIGHEST: Final = 30
 _BAD: Final = int(StateFlag.NONFINITE)
+_UNREAD: Final = int(StateFlag.UNHASHED)
 
 
 class Sentinel:
@@ -32,53 +42,81 @@ class Sentinel:
 
     def __init__(self, tracker: StateTracker, budget: Budget) -> None:
         self._tracker, self._budget = tracker, budget
-        self._all: list[tuple[int, Any]] = []  # id and weak reference of each parameter
+        self._pieces: list[tuple[int, Any, int, int, str]] = []  # id and weak reference of a parameter, first element, number, name
         self._layout = -1
-        self._at = 0  # whose turn it is
-        self._several = 1  # parameters of one glance,
-        self._every = 1  # of so many steps
-        self._waits = 0
-        self._seen: dict[int, int] = {}  # fingerprint at the last glance
+        self._level = 0
+        self._spent, self._tried = 0.0, 0  # by the glances of this level
+        self._seen: dict[tuple[int, int], int] = {}  # fingerprint at the last glance
         self._told: set[tuple[int, str]] = set()  # of what was woken for already
+        self._rows: deque[tuple[int, str, int]] = deque(maxlen=_KEPT)  # step, piece and fingerprint, until they are sent
 
     @property
     def round(self) -> int:
-        """Steps until every parameter had its turn."""
-        return self._every * -(-len(self._all) // self._several)
+        """Steps until every piece had its turn."""
+        return min(1 << self._level, max(len(self._pieces), 1)) if self._level < _HIGHEST else 1 << self._level
 
-    def glance(self) -> None:
-        """After an update, in a step that is not looked at in full."""
-        self._waits += 1
-        if self._waits < self._every:
-            return
-        self._waits = 0
+    def glance(self, step: int) -> None:
+        """After an update in this step."""
         begin = time.perf_counter()
         if self._layout != self._tracker.layout:
-            self._layout = self._tracker.layout
-            self._all = [(key, weakref.ref(p)) for key, p in self._tracker.parameters()]
-            self._seen = {key: self._seen[key] for key, _ in self._all if key in self._seen}
-        turn = [self._all[(self._at + i) % len(self._all)] for i in range(min(self._several, len(self._all)))]
-        self._at = (self._at + len(turn)) % max(len(self._all), 1)
-        there = [(key, p) for key, ref in turn if (p := ref()) is not None]
-        for (key, p), summary in zip(there, fingerprint_all([_local(p) for _, p in there]), strict=True):
+            self._lay_out()
+        turn = self._pieces[step % (1 << self._level) :: 1 << self._level]
+        if turn:
+            self._look(step, turn)
+        self._pace(time.perf_counter() - begin)
+
+    def take(self) -> Glances | None:
+        """What the verifier has to hear; from any thread."""
+        from proctor.invariants.wire.frames import Glances  # late: a launcher that sends nothing never pays
+
+        rows = [self._rows.popleft() for _ in range(len(self._rows))]
+        if not rows:
+            return None
+        names = list(dict.fromkeys(name for _, name, _ in rows))
+        at = {name: i for i, name in enumerate(names)}
+        return Glances(names, [(step, at[name], fp) for step, name, fp in rows])
+
+    def _lay_out(self) -> None:
+        self._layout = self._tracker.layout
+        self._pieces = []
+        for number, (key, p) in enumerate(self._tracker.parameters()):
+            local, ref, name = _local(p), weakref.ref(p), self._tracker.names.get(key, "")
+            several = local.is_contiguous() and local.is_cpu
+            count = max(PIECE_BYTES // max(local.element_size(), 1), 1) if several else max(local.numel(), 1)
+            self._pieces += [(key, ref, begin, min(count, local.numel() - begin), f"{number}:{name}:{begin}"[:1024]) for begin in range(0, local.numel(), count)]
+        there = {(key, begin) for key, _, begin, _, _ in self._pieces}
+        self._seen = {place: fp for place, fp in self._seen.items() if place in there}
+        while len(self._pieces) >> self._level > _MOST:
+            self._level += 1
+
+    def _look(self, step: int, turn: list[tuple[int, Any, int, int, str]]) -> None:
+        there = [(piece, p) for piece in turn if (p := piece[1]()) is not None]
+        found = fingerprint_parts([(_local(p), begin, count) for (_, _, begin, count, _), p in there])
+        for ((key, _, begin, count, name), p), summary in zip(there, found, strict=True):
+            if summary.flags & _UNREAD:
+                continue
             if summary.flags & _BAD:
                 self._wake(key, "finite")
-            elif self._seen.get(key) == summary.fp and p.grad is not None and not self._rests(key, p.grad):
+            elif self._seen.get((key, begin)) == summary.fp and p.grad is not None and not self._rests(key, p.grad, begin, count):
                 self._wake(key, "moved")
-            self._seen[key] = summary.fp
-        spent, most = (time.perf_counter() - begin) / self._every, self._budget.light_s
-        if spent > most and self._several > 1:
-            self._several //= 2
-        elif spent > most:
-            self._every = min(2 * self._every, _RARELY)
-        elif spent < most / 2 and self._every > 1:
-            self._every //= 2
-        elif spent < most / 2:
-            self._several = min(2 * self._several, _MOST)
+            self._seen[key, begin] = summary.fp
+            self._rows.append((step, name, summary.fp))
 
-    def _rests(self, key: int, grad: Any) -> bool:
-        """Whether there was nothing to move this parameter: no gradient, or no learning rate."""
-        return self._tracker.has_no_rate(key) or bool(fingerprint_all([_local(grad)])[0].flags & int(StateFlag.ZERO))
+    def _pace(self, spent: float) -> None:
+        self._spent += spent
+        self._tried += 1
+        if self._tried < _TRIED:
+            return
+        mean, most = self._spent / self._tried, self._budget.light_s
+        self._spent, self._tried = 0.0, 0
+        if mean > most and 1 << self._level < 64 * len(self._pieces):
+            self._level += 1
+        elif mean < most / 3 and self._level and len(self._pieces) >> (self._level - 1) <= _MOST:
+            self._level -= 1
+
+    def _rests(self, key: int, grad: Any, begin: int, count: int) -> bool:
+        """Whether there was nothing to move this piece: no gradient, or no learning rate."""
+        return self._tracker.has_no_rate(key) or bool(fingerprint_parts([(_local(grad), begin, count)])[0].flags & int(StateFlag.ZERO))
 
     def _wake(self, key: int, why: str) -> None:
         if (key, why) not in self._told:

@@ -34,7 +34,8 @@ class Taps:
     def __init__(self, observer: Observer) -> None:
         self._observer, self._steps, self._structure = observer, observer.steps, observer.structure
         self.libraries: list[str] = []
-        self._hooked: list[Any] = []  # those whose hooks must run at every step
+        self._hooked: list[Any] = []  # those whose hooks must run at every step,
+        self._spared: list[Any] = []  # and of them, those that only look: not in steps that a budget leaves out
         self._classes: set[type] = set()
 
     def lay(self) -> None:
@@ -44,12 +45,17 @@ class Taps:
 
         capsules = self._observer.capsules
         hooks = self._steps.hooks() | self._structure.hooks()
+        spared = self._steps.only_look() - self._structure.hooks().keys()
         for name, own in (capsules.hooks() if capsules is not None else {}).items():
             before, after = hooks.get(name, (None, None))
+            if before is after is None and name not in capsules.EVERY_STEP:
+                spared.add(name)
             hooks[name] = chain([h for h in (before, own[0]) if h]), chain([h for h in (after, own[1]) if h])
         for point in catalog.points():
             before, after = hooks.pop(point.name, (None, None))
-            self._tap(point, before, after)
+            tap = self._tap(point, before, after)
+            if tap is not None and point.name in spared:
+                self._spared.append(tap)
         self._observer.patches.reach_layers()
         self._tap_module_calls(nn.Module)
         self._tap_constructors(torch)
@@ -62,6 +68,11 @@ class Taps:
         """Whether hooks run, also those of calls that are not recorded."""
         for tap in self._hooked:
             tap.always = on
+
+    def thin(self, on: bool) -> None:
+        """Whether the present steps are left out: of the hooks only those run that tell steps."""
+        for tap in self._spared:
+            tap.always = not on
 
     def of_class(self, cls: type, name: str, methods: tuple[str, ...], hooks: Hooks) -> None:
         """Tap the methods of a class where it or a base defines them; once a class.
@@ -81,12 +92,13 @@ class Taps:
                     before, after = hooks.get(method, (None, None))
                     self._tap(catalog.Point(owner, method, f"{name}.{method}", METHOD), before, after)
 
-    def _tap(self, point: catalog.Point, before: Any = None, after: Any = None, home: Home = Home.TORCH) -> None:
+    def _tap(self, point: catalog.Point, before: Any = None, after: Any = None, home: Home = Home.TORCH) -> Any:
+        """The tap; None where there is nothing to patch."""
         wanted = self._observer.config.wants(point.name)
         ours = before is not None or after is not None
         before, after = self._observer.probes.around(point.name, home, before, after)
         if not wanted and not ours:
-            return
+            return None
         tap = self._observer.patches.tap(
             point.owner, point.attribute, point.name, kind=point.kind, before=before, after=after, aliases=point.aliases
         )
@@ -97,6 +109,7 @@ class Taps:
                 tap.always = True
                 if point.name != LOADER_WORKER:  # runs in a child that is inert
                     self._hooked.append(tap)
+        return tap
 
     def _tap_module_calls(self, module_class: Any) -> None:
         leaves = None if self._observer.capsules is None else self._observer.capsules.model_ends

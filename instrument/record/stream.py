@@ -32,7 +32,7 @@ from proctor.invariants.descriptor import Bell, OwnSocket
 from proctor.invariants.schema import TABLES
 from proctor.invariants.wire import frames, peer
 from proctor.invariants.wire.arrow_message import Encoded
-from proctor.invariants.wire.frames import Bye, Decoder, Flush, Freeze, Hello, Info, Ping, Welcome
+from proctor.invariants.wire.frames import Bye, Decoder, Flush, Freeze, Glances, Hello, Info, Ping, Welcome
 
 CLOSE_S: Final = 2.0  # the most that an exit waits for the verifier,
 _ABSENT_S: Final = 0.5  # and for one that is not there
@@ -43,6 +43,7 @@ _PING_S: Final = 2.0  # of silence
 _STALLED_S: Final = 20.0  # bytes that nobody takes
 _SILENT_S: Final = 60.0  # a verifier that says nothing; it pings every 5 s
 _CHUNK: Final = 256 << 10
+_GLANCES_S: Final = 0.5  # between two times that they are sent
 _PART_BYTES: Final = 8 << 20  # of records in one flush; more are offered in parts
 
 
@@ -71,6 +72,8 @@ class Sender:
         self.ring = Ring(ring_bytes)
         self.connections = 0
         self.on_freeze = on_freeze
+        self.glances: Callable[[], Glances | None] | None = None  # what was glanced at since the last time
+        self._glanced = 0.0  # when they were sent
         self._token_file, self._hello, self._guard = token_file, hello, guard
         self._start = secrets.token_hex(8)
         self._retry = random.Random()  # its own: the program's random state is the program's
@@ -266,6 +269,11 @@ class Sender:
         info, self._info = self._info, None
         if info is not None:
             link.say(Info(_plain(info)))
+        if self.glances is not None and time.monotonic() - self._glanced >= _GLANCES_S:
+            self._glanced = time.monotonic()
+            glances = self._guard.run("glance", self.glances)
+            if glances is not None:
+                link.say(glances)
 
     def _heard(self, link: _Link, message: frames.Message) -> None:
         if isinstance(message, Welcome) and not link.welcomed:

@@ -126,7 +126,7 @@ class TraceWriter:
         self._failing = self._degraded = False
         self._failed_at = float("-inf")
         self._behind = False  # the verifier missed the last flush
-        self._reached = self._offered = -1  # the step that the program is in, and the verifier knows of
+        self._reached = self._offered = self._passed = -1  # the step that the program is in, and the verifier knows of
         self._last_info: dict[str, Any] = {}
         self._looked = float("-inf")  # at what belongs into `process.json`
         self._news = False  # in there, that must be known before the next records are judged
@@ -174,7 +174,7 @@ class TraceWriter:
 
     def passed(self, step: int) -> None:
         """A step begins, and the one before left no rows; the verifier learns of it when the thread flushes."""
-        self._reached = step
+        self._passed = step
 
     def tell_soon(self) -> None:
         """`process.json` has news that must be known before the records that follow are judged."""
@@ -212,6 +212,7 @@ class TraceWriter:
     def _take(self) -> tuple[int, dict[str, Encoded]]:
         """What is pending, which the files get, too; and the step that the program is in."""
         self._last_flush = time.monotonic()
+        self._reached = max(self._reached, self._passed)
         reached = self._reached  # before the rows are taken: those of earlier steps are then among them
         batches = _ENCODER.encode(self._drain())
         self._unwritten += batches

@@ -63,6 +63,13 @@ class Steps:
         found |= dict.fromkeys(catalog.INITIALISERS, (self._model_is_built, None))
         return found | dict.fromkeys(catalog.COLLECTIVES, (None, self._collective_done))
 
+    def only_look(self) -> set[str]:
+        """Of these those that tell no step: where nothing is looked at they need not run."""
+        return {
+            "torch.nn.Module.load_state_dict", "torch.nn.utils.clip_grad_norm_", "torch.nn.utils.clip_grad_value_",
+            "torch.amp.GradScaler.unscale_", *catalog.COLLECTIVES,
+        }  # fmt: skip
+
     def _model_is_built(self, args: tuple[Any, ...], kwargs: Any) -> None:
         """The first layer fills its parameters: time to observe the user's own functions, so that what runs before
         the first optimizer (sizes, totals, a library's set-up) is seen."""

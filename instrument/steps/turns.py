@@ -53,8 +53,10 @@ class Turns:
         if self.broken:
             return
         self._writing[me] = self._writing.get(me, 0) + 1
-        if self._others(me):
+        if len(self._writing) > 1 and self._others(me):
             self._break()
+        if not self._looking:
+            return
         until = time.monotonic() + LONGEST_WAIT_S
         while self._looking - {me} and time.monotonic() < until:
             time.sleep(0.0005)

@@ -34,6 +34,7 @@ HEAD: Final = struct.Struct("<4sBBHIIII")
 MAX_OBJECT: Final = 1 << 20  # bytes of the msgpack object: a process.json with all its notes
 MAX_BODY: Final = 16 << 20  # bytes of records in one frame
 MAX_ROWS: Final = 1 << 20  # of one table in one frame
+MAX_GLANCES: Final = 4096  # rows of one frame
 HANDSHAKE_OBJECT: Final = 512  # bytes that a peer may send before it has proved that it knows the token
 
 ORDER: Final = tuple(sorted(TABLES))  # of the tables in `Flush`
@@ -128,20 +129,32 @@ class Bye(msgspec.Struct, frozen=True):
 
 
 class Freeze(msgspec.Struct, frozen=True):
-    """Verifier → process: keep what you hold of the last steps."""
+    """Verifier → process: keep what you hold of the last steps, and look at the next ones in full; without a key only that."""
 
     key: Short
     step: Annotated[int, Meta(ge=-1, lt=1 << 31)]
+
+
+class Glances(msgspec.Struct, frozen=True):
+    """Process → verifier: fingerprints of pieces of parameters, after updates that it did not record in full.
+
+    Args:
+        names: of pieces.
+        rows: step, place in `names`, fingerprint.
+    """
+
+    names: Annotated[list[Annotated[str, Meta(max_length=1024)]], Meta(max_length=MAX_GLANCES)]
+    rows: Annotated[list[tuple[Count, Count, Annotated[int, Meta(ge=0)]]], Meta(max_length=MAX_GLANCES)]
 
 
 class Ping(msgspec.Struct, frozen=True):
     """I am there."""
 
 
-Message = Challenge | Proof | Accepted | Hello | Welcome | Flush | Info | Bye | Freeze | Ping
+Message = Challenge | Proof | Accepted | Hello | Welcome | Flush | Info | Bye | Freeze | Ping | Glances
 
 _KINDS: Final[dict[int, type[Any]]] = {
-    1: Challenge, 2: Proof, 3: Accepted, 4: Hello, 5: Welcome, 6: Flush, 7: Info, 8: Bye, 9: Freeze, 10: Ping,
+    1: Challenge, 2: Proof, 3: Accepted, 4: Hello, 5: Welcome, 6: Flush, 7: Info, 8: Bye, 9: Freeze, 10: Ping, 11: Glances,
 }  # fmt: skip
 _KIND_OF: Final = {cls: kind for kind, cls in _KINDS.items()}
 _DECODERS: Final = {kind: msgspec.msgpack.Decoder(cls) for kind, cls in _KINDS.items()}

@@ -18,13 +18,14 @@ from proctor.errors import TraceError
 from proctor.invariants.fit import misfit, said
 from proctor.invariants.pack import Pack
 from proctor.verify.lifecycle import IncidentBook
+from proctor.verify.live.glances import Glances
 from proctor.verify.live.online import OnlineChecker
 from proctor.verify.live.pace import Pace
 from proctor.verify.metrics import Metrics
 from proctor.verify.service.membership import Roll
 from proctor.verify.service.overhead import Overheads
 from proctor.verify.transport.fill import fill
-from proctor.verify.transport.inbox import Event, Gap, Joined, Left, Rows, Told
+from proctor.verify.transport.inbox import Event, Gap, Glanced, Joined, Left, Rows, Told
 from proctor.verify.view.events import CoverageEvent, EventLog
 
 _TRAINED: Final = 8  # steps of a rank, after which a rank that has not come is missing
@@ -52,6 +53,8 @@ class Job:
     finish: Callable[[], None]
     pace: Callable[[], Pace]
     hang_after_s: float
+    look: Callable[[int], None] = lambda step: None
+    """Asks all ranks to look at the next steps in full; called with the step that it is for."""
     lost: dict[str, int] = field(default_factory=dict)
     """Records, by reason."""
     before: int = 0
@@ -64,6 +67,7 @@ class Job:
     def __post_init__(self) -> None:
         self.roll = Roll(self.clock)
         self.overheads = Overheads()
+        self.glances = Glances()
         self.checker = self._fresh()
 
     @property
@@ -92,9 +96,13 @@ class Job:
                     peer.tell(event.info)
                     live.member(event.process).tell(event.info)
                     self.metrics.overhead(self.overheads.hear(event.process, event.info))
+                case Glanced():
+                    if (parted := self.glances.hear(event.process, event.rows)) is not None:
+                        self.look(parted[0])
                 case Gap():
                     self._fill(event)
                 case Left():
+                    self.glances.leave(event.process)
                     self.roll.leave(event)
                     live.member(event.process).gone = True
         except TraceError as e:
@@ -107,6 +115,7 @@ class Job:
         self.before += self.checker.judged + 1
         self.roll.begin()
         self.book.begin_life()
+        self.glances = Glances()
         self.checker = self._fresh()
 
     def _join(self, event: Joined) -> None:

@@ -48,7 +48,8 @@ def serve(settings: Settings, *, keeps_steps: bool) -> int:
     with Server(settings.listen_to, read_token(Path(settings.token_file)), inbox) as server:
 
         def freeze(key: str, step: int) -> None:
-            asked.add(key)
+            if key:
+                asked.add(key)
             for process in server.heard_at():
                 server.send(process, Freeze(key[:256], max(step, -1)))
 

@@ -128,7 +128,7 @@ class Verifier:
     def __post_init__(self) -> None:
         self.job = Job(
             self.run, self.packs, self.pack_names, self.fitting, self.book, self.metrics, self.log, self.say, self.clock, self._finish, self.pace,
-            self.hang_after_s,
+            self.hang_after_s, lambda step: self.freeze("", step),
         )  # fmt: skip
         self._violations: dict[str, Violation] = {}
         self._shown = Progress(self.log, self.writers, self.clock)

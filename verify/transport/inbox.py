@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -52,6 +52,14 @@ class Told:
 
 
 @dataclass(frozen=True, slots=True)
+class Glanced:
+    """Fingerprints of pieces of parameters: step, name of the piece, fingerprint."""
+
+    process: str
+    rows: Sequence[tuple[int, str, int]]
+
+
+@dataclass(frozen=True, slots=True)
 class Gap:
     """Flushes that did not arrive; `fill.fill` finds their records where the run's files can be read.
 
@@ -81,7 +89,7 @@ class Left:
     how: str
 
 
-Event = Joined | Rows | Told | Gap | Left
+Event = Joined | Rows | Told | Glanced | Gap | Left
 
 
 class Inbox:

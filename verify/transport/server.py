@@ -28,6 +28,7 @@ from proctor.invariants.wire.frames import (
     Frame,
     FrameError,
     Freeze,
+    Glances,
     Hello,
     Info,
     Message,
@@ -35,7 +36,7 @@ from proctor.invariants.wire.frames import (
     Welcome,
 )
 from proctor.verify.transport.endpoint import Connection, Endpoint, Limits
-from proctor.verify.transport.inbox import Gap, Inbox, Joined, Left, Rows, Told
+from proctor.verify.transport.inbox import Gap, Glanced, Inbox, Joined, Left, Rows, Told
 
 MAX_PROCESSES: Final = 1 << 16  # of a job, its restarts included
 GRACE_S: Final = 3.0  # in which a process whose connection broke may come back before the core hears of it
@@ -171,6 +172,10 @@ class Server(Endpoint):
             self._join(connection, frame.channel, message)
         elif isinstance(message, Info) and member is not None:
             self._inbox.put(Told(member.key, message.info), 1024)
+        elif isinstance(message, Glances) and member is not None:
+            if any(at >= len(message.names) for _, at, _ in message.rows):
+                raise FrameError("malformed message", "a piece without a name")
+            self._inbox.put(Glanced(member.key, [(step, message.names[at], fp) for step, at, fp in message.rows]), 64 * len(message.rows))
         elif isinstance(message, Bye) and member is not None:
             self._leave(member, message.why if message.why in ("eof", "timeout") else "bye")
         elif not isinstance(message, Bye):

@@ -103,6 +103,7 @@ class Tracker:
     """What a sentinel asks of a tracker."""
 
     layout = 1
+    names: dict[int, str] = {}  # noqa: RUF012
 
     def __init__(self, *parameters: Any) -> None:
         self.all = [(id(p), p) for p in parameters]
@@ -126,12 +127,12 @@ def sentry() -> Any:
 
 
 def glances(sentinel: Sentinel, parameters: list[Any], *, move: bool, number: int = 8) -> None:
-    for _ in range(number):
+    for step in range(number):
         if move:
             with torch.no_grad():
                 for p in parameters:
                     p.sub_(0.01 * p.grad)
-        sentinel.glance()
+        sentinel.glance(step)
 
 
 def test_what_is_well_wakes_nobody(sentry: Any) -> None:
@@ -168,9 +169,9 @@ def test_what_has_nothing_to_move_it_may_rest(sentry: Any) -> None:
 
 def test_a_sentinel_keeps_no_parameter_alive(sentry: Any) -> None:
     parameters, _, sentinel = sentry
-    sentinel.glance()
+    sentinel.glance(0)
     gone = weakref.ref(parameters[0])
     sentinel._tracker.all = []
     del parameters[:]
     assert gone() is None
-    sentinel.glance()
+    sentinel.glance(1)
