@@ -126,6 +126,7 @@ def _start_hook(path: str) -> Any:
     """`begin` of the hook, which is called as the hook of a process of its own is, so that nobody takes it for a program's code."""
     spec = importlib.util.spec_from_file_location("sitecustomize", path)
     assert spec is not None and spec.loader is not None
+    sys.path.insert(0, str(Path(path).parent))  # what lies beside it is found, as it is beside a hook of Python's own
     sys.modules["sitecustomize"] = module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module.begin
