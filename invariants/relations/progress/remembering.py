@@ -13,6 +13,7 @@ from typing import Final
 import polars as pl
 
 from proctor.invariants.relations.views import frames as _frames
+from proctor.invariants.schema import CallFlag
 from proctor.invariants.trace import Trace
 
 BACKWARDS: Final = ("torch.Tensor.backward", "torch.autograd.backward")
@@ -55,8 +56,19 @@ def _remembered(trace: Trace) -> pl.DataFrame:
 
 
 def counted(trace: Trace) -> pl.DataFrame:
-    """One row a backward that writes gradients: passed unless it exactly doubles what the one before it left, in all of them."""
+    """One row a backward that writes gradients: passed unless it exactly doubles what the one before it left, in all of them.
+
+    `fed`: a model ran forward since the backward before it. Without that, what doubles is one loss that was propagated twice.
+    """
     return _frames.memo(trace, "what backwards add", _counted)
+
+
+def _with_forwards(trace: Trace, found: pl.DataFrame) -> pl.DataFrame:
+    """Add `fed`. Where no call of a model was seen, whoever computes the loss computes it unseen."""
+    models = trace.calls.filter(_frames.has(int(CallFlag.ROOT))).select("proc", "seq", pl.col("seq").alias("_forward")).sort("seq")
+    found = found.sort("call").join_asof(models, left_on="call", right_on="seq", by="proc", strategy="backward", check_sortedness=False, coalesce=False).sort("proc", "call")
+    known = pl.col("proc").is_in(models["proc"].unique().implode())
+    return found.with_columns((~known | (pl.col("_forward") > pl.col("_last"))).fill_null(value=True).alias("fed"))
 
 
 def _counted(trace: Trace) -> pl.DataFrame:
@@ -67,11 +79,11 @@ def _counted(trace: Trace) -> pl.DataFrame:
     before = ["proc", "var"]
     rows = rows.with_columns(wrote.alias("_wrote")).with_columns(
         (pl.col("_wrote").shift(1).over(before) & (pl.col("call") != pl.col("call").shift(1).over(before)) & (pl.col("step") <= pl.col("step").shift(1).over(before) + 1)).fill_null(value=False).alias("_again"),
-        (pl.col("norm").cast(pl.Float64) / pl.col("norm").cast(pl.Float64).shift(1).over(before)).alias("_times"), pl.col("norm").shift(1).over(before).alias("_a"),
+        (pl.col("norm").cast(pl.Float64) / pl.col("norm").cast(pl.Float64).shift(1).over(before)).alias("_times"), pl.col("norm").shift(1).over(before).alias("_a"), pl.col("call").shift(1).over(before).alias("_last"),
     )
     rows = rows.filter(pl.col("_wrote") & (pl.col("step") >= -1)).join(_frames.metas(trace, "wrapper"), on="meta", how="left", maintain_order="left")
     doubled = pl.col("_again") & ((pl.col("_times") - 2).abs() < _DOUBLE)
     found = rows.group_by("proc", "call", maintain_order=True).agg(
-        (~doubled.all()).alias("passed"), pl.col("step", "phase", "name", "module", "kind", "position", "wrapper", "site", "var", "_a").first(), pl.col("norm").first().alias("_b")
+        (~doubled.all()).alias("passed"), pl.col("step", "phase", "name", "module", "kind", "position", "wrapper", "site", "var", "_a").first(), pl.col("norm").first().alias("_b"), pl.col("_last").max()
     )
-    return found.with_columns(pl.col("call").alias("seq")).join(trace.families, on="proc", how="left", maintain_order="left")
+    return _with_forwards(trace, found).with_columns(pl.col("call").alias("seq")).join(trace.families, on="proc", how="left", maintain_order="left")
