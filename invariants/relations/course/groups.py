@@ -1,4 +1,4 @@
-"""Groups of an optimizer that tell norms and biases from matrices, and give them the wrong weight decay (`relations/course`)."""
+"""Parameters that are told apart wrongly: groups that give norms and biases the decay of matrices, layers that train by half (`relations/course`)."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from typing import Final
 
 import polars as pl
 
+from proctor.invariants.relations.contain.trained import held_parameters
 from proctor.invariants.relations.course.updating import examples
 from proctor.invariants.relations.habits.option import members
 from proctor.invariants.relations.views import frames as _frames
@@ -18,6 +19,7 @@ from proctor.invariants.trace.windows import PROLOGUE
 _DECAY: Final = "weight_decay"
 _MANY: Final = 4  # groups: of an optimizer with more they part something else
 _FEW: Final = 2  # parameters of a kind
+_LAYERS: Final = r"^torch\.nn\.(?:.*\.)?(?:Linear|Bilinear|Conv\w+|RNN|LSTM|GRU|\w+Cell)$"
 _MATRICES: Final = r"(Linear|Conv\dd|Conv1D|Bilinear|MultiheadAttention)$"
 
 
@@ -37,6 +39,24 @@ def parted(trace: Trace) -> pl.DataFrame:
     bad = seen.filter(few & pl.col("_apart") & pl.col("_alike") & (pl.col("_least") > 0) & (pl.col("_vectors") >= _FEW) & (pl.col("_matrices") >= _FEW))
     said = pl.format("norms and biases such as {} have a group of their own, and weight decay {} as the matrices have", "_variable", "_least")
     return examples(trace, "parted", bad.select("proc", "step", "seq", "site", said.alias("_seen"), "_variable"), function=_frames.UPDATE)
+
+
+def halved(trace: Trace) -> pl.DataFrame:
+    """One row an update, and each early one of a model that has one layer whose weight is frozen and whose bias trains.
+
+    Where weights of several layers are frozen, that is a way to train (biases alone), as are fixed scales of norms.
+    """
+    held = held_parameters(trace).filter((pl.col("model") != "") & pl.col("module").str.contains(_LAYERS))
+    mine = ["proc", "model"]
+    held = held.with_columns(pl.col("name").str.replace(r"\.?[^.]*$", "").alias("_path"), pl.col("kind").str.starts_with("weight").alias("_weight"), pl.col("kind").str.starts_with("bias").alias("_bias"))
+    trained = pl.col("_bias") & ~pl.col("frozen") & pl.col("optimizer").is_not_null()
+    held = held.with_columns(trained.any().over(*mine, "_path").alias("_trains"), (pl.col("_weight") & pl.col("frozen")).alias("_rests"))
+    few = (pl.col("_rests").sum().over(mine) == 1) & (pl.col("_weight") & ~pl.col("frozen")).any().over(mine)
+    frozen = held.filter(pl.col("_rests") & pl.col("_trains") & few).select(*mine, pl.col("name").alias("_variable"))
+    steps = _frames.updates(trace).filter((pl.col("step") >= 0) & (pl.col("step") < PROLOGUE)).select("proc", "step", "seq", "site")
+    bad = frozen.join(steps.unique(["proc", "step"], keep="last", maintain_order=True), on="proc").sort("proc", "seq").unique(["proc", "step"], keep="first", maintain_order=True)
+    bad = bad.select("proc", "step", "seq", "site", pl.format("{} has requires_grad=False, while its bias and the weights of all other layers train", "_variable").alias("_seen"), "_variable")
+    return examples(trace, "halved", bad, function=_frames.UPDATE)
 
 
 def _decays(trace: Trace) -> pl.DataFrame:

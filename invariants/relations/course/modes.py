@@ -39,7 +39,7 @@ def resumes(trace: Trace) -> pl.DataFrame:
     fed = tables(trace)["training"].filter(pl.col("step") >= 0).sort("proc", "seq")
     mine = ["proc", "class"]
     fed = fed.with_columns(pl.col("passed").cum_max().over(mine).fill_null(value=False).alias("_began"))
-    bad = fed.filter(~pl.col("passed") & pl.col("_began") & pl.col("proc").is_in(_chancy(trace).implode()))
+    bad = fed.filter(~pl.col("passed") & pl.col("_began") & pl.col("proc").is_in(chancy(trace).implode()))
     modes = _modes(trace)
     bad = bad.sort("seq").join_asof(modes.sort("seq"), on="seq", by=mine, strategy="backward", check_sortedness=False).sort("proc", "seq")
     bad = bad.filter((pl.col("_mode") == "eval").fill_null(value=False)).unique(["proc", "step"], keep="first", maintain_order=True)
@@ -59,7 +59,7 @@ def _modes(trace: Trace) -> pl.DataFrame:
     return pl.DataFrame(found, schema={"proc": pl.UInt16, "class": pl.String, "seq": pl.UInt32, "_mode": pl.String}, orient="row")
 
 
-def _chancy(trace: Trace) -> pl.Series:
+def chancy(trace: Trace) -> pl.Series:
     """Processes in which a function drops out, or normalises by the batch, in training."""
     codes = [code for code, name in enumerate(trace.functions) if name in DROPOUTS or name == NORMALISES]
     calls = trace.calls.filter(pl.col("fn").is_in(codes)).select("proc", "fn", "args").unique(maintain_order=True)

@@ -40,7 +40,6 @@ _PARTS: Final[dict[str, Callable[[Trace], pl.DataFrame]]] = {
     "seed": _fresh_randomness.seeds,
     "draw": _fresh_randomness.draws,
     "batch": _fresh_batches.consecutive,
-    "doubled": _fresh_batches.doubled,
     "order": _fresh_batches.orders,
     "another": _fresh_batches.other_batches,
     "ranks": _fresh_batches.ranks,
@@ -58,7 +57,6 @@ _NEEDS: Final[dict[str, Needs]] = {
     "epoch": Needs(frozenset({MODEL_CALL, *_LOADER}), values=_RNG),
     "workers": Needs(frozenset({MODEL_CALL, *_LOADER}), values=_RNG),
     "batch": Needs(frozenset({MODEL_CALL, *_LOADER}), values=frozenset({"batch"})),
-    "doubled": Needs(frozenset({MODEL_CALL, *_LOADER}), values=frozenset({"batch"})),
     "another": Needs(frozenset({MODEL_CALL, _frames.UPDATE, _fresh_batches.ITER}), values=frozenset({"batch"})),
     "order": Needs(_fresh_batches.LOOP | {*_fresh_batches.DRAWS}),
     "ranks": Needs(
@@ -83,7 +81,6 @@ _SAYS: Final[dict[str, str]] = {
     "workers": "no loader worker begins an epoch with a generator in the state of another worker or epoch",
     "seed": "no training step calls {what} with a seed that was set before",
     "batch": "a loader does not give the same batch twice in a row",
-    "doubled": "a loader whose batches differ does not give one twice in a row",
     "another": "a step trains on another batch than the step before, in one pass over the data",
     "order": "an order of samples is drawn for each pass over the data that is trained on",
     "ranks": "ranks that hold the same model ({what}) are given different batches",
@@ -101,7 +98,6 @@ _ADVICE: Final[dict[str, str]] = {
     "seed": "Seed once, before the training.",
     "draw": "A seed or generator state was set again between the two draws.",
     "batch": "Workers of an iterable dataset must each yield a part (get_worker_info), with a generator of their own.",
-    "doubled": "Look at what hands out batches: an index that does not advance, or workers that each give all.",
     "ranks": "Give each rank its part of the data: DistributedSampler with the rank of this process.",
     "another": "Look at what the training loop iterates over, and at what hands out batches.",
     "order": "Look at the loader: shuffle=True, or its sampler.",
@@ -144,7 +140,7 @@ class Fresh(Relation):
 
     def standing_of(self, hypothesis: Hypothesis) -> Standing:
         """Batch statistics move when their module trains. What is drawn again may be drawn again on purpose."""
-        if hypothesis["mode"] in ("moves", "doubled"):
+        if hypothesis["mode"] == "moves":
             return Standing.LAW
         few = hypothesis["mode"] == "draw" and hypothesis["what"] != "weights"  # a small number comes twice by chance
         return Standing.HABIT if few or hypothesis["mode"] in ("still", "order", "another") else Standing.CHOICE

@@ -21,7 +21,7 @@ DRAWS: Final = ("torch.randperm", "torch.randint", "torch.multinomial")  # by wh
 _BACKWARDS: Final = ("torch.Tensor.backward", "torch.autograd.backward")
 LOOP: Final = frozenset({ITER, NEXT, *_BACKWARDS})  # calls that tell which passes are trained on
 _BACK: Final = 8  # batches that each is compared with; as many workers may yield the same in turn
-_ENOUGH: Final = 64  # numbers in a batch that do not come again by chance
+ENOUGH: Final = 64  # numbers in a batch that do not come again by chance
 _CONSTANT: Final = int(StateFlag.CONSTANT | StateFlag.ZERO)
 
 
@@ -83,31 +83,6 @@ def consecutive(trace: Trace) -> pl.DataFrame:
         _expected=pl.lit(f"a batch unlike the last {_BACK}"),
         _seen=pl.lit("all of an earlier batch again, tensor by tensor"),
     )
-
-
-def doubled(trace: Trace) -> pl.DataFrame:
-    """A batch that a loader gave is not the one before it again, where the same pass has shown that its batches differ.
-
-    A loader over one batch, or over samples that are all alike, shows no such difference and is no example. Nor is a batch of a few numbers, which
-    may come again by chance.
-    """
-    loaded = _frames.calls_of(trace, re.escape(NEXT)).select("proc", "seq", pl.col("seq").alias("_next"))
-    begun = _frames.calls_of(trace, re.escape(ITER)).select("proc", "seq", pl.col("seq").alias("_epoch"))
-    rows = batches(trace).sort("seq")
-    for calls in (loaded, begun):
-        rows = rows.join_asof(calls.sort("seq"), on="seq", by="proc", strategy="backward", check_sortedness=False)
-    rows = rows.sort("proc", "seq").drop_nulls(["_next", "_epoch"]).unique(["proc", "_next"], keep="first", maintain_order=True)
-    rows = rows.filter(~pl.col("flat") & (pl.col("numbers") >= _ENOUGH))
-    group = ["proc", "session", "_epoch"]
-    same = (pl.col("fp") == pl.col("fp").shift(1)).over(group)
-    # Batches that were seen one after the other: of a step without records nothing is known.
-    near = (pl.col("step") <= pl.col("step").shift(1).over(group) + 1).fill_null(value=False)
-    differed = (~same).fill_null(value=False).cum_max().over(group)
-    rows = rows.with_columns((~same).alias("passed"), (differed & near).alias("_known")).filter("_known")
-    return _sightings.example(
-        _sightings.sites(trace, _sightings.thin(rows, ["proc", "session"])), mode="doubled", what="loader", _function=NEXT,
-        _expected=pl.lit("another batch than the one before, as earlier in this pass"), _seen=pl.lit("all of the batch before again, tensor by tensor"),
-    )  # fmt: skip
 
 
 def other_batches(trace: Trace) -> pl.DataFrame:

@@ -37,6 +37,7 @@ from proctor.invariants.relations.progress import moving as _moving
 from proctor.invariants.relations.progress import remembering as _remembering
 from proctor.invariants.relations.views import frames as _frames
 from proctor.invariants.relations.views import habits as _habits
+from proctor.invariants.relations.views import sightings as _sightings
 from proctor.invariants.schema import MODEL_CALL, StateFlag
 from proctor.invariants.trace import Trace
 
@@ -96,7 +97,7 @@ class Progress(Relation):
         if hypothesis["mode"] == "doubled":
             return Needs(frozenset({_frames.UPDATE, MODEL_CALL, *_remembering.BACKWARDS}), frozenset({"grad"}))
         if hypothesis["mode"] in ("remembers", "counted"):
-            return Needs(frozenset({_frames.UPDATE, *_remembering.BACKWARDS}), frozenset({"grad", "optimizer"}))
+            return Needs(frozenset({_frames.UPDATE, _sightings.CREATED, *_remembering.BACKWARDS}), frozenset({"grad", "optimizer"}))
         return Needs(frozenset({_frames.UPDATE, "torch.nn.Module.load_state_dict"}), frozenset({"data"}))
 
     def say(self, hypothesis: Hypothesis) -> str:

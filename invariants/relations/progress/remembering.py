@@ -13,6 +13,7 @@ from typing import Final
 import polars as pl
 
 from proctor.invariants.relations.views import frames as _frames
+from proctor.invariants.relations.views import sightings as _sightings
 from proctor.invariants.schema import CallFlag
 from proctor.invariants.trace import Trace
 
@@ -45,7 +46,7 @@ def _remembered(trace: Trace) -> pl.DataFrame:
         ((pl.col("_share") / first - 1).abs() < _EQUAL).alias("_same"), ((pl.col("norm") / size - 1).abs() > _CLEARLY).alias("_tells"),
         ((first - 1).abs() > _CLEARLY).alias("_part"), (pl.int_range(pl.len()).over(mine) > 0).alias("_later"),
     )
-    rows = rows.filter(pl.col("_later") & pl.col("_part") & pl.col("_tells") & (pl.col("_share") > 0))
+    rows = rows.filter(pl.col("_later") & pl.col("_part") & pl.col("_tells") & (pl.col("_share") > 0) & ~_begins_anew(trace, rows))
     rows = rows.join(_frames.metas(trace, "wrapper"), on="meta", how="left", maintain_order="left")
     found = rows.group_by("proc", "kind", "step", maintain_order=True).agg(
         (~pl.col("_same").all()).alias("passed"), pl.col("name", "module", "position", "wrapper", "seq", "site", "norm").first(), pl.col("_state").first().alias("_b")
@@ -53,6 +54,16 @@ def _remembered(trace: Trace) -> pl.DataFrame:
     phases = trace.contexts.filter(pl.col("step") >= 0).group_by("step").agg(pl.col("phase").first())
     found = found.join(phases, on="step", how="left", maintain_order="left").join(trace.families, on="proc", how="left", maintain_order="left")
     return found.with_columns(pl.col("norm").alias("_a"), pl.concat_str("name", pl.lit("."), "kind").alias("name"), pl.concat_str("kind", "name").hash(0).alias("var"))
+
+
+def _begins_anew(trace: Trace, rows: pl.DataFrame) -> pl.Series:
+    """Rows of the first update of an optimizer that was made after one with several: a new phase of training has no past to remember."""
+    mine = ["proc", "name", "kind"]
+    told = _sightings.with_session(trace, rows.with_row_index("_at"))
+    each = told.group_by(*mine, "session").agg(pl.len().alias("_updates"), pl.col("step").min()).sort("session")
+    each = each.with_columns(pl.col("_updates").shift(1).over(mine).alias("_before"))
+    told = told.join(each.select(*mine, "session", "_before", pl.col("step").alias("_first")), on=[*mine, "session"], how="left", maintain_order="left").sort("_at")
+    return told.select(((pl.col("step") == pl.col("_first")) & (pl.col("_before") > 1)).fill_null(value=False).alias("anew"))["anew"]
 
 
 def counted(trace: Trace) -> pl.DataFrame:
