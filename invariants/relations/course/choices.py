@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from typing import Final
 
 import polars as pl
 
@@ -14,7 +13,6 @@ from proctor.invariants.relations.fresh import batches as _batches
 from proctor.invariants.relations.habits import paced as _paced
 from proctor.invariants.relations.views import frames as _frames
 from proctor.invariants.trace import Trace
-
 
 
 def advances(trace: Trace) -> pl.DataFrame:
