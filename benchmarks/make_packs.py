@@ -1,6 +1,7 @@
 """Makes the packs that Proctor ships, `invariants/packs/*.json`, from the healthy programs of this repository.
 
     python benchmarks/make_packs.py [--work DIR] [--only torch] [--folds 4]
+    python benchmarks/make_packs.py --work DIR --recorded --only torch     # of what an earlier call has recorded; areas side by side
 
 One pack an area: torch (one process), distributed (several ranks), transformers, accelerate, lightning (those that are
 installed). A rule is shipped when it says something about a stranger's program: it is no habit of the learned programs
@@ -118,13 +119,15 @@ def main() -> int:
     parser.add_argument("--folds", type=int, default=4)
     parser.add_argument("--iters", type=int, default=20)
     parser.add_argument("--jobs", type=int, default=2)
+    parser.add_argument("--recorded", action="store_true", help="record nothing: use the recordings that are there")
     parser.add_argument("--record", type=Path, help="what healthy programs of strangers said of each rule (docs/paging.md)")
     args = parser.parse_args()
     records = read_records(args.record) if args.record else None
     bench = Bench(args.work or Path(tempfile.mkdtemp(prefix="proctor-packs-")), args.iters, "")
     everything = programs("")
     with ThreadPoolExecutor(args.jobs) as pool:
-        list(pool.map(lambda pair: bench.record(*pair), [(p, s) for p in everything for s in p.settings()]))
+        if not args.recorded:
+            list(pool.map(lambda pair: bench.record(*pair), [(p, s) for p in everything for s in p.settings()]))
     areas: dict[str, list[Program]] = {}
     for program in everything:
         if bench.there(program, "seed0"):

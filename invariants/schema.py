@@ -71,6 +71,7 @@ class Value(IntEnum):
     AGAIN = 13  # the same when that function is computed again, for its gradient
     AVERAGE = 14  # how a copy of a model moved in a step; the place says which copy, and what is measured
     OPTION = 15  # a number of an optimizer or scheduler, or in a file that was loaded; meta `when`: `instrument/probes/options.py`
+    CLIPPED = 16  # the norm of gradients that clipping found
 
 
 CALLS: Final = pa.schema(

@@ -17,6 +17,7 @@ CLAIMS: Final = {
     (ZERO_GRAD, "grad", "trainable"): "Optimizer.zero_grad clears the gradient of every parameter that is trained",
     (_frames.UPDATE, "grad", "some"): "an optimizer that steps holds parameters that get gradients",
     (STEP, "data", "held"): "a parameter that gets gradients, in the midst of parameters that an optimizer holds, is held by one",
+    (STEP, "data", "module"): "an optimizer holds all parameters of a layer that get gradients, or none",
     (STEP, "grad", "each"): "every trained parameter that always had a gradient has one when its optimizer steps",
     (_checkpoints.SAVE, "data", "saved"): "what is saved of a model holds all its parameters",
     (STEP, "grad", "input"): "the first layer of a model has a gradient of this step when its optimizer steps",
@@ -64,6 +65,12 @@ WORDS: Final = {
         "{name}, which gets gradients, is in an optimizer",
         "{name} never updated: it got a gradient in step {step} and no optimizer holds it, while most of the model is held",
         "Add it to a parameter group; if it was replaced after the optimizer was built (a new head, a resize, a wrapper), build the optimizer later.",
+    ),
+    (STEP, "data", "module"): (
+        _frames.UPDATE,
+        "{name}, which gets gradients, is in an optimizer as others of its layer are",
+        "{name} never updated: it got a gradient in step {step} and no optimizer holds it, while one holds others of its layer",
+        "Add it to a parameter group, or freeze it (requires_grad=False) if it is not to train.",
     ),
     (STEP, "grad", "each"): (
         "torch.Tensor.backward",

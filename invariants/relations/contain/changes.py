@@ -82,7 +82,7 @@ def standing(hypothesis: Hypothesis) -> Standing:
     key = (hypothesis.text("parent"), hypothesis.text("attr"), hypothesis.text("who"))
     if key in ((_frames.UPDATE, "data", "trainable"), (ZERO_GRAD, "grad", "trainable")):
         return Standing.CONTRADICTION
-    if key in ((STEP, "data", "trainable"), (_frames.UPDATE, "grad", "some")):
+    if key in ((STEP, "data", "trainable"), (_frames.UPDATE, "grad", "some"), (STEP, "data", "module")):
         return Standing.LAW
     return Standing.HABIT if key[2] in _BOUND else Standing.CHOICE
 
@@ -168,18 +168,39 @@ def _held_by_optimizer(trace: Trace) -> pl.DataFrame:
         (pl.col("_in") | ~pl.col("_end")).all().alias("_ends"),
     )
     rows = rows.join(models, on=mine, how="left", maintain_order="left")
-    # Two tensors may have one name, the one that the optimizer holds and the one that took its place.
-    loose = _frames.rows(trace).join(_frames.metas(trace, "optimizer"), on="meta", how="left", maintain_order="left")
-    loose = loose.filter(pl.col("optimizer").is_null()).select(
-        "proc", "var", "step", (pl.col("fp") != pl.col("fp").shift(1)).over("proc", "var").fill_null(value=False).alias("changed")
-    )
-    loose = loose.filter("changed").unique()
-    rows = rows.join(loose, on=["proc", "var", "step"], how="left", maintain_order="left")
+    rows = rows.join(_moved_loose(trace), on=["proc", "var", "step"], how="left", maintain_order="left")
     passed = inside | pl.col("changed").fill_null(value=False)
     hole = (pl.col("_first") < pl.col("var")) & (pl.col("_ends") | (pl.col("_held") >= pl.col("_loose")))
     whole = _frames.whole_steps(trace).with_columns(pl.lit(value=True).alias("_whole"))
     rows = rows.join(whole, on=["proc", "step"], how="left", maintain_order="left")
     rows = rows.filter(passed | (hole & pl.col("_whole").fill_null(value=False)))
+    return _finish(trace, _decided(rows, passed))
+
+
+def _moved_loose(trace: Trace) -> pl.DataFrame:
+    """Steps in which a tensor changed that no optimizer holds: proc, var, step, changed."""
+    # Two tensors may have one name, the one that the optimizer holds and the one that took its place.
+    loose = _frames.rows(trace).join(_frames.metas(trace, "optimizer"), on="meta", how="left", maintain_order="left")
+    loose = loose.filter(pl.col("optimizer").is_null()).select(
+        "proc", "var", "step", (pl.col("fp") != pl.col("fp").shift(1)).over("proc", "var").fill_null(value=False).alias("changed")
+    )
+    return loose.filter("changed").unique()
+
+
+def _whole_modules(trace: Trace) -> pl.DataFrame:
+    """Of one module, an optimizer holds all parameters that get gradients in its updates, or none.
+
+    Only modules of torch, of which part is held and part is not: nobody fine-tunes a weight and forgets its bias on purpose without freezing it.
+    """
+    rows = pushed(trace).filter((pl.col("model") != "") & pl.col("covered") & pl.col("update").is_not_null() & pl.col("module").str.starts_with("torch.nn."))
+    inside = pl.col("optimizer").is_not_null()
+    path = [*("proc", "model", "step"), pl.col("name").str.replace(r"\.?[^.]*$", "").alias("_path")]
+    rows = rows.join(_moved_loose(trace), on=["proc", "var", "step"], how="left", maintain_order="left").filter(pl.len().over(path) > 1)
+    passed = inside | pl.col("changed").fill_null(value=False)
+    # Where an optimizer takes all of one kind only, or leaves one kind out everywhere, that is meant.
+    kinds = inside.any().over("proc", "kind") & (pl.col("kind").n_unique().over("proc") > 1)
+    rows = rows.join(_frames.whole_steps(trace).with_columns(pl.lit(value=True).alias("_whole")), on=["proc", "step"], how="left", maintain_order="left")
+    rows = rows.filter(passed | (inside.any().over(path) & kinds & pl.col("_whole").fill_null(value=False)))
     return _finish(trace, _decided(rows, passed))
 
 
@@ -348,6 +369,7 @@ _VIEWS: Final[dict[tuple[str, str, str], _View]] = {
     (ZERO_GRAD, "grad", "trainable"): lambda t: _frames.memo(t, "cleared", _cleared),
     (_frames.UPDATE, "grad", "some"): lambda t: _frames.memo(t, "optimizer has work", _optimizer_has_work),
     (STEP, "data", "held"): lambda t: _frames.memo(t, "held by optimizer", _held_by_optimizer),
+    (STEP, "data", "module"): lambda t: _frames.memo(t, "held by module", _whole_modules),
     (STEP, "grad", "input"): lambda t: _frames.memo(t, "input gets gradient", _gets_gradient),
     (STEP, "grad", "each"): lambda t: _frames.memo(t, "each gets gradient", _each_gets_gradient),
     (_checkpoints.SAVE, "data", "saved"): _checkpoints.saved,

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import math
 import re
 from typing import Final
 
@@ -19,23 +21,31 @@ DRAWS: Final = ("torch.randperm", "torch.randint", "torch.multinomial")  # by wh
 _BACKWARDS: Final = ("torch.Tensor.backward", "torch.autograd.backward")
 LOOP: Final = frozenset({ITER, NEXT, *_BACKWARDS})  # calls that tell which passes are trained on
 _BACK: Final = 8  # batches that each is compared with; as many workers may yield the same in turn
+ENOUGH: Final = 64  # numbers in a batch that do not come again by chance
 _CONSTANT: Final = int(StateFlag.CONSTANT | StateFlag.ZERO)
 
 
 def batches(trace: Trace) -> pl.DataFrame:
-    """Training forwards and the content of all that they were given: proc, seq, step, fp, flat, recompute, session."""
+    """Training forwards and the content of all that they were given: proc, seq, step, session, fp, flat, numbers."""
     return _frames.memo(trace, "batches", _batches)
 
 
 def _batches(trace: Trace) -> pl.DataFrame:
     rows = _sightings.sightings(trace, Value.BATCH)
     readable = (pl.col("flags") & int(StateFlag.UNHASHED)) == 0
-    rows = rows.filter(readable.all().over("proc", "seq") & ~pl.col("recompute"))
+    rows = rows.filter(readable.all().over("proc", "seq") & ~pl.col("recompute")).join(_sizes(trace), on="meta", how="left", maintain_order="left")
     return rows.group_by("proc", "seq", maintain_order=True).agg(
         pl.col("step", "session").first(),
         pl.struct("text", "fp", "meta").hash(0).sum().alias("fp"),
         ((pl.col("flags") & _CONSTANT) != 0).all().alias("flat"),
+        pl.col("numbers").sum(),
     )
+
+
+def _sizes(trace: Trace) -> pl.DataFrame:
+    """How many numbers a tensor of each meta has: meta, numbers."""
+    told = _frames.metas(trace, "shape")
+    return told.select("meta", pl.Series("numbers", [math.prod(json.loads(shape)) if shape else 1 for shape in told["shape"].to_list()], dtype=pl.Int64))
 
 
 def consecutive(trace: Trace) -> pl.DataFrame:

@@ -116,10 +116,10 @@ def _ranked(trace: Trace) -> pl.DataFrame:
         "proc", "seq", "step", "held", pl.col("text").alias("place"), pl.col("item").cast(pl.String).alias("group"), "number", "top",
         rank.alias("rank"), "differs",
     )  # fmt: skip
-    return rows.join(_members(trace), on=["proc", "held", "group"], how="inner", maintain_order="left")
+    return rows.join(members(trace), on=["proc", "held", "group"], how="inner", maintain_order="left")
 
 
-def _members(trace: Trace) -> pl.DataFrame:
+def members(trace: Trace) -> pl.DataFrame:
     """Parameters by group: proc, held (by which optimizer), group, kind, name. Those that changed their group are in the last."""
     known = _frames.owned(trace).filter((pl.col("role") == "parameter") & (pl.col("attr") == "data"))
     seen = trace.states.group_by("proc", "var", maintain_order=True).agg(pl.col("meta").last())

@@ -95,7 +95,7 @@ class Paced(Relation):
 
 
 def _every(trace: Trace) -> pl.DataFrame:
-    return _sightings.of_parts(trace, "paced", {"once": _once, "single": _single, "epoch": _epochs, "options": _options})
+    return _sightings.of_parts(trace, "paced", {"once": _once, "single": _single, "epoch": epochs, "options": _options})
 
 
 def _once_a_pass(trace: Trace) -> pl.Expr:
@@ -129,14 +129,14 @@ def _counted(trace: Trace, passed: pl.Expr, mode: str) -> pl.DataFrame:
     )  # fmt: skip
 
 
-def _schedules(trace: Trace) -> pl.DataFrame:
+def schedules(trace: Trace) -> pl.DataFrame:
     """Steps of schedulers, that of the constructor first: the columns of calls, scheduler and kind."""
     calls = _frames.calls_of(trace, re.escape(_SCHEDULE))
     calls = calls.join(_frames.arguments(trace, calls["args"], scheduler="0.name", kind="0.type"), on="args", how="left", maintain_order="left")
     return calls.filter(_outermost(trace, calls)).drop_nulls(["scheduler", "kind"]).sort("proc", "seq")
 
 
-def _epochs(trace: Trace) -> pl.DataFrame:
+def epochs(trace: Trace) -> pl.DataFrame:
     """One row a scheduler and update in a later pass over the data: passed if it has stepped since the pass before began."""
     passes = _fresh_batches.trained_passes(trace)
     last = (pl.col(c).shift(1).over("proc", "site").alias(f"_before{c}") for c in ("_pass", "step"))
@@ -148,7 +148,7 @@ def _epochs(trace: Trace) -> pl.DataFrame:
     early = seen.select("proc", pl.col("step").alias("_beforestep"), pl.col("_run").alias("_early"))
     updates = updates.join(seen, on=["proc", "step"], how="left", maintain_order="left").join(early, on=["proc", "_beforestep"], how="left", maintain_order="left")
     updates = updates.filter(pl.col("_run") == pl.col("_early"))
-    calls, mine = _schedules(trace), ["proc", "scheduler", "kind"]
+    calls, mine = schedules(trace), ["proc", "scheduler", "kind"]
     made = calls.group_by(mine, maintain_order=True).agg(pl.col("seq").first().alias("_made"))
     made = made.with_columns(pl.col("scheduler").str.split("~").list.first().alias("optimizer"))
     rows = made.join(updates, on=["proc", "optimizer"], how="inner", maintain_order="left").filter(pl.col("_made") < pl.col("_before_pass"))
@@ -166,7 +166,7 @@ def _epochs(trace: Trace) -> pl.DataFrame:
 
 def _steps(trace: Trace) -> pl.DataFrame:
     """One row a scheduler and step in which its optimizer updates, with how often either does: `_n`, `_updates`."""
-    calls, mine = _schedules(trace), ["proc", "scheduler", "kind"]
+    calls, mine = schedules(trace), ["proc", "scheduler", "kind"]
     # The first call is made by its constructor.
     made = calls.group_by(mine, maintain_order=True).agg(pl.col("step").first().alias("_made"))
     stepped = calls.group_by(*mine, "step", maintain_order=True).agg(pl.len().alias("_n"), pl.col("seq", "site").last())

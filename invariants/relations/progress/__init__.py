@@ -12,6 +12,7 @@ learned runs; of one family of programs, whatever the depth. Catches a layer tha
 `mode="remembers"`: a running average of an optimizer is no fixed share of the last gradient (`_remembering`), of any program. Catches a state
 that is cleared or made anew before each update.
 `mode="counted"`: no backward doubles the gradients that the one before it left, of any program. Catches a loss that is propagated twice.
+`mode="doubled"`: the same where no model ran in between, so that it cannot be one batch that is given twice on purpose.
 
 Source: ours. `contain` (PR102) says that what should move moves, of any program; the first two say that what should not does not.
 """
@@ -36,7 +37,8 @@ from proctor.invariants.relations.progress import moving as _moving
 from proctor.invariants.relations.progress import remembering as _remembering
 from proctor.invariants.relations.views import frames as _frames
 from proctor.invariants.relations.views import habits as _habits
-from proctor.invariants.schema import StateFlag
+from proctor.invariants.relations.views import sightings as _sightings
+from proctor.invariants.schema import MODEL_CALL, StateFlag
 from proctor.invariants.trace import Trace
 
 _FIELDS: Final = ("module", "kind", "position", "wrapper", "phase", "family")
@@ -89,11 +91,13 @@ class Progress(Relation):
 
     def standing_of(self, hypothesis: Hypothesis) -> Standing:
         """An optimizer skips what is frozen. An evaluation may swap averaged weights in."""
-        return {"frozen": Standing.LAW, "remembers": Standing.LAW, "evaluation": Standing.CHOICE, "counted": Standing.CHOICE}.get(hypothesis.text("mode"), Standing.HABIT)
+        return {"frozen": Standing.LAW, "remembers": Standing.LAW, "doubled": Standing.LAW, "evaluation": Standing.CHOICE, "counted": Standing.CHOICE}.get(hypothesis.text("mode"), Standing.HABIT)
 
     def needs(self, hypothesis: Hypothesis) -> Needs:
+        if hypothesis["mode"] == "doubled":
+            return Needs(frozenset({_frames.UPDATE, MODEL_CALL, *_remembering.BACKWARDS}), frozenset({"grad"}))
         if hypothesis["mode"] in ("remembers", "counted"):
-            return Needs(frozenset({_frames.UPDATE, *_remembering.BACKWARDS}), frozenset({"grad", "optimizer"}))
+            return Needs(frozenset({_frames.UPDATE, _sightings.CREATED, *_remembering.BACKWARDS}), frozenset({"grad", "optimizer"}))
         return Needs(frozenset({_frames.UPDATE, "torch.nn.Module.load_state_dict"}), frozenset({"data"}))
 
     def say(self, hypothesis: Hypothesis) -> str:
@@ -101,6 +105,8 @@ class Progress(Relation):
             return "Optimizer.step leaves parameters alone that are frozen (requires_grad=False)"
         if hypothesis["mode"] == "counted":
             return "no backward doubles the gradients that are there"
+        if hypothesis["mode"] == "doubled":
+            return "no backward doubles the gradients of the one before it with no forward in between"
         if hypothesis["mode"] == "remembers":
             return "a running average of an optimizer is no fixed share of the last gradient"
         if hypothesis["mode"] == "evaluation":
@@ -122,7 +128,7 @@ class Progress(Relation):
                 module=example["_module"],
                 advice="Weight decay and momentum go on for what is frozen while its gradient is a tensor of zeros: set the gradient to None, or take the parameter out of the optimizer.",
             )
-        if hypothesis["mode"] == "counted":
+        if hypothesis["mode"] in ("counted", "doubled"):
             return Detail(
                 expected="a backward adds another gradient than the one that is there",
                 seen=f"the gradient of {name}, and all others, doubled {size}",
@@ -287,7 +293,12 @@ def _counted(trace: Trace) -> pl.DataFrame:
     return _frames.memo(trace, "progress counted", lambda t: _finish(t, _remembering.counted(t)))
 
 
-_GENERAL: Final[dict[str, Callable[[Trace], pl.DataFrame]]] = {"frozen": _frozen, "evaluation": _evaluated, "remembers": _remembers, "counted": _counted}
+def _doubled(trace: Trace) -> pl.DataFrame:
+    rows = _remembering.counted(trace)
+    return _frames.memo(trace, "progress doubled", lambda t: _finish(t, rows.filter(pl.col("passed") | ~pl.col("fed"))))
+
+
+_GENERAL: Final[dict[str, Callable[[Trace], pl.DataFrame]]] = {"frozen": _frozen, "evaluation": _evaluated, "remembers": _remembers, "counted": _counted, "doubled": _doubled}
 
 
 def _stack(parts: Sequence[pl.DataFrame]) -> pl.DataFrame:

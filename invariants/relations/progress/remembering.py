@@ -13,6 +13,8 @@ from typing import Final
 import polars as pl
 
 from proctor.invariants.relations.views import frames as _frames
+from proctor.invariants.relations.views import sightings as _sightings
+from proctor.invariants.schema import CallFlag
 from proctor.invariants.trace import Trace
 
 BACKWARDS: Final = ("torch.Tensor.backward", "torch.autograd.backward")
@@ -44,7 +46,7 @@ def _remembered(trace: Trace) -> pl.DataFrame:
         ((pl.col("_share") / first - 1).abs() < _EQUAL).alias("_same"), ((pl.col("norm") / size - 1).abs() > _CLEARLY).alias("_tells"),
         ((first - 1).abs() > _CLEARLY).alias("_part"), (pl.int_range(pl.len()).over(mine) > 0).alias("_later"),
     )
-    rows = rows.filter(pl.col("_later") & pl.col("_part") & pl.col("_tells") & (pl.col("_share") > 0))
+    rows = rows.filter(pl.col("_later") & pl.col("_part") & pl.col("_tells") & (pl.col("_share") > 0) & ~_begins_anew(trace, rows))
     rows = rows.join(_frames.metas(trace, "wrapper"), on="meta", how="left", maintain_order="left")
     found = rows.group_by("proc", "kind", "step", maintain_order=True).agg(
         (~pl.col("_same").all()).alias("passed"), pl.col("name", "module", "position", "wrapper", "seq", "site", "norm").first(), pl.col("_state").first().alias("_b")
@@ -54,9 +56,30 @@ def _remembered(trace: Trace) -> pl.DataFrame:
     return found.with_columns(pl.col("norm").alias("_a"), pl.concat_str("name", pl.lit("."), "kind").alias("name"), pl.concat_str("kind", "name").hash(0).alias("var"))
 
 
+def _begins_anew(trace: Trace, rows: pl.DataFrame) -> pl.Series:
+    """Rows of the first update of an optimizer that was made after one with several: a new phase of training has no past to remember."""
+    mine = ["proc", "name", "kind"]
+    told = _sightings.with_session(trace, rows.with_row_index("_at"))
+    each = told.group_by(*mine, "session").agg(pl.len().alias("_updates"), pl.col("step").min()).sort("session")
+    each = each.with_columns(pl.col("_updates").shift(1).over(mine).alias("_before"))
+    told = told.join(each.select(*mine, "session", "_before", pl.col("step").alias("_first")), on=[*mine, "session"], how="left", maintain_order="left").sort("_at")
+    return told.select(((pl.col("step") == pl.col("_first")) & (pl.col("_before") > 1)).fill_null(value=False).alias("anew"))["anew"]
+
+
 def counted(trace: Trace) -> pl.DataFrame:
-    """One row a backward that writes gradients: passed unless it exactly doubles what the one before it left, in all of them."""
+    """One row a backward that writes gradients: passed unless it exactly doubles what the one before it left, in all of them.
+
+    `fed`: a model ran forward since the backward before it. Without that, what doubles is one loss that was propagated twice.
+    """
     return _frames.memo(trace, "what backwards add", _counted)
+
+
+def _with_forwards(trace: Trace, found: pl.DataFrame) -> pl.DataFrame:
+    """Add `fed`. Where no call of a model was seen, whoever computes the loss computes it unseen."""
+    models = trace.calls.filter(_frames.has(int(CallFlag.ROOT))).select("proc", "seq", pl.col("seq").alias("_forward")).sort("seq")
+    found = found.sort("call").join_asof(models, left_on="call", right_on="seq", by="proc", strategy="backward", check_sortedness=False, coalesce=False).sort("proc", "call")
+    known = pl.col("proc").is_in(models["proc"].unique().implode())
+    return found.with_columns((~known | (pl.col("_forward") > pl.col("_last"))).fill_null(value=True).alias("fed"))
 
 
 def _counted(trace: Trace) -> pl.DataFrame:
@@ -67,11 +90,11 @@ def _counted(trace: Trace) -> pl.DataFrame:
     before = ["proc", "var"]
     rows = rows.with_columns(wrote.alias("_wrote")).with_columns(
         (pl.col("_wrote").shift(1).over(before) & (pl.col("call") != pl.col("call").shift(1).over(before)) & (pl.col("step") <= pl.col("step").shift(1).over(before) + 1)).fill_null(value=False).alias("_again"),
-        (pl.col("norm").cast(pl.Float64) / pl.col("norm").cast(pl.Float64).shift(1).over(before)).alias("_times"), pl.col("norm").shift(1).over(before).alias("_a"),
+        (pl.col("norm").cast(pl.Float64) / pl.col("norm").cast(pl.Float64).shift(1).over(before)).alias("_times"), pl.col("norm").shift(1).over(before).alias("_a"), pl.col("call").shift(1).over(before).alias("_last"),
     )
     rows = rows.filter(pl.col("_wrote") & (pl.col("step") >= -1)).join(_frames.metas(trace, "wrapper"), on="meta", how="left", maintain_order="left")
     doubled = pl.col("_again") & ((pl.col("_times") - 2).abs() < _DOUBLE)
     found = rows.group_by("proc", "call", maintain_order=True).agg(
-        (~doubled.all()).alias("passed"), pl.col("step", "phase", "name", "module", "kind", "position", "wrapper", "site", "var", "_a").first(), pl.col("norm").first().alias("_b")
+        (~doubled.all()).alias("passed"), pl.col("step", "phase", "name", "module", "kind", "position", "wrapper", "site", "var", "_a").first(), pl.col("norm").first().alias("_b"), pl.col("_last").max()
     )
-    return found.with_columns(pl.col("call").alias("seq")).join(trace.families, on="proc", how="left", maintain_order="left")
+    return _with_forwards(trace, found).with_columns(pl.col("call").alias("seq")).join(trace.families, on="proc", how="left", maintain_order="left")

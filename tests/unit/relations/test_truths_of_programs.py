@@ -5,15 +5,11 @@ One process records all of them; each fault is checked by the rules of two healt
 
 from __future__ import annotations
 
-import json
-import os
-import subprocess
-import sys
-import textwrap
 from functools import cache
 from pathlib import Path
 
 import pytest
+from helpers.trained import record
 
 pytest.importorskip("torch")
 from proctor.infer import shards
@@ -24,31 +20,6 @@ from proctor.invariants.trace import Trace
 from proctor.invariants.verdict import Violation
 from proctor.verify.checker import check
 
-RUNNER = """
-import json, sys
-import torch
-torch.set_num_threads(1)
-from pathlib import Path
-from proctor.instrument import attach
-from proctor.instrument.config import RecordConfig
-from proctor.instrument.record.rundir import create_run
-
-for path, out, seed, width, bug in json.loads(sys.argv[1]):
-    create_run(Path(out), [Path(path).name], overwrite=True)
-    attach.install(RecordConfig(run=out))
-    main = type(sys)("__main__")
-    main.__dict__.update(__file__=path, SEED=seed, WIDTH=width, BUG=bug, OUT=out)
-    sys.modules["__main__"] = main
-    exec(compile(Path(path).read_text(), path, "exec"), main.__dict__)
-    attach.detach()
-"""
-HEAD = """
-import os, torch
-from torch import nn
-from torch.nn import functional as F
-from torch.utils.data import DataLoader, TensorDataset
-torch.manual_seed(SEED)
-"""
 PROGRAMS = {
     "grouped": """
         class Net(nn.Module):
@@ -189,14 +160,8 @@ RELATIONS = {name: registry()[name] for name in ("option", "paced", "varies", "a
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("truths")
-    jobs = []
-    for name, text in PROGRAMS.items():
-        (folder / f"{name}.py").write_text(HEAD + textwrap.dedent(text))
-        jobs += [(str(folder / f"{name}.py"), str(folder / f"{name}-{how}"), seed, width, "") for how, seed, width in (("a", 0, 16), ("b", 1, 16), ("other", 2, 24))]
-        jobs += [(str(folder / f"{name}.py"), str(folder / f"{name}-{bug}"), 2, 24, bug) for program, bug in FAULTS if program == name]
-    environment = {k: v for k, v in os.environ.items() if not k.startswith("PROCTOR")} | {"OMP_NUM_THREADS": "1"}
-    done = subprocess.run([sys.executable, "-W", "ignore", "-c", RUNNER, json.dumps(jobs)], env=environment, capture_output=True, text=True, timeout=900, check=False)
-    assert done.returncode == 0, done.stderr[-3000:]
+    jobs = [(name, how, seed, width, "") for name in PROGRAMS for how, seed, width in (("a", 0, 16), ("b", 1, 16), ("other", 2, 24))]
+    record(folder, PROGRAMS, [*jobs, *((program, bug, 2, 24, bug) for program, bug in FAULTS)])
     return folder
 
 

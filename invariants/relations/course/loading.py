@@ -1,0 +1,37 @@
+"""Batches that come again (`relations/course`)."""
+
+from __future__ import annotations
+
+import re
+
+import polars as pl
+
+from proctor.invariants.relations.course.updating import examples
+from proctor.invariants.relations.fresh import batches as _batches
+from proctor.invariants.relations.views import frames as _frames
+from proctor.invariants.trace import Trace
+
+
+def batch(trace: Trace) -> pl.DataFrame:
+    """One row an update, and each batch of a loader that is the one before it again, where the same pass has shown that its batches differ.
+
+    A loader over one batch, or over samples that are all alike, shows no such difference. Nor is a batch of a few numbers an example, which may come
+    again by chance.
+    """
+    loaded = _frames.calls_of(trace, re.escape(_batches.NEXT)).select("proc", "seq", pl.col("seq").alias("_next"))
+    begun = _frames.calls_of(trace, re.escape(_batches.ITER)).select("proc", "seq", pl.col("seq").alias("_epoch"))
+    rows = _batches.batches(trace).sort("seq")
+    for calls in (loaded, begun):
+        rows = rows.join_asof(calls.sort("seq"), on="seq", by="proc", strategy="backward", check_sortedness=False)
+    rows = rows.sort("proc", "seq").drop_nulls(["_next", "_epoch"]).unique(["proc", "_next"], keep="first", maintain_order=True)
+    rows = rows.filter(~pl.col("flat") & (pl.col("numbers") >= _batches.ENOUGH))
+    group = ["proc", "session", "_epoch"]
+    same = (pl.col("fp") == pl.col("fp").shift(1)).over(group)
+    # Batches that were seen one after the other: of a step without records nothing is known.
+    near = (pl.col("step") <= pl.col("step").shift(1).over(group) + 1).fill_null(value=False)
+    differed = (~same).fill_null(value=False).cum_max().over(group)
+    bad = rows.with_columns((same & differed & near).fill_null(value=False).alias("_again")).filter(pl.col("_again") & (pl.col("step") >= 0))
+    sites = trace.calls.select("proc", pl.col("seq").alias("_next"), "site")
+    bad = bad.join(sites, on=["proc", "_next"], how="left", maintain_order="left").unique(["proc", "step"], keep="first", maintain_order=True)
+    bad = bad.select("proc", "step", "seq", pl.col("site").fill_null(0), pl.lit("all of the batch before again, tensor by tensor, where earlier ones of this pass differed").alias("_seen"))
+    return examples(trace, "batch", bad, function=_batches.NEXT)

@@ -1,0 +1,101 @@
+"""Modes that are set and do not hold, training that goes on in the mode of an evaluation, and masks that repeat (`relations/course`)."""
+
+from __future__ import annotations
+
+from typing import Final
+
+import polars as pl
+
+from proctor.invariants.relations.argument.tables import DROPOUTS, MODE_SETTERS, TRAIN, tables
+from proctor.invariants.relations.course.updating import examples
+from proctor.invariants.relations.views import frames as _frames
+from proctor.invariants.relations.views import sightings as _sightings
+from proctor.invariants.schema import MODEL_CALL
+from proctor.invariants.trace import Trace
+
+SEED: Final = "torch.manual_seed"
+EVAL: Final = "torch.nn.Module.eval"
+NORMALISES: Final = "torch.nn.functional.batch_norm"
+_SHARES: Final = ("p.value", "1.value", "dropout_p.value")
+_SWITCHES: Final = ("training.value", "2.value")
+
+
+def evaluates(trace: Trace) -> pl.DataFrame:
+    """One row an update, and each `eval()` that leaves the module that it was called on in training mode."""
+    calls = _frames.calls_of(trace, r"torch\.nn\.Module\.eval")
+    told = _frames.arguments(trace, calls["args"], before="0.training", kind="0.type")
+    after = _frames.arguments(trace, calls["ret"], after="out.training", given="out.type").rename({"args": "ret"})
+    calls = calls.join(told, on="args", how="left", maintain_order="left").join(after, on="ret", how="left", maintain_order="left")
+    bad = calls.filter((pl.col("after") == "true") & (pl.col("kind") == pl.col("given")))
+    bad = bad.with_columns(pl.col("step").clip(lower_bound=0)).select("proc", "step", "seq", "site", pl.format("{} is in training mode after its eval()", "kind").alias("_seen"), pl.col("kind").alias("_variable"))
+    return examples(trace, "evaluates", bad, function=EVAL)
+
+
+def resumes(trace: Trace) -> pl.DataFrame:
+    """One row an update, and each forward that trains in the mode of an evaluation that was set since the model trained in training mode.
+
+    Only of processes whose training drops out or normalises by batches: for others the mode makes no difference.
+    """
+    fed = tables(trace)["training"].filter(pl.col("step") >= 0).sort("proc", "seq")
+    mine = ["proc", "class"]
+    fed = fed.with_columns(pl.col("passed").cum_max().over(mine).fill_null(value=False).alias("_began"))
+    bad = fed.filter(~pl.col("passed") & pl.col("_began") & pl.col("proc").is_in(chancy(trace).implode()))
+    modes = _modes(trace)
+    bad = bad.sort("seq").join_asof(modes.sort("seq"), on="seq", by=mine, strategy="backward", check_sortedness=False).sort("proc", "seq")
+    bad = bad.filter((pl.col("_mode") == "eval").fill_null(value=False)).unique(["proc", "step"], keep="first", maintain_order=True)
+    bad = bad.select("proc", "step", "seq", "site", pl.format("{} began to train in training mode and now trains in evaluation mode", "class").alias("_seen"), pl.col("class").alias("_variable"))
+    return examples(trace, "resumes", bad, function=f"{MODEL_CALL}")
+
+
+def _modes(trace: Trace) -> pl.DataFrame:
+    """Modes that whole models are set to: proc, class, seq, _mode."""
+    calls = _frames.calls_of(trace, *(name.replace(".", r"\.") for name in sorted(MODE_SETTERS)))
+    found = []
+    for proc, seq, fn, args in calls.select("proc", "seq", "fn", "args").iter_rows():
+        given = trace.features[args]
+        on = trace.functions[fn] == TRAIN and given.get("1.value", given.get("mode.value", True)) is True
+        if given.get("0.path", "") == "":
+            found.append((proc, given.get("0.type"), seq, "train" if on else "eval"))
+    return pl.DataFrame(found, schema={"proc": pl.UInt16, "class": pl.String, "seq": pl.UInt32, "_mode": pl.String}, orient="row")
+
+
+def chancy(trace: Trace) -> pl.Series:
+    """Processes in which a function drops out, or normalises by the batch, in training."""
+    codes = [code for code, name in enumerate(trace.functions) if name in DROPOUTS or name == NORMALISES]
+    calls = trace.calls.filter(pl.col("fn").is_in(codes)).select("proc", "fn", "args").unique(maintain_order=True)
+    return pl.Series("proc", sorted({proc for proc, fn, args in calls.iter_rows() if _acts(trace, fn, args)}), dtype=pl.UInt16)
+
+
+def _acts(trace: Trace, fn: int, args: int) -> bool:
+    given = trace.features[args]
+    if trace.functions[fn] == NORMALISES:
+        return given.get("training.value", given.get("5.value")) is True
+    if not any(isinstance(share := given.get(path), float | int) and share > 0 for path in _SHARES):
+        return False
+    return next((given[path] for path in _SWITCHES if path in given), True) is True
+
+
+def masks(trace: Trace) -> pl.DataFrame:
+    """One row an update, and each step in which a dropout of training begins at a seed that one of an earlier step began at.
+
+    A model that is made anew may begin with the old seed; a second pass of a checkpointed function has to.
+    """
+    seeds = _frames.calls_of(trace, SEED.replace(".", r"\."))
+    told = _frames.arguments(trace, seeds["args"], first="0.value", named="seed.value")
+    seeds = seeds.join(told, on="args", how="left", maintain_order="left").with_columns(pl.coalesce("first", "named").alias("_seed"))
+    seeds = seeds.drop_nulls("_seed").select("proc", "seq", "step", "_seed", pl.col("seq").alias("_set"), pl.col("step").alias("_in")).drop("step").sort("seq")
+    codes = [code for code, name in enumerate(trace.functions) if name in DROPOUTS]
+    told_of = trace.contexts.filter(~pl.col("recompute")).select("ctx", "step")
+    drops = trace.calls.filter(pl.col("fn").is_in(codes)).join(told_of, on="ctx").filter(pl.col("step") >= 0)
+    acting = drops.select("fn", "args").unique()
+    acting = acting.filter(pl.Series([_acts(trace, fn, args) for fn, args in acting.iter_rows()], dtype=pl.Boolean))
+    drops = drops.join(acting, on=["fn", "args"], how="semi").sort("seq").join_asof(seeds, on="seq", by="proc", strategy="backward", check_sortedness=False)
+    # The first that follows its seed, in one step.
+    drops = drops.filter(pl.col("_in") == pl.col("step")).unique(["proc", "_set"], keep="first", maintain_order=True)
+    drops = _sightings.with_session(trace, drops.sort("proc", "seq"))
+    first = pl.col("step").min().over("proc", "session", "_seed")
+    bad = drops.filter(pl.col("step") > first).unique(["proc", "step"], keep="first", maintain_order=True)
+    names = pl.DataFrame({"fn": pl.Series(range(len(trace.functions)), dtype=pl.UInt32), "_variable": pl.Series(trace.functions, dtype=pl.String)})
+    bad = bad.join(names, on="fn", how="left", maintain_order="left")
+    bad = bad.select("proc", "step", "seq", "site", pl.format("{} draws its mask behind torch.manual_seed({}), as in an earlier step", "_variable", "_seed").alias("_seen"), "_variable")
+    return examples(trace, "masks", bad, function=SEED)

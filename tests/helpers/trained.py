@@ -1,0 +1,49 @@
+"""Small training programs, recorded by one process as `proctor record` would: texts with SEED, WIDTH, OUT and BUG."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import textwrap
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+
+RUNNER = """
+import json, sys
+import torch
+torch.set_num_threads(1)
+from pathlib import Path
+from proctor.instrument import attach
+from proctor.instrument.config import RecordConfig
+from proctor.instrument.record.rundir import create_run
+
+for path, out, seed, width, bug in json.loads(sys.argv[1]):
+    create_run(Path(out), [Path(path).name], overwrite=True)
+    attach.install(RecordConfig(run=out))
+    main = type(sys)("__main__")
+    main.__dict__.update(__file__=path, SEED=seed, WIDTH=width, BUG=bug, OUT=out)
+    sys.modules["__main__"] = main
+    exec(compile(Path(path).read_text(), path, "exec"), main.__dict__)
+    attach.detach()
+"""
+HEAD = """
+import os, torch
+from torch import nn
+from torch.nn import functional as F
+from torch.utils.data import DataLoader, TensorDataset
+torch.manual_seed(SEED)
+"""
+Job = tuple[str, str, int, int, str]  # program, name of its run, seed, width, bug
+
+
+def record(folder: Path, programs: Mapping[str, str], jobs: Iterable[Job]) -> None:
+    """Run each job and record it into `folder/<program>-<name>`."""
+    for name, text in programs.items():
+        (folder / f"{name}.py").write_text(HEAD + textwrap.dedent(text))
+    told = [(str(folder / f"{program}.py"), str(folder / f"{program}-{name}"), *how) for program, name, *how in jobs]
+    environment = {k: v for k, v in os.environ.items() if not k.startswith("PROCTOR")} | {"OMP_NUM_THREADS": "1"}
+    command = [sys.executable, "-W", "ignore", "-c", RUNNER, json.dumps(told)]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=900, check=False)
+    assert done.returncode == 0, done.stderr[-3000:]
