@@ -66,7 +66,7 @@ class Collector:
         self.progress = Progress()
         self.models = Models()
         self.regions = Regions(config.compiled)
-        self._tape = Tape(self.progress, config.fp8, config.whole)
+        self._tape = Tape(self.progress, config.fp8, config.whole, statistics=config.statistics)
         self.info = self._tape.info
         self._attached = Attached()
         self._guard = Guard(self._failed, compiled=self.regions.on)
