@@ -59,11 +59,6 @@ def kill_rank(rank: int) -> Outside:
     return lambda stage: os.kill(stage.pids[rank], signal.SIGKILL)
 
 
-def bad_sitecustomize(folder: Path) -> Sequence[str]:
-    (folder / "sitecustomize.py").write_text("raise RuntimeError('mine')\n")
-    return ()
-
-
 # -- the disk ----------------------------------------------------------------------------------------------------------
 
 

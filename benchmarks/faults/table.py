@@ -35,9 +35,9 @@ ENDS: Final = [
     _in("sys-exit", "the program ends with code 7", "sys.exit(7)", QUIET),
     _in("os-exit", "it ends by os._exit(3)", "os._exit(3)", QUIET),
     _in("raises", "it raises", "raise ValueError('the user’s own')", QUIET),
-    _in("sigkill", "it is killed with -9", "os.kill(os.getpid(), signal.SIGKILL)", QUIET),
-    _in("sigsegv", "a segmentation fault", "import ctypes; ctypes.string_at(0)", QUIET),
-    _in("sigabrt", "abort()", "os.abort()", QUIET),
+    _in("sigkill", "it is killed with -9", "os.kill(os.getpid(), signal.SIGKILL)", QUIET, told="rank 0 was ended by SIGKILL"),
+    _in("sigsegv", "a segmentation fault", "import ctypes; ctypes.string_at(0)", QUIET, told="rank 0 was ended by SIGSEGV"),
+    _in("sigabrt", "abort()", "os.abort()", QUIET, told="rank 0 was ended by SIGABRT"),
     Fault("sigterm", "SIGTERM from outside, which nobody handles", QUIET, outside=o.signal_job(signal.SIGTERM)),
     Fault("sigint", "Ctrl-C from outside", QUIET, outside=o.signal_job(signal.SIGINT)),
     Fault("sighup", "the terminal goes away", QUIET, outside=o.signal_job(signal.SIGHUP)),
@@ -85,7 +85,7 @@ PROGRAMS: Final = [
     _in("ascii", "a C locale without UTF-8", environment={"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}),
     _in("no-home", "HOME and TMPDIR are not there", environment={"HOME": "/nonexistent", "TMPDIR": "/nonexistent"}),
     _in("own-sitecustomize", "a sitecustomize of its own that raises", environment={"PYTHONPATH": "."},
-        arrange=o.bad_sitecustomize),
+        files={"sitecustomize.py": "raise RuntimeError('mine')\n"}),
 ]  # fmt: skip
 
 LIMITS: Final = [
@@ -136,8 +136,8 @@ PAGES: Final = [
 LEFT: Final = QUIET | {"violated"}  # that a rank waits in vain for one that is gone is true, where there is time to see it
 
 RANKS: Final = [
-    Fault("rank-killed", "one of two ranks is killed with -9", LEFT, ranks=2, outside=o.kill_rank(1)),
-    Fault("rank-segfault", "one of two ranks has a segmentation fault", LEFT, ranks=2,
+    Fault("rank-killed", "one of two ranks is killed with -9", LEFT, ranks=2, outside=o.kill_rank(1), told="rank 1 was ended by SIGKILL"),
+    Fault("rank-segfault", "one of two ranks has a segmentation fault", LEFT, ranks=2, told="rank 1 was ended by SIGSEGV",
           program=_program(middle="import ctypes\nif RANK == 1:\n    ctypes.string_at(0)")),
     Fault("rank-raises", "one of two ranks raises", LEFT, ranks=2, program=_program(middle="if RANK == 1:\n    raise ValueError('one rank')")),
     Fault("elastic", "a rank dies, and torchrun starts the job again", LEFT, ranks=2, torchrun=["--max-restarts", "1"],

@@ -80,9 +80,11 @@ class Fault:
         prefix: words before the command of the job, such as a limit; with and without Proctor.
         options: of `watch`.
         environment: of both.
+        files: beside the program of both, by name.
         around: makes the place of the run, for instance a small disk, and takes it away.
         arrange: prepares files of the trial; gives more options of `watch`.
         output: where the job's output goes: "pipe", or "closed".
+        told: what an incident must say.
     """
 
     name: str
@@ -95,9 +97,11 @@ class Fault:
     prefix: Sequence[str] = ()
     options: Sequence[str] = ()
     environment: Mapping[str, str] = field(default_factory=dict)
+    files: Mapping[str, str] = field(default_factory=dict)
     around: Callable[[Path], contextlib.AbstractContextManager[Path]] | None = None
     arrange: Callable[[Path], Sequence[str]] | None = None
     torchrun: Sequence[str] = ()
+    told: str = ""
     leaves: frozenset[str] = frozenset()  # paths in the run directory that nobody is left to take away
 
 
@@ -160,6 +164,9 @@ def attempt(fault: Fault, folder: Path) -> Outcome:
         out.true = offline in fault.true and live in fault.true | {"none"}
         if not out.true:
             out.wrong.append(f"said {out.verdict}, which of {', '.join(sorted(fault.true))} it should be")
+        if fault.told and not any(fault.told in title for title in _told(run)):
+            out.true = False
+            out.wrong.append(f"nobody was told {fault.told!r} but {_told(run)}")
         if "Traceback" in watched.error and "Traceback" not in bare.error:
             out.true = False
             out.wrong.append(f"a traceback: {watched.error[-800:]}")
@@ -187,6 +194,8 @@ def _run(fault: Fault, folder: Path, run: Path | None) -> _Finished:
     folder.mkdir()
     script = folder / "train.py"
     job.write(script, **fault.program)
+    for name, text in fault.files.items():
+        (folder / name).write_text(text)
     words = [sys.executable, str(script), *(["--bug"] if fault.bug else []), *(["--gate", str(folder)] if fault.outside else [])]
     if fault.ranks > 1:
         single = ["--nproc-per-node", str(fault.ranks), "--master-port", str(_port()), *fault.torchrun]
@@ -263,6 +272,14 @@ def _live(run: Path) -> str:
     except (OSError, ValueError):
         return "none"
     return "violated" if said.get("worst") in ("error", "critical") else "unknown" if not said.get("steps") or said.get("lost") else "clean"
+
+
+def _told(run: Path) -> list[str]:
+    """Titles of incidents."""
+    try:
+        return [one["title"] for one in json.loads((run / "verify" / "incidents.json").read_bytes())["incidents"]]
+    except (OSError, ValueError, KeyError):
+        return []
 
 
 def _offline(run: Path) -> str:

@@ -18,6 +18,7 @@ from __future__ import annotations
 import time
 from collections import deque
 from collections.abc import Callable
+from time import monotonic  # our own: a program may put another clock into `time`
 from typing import Any, Final
 
 from proctor.instrument.capsules.given import MAX_CALLS, Given
@@ -174,7 +175,7 @@ class Capsules(CapsuleHooks):
 
     def _forget(self) -> None:
         """More steps than asked for stay where they fit: the verifier needs some time to ask, and steps may be fast."""
-        now = time.monotonic()
+        now = monotonic()
         while len(self.ring) > self._steps:
             oldest = self.ring[0]
             fits = self._ring_bytes <= self.config.capsule_budget and len(self.ring) <= MAX_RING
@@ -188,7 +189,7 @@ class Capsules(CapsuleHooks):
     def _available(self) -> tuple[HeldStep, ...]:
         """Steps that can be written: those that are over, and the last one if the program is busy with something else."""
         last = self.current
-        if last is None or last.complete or not last.updates or time.monotonic() - last.updated_at < IDLE_S:
+        if last is None or last.complete or not last.updates or monotonic() - last.updated_at < IDLE_S:
             return tuple(self.ring)
         return (*self.ring, last)
 
@@ -222,5 +223,5 @@ class Capsules(CapsuleHooks):
         step.after = self._seen(whole=step.values is not None or bool(self.config.replay))
         step.names = self._named_now()
         step.updates += 1
-        step.updated_at = time.monotonic()
+        step.updated_at = monotonic()
 

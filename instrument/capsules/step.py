@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import time
+from time import monotonic  # our own: a program may put another clock into `time`
 from typing import Any
 
 from proctor.instrument.capsules.held import Held
@@ -37,7 +37,7 @@ class HeldStep:
         self.gradients: StateValues | None = None  # before the first backward
         self.why_not = ""  # no values
         self.skipped = False  # no values because of what they cost
-        self.opened_at = time.monotonic()
+        self.opened_at = monotonic()
         self.nbytes = 0
         self.event: Any = None  # after which copies on a device are there
         self.names: dict[Any, str] = {}

@@ -22,6 +22,7 @@ import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
+from time import monotonic  # our own: a program may put another clock into `time`
 from typing import TYPE_CHECKING, Any, Final
 
 import pyarrow as pa
@@ -130,7 +131,7 @@ class TraceWriter:
         self._last_info: dict[str, Any] = {}
         self._looked = float("-inf")  # at what belongs into `process.json`
         self._news = False  # in there, that must be known before the next records are judged
-        self._last_flush = self._last_write = self._told_at = time.monotonic()  # …: when a step's end was offered
+        self._last_flush = self._last_write = self._told_at = monotonic()  # …: when a step's end was offered
         self._pause = STREAM_FLUSH_S  # between two flushes to a verifier
         self._wake = threading.Event()
         self._stop = False
@@ -157,9 +158,9 @@ class TraceWriter:
         """
         self._reached = step
         if self._sender is None:
-            if waiting >= STEP_FLUSH_ROWS and time.monotonic() - self._last_flush >= STEP_FLUSH_S:
+            if waiting >= STEP_FLUSH_ROWS and monotonic() - self._last_flush >= STEP_FLUSH_S:
                 self._wake.set()
-        elif time.monotonic() - self._told_at >= self._pause:
+        elif monotonic() - self._told_at >= self._pause:
             small = waiting <= STREAM_HERE_ROWS and step >= SETTLING_STEPS and not self._behind and not self._news
             if not small or not self._lock.acquire(blocking=False):
                 self._wake.set()
@@ -184,8 +185,11 @@ class TraceWriter:
         while not self._stop:
             self._wake.wait(FLUSH_S if self._sender is None else STREAM_FLUSH_MOST_S)
             self._wake.clear()
-            if self._sender is None or self._is_due(time.monotonic()):
-                self._guard.run("writer", self.flush)
+            self._guard.run("writer", self._flush_if_due)
+
+    def _flush_if_due(self) -> None:
+        if self._sender is None or self._is_due(monotonic()):
+            self.flush()
 
     def _is_due(self, now: float) -> bool:
         late = self._reached > self._offered and now - self._told_at >= self._pause
@@ -211,7 +215,7 @@ class TraceWriter:
 
     def _take(self) -> tuple[int, dict[str, Encoded]]:
         """What is pending, which the files get, too; and the step that the program is in."""
-        self._last_flush = time.monotonic()
+        self._last_flush = monotonic()
         self._reached = max(self._reached, self._passed)
         reached = self._reached  # before the rows are taken: those of earlier steps are then among them
         batches = _ENCODER.encode(self._drain())

@@ -68,7 +68,7 @@ class Collector:
         self.progress = Progress()
         self.models = Models()
         self.regions = Regions(config.compiled)
-        self._tape = Tape(self.progress, config.fp8, config.whole)
+        self._tape = Tape(self.progress, config.fp8, config.whole, statistics=config.statistics)
         self.info = self._tape.info
         self._patches = Replaced()
         guard = self._guard = RecordingGuard(self._failed, compiled=self.regions.on)

@@ -34,6 +34,7 @@ class CollectConfig(msgspec.Struct, frozen=True):
         evaluations: forwards without gradients that are recorded in each step.
         forward: nothing trains: every forward is an evaluation, and a step is what happens between two changes of the weights.
         until_evaluation: where none came within the steps, run on until one does, and record only that.
+        statistics: of tensors sums over tiles are recorded (`numbers/tiles.py`).
         compiled: what `torch.compile` wraps runs compiled, and is seen at its edges.
     """
 
@@ -59,6 +60,7 @@ class CollectConfig(msgspec.Struct, frozen=True):
     evaluations: int = 4
     until_evaluation: bool = False
     forward: bool = False
+    statistics: bool = False
 
 
 def read_config(path: Path) -> CollectConfig:

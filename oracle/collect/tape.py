@@ -12,6 +12,7 @@ import torch
 from proctor.instrument.guard import say
 from proctor.oracle.collect.finding.roots import Meta, local_of
 from proctor.oracle.collect.progress import Progress
+from proctor.oracle.collect.summaries import summarise
 from proctor.oracle.store import DTYPES, ProcessInfo, RankWriter
 from proctor.oracle.store.ended import Whereabouts
 
@@ -27,6 +28,7 @@ class Tape:
         progress: tells the step.
         fp8: modules that cast to 8-bit floats inside, as far as they are known.
         whole: steps that are recorded in full; () all.
+        statistics: sums over tiles are kept in the place of tensors.
 
     Attributes:
         info: what is said of the process.
@@ -35,13 +37,14 @@ class Tape:
         waits: of training nothing more is recorded, only the evaluation that is to come.
     """
 
-    def __init__(self, progress: Progress, fp8: Iterable[str], whole: Iterable[int] = ()) -> None:
+    def __init__(self, progress: Progress, fp8: Iterable[str], whole: Iterable[int] = (), *, statistics: bool = False) -> None:
         self.info = ProcessInfo(rank=0, world=1, pid=os.getpid())
         self.fp8 = set(fp8)
         self.only = ""
         self.waits = False
         self._progress = progress
         self._whole = frozenset(whole)
+        self._statistics = statistics
         self._writer: RankWriter | None = None
         self._where: Whereabouts | None = None
 
@@ -106,14 +109,16 @@ class Tape:
             return
         placement = _placement(tensor)
         local = local_of(tensor.detach() if hasattr(tensor, "detach") else tensor)
-        dtype = _DTYPES.get(local.dtype)
-        if dtype is None:
+        if local.dtype not in _DTYPES:
             return
+        said: dict[str, Any] = {}  # Any: fields of an entry
+        if self._statistics and span is None:
+            local, said = summarise(local, kind)
         kept = local.to("cpu", copy=True, memory_format=torch.contiguous_format).contiguous()
         name, cls, source = meta
         self._writer.add(
             kept,
-            dtype=dtype,
+            dtype=_DTYPES[kept.dtype],
             size=kept.numel() * kept.element_size(),
             step=self._progress.step,
             call=call,
@@ -127,6 +132,7 @@ class Tape:
             recompute=recompute,
             fp8=name in self.fp8,
             phase=phase,
+            **said,
         )
 
     def scalar(self, name: str, value: Any, *, call: int = 0) -> Any:

@@ -25,6 +25,8 @@ from proctor.oracle.judging.holders import Holders
 from proctor.oracle.judging.rows import Rows, Scattered
 from proctor.oracle.judging.scalars import judge_scalars
 from proctor.oracle.judging.stages import Stages
+from proctor.oracle.judging.statistics import NOT_SEEN, Statistics
+from proctor.oracle.judging.statistics import note as how_small
 from proctor.oracle.judging.tensor_judge import TensorJudge
 from proctor.oracle.judging.verdicts import (
     COMPARED,
@@ -120,7 +122,7 @@ class Comparison:
         for key in self.reference.order:
             verdict, conflicts = self._tensors.judge(key)
             if verdict is not None:
-                tensors.append(verdict)
+                tensors.append(Statistics(self.reference, self.assembler).judge(key, verdict))
             replicas += conflicts
         tensors += [*self.choices.judge(), *self._dropouts().judge(), *judge_scalars(self.reference, self.assembler)]
         self.unchecked += self.choices.unchecked
@@ -133,6 +135,9 @@ class Comparison:
         self.unchecked += [*buffers.unchecked, *self._tensors.unchecked]
         evaluated = judge_evaluations(self)
         self._not_seen(tensors)
+        if self.reference.recording.info.statistics:
+            self.notes.append(how_small(self.reference))
+            self.unchecked.append(NOT_SEEN)
         self.notes += evaluated.notes
         self.unchecked += [text for text in evaluated.unchecked if text.partition(": ")[2] not in self.unchecked]
         return self._conclude([*tensors, *evaluated.tensors], [*replicas, *evaluated.replicas])

@@ -151,7 +151,7 @@ def _rounded(record: RankRecord, step: int) -> Iterator[tuple[str, int, int, int
     before = {e.name: e for e in record.entries if (e.kind, e.step) == place and e.span is None}
     for entry in record.entries:
         weight = after.get(entry.name)
-        if entry.step != step or entry.kind != "opt_state" or entry.slot != MASTER or weight is None or not is_floating(weight.dtype):
+        if entry.step != step or entry.kind != "opt_state" or entry.slot != MASTER or weight is None or weight.tile or entry.tile or not is_floating(weight.dtype):
             continue
         u = unit_roundoff(weight.dtype)
         if u <= unit_roundoff(entry.dtype):

@@ -57,6 +57,20 @@ def coefficient(norm: float, max_norm: float | None) -> float:
     return 1.0 if max_norm is None else min(1.0, max_norm / (norm + EPSILON))
 
 
+def clip_room(reference: Reference, assembler: Assembler, step: int) -> float:
+    """By what clipped gradients may differ as a whole: two right norms are float32 sums in another order, and each scales all gradients.
+
+    It is what the norms were seen to differ by, and 0 where that is more than rounding: then clipping is wrong, or follows from what is.
+    """
+    theirs = _only_clip(record.info for record in reference.ranks.values()).get(step)
+    if theirs is None or theirs.norm is None:
+        return 0.0
+    mine = [c.norm for record in assembler.ranks.values() for c in record.info.clips if c.step == step and c.max_norm == theirs.max_norm and c.norm_type == "2.0"]
+    factor = coefficient(theirs.norm, theirs.max_norm)
+    off = max((abs(coefficient(n, theirs.max_norm) / factor - 1.0) if n is not None else math.inf for n in mine), default=0.0)
+    return off if off <= SUMS else 0.0
+
+
 # -- clipping -----------------------------------------------------------------------------------------------
 
 
@@ -69,6 +83,8 @@ def _clipping(reference: Reference, assembler: Assembler, step: int) -> list[Ten
     used = [n for n in names if (step, 0, "main_grad", n, "") in reference.entries]
     if not names or used != names or len(names) != len(clip.params):
         return []
+    if any(reference.entries[step, 0, "main_grad", n, UNCLIPPED].tile for n in names):
+        return []  # sums over tiles have a norm of their own
     before = total_norm(_values(reference, step, names, UNCLIPPED))
     after = total_norm(_values(reference, step, names, ""))
     room = max(SUMS, 8 * max(unit_roundoff(reference.entries[step, 0, "main_grad", n, UNCLIPPED].dtype) for n in names))

@@ -16,6 +16,7 @@ import numpy.typing as npt
 
 from proctor.oracle.judging.certain import Certain
 from proctor.oracle.judging.rows import Scattered
+from proctor.oracle.judging.scalars import clip_room
 from proctor.oracle.judging.verdicts import (
     ASTRAY,
     ReplicaConflict,
@@ -37,7 +38,7 @@ from proctor.oracle.numbers.difference import Difference, compare
 from proctor.oracle.numbers.dtypes import as_float, from_float, is_floating
 from proctor.oracle.numbers.moments import owed
 from proctor.oracle.numbers.slopes import cuts, flags, slopes
-from proctor.oracle.numbers.tolerance import UNIT_ROUNDOFF, Mode, tolerance
+from proctor.oracle.numbers.tolerance import UNIT_ROUNDOFF, Mode, Tolerance, tolerance
 from proctor.oracle.plans.mesh import rank_text
 from proctor.oracle.store import Entry
 
@@ -65,6 +66,7 @@ class TensorJudge:
         self.reference, self.assembler, self.scattered, self.mode, self.alone = reference, assembler, scattered, mode, alone
         self.ranks = assembler.ranks
         self._certain = Certain(reference, assembler, mode)
+        self._clip_rooms: dict[int, float] = {}
         self.unchecked: list[str] = []
 
     def judge(self, key: Key) -> tuple[TensorVerdict | None, list[ReplicaConflict]]:
@@ -109,14 +111,14 @@ class TensorJudge:
         if (scale := self.assembler.scale(kind, slot)) != 1.0:
             full = from_float(as_float(full, target.dtype) / scale, target.dtype)
         sums = compare(full, theirs, target.dtype)
-        allowed = self.reference.tolerance(key, sums, self.mode)
-        if kind == "param_after" and sums.error > allowed.absolute and not sums.mismatch:
+        allowed = self._with_clipping(key, self.reference.tolerance(key, sums, self.mode), sums.size)
+        if kind == "param_after" and sums.error > allowed.absolute and not sums.mismatch and not target.tile:
             sums = self._where_gradients_tell(key, full, theirs, sums)
         if sums.error > allowed.absolute and not sums.mismatch and sums.rounded:
             few = telling(as_float(full, target.dtype) - as_float(theirs, target.dtype))  # an error in a few elements is as uncertain as a tensor of so few
             if few < sums.n:
-                allowed = self.reference.tolerance(key, msgspec.structs.replace(sums, n=few), self.mode)
-        if kind == "opt_state" and sums.error > allowed.absolute and not sums.mismatch and sums.rounded:
+                allowed = self._with_clipping(key, self.reference.tolerance(key, msgspec.structs.replace(sums, n=few), self.mode), sums.size)
+        if kind == "opt_state" and sums.error > allowed.absolute and not sums.mismatch and sums.rounded and not target.tile:
             sums = self._without_gradients_part(key, full, theirs, sums)
         note = self._explain(key, full, theirs, sums, allowed.absolute, conflicts, pieces) if sums.error > allowed.absolute else ""
         found = judge(sums, allowed, **common, ranks=ranks, note=note)
@@ -141,6 +143,17 @@ class TensorJudge:
             note = f"not on {rank_text(wrong)}: replicas differ"
             found = judge(worst, allowed, **common, ranks=wrong, note=note)
         return found, [self._conflict(c, wrong, allowed.absolute / sums.size if sums.size else 0.0, common) for c in apart]
+
+    def _with_clipping(self, key: Key, allowed: Tolerance, size: float) -> Tolerance:
+        """A tolerance with room for the rounding of the norm that clipping took, in what comes after it."""
+        step, _, kind, _, slot = key
+        times = {"main_grad": 0.0 if slot else 1.0, "opt_state": 2.0, "param_after": 1.0}.get(kind, 0.0)  # squares of gradients differ twice as much
+        if not times:
+            return allowed
+        if step not in self._clip_rooms:
+            self._clip_rooms[step] = clip_room(self.reference, self.assembler, step)
+        room = times * self._clip_rooms[step] * (allowed.signal if kind == "param_after" else size)
+        return msgspec.structs.replace(allowed, absolute=allowed.absolute + room) if room else allowed
 
     def _lost(self, pieces: Sequence[Piece], key: Key) -> bool:
         """Whether every shard is a part of the reference's beyond doubt and another part is held by nobody: of what goes into the model, where two

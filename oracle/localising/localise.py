@@ -84,11 +84,10 @@ def _localised(
     candidate = comparison.candidate
     if any(t.kind == "param" and failing(t) for t in report.verdict.tensors):
         return _with(report, culprit(report.verdict, report.verdict), "")
+    if candidate.info.statistics:
+        return _with(report, _where_they_part(report.verdict), "only statistics were recorded, so modules were not fed the reference's values: the culprit is where the runs part first")
     if isinstance(candidate, Mapped):
-        begins = culprit(report.verdict, report.verdict)
-        if begins is not None:  # nothing was fed
-            begins = msgspec.structs.replace(begins, text=begins.text.removeprefix("fed with the reference's values, "))
-        return _with(report, begins, "parameters go by other names in the candidate, so its modules were not fed the reference's values: the culprit is where the runs part first")
+        return _with(report, _where_they_part(report.verdict), "parameters go by other names in the candidate, so its modules were not fed the reference's values: the culprit is where the runs part first")
     if (evaluated := culprit_of(report.verdict)) is not None:
         return _with(report, evaluated, "")
     again = Recorder.again(candidate, command, timeout_s=timeout_s)
@@ -121,6 +120,12 @@ def _localised(
         return _with(report, found, note)
     finally:
         shutil.rmtree(folder, ignore_errors=True)
+
+
+def _where_they_part(verdict: Verdict) -> Culprit | None:
+    """The culprit of a comparison in which nothing was fed."""
+    begins = culprit(verdict, verdict)
+    return msgspec.structs.replace(begins, text=begins.text.removeprefix("fed with the reference's values, ")) if begins is not None else None
 
 
 def _with(report: Report, found: Culprit | None, note: str) -> Report:

@@ -137,7 +137,7 @@ class Reference:
             sums = compare(b, a, entry.dtype) if is_floating(entry.dtype) else None
             # Where runs differ by chance the noise runs do too, and are no measure: what differs first may only be rounded differently.
             first = rough == 0 and sums is not None and key[2] in ("param", "input", "output")
-            chance = first and sums is not None and not sums.relative < min(ROUGH, ROUGH_U * unit_roundoff(entry.dtype))
+            chance = first and sums is not None and not sums.relative < min(ROUGH, ROUGH_U * unit_roundoff(entry.precision))
             if sums is None or chance or sums.error > self.tolerance(key, sums, mode).absolute:
                 return (
                     f"the reference is not deterministic: {key[2]} {key[3]}{slot_text(key[4])} differs between two runs of it "
@@ -164,10 +164,10 @@ class Reference:
         before = (key[0], 0, "param", key[3], "") if key[2] == "param_after" else None
         if before is not None and before in self.entries and self.entries[before].shape == entry.shape:
             signal = compare(self.array(entry), self.array(self.entries[before]), entry.dtype).error
-        found = self._estimate.tolerance(place, difference, entry.dtype, fp8=fp8, signal=signal)
+        found = self._estimate.tolerance(place, difference, entry.precision, fp8=fp8, signal=signal)
         if found is not None and difference.error > found.absolute and (few := telling(self.floats(entry))) < difference.n:
-            found = self._estimate.tolerance(place, msgspec.structs.replace(difference, n=few), entry.dtype, fp8=fp8, signal=signal)
-        return found if found is not None else tolerance(0.0, difference.size, entry.dtype, key[2], n=difference.n, mode=mode, fp8=fp8)
+            found = self._estimate.tolerance(place, msgspec.structs.replace(difference, n=few), entry.precision, fp8=fp8, signal=signal)
+        return found if found is not None else tolerance(0.0, difference.size, entry.precision, key[2], n=difference.n, mode=mode, fp8=fp8)
 
     def largest(self, key: Key) -> float:
         """By how much an element of a tensor moved at most in the noise samples; infinite where that is not known."""

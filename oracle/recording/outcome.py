@@ -21,6 +21,7 @@ from proctor.oracle.phases.ranks_as_one import AsOne, as_one
 from proctor.oracle.plans.names import compiled
 from proctor.oracle.plans.plan import Plan
 from proctor.oracle.plans.plan_toml import plan_of
+from proctor.oracle.recording.fitted import Fitted, fitted
 from proctor.oracle.report import Report
 from proctor.oracle.store import MissingRank, Recording
 
@@ -154,6 +155,7 @@ def compare_recordings(
     """
     comparison: Comparison | None = None
     reference = as_one(reference)
+    candidate = own = fitted(reference, candidate, plan)
     candidate, found = mapped(reference, candidate, plan)
     try:
         comparison = comparison_of(reference, candidate, plan, mode)
@@ -164,6 +166,8 @@ def compare_recordings(
         if isinstance(reference, AsOne) and reference.apart:
             names = ", ".join(name or "the model" for name in reference.apart[:3])
             verdict = msgspec.structs.replace(verdict, unchecked=(*verdict.unchecked, f"{len(reference.apart)} modules of the reference ({names}, …): its ranks hold parts of which nobody says where they lie"))
+        if isinstance(own, Fitted):
+            verdict = msgspec.structs.replace(verdict, unchecked=(*verdict.unchecked, *own.said()))
         if isinstance(candidate, Mapped):
             verdict = candidate.judged(verdict)
     except MissingRank as missing:

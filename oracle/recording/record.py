@@ -103,6 +103,7 @@ class Recorder:
         generate, dropout = self.options.get("generate"), self.options.setdefault("dropout", "keep")
         self.info = RunInfo(SCHEMA, without_secrets(command), program_of(command), steps=steps, plan=plan, generate=generate, dropout=dropout)
         self.info.whole, self.info.forward = sorted({0, whole}) if steps > 1 else [], bool(self.options.get("forward"))
+        self.info.statistics = bool(self.options.get("statistics"))
         _make(out, overwrite)
         if given is not None:
             _copy(given, out / GIVEN)
@@ -114,7 +115,7 @@ class Recorder:
         made = cls.__new__(cls)
         made.out, made.command, made.info = recording.path, list(command), recording.info
         made.reference, made.eager = False, True
-        made.steps, made.samples, made.options = recording.info.steps, 0, {"dropout": recording.info.dropout or "draw"}
+        made.steps, made.samples, made.options = recording.info.steps, 0, {"dropout": recording.info.dropout or "draw", "statistics": recording.info.statistics}
         made.to_the_end, made.timeout_s = False, timeout_s
         return made
 

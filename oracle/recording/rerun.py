@@ -14,6 +14,7 @@ from proctor.oracle.judging.check import Comparison
 from proctor.oracle.judging.choices import digest_of, write_values
 from proctor.oracle.merging.reference import Reference
 from proctor.oracle.plans.plan import Plan
+from proctor.oracle.recording.fitted import fitted
 from proctor.oracle.recording.masks import masks
 from proctor.oracle.recording.record import Recorder
 from proctor.oracle.recording.uncompiled import compiles
@@ -42,7 +43,7 @@ def replay_decisions(
         return False  # compiled code chooses where nobody sees it
     masked = reference.info.dropout == "replay"
     try:
-        comparison = Comparison(reference, candidate, plan, run=CLEAN, theirs=PLACED if masked else "")
+        comparison = Comparison(reference, fitted(reference, candidate, plan), plan, run=CLEAN, theirs=PLACED if masked else "")
     except OracleError:
         return False  # whoever compares them says why
     if comparison.prepare() is not None or not (masked or comparison.choices.differ()):

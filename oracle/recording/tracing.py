@@ -63,6 +63,7 @@ def trace(
     dropout: Literal["keep", "draw"] = "keep",
     overwrite: bool = True,
     eager: bool = False,
+    statistics: bool = False,
 ) -> Iterator[None]:
     """Record what happens inside the `with` statement.
 
@@ -76,6 +77,7 @@ def trace(
         dropout: `keep`: in these steps it keeps everything, since masks cannot be alike on both sides; `draw`: it is left alone.
         overwrite: replace what this rank recorded there before.
         eager: what `torch.compile` wraps runs uncompiled, as it does in all runs but `clean`.
+        statistics: of tensors that are large, sums over tiles and five numbers are kept instead of all elements (`oracle run --statistics`).
 
     Raises:
         UsageError: the arguments make no sense, or `out` is something else.
@@ -100,7 +102,7 @@ def trace(
             folder=str(folder.resolve()), steps=steps, noise=noise, generate=generate, plan=text,
             fp8=_said(folder.parent / CLEAN, int(where["rank"]), "fp8"), watch_fp8=run == CLEAN, dropout=dropout, decisions=chosen,
             busy=_said(folder.parent / AGAIN, int(where["rank"]), "busy") if noise is not None else (), watch_busy=run == AGAIN,
-            compiled=not eager,
+            compiled=not eager, statistics=statistics,
         )
     )
     collector.install()
@@ -112,13 +114,13 @@ def trace(
         collector.info.notes.append("the traced block was ended by an exception")
         collector.abandon()
         with contextlib.suppress(OracleError):
-            _describe(Path(out), text, collector.info, steps, generate, dropout)
+            _describe(Path(out), text, collector.info, steps, generate, dropout, statistics)
         raise
     collector.end()
     if chosen:
         shutil.rmtree(chosen, ignore_errors=True)
     info = collector.info
-    _describe(Path(out), text, info, steps, generate, dropout)
+    _describe(Path(out), text, info, steps, generate, dropout, statistics)
     if not info.done:
         why = info.notes[-1] if info.notes else "no module of the model was called for training inside the with statement"
         raise OracleError(f"{folder}: rank {info.rank}: {why}")
@@ -133,6 +135,7 @@ def trace_reference(
     steps: int = 1,
     generate: int | None = None,
     dropout: Literal["keep", "draw"] = "keep",
+    statistics: bool = False,
 ) -> None:
     """Record a reference in this process: once, once more, and with noise, from the same state each time.
 
@@ -142,7 +145,7 @@ def trace_reference(
         optimizers: and schedulers, gradient scalers: what `step` changes and `state_dict` tells.
         out: directory of the recording; what was there is replaced.
         samples: runs with noise.
-        steps, generate, dropout: as of `trace`.
+        steps, generate, dropout, statistics: as of `trace`.
 
     Raises:
         as `trace`.
@@ -161,7 +164,7 @@ def trace_reference(
         for one in models:
             one.zero_grad(set_to_none=True)
         _set_random_state(draws)
-        with trace(models, out, steps=steps, run=run, generate=generate, dropout=dropout, eager=True):
+        with trace(models, out, steps=steps, run=run, generate=generate, dropout=dropout, eager=True, statistics=statistics):
             step()
 
 
@@ -211,12 +214,12 @@ def _chosen(folder: Path, rank: int) -> str:
     return str(where.resolve()) if write_own({rank: RankRecord(clean)}, where) else ""
 
 
-def _describe(out: Path, plan: str, rank: ProcessInfo, steps: int, generate: int | None, dropout: str) -> None:
+def _describe(out: Path, plan: str, rank: ProcessInfo, steps: int, generate: int | None, dropout: str, statistics: bool) -> None:
     """Write `oracle.json`, on one rank."""
     if rank.rank != 0:
         return
     program = Path(sys.argv[0]).name or "python"
-    info = RunInfo(SCHEMA, without_secrets(sys.argv), program, world=rank.world, steps=steps, generate=generate, plan=plan, dropout=dropout)
+    info = RunInfo(SCHEMA, without_secrets(sys.argv), program, world=rank.world, steps=steps, generate=generate, plan=plan, dropout=dropout, statistics=statistics)
     write_json(out / "oracle.json", info)
     info.samples = len(Recording(out).noise())
     write_json(out / "oracle.json", info)

@@ -110,6 +110,10 @@ class Entry(msgspec.Struct, frozen=True):
         recompute: recorded while activations were computed again.
         fp8: its module casts to 8-bit floats inside.
         phase: `EVALUATION` of a forward without gradients; "" of training.
+        tile: elements along each dimension that one recorded number is a sum over (`numbers/tiles.py`), where only statistics were recorded; () for a whole
+            tensor. `shape` and `dtype` are then those of the sums.
+        of: type of the tensor itself, where that is not `dtype`.
+        stats: of all elements of the local tensor: how many, sum, sum of squares, least, greatest (of those that are finite), how many are not finite.
     """
 
     step: int
@@ -129,6 +133,14 @@ class Entry(msgspec.Struct, frozen=True):
     recompute: bool = False
     fp8: bool = False
     phase: str = ""
+    tile: tuple[int, ...] = ()
+    of: str = ""
+    stats: tuple[float, ...] = ()
+
+    @property
+    def precision(self) -> str:
+        """The type that its values were rounded to."""
+        return self.of or self.dtype
 
 
 class OptimizerGroup(msgspec.Struct, frozen=True):
@@ -227,6 +239,7 @@ class RunInfo(msgspec.Struct):
         replayed: digest of the reference's choices that the run `replayed` was given.
         forward: only forwards were recorded, in steps between two changes of the weights.
         whole: steps of which everything was recorded; of the others parameters, gradients, buffers and choices; () all.
+        statistics: sums over tiles in the place of tensors.
     """
 
     schema: int
@@ -243,6 +256,7 @@ class RunInfo(msgspec.Struct):
     replayed: str = ""
     whole: list[int] = []
     forward: bool = False
+    statistics: bool = False
 
 
 class RankRecord:

@@ -120,6 +120,7 @@ class IncidentBook:
     def begin_life(self) -> None:
         """The job was started again: its steps count from 0."""
         self._processes = {}
+        self._monitor.begin_life()
         self._cases.begin_life()
 
     def judged(
@@ -175,6 +176,20 @@ class IncidentBook:
         """The verifier was not there for a while: what is known of the gap, in words."""
         self._at(now)
         self._monitor.away(why, self._time())
+        return self._given()
+
+    def killed(self, rank: int, signal: str, means: str, step: int, now: float | None = None) -> list[Notice]:
+        """A signal ended a rank.
+
+        Args:
+            rank: which.
+            signal: its name.
+            means: in words.
+            step: the one that the rank was in, as far as it said.
+            now: epoch seconds, instead of the book's own clock.
+        """
+        self._at(now)
+        self._monitor.killed(rank, signal, means, step)
         return self._given()
 
     def tick(self, last_heard: Mapping[int, float] | None = None, now: float | None = None) -> list[Notice]:

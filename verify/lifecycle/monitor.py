@@ -1,4 +1,4 @@
-"""What the monitor says of itself: records that were lost, ranks that went silent, a verifier that was away.
+"""What the monitor says of itself and of processes: records that were lost, ranks that went silent or were killed, a verifier that was away.
 
 Silence counts only while somebody listens: a verifier that was stopped, or whose clock jumped, has heard nobody because
 of itself.
@@ -16,6 +16,8 @@ from proctor.verify.wording import clean, count, ranges
 LOST_COVERAGE: Final = "PR201"
 SILENT_RANK: Final = "PR202"
 VERIFIER_AWAY: Final = "PR203"
+KILLED_RANK: Final = "PR204"
+_SHOWN: Final = 8  # ranks, one sentence each
 _MAX_GAP_S: Final = 5.0  # between two looks; of a longer one no more counts as listening
 _MAX_REASONS: Final = 64
 
@@ -37,6 +39,7 @@ class Monitor:
         self._heard: dict[int, tuple[float, float]] = {}  # rank: said to be heard at, listened until then
         self._missing: dict[int, float] = {}  # rank: listened when it was first missed
         self._silent: dict[int, float] = {}
+        self._killed: list[str] = []
 
     def coverage(self, lost: Mapping[str, int], missing: Collection[int], time: float) -> None:
         """Counters of lost records by reason, at most 64, and ranks that were never heard."""
@@ -75,6 +78,25 @@ class Monitor:
             self._cases.policy.coverage_tier,
             {"gap": clean(why, 300), "what it means": "steps in between may not have been judged"},
         )
+
+    def killed(self, rank: int, signal: str, means: str, step: int) -> None:
+        """A signal ended a rank; the first one of a life of the job is what people are told of, since a launcher ends the others."""
+        self._killed.append(f"rank {rank} by {signal} ({means}){f' in step {step}' if step >= 0 else ''}")
+        shown = self._killed[:_SHOWN] + ([f"{len(self._killed) - _SHOWN} more"] if len(self._killed) > _SHOWN else [])
+        first, *others = shown
+        more = f", then {count(len(self._killed) - 1, 'more rank')}" if others else ""
+        self._cases.raise_own(
+            KILLED_RANK,
+            f"{first.replace(' by ', ' was ended by ', 1)}{more}",
+            Severity.ERROR,
+            self._cases.policy.silent_tier,
+            {"ended": "; ".join(shown), "what it means": "the process wrote no traceback; its last steps may not have been judged"},
+        )
+
+    def begin_life(self) -> None:
+        """The job was started again."""
+        self._killed = []
+        self._cases.clear_own(KILLED_RANK, "the job was started again")
 
     def look(self, last_heard: Mapping[int, float], clock: float, time: float) -> None:
         """Once a second or so: who is silent, what is well again.

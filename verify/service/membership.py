@@ -73,6 +73,15 @@ class Roll:
         """When each rank that is there, or of which nothing is heard any more, was heard last."""
         return {p.rank: p.heard for p in self.peers.values() if (p.cut or not p.gone) and p.rank >= 0}
 
+    def local(self) -> dict[str, int]:
+        """Ids of the processes of this host that are there."""
+        return {name: p.pid for name, p in self.peers.items() if p.host == platform.node() and p.pid > 0 and not p.gone}
+
+    def lost(self, process: str) -> int | None:
+        """The rank of a process of this life of the job that did not say goodbye; `None` for any other."""
+        peer = self.peers.get(process)
+        return peer.rank if peer is not None and peer.rank >= 0 and not peer.said_bye else None
+
     def signed(self, process: str, at: float) -> None:
         """A process gave a sign of life."""
         peer = self.peers.get(process)

@@ -39,7 +39,8 @@ from proctor.verify.service.progress import Progress
 from proctor.verify.service.teller import Teller, Tells
 from proctor.verify.service.whole import check_whole, taken_back
 from proctor.verify.silence import silence
-from proctor.verify.transport.inbox import Inbox
+from proctor.verify.transport.deaths import Deaths
+from proctor.verify.transport.inbox import Inbox, Joined
 from proctor.verify.view.events import EventLog
 from proctor.verify.writers import Writer
 
@@ -131,6 +132,7 @@ class Verifier:
             self.hang_after_s, lambda step: self.freeze("", step),
         )  # fmt: skip
         self._violations: dict[str, Violation] = {}
+        self._deaths = Deaths()
         self._shown = Progress(self.log, self.writers, self.clock)
         self._teller = Teller(
             self.book, self.log, self.pager, self.metrics, self.writers,
@@ -186,6 +188,8 @@ class Verifier:
         events = self.inbox.get(0.0 if self._checker.pending and not self._failing else wait_s, most=_MOST_EVENTS)
         self.job.patience = self.clock() + _FILL_S
         failed = [error for event in events if (error := self._try("records", partial(self.job.take, event))) is not None]
+        if any(isinstance(event, Joined) for event in events):
+            self._try("processes", lambda: self._deaths.watch(self.job.roll.local()), lost=False)
         failed += [error for error in [self._try("steps", self._judge)] if error is not None]
         if self.clock() - self._ticked >= TICK_S:
             self._ticked = self.clock()
@@ -199,6 +203,8 @@ class Verifier:
     def close(self) -> Summary:
         """Judge what is left, check the whole, tell the last; whatever fails, the rest is done."""
         self._finish()
+        self._try("processes", self._look_at_deaths, lost=False)
+        self._deaths.close()
         judged = self.job.before + self._checker.judged
         summary = Summary(list(self._violations.values()), judged, dict(self.job.lost))
         self._try("the whole run", lambda: self._look_at_whole(summary))
@@ -364,7 +370,15 @@ class Verifier:
                 if capsule.control is None:
                     self.book.attach_capsule(capsule.key, str(path.relative_to(self.run)))
 
+    def _look_at_deaths(self) -> None:
+        """Ranks of this host that a signal ended before they said goodbye."""
+        for death in self._deaths.take():
+            rank = self.job.roll.lost(death.process)
+            if rank is not None:
+                self._teller.tell(self.book.killed(rank, death.name, death.means, self._checker.live.member(death.process).reached))
+
     def _look_at_ranks(self) -> None:
+        self._look_at_deaths()
         for process, at in self.heard_at().items():
             self.job.roll.signed(process, at)
         self._teller.tell(self.book.tick(self.job.roll.heard))

@@ -9,7 +9,6 @@ from __future__ import annotations
 import errno
 import gzip
 import heapq
-import json
 import math
 import zlib
 from collections.abc import Iterator, Sequence
@@ -18,6 +17,7 @@ from pathlib import Path
 from typing import IO, Any, Final, NamedTuple, cast
 
 from proctor.errors import TraceError
+from proctor.infer.importers.traincheck.strict import decode
 
 MAX_LINE_BYTES: Final = 64 << 20
 MAX_FILES: Final = 500  # open at a time
@@ -144,7 +144,7 @@ def _open(path: Path) -> IO[bytes]:
 
 def _parse(blob: bytes, file: int, number: int, losses: Losses) -> Line | None:
     try:
-        record = json.loads(blob)
+        record = decode(blob)
     except (ValueError, RecursionError):
         record = None
     line = _line(record, file, number) if isinstance(record, dict) else None

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from proctor.errors import PackError
+from proctor.infer.importers.traincheck.strict import decode
 from proctor.invariants.condition import ALWAYS, Condition, Kind, Precondition
 from proctor.invariants.files import read_file
 from proctor.invariants.invariant import Hypothesis, Invariant, Param, Support, invariant_id
@@ -89,7 +90,7 @@ def _objects(path: Path) -> Iterator[tuple[int, Any]]:
 
 def _decode(text: str) -> Any:
     try:
-        return json.loads(text)
+        return decode(text)
     except (ValueError, RecursionError):
         return None
 

@@ -74,6 +74,17 @@ def test_oddities_of_lines_are_counted_and_said(tmp_path: Path, log: Log) -> Non
     assert not Trace.load([tmp_path / "run"]).processes[0].finished
 
 
+def test_half_a_surrogate_pair_is_no_text_and_its_line_is_left_out(tmp_path: Path, log: Log) -> None:
+    folder = write(tmp_path / "t", log)
+    [path] = [p for p in folder.rglob("*") if p.is_file()]
+    lines = path.read_text().splitlines()
+    spoilt = lines[0].replace("torch.f", "torch.\\ud800f")
+    assert spoilt != lines[0]
+    path.write_text("\n".join([*lines, spoilt, lines[0].replace("torch.f", "torch.\\ud83d\\ude00")]) + "\n")  # the second is a whole pair
+    run = import_run(folder, tmp_path / "run")
+    assert run.records == len(lines) + 1
+
+
 def test_a_cut_gzip_is_read_as_far_as_it_goes(tmp_path: Path) -> None:
     log = Log()
     for i in range(400):

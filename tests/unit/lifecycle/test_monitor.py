@@ -89,3 +89,24 @@ def test_at_the_end_nothing_is_left_but_silence_before_a_crash():
             book.tick(1, heard=heard)
         book.book.close(finished=finished)
         assert [i.code for i in book.book.incidents if i.open] == left
+
+
+def test_the_first_rank_that_a_signal_ended_is_named_until_the_job_is_started_again():
+    book = Book()
+    [notice] = book.book.killed(1, "SIGSEGV", "a crash in native code", 128)
+    assert (notice.code, notice.severity, notice.key) == ("PR204", "error", "proctor:job:PR204:world")
+    assert notice.title == "rank 1 was ended by SIGSEGV (a crash in native code) in step 128"
+    book.book.killed(0, "SIGKILL", "somebody or something ended it", 129)
+    [incident] = book.book.incidents
+    assert incident.title.startswith("rank 1 was ended by SIGSEGV") and "then 1 more rank" in incident.title
+    assert "rank 0 by SIGKILL" in incident.facts["ended"]
+    book.book.begin_life()
+    assert not incident.open
+
+
+def test_a_job_that_ends_with_a_killed_rank_leaves_it_open():
+    book = Book()
+    book.book.killed(0, "SIGKILL", "the kernel ended it because memory ran out", -1)
+    book.book.close(finished=False)
+    [incident] = book.book.incidents
+    assert incident.open and incident.title == "rank 0 was ended by SIGKILL (the kernel ended it because memory ran out)"

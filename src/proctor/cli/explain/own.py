@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Final, NamedTuple
 
-from proctor.verify.lifecycle.monitor import LOST_COVERAGE, SILENT_RANK, VERIFIER_AWAY
+from proctor.verify.lifecycle.monitor import KILLED_RANK, LOST_COVERAGE, SILENT_RANK, VERIFIER_AWAY
 from proctor.verify.paging.gate import DIGEST_CODE
 
 TEST: Final = "PR299"
@@ -50,6 +50,19 @@ nothing (it compiles, loads, or evaluates unseen) still gives signs of life and 
 is told as PR110, with the call.
 
 It is over when every rank is heard again, or the job ends in good order.""",
+    ),
+    KILLED_RANK: Own(
+        "killed rank",
+        "error",
+        """A signal ended a rank: a crash in native code (SIGSEGV, SIGBUS, SIGILL, SIGFPE), native code that gave up (SIGABRT), or SIGKILL, by the
+kernel when memory ran out, by a scheduler or by hand. Such a process writes no traceback. The first one is named, since a launcher then
+ends the others; the incident lists all.
+
+It is known of ranks on the verifier's host, while they are not reaped or on Linux 6.15 and newer; of others PR202 says that they are silent. SIGTERM,
+SIGINT and SIGHUP, by which a process is asked to end, are not told.
+
+It is over when the job is started again. Look at: the job's own output, `dmesg` for the out-of-memory killer, core files
+(`coredumpctl`), and `python -X faulthandler` for the Python line of a crash.""",
     ),
     VERIFIER_AWAY: Own(
         "verifier away",

@@ -49,6 +49,10 @@ def add_recording(parser: argparse.ArgumentParser, dropout: Sequence[str] = ("ke
         "--forward", action="store_true",
         help="nothing is trained, as in an engine that generates: compare forwards, and the weights at the start and after each of K - 1 changes of them (--steps K)",
     )
+    parser.add_argument(
+        "--statistics", action="store_true",
+        help="for models whose tensors are too many to keep: of each only sums over tiles, norm, mean and extremes; the report says what they cannot see",
+    )
     parser.add_argument("--until-evaluation", action="store_true", help="where the recorded steps have none, run on until the first evaluation and compare that too")
     parser.add_argument("--samples", metavar="N", type=int, default=4, help="runs with noise of a job of one rank (default 4)")
     parser.add_argument(
@@ -88,6 +92,8 @@ def record(
     evaluations = args.evaluations if args.evaluations is not None else FORWARDS if args.forward else EVALUATIONS
     if args.steps < 1 or args.samples < 0 or evaluations < 0 or args.timeout <= 0:
         raise UsageError("--steps must be at least 1, --samples and --evaluations at least 0, --timeout more than 0")
+    if args.statistics and (args.forward or args.dropout in ("replay", "keyed")):
+        raise UsageError("--statistics goes with neither --forward, --dropout replay nor --rng keyed: they need whole tensors")
     plan = plan_of(args.plan)
     given: dict[str, Any] = {  # Any: keyword arguments
         "steps": args.steps,
@@ -100,7 +106,7 @@ def record(
         "eager": args.eager,
         "options": {
             "generate": generate, "dropout": dropout_of(args.dropout, trusted=reference), "evaluations": evaluations, "until_evaluation": args.until_evaluation,
-            "forward": args.forward,
+            "forward": args.forward, "statistics": args.statistics,
         },
     }
     return Recorder(out, command, **{**given, **more}).record()

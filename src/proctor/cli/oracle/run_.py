@@ -54,6 +54,8 @@ def run(args: argparse.Namespace) -> int:
         raise UsageError("--generate-inputs and --keep-inputs exclude each other")
     if args.generate_gradients and args.generate_inputs is None:
         raise UsageError("--generate-gradients goes with --generate-inputs")
+    if args.generate_inputs is not None and args.statistics:
+        raise UsageError("--generate-inputs needs whole tensors: leave out --statistics")
     commands = [words(args.reference, "--reference"), words(args.candidate, "--candidate")]
     plan = plan_of(args.plan)
 
@@ -139,7 +141,7 @@ def _complete(path: Path) -> bool:
 def _key(command: Sequence[str], args: argparse.Namespace, generate: int | None, whole: int = 0) -> str:
     """Changes with the command, with the Python files beside the program, with what is recorded, and with our version."""
     digest = hashlib.blake2b(digest_size=8)
-    for part in (*command, str(args.steps), str(args.samples), str(generate), str(whole), str(args.evaluations), str(args.until_evaluation), str(args.forward), args.dropout, __version__):
+    for part in (*command, str(args.steps), str(args.samples), str(generate), str(whole), str(args.evaluations), str(args.until_evaluation), str(args.forward), str(args.statistics), args.dropout, __version__):
         digest.update(part.encode(errors="surrogateescape") + b"\0")
     folders = {Path(word).resolve().parent for word in command if word.endswith(".py") and Path(word).is_file()}
     for folder in sorted(folders):

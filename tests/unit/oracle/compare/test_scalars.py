@@ -7,6 +7,7 @@ import math
 from collections.abc import Callable
 from pathlib import Path
 
+import msgspec
 import numpy as np
 import pytest
 
@@ -17,7 +18,7 @@ from torch import nn  # noqa: E402
 
 from proctor.oracle import trace, trace_reference  # noqa: E402
 from proctor.oracle.judging.check import Comparison  # noqa: E402
-from proctor.oracle.judging.scalars import coefficient, total_norm  # noqa: E402
+from proctor.oracle.judging.scalars import clip_room, coefficient, total_norm  # noqa: E402
 from proctor.oracle.judging.verdicts import TensorVerdict, Verdict  # noqa: E402
 from proctor.oracle.store import Recording  # noqa: E402
 
@@ -142,3 +143,28 @@ def test_norms_are_summed_in_double() -> None:
     assert total_norm(parts) == pytest.approx(math.sqrt(1000e-6 + 63.0), rel=1e-7)
     assert coefficient(2.0, 1.0) == pytest.approx(0.5, rel=1e-6)
     assert coefficient(0.5, 1.0) == coefficient(9.0, None) == 1.0
+
+
+def test_the_rounding_of_the_norm_that_clipping_took_is_no_difference(reference: Path, tmp_path: Path) -> None:
+    """Right norms are sums in another order, and scale all gradients alike; more than rounding is no room."""
+
+    def clip_by(factor: float) -> Clip:
+        def clip(net: nn.Module) -> object:
+            parameters = list(net.parameters())
+            with torch.no_grad():
+                for p in parameters:
+                    assert p.grad is not None
+                    p.grad.mul_(factor)  # after it was recorded unclipped: as a norm that is smaller by this would scale it
+            return None
+
+        return lambda net: (clipped(net), clip(net))
+
+    rounded = judged(reference, tmp_path / "rounded", clip_by(1 - 4e-6))
+    assert rounded.verdict == "different", "the norm that was told is the reference's, so nothing explains it"
+    comparison = Comparison(Recording(reference), Recording(tmp_path / "rounded"))
+    [clip] = comparison.ranks[0].info.clips
+    assert clip.norm is not None
+    comparison.ranks[0].info.clips = [msgspec.structs.replace(clip, norm=clip.norm * (1 + 4e-6))]
+    assert comparison.run().verdict == "equivalent"
+    comparison.ranks[0].info.clips = [msgspec.structs.replace(clip, norm=clip.norm * (1 + 1e-3))]
+    assert clip_room(comparison.reference, comparison.assembler, 0) == 0.0

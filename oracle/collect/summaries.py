@@ -1,0 +1,34 @@
+"""What is kept of a tensor where only statistics are asked for: sums over tiles, and five numbers of all its elements."""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+import torch
+
+from proctor.oracle.numbers.tiles import EXACT, QUANTUM, reduction, sketch, tiles_of
+
+_WHOLE: Final = frozenset({"scalar", "score", "choice", "mask", "op"})  # small, or asked for element by element
+_LARGE: Final = 1 << 14  # elements of integers from which they are summed, too
+
+
+def summarise(tensor: torch.Tensor, kind: str) -> tuple[torch.Tensor, dict[str, Any]]:
+    """What is kept in a tensor's place, and the fields of its `Entry` that say so; the tensor itself and none where it is small.
+
+    Args:
+        tensor: of any shape and device.
+        kind: as of `Entry`.
+    """
+    tile = tiles_of(tuple(tensor.shape), kind)
+    plain = tensor.dtype.is_complex or (not tensor.dtype.is_floating_point and tensor.numel() < _LARGE)
+    if kind in _WHOLE or plain or reduction(tile) == 1:
+        return tensor, {}
+    values = tensor.detach().to(torch.float64)
+    fine = torch.isfinite(values)
+    finite = values if bool(fine.all()) else values[fine]
+    low, high = torch.aminmax(finite) if finite.numel() else (values.new_zeros(()),) * 2
+    numbers = torch.stack([finite.sum(), finite.square().sum(), low, high, (~fine).sum().to(torch.float64)]).tolist()
+    if kind in EXACT:
+        values = torch.round(values / QUANTUM) * QUANTUM
+    of = str(tensor.dtype).removeprefix("torch.")
+    return sketch(values, tile), {"tile": tile, "of": of, "stats": (float(tensor.numel()), *numbers)}
