@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import msgspec
@@ -73,8 +72,3 @@ def read_config(path: Path) -> CollectConfig:
         return msgspec.json.decode(path.read_bytes(), type=CollectConfig)
     except (OSError, msgspec.MsgspecError) as e:
         raise OracleError(f"{path}: {e}") from None
-
-
-def key_of(step: int, kind: str, name: str, slot: str, call: int) -> str:
-    """How a value that a process is given (`force`, `decisions`) is called in its rank's file."""
-    return json.dumps([step, kind, name, slot, call])

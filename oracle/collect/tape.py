@@ -13,8 +13,9 @@ from proctor.instrument.guard import say
 from proctor.oracle.collect.finding.roots import Meta, local_of
 from proctor.oracle.collect.progress import Progress
 from proctor.oracle.collect.summaries import summarise
-from proctor.oracle.store import DTYPES, ProcessInfo, RankWriter
+from proctor.oracle.store import ProcessInfo, RankWriter
 from proctor.oracle.store.ended import Whereabouts
+from proctor.oracle.tensors import DTYPES
 
 # What is recorded of every step; the rest is large, and of the steps that are recorded in full.
 _EACH_STEP = frozenset({"param", "main_grad", "param_after", "scalar", "buffer", "buffer_after", "score", "choice", "dropped", "mask", "op"})

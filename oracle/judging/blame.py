@@ -15,7 +15,7 @@ from proctor.oracle.judging.scalars import UNCLIPPED
 from proctor.oracle.judging.verdicts import ASTRAY, COMPARED, Culprit, TensorVerdict, Verdict, failing, flow
 from proctor.oracle.merging.assemble import ACTIVATIONS, GRADIENTS, PARTIAL
 from proctor.oracle.merging.locate import FITS
-from proctor.oracle.store import later
+from proctor.oracle.tensors import later
 
 DECISIONS: Final = ("choice", "dropout")
 FORWARD: Final = ("input", "output", "score", *DECISIONS)

@@ -16,7 +16,7 @@ from proctor.oracle.merging.replicas import same_bits
 from proctor.oracle.numbers.difference import Difference, compare
 from proctor.oracle.numbers.tolerance import Mode
 from proctor.oracle.plans.mesh import rank_text
-from proctor.oracle.store import Entry
+from proctor.oracle.tensors import Entry
 
 
 class Found(NamedTuple):

@@ -11,7 +11,7 @@ from proctor.oracle.merging.reference import Key, Reference
 from proctor.oracle.numbers.difference import compare
 from proctor.oracle.numbers.dtypes import is_floating
 from proctor.oracle.numbers.tolerance import Mode
-from proctor.oracle.store import Entry
+from proctor.oracle.tensors import Entry
 
 
 class Certain:

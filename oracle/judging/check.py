@@ -56,7 +56,8 @@ from proctor.oracle.numbers.dtypes import as_float
 from proctor.oracle.numbers.tolerance import Mode
 from proctor.oracle.plans.mesh import Mesh, rank_text
 from proctor.oracle.plans.plan import Plan
-from proctor.oracle.store import CLEAN, EAGER, PLACED, REPLAYED, Entry, RankRecord, Recording, later
+from proctor.oracle.store import CLEAN, EAGER, PLACED, REPLAYED, RankRecord, Recording
+from proctor.oracle.tensors import Entry, later
 
 SAMPLED_TENSORS: Final = 4
 SAMPLED_CALLS: Final = 4

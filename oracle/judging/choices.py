@@ -19,14 +19,14 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from proctor.oracle.collect.config import key_of
 from proctor.oracle.judging.verdicts import TensorVerdict, flow, not_compared
 from proctor.oracle.merging.assemble import Assembler
 from proctor.oracle.merging.locate import FITS, Index, take
 from proctor.oracle.merging.reference import Key, Reference
 from proctor.oracle.numbers.dtypes import as_float
 from proctor.oracle.numbers.tolerance import MULTIPLE, WARN, unit_roundoff
-from proctor.oracle.store import Entry, RankRecord
+from proctor.oracle.store import RankRecord
+from proctor.oracle.tensors import Entry, key_of
 
 Array = npt.NDArray[Any]
 

@@ -20,7 +20,8 @@ from proctor.oracle.merging.reference import Key, Reference
 from proctor.oracle.merging.replicas import same_bits
 from proctor.oracle.phases.generators import same_numbers
 from proctor.oracle.plans.mesh import rank_text
-from proctor.oracle.store import Entry, RankRecord
+from proctor.oracle.store import RankRecord
+from proctor.oracle.tensors import Entry
 
 Sites = dict[str, Counter[tuple[float, ...]]]  # by module: the probabilities of each place of it that drops
 Named = Callable[[int, str], str]  # rank, path → canonical path

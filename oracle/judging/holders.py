@@ -19,7 +19,8 @@ from proctor.oracle.merging.replicas import same_bits
 from proctor.oracle.numbers.dtypes import as_float, from_float, is_floating
 from proctor.oracle.numbers.tolerance import unit_roundoff
 from proctor.oracle.plans.mesh import rank_text
-from proctor.oracle.store import MASTER, Entry, RankRecord
+from proctor.oracle.store import RankRecord
+from proctor.oracle.tensors import MASTER, Entry
 
 Array = npt.NDArray[Any]
 

@@ -20,7 +20,8 @@ import numpy.typing as npt
 from proctor.oracle.merging.assemble import ACTIVATIONS, Assembler, Merged, Piece
 from proctor.oracle.merging.reference import Key, Reference
 from proctor.oracle.numbers.dtypes import as_float, is_floating
-from proctor.oracle.store import Entry, RankRecord
+from proctor.oracle.store import RankRecord
+from proctor.oracle.tensors import Entry
 
 Array = npt.NDArray[Any]
 Name = tuple[int, str, str, str]  # step, kind, name, slot

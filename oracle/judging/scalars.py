@@ -23,7 +23,8 @@ from proctor.oracle.merging.reference import Reference
 from proctor.oracle.numbers.dtypes import as_float
 from proctor.oracle.numbers.tolerance import unit_roundoff
 from proctor.oracle.plans.mesh import rank_text
-from proctor.oracle.store import Clip, OptimizerGroup, ProcessInfo
+from proctor.oracle.store import ProcessInfo
+from proctor.oracle.tensors import Clip, OptimizerGroup
 
 Array = npt.NDArray[Any]
 

@@ -40,7 +40,7 @@ from proctor.oracle.numbers.moments import owed
 from proctor.oracle.numbers.slopes import cuts, flags, slopes
 from proctor.oracle.numbers.tolerance import UNIT_ROUNDOFF, Mode, Tolerance, tolerance
 from proctor.oracle.plans.mesh import rank_text
-from proctor.oracle.store import Entry
+from proctor.oracle.tensors import Entry
 
 Array = npt.NDArray[Any]
 

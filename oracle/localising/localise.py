@@ -18,7 +18,6 @@ import msgspec
 import numpy as np
 
 from proctor.errors import OracleError
-from proctor.oracle.collect.config import key_of
 from proctor.oracle.judging.blame import Absent, culprit
 from proctor.oracle.judging.check import Comparison
 from proctor.oracle.judging.verdicts import Culprit, Verdict, failing
@@ -37,6 +36,7 @@ from proctor.oracle.recording.masks import masks
 from proctor.oracle.recording.record import Recorder
 from proctor.oracle.recording.uncompiled import blame_compiler, compiles
 from proctor.oracle.report import Report
+from proctor.oracle.tensors import key_of
 
 BUDGET_S: Final = 300.0
 LEAST_S: Final = 2.0  # below which another run is not worth beginning

@@ -23,7 +23,7 @@ from proctor.oracle.numbers.difference import Difference, compare
 from proctor.oracle.numbers.dtypes import as_float, is_floating
 from proctor.oracle.numbers.tolerance import SMALLEST, Tolerance, unit_roundoff
 from proctor.oracle.plans.mesh import rank_text
-from proctor.oracle.store import MASTER
+from proctor.oracle.tensors import MASTER
 
 Array = npt.NDArray[Any]
 

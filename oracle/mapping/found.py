@@ -12,7 +12,8 @@ import numpy as np
 import numpy.typing as npt
 
 from proctor.oracle.plans.fuse import FuseRule
-from proctor.oracle.store import Entry, RankRecord
+from proctor.oracle.store import RankRecord
+from proctor.oracle.tensors import Entry
 
 Array = npt.NDArray[Any]
 Row = tuple[str, int]

@@ -17,7 +17,8 @@ from proctor.oracle.merging.align import BUFFERS, PARAMETERS
 from proctor.oracle.merging.decoding import View
 from proctor.oracle.plans.fuse import FuseRule, generalised
 from proctor.oracle.plans.plan import Plan, RenameRule
-from proctor.oracle.store import Entry, RankRecord, Recording
+from proctor.oracle.store import RankRecord, Recording
+from proctor.oracle.tensors import Entry
 
 Array = npt.NDArray[Any]
 

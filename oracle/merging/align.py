@@ -21,7 +21,8 @@ from proctor.oracle.merging.locate import locate, take
 from proctor.oracle.merging.padding import without
 from proctor.oracle.numbers.dtypes import as_float
 from proctor.oracle.plans.plan import Plan
-from proctor.oracle.store import Entry, RankRecord
+from proctor.oracle.store import RankRecord
+from proctor.oracle.tensors import Entry
 
 Array = npt.NDArray[Any]
 Values = Callable[[Entry], Array]

@@ -28,7 +28,8 @@ from proctor.oracle.numbers.dtypes import as_float, from_float, is_floating
 from proctor.oracle.plans.mesh import Layout, Mesh, Shape
 from proctor.oracle.plans.placements import from_dtensor
 from proctor.oracle.plans.plan import Plan
-from proctor.oracle.store import Entry, RankRecord, later, slots_in
+from proctor.oracle.store import RankRecord
+from proctor.oracle.tensors import Entry, later, slots_in
 
 Array = npt.NDArray[Any]
 

@@ -14,7 +14,8 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from proctor.oracle.store import Entry, ProcessInfo, RankRecord
+from proctor.oracle.store import ProcessInfo, RankRecord
+from proctor.oracle.tensors import Entry
 
 Array = npt.NDArray[Any]
 Place = tuple[str, str, str]  # kind, name, slot

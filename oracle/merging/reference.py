@@ -19,7 +19,8 @@ from proctor.oracle.numbers.difference import Difference, compare
 from proctor.oracle.numbers.dtypes import as_float, is_floating
 from proctor.oracle.numbers.slopes import slopes
 from proctor.oracle.numbers.tolerance import Estimate, Mode, TensorKey, Tolerance, tolerance, unit_roundoff
-from proctor.oracle.store import Entry, RankRecord, Recording
+from proctor.oracle.store import RankRecord, Recording
+from proctor.oracle.tensors import Entry
 
 Array = npt.NDArray[Any]
 Key = tuple[int, int, str, str, str]  # step, call, kind, name, slot: of the reference

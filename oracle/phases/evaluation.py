@@ -19,7 +19,8 @@ from proctor.oracle.judging.verdicts import Culprit, ReplicaConflict, TensorVerd
 from proctor.oracle.merging.align import count_calls
 from proctor.oracle.merging.decoding import View, cut, groups, joined
 from proctor.oracle.phases.logprobs import log_probabilities
-from proctor.oracle.store import EVALUATION, FORWARD, Entry, RankRecord, Recording
+from proctor.oracle.store import RankRecord, Recording
+from proctor.oracle.tensors import EVALUATION, FORWARD, Entry
 
 if TYPE_CHECKING:
     from proctor.oracle.numbers.tolerance import Mode

@@ -31,7 +31,8 @@ from proctor.oracle.numbers.tolerance import Mode, tolerance
 from proctor.oracle.phases.evaluation import judge_evaluations
 from proctor.oracle.plans.mesh import rank_text
 from proctor.oracle.plans.plan import Plan
-from proctor.oracle.store import FORWARD, Recording
+from proctor.oracle.store import Recording
+from proctor.oracle.tensors import FORWARD
 
 
 class ForwardComparison(Comparison):

@@ -13,7 +13,8 @@ from proctor.oracle.judging.verdicts import TensorVerdict
 from proctor.oracle.merging.assemble import Assembler
 from proctor.oracle.merging.reference import Reference
 from proctor.oracle.plans.mesh import rank_text
-from proctor.oracle.store import Draw, RankRecord
+from proctor.oracle.store import RankRecord
+from proctor.oracle.tensors import Draw
 
 Say = Callable[[int, str, Sequence[int], str], TensorVerdict]
 

@@ -19,7 +19,8 @@ from proctor.oracle.merging.merge import Held, join, where
 from proctor.oracle.merging.replicas import Shard
 from proctor.oracle.plans.mesh import Layout, Mesh
 from proctor.oracle.plans.placements import from_dtensor
-from proctor.oracle.store import Entry, RankRecord, Recording
+from proctor.oracle.store import RankRecord, Recording
+from proctor.oracle.tensors import Entry
 
 Array = npt.NDArray[Any]
 

@@ -10,7 +10,7 @@ import msgspec
 
 from proctor.errors import OracleError
 from proctor.oracle.plans.mesh import Cut, Layout, Mesh, Shape
-from proctor.oracle.store import Placement
+from proctor.oracle.tensors import Placement
 
 # As `str` and `repr` of torch's placements write them, 2.3 to 2.13.
 _SHARD: Final = re.compile(r"(?:S|Shard)\((?:dim=)?(-?\d{1,3})\)")

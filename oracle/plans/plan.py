@@ -39,7 +39,7 @@ from proctor.oracle.plans.rules import (
     permutation,
 )
 from proctor.oracle.plans.running import Running, check_run_rule
-from proctor.oracle.store import slots_in
+from proctor.oracle.tensors import slots_in
 
 SCHEMA: Final = 1
 _MOST_BYTES: Final = 4 * 1024 * 1024

@@ -16,7 +16,8 @@ from proctor.oracle.merging.decoding import View
 from proctor.oracle.numbers.dtypes import as_float
 from proctor.oracle.numbers.tiles import EXACT, QUANTUM, coarser, sketch
 from proctor.oracle.plans.plan import Plan
-from proctor.oracle.store import Entry, RankRecord, Recording
+from proctor.oracle.store import RankRecord, Recording
+from proctor.oracle.tensors import Entry
 
 Array = npt.NDArray[Any]
 Tile = tuple[int, ...]

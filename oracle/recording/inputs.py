@@ -24,14 +24,13 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 
 from proctor.errors import OracleError
-from proctor.oracle.collect.config import key_of
 from proctor.oracle.judging.check import Comparison
 from proctor.oracle.merging.assemble import LIKE_NEIGHBOURS, PARTIAL, Piece
 from proctor.oracle.merging.locate import Index, near, take
 from proctor.oracle.merging.reference import Key, Reference, slot_text
 from proctor.oracle.numbers.dtypes import as_float, is_floating
 from proctor.oracle.recording.recipes import Recipe, drawn, recipe_of
-from proctor.oracle.store import Entry, slots_in
+from proctor.oracle.tensors import Entry, key_of, slots_in
 
 if TYPE_CHECKING:
     import torch

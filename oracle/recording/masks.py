@@ -13,11 +13,11 @@ import numpy as np
 import numpy.typing as npt
 
 from proctor.errors import OracleError
-from proctor.oracle.collect.config import key_of
 from proctor.oracle.merging.assemble import Assembler
 from proctor.oracle.merging.locate import take
 from proctor.oracle.merging.padding import filled
 from proctor.oracle.merging.reference import Key, Reference
+from proctor.oracle.tensors import key_of
 
 
 def masks(assembler: Assembler, trusted: Reference, *, all_of_them: bool = True) -> Iterator[tuple[int, str, npt.NDArray[Any]]]:

@@ -10,7 +10,7 @@ import numpy.typing as npt
 
 from proctor.oracle.merging.reference import Key, Reference
 from proctor.oracle.numbers.dtypes import as_float, is_floating
-from proctor.oracle.store import Entry
+from proctor.oracle.tensors import Entry
 
 if TYPE_CHECKING:
     import torch

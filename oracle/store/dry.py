@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 if TYPE_CHECKING:
-    from proctor.oracle.store import Entry
+    from proctor.oracle.tensors import Entry
 
 _CROSSING = ("input", "output", "grad_input", "grad_output", "score", "choice", "dropped", "mask")
 

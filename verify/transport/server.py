@@ -42,7 +42,6 @@ MAX_PROCESSES: Final = 1 << 16  # of a job, its restarts included
 GRACE_S: Final = 3.0  # in which a process whose connection broke may come back before the core hears of it
 _KEPT_MESSAGES: Final = 8  # for a process that is not connected
 _DOUBTFUL_S: Final = 10.0  # what was said so shortly before a connection broke may not have arrived, and is said again
-_FLUSH: Final = frames.kind_of(Flush)
 _AGAIN: Final = frozenset({"names", "context"})
 
 

@@ -19,7 +19,6 @@ from proctor.invariants.schema import TRACE_SCHEMA
 
 MAX_PROCESSES: Final = 4096
 _EVERY: Final = 50_000  # records between two calls of `progress`
-_RESULTS: Final = ("report.html", "violations.jsonl", "check.json")
 
 Progress = Callable[[int], None]  # records read so far
 

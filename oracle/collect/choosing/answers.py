@@ -10,7 +10,7 @@ from proctor.oracle.collect.edges.running import Place
 from proctor.oracle.collect.guard import RecordingGuard
 from proctor.oracle.collect.progress import Progress
 from proctor.oracle.collect.tape import Tape
-from proctor.oracle.store import EVALUATION, Draw
+from proctor.oracle.tensors import EVALUATION, Draw
 
 
 class Answers:

@@ -26,7 +26,7 @@ from proctor.oracle.collect.finding.roots import Meta, meta_of, unwrapped
 from proctor.oracle.collect.guard import RecordingGuard
 from proctor.oracle.collect.progress import Progress
 from proctor.oracle.collect.tape import Tape
-from proctor.oracle.store import EVALUATION, LATER, SHARED
+from proctor.oracle.tensors import EVALUATION, LATER, SHARED
 
 
 class Crossings:

@@ -12,8 +12,9 @@ from typing import Any
 
 import torch
 
-from proctor.oracle.collect.config import CollectConfig, key_of
+from proctor.oracle.collect.config import CollectConfig
 from proctor.oracle.collect.finding.roots import local_of
+from proctor.oracle.tensors import key_of
 
 
 class Forced:

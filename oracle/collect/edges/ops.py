@@ -21,7 +21,7 @@ from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from proctor.instrument.patch import replaced
-from proctor.oracle.localising.ops import FILE, Op, OpLog
+from proctor.oracle.store.op_log import FILE, Op, OpLog
 
 MAX_OPS: Final = 4000
 MAX_BYTES: Final = 256 * 1024 * 1024

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from proctor.oracle.store import Clip, OptimizerGroup
+from proctor.oracle.tensors import Clip, OptimizerGroup
 
 
 def group_of(step: int, optimizer: Any, group: Mapping[str, Any], names: Callable[[Any], Iterable[str]]) -> OptimizerGroup:

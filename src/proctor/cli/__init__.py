@@ -17,7 +17,7 @@ from types import ModuleType
 from typing import Final
 
 from proctor import __version__
-from proctor.cli._actions import modules_in
+from proctor.cli._parts.actions import modules_in
 from proctor.errors import ProctorError
 
 EXIT_INTERNAL: Final = 101

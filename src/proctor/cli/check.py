@@ -16,8 +16,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from proctor.cli._inputs import add_packs, run_and_packs
-from proctor.cli._project import set_defaults
+from proctor.cli._parts.inputs import add_packs, run_and_packs
+from proctor.cli._parts.project import set_defaults
 from proctor.errors import ProctorError, UsageError
 from proctor.verify.service.settings import LEVELS
 

@@ -12,7 +12,7 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from proctor.cli._project import NAME, write
+from proctor.cli._parts.project import NAME, write
 
 
 def prepare(parser: argparse.ArgumentParser) -> None:

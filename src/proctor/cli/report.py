@@ -12,7 +12,7 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from proctor.cli._inputs import add_packs, run_and_packs
+from proctor.cli._parts.inputs import add_packs, run_and_packs
 from proctor.errors import ProctorError
 
 

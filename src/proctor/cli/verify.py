@@ -20,8 +20,8 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from proctor.cli._inputs import add_packs
-from proctor.cli._watching import LEVELS, add_verifier, settings_of
+from proctor.cli._parts.inputs import add_packs
+from proctor.cli._parts.watching import LEVELS, add_verifier, settings_of
 from proctor.errors import UsageError
 
 if TYPE_CHECKING:

@@ -9,7 +9,8 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from proctor.cli import _project, check, main, watch
+from proctor.cli import check, main, watch
+from proctor.cli._parts import project as _project
 from proctor.errors import ConfigError
 
 

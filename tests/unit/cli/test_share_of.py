@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from proctor.cli._budget import share_of
+from proctor.cli._parts.budget import share_of
 from proctor.errors import UsageError
 
 

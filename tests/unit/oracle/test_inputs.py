@@ -19,10 +19,10 @@ from proctor.cli import main  # noqa: E402
 from proctor.errors import OracleError  # noqa: E402
 from proctor.oracle import trace, trace_reference  # noqa: E402
 from proctor.oracle.collect.collector import Collector  # noqa: E402
-from proctor.oracle.collect.edges.forced import key_of  # noqa: E402
 from proctor.oracle.judging.check import Comparison  # noqa: E402
 from proctor.oracle.recording.inputs import generate_inputs  # noqa: E402
 from proctor.oracle.store import Recording  # noqa: E402
+from proctor.oracle.tensors import key_of  # noqa: E402
 
 Given = Callable[[Path | None], None]
 ROWS, TIME, VOCAB = 4, 6, 11

@@ -14,6 +14,6 @@ deterministic), 2 bad usage or input, 3 nothing can be said
 
 from __future__ import annotations
 
-from proctor.cli._actions import actions
+from proctor.cli._parts.actions import actions
 
 prepare, run = actions(__name__, __path__)

@@ -16,7 +16,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from proctor.cli._inputs import add_packs, one_rule
+from proctor.cli._parts.inputs import add_packs, one_rule
 from proctor.errors import ProctorError, UsageError
 
 if TYPE_CHECKING:

@@ -11,7 +11,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from proctor.cli._launch import words
+from proctor.cli._parts.launch import words
 from proctor.errors import OracleError
 
 if TYPE_CHECKING:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from proctor.cli._launch import words
+from proctor.cli._parts.launch import words
 from proctor.cli.oracle import compare as comparing
 
 

@@ -12,7 +12,7 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from proctor.cli._launch import words
+from proctor.cli._parts.launch import words
 from proctor.errors import OracleError, UsageError
 
 if TYPE_CHECKING:

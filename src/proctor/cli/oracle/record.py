@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from proctor.cli._launch import add_command, command_of
+from proctor.cli._parts.launch import add_command, command_of
 from proctor.errors import UsageError
 
 if TYPE_CHECKING:

@@ -15,7 +15,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from proctor.cli._launch import words
+from proctor.cli._parts.launch import words
 from proctor.errors import UsageError
 
 if TYPE_CHECKING:

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from proctor import __version__
-from proctor.cli._launch import words
+from proctor.cli._parts.launch import words
 from proctor.cli.oracle import compare as comparing
 from proctor.cli.oracle import record as recording
 from proctor.errors import OracleError, UsageError

@@ -11,7 +11,7 @@ import argparse
 import tempfile
 from pathlib import Path
 
-from proctor.cli._launch import add_command, command_of, words
+from proctor.cli._parts.launch import add_command, command_of, words
 from proctor.errors import OracleError, UsageError
 
 

@@ -11,6 +11,6 @@
 
 from __future__ import annotations
 
-from proctor.cli._actions import actions
+from proctor.cli._parts.actions import actions
 
 prepare, run = actions(__name__, __path__)

@@ -11,7 +11,7 @@ from datetime import date
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from proctor.cli._inputs import one_rule
+from proctor.cli._parts.inputs import one_rule
 from proctor.errors import UsageError
 
 if TYPE_CHECKING:

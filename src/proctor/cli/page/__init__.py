@@ -11,6 +11,6 @@ A muted incident that is not over when the mute ends is told then. docs/paging.m
 
 from __future__ import annotations
 
-from proctor.cli._actions import actions
+from proctor.cli._parts.actions import actions
 
 prepare, run = actions(__name__, __path__)

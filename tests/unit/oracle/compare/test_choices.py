@@ -24,7 +24,8 @@ from proctor.oracle.judging.check import Comparison  # noqa: E402
 from proctor.oracle.judging.choices import digest_of, write_values  # noqa: E402
 from proctor.oracle.merging.reference import Reference  # noqa: E402
 from proctor.oracle.recording.masks import masks  # noqa: E402
-from proctor.oracle.store import SCHEMA, Draw, ProcessInfo, Recording, RunInfo, write_json  # noqa: E402
+from proctor.oracle.store import SCHEMA, ProcessInfo, Recording, RunInfo, write_json  # noqa: E402
+from proctor.oracle.tensors import Draw  # noqa: E402
 
 
 @pytest.mark.parametrize(

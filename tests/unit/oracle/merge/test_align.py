@@ -9,7 +9,7 @@ import pytest
 
 from proctor.oracle.merging.align import Calls, Naming, deal_calls, kept_names, name_tensors
 from proctor.oracle.plans.plan import Plan
-from proctor.oracle.store import Entry
+from proctor.oracle.tensors import Entry
 
 RNG = np.random.default_rng(0)
 

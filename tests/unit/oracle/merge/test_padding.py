@@ -17,7 +17,6 @@ from safetensors.torch import save_file  # noqa: E402
 from torch import nn  # noqa: E402
 
 from proctor.oracle import trace, trace_reference  # noqa: E402
-from proctor.oracle.collect.edges.forced import key_of  # noqa: E402
 from proctor.oracle.collect.finding.generate import full_tensor  # noqa: E402
 from proctor.oracle.judging.check import Comparison  # noqa: E402
 from proctor.oracle.judging.verdicts import Verdict  # noqa: E402
@@ -27,6 +26,7 @@ from proctor.oracle.plans.mesh import Cut, Layout, Mesh  # noqa: E402
 from proctor.oracle.plans.plan import Plan  # noqa: E402
 from proctor.oracle.recording.inputs import generate_inputs  # noqa: E402
 from proctor.oracle.store import ProcessInfo, RankWriter, Recording  # noqa: E402
+from proctor.oracle.tensors import key_of  # noqa: E402
 
 VOCAB, WIDTH = 100, 8
 Change = Callable[[int, dict[str, Any], Any], None]

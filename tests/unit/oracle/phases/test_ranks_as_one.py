@@ -39,7 +39,7 @@ def shard(recording: Recording, patch: pytest.MonkeyPatch) -> None:
     import msgspec
 
     from proctor.oracle.phases import ranks_as_one
-    from proctor.oracle.store import Placement
+    from proctor.oracle.tensors import Placement
 
     real = Recording.ranks
 

@@ -21,8 +21,12 @@ from torch.utils.checkpoint import checkpoint  # noqa: E402
 from proctor.errors import OracleError  # noqa: E402
 from proctor.oracle import trace  # noqa: E402
 from proctor.oracle.collect.collector import Collector  # noqa: E402
-from proctor.oracle.collect.config import key_of  # noqa: E402
-from proctor.oracle.store import Entry, RankRecord, Recording, slots_in  # noqa: E402
+from proctor.oracle.store import RankRecord, Recording  # noqa: E402
+from proctor.oracle.tensors import (  # noqa: E402
+    Entry,
+    key_of,
+    slots_in,
+)
 
 
 def record(path: Path, model: nn.Module | list[nn.Module], body: Callable[[], Any], **options: Any) -> RankRecord:

@@ -19,8 +19,9 @@ from torch.utils.checkpoint import checkpoint  # noqa: E402
 
 from proctor.oracle import trace  # noqa: E402
 from proctor.oracle.collect.collector import Collector  # noqa: E402
-from proctor.oracle.collect.config import CollectConfig, key_of  # noqa: E402
+from proctor.oracle.collect.config import CollectConfig  # noqa: E402
 from proctor.oracle.store import RankRecord, Recording  # noqa: E402
+from proctor.oracle.tensors import key_of  # noqa: E402
 
 WAYS: list[Callable[..., Any]] = [
     lambda f, x: f(x),

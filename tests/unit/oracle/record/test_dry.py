@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from proctor.oracle.store import Entry
 from proctor.oracle.store.dry import without_dry_runs
+from proctor.oracle.tensors import Entry
 
 
 def entry(kind: str, call: int, name: str = "a", *, step: int = 0, recompute: bool = False) -> Entry:

@@ -16,8 +16,9 @@ from torch import nn  # noqa: E402
 from proctor.errors import OracleError  # noqa: E402
 from proctor.oracle.collect.collector import Collector  # noqa: E402
 from proctor.oracle.collect.config import CollectConfig  # noqa: E402
-from proctor.oracle.localising.ops import FILE, Operation, Trace, first_wrong, read_log  # noqa: E402
+from proctor.oracle.localising.ops import Operation, Trace, first_wrong  # noqa: E402
 from proctor.oracle.store import RankRecord  # noqa: E402
+from proctor.oracle.store.op_log import FILE, read_log  # noqa: E402
 
 WIDTH = 16
 

@@ -52,7 +52,7 @@ class Watch(msgspec.Struct, frozen=True, kw_only=True):
     suppressions: list[str] = []
 
     def __post_init__(self) -> None:
-        from proctor.cli._budget import share_of
+        from proctor.cli._parts.budget import share_of
         from proctor.errors import UsageError
 
         try:
