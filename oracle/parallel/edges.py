@@ -163,7 +163,7 @@ class Lookup:
         """The row that gets no gradient (`padding_idx`) is one of this rank's rows, or none of them."""
         padding = getattr(module, "padding_idx", None)
         if isinstance(padding, int):
-            module.padding_idx = padding - self.start if 0 <= padding - self.start < self.count else None  # type: ignore[assignment]
+            module.padding_idx = padding - self.start if 0 <= padding - self.start < self.count else None
 
     def before(self, args: tuple[Any, ...]) -> tuple[Any, ...]:
         """Tokens as rows of this rank."""

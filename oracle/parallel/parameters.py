@@ -60,7 +60,7 @@ class Held:
         for name, tensor in tensors_of(model):
             if id(tensor) in done:
                 for table in (self.boxes, self.running, self.axes):
-                    table[name] = table[done[id(tensor)]]  # type: ignore[index,assignment]
+                    table[name] = table[done[id(tensor)]]  # type: ignore[assignment]
                 continue
             done[id(tensor)] = name
             self.place(name, tensor)

@@ -137,14 +137,12 @@ class Parallel:
 
     def _hook(self) -> None:
         model = self.model
-        model.register_forward_pre_hook(self.placing.enter_model, prepend=True)
         for path, module in model.named_modules():
             self._hook_edges(path, module)
             if any(compiled(rule.module).fullmatch(path) for rule in self.plan.draws):
                 module.register_forward_pre_hook(lambda m, a, p=path: self.placing.enter(p))
                 module.register_forward_hook(lambda m, a, o: self.placing.leave(), always_call=True)
-        model.register_forward_hook(self._after)
-        model.register_forward_hook(self.placing.leave_model, always_call=True)
+        self._forward, model.forward = model.forward, self._run
         model.register_state_dict_post_hook(lambda *args: self.held.gather(*args))  # torch marks the hook: no method
         model.register_load_state_dict_pre_hook(lambda *args: self.held.scatter(*args))
 
@@ -162,8 +160,19 @@ class Parallel:
         if crossing.needed:
             module.forward = crossing
 
-    def _after(self, module: Any, args: Any, output: Any) -> Any:
-        """Hook after the model: what its backward has to tell."""
+    def _run(self, *args: Any, **kwargs: Any) -> Any:
+        """In the place of the model's `forward`: its draws are placed. No hooks, as for `Crossing`."""
+        self.placing.enter_model()
+        try:
+            output = self._forward(*args, **kwargs)
+            if self.checking or self.plan.draws:
+                self._listen(output)
+        finally:
+            self.placing.leave_model()
+        return output
+
+    def _listen(self, output: Any) -> None:
+        """Hear of the backward of what the model gives."""
         forward = self.placing.forward
 
         def look(path: str, tensor: torch.Tensor) -> torch.Tensor:
@@ -172,7 +181,6 @@ class Parallel:
             return tensor
 
         changed(output, look)
-        return None
 
     def _backward(self, forward: int) -> None:
         self.placing.backward_of(forward)
