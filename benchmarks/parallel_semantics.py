@@ -1,6 +1,6 @@
 """Is training by a plan training on one device? Largest loss difference over 200 steps (veScale, figure 9 and table 3).
 
-    python benchmarks/parallel_semantics.py [--model gpt|mixtral] [--steps 200] [--case CASE] [--json FILE]
+    python benchmarks/parallel_semantics.py [--model gpt|mixtral] [--steps 200] [--case CASE] [--how MESH] [--json FILE]
 
 A small GPT (examples/oracle/gpt.py) and transformers' Mixtral, on one device by plain torch, and on TP 2, 4 and 8, dp2 x tp2 and
 dp2 x tp2 with sequence parallelism by `proctor.parallelize`. Twice: all randomness in the initialisation, and all in dropout
@@ -79,7 +79,9 @@ def loss_of(model: torch.nn.Module, batch: torch.Tensor) -> torch.Tensor:
 
 
 def plan_on(how: str, dp: int, tp: int):
-    return read_plan(ROOT / "examples" / "parallel" / PLANS[MODEL][how]).on(Mesh(("dp", "tp"), (dp, tp)))
+    plan = read_plan(ROOT / "examples" / "parallel" / PLANS[MODEL][how]).on(Mesh(("dp", "tp"), (dp, tp)))
+    plan.shards.clear()  # ranks are threads here
+    return plan
 
 
 def fixed(model: torch.nn.Module) -> dict[str, torch.Tensor]:
@@ -231,6 +233,7 @@ def main() -> None:
     parser.add_argument("--json", metavar="FILE")
     parser.add_argument("--case", choices=CASES, action="append", help="one of the cases; both without it")
     parser.add_argument("--dtensor", nargs=2, help=argparse.SUPPRESS)
+    parser.add_argument("--how", choices=MESHES, action="append", help="one of the meshes; all without it")
     parser.add_argument("--model", choices=PLANS, default="gpt")
     args = parser.parse_args()
     torch.set_num_threads(1)
@@ -244,7 +247,8 @@ def main() -> None:
     for case in args.case or CASES:
         wanted = one_device(case, args.steps)
         keyed = by_plan(case, (1, 1, ""), args.steps, "keyed")
-        for how, mesh in MESHES.items():
+        for how in args.how or MESHES:
+            mesh = MESHES[how]
             row = {"stock": apart(by_plan(case, mesh, args.steps, "stock"), wanted), "keyed": apart(by_plan(case, mesh, args.steps, "keyed"), keyed)}
             if how.startswith("TP"):
                 row["parallelize_module"] = apart(by_dtensor(case, mesh[1], args.steps), wanted)

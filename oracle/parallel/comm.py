@@ -80,6 +80,8 @@ class Processes:
             raise OracleError(f"the plan's mesh ({mesh}) has {mesh.world} ranks, the job has {dist.get_world_size()}")
         self.mesh, self.rank, self._dist = mesh, dist.get_rank(), dist
         self._groups: dict[tuple[str, ...], Any] = {}
+        named = dist.ReduceOp
+        self._ops = {"sum": named.SUM, "avg": named.SUM, "max": named.MAX, "min": named.MIN}
 
     @property
     def coords(self) -> dict[str, int]:
@@ -88,10 +90,9 @@ class Processes:
 
     def all_reduce(self, tensor: torch.Tensor, axes: Sequence[str], op: str = "sum") -> torch.Tensor:
         """See `Comm`."""
-        ops = {"sum": "SUM", "avg": "SUM", "max": "MAX", "min": "MIN"}
         group, size = self._group(axes)
         tensor = tensor.contiguous()
-        self._dist.all_reduce(tensor, getattr(self._dist.ReduceOp, ops[op]), group=group)
+        self._dist.all_reduce(tensor, self._ops[op], group)
         return tensor.div_(size) if op == "avg" else tensor
 
     def all_gather(self, tensor: torch.Tensor, axes: Sequence[str]) -> list[torch.Tensor]:
@@ -105,11 +106,11 @@ class Processes:
     def _group(self, axes: Sequence[str]) -> tuple[Any, int]:
         """The group of this rank; all ranks make all groups of these axes at the same place of the program."""
         key = tuple(axes)
-        if key not in self._groups:
+        found: tuple[Any, int] | None = self._groups.get(key)
+        if found is None:
             every = sorted({members(self.mesh, rank, axes) for rank in range(self.mesh.world)})
             made = [(ranks, self._dist.new_group(list(ranks))) for ranks in every]
-            self._groups[key] = next((group, len(ranks)) for ranks, group in made if self.rank in ranks)
-        found: tuple[Any, int] = self._groups[key]
+            found = self._groups[key] = next((group, len(ranks)) for ranks, group in made if self.rank in ranks)
         return found
 
 

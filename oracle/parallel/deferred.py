@@ -3,8 +3,9 @@
     model = deferred(GPT, config)        # parameters on the meta device; what initialises them is noted, not done
     proctor.parallelize(model, plan)     # done, for the parts of this rank
 
-The constructor runs under `torch.device("meta")`, so that it sees the shapes of the whole (a fan-in, a depth), and every
-operation that writes a tensor is noted. They are carried out later in the same order: on parts where an operation works
+Whatever the constructor makes lands on the meta device, so that it sees the shapes of the whole (a fan-in, a depth), and every
+operation that writes a tensor is noted. (Not under `torch.device("meta")`: transformers initialises nothing where it sees that.)
+Tensors that come from elsewhere, such as a numpy array, keep their values. They are carried out later in the same order: on parts where an operation works
 element by element or draws at random, on the whole, one tensor at a time, where it does not (a row set to zero, an
 orthogonal matrix), which is cut afterwards. The stock stream then stands where one device's generator would. In the keyed
 stream a draw is named after the parameter that comes of it. Source: veScale §12, deferred initialisation.
@@ -17,6 +18,7 @@ from collections.abc import Callable
 from typing import Any, Final, NamedTuple
 
 import torch
+from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from proctor.errors import OracleError
@@ -26,6 +28,8 @@ from proctor.oracle.parallel.parameters import Held, part_of, tensors_of
 from proctor.oracle.parallel.streams import Ident, Stream
 
 _TAPE: Final = "_proctor_tape"
+_META: Final = torch.device("meta")
+_IS_META, _DEVICE = torch.Tensor.is_meta.__get__, torch.Tensor.device.__get__
 # Operations that give each element its own, so that a part can be computed from parts of the same place.
 _MAKERS: Final = {"empty", "zeros", "ones", "full", "rand", "randn", "randint", "empty_like", "zeros_like", "ones_like", "full_like", "rand_like", "randn_like"}
 _ALIASES: Final = {"detach", "alias", "_to_copy", "lift_fresh", "clone"}
@@ -59,10 +63,33 @@ class _Noting(TorchDispatchMode):  # type: ignore[misc]  # torch is not typed he
         self.tape = tape
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        kwargs = kwargs or {}
-        out = func(*args, **kwargs)
+        with torch._C.DisableTorchFunction():
+            return self._noted(func, args, dict(kwargs or {}))
+
+    def _noted(self, func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
+        if any(argument.name == "device" for argument in func._schema.arguments):
+            kwargs["device"] = _META
+            kwargs.pop("pin_memory", None)
+        given = [t for t in torch.utils._pytree.tree_leaves((args, kwargs)) if isinstance(t, torch.Tensor)]
+        if given and not any(t.is_meta for t in given) and "device" not in kwargs:
+            if torch.Tag.nondeterministic_seeded in func.tags:
+                raise OracleError(f"{func} draws into a tensor that the constructor did not make", hint="make it on the CPU, every rank with the same seed")
+            return func(*args, **kwargs)  # of values that are there
+        there = torch.utils._pytree.tree_map_only(torch.Tensor, lambda t: t.to(_META), (args, kwargs))
+        out = func(*there[0], **there[1])
         self.tape.note(func, args, kwargs, out)
         return out
+
+
+class _AsOnCpu(TorchFunctionMode):  # type: ignore[misc]  # torch is not typed here
+    """Tells a constructor that its tensors are on the CPU: where it sees that they are not, `trunc_normal_` for one does nothing."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func == _IS_META and args[0].__class__ in (torch.Tensor, torch.nn.Parameter):
+            return False
+        if func == _DEVICE and args[0].__class__ in (torch.Tensor, torch.nn.Parameter):
+            return torch.device("cpu")
+        return func(*args, **(kwargs or {}))
 
 
 class Tape:
@@ -85,7 +112,8 @@ class Tape:
 
     def note(self, function: Any, args: Any, kwargs: Any, out: Any) -> None:
         """Keep an operation."""
-        slots = torch.utils._pytree.tree_map_only(torch.Tensor, lambda t: _Slot(self.number(t)), (args, kwargs))
+        # A tensor with values stays what it is now: its owner may write to it later.
+        slots = torch.utils._pytree.tree_map_only(torch.Tensor, lambda t: _Slot(self.number(t)) if t.is_meta else t.clone(), (args, kwargs))
         outs = [t for t in torch.utils._pytree.tree_leaves(out) if isinstance(t, torch.Tensor)]
         kwargs = {k: v for k, v in slots[1].items() if k not in ("device", "pin_memory")}
         self.notes.append(_Note(function, slots[0], kwargs, tuple(self.number(t) for t in outs)))
@@ -98,19 +126,22 @@ class Tape:
         """
         names: dict[int, str] = {}
         for name, tensor in tensors_of(model):
-            if _memory(tensor) not in self._numbers:
+            if tensor.is_meta and _memory(tensor) not in self._numbers:
                 raise OracleError(f"{name} was made outside of what `deferred` called", hint="let deferred call the function that makes the whole model")
-            held.place(name, tuple(tensor.shape))
+            held.place(name, tensor)
+            if not tensor.is_meta:
+                continue
             names.setdefault(self._numbers[_memory(tensor)], name)
         values = _Replay(self, names, held, stream).run()
         made: dict[int, torch.Tensor] = {}
-        for module in model.modules():
+        for path, module in model.named_modules():
             for table in (module._parameters, module._buffers):
                 for key, tensor in table.items():
                     if tensor is None:
                         continue
                     if id(tensor) not in made:
-                        value = values[self._numbers[_memory(tensor)]]
+                        name = f"{path}.{key}" if path else key
+                        value = values[self._numbers[_memory(tensor)]] if tensor.is_meta else part_of(tensor.data, held.boxes[name])
                         if isinstance(tensor, torch.nn.Parameter):
                             value = torch.nn.Parameter(value, requires_grad=tensor.requires_grad)
                         made[id(tensor)] = value
@@ -183,6 +214,8 @@ class _Replay:
             return True
         if short in _MAKERS:
             return True
+        if any(isinstance(leaf, torch.Tensor) and leaf.dim() for leaf in torch.utils._pytree.tree_leaves((note.args, note.kwargs))):
+            return False  # values from elsewhere, of the whole
         tagged = torch.Tag.pointwise in note.function.tags or torch.Tag.nondeterministic_seeded in note.function.tags
         return bool(short.endswith("_") and (tagged or short in ("zero_", "fill_", "normal_", "uniform_")) and "Tensor" not in note.function._overloadname)
 
@@ -255,7 +288,7 @@ def deferred(make: Callable[..., torch.nn.Module], *args: Any, **kwargs: Any) ->
     """
     tape = Tape()
     try:
-        with torch.device("meta"), _Noting(tape):
+        with _Noting(tape), _AsOnCpu():
             model = make(*args, **kwargs)
     except (RuntimeError, NotImplementedError) as error:
         if "meta" not in str(error).lower():

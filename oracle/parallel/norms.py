@@ -17,6 +17,7 @@ import torch
 from proctor.errors import OracleError
 from proctor.oracle.parallel.comm import Comm
 from proctor.oracle.parallel.threads import Thread, current
+from proctor.oracle.parallel.zero import local
 
 _MARK: Final = "_proctor_cut"
 _WHOLE: Final = ("Adafactor", "LBFGS", "Muon", "SparseAdam", "Shampoo", "SOAP", "LAMB", "Lars", "GaLore")
@@ -85,7 +86,7 @@ def _over_ranks(
     norms = []
     # All ranks hold the same parameters in the same order, so they come by here in the same order, too.
     for axes, group in by_axes.items():
-        norm = torchs(group, order, False, foreach)
+        norm = torchs([local(tensor) for tensor in group], order, False, foreach)
         if axes and comm is not None:
             norm = comm.all_reduce(norm, axes, "max") if endless else comm.all_reduce(norm**order, axes) ** (1 / order)
         norms.append(norm)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
@@ -12,7 +12,8 @@ from proctor.errors import OracleError
 from proctor.oracle.parallel import norms
 from proctor.oracle.parallel.box import Box
 from proctor.oracle.parallel.comm import Comm
-from proctor.oracle.plans.mesh import Layout
+from proctor.oracle.parallel.zero import axis_of, local
+from proctor.oracle.plans.mesh import Cut, Layout
 from proctor.oracle.plans.plan import Plan
 
 
@@ -22,22 +23,31 @@ class Held:
     Args:
         plan: says how they lie.
         comm: where this rank is.
+
+    What a rank holds between uses (`boxes`) is less than what modules compute with (`running`) where the plan fully shards
+    parameters along an axis (`between`); such a part is a DTensor to torch (`distributed`).
     """
 
     def __init__(self, plan: Plan, comm: Comm) -> None:
         self.plan, self.comm = plan, comm
+        self.between = axis_of(plan, comm)
+        self.distributed: Callable[[str, torch.Tensor], torch.Tensor] | None = None
         self.boxes: dict[str, Box] = {}
+        self.running: dict[str, Box] = {}
         self.axes: dict[str, tuple[str, ...]] = {}
 
     def layout(self, name: str) -> Layout:
         """Of a parameter or buffer; whole where no rule says anything."""
         return self.plan.param_layout(name) or Layout()
 
-    def place(self, name: str, shape: tuple[int, ...]) -> Box:
-        """The box of a tensor, remembered under its name."""
-        layout = self.layout(name)
+    def place(self, name: str, tensor: torch.Tensor) -> Box:
+        """The box of a tensor between uses, remembered under its name."""
+        layout, shape = self.layout(name), tuple(tensor.shape)
         try:
-            box = Box.of(shape, layout, self.comm.mesh, self.comm.coords)
+            box = self.running[name] = Box.of(shape, layout, self.comm.mesh, self.comm.coords)
+            if self.between and isinstance(tensor, torch.nn.Parameter):
+                layout = Layout((*layout.cuts, Cut(self.between)))
+                box = Box.of(shape, layout, self.comm.mesh, self.comm.coords)
         except OracleError as error:
             raise OracleError(f"{name}: {error.message}", hint=error.hint) from None
         self.boxes[name] = box
@@ -45,16 +55,17 @@ class Held:
         return box
 
     def cut(self, model: torch.nn.Module) -> None:
-        """Replace the values of a model that every rank holds whole; parameters stay the objects that they are."""
+        """Replace the values of a model that every rank holds whole by what modules compute with; parameters stay the objects that they are."""
         done: dict[int, str] = {}
         for name, tensor in tensors_of(model):
             if id(tensor) in done:
-                self.boxes[name], self.axes[name] = self.boxes[done[id(tensor)]], self.axes[done[id(tensor)]]
+                for table in (self.boxes, self.running, self.axes):
+                    table[name] = table[done[id(tensor)]]  # type: ignore[assignment]
                 continue
             done[id(tensor)] = name
-            box = self.place(name, tuple(tensor.shape))
+            self.place(name, tensor)
             if self.axes[name]:
-                tensor.data = part_of(tensor.data, box)
+                tensor.data = part_of(tensor.data, self.running[name])
 
     def mark(self, model: torch.nn.Module) -> None:
         """Mark cut parameters for what looks at all of them (`norms`)."""
@@ -78,14 +89,17 @@ class Held:
         """Hook after `state_dict`: that of the unsharded model, on every rank."""
         for name in self.boxes:
             if self.axes[name] and prefix + name in state:
-                state[prefix + name] = self.whole(name, state[prefix + name])
+                state[prefix + name] = self.whole(name, local(state[prefix + name]))
 
     def scatter(self, module: Any, state: dict[str, Any], prefix: str, *args: Any) -> None:
         """Hook before `load_state_dict`: takes that of the unsharded model."""
         for name, box in self.boxes.items():
             value = state.get(prefix + name)
             if self.axes[name] and isinstance(value, torch.Tensor) and tuple(value.shape) == box.shape:
-                state[prefix + name] = part_of(value, box)
+                part = part_of(value, box)
+                if self.distributed is not None and box is not self.running[name]:
+                    part = self.distributed(name, part)
+                state[prefix + name] = part
 
 
 def cut_axes(layout: Layout, comm: Comm) -> tuple[str, ...]:

@@ -82,8 +82,8 @@ class Placing:
                 raise OracleError(f"{path or 'the model'} draws ({intercept.user_line()}): {error.message}") from None
         return self._boxes[key]
 
-    def enter_model(self, module: Any, args: Any) -> None:
-        """Hook before the model's forward."""
+    def enter_model(self) -> None:
+        """Before the model's forward."""
         self._forward += 1
         self._seen.clear()
         if self._recomputed is not None:  # the last backward raised before its end
@@ -93,8 +93,8 @@ class Placing:
         self._before.append(intercept.placing())
         intercept.set_placing(self)
 
-    def leave_model(self, module: Any, args: Any, output: Any) -> None:
-        """Hook after it, also where it raised."""
+    def leave_model(self) -> None:
+        """After it, also where it raised."""
         if self._before:
             intercept.set_placing(self._before.pop())
         if not self._before:

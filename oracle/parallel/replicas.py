@@ -13,6 +13,7 @@ import torch
 
 from proctor.errors import OracleError
 from proctor.oracle.parallel.parameters import Held
+from proctor.oracle.parallel.zero import local
 
 _TOLERANCE: Final = 0.01
 _SHOWN: Final = 3
@@ -44,6 +45,6 @@ def compare_replicas(model: torch.nn.Module, held: Held) -> None:
 def _marks(gradient: torch.Tensor | None) -> tuple[float, float]:
     if gradient is None or not gradient.numel():
         return 0.0, 0.0
-    flat = gradient.detach().reshape(-1).double()
+    flat = local(gradient.detach()).reshape(-1).double()
     signs = torch.arange(flat.numel(), dtype=torch.float64).mul_(0.7).sin_()
     return float(flat.norm()), float(flat @ signs)

@@ -8,7 +8,7 @@ Parameters become this rank's parts, in place. Between the transitions of the pl
 DTensor, no dispatch. Random numbers of the forward are those of one device. Gradients that the plan calls pending are
 reduced when a backward ends. The state dict is that of the unsharded model. Before anything is changed the plan is held
 against the model (`verify`). Source: veScale §4, §6.2 (static eager), §6.3.
-Not built: pipelines, ZeRO-3's phases, parameters on a GPU, optimizer states of the unsharded model.
+Not built: pipelines, parameters on a GPU, optimizer states of the unsharded model.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from typing import Any
 import torch
 
 from proctor.errors import OracleError
-from proctor.oracle.parallel import intercept, verify
+from proctor.oracle.parallel import intercept, verify, zero
 from proctor.oracle.parallel.buckets import Buckets, Pending
 from proctor.oracle.parallel.comm import Comm, comm_of
 from proctor.oracle.parallel.edges import After, Crossing, Edge, Lookup
@@ -99,9 +99,14 @@ class Parallel:
             self.held.cut(model)
         else:
             tape.materialise(model, self.held, stream)
+        if self.held.between:
+            zero.shard(model, plan, self.held, tape is not None)
         self.held.mark(model)
         self._divide()
-        self.buckets = Buckets(self._pending(), comm)
+        if self.held.between:
+            zero.reduce_where_they_arrive(model, self._pending(), comm)
+        else:
+            self.buckets = Buckets(self._pending(), comm)
         self._hook()
 
     def _divide(self) -> None:
@@ -122,7 +127,7 @@ class Parallel:
                 if compiled(rule.path).fullmatch(name)
                 for joint in rule.axes
                 for axis in joint.split("+")
-                if axis in mesh.axes and mesh.size(axis) > 1
+                if axis in mesh.axes and mesh.size(axis) > 1 and axis != self.held.between
             }
             for reduce in sorted(set(ways.values())):
                 axes = tuple(axis for axis in mesh.axes if ways.get(axis) == reduce)
@@ -132,14 +137,12 @@ class Parallel:
 
     def _hook(self) -> None:
         model = self.model
-        model.register_forward_pre_hook(self.placing.enter_model, prepend=True)
         for path, module in model.named_modules():
             self._hook_edges(path, module)
             if any(compiled(rule.module).fullmatch(path) for rule in self.plan.draws):
                 module.register_forward_pre_hook(lambda m, a, p=path: self.placing.enter(p))
                 module.register_forward_hook(lambda m, a, o: self.placing.leave(), always_call=True)
-        model.register_forward_hook(self._after)
-        model.register_forward_hook(self.placing.leave_model, always_call=True)
+        self._forward, model.forward = model.forward, self._run
         model.register_state_dict_post_hook(lambda *args: self.held.gather(*args))  # torch marks the hook: no method
         model.register_load_state_dict_pre_hook(lambda *args: self.held.scatter(*args))
 
@@ -148,7 +151,7 @@ class Parallel:
         lookup = None
         for rule in rules:
             if rule.lookup and _on(rule.lookup, self.plan) and self.plan.mesh.size(rule.lookup) > 1:
-                rows = self.held.boxes[f"{path}.weight" if path else "weight"].indices[0]
+                rows = self.held.running[f"{path}.weight" if path else "weight"].indices[0]
                 lookup = Lookup(int(rows[0]), len(rows))
                 lookup.keep_padding(module)
         edges = {at: [Edge(rule, path, self.comm) for rule in rules if rule.at == at and rule.rules] for at in ("input", "output")}
@@ -157,8 +160,19 @@ class Parallel:
         if crossing.needed:
             module.forward = crossing
 
-    def _after(self, module: Any, args: Any, output: Any) -> Any:
-        """Hook after the model: what its backward has to tell."""
+    def _run(self, *args: Any, **kwargs: Any) -> Any:
+        """In the place of the model's `forward`: its draws are placed. No hooks, as for `Crossing`."""
+        self.placing.enter_model()
+        try:
+            output = self._forward(*args, **kwargs)
+            if self.checking or self.plan.draws:
+                self._listen(output)
+        finally:
+            self.placing.leave_model()
+        return output
+
+    def _listen(self, output: Any) -> None:
+        """Hear of the backward of what the model gives."""
         forward = self.placing.forward
 
         def look(path: str, tensor: torch.Tensor) -> torch.Tensor:
@@ -167,7 +181,6 @@ class Parallel:
             return tensor
 
         changed(output, look)
-        return None
 
     def _backward(self, forward: int) -> None:
         self.placing.backward_of(forward)

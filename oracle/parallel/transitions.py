@@ -92,17 +92,17 @@ class _Moved(torch.autograd.Function):  # type: ignore[misc]  # torch is not typ
 
 def carry(tensor: torch.Tensor, todo: list[Step], comm: Comm) -> torch.Tensor:
     """Carry steps out; the tensor itself when there are none."""
-    for step in todo:
-        if step.source is not None:
-            tensor = _whole(tensor, step.source, comm)
-        if step.target is not None:
-            tensor = _part(tensor, step.target, comm)
+    for source, target in todo:
+        if source is not None:
+            tensor = _whole(tensor, source, comm)
+        if target is not None:
+            tensor = _part(tensor, target, comm)
     return tensor
 
 
 def _whole(tensor: torch.Tensor, cut: Cut, comm: Comm) -> torch.Tensor:
-    if cut.reduction:
-        return comm.all_reduce(tensor.clone(), (cut.axis,), cut.reduction)
+    if reduction := cut.reduction:
+        return comm.all_reduce(tensor.clone(), (cut.axis,), reduction)
     return joined(comm.all_gather(tensor, (cut.axis,)), cut, tensor.dim())
 
 

@@ -41,7 +41,7 @@ def refuse(problems: Sequence[str]) -> None:
 
 def problems(plan: Plan, model: torch.nn.Module) -> list[str]:
     """What is wrong, one line each; nothing when the plan can work as far as is known."""
-    return [*_axes(plan), *_idle(plan, model), *_division(plan, model), *_ties(plan, model), *_layers(plan, model), *_data(plan, model)]
+    return [*_axes(plan), *_idle(plan, model), *_division(plan, model), *_ties(plan, model), *_layers(plan, model), *_data(plan, model), *_sharded(plan, model)]
 
 
 def _axes(plan: Plan) -> Iterable[str]:
@@ -66,6 +66,8 @@ def _named_axes(plan: Plan) -> Iterable[tuple[str, Sequence[str]]]:
         yield f"draw {draw.module!r}", [cut.axis for cut in draw.rule.cuts]
     for size in plan.sizes:
         yield f"size {size.module!r}", [size.axis]
+    for shard in plan.shards:
+        yield f"fully_shard {shard.module!r}", [shard.axis]
 
 
 def _idle(plan: Plan, model: torch.nn.Module) -> Iterable[str]:
@@ -78,6 +80,7 @@ def _idle(plan: Plan, model: torch.nn.Module) -> Iterable[str]:
         ("redistribute", [r.module for r in plan.edges], modules),
         ("draw", [r.module for r in plan.draws], modules),
         ("size", [r.module for r in plan.sizes], modules),
+        ("fully_shard", [r.module for r in plan.shards], modules),
     ):
         for pattern in dict.fromkeys(patterns):
             if not any(compiled(pattern).fullmatch(name) for name in known):
@@ -264,3 +267,20 @@ def _waits(plan: Plan, name: str, axis: str) -> bool:
 def _cut_over(plan: Plan, name: str) -> set[str]:
     layout = plan.param_layout(name)
     return {cut.axis for cut in layout.cuts} if layout else set()
+
+
+def _sharded(plan: Plan, model: torch.nn.Module) -> Iterable[str]:
+    """What `fully_shard` cannot cut, or would reduce otherwise than the plan says."""
+    axes = list(dict.fromkeys(rule.axis for rule in plan.shards))
+    if len(axes) > 1:
+        yield f"fully_shard: over {axes[0]} and over {axes[1]}; give one axis"
+    for axis in axes[:1]:
+        for name, parameter in model.named_parameters():
+            if parameter.dim() == 0:
+                yield f"{name}: a single number cannot be cut over {axis} by fully_shard; make it a tensor of one element"
+            if axis in _cut_over(plan, name):
+                yield f"{name}: the plan cuts it over {axis}, and so would fully_shard"
+            if not _waits(plan, name, axis) and parameter.requires_grad:
+                yield f"{name}: fully_shard sums its gradient over {axis}, and no pending says so"
+        if len({rule.reduce for rule in plan.pendings if axis in rule.axes}) > 1:
+            yield f"fully_shard: some gradients are summed over {axis} and others averaged; torch has one way for all"

@@ -150,7 +150,22 @@ class SizeRule(msgspec.Struct, frozen=True):
     axis: str
 
 
-RunRule = EdgeRule | PendingRule | DrawRule | SizeRule
+class FullyShardRule(msgspec.Struct, frozen=True):
+    """Modules whose parameters lie cut between their uses and are whole along the axis while the module computes (ZeRO-3).
+
+    Carried out by torch's `fully_shard`; two phases of one parameter, as veScale §4 has it. All parameters of the model that
+    no such module holds belong to the model itself.
+
+    Args:
+        module: regex on the path of modules that are gathered at once; "" is the model.
+        axis: of the mesh, of data parallelism; not a joint one.
+    """
+
+    module: str
+    axis: str
+
+
+RunRule = EdgeRule | PendingRule | DrawRule | SizeRule | FullyShardRule
 AnyRule = ParamRule | ActivationRule | RenameRule | RunRule
 
 

@@ -11,7 +11,15 @@ from typing import TYPE_CHECKING, Any
 from proctor.errors import OracleError
 from proctor.oracle.plans.mesh import Layout
 from proctor.oracle.plans.names import compiled
-from proctor.oracle.plans.rules import WAYS, DrawRule, EdgeRule, PendingRule, RunRule, SizeRule
+from proctor.oracle.plans.rules import (
+    WAYS,
+    DrawRule,
+    EdgeRule,
+    FullyShardRule,
+    PendingRule,
+    RunRule,
+    SizeRule,
+)
 
 if TYPE_CHECKING:
     from proctor.oracle.plans.plan import Plan
@@ -26,6 +34,7 @@ class Running:
     pendings: list[PendingRule]
     draws: list[DrawRule]
     sizes: list[SizeRule]
+    shards: list[FullyShardRule]
 
     def redistribute(
         self: Any,  # Plan; mypy takes no subclass here
@@ -61,6 +70,11 @@ class Running:
         plan: Plan = self.add(SizeRule(module, names, self._axis(axis)))
         return plan
 
+    def fully_shard(self: Any, module: str, *, axis: str) -> Plan:
+        """Modules whose parameters are cut between their uses (ZeRO-3); see `FullyShardRule`."""
+        plan: Plan = self.add(FullyShardRule(module, self._axis(axis)))
+        return plan
+
     def style(self: Any, name: str, module: str, axis: str, **options: Any) -> Plan:
         """A style of `styles`, for the modules whose path matches `module`.
 
@@ -86,6 +100,8 @@ def check_run_rule(rule: RunRule) -> None:
             raise OracleError(f"pending {rule.path[:80]!r}: reduce is sum or avg, over at least one axis")
         return
     compiled(rule.module)
+    if isinstance(rule, FullyShardRule) and "+" in rule.axis:
+        raise OracleError(f"fully_shard {rule.module[:80]!r}: {rule.axis} is a joint axis", hint="name one axis of the mesh")
     if isinstance(rule, DrawRule):
         Layout(rule.rule.cuts)
         if any(cut.reduction for cut in rule.rule.cuts):

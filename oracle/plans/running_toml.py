@@ -1,4 +1,4 @@
-"""The tables of a plan's file that a run carries out: [[style]], [[redistribute]], [[pending]], [[draw]], [[size]].
+"""The tables of a plan's file that a run carries out: [[style]], [[redistribute]], [[pending]], [[draw]], [[size]], [[fully_shard]].
 
 Called by `plan_toml`, which knows the other tables; `where` is one table of the file, which knows where it stands.
 """
@@ -8,7 +8,16 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
-from proctor.oracle.plans.rules import WAYS, DrawRule, EdgeRule, PendingRule, Rule, RunRule, SizeRule
+from proctor.oracle.plans.rules import (
+    WAYS,
+    DrawRule,
+    EdgeRule,
+    FullyShardRule,
+    PendingRule,
+    Rule,
+    RunRule,
+    SizeRule,
+)
 
 if TYPE_CHECKING:
     from proctor.errors import OracleError
@@ -19,6 +28,7 @@ _EDGE: Final = ("module", "at", *WAYS, "slot", "after", "lookup")
 _PENDING: Final = ("path", "axes", "reduce")
 _DRAW: Final = ("module", "layout", "ndim")
 _SIZE: Final = ("module", "names", "axis")
+_SHARD: Final = ("module", "axis")
 
 
 class Where(Protocol):
@@ -72,7 +82,15 @@ def add_size(plan: Plan, where: Where, either: Either) -> None:
     plan.size(where.text("module"), *_names(where, "names"), axis=where.text("axis"))
 
 
-TABLES: Final = (("style", add_style), ("redistribute", add_edge), ("pending", add_pending), ("draw", add_draw), ("size", add_size))
+def add_shard(plan: Plan, where: Where, either: Either) -> None:
+    """[[fully_shard]] module = 'layers\\.\\d+', axis = "dp"."""
+    where.known(_SHARD)
+    plan.fully_shard(where.text("module"), axis=where.text("axis"))
+
+
+TABLES: Final = (
+    ("style", add_style), ("redistribute", add_edge), ("pending", add_pending), ("draw", add_draw), ("size", add_size), ("fully_shard", add_shard),
+)  # fmt: skip
 
 
 def lines(rule: RunRule, spec: Callable[[str, Rule], str], toml: Callable[[object], str]) -> list[str]:
@@ -81,6 +99,8 @@ def lines(rule: RunRule, spec: Callable[[str, Rule], str], toml: Callable[[objec
         return ["[[pending]]", f"path = {toml(rule.path)}", f"axes = {toml(list(rule.axes))}", f"reduce = {toml(rule.reduce)}", ""]
     if isinstance(rule, SizeRule):
         return ["[[size]]", f"module = {toml(rule.module)}", f"names = {toml(list(rule.names))}", f"axis = {toml(rule.axis)}", ""]
+    if isinstance(rule, FullyShardRule):
+        return ["[[fully_shard]]", f"module = {toml(rule.module)}", f"axis = {toml(rule.axis)}", ""]
     if isinstance(rule, DrawRule):
         more = [f"ndim = {rule.ndim}"] if rule.ndim else []
         return ["[[draw]]", f"module = {toml(rule.module)}", spec("layout", rule.rule), *more, ""]

@@ -39,10 +39,31 @@ def test_problems_are_one_line_each(model, tmp_path, capsys):
     plan = tmp_path / "plan.toml"
     text = (PLANS / "gpt.toml").read_text()
     plan.write_text(text.replace('style = "rowwise"', 'style = "rowwise"\nbias = false').replace("sizes = [2, 2]", "sizes = [2, 3]"))
-    assert main(["oracle", "plan", str(plan), "--model", f"{model}::model"]) == 1
+    assert main(["oracle", "plan", str(plan), "--model", f"{model}::model"]) == 2
     lines = [line for line in capsys.readouterr().out.splitlines() if line.startswith("problem: ")]
     assert any("layers.0.attention.proj: its bias is added by each of the 3 ranks along tp" in line for line in lines)
     assert any("embedding.word.weight [64, 32]: dimension 0 of 64 is not divisible by 3" in line for line in lines)
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "said"),
+    [
+        ("style = \"vocab\"", "style = \"colwise\"", "embedding.word: its output is an addend over tp that nobody reduces"),
+        ("gather = true", "gather = true\n[[redistribute]]\nmodule = 'layers\\.0\\.mlp\\.fc1'\nat = \"output\"\nfrom = { tp = \"partial\" }", "layers.0.mlp.fc1: its output is cut over tp as tp:-1, and its edge takes it for tp:partial"),
+        ("module = 'head'", "module = 'haed'", "matches nothing; there is 'head'"),
+        ("sizes = [2, 2]", "sizes = [2, 3]", "layers.0.mlp.fc1.weight [128, 32]: dimension 0 of 128 is not divisible by 3"),
+        ("layout = { dp = 0, tp = 1 }", "layout = { dp = 0, pt = 1 }", "the mesh (dp=2,tp=2) has no axis 'pt'"),
+    ],
+    ids=["partial", "edge", "nothing", "uneven", "axis"],
+)
+def test_what_cannot_work_is_said_before_anything_runs(model, tmp_path, capsys, old, new, said):
+    plan = tmp_path / "plan.toml"
+    text = (PLANS / "gpt.toml").read_text()
+    assert old in text
+    plan.write_text(text.replace(old, new))
+    code = main(["oracle", "plan", str(plan), "--model", f"{model}::model"])
+    lines = [line for line in capsys.readouterr().out.splitlines() if line.startswith("problem: ")]
+    assert code == 2 and any(said in line for line in lines), lines
 
 
 @pytest.mark.parametrize(("spec", "said"), [("nowhere.py::model", "no such file"), ("{}::absent", "has no attribute"), ("{}::number", "gives int, no torch module")])

@@ -53,6 +53,34 @@ def test_deferred_values_are_those_of_one_device_to_the_bit(rng):
         assert all(torch.equal(state[name], wanted[name]) for name in wanted)
 
 
+def test_deferred_keeps_values_that_come_from_elsewhere():
+    import numpy as np
+
+    class Table(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.register_buffer("waves", torch.from_numpy(np.sin(np.arange(8.0))).float())
+            self.scale = torch.nn.Parameter(torch.tensor([1.0, 2.0, 3.0, 4.0]))
+            self.mixed = torch.nn.Parameter(torch.ones(8) + self.waves)
+            self.copied = torch.nn.Parameter(torch.empty(8))
+            with torch.no_grad():
+                self.copied.normal_().copy_(self.waves)
+
+    from proctor.oracle import Plan
+
+    rules = Plan("tp=2").shard("waves|mixed|scale|copied", tp=0)
+    wanted = Table().state_dict()
+    for state in run_threads(lambda rank: parallelize(deferred(Table), rules, seed=0).state_dict(), 2):
+        assert all(torch.equal(state[name], wanted[name]) for name in wanted)
+
+
+def test_deferred_refuses_to_draw_into_a_tensor_from_elsewhere():
+    import numpy as np
+
+    with pytest.raises(OracleError, match="draws into a tensor that the constructor did not make"):
+        deferred(lambda: torch.nn.ParameterList([torch.nn.Parameter(torch.from_numpy(np.zeros(4)).normal_())]))
+
+
 def test_a_rank_holds_its_part_only():
     def local(rank):
         model = parallelize(deferred(make), plan().on(mesh(1, 4)), seed=0)

@@ -2,7 +2,8 @@
 
 Warns of rules that match nothing, parameters that two rules cut in different ways, axes that the mesh does not have.
 With --model the plan is also held against what `proctor.parallelize` would do with it: addends that nobody reduces, edges
-whose layers disagree, dimensions that cannot be divided. Exit code 1 when there is a problem, or a warning without --model.
+whose layers disagree, dimensions that cannot be divided. Exit code 2 when it cannot run the model, 1 when there is a warning
+and no model.
 """
 
 from __future__ import annotations
@@ -61,7 +62,7 @@ def run(args: argparse.Namespace) -> int:
         out.print(wording.clean(line), markup=False, soft_wrap=True)
     if args.model and not problems:
         out.print("the plan can run this model, as far as is known before a step")
-    return 1 if problems or (found.warnings and not args.model) else 0
+    return 2 if problems else 1 if found.warnings and not args.model else 0
 
 
 def _find(args: argparse.Namespace) -> int:
@@ -130,5 +131,7 @@ def _show(plan: Plan, found: Understanding) -> None:
         out.print(wording.clean(f"{edge.at} of {edge.module or 'the model'}: {', '.join(filter(None, [ways, *more]))}"), markup=False, soft_wrap=True)
     for pending in plan.pendings:
         out.print(wording.clean(f"gradients of {pending.path}: {pending.reduce} over {', '.join(pending.axes)}"), markup=False)
+    for shard in plan.shards:
+        out.print(wording.clean(f"parameters of {shard.module or 'the model'}: cut over {shard.axis} between their uses"), markup=False)
     for draw in plan.draws:
         out.print(wording.clean(f"draws of {draw.module or 'the model'}: {draw.rule.layout(plan.mesh)}"), markup=False)
