@@ -66,7 +66,7 @@ def _show(verdict: Verdict, json: str | None) -> int:
     from proctor.verify import wording
 
     if json:
-        text = msgspec.json.format(msgspec.json.encode(msgspec.structs.replace(verdict, cuts={})))
+        text = msgspec.json.format(msgspec.json.encode(msgspec.structs.replace(verdict, cuts={}, lemmas={})))
         if json == "-":
             print(text.decode())
             return verdict.exit_code
