@@ -110,7 +110,7 @@ def _wait(process: subprocess.Popen[bytes], folder: Path, timeout_s: float, prog
         if now - began > timeout_s:
             raise OracleError(f"{program}: took longer than {timeout_s:g} s", hint="--timeout SECONDS, or a smaller model")
         ranks = _ranks(folder)
-        if complete is None and ranks and (alone or set(ranks) == set(range(max(ranks.values())))):
+        if complete is None and ranks and (alone or set(ranks) == set(range(max(ranks.values())))) and all(_updated(folder, r) for r in ranks):
             complete = now
         if complete is not None and now - complete > _GRACE_S:
             return None
