@@ -93,7 +93,7 @@ def _judge(verdict: Verdict, reference: Tape, candidate: Sequence[Tape], alignme
 def _prove(verdict: Verdict, reference: Tape, candidate: Sequence[Tape], alignment: Alignment, runs: tuple[list[Observed], Observed], proof_s: float) -> None:
     began = time.monotonic()
     proof = attempt(reference, candidate, alignment, *runs, budget_s=proof_s)
-    verdict.cuts, verdict.lemmas = proof.cuts, proof.lemmas
+    verdict.cuts, verdict.lemmas, verdict.local = proof.cuts, proof.lemmas, proof.local
     verdict.seconds["proof"] = time.monotonic() - began
     if proof.why or proof.open or verdict.opaque:
         what, name, rank = proof.open[0] if proof.open else ("", "", 0)
@@ -101,7 +101,8 @@ def _prove(verdict: Verdict, reference: Tape, candidate: Sequence[Tape], alignme
         verdict.why += f"; {why}"
         return
     verdict.verdict, verdict.probability, verdict.culprit = "PROVED", 0.0, None
-    verdict.why = f"all {verdict.outputs} outputs are the same formulas ({proof.polynomials} polynomials in {proof.atoms} atoms), for all real parameters"
+    how = f"{proof.shown} lemmas, used {proof.used} times" if proof.local else f"{proof.polynomials} polynomials in {proof.atoms} atoms"
+    verdict.why = f"all {verdict.outputs} outputs are the same formulas ({how}), for all real parameters"
 
 
 def _in_fields(reference: Tape, candidate: Sequence[Tape], alignment: Alignment) -> tuple[list[Observed], list[dict[tuple[str, str, int], bool]]]:

@@ -46,6 +46,11 @@ class Session:
         self._reduction = "sum"
         self._flags: tuple[bool, bool] = (True, True)
 
+    @property
+    def updated(self) -> bool:
+        """Whether an optimizer has taken its step."""
+        return self._updated
+
     def begin(self) -> None:
         """Put the hooks on."""
         handles = [

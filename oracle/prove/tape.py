@@ -172,3 +172,24 @@ def read(path: Path) -> Tape:
         return tape
     except (OSError, msgspec.MsgspecError, ValueError, TypeError) as error:
         raise OracleError(f"{path}: is no recorded step: {str(error)[:200]}") from None
+
+
+def live(tape: Tape) -> set[int]:
+    """Nodes that something comes of: what is marked, what other ranks get, and what goes into that."""
+    storages: set[int] = set()
+    numbers: set[int] = set()
+    found: set[int] = set()
+    for at in range(len(tape.nodes) - 1, -1, -1):
+        node = tape.nodes[at]
+        if node.op == MARK or collective(node.op) or at in numbers or any(w is not None and w.storage in storages for w in node.outs):
+            found.add(at)
+            storages.update(w.storage for w in node.ins)
+            numbers.update(_numbers([node.args, node.kwargs]))
+    return found
+
+
+def _numbers(value: Any) -> list[int]:
+    """Nodes at which numbers were read that an operation takes."""
+    if isinstance(value, dict):
+        return [value["r"]] if "r" in value else [n for v in value.values() for n in _numbers(v)]
+    return [n for v in value for n in _numbers(v)] if isinstance(value, list) else []

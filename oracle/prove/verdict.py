@@ -50,6 +50,7 @@ class Verdict(msgspec.Struct):
         ranks: of the candidate.
         operations: of all ranks of both sides.
         cuts, lemmas: of a proof, where names are and what was merged (`proofs/sweep.py`); not part of what is written.
+        local: the proof is by lemmas alone (`proofs/chase.py`).
         seconds: of what took long: "reference", "candidate", "refutation", "proof".
     """
 
@@ -67,6 +68,7 @@ class Verdict(msgspec.Struct):
     seconds: dict[str, float] = {}
     cuts: dict[str, str] = {}
     lemmas: dict[str, list[list[int]]] = {}
+    local: bool = False
 
     @property
     def exit_code(self) -> int:

@@ -33,7 +33,7 @@ def tape_of(program: Program, rank: int = 0, world: int = 1) -> Tape:
     from proctor.oracle.prove.session import Session
 
     session = Session(rank, world, real=False)
-    with _joined(rank, world):
+    with joined(rank, world):
         state = torch.random.get_rng_state()
         session.begin()
         try:
@@ -49,7 +49,8 @@ def tape_of(program: Program, rank: int = 0, world: int = 1) -> Tape:
 
 
 @contextmanager
-def _joined(rank: int, world: int) -> Iterator[None]:
+def joined(rank: int, world: int) -> Iterator[None]:
+    """Be one rank of a world that is not there."""
     import torch.distributed as dist
 
     if world == 1:

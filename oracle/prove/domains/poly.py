@@ -64,11 +64,16 @@ class Poly:
             self._budget -= len(terms)
             if self._budget < 0:
                 raise OutOfBudget("more terms than the budget allows")
-            if len(self.polys) % 64 == 63 and time.monotonic() > self._until:
-                raise OutOfBudget("more time than the budget allows")
+            if len(self.polys) % 64 == 63:
+                self.look_at_the_time()
             found = self._ids[terms] = len(self.polys)
             self.polys.append(terms)
         return found
+
+    def look_at_the_time(self) -> None:
+        """Raises OutOfBudget when there is none left."""
+        if time.monotonic() > self._until:
+            raise OutOfBudget("more time than the budget allows")
 
     def _of(self, terms: dict[int, Number]) -> int:
         return self._intern(tuple(sorted((m, c) for m, c in terms.items() if c)))

@@ -1,22 +1,29 @@
-"""The proof: both programs once more in polynomials, cut by names where both sides computed the same values.
+"""The proof: both programs once more as formulas, compared where both sides computed the same values.
 
-Names are put where elements agree in two fields, or in doubles, which know more laws; so formulas stay small. That they agree is
-not used. Equal ids of an output are a proof over the rationals with uninterpreted functions, at this shape; unequal ids prove nothing.
+By lemmas first (`chase.py`): small ones, each shown once for all layers, microbatches and ranks that bring it again. Where that leaves something
+open, by polynomials of the whole step, cut by names (`sweep.py`). That values agree, in two fields or in doubles, only says where to look. Equal
+formulas of an output are a proof over the rationals with uninterpreted functions, at this shape; unequal ones prove nothing.
 """
 
 from __future__ import annotations
 
 import time
 from collections.abc import Sequence
+from typing import Final
 
 import msgspec
 
+from proctor.oracle.prove.domains.applied import Applied
 from proctor.oracle.prove.domains.poly import OutOfBudget, Poly
 from proctor.oracle.prove.judge import Runs
 from proctor.oracle.prove.leaves import Alignment
 from proctor.oracle.prove.locate import Observed
+from proctor.oracle.prove.proofs.chase import Again, Chase
+from proctor.oracle.prove.proofs.lemma import Lemmas
 from proctor.oracle.prove.proofs.sweep import Replay, Side, Sweep, factors_of, results
 from proctor.oracle.prove.tape import Tape
+
+_LOCAL: Final = 0.75  # of the time, for a proof by lemmas
 
 
 class Proof(msgspec.Struct):
@@ -28,6 +35,8 @@ class Proof(msgspec.Struct):
         polynomials, atoms: how many there are.
         cuts, lemmas: where names were put, and what was merged: as `sweep.py` says.
         parts: of what is open, the first operation whose values are the reference's and whose formulas are not.
+        local: it is by lemmas: `lemmas` alone are the proof, and there are no names.
+        shown, used: how many different lemmas were shown, and how often one was used.
     """
 
     open: list[tuple[str, str, int]] = []
@@ -37,6 +46,9 @@ class Proof(msgspec.Struct):
     cuts: dict[str, str] = {}
     lemmas: dict[str, list[list[int]]] = {}
     parts: str = ""
+    local: bool = False
+    shown: int = 0
+    used: int = 0
 
 
 def attempt(
@@ -50,16 +62,36 @@ def attempt(
         budget_s: after which it ends.
         terms: that may be stored.
     """
-    until = time.monotonic() + budget_s
-    domain = Poly(terms, until)
+    began = time.monotonic()
     there, here = (Side([*(results(o, side) for o in observed), results(doubles, side)]) for side in (0, 1))
-    sweep = Sweep(domain, there, here, factors_of(reference, candidate), until)
+    factors = factors_of(reference, candidate)
+    lemmas = Lemmas(Applied(), began + _LOCAL * budget_s)
+    chase = Chase(lemmas.domain, lemmas, (there, here), factors, (reference, candidate))
+    proof = _by_lemmas(reference, candidate, alignment, lemmas, chase)
+    if not proof.open and not proof.why:
+        return proof
+    until = began + budget_s
+    domain = Poly(terms, until)
+    sweep = Sweep(domain, there, here, factors, until)
     try:
         runs = Runs.of(domain, reference, candidate, alignment, named=(sweep.reference, sweep.candidate))
         left = _open(domain, runs, alignment)
     except OutOfBudget as error:
-        return Proof(why=f"the proof is out of budget: {error}", polynomials=len(domain.polys), atoms=len(domain.atoms))
+        return Proof(proof.open, f"the proof is out of budget: {error}", proof.polynomials + len(domain.polys), proof.atoms + len(domain.atoms), parts=proof.parts)
     return Proof(left, "", len(domain.polys), len(domain.atoms), sweep.cuts, sweep.lemmas, _said(candidate, sweep.parts) if left else "")
+
+
+def _by_lemmas(reference: Tape, candidate: Sequence[Tape], alignment: Alignment, lemmas: Lemmas, guide: Chase | Again) -> Proof:
+    """Run both sides in formulas that are not written out, and compare the outputs."""
+    try:
+        runs = Runs.of(lemmas.domain, reference, candidate, alignment, named=(guide.reference, guide.candidate))
+        left = [(what, name, rank) for what, name, rank, _, there, here in runs.pairs(alignment) if not lemmas.same(here, there)]
+    except OutOfBudget as error:
+        return Proof(why=f"the proof is out of budget: {error}", polynomials=lemmas.polynomials, atoms=lemmas.atoms)
+    opaque = bool(runs.reference.opaque or runs.candidate.opaque)
+    parts = _said(candidate, guide.parts) if left and isinstance(guide, Chase) else ""
+    merges = guide.merges
+    return Proof(left, "operators without a meaning" if opaque else "", lemmas.polynomials, lemmas.atoms, {}, merges, parts, True, lemmas.shown, lemmas.used)
 
 
 def _open(domain: Poly, runs: Runs, alignment: Alignment) -> list[tuple[str, str, int]]:
@@ -78,14 +110,17 @@ def _said(tapes: Sequence[Tape], at: tuple[int, int] | None) -> str:
     return f"; formulas part at {node.op} in {node.module or 'no module'} ({node.phase}) at {node.place or 'no line'} on rank {at[0]}"
 
 
-def replayed(reference: Tape, candidate: Sequence[Tape], alignment: Alignment, cuts: dict[str, str], lemmas: dict[str, list[list[int]]], terms: int = 20_000_000) -> Proof:
-    """A proof again, with names where it says: no field, no search. Names are sound wherever they are, and lemmas are shown again."""
+def replayed(reference: Tape, candidate: Sequence[Tape], alignment: Alignment, proof: Proof, terms: int = 20_000_000, seconds: float = 600.0) -> Proof:
+    """A proof again, with names and merges where it says: no field, no search. Names are sound wherever they are, and lemmas are shown again."""
+    if proof.local:
+        lemmas = Lemmas(Applied(), time.monotonic() + seconds)
+        return _by_lemmas(reference, candidate, alignment, lemmas, Again(lemmas.domain, lemmas, proof.lemmas))
     domain = Poly(terms)
-    replay = Replay(domain, cuts, lemmas)
+    replay = Replay(domain, proof.cuts, proof.lemmas)
     try:
         runs = Runs.of(domain, reference, candidate, alignment, named=(replay.reference, replay.candidate))
         left = _open(domain, runs, alignment)
     except OutOfBudget as error:
         return Proof(why=f"out of budget: {error}")
     why = "operators without a meaning" if runs.reference.opaque or runs.candidate.opaque else ""
-    return Proof(left, why, len(domain.polys), len(domain.atoms), cuts, lemmas)
+    return Proof(left, why, len(domain.polys), len(domain.atoms), proof.cuts, proof.lemmas)

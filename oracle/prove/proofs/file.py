@@ -19,11 +19,11 @@ from proctor.oracle.prove import judge
 from proctor.oracle.prove.domains.f64 import F64
 from proctor.oracle.prove.leaves import Alignment
 from proctor.oracle.prove.machine import Stuck
-from proctor.oracle.prove.proofs import replayed
+from proctor.oracle.prove.proofs import Proof, replayed
 from proctor.oracle.prove.tape import Tape, read, write
 from proctor.oracle.prove.verdict import Verdict
 
-SCHEMA = 2
+SCHEMA = 3
 _MOST_RANKS = 1 << 16
 _MOST_BYTES = 4 << 30
 
@@ -42,6 +42,7 @@ class _Document(msgspec.Struct):
     merged: list[str]
     cuts: dict[str, str]
     lemmas: dict[str, list[list[int]]]
+    local: bool
     verdict: Verdict
 
 
@@ -58,7 +59,7 @@ def save(path: Path, verdict: Verdict, reference: Tape, candidate: Sequence[Tape
         raise OracleError(f"{path}: nothing was proved ({verdict.verdict})", hint="there is no proof to write")
     placed = [_Placed(rank, name, alignment.of[rank, name], index.tolist()) for (rank, name), index in alignment.index.items()]
     said = msgspec.structs.replace(verdict, cuts={}, lemmas={})
-    document = _Document(SCHEMA, len(candidate), placed, sorted(alignment.merged), verdict.cuts, verdict.lemmas, said)
+    document = _Document(SCHEMA, len(candidate), placed, sorted(alignment.merged), verdict.cuts, verdict.lemmas, verdict.local, said)
     try:
         with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive, tempfile.TemporaryDirectory() as folder:
             archive.writestr("proof.json", msgspec.json.encode(document))
@@ -91,7 +92,7 @@ def check(path: Path, *, terms: int = 2_000_000) -> Verdict:
         doubles = judge.Runs.of(F64(), reference, candidate, alignment)
         verdict.outputs = sum(1 for _ in doubles.pairs(alignment))
         missing = judge.not_covered(reference, doubles, alignment)
-        found = replayed(reference, candidate, alignment, document.cuts, document.lemmas, terms)
+        found = replayed(reference, candidate, alignment, Proof(cuts=document.cuts, lemmas=document.lemmas, local=document.local), terms)
     except (Stuck, IndexError, KeyError, ValueError, TypeError, NotImplementedError) as error:
         raise OracleError(f"{path}: the proof does not run: {type(error).__name__}: {str(error)[:150]}") from None
     if found.why or found.open or missing or not verdict.outputs:

@@ -104,6 +104,57 @@ def _divisors(tape: Tape) -> set[int]:
     return {n for n in whole if 1 < n <= _MOST}
 
 
+class Rows:
+    """The reference's elements, to be found by their values. `ids`: of the domain, by row."""
+
+    def __init__(self, there: Side, here: Side) -> None:
+        self._there, self._here = there, here
+        self._made: list[tuple[Array, Array, Array, tuple[int, int]]] = []
+        self.ids = self._where = self._keys = np.zeros(1, np.int64)
+        self._values = np.zeros(1)
+        self._by_key = self._by_value = np.full(1, -1, np.int64)
+        self._nodes: list[tuple[int, int]] = []
+
+    def made(self, rank: int, node: int, k: int, view: Array) -> None:
+        """A result of the reference."""
+        key, value = self._there.keys((rank, node, k), view.shape), self._there.doubles((rank, node, k), view.shape)
+        if key is not None and value is not None:
+            self._made.append((key.reshape(-1), value.reshape(-1), view.reshape(-1).copy(), (node, k)))
+
+    def place(self, row: int) -> tuple[int, int, int]:
+        """Node, number of the result and position of a row."""
+        return (*self._nodes[int(self._where[row, 0])], int(self._where[row, 1]))
+
+    def of(self, place: Place, shape: tuple[int, ...], factor: Fraction) -> Array:
+        """For each element of the candidate, times a factor, the row of the same value; -1 none."""
+        if self._made:
+            self._order()
+        found = np.full(int(np.prod(shape)), -1, np.int64)
+        key, value = self._here.keys(place, shape, factor), self._here.doubles(place, shape)
+        if value is not None:
+            value = value.reshape(-1) * float(factor)
+            at = np.clip(np.searchsorted(self._values, value * (1 - _NEAR * np.sign(value))), 0, len(self._values) - 1)
+            with np.errstate(invalid="ignore"):
+                near = (np.abs(self._values[at] - value) <= _NEAR * np.abs(value)) & (True if key is None else key.reshape(-1) != 0)
+            if near.size and near.mean() > _MOST_OF_IT:
+                found[near] = self._by_value[at[near]]
+        if key is not None:
+            key = key.reshape(-1)
+            at = _at(self._keys, key)
+            hit = (self._keys[at] == key) & (key != 0)
+            found[hit] = self._by_key[at[hit]]
+        return found
+
+    def _order(self) -> None:
+        """The reference's elements as rows, and their keys and doubles in order."""
+        self.ids = np.concatenate([view for _, _, view, _ in self._made])
+        self._where = np.concatenate([np.stack([np.full(len(view), n), np.arange(len(view))], 1) for n, (_, _, view, _) in enumerate(self._made)])
+        self._nodes = [node for _, _, _, node in self._made]
+        self._keys, self._by_key = np.unique(np.concatenate([key for key, _, _, _ in self._made]), return_index=True)
+        self._values, self._by_value = np.unique(np.concatenate([value for _, value, _, _ in self._made]), return_index=True)
+        self._made = []
+
+
 class Sweep:
     """Puts names, and merges; `cuts` and `lemmas` say where, so that it can be done again without looking for it.
 
@@ -119,19 +170,13 @@ class Sweep:
         self.cuts: dict[str, str] = {}
         self.lemmas: dict[str, list[list[int]]] = {}
         self.parts: tuple[int, int] | None = None
-        self._made: list[tuple[Array, Array, Array, tuple[int, int]]] = []
-        self._ids = self._where = self._keys = np.zeros(1, np.int64)
-        self._values = np.zeros(1)
-        self._by_key = self._by_value = np.full(1, -1, np.int64)
-        self._nodes: list[tuple[int, int]] = []
+        self._rows = Rows(there, here)
 
     def reference(self, rank: int, node: int, views: list[Array], first: int) -> None:
         """Called for every node of the reference, which runs first."""
         for k, view in enumerate(views, first):
             self._name("reference", self._there, self._here, (rank, node, k), view)
-            key, value = self._there.keys((rank, node, k), view.shape), self._there.doubles((rank, node, k), view.shape)
-            if key is not None and value is not None:
-                self._made.append((key.reshape(-1), value.reshape(-1), view.reshape(-1).copy(), (node, k)))
+            self._rows.made(rank, node, k, view)
 
     def candidate(self, rank: int, node: int, views: list[Array], first: int) -> None:
         """Called for every node of the candidate."""
@@ -175,15 +220,15 @@ class Sweep:
         tries, left, found = _TRIES, False, []
         todo, flat = there.reshape(-1).copy(), view.reshape(-1).copy()
         for factor in self._factors:
-            rows = self._rows(place, view.shape, factor)
+            rows = self._rows.of(place, view.shape, factor)
             hit = todo & (rows >= 0)
             todo &= ~hit
             scaled = self._d.mul(flat, np.asarray(self._d.const(factor))) if factor != 1 else flat
-            for spot in np.flatnonzero(hit & (scaled != self._ids[rows])).tolist():
+            for spot in np.flatnonzero(hit & (scaled != self._rows.ids[rows])).tolist():
                 row = int(rows[spot])
-                if tries > 0 and self._d.same(int(scaled[spot]), int(self._ids[row])):
-                    flat[spot] = self._d.mul(self._ids[row], np.asarray(self._d.const(1 / factor)))
-                    found.append([spot, *self._nodes[int(self._where[row, 0])], int(self._where[row, 1]), factor.numerator, factor.denominator])
+                if tries > 0 and self._d.same(int(scaled[spot]), int(self._rows.ids[row])):
+                    flat[spot] = self._d.mul(self._rows.ids[row], np.asarray(self._d.const(1 / factor)))
+                    found.append([spot, *self._rows.place(row), factor.numerator, factor.denominator])
                 else:
                     tries, left = tries - 1, True
             if not todo.any():
@@ -192,34 +237,6 @@ class Sweep:
         if found:
             self.lemmas.setdefault(f"candidate {place[0]} {place[1]} {place[2]}", []).extend(found)
         return left
-
-    def _rows(self, place: Place, shape: tuple[int, ...], factor: Fraction) -> Array:
-        """For each element, times a factor, the reference's element of the same value, by its row; -1 none."""
-        if self._made:
-            self._order()
-        found = np.full(int(np.prod(shape)), -1, np.int64)
-        key, value = self._here.keys(place, shape, factor), self._here.doubles(place, shape)
-        if value is not None:
-            value = value.reshape(-1) * float(factor)
-            at = np.clip(np.searchsorted(self._values, value * (1 - _NEAR * np.sign(value))), 0, len(self._values) - 1)
-            near = (np.abs(self._values[at] - value) <= _NEAR * np.abs(value)) & (True if key is None else key.reshape(-1) != 0)
-            if near.size and near.mean() > _MOST_OF_IT:
-                found[near] = self._by_value[at[near]]
-        if key is not None:
-            key = key.reshape(-1)
-            at = _at(self._keys, key)
-            hit = (self._keys[at] == key) & (key != 0)
-            found[hit] = self._by_key[at[hit]]
-        return found
-
-    def _order(self) -> None:
-        """The reference's elements as rows, and their keys and doubles in order."""
-        self._ids = np.concatenate([view for _, _, view, _ in self._made])
-        self._where = np.concatenate([np.stack([np.full(len(view), n), np.arange(len(view))], 1) for n, (_, _, view, _) in enumerate(self._made)])
-        self._nodes = [node for _, _, _, node in self._made]
-        self._keys, self._by_key = np.unique(np.concatenate([key for key, _, _, _ in self._made]), return_index=True)
-        self._values, self._by_value = np.unique(np.concatenate([value for _, value, _, _ in self._made]), return_index=True)
-        self._made = []
 
 
 class Replay:
@@ -257,4 +274,4 @@ class Replay:
                 view[at] = self._d.mul(np.asarray(other), np.asarray(self._d.const(1 / factor)))
 
 
-__all__ = ["Replay", "Side", "Sweep", "factors_of", "results"]
+__all__ = ["Replay", "Rows", "Side", "Sweep", "factors_of", "results"]

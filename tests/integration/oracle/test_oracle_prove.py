@@ -73,3 +73,78 @@ def test_bad_input_is_one_line(script: str, tmp_path: Path, capsys: pytest.Captu
     assert main(["oracle", "prove", "--reference", f"{sys.executable} -c pass", "--candidate", f"{script} 2"]) == 2
     said = [line for line in capsys.readouterr().err.splitlines() if line.strip()]
     assert len(said) == 3 and "without training" in said[-1]
+
+
+ALONE = """
+import sys
+import torch
+from torch import nn
+
+torch.manual_seed(0)
+model = nn.Sequential(nn.Linear(4, 8), nn.GELU(), nn.Linear(8, 4))
+update = torch.optim.AdamW(model.parameters(), lr=0.1)
+if "refuse" in sys.argv:
+    raise ValueError("two ranks are one too many")
+x, target = torch.randn(4, 4), torch.randn(4, 4)
+nn.functional.mse_loss(model(x), target).backward()
+update.step()
+"""
+TENSOR = """
+[mesh]
+axes = ["tp"]
+sizes = [2]
+
+[[style]]
+style = "colwise"
+module = '0'
+axis = "tp"
+
+[[style]]
+style = "rowwise"
+module = '2'
+axis = "tp"
+"""
+ROWS = """
+[mesh]
+axes = ["dp"]
+sizes = [2]
+
+[[redistribute]]
+module = ''
+at = "input"
+to = { dp = 0 }
+
+[[redistribute]]
+module = ''
+at = "output"
+from = { dp = 0 }
+
+[[pending]]
+path = '.*'
+axes = ["dp"]
+reduce = "avg"
+"""
+
+
+def test_a_plan_is_judged_before_any_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "train.py").write_text(ALONE)
+    plans = {"right": TENSOR, "wrong": ROWS, "absent": TENSOR.replace("'2'", "'7'")}
+    for name, text in plans.items():
+        (tmp_path / f"{name}.toml").write_text(text)
+    judge = {name: ["oracle", "prove", "--plan", str(tmp_path / f"{name}.toml"), "--", sys.executable, str(tmp_path / "train.py")] for name in plans}
+    assert main(judge["right"]) == 0
+    assert "PROVED" in capsys.readouterr().out
+    assert main(judge["wrong"]) == 1
+    out = capsys.readouterr().out
+    assert "wrong scale" in out and "1/2 of the reference's" in out
+    assert main(judge["absent"]) == 2
+    said = [line for line in capsys.readouterr().err.splitlines() if line.strip()]
+    assert len(said) == 1 and "matches nothing" in said[0]
+
+
+def test_a_program_that_refuses_its_world_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "train.py").write_text(ALONE)
+    command = f"{sys.executable} {tmp_path / 'train.py'}"
+    assert main(["oracle", "prove", "--reference", command, "--candidate", f"{command} refuse"]) == 2
+    said = [line for line in capsys.readouterr().err.splitlines() if line.strip()]
+    assert len(said) == 1 and "one too many" in said[0], said

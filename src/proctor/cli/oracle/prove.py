@@ -26,15 +26,16 @@ def prepare(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--check", metavar="FILE", help="verify a proof that --save wrote, without running anything")
     parser.add_argument("--save", metavar="FILE", help="write the proof, where there is one")
     parser.add_argument("--proof", metavar="S", type=float, default=120.0, help="how long a proof may take; 0 refutes or tests at random points only (default 120)")
-    parser.add_argument("--plan", metavar="PLAN", help="how parameters are cut (TOML); found by content without one")
+    parser.add_argument("--plan", metavar="PLAN", help="how parameters are cut (TOML); found by content without one. With a command of one device after --: is this plan right for it, before any run?")
     parser.add_argument("--timeout", metavar="S", type=float, default=600.0, help="end a command that takes longer (default 600)")
+    parser.add_argument("command", metavar="CMD", nargs="*", help="after --plan PLAN --: the run on one device that the plan is for")
     parser.add_argument("--json", metavar="FILE", help="write the verdict as JSON, - for standard output")
 
 
 def run(args: argparse.Namespace) -> int:
     """Do all of it."""
     from proctor.oracle.plans.plan_toml import plan_of
-    from proctor.oracle.prove.command import tapes_of
+    from proctor.oracle.prove.command import tapes_by_plan, tapes_of
     from proctor.oracle.prove.leaves import align
     from proctor.oracle.prove.proofs.file import check, save
     from proctor.oracle.prove.prover import decide
@@ -43,13 +44,22 @@ def run(args: argparse.Namespace) -> int:
         raise UsageError("--timeout must be more than 0, --proof at least 0")
     if args.check:
         return _show(check(Path(args.check)), args.json)
-    if not args.reference or not args.candidate:
+    if args.command:
+        if not args.plan or args.reference or args.candidate:
+            raise UsageError("a command after -- goes with --plan alone", hint="proctor oracle prove --plan plan.toml -- python train.py")
+    elif not args.reference or not args.candidate:
         raise UsageError("--reference and --candidate are needed", hint='proctor oracle prove --reference "python train.py" --candidate "torchrun … train.py"')
-    commands = [words(args.reference, "--reference"), words(args.candidate, "--candidate")]
     plan, seconds, sides = plan_of(args.plan), {}, []
+    commands = [args.command] * 2 if args.command else [words(args.reference, "--reference"), words(args.candidate, "--candidate")]
+    if args.command and (plan is None or not plan.mesh.axes):
+        raise UsageError(f"{args.plan}: the plan has no mesh, so it says nothing of ranks")
     for name, command in zip(("reference", "candidate"), commands):
         began = time.monotonic()
-        sides.append(tapes_of(command, timeout_s=args.timeout))
+        if args.command and sides:
+            assert plan is not None
+            sides.append(tapes_by_plan(command, Path(args.plan), plan.mesh.world, timeout_s=args.timeout))
+        else:
+            sides.append(tapes_of(command, timeout_s=args.timeout))
         seconds[name] = time.monotonic() - began
     if len(sides[0]) != 1:
         raise OracleError(f"the reference has {len(sides[0])} ranks", hint="it must run on one device")
@@ -66,7 +76,7 @@ def _show(verdict: Verdict, json: str | None) -> int:
     from proctor.verify import wording
 
     if json:
-        text = msgspec.json.format(msgspec.json.encode(msgspec.structs.replace(verdict, cuts={})))
+        text = msgspec.json.format(msgspec.json.encode(msgspec.structs.replace(verdict, cuts={}, lemmas={})))
         if json == "-":
             print(text.decode())
             return verdict.exit_code

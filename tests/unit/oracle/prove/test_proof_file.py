@@ -38,7 +38,7 @@ def changed(proof: Path, out: Path, **what: object) -> Path:
 
 
 def test_without_names_a_proof_is_out_of_budget_and_not_believed(proof: Path, tmp_path: Path) -> None:
-    verdict = check(changed(proof, tmp_path / "p", cuts={}), terms=20_000)
+    verdict = check(changed(proof, tmp_path / "p", cuts={}, lemmas={}, local=False), terms=20_000)
     assert verdict.verdict == "UNPROVED" and "out of budget" in verdict.why
 
 

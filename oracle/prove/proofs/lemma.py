@@ -1,0 +1,161 @@
+"""Two elements are the same formula: shown by writing out the few operations between them and what both have, once for all like them.
+
+A lemma is about a *cone*: operations from two lists of elements back to where formulas are cut. Everything that is cut off stands for
+anything at all, so a lemma that was shown holds wherever the same cone occurs with other elements there: on another layer,
+microbatch, stage or rank. That it is the same cone is compared: operations, shapes, and which elements meet which.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import time
+from collections import deque
+from collections.abc import Sequence
+from typing import Any, Final
+
+import numpy as np
+
+from proctor.oracle.prove.domains.applied import APPLIED, CONST, Application, Applied
+from proctor.oracle.prove.domains.poly import OutOfBudget, Poly
+from proctor.oracle.prove.tape import Array
+
+_DEPTHS: Final = (0, 1, 2, 4, 8)  # how many cuts are looked behind, one after the other
+_MOST_OPERATIONS: Final = 160
+_MOST_ELEMENTS: Final = 60_000
+_TERMS: Final = 1_500_000
+_SECONDS: Final = 10.0  # for one depth of a lemma
+_APP: Final = 1 << 62
+_NUMBER: Final = 1 << 61
+
+
+class Lemmas:
+    """What was shown, and what could not be.
+
+    Attributes:
+        domain: of the formulas.
+        shown: how many different lemmas were shown.
+        used: how often one was.
+    """
+
+    def __init__(self, domain: Applied, until: float) -> None:
+        self.domain = self._d = domain
+        self._until = until
+        self._known: dict[bytes, bool] = {}
+        self.shown = self.used = self.polynomials = self.atoms = 0
+
+    def same(self, here: Array, there: Array, depths: Sequence[int] = _DEPTHS) -> bool:
+        """Whether two lists of elements are the same formulas, one by one.
+
+        Raises:
+            OutOfBudget: the time of the whole proof is over.
+        """
+        if np.array_equal(here, there):
+            return True
+        done = None
+        for depth in depths:
+            if time.monotonic() > self._until:
+                raise OutOfBudget("more time than the budget allows")
+            cone = self._cone(here, there, depth)
+            if cone is None or cone == done:
+                return False
+            done = cone
+            key, leaves = self._key(here, there, cone)
+            found = self._known.get(key)
+            if found is None:
+                found = self._known[key] = self._show(here, there, cone, leaves)
+                self.shown += found
+            if found:
+                self.used += 1
+                return True
+        return False
+
+    def _cone(self, here: Array, there: Array, depth: int) -> list[int] | None:
+        """Groups that are written out, in the order in which they are met; None when there are too many."""
+        level: dict[int, int] = {}
+        order: list[int] = []
+        todo: deque[tuple[Array, int]] = deque([(there, -1), (here, 0)])
+        elements = 0
+        while todo:
+            ids, at = todo.popleft()
+            for group in self._groups_in(ids):
+                if self._d.kinds[group] != APPLIED:
+                    continue
+                inner = at + self._d.named[group]
+                if inner > depth or level.get(group, 1 << 30) <= inner:
+                    continue
+                if group not in level:
+                    order.append(group)
+                    elements += sum(a.size for a in self._d.groups[group].inputs)
+                    if len(order) > _MOST_OPERATIONS or elements > _MOST_ELEMENTS:
+                        return None
+                level[group] = inner
+                for a in self._d.groups[group].inputs:
+                    (todo.append if self._d.named[group] else todo.appendleft)((a, inner))
+        return order
+
+    def _groups_in(self, ids: Array) -> list[int]:
+        groups, first = np.unique(self._d.groups_of(ids.reshape(-1)), return_index=True)
+        found: list[int] = groups[np.argsort(first)].tolist()
+        return found
+
+    def _key(self, here: Array, there: Array, cone: list[int]) -> tuple[bytes, dict[int, int]]:
+        """A name of the lemma that is the same for all cones like it, and numbers of the elements that are cut off."""
+        applications: list[Application] = [self._d.groups[g] for g in cone]
+        arrays = [here.reshape(-1), there.reshape(-1), *(a.reshape(-1) for one in applications for a in one.inputs)]
+        ids = np.concatenate(arrays)
+        groups = self._d.groups_of(ids)
+        distinct, back = np.unique(groups, return_inverse=True)
+        place = {g: k for k, g in enumerate(cone)}
+        shift = np.array([(_APP + (place[g] << 32) - self._d.base(g)) if g in place else (_NUMBER if self._d.kinds[g] == CONST else 0) for g in distinct.tolist()], np.int64)[back]
+        codes = ids + shift
+        free = shift == 0
+        leaves, first, inverse = np.unique(ids[free], return_index=True, return_inverse=True)
+        rank = np.empty(len(leaves), np.int64)
+        rank[np.argsort(first)] = np.arange(len(leaves))
+        codes[free] = rank[inverse]
+        text = repr([(one.op, one.params, one.shape, [a.shape for a in one.inputs]) for one in applications] + [here.size])
+        key = hashlib.blake2b(text.encode() + codes.tobytes(), digest_size=20).digest()
+        return key, dict(zip(leaves.tolist(), rank.tolist()))
+
+    def _show(self, here: Array, there: Array, cone: list[int], leaves: dict[int, int]) -> bool:
+        poly = Poly(_TERMS, min(self._until, time.monotonic() + _SECONDS))
+        values: dict[int, Array] = {}
+
+        def read(ids: Array) -> Array:
+            distinct, back = np.unique(ids, return_inverse=True)
+            groups = self._d.groups_of(distinct).tolist()
+            found = np.empty(len(distinct), np.int64)
+            for k, (x, group) in enumerate(zip(distinct.tolist(), groups)):
+                if group in values:
+                    found[k] = values[group][x - self._d.base(group)]
+                elif self._d.kinds[group] == CONST:
+                    found[k] = poly.const(self._d.groups[group])
+                else:
+                    found[k] = poly.symbol(np.array([leaves[x]]))[0]
+            return found[back].reshape(ids.shape)
+
+        try:
+            for group in sorted(cone):  # what goes in was made before
+                one = self._d.groups[group]
+                result = np.asarray(_OPERATIONS[one.op](poly, [read(a) for a in one.inputs], one.params)).reshape(-1)
+                values[group] = poly.each(poly.name_of, result) if self._d.named[group] else result
+            pairs = zip(read(here.reshape(-1)).tolist(), read(there.reshape(-1)).tolist())
+            return all(poly.same(x, y) for x, y in pairs)
+        except (OutOfBudget, NotImplementedError):
+            return False
+        finally:
+            self.polynomials += len(poly.polys)
+            self.atoms += len(poly.atoms)
+
+
+_OPERATIONS: Final[dict[str, Any]] = {
+    "add": lambda d, a, _: d.add(*a),
+    "sub": lambda d, a, _: d.sub(*a),
+    "mul": lambda d, a, _: d.mul(*a),
+    "square": lambda d, a, _: d.square(*a),
+    "inv": lambda d, a, _: d.inv(*a),
+    "sum": lambda d, a, p: d.sum(a[0], *p),
+    "matmul": lambda d, a, _: d.matmul(*a),
+    "apply": lambda d, a, p: d.apply(p[0], *a),
+    "largest": lambda d, a, p: d.largest(a[0], *p),
+}

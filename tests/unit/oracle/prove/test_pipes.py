@@ -1,0 +1,28 @@
+"""Pipelines and microbatches, by the schedule that ran."""
+
+from __future__ import annotations
+
+import pytest
+from helpers.oracle.prove_pipes import by_hand
+
+from proctor.oracle.prove import assert_proved, prove
+
+
+@pytest.mark.parametrize("order", ["gpipe", "1f1b"])
+def test_a_pipeline_by_hand_is_proved(order: str) -> None:
+    verdict = assert_proved(by_hand(order=order), by_hand(order=order), "pp=2")
+    assert verdict.local
+
+
+@pytest.mark.parametrize("mistake", ["last first", "not divided", "last left out"])
+def test_a_wrong_schedule_is_refuted(mistake: str) -> None:
+    assert prove(by_hand(), by_hand(order="gpipe", mistake=mistake), "pp=2").verdict == "DIFFERENT"
+
+
+def test_layers_and_microbatches_bring_no_new_lemmas() -> None:
+    """What a proof costs is its different lemmas."""
+    shown = []
+    for count, microbatches in ((2, 2), (6, 4)):
+        verdict = assert_proved(by_hand(count, microbatches), by_hand(count, microbatches), "pp=2")
+        shown.append(int(verdict.why.split(" lemmas")[0].rsplit("(", 1)[1]))
+    assert shown[1] <= shown[0] + 6, shown
