@@ -17,6 +17,7 @@ import msgspec
 from proctor.oracle.fuzz.attribute import minimal
 from proctor.oracle.fuzz.cover import Cover
 from proctor.oracle.fuzz.evaluate import Runner
+from proctor.oracle.fuzz.facts import facts
 from proctor.oracle.fuzz.findings import Finding, Known, needs, signature
 from proctor.oracle.fuzz.models import all_templates
 from proctor.oracle.fuzz.outcome import Outcome, Symptom
@@ -80,7 +81,7 @@ class Campaign:
         """Draw a pair and run it; gives new findings, then the pair. After `until` (monotonic) failures are no longer looked into."""
         rng = random.Random(f"{self.seed}/{number}")
         scenario = self.drawn(rng)
-        traits = model_code(scenario).traits
+        traits = facts(scenario)
         passed = 0
 
         def known(point: Point) -> bool:

@@ -14,8 +14,9 @@ import msgspec
 
 from proctor.oracle.fuzz import judge
 from proctor.oracle.fuzz.axes import declared, whole, why_invalid
+from proctor.oracle.fuzz.facts import facts
 from proctor.oracle.fuzz.outcome import Outcome, outcome_of
-from proctor.oracle.fuzz.program import model_code, program, reference_of
+from proctor.oracle.fuzz.program import program, reference_of
 from proctor.oracle.fuzz.spec import Scenario
 from proctor.oracle.fuzz.worlds import REFERENCES, Answer, Worlds
 
@@ -61,7 +62,7 @@ class Runner:
         """Run jobs and put their outcomes into `found`."""
         valid = []
         for job in jobs:
-            why = why_invalid(job.scenario.setting, model_code(job.scenario).traits)
+            why = why_invalid(job.scenario.setting, facts(job.scenario))
             if why:
                 found[job.number] = Outcome("no program", why=why)
             else:
@@ -76,13 +77,13 @@ class Runner:
                 ready.append(job)
         for number, answer in self.worlds.run_all([(j.scenario.world, self._task(j)) for j in ready]):
             job = ready[number]
-            found[job.number] = outcome_of(answer, declared(job.scenario.setting, model_code(job.scenario).traits))
+            found[job.number] = outcome_of(answer, declared(job.scenario.setting, facts(job.scenario)))
         self.runs += len(ready)
 
     def _task(self, job: Job) -> dict[str, Any]:
         scenario = job.scenario
         given = whole(scenario.setting)
-        rules = declared(scenario.setting, model_code(scenario).traits)
+        rules = declared(scenario.setting, facts(scenario))
         precision = str(given["precision"])
         floor = judge.FLOORS["autocast" if precision == "autocast" else f"torch.{precision}"]
         return {
