@@ -6,12 +6,14 @@ once something differs by more than the floor, and what differed is then judged 
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Final
 
 import msgspec
 
+from proctor.errors import OracleError
 from proctor.oracle.fuzz import judge
 from proctor.oracle.fuzz.axes import declared, whole, why_invalid
 from proctor.oracle.fuzz.facts import facts
@@ -22,6 +24,7 @@ from proctor.oracle.fuzz.worlds import REFERENCES, Answer, Worlds
 
 _KEPT: Final = 64  # references on the memory disk
 _PERMUTATIONS: Final = (1, 2)
+FULL: Final = re.compile(r"No space left on device|Disk quota exceeded|os error 28")
 
 
 class Made(msgspec.Struct, frozen=True):
@@ -117,6 +120,8 @@ class Runner:
 
 def _made(path: str, answer: Answer) -> Made:
     raised = answer.raised()
+    if raised and FULL.search(raised[0]["message"]):
+        raise OracleError(f"{Path(path).parent}: the disk is full", hint="references of a campaign lie there; make room, then --resume")
     if raised:
         return Made(path, f"the reference raises {raised[0]['type']}: {raised[0]['message'][:160]}")
     made = answer.ranks[0]

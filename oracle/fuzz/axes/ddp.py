@@ -97,6 +97,7 @@ class DdpHook(_Switch):
     order = 45
     choice = Choice("ddp_hook", ("", *(h.name for h in DDPCommHookType if h.name not in NCCL or torch.cuda.is_available())))
     rules = (
+        Rule("invalid", "ranks whose gradients differ search lines of their own, and wait for one another", when={"ddp_hook": ("NOOP",), "optimizer": ("LBFGS",)}),
         Rule("different", "the hook does not reduce gradients", when={"ddp_hook": ("NOOP",)}, unless={"world": (1,)}),
         Rule("different", "the hook reduces what it compressed", when={"ddp_hook": LOSSY}),
     )
