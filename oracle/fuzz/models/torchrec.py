@@ -65,5 +65,5 @@ class Recommendation(Template):
             x=f"(torch.randn(n, 5, generator=g), torch.randint(-1, {rows}, (n, {BAG}), generator=g), torch.rand(n, {BAG}, generator=g))",
             y=(3,),
             after=("_apply_optimizer_in_backward(torch.optim.SGD, net.bags.parameters(), {'lr': 0.1})",),
-            traits=_parts.traits(point) | {"embedding bag", "torchrec", f"tables {tables}"},
+            traits=_parts.traits(point) | {"embedding bag", "torchrec"},
         )
