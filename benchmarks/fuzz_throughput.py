@@ -48,7 +48,7 @@ def main() -> None:
     parser.add_argument("--settings", type=int, default=80)
     args = parser.parse_args()
     from proctor.oracle.fuzz.evaluate import Runner
-    from proctor.oracle.fuzz.program import model_code
+    from proctor.oracle.fuzz.facts import facts
     from proctor.oracle.fuzz.spec import Scenario
     from proctor.oracle.fuzz.warm import warm_up
     from proctor.oracle.fuzz.worlds import Worlds
@@ -57,7 +57,7 @@ def main() -> None:
     for number in range(args.pairs):
         template, model = SMALL[number % len(SMALL)]
         base = Scenario(template, dict(model), {"batch": 12, "seed": number})
-        scenarios = [base.with_setting(s) for s in settings_for(model_code(base).traits, args.settings * 3 // 2, number)]
+        scenarios = [base.with_setting(s) for s in settings_for(facts(base), args.settings * 3 // 2, number)]
         before = processor_s()
         with Worlds(timeout_s=120) as worlds:
             runner = Runner(worlds)

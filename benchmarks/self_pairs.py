@@ -31,6 +31,7 @@ class Pair(NamedTuple):
     names: tuple[str, ...]
     clean: str = ""
     arguments: tuple[str, ...] = ()
+    program_arguments: tuple[str, ...] = ()
 
 
 PAIRS = [
@@ -81,13 +82,15 @@ PAIRS = [
     Pair("hugging", "untied", ("tied",), ("lm_head", "GPT2")),
     Pair("hugging", "sees_ahead", ("causal",), ("transformer", "GPT2", "mean")),
     Pair("hugging", "mask_lost", ("padding",), ("bert", "Bert"), "bert"),
+    Pair("configured", "mean_of_means", ("configured",), ("gradient", "GPT2", "loss"), arguments=("--only", "configured")),
+    Pair("configured", "divided_twice", ("configured",), ("gradient",), arguments=("--only", "configured"), program_arguments=("--with", "accelerate")),
 ]
 
 
-def run(program: str, bug: str, relations: tuple[str, ...], arguments: tuple[str, ...], *, everything: bool) -> dict[str, Any]:
+def run(program: str, bug: str, relations: tuple[str, ...], arguments: tuple[str, ...], own: tuple[str, ...], *, everything: bool) -> dict[str, Any]:
     """The report of one program; an error stands in `error`."""
     skip = [x for name in COSTLY if name not in relations and not everything for x in ("--skip", name)] if "--only" not in arguments else []
-    command = [sys.executable, str(PROGRAMS / f"{program}.py"), *(["--bug", bug] if bug else [])]
+    command = [sys.executable, str(PROGRAMS / f"{program}.py"), *own, *(["--bug", bug] if bug else [])]
     with tempfile.TemporaryDirectory() as folder:
         began = time.monotonic()
         done = subprocess.run([sys.executable, "-m", "proctor.cli", "oracle", "self", "--format", "json", "-o", f"{folder}/self", *skip, *arguments, "--", *command], capture_output=True, text=True, check=False)
@@ -118,12 +121,12 @@ def main() -> int:
     parser.add_argument("--json", type=Path)
     args = parser.parse_args()
     pairs = [p for p in PAIRS if not args.only or p.program in args.only or p.bug in args.only]
-    cleans: dict[tuple[str, str, tuple[str, ...]], set[str]] = {}
+    cleans: dict[tuple[str, str, tuple[str, ...], tuple[str, ...]], set[str]] = {}
     for p in pairs:
-        cleans.setdefault((p.program, p.clean, p.arguments), set()).update(p.relations)
+        cleans.setdefault((p.program, p.clean, p.arguments, p.program_arguments), set()).update(p.relations)
     with ThreadPoolExecutor(args.jobs) as pool:
-        buggy = [pool.submit(lambda p=p: judged(p, run(p.program, p.bug, p.relations, p.arguments, everything=args.all))) for p in pairs]
-        clean = {key: pool.submit(run, key[0], key[1], tuple(found), key[2], everything=args.all) for key, found in cleans.items()}
+        buggy = [pool.submit(lambda p=p: judged(p, run(p.program, p.bug, p.relations, p.arguments, p.program_arguments, everything=args.all))) for p in pairs]
+        clean = {key: pool.submit(run, key[0], key[1], tuple(found), key[2], key[3], everything=args.all) for key, found in cleans.items()}
         rows = []
         for job in buggy:
             rows.append(row := job.result())

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import random
 import time
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterator
 from typing import Final
 
@@ -17,17 +17,19 @@ import msgspec
 from proctor.oracle.fuzz.attribute import minimal
 from proctor.oracle.fuzz.cover import Cover
 from proctor.oracle.fuzz.evaluate import Runner
+from proctor.oracle.fuzz.facts import facts
 from proctor.oracle.fuzz.findings import Finding, Known, needs, signature
 from proctor.oracle.fuzz.models import all_templates
 from proctor.oracle.fuzz.outcome import Outcome, Symptom
 from proctor.oracle.fuzz.program import model_code
 from proctor.oracle.fuzz.shrink import shrunk
-from proctor.oracle.fuzz.space import Point, drawn
+from proctor.oracle.fuzz.space import Point, Value, drawn
 from proctor.oracle.fuzz.spec import INPUT, Scenario
 
 ROWS: Final = 16  # settings of a pair
 SHARED: Final = 4  # of them are of one program, so that they share a reference
 AGAIN: Final = 0.1  # of settings that a finding explains are run all the same, so that they are counted
+NEUTRAL: Final = "SGD"  # the optimizer of a setting that names none
 HANGS: Final = 2  # of one symptom are looked into; each run of one costs its timeout
 
 
@@ -75,17 +77,18 @@ class Campaign:
         self.findings: dict[str, Finding] = {}
         self.counted: Counter[str] = Counter()
         self._hangs: Counter[Symptom] = Counter()
+        self._optimizers: defaultdict[str, set[Value]] = defaultdict(set)  # finding → optimizers under which it was seen
 
     def pair(self, number: int, until: float = float("inf")) -> Iterator[Finding | Pair]:
         """Draw a pair and run it; gives new findings, then the pair. After `until` (monotonic) failures are no longer looked into."""
         rng = random.Random(f"{self.seed}/{number}")
         scenario = self.drawn(rng)
-        traits = model_code(scenario).traits
+        traits = facts(scenario)
         passed = 0
 
         def known(point: Point) -> bool:
             nonlocal passed
-            explained = rng.random() >= AGAIN and any(k.passes(point, traits) for k in self._explaining())
+            explained = rng.random() >= AGAIN and any(k.passes(point, traits) and self._general(k.id, point) for k in self._explaining())
             passed += explained
             return explained
 
@@ -122,6 +125,7 @@ class Campaign:
         by = next((k.id for k in self._explaining() if k.explains(symptom, scenario.setting, traits)), None)
         if by is not None:
             self.counted[by] += 1
+            self._optimizers[by].add(scenario.setting.get("optimizer", NEUTRAL))
             if by in self.findings:
                 self.findings[by].count += 1
             yield by
@@ -155,7 +159,16 @@ class Campaign:
         finding = Finding(id_, small, final, least, needs(small), scenario, runs=self.runner.runs - before)
         finding.known = next((k.id for k in self.known if k.explains(final.symptom, least, model_code(small).traits)), "")
         self.findings[id_] = finding
+        self._optimizers[id_] |= {s.setting.get("optimizer", NEUTRAL) for s in (scenario, small)}
         yield finding
+
+    def _general(self, id_: str, point: Point) -> bool:
+        """Whether a finding may be taken to hold under a setting's optimizer: it was seen under that one, or under two others.
+
+        A trigger set that names no optimizer was minimal under SGD, which has no state: what fails so may be sound under Adam.
+        """
+        seen = self._optimizers.get(id_)
+        return seen is None or len(seen) > 1 or point.get("optimizer", NEUTRAL) in seen
 
     def _alike(self, scenario: Scenario, symptom: Symptom) -> bool:
         found = self.runner.run(scenario).symptom

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator
 from itertools import combinations
 from typing import Final
 
-from proctor.oracle.fuzz.axes import Axis, all_axes, why_invalid
+from proctor.oracle.fuzz.axes import Axis, all_axes, why_invalid, wrappers
 from proctor.oracle.fuzz.space import Point
 
 CANDIDATES: Final = 8  # drawn for each row
@@ -27,11 +27,12 @@ class Cover:
     """Pairs that have been held, and rows that hold others."""
 
     def __init__(self, libraries: tuple[str, ...] = ("torch",), only: dict[str, tuple[str, ...]] | None = None) -> None:
-        self.axes = all_axes(libraries)
+        self.axes = all_axes(("torch", *libraries))  # a library's models are trained with torch's optimizers
         self.libraries = libraries
         self.held: dict[Pair, int] = {}
         self._by_name = {a.name: a for a in self.axes}
-        self._only = only or {}
+        ours = tuple(n for n, w in wrappers().items() if w.library in libraries)
+        self._only = {"wrapper": ours, **(only or {})}
 
     def programs(self, rng: random.Random, traits: frozenset[str], number: int) -> list[Point]:
         """Programs for the rows of one model: an optimizer and a little more; each can be trained by one process.
@@ -41,11 +42,12 @@ class Cover:
             traits: of the model.
             number: of programs; the first is the simplest one, equal ones are drawn again.
         """
-        found: list[Point] = [{}]
+        base = _repaired({}, traits, FOR_PROGRAMS) or {}
+        found: list[Point] = [base]
         for _ in range(8 * number):
             if len(found) >= number:
                 break
-            point = self._more({}, ["optimizer"], rng, traits, 1, FOR_PROGRAMS)
+            point = self._more(base, ["optimizer"], rng, traits, 1, FOR_PROGRAMS)
             names = [a.name for a in self.axes if a.program and a.name != "optimizer"]
             point = self._more(point, rng.sample(names, len(names)), rng, traits, rng.randint(0, PROGRAM), FOR_PROGRAMS)
             if point not in found:
@@ -107,7 +109,7 @@ class Cover:
 
 
 # What some values ask for: of a program, and of how it is distributed.
-FOR_PROGRAMS: Final[tuple[Point, ...]] = ({}, {"groups": "matrices"}, {"groups": "bags"})
+FOR_PROGRAMS: Final[tuple[Point, ...]] = ({}, {"groups": "matrices"}, {"groups": "bags"}, {"precision": "float32"})
 FOR_ROWS: Final[tuple[Point, ...]] = (
     {},
     {"world": 4},

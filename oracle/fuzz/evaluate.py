@@ -6,21 +6,25 @@ once something differs by more than the floor, and what differed is then judged 
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Final
 
 import msgspec
 
+from proctor.errors import OracleError
 from proctor.oracle.fuzz import judge
 from proctor.oracle.fuzz.axes import declared, whole, why_invalid
+from proctor.oracle.fuzz.facts import facts
 from proctor.oracle.fuzz.outcome import Outcome, outcome_of
-from proctor.oracle.fuzz.program import model_code, program, reference_of
+from proctor.oracle.fuzz.program import program, reference_of
 from proctor.oracle.fuzz.spec import Scenario
 from proctor.oracle.fuzz.worlds import REFERENCES, Answer, Worlds
 
 _KEPT: Final = 64  # references on the memory disk
 _PERMUTATIONS: Final = (1, 2)
+FULL: Final = re.compile(r"No space left on device|Disk quota exceeded|os error 28")
 
 
 class Made(msgspec.Struct, frozen=True):
@@ -61,7 +65,7 @@ class Runner:
         """Run jobs and put their outcomes into `found`."""
         valid = []
         for job in jobs:
-            why = why_invalid(job.scenario.setting, model_code(job.scenario).traits)
+            why = why_invalid(job.scenario.setting, facts(job.scenario))
             if why:
                 found[job.number] = Outcome("no program", why=why)
             else:
@@ -76,13 +80,13 @@ class Runner:
                 ready.append(job)
         for number, answer in self.worlds.run_all([(j.scenario.world, self._task(j)) for j in ready]):
             job = ready[number]
-            found[job.number] = outcome_of(answer, declared(job.scenario.setting, model_code(job.scenario).traits))
+            found[job.number] = outcome_of(answer, declared(job.scenario.setting, facts(job.scenario)))
         self.runs += len(ready)
 
     def _task(self, job: Job) -> dict[str, Any]:
         scenario = job.scenario
         given = whole(scenario.setting)
-        rules = declared(scenario.setting, model_code(scenario).traits)
+        rules = declared(scenario.setting, facts(scenario))
         precision = str(given["precision"])
         floor = judge.FLOORS["autocast" if precision == "autocast" else f"torch.{precision}"]
         return {
@@ -116,6 +120,8 @@ class Runner:
 
 def _made(path: str, answer: Answer) -> Made:
     raised = answer.raised()
+    if raised and FULL.search(raised[0]["message"]):
+        raise OracleError(f"{Path(path).parent}: the disk is full", hint="references of a campaign lie there; make room, then --resume")
     if raised:
         return Made(path, f"the reference raises {raised[0]['type']}: {raised[0]['message'][:160]}")
     made = answer.ranks[0]

@@ -24,7 +24,7 @@ from proctor.oracle.fuzz.space import Point
 from proctor.oracle.fuzz.spec import Scenario
 
 # Traits that every model of a template has say nothing about a finding.
-GENERAL: Final = frozenset({"norm", "tokens", "attention", "embedding bag", "convolution", "recurrent", "routed"})
+GENERAL: Final = frozenset({"norm", "tokens", "attention", "embedding bag", "convolution", "recurrent", "routed", "needs rows", "torchrec"})
 
 
 class Known(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

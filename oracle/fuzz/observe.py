@@ -58,8 +58,11 @@ def observe(moment: str, net: Any, opt: Any, seen: Any) -> Iterator[Seen]:
                 yield _seen("gradient", name, p.grad)
     elif moment == "update":
         yield from _state(net, opt)
+        tables = _tables(net)
+        yield from (one for parts in tables.values() for one in parts)
         for name, p in parameters(net):
-            yield _seen("parameter", name, p.detach())
+            if name not in tables:
+                yield _seen("parameter", name, p.detach())
         for name, b in unwrapped(net).named_buffers():
             yield _seen("buffer", clean(name), b)
 
@@ -80,7 +83,24 @@ def clean(name: str) -> str:
 
 def parameters(net: Any) -> list[tuple[str, Any]]:
     """Parameters by clean names."""
-    return [(clean(name), p) for name, p in unwrapped(net).named_parameters()]
+    found = ((clean(name), p) for name, p in unwrapped(net).named_parameters())
+    return [(name, p) for name, p in found if type(p).__name__ != "TableBatchedEmbeddingSlice"]  # TorchRec's view of a part of a table
+
+
+def _tables(net: Any) -> dict[str, list[Seen]]:
+    """Name → this rank's parts of parameters that only the state dict shows as what they are (TorchRec's `ShardedTensor`s); none where the table is elsewhere."""
+    if type(net).__name__ != "DistributedModelParallel":
+        return {}
+    found: dict[str, list[Seen]] = {}
+    for name, value in net.state_dict().items():
+        parts = found.setdefault(name, [])
+        for shard in value.local_shards() if hasattr(value, "local_shards") else ():
+            offsets, sizes = shard.metadata.shard_offsets, shard.metadata.shard_sizes
+            place = tuple(slice(o, o + s) for o, s in zip(offsets, sizes, strict=True))
+            parts.append(Seen("parameter", name, _array(shard.tensor), place, sharded=True))
+        if not hasattr(value, "local_shards"):
+            parts.append(Seen("parameter", name, _array(value)))
+    return found
 
 
 def module_types(net: Any) -> dict[str, str]:

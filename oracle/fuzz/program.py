@@ -84,7 +84,7 @@ def program(scenario: Scenario, *, permuted: int = 0, contexts: int | None = Non
     draft = _draft(scenario)
     if permuted:
         draft.rows = f"torch.randperm(n, generator=torch.Generator().manual_seed({permuted}))"
-        draft.accumulate = 1 if "local statistics" in draft.code.traits else 2
+        draft.accumulate = 1 if draft.code.traits & {"local statistics", "torchrec"} else 2
     return Program(
         imports=(*IMPORTS, *draft.imports),
         net=draft.code.net,

@@ -10,6 +10,7 @@ import msgspec
 
 from proctor.instrument.observe.mesh import position
 from proctor.oracle.selfcheck import ModelRelation, NotApplicable, Relation, Unknown, UpdateRelation, registry
+from proctor.oracle.selfcheck.adapters import offered
 from proctor.oracle.selfcheck.facts import Facts, Timing
 from proctor.oracle.selfcheck.fork import can_fork, in_copy, kept
 from proctor.oracle.selfcheck.outcomes import Outcome
@@ -52,7 +53,7 @@ def conduct(watch: Watch, update: Update) -> None:
         start = time.monotonic()
         outcomes.append(msgspec.structs.replace(judge(watch, update), seconds=time.monotonic() - start, step=update.step, rank=where["rank"]))
     timing = Timing(watch.step_s, models_s, time.monotonic() - began, forks)
-    facts = Facts(where["rank"], where["world"], [(c.line, c.reduction, c.items, c.ignored, c.weight) for c in update.criteria if c.weight is not None])
+    facts = Facts(where["rank"], where["world"], [(c.line, c.reduction, c.items, c.ignored, c.weight) for c in update.criteria if c.weight is not None], offered())
     for name, lines in (("outcomes", outcomes), ("timing", [timing]), ("facts", [facts])):
         with open(watch.folder / f"{name}.jsonl", "ab") as file:
             file.write(b"".join(msgspec.json.encode(line) + b"\n" for line in lines))

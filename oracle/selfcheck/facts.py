@@ -6,6 +6,8 @@ from typing import Final
 
 import msgspec
 
+from proctor.oracle.selfcheck.adapters import Axis
+
 DIGESTS: Final = "digests.jsonl"
 
 
@@ -54,11 +56,13 @@ class Facts(msgspec.Struct, frozen=True):
     Attributes:
         rank, world: of the process.
         items: by line of a loss, its items and weights.
+        axes: of configurations that the program made (`selfcheck/adapters`).
     """
 
     rank: int
     world: int
     items: list[tuple[str, str, int, int, float]]
+    axes: list[Axis] = []
 
 
 class Line(msgspec.Struct, frozen=True):

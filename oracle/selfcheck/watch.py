@@ -22,6 +22,7 @@ from torch import nn
 from proctor.instrument.guard import say
 from proctor.instrument.observe.mesh import position
 from proctor.instrument.patch.replaced import Replaced
+from proctor.oracle.selfcheck import adapters
 from proctor.oracle.selfcheck.facts import CheckConfig
 from proctor.oracle.selfcheck.fork import random_states
 from proctor.oracle.selfcheck.losses import Losses
@@ -310,7 +311,10 @@ class Watch:
 
 def install_from(activation: str) -> None:
     """Begin to watch this process, as the file says; called by the start-up hook."""
-    Watch(msgspec.json.decode(Path(activation).read_bytes(), type=CheckConfig)).install()
+    config = msgspec.json.decode(Path(activation).read_bytes(), type=CheckConfig)
+    Watch(config).install()
+    if not config.digest:
+        adapters.install()
 
 
 def unwrapped(module: nn.Module) -> nn.Module:

@@ -13,7 +13,7 @@ import importlib
 import pkgutil
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from functools import cache
+from functools import cache, lru_cache
 from typing import ClassVar, Literal
 
 import msgspec
@@ -34,7 +34,8 @@ class Rule(msgspec.Struct, frozen=True):
         why: the reason, one sentence.
         when: axis → values; all of them must match.
         unless: axis → values; the rule is off where one of them matches.
-        traits: of the model; all must be there.
+        traits: of the model, and facts (`proctor.oracle.fuzz.facts`); all must be there.
+        lacks: traits and facts of which none may be there.
         tolerance: relative to the largest element of a tensor.
     """
 
@@ -43,6 +44,7 @@ class Rule(msgspec.Struct, frozen=True):
     when: dict[str, tuple[Value, ...]] = {}
     unless: dict[str, tuple[Value, ...]] = {}
     traits: frozenset[str] = frozenset()
+    lacks: frozenset[str] = frozenset()
     tolerance: float = 0.0
 
     def matches(self, setting: Mapping[str, Value], traits: frozenset[str]) -> bool:
@@ -52,9 +54,13 @@ class Rule(msgspec.Struct, frozen=True):
             setting: with every axis.
             traits: of the model.
         """
-        if not self.traits <= traits or any(setting.get(a) in values for a, values in self.unless.items()):
+        if not self.of(traits) or any(setting.get(a) in values for a, values in self.unless.items()):
             return False
         return all(setting.get(a) in values for a, values in self.when.items())
+
+    def of(self, traits: frozenset[str]) -> bool:
+        """Whether it speaks of a model."""
+        return self.traits <= traits and not self.lacks & traits
 
 
 class Axis(ABC):
@@ -178,10 +184,15 @@ def program_of(setting: Point) -> Point:
 def why_invalid(setting: Point, traits: frozenset[str]) -> str:
     """Why a setting is no program for a model; "" if it is one."""
     given = whole(setting)
-    for rule in all_rules():
-        if rule.effect == "invalid" and rule.matches(given, traits):
+    for rule in _forbidding(traits):
+        if rule.matches(given, traits):
             return rule.why
     return next((why for name, value in setting.items() if (why := axis_of(name).invalid(value, given, traits))), "")
+
+
+@lru_cache(256)
+def _forbidding(traits: frozenset[str]) -> tuple[Rule, ...]:
+    return tuple(r for r in all_rules() if r.effect == "invalid" and r.of(traits))
 
 
 def declared(setting: Point, traits: frozenset[str]) -> list[Rule]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 from typing import ClassVar
 
+import torch
 from torch.distributed.algorithms.ddp_comm_hooks import DDPCommHookType
 from torch.nn.parallel import DistributedDataParallel
 
@@ -13,6 +14,7 @@ from proctor.oracle.fuzz.axes.draft import Draft
 from proctor.oracle.fuzz.space import Choice, Point, Value
 
 WRAPPERS = ("ddp", "zero")
+NCCL = ("BF16_COMPRESS",)  # its own check refuses every other backend
 LOSSY = tuple(h.name for h in DDPCommHookType if h.name not in ("ALLREDUCE", "NOOP"))
 _LEFT_OUT = ("check_reduction", "init_sync")  # the first does nothing any more; without the second ranks must agree before
 _TEXTS = {"bucket_cap_mb": "0.00001", "broadcast_buffers": "False", "forward_sync_buffers": "True"}
@@ -93,8 +95,9 @@ class DdpHook(_Switch):
     """A communication hook."""
 
     order = 45
-    choice = Choice("ddp_hook", ("", *(h.name for h in DDPCommHookType)))
+    choice = Choice("ddp_hook", ("", *(h.name for h in DDPCommHookType if h.name not in NCCL or torch.cuda.is_available())))
     rules = (
+        Rule("invalid", "ranks whose gradients differ search lines of their own, and wait for one another", when={"ddp_hook": ("NOOP",), "optimizer": ("LBFGS",)}),
         Rule("different", "the hook does not reduce gradients", when={"ddp_hook": ("NOOP",)}, unless={"world": (1,)}),
         Rule("different", "the hook reduces what it compressed", when={"ddp_hook": LOSSY}),
     )

@@ -74,6 +74,7 @@ class Fsdp2(Wrapper):
         Rule("invalid", "ranks that call different units wait for one another", when={"wrapper": WRAPPERS, "fsdp_units": ("each",)}, traits=frozenset({"sometimes unused"})),
         Rule("invalid", "FSDP2 asks for set_reduce_scatter_unused_params where ranks use different parameters", when={"wrapper": WRAPPERS},
              unless={"fsdp_set": ("set_reduce_scatter_unused_params(True)",)}, traits=frozenset({"sometimes unused"})),
+        Rule("invalid", "FSDP2 does not shard parameters of no dimension", when={"wrapper": WRAPPERS}, traits=frozenset({"scalar"})),
     )
 
     def apply(self, draft: Draft, setting: Point) -> None:
@@ -132,6 +133,15 @@ class Dim(_Option):
     """`shard_placement_fn`: the last dimension instead of the first."""
 
     choice = Choice("fsdp_dim", (False, True), rare=0.4)
+    rules = (
+        *(
+            Rule("invalid", "FSDP2 shards other dimensions than the first only evenly", when={"fsdp_dim": (True,), "world": (n,)}, unless={"wrapper": ("hsdp", "tp_fsdp2")},
+                 lacks=frozenset({f"divides by {n}"}))
+            for n in (2, 3, 4)
+        ),
+        Rule("invalid", "FSDP2 shards other dimensions than the first only evenly", when={"fsdp_dim": (True,), "wrapper": ("hsdp",)}, lacks=frozenset({"divides by 2"})),
+        Rule("invalid", "FSDP2 shards other dimensions than the first only evenly", when={"fsdp_dim": (True,), "wrapper": ("tp_fsdp2",)}, lacks=frozenset({"divides by 4"})),
+    )
 
 
 @register

@@ -7,7 +7,21 @@ from proctor.oracle.fuzz.axes.draft import Draft
 from proctor.oracle.fuzz.space import Choice, Point, Value
 
 LOCAL = frozenset({"local statistics"})
+_ALONE = {"local statistics": (2, "batch norm needs two rows at once"), "needs rows": (1, "instance norm takes no batch without rows, in one process either")}
 _WHY = "the layer's statistics are those of the rows that pass it at once"
+
+
+def least_rows(setting: Point, traits: frozenset[str]) -> int:
+    """Rows of the smallest microbatch of any rank; a large number where the batch is not known."""
+    batch = next((int(t.removeprefix("rows ")) for t in traits if t.startswith("rows ")), 1 << 30)
+    world = {"hsdp": 4, "tp_fsdp2": 2, "tp": 1, "none": 1}.get(str(setting["wrapper"]), int(str(setting["world"])))
+    rank = {"even": batch // world, "uneven": min(1, batch // world), "one empty": 0}[str(setting["split"])]
+    return rank // int(str(setting["accumulate"]))
+
+
+def alone(setting: Point, traits: frozenset[str]) -> str:
+    """Why statistics of a microbatch cannot be computed; "" if they can."""
+    return next((why for trait, (rows, why) in _ALONE.items() if trait in traits and least_rows(setting, traits) < rows), "")
 
 
 @register
@@ -24,6 +38,10 @@ class Accumulate(Axis):
     def apply(self, value: Value, draft: Draft, setting: Point) -> None:
         """As `Axis.apply`."""
         draft.accumulate = int(str(value))
+
+    def invalid(self, value: Value, setting: Point, traits: frozenset[str]) -> str:
+        """As `Axis.invalid`."""
+        return alone(setting, traits)
 
 
 @register
@@ -53,7 +71,7 @@ class Split(Axis):
     choice = Choice("split", ("even", "uneven", "one empty"))
     order = 62
     rules = (
-        Rule("invalid", "each rank has all rows", when={"split": ("uneven", "one empty")}, unless={"wrapper": ("ddp", "zero", "fsdp2", "hsdp", "fsdp1", "replicate")}),
+        Rule("invalid", "each rank has all rows", when={"split": ("uneven", "one empty")}, unless={"wrapper": ("ddp", "zero", "fsdp2", "hsdp", "fsdp1", "replicate", "dmp")}),
         Rule("invalid", "one rank has all rows", when={"split": ("uneven", "one empty"), "world": (1,)}),
         Rule("different", _WHY, unless={"world": (1,), "wrapper": ("none", "tp")}, traits=LOCAL),
     )
@@ -96,6 +114,8 @@ class Recompute(Axis):
     choice = Choice("recompute", ("no", "non-reentrant", "reentrant"))
     order = 30
     rules = (
+        Rule("invalid", "DDP takes reentrant checkpoints only of a static graph", when={"recompute": ("reentrant",), "wrapper": ("ddp", "zero")},
+             unless={"ddp": ("static_graph=True",), "ddp_also": ("static_graph=True",)}),
         Rule("invalid", "reentrant checkpoints need an input that requires a gradient", when={"recompute": ("reentrant",)}, traits=frozenset({"embedding bag"})),
         Rule("different", "power iteration runs once more in the second forward pass", unless={"recompute": ("no",)}, traits=frozenset({"powers"})),
         Rule("different", "the running statistics see the rows twice", unless={"recompute": ("no",)}, traits=LOCAL),
@@ -107,5 +127,5 @@ class Recompute(Axis):
         if value == "reentrant":
             draft.forward = "net(*(t[part].requires_grad_(t.is_floating_point()) for t in x))"
         draft.add_import("from torch.utils.checkpoint import checkpoint")
-        units = ", ".join(draft.code.units)
+        units = ", ".join(draft.code.units or ("net",))
         draft.prelude.append(f"for unit in ({units},): unit.forward = partial(checkpoint, unit.forward, use_reentrant={value == 'reentrant'})")

@@ -79,6 +79,7 @@ class Optimizer(Axis):
     def __init__(self) -> None:
         self.choice = Choice("optimizer", ("SGD", "Adam", *sorted(set(arguments()) - {"SGD", "Adam"})))
         self.rules = (
+            Rule("invalid", "torch has no sparse form of the update", unless={"optimizer": ("SGD", "SparseAdam", "Adagrad")}, traits=frozenset({"sparse"})),
             Rule("invalid", "LBFGS has one group of parameters", when={"optimizer": ("LBFGS",)}, unless={"groups": ("one",)}),
             Rule("invalid", "SparseAdam takes sparse gradients alone", when={"optimizer": ("SparseAdam",)}, unless={"groups": ("bags",)}),
             Rule("invalid", "Muon takes matrices alone", when={"optimizer": ("Muon",)}, unless={"groups": ("matrices",)}),
@@ -127,7 +128,13 @@ class Implementation(Axis):
     """How the update is computed."""
 
     order = 22
-    choice = Choice("implementation", ("", "foreach=True", "fused=True", "capturable=True", "lr=tensor"))
+    # Capturable updates are for accelerators: on a CPU every optimizer refuses them.
+    choice = Choice("implementation", ("", "foreach=True", "fused=True", *(["capturable=True"] if torch.accelerator.is_available() else []), "lr=tensor"))
+    rules = (
+        Rule("invalid", "DTensor has no sharding strategy for the fused update", when={"implementation": ("fused=True",), "optimizer": ("SGD", "Adagrad")},
+             unless={"wrapper": ("none", "ddp", "zero")}),
+        Rule("invalid", "torch has no sparse form of the update in one call", when={"implementation": ("fused=True", "foreach=True")}, traits=frozenset({"sparse"})),
+    )
 
     def invalid(self, value: Value, setting: Point, traits: frozenset[str]) -> str:
         """As `Axis.invalid`."""
@@ -149,6 +156,7 @@ class Groups(Axis):
     program = True
     order = 23
     choice = Choice("groups", ("one", "two", "matrices", "named", "bags"))
+    rules = (Rule("invalid", "the model has no matrices", when={"groups": ("matrices",)}, lacks=frozenset({"matrix"})),)
 
     def invalid(self, value: Value, setting: Point, traits: frozenset[str]) -> str:
         """As `Axis.invalid`."""

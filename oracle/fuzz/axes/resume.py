@@ -22,6 +22,7 @@ class Resume(Axis):
     order = 70
     rules = (
         Rule("invalid", "the schedule would follow the optimizer from before", when={"scheduler": ("ExponentialLR", "OneCycleLR")}, unless={"resume": ("no",)}),
+        Rule("invalid", "a flat state holds tensors and numbers, LBFGS has lists", when={"resume": ("flat",), "optimizer": ("LBFGS",)}),
         Rule("invalid", "ZeRO has a state_dict of its own to be consolidated first", when={"wrapper": ("zero",)}, unless={"resume": ("no",)}),
     )
 

@@ -15,6 +15,14 @@ _STYLES = {
     "row": "RowwiseParallel(input_layouts=Replicate())",
 }
 
+# What works on all parameters in one call.
+_TOGETHER: tuple[dict[str, tuple[Value, ...]], ...] = (
+    {"clip": ("2", "inf", "1", "0.5", "0")},
+    {"clip_foreach": ("True",)},
+    {"implementation": ("foreach=True", "fused=True")},
+    {"optimizer": ("LBFGS",)},
+)
+
 
 def plan(draft: Draft, style: str) -> dict[str, str]:
     """Name of a module → its style."""
@@ -41,6 +49,16 @@ class TensorParallel(Wrapper):
     """Linear layers and embeddings cut over all ranks; each rank has all rows."""
 
     name: ClassVar[str] = "tp"
+    rules: ClassVar[tuple[Rule, ...]] = (
+        *(
+            Rule("invalid", "one call over parameters of which only some are cut, which the library refuses", when={"wrapper": WRAPPERS, **when}, lacks=frozenset({"wholly cut"}))
+            for when in _TOGETHER
+        ),
+        *(
+            Rule("invalid", "one call over parameters on meshes of one and of two dimensions, which the library refuses", when={"wrapper": ("tp_fsdp2",), **when})
+            for when in _TOGETHER
+        ),
+    )
 
     def apply(self, draft: Draft, setting: Point) -> None:
         """As `Wrapper.apply`."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from proctor.oracle.fuzz.axes import Axis, register
 from proctor.oracle.fuzz.axes.draft import Draft
+from proctor.oracle.fuzz.axes.loop import alone
 from proctor.oracle.fuzz.space import Choice, Point, Value
 
 
@@ -13,6 +14,10 @@ class World(Axis):
 
     choice = Choice("world", (1, 2, 3, 4))
     order = 10
+
+    def invalid(self, value: Value, setting: Point, traits: frozenset[str]) -> str:
+        """As `Axis.invalid`."""
+        return alone(setting, traits)
 
     def apply(self, value: Value, draft: Draft, setting: Point) -> None:
         """Nothing: a world of that size runs the program."""

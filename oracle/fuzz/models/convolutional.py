@@ -54,7 +54,7 @@ class Convolutional(Template):
             *_parts.forward_lines(point),
             "        return self.head(x)",
         ]
-        traits = _parts.traits(point) | {"convolution"} | ({"local statistics"} if point["norm"] == "batch" else set())
+        traits = _parts.traits(point) | {"convolution"} | ({"local statistics"} if point["norm"] == "batch" else {"needs rows"} if point["norm"] == "instance" else set())
         return ModelCode(
             net=tuple(net),
             x=f"(torch.randn(n, 2, {SIDE}, {SIDE}, generator=g),)",

@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 import uuid
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -120,6 +121,29 @@ def test_a_campaign_finds_a_mutation_and_its_script_runs_alone(tmp_path: Path) -
     script.write_text(broken)
     wrong = subprocess.run([sys.executable, str(script)], capture_output=True, text=True, timeout=TIMEOUT_S, check=False)
     assert wrong.returncode == 1 and "off by" in wrong.stdout, (wrong.stdout, wrong.stderr)
+
+
+@pytest.mark.skipif(find_spec("torchrec") is None, reason="needs torchrec (docs/fuzz.md, Libraries)")
+def test_torchrec_agrees_and_d3s_first_bug_is_found_where_it_is_switched_on(tmp_path: Path) -> None:
+    """Sums for means of the tables' gradients: of tables that are cut, not of those that each rank has."""
+    alone(
+        """
+        warm_up(("torchrec.distributed",))
+        settings = [{"precision": "float32", "world": 2, "wrapper": "dmp", **more} for more in ({}, {"rec_sharding": "row_wise"}, {"rec_sharding": "column_wise"})]
+        scenarios = [Scenario("torchrec", {"tables": 2}, {"batch": 8}, s) for s in settings]
+
+        def sums():
+            from torchrec.distributed.comm_ops import set_gradient_division
+            set_gradient_division(False)
+
+        for plant, wanted in ((None, "ok"), (sums, "inconsistent")):
+            with Worlds(timeout_s=200, prepare=plant) as worlds:
+                found = Runner(worlds).run_all(scenarios)
+            assert [o.verdict for o in found] == [wanted] * 3, found
+            assert plant is None or all(o.first.kind == "parameter" and o.first.name.startswith("bags.") for o in found), found
+        """,
+        tmp_path,
+    )
 
 
 def test_a_campaign_leaves_a_directory_that_can_be_resumed(tmp_path: Path) -> None:

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from proctor.oracle.fuzz.findings import Known
     from proctor.oracle.fuzz.journal import Asked, Journal
 
-LIBRARIES: Final = ("torch",)
+LIBRARIES: Final = ("torch", "torchrec")
 _UNITS: Final = {"": 1.0, "s": 1.0, "m": 60.0, "h": 3600.0}
 EVERY_S: Final = 15.0  # between lines of progress where there is no terminal
 
@@ -85,9 +85,14 @@ def _campaign(args: argparse.Namespace) -> int:
     teller = _Teller(quiet=args.regress)
     teller("importing the libraries")
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that ranks and files go with us
-    warm_up()
+    warm_up(_modules(asked.libraries))
     interrupted = session.run(journal, asked, session.Limits(budget, args.pairs, args.timeout), known, teller)
     return _reported(journal, asked, interrupted=interrupted, regress=args.regress)
+
+
+def _modules(libraries: tuple[str, ...]) -> tuple[str, ...]:
+    """What is imported before ranks are forked."""
+    return tuple(f"{name}.distributed" for name in libraries if name == "torchrec")
 
 
 def _asked(args: argparse.Namespace) -> Asked:
@@ -142,12 +147,13 @@ def _reported(journal: Journal, asked: Asked, *, interrupted: bool, regress: boo
 
 def _replay(file: Path, args: argparse.Namespace) -> int:
     from proctor.oracle.fuzz.evaluate import Runner
+    from proctor.oracle.fuzz.models import template_of
     from proctor.oracle.fuzz.spec import read
     from proctor.oracle.fuzz.warm import warm_up
     from proctor.oracle.fuzz.worlds import Worlds
 
     scenario = read(file)
-    warm_up()
+    warm_up(_modules((template_of(scenario.template).library,)))
     with Worlds(timeout_s=args.timeout) as worlds:
         outcome = Runner(worlds).run(scenario)
     print(f"{outcome.verdict}: {outcome.why}" if outcome.why else outcome.verdict)

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import ast
 from pathlib import Path
+from typing import cast
 
 import pytest
 
 from proctor.errors import OracleError
 from proctor.oracle.fuzz.attribute import minimal, triggers
-from proctor.oracle.fuzz.campaign import Pair, Row
+from proctor.oracle.fuzz.campaign import Campaign, Pair, Row
+from proctor.oracle.fuzz.evaluate import Runner
 from proctor.oracle.fuzz.findings import Finding, holds, needs, read_known, shipped, signature, toml
 from proctor.oracle.fuzz.journal import Asked, Journal
 from proctor.oracle.fuzz.judge import Difference, Reference, judge
@@ -171,3 +173,13 @@ def test_a_full_disk_is_one_line(tmp_path: Path) -> None:
     with pytest.raises(OracleError, match="the disk is full") as caught:
         journal.add(0, Pair(0, Scenario("chain"), (), 0, 0.0))
     assert "--resume" in caught.value.hint
+
+
+def test_a_trigger_set_without_an_optimizer_is_not_taken_to_hold_for_all() -> None:
+    """What fails without an optimizer's state need not fail with one: seen under SGD alone, Adam is run all the same."""
+    campaign = Campaign(cast("Runner", None), 0, [])
+    campaign._optimizers["x"].add("SGD")
+    assert campaign._general("x", {"resume": "full"}) and not campaign._general("x", {"resume": "full", "optimizer": "Adam"})
+    campaign._optimizers["x"].add("Rprop")
+    assert campaign._general("x", {"resume": "full", "optimizer": "Adam"})
+    assert campaign._general("shipped", {"optimizer": "Adam"})

@@ -11,15 +11,17 @@ import torch
 
 from proctor.errors import OracleError
 from proctor.oracle.fuzz.axes import all_axes, declared, why_invalid
+from proctor.oracle.fuzz.axes import program_of as program_of_setting
 from proctor.oracle.fuzz.axes.optimizer import arguments, options
 from proctor.oracle.fuzz.cover import Cover, pairs
+from proctor.oracle.fuzz.facts import facts
 from proctor.oracle.fuzz.models import all_templates
 from proctor.oracle.fuzz.program import model_code, program, reference_of
 from proctor.oracle.fuzz.rank import program_of
 from proctor.oracle.fuzz.space import Choice, drawn, simpler
 from proctor.oracle.fuzz.spec import INPUT, Scenario, decode, encode, read
 
-TEMPLATES = [t.name for t in all_templates()]
+TEMPLATES = [t.name for t in all_templates("torch")]
 
 
 def a_scenario(template: str, seed: int, setting: dict[str, object] | None = None) -> Scenario:
@@ -115,21 +117,46 @@ def test_axes_are_read_off_the_library() -> None:
 
 
 def test_every_axis_writes_something_that_compiles() -> None:
+    plain = frozenset({"matrix", "wholly cut", *(f"divides by {n}" for n in (2, 3, 4))})
     for axis in all_axes():
+        template, *kinds = ("torchrec", frozenset({"torchrec"})) if axis.library == "torchrec" else ("transformer", plain, plain | {"sparse"})
         for value in axis.choice.values[1:]:
-            found = next((s for s in _settings_with(axis.name, value) if not why_invalid(s, frozenset({"sparse"}))), None)
+            if value == "dmp":
+                continue
+            found = next((s for traits in kinds for s in _settings_with(axis.name, value) if not why_invalid(s, traits)), None)
             assert found is not None, (axis.name, value)
-            text = program(Scenario("transformer", {}, {}, found)).text()
+            text = program(Scenario(template, {}, {}, found)).text()
             compile(text, "here", "exec")
-            assert text != program(Scenario("transformer", {}, {}, {k: v for k, v in found.items() if k != axis.name})).text() or axis.name == "world"
+            assert text != program(Scenario(template, {}, {}, {k: v for k, v in found.items() if k != axis.name})).text() or axis.name == "world"
 
 
 def _settings_with(name: str, value: object) -> list[dict[str, object]]:
     bases: list[dict[str, object]] = [{}, {"world": 2, "wrapper": "ddp"}, {"world": 2, "wrapper": "fsdp2"}, {"world": 2, "wrapper": "zero"}, {"world": 2, "wrapper": "tp"},
-                                      {"world": 4, "wrapper": "fsdp2"}]
+                                      {"world": 4, "wrapper": "fsdp2"}, {"world": 2, "wrapper": "dmp", "precision": "float32"}]
     extra: list[dict[str, object]] = [{}, {"groups": "matrices"}, {"accumulate": 2}, {"clip": "2"}, {"world": 4}]
     extra += [{"optimizer": o, **g} for o in arguments() for g in ({}, {"groups": "matrices"}, {"groups": "bags"})]
     return [{**b, **e, name: value} for b in bases for e in extra]
+
+
+def test_what_is_refused_for_its_shapes_is_no_row() -> None:
+    """FSDP2 cuts the last dimension only evenly, and one call over tensors and DTensors is refused: neither is ever drawn."""
+    for layers, width, whole in ((["linear"], 4, True), (["linear", "layernorm"], 5, False)):
+        traits = facts(Scenario("chain", {"layers": layers, "width": width}))
+        assert ("divides by 2" in traits) == (width == 4) and ("wholly cut" in traits) == whole
+        assert bool(why_invalid({"world": 2, "wrapper": "fsdp2", "fsdp_dim": True}, traits)) == (width == 5)
+        assert bool(why_invalid({"world": 2, "wrapper": "tp", "clip": "2"}, traits)) != whole
+    batch = facts(Scenario("chain", {"layers": ["batchnorm"]}, {"batch": 6}))
+    assert "two rows" in why_invalid({"world": 4, "wrapper": "ddp"}, batch) and not why_invalid({"world": 3, "wrapper": "ddp"}, batch)
+
+
+def test_rows_of_one_model_share_programs() -> None:
+    cover, rng = Cover(), random.Random(1)
+    traits = facts(Scenario("chain", {"layers": ["mlp"]}))
+    programs = cover.programs(rng, traits, 4)
+    assert len(programs) == 4 and programs[0] == {} and not [p for p in programs if why_invalid(p, traits)]
+    for given in programs:
+        row = cover.row(rng, traits, program=given)
+        assert program_of_setting(row) == given
 
 
 def test_rows_of_the_cover_are_programs_and_hold_new_pairs() -> None:

@@ -1,0 +1,43 @@
+"""What constraints ask of a model and its input, besides the template's own traits: shapes of parameters, and rows.
+
+The model is made once on torch's meta device, which has shapes and no numbers. Facts are words, as traits are, so that a `Rule` can name them:
+"divides by N" (the last dimensions of all matrices do), "matrix" (there is one), "trains" (something requires a gradient), "wholly cut" (tensor parallelism cuts
+every parameter), "rows N" (of the batch).
+"""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from typing import Any, Final
+
+import torch
+
+from proctor.oracle.fuzz.program import IMPORTS, model_code
+from proctor.oracle.fuzz.spec import Scenario
+
+DIVISORS: Final = (2, 3, 4)
+
+
+def facts(scenario: Scenario) -> frozenset[str]:
+    """Traits and facts of a scenario's model and input."""
+    code = model_code(scenario)
+    return code.traits | _shapes(code.net, code.after, tuple(code.tensor_parallel)) | {f"rows {scenario.given('batch')}"}
+
+
+@lru_cache(256)
+def _shapes(net: tuple[str, ...], after: tuple[str, ...], cut: tuple[str, ...]) -> frozenset[str]:
+    names: dict[str, Any] = {"__name__": "fuzzed"}
+    try:
+        with torch.device("meta"), torch.random.fork_rng():
+            exec("\n".join((*IMPORTS, *net, "net = Net()", *after)), names)  # our own text, as a rank executes it
+    except Exception:  # noqa: BLE001  what cannot be made says so when it runs
+        return frozenset({"matrix", "trains", *(f"divides by {n}" for n in DIVISORS)})
+    parameters = dict(names["net"].named_parameters())
+    found = {f"divides by {n}" for n in DIVISORS if all(p.shape[-1] % n == 0 for p in parameters.values() if p.ndim > 1)}
+    if any(p.ndim == 2 for p in parameters.values()):
+        found.add("matrix")
+    if any(p.requires_grad for p in parameters.values()):
+        found.add("trains")
+    if all(name.rpartition(".")[0] in cut for name in parameters):
+        found.add("wholly cut")
+    return frozenset(found)

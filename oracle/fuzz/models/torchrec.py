@@ -1,0 +1,69 @@
+"""TorchRec's recommendation model: an `EmbeddingBagCollection`, weighted or not, a dense layer, and a layer over both (D3 §III-D, figure 3).
+
+Tables are small, bags may be empty, the output is not squashed. Tables update themselves in the backward pass with SGD, as sharded ones do.
+"""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+from proctor.oracle.fuzz.models import ModelCode, Template, _parts, register
+from proctor.oracle.fuzz.models.dlrm import BAG
+from proctor.oracle.fuzz.space import Choice, Point
+
+
+@register
+class Recommendation(Template):
+    """Tables of one collection; features may share a table."""
+
+    name: ClassVar[str] = "torchrec"
+    library: ClassVar[str] = "torchrec"
+    choices: ClassVar[tuple[Choice, ...]] = (
+        Choice("tables", (1, 2, 3)),
+        Choice("rows", (6, 5, 9, 2)),
+        Choice("width", (4, 8, 12)),
+        Choice("pooling", ("SUM", "MEAN")),
+        Choice("weighted", (False, True), rare=0.4),
+        Choice("shared", (False, True), rare=0.3),
+        Choice("frozen", _parts.CHOICES[0].values[:1]),
+        Choice("vector", (False, True), rare=0.2),
+        Choice("unused", (False,)),
+        Choice("scalar", (False,)),
+    )
+
+    def write(self, point: Point) -> ModelCode:
+        """As `Template.write`."""
+        tables, rows, width = (int(str(point[k])) for k in ("tables", "rows", "width"))
+        features = [[f"f{i}"] for i in range(tables)]
+        if point["shared"]:
+            features[0].append(f"f{tables}")
+        number = tables + bool(point["shared"])
+        pooling = "SUM" if point["weighted"] else str(point["pooling"])  # the kernel has no weighted mean
+        configs = ", ".join(
+            f"EmbeddingBagConfig(name='t{i}', embedding_dim={width}, num_embeddings={rows}, feature_names={names}, pooling=PoolingType.{pooling})"
+            for i, names in enumerate(features)
+        )
+        weights = f"torch.cat([weight[there]] * {number})" if point["weighted"] else "None"
+        net = (
+            "from torchrec import EmbeddingBagCollection, EmbeddingBagConfig, KeyedJaggedTensor, PoolingType",
+            "from torch.distributed.optim import _apply_optimizer_in_backward",
+            "class Net(nn.Module):",
+            "    def __init__(self):",
+            "        super().__init__()",
+            f"        self.bags = EmbeddingBagCollection(tables=[{configs}], is_weighted={point['weighted']})",
+            f"        self.dense, self.over = nn.Linear(5, {width}), nn.Linear({width * (number + 1)}, 3)",
+            *_parts.init_lines(point, width),
+            "    def forward(self, dense, index, weight):",
+            "        there, x = index >= 0, self.dense(dense)",
+            *_parts.forward_lines(point),
+            f"        bags = KeyedJaggedTensor({[f'f{i}' for i in range(number)]}, torch.cat([index[there]] * {number}), {weights}, "
+            f"lengths=torch.cat([there.sum(1)] * {number}))",
+            "        return self.over(torch.cat([x, self.bags(bags).values()], 1))",
+        )
+        return ModelCode(
+            net=net,
+            x=f"(torch.randn(n, 5, generator=g), torch.randint(-1, {rows}, (n, {BAG}), generator=g), torch.rand(n, {BAG}, generator=g))",
+            y=(3,),
+            after=("_apply_optimizer_in_backward(torch.optim.SGD, net.bags.parameters(), {'lr': 0.1})",),
+            traits=_parts.traits(point) | {"embedding bag", "torchrec"},
+        )
