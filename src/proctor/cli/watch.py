@@ -23,7 +23,8 @@ from typing import TYPE_CHECKING, Any, Final
 
 from proctor.cli._budget import share_of
 from proctor.cli._inputs import add_packs
-from proctor.cli._launch import add_command, become, command_of, environment_of, hand_on_signals, needs_of
+from proctor.cli._launch import add_command, become, command_of, environment_of, hand_on_signals
+from proctor.cli._needs import needs_of
 from proctor.cli._project import leave_out, set_defaults
 from proctor.cli._watching import LEVELS, add_verifier, settings_of
 from proctor.errors import TraceError, UsageError
