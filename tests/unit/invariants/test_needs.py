@@ -10,7 +10,6 @@ from proctor.cli import _needs
 from proctor.errors import PackError
 from proctor.invariants.shipped import shipped
 
-
 TORCH = [path for path in shipped() if path.stem in ("accelerate", "torch")]
 
 
