@@ -5,7 +5,7 @@ reason to look at the next steps in full, where the rules judge. The fingerprint
 each other (`verify/live/glances.py`) and asks for the full look where they part.
 
 The pieces take turns by the number of the step: of level n, every 2^n-th piece. So pieces of one level are among those of the next lower one, and
-ranks whose budgets allow different levels share all pieces of the highest.
+ranks whose budgets allow different levels share all pieces of the highest. What lies on a device is read in a later step.
 """
 
 from __future__ import annotations
@@ -13,9 +13,10 @@ from __future__ import annotations
 import time
 import weakref
 from collections import deque
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Final
 
-from proctor.instrument.observe.fingerprint import fingerprint_parts
+from proctor.instrument.observe.fingerprint import Summary, fingerprint_parts, glance_at
 from proctor.invariants.schema import StateFlag
 
 if TYPE_CHECKING:
@@ -46,6 +47,7 @@ class Sentinel:
         self._layout = -1
         self._level = 0
         self._spent, self._tried = 0.0, 0  # by the glances of this level
+        self._later: deque[tuple[int, int, str, Callable[[], Summary | None]]] = deque()  # step, parameter, piece, of devices
         self._seen: dict[tuple[int, int], int] = {}  # fingerprint at the last glance
         self._told: set[tuple[int, str]] = set()  # of what was woken for already
         self._rows: deque[tuple[int, str, int]] = deque(maxlen=_KEPT)  # step, piece and fingerprint, until they are sent
@@ -58,6 +60,7 @@ class Sentinel:
     def glance(self, step: int) -> None:
         """After an update in this step."""
         begin = time.perf_counter()
+        self._hear_devices()
         if self._layout != self._tracker.layout:
             self._lay_out()
         turn = self._pieces[step % (1 << self._level) :: 1 << self._level]
@@ -90,7 +93,13 @@ class Sentinel:
             self._level += 1
 
     def _look(self, step: int, turn: list[tuple[int, Any, int, int, str]]) -> None:
-        there = [(piece, p) for piece in turn if (p := piece[1]()) is not None]
+        there = []
+        for piece in turn:
+            p = piece[1]()
+            if p is not None and _local(p).is_cpu:
+                there.append((piece, p))
+            elif p is not None and _local(p).is_cuda and len(self._later) < _MOST:
+                self._later.append((step, piece[0], piece[4], glance_at(_local(p))))
         found = fingerprint_parts([(_local(p), begin, count) for (_, _, begin, count, _), p in there])
         for ((key, _, begin, count, name), p), summary in zip(there, found, strict=True):
             if summary.flags & _UNREAD:
@@ -101,6 +110,19 @@ class Sentinel:
                 self._wake(key, "moved")
             self._seen[key, begin] = summary.fp
             self._rows.append((step, name, summary.fp))
+
+    def _hear_devices(self) -> None:
+        """What devices have said since: nobody waits for them. Whether a piece was moved is not asked there."""
+        while self._later:
+            step, key, name, result = self._later[0]
+            summary = result()
+            if summary is None:
+                return
+            self._later.popleft()
+            if summary.flags & _BAD:
+                self._wake(key, "finite")
+            if not summary.flags & _UNREAD:
+                self._rows.append((step, name, summary.fp))
 
     def _pace(self, spent: float) -> None:
         self._spent += spent
