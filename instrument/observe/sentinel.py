@@ -28,7 +28,6 @@ PIECE_BYTES: Final = 64 << 10
 _MOST: Final = 256  # pieces of one glance
 _KEPT: Final = 4096  # rows until they are sent, no more than a frame takes (`frames.MAX_GLANCES`)
 _TRIED: Final = 8  # glances of a level before another one is chosen
-_HIGHEST: Final = 30
 _BAD: Final = int(StateFlag.NONFINITE)
 _UNREAD: Final = int(StateFlag.UNHASHED)
 
@@ -43,6 +42,7 @@ class Sentinel:
 
     def __init__(self, tracker: StateTracker, budget: Budget) -> None:
         self._tracker, self._budget = tracker, budget
+        budget.round = lambda: self.round
         self._pieces: list[tuple[int, Any, int, int, str]] = []  # id and weak reference of a parameter, first element, number, name
         self._layout = -1
         self._level = 0
@@ -55,7 +55,7 @@ class Sentinel:
     @property
     def round(self) -> int:
         """Steps until every piece had its turn."""
-        return min(1 << self._level, max(len(self._pieces), 1)) if self._level < _HIGHEST else 1 << self._level
+        return 1 << self._level
 
     def glance(self, step: int) -> None:
         """After an update in this step."""

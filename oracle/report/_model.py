@@ -19,6 +19,7 @@ from proctor.oracle.report._wording import count, module, multiple, short_kind
 COLUMNS: Final = ("forward", "backward", "gradient", "state")
 HEADS: Final = ("forward", "backward", "gradients", "state")
 MAX_NODES: Final = 4000
+MAX_OPEN: Final = 2  # wrong modules beside each other that are shown open
 MAX_TENSORS: Final = 60  # of one module
 _NUMBER: Final = re.compile(r"(\d+)")
 _ONE_SIDE: Final = frozenset({"missing", "unmapped"})
@@ -96,9 +97,13 @@ def tree(tensors: Sequence[TensorVerdict], conflicts: Sequence[ReplicaConflict] 
     return root if root.number and made <= MAX_NODES else None
 
 
-def opened(node: Node) -> bool:
-    """Whether a branch is shown open: something in it is wrong, and not everything is."""
-    return node.path == "" or bool(node.wrong or node.conflicts)
+def opened(node: Node, first: int = 0) -> bool:
+    """Whether a branch is shown open: something in it is wrong, and it is the first or second such one of its parent's.
+
+    Args:
+        first: how many wrong ones come before it.
+    """
+    return node.path == "" or (bool(node.wrong or node.conflicts) and first < MAX_OPEN)
 
 
 def said(node: Node) -> str:
