@@ -9,7 +9,7 @@ JOBS   ?= 2  # tests at once; each may have several processes, so each of these 
 # The environment is made again when what it is made from changes.
 STAMP  := $(VENV)/.ready
 
-.PHONY: matrix docs check-docs setup demo test test-slow laws lint new-relation new-sink new-report new-integration new-sharding bench exam health mutants evaluation wild faults fuzz packs clean
+.PHONY: gpu matrix docs check-docs setup demo test test-slow laws lint new-relation new-sink new-report new-integration new-sharding bench exam health mutants evaluation wild faults fuzz packs clean
 setup: $(STAMP)
 
 $(STAMP): pyproject.toml CMakeLists.txt native/CMakeLists.txt $(wildcard native/*.cpp native/*.h native/*/*.cpp native/*/*.h)
@@ -53,6 +53,11 @@ matrix: setup
 # Runs every command of README and docs that can run here; ARGS=docs/tutorial.md for one page, ARGS=--read to run nothing.
 check-docs: setup
 	$(BIN)/python docs/site/check_docs.py $(ARGS)
+
+# On a machine with a CUDA device: its tests, then equality with the CPU, speed, and the cost of watching a GPT.
+gpu: setup
+	$(BIN)/python -m pytest -m gpu
+	$(BIN)/python benchmarks/gpu.py $(ARGS)
 
 bench: setup
 	$(BIN)/python benchmarks/run_all.py

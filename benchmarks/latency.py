@@ -20,7 +20,7 @@ import time
 from pathlib import Path
 
 os.environ["POLARS_MAX_THREADS"] = "1"  # as a verifier has; polars looks when it is imported
-from proctor.cli._parts.launch import needs_of
+from proctor.cli._parts.needs import needs_of
 from proctor.instrument.config import RecordConfig
 from proctor.instrument.record.rundir import create_run, write_boot
 from proctor.invariants.pack import read_pack

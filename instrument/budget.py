@@ -126,6 +126,7 @@ class Budget:
         self._highest = 0  # level so far
         self._said: dict[str, Any] = {}
         self._said_at = 0.0
+        self.round: Callable[[], int] = lambda: 0  # steps in which every piece of a parameter is glanced at
         self.since_free = [0.0, 0.0]  # own and other seconds of the steps behind the free ones
 
     @property
@@ -232,6 +233,7 @@ class Budget:
                 "looked": self.looked,
                 "steps": self.steps,
                 "delay": longest_gap(self._highest) if self.share else 0,
+                "round": self.round(),
             }
         }
 

@@ -49,7 +49,7 @@ class Observer:
         self.output = Output(self)
         self.recorder = Recorder()
         self.budget = make_budget(config, self._threads)
-        self.patches = Patches(self.recorder, None if self.budget is None else self.budget.meter.around)
+        self.patches = Patches(self.recorder, None if self.budget is None else self.budget.meter)
         self.clock = StepClock()
         self.contexts = ContextTable(self.clock)
         self.sink = Sink(self.recorder, self._value_ctx, config, self._wants_values)

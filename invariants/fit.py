@@ -19,6 +19,7 @@ from proctor.errors import UsageError
 from proctor.invariants import relations
 from proctor.invariants.files import UNREADABLE, read_file
 from proctor.invariants.pack import Pack, read_pack
+from proctor.invariants.shipped import shipped as shipped
 from proctor.invariants.trace import Trace
 
 _REQUIREMENT: Final = re.compile(r"\s*([A-Za-z_][\w.-]*)\s*((?:(?:>=|<=|==|!=|>|<)\s*\d+(?:\.\d+)*\s*,?\s*)*)\s*")
@@ -27,11 +28,6 @@ _MAX_INFO_BYTES: Final = 1 << 20
 _REASONS: Final = 3  # why packs do not fit, that one line lists
 # Names before the first dot of a recorded function that are no library.
 _OURS: Final = frozenset({"", "torch", "__main__", "builtins", "proctor"})
-
-
-def shipped() -> list[Path]:
-    """Packs that come with Proctor."""
-    return sorted((Path(__file__).parent / "packs").glob("*.json"))
 
 
 def load_packs(paths: Sequence[Path], trace: Trace | None = None) -> tuple[list[Pack], list[str]]:

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import atexit
 import os
+import shutil
+import tempfile
 
 import pytest
 from hypothesis import settings
@@ -12,6 +15,8 @@ settings.register_profile("suite", derandomize=True, deadline=None)
 settings.load_profile("suite")
 
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)  # thousands of processes of tests would compile every module again
+os.environ["XDG_CACHE_HOME"] = tempfile.mkdtemp(prefix="proctor-tests-")  # what commands remember is the user's
+atexit.register(shutil.rmtree, os.environ["XDG_CACHE_HOME"], ignore_errors=True)
 os.environ.pop("COLUMNS", None)  # what is printed is as wide as into a file, also where a terminal or a runner says its width
 
 

@@ -17,7 +17,7 @@ from __future__ import annotations
 import importlib
 import math
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
 from proctor.instrument.observe.content import (
@@ -37,7 +37,7 @@ from proctor.instrument.observe.content import (
 from proctor.instrument.observe.content import (
     unseen as unseen,
 )
-from proctor.instrument.observe.on_device import on_device, read_back
+from proctor.instrument.observe.on_device import on_device, read_back, read_later
 from proctor.native.twins import fingerprint as keys
 
 if TYPE_CHECKING:
@@ -168,6 +168,15 @@ def fingerprint_parts(parts: Iterable[tuple[Tensor, int, int]]) -> list[Summary]
             for i, *fields in zip(slots, fps.tolist(), norms.tolist(), flags.tolist()):
                 out[i] = Summary(*fields)
         return out
+
+
+def glance_at(tensor: Tensor) -> Callable[[], Summary | None]:
+    """Summarise a tensor on a CUDA device without waiting for it: the result is None until the device has done it."""
+    with no_torch_function():
+        plain = readable(tensor)
+        if plain is None:
+            return lambda: _UNREAD
+        return read_later(on_device(plain, [(plain.numel(), 1)], 0))
 
 
 def _one(tensor: Tensor, runs: Runs | None, start: int) -> Summary:

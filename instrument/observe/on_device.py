@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import functools
 import math
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Final
 
 from proctor.instrument.observe.content import (
@@ -140,6 +141,22 @@ def _summary_on_device(words_EW: Tensor, numbers: Tensor, kind: int) -> tuple[Te
             nonfinite |= ~torch.isfinite(part).all()
     norm = squares.sqrt() if kind != keys.RAW else torch.full_like(squares, math.nan)
     return norm, ~nonzero * ZERO + ~varies * CONSTANT + nonfinite * NONFINITE
+
+
+def read_later(found: Tensor) -> Callable[[], Summary | None]:
+    """Begin to bring a summary over without waiting for the device; the result is None until it is here."""
+    import torch
+
+    with unseen():
+        here = torch.empty(found.shape, dtype=found.dtype, pin_memory=True)
+        here.copy_(found, non_blocking=True)
+        event = torch.cuda.Event()
+        event.record(torch.cuda.current_stream(found.device))
+
+    def result() -> Summary | None:
+        return read_back([here])[0] if event.query() else None
+
+    return result
 
 
 def read_back(found: list[Tensor]) -> list[Summary]:

@@ -5,7 +5,7 @@ reason to look at the next steps in full, where the rules judge. The fingerprint
 each other (`verify/live/glances.py`) and asks for the full look where they part.
 
 The pieces take turns by the number of the step: of level n, every 2^n-th piece. So pieces of one level are among those of the next lower one, and
-ranks whose budgets allow different levels share all pieces of the highest.
+ranks whose budgets allow different levels share all pieces of the highest. What lies on a device is read in a later step.
 """
 
 from __future__ import annotations
@@ -13,9 +13,10 @@ from __future__ import annotations
 import time
 import weakref
 from collections import deque
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Final
 
-from proctor.instrument.observe.fingerprint import fingerprint_parts
+from proctor.instrument.observe.fingerprint import Summary, fingerprint_parts, glance_at
 from proctor.invariants.schema import StateFlag
 
 if TYPE_CHECKING:
@@ -27,7 +28,6 @@ PIECE_BYTES: Final = 64 << 10
 _MOST: Final = 256  # pieces of one glance
 _KEPT: Final = 4096  # rows until they are sent, no more than a frame takes (`frames.MAX_GLANCES`)
 _TRIED: Final = 8  # glances of a level before another one is chosen
-_HIGHEST: Final = 30
 _BAD: Final = int(StateFlag.NONFINITE)
 _UNREAD: Final = int(StateFlag.UNHASHED)
 
@@ -42,10 +42,12 @@ class Sentinel:
 
     def __init__(self, tracker: StateTracker, budget: Budget) -> None:
         self._tracker, self._budget = tracker, budget
+        budget.round = lambda: self.round
         self._pieces: list[tuple[int, Any, int, int, str]] = []  # id and weak reference of a parameter, first element, number, name
         self._layout = -1
         self._level = 0
         self._spent, self._tried = 0.0, 0  # by the glances of this level
+        self._later: deque[tuple[int, int, str, Callable[[], Summary | None]]] = deque()  # step, parameter, piece, of devices
         self._seen: dict[tuple[int, int], int] = {}  # fingerprint at the last glance
         self._told: set[tuple[int, str]] = set()  # of what was woken for already
         self._rows: deque[tuple[int, str, int]] = deque(maxlen=_KEPT)  # step, piece and fingerprint, until they are sent
@@ -53,11 +55,12 @@ class Sentinel:
     @property
     def round(self) -> int:
         """Steps until every piece had its turn."""
-        return min(1 << self._level, max(len(self._pieces), 1)) if self._level < _HIGHEST else 1 << self._level
+        return 1 << self._level
 
     def glance(self, step: int) -> None:
         """After an update in this step."""
         begin = time.perf_counter()
+        self._hear_devices()
         if self._layout != self._tracker.layout:
             self._lay_out()
         turn = self._pieces[step % (1 << self._level) :: 1 << self._level]
@@ -90,7 +93,13 @@ class Sentinel:
             self._level += 1
 
     def _look(self, step: int, turn: list[tuple[int, Any, int, int, str]]) -> None:
-        there = [(piece, p) for piece in turn if (p := piece[1]()) is not None]
+        there = []
+        for piece in turn:
+            p = piece[1]()
+            if p is not None and _local(p).is_cpu:
+                there.append((piece, p))
+            elif p is not None and _local(p).is_cuda and len(self._later) < _MOST:
+                self._later.append((step, piece[0], piece[4], glance_at(_local(p))))
         found = fingerprint_parts([(_local(p), begin, count) for (_, _, begin, count, _), p in there])
         for ((key, _, begin, count, name), p), summary in zip(there, found, strict=True):
             if summary.flags & _UNREAD:
@@ -101,6 +110,19 @@ class Sentinel:
                 self._wake(key, "moved")
             self._seen[key, begin] = summary.fp
             self._rows.append((step, name, summary.fp))
+
+    def _hear_devices(self) -> None:
+        """What devices have said since: nobody waits for them. Whether a piece was moved is not asked there."""
+        while self._later:
+            step, key, name, result = self._later[0]
+            summary = result()
+            if summary is None:
+                return
+            self._later.popleft()
+            if summary.flags & _BAD:
+                self._wake(key, "finite")
+            if not summary.flags & _UNREAD:
+                self._rows.append((step, name, summary.fp))
 
     def _pace(self, spent: float) -> None:
         self._spent += spent

@@ -7,18 +7,27 @@ import gc
 import sys
 import types
 from collections.abc import Callable, Iterable
-from typing import Any
+from typing import Any, Protocol
 
 from proctor.instrument.patch.replaced import MISSING, Replaced, Replacement
 from proctor.native import Recorder, Tap, is_tap
 
 PLAIN, METHOD, MODULE_CALL = 0, 1, 2
 
+
+class Timed(Protocol):
+    """What times hooks (`budget.Meter`)."""
+
+    idle: bool
+
+    def around(self, hook: Callable[..., None]) -> Callable[..., None]: ...
+
+
 Hooks = dict[str, tuple[Callable[..., None] | None, Callable[..., None] | None]]  # by function: what runs before and after
 
 
-def _unseen(hook: Callable[..., None] | None) -> Callable[..., None] | None:
-    """The hook, where what it reads of tensors reaches no TorchFunctionMode of the program's."""
+def _unseen(hook: Callable[..., None] | None, meter: Timed | None) -> Callable[..., None] | None:
+    """The hook, where what it reads of tensors reaches no TorchFunctionMode of the program's, and timed."""
     if hook is None:
         return None
     import torch
@@ -33,16 +42,30 @@ def _unseen(hook: Callable[..., None] | None) -> Callable[..., None] | None:
         else:
             hook(*args)
 
-    return call
+    if meter is None:
+        return call
+    timed = meter.around(call)
+
+    @functools.wraps(hook)
+    def measured(*args: Any) -> None:
+        if not meter.idle:
+            timed(*args)
+        elif depth():
+            with aside():
+                hook(*args)
+        else:
+            hook(*args)
+
+    return measured
 
 
 class Patches(Replaced):
     """Taps that are in place, and how to remove them."""
 
-    def __init__(self, recorder: Recorder, timed: Callable[[Callable[..., None]], Callable[..., None]] | None = None) -> None:
+    def __init__(self, recorder: Recorder, meter: Timed | None = None) -> None:
         super().__init__()
         self.recorder = recorder
-        self._timed = timed  # makes a hook of one that is timed
+        self._meter = meter
         self._taps: dict[int, Tap] = {}  # id(original) → tap, so that aliases share one
         self._keep: list[Any] = []  # originals whose id is a key above
         self._names: dict[int, str] = {}  # id of an original → what it is recorded under
@@ -76,7 +99,7 @@ class Patches(Replaced):
         tap = self._taps.get(id(function))
         if tap is None:
             code = self.recorder.intern(0, name)
-            tap = Tap(self.recorder, function, code, kind, self._ours(before), self._ours(after))
+            tap = Tap(self.recorder, function, code, kind, self.ours(before), self.ours(after))
             self._taps[id(function)] = tap
             self._keep.append(function)
             self._names[id(function)] = name
@@ -88,9 +111,9 @@ class Patches(Replaced):
                 self.replace(alias, attribute, tap)
         return tap
 
-    def _ours(self, hook: Callable[..., None] | None) -> Callable[..., None] | None:
-        unseen = _unseen(hook)
-        return unseen if unseen is None or self._timed is None else self._timed(unseen)
+    def ours(self, hook: Callable[..., None] | None) -> Callable[..., None] | None:
+        """A hook as a tap has it."""
+        return _unseen(hook, self._meter)
 
     def _known_to_torchscript(self, function: Any, tap: Tap) -> None:
         """TorchScript finds builtins by `id`; without an entry a script that calls `torch.cat` would not compile."""

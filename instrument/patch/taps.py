@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from proctor.instrument.observer import Observer
 
 LOADER_WORKER = "torch.utils.data.worker"
+Around = tuple[Callable[..., None] | None, Callable[..., None] | None]  # what runs before and after a call
 
 
 class Taps:
@@ -35,7 +36,8 @@ class Taps:
         self._observer, self._steps, self._structure = observer, observer.steps, observer.structure
         self.libraries: list[str] = []
         self._hooked: list[Any] = []  # those whose hooks must run at every step,
-        self._spared: list[Any] = []  # and of them, those that only look: not in steps that a budget leaves out
+        self._spared: list[Any] = []  # of them, those that only look: not in steps that a budget leaves out,
+        self._lean: list[tuple[Any, Around, Around]] = []  # and those that have fewer hooks there
         self._classes: set[type] = set()
 
     def lay(self) -> None:
@@ -73,6 +75,8 @@ class Taps:
         """Whether the present steps are left out: of the hooks only those run that tell steps."""
         for tap in self._spared:
             tap.always = not on
+        for tap, whole, lean in self._lean:
+            tap.before, tap.after = lean if on else whole
 
     def of_class(self, cls: type, name: str, methods: tuple[str, ...], hooks: Hooks) -> None:
         """Tap the methods of a class where it or a base defines them; once a class.
@@ -96,7 +100,7 @@ class Taps:
         """The tap; None where there is nothing to patch."""
         wanted = self._observer.config.wants(point.name)
         ours = before is not None or after is not None
-        before, after = self._observer.probes.around(point.name, home, before, after)
+        (before, after), lean = self._observer.probes.both(point.name, home, before, after)
         if not wanted and not ours:
             return None
         tap = self._observer.patches.tap(
@@ -109,11 +113,17 @@ class Taps:
                 tap.always = True
                 if point.name != LOADER_WORKER:  # runs in a child that is inert
                     self._hooked.append(tap)
+                    self._keep_lean(tap, (before, after), lean)
         return tap
+
+    def _keep_lean(self, tap: Any, whole: Around, lean: Around) -> None:
+        if self._observer.sentinel is not None and whole != lean:
+            ours = self._observer.patches.ours
+            self._lean.append((tap, (tap.before, tap.after), (ours(lean[0]), ours(lean[1]))))
 
     def _tap_module_calls(self, module_class: Any) -> None:
         leaves = None if self._observer.capsules is None else self._observer.capsules.model_ends
-        before, after = self._observer.probes.around(MODEL_CALL, Home.TORCH, self._steps.model_begins, leaves)
+        (before, after), lean = self._observer.probes.both(MODEL_CALL, Home.TORCH, self._steps.model_begins, leaves)
         tap = self._observer.patches.tap(
             module_class, "__call__", "torch.nn.Module.__call__", kind=MODULE_CALL, before=before, after=after
         )
@@ -122,6 +132,7 @@ class Taps:
             tap.always = True
             tap.record = not self._observer.config.selective or any(f.endswith(".forward") for f in self._observer.config.functions or ())
             self._hooked.append(tap)
+            self._keep_lean(tap, (before, after), lean)
 
     def _tap_constructors(self, torch: Any) -> None:
         from torch.utils.data._utils import worker

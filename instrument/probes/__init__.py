@@ -219,17 +219,22 @@ class Probes:
 
     def around(self, function: str, home: Home, before: Before | None = None, after: After | None = None) -> Hooks:
         """The hooks of a function: the given ones and those of all probes, as one each."""
-        befores: list[Before] = [before] if before else []
-        afters: list[After] = []
+        return self.both(function, home, before, after)[0]
+
+    def both(self, function: str, home: Home, before: Before | None = None, after: After | None = None) -> tuple[Hooks, Hooks]:
+        """As `around`, and what of it must run in steps that are left out: the given ones, and those of steady probes."""
+        befores: list[tuple[bool, Before]] = [(True, before)] if before else []
+        afters: list[tuple[bool, After]] = []
         for probe in self._probes if self.sink.config.wants(function) else ():
             first, last = probe.hooks(function, home)
             if first is not None:
-                befores.append(self._guarded_before(probe, first))
+                befores.append((probe.steady, self._guarded_before(probe, first)))
             if last is not None:
-                afters.append(self._guarded_after(probe, last))
+                afters.append((probe.steady, self._guarded_after(probe, last)))
         if after:
-            afters.append(after)
-        return chain(befores), chain(afters)
+            afters.append((True, after))
+        whole = chain([h for _, h in befores]), chain([h for _, h in afters])
+        return whole, (chain([h for steady, h in befores if steady]), chain([h for steady, h in afters if steady]))
 
     def step_begins(self, step: int) -> None:
         for probe in self._probes:

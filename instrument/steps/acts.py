@@ -67,7 +67,7 @@ class Steps:
         """Of these those that tell no step: where nothing is looked at they need not run."""
         return {
             "torch.nn.Module.load_state_dict", "torch.nn.utils.clip_grad_norm_", "torch.nn.utils.clip_grad_value_",
-            "torch.amp.GradScaler.unscale_", *catalog.COLLECTIVES,
+            "torch.amp.GradScaler.unscale_",
         }  # fmt: skip
 
     def _model_is_built(self, args: tuple[Any, ...], kwargs: Any) -> None:

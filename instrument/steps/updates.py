@@ -83,7 +83,7 @@ class Updates:
         self._idle = self._clock.at_rest(key_of(args[0])) and not has_closure(args, kwargs) and moves_nothing(args[0])
         if not self._idle:
             self._clock.update_begins(key_of(args[0]))
-        if self._observer.armed:
+        if self._observer.armed and self._observer.sampled:
             self._guard.run("state", self._observer.tracker.note_lr, args[0])
         self._look(0, data=Look.HINT, grad=Look.HINT, buffers=Look.FORCE)
 

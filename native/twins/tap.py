@@ -40,7 +40,7 @@ class Tap:
     """Stands where `wrapped` stood: calls through, and appends one row to its recorder."""
 
     __slots__ = (
-        "__weakref__", "_after", "_args_seen", "_before", "_ret_seen", "always", "flat", "fn_code", "kind", "record", "recorder",
+        "__dict__", "__weakref__", "_after", "_args_seen", "_before", "_ret_seen", "always", "flat", "fn_code", "kind", "record", "recorder",
         "root_only", "tapped",
     )  # fmt: skip
     _OWN = frozenset(
@@ -77,6 +77,9 @@ class Tap:
         put(self, "_ret_seen", set())
         put(self, "before", before)
         put(self, "after", after)
+        # Where Dynamo looks for it without running a getter (`inspect.getattr_static`): a property of the class would be what it finds.
+        own, theirs = get(self, "__dict__"), getattr(wrapped, "__dict__", None)
+        own.update({**theirs} if isinstance(theirs, dict) else {}, _torchdynamo_inline=wrapped)
         return self
 
     __class__ = property(lambda self: get(self, "tapped").__class__)
@@ -104,10 +107,6 @@ class Tap:
     @after.deleter
     def after(self) -> None:
         object.__setattr__(self, "_after", None)
-
-    @property
-    def _torchdynamo_inline(self) -> Any:
-        return get(self, "tapped")
 
     def __getattribute__(self, name: str) -> Any:
         if name in Tap._OWN:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Final
 
 import proctor
 from proctor.oracle.judging.verdicts import FAILING, TensorVerdict
-from proctor.oracle.report import Report, _wording
+from proctor.oracle.report import Report, _model, _wording
 from proctor.oracle.report._depth import picture
 from proctor.verify import report as shared  # its style sheet
 
@@ -37,6 +37,7 @@ def render(report: Report) -> str:
         title=_wording.headline(verdict),
         tone=_TONE[verdict.verdict],
         tiles=_tiles(report),
+        model=_model.tree(verdict.tensors, verdict.replicas),
         picture=picture(verdict.tensors, verdict.first, rows),
         table=table,
         rows=rows,
@@ -81,7 +82,8 @@ def _environment() -> Environment:
     env = Environment(loader=FileSystemLoader(_here()), autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
     names = ("clean", "kind", "module", "when", "number", "multiple", "rank_list", "error", "conflict", "sentence")
     env.filters |= {name: getattr(_wording, name) for name in names}
-    env.globals["count"] = _wording.count
+    env.globals |= {"count": _wording.count, "heads": _model.HEADS, "columns": _model.COLUMNS, "max_tensors": _model.MAX_TENSORS}
+    env.filters |= {"said": _model.said, "opened": _model.opened, "short_kind": _wording.short_kind}
     return env
 
 

@@ -57,6 +57,12 @@ def test_mp_spawn_records_the_ranks_and_not_the_launcher(tmp_path: Path) -> None
     assert all(p.finished for p in processes)
 
 
+def test_without_the_extension_a_program_runs_and_is_recorded(tmp_path: Path) -> None:
+    """As from a wheel without one. torch imports its compiler when the first optimizer is made, and meets our taps there."""
+    _, run = record(tmp_path, "train(3)", env={"PROCTOR_NATIVE": "0"})
+    assert Trace.load([run]).steps == 3
+
+
 def test_torchrun_records_exactly_the_ranks(tmp_path: Path) -> None:
     body = """
         import torch.distributed as dist

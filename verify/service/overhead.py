@@ -2,7 +2,7 @@
 
 Each rank says it in its `process.json` (`instrument/budget.py`), about once a second:
 
-    {"overhead": {"seconds": 3.1, "budget": 0.01, "share": 0.009, "looked": 331, "steps": 4000, "delay": 186}}
+    {"overhead": {"seconds": 3.1, "budget": 0.01, "share": 0.009, "looked": 331, "steps": 4000, "delay": 186, "round": 16}}
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ class Overhead:
     share: that it costs, behind the first steps.
     looked, steps: steps that were looked at, of how many.
     delay: steps that may go by between two looks, at most.
+    round: steps in which every piece of a parameter was glanced at.
     """
 
     seconds: float = 0.0
@@ -29,6 +30,7 @@ class Overhead:
     looked: int = 0
     steps: int = 0
     delay: int = 0
+    round: int = 0
 
     @property
     def thin(self) -> bool:
@@ -59,7 +61,7 @@ class Overheads:
         least = min(all_, key=lambda one: one.looked / one.steps if one.steps else 1.0)
         return Overhead(
             sum(one.seconds for one in all_), max(one.budget for one in all_), max(one.share for one in all_),
-            least.looked, least.steps, max(one.delay for one in all_),
+            least.looked, least.steps, max(one.delay for one in all_), max(one.round for one in all_),
         )  # fmt: skip
 
     def words(self) -> str:
@@ -69,8 +71,9 @@ class Overheads:
             return ""
         kept = "" if worst.share <= worst.budget * 1.5 else ", which could not be kept"
         left = f"; {worst.looked} of {worst.steps} steps were looked at, the others are unknown" if worst.thin else ""
+        glanced = f"; replicas, movement and finiteness of all parameters were glanced at every {worst.round} steps" if worst.thin and worst.round else ""
         delay = f", none waited for more than {worst.delay} steps" if worst.thin and worst.delay else ""
-        return f"being watched cost {100 * worst.share:.1f} % of the time of training, the budget is {100 * worst.budget:g} %{kept}{left}{delay}"
+        return f"being watched cost {100 * worst.share:.1f} % of the time of training, the budget is {100 * worst.budget:g} %{kept}{left}{delay}{glanced}"
 
 
 def _read(said: Mapping[str, Any]) -> Overhead:
@@ -78,5 +81,5 @@ def _read(said: Mapping[str, Any]) -> Overhead:
         value = said.get(name)
         return float(value) if isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value < 1e15 else 0.0
 
-    whole = (int(number(name)) for name in ("looked", "steps", "delay"))
+    whole = (int(number(name)) for name in ("looked", "steps", "delay", "round"))
     return Overhead(number("seconds"), number("budget"), number("share"), *whole)

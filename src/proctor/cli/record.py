@@ -7,7 +7,8 @@ import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from proctor.cli._parts.launch import add_command, become, command_of, environment_of, needs_of
+from proctor.cli._parts.launch import add_command, become, command_of, environment_of
+from proctor.cli._parts.needs import needs_of
 from proctor.errors import UsageError
 
 if TYPE_CHECKING:

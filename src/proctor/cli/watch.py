@@ -23,14 +23,8 @@ from typing import TYPE_CHECKING, Any, Final
 
 from proctor.cli._parts.budget import share_of
 from proctor.cli._parts.inputs import add_packs
-from proctor.cli._parts.launch import (
-    add_command,
-    become,
-    command_of,
-    environment_of,
-    hand_on_signals,
-    needs_of,
-)
+from proctor.cli._parts.launch import add_command, become, command_of, environment_of, hand_on_signals
+from proctor.cli._parts.needs import needs_of
 from proctor.cli._parts.project import leave_out, set_defaults
 from proctor.cli._parts.watching import LEVELS, add_verifier, settings_of
 from proctor.errors import TraceError, UsageError

@@ -23,6 +23,7 @@ from proctor.instrument.observe.fingerprint import (
     fingerprint,
     fingerprint_all,
     fingerprint_shard,
+    glance_at,
 )
 from proctor.native.twins import fingerprint as twin
 
@@ -427,3 +428,12 @@ def test_cuda_agrees_with_cpu(dtype: torch.dtype) -> None:
     t = random_bits(dtype, 50_003, seed=9)
     assert same(fingerprint(t.cuda(), 5), fingerprint(t, 5))
     assert same(fingerprint_all([t.cuda(), t])[0], fingerprint(t))
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+def test_a_glance_at_a_device_waits_for_nobody() -> None:
+    t = torch.randn(50_003).cuda()
+    result = glance_at(t)
+    torch.cuda.synchronize()
+    assert result() == fingerprint(t)

@@ -399,6 +399,12 @@ def test_script_of_a_module_that_uses_taps(tapped_torch: Any) -> None:
     assert torch.equal(torch.jit.script(net)(x), net(x))
 
 
+def test_dynamo_finds_what_a_tap_stands_for_without_running_a_getter(impl: Any) -> None:
+    """Or all taps would be one object in its table of rules, and importing it would fail."""
+    tap = impl.Tap(impl.Recorder(), F.relu, 1)
+    assert inspect.getattr_static(tap, "_torchdynamo_inline") is F.relu and tap.__dict__ is F.relu.__dict__
+
+
 def test_compile_sees_no_graph_break(impl: Any, tapped_torch: Any) -> None:
     if impl is _tap_py:
         pytest.skip("Dynamo traces into the frames of the twin: it has some, the extension has none")

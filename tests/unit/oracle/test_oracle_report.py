@@ -12,6 +12,7 @@ import pytest
 from proctor.oracle.judging.verdicts import ReplicaConflict, TensorVerdict, Verdict, conclude
 from proctor.oracle.report import FORMATS, Report, renderer
 from proctor.oracle.report._depth import MAX_POINTS, picture
+from proctor.oracle.report._model import MAX_NODES, tree
 from proctor.oracle.report._wording import multiple, number
 
 EVIL = "layers.0.<script>alert(1)</script>\x1b[31m[bold]\u202e"
@@ -120,3 +121,25 @@ def test_picture_of_many_tensors_keeps_the_worst() -> None:
 def test_numbers_read_well() -> None:
     assert [multiple(x) for x in (0.0, 0.004, 0.67, 5.43, 351.2, 5400.0, 3e7, math.inf)] == ["0 ×", "4e-03 ×", "0.67 ×", "5.4 ×", "351 ×", "5,400 ×", "3.0e+07 ×", "∞ ×"]
     assert [number(x) for x in (0.0, 3.21e-5, 0.12, math.inf, math.nan)] == ["0", "3.2e-05", "0.12", "∞", "NaN"]
+
+
+def test_the_model_is_a_tree_that_is_coloured_by_its_worst() -> None:
+    rows = [tensor(i) for i in (2, 10)] + [tensor(3, "main_grad", 512.0, "bad", "layers.10.mlp.weight"), tensor(4, "output", 0.0, name="embed")]
+    rows.append(tensor(5, "output", math.inf, "missing", "head"))
+    root = tree(rows, [ReplicaConflict(kind="main_grad", name="layers.2.mlp.weight", axis="tp", ranks=(1,))])
+    assert root is not None
+    layers = root.children["layers"]
+    assert [n.name for n in layers.ordered] == ["2", "10"] and layers.wrong == 1 and layers.number == 3
+    assert layers.cells["gradient"].tone == "worst" and layers.cells["forward"].tone == "little" and root.cells["forward"].tone == "lost"
+    assert layers.children["2"].children["mlp"].conflicts and root.children["head"].one_side == "reference" and not layers.one_side
+    page = renderer("html").render(report(conclude(rows)))
+    assert page.count("<details") == 8 and 'href="#t0"' in page.split("All tensors")[0] and "reference only" in page
+
+
+def test_names_of_modules_are_text_in_the_tree() -> None:
+    page = renderer("html").render(report(conclude([tensor(0, name=EVIL)])))
+    assert "<script>alert" not in page and "&lt;script&gt;alert" in page
+
+
+def test_a_model_of_too_many_modules_has_no_tree() -> None:
+    assert tree([tensor(i, name=f"layers.{i}") for i in range(MAX_NODES + 1)]) is None

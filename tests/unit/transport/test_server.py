@@ -17,10 +17,10 @@ from hypothesis import strategies as st
 
 from proctor.errors import TransportError
 from proctor.invariants.wire import frames, peer
-from proctor.invariants.wire.frames import Challenge, Flush, Frame, Freeze, Hello, Proof, Welcome
+from proctor.invariants.wire.frames import Challenge, Flush, Frame, Freeze, Glances, Hello, Proof, Welcome
 from proctor.invariants.wire.peer import Address, connect, make_token, parse_address, prove, read_token
 from proctor.verify.transport.endpoint import Limits
-from proctor.verify.transport.inbox import Event, Gap, Inbox, Joined, Left, Rows, Told
+from proctor.verify.transport.inbox import Event, Gap, Glanced, Inbox, Joined, Left, Rows, Told
 from proctor.verify.transport.server import Server
 
 
@@ -181,6 +181,27 @@ def test_freeze_reaches_the_process_now_or_when_it_is_back(tmp_path: Path) -> No
         assert until(lambda: len(heard) == 2)
         server.send("9-9", Freeze("x", 1))  # nobody: nothing happens
         end.close()
+
+
+def test_glances_arrive_with_the_names_of_their_pieces(tmp_path: Path) -> None:
+    with serving(tmp_path) as (_, inbox):
+        out = sender(tmp_path, "0-1")
+        waiting = [Glances(["fc.weight:0", "fc.bias:0"], [(7, 0, 1 << 63), (7, 1, 5), (8, 0, 3)])]
+        out.glances = lambda: waiting.pop() if waiting else None
+        out.start()
+        out.offer(encoded(Made().next()), 9)
+        events = take(inbox, lambda es: bool(of(Glanced, es)))
+        out.close()
+        (found,) = of(Glanced, events)
+        assert found == Glanced("0-1", [(7, "fc.weight:0", 1 << 63), (7, "fc.bias:0", 5), (8, "fc.weight:0", 3)])
+
+
+def test_a_glance_at_a_piece_without_a_name_is_no_message(tmp_path: Path) -> None:
+    with serving(tmp_path) as (server, inbox):
+        peer = Peer(tmp_path)
+        peer.say(Hello("0-1", "here", "a" * 16, {}))
+        peer.say(Glances(["fc.weight:0"], [(7, 1, 5)]))
+        assert until(lambda: server.stats().refused) and not of(Glanced, inbox.get(0.0))
 
 
 def test_a_slow_core_stops_the_reading_and_nobody_is_blamed(tmp_path: Path) -> None:

@@ -27,6 +27,8 @@ def test_words_say_what_was_left_out() -> None:
     overheads.hear("0-1", said())
     words = overheads.words()
     assert "0.9 %" in words and "50 of 100 steps" in words and "unknown" in words and "42 steps" in words
+    overheads.hear("1-2", said(round=16))
+    assert "every 16 steps" in overheads.words()
     overheads.hear("0-1", said(share=0.05))
     assert "could not be kept" in overheads.words()
 

@@ -9,7 +9,7 @@ import shutil
 import signal
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import NoReturn
 
 from proctor.errors import UsageError
 
@@ -75,16 +75,3 @@ def hand_on_signals() -> None:
     for number in signal.valid_signals():
         if signal.getsignal(number) is signal.SIG_IGN:
             signal.signal(number, signal.SIG_DFL if number in (signal.SIGPIPE, signal.SIGXFSZ) else signal.SIG_IGN)
-
-
-def needs_of(packs: Sequence[Path]) -> dict[str, Any]:
-    """What to record so that these packs can be checked: arguments of `RecordConfig`."""
-    from proctor.invariants.pack import read_pack
-    from proctor.invariants.relations import Needs, registry
-
-    relations = registry()
-    needs = Needs()
-    for path in packs:
-        for rule in read_pack(path, list(relations)).invariants:
-            needs |= relations[rule.relation].needs(rule.hypothesis)
-    return {"functions": needs.functions, "states": needs.states, "values": needs.values}

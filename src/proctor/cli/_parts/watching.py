@@ -12,6 +12,7 @@ from proctor.errors import UsageError
 from proctor.verify.service.settings import LEVELS as LEVELS
 
 if TYPE_CHECKING:
+    from proctor.verify.paging.config import PageConfig
     from proctor.verify.service.settings import Settings
 
 
@@ -34,27 +35,19 @@ def settings_of(args: argparse.Namespace, target: Path) -> Settings:
     Raises:
         ProctorError: a pack, the paging configuration or a suppression cannot be used, or a package is missing.
     """
-    from proctor.invariants.fit import load_packs, shipped
-    from proctor.invariants.suppression import read_suppressions
+    from proctor.cli._parts.needs import known
+    from proctor.invariants.shipped import shipped
     from proctor.invariants.wire.peer import parse_address, read_token
-    from proctor.verify.metrics import metrics
-    from proctor.verify.paging.config import exposed_secrets, read_config
     from proctor.verify.service.settings import Settings
-    from proctor.verify.writers import parse
 
     if args.hang_after is not None and not 1.0 <= args.hang_after <= 86_400:
         raise UsageError(f"--hang-after {args.hang_after:g}: expected seconds, from 1 to 86400")
     named = [Path(p) for p in args.packs]
-    load_packs(named)
-    for path in args.suppressions:
-        read_suppressions(Path(path))
-    config = read_config(args.page) if args.page else None
-    for warning in exposed_secrets(config) if config is not None else ():
-        print(f"proctor: {args.page}: {warning}", file=sys.stderr)
-    if args.metrics:
-        metrics("", (), wanted=True)
-    for text in args.export:
-        parse(text)
+    if known(named or shipped()) is None:
+        from proctor.invariants.fit import load_packs
+
+        load_packs(named)
+    config = _read(args)
     host, _, port = (args.metrics or "").rpartition(":")
     if args.metrics and not (port.isdecimal() and int(port) < 1 << 16):
         raise UsageError(f"--metrics {args.metrics}: expected PORT or HOST:PORT")
@@ -80,6 +73,32 @@ def settings_of(args: argparse.Namespace, target: Path) -> Settings:
         fail_on=args.fail_on or "never",
         hang_after=args.hang_after,
     )
+
+
+def _read(args: argparse.Namespace) -> PageConfig | None:
+    """The paging configuration, if one is named; also reads all else that is named. What nobody names is not imported."""
+    config = None
+    if args.suppressions:
+        from proctor.invariants.suppression import read_suppressions
+
+        for path in args.suppressions:
+            read_suppressions(Path(path))
+    if args.page:
+        from proctor.verify.paging.config import exposed_secrets, read_config
+
+        config = read_config(args.page)
+        for warning in exposed_secrets(config):
+            print(f"proctor: {args.page}: {warning}", file=sys.stderr)
+    if args.metrics:
+        from proctor.verify.metrics import metrics
+
+        metrics("", (), wanted=True)
+    if args.export:
+        from proctor.verify.writers import parse
+
+        for text in args.export:
+            parse(text)
+    return config
 
 
 def _free(host: str, port: int, option: str) -> None:
