@@ -59,7 +59,9 @@ def speaks_to_strangers(rule: Invariant, fewest: int, libraries: Collection[str]
     private = bool(private_name(rule.hypothesis, rule.precondition, libraries))  # changes with a version or an option
     habit = standing(rule) is Standing.HABIT
     precision = rule.relation == "output"  # the dtype or range that most programs happen to compute in
-    return not own and not tied and not failed and not private and not habit and not precision and rule.support.programs >= fewest
+    # A law is not made true by many programs that keep it; one shows that the rule speaks of something.
+    enough = 1 if standing(rule) is Standing.LAW else fewest
+    return not own and not tied and not failed and not private and not habit and not precision and rule.support.programs >= enough
 
 
 def standing(rule: Invariant) -> Standing:
