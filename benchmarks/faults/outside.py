@@ -267,7 +267,7 @@ class Lossy:
     """A way to an address that cuts each connection after some bytes, and all of them while it is down."""
 
     def __init__(self, to: tuple[str, int], after: int) -> None:
-        self.to, self.after, self.up = to, after, True
+        self.to, self.after, self.up, self.cuts = to, after, True, 0
         self._server = socket.create_server(("127.0.0.1", 0))
         self.port = int(self._server.getsockname()[1])
         threading.Thread(target=self._serve, daemon=True).start()
@@ -292,6 +292,7 @@ class Lossy:
             while (data := one.recv(8192)) and self.up and budget[0] > 0:
                 budget[0] -= len(data)
                 other.sendall(data)
+            self.cuts += budget[0] <= 0
         for end in (one, other):
             with contextlib.suppress(OSError):
                 end.shutdown(socket.SHUT_RDWR)
