@@ -1,7 +1,8 @@
-"""What recording for the oracle costs a step, in time and memory: `python benchmarks/oracle_cost.py [--rounds N]`.
+"""What recording for the oracle costs a step, in time and memory: `python benchmarks/oracle_cost.py [--what step] [--rounds N]`.
 
-One process trains a small transformer; bare steps and recorded ones alternate, each on its own copy of the model, so that
-a busy machine slows both alike. CPU time of the process (writing included); `wall` is the clock's. Memory is the
+`--what`: a training step (`step`), the same of which statistics are kept (`statistics`), a training step and an evaluation (`evaluation`), or two
+forwards of a program that trains nothing (`forward`). One process trains a small transformer; bare work and recorded work alternate, each on its own copy of
+the model, so that a busy machine slows both alike. CPU time of the process (writing included); `wall` is the clock's. Memory is the
 largest resident set of a recorded step above that of a bare one, beside what was written to disk.
 """
 
@@ -20,7 +21,8 @@ from pathlib import Path
 import torch
 from torch import nn
 
-from proctor.oracle.recording.tracing import trace
+from proctor.oracle.collect.collector import Collector
+from proctor.oracle.collect.config import CollectConfig
 
 
 def model(width: int, layers: int) -> nn.Module:
@@ -37,6 +39,34 @@ def step(net: nn.Module, optimizer: torch.optim.Optimizer, x: torch.Tensor, y: t
     optimizer.step()
 
 
+def evaluate(net: nn.Module, x: torch.Tensor) -> None:
+    """A forward without gradients."""
+    with torch.no_grad():
+        net(x)
+
+
+WHAT: dict[str, dict[str, bool]] = {"step": {}, "statistics": {"statistics": True}, "evaluation": {}, "forward": {"forward": True}}  # options of the recording
+
+
+def work(what: str, net: nn.Module, optimizer: torch.optim.Optimizer, x: torch.Tensor, y: torch.Tensor) -> None:
+    """What is measured."""
+    if what != "forward":
+        step(net, optimizer, x, y)
+    for _ in range({"evaluation": 1, "forward": 2}.get(what, 0)):
+        evaluate(net, x)
+
+
+def recorded(what: str, folder: Path, net: nn.Module, optimizer: torch.optim.Optimizer, x: torch.Tensor, y: torch.Tensor) -> None:
+    """The same, recorded."""
+    shutil.rmtree(folder, ignore_errors=True)
+    collector = Collector(CollectConfig(folder=str(folder), **WHAT[what]))
+    collector.install()
+    collector.adopt([net])
+    work(what, net, optimizer, x, y)
+    collector.end()
+    assert collector.info.done, collector.info.notes
+
+
 def peak_mib() -> float:
     """The largest resident set so far, in MiB."""
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
@@ -45,6 +75,7 @@ def peak_mib() -> float:
 def main() -> None:
     """Measure and print."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--what", choices=WHAT, default="step")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--width", type=int, default=256)
     parser.add_argument("--layers", type=int, default=6)
@@ -68,10 +99,9 @@ def main() -> None:
                 step(net, optimizer, x, y)
                 cpu, wall = time.process_time(), time.perf_counter()
                 if name == "bare":
-                    step(net, optimizer, x, y)
+                    work(args.what, net, optimizer, x, y)
                 else:
-                    with trace(net, out=folder / "run"):
-                        step(net, optimizer, x, y)
+                    recorded(args.what, folder / "run", net, optimizer, x, y)
                 times[name] = (time.process_time() - cpu, time.perf_counter() - wall)
                 if round_ == 0 and name == "bare":
                     before = peak_mib()
@@ -84,7 +114,7 @@ def main() -> None:
         written = sum(f.stat().st_size for f in (folder / "run").rglob("*.safetensors"))
     finally:
         shutil.rmtree(folder, ignore_errors=True)
-    print(f"bare step {1e3 * statistics.median(bare_s):.0f} ms CPU, {written / 2**20:.0f} MiB recorded")
+    print(f"bare {args.what} {1e3 * statistics.median(bare_s):.0f} ms CPU, {written / 2**20:.0f} MiB recorded")
     print(f"recorded ÷ bare: CPU {statistics.median(ratios):.2f} ({min(ratios):.2f}–{max(ratios):.2f}), wall {statistics.median(walls):.2f}")
 
 

@@ -260,6 +260,50 @@ def jump_clock(stage: Stage) -> None:
         time.sleep(0.5)
 
 
+_NO_LOCKS: Final = r"""
+#define _GNU_SOURCE
+#include <dlfcn.h>
+#include <errno.h>
+#include <fcntl.h>
+#include <stdarg.h>
+#include <sys/file.h>
+#include <sys/socket.h>
+static int locks(int command) { return command == F_SETLK || command == F_SETLKW || command == F_OFD_SETLK || command == F_OFD_SETLKW; }
+#define FCNTL(name) int name(int fd, int command, ...) { \
+    va_list list; va_start(list, command); void *argument = va_arg(list, void *); va_end(list); \
+    if (locks(command)) { errno = ENOLCK; return -1; } \
+    int (*real)(int, int, ...) = (int (*)(int, int, ...))dlsym(RTLD_NEXT, #name); \
+    return real(fd, command, argument); }
+FCNTL(fcntl)
+FCNTL(fcntl64)
+int flock(int fd, int operation) { errno = ENOLCK; return -1; }
+int link(const char *from, const char *to) { errno = EPERM; return -1; }
+int bind(int fd, const struct sockaddr *address, socklen_t size) {
+    if (address->sa_family == AF_UNIX) { errno = EPERM; return -1; }
+    int (*real)(int, const struct sockaddr *, socklen_t) = (int (*)(int, const struct sockaddr *, socklen_t))dlsym(RTLD_NEXT, "bind");
+    return real(fd, address, size);
+}
+"""
+
+
+def no_locks(folder: Path) -> Sequence[str]:
+    """Files without locks, hard links and sockets, as an NFS without its lock daemon has them; for all processes under watch."""
+    if CC is None:
+        raise UnavailableError("needs a C compiler")
+    here = folder / "arranged"
+    here.mkdir(exist_ok=True)
+    (here / "locks.c").write_text(_NO_LOCKS)
+    subprocess.run([CC, "-O1", "-shared", "-fPIC", "-o", str(here / "locks.so"), str(here / "locks.c"), "-ldl"], check=True)
+    os.environ["LD_PRELOAD"] = str(here / "locks.so")
+    return ()
+
+
+def forget_locks(stage: Stage) -> None:
+    """What is started from here on is as ever."""
+    if stage.run is not None:
+        os.environ.pop("LD_PRELOAD", None)
+
+
 # -- the network -------------------------------------------------------------------------------------------------------
 
 
@@ -267,7 +311,7 @@ class Lossy:
     """A way to an address that cuts each connection after some bytes, and all of them while it is down."""
 
     def __init__(self, to: tuple[str, int], after: int) -> None:
-        self.to, self.after, self.up = to, after, True
+        self.to, self.after, self.up, self.cuts = to, after, True, 0
         self._server = socket.create_server(("127.0.0.1", 0))
         self.port = int(self._server.getsockname()[1])
         threading.Thread(target=self._serve, daemon=True).start()
@@ -292,6 +336,7 @@ class Lossy:
             while (data := one.recv(8192)) and self.up and budget[0] > 0:
                 budget[0] -= len(data)
                 other.sendall(data)
+            self.cuts += budget[0] <= 0
         for end in (one, other):
             with contextlib.suppress(OSError):
                 end.shutdown(socket.SHUT_RDWR)

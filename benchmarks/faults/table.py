@@ -110,6 +110,7 @@ DISKS: Final = [
     Fault("run-json-bad", "run.json is overwritten with bytes that are none", DARK, bug=True, outside=o.overwrite("run.json")),
     Fault("trace-cut", "the trace of calls is cut to half at step 10", DARK, bug=True, outside=o.cut("procs/*/calls.arrow")),
     Fault("trace-flipped", "a bit of the recorded states is flipped at step 10", DARK, bug=True, outside=o.flip("procs/*/states.arrow")),
+    Fault("no-locks", "a disk without locks, hard links and sockets, as an NFS without its lock daemon", DARK, bug=True, arrange=o.no_locks, outside=o.forget_locks),
     Fault("two-jobs", "a second job is given the same run directory", FOUND, bug=True, outside=o.second_job),
 ]
 

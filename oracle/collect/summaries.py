@@ -24,10 +24,13 @@ def summarise(tensor: torch.Tensor, kind: str) -> tuple[torch.Tensor, dict[str, 
     if kind in _WHOLE or plain or reduction(tile) == 1:
         return tensor, {}
     values = tensor.detach().to(torch.float64)
-    fine = torch.isfinite(values)
-    finite = values if bool(fine.all()) else values[fine]
-    low, high = torch.aminmax(finite) if finite.numel() else (values.new_zeros(()),) * 2
-    numbers = torch.stack([finite.sum(), finite.square().sum(), low, high, (~fine).sum().to(torch.float64)]).tolist()
+    flat, lost = values.reshape(-1), 0
+    total, square = flat.sum(), flat.dot(flat)
+    if not bool(torch.isfinite(total + square)):  # one element that is not finite makes both so
+        flat = flat[torch.isfinite(flat)]
+        lost, total, square = values.numel() - flat.numel(), flat.sum(), flat.dot(flat)
+    low, high = torch.aminmax(flat) if flat.numel() else (total, total)
+    numbers = [*torch.stack([total, square, low, high]).tolist(), float(lost)]
     if kind in EXACT:
         values = torch.round(values / QUANTUM) * QUANTUM
     of = str(tensor.dtype).removeprefix("torch.")

@@ -84,7 +84,7 @@ class Evaluation(Comparison):
         unchecked = [*self.unchecked, *self.choices.unchecked, *self._tensors.unchecked]
         if why := undecided(self.choices.parted, [t for t in tensors if failing(t)]):
             return Judged([t for t in tensors if not failing(t)], [], [*unchecked, why], [])
-        scored, notes = log_probabilities(self)
+        scored, notes = log_probabilities(self) if not self.reference.recording.info.statistics else ([], [])
         return Judged([*tensors, *scored], replicas, unchecked, notes)
 
 

@@ -101,7 +101,7 @@ class Files:
             dtype, shape = _STORED[found["dtype"]], tuple(int(n) for n in found["shape"])
             start, stop = (int(n) for n in found["data_offsets"])
             return data[start:stop].view(dtype).reshape(shape)
-        except (KeyError, TypeError, ValueError):
+        except (KeyError, TypeError, ValueError, OverflowError):
             raise OracleError(f"{self._folders[rank] / TENSORS}: {key!r} cannot be read") from None
 
     def _file(self, rank: int) -> tuple[dict[str, Any], Array]:

@@ -146,7 +146,7 @@ class RankRecord:
             start, stop = (int(x) for x in found["data_offsets"])
             shape = tuple(int(x) for x in found["shape"])
             size = math.prod(shape) * np.dtype(raw).itemsize
-        except (TypeError, ValueError, KeyError):
+        except (TypeError, ValueError, KeyError, OverflowError):  # of an infinity no integer is made
             raise OracleError(f"{path}: its header is damaged", hint="record it again") from None
         if name != entry.dtype or shape != entry.shape or stop - start != size or not 0 <= start <= stop <= data.size:
             raise OracleError(f"{path}: {entry.tensor} is damaged", hint="record it again")

@@ -7,8 +7,10 @@ closes what was told and wakes nobody.
 
 from __future__ import annotations
 
+import bisect
 import time
 from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
 from typing import Final
 
 from proctor.invariants.invariant import Tier
@@ -21,6 +23,29 @@ from proctor.verify.wording import clean, count
 
 DIGEST_CODE: Final = "PR290"
 _LISTED: Final = 40  # incidents that a digest names
+
+
+@dataclass
+class _Members:
+    """Incidents of a digest: how many, when the first began, and the loudest of them."""
+
+    number: int
+    began: float
+    loudest: list[Notice]
+
+    @classmethod
+    def of(cls, notices: list[Notice], number: int) -> _Members:
+        listed = sorted(notices, key=_loudness)[:_LISTED]
+        return cls(number, min(n.began for n in notices), listed)
+
+    def add(self, notice: Notice) -> None:
+        self.number, self.began = self.number + 1, min(self.began, notice.began)
+        bisect.insort(self.loudest, notice, key=_loudness)
+        del self.loudest[_LISTED:]
+
+
+def _loudness(notice: Notice) -> tuple[int, float]:
+    return -notice.severity.level, notice.began
 
 
 class Gate:
@@ -43,6 +68,7 @@ class Gate:
         now: Callable[[], float] = time.time,
     ) -> None:
         self._config, self._sinks, self._outbox, self._ledger, self._now = config, sinks, outbox, ledger, now
+        self._members: dict[Tier, _Members] = {}  # of digests, as they were last: one more of many costs no look at all of them
 
     def route(self, notice: Notice) -> None:
         """Queue, hold or drop a tidied notice for every sink."""
@@ -51,8 +77,9 @@ class Gate:
             for sink in self._sinks.values():
                 self._outbox.put(sink, notice)
             emptied = self._ledger.drop_digested(notice.key)
+            self._members.clear()
             if emptied is not None:
-                self.route(self._digest(emptied, [notice], Action.RESOLVE))
+                self.route(self._digest(emptied, _Members.of([notice], 1), Action.RESOLVE))
             return
         asked = [
             sink
@@ -113,15 +140,19 @@ class Gate:
         most = self._config.budget.of(notice.tier)
         for sink in sinks:
             self._ledger.suppress(sink.name, notice, f"over {most} {notice.tier}s an hour: told in the digest")
-        self.route(self._digest(notice.tier, self._ledger.digest(notice.tier), Action.TRIGGER))
+        there, known_members = self._ledger.members(notice.tier), self._members.get(notice.tier)
+        if known_members is not None and known_members.number + 1 == there:
+            known_members.add(notice)
+        else:
+            self._members[notice.tier] = _Members.of(self._ledger.digest(notice.tier) or [notice], max(1, there))
+        self.route(self._digest(notice.tier, self._members[notice.tier], Action.TRIGGER))
 
-    def _digest(self, tier: Tier, members: list[Notice], action: Action) -> Notice:
-        worst = max(members, key=lambda n: (n.severity.level, -n.began))
-        listed = sorted(members, key=lambda n: (-n.severity.level, n.began))[:_LISTED]
-        more = len(members) - len(listed)
+    def _digest(self, tier: Tier, members: _Members, action: Action) -> Notice:
+        listed, worst = members.loudest, members.loudest[0]
+        more = members.number - len(listed)
         lines = [f"{n.severity}: {clean(n.title, 200)}" + (f" (step {n.step})" if n.step is not None else "") for n in listed]
         lines += [f"and {more:,} more"] if more > 0 else []
-        noun = count(len(members), "more incident")
+        noun = count(members.number, "more incident")
         return Notice(
             action=action,
             key=f"proctor:{worst.job or 'job'}:digest:{tier}",
@@ -132,7 +163,7 @@ class Gate:
             job=worst.job,
             source=worst.source,
             code=DIGEST_CODE,
-            began=min(n.began for n in members),
+            began=members.began,
             at=self._now(),
             links=worst.links,
         )

@@ -19,7 +19,8 @@ from proctor.verify.wording import clean
 HOUR_S: Final = 3600.0
 _KEPT: Final = 1_000  # rows of what was not sent
 _MOST_HELD: Final = 5_000
-_MOST_MEMBERS: Final = 2_000
+_MOST_MEMBERS: Final = 100_000  # of digests, …
+_MOST_TOLD: Final = 2_000  # … of which more than the key is kept
 _MOST_MUTES: Final = 200
 
 
@@ -153,8 +154,9 @@ class Ledger:
         """Tell an incident in the digest of its tier."""
 
         def body(db: sqlite3.Connection) -> None:
-            if db.execute("SELECT COUNT(*) FROM digest").fetchone()[0] < _MOST_MEMBERS:
-                row = (notice.key, notice.tier.value, _rows.encode(notice))
+            there = db.execute("SELECT COUNT(*) FROM digest").fetchone()[0]
+            if there < _MOST_MEMBERS:
+                row = (notice.key, notice.tier.value, _rows.encode(notice) if there < _MOST_TOLD else b"")
                 db.execute("INSERT OR REPLACE INTO digest VALUES (?,?,?)", row)
 
         self._store.run(body)
@@ -173,10 +175,15 @@ class Ledger:
         return self._store.run(body)
 
     def digest(self, tier: Tier) -> list[Notice]:
-        """The incidents of a digest."""
-        query = "SELECT notice FROM digest WHERE tier=?"
+        """The incidents of a digest, as far as more than their keys is kept."""
+        query = "SELECT notice FROM digest WHERE tier=? AND notice<>x''"
         rows = self._store.run(lambda db: db.execute(query, (tier.value,)).fetchall())
         return [n for n in (_rows.decode(row[0]) for row in rows) if n is not None]
+
+    def members(self, tier: Tier) -> int:
+        """How many incidents a digest has."""
+        query = "SELECT COUNT(*) FROM digest WHERE tier=?"
+        return int(self._store.run(lambda db: db.execute(query, (tier.value,)).fetchone()[0]))
 
     def prune(self) -> None:
         """Forget mutes that ended and what was not sent long ago."""

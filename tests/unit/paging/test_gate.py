@@ -6,8 +6,10 @@ from datetime import UTC, datetime
 import pytest
 from helpers.live.pages import Clock, FakeSink, notice, step
 
+from proctor.errors import DeliveryError
 from proctor.invariants.invariant import Severity, Tier
 from proctor.verify.paging.config import Budget
+from proctor.verify.paging.ledger import Ledger
 from proctor.verify.paging.pager import Pager
 from proctor.verify.paging.windows import Maintenance
 
@@ -121,6 +123,28 @@ def test_a_storm_is_a_few_pages_and_one_digest_that_ends_with_its_last_incident(
         step(pager)
     assert sink.told[-1] == ("resolve", "proctor:job:digest:page")
     assert sorted(k for a, k in sink.told if a == "resolve") == ["k:0", "k:1", "proctor:job:digest:page"]
+
+
+def test_thousands_of_incidents_in_one_outage_are_all_counted_at_the_cost_of_one_each(pager_of: Make, clock: Clock, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("proctor.verify.paging.ledger._MOST_TOLD", 50)
+    looks: list[int] = []
+    whole = Ledger.digest
+    monkeypatch.setattr(Ledger, "digest", lambda self, tier: looks.append(1) or whole(self, tier))
+    sink = FakeSink()
+    sink.down = DeliveryError("refused")
+    pager = pager_of(sink, budget=Budget(pages_per_hour=2, digest_s=0))
+    for i in range(300):
+        pager.notify(notice(f"k:{i}", title=f"rule {i} failed"))
+    assert len(looks) == 1, "one more incident is no reason to look at all of them"
+    sink.down = None
+    clock.now += 3000
+    step(pager)
+    digest = sink.got[-1].notice
+    assert len(sink.got) == 3 and digest.title.startswith("298 more incidents beyond 2 an hour") and digest.text.endswith("and 258 more")
+    for i in range(300):
+        pager.notify(notice(f"k:{i}", action="resolve"))
+    step(pager)
+    assert sink.told[-1] == ("resolve", "proctor:job:digest:page")
 
 
 def test_the_budget_is_free_again_after_an_hour_and_counts_tiers_apart(pager_of: Make, clock: Clock) -> None:

@@ -13,6 +13,7 @@ import pytest
 from helpers.live.transport import Rows as Made
 from helpers.live.transport import encoded, sender, serving, take, until
 
+from benchmarks.faults.outside import Lossy
 from proctor.errors import TransportError
 from proctor.invariants.wire.peer import read_token
 from proctor.verify.transport.inbox import Event, Gap, Left, Rows
@@ -109,3 +110,20 @@ def test_what_cannot_work_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(TransportError, match="cannot start"):
         bridge.start()
     assert time.monotonic() - began < 5
+
+
+def test_connections_to_the_broker_that_break_lose_nothing(tmp_path: Path, broker: tuple[str, subprocess.Popen[bytes]]) -> None:
+    url, _ = broker
+    way, entrance = Lossy(("127.0.0.1", int(url.rpartition(":")[2])), 256 * 1024), f"unix:{tmp_path}/nats/sock"
+    with serving(tmp_path, grace_s=30.0) as (server, inbox), Bridge.exit(url, "job", server.addresses[0]), \
+            Bridge.entrance(entrance, f"nats://127.0.0.1:{way.port}", "job"):  # fmt: skip
+        end, made = sender(tmp_path, "0-1", entrance), Made()
+        end.start()
+        assert until(lambda: end.connected)
+        for step in range(40):
+            end.offer(encoded(made.next(calls=400)), step)
+            time.sleep(0.02)
+        events = take(inbox, lambda e: len(flushes(e)) == 40, 40)
+        end.close()
+    assert flushes(events) == list(range(40)), "each once, in order"
+    assert not any(isinstance(e, Gap) for e in events) and way.cuts >= 2

@@ -13,6 +13,7 @@ import pytest
 from helpers.live.transport import Rows as Made
 from helpers.live.transport import encoded, sender, serving, take, until
 
+from benchmarks.faults.outside import Lossy
 from proctor.invariants.wire import frames
 from proctor.invariants.wire.frames import Flush, Freeze, Hello
 from proctor.invariants.wire.peer import connect, parse_address, prove, read_token
@@ -181,3 +182,24 @@ def test_without_a_verifier_processes_are_hung_up_on(tmp_path: Path) -> None:
             assert not end.connected
             assert relay.refused == {}
             end.close()
+
+
+def test_a_way_to_the_verifier_that_breaks_again_and_again_loses_nothing(tmp_path: Path) -> None:
+    with serving(tmp_path, address="tcp:127.0.0.1:0", grace_s=30.0) as (server, inbox):
+        way = Lossy(("127.0.0.1", int(server.addresses[0].rpartition(":")[2])), 96 * 1024)
+        with relaying(tmp_path, f"tcp:127.0.0.1:{way.port}") as relay:
+            assert until(lambda: relay.connected)
+            ends = [sender(tmp_path, f"{r}-1", relay.addresses[0]) for r in range(3)]
+            for end in ends:
+                end.start()
+            made = [Made() for _ in ends]
+            for step in range(12):
+                for rank, end in enumerate(ends):
+                    end.offer(encoded(made[rank].next(calls=100)), step)
+                time.sleep(0.02)
+            events = take(inbox, lambda e: len([x for x in e if isinstance(x, Rows) and x.reached is not None]) == 36, 40)
+            for end in ends:
+                end.close()
+    for rank in range(3):
+        assert [r for r in flushes(events, f"{rank}-1") if r is not None] == list(range(12)), "each once, in order"
+    assert not any(isinstance(e, Gap) for e in events) and way.cuts >= 2

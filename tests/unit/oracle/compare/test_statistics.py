@@ -163,3 +163,34 @@ def test_a_recording_of_statistics_is_small(reference: Path, tmp_path: Path) -> 
     assert size[reference] * 40 < size[tmp_path / "whole"]
     with pytest.raises(OracleError, match="only the reference was recorded with --statistics"):
         compare(reference, tmp_path / "whole")
+
+
+def test_evaluations_are_compared_by_statistics_as_well(tmp_path: Path) -> None:
+    class Words(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            torch.manual_seed(0)
+            self.embed, self.head = nn.Embedding(256, 64), nn.Linear(64, 256)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.head(self.embed(x))  # type: ignore[no-any-return]
+
+    tokens = torch.arange(4 * 64).reshape(4, 64) % 256
+
+    def work(net: nn.Module, optimizer: torch.optim.Optimizer, scale: float) -> None:
+        net(tokens).square().mean().backward()
+        optimizer.step()
+        with torch.no_grad():
+            net.head.weight.mul_(scale)
+            net(tokens)
+
+    net = Words()
+    optimizer = sgd(net)
+    trace_reference(lambda: work(net, optimizer, 1.0), net, optimizer, out=tmp_path / "r", samples=2, statistics=True)
+    for name, scale, word in (("same", 1.0, "equivalent"), ("other", 1.01, "different")):
+        net = Words()
+        with trace(net, tmp_path / name, statistics=True):
+            work(net, sgd(net), scale)
+        found = compare(tmp_path / "r", tmp_path / name)
+        assert found.verdict == word, found.reason
+        assert any(t.phase == "evaluation" and t.kind == "output" for t in found.tensors)

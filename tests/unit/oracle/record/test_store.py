@@ -83,6 +83,19 @@ def test_a_recording_that_lost_a_line_is_refused(tmp_path: Path) -> None:
         Recording(tmp_path / "r").ranks()
 
 
+@pytest.mark.parametrize("offsets", ["[0,1e999]", "[0,null]", '"x"', "[0]"])
+def test_a_header_that_says_nonsense_is_refused(tmp_path: Path, offsets: str) -> None:
+    (writer,) = recording(tmp_path / "r")
+    add(writer, np.ones(4, np.float32))
+    writer.close(ProcessInfo(rank=0, world=1, done=True))
+    rank = Recording(tmp_path / "r").ranks()[0]
+    path = tmp_path / "r" / "runs" / "clean" / "rank0" / rank.entries[0].file
+    header = b'{"0":{"dtype":"F32","shape":[4],"data_offsets":' + offsets.encode() + b"}}"
+    path.write_bytes(len(header).to_bytes(8, "little") + header + bytes(16))
+    with pytest.raises(OracleError, match="damaged"):
+        rank.array(rank.entries[0])
+
+
 def test_missing_and_unfinished_ranks_are_said(tmp_path: Path) -> None:
     writers = recording(tmp_path / "r", ranks=2, world=4)
     for rank, writer in enumerate(writers):
