@@ -26,7 +26,7 @@ def prove(reference: Program, candidate: Program, plan: Plan | str, *, proof_s: 
         reference: without arguments; called once, without a process group.
         candidate: the same; called once for each rank on a fake process group, and asks `torch.distributed` who it is.
         plan: with the mesh that says how many ranks there are ("dp=2,tp=2"), and layouts that are not found by content.
-        proof_s: how long a proof may take, in seconds; 0 for refutation alone.
+        proof_s: how long a proof may take, in seconds of CPU; 0 for refutation alone.
 
     Raises:
         OracleError: a function raises or trains nothing, or the plan has no mesh.

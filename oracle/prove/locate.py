@@ -178,7 +178,9 @@ def locate(observed: Sequence[Observed], alignment: Alignment, doubles: Runs, wr
     flows = [Flow(tape) for tape in tapes]
     starts = _starts(tapes, alignment, wrong)
     frontier = _frontier(both, tapes, flows, starts)
-    if any(o.what == "grad" for o in wrong):  # the update only carries on what it was given
+    factors = [o.factor for o in wrong if o.what == "grad"]
+    if factors and factors[0] and all(abs(f - factors[0]) <= 1e-4 * abs(factors[0]) for f in factors):
+        # the update only carries on what it was given
         frontier = [(rank, at) for rank, at in frontier if tapes[rank].nodes[at].phase != "update"]
     if frontier:
         first = min(frontier, key=lambda k: (_late(tapes[k[0]].nodes[k[1]]), k[1], k[0]))

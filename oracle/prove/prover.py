@@ -28,7 +28,7 @@ def decide(reference: Tape, candidate: Sequence[Tape], plan: Plan | None = None,
         reference: of one rank.
         candidate: of all ranks, in order.
         plan: where the layout of parameters is not to be found by content.
-        proof_s: how long a proof may take; 0 for none.
+        proof_s: seconds of CPU that a proof may take; 0 for none.
     """
     began = time.monotonic()
     alignment = align(reference, candidate, plan)

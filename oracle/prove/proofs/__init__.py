@@ -59,10 +59,10 @@ def attempt(
     Args:
         observed: the runs in two fields.
         doubles: the run in doubles.
-        budget_s: after which it ends.
+        budget_s: seconds of CPU after which it ends.
         terms: that may be stored.
     """
-    began = time.monotonic()
+    began = time.process_time()
     there, here = (Side([*(results(o, side) for o in observed), results(doubles, side)]) for side in (0, 1))
     factors = factors_of(reference, candidate)
     lemmas = Lemmas(Applied(), began + _LOCAL * budget_s)
@@ -113,7 +113,7 @@ def _said(tapes: Sequence[Tape], at: tuple[int, int] | None) -> str:
 def replayed(reference: Tape, candidate: Sequence[Tape], alignment: Alignment, proof: Proof, terms: int = 20_000_000, seconds: float = 600.0) -> Proof:
     """A proof again, with names and merges where it says: no field, no search. Names are sound wherever they are, and lemmas are shown again."""
     if proof.local:
-        lemmas = Lemmas(Applied(), time.monotonic() + seconds)
+        lemmas = Lemmas(Applied(), time.process_time() + seconds)
         return _by_lemmas(reference, candidate, alignment, lemmas, Again(lemmas.domain, lemmas, proof.lemmas))
     domain = Poly(terms)
     replay = Replay(domain, proof.cuts, proof.lemmas)

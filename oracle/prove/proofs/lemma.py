@@ -53,7 +53,7 @@ class Lemmas:
             return True
         done = None
         for depth in depths:
-            if time.monotonic() > self._until:
+            if time.process_time() > self._until:
                 raise OutOfBudget("more time than the budget allows")
             cone = self._cone(here, there, depth)
             if cone is None or cone == done:
@@ -118,7 +118,7 @@ class Lemmas:
         return key, dict(zip(leaves.tolist(), rank.tolist()))
 
     def _show(self, here: Array, there: Array, cone: list[int], leaves: dict[int, int]) -> bool:
-        poly = Poly(_TERMS, min(self._until, time.monotonic() + _SECONDS))
+        poly = Poly(_TERMS, min(self._until, time.process_time() + _SECONDS))
         values: dict[int, Array] = {}
 
         def read(ids: Array) -> Array:

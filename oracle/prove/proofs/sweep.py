@@ -187,7 +187,7 @@ class Sweep:
                 self.parts = rank, node
 
     def _name(self, text: str, side: Side, other: Side, place: Place, view: Array) -> Array:
-        if time.monotonic() > self._until:
+        if time.process_time() > self._until:
             raise OutOfBudget("more time than the budget allows")
         there = side.found_in(other, place, view.shape, self._factors)
         if there.any():

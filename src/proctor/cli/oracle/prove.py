@@ -25,7 +25,7 @@ def prepare(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--candidate", metavar="CMD", help="the run that is judged")
     parser.add_argument("--check", metavar="FILE", help="verify a proof that --save wrote, without running anything")
     parser.add_argument("--save", metavar="FILE", help="write the proof, where there is one")
-    parser.add_argument("--proof", metavar="S", type=float, default=120.0, help="how long a proof may take; 0 refutes or tests at random points only (default 120)")
+    parser.add_argument("--proof", metavar="S", type=float, default=120.0, help="seconds of CPU that a proof may take; 0 refutes or tests at random points only (default 120)")
     parser.add_argument("--plan", metavar="PLAN", help="how parameters are cut (TOML); found by content without one. With a command of one device after --: is this plan right for it, before any run?")
     parser.add_argument("--timeout", metavar="S", type=float, default=600.0, help="end a command that takes longer (default 600)")
     parser.add_argument("command", metavar="CMD", nargs="*", help="after --plan PLAN --: the run on one device that the plan is for")
