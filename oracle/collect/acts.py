@@ -208,4 +208,5 @@ class Acts:
     def _clears(self, optimizer: Any) -> None:
         if not self._progress.stepping:  # in a closure, or by an optimizer that clears at the end of its step: of this step
             self.look()
-            self._clock.zero_grad(None if optimizer is None else key_of(optimizer), self._optimizers.tried)
+            # What something else than an optimizer has moved is a trial before the update (sharpness-aware minimization).
+            self._clock.zero_grad(None if optimizer is None else key_of(optimizer), lambda: bool(self._optimizers.moved()))

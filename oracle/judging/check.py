@@ -389,9 +389,8 @@ def _read_off(ranks: Mapping[int, RankRecord]) -> Plan | None:
     whole = Plan(plans[0].mesh)
     for plan in plans:
         for rules, known in ((plan.params, whole.params), (plan.activations, whole.activations), (plan.renames, whole.renames)):
-            for rule in rules:
-                if rule not in known:
-                    whole.add(rule)
+            for rule in (r for r in rules if r not in known):
+                whole.add(rule)
     return whole if whole.mesh.world == len(ranks) else None
 
 

@@ -240,10 +240,6 @@ class Optimizers:
         moved = self._moved()
         return [o for o in self._alive() if any(id(p) in moved for group in o.param_groups for p in group["params"])] if moved else []
 
-    def tried(self) -> bool:
-        """Whether something else than an optimizer has moved what one has: a trial before its step."""
-        return bool(self.moved())
-
     # -- clipping -------------------------------------------------------------------------------------------
 
     def before_clipping(self, parameters: Any) -> None:
