@@ -6,6 +6,7 @@ environment variable `VARIABLE` set to "library:axis"; there the adapter makes i
 
 from __future__ import annotations
 
+import functools
 import importlib
 import os
 import pkgutil
@@ -79,13 +80,11 @@ def install() -> None:
     for found in pkgutil.iter_modules(__path__):
         importlib.import_module(f"{__name__}.{found.name}")
     for name, adapter in _ADAPTERS.items():
-        if not library:
-            wrapt.register_post_import_hook(lambda _, a=adapter: _guarded(a, ""), name)
-        elif name == library:
-            wrapt.register_post_import_hook(lambda _, a=adapter: _guarded(a, axis), name)
+        if library in ("", name):
+            wrapt.register_post_import_hook(functools.partial(_guarded, adapter, axis), name)
 
 
-def _guarded(adapter: Adapter, axis: str) -> None:
+def _guarded(adapter: Adapter, axis: str, _: object) -> None:
     try:
         if axis:
             adapter.change(axis)
