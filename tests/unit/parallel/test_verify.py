@@ -111,6 +111,17 @@ def test_tied_parameters_that_are_cut_in_two_ways():
     assert any("are one parameter, and the plan cuts it as" in line for line in problems(rules, model))
 
 
+def test_what_fully_shard_cannot_cut():
+    rules = Plan("dp=2,tp=2").fully_shard("0", axis="dp").shard(r"0\.weight", dp=0).pending("2.*", "dp")
+    found = problems(rules, two_layers())
+    assert "0.weight: the plan cuts it over dp, and so would fully_shard" in found
+    assert "0.bias: fully_shard sums its gradient over dp, and no pending says so" in found
+    both = Plan("dp=2,tp=2").fully_shard("0", axis="dp").fully_shard("2", axis="tp").pending(".*", "dp")
+    assert problems(both, two_layers()) == ["fully_shard: over dp and over tp; give one axis"]
+    with pytest.raises(OracleError, match="joint axis"):
+        Plan("dp=2,cp=2").fully_shard("0", axis="dp+cp")
+
+
 def test_attributes_that_cannot_be_divided():
     assert only(Plan("tp=2").size("0", "heads", axis="tp")) == "size: 0.heads is missing"
     assert problems(Plan("tp=3").size("0", "in_features", axis="tp"), two_layers()) == ["size: 0.in_features = 8 is not divisible by tp=3"]

@@ -13,7 +13,7 @@ def everything():
     plan = Plan("dp=2,tp=2", groups={"sp": "tp"})
     plan.style("batch", "", "dp").style("vocab", "wte", "sp", sequence=1).style("colwise", r"h\.\d+\.qkv", "tp", blocks=3, gather=True)
     plan.style("rowwise", r"h\.\d+\.proj", "tp", transposed=True).style("sequence", "norm", "sp")
-    return plan.draw("drop", ndim=3, dp=0).size("attn", "heads", "width", axis="sp").pending("x", "dp", "tp", reduce="avg")
+    return plan.draw("drop", ndim=3, dp=0).size("attn", "heads", "width", axis="sp").pending("x", "dp", "tp", reduce="avg").fully_shard("h", axis="dp")
 
 
 def test_json_and_toml_give_the_plan_back():
@@ -21,6 +21,7 @@ def test_json_and_toml_give_the_plan_back():
     assert Plan.from_json(plan.to_json()).to_json() == plan.to_json()
     again = parse_plan(format_plan(plan))
     assert (again.edges, again.pendings, again.draws, again.sizes, again.params) == (plan.edges, plan.pendings, plan.draws, plan.sizes, plan.params)
+    assert again.shards == plan.shards and len(plan.shards) == 1
 
 
 def test_groups_are_resolved():
