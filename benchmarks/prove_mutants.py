@@ -38,6 +38,7 @@ from proctor.oracle.prove.tape import Tape, Window, collective
 from proctor.oracle.prove.world import tape_of
 
 Mutate = Callable[[list[Tape], random.Random], str]
+_PROOF_S = 3.0  # of CPU: a proof of a correct program takes less than one
 _PROGRAMS: list[tuple[str, Tape, list[Tape]]] = []
 
 
@@ -184,7 +185,7 @@ def decided(reference: Tape, tapes: list[Tape], alignment: Alignment) -> bool:
         seen = Observed(reference, tapes)
         seen.keep(Runs.of(Field(seed), reference, tapes, alignment, (seen.reference, seen.candidate)))
         observed.append(seen)
-    found = attempt(reference, tapes, alignment, observed, told, budget_s=20)
+    found = attempt(reference, tapes, alignment, observed, told, budget_s=_PROOF_S)
     return not found.why and not found.open
 
 

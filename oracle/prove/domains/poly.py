@@ -71,7 +71,7 @@ class Poly:
         return found
 
     def look_at_the_time(self) -> None:
-        """Raises OutOfBudget when there is none left."""
+        """Raise OutOfBudget when there is none left."""
         if time.process_time() > self._until:
             raise OutOfBudget("more time than the budget allows")
 
@@ -328,10 +328,8 @@ class Poly:
             return ZERO if x == ONE else NINF if x == ZERO else self._logarithm(x)
         if name == "maximum":
             return self._greatest(args)
-        if name in ("sqrt", "relu", "abs", "tanh", "sin", "erf", "sign") and x == ZERO:
-            return ZERO
-        if name == "sqrt" and x == ONE:
-            return ONE
+        if (name in ("sqrt", "relu", "abs", "tanh", "sin", "erf", "sign") and x == ZERO) or (name == "sqrt" and x == ONE):
+            return x
         return self._single((name, *(self.name_of(arg) for arg in args)))
 
     def _exponential(self, x: int) -> int:
@@ -351,10 +349,8 @@ class Poly:
             else:
                 rest[m] = rest.get(m, 0) + c
         named = self.name_of(self._of(rest))
-        if named == ZERO:
-            return factor
-        m, c = self.polys[named][0]
-        return self._times(factor, self._power_of_e(self._of({m: 1}), c))
+        m, c = self.polys[named][0] if named != ZERO else (0, 0)
+        return factor if named == ZERO else self._times(factor, self._power_of_e(self._of({m: 1}), c))
 
     def _alone(self, m: int) -> tuple[str, int]:
         """(kind, first argument) of a monomial that is one atom."""

@@ -16,6 +16,7 @@ from proctor.cli._parts.launch import words
 from proctor.errors import OracleError, UsageError
 
 if TYPE_CHECKING:
+    from proctor.oracle.prove.tape import Tape
     from proctor.oracle.prove.verdict import Verdict
 
 
@@ -49,7 +50,8 @@ def run(args: argparse.Namespace) -> int:
             raise UsageError("a command after -- goes with --plan alone", hint="proctor oracle prove --plan plan.toml -- python train.py")
     elif not args.reference or not args.candidate:
         raise UsageError("--reference and --candidate are needed", hint='proctor oracle prove --reference "python train.py" --candidate "torchrun … train.py"')
-    plan, seconds, sides = plan_of(args.plan), {}, []
+    plan, seconds = plan_of(args.plan), {}
+    sides: list[list[Tape]] = []
     commands = [args.command] * 2 if args.command else [words(args.reference, "--reference"), words(args.candidate, "--candidate")]
     if args.command and (plan is None or not plan.mesh.axes):
         raise UsageError(f"{args.plan}: the plan has no mesh, so it says nothing of ranks")
