@@ -37,8 +37,8 @@ MODELS = (("chain", {"layers": ["mlp", "layernorm", "linear"], "frozen": "first"
 
 def rows(number: int) -> list[Any]:
     """The same scenarios for every mutant."""
-    from proctor.oracle.fuzz.cover import Cover
     from proctor.oracle.fuzz.facts import facts
+    from proctor.oracle.fuzz.search.cover import Cover
     from proctor.oracle.fuzz.spec import Scenario
 
     cover, rng, found = Cover(only=ONLY), random.Random(0), {}
@@ -55,7 +55,7 @@ def main() -> None:
     parser.add_argument("--rows", type=int, default=32)
     parser.add_argument("--only", help="names with commas")
     args = parser.parse_args()
-    from proctor.oracle.fuzz.warm import warm_up
+    from proctor.oracle.fuzz.running.warm import warm_up
 
     warm_up()
     scenarios = rows(args.rows)
@@ -76,8 +76,8 @@ def main() -> None:
 
 def clean(scenarios: list[Any]) -> tuple[list[Any], list[str]]:
     """Scenarios that agree without a mutant, and what the others say."""
-    from proctor.oracle.fuzz.evaluate import Runner
-    from proctor.oracle.fuzz.worlds import Worlds
+    from proctor.oracle.fuzz.running.evaluate import Runner
+    from proctor.oracle.fuzz.running.worlds import Worlds
 
     with Worlds(timeout_s=120) as worlds:
         outcomes = Runner(worlds).run_all(scenarios)
@@ -87,10 +87,10 @@ def clean(scenarios: list[Any]) -> tuple[list[Any], list[str]]:
 
 def judged(plant: Callable[[], None], scenarios: list[Any]) -> tuple[Any, float]:
     """The finding of the first row that fails, or None; and seconds."""
-    from proctor.oracle.fuzz.campaign import Campaign
-    from proctor.oracle.fuzz.evaluate import Runner
-    from proctor.oracle.fuzz.findings import Finding
-    from proctor.oracle.fuzz.worlds import Worlds
+    from proctor.oracle.fuzz.running.evaluate import Runner
+    from proctor.oracle.fuzz.running.worlds import Worlds
+    from proctor.oracle.fuzz.search.campaign import Campaign
+    from proctor.oracle.fuzz.search.findings import Finding
 
     begun = time.monotonic()
     with Worlds(timeout_s=120, prepare=plant) as worlds:

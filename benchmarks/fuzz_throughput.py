@@ -30,7 +30,7 @@ def processor_s() -> float:
 def settings_for(traits: frozenset[str], number: int, seed: int) -> list[dict[str, Any]]:
     """Different settings of more than one rank, two programs."""
     from proctor.oracle.fuzz.axes import why_invalid
-    from proctor.oracle.fuzz.cover import Cover
+    from proctor.oracle.fuzz.search.cover import Cover
 
     only = {"optimizer": ("SGD", "Adam"), "option": (), "groups": (), "clip": (), "precision": (), "zero_grad": (), "scheduler": (), "ddp_hook": ("ALLREDUCE",)}
     cover, rng = Cover(only=only), random.Random(seed)
@@ -47,11 +47,11 @@ def main() -> None:
     parser.add_argument("--pairs", type=int, default=3)
     parser.add_argument("--settings", type=int, default=80)
     args = parser.parse_args()
-    from proctor.oracle.fuzz.evaluate import Runner
     from proctor.oracle.fuzz.facts import facts
+    from proctor.oracle.fuzz.running.evaluate import Runner
+    from proctor.oracle.fuzz.running.warm import warm_up
+    from proctor.oracle.fuzz.running.worlds import Worlds
     from proctor.oracle.fuzz.spec import Scenario
-    from proctor.oracle.fuzz.warm import warm_up
-    from proctor.oracle.fuzz.worlds import Worlds
 
     warm_up()
     for number in range(args.pairs):

@@ -41,7 +41,7 @@ def _activate() -> None:
     def on_torch(module: object) -> None:
         try:
             if "PROCTOR_SELF" in os.environ:
-                from proctor.oracle.selfcheck.watch import install_from
+                from proctor.oracle.selfcheck.watching.watch import install_from
             elif "PROCTOR_PROVE" in os.environ:
                 from proctor.oracle.prove.attach import install_from
             elif "PROCTOR_ORACLE" in os.environ:

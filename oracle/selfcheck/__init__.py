@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, ClassVar, TypeVar
 
 if TYPE_CHECKING:
     from proctor.oracle.selfcheck.outcomes import Outcome
-    from proctor.oracle.selfcheck.step import Call, Update
+    from proctor.oracle.selfcheck.watching.step import Call, Update
 
 
 class NotApplicable(Exception):

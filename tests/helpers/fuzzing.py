@@ -13,9 +13,9 @@ TIMEOUT_S = 600
 PREAMBLE = """
 import os, sys, time, signal
 from pathlib import Path
-from proctor.oracle.fuzz.warm import warm_up
-from proctor.oracle.fuzz.worlds import Worlds
-from proctor.oracle.fuzz.evaluate import Runner
+from proctor.oracle.fuzz.running.warm import warm_up
+from proctor.oracle.fuzz.running.worlds import Worlds
+from proctor.oracle.fuzz.running.evaluate import Runner
 from proctor.oracle.fuzz.program import compiled
 from proctor.oracle.fuzz.spec import Scenario
 import torch

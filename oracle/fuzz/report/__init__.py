@@ -7,9 +7,9 @@ from collections import Counter
 import msgspec
 
 from proctor.oracle.fuzz.axes import all_axes
-from proctor.oracle.fuzz.campaign import Pair
-from proctor.oracle.fuzz.findings import Finding
-from proctor.oracle.fuzz.journal import Asked
+from proctor.oracle.fuzz.search.campaign import Pair
+from proctor.oracle.fuzz.search.findings import Finding
+from proctor.oracle.fuzz.sessions.journal import Asked
 
 
 class Summary(msgspec.Struct, frozen=True):

@@ -5,10 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 
 import proctor
-from proctor.oracle.fuzz.journal import Journal
-from proctor.oracle.fuzz.outcome import VERDICTS
 from proctor.oracle.fuzz.report import Summary
-from proctor.oracle.fuzz.session import setting_words
+from proctor.oracle.fuzz.running.outcome import VERDICTS
+from proctor.oracle.fuzz.sessions.journal import Journal
+from proctor.oracle.fuzz.sessions.session import setting_words
 
 
 def render(summary: Summary, journal: Journal) -> str:

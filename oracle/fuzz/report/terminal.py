@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from proctor.oracle.fuzz.report import Summary
-from proctor.oracle.fuzz.session import setting_words
+from proctor.oracle.fuzz.sessions.session import setting_words
 
 
 def render(summary: Summary, folder: str) -> str:

@@ -13,7 +13,7 @@ from typing import Final
 
 from proctor.oracle.selfcheck import NotApplicable, Unknown, UpdateRelation, register
 from proctor.oracle.selfcheck.outcomes import Culprit, Outcome
-from proctor.oracle.selfcheck.step import Criterion, Update
+from proctor.oracle.selfcheck.watching.step import Criterion, Update
 
 EVEN: Final = 1e-3  # relative difference of weights that is still the same weight
 

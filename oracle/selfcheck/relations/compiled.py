@@ -12,8 +12,8 @@ import torch
 
 from proctor.oracle.selfcheck import ModelRelation, Unknown, register
 from proctor.oracle.selfcheck.outcomes import Outcome
-from proctor.oracle.selfcheck.step import Call, gap, short, undropped
-from proctor.oracle.selfcheck.values import same_bits
+from proctor.oracle.selfcheck.watching.step import Call, gap, short, undropped
+from proctor.oracle.selfcheck.watching.values import same_bits
 
 
 @register

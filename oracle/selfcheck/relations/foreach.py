@@ -14,8 +14,8 @@ import torch
 
 from proctor.oracle.selfcheck import NotApplicable, Unknown, UpdateRelation, register
 from proctor.oracle.selfcheck.outcomes import Culprit, Outcome
-from proctor.oracle.selfcheck.step import Gap, Update, gap, short
-from proctor.oracle.selfcheck.values import UNIT, difference
+from proctor.oracle.selfcheck.watching.step import Gap, Update, gap, short
+from proctor.oracle.selfcheck.watching.values import UNIT, difference
 
 PATHS: Final = ("foreach", "fused")
 ROUNDING: Final = 1e-4  # relative error of an update; the paths round in another order

@@ -9,8 +9,8 @@ import torch
 
 from proctor.oracle.selfcheck import ModelRelation, NotApplicable, Unknown, register
 from proctor.oracle.selfcheck.outcomes import Culprit, Outcome
-from proctor.oracle.selfcheck.step import Call, Outputs, written_at
-from proctor.oracle.selfcheck.values import exchanged, same_bits
+from proctor.oracle.selfcheck.watching.step import Call, Outputs, written_at
+from proctor.oracle.selfcheck.watching.values import exchanged, same_bits
 
 
 @register

@@ -9,11 +9,11 @@ import torch
 from torch import nn
 
 from proctor.oracle.selfcheck import ModelRelation, Unknown, register
-from proctor.oracle.selfcheck.axes import Batch, batch_of
 from proctor.oracle.selfcheck.outcomes import Outcome
-from proctor.oracle.selfcheck.parting import Look, part
-from proctor.oracle.selfcheck.step import Call, gap, short
-from proctor.oracle.selfcheck.values import exchanged, same_bits
+from proctor.oracle.selfcheck.watching.axes import Batch, batch_of
+from proctor.oracle.selfcheck.watching.parting import Look, part
+from proctor.oracle.selfcheck.watching.step import Call, gap, short
+from proctor.oracle.selfcheck.watching.values import exchanged, same_bits
 
 
 @register
@@ -86,7 +86,7 @@ def _others(call: Call, batch: Batch) -> tuple[object, ...]:
 
 
 def _leaves(value: object) -> list[torch.Tensor]:
-    from proctor.oracle.selfcheck.values import tensors
+    from proctor.oracle.selfcheck.watching.values import tensors
 
     return [t for _, t in tensors(value)]
 

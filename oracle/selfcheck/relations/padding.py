@@ -12,9 +12,9 @@ import torch
 
 from proctor.oracle.selfcheck import ModelRelation, NotApplicable, Unknown, register
 from proctor.oracle.selfcheck.outcomes import Outcome
-from proctor.oracle.selfcheck.parting import Look, part
-from proctor.oracle.selfcheck.step import Call, Outputs, gap, short
-from proctor.oracle.selfcheck.values import exchanged
+from proctor.oracle.selfcheck.watching.parting import Look, part
+from proctor.oracle.selfcheck.watching.step import Call, Outputs, gap, short
+from proctor.oracle.selfcheck.watching.values import exchanged
 
 
 @register

@@ -12,7 +12,7 @@ import torch
 
 from proctor.oracle.selfcheck import NotApplicable, UpdateRelation, register
 from proctor.oracle.selfcheck.outcomes import Culprit, Outcome
-from proctor.oracle.selfcheck.step import Update, written_at
+from proctor.oracle.selfcheck.watching.step import Update, written_at
 
 SHOWN = 4
 

@@ -8,10 +8,10 @@ from __future__ import annotations
 import torch
 
 from proctor.oracle.selfcheck import ModelRelation, Unknown, register
-from proctor.oracle.selfcheck.axes import Batch, batch_of, permuted, rotation
 from proctor.oracle.selfcheck.outcomes import Outcome
-from proctor.oracle.selfcheck.parting import Look, part
-from proctor.oracle.selfcheck.step import Call, gap, short
+from proctor.oracle.selfcheck.watching.axes import Batch, batch_of, permuted, rotation
+from proctor.oracle.selfcheck.watching.parting import Look, part
+from proctor.oracle.selfcheck.watching.step import Call, gap, short
 
 
 @register
@@ -63,7 +63,7 @@ def moved(batch: Batch, order: torch.Tensor) -> Look:
 
 def draws(call: Call) -> bool:
     """Whether evaluation gives other results with other random numbers."""
-    from proctor.oracle.selfcheck.values import same_bits
+    from proctor.oracle.selfcheck.watching.values import same_bits
 
     one, other = call.baseline, call.evaluate(seed=1)
     return any(p in other and not same_bits(one[p], other[p]) for p in one)

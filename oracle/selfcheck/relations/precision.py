@@ -12,11 +12,11 @@ import torch
 from torch.overrides import TorchFunctionMode
 
 from proctor.oracle.selfcheck import ModelRelation, NotApplicable, Unknown, register
-from proctor.oracle.selfcheck.chance import draws_in_training
 from proctor.oracle.selfcheck.outcomes import Culprit, Outcome
-from proctor.oracle.selfcheck.parting import part
-from proctor.oracle.selfcheck.step import Call, Gap, Outputs, gap, short, undropped
-from proctor.oracle.selfcheck.values import exchanged
+from proctor.oracle.selfcheck.watching.chance import draws_in_training
+from proctor.oracle.selfcheck.watching.parting import part
+from proctor.oracle.selfcheck.watching.step import Call, Gap, Outputs, gap, short, undropped
+from proctor.oracle.selfcheck.watching.values import exchanged
 
 _CASTS: Final = (torch.Tensor.float, torch.Tensor.half, torch.Tensor.bfloat16)
 MARGIN: Final = 10.0  # modules round more than once inside, where noise is put to their edges alone

@@ -10,9 +10,9 @@ from typing import Final
 
 from proctor.oracle.selfcheck import ModelRelation, Unknown, register
 from proctor.oracle.selfcheck.outcomes import Culprit, Outcome
-from proctor.oracle.selfcheck.parting import everything, part
-from proctor.oracle.selfcheck.step import Call, Outputs, short
-from proctor.oracle.selfcheck.values import difference
+from proctor.oracle.selfcheck.watching.parting import everything, part
+from proctor.oracle.selfcheck.watching.step import Call, Outputs, short
+from proctor.oracle.selfcheck.watching.values import difference
 
 DROPS: Final = ("bernoulli", "dropout", "feature_dropout")
 

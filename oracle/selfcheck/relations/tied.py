@@ -10,7 +10,7 @@ from torch import nn
 
 from proctor.oracle.selfcheck import NotApplicable, Unknown, UpdateRelation, register
 from proctor.oracle.selfcheck.outcomes import Culprit, Outcome
-from proctor.oracle.selfcheck.step import Update, short, written_at
+from proctor.oracle.selfcheck.watching.step import Update, short, written_at
 
 
 @register

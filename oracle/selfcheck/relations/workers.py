@@ -16,8 +16,8 @@ from torch.utils.data import DataLoader, IterableDataset
 
 from proctor.oracle.selfcheck import NotApplicable, Unknown, UpdateRelation, register
 from proctor.oracle.selfcheck.outcomes import Culprit, Outcome
-from proctor.oracle.selfcheck.step import Update, seeded, short
-from proctor.oracle.selfcheck.values import tensors
+from proctor.oracle.selfcheck.watching.step import Update, seeded, short
+from proctor.oracle.selfcheck.watching.values import tensors
 
 BATCHES: Final = 6
 
@@ -86,7 +86,7 @@ def _whole(loader: DataLoader[Any]) -> Iterator[Any]:
 
 def _chance(loader: DataLoader[Any]) -> bool:
     """Whether reading items draws random numbers in this process."""
-    from proctor.oracle.selfcheck.fork import random_states
+    from proctor.oracle.selfcheck.watching.fork import random_states
 
     if isinstance(loader.dataset, IterableDataset):
         return False

@@ -14,12 +14,12 @@ import torch
 from torch import nn
 
 from proctor.oracle.selfcheck import ModelRelation, NotApplicable, Unknown, register
-from proctor.oracle.selfcheck.axes import Batch, batch_of
-from proctor.oracle.selfcheck.chance import draws_in_training
 from proctor.oracle.selfcheck.outcomes import Outcome
-from proctor.oracle.selfcheck.parting import Look, part
-from proctor.oracle.selfcheck.step import Call, Gap, Outputs, gap, short, undropped
-from proctor.oracle.selfcheck.values import exchanged
+from proctor.oracle.selfcheck.watching.axes import Batch, batch_of
+from proctor.oracle.selfcheck.watching.chance import draws_in_training
+from proctor.oracle.selfcheck.watching.parting import Look, part
+from proctor.oracle.selfcheck.watching.step import Call, Gap, Outputs, gap, short, undropped
+from proctor.oracle.selfcheck.watching.values import exchanged
 
 
 @register

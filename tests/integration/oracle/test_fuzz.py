@@ -80,9 +80,9 @@ def test_a_campaign_finds_a_mutation_and_its_script_runs_alone(tmp_path: Path) -
     """The hook that DDP calls sums where it should average: planted in the rank, and again in the script's process."""
     said = alone(
         f"""
-        from proctor.oracle.fuzz.campaign import Campaign
-        from proctor.oracle.fuzz.findings import Finding
-        from proctor.oracle.fuzz.script import script_of
+        from proctor.oracle.fuzz.search.campaign import Campaign
+        from proctor.oracle.fuzz.search.findings import Finding
+        from proctor.oracle.fuzz.sessions.script import script_of
 
         def mutate():
             import torch.nn.parallel.distributed as ddp

@@ -10,9 +10,9 @@ import torch.nn.functional as F  # noqa: E402
 from torch import nn  # noqa: E402
 
 from proctor.oracle.selfcheck import NotApplicable, Unknown, registry  # noqa: E402
-from proctor.oracle.selfcheck.fork import random_states  # noqa: E402
-from proctor.oracle.selfcheck.step import Call  # noqa: E402
-from proctor.oracle.selfcheck.values import tensors  # noqa: E402
+from proctor.oracle.selfcheck.watching.fork import random_states  # noqa: E402
+from proctor.oracle.selfcheck.watching.step import Call  # noqa: E402
+from proctor.oracle.selfcheck.watching.values import tensors  # noqa: E402
 
 
 def call_of(module, *args, targets=(), **kwargs):

@@ -10,7 +10,7 @@ from torch import nn  # noqa: E402
 from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset  # noqa: E402
 
 from proctor.oracle.selfcheck import NotApplicable, Unknown, registry  # noqa: E402
-from proctor.oracle.selfcheck.step import Backward, Criterion, Update  # noqa: E402
+from proctor.oracle.selfcheck.watching.step import Backward, Criterion, Update  # noqa: E402
 
 
 def update_of(model, optimizer, **more):

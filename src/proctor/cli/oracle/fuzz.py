@@ -21,8 +21,8 @@ from typing import TYPE_CHECKING, Final
 from proctor.errors import OracleError, UsageError
 
 if TYPE_CHECKING:
-    from proctor.oracle.fuzz.findings import Known
-    from proctor.oracle.fuzz.journal import Asked, Journal
+    from proctor.oracle.fuzz.search.findings import Known
+    from proctor.oracle.fuzz.sessions.journal import Asked, Journal
 
 LIBRARIES: Final = ("torch", "torchrec")
 _UNITS: Final = {"": 1.0, "s": 1.0, "m": 60.0, "h": 3600.0}
@@ -72,9 +72,9 @@ def _campaign(args: argparse.Namespace) -> int:
     for name in ("rows", "workers"):
         if getattr(args, name) < 1:
             raise UsageError(f"--{name} {getattr(args, name)}: at least 1")
-    from proctor.oracle.fuzz import session
-    from proctor.oracle.fuzz.journal import Journal
-    from proctor.oracle.fuzz.warm import warm_up
+    from proctor.oracle.fuzz.running.warm import warm_up
+    from proctor.oracle.fuzz.sessions import session
+    from proctor.oracle.fuzz.sessions.journal import Journal
 
     journal = Journal(Path(args.resume or args.output))
     asked = journal.asked() if args.resume else _asked(args)
@@ -96,8 +96,8 @@ def _modules(libraries: tuple[str, ...]) -> tuple[str, ...]:
 
 
 def _asked(args: argparse.Namespace) -> Asked:
-    from proctor.oracle.fuzz.journal import Asked
-    from proctor.oracle.fuzz.session import versions
+    from proctor.oracle.fuzz.sessions.journal import Asked
+    from proctor.oracle.fuzz.sessions.session import versions
 
     libraries = tuple(dict.fromkeys(name.strip() for name in args.library.split(",") if name.strip()))
     unknown = [name for name in libraries if name not in LIBRARIES]
@@ -111,7 +111,7 @@ def _asked(args: argparse.Namespace) -> Asked:
 
 
 def _same_versions(asked: Asked) -> None:
-    from proctor.oracle.fuzz.session import versions
+    from proctor.oracle.fuzz.sessions.session import versions
 
     here = versions(asked.libraries)
     if here != asked.versions:
@@ -119,15 +119,16 @@ def _same_versions(asked: Asked) -> None:
 
 
 def _known(args: argparse.Namespace, asked: Asked) -> list[Known]:
-    from proctor.oracle.fuzz.findings import read_known, shipped
+    from proctor.oracle.fuzz.search.findings import read_known, shipped
 
     found = [k for library in asked.libraries for k in shipped(asked.versions[library], (library,))]
     return found + (read_known(Path(args.known), asked.versions["torch"]) if args.known else [])
 
 
 def _reported(journal: Journal, asked: Asked, *, interrupted: bool, regress: bool) -> int:
-    from proctor.oracle.fuzz import findings, session
     from proctor.oracle.fuzz.report import html, jsonout, summary, terminal
+    from proctor.oracle.fuzz.search import findings
+    from proctor.oracle.fuzz.sessions import session
 
     merged, pairs = session.merged(journal)
     whole = summary(asked, merged, pairs)
@@ -146,11 +147,11 @@ def _reported(journal: Journal, asked: Asked, *, interrupted: bool, regress: boo
 
 
 def _replay(file: Path, args: argparse.Namespace) -> int:
-    from proctor.oracle.fuzz.evaluate import Runner
     from proctor.oracle.fuzz.models import template_of
+    from proctor.oracle.fuzz.running.evaluate import Runner
+    from proctor.oracle.fuzz.running.warm import warm_up
+    from proctor.oracle.fuzz.running.worlds import Worlds
     from proctor.oracle.fuzz.spec import read
-    from proctor.oracle.fuzz.warm import warm_up
-    from proctor.oracle.fuzz.worlds import Worlds
 
     scenario = read(file)
     warm_up(_modules((template_of(scenario.template).library,)))

@@ -9,21 +9,21 @@ from typing import cast
 import pytest
 
 from proctor.errors import OracleError
-from proctor.oracle.fuzz.attribute import minimal, triggers
-from proctor.oracle.fuzz.campaign import Campaign, Pair, Row
-from proctor.oracle.fuzz.evaluate import Runner
-from proctor.oracle.fuzz.findings import Finding, holds, needs, read_known, shipped, signature, toml
-from proctor.oracle.fuzz.journal import Asked, Journal
-from proctor.oracle.fuzz.judge import Difference, Reference, judge
-from proctor.oracle.fuzz.observe import Seen
-from proctor.oracle.fuzz.outcome import Outcome, Symptom, outcome_of, refusals
-from proctor.oracle.fuzz.rank import plain_message
 from proctor.oracle.fuzz.report import html, jsonout, summary, terminal
-from proctor.oracle.fuzz.script import merged, script_of
-from proctor.oracle.fuzz.shrink import shrunk
+from proctor.oracle.fuzz.running.evaluate import Runner
+from proctor.oracle.fuzz.running.judge import Difference, Reference, judge
+from proctor.oracle.fuzz.running.observe import Seen
+from proctor.oracle.fuzz.running.outcome import Outcome, Symptom, outcome_of, refusals
+from proctor.oracle.fuzz.running.rank import plain_message
+from proctor.oracle.fuzz.running.worlds import Answer
+from proctor.oracle.fuzz.search.attribute import minimal, triggers
+from proctor.oracle.fuzz.search.campaign import Campaign, Pair, Row
+from proctor.oracle.fuzz.search.findings import Finding, holds, needs, read_known, shipped, signature, toml
+from proctor.oracle.fuzz.search.shrink import shrunk
+from proctor.oracle.fuzz.sessions.journal import Asked, Journal
+from proctor.oracle.fuzz.sessions.script import merged, script_of
 from proctor.oracle.fuzz.space import Point
 from proctor.oracle.fuzz.spec import Scenario
-from proctor.oracle.fuzz.worlds import Answer
 
 np = pytest.importorskip("numpy")
 

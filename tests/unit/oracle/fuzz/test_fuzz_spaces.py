@@ -13,11 +13,11 @@ from proctor.errors import OracleError
 from proctor.oracle.fuzz.axes import all_axes, declared, why_invalid
 from proctor.oracle.fuzz.axes import program_of as program_of_setting
 from proctor.oracle.fuzz.axes.optimizer import arguments, options
-from proctor.oracle.fuzz.cover import Cover, pairs
 from proctor.oracle.fuzz.facts import facts
 from proctor.oracle.fuzz.models import all_templates
 from proctor.oracle.fuzz.program import model_code, program, reference_of
-from proctor.oracle.fuzz.rank import program_of
+from proctor.oracle.fuzz.running.rank import program_of
+from proctor.oracle.fuzz.search.cover import Cover, pairs
 from proctor.oracle.fuzz.space import Choice, drawn, simpler
 from proctor.oracle.fuzz.spec import INPUT, Scenario, decode, encode, read
 

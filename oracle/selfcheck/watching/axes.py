@@ -15,8 +15,8 @@ import torch
 from torch import nn
 
 from proctor.oracle.selfcheck import NotApplicable, Unknown
-from proctor.oracle.selfcheck.step import Call, Outputs, gap, short
-from proctor.oracle.selfcheck.values import exchanged, same_bits
+from proctor.oracle.selfcheck.watching.step import Call, Outputs, gap, short
+from proctor.oracle.selfcheck.watching.values import exchanged, same_bits
 
 AXES: Final = (0, 1)
 LIKE: Final = 1e-4  # relative error below which a permuted result is that of the permuted batch, where an axis is sought

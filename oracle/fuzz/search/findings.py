@@ -17,9 +17,9 @@ from typing import Final
 import msgspec
 
 from proctor.errors import OracleError
-from proctor.oracle.fuzz.attribute import triggers
-from proctor.oracle.fuzz.outcome import Outcome, Symptom
 from proctor.oracle.fuzz.program import model_code
+from proctor.oracle.fuzz.running.outcome import Outcome, Symptom
+from proctor.oracle.fuzz.search.attribute import triggers
 from proctor.oracle.fuzz.space import Point
 from proctor.oracle.fuzz.spec import Scenario
 

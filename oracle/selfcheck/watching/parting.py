@@ -21,8 +21,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 import proctor.instrument
 import proctor.oracle
 from proctor.oracle.selfcheck.outcomes import Culprit
-from proctor.oracle.selfcheck.step import Call
-from proctor.oracle.selfcheck.values import difference, unit
+from proctor.oracle.selfcheck.watching.step import Call
+from proctor.oracle.selfcheck.watching.values import difference, unit
 
 MAX_BYTES: Final = 256 * 1024 * 1024
 MAX_OPS: Final = 20_000

@@ -14,12 +14,12 @@ import torch
 from torch import nn
 
 from proctor.oracle.selfcheck.facts import DIGESTS, Line
-from proctor.oracle.selfcheck.parting import program_line
-from proctor.oracle.selfcheck.step import written_at
-from proctor.oracle.selfcheck.values import tensors
+from proctor.oracle.selfcheck.watching.parting import program_line
+from proctor.oracle.selfcheck.watching.step import written_at
+from proctor.oracle.selfcheck.watching.values import tensors
 
 if TYPE_CHECKING:
-    from proctor.oracle.selfcheck.watch import Watch
+    from proctor.oracle.selfcheck.watching.watch import Watch
 
 MAX_LINES: Final = 20_000
 

@@ -24,8 +24,8 @@ import msgspec
 import numpy as np
 import torch
 
-from proctor.oracle.fuzz import judge
-from proctor.oracle.fuzz.observe import Array, module_types, observe
+from proctor.oracle.fuzz.running import judge
+from proctor.oracle.fuzz.running.observe import Array, module_types, observe
 
 EVERY: Final = 16  # tasks between collections
 _KEPT: Final = 4  # references in memory

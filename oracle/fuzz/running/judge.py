@@ -15,7 +15,7 @@ from typing import Final
 import msgspec
 import numpy as np
 
-from proctor.oracle.fuzz.observe import KINDS, Array, Seen
+from proctor.oracle.fuzz.running.observe import KINDS, Array, Seen
 from proctor.oracle.numbers.explain import explain_difference
 
 FLOORS: Final = {"torch.float64": 2e-7, "torch.float32": 1e-4, "autocast": 0.1}

@@ -52,7 +52,7 @@ def _run_all() -> None:
     from torch.testing._internal.distributed.fake_pg import FakeStore
 
     from proctor.oracle.fuzz.program import program
-    from proctor.oracle.fuzz.rank import program_of
+    from proctor.oracle.fuzz.running.rank import program_of
 
     dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=1)
     try:

@@ -12,12 +12,12 @@ from proctor.instrument.observe.mesh import position
 from proctor.oracle.selfcheck import ModelRelation, NotApplicable, Relation, Unknown, UpdateRelation, registry
 from proctor.oracle.selfcheck.adapters import offered
 from proctor.oracle.selfcheck.facts import Facts, Timing
-from proctor.oracle.selfcheck.fork import can_fork, in_copy, kept
 from proctor.oracle.selfcheck.outcomes import Outcome
-from proctor.oracle.selfcheck.step import Call, Update, short
+from proctor.oracle.selfcheck.watching.fork import can_fork, in_copy, kept
+from proctor.oracle.selfcheck.watching.step import Call, Update, short
 
 if TYPE_CHECKING:
-    from proctor.oracle.selfcheck.watch import Watch
+    from proctor.oracle.selfcheck.watching.watch import Watch
 
 TOGETHER_S: Final = 300.0  # for the relations of one model
 MAX_MODELS: Final = 4  # roots of one update that are checked
@@ -48,7 +48,7 @@ def conduct(watch: Watch, update: Update) -> None:
             models_s += spent
         outcomes.append(msgspec.structs.replace(found, relation=relation.name, claim=relation.claim, subject=subject, seconds=spent, step=update.step, rank=where["rank"]))
     if watch.fresh is not None:
-        from proctor.oracle.selfcheck.resume import judge
+        from proctor.oracle.selfcheck.watching.resume import judge
 
         start = time.monotonic()
         outcomes.append(msgspec.structs.replace(judge(watch, update), seconds=time.monotonic() - start, step=update.step, rank=where["rank"]))

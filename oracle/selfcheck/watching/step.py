@@ -17,9 +17,9 @@ from torch import nn
 
 from proctor.oracle.collect.edges.taps import noisy
 from proctor.oracle.selfcheck import NotApplicable, Unknown
-from proctor.oracle.selfcheck.fork import set_random_states
 from proctor.oracle.selfcheck.outcomes import Culprit
-from proctor.oracle.selfcheck.values import UNIT, copied, difference, exchanged, tensors
+from proctor.oracle.selfcheck.watching.fork import set_random_states
+from proctor.oracle.selfcheck.watching.values import UNIT, copied, difference, exchanged, tensors
 
 SAMPLES: Final = 4  # one noise sample can be 2× too low, four ≤ 1.25× (docs/evaluation.md)
 MULTIPLE: Final = 3.0  # of the estimate, as everywhere in the oracle

@@ -24,13 +24,13 @@ import torch
 from torch import nn
 
 from proctor.oracle.selfcheck import NotApplicable, Unknown
-from proctor.oracle.selfcheck.fork import can_fork, in_copy, quiet
 from proctor.oracle.selfcheck.outcomes import Culprit, Outcome, Word
-from proctor.oracle.selfcheck.step import Call, Update, gap, seeded, short, undropped, written_at
-from proctor.oracle.selfcheck.values import difference
+from proctor.oracle.selfcheck.watching.fork import can_fork, in_copy, quiet
+from proctor.oracle.selfcheck.watching.step import Call, Update, gap, seeded, short, undropped, written_at
+from proctor.oracle.selfcheck.watching.values import difference
 
 if TYPE_CHECKING:
-    from proctor.oracle.selfcheck.watch import Watch
+    from proctor.oracle.selfcheck.watching.watch import Watch
 
 NAME: Final = "resume"
 CLAIM: Final = "k steps, save, load, go on gives what going straight on gives"

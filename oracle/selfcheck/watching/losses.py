@@ -9,8 +9,8 @@ from typing import Any, Final
 import torch
 from torch.nn import functional as F
 
-from proctor.oracle.selfcheck.parting import program_line
-from proctor.oracle.selfcheck.step import Criterion
+from proctor.oracle.selfcheck.watching.parting import program_line
+from proctor.oracle.selfcheck.watching.step import Criterion
 
 FUNCTIONS: Final = (
     "cross_entropy", "nll_loss", "binary_cross_entropy", "binary_cross_entropy_with_logits", "mse_loss", "l1_loss", "smooth_l1_loss", "huber_loss",

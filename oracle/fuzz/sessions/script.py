@@ -10,9 +10,9 @@ import textwrap
 from collections.abc import Sequence
 from typing import Final
 
-from proctor.oracle.fuzz.findings import Finding
-from proctor.oracle.fuzz.outcome import sentence
 from proctor.oracle.fuzz.program import contexts_of, program, reference_of
+from proctor.oracle.fuzz.running.outcome import sentence
+from proctor.oracle.fuzz.search.findings import Finding
 
 MAX_LINES: Final = 58
 TIMEOUT_S: Final = 60  # of a collective, and of the whole

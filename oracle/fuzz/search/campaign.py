@@ -14,15 +14,15 @@ from typing import Final
 
 import msgspec
 
-from proctor.oracle.fuzz.attribute import minimal
-from proctor.oracle.fuzz.cover import Cover
-from proctor.oracle.fuzz.evaluate import Runner
 from proctor.oracle.fuzz.facts import facts
-from proctor.oracle.fuzz.findings import Finding, Known, needs, signature
 from proctor.oracle.fuzz.models import all_templates
-from proctor.oracle.fuzz.outcome import Outcome, Symptom
 from proctor.oracle.fuzz.program import model_code
-from proctor.oracle.fuzz.shrink import shrunk
+from proctor.oracle.fuzz.running.evaluate import Runner
+from proctor.oracle.fuzz.running.outcome import Outcome, Symptom
+from proctor.oracle.fuzz.search.attribute import minimal
+from proctor.oracle.fuzz.search.cover import Cover
+from proctor.oracle.fuzz.search.findings import Finding, Known, needs, signature
+from proctor.oracle.fuzz.search.shrink import shrunk
 from proctor.oracle.fuzz.space import Point, Value, drawn
 from proctor.oracle.fuzz.spec import INPUT, Scenario
 

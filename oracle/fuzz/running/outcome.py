@@ -12,9 +12,9 @@ from typing import Any, Final, Literal
 import msgspec
 
 from proctor.oracle.fuzz.axes import Rule
-from proctor.oracle.fuzz.judge import MISSING, Difference
-from proctor.oracle.fuzz.rank import plain_message
-from proctor.oracle.fuzz.worlds import Answer
+from proctor.oracle.fuzz.running.judge import MISSING, Difference
+from proctor.oracle.fuzz.running.rank import plain_message
+from proctor.oracle.fuzz.running.worlds import Answer
 
 Verdict = Literal["ok", "inconsistent", "replicas", "crash", "hang", "refused", "different", "no program"]
 FAILURES: Final = ("inconsistent", "replicas", "crash", "hang")

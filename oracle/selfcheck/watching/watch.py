@@ -24,11 +24,11 @@ from proctor.instrument.observe.mesh import position
 from proctor.instrument.patch.replaced import Replaced
 from proctor.oracle.selfcheck import adapters
 from proctor.oracle.selfcheck.facts import CheckConfig
-from proctor.oracle.selfcheck.fork import random_states
-from proctor.oracle.selfcheck.losses import Losses
-from proctor.oracle.selfcheck.parting import program_stack
-from proctor.oracle.selfcheck.step import Backward, Call, Update
-from proctor.oracle.selfcheck.values import detached, tensors
+from proctor.oracle.selfcheck.watching.fork import random_states
+from proctor.oracle.selfcheck.watching.losses import Losses
+from proctor.oracle.selfcheck.watching.parting import program_stack
+from proctor.oracle.selfcheck.watching.step import Backward, Call, Update
+from proctor.oracle.selfcheck.watching.values import detached, tensors
 
 MAX_CALLS: Final = 12  # of one module in an update whose batches are kept
 MAX_LOADERS: Final = 4
@@ -89,7 +89,7 @@ class Watch:
         after = register_optimizer_step_post_hook(self._updated)
         self._attached.hold(handle.remove, after.remove)
         if self.config.seed is not None:
-            from proctor.oracle.selfcheck.step import seeded
+            from proctor.oracle.selfcheck.watching.step import seeded
 
             seeded(self.config.seed)
 
@@ -201,7 +201,7 @@ class Watch:
         if self.digests is not None:
             self.digests.update(optimizer, number)
         if not self.config.digest and number == self.config.step and self.backwards:
-            from proctor.oracle.selfcheck.conduct import conduct
+            from proctor.oracle.selfcheck.watching.conduct import conduct
 
             update = self._update(optimizer, number)
             with self.paused():
@@ -251,11 +251,11 @@ class Watch:
         self.folder.mkdir(parents=True, exist_ok=True)
         (self.folder / "begun").touch()
         if self.config.digest:
-            from proctor.oracle.selfcheck.digests import Digests
+            from proctor.oracle.selfcheck.watching.digests import Digests
 
             self.digests = Digests(self.folder, self)
         elif self.wanted("resume"):
-            from proctor.oracle.selfcheck.resume import Fresh
+            from proctor.oracle.selfcheck.watching.resume import Fresh
 
             with self.paused():
                 self.fresh = Fresh.wait(self)

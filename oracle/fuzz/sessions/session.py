@@ -17,14 +17,14 @@ from typing import Final
 import msgspec
 
 from proctor.errors import ProctorError
-from proctor.oracle.fuzz.campaign import Campaign, Pair
-from proctor.oracle.fuzz.confirm import confirm
-from proctor.oracle.fuzz.cover import pairs as pairs_of
-from proctor.oracle.fuzz.evaluate import Runner
-from proctor.oracle.fuzz.findings import Finding, Known
-from proctor.oracle.fuzz.journal import Asked, Journal
-from proctor.oracle.fuzz.script import script_of
-from proctor.oracle.fuzz.worlds import Worlds
+from proctor.oracle.fuzz.running.evaluate import Runner
+from proctor.oracle.fuzz.running.worlds import Worlds
+from proctor.oracle.fuzz.search.campaign import Campaign, Pair
+from proctor.oracle.fuzz.search.cover import pairs as pairs_of
+from proctor.oracle.fuzz.search.findings import Finding, Known
+from proctor.oracle.fuzz.sessions.confirm import confirm
+from proctor.oracle.fuzz.sessions.journal import Asked, Journal
+from proctor.oracle.fuzz.sessions.script import script_of
 
 _POLL_S: Final = 0.2
 

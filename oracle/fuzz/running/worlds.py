@@ -315,7 +315,7 @@ def _child(rank: int, size: int, end: socket.socket, folder: Path, prepare: Call
         import torch
         import torch.distributed as dist
 
-        from proctor.oracle.fuzz import rank as ranks
+        from proctor.oracle.fuzz.running import rank as ranks
 
         torch.set_num_threads(1)
         if size not in REFERENCES:
@@ -338,7 +338,7 @@ def _child(rank: int, size: int, end: socket.socket, folder: Path, prepare: Call
 
 def _settle(rank: int, folder: Path) -> None:
     """What a rank needs of its process: to die with its parent, to ignore Ctrl-C, a limit, a log, a way to be asked."""
-    from proctor.oracle.fuzz.rank import quiet
+    from proctor.oracle.fuzz.running.rank import quiet
 
     ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     signal.signal(signal.SIGINT, signal.SIG_IGN)

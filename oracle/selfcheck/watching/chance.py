@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from proctor.oracle.selfcheck.fork import random_states
-from proctor.oracle.selfcheck.step import Call, Outputs, gap, seeded
+from proctor.oracle.selfcheck.watching.fork import random_states
+from proctor.oracle.selfcheck.watching.step import Call, Outputs, gap, seeded
 
 
 def draws_in_training(call: Call, whole: Outputs) -> bool:

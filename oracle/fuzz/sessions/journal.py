@@ -18,8 +18,8 @@ from typing import Final
 import msgspec
 
 from proctor.errors import OracleError
-from proctor.oracle.fuzz.campaign import Pair
-from proctor.oracle.fuzz.findings import Finding
+from proctor.oracle.fuzz.search.campaign import Pair
+from proctor.oracle.fuzz.search.findings import Finding
 
 FORM: Final = 1
 

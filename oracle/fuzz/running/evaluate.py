@@ -14,13 +14,13 @@ from typing import Any, Final
 import msgspec
 
 from proctor.errors import OracleError
-from proctor.oracle.fuzz import judge
 from proctor.oracle.fuzz.axes import declared, whole, why_invalid
 from proctor.oracle.fuzz.facts import facts
-from proctor.oracle.fuzz.outcome import Outcome, outcome_of
 from proctor.oracle.fuzz.program import program, reference_of
+from proctor.oracle.fuzz.running import judge
+from proctor.oracle.fuzz.running.outcome import Outcome, outcome_of
+from proctor.oracle.fuzz.running.worlds import REFERENCES, Answer, Worlds
 from proctor.oracle.fuzz.spec import Scenario
-from proctor.oracle.fuzz.worlds import REFERENCES, Answer, Worlds
 
 _KEPT: Final = 64  # references on the memory disk
 _PERMUTATIONS: Final = (1, 2)

@@ -1,0 +1,1 @@
+"""What happens in the watched process: roots, steps, copies of them, and what parts in those."""
