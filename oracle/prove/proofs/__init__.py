@@ -1,7 +1,7 @@
 """The proof: both programs once more as formulas, compared where both sides computed the same values.
 
-By lemmas first (`chase.py`): small ones, each shown once for all layers, microbatches and ranks that bring it again. Where that leaves something
-open, by polynomials of the whole step, cut by names (`sweep.py`). That values agree, in two fields or in doubles, only says where to look. Equal
+By lemmas first (`chase.py`): small ones, each shown once for all layers, microbatches and ranks that bring it again. Where a tenth of the time leaves
+something open, by polynomials of the whole step, cut by names (`sweep.py`); then by lemmas once more, with the time that is left. That values agree, in two fields or in doubles, only says where to look. Equal
 formulas of an output are a proof over the rationals with uninterpreted functions, at this shape; unequal ones prove nothing.
 """
 
@@ -18,12 +18,13 @@ from proctor.oracle.prove.domains.poly import OutOfBudget, Poly
 from proctor.oracle.prove.judge import Runs
 from proctor.oracle.prove.leaves import Alignment
 from proctor.oracle.prove.locate import Observed
-from proctor.oracle.prove.proofs.chase import Again, Chase
+from proctor.oracle.prove.proofs.chase import Again, Chase, NotShown
 from proctor.oracle.prove.proofs.lemma import Lemmas
 from proctor.oracle.prove.proofs.sweep import Replay, Side, Sweep, factors_of, results
 from proctor.oracle.prove.tape import Tape
 
-_LOCAL: Final = 0.75  # of the time, for a proof by lemmas
+_FIRST: Final = 0.1  # of the time, for a first try by lemmas: where they help, they are quick
+_WHOLE: Final = 0.45  # …, then for the whole step; what is left is for lemmas, if time was what they lacked
 
 
 class Proof(msgspec.Struct):
@@ -37,6 +38,7 @@ class Proof(msgspec.Struct):
         parts: of what is open, the first operation whose values are the reference's and whose formulas are not.
         local: it is by lemmas: `lemmas` alone are the proof, and there are no names.
         shown, used: how many different lemmas were shown, and how often one was used.
+        lacked_time: the search by lemmas ended before its end.
     """
 
     open: list[tuple[str, str, int]] = []
@@ -49,6 +51,7 @@ class Proof(msgspec.Struct):
     local: bool = False
     shown: int = 0
     used: int = 0
+    lacked_time: bool = False
 
 
 def attempt(
@@ -65,29 +68,51 @@ def attempt(
     began = time.process_time()
     there, here = (Side([*(results(o, side) for o in observed), results(doubles, side)]) for side in (0, 1))
     factors = factors_of(reference, candidate)
-    lemmas = Lemmas(Applied(), began + _LOCAL * budget_s)
-    chase = Chase(lemmas.domain, lemmas, (there, here), factors, (reference, candidate))
-    proof = _by_lemmas(reference, candidate, alignment, lemmas, chase)
-    if not proof.open and not proof.why:
-        return proof
-    until = began + budget_s
-    domain = Poly(terms, until)
-    sweep = Sweep(domain, there, here, factors, until)
-    try:
-        runs = Runs.of(domain, reference, candidate, alignment, named=(sweep.reference, sweep.candidate))
-        left = _open(domain, runs, alignment)
-    except OutOfBudget as error:
-        return Proof(proof.open, f"the proof is out of budget: {error}", proof.polynomials + len(domain.polys), proof.atoms + len(domain.atoms), parts=proof.parts)
-    return Proof(left, "", len(domain.polys), len(domain.atoms), sweep.cuts, sweep.lemmas, _said(candidate, sweep.parts) if left else "")
+
+    def local(until: float) -> Proof:
+        lemmas = Lemmas(Applied(), until)
+        return _by_lemmas(reference, candidate, alignment, lemmas, Chase(lemmas.domain, lemmas, (there, here), factors, (reference, candidate)))
+
+    def whole(until: float) -> Proof:
+        domain = Poly(terms, until)
+        sweep = Sweep(domain, there, here, factors, until)
+        try:
+            runs = Runs.of(domain, reference, candidate, alignment, named=(sweep.reference, sweep.candidate))
+            left = _open(domain, runs, alignment)
+        except OutOfBudget as error:
+            return Proof([], f"the proof is out of budget: {error}", len(domain.polys), len(domain.atoms))
+        return Proof(left, "", len(domain.polys), len(domain.atoms), sweep.cuts, sweep.lemmas, _said(candidate, sweep.parts) if left else "")
+
+    first = local(began + _FIRST * budget_s)
+    if not first.open and not first.why:
+        return first
+    second = whole(time.process_time() + _WHOLE * budget_s)
+    if not second.open and not second.why:
+        return second
+    if first.lacked_time:
+        first = local(began + budget_s)
+        if not first.open and not first.why:
+            return first
+    if second.why:
+        second.open, second.parts = first.open, first.parts
+        second.polynomials, second.atoms = second.polynomials + first.polynomials, second.atoms + first.atoms
+    return second
 
 
 def _by_lemmas(reference: Tape, candidate: Sequence[Tape], alignment: Alignment, lemmas: Lemmas, guide: Chase | Again) -> Proof:
     """Run both sides in formulas that are not written out, and compare the outputs."""
     try:
         runs = Runs.of(lemmas.domain, reference, candidate, alignment, named=(guide.reference, guide.candidate))
-        left = [(what, name, rank) for what, name, rank, _, there, here in runs.pairs(alignment) if not lemmas.same(here, there)]
+        left = []
+        for what, name, rank, _, there, here in runs.pairs(alignment):
+            if not lemmas.same(here, there):
+                left.append((what, name, rank))
+                if isinstance(guide, Again):  # a proof that is checked is whole or none
+                    break
     except OutOfBudget as error:
-        return Proof(why=f"the proof is out of budget: {error}", polynomials=lemmas.polynomials, atoms=lemmas.atoms)
+        return Proof(why=f"the proof is out of budget: {error}", polynomials=lemmas.polynomials, atoms=lemmas.atoms, lacked_time=True)
+    except NotShown as error:
+        return Proof(why=str(error), polynomials=lemmas.polynomials, atoms=lemmas.atoms)
     opaque = bool(runs.reference.opaque or runs.candidate.opaque)
     parts = _said(candidate, guide.parts) if left and isinstance(guide, Chase) else ""
     merges = guide.merges
@@ -110,7 +135,7 @@ def _said(tapes: Sequence[Tape], at: tuple[int, int] | None) -> str:
     return f"; formulas part at {node.op} in {node.module or 'no module'} ({node.phase}) at {node.place or 'no line'} on rank {at[0]}"
 
 
-def replayed(reference: Tape, candidate: Sequence[Tape], alignment: Alignment, proof: Proof, terms: int = 20_000_000, seconds: float = 600.0) -> Proof:
+def replayed(reference: Tape, candidate: Sequence[Tape], alignment: Alignment, proof: Proof, terms: int = 20_000_000, seconds: float = 120.0) -> Proof:
     """A proof again, with names and merges where it says: no field, no search. Names are sound wherever they are, and lemmas are shown again."""
     if proof.local:
         lemmas = Lemmas(Applied(), time.process_time() + seconds)

@@ -165,6 +165,10 @@ class Zeros:
         return self._like.get((node.op, node.module, node.phase), [])
 
 
+class NotShown(Exception):
+    """A proof that is checked again has a lemma that is not shown: it is none."""
+
+
 class Again:
     """Merges where they are said to be; each is shown before it is done."""
 
@@ -198,8 +202,9 @@ class Again:
                 target = np.array([self._kept[row[1], row[2]][row[3]] for row in chosen])
                 scaled = self._d.mul(target, np.asarray(self._d.const(Fraction(factor[2], factor[1]))))
             for part in _by_group(self._d, flat[spots] if factor[0] else target):
-                if self._lemmas.same(flat[spots[part]], scaled[part]):
-                    flat[spots[part]] = scaled[part]
+                if not self._lemmas.same(flat[spots[part]], scaled[part]):
+                    raise NotShown(f"a lemma of the proof was not shown again ({text})")
+                flat[spots[part]] = scaled[part]
         if rows:
             view[...] = flat.reshape(view.shape)
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from proctor.cli import _needs
+from proctor.cli._parts import needs
 from proctor.errors import PackError
 from proctor.invariants.shipped import shipped
 
@@ -26,38 +26,38 @@ def only(folder: Path) -> Path:
 
 def test_what_is_remembered_is_what_the_rules_say(kept: Path) -> None:
     packs = TORCH
-    assert _needs.known(packs) is None
-    asked = _needs.needs_of(packs)
-    assert any(asked.values()) and _needs.known(packs) == asked == _needs.needs_of(packs)
+    assert needs.known(packs) is None
+    asked = needs.needs_of(packs)
+    assert any(asked.values()) and needs.known(packs) == asked == needs.needs_of(packs)
     assert only(kept).stat().st_mode & 0o777 == 0o600
 
 
 def test_other_bytes_are_another_pack(kept: Path, tmp_path: Path) -> None:
     pack = tmp_path / "pack.json"
     pack.write_bytes(TORCH[-1].read_bytes())
-    _needs.needs_of([pack])
+    needs.needs_of([pack])
     pack.write_bytes(pack.read_bytes() + b"\n")
-    assert _needs.known([pack]) is None
+    assert needs.known([pack]) is None
     pack.write_text("{")
     with pytest.raises(PackError):
-        _needs.needs_of([pack])
-    assert _needs.known([pack]) is None
+        needs.needs_of([pack])
+    assert needs.known([pack]) is None
 
 
 @pytest.mark.parametrize("content", [b"", b"{", b"[]", b'{"form":1,"key":"x","functions":["a"],"states":[],"values":[]}', b'{"form":1,"key":1}'])
 def test_a_file_that_is_not_what_it_should_be_is_as_none(kept: Path, content: bytes) -> None:
     packs = TORCH
-    asked = _needs.needs_of(packs)
+    asked = needs.needs_of(packs)
     only(kept).write_bytes(content)
-    assert _needs.known(packs) is None and _needs.needs_of(packs) == asked
+    assert needs.known(packs) is None and needs.needs_of(packs) == asked
 
 
 def test_a_pack_with_rules_of_unknown_relations_is_read_each_time(kept: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("proctor.invariants.relations.registry", dict)
-    assert not any(_needs.needs_of(TORCH).values()) and _needs.known(TORCH) is None
+    assert not any(needs.needs_of(TORCH).values()) and needs.known(TORCH) is None
 
 
 def test_a_cache_that_cannot_be_written_costs_nothing_but_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "file").write_text("")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
-    assert _needs.needs_of(TORCH)["values"]
+    assert needs.needs_of(TORCH)["values"]

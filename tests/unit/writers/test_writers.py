@@ -144,10 +144,10 @@ def test_a_target_that_names_nothing_is_bad_usage(text: str) -> None:
 def test_a_missing_package_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     for name, module in kinds().items():
         with monkeypatch.context() as patch:
-            top = {"tensorboard": "tensorboard.compat.proto.event_pb2", "wandb": "wandb", "mlflow": "mlflow.tracking"}[name]
+            top = {"tensorboard": "tensorboard.compat.proto.event_pb2", "wandb": "wandb", "mlflow": "mlflow.tracking", "otel": "opentelemetry.sdk.trace"}[name]
             patch.setitem(sys.modules, top, None)
             with pytest.raises(ConfigError) as caught:
-                open_writer(Target(name, "somewhere"), "run")
+                open_writer(Target(name, "http://somewhere:4318" if name == "otel" else "somewhere"), "run")
             assert caught.value.hint == f"pip install {module.PACKAGE}"
 
 
