@@ -50,6 +50,10 @@ def _activate() -> None:
                 from proctor.instrument.attach import install_from
 
             install_from(activation)
+            if "PROCTOR_SELF_VARY" in os.environ:  # a self-check that varies the configuration of a library
+                from proctor.oracle.selfcheck.adapters import install
+
+                install()
         except Exception as e:  # noqa: BLE001 - the user's program starts regardless
             print(f"proctor: not recording: {type(e).__name__}: {e}", file=sys.stderr)
 

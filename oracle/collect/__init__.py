@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 
 
@@ -16,7 +15,3 @@ def install_from(activation: str) -> None:
     from proctor.oracle.collect.config import read_config
 
     Collector(read_config(Path(activation))).install()
-    if "PROCTOR_SELF_VARY" in os.environ:  # a self-check varies the configuration of a library
-        from proctor.oracle.selfcheck.adapters import install
-
-        install()
