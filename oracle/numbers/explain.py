@@ -24,8 +24,8 @@ MAX_ELEMENTS: Final = 1 << 24  # of a tensor that is searched for a region or so
 _LARGEST: Final = 4096  # factor n or 1/n: world sizes, microbatches, loss scales
 _SUMS: Final = 1e-6  # relative: what the kernel's sums are good to, with room
 _ANGLE: Final = 1e-3  # the root of it
-_PART: Final = 0.75  # of a dimension, above which a region is not worth naming
 _SHUFFLED: Final = 0.05  # of ‖R‖/√n: sorted values of two independent tensors of one distribution are ~1 apart
+_PART: Final = 0.75  # of a dimension, above which a region is not worth naming
 
 
 def explain_difference(
@@ -72,7 +72,7 @@ def explain_difference(
     if summed:
         return summed
     return _factor(candidate, reference, dtype, tolerance, kind, d) or _joined(
-        [_region(candidate, reference, dtype, tolerance, kind) or _shuffled(candidate, reference, dtype, size)]
+        [_region(candidate, reference, dtype, tolerance, kind) or _shuffled(candidate, reference, dtype, min(2 * tolerance, _SHUFFLED * size / math.sqrt(d.n)))]
     )
 
 
@@ -165,11 +165,11 @@ def _region(candidate: Array, reference: Array, dtype: str, tolerance: float, ki
     return f"only in {', '.join(words)}" + (f": {how}" if how else "")
 
 
-def _shuffled(candidate: Array, reference: Array, dtype: str, size: float) -> str:
+def _shuffled(candidate: Array, reference: Array, dtype: str, bound: float) -> str:
     if candidate.size > MAX_ELEMENTS or candidate.size < 2:
         return ""
     c, r = (np.sort(as_float(x, dtype).astype(np.float64), axis=None) for x in (candidate, reference))
-    if float(np.linalg.norm(c - r)) <= _SHUFFLED * size / math.sqrt(candidate.size):
+    if float(np.linalg.norm(c - r)) <= bound:
         return "the same values in another order"
     return ""
 

@@ -157,6 +157,8 @@ class TestExplain:
     def test_shuffled_rows(self) -> None:
         r = normal(64, 16)
         assert self.say(r[::-1].copy(), r) == "the same values in another order"
+        near = r + np.float32(5e-3) * normal(64, 16, seed=2)  # sorted, they lie close together; they are other values all the same
+        assert self.say(near, r) == ""
 
     def test_nonfinite_and_integers(self) -> None:
         r = normal(8)
