@@ -1,8 +1,9 @@
 """One wild program: bare, then under `proctor watch` with the shipped packs, then judged. Gives a `Result`.
 
 The bare run says whether the program is healthy here: it ends with 0. What it trained is a hash of its parameters, written
-by the shim `limit` when it ends. Where bare and watched differ, the program runs bare once more: if these two differ, too, it is
-not deterministic and its bits say nothing.
+by the shim `limit` when it ends; where these are not finite, the program diverges by itself and is no healthy one. Numbers are read as a
+terminal shows them in the end: how often a progress bar is drawn is a matter of the clock. Where bare and watched differ, the program runs
+bare twice more: if any of these three differ, it is not deterministic and its bits say nothing.
 """
 
 from __future__ import annotations
@@ -34,6 +35,7 @@ FIXED: Final = {  # environment of all programs
     "OMP_NUM_THREADS": "1", "MPLBACKEND": "Agg", "HF_HUB_OFFLINE": "1", "WANDB_MODE": "disabled", "PYTHONHASHSEED": "0",
     "TOKENIZERS_PARALLELISM": "false", "CUDA_VISIBLE_DEVICES": "", "PYTHONUNBUFFERED": "1",
 }  # fmt: skip
+NOT_FINITE: Final = "not finite"  # the end of a digest, as the shim `limit` writes it
 _BIG: Final = 5_000_000  # files of a checkout that are not copied
 _LOSS: Final = re.compile(r"(?i)\b\w*(?:loss|nll|ppl|acc\w*|return|reward)\w*\b[^\d\n-]{0,12}(-?\d+\.\d+(?:e[-+]?\d+)?)")
 _TOLD: Final = re.compile(r"^proctor:.*", re.MULTILINE)
@@ -62,7 +64,7 @@ class Result(msgspec.Struct, kw_only=True):
     """What came out; one JSON file a program.
 
     Args:
-        state: `healthy`, `skipped` (see `why`), `does not run` bare, `slow` (bare), or `crashed` (watched only).
+        state: `healthy`, `skipped` (see `why`), `does not run`, `slow` or `diverges` (all three bare), or `crashed` (watched only).
         bits: `equal`, `differ`, `not deterministic` or `not known`.
         recorded: steps were judged.
         verdict: of `judge.py`.
@@ -161,6 +163,8 @@ def attempt(program: Program, checkout: Path, work: Path, product: str, warm: Wa
     if bare.exit != 0:
         state = "slow" if bare.exit is None else "does not run"
         return Result(**said, state=state, why=bare.end[-300:], bare=bare)
+    if any(told.endswith(NOT_FINITE) for told in bare.digest.values()):
+        return Result(**said, state="diverges", why="a parameter is NaN or infinite at its end", bare=bare)
     run = work / "run"
     watch = [sys.executable, "-m", "proctor.cli", "watch", "-o", str(run), "--fail-on", "never", "--"]
     watched = _arm(program, checkout, work / "watched", watch, warm, run)
@@ -184,8 +188,8 @@ def _bits(program: Program, checkout: Path, work: Path, bare: Arm, watched: Arm,
         return "not known"
     if of(bare) == of(watched):
         return "equal"
-    again = _arm(program, checkout, work / "again", [], warm)
-    return "differ" if of(again) == of(bare) else "not deterministic"
+    alike = all(of(_arm(program, checkout, work / f"again{i}", [], warm)) == of(bare) for i in range(2))
+    return "differ" if alike else "not deterministic"
 
 
 def _arm(
@@ -218,7 +222,7 @@ def _arm(
         text = log.read_bytes()[-1_000_000:].decode(errors="replace") if log.exists() else ""
         return Arm(
             exit=None if code == 124 else code, wall_s=round(time.monotonic() - started, 1), cpu_s=used,
-            digest=_digests(digests), losses=_LOSS.findall(text), end=text[-3000:],
+            digest=_digests(digests), losses=_LOSS.findall(shown(text)), end=text[-3000:],
         )  # fmt: skip
     environment = {
         **{k: v for k, v in os.environ.items() if not k.startswith(("PROCTOR_", "WILD_"))}, **FIXED, **own,
@@ -239,9 +243,15 @@ def _arm(
         wall_s=round(time.monotonic() - started, 1),
         cpu_s=round(now.ru_utime + now.ru_stime - used.ru_utime - used.ru_stime, 1),
         digest=_digests(digests),
-        losses=_LOSS.findall(text),
+        losses=_LOSS.findall(shown(text)),
         end=err.read_bytes()[-3000:].decode(errors="replace"),
     )
+
+
+def shown(text: str) -> str:
+    """What a terminal shows in the end: of each line what was written after its last carriage return, unless nothing was."""
+    lines = (line.removesuffix("\r").rpartition("\r")[2] for line in text.split("\n"))
+    return "\n".join(lines)
 
 
 def _digests(folder: Path) -> dict[str, str]:

@@ -11,8 +11,9 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[3]))
 from benchmarks.wild import __main__ as campaign
+from benchmarks.wild import attempt as attempts
 from benchmarks.wild import files
-from benchmarks.wild.attempt import Result, attempt
+from benchmarks.wild.attempt import Arm, Result, attempt, shown
 from benchmarks.wild.manifest import ManifestError, Program, read_corpus, read_project
 from benchmarks.wild.suites import Outcome, outcomes, read_suites
 from benchmarks.wild.table import as_json, records, rules, text, write_section
@@ -152,6 +153,40 @@ def test_a_program_that_does_not_run_bare_is_listed_and_not_watched(
     program = Program(**{"project": "owner+name", "half": "first", "path": "fails.py", "trains": "", **more})
     found = attempt(program, tmp_path / "checkout", tmp_path / "work", "abc")
     assert (found.state, why in found.why, found.watched) == (state, True, None)
+
+
+@pytest.mark.parametrize(
+    ("numbers", "bits"), [("fixed", "equal"), ("watched", "differ"), ("drawn", "not deterministic")]
+)  # fmt: skip
+def test_who_changed_a_number_is_measured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, numbers: str, bits: str) -> None:
+    runs = iter([0, 1, 0, 1])  # as a bar that the clock draws: two runs agree by chance
+
+    def arm(program: Program, checkout: Path, folder: Path, *_: object) -> Arm:
+        number = {"fixed": 0, "watched": int(folder.name == "watched"), "drawn": next(runs)}[numbers]
+        return Arm(exit=0, wall_s=1.0, cpu_s=1.0, losses=[str(number)])
+
+    monkeypatch.setattr(attempts, "_arm", arm)
+    monkeypatch.setattr(attempts, "_judged", lambda *_: {"steps": 1})
+    (tmp_path / "a.py").touch()
+    program = Program(project="owner+name", half="first", path="a.py", trains="")
+    assert attempt(program, tmp_path, tmp_path / "work", "abc").bits == bits
+
+
+def test_a_bar_that_is_drawn_more_often_is_the_same_bar() -> None:
+    once = "\rloss: 1.61 |  10%\rloss: 1.59 | 100%\nacc 0.5\r\n"
+    often = "\rloss: 1.61 |  10%\rloss: 1.61 |  10%\rloss: 1.59 | 100%\rloss: 1.59 | 100%\nacc 0.5\n"
+    assert shown(once) == shown(often) == "loss: 1.59 | 100%\nacc 0.5\n"
+    assert shown(often.replace("1.59", "1.58")) != shown(once)
+
+
+def test_a_program_that_diverges_by_itself_is_not_healthy(tmp_path: Path) -> None:
+    (tmp_path / "a.py").write_text(
+        "import torch\nmodel = torch.nn.Linear(2, 1)\noptimizer = torch.optim.SGD(model.parameters(), lr=float('inf'))\n"
+        "model(torch.ones(1, 2)).sum().backward()\noptimizer.step()\n"
+    )
+    program = Program(project="owner+name", half="first", path="a.py", trains="")
+    found = attempt(program, tmp_path, tmp_path / "work", "abc")
+    assert (found.state, found.watched, found.why) == ("diverges", None, "a parameter is NaN or infinite at its end")
 
 
 def test_counts_by_rule_are_those_of_runs_in_which_it_applied() -> None:
