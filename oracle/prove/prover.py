@@ -73,6 +73,8 @@ def _judge(verdict: Verdict, reference: Tape, candidate: Sequence[Tape], alignme
         verdict.why = "no output of the candidate has a counterpart in the reference"
     elif wrong and opaque:
         verdict.why = f"outputs differ, but {len(opaque)} operators have no meaning here"
+    elif wrong and (imagined := [place for tape in candidate for place in tape.imagined]):
+        verdict.why = f"outputs differ, but integers such as a routing were computed from what other ranks send, which a fake process group does not carry ({imagined[0]}): judge it as a command with real ranks"
     elif wrong or missing:
         _different(verdict, wrong, missing)
         if wrong:

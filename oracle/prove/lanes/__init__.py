@@ -7,9 +7,10 @@ EQUAL, which is wrong with the probability that is printed, or DIFFERENT. There 
 
 from __future__ import annotations
 
+import functools
 import time
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -26,17 +27,26 @@ from proctor.oracle.prove.leaves import Alignment, align, content, keys
 from proctor.oracle.prove.machine import Stuck, literal
 from proctor.oracle.prove.tape import Array, Tape
 from proctor.oracle.prove.verdict import Culprit, Verdict
+from proctor.oracle.prove.world import forked
 
 _Outputs = dict[tuple[str, str, int], tuple[bool, float, tuple[int, ...]]]
 
 
-def decide(reference: Tape, record: Record, plan: Plan) -> Verdict:
+class _Run(NamedTuple):
+    outputs: _Outputs
+    opaque: dict[str, str]
+    apart: int
+    checked: int
+
+
+def decide(reference: Tape, record: Record, plan: Plan, jobs: int = 1) -> Verdict:
     """Judge a program on a mesh of any size.
 
     Args:
         reference: of one rank, with the whole batch.
         record: gives the tapes of the ranks that it is asked for.
         plan: with the mesh.
+        jobs: processes at once.
 
     Raises:
         OracleError: a rank cannot be recorded.
@@ -46,7 +56,7 @@ def decide(reference: Tape, record: Record, plan: Plan) -> Verdict:
         world = gathered(record, plan.mesh)
         verdict.seconds["candidate"] = time.monotonic() - began
         began = time.monotonic()
-        _judge(verdict, reference, world, plan)
+        _judge(verdict, reference, world, plan, jobs)
     except Unlike as why:
         verdict.why = f"ranks do not follow from their places on the mesh, and all of them would have to be run: {why}"
     except NotImplementedError as why:
@@ -58,7 +68,7 @@ def decide(reference: Tape, record: Record, plan: Plan) -> Verdict:
     return verdict
 
 
-def _judge(verdict: Verdict, reference: Tape, world: World, plan: Plan) -> None:
+def _judge(verdict: Verdict, reference: Tape, world: World, plan: Plan, jobs: int) -> None:
     verdict.operations = len(reference.nodes) + sum(len(f.tape.nodes) * int(np.prod(world.sizes)) for f in world.families)
     alignment = align(reference, [tape for f in world.families for _, tape in f.samples], plan)
     if alignment.strange:
@@ -66,26 +76,30 @@ def _judge(verdict: Verdict, reference: Tape, world: World, plan: Plan) -> None:
         return
     at = {(k, held.name): indices(f, alignment.index, held.name, world.sizes) for k, f in enumerate(world.families) for held in f.tape.held if (f.tape.rank, held.name) in alignment.of}
     alone, integers = World(Mesh(), (), [()], [Family(reference, [((), reference)])]), ({}, {})
-    runs = []
     before = judge.starting_values(reference)
-    for domain in (F64(), *(Field(seed) for seed in judge.SEEDS)):
+
+    def one(domain: Domain) -> _Run:
         there = LaneMachine(alone, domain, _elements(domain, reference, alone, {}, alignment), integers[0])
         there.run()
         here = LaneMachine(world, domain, _elements(domain, reference, world, at, alignment), integers[1])
         here.run()
-        runs.append(_compared(there, here, world, at, alignment, before if domain.name == "f64" else None))
-        opaque = {**there.opaque, **here.opaque}
-        if domain.name == "f64" and here.apart:
-            verdict.assumed.append(f"integers that are computed from floats are those that doubles give ({here.apart} of {here.checked} are others where ranks were run: a fake process group carries no floats)")
+        return _Run(_compared(there, here, world, at, alignment, before if domain.name == "f64" else None), {**there.opaque, **here.opaque}, here.apart, here.checked)
+
+    doubles = one(F64())  # first: integers come from it
+    both = [functools.partial(one, Field(seed)) for seed in judge.SEEDS]
+    runs = [doubles, *(forked(both, jobs) if jobs > 1 else [call() for call in both])]
+    if doubles.apart:
+        verdict.assumed.append(f"integers that are computed from floats are those that doubles give ({doubles.apart} of {doubles.checked} are others where ranks were run: a fake process group carries no floats)")
+    opaque = {k: v for run in runs for k, v in run.opaque.items()}
     verdict.opaque = [f"{op} at {place}" for op, place in opaque.items()]
-    verdict.outputs = len(runs[0])
+    verdict.outputs = len(doubles.outputs)
     ran = world.ran()
     axes = ", ".join(plan.mesh.axes[k] for k in world.lanes) or "none"
     verdict.assumed[:0] = ["real numbers for floats, these shapes, and data that lead to the same integers (routing, masks, order)"]
     if len(ran) < plan.mesh.world:
         verdict.assumed.append(f"ranks that were not run do what ranks {', '.join(map(str, ran[:12]))}{' …' if len(ran) > 12 else ''} ({len(ran)} of {plan.mesh.world}) do, with the parts that follow from their places along {axes}")
     verdict.assumed += sorted({note for f in world.families for note in f.tape.notes} | set(reference.notes))
-    _words(verdict, runs, world, _not_covered(reference, at, alignment, world))
+    _words(verdict, [run.outputs for run in runs], world, _not_covered(reference, at, alignment, world))
 
 
 def _words(verdict: Verdict, runs: Sequence[_Outputs], world: World, missing: list[str]) -> None:

@@ -1,8 +1,8 @@
 """Ranks that run one program on their own parts: a few of them are run, and what the others do follows from their places on the mesh.
 
 Two ranks along an axis of the mesh are alike if their steps are the same operations on the same storages, with groups that are the
-same axes, peers at the same place, and offsets and shards that lie a constant step apart. Then the axis is one of *lanes*: the second and the last
-rank along it, and the farthest corner, are run and compared, and the others are taken to lie on the same line. Otherwise (stages of a
+same axes, peers at the same place, and offsets and shards that lie a constant step apart. Then the axis is one of *lanes*: the second
+rank along each, and the farthest corner of all, are run and compared, and the others are taken to lie on the same line. Otherwise (stages of a
 pipeline) each place along the axis is a program of its own, and is run.
 """
 
@@ -121,10 +121,8 @@ def _rank(mesh: Mesh, at: Mapping[int, int]) -> int:
 
 
 def _spots(sizes: Steps) -> list[Steps]:
-    """Lanes that are run: the first, the second and the last along each axis, and the farthest corner."""
-    found = [(0,) * len(sizes)]
-    for k, n in enumerate(sizes):
-        found += [tuple(x if j == k else 0 for j in range(len(sizes))) for x in (1, n - 1)]
+    """Lanes that are run: the first, the second along each axis, and the farthest corner."""
+    found = [(0,) * len(sizes), *(tuple(int(j == k) for j in range(len(sizes))) for k in range(len(sizes)))]
     return list(dict.fromkeys([*found, tuple(n - 1 for n in sizes)]))
 
 

@@ -209,7 +209,7 @@ class LaneMachine(Machine):
         """Integers that lanes have of their own, computed; None where they are as recorded."""
         family = self._world.families[r]
         varied = family.varied.get(rank.at, [])
-        computed = any(w.kind == "f" and w.numel for w, _ in taken) and len(self._world.families[r].samples) > 1
+        computed = any(w.kind == "f" and w.numel for w, _ in taken) and any(w is not None and w.kind != "f" for w in node.outs)
         if node.op.split(".")[1] in RANDOM or not (varied or computed or any(n > 1 for _, lanes in taken for n in lanes)):
             return None
         if self.d.name != "f64":
