@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from proctor.oracle.prove.world import Program
 
 
-def prove(reference: Program, candidate: Program, plan: Plan | str, *, proof_s: float = 120.0) -> Verdict:
+def prove(reference: Program, candidate: Program, plan: Plan | str, *, proof_s: float = 120.0, many: bool = False, jobs: int = 1) -> Verdict:
     """Judge two functions, each of which builds a model and trains one step of it.
 
     Args:
@@ -27,18 +27,23 @@ def prove(reference: Program, candidate: Program, plan: Plan | str, *, proof_s: 
         candidate: the same; called once for each rank on a fake process group, and asks `torch.distributed` who it is.
         plan: with the mesh that says how many ranks there are ("dp=2,tp=2"), and layouts that are not found by content.
         proof_s: how long a proof may take, in seconds of CPU; 0 for refutation alone.
+        many: for large meshes: run a few ranks of each kind, judge all of them together, and try no proof (`lanes/`).
+        jobs: processes at once, with `many`.
 
     Raises:
         OracleError: a function raises or trains nothing, or the plan has no mesh.
     """
     from proctor.errors import OracleError
+    from proctor.oracle.prove import lanes
     from proctor.oracle.prove.prover import decide
-    from proctor.oracle.prove.world import tape_of
+    from proctor.oracle.prove.world import tape_of, tapes_in_parallel
 
     plan = Plan(plan) if isinstance(plan, str) else plan
     if not plan.mesh.axes:
         raise OracleError("the plan does not say how many ranks there are", hint='prove(reference, candidate, "tp=2")')
     alone = tape_of(reference)
+    if many:
+        return lanes.decide(alone, lambda ranks: tapes_in_parallel(candidate, ranks, plan.mesh.world, jobs), plan, jobs)
     tapes = [tape_of(candidate, rank, plan.mesh.world) for rank in range(plan.mesh.world)]
     return decide(alone, tapes, plan, proof_s=proof_s)
 

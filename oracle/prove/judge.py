@@ -16,8 +16,10 @@ from proctor.oracle.prove.leaves import Alignment, content, elements
 from proctor.oracle.prove.machine import Machine, Seen
 from proctor.oracle.prove.tape import Array, Tape
 
+MOVED = 1e-5  # of how far an update moves
 RELATIVE = 1e-7  # of a tensor's largest value; rounding of a step in doubles is 1e-13, epsilon of Adam shows at 1e-9
 SEEDS = (1, 2)
+DEGREE = 4096  # of the formulas of a step, roughly: what the probability is computed with
 
 
 class Output(msgspec.Struct):
@@ -87,7 +89,7 @@ def compared_doubles(runs: Runs, alignment: Alignment, before: Mapping[str, Arra
         off = np.where(np.isnan(there) & np.isnan(here), 0.0, off)
         worst = int(np.argmax(np.where(np.isnan(off), np.inf, off))) if off.size else 0
         error = float(off[worst]) / (size or 1.0) if off.size else 0.0
-        output = Output(what, name, rank, None, bool(error <= (1e-5 if what == "after" else RELATIVE)) or (size < 1e-12 and error < 1e-9), error)
+        output = Output(what, name, rank, None, bool(error <= (MOVED if what == "after" else RELATIVE)) or (size < 1e-12 and error < 1e-9), error)
         if not output.doubles:
             output.example = int(at[worst]), float(there[worst]), float(here[worst])
             output.factor = _factor(there, here) if what == "grad" else 0.0

@@ -175,7 +175,7 @@ def elements(domain: Domain, tape: Tape, reference: Tape, alignment: Alignment |
         return {}
     found: dict[tuple[int, int], Array] = {}
     blocks = {leaf.storage: tape.blocks[leaf.block] for leaf in tape.leaves if leaf.kind == "f"}
-    keys_of = {held.name: _keys(reference, held, alignment is not None and held.name in alignment.merged) for held in reference.held}
+    keys_of = {held.name: keys(reference, held, alignment is not None and held.name in alignment.merged) for held in reference.held}
     for held in tape.held:
         w = held.window
         if w.storage not in blocks or blocks[w.storage].size < w.end:
@@ -200,7 +200,7 @@ def elements(domain: Domain, tape: Tape, reference: Tape, alignment: Alignment |
     return found
 
 
-def _keys(reference: Tape, held: Held, merged: bool) -> Array:
+def keys(reference: Tape, held: Held, merged: bool) -> Array:
     """A key for each element of a reference parameter: its place in its storage, so that tied names share it; of merged ones its value."""
     w = held.window
     grid = np.zeros(w.size, np.int64) + w.offset

@@ -217,7 +217,7 @@ class Machine:
             cx = self._cx
             cx.sizes = [w.size if w is not None else () for w in node.outs]
             cx.inner = self._between(r, rank.at) if self._seen or self._named else None
-            cx.recorded = [rank.tape.blocks[v] if v >= 0 else None for v in node.values]
+            cx.recorded = self._recorded(r, rank, node)
             args = [self._argument(r, rank, node, a) for a in node.args]
             named = {k: self._argument(r, rank, node, a) for k, a in node.kwargs.items() if k not in _IGNORED and a is not None}
             try:
@@ -234,6 +234,9 @@ class Machine:
         else:
             self.opaque.setdefault(node.op, node.place or node.module)
         return [self._unknown(r, node, k) if k in wanted else None for k in range(len(node.outs))]
+
+    def _recorded(self, r: int, rank: _Rank, node: Node) -> list[Array | None]:
+        return [rank.tape.blocks[v] if v >= 0 else None for v in node.values]
 
     def _argument(self, r: int, rank: _Rank, node: Node, value: Any) -> Any:
         if isinstance(value, dict):

@@ -18,7 +18,6 @@ from proctor.oracle.prove.tape import MARK, READ, Tape
 from proctor.oracle.prove.verdict import Culprit, Verdict
 
 ATTEMPTS = 3
-DEGREE = 4096  # of the formulas of a step, roughly: what the probability is computed with
 
 
 def decide(reference: Tape, candidate: Sequence[Tape], plan: Plan | None = None, *, proof_s: float = 120.0) -> Verdict:
@@ -74,6 +73,8 @@ def _judge(verdict: Verdict, reference: Tape, candidate: Sequence[Tape], alignme
         verdict.why = "no output of the candidate has a counterpart in the reference"
     elif wrong and opaque:
         verdict.why = f"outputs differ, but {len(opaque)} operators have no meaning here"
+    elif wrong and (imagined := [place for tape in candidate for place in tape.imagined]):
+        verdict.why = f"outputs differ, but integers such as a routing were computed from what other ranks send, which a fake process group does not carry ({imagined[0]}): judge it as a command with real ranks"
     elif wrong or missing:
         _different(verdict, wrong, missing)
         if wrong:
@@ -147,7 +148,7 @@ def _agree(verdict: Verdict, outputs: list[Output], opaque: dict[str, str]) -> N
         verdict.why = f"{len(law)} of {len(outputs)} outputs are equal in double precision but not as formulas ({law[0].what} {law[0].name}): a law of exp, log or order is missing"
     else:
         verdict.verdict = "EQUAL"
-        verdict.probability = (DEGREE / P) ** len(judge.SEEDS)
+        verdict.probability = (judge.DEGREE / P) ** len(judge.SEEDS)
         verdict.why = f"all {len(outputs)} outputs are equal as formulas at random points of a finite field (wrong with a probability of at most {verdict.probability:.0e})"
 
 

@@ -7,6 +7,7 @@ tensors is what is recorded. Driven by `session.py`; one a process and thread.
 
 from __future__ import annotations
 
+import functools
 import os
 import sys
 from collections.abc import Callable
@@ -43,6 +44,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[misc]  # torch is not typed h
         self._read: dict[float, int] = {}
         self._decided: set[int] = set()  # storages of integers that computed floats went into
         self._counted: set[int] = set()  # storages of floats that were made of integers alone
+        self._absent: set[int] = set()  # storages of floats that others' floats went into, which a fake process group does not carry
         self._expand = _decompositions()
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -104,6 +106,11 @@ class Recorder(TorchDispatchMode):  # type: ignore[misc]  # torch is not typed h
     def _taint(self, node: Node) -> None:
         if any((w.kind == "f" and w.numel) or w.storage in self._decided for w in node.ins):
             self._decided.update(w.storage for w in node.outs if w is not None and w.kind != "f")
+        talks = node.op.startswith(("c10d.", "_c10d_functional.")) and not self.real
+        if talks or any(w.storage in self._absent for w in node.ins):
+            self._absent.update(w.storage for w in (*node.outs, *(node.ins if talks else ())) if w is not None and w.kind == "f")
+            if not talks and node.place not in self.tape.imagined and any(w is not None and w.kind != "f" and w.numel for w in node.outs):
+                self.tape.imagined.append(node.place)
 
     def _number(self, node: Node, result: Any) -> Any:
         """The program reads a number: it may use it later, or decide by it."""
@@ -133,6 +140,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[misc]  # torch is not typed h
         self._read.clear()
         self._decided.clear()
         self._counted.clear()
+        self._absent.clear()
 
     def note(self, text: str) -> None:
         """Say something once."""
@@ -322,6 +330,7 @@ def _known(op: str) -> bool:
     return known(op)
 
 
+@functools.cache
 def _decompositions() -> dict[Any, Any]:
     """Operators that are recorded as what torch says they are made of, since we have no meaning for the whole."""
     from torch._decomp import core_aten_decompositions

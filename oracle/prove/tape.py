@@ -106,7 +106,8 @@ class Held(msgspec.Struct, array_like=True):
 
 class Tape(msgspec.Struct):
     """One rank's step. `blocks`: numbers that nodes and leaves point to; `notes`: what could not be followed; `reads`: where
-    the program read an integer or a truth value that it had computed from floats, and may have decided by it."""
+    the program read an integer or a truth value that it had computed from floats, and may have decided by it; `imagined`: where it
+    computed integers from floats that other ranks would have sent, on a fake process group."""
 
     rank: int
     world: int
@@ -115,6 +116,7 @@ class Tape(msgspec.Struct):
     held: list[Held] = []
     notes: list[str] = []
     reads: list[str] = []
+    imagined: list[str] = []
     done: bool = False
     blocks: list[Any] = []  # Any: numpy arrays, which msgspec does not know
 

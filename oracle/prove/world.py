@@ -6,14 +6,18 @@ decides by received numbers is not what it would decide in earnest; such program
 
 from __future__ import annotations
 
+import functools
+import multiprocessing.connection
 import os
+import tempfile
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 from proctor.errors import OracleError
-from proctor.oracle.prove.tape import Tape
+from proctor.oracle.prove.tape import Tape, read, write
 
 Program = Callable[[], object]
 
@@ -46,6 +50,66 @@ def tape_of(program: Program, rank: int = 0, world: int = 1) -> Tape:
     if not session.tape.done:
         raise OracleError(f"rank {rank} of {world}: the function trains no torch module")
     return session.tape
+
+
+def tapes_in_parallel(program: Program, ranks: Sequence[int], world: int, jobs: int = 1) -> list[Tape]:
+    """Tapes of some ranks, each from a process of its own where there are several jobs.
+
+    Args:
+        jobs: processes at once; they are forked, so that the function needs no name that they could import.
+
+    Raises:
+        OracleError: as `tape_of`, of the first rank that raises.
+    """
+    if jobs < 2 or len(ranks) < 2:
+        return [tape_of(program, rank, world) for rank in ranks]
+    with tempfile.TemporaryDirectory(prefix="proctor-prove-") as name:
+        folder = Path(name)
+
+        def one(rank: int) -> str:
+            try:
+                write(tape_of(program, rank, world), folder / f"{rank}.tape")
+            except OracleError as error:
+                return str(error)
+            return ""
+
+        failed = [why for why in forked([functools.partial(one, rank) for rank in ranks], jobs) if why]
+        if failed:
+            raise OracleError(failed[0].removeprefix("PR-E600 "))
+        return [read(folder / f"{rank}.tape") for rank in ranks]
+
+
+def forked(todo: Sequence[Callable[[], Any]], jobs: int) -> list[Any]:
+    """What functions return, each called in a forked process; a few at once.
+
+    Raises:
+        OracleError: a process ended without an answer.
+    """
+    context, results = multiprocessing.get_context("fork"), {}
+    waiting = list(enumerate(todo))
+    running: dict[Any, tuple[int, Any]] = {}
+
+    def answer(pipe: Any, call: Callable[[], Any]) -> None:
+        pipe.send(call())
+        pipe.close()
+
+    while waiting or running:
+        while waiting and len(running) < jobs:
+            number, call = waiting.pop(0)
+            ours, theirs = context.Pipe(False)
+            process = context.Process(target=answer, args=(theirs, call))
+            process.start()
+            theirs.close()
+            running[ours] = number, process
+        for pipe in multiprocessing.connection.wait(list(running)):
+            number, process = running.pop(pipe)
+            try:
+                results[number] = pipe.recv()  # type: ignore[attr-defined]
+            except EOFError:
+                raise OracleError("a process that records or judges ended early", hint="it may lack memory") from None
+            finally:
+                process.join()
+    return [results[k] for k in range(len(todo))]
 
 
 @contextmanager

@@ -1,0 +1,214 @@
+"""Thousands of ranks: those that run one program on their own parts are run together, and few of them are recorded.
+
+`family.py` finds which axes of the mesh are lanes and what follows from a rank's place; `machine.py` runs all ranks, each family's
+operations once, in doubles and in two fields (`domain.py`). So the verdict is of the whole mesh, of its schedule and of all layers, as they are:
+EQUAL, which is wrong with the probability that is printed, or DIFFERENT. There is no proof by formulas at this size.
+"""
+
+from __future__ import annotations
+
+import functools
+import time
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from proctor.oracle.plans.mesh import Mesh
+from proctor.oracle.plans.plan import Plan
+from proctor.oracle.prove import judge
+from proctor.oracle.prove.domains import Domain
+from proctor.oracle.prove.domains.f64 import F64
+from proctor.oracle.prove.domains.field import Field, P
+from proctor.oracle.prove.lanes.domain import packed, values
+from proctor.oracle.prove.lanes.family import Family, Record, Unlike, World, gathered, indices
+from proctor.oracle.prove.lanes.machine import Integers, LaneMachine
+from proctor.oracle.prove.leaves import Alignment, align, content, keys
+from proctor.oracle.prove.machine import Stuck, literal
+from proctor.oracle.prove.tape import Array, Tape
+from proctor.oracle.prove.verdict import Culprit, Verdict
+from proctor.oracle.prove.world import forked
+
+_Outputs = dict[tuple[str, str, int], tuple[bool, float, tuple[int, ...]]]
+
+
+class _Run(NamedTuple):
+    outputs: _Outputs
+    opaque: dict[str, str]
+    apart: int
+    checked: int
+
+
+def decide(reference: Tape, record: Record, plan: Plan, jobs: int = 1) -> Verdict:
+    """Judge a program on a mesh of any size.
+
+    Args:
+        reference: of one rank, with the whole batch.
+        record: gives the tapes of the ranks that it is asked for.
+        plan: with the mesh.
+        jobs: processes at once.
+
+    Raises:
+        OracleError: a rank cannot be recorded.
+    """
+    verdict, began = Verdict("UNPROVED", ranks=plan.mesh.world), time.monotonic()
+    try:
+        world = gathered(record, plan.mesh)
+        verdict.seconds["candidate"] = time.monotonic() - began
+        began = time.monotonic()
+        _judge(verdict, reference, world, plan, jobs)
+    except Unlike as why:
+        verdict.why = f"ranks do not follow from their places on the mesh, and all of them would have to be run: {why}"
+    except NotImplementedError as why:
+        verdict.why = f"not known for many ranks at once: {why}"
+    except Stuck as stuck:
+        verdict.verdict, verdict.why = "DIFFERENT", "the ranks wait for each other: their collectives do not match"
+        verdict.culprit = Culprit("ranks wait", said=str(stuck)[:400])
+    verdict.seconds["refutation"] = time.monotonic() - began
+    return verdict
+
+
+def _judge(verdict: Verdict, reference: Tape, world: World, plan: Plan, jobs: int) -> None:
+    verdict.operations = len(reference.nodes) + sum(len(f.tape.nodes) * int(np.prod(world.sizes)) for f in world.families)
+    alignment = align(reference, [tape for f in world.families for _, tape in f.samples], plan)
+    if alignment.strange:
+        verdict.why = f"the ranks do not begin with the reference's parameters: {alignment.strange[0]}"
+        return
+    at = {(k, held.name): indices(f, alignment.index, held.name, world.sizes) for k, f in enumerate(world.families) for held in f.tape.held if (f.tape.rank, held.name) in alignment.of}
+    alone, integers = World(Mesh(), (), [()], [Family(reference, [((), reference)])]), ({}, {})
+    before = judge.starting_values(reference)
+
+    def one(domain: Domain) -> _Run:
+        there = LaneMachine(alone, domain, _elements(domain, reference, alone, {}, alignment), integers[0])
+        there.run()
+        here = LaneMachine(world, domain, _elements(domain, reference, world, at, alignment), integers[1])
+        here.run()
+        return _Run(_compared(there, here, world, at, alignment, before if domain.name == "f64" else None), {**there.opaque, **here.opaque}, here.apart, here.checked)
+
+    doubles = one(F64())  # first: integers come from it
+    both = [functools.partial(one, Field(seed)) for seed in judge.SEEDS]
+    runs = [doubles, *(forked(both, jobs) if jobs > 1 else [call() for call in both])]
+    if doubles.apart:
+        verdict.assumed.append(f"integers that are computed from floats are those that doubles give ({doubles.apart} of {doubles.checked} are others where ranks were run: a fake process group carries no floats)")
+    opaque = {k: v for run in runs for k, v in run.opaque.items()}
+    verdict.opaque = [f"{op} at {place}" for op, place in opaque.items()]
+    verdict.outputs = len(doubles.outputs)
+    ran = world.ran()
+    axes = ", ".join(plan.mesh.axes[k] for k in world.lanes) or "none"
+    verdict.assumed[:0] = ["real numbers for floats, these shapes, and data that lead to the same integers (routing, masks, order)"]
+    if len(ran) < plan.mesh.world:
+        verdict.assumed.append(f"ranks that were not run do what ranks {', '.join(map(str, ran[:12]))}{' …' if len(ran) > 12 else ''} ({len(ran)} of {plan.mesh.world}) do, with the parts that follow from their places along {axes}")
+    verdict.assumed += sorted({note for f in world.families for note in f.tape.notes} | set(reference.notes))
+    _words(verdict, [run.outputs for run in runs], world, _not_covered(reference, at, alignment, world))
+
+
+def _words(verdict: Verdict, runs: Sequence[_Outputs], world: World, missing: list[str]) -> None:
+    apart = [key for key, (equal, _, _) in runs[0].items() if not equal]
+    unequal = [key for key in runs[0] if not all(run[key][0] for run in runs[1:])]
+    wrong = [key for key in apart if key in unequal]
+    if not runs[0]:
+        verdict.why = "no output of the candidate has a counterpart in the reference"
+    elif verdict.opaque:
+        verdict.why = f"{len(verdict.opaque)} operators have no meaning here"
+    elif wrong or missing:
+        verdict.verdict = "DIFFERENT"
+        named = [f"{what} {name} of rank {_rank(world, which, runs[0][what, name, which][2])}" for what, name, which in wrong]
+        verdict.wrong = named + [f"{name} is on no rank as a whole" for name in missing]
+        verdict.why = f"{len(wrong)} of {verdict.outputs} outputs differ: {verdict.wrong[0]}"
+        verdict.culprit = Culprit("", said=f"{verdict.wrong[0]} differs; run a small mesh to see which operation it begins with", parameter=(wrong[0][1] if wrong else missing[0]))
+    elif apart:
+        verdict.why = f"{apart[0][0]} {apart[0][1]} differs in doubles and is equal in the field: it may be chaotic, or a meaning is wrong"
+    elif unequal:
+        verdict.verdict, verdict.why = "CLOSE", f"{len(unequal)} of {verdict.outputs} outputs are equal in double precision but not as formulas ({unequal[0][0]} {unequal[0][1]})"
+    else:
+        verdict.verdict, verdict.probability = "EQUAL", (judge.DEGREE / P) ** len(judge.SEEDS)
+        verdict.why = f"all {verdict.outputs} outputs, each on all ranks that have it, are equal as formulas at random points of a finite field (wrong with a probability of at most {verdict.probability:.0e})"
+
+
+def _rank(world: World, which: int, lane: tuple[int, ...]) -> int:
+    at = dict(zip(world.lanes, lane))
+    place = iter(world.places[which])
+    return int(np.ravel_multi_index([at[k] if k in at else next(place) for k in range(len(world.mesh.sizes))], world.mesh.sizes))
+
+
+def _elements(domain: Domain, reference: Tape, world: World, at: Mapping[tuple[int, str], Array], alignment: Alignment) -> dict[tuple[int, int], Array]:
+    """What each family's parameters are, on all lanes."""
+    found: dict[tuple[int, int], Array] = {}
+    axes = len(world.lanes)
+    for which, family in enumerate(world.families):
+        tape = family.tape
+        blocks = {leaf.storage: tape.blocks[leaf.block] for leaf in tape.leaves if leaf.kind == "f"}
+        for held in tape.held:
+            w = held.window
+            if w.storage not in blocks:
+                continue
+            name = alignment.of[tape.rank, held.name] if axes or world.mesh.sizes else held.name
+            one = next(h for h in reference.held if h.name == name)
+            there = keys(reference, one, name in alignment.merged) if domain.name != "f64" else content(reference, one.window)
+            assert there is not None
+            index = at.get((which, held.name), np.arange(there.size).reshape((-1,) + (1,) * axes))
+            given: Any = there[index]
+            elements = packed(given if domain.name == "f64" else domain.symbol(given.reshape(-1)).reshape(given.shape), axes)
+            if type(w) is not type(one.window) or w.numel != blocks[w.storage].size or w.offset:
+                found[tape.rank, w.storage] = _within(domain, found.get((tape.rank, w.storage)), blocks[w.storage], w, elements, axes)
+            else:
+                order = np.argsort(_positions(w), kind="stable")
+                found[tape.rank, w.storage] = elements[order]
+    return found
+
+
+def _positions(w: Any) -> Array:
+    grid = np.zeros(w.size, np.int64) + w.offset
+    for dim, (n, s) in enumerate(zip(w.size, w.stride)):
+        grid = grid + (np.arange(n) * s).reshape((-1,) + (1,) * (len(w.size) - dim - 1))
+    return grid.reshape(-1)
+
+
+def _within(domain: Domain, made: Array | None, block: Array, w: Any, elements: Array, axes: int) -> Array:
+    """A parameter that is a part of a larger storage, such as a flat buffer."""
+    if getattr(w, "steps", ()):
+        raise NotImplementedError("parameters that lie elsewhere in their storage on each rank")
+    base = values(literal(domain, block) if made is None else made, axes)
+    given = values(elements, axes)
+    lanes = np.broadcast_shapes(base.shape[1:], given.shape[1:])
+    whole = np.broadcast_to(base, (base.shape[0], *lanes)).copy()
+    whole[_positions(w)] = given
+    return packed(whole, axes)
+
+
+def _compared(there: LaneMachine, here: LaneMachine, world: World, at: Mapping[tuple[int, str], Array], alignment: Alignment, before: Mapping[str, Array] | None) -> _Outputs:
+    """Of every output: whether it is the reference's on all lanes, how far off it is, and where most; `before` in doubles."""
+    found: _Outputs = {}
+    for which, marks in enumerate(here.marks):
+        for mark, value in marks.items():
+            what, _, own = mark.partition(" ")
+            name, index = alignment.of.get((world.families[which].tape.rank, own)), at.get((which, own))
+            whole = there.marks[0].get(f"{what} {name}")
+            if name is None or index is None or whole is None or index.shape[0] != value.size:
+                continue
+            mine = values(value.reshape(-1), len(world.lanes))
+            right = whole.reshape(-1)[index]
+            if before is None:
+                off = (mine != right).astype(np.float64)
+                found[what, own, which] = not off.any(), 0.0, ()
+                continue
+            scale = right - before[name].reshape(-1)[index] if what == "after" and name in before else right
+            size = float(np.abs(scale).max(initial=0.0))
+            off = np.nan_to_num(np.abs(mine - right), nan=np.inf)
+            error = float(off.max(initial=0.0)) / (size or 1.0)
+            worst = np.unravel_index(int(off.argmax()), off.shape)[1:] if off.size else ()
+            near = error <= (judge.MOVED if what == "after" else judge.RELATIVE) or (size < 1e-12 and error < 1e-9)
+            found[what, own, which] = near, error, tuple(int(x) for x in worst)
+    return found
+
+
+def _not_covered(reference: Tape, at: Mapping[tuple[int, str], Array], alignment: Alignment, world: World) -> list[str]:
+    parts: dict[str, list[Array]] = {}
+    for (which, own), index in at.items():
+        parts.setdefault(alignment.of[world.families[which].tape.rank, own], []).append(np.unique(index))
+    sizes = {held.name: held.window.numel for held in reference.held}
+    marked = [node.detail[6:] for node in reference.nodes if node.detail.startswith("after ")]
+    return [name for name in marked if name in sizes and len(np.unique(np.concatenate(parts.get(name, [np.zeros(0, np.int64)])))) < sizes[name]]
+
+
+__all__ = ["decide"]

@@ -1,0 +1,354 @@
+"""Runs families of ranks: each operation once for all ranks of a family, with all their values.
+
+Integers are concrete. Where they differ between lanes, an operation that takes them is done lane by lane, and they themselves are
+computed by torch, from the integers and (in doubles) floats of each lane, and compared with what the ranks that were run had.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+
+from proctor.oracle.prove import collectives
+from proctor.oracle.prove.domains import Domain
+from proctor.oracle.prove.lanes.domain import Laned, Lanes, common, lanes_of, of_lanes, packed, values, widened
+from proctor.oracle.prove.lanes.family import Family, Shifted, Unlike, World, axes_of
+from proctor.oracle.prove.machine import Machine, Stuck, _Rank, _view, literal
+from proctor.oracle.prove.meanings import Floats
+from proctor.oracle.prove.recorder import RANDOM
+from proctor.oracle.prove.tape import Array, Node, Window
+
+Integers = dict[tuple[int, int], list[Array | None]]
+_Group = tuple[tuple[int, ...], tuple[tuple[int, tuple[int | None, ...]], ...]]
+
+
+class LaneMachine(Machine):
+    """See the module.
+
+    Args:
+        world: all ranks; with no lanes, one family is one rank.
+        integers: what a run in doubles computed, for one in a field; filled in doubles.
+    """
+
+    def __init__(self, world: World, domain: Domain, leaves: Mapping[tuple[int, int], Array], integers: Integers) -> None:
+        self._world, self._axes = world, len(world.lanes)
+        self._laned = Laned(domain, self._axes)
+        super().__init__([family.tape for family in world.families], self._laned, leaves)
+        self.integers = integers
+        self.checked = self.apart = 0
+        self._at: tuple[int | None, ...] = (None,) * self._axes
+        self._now: list[Array | None] | None = None
+        self._known_groups: dict[tuple[int, tuple[int, ...]], _Group] = {}
+        self._joint: dict[tuple[_Group, int], dict[int, Node]] = defaultdict(dict)
+        self._turns: list[dict[_Group, int]] = [defaultdict(int) for _ in world.families]
+        self._last = [_last_uses(rank) for rank in self._ranks]
+
+    def _do(self, r: int, rank: _Rank, node: Node) -> bool:
+        self._laned.lanes = (1,) * self._axes
+        done = super()._do(r, rank, node)
+        if done:
+            for storage in self._last[r].get(rank.at, ()):
+                rank.storages.pop(storage, None)
+        return done
+
+    # -- other ranks
+
+    def _peer(self, node: Node) -> int:
+        which, lane = self._world.split(super()._peer(node))
+        if any(lane):
+            raise NotImplementedError(f"{node.op} to another place along an axis of lanes")
+        return which
+
+    def _group(self, r: int, node: Node) -> _Group:
+        key = r, node.ranks
+        if key not in self._known_groups:
+            mesh, world = self._world.mesh, self._world
+            axes = axes_of(node.ranks, self._ranks[r].tape.rank, mesh)
+            here = np.unravel_index(self._ranks[r].tape.rank, mesh.sizes) if mesh.sizes else ()
+            members = []
+            for at in itertools.product(*(range(n) if k in axes else [int(here[k])] for k, n in enumerate(mesh.sizes))):
+                which = world.places.index(tuple(x for k, x in enumerate(at) if k not in world.lanes))
+                members.append((which, tuple(at[k] if k in axes else None for k in world.lanes)))
+            self._known_groups[key] = axes, tuple(members)
+        return self._known_groups[key]
+
+    def _join(self, r: int, node: Node) -> bool:
+        group = self._group(r, node)
+        if (r, self._ranks[r].at) in self._finished:
+            self._finished.discard((r, self._ranks[r].at))
+            self._turns[r][group] += 1
+            return True
+        there = self._joint[group, self._turns[r][group]]
+        there[r] = node
+        families = dict.fromkeys(which for which, _ in group[1])
+        if len(there) < len(families):
+            return False
+        if len({n.op for n in there.values()}) > 1:
+            raise Stuck({m: f"is in {there[m].op} of ranks {list(node.ranks)[:8]} at {there[m].place or there[m].module}" for m in families})
+        self._meet(group[1], there)
+        for m in families:
+            if m != r:
+                self._finished.add((m, self._ranks[m].at))
+        self._turns[r][group] += 1
+        return True
+
+    def _meet(self, members: Sequence[tuple[int, tuple[int | None, ...]]], nodes: Mapping[int, Node]) -> None:
+        """A collective: each member has its own lanes' values, and the lanes along the group's axes are members."""
+        node = next(iter(nodes.values()))
+        means = collectives.find(node.op)
+        if means is None:
+            raise NotImplementedError(f"collective {node.op}")
+        cut = [any(at[k] is not None for _, at in members) for k in range(self._axes)]
+        inputs = {(which, w): self.read(which, w) for which, n in nodes.items() for w in n.ins}
+        floats = common((lanes_of(a, self._axes) for (_, w), a in inputs.items() if w.kind == "f"), self._axes)
+        self._laned.lanes = tuple(1 if cut[k] else n for k, n in enumerate(floats))
+        if any(n > 1 and not cut[k] for (_, w), a in inputs.items() if w.kind != "f" for k, n in enumerate(lanes_of(a, self._axes))):
+            raise NotImplementedError(f"{node.op} of integers that differ along another axis")
+        spread = {key: values(a, self._axes) for key, a in inputs.items()}
+
+        def read(member: int, w: Window) -> Array:
+            which, at = members[member]
+            a = packed(_at(spread[which, w], at), self._axes)
+            return widened(a, self._laned.lanes) if w.kind == "f" else a
+
+        joint = collectives.Joint(self.d, [nodes[which] for which, _ in members], read)
+        found: dict[int, list[tuple[tuple[int | None, ...], list[tuple[Window, Array]]]]] = defaultdict(list)
+        for (which, at), written in zip(members, means(joint)):
+            found[which].append((at, list(written)))
+        for which, parts in found.items():
+            for k, (w, first) in enumerate(parts[0][1]):
+                self._write(self._ranks[which], w, first if all(p[k][1] is first for _, p in parts) else self._side_by_side([(at, p[k][1]) for at, p in parts], cut))
+
+    def _side_by_side(self, parts: Sequence[tuple[tuple[int | None, ...], Array]], cut: Sequence[bool]) -> Array:
+        """Results of members as lanes of one array."""
+        first = values(np.asarray(parts[0][1]), self._axes)
+        shape = first.shape[: first.ndim - self._axes]
+        most = common((lanes_of(np.asarray(a), self._axes) for _, a in parts), self._axes)
+        made = np.zeros((*shape, *(self._world.sizes[k] if cut[k] else n for k, n in enumerate(most))), first.dtype)
+        for at, a in parts:
+            made[(..., *(slice(None) if x is None else slice(x, x + 1) for x in at))] = values(np.asarray(a), self._axes).reshape((*shape, *lanes_of(np.asarray(a), self._axes)))
+        return packed(made, self._axes)
+
+    # -- one family
+
+    def _compute(self, r: int, rank: _Rank, node: Node) -> None:
+        taken = [(w, lanes_of(self.read(r, w), self._axes)) for w in node.ins]
+        again = self._again(r, rank, node, taken) if any(v >= 0 for v in node.values) else None
+        loop = common([n for w, n in taken if w.kind != "f"] + [lanes_of(a, self._axes) for a in again or () if a is not None], self._axes)
+        numbers = [lanes_of(rank.reads[n], self._axes) for n in _numbers(node) if n in rank.reads]
+        floats = common([n for w, n in taken if w.kind == "f"] + numbers, self._axes)
+        wanted = [k for k, w in enumerate(node.outs) if w is not None and node.values[k] < 0 and w.numel]
+        results: list[Array | None] = [None] * len(node.outs)
+        if wanted:
+            results = self._by_lane(r, rank, node, wanted, (loop, floats), again)
+        self._laned.lanes = (1,) * self._axes
+        for k, w in enumerate(node.outs):
+            if w is None:
+                continue
+            if node.values[k] >= 0:
+                found = again[k] if again is not None else None
+                self._write(rank, w, self._known(rank.tape.blocks[node.values[k]], w) if found is None else self._literals(found) if w.kind == "f" else found)
+            elif w.numel:
+                result = results[k]
+                if result is not None:
+                    self._write(rank, w, result)
+
+    def _known(self, block: Array, w: Window) -> Array:
+        return np.asarray(block.astype(np.int64) if w.kind != "f" else self.literal(block)).reshape(w.size)
+
+    def _literals(self, found: Array) -> Array:
+        """Recorded floats of all lanes as the domain's elements."""
+        v = values(found, self._axes)
+        return packed(np.asarray(literal(self._laned.of, v.reshape(-1))).reshape(v.shape), self._axes)
+
+    def _by_lane(self, r: int, rank: _Rank, node: Node, wanted: list[int], lanes: tuple[Lanes, Lanes], again: list[Array | None] | None) -> list[Array | None]:
+        """Results; where integers differ, lane by lane."""
+        loop, floats = lanes
+        self._laned.lanes = tuple(1 if loop[k] > 1 else n for k, n in enumerate(floats))
+        if all(n == 1 for n in loop):
+            self._now = again
+            return self._meant(r, rank, node, wanted)
+        cut = [n > 1 for n in loop]
+        parts: list[list[tuple[tuple[int | None, ...], Array]]] = [[] for _ in node.outs]
+        for at in _places(loop):
+            self._at = at
+            self._now = None if again is None else [None if a is None else self._part(a) for a in again]
+            for k, found in enumerate(self._meant(r, rank, node, wanted)):
+                if found is not None and k in wanted:
+                    parts[k].append((at, np.asarray(found)))
+        self._at, self._now = (None,) * self._axes, None
+        return [self._side_by_side(part, cut) if part else None for part in parts]
+
+    def _part(self, a: Array) -> Array:
+        return packed(_at(values(a, self._axes), self._at), self._axes)
+
+    def _recorded(self, r: int, rank: _Rank, node: Node) -> list[Array | None]:
+        now = self._now or [None] * len(node.values)
+        return [(rank.tape.blocks[v] if a is None else a.reshape(-1)) if v >= 0 else None for v, a in zip(node.values, now)]
+
+    def _argument(self, r: int, rank: _Rank, node: Node, value: Any) -> Any:
+        if isinstance(value, dict) and "t" in value:
+            w = node.ins[value["t"]]
+            a = self.read(r, w)
+            if any(x is not None for x in self._at):
+                a = self._part(a)
+            return Floats(widened(a, self._laned.lanes)) if w.kind == "f" else (a.astype(bool) if w.kind == "b" else a)
+        if isinstance(value, dict) and "r" in value and value["r"] in rank.reads:
+            a = rank.reads[value["r"]]
+            return Floats(widened(self._part(a) if any(x is not None for x in self._at) else a, self._laned.lanes))
+        return super()._argument(r, rank, node, value)
+
+    # -- integers
+
+    def _again(self, r: int, rank: _Rank, node: Node, taken: Sequence[tuple[Window, Lanes]]) -> list[Array | None] | None:
+        """Integers that lanes have of their own, computed; None where they are as recorded."""
+        family = self._world.families[r]
+        varied = family.varied.get(rank.at, [])
+        computed = any(w.kind == "f" and w.numel for w, _ in taken) and any(w is not None and w.kind != "f" for w in node.outs)
+        if node.op.split(".")[1] in RANDOM or not (varied or computed or any(n > 1 for _, lanes in taken for n in lanes)):
+            return None
+        if self.d.name != "f64":
+            return self.integers[r, rank.at]
+        spread = common([lanes for _, lanes in taken] + [tuple(n if s else 1 for n, s in zip(self._world.sizes, steps)) for _, steps in varied], self._axes)
+        inputs = [values(self.read(r, w), self._axes) for w in node.ins]
+        parts: list[list[tuple[tuple[int | None, ...], Array]]] = [[] for _ in node.outs]
+        for at in _places(spread):
+            arguments = list(node.args)
+            for k, steps in varied:
+                arguments[k] = arguments[k] + sum(s * (x or 0) for s, x in zip(steps, at))
+            tensors = [_tensor(_at(a, at).reshape(w.size), w.kind) for a, w in zip(inputs, node.ins)]
+            for k, found in enumerate(_called(node, arguments, tensors)):
+                if found is not None and node.values[k] >= 0:
+                    parts[k].append((at, found))
+        result = [self._side_by_side(part, [n > 1 for n in spread]) if part else None for part in parts]
+        self._compare(family, rank.at, result, computed)
+        self.integers[r, rank.at] = result
+        return result
+
+    def _compare(self, family: Family, at: int, found: Sequence[Array | None], computed: bool) -> None:
+        """What was computed with what the ranks had. On a fake process group they have not the floats that others sent them."""
+        for spot, tape in family.samples:
+            for k, slot in enumerate(tape.nodes[at].values):
+                a = found[k] if k < len(found) else None
+                if slot < 0 or a is None:
+                    continue
+                here = np.asarray(packed(_at(values(a, self._axes), spot), self._axes)).reshape(-1)
+                self.checked += 1
+                if not np.allclose(here, tape.blocks[slot].astype(here.dtype), rtol=1e-6):
+                    if not computed:
+                        raise Unlike(f"{tape.nodes[at].op} at {tape.nodes[at].place}: rank {tape.rank} has other integers than follow from its place")
+                    self.apart += 1
+
+    # -- storages
+
+    def read(self, r: int, w: Window) -> Array:
+        """What a window shows on all lanes: a view, but for windows that lie elsewhere on each."""
+        storage = self._storage(self._ranks[r], w)
+        if not isinstance(w, Shifted):
+            return _view(storage, w)
+        grid = np.zeros(w.size, np.int64) + w.offset
+        for dim, (n, s) in enumerate(zip(w.size, w.stride)):
+            grid = grid + (np.arange(n) * s).reshape((-1,) + (1,) * (len(w.size) - dim - 1))
+        lanes = common([lanes_of(storage, self._axes), tuple(n if s else 1 for n, s in zip(self._world.sizes, w.steps))], self._axes)
+        places = np.indices(lanes)
+        moved = sum((s * places[k] for k, s in enumerate(w.steps)), np.zeros(lanes, np.int64))
+        held = values(storage, self._axes)
+        at = grid.reshape(grid.shape + (1,) * self._axes) + moved
+        lane = tuple(np.broadcast_to(places[k] if held.shape[1 + k] > 1 else 0, at.shape) for k in range(self._axes))
+        return packed(held[(at, *lane)], self._axes)
+
+    def _write(self, rank: _Rank, w: Window, value: Array) -> None:
+        storage = self._storage(rank, w)
+        value = np.asarray(value)
+        have, given = lanes_of(storage, self._axes), lanes_of(value, self._axes)
+        if isinstance(w, Shifted):
+            self._write_shifted(rank, w, value)
+            return
+        lanes = given if w.numel == len(storage) and value.size == w.numel else common([have, given], self._axes)
+        if lanes != have:
+            dtype = storage.dtype[0] if storage.dtype.names else storage.dtype
+            storage = np.zeros(len(storage), of_lanes(dtype.base, lanes)) if w.numel == len(storage) else widened(storage, lanes).copy()
+            rank.storages[w.storage] = storage
+        value = widened(value, lanes)
+        _view(storage, w)[...] = value.reshape(w.size) if value.size == w.numel else value
+
+    def _write_shifted(self, rank: _Rank, w: Shifted, value: Array) -> None:
+        steps = tuple(n if s else 1 for n, s in zip(self._world.sizes, w.steps))
+        lanes = common([lanes_of(rank.storages[w.storage], self._axes), lanes_of(value, self._axes), steps], self._axes)
+        storage = rank.storages[w.storage] = widened(rank.storages[w.storage], lanes).copy()
+        held, given = values(storage, self._axes), values(widened(value, lanes), self._axes)
+        for at in np.ndindex(*lanes):
+            lane = np.ascontiguousarray(held[(slice(None), *at)])
+            moved = Window(w.storage, w.offset + sum(s * x for s, x in zip(w.steps, at)), w.size, w.stride, w.kind)
+            _view(lane, moved)[...] = given[(..., *at)].reshape(w.size)
+            held[(slice(None), *at)] = lane
+
+    def _storage(self, rank: _Rank, w: Window) -> Array:
+        found = rank.storages.get(w.storage)
+        if found is not None and len(found) < w.end and found.dtype.names:
+            grown = widened(self._born(rank, w), lanes_of(found, self._axes)).copy()
+            grown[: len(found)] = found
+            rank.storages[w.storage] = found = grown
+        return super()._storage(rank, w) if found is None or len(found) < w.end else found
+
+    def _born(self, rank: _Rank, w: Window) -> Array:
+        given = self._leaves.get((rank.tape.rank, w.storage))
+        if given is None or not given.dtype.names:
+            return super()._born(rank, w)
+        made = np.zeros(max(rank.extents[w.storage], w.end), given.dtype)
+        made[: len(given)] = given[: len(made)]
+        return made
+
+
+def _at(v: Array, at: Sequence[int | None]) -> Array:
+    """Values of a lane, or of a slice of lanes; what is the same on all is taken as it is."""
+    axes, lead = len(at), v.ndim - len(at)
+    return v[(..., *(slice(None) if x is None or v.shape[lead + k] == 1 else slice(x, x + 1) for k, x in enumerate(at)))] if axes else v
+
+
+def _places(lanes: Lanes) -> Iterator[tuple[int | None, ...]]:
+    yield from itertools.product(*([None] if n == 1 else range(n) for n in lanes))
+
+
+def _numbers(node: Node) -> list[int]:
+    return [v["r"] for v in (*node.args, *node.kwargs.values()) if isinstance(v, dict) and "r" in v]
+
+
+def _last_uses(rank: _Rank) -> dict[int, list[int]]:
+    last: dict[int, int] = {}
+    for at, node in enumerate(rank.tape.nodes):
+        for w in (*node.ins, *node.outs):
+            if w is not None:
+                last[w.storage] = at
+    found: dict[int, list[int]] = defaultdict(list)
+    for storage, at in last.items():
+        found[at].append(storage)
+    return found
+
+
+def _tensor(a: Array, kind: str) -> torch.Tensor:
+    return torch.from_numpy(np.array(a)).bool() if kind == "b" else torch.from_numpy(np.array(a))
+
+
+def _called(node: Node, arguments: list[Any], tensors: list[torch.Tensor]) -> list[Array | None]:
+    """An operation by torch itself, on one lane."""
+    space, name, overload = node.op.split(".")
+    op = getattr(getattr(getattr(torch.ops, space), name), overload)
+    plain = {k: v for k, v in ((k, _plain(v, tensors)) for k, v in node.kwargs.items()) if v is not None}
+    found = op(*(_plain(v, tensors) for v in arguments), **plain)
+    return [np.asarray(t.numpy(), np.float64 if t.is_floating_point() else np.int64) if isinstance(t, torch.Tensor) else None for t in (found if isinstance(found, list | tuple) else [found])]
+
+
+def _plain(value: Any, tensors: list[torch.Tensor]) -> Any:
+    if isinstance(value, dict):
+        if "t" in value:
+            return tensors[value["t"]]
+        if "d" in value:
+            return getattr(torch, value["d"].removeprefix("torch."))
+        return value["v"] if "r" in value else float(value["x"])
+    return [_plain(v, tensors) for v in value] if isinstance(value, list) else value
