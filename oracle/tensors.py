@@ -28,6 +28,7 @@ MASTER: Final = "master"  # slot of an optimizer's own copy of a parameter
 SHARED: Final = "="  # between places of one tensor
 DTYPES: Final = tuple(name for _, name in RAW.values())  # what can be recorded, by torch's names
 EVALUATION: Final = "evaluation"
+DRAWN: Final = ("keyed", "stock")  # `--rng`: what is drawn is one device's, and nothing is kept from dropping
 FORWARD: Final = "forward"  # … of a program that is looked at for its forwards alone
 LATER: Final = "#"  # before the number of a further gradient that comes back past one edge in one call
 
@@ -163,6 +164,23 @@ class Draw(msgspec.Struct, frozen=True):
     phase: str = ""
     shape: tuple[int, ...] = ()
     begins: str = ""
+
+
+class Part(msgspec.Struct, frozen=True):
+    """A rank's part of a draw (`--rng`).
+
+    Attributes:
+        step, module: where; of the reference.
+        draw: which one it is.
+        held: digest of the elements that the rank holds.
+        begins: digest of the state of the program's own generator.
+    """
+
+    step: int
+    module: str
+    draw: str
+    held: str
+    begins: str
 
 
 def key_of(step: int, kind: str, name: str, slot: str, call: int) -> str:

@@ -50,7 +50,7 @@ def assert_equivalent(
     mode: Mode = "all",
     localise: bool = True,
     eager: bool = False,
-    dropout: Literal["keep", "replay", "draw", "keyed"] = "keep",
+    dropout: Literal["keep", "replay", "draw", "keyed", "stock"] = "keep",
     out: str | Path | None = None,
     timeout_s: float = 600.0,
 ) -> Verdict:
@@ -69,7 +69,7 @@ def assert_equivalent(
         eager: what the candidate wraps in `torch.compile` runs uncompiled, as it does in the reference.
         localise: run the candidate again to name the module that is wrong.
         dropout: `keep`: it keeps everything in the steps that are compared, and its probabilities are; `replay`: the candidate gets
-            the reference's masks; `draw`: it is left alone; `keyed`: every rank draws its part of what one device draws.
+            the reference's masks; `draw`: it is left alone; `keyed`, `stock`: every rank draws its part of what one device draws, as `oracle run --rng`.
         out: where recordings are kept; without it they go when this returns.
         timeout_s: of each run.
 
@@ -95,7 +95,8 @@ def assert_equivalent(
             for name, command in zip(("reference", "candidate"), commands, strict=True):
                 trusted = name == "reference"
                 Recorder(
-                    home / name, command, samples=samples if trusted else 0, eager=eager or trusted, whole=whole, **options,
+                    home / name, command, samples=samples if trusted else 0, eager=eager or trusted, whole=whole,
+                    beside=None if trusted else Recording(home / "reference"), **options,
                     options={"generate": seed, "dropout": dropout_of(dropout, trusted=trusted)},
                 ).record()  # fmt: skip
             both = Recording(home / "reference"), Recording(home / "candidate")

@@ -45,6 +45,7 @@ from proctor.oracle.collect.progress import Progress
 from proctor.oracle.collect.replay.replayed import Replayed
 from proctor.oracle.collect.tape import Tape
 from proctor.oracle.frameworks import framework_of
+from proctor.oracle.tensors import DRAWN
 
 if TYPE_CHECKING:
     from proctor.oracle.collect.keyed import KeyedDraws
@@ -87,8 +88,8 @@ class Collector:
         )
         self._patches.hold(self._crossings.close)
         answers = Answers(self.progress, self._tape, self._crossings, self._supplied, guard)
-        self._keyed = self._make_keyed(answers) if config.dropout == "keyed" else None
-        self._decisions = Decisions(answers, "draw" if config.replay else config.dropout, self._keyed)
+        self._keyed = self._make_keyed(answers) if config.dropout in DRAWN else None
+        self._decisions = Decisions(answers, "draw" if config.replay or (self._keyed is not None and self._keyed.untouched) else config.dropout, self._keyed)
         self._forwards = Forwards(self) if config.forward else None
         self._acts = Acts(self, self.progress, self.models, self.optimizers, self.regions, guard)
         self._calls = Calls(
@@ -112,7 +113,10 @@ class Collector:
     def _make_keyed(self, answers: Answers) -> KeyedDraws:
         from proctor.oracle.collect.keyed import KeyedDraws  # late: most recordings draw as they would
 
-        keyed = KeyedDraws(lambda: self._crossings.running.all() if answers.recording() else (), lambda: self.progress.step, self._failed)
+        running = self._crossings.running
+        keyed = KeyedDraws(
+            self.config.dropout, self.config.draws, self.info, lambda: running.all() if answers.recording() else (), lambda: self.progress.step, self._failed
+        )
         self._patches.hold(keyed.close)
         return keyed
 
@@ -226,7 +230,7 @@ class Collector:
         self._buffers.record_before()
         self._supplied.read(self.config, self.info.rank)
         if self._keyed is not None:
-            self._keyed.open(self.config.plan or self.info.plan, self.info.rank, self.info.world)
+            self._keyed.open(self.config.plan or self.info.plan)
         if self.info.rank in self.config.ops:
             self._crossings.record_operations(self.config.ops[self.info.rank], self.config.ops_step)
 
@@ -291,5 +295,6 @@ class Collector:
         self.info.fp8 = sorted(self._tape.fp8)
         self.info.busy = self._crossings.busy()
         self.info.compiled = sorted(self.regions.names)
-        self._tape.close([part.close for part in (self._replayed, self._crossings.ops) if part is not None])
+        more = [self._keyed.write] if self._keyed is not None else []
+        self._tape.close([*(part.close for part in (self._replayed, self._crossings.ops) if part is not None), *more])
         self.optimizers.close()

@@ -20,6 +20,7 @@ class CollectConfig(msgspec.Struct, frozen=True):
         force: folder with the inputs and incoming gradients that modules are given (`oracle localise`); "" none.
         given: folder with generated values that take the place of the program's data (`oracle/recording/inputs.py`); "" none.
         decisions: folder with the choices and masks that modules take instead of their own; "" none.
+        draws: folder with what the reference drew, and how this run's ranks lie in it (`store/draws`); "" none.
         dropout: as of `collect.choosing.decisions.Decisions`.
         fp8: modules that cast to 8-bit floats inside, found by an earlier run.
         watch_fp8: look for such casts.
@@ -45,6 +46,7 @@ class CollectConfig(msgspec.Struct, frozen=True):
     force: str = ""
     given: str = ""
     decisions: str = ""
+    draws: str = ""
     dropout: str = "keep"
     fp8: tuple[str, ...] = ()
     watch_fp8: bool = False

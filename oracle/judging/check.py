@@ -57,7 +57,7 @@ from proctor.oracle.numbers.tolerance import Mode
 from proctor.oracle.plans.mesh import Mesh, rank_text
 from proctor.oracle.plans.plan import Plan
 from proctor.oracle.store import CLEAN, EAGER, PLACED, REPLAYED, RankRecord, Recording
-from proctor.oracle.tensors import Entry, later
+from proctor.oracle.tensors import DRAWN, Entry, later
 
 SAMPLED_TENSORS: Final = 4
 SAMPLED_CALLS: Final = 4
@@ -338,7 +338,7 @@ class Comparison:
         if theirs != mine and dropouts.active() and self.reference.run != PLACED:
             word = f"dropout was recorded with --dropout {theirs} in the reference and {mine} in the candidate"
             return conclude([], unchecked=self.unchecked, notes=self.notes, inconclusive=f"{word}: record both alike")
-        if theirs not in ("draw", "keyed") and (kept := dropouts.kept(HIDDEN) if theirs == "replay" else dropouts.kept()):
+        if theirs not in ("draw", *DRAWN) and (kept := dropouts.kept(HIDDEN) if theirs == "replay" else dropouts.kept()):
             self.unchecked.append(f"dropout masks of {kept} module{'s' if kept > 1 else ''}: everything is kept while it is recorded; probabilities are compared")
         return None
 

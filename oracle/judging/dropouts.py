@@ -21,7 +21,7 @@ from proctor.oracle.merging.replicas import same_bits
 from proctor.oracle.phases.generators import same_numbers
 from proctor.oracle.plans.mesh import rank_text
 from proctor.oracle.store import RankRecord
-from proctor.oracle.tensors import Entry
+from proctor.oracle.tensors import Entry, Part
 
 Sites = dict[str, Counter[tuple[float, ...]]]  # by module: the probabilities of each place of it that drops
 Named = Callable[[int, str], str]  # rank, path → canonical path
@@ -52,7 +52,8 @@ class Dropouts:
         masks = list(self._replicas())
         known = {(t.step, t.name) for t in masks}
         alike = (t for t in same_numbers(self.reference, self.assembler, self._named, self._verdict) if (t.step, t.name) not in known)
-        return [*self._probabilities(), *masks, *alike, *self._recomputed()]
+        found = [*self._probabilities(), *masks, *alike, *self._recomputed()]
+        return [*found, *self._parts({(t.step, t.name) for t in found})]
 
     def kept(self, places: tuple[str, ...] = ("",)) -> int:
         """How many modules of the reference would drop something, at places that are called like one of these."""
@@ -126,6 +127,20 @@ class Dropouts:
                     note = f"ranks {other} and {rank} hold the same values and drop other elements of them: their generators are not alike"
                     yield self._verdict(key[0], key[3], [other, rank], note)
                     break
+
+    def _parts(self, known: set[tuple[int, str]]) -> Iterator[TensorVerdict]:
+        """Ranks that hold the same part of what is drawn (`--rng`) must be about to draw the same, or replicas part."""
+        held: dict[tuple[str, str], list[tuple[int, Part]]] = {}
+        for rank, record in self._ranks.items():
+            for part in record.info.parts:
+                held.setdefault((part.draw, part.held), []).append((rank, part))
+        for drawn in held.values():
+            (one, first), *others = drawn
+            other = next((rank for rank, part in others if part.begins != first.begins), None)
+            if other is not None and (first.step, first.module) not in known:
+                known.add((first.step, first.module))
+                note = f"ranks {one} and {other} draw other random numbers for the same values: their generators are not alike"
+                yield self._verdict(first.step, first.module, [one, other], note)
 
     def _twins(self, key: Key, drawn: Sequence[tuple[int, Entry, str]]) -> list[int]:
         """Ranks that hold different parts of a tensor, other rows aside, and drawn with one mask: a reference draws for each element by itself."""

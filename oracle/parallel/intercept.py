@@ -109,9 +109,15 @@ def _replacement(name: str) -> Callable[..., Any]:
 
     def draw(*args: Any, **kwargs: Any) -> Any:
         place = getattr(_local, "place", None)
-        asked = getattr(place, "applies", None)
-        if place is None or (asked is not None and not asked()):
+        if place is None:
             return torchs.call_boxed(keys, *args, **kwargs)
+        asked = getattr(place, "applies", None)
+        if asked is not None and not asked(args, kwargs):
+            _local.place = None  # nor is what torch's kernel draws inside
+            try:
+                return torchs.call_boxed(keys, *args, **kwargs)
+            finally:
+                _local.place = place
         if drawn is None:
             raise OracleError(
                 f"{name} draws random numbers and has no rule ({user_line()})",

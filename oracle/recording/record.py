@@ -26,6 +26,7 @@ from proctor.invariants.redact import without_secrets
 from proctor.oracle.collect.config import CollectConfig
 from proctor.oracle.judging.choices import write_own
 from proctor.oracle.recording.budget import Budget, session_cpu_s
+from proctor.oracle.recording.drawn import give_drawn, keep_drawn
 from proctor.oracle.store import (
     AGAIN,
     CLEAN,
@@ -35,9 +36,11 @@ from proctor.oracle.store import (
     ProcessInfo,
     Recording,
     RunInfo,
+    draws,
     write_json,
 )
 from proctor.oracle.store.ended import ended
+from proctor.oracle.tensors import DRAWN
 
 SAMPLES: Final = 4  # one sample can be 2× too low for a tensor, four ≤ 1.25× (findings, §3)
 POLL_S: Final = 0.05
@@ -71,6 +74,7 @@ class Recorder:
         timeout_s: after which it is ended.
         options: further fields of `CollectConfig`.
         given: folder with values for each rank that take the place of its data (`oracle/recording/inputs.py`); kept with the recording.
+        beside: the reference of a candidate; needed where that gets what it drew (`--rng`).
 
     Attributes:
         until: when all of it is ended, by the monotonic clock.
@@ -96,10 +100,12 @@ class Recorder:
         eager: bool = False,
         options: Mapping[str, Any] | None = None,
         given: Path | None = None,
+        beside: Recording | None = None,
     ) -> None:
         self.out, self.command, self.steps, self.samples = out, list(command), steps, samples
         self.to_the_end, self.timeout_s = to_the_end, timeout_s
         self.options, self.reference, self.eager = dict(options or {}), reference, eager
+        self.beside = beside
         generate, dropout = self.options.get("generate"), self.options.setdefault("dropout", "keep")
         self.info = RunInfo(SCHEMA, without_secrets(command), program_of(command), steps=steps, plan=plan, generate=generate, dropout=dropout)
         self.info.whole, self.info.forward = sorted({0, whole}) if steps > 1 else [], bool(self.options.get("forward"))
@@ -114,7 +120,7 @@ class Recorder:
         """One that adds runs to a recording that is there already."""
         made = cls.__new__(cls)
         made.out, made.command, made.info = recording.path, list(command), recording.info
-        made.reference, made.eager = False, True
+        made.reference, made.eager, made.beside = False, True, None
         made.steps, made.samples, made.options = recording.info.steps, 0, {"dropout": recording.info.dropout or "draw", "statistics": recording.info.statistics}
         made.to_the_end, made.timeout_s = False, timeout_s
         return made
@@ -126,7 +132,11 @@ class Recorder:
             OracleError: it failed before everything was recorded, or no rank trained anything.
             UsageError: it cannot be started.
         """
-        ranks = self._first()
+        drawn = self.options["dropout"] in DRAWN
+        if drawn and self.beside is not None and not give_drawn(self, self.beside):
+            ranks = list(read_ranks(self.out / "runs" / CLEAN))
+        else:
+            ranks = self._first()
         self.info.world = max(r.world for r in ranks)
         for rank in ranks:
             self.info.notes += [f"rank {rank.rank}: {note}" for note in rank.notes]
@@ -134,6 +144,8 @@ class Recorder:
             trusted = CLEAN
             if any(rank.compiled for rank in ranks):  # what is trusted is the eager program
                 trusted, ranks = EAGER, self.once(EAGER, watch_fp8=True)
+            if drawn and keep_drawn(self.out, trusted):
+                self.once(PLACED, dropout="place")
             self._sample(trusted, tuple(sorted({name for rank in ranks for name in rank.fp8})))
         write_json(self.out / "oracle.json", self.info)
         return self.info
@@ -195,6 +207,7 @@ class Recorder:
             whole=tuple(self.info.whole),
             plan=self.info.plan,
             given=str(given.resolve()) if given.is_dir() else "",
+            draws=str((self.out / draws.FOLDER).resolve()) if (self.out / draws.FOLDER / draws.DRAWN).is_file() else "",
             **{**self.options, **options},
         )
         boot = _write_boot(folder / "boot", config)
@@ -311,8 +324,8 @@ def _make(out: Path, overwrite: bool) -> None:
     if out.is_dir() and not ours and any(out.iterdir()):
         raise UsageError(f"{out} is not empty and not a recording", hint="choose another -o")
     try:
-        shutil.rmtree(out / "runs", ignore_errors=True)
-        shutil.rmtree(out / GIVEN, ignore_errors=True)
+        for old in ("runs", GIVEN, draws.FOLDER):
+            shutil.rmtree(out / old, ignore_errors=True)
         (out / "runs").mkdir(parents=True, exist_ok=True)
     except OSError as e:
         raise OracleError(f"{out}: cannot be written: {e.strerror or e}", hint="choose another -o") from None

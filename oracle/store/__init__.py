@@ -32,7 +32,7 @@ from proctor.invariants.descriptor import opened
 from proctor.invariants.files import UNREADABLE, read_file, replace_file
 from proctor.oracle.plans.mesh import rank_text
 from proctor.oracle.store.dry import without_dry_runs
-from proctor.oracle.tensors import RAW, Clip, Draw, Entry, OptimizerGroup
+from proctor.oracle.tensors import RAW, Clip, Draw, Entry, OptimizerGroup, Part
 
 SCHEMA: Final = 1
 CLEAN: Final = "clean"
@@ -68,6 +68,7 @@ class ProcessInfo(msgspec.Struct):
     fp8: list[str] = []
     plan: str = ""
     draws: list[Draw] = []
+    parts: list[Part] = []
     groups: list[OptimizerGroup] = []
     clips: list[Clip] = []
     compiled: list[str] = []

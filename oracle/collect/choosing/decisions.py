@@ -33,6 +33,7 @@ from proctor.oracle.collect.choosing.deciding import (
 from proctor.oracle.collect.edges.running import Place
 from proctor.oracle.collect.edges.taps import recomputing
 from proctor.oracle.collect.finding.roots import local_of
+from proctor.oracle.tensors import DRAWN
 
 if TYPE_CHECKING:
     from proctor.oracle.collect.keyed import KeyedDraws
@@ -40,6 +41,8 @@ if TYPE_CHECKING:
 MAX_SCORES: Final = 1 << 22  # elements; larger ones are no router's: attention scores, logits over a vocabulary
 DIGEST_BYTES: Final = 8
 ENGINE: Final = "_engine_run_backward"  # of torch.autograd: what `backward` and `grad` call, since 2.2
+
+
 
 
 class Host(Protocol):
@@ -73,7 +76,7 @@ class Decisions(TorchFunctionMode):  # type: ignore[misc]
     Args:
         host: the collector.
         dropout: `keep`: it keeps everything while a step is recorded; `place`: the same, and what it would act on is recorded; `replay`:
-            that is recorded, and masks, which are given where there are some; `keyed`: it drops what `keyed` draws; `draw`: it is left alone.
+            that is recorded, and masks, which are given where there are some; `keyed`, `stock`: it drops what `keyed` draws; `draw`: it is left alone.
         keyed: draws for every rank what one device would.
     """
 
@@ -159,7 +162,7 @@ class Decisions(TorchFunctionMode):  # type: ignore[misc]
             drawn = func(*like[0], **like[1])
         digest = _digest(drawn, how.elementwise)
         self._note(place, slot, float(p), digest, INPUT.of(args, kwargs), begins)
-        if self._dropout == "keyed":
+        if self._dropout in DRAWN:
             return None
         if how.elementwise:
             x = INPUT.of(args, kwargs)
@@ -205,7 +208,7 @@ class Decisions(TorchFunctionMode):  # type: ignore[misc]
         with torch.no_grad(), self._as_torch():
             mask = func(*like[0], **like[1])
         self._note(place, slot, 1.0 - stays, _digest(mask, elementwise=True), x, begins)
-        if self._dropout == "keyed":
+        if self._dropout in DRAWN:
             return None
         return (lambda: x.fill_(1)) if func is torch.Tensor.bernoulli_ else lambda: torch.ones_like(x)
 

@@ -36,7 +36,7 @@ FIXED: Final = {
 class Place(Protocol):
     """Where a draw lies: asked once for each draw, with the tensor that is drawn.
 
-    One with a method `applies` is asked first whether what is drawn now is its concern; else torch draws.
+    One with a method `applies` is asked first, with the operation's arguments, whether what is drawn now is its concern; else torch draws.
     """
 
     def __call__(self, tensor: torch.Tensor) -> tuple[Stream, Box, Ident]:

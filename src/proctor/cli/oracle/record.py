@@ -65,7 +65,7 @@ def add_recording(parser: argparse.ArgumentParser, dropout: Sequence[str] = ("ke
         + ("; replay: the candidate gets the reference's masks" if "replay" in dropout else ""),
     )
     parser.add_argument(
-        "--rng", choices=("keyed",), dest="dropout", default=argparse.SUPPRESS, help="nothing is switched off: every rank draws its part of what one device draws (with ranks: [[draw]] of --plan says which)"
+        "--rng", choices=("keyed", "stock"), dest="dropout", default=argparse.SUPPRESS, help="nothing is switched off: every rank draws its part of what one device draws (with ranks: [[draw]] of --plan says which); keyed: by names, in any order; stock: what the program draws on one device, call by call"
     )
     parser.add_argument("--keep-inputs", action="store_true", help="use the program's own data (the default; accepted for scripts)")
     parser.add_argument("--to-the-end", action="store_true", help="let the command finish instead of stopping it")
@@ -92,8 +92,8 @@ def record(
     evaluations = args.evaluations if args.evaluations is not None else FORWARDS if args.forward else EVALUATIONS
     if args.steps < 1 or args.samples < 0 or evaluations < 0 or args.timeout <= 0:
         raise UsageError("--steps must be at least 1, --samples and --evaluations at least 0, --timeout more than 0")
-    if args.statistics and (args.forward or args.dropout in ("replay", "keyed")):
-        raise UsageError("--statistics goes with neither --forward, --dropout replay nor --rng keyed: they need whole tensors")
+    if args.statistics and (args.forward or args.dropout in ("replay", "keyed", "stock")):
+        raise UsageError("--statistics goes with neither --forward, --dropout replay nor --rng: they need whole tensors")
     plan = plan_of(args.plan)
     given: dict[str, Any] = {  # Any: keyword arguments
         "steps": args.steps,

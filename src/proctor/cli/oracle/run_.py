@@ -102,7 +102,7 @@ def _on_generated_inputs(
     seed = comparison.candidate.info.generate
     try:
         recording.record(args, there, commands[0], overwrite=True, generate=seed, reference=True, eager=True, given=folder / "reference")
-        recording.record(args, here, commands[1], overwrite=True, generate=seed, samples=0, given=folder / "candidate")
+        recording.record(args, here, commands[1], overwrite=True, generate=seed, samples=0, given=folder / "candidate", beside=Recording(there))
     except OracleError as e:
         raise OracleError(f"on generated inputs: {e.message}", hint=e.hint or "the program may need its own data: leave out --generate-inputs") from None
     finally:
@@ -123,7 +123,7 @@ def _record(
     if args.again or not _complete(there):
         recording.record(args, there, reference, overwrite=True, reference=True, generate=generate, eager=True, whole=whole)
     here = cache / f"candidate-{_key(candidate, args, generate, whole)}"
-    recording.record(args, here, candidate, overwrite=True, generate=generate, samples=0, whole=whole)
+    recording.record(args, here, candidate, overwrite=True, generate=generate, samples=0, whole=whole, beside=Recording(there))
     return Recording(there), Recording(here)
 
 
