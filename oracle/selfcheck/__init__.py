@@ -1,6 +1,6 @@
 """A program as its own reference: it must compute the same under changes that must not matter (metamorphic relations).
 
-    command ──▶ watch (in the process) ──▶ copy of a step ──▶ relations/  one file a relation of the model or of an update
+    command ──▶ watch (in the process) ──▶ copy of a step ──▶ relations/  one file a relation: models/, updates/
        └──────▶ run again, otherwise  ──────────────────────▶ program/    one file a relation of the whole program
                                                     └──▶ outcomes ──▶ report
 
@@ -72,15 +72,15 @@ _REGISTRY: dict[str, Relation] = {}
 
 
 def register(kind: Kind) -> Kind:
-    """Make a relation known; for the class statement of a file in `relations/`."""
+    """Make a relation known; for the class statement of a file below `relations/`."""
     _REGISTRY[kind.name] = kind()
     return kind
 
 
 def registry() -> dict[str, Relation]:
-    """All relations of models and updates, by name; every module of `relations/` is imported."""
+    """All relations of models and updates, by name; every module below `relations/` is imported."""
     from proctor.oracle.selfcheck import relations
 
-    for found in pkgutil.iter_modules(relations.__path__):
-        importlib.import_module(f"{relations.__name__}.{found.name}")
+    for found in pkgutil.walk_packages(relations.__path__, f"{relations.__name__}."):
+        importlib.import_module(found.name)
     return dict(sorted(_REGISTRY.items()))

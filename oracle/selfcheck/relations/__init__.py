@@ -1,1 +1,1 @@
-"""One file a relation of a model or of an update; each registers itself."""
+"""`models/`: of a model at a call; `updates/`: of an update. One file a relation; each registers itself."""

@@ -1,0 +1,1 @@
+"""Of one model at one real call; one file a relation."""

@@ -1,0 +1,1 @@
+"""Of one update and what led to it; one file a relation."""
