@@ -29,7 +29,9 @@ LIFE = int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0"))
 LOCK = threading.Lock()
 torch.set_num_threads(1)
 if WORLD > 1:
-    dist.init_process_group("gloo")
+    # The addresses of an earlier life stay in torchrun's store, and a rank that reads one too soon fails, without Proctor, too: each life has keys of its own.
+    store = dist.PrefixStore("life-" + str(LIFE), next(dist.rendezvous("env://"))[0])
+    dist.init_process_group("gloo", store=store, rank=RANK, world_size=WORLD)
 
 
 class Net(torch.nn.Module):
