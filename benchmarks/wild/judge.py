@@ -4,7 +4,8 @@
     python -m benchmarks.wild.judge         # a line of JSON for each run that a line on stdin names
 
 A process of its own, so that a run that cannot be judged costs its own time limit and nothing else.
-Prints {"exit", "trouble", "steps", "ranks", "unknown", "notes", "violations": […], "rules": {id: [relation, end, claim]}}; an end
+Prints {"exit", "trouble", "steps", "ranks", "unknown", "notes", "violations": […], "rules": {id: [relation, end, claim]},
+"chances": {id: mode}} (`chances.py`); an end
 is `held`, `violated`, `unknown` or `idle` (it did not apply).
 """
 
@@ -19,6 +20,7 @@ from typing import Any
 
 def verdicts(run: Path) -> dict[str, Any]:
     """Raises ProctorError: the run cannot be read."""
+    from benchmarks.wild.chances import chances
     from proctor.cli.check import examine
     from proctor.invariants.fit import load_packs
     from proctor.invariants.relations import registry
@@ -50,7 +52,7 @@ def verdicts(run: Path) -> dict[str, Any]:
                 else "held"
             )
             ends[one.rule.id] = (name, end, one.rule.text[:160])
-    result = report.result
+    result, could = report.result, chances(trace)
     return {
         "exit": report.exit_code,
         "trouble": trouble,
@@ -67,6 +69,7 @@ def verdicts(run: Path) -> dict[str, Any]:
             for v in (result.violations if result else [])
         ],
         "rules": ends,
+        "chances": {rule.id: rule.hypothesis["mode"] for rule in families["course"] if rule.hypothesis["mode"] in could},
     }
 
 

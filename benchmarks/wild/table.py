@@ -98,6 +98,20 @@ def _relations(results: Iterable[Result]) -> dict[str, dict[str, int]]:
     return {k: v for k, v in sorted(table.items()) if any(v.values())}
 
 
+def _laws(ran: Sequence[Result]) -> list[str]:
+    """For each law of a step the runs in which it could fail, and those in which it did."""
+    could: Counter[str] = Counter()
+    failed: Counter[str] = Counter()
+    for result in ran:
+        ends = result.verdict.get("rules", {})
+        for rule, mode in result.verdict.get("chances", {}).items():
+            could[mode] += 1
+            failed[mode] += ends.get(rule, ["", ""])[1] == "violated"
+    if not could:
+        return []
+    return ["Laws of a step (`course`), runs that had something to fail on:", "", *_rows(("law", "runs", "failed"), ((m, n, failed[m]) for m, n in sorted(could.items())))]
+
+
 def _rows(head: Sequence[str], rows: Iterable[Sequence[object]]) -> list[str]:
     return [f"| {' | '.join(head)} |", f"|{'---|' * len(head)}", *(f"| {' | '.join(map(str, row))} |" for row in rows), ""]
 
@@ -121,6 +135,7 @@ def text(results: Sequence[Result], products: Sequence[str]) -> str:
         ("relation", "checked", "violated", "unknown"),
         ((name, *row.values()) for name, row in data["relations"].items()),
     )
+    lines += _laws(ran)
     first = [r for r in results if r.half == "first"]
     failed = {k: v for k, v in rules(r for r in first if r.state in RAN).items() if v["failed"]}
     if failed:

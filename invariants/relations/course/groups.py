@@ -25,7 +25,7 @@ _MATRICES: Final = r"(Linear|Conv\dd|Conv1D|Bilinear|MultiheadAttention)$"
 
 def reversed_decay(trace: Trace) -> pl.DataFrame:
     """One row an update: failed if each norm and bias has more weight decay than each matrix."""
-    seen = _decays(trace)
+    seen = decays(trace)
     worse = (pl.col("_least") > pl.col("_most")).fill_null(value=False)
     bad = seen.filter(worse)
     said = pl.format("weight decay is {} for norms and biases such as {}, and {} for matrices such as {}", "_least", "_variable", "_most", "_matrix")
@@ -34,7 +34,7 @@ def reversed_decay(trace: Trace) -> pl.DataFrame:
 
 def parted(trace: Trace) -> pl.DataFrame:
     """One row an update: failed if norms and biases have groups of their own, weight decay as matrices have, and nothing else of their own."""
-    seen = _decays(trace)
+    seen = decays(trace)
     few = (pl.col("_groups") > 1) & (pl.col("_groups") <= _MANY)
     bad = seen.filter(few & pl.col("_apart") & pl.col("_alike") & (pl.col("_least") > 0) & (pl.col("_vectors") >= _FEW) & (pl.col("_matrices") >= _FEW))
     said = pl.format("norms and biases such as {} have a group of their own, and weight decay {} as the matrices have", "_variable", "_least")
@@ -42,16 +42,18 @@ def parted(trace: Trace) -> pl.DataFrame:
 
 
 def halved(trace: Trace) -> pl.DataFrame:
-    """One row an update, and each early one of a model that has one layer whose weight is frozen and whose bias trains.
+    """One row an update, and each early one of a model that has one layer whose weights are all frozen and whose bias trains.
 
-    Where weights of several layers are frozen, that is a way to train (biases alone), as are fixed scales of norms.
+    Where weights of several layers are frozen, that is a way to train (biases alone), as are fixed scales of norms. A layer with another weight that
+    trains has one part fixed on purpose: the scale of a weight norm, the recurrent matrix.
     """
     held = held_parameters(trace).filter((pl.col("model") != "") & pl.col("module").str.contains(_LAYERS))
     mine = ["proc", "model"]
     held = held.with_columns(pl.col("name").str.replace(r"\.?[^.]*$", "").alias("_path"), pl.col("kind").str.starts_with("weight").alias("_weight"), pl.col("kind").str.starts_with("bias").alias("_bias"))
     trained = pl.col("_bias") & ~pl.col("frozen") & pl.col("optimizer").is_not_null()
     held = held.with_columns(trained.any().over(*mine, "_path").alias("_trains"), (pl.col("_weight") & pl.col("frozen")).alias("_rests"))
-    few = (pl.col("_rests").sum().over(mine) == 1) & (pl.col("_weight") & ~pl.col("frozen")).any().over(mine)
+    moves = pl.col("_weight") & ~pl.col("frozen")
+    few = (pl.col("_rests").sum().over(mine) == 1) & moves.any().over(mine) & ~moves.any().over(*mine, "_path")
     frozen = held.filter(pl.col("_rests") & pl.col("_trains") & few).select(*mine, pl.col("name").alias("_variable"))
     steps = _frames.updates(trace).filter((pl.col("step") >= 0) & (pl.col("step") < PROLOGUE)).select("proc", "step", "seq", "site")
     bad = frozen.join(steps.unique(["proc", "step"], keep="last", maintain_order=True), on="proc").sort("proc", "seq").unique(["proc", "step"], keep="first", maintain_order=True)
@@ -59,7 +61,7 @@ def halved(trace: Trace) -> pl.DataFrame:
     return examples(trace, "halved", bad, function=_frames.UPDATE)
 
 
-def _decays(trace: Trace) -> pl.DataFrame:
+def decays(trace: Trace) -> pl.DataFrame:
     """One row an early look at an optimizer whose groups all tell their weight decay: proc, step, seq, site, and what its groups hold."""
     return _frames.memo(trace, "course decays", _find_decays)
 

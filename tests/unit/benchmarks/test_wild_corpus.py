@@ -180,12 +180,13 @@ def test_a_bar_that_is_drawn_more_often_is_the_same_bar() -> None:
 
 
 def test_a_program_that_diverges_by_itself_is_not_healthy(tmp_path: Path) -> None:
-    (tmp_path / "a.py").write_text(
+    (tmp_path / "checkout").mkdir()
+    (tmp_path / "checkout" / "a.py").write_text(
         "import torch\nmodel = torch.nn.Linear(2, 1)\noptimizer = torch.optim.SGD(model.parameters(), lr=float('inf'))\n"
         "model(torch.ones(1, 2)).sum().backward()\noptimizer.step()\n"
     )
-    program = Program(project="owner+name", half="first", path="a.py", trains="")
-    found = attempt(program, tmp_path, tmp_path / "work", "abc")
+    program = Program(project="owner+name", half="first", path="a.py", trains="", shims=("limit",))
+    found = attempt(program, tmp_path / "checkout", tmp_path / "work", "abc")
     assert (found.state, found.watched, found.why) == ("diverges", None, "a parameter is NaN or infinite at its end")
 
 

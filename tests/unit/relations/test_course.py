@@ -121,6 +121,32 @@ PROGRAMS = {
         for _ in range(3):
             search.step(closure)
     """,
+    # One layer with a part that is fixed on purpose: the scale of a weight norm, or the recurrent matrix.
+    "scale": """
+        last = torch.nn.utils.weight_norm(nn.Linear(WIDTH, 3))
+        last.weight_g.requires_grad_(False)
+        model = nn.Sequential(nn.Linear(16, WIDTH), nn.ReLU(), last)
+        optimizer = torch.optim.SGD([p for p in model.parameters() if p.requires_grad], lr=1e-2)
+        for a in DataLoader(torch.randn(24, 16), 4):
+            optimizer.zero_grad()
+            model(a).square().mean().backward()
+            optimizer.step()
+    """,
+    "reservoir": """
+        class Net(nn.Module):
+            def __init__(self):
+                super().__init__()
+                self.cell, self.head = nn.RNN(16, WIDTH), nn.Linear(WIDTH, 3)
+                self.cell.weight_hh_l0.requires_grad_(False)
+            def forward(self, x):
+                return self.head(self.cell(x)[0])
+        model = Net()
+        optimizer = torch.optim.SGD([p for p in model.parameters() if p.requires_grad], lr=1e-2)
+        for a in DataLoader(torch.randn(24, 5, 16), 4):
+            optimizer.zero_grad()
+            model(a).square().mean().backward()
+            optimizer.step()
+    """,
 }
 LAWS = {mode: Hypothesis.of("course", mode=mode, what="updates") for mode in _SAYS} | {
     "doubled": Hypothesis.of("progress", mode="doubled"),
