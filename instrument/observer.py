@@ -1,10 +1,10 @@
 """The observer of a process: dormant after `import torch`, armed by the first training act, inert in helpers.
 
-It owns the recorder, the patches, the clock, the tracker and the writer. Its hooks are in `steps.py` (step, phase, state) and
-`structure.py` (ranks, groups, meshes); `taps.py` says which functions they hang on.
+It owns the recorder, the patches, the clock, the tracker and the writer. Its hooks are in `steps/acts.py` (step, phase), `steps/looks.py`
+(state) and `observe/structure.py` (ranks, groups, meshes); `patch/taps.py` says which functions they hang on.
 
-Tripwires: the first `Optimizer.__init__`, the end of `init_process_group`, or parameters that change after a backward in a program without an optimizer. What happens before (seeding,
-construction, initialisation) waits in the recorder's buffer and is written when the process arms. The rule gives
+Tripwires: the first `Optimizer.__init__`, the end of `init_process_group`, or parameters that change after a backward in a program without
+an optimizer. What happens before (seeding, construction, initialisation) waits in the recorder's buffer and is written when the process arms. The rule gives
 exactly the training processes of every launcher that was tried (findings/ecosystem.md §1.2).
 """
 
@@ -32,7 +32,7 @@ from proctor.instrument.patch.usercode import UserCode, library_prefixes
 from proctor.instrument.probes import MAX_VALUES, Probes, Sink, _workers
 from proctor.instrument.steps.acts import PRE_ARM_ROWS, Steps
 from proctor.instrument.steps.clock import ContextTable, StepClock
-from proctor.instrument.steps.turns import Turns
+from proctor.instrument.steps.looks import Looks
 from proctor.invariants.schema import MODEL_CALL, Name, Value
 from proctor.native import Recorder
 
@@ -63,7 +63,8 @@ class Observer:
         self.unseen: list[str] = []  # functions that can be called past their taps
         self.makes_run = False  # no command made the run directory: arming does
         self.sampled = True
-        self.turns = Turns(self._threads_train)
+        self.looks = Looks(self)
+        self.look, self.turns = self.looks.look, self.looks.turns
         self._arming = threading.Lock()
         self.writer: Any = None
         self.tracker: Any = None
@@ -127,7 +128,7 @@ class Observer:
             self.capsules.looks_next = self.budget.looks_next
 
     def _keeps_steps(self) -> bool:
-        return self.armed and self.sampled and not self.inert and not self.finished and not self.contexts.recompute and not self.turns.broken
+        return self.sampled and self.writes() and not self.contexts.recompute and not self.turns.broken
 
     # -- life ---------------------------------------------------------------------------------------------
 
@@ -185,7 +186,7 @@ class Observer:
         if self.finished:
             return
         if self.armed and not self.inert:
-            self.guard.run("last-look", self._look_late)
+            self.guard.run("last-look", self.looks.late)
             self.probes.closing()
             if self.capsules is not None:
                 self.guard.run("capsules", self.capsules.close)
@@ -252,57 +253,17 @@ class Observer:
         if self.capsules is not None:
             self.capsules.clock_moved()
 
-    def _state_ctx(self) -> int:
-        return self.contexts.resolve(self.contexts.base(), True, "", "")
-
     def _value_ctx(self) -> int:
         import torch
 
         return self.contexts.resolve(self.contexts.base(), torch.is_grad_enabled(), "", "")
 
+    def writes(self) -> bool:
+        """Whether what is seen now is written."""
+        return self.armed and not self.inert and not self.finished
+
     def _wants_values(self) -> bool:
         return self.sampled and self.recorder.enabled and not self.inert and not self.finished
-
-    def look(self, edge: int, call: int | None = None, **what: Any) -> None:
-        """Observe state at a boundary, if this step is recorded."""
-        if not self.armed or not self.sampled or self.inert or self.finished:
-            return
-        recorder = self.recorder
-        where = recorder.current_call if call is None else call
-        if not self.turns.begin_look():
-            return
-        try:
-            self.guard.run("state", self._observe, recorder.current_seq, where, edge, what)
-        finally:
-            self.turns.end_look()
-
-    def glance(self) -> None:
-        """After an update of a process with a budget, also in a step that it leaves out."""
-        if self.sentinel is None or not self.armed or self.inert or self.finished or not self.turns.begin_look():
-            return
-        try:
-            self.guard.run("glance", self.sentinel.glance, self.clock.step)
-        finally:
-            self.turns.end_look()
-
-    def _threads_train(self) -> None:
-        self.guard.stop("two threads of this process train at once; their steps cannot be told apart, so nothing of it is judged")
-
-    def _observe(self, seq: int, call: int, edge: int, what: dict[str, Any]) -> None:
-        self.tracker.observe(seq, call, edge, self._state_ctx(), **what)
-
-    def _resume(self) -> None:
-        """Steps were left out: what is now is what later changes are held against."""
-        everything = dict.fromkeys(("data", "grad", "buffers", "optimizer"), Look.FORCE)
-        if self.turns.begin_look():
-            try:
-                self._observe(0, 0, 0, {**everything, "silent": True})
-            finally:
-                self.turns.end_look()
-
-    def _look_late(self) -> None:
-        self.steps.by_hand.look()
-        self.look(0, 0, data=Look.HINT, grad=Look.HINT)
 
     def _new_step(self) -> None:
         """The clock is about to count a new step."""
@@ -318,7 +279,7 @@ class Observer:
         if before and not self.sampled:
             self.probes.thinned()
         elif self.sampled and not before:
-            self.guard.run("state", self._resume)
+            self.guard.run("state", self.looks.resume)
         if self.sentinel is not None and not before and not self.sampled:
             self.writer.passed(step)
             return  # a budget leaves both out: nothing is new

@@ -18,8 +18,7 @@ import msgspec
 from proctor.errors import UsageError
 from proctor.invariants import relations
 from proctor.invariants.files import UNREADABLE, read_file
-from proctor.invariants.pack import Pack, read_pack
-from proctor.invariants.shipped import shipped as shipped
+from proctor.invariants.pack import Pack, read_pack, shipped
 from proctor.invariants.trace import Trace
 
 _REQUIREMENT: Final = re.compile(r"\s*([A-Za-z_][\w.-]*)\s*((?:(?:>=|<=|==|!=|>|<)\s*\d+(?:\.\d+)*\s*,?\s*)*)\s*")

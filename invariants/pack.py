@@ -20,6 +20,11 @@ from proctor.invariants.suppression import Suppression
 MAX_PACK_BYTES = 256 * 1024 * 1024
 
 
+def shipped() -> list[Path]:
+    """Packs that come with Proctor."""
+    return sorted((Path(__file__).parent / "packs").glob("*.json"))
+
+
 class Source(msgspec.Struct, frozen=True, order=True, omit_defaults=True):
     """One run that rules were learned from."""
 

@@ -1,5 +1,6 @@
 """What is done to a job, its verifier, its disk and its receivers from outside while it waits at step 10."""
 
+# More than 400 lines: a list of what is done, one function each, over one waiting job.
 from __future__ import annotations
 
 import contextlib

@@ -1,5 +1,6 @@
 """Losses that look at more than a row, several models, several passes: where data parallelism is easily got wrong."""
 
+# More than 400 lines: a list of programs, one function each.
 from __future__ import annotations
 
 import contextlib

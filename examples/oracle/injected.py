@@ -7,6 +7,7 @@ configuration that must all be there, `unless` those that must not. Some are too
 `blamed` are regular expressions, one of which the name (module or parameter) that a good checker gives should match.
 {k} is the layer that is patched: the middle one.
 """
+# More than 400 lines: a list of mistakes, one function each, over one job.
 import math
 from collections.abc import Callable
 from dataclasses import dataclass

@@ -78,14 +78,23 @@ def create_run(
 def write_boot(run: Path, config: RecordConfig) -> Path:
     """Write the start-up hook of a run and its activation record; returns the folder for PYTHONPATH."""
     boot = run / "boot"
-    source = Path(__file__).parents[1] / "boot" / "sitecustomize.py"
     try:
-        boot.mkdir(exist_ok=True)
-        shutil.copyfile(source, boot / "sitecustomize.py")
-        (boot / "activation.json").write_bytes(msgspec.json.encode(config))
+        put_hook(boot, msgspec.json.encode(config))
     except OSError as e:
         raise TraceError(f"{boot}: cannot be written: {e.strerror or e}") from None
     return boot
+
+
+def put_hook(boot: Path, activation: bytes) -> None:
+    """Write the start-up hook and what it reads; may raise OSError."""
+    boot.mkdir(parents=True, exist_ok=True)
+    shutil.copyfile(Path(__file__).parents[1] / "boot" / "sitecustomize.py", boot / "sitecustomize.py")
+    (boot / "activation.json").write_bytes(activation)
+
+
+def with_hook(variables: Mapping[str, str], boot: Path) -> dict[str, str]:
+    """An environment with the start-up hook first on PYTHONPATH."""
+    return {**variables, "PYTHONPATH": os.pathsep.join(filter(None, [str(boot.resolve()), variables.get("PYTHONPATH")]))}
 
 
 def _is_begun(name: str) -> bool:

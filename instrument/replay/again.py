@@ -27,7 +27,7 @@ import msgspec
 
 from proctor.errors import ProctorError, TraceError, UsageError
 from proctor.instrument.config import RecordConfig
-from proctor.instrument.record.rundir import create_run, write_boot
+from proctor.instrument.record.rundir import create_run, with_hook, write_boot
 from proctor.instrument.replay.plan import PLAN, Outcome, Plan, outcome_file
 from proctor.invariants.capsule import Call, Capsule, Print, Seen, capsules_of, read_capsule, siblings
 from proctor.invariants.redact import hides
@@ -155,9 +155,7 @@ def execute(
         boot = write_boot(run, RecordConfig(run=str(run), replay=str(plan)))
         variables = {k: v for k, v in os.environ.items() if k not in _ONE_PROCESS and k != "PROCTOR_DISABLE"}
         variables |= {k: v for k, v in recorded.environment.items() if k not in _ONE_PROCESS}
-        variables["PYTHONPATH"] = os.pathsep.join(filter(None, [str(boot), variables.get("PYTHONPATH")]))
-        variables["PROCTOR_RUN"] = str(run)
-        said, code = _start(command, variables, place, timeout_s)
+        said, code = _start(command, {**with_hook(variables, boot), "PROCTOR_RUN": str(run)}, place, timeout_s)
         return _outcomes(out, ranks, said, code)
 
 

@@ -2,7 +2,7 @@
 
 The observer reads the gradients of all models; a backward pass, a clearing or an update writes them without holding the interpreter's lock.
 Reading one while another thread replaces it ends the process. So a thread that looks says so first and then asks whether another one
-writes; one that begins to write says so first and then waits for looks to end (`observer.py`, `guarded_write`). Threads of autograd's own
+writes; one that begins to write says so first and then waits for looks to end (`looks.py`, `guarded_write`). Threads of autograd's own
 engine take no turns: they work for a backward that is known.
 """
 

@@ -96,7 +96,7 @@ class Updates:
         self._look(1, data=Look.FORCE, grad=Look.HINT, buffers=buffers, optimizer=Look.FORCE)
         if self._idle:
             return
-        self._observer.glance()
+        self._observer.looks.glance()
         if self._observer.capsules is not None:
             self._observer.capsules.update_ends()
         self.done += 1

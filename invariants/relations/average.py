@@ -80,13 +80,7 @@ class Average(Relation):
         return _SAYS[hypothesis.text("mode")] + where
 
     def detail(self, trace: Trace, hypothesis: Hypothesis, example: Mapping[str, Any]) -> Detail:
-        return Detail(
-            expected=example["_expected"] or "",
-            seen=example["_seen"] or "",
-            function=_frames.UPDATE,
-            variable=example["_variable"] or "",
-            advice=_ADVICE[hypothesis.text("mode")],
-        )
+        return _sightings.detail(example, _ADVICE[hypothesis.text("mode")], function=_frames.UPDATE)
 
 
 def _every(trace: Trace) -> pl.DataFrame:

@@ -73,13 +73,7 @@ class Delivered(Relation):
         return _SAYS[hypothesis.text("mode")]
 
     def detail(self, trace: Trace, hypothesis: Hypothesis, example: Mapping[str, Any]) -> Detail:
-        return Detail(
-            expected=example["_expected"] or "",
-            seen=example["_seen"] or "",
-            function=example["_function"] or "",
-            variable=example["_variable"] or "",
-            advice=_ADVICE[hypothesis.text("mode")],
-        )
+        return _sightings.detail(example, _ADVICE[hypothesis.text("mode")])
 
 
 def _every(trace: Trace) -> pl.DataFrame:

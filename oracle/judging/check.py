@@ -10,7 +10,7 @@ knows is *unmapped*: it is listed, it may be named as the place where a differen
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Final
 
 import msgspec
@@ -51,6 +51,7 @@ from proctor.oracle.merging.align import (
 )
 from proctor.oracle.merging.assemble import GRADIENTS, LIKE, REPLICA_AXES, Assembler, Piece
 from proctor.oracle.merging.reference import Key, Reference, slot_text
+from proctor.oracle.merging.said import mesh_of_dtensors, read_off
 from proctor.oracle.numbers.difference import compare
 from proctor.oracle.numbers.dtypes import as_float
 from proctor.oracle.numbers.tolerance import Mode
@@ -83,7 +84,7 @@ class Comparison:
             replayed = REPLAYED in candidate.runs() and candidate.info.replayed == digest_of(self.reference)
             run = REPLAYED if replayed else CLEAN
         self.ranks, self.run_name = candidate.ranks(run), run
-        plan = plan if plan is not None else _read_off(self.ranks)
+        plan = plan if plan is not None else read_off(self.ranks)
         self.plan = plan
         self.mode = mode
         self.notes: list[str] = [f"candidate: {n}" for n in candidate.info.notes] + [f"reference: {n}" for n in reference.info.notes]
@@ -94,7 +95,7 @@ class Comparison:
             raise OracleError(
                 f"the plan's mesh ({plan.mesh}) has {plan.mesh.world} ranks, the candidate ran with {world}", hint="change [mesh] sizes"
             )
-        self._named = _mesh_of_dtensors(self.ranks)
+        self._named = mesh_of_dtensors(self.ranks)
         self.coords = {r: self._coords(r, record) for r, record in self.ranks.items()}
         self._naming: dict[int, Naming] = {}
         self._calls: dict[int, Calls] = {}
@@ -378,28 +379,3 @@ class Comparison:
             if cosine > 0.99:
                 return 1.0
         return None
-
-
-def _read_off(ranks: Mapping[int, RankRecord]) -> Plan | None:
-    """What a framework said in every rank about how its model is cut, put together."""
-    said = [record.info.plan for record in ranks.values()]
-    if len(ranks) < 2 or not all(said):
-        return None
-    plans = [Plan.from_json(text) for text in dict.fromkeys(said)]
-    whole = Plan(plans[0].mesh)
-    for plan in plans:
-        for rules, known in ((plan.params, whole.params), (plan.activations, whole.activations), (plan.renames, whole.renames)):
-            for rule in (r for r in rules if r not in known):
-                whole.add(rule)
-    return whole if whole.mesh.world == len(ranks) else None
-
-
-def _mesh_of_dtensors(ranks: Mapping[int, RankRecord]) -> Mesh | None:
-    """The mesh that DTensors of the whole world name, so that axes can be called by it."""
-    for record in ranks.values():
-        for entry in record.entries:
-            if entry.placement is not None:
-                mesh = Mesh(entry.placement.axes, entry.placement.sizes)
-                if mesh.world == len(ranks) and not any(a.startswith("mesh") for a in mesh.axes):
-                    return mesh
-    return None

@@ -7,19 +7,20 @@ In the first forward it also compares what a rule says a tensor comes as with wh
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator, Sequence
+import copy
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Final
 
 import torch
 
 from proctor.errors import OracleError
 from proctor.oracle.parallel.comm import Comm
-from proctor.oracle.parallel.nested import changed
 from proctor.oracle.parallel.transitions import Move
 from proctor.oracle.plans.mesh import Layout
 from proctor.oracle.plans.names import compiled
 from proctor.oracle.plans.rules import EdgeRule
 
+Change = Callable[[str, torch.Tensor], torch.Tensor]
 _LEFT: Final = "_proctor_left"  # on a tensor: the edge that left it as it lies
 
 
@@ -204,3 +205,35 @@ class After:
     def added(self, output: Any) -> Any:
         """The output with it."""
         return output + self.module._parameters[self.name] if isinstance(output, torch.Tensor) else output
+
+
+def changed(value: Any, change: Change, path: str = "") -> Any:  # Any: whatever a module takes or gives
+    """The same value with its tensors replaced; the very same object where none is.
+
+    Args:
+        value: tensors in tuples, lists, dicts and transformers' outputs, one within another.
+        change: gives the other tensor, by place: a path of indices and keys as "0", "hidden_states", "1.key"; "" is the value itself.
+        path: of `value`.
+    """
+    if isinstance(value, torch.Tensor):
+        return change(path, value)
+    if isinstance(value, tuple | list):
+        new = [changed(one, change, _under(path, str(i))) for i, one in enumerate(value)]
+        if all(a is b for a, b in zip(new, value)):
+            return value
+        return type(value)(*new) if hasattr(value, "_fields") else type(value)(new)
+    if isinstance(value, Mapping):
+        pairs = {key: changed(one, change, _under(path, str(key))) for key, one in value.items()}
+        if all(pairs[key] is value[key] for key in pairs):
+            return value
+        if type(value) is dict:
+            return pairs
+        found = copy.copy(value)  # an output of transformers: keys that are attributes, too
+        for key, one in pairs.items():
+            found[key] = one  # type: ignore[index]
+        return found
+    return value
+
+
+def _under(path: str, key: str) -> str:
+    return f"{path}.{key}" if path else key

@@ -1,9 +1,9 @@
-"""Parameters of one rank: cut from the whole model, and put together again for its state dict."""
+"""Parameters of one rank: cut from the whole model, put together again for its state dict, and their gradients held against other ranks'."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 import torch
@@ -15,6 +15,9 @@ from proctor.oracle.parallel.comm import Comm
 from proctor.oracle.parallel.zero import axis_of, local
 from proctor.oracle.plans.mesh import Cut, Layout
 from proctor.oracle.plans.plan import Plan
+
+_TOLERANCE: Final = 0.01  # of two numbers of a gradient: an addend that nobody reduced is as large as the gradient, rounding 1e-6 of it
+_SHOWN: Final = 3
 
 
 class Held:
@@ -127,3 +130,36 @@ def tensors_of(model: torch.nn.Module) -> list[tuple[str, torch.Tensor]]:
 def shapes_of(model: torch.nn.Module) -> Mapping[str, tuple[int, ...]]:
     """Shapes by name."""
     return {name: tuple(tensor.shape) for name, tensor in tensors_of(model)}
+
+
+def compare_replicas(model: torch.nn.Module, held: Held) -> None:
+    """After the first backward: gradients of replicated parameters are equal on all ranks that hold them; a collective over every axis.
+
+    A transition that is missing, or a pending gradient that the plan forgot, shows here before the first update.
+
+    Raises:
+        OracleError: on all ranks, with the parameters and the axis.
+    """
+    mesh = held.comm.mesh
+    for axis in (a for a, size in zip(mesh.axes, mesh.sizes) if size > 1):
+        names = [name for name, p in model.named_parameters() if p.requires_grad and axis not in held.axes.get(name, ())]
+        if not names:
+            continue
+        mine = torch.tensor([_marks(model.get_parameter(name).grad) for name in names], dtype=torch.float64)
+        parts = torch.stack(held.comm.all_gather(mine, (axis,)))
+        apart = (parts - parts[0]).abs().amax((0, 2)) > _TOLERANCE * parts[..., 0].amax(0)
+        if bad := [name for name, one in zip(names, apart.tolist()) if one]:
+            more = f" and {len(bad) - _SHOWN} more" if len(bad) > _SHOWN else ""
+            norms = ", ".join(f"{n:.3g}" for n in parts[:, names.index(bad[0]), 0].tolist())
+            raise OracleError(
+                f"gradients of {', '.join(bad[:_SHOWN])}{more} differ between the ranks along {axis} (norms {norms})",
+                hint=f'an addend that nobody reduces: [[pending]] axes = ["{axis}"], or grad_from = {{ {axis} = "partial" }} at an edge behind',
+            )
+
+
+def _marks(gradient: torch.Tensor | None) -> tuple[float, float]:
+    if gradient is None or not gradient.numel():
+        return 0.0, 0.0
+    flat = local(gradient.detach()).reshape(-1).double()
+    signs = torch.arange(flat.numel(), dtype=torch.float64).mul_(0.7).sin_()
+    return float(flat.norm()), float(flat @ signs)

@@ -22,11 +22,9 @@ from proctor.errors import OracleError
 from proctor.oracle.parallel import intercept, verify, zero
 from proctor.oracle.parallel.buckets import Buckets, Pending
 from proctor.oracle.parallel.comm import Comm, comm_of
-from proctor.oracle.parallel.edges import After, Crossing, Edge, Lookup
-from proctor.oracle.parallel.nested import changed
-from proctor.oracle.parallel.parameters import Held
+from proctor.oracle.parallel.edges import After, Crossing, Edge, Lookup, changed
+from proctor.oracle.parallel.parameters import Held, compare_replicas
 from proctor.oracle.parallel.placing import Placing
-from proctor.oracle.parallel.replicas import compare_replicas
 from proctor.oracle.parallel.streams import Stream, stream
 from proctor.oracle.parallel.threads import Thread
 from proctor.oracle.plans.names import compiled

@@ -3,7 +3,7 @@
 Every answer is one line: a rule that matches nothing, an axis that the mesh lacks, a dimension that cannot be divided, an
 addend that nobody reduces, an edge that takes a layer's output for something else than its weights make it, parameters that
 see different data and whose gradients nobody reduces. What needs values (two edges that meet in the program's own code, a
-gradient that lacks an addend) is looked at in the first step (`edges`, `replicas`). What layers do is known for linear
+gradient that lacks an addend) is looked at in the first step (`edges`, `parameters`). What layers do is known for linear
 layers and embeddings (`LINEAR`, `TABLE`); of other modules with cut parameters nothing is said.
 """
 

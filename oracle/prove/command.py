@@ -3,20 +3,14 @@
 from __future__ import annotations
 
 import json
-import os
-import shutil
-import subprocess
 import tempfile
-import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Final
 
-from proctor.errors import OracleError, UsageError
+from proctor.errors import OracleError
 from proctor.oracle.prove.tape import Tape, read
-from proctor.oracle.recording.record import POLL_S, cause, end_process, program_of
-
-_GRACE_S: Final = 0.3
+from proctor.oracle.recording.record import program_of
+from proctor.oracle.recording.running import LOG, cause, run_hooked
 
 
 def tapes_by_plan(command: Sequence[str], plan: Path, world: int, *, timeout_s: float) -> list[Tape]:
@@ -40,24 +34,28 @@ def tapes_of(command: Sequence[str], *, timeout_s: float, said: Mapping[str, obj
         OracleError: it failed, trained nothing, or took too long.
         UsageError: it cannot be started.
     """
-    program = shutil.which(command[0])
-    if program is None:
-        raise UsageError(f"{command[0]}: command not found")
     with tempfile.TemporaryDirectory(prefix="proctor-prove-") as name:
         folder = Path(name)
-        environment = _environment(folder, said or {})
-        log = folder / "output.log"
-        with open(log, "wb") as output:
-            try:
-                process = subprocess.Popen(
-                    command, executable=program, env=environment, stdout=output, stderr=output, stdin=subprocess.DEVNULL, start_new_session=True
-                )
-            except OSError as e:
-                raise UsageError(f"{command[0]}: cannot be run: {e.strerror or e}") from None
-            try:
-                code = _wait(process, folder, timeout_s, program_of(command), bool(said))
-            finally:
-                end_process(process)
+        log = folder / LOG
+
+        def complete() -> bool:
+            ranks = _ranks(folder)
+            return bool(ranks) and (bool(said) or set(ranks) == set(range(max(ranks.values())))) and all(_updated(folder, r) for r in ranks)
+
+        def look(_: int, passed_s: float) -> None:
+            if passed_s > timeout_s:
+                raise OracleError(f"{program_of(command)}: took longer than {timeout_s:g} s", hint="--timeout SECONDS, or a smaller model")
+
+        code = run_hooked(
+            command,
+            folder,
+            json.dumps({"folder": str(folder), **(said or {})}).encode(),
+            mark="PROCTOR_PROVE",
+            value=str(folder),
+            variables={"TORCHDYNAMO_DISABLE": "1"},  # compiled regions have no operators that one could follow
+            complete=complete,
+            look=look,
+        )
         ranks = _ranks(folder)
         if (folder / "refused").is_file():
             raise OracleError((folder / "refused").read_text().removeprefix("PR-E600").strip())
@@ -75,22 +73,6 @@ def tapes_of(command: Sequence[str], *, timeout_s: float, said: Mapping[str, obj
         return [read(folder / f"rank{r}.tape") for r in range(world)]
 
 
-def _environment(folder: Path, said: Mapping[str, object]) -> dict[str, str]:
-    import proctor.instrument
-
-    boot = folder / "boot"
-    boot.mkdir()
-    shutil.copyfile(Path(next(iter(proctor.instrument.__path__))) / "boot" / "sitecustomize.py", boot / "sitecustomize.py")
-    (boot / "activation.json").write_text(json.dumps({"folder": str(folder), **said}))
-    environment = dict(os.environ)
-    environment["PYTHONPATH"] = os.pathsep.join(filter(None, [str(boot), environment.get("PYTHONPATH")]))
-    environment["PROCTOR_PROVE"] = str(folder)
-    environment["TORCHDYNAMO_DISABLE"] = "1"  # compiled regions have no operators that one could follow
-    environment.pop("PROCTOR_RUN", None)
-    environment.pop("PROCTOR_ORACLE", None)
-    return environment
-
-
 def _ranks(folder: Path) -> dict[int, int]:
     found = {}
     for path in folder.glob("rank*.json"):
@@ -101,18 +83,3 @@ def _ranks(folder: Path) -> dict[int, int]:
 
 def _updated(folder: Path, rank: int) -> bool:
     return bool(json.loads((folder / f"rank{rank}.json").read_text())["updated"])
-
-
-def _wait(process: subprocess.Popen[bytes], folder: Path, timeout_s: float, program: str, alone: bool) -> int | None:
-    began, complete = time.monotonic(), None
-    while process.poll() is None:
-        now = time.monotonic()
-        if now - began > timeout_s:
-            raise OracleError(f"{program}: took longer than {timeout_s:g} s", hint="--timeout SECONDS, or a smaller model")
-        ranks = _ranks(folder)
-        if complete is None and ranks and (alone or set(ranks) == set(range(max(ranks.values())))) and all(_updated(folder, r) for r in ranks):
-            complete = now
-        if complete is not None and now - complete > _GRACE_S:
-            return None
-        time.sleep(POLL_S)
-    return process.returncode

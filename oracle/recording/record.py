@@ -11,10 +11,8 @@ import math
 import os
 import re
 import shutil
-import signal
-import subprocess
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, Final
@@ -27,6 +25,7 @@ from proctor.oracle.collect.config import CollectConfig
 from proctor.oracle.judging.choices import write_own
 from proctor.oracle.recording.budget import Budget, session_cpu_s
 from proctor.oracle.recording.drawn import give_drawn, keep_drawn
+from proctor.oracle.recording.running import LOG, cause, run_hooked
 from proctor.oracle.store import (
     AGAIN,
     CLEAN,
@@ -43,18 +42,8 @@ from proctor.oracle.store.ended import ended
 from proctor.oracle.tensors import DRAWN
 
 SAMPLES: Final = 4  # one sample can be 2× too low for a tensor, four ≤ 1.25× (findings, §3)
-POLL_S: Final = 0.05
 LOOK_S: Final = 0.5  # between looks at how much a command has used
-STOP_S: Final = 5.0  # between asking the command to stop and ending it
-NATURAL_S: Final = 0.3  # a command that is nearly through may end by itself
-TAIL_LINES: Final = 3
 GIVEN: Final = "given"  # folder of a recording: what its runs get for their data
-
-_TRACEBACK: Final = "Traceback (most recent call last):"
-_EXCEPTION: Final = re.compile(r"[A-Za-z_][\w.]*(:|$)")  # the first line that is not indented
-_PREFIX: Final = re.compile(r"^\[[^\]\s]*\]: ?")  # of a rank
-_MESSENGERS: Final = ("ChildFailedError", "ProcessRaisedException", "ProcessExitedException")  # of launchers, about another traceback
-
 _COMPILER_ERROR: Final = re.compile(r"torch\._(dynamo|inductor|functorch)\S*\.\w+(Error|Exception|Failed|Unsupported)\b|torch\._dynamo\.exc\.\w+")
 
 
@@ -210,15 +199,17 @@ class Recorder:
             draws=str((self.out / draws.FOLDER).resolve()) if (self.out / draws.FOLDER / draws.DRAWN).is_file() else "",
             **{**self.options, **options},
         )
-        boot = _write_boot(folder / "boot", config)
-        environment = dict(os.environ)
-        environment["PYTHONPATH"] = os.pathsep.join(filter(None, [str(boot), environment.get("PYTHONPATH")]))
-        environment["PROCTOR_ORACLE"] = str(self.out)
-        if not config.compiled:
-            environment["TORCHDYNAMO_DISABLE"] = "1"  # compiled regions cannot be looked into (findings, §4)
-        environment.pop("PROCTOR_RUN", None)
-        log = folder / "output.log"
-        code = self._run(environment, folder, log)
+        log = folder / LOG
+        code = run_hooked(
+            self.command,
+            folder,
+            msgspec.json.encode(config),
+            mark="PROCTOR_ORACLE",
+            value=str(self.out),
+            variables={} if config.compiled else {"TORCHDYNAMO_DISABLE": "1"},  # compiled regions cannot be looked into (findings, §4)
+            complete=lambda: not self.to_the_end and _complete(folder),
+            look=self._look(),
+        )
         ranks = list(read_ranks(folder))
         world = max((r.world for r in ranks), default=0)
         killed = ended(code, log, folder) if code not in (0, None) else ""
@@ -246,45 +237,25 @@ class Recorder:
             self.info.notes.append(f"{run}: the command ended with code {code}{cause(log)}")
         if run == CLEAN:
             self.info.exit_code = code
-        shutil.rmtree(boot, ignore_errors=True)
+        shutil.rmtree(folder / "boot", ignore_errors=True)
         return ranks
 
-    def _run(self, environment: dict[str, str], folder: Path, log: Path) -> int | None:
-        """The command's exit code; `None` when it was stopped because everything was there."""
-        program = shutil.which(self.command[0])
-        if program is None:
-            raise UsageError(f"{self.command[0]}: command not found")
-        with open(log, "wb") as output:
-            try:
-                process = subprocess.Popen(
-                    self.command, executable=program, env=environment, stdout=output, stderr=output, stdin=subprocess.DEVNULL,
-                    start_new_session=True,
-                )
-            except OSError as e:
-                raise UsageError(f"{self.command[0]}: cannot be run: {e.strerror or e}") from None
-            try:
-                return self._wait(process, folder)
-            finally:
-                end_process(process)
+    def _look(self) -> Callable[[int, float], None]:
+        """Charges what the command uses, and ends it when its time is over."""
+        looked, used_s = -math.inf, 0.0
 
-    def _wait(self, process: subprocess.Popen[bytes], folder: Path) -> int | None:
-        began, complete, looked, used_s = time.monotonic(), None, 0.0, 0.0
-        while process.poll() is None:
-            now = time.monotonic()
-            if self.budget is not None and now - looked > LOOK_S:
-                looked, before_s, used_s = now, used_s, session_cpu_s(process.pid)
+        def look(pid: int, passed_s: float) -> None:
+            nonlocal looked, used_s
+            if self.budget is not None and passed_s - looked > LOOK_S:
+                looked, before_s, used_s = passed_s, used_s, session_cpu_s(pid)
                 self.budget.charge(used_s - before_s)
-            if now - began > self.timeout_s or now > self.until or (self.budget is not None and self.budget.over()):
+            if passed_s > self.timeout_s or time.monotonic() > self.until or (self.budget is not None and self.budget.over()):
                 raise OracleError(
-                    f"{self.info.program}: did not record {self.steps} step(s) within {min(self.timeout_s, now - began):.0f} s",
+                    f"{self.info.program}: did not record {self.steps} step(s) within {min(self.timeout_s, passed_s):.0f} s",
                     hint="--timeout SECONDS, or a smaller model",
                 )
-            if complete is None and not self.to_the_end and _complete(folder):
-                complete = now
-            if complete is not None and now - complete > NATURAL_S:
-                return None
-            time.sleep(POLL_S)
-        return process.returncode
+
+        return look
 
 
 def read_ranks(folder: Path) -> Iterator[ProcessInfo]:
@@ -299,20 +270,6 @@ def read_ranks(folder: Path) -> Iterator[ProcessInfo]:
 def _complete(folder: Path) -> bool:
     ranks = list(read_ranks(folder))
     return bool(ranks) and all(r.done for r in ranks) and {r.rank for r in ranks} == set(range(ranks[0].world))
-
-
-def end_process(process: subprocess.Popen[bytes]) -> None:
-    """End the command and whatever it started."""
-    for number, wait_s in ((signal.SIGTERM, STOP_S), (signal.SIGKILL, STOP_S)):
-        try:
-            os.killpg(process.pid, number)
-        except ProcessLookupError:
-            break
-        try:
-            process.wait(timeout=wait_s)
-        except subprocess.TimeoutExpired:
-            continue
-    process.wait()
 
 
 def _make(out: Path, overwrite: bool) -> None:
@@ -350,33 +307,6 @@ def _writable(folder: Path) -> None:
         (folder / "output.log").write_bytes(b" " * 4096)
     except OSError as e:
         raise OracleError(f"{folder}: cannot be written: {e.strerror or e}", hint="choose another -o") from None
-
-
-def _write_boot(boot: Path, config: CollectConfig) -> Path:
-    import proctor.instrument
-
-    source = Path(next(iter(proctor.instrument.__path__))) / "boot" / "sitecustomize.py"
-    try:
-        boot.mkdir(parents=True, exist_ok=True)
-        shutil.copyfile(source, boot / "sitecustomize.py")
-        (boot / "activation.json").write_bytes(msgspec.json.encode(config))
-    except OSError as e:
-        raise OracleError(f"{boot}: cannot be written: {e.strerror or e}") from None
-    return boot.resolve()
-
-
-def cause(log: Path) -> str:
-    """Why a command ended, for an error of one line: the last line of its first traceback, else its last words."""
-    try:
-        lines = log.read_text(errors="replace").splitlines()
-    except OSError:
-        return ""
-    for start in (i for i, line in enumerate(lines) if _TRACEBACK in line):
-        said = next((x for line in lines[start + 1 :] if _EXCEPTION.match(x := _PREFIX.sub("", line))), "")
-        if said and not any(word in said for word in _MESSENGERS):
-            return f": {said.strip()[:400]}"
-    lines = [line.strip() for line in lines if line.strip()]
-    return f": {' | '.join(lines[-TAIL_LINES:])[-400:]}" if lines else ""
 
 
 def _compiler_error(log: Path) -> str:

@@ -2,25 +2,20 @@
 
 from __future__ import annotations
 
-import os
 import shutil
-import signal
-import subprocess
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Final, TypeVar
+from typing import TypeVar
 
 import msgspec
 
-from proctor.errors import OracleError, UsageError
+from proctor.errors import OracleError
+from proctor.oracle.recording.running import LOG, cause, find_program, run_hooked
 from proctor.oracle.selfcheck.facts import CheckConfig, Facts, Timing
 from proctor.oracle.selfcheck.outcomes import Outcome
 
-POLL_S: Final = 0.05
-NATURAL_S: Final = 0.3  # a command that is nearly through may end by itself
-STOP_S: Final = 5.0
 T = TypeVar("T")
 
 
@@ -63,24 +58,24 @@ def launch(command: Sequence[str], folder: Path, config: CheckConfig, *, timeout
         UsageError: it cannot be started.
         OracleError: the folder cannot be written, or the time was over before anything trained.
     """
-    program = shutil.which(command[0])
-    if program is None:
-        raise UsageError(f"{command[0]}: command not found")
-    boot = _boot(folder, msgspec.structs.replace(config, folder=str(folder.resolve())))
-    variables = {**os.environ, **(environment or {}), "PROCTOR_SELF": str(folder.resolve())}
-    variables["PYTHONPATH"] = os.pathsep.join(filter(None, [str(boot), variables.get("PYTHONPATH")]))
-    for name in ("PROCTOR_RUN", "PROCTOR_ORACLE"):
-        variables.pop(name, None)
-    began, log = time.monotonic(), folder / "output.log"
-    with open(log, "wb") as output:
-        try:
-            process = subprocess.Popen(list(command), executable=program, env=variables, stdout=output, stderr=output, stdin=subprocess.DEVNULL, start_new_session=True)
-        except OSError as e:
-            raise UsageError(f"{command[0]}: cannot be run: {e.strerror or e}") from None
-        try:
-            code = _wait(process, folder, timeout_s, to_the_end)
-        finally:
-            _end(process)
+    find_program(command)
+    shutil.rmtree(folder, ignore_errors=True)
+    began, there = time.monotonic(), str(folder.resolve())
+
+    def look(_: int, passed_s: float) -> None:
+        if passed_s > timeout_s and not any(folder.glob("rank*/outcomes.jsonl")):
+            raise OracleError(f"nothing was checked within {timeout_s:.0f} s", hint="--timeout SECONDS, or a smaller model")
+
+    code = run_hooked(
+        command,
+        folder,
+        msgspec.json.encode(msgspec.structs.replace(config, folder=there)),
+        mark="PROCTOR_SELF",
+        value=there,
+        variables=environment or {},
+        complete=lambda: time.monotonic() - began > timeout_s or (not to_the_end and _complete(folder)),
+        look=look,
+    )
     ranks = sorted(folder.glob("rank*"))
     found = Launched(folder, exit_code=code, seconds=time.monotonic() - began, begun=bool(ranks), done=bool(ranks) and all((r / "done").is_file() for r in ranks))
     _read(found, ranks)
@@ -89,10 +84,8 @@ def launch(command: Sequence[str], folder: Path, config: CheckConfig, *, timeout
 
 def why_nothing(launched: Launched) -> str:
     """Why a run told nothing, in words."""
-    from proctor.oracle.recording.record import cause
-
     code = launched.exit_code
-    tail = cause(launched.folder / "output.log")
+    tail = cause(launched.folder / LOG)
     if not launched.begun:
         return f"the command ended with code {code} without training a torch module{tail}" if code is not None else f"nothing was trained in time{tail}"
     if code == 0:
@@ -122,51 +115,6 @@ def lines(path: Path, kind: type[T]) -> list[T]:
     return out
 
 
-def _wait(process: subprocess.Popen[bytes], folder: Path, timeout_s: float, to_the_end: bool) -> int | None:
-    began, complete = time.monotonic(), None
-    while process.poll() is None:
-        now = time.monotonic()
-        if now - began > timeout_s:
-            if any(folder.glob("rank*/outcomes.jsonl")):
-                return None
-            raise OracleError(f"nothing was checked within {timeout_s:.0f} s", hint="--timeout SECONDS, or a smaller model")
-        if complete is None and not to_the_end and _complete(folder):
-            complete = now
-        if complete is not None and now - complete > NATURAL_S:
-            return None
-        time.sleep(POLL_S)
-    return process.returncode
-
-
 def _complete(folder: Path) -> bool:
     ranks = list(folder.glob("rank*"))
     return bool(ranks) and all((r / "done").is_file() for r in ranks)
-
-
-def _end(process: subprocess.Popen[bytes]) -> None:
-    """End the command and whatever it started: its session is its own."""
-    for number in (signal.SIGTERM, signal.SIGKILL):
-        try:
-            os.killpg(process.pid, number)
-        except ProcessLookupError:
-            break
-        try:
-            process.wait(timeout=STOP_S)
-        except subprocess.TimeoutExpired:
-            continue
-    process.wait()
-
-
-def _boot(folder: Path, config: Any) -> Path:
-    import proctor.instrument
-
-    source = Path(next(iter(proctor.instrument.__path__))) / "boot" / "sitecustomize.py"
-    boot = folder / "boot"
-    try:
-        shutil.rmtree(folder, ignore_errors=True)
-        boot.mkdir(parents=True)
-        shutil.copyfile(source, boot / "sitecustomize.py")
-        (boot / "activation.json").write_bytes(msgspec.json.encode(config))
-    except OSError as e:
-        raise OracleError(f"{folder}: cannot be written: {e.strerror or e}", hint="choose another -o") from None
-    return boot.resolve()

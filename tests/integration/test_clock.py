@@ -5,6 +5,7 @@ One process runs all programs, each recorded as `proctor record` records it. Wha
 first: losses are the same bit for bit.
 """
 
+# More than 400 lines: its programs stand in it as text, and one process runs them all.
 from __future__ import annotations
 
 import json

@@ -12,13 +12,12 @@ from __future__ import annotations
 
 import math
 import time
-from collections import OrderedDict, defaultdict
+from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache, partial
 from typing import Any, Final
 
-import msgspec
 import polars as pl
 
 from proctor.invariants.invariant import Invariant
@@ -27,10 +26,11 @@ from proctor.invariants.relations import Reads, Relation, registry
 from proctor.invariants.trace import Trace
 from proctor.invariants.trace.windows import FOREVER, Window, reach_of
 from proctor.invariants.verdict import CheckResult, Violation
-from proctor.verify.checker import MAX_PLACES, Judged, judge
+from proctor.verify.checker import Judged, judge
 from proctor.verify.coverage import Coverage, coverage
 from proctor.verify.incident import callers, group
 from proctor.verify.live import memo as _memo
+from proctor.verify.live.groups import QUICK, Group, Round, Tally, is_urgent
 from proctor.verify.live.pace import Pace
 from proctor.verify.live.records import LiveTrace, Records
 from proctor.verify.rules import merge_rules
@@ -41,90 +41,8 @@ _BEHIND: Final = 64  # steps that are judged one by one,
 _NEWS: Final = 3  # unless so many of them looked like none before,
 _LONG_S: Final = 0.3  # or one took so long
 _SLICE_S: Final = 0.01  # that a round of what is not urgent takes before it is looked what has come
-_QUICK: Final = ("calls", "records")  # rules that read these are judged first,
-_LATE_SHARE: Final = 0.1  # the others in this part of the time
+_LATE_SHARE: Final = 0.1  # of the time, for rules that are not `QUICK`
 _MOST_ROWS: Final = 1 << 21  # records held, beyond which the others are judged at once: their steps are waited for
-_MEMOS: Final = 512  # windows found healthy that are remembered, per relation,
-_VERDICTS: Final = 64  # and what was said of them
-
-
-@dataclass(frozen=True)
-class Round:
-    """What one relation says of some steps.
-
-    first, end: the steps, `end` not included; -1 is what came before training.
-    judged: of each rule that applied.
-    source: gives `trace`, the window that it was judged in; holds until the next round.
-    """
-
-    relation: str
-    first: int
-    end: int
-    judged: Sequence[Judged]
-    source: Callable[[], Trace]
-
-    @property
-    def trace(self) -> Trace:
-        return self.source()
-
-    @property
-    def violations(self) -> list[Violation]:
-        return [j.violation for j in self.judged if j.violation is not None]
-
-
-@dataclass
-class _Tally:
-    """What the rounds so far say of one rule."""
-
-    met: int = 0
-    failed: int = 0
-    undecided: int = 0
-    blind: bool = False
-    violation: Violation | None = None
-
-    def add(self, judged: Judged) -> None:
-        self.met += judged.met
-        self.failed += judged.failed
-        self.undecided += judged.undecided
-        self.blind |= judged.blind
-        if judged.violation is None:
-            return
-        held, self.violation = self.violation, judged.violation
-        if held is not None:
-            places = [*held.places, *judged.violation.places][:MAX_PLACES]
-            count = held.count + judged.violation.count
-            self.violation = msgspec.structs.replace(held, count=count, places=places, confirmed=len(set(places)) > 1)
-
-
-@dataclass
-class _Group:
-    """Rules of a relation that are judged together."""
-
-    relation: Relation
-    reads: Reads
-    rules: Sequence[Invariant]
-    measures: frozenset[str] = field(init=False)  # functions whose numbers some of the rules read
-    cost: float = 0.0  # seconds, a running mean
-    done: int = -1  # the last step that was over when they were judged
-    healthy: OrderedDict[tuple[Any, ...], Sequence[Judged]] = field(default_factory=OrderedDict)
-    verdicts: dict[tuple[Any, ...], Sequence[Judged]] = field(default_factory=dict)
-
-    def __post_init__(self) -> None:
-        self.measures = frozenset[str]().union(*(self.relation.measures(rule.hypothesis) for rule in self.rules))
-
-    def remember(self, window: tuple[Any, ...], judged: Sequence[Judged]) -> None:
-        """A window was found healthy; of those that are said the same of, what is said is kept once."""
-        if len(self.verdicts) >= _VERDICTS:
-            self.verdicts.clear()
-        said = tuple((one.rule.id, one.met, one.undecided, one.blind) for one in judged)
-        self.healthy[window] = self.verdicts.setdefault(said, judged)
-        if len(self.healthy) > _MEMOS:
-            self.healthy.popitem(last=False)
-
-
-def _urgent(these: _Group) -> bool:
-    """Contradictions between ranks, which the end of a step shows."""
-    return these.relation.ahead == 0 and these.reads in _QUICK and not these.relation.alone
 
 
 @dataclass
@@ -159,9 +77,9 @@ class OnlineChecker:
         for rule in merge_rules(self.packs):
             if rule.relation in known:
                 groups[rule.relation, known[rule.relation].reads_of(rule.hypothesis)].append(rule)
-        self._groups = [_Group(known[name], reads, groups[name, reads]) for name, reads in sorted(groups)]
+        self._groups = [Group(known[name], reads, groups[name, reads]) for name, reads in sorted(groups)]
         self._reach = reach_of(g.relation for g in self._groups)
-        self._tallies: dict[str, _Tally] = defaultdict(_Tally)
+        self._tallies: dict[str, Tally] = defaultdict(Tally)
         self._past: dict[str, pl.DataFrame] = {}
         self._members = 0
         self._judged = self._seen = -1  # the last step that was judged, and that is known to be over
@@ -220,12 +138,12 @@ class OnlineChecker:
         self.live.settle()
         now = self._seen = max(self._seen, self._over())
         several = any(member.world > 1 for member in self.live.members.values())
-        urgent = [g for g in self._groups if _urgent(g)] if self.together and several else []
+        urgent = [g for g in self._groups if is_urgent(g)] if self.together and several else []
         while urgent and (done := min(g.done for g in urgent)) < now:
             # As below: one by one while they look alike, the others at once.
             yield from self._round(urgent, now if self._anew else done + 1)
         self._anew = False
-        rest = [g for g in self._groups if g not in urgent and (not self.together or g.reads in _QUICK)]
+        rest = [g for g in self._groups if g not in urgent and (not self.together or g.reads in QUICK)]
         until = time.monotonic() + _SLICE_S if some else math.inf
         while self._going is not None or self._judged < now:
             if self._going is None:
@@ -255,7 +173,7 @@ class OnlineChecker:
             spent = time.monotonic() - begin
             self._next_late = begin + spent / _LATE_SHARE
 
-    def _next(self, groups: Sequence[_Group], now: int) -> Iterator[Round]:
+    def _next(self, groups: Sequence[Group], now: int) -> Iterator[Round]:
         """Of what is not urgent the next step, or all of them: windows look alike step by step, and what was seen before costs
         nothing; many new ones cost less at once."""
         behind = now - self._judged
@@ -302,7 +220,7 @@ class OnlineChecker:
             reached.append(0)  # a rank that has not come yet
         return max(min(reached), max(reached) - self.patience) - 1
 
-    def _round(self, groups: Sequence[_Group], now: int, *, last: bool = False) -> Iterator[Round]:
+    def _round(self, groups: Sequence[Group], now: int, *, last: bool = False) -> Iterator[Round]:
         first = min((self._core(these, now).first for these in groups), default=now)
         window = Window(first, now + 1, self._reach, now)
         self.live.forget(min((self._core(these, now).first for these in self._groups), default=first) - self._reach)
@@ -310,7 +228,7 @@ class OnlineChecker:
         source = self._source = lambda: scene()[0]
         waiting = any(member.waits(_WAITING_S) for member in self.live.order)
         keys: dict[tuple[Reads, bool, frozenset[str]], bytes] = {}
-        for these in sorted(groups, key=lambda g: (g.relation.ahead, g.reads not in _QUICK, g.relation.alone, g.cost)):
+        for these in sorted(groups, key=lambda g: (g.relation.ahead, g.reads not in QUICK, g.relation.alone, g.cost)):
             core = self._core(these, now)
             these.done = now
             if last:
@@ -335,13 +253,13 @@ class OnlineChecker:
         trace.over = window.now
         return trace, coverage(trace, window.end)
 
-    def _core(self, these: _Group, now: int) -> Window:
+    def _core(self, these: Group, now: int) -> Window:
         """The steps to judge, when those up to `done` were over before."""
         ahead = these.relation.ahead
         return Window(-1 if these.done < 0 else these.done + 1 - ahead, now + 1 - ahead, self._reach, now)
 
     def _judge(
-        self, scene: Callable[[], tuple[Trace, Coverage]], these: _Group, core: Window, memo: tuple[Any, ...] | None
+        self, scene: Callable[[], tuple[Trace, Coverage]], these: Group, core: Window, memo: tuple[Any, ...] | None
     ) -> Sequence[Judged]:
         name, healthy = these.relation.name, these.healthy
         if memo is not None and memo in healthy:
@@ -350,7 +268,7 @@ class OnlineChecker:
                 self._news = 0
             judged = healthy[memo]
         else:
-            self._anew |= _urgent(these)
+            self._anew |= is_urgent(these)
             trace, seen = scene()
             begin = time.perf_counter()
             try:

@@ -8,7 +8,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from proctor.verify.live.online import OnlineChecker, Round
+from proctor.verify.live.groups import Round
+from proctor.verify.live.online import OnlineChecker
 from proctor.verify.series import curves
 from proctor.verify.service.overhead import Overhead
 from proctor.verify.view.events import EventLog, StepEvent

@@ -15,9 +15,9 @@ from typing import Final
 
 from proctor.invariants.wire.frames import Freeze
 from proctor.invariants.wire.peer import read_token
+from proctor.verify.memory import forgo_pandas
 from proctor.verify.service.build import build
 from proctor.verify.service.ending import conclude
-from proctor.verify.service.memory import forgo_pandas
 from proctor.verify.service.processes import say
 from proctor.verify.service.settings import Settings
 from proctor.verify.transport.inbox import Inbox

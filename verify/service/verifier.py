@@ -30,11 +30,12 @@ from proctor.invariants.verdict import CheckResult, Violation
 from proctor.verify.coverage import coverage
 from proctor.verify.incident import callers
 from proctor.verify.lifecycle import IncidentBook
-from proctor.verify.live.online import OnlineChecker, Round
+from proctor.verify.live.groups import Round
+from proctor.verify.live.online import OnlineChecker
 from proctor.verify.live.pace import Pace
+from proctor.verify.memory import give_back
 from proctor.verify.metrics import Metrics, NoMetrics
 from proctor.verify.service.job import Job
-from proctor.verify.service.memory import give_back
 from proctor.verify.service.progress import Progress
 from proctor.verify.service.teller import Teller, Tells
 from proctor.verify.service.whole import check_whole, taken_back

@@ -47,7 +47,6 @@ _PARTS: Final[dict[str, Callable[[Trace], pl.DataFrame]]] = {
     "still": _fresh_buffers.changes,
     "synchronised": _fresh_buffers.synchronised,
 }
-_KEYS: Final = ("mode", "what", "family")
 _RNG: Final = frozenset({"rng"})
 _LOADER: Final = frozenset({_fresh_batches.ITER, _fresh_batches.NEXT})
 _NEEDS: Final[dict[str, Needs]] = {
@@ -124,11 +123,7 @@ class Fresh(Relation):
     reach: ClassVar[int | None] = None  # a state may repeat one of any earlier step
 
     def propose(self, trace: Trace) -> list[Hypothesis]:
-        held = _every(trace, set(_PARTS)).filter("passed").select(_KEYS).unique()
-        return [
-            Hypothesis.of(self.name, **{k: v for k, v in row.items() if v is not None})
-            for row in held.to_dicts()
-        ]
+        return _sightings.held(self.name, _every(trace, set(_PARTS)))
 
     def examples(self, trace: Trace, hypotheses: Sequence[Hypothesis]) -> Examples:
         return _sightings.bound_examples(
@@ -171,14 +166,8 @@ class Fresh(Relation):
 
     def detail(self, trace: Trace, hypothesis: Hypothesis, example: Mapping[str, Any]) -> Detail:
         mode, what = hypothesis.text("mode"), hypothesis.text("what")
-        return Detail(
-            expected=example["_expected"] or "",
-            seen=example["_seen"] or "",
-            function=example["_function"] or "",
-            variable=example["_variable"] or "",
-            module=what.rpartition(".")[0] if mode in ("moves", "still", "synchronised") else "",
-            advice=_ADVICE[mode],
-        )
+        module = what.rpartition(".")[0] if mode in ("moves", "still", "synchronised") else ""
+        return _sightings.detail(example, _ADVICE[mode], module=module)
 
 
 def _every(trace: Trace, modes: set[str]) -> pl.DataFrame:

@@ -101,13 +101,7 @@ class Resumed(Relation):
 
     def detail(self, trace: Trace, hypothesis: Hypothesis, example: Mapping[str, Any]) -> Detail:
         mode = hypothesis.text("mode")
-        return Detail(
-            expected=example["_expected"] or _SAYS.get(mode, ""),
-            seen=example["_seen"] or "",
-            function=example["_function"] or "",
-            variable=example["_variable"] or "",
-            advice=_ADVICE[mode],
-        )
+        return _sightings.detail(example, _ADVICE[mode], expected=_SAYS.get(mode, ""))
 
 
 def _of_loads(trace: Trace) -> pl.DataFrame:

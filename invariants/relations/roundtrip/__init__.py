@@ -43,7 +43,6 @@ RESTORES: Final = ("torch.nn.Module.load_state_dict", "torch.optim.Optimizer.loa
 _FLAT: Final = int(StateFlag.NONE | StateFlag.UNHASHED | StateFlag.CONSTANT | StateFlag.ZERO)
 _FEW: Final = 8  # tensors of one save or load
 GIVEN, HELD, OWN, UNKNOWN, LEFT = range(5)  # `item` at `load_state_dict`: instrument/probes/checkpoints.py
-_KEYS: Final = ("mode", "what", "family")
 _SAYS: Final[dict[str, str]] = {
     "moment": "the tensors of a saved state were live together at one time",
     "now": "a saved state is the live one",
@@ -294,11 +293,7 @@ class Roundtrip(Relation):
     reach: ClassVar[int | None] = None  # a state of any earlier step may be saved
 
     def propose(self, trace: Trace) -> list[Hypothesis]:
-        held = _every(trace, set(_PARTS)).filter("passed").select(_KEYS).unique()
-        return [
-            Hypothesis.of(self.name, **{k: v for k, v in row.items() if v is not None})
-            for row in held.to_dicts()
-        ]
+        return _sightings.held(self.name, _every(trace, set(_PARTS)))
 
     def examples(self, trace: Trace, hypotheses: Sequence[Hypothesis]) -> Examples:
         return _sightings.bound_examples(
@@ -334,13 +329,7 @@ class Roundtrip(Relation):
         return _SAYS[hypothesis.text("mode")].format(what=hypothesis.text("what"))
 
     def detail(self, trace: Trace, hypothesis: Hypothesis, example: Mapping[str, Any]) -> Detail:
-        return Detail(
-            expected=example["_expected"] or "",
-            seen=example["_seen"] or "",
-            function=example["_function"] or "",
-            variable=example["_variable"] or "",
-            advice=_ADVICE[hypothesis.text("mode")],
-        )
+        return _sightings.detail(example, _ADVICE[hypothesis.text("mode")])
 
 
 def _every(trace: Trace, modes: set[str]) -> pl.DataFrame:

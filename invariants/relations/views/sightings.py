@@ -12,7 +12,7 @@ from typing import Any, Final
 import polars as pl
 
 from proctor.invariants.invariant import Hypothesis
-from proctor.invariants.relations import Examples
+from proctor.invariants.relations import Detail, Examples
 from proctor.invariants.relations.views import frames as _frames
 from proctor.invariants.schema import Value
 from proctor.invariants.trace import Trace
@@ -141,6 +141,25 @@ def of_parts(
     """Examples in the form of `EXAMPLE` of several makers, each made once for a trace."""
     frames = [_frames.memo(trace, f"{relation} {name}", make) for name, make in parts.items()]
     return pl.concat([*frames, pl.DataFrame(schema=EXAMPLE)])
+
+
+def held(relation: str, found: pl.DataFrame) -> list[Hypothesis]:
+    """A hypothesis for each `mode`, `what` and `family` of which an example passed."""
+    rows = found.filter("passed").select("mode", "what", "family").unique()
+    return [Hypothesis.of(relation, **{k: v for k, v in row.items() if v is not None}) for row in rows.to_dicts()]
+
+
+def detail(example: Mapping[str, Any], advice: str, *, expected: str = "", **more: str) -> Detail:
+    """What an example in the form of `EXAMPLE` says of itself.
+
+    Args:
+        example: the row.
+        advice: what to look at.
+        expected: where the row does not say it.
+        more: further fields of `Detail`, or others in the place of the row's.
+    """
+    texts = {name: example[f"_{name}"] or "" for name in ("expected", "seen", "function", "variable")}
+    return Detail(**{**texts, "expected": texts["expected"] or expected, "advice": advice, **more})  # type: ignore[arg-type]
 
 
 def bound_examples(trace: Trace, found: pl.DataFrame, hypotheses: Sequence[Hypothesis]) -> Examples:

@@ -36,6 +36,7 @@ class OutOfBudget(Exception):
     """More terms, or more time, than were allowed."""
 
 
+# More than 25 methods: one for each operation that a domain of `prove` has, all on one table of monomials and atoms.
 class Poly:
     """See the module. `budget`: terms that may be stored; `until`: when it ends, by `time.process_time`."""
 

@@ -103,7 +103,7 @@ def _torch() -> Iterator[Finding]:
 
 
 def _rules() -> Iterator[Finding]:
-    from proctor.invariants.fit import shipped
+    from proctor.invariants.pack import shipped
     from proctor.invariants.relations import registry
 
     names = list(registry())

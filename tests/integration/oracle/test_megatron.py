@@ -1,5 +1,6 @@
 """Real Megatron-core on CPU: every parallelism computes what one process computes, once shards are put together."""
 
+# More than 400 lines: its jobs take minutes, so they run once for all of these tests.
 from __future__ import annotations
 
 import importlib.util

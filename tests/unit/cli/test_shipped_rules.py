@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from proctor.invariants import fit
+from proctor.invariants import pack
 from proctor.invariants.invariant import PAGE_RUNS, Invariant, Severity, Standing, Tier
 from proctor.invariants.pack import read_pack
 from proctor.invariants.relations import Relation, registry
@@ -14,7 +14,7 @@ from proctor.invariants.relations import Relation, registry
 
 def shipped() -> Iterator[tuple[Relation, Invariant]]:
     known = registry()
-    for path in fit.shipped():
+    for path in pack.shipped():
         for rule in read_pack(path).invariants:
             yield known[rule.relation], rule
 

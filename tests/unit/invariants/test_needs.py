@@ -8,7 +8,7 @@ import pytest
 
 from proctor.cli._parts import needs
 from proctor.errors import PackError
-from proctor.invariants.shipped import shipped
+from proctor.invariants.pack import shipped
 
 TORCH = [path for path in shipped() if path.stem in ("accelerate", "torch")]
 

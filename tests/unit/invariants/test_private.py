@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from proctor.invariants import fit
 from proctor.invariants.condition import ALWAYS, Condition, Kind, Precondition
 from proctor.invariants.invariant import Hypothesis
-from proctor.invariants.pack import read_pack
+from proctor.invariants.pack import read_pack, shipped
 from proctor.invariants.private import libraries_of, private_name
 
 LIBRARIES = libraries_of({"transformers": "5.0", "mylib": ""})
@@ -40,9 +39,8 @@ def test_a_precondition_may_not_ask_for_one_either() -> None:
 
 
 def test_no_shipped_rule_speaks_of_one() -> None:
-    shipped = fit.shipped()
-    assert shipped
-    for path in shipped:
+    assert shipped()
+    for path in shipped():
         pack = read_pack(path)
         libraries = libraries_of({**pack.requires, **pack.provenance.libraries})
         assert [r.text for r in pack.invariants if private_name(r.hypothesis, r.precondition, libraries)] == []

@@ -1,3 +1,4 @@
+# More than 400 lines: all of these drive one outbox with one receiver and one clock.
 from __future__ import annotations
 
 import sqlite3

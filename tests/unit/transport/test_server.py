@@ -1,5 +1,6 @@
 """The server takes what peers of the job send, in order, and cuts everybody else off and counts them."""
 
+# More than 400 lines: all of these talk to one server as one kind of peer.
 from __future__ import annotations
 
 import os

@@ -1,4 +1,4 @@
-"""`verify._memory`: pages that are free between those in use go back to the system."""
+"""`verify/memory.py`: pages that are free between those in use go back to the system."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from proctor.verify.service.memory import give_back
+from proctor.verify.memory import give_back
 
 MIB = 1 << 20
 

@@ -51,10 +51,9 @@ def words(text: str, option: str) -> list[str]:
 
 def environment_of(boot: Path, run: str) -> dict[str, str]:
     """The present environment with the start-up hook first on PYTHONPATH."""
-    environment = dict(os.environ)
-    environment["PYTHONPATH"] = os.pathsep.join(filter(None, [str(boot.resolve()), environment.get("PYTHONPATH")]))
-    environment["PROCTOR_RUN"] = run
-    return environment
+    from proctor.instrument.record.rundir import with_hook
+
+    return {**with_hook(os.environ, boot), "PROCTOR_RUN": run}
 
 
 def become(program: str, command: Sequence[str], environment: dict[str, str]) -> NoReturn:

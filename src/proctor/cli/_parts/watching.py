@@ -36,7 +36,7 @@ def settings_of(args: argparse.Namespace, target: Path) -> Settings:
         ProctorError: a pack, the paging configuration or a suppression cannot be used, or a package is missing.
     """
     from proctor.cli._parts.needs import known
-    from proctor.invariants.shipped import shipped
+    from proctor.invariants.pack import shipped
     from proctor.invariants.wire.peer import parse_address, read_token
     from proctor.verify.service.settings import Settings
 

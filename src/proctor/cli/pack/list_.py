@@ -19,7 +19,7 @@ def run(args: argparse.Namespace) -> int:
     from proctor.verify.report.formats.terminal import console
 
     out = console()
-    from proctor.invariants.fit import shipped
+    from proctor.invariants.pack import shipped
 
     paths = [Path(f) for f in args.files] or shipped()
     if not paths:

@@ -1,5 +1,6 @@
 """oracle/collect: what a training step leaves in a recording, and that the program does not notice."""
 
+# More than 400 lines: all of these record the same few programs.
 from __future__ import annotations
 
 import contextlib

@@ -14,7 +14,8 @@ pytest.importorskip("torch")
 from helpers.small_net import PROGRAM, program
 
 from proctor.errors import OracleError, UsageError
-from proctor.oracle.recording.record import Recorder, cause
+from proctor.oracle.recording.record import Recorder
+from proctor.oracle.recording.running import cause
 from proctor.oracle.store import ProcessInfo, Recording, write_json
 
 

@@ -67,7 +67,7 @@ def test_steps_that_wait_are_judged_at_once_when_their_turn_has_come(tmp_path: P
     ("program", "unwanted"),
     [
         ("import proctor.instrument.record.writer, proctor.instrument.record.stream, proctor.instrument.capsules", ("polars", "pandas")),
-        ("from proctor.verify.service.memory import forgo_pandas; forgo_pandas(); import pyarrow; pyarrow.array([1, 2])", ("pandas",)),
+        ("from proctor.verify.memory import forgo_pandas; forgo_pandas(); import pyarrow; pyarrow.array([1, 2])", ("pandas",)),
         ("import proctor.verify.service.verifier, proctor.verify.live.contexts; proctor.verify.live.contexts.Contexts()", ("pandas",)),
     ],
 )
@@ -78,6 +78,6 @@ def test_processes_import_only_what_they_need(program: str, unwanted: tuple[str,
 
 
 def test_pandas_is_there_for_others() -> None:
-    program = "from proctor.verify.service.memory import forgo_pandas; forgo_pandas(); import pandas; print(pandas.DataFrame({'a': [1]}).shape)"
+    program = "from proctor.verify.memory import forgo_pandas; forgo_pandas(); import pandas; print(pandas.DataFrame({'a': [1]}).shape)"
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "(1, 1)"

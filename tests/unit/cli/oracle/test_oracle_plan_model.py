@@ -6,7 +6,7 @@ import pytest
 
 from proctor.cli import main
 
-PLANS = Path(__file__).parents[3] / "examples" / "parallel"
+PLANS = Path(__file__).parents[4] / "examples" / "parallel"
 MODEL = """
 import sys
 sys.path.insert(0, {folder!r})

@@ -1,0 +1,80 @@
+"""When state is looked at: at a boundary of a recorded step, at an update that a budget leaves out, when recording goes on, and at the end.
+
+The observer has one. Hooks in `steps/` and `observe/structure.py` say that a boundary is there; what is read then is `observe/state.py`'s.
+A look takes its turn (`turns.py`), so that no other thread writes what it reads, and no error of it reaches the program.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+from proctor.instrument.observe.state import Look
+from proctor.instrument.steps.turns import Turns
+
+if TYPE_CHECKING:
+    from proctor.instrument.observer import Observer
+
+
+class Looks:
+    """The looks of one process.
+
+    Args:
+        observer: says whether this process and step are recorded.
+
+    Attributes:
+        turns: of the threads that look and write.
+    """
+
+    def __init__(self, observer: Observer) -> None:
+        self._observer = observer
+        self.turns = Turns(self._threads_train)
+
+    def look(self, edge: int, call: int | None = None, **what: Any) -> None:
+        """Observe state at a boundary, if this step is recorded."""
+        observer = self._observer
+        if not observer.sampled or not observer.writes():
+            return
+        recorder = observer.recorder
+        where = recorder.current_call if call is None else call
+        with self._turn() as mine:
+            if mine:
+                observer.guard.run("state", self._observe, recorder.current_seq, where, edge, what)
+
+    def glance(self) -> None:
+        """After an update of a process with a budget, also in a step that it leaves out."""
+        observer = self._observer
+        if observer.sentinel is None or not observer.writes():
+            return
+        with self._turn() as mine:
+            if mine:
+                observer.guard.run("glance", observer.sentinel.glance, observer.clock.step)
+
+    def resume(self) -> None:
+        """Steps were left out: what is now is what later changes are held against."""
+        everything = dict.fromkeys(("data", "grad", "buffers", "optimizer"), Look.FORCE)
+        with self._turn() as mine:
+            if mine:
+                self._observe(0, 0, 0, {**everything, "silent": True})
+
+    def late(self) -> None:
+        """The last one of the process."""
+        self._observer.steps.by_hand.look()
+        self.look(0, 0, data=Look.HINT, grad=Look.HINT)
+
+    @contextmanager
+    def _turn(self) -> Iterator[bool]:
+        mine = self.turns.begin_look()
+        try:
+            yield mine
+        finally:
+            if mine:
+                self.turns.end_look()
+
+    def _observe(self, seq: int, call: int, edge: int, what: dict[str, Any]) -> None:
+        contexts = self._observer.contexts
+        self._observer.tracker.observe(seq, call, edge, contexts.resolve(contexts.base(), True, "", ""), **what)
+
+    def _threads_train(self) -> None:
+        self._observer.guard.stop("two threads of this process train at once; their steps cannot be told apart, so nothing of it is judged")
