@@ -28,7 +28,7 @@ class Unlike(Exception):
     """Ranks are not alike: why."""
 
 
-class Shifted(Window, frozen=True):
+class Shifted(Window, frozen=True, gc=False):
     """A window that lies elsewhere on each lane. `steps`: along each lane axis; `reach`: how much farther the farthest lane reaches."""
 
     steps: Steps = ()

@@ -290,11 +290,9 @@ class LaneMachine(Machine):
 
     def _storage(self, rank: _Rank, w: Window) -> Array:
         found = rank.storages.get(w.storage)
-        if found is not None and len(found) < w.end and found.dtype.names:
-            grown = widened(self._born(rank, w), lanes_of(found, self._axes)).copy()
-            grown[: len(found)] = found
-            rank.storages[w.storage] = found = grown
-        return super()._storage(rank, w) if found is None or len(found) < w.end else found
+        if found is None:  # as long as any of its windows needs
+            found = rank.storages[w.storage] = self._born(rank, w)
+        return found
 
     def _born(self, rank: _Rank, w: Window) -> Array:
         given = self._leaves.get((rank.tape.rank, w.storage))
