@@ -16,7 +16,16 @@ import torch
 
 from proctor.oracle.prove import collectives
 from proctor.oracle.prove.domains import Domain
-from proctor.oracle.prove.lanes.domain import Laned, Lanes, common, lanes_of, of_lanes, packed, values, widened
+from proctor.oracle.prove.lanes.domain import (
+    Laned,
+    Lanes,
+    common,
+    lanes_of,
+    of_lanes,
+    packed,
+    values,
+    widened,
+)
 from proctor.oracle.prove.lanes.family import Family, Shifted, Unlike, World, axes_of
 from proctor.oracle.prove.machine import Machine, Stuck, _Rank, _view, literal
 from proctor.oracle.prove.meanings import Floats
