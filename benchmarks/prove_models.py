@@ -141,7 +141,7 @@ class Attention(nn.Module):
         return torch.cat([a * self.cos - b * self.sin, b * self.cos + a * self.sin], -1)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        rows, tokens, width = x.shape
+        rows, tokens = x.shape[:2]
         x = ToAll.apply(x, self.ranks, self.ranks.mistake == "backward sum missing")
         q, k, v = ((x @ w.t()).view(rows, tokens, -1, 2).transpose(1, 2) for w in (self.query, self.key, self.value))
         scores = self.turned(q) @ self.turned(k).transpose(-1, -2) * 2**-0.5

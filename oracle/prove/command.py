@@ -13,13 +13,13 @@ from proctor.oracle.recording.record import program_of
 from proctor.oracle.recording.running import LOG, cause, run_hooked
 
 
-def tapes_by_plan(command: Sequence[str], plan: Path, world: int, *, timeout_s: float) -> list[Tape]:
-    """Record one step of a program of one device as each rank of a plan would run it: a process a rank, one after the other.
+def tapes_by_plan(command: Sequence[str], plan: Path, world: int, ranks: Sequence[int], *, timeout_s: float) -> list[Tape]:
+    """Record one step of a program of one device as ranks of a plan would run it: a process a rank, one after the other.
 
     Raises:
         OracleError: as `tapes_of`; or the plan cannot work for the model.
     """
-    return [tapes_of(command, timeout_s=timeout_s, said={"plan": str(plan.resolve()), "rank": rank, "world": world})[0] for rank in range(world)]
+    return [tapes_of(command, timeout_s=timeout_s, said={"plan": str(plan.resolve()), "rank": rank, "world": world})[0] for rank in ranks]
 
 
 def tapes_of(command: Sequence[str], *, timeout_s: float, said: Mapping[str, object] | None = None) -> list[Tape]:

@@ -45,13 +45,14 @@ class Recorder(TorchDispatchMode):  # type: ignore[misc]  # torch is not typed h
         self._decided: set[int] = set()  # storages of integers that computed floats went into
         self._counted: set[int] = set()  # storages of floats that were made of integers alone
         self._absent: set[int] = set()  # storages of floats that others' floats went into, which a fake process group does not carry
+        self._names: dict[int, str] = {}
         self._expand = _decompositions()
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         if any(hasattr(t, "__tensor_flatten__") for t in types):
             return NotImplemented
-        name = f"{func}" if self.on else ""
+        name = self._names.get(id(func)) or self._names.setdefault(id(func), f"{func}")  # operators live as long as torch
         if not self.on or name.startswith(SILENT) or _unreal(types, args, kwargs):
             return func(*args, **kwargs)
         if name.startswith("fsdp."):

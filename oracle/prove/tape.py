@@ -28,7 +28,7 @@ _MOST_BYTES: Final = 2 << 30
 Array = NDArray[Any]
 
 
-class Window(msgspec.Struct, frozen=True, array_like=True):
+class Window(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """A strided view of a storage; offset and strides count elements. `kind`: "f" floats, "i" integers, "b" booleans."""
 
     storage: int
@@ -53,7 +53,7 @@ class Window(msgspec.Struct, frozen=True, array_like=True):
         return self.offset + 1 + sum((n - 1) * s for n, s in zip(self.size, self.stride))
 
 
-class Node(msgspec.Struct, array_like=True):
+class Node(msgspec.Struct, array_like=True, gc=False):
     """One operation.
 
     Attributes:

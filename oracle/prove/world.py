@@ -7,6 +7,7 @@ decides by received numbers is not what it would decide in earnest; such program
 from __future__ import annotations
 
 import functools
+import gc
 import multiprocessing.connection
 import os
 import tempfile
@@ -67,6 +68,7 @@ def tapes_in_parallel(program: Program, ranks: Sequence[int], world: int, jobs: 
         folder = Path(name)
 
         def one(rank: int) -> str:
+            gc.disable()  # tapes have no cycles, and the process ends soon
             try:
                 write(tape_of(program, rank, world), folder / f"{rank}.tape")
             except OracleError as error:

@@ -17,6 +17,21 @@ _FILES: Final = {"json": "jsonout"}  # a file called json.py would read like the
 
 
 @dataclass(frozen=True)
+class Proof:
+    """What `oracle prove` says of the same commands: for all data, where the comparison is of one run's.
+
+    verdict: "PROVED", "EQUAL", "CLOSE", "UNPROVED" or "DIFFERENT".
+    why, where: one sentence each; where may be "".
+    holds: what it holds for.
+    """
+
+    verdict: str
+    why: str
+    where: str = ""
+    holds: Sequence[str] = ()
+
+
+@dataclass(frozen=True)
 class Report:
     """What a report speaks of.
 
@@ -30,6 +45,7 @@ class Report:
     page: the HTML report, "" without one.
     next_steps: commands worth trying, best first.
     everything: all wrong tensors, not the worst ones.
+    proof: None where none was asked for.
     """
 
     verdict: Verdict
@@ -45,6 +61,12 @@ class Report:
     page: str = ""
     next_steps: Sequence[str] = ()
     everything: bool = False
+    proof: Proof | None = None
+
+    @property
+    def exit_code(self) -> int:
+        """Of the comparison; 1 also where a proof says that the programs differ."""
+        return 1 if self.proof is not None and self.proof.verdict == "DIFFERENT" else self.verdict.exit_code
 
 
 class Format(Protocol):

@@ -46,6 +46,7 @@ def render(report: Report) -> str:
         words=[w for w in ("bad", "nonfinite", "missing", "shape", "warn", "no-power", "unmapped", "ok") if any(t.verdict == w for t in table)],
         max_replicas=MAX_REPLICAS,
         max_notes=MAX_NOTES,
+        proof=report.proof,
         style=style,
         script=script,
         style_hash=_hash(style),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from typing import Any, Final
 
 import msgspec
@@ -33,6 +34,7 @@ def render(report: Report) -> str:
         "mesh": report.mesh,
         "samples": report.samples,
         "mode": report.mode,
+        **({"proof": asdict(report.proof)} if report.proof is not None else {}),
     }
     return msgspec.json.format(msgspec.json.encode(content), indent=2).decode() + "\n"
 

@@ -54,6 +54,7 @@ def show(report: Report, to: Console) -> None:
     for lead, path in sides:
         more = f"  ({', '.join(x for x in (count(report.world, 'rank') if report.world else '', report.mesh) if x)})" if lead.startswith("cand") else ""
         to.print(Text(f"  {lead}{clean(path, 300)}{clean(more if more != '  ()' else '', 200)}", style="dim"), soft_wrap=True)
+    _proof(report, to)
     if verdict.culprit is not None:
         _culprit(verdict.culprit, to)
     if verdict.first is not None:
@@ -63,6 +64,21 @@ def show(report: Report, to: Console) -> None:
     _list(to, "Not checked", verdict.unchecked, report.everything)
     _list(to, "Notes", verdict.notes, report.everything)
     _next(report, to)
+
+
+def _proof(report: Report, to: Console) -> None:
+    """Beside the comparison of one run's numbers: what is said for all data."""
+    from rich.text import Text
+
+    found = report.proof
+    if found is None:
+        return
+    style = {"PROVED": "bold green", "EQUAL": "bold green", "DIFFERENT": "bold red"}.get(found.verdict, "bold yellow")
+    to.print()
+    to.print(Text("FOR ALL DATA", style="bold").append(f"  {found.verdict}", style=style))
+    for label, text in (("why", found.why), ("where", found.where), *(("holds for", text) for text in found.holds)):
+        if text:
+            _hang(to, f"  {label:<11}", clean(text, 600))
 
 
 def _culprit(found: Culprit, to: Console) -> None:

@@ -22,7 +22,7 @@ from proctor.oracle.prove.domains.f64 import F64
 from proctor.oracle.prove.domains.field import Field, P
 from proctor.oracle.prove.lanes.domain import packed, values
 from proctor.oracle.prove.lanes.family import Family, Record, Unlike, World, gathered, indices
-from proctor.oracle.prove.lanes.machine import Integers, LaneMachine
+from proctor.oracle.prove.lanes.machine import LaneMachine
 from proctor.oracle.prove.leaves import Alignment, align, content, keys
 from proctor.oracle.prove.machine import Stuck, literal
 from proctor.oracle.prove.tape import Array, Tape
@@ -74,6 +74,8 @@ def _judge(verdict: Verdict, reference: Tape, world: World, plan: Plan, jobs: in
     if alignment.strange:
         verdict.why = f"the ranks do not begin with the reference's parameters: {alignment.strange[0]}"
         return
+    if alignment.merged:
+        raise Unlike(f"parts of {sorted(alignment.merged)[0]} cannot be told apart: its initial values are equal")
     at = {(k, held.name): indices(f, alignment.index, held.name, world.sizes) for k, f in enumerate(world.families) for held in f.tape.held if (f.tape.rank, held.name) in alignment.of}
     alone, integers = World(Mesh(), (), [()], [Family(reference, [((), reference)])]), ({}, {})
     before = judge.starting_values(reference)

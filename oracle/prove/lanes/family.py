@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, Final
 
 import msgspec
 import numpy as np
@@ -20,6 +20,7 @@ from proctor.oracle.plans.mesh import Mesh
 from proctor.oracle.prove.recorder import RANDOM
 from proctor.oracle.prove.tape import Array, Node, Tape, Window, collective
 
+MOST_RANKS: Final = 256  # that are run
 Steps = tuple[int, ...]  # along each lane axis
 Record = Callable[[Sequence[int]], list[Tape]]
 
@@ -28,7 +29,7 @@ class Unlike(Exception):
     """Ranks are not alike: why."""
 
 
-class Shifted(Window, frozen=True):
+class Shifted(Window, frozen=True, gc=False):
     """A window that lies elsewhere on each lane. `steps`: along each lane axis; `reach`: how much farther the farthest lane reaches."""
 
     steps: Steps = ()
@@ -109,6 +110,8 @@ def gathered(record: Record, mesh: Mesh) -> World:
     spots = _spots(tuple(mesh.sizes[k] for k in lanes))
     asked = {(place, spot): _rank(mesh, {**dict(zip(rest, place)), **dict(zip(lanes, spot))}) for place in places for spot in spots}
     missing = sorted(set(asked.values()) - set(known))
+    if len(missing) > MOST_RANKS:
+        raise Unlike(f"{len(missing)} ranks would have to be run, since ranks along {', '.join(mesh.axes[k] for k in rest if mesh.sizes[k] > 1)} do other operations; the mesh's axes go slow to fast")
     known.update(zip(missing, record(missing)))
     world = World(mesh, tuple(lanes), places, [])
     for place in places:
@@ -223,7 +226,7 @@ def _arguments(found: dict[tuple[str, int, int], int], at: int, one: tuple[Node,
     for k, a, b in pairs:
         if isinstance(a, dict) and isinstance(b, dict) and "r" in a and a.get("r") == b.get("r"):
             continue
-        if a == b or collective(m.op) and isinstance(a, str):  # names of groups
+        if a == b or (collective(m.op) and isinstance(a, str)):  # names of groups
             continue
         if integers and k >= 0 and type(a) is int and type(b) is int:
             found["arg", at, k] = b - a

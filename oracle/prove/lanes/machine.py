@@ -16,7 +16,16 @@ import torch
 
 from proctor.oracle.prove import collectives
 from proctor.oracle.prove.domains import Domain
-from proctor.oracle.prove.lanes.domain import Laned, Lanes, common, lanes_of, of_lanes, packed, values, widened
+from proctor.oracle.prove.lanes.domain import (
+    Laned,
+    Lanes,
+    common,
+    lanes_of,
+    of_lanes,
+    packed,
+    values,
+    widened,
+)
 from proctor.oracle.prove.lanes.family import Family, Shifted, Unlike, World, axes_of
 from proctor.oracle.prove.machine import Machine, Stuck, _Rank, _view, literal
 from proctor.oracle.prove.meanings import Floats
@@ -290,11 +299,9 @@ class LaneMachine(Machine):
 
     def _storage(self, rank: _Rank, w: Window) -> Array:
         found = rank.storages.get(w.storage)
-        if found is not None and len(found) < w.end and found.dtype.names:
-            grown = widened(self._born(rank, w), lanes_of(found, self._axes)).copy()
-            grown[: len(found)] = found
-            rank.storages[w.storage] = found = grown
-        return super()._storage(rank, w) if found is None or len(found) < w.end else found
+        if found is None:  # as long as any of its windows needs
+            found = rank.storages[w.storage] = self._born(rank, w)
+        return found
 
     def _born(self, rank: _Rank, w: Window) -> Array:
         given = self._leaves.get((rank.tape.rank, w.storage))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import math
 import re
@@ -10,7 +11,7 @@ from html.parser import HTMLParser
 import pytest
 
 from proctor.oracle.judging.verdicts import ReplicaConflict, TensorVerdict, Verdict, conclude
-from proctor.oracle.report import FORMATS, Report, renderer
+from proctor.oracle.report import FORMATS, Proof, Report, renderer
 from proctor.oracle.report._depth import MAX_POINTS, picture
 from proctor.oracle.report._model import MAX_NODES, tree
 from proctor.oracle.report._wording import multiple, number
@@ -56,6 +57,18 @@ def test_terminal_says_what_matters_first() -> None:
         assert wanted in text
     assert len(lines) < 30
     assert all(len(line) <= 110 for line in lines)
+
+
+@pytest.mark.parametrize("name", FORMATS)
+def test_a_proof_stands_beside_the_comparison(name: str) -> None:
+    equivalent = conclude([tensor(0)])
+    without = report(equivalent)
+    found = dataclasses.replace(without, proof=Proof("DIFFERENT", "a law <b>", "layers.0.attn", ["this shape"]))
+    text = renderer(name).render(found)
+    for wanted in ("DIFFERENT", "layers.0.attn", "this shape"):
+        assert wanted in text and wanted not in renderer(name).render(without)
+    assert "<b>" not in text or name != "html"
+    assert (without.exit_code, found.exit_code) == (0, 1)
 
 
 def test_terminal_names_the_ranks_of_replicas() -> None:

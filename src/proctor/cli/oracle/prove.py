@@ -28,6 +28,7 @@ def prepare(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--save", metavar="FILE", help="write the proof, where there is one")
     parser.add_argument("--proof", metavar="S", type=float, default=120.0, help="seconds of CPU that a proof may take; 0 refutes or tests at random points only (default 120)")
     parser.add_argument("--plan", metavar="PLAN", help="how parameters are cut (TOML); found by content without one. With a command of one device after --: is this plan right for it, before any run?")
+    parser.add_argument("--many", action="store_true", help="with a command after --: run a few ranks of each kind and judge all together, for large meshes; no proof by formulas")
     parser.add_argument("--timeout", metavar="S", type=float, default=600.0, help="end a command that takes longer (default 600)")
     parser.add_argument("command", metavar="CMD", nargs="*", help="after --plan PLAN --: the run on one device that the plan is for")
     parser.add_argument("--json", metavar="FILE", help="write the verdict as JSON, - for standard output")
@@ -36,6 +37,7 @@ def prepare(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Do all of it."""
     from proctor.oracle.plans.plan_toml import plan_of
+    from proctor.oracle.prove import lanes
     from proctor.oracle.prove.command import tapes_by_plan, tapes_of
     from proctor.oracle.prove.leaves import align
     from proctor.oracle.prove.proofs.file import check, save
@@ -48,6 +50,8 @@ def run(args: argparse.Namespace) -> int:
     if args.command:
         if not args.plan or args.reference or args.candidate:
             raise UsageError("a command after -- goes with --plan alone", hint="proctor oracle prove --plan plan.toml -- python train.py")
+    elif args.many:
+        raise UsageError("--many goes with --plan and a command after --", hint="proctor oracle prove --plan plan.toml --many -- python train.py")
     elif not args.reference or not args.candidate:
         raise UsageError("--reference and --candidate are needed", hint='proctor oracle prove --reference "python train.py" --candidate "torchrun … train.py"')
     plan, seconds = plan_of(args.plan), {}
@@ -59,7 +63,11 @@ def run(args: argparse.Namespace) -> int:
         began = time.monotonic()
         if args.command and sides:
             assert plan is not None
-            sides.append(tapes_by_plan(command, Path(args.plan), plan.mesh.world, timeout_s=args.timeout))
+            world, chosen = plan.mesh.world, plan
+            if args.many:
+                verdict = lanes.decide(sides[0][0], lambda ranks: tapes_by_plan(command, Path(args.plan), world, ranks, timeout_s=args.timeout), chosen)  # noqa: B023 - called here
+                return _show(verdict, args.json)
+            sides.append(tapes_by_plan(command, Path(args.plan), world, range(world), timeout_s=args.timeout))
         else:
             sides.append(tapes_of(command, timeout_s=args.timeout))
         seconds[name] = time.monotonic() - began

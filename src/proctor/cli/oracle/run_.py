@@ -22,7 +22,9 @@ from proctor.cli.oracle import record as recording
 from proctor.errors import OracleError, UsageError
 
 if TYPE_CHECKING:
+    from proctor.oracle.plans.plan import Plan
     from proctor.oracle.recording.outcome import Compared
+    from proctor.oracle.report import Proof
     from proctor.oracle.store import Recording
 
 
@@ -39,6 +41,7 @@ def prepare(parser: argparse.ArgumentParser) -> None:
         help="compare on generated inputs as well, where the runs agree on the program's own: for data in which errors do not show",
     )
     parser.add_argument("--generate-gradients", action="store_true", help="with it: generated gradients of the model's output, instead of the loss's")
+    parser.add_argument("--prove", metavar="S", type=float, nargs="?", const=120.0, help="judge both commands for all data as well, as `oracle prove` does, in so many CPU seconds for the proof (default 120)")
     recording.add_recording(parser, dropout=("keep", "replay", "draw"))
     comparing.add_report(parser)
 
@@ -52,6 +55,8 @@ def run(args: argparse.Namespace) -> int:
 
     if args.generate_inputs is not None and args.keep_inputs:
         raise UsageError("--generate-inputs and --keep-inputs exclude each other")
+    if args.prove is not None and args.prove < 0:
+        raise UsageError("--prove must be at least 0")
     if args.generate_gradients and args.generate_inputs is None:
         raise UsageError("--generate-gradients goes with --generate-inputs")
     if args.generate_inputs is not None and args.statistics:
@@ -73,8 +78,26 @@ def run(args: argparse.Namespace) -> int:
     if report.verdict.verdict == "different" and comparison is not None and not args.no_localise:
         report = localise(report, comparison, commands[1], reference_command=commands[0], timeout_s=args.timeout, budget_s=args.budget)
     comparing.keep(found.plan, args)
+    if args.prove is not None:
+        report = dataclasses.replace(report, proof=_proof(commands, plan, args))
     comparing.show(report, args)
-    return report.verdict.exit_code
+    return report.exit_code
+
+
+def _proof(commands: Sequence[Sequence[str]], plan: Plan | None, args: argparse.Namespace) -> Proof:
+    """What is said for all data; a program that cannot be judged so does not stop the comparison."""
+    from proctor.oracle.prove.command import tapes_of
+    from proctor.oracle.prove.prover import decide
+    from proctor.oracle.report import Proof
+
+    try:
+        reference, candidate = (tapes_of(command, timeout_s=args.timeout) for command in commands)
+        if len(reference) != 1:
+            raise OracleError(f"the reference has {len(reference)} ranks", hint="it must run on one device")
+        found = decide(reference[0], candidate, plan, proof_s=args.prove)
+    except OracleError as error:
+        return Proof("UNPROVED", f"the commands cannot be judged for all data: {error.message}")
+    return Proof(found.verdict, found.why, found.culprit.said if found.culprit is not None else "", (*(f"operators without a meaning: {text}" for text in found.opaque), *found.assumed))
 
 
 def _on_generated_inputs(

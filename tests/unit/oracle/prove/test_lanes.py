@@ -1,0 +1,91 @@
+"""Large meshes: a few ranks are run, all are judged."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+import torch.distributed as dist
+from helpers.oracle.prove_pipes import by_hand
+from helpers.oracle.prove_programs import data_parallel, tensor_parallel, who
+
+from proctor.oracle.prove import prove
+from proctor.oracle.prove.domains.field import Field
+from proctor.oracle.prove.lanes.domain import Laned, packed, values
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[4] / "benchmarks"))
+
+from prove_models import Size, step
+
+Program = Callable[[], None]
+
+
+@pytest.mark.parametrize(("make", "mesh", "ran"), [(tensor_parallel, "tp=6", "0, 1, 5 (3 of 6)"), (lambda: data_parallel(clip=True), "dp=6", "0, 1, 5 (3 of 6)")])
+def test_ranks_that_were_not_run_are_judged_and_said(make: Callable[[], Program], mesh: str, ran: str) -> None:
+    verdict = prove(make(), make(), mesh, many=True)
+    assert verdict.verdict == "EQUAL", str(verdict)
+    assert any(ran in text for text in verdict.assumed)
+
+
+def test_stages_of_a_pipeline_are_programs_of_their_own() -> None:
+    assert prove(by_hand(4, 2), by_hand(4, 2), "pp=2", many=True).verdict == "EQUAL"
+
+
+@pytest.mark.parametrize("mistake", ["forward missing", "backward missing", "same shard"])
+def test_a_wrong_program_is_refuted(mistake: str) -> None:
+    assert prove(tensor_parallel(), tensor_parallel(mistake), "tp=6", many=True).verdict == "DIFFERENT"
+
+
+@pytest.mark.parametrize("mistake", ["", "wrong data group", "gate not summed", "same rows"])
+def test_a_mesh_of_three_axes_with_experts(mistake: str) -> None:
+    size = Size(layers=2, pp=2, dp=3, tp=2, microbatches=2, experts=True)
+    wrong = Size(layers=2, pp=2, dp=3, tp=2, microbatches=2, experts=True, mistake=mistake)
+    assert prove(step(size), step(wrong), size.mesh, many=True).verdict == ("DIFFERENT" if mistake else "EQUAL")
+
+
+def test_a_rank_that_does_something_else_is_not_taken_for_the_others() -> None:
+    usual = data_parallel()
+
+    def odd() -> None:
+        rank, world = who()
+        if rank == world - 1:
+            torch.nn.Linear(4, 4).train()(torch.zeros(1, 4))
+        usual()
+
+    verdict = prove(usual, odd, "dp=6", many=True)
+    assert verdict.verdict == "UNPROVED" and "would have to be run" in verdict.why
+
+
+def test_a_group_across_axes_is_said() -> None:
+    def crossed() -> None:
+        if dist.is_initialized():
+            rank = dist.get_rank()
+            group = dist.new_group([0, 3] if rank in (0, 3) else [1, 2], use_local_synchronization=True)
+            model = torch.nn.Linear(2, 2)
+            model(torch.ones(1, 2)).sum().backward()
+            dist.all_reduce(model.weight.grad, group=group)
+            torch.optim.SGD(model.parameters(), lr=0.1).step()
+        else:
+            model = torch.nn.Linear(2, 2)
+            model(torch.ones(1, 2)).sum().backward()
+            torch.optim.SGD(model.parameters(), lr=0.1).step()
+
+    assert prove(crossed, crossed, "dp=2,tp=2", many=True).verdict == "UNPROVED"
+
+
+def test_an_operation_on_lanes_is_that_on_each() -> None:
+    dice = np.random.default_rng(0)
+    field = Field(1)
+    laned = Laned(field, 2)
+    a, b = (dice.integers(1, 2**31 - 1, (3, 4, n, m)) for n, m in ((5, 1), (1, 2)))
+    laned.lanes = (5, 2)
+    both = values(laned.mul(packed(a, 2), packed(b, 2)), 2)
+    product = values(laned.matmul(packed(a, 2), packed(b.swapaxes(0, 1), 2)), 2)
+    for i in range(5):
+        for j in range(2):
+            assert np.array_equal(both[..., i, j], field.mul(a[..., i, 0], b[..., 0, j]))
+            assert np.array_equal(product[..., i, j], field.matmul(a[..., i, 0], b.swapaxes(0, 1)[..., 0, j]))
