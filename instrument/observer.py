@@ -31,6 +31,7 @@ from proctor.instrument.patch.taps import Taps
 from proctor.instrument.patch.usercode import UserCode, library_prefixes
 from proctor.instrument.probes import MAX_VALUES, Probes, Sink, _workers
 from proctor.instrument.steps.acts import PRE_ARM_ROWS, Steps
+from proctor.instrument.steps.asleep import Sleep
 from proctor.instrument.steps.clock import ContextTable, StepClock
 from proctor.instrument.steps.turns import Turns
 from proctor.invariants.schema import MODEL_CALL, Name, Value
@@ -69,6 +70,7 @@ class Observer:
         self.tracker: Any = None
         self.capsules: Any = None
         self.sentinel: Sentinel | None = None
+        self.sleep: Sleep | None = None
         self.steps = Steps(self)
         self.structure = Structure(self)
         self.taps = Taps(self)
@@ -81,6 +83,7 @@ class Observer:
         self.tracker = StateTracker(self.intern, self._watches)
         self.tracker.on_names = self.recorder.set_tracked_names
         self.sentinel = Sentinel(self.tracker, self.budget) if self.budget is not None and self.budget.share else None
+        self.sleep = Sleep(self) if self.sentinel is not None else None
         self.guard.run("capsules", self._make_capsules)
         recorder = self.recorder
         recorder.capacity = PRE_ARM_ROWS
@@ -99,7 +102,7 @@ class Observer:
         recorder.module_namer = self._class_code
         recorder.on_error = lambda error: self.guard.report("hook", error)
         self.clock.on_change = self.clock_moved
-        self.clock.on_new_step = self._new_step
+        self.clock.on_new_step = self.new_step
         self.taps.lay()
         os.register_at_fork(after_in_child=self._forked)
         atexit.register(self.close)
@@ -184,6 +187,7 @@ class Observer:
         """Flush, say goodbye and put every function back. Called at exit."""
         if self.finished:
             return
+        self._awake()
         if self.armed and not self.inert:
             self.guard.run("last-look", self._look_late)
             self.probes.closing()
@@ -201,9 +205,14 @@ class Observer:
 
     def pause(self, paused: bool) -> None:
         """Stop or resume observing without removing anything; for benchmarks. Steps meanwhile are not counted."""
+        self._awake()
         self.sampled = not paused
         self.recorder.enabled = not paused
         self.taps.always(not paused)
+
+    def _awake(self) -> None:
+        if self.sleep is not None:
+            self.guard.run("sleep", self.sleep.end)
 
     def _forked(self) -> None:
         """In a forked child: a child of a training process is a helper; a child of a launcher may yet train."""
@@ -215,6 +224,7 @@ class Observer:
 
     def become_inert(self) -> None:
         """This process does not train: observe nothing more."""
+        self.recorder.wake()
         self.inert = True
         self.recorder.enabled = False
         self.taps.always(False)
@@ -278,7 +288,8 @@ class Observer:
 
     def glance(self) -> None:
         """After an update of a process with a budget, also in a step that it leaves out."""
-        if self.sentinel is None or not self.armed or self.inert or self.finished or not self.turns.begin_look():
+        sentinel = self.sentinel
+        if sentinel is None or not sentinel.due(self.clock.step) or not self.armed or self.inert or self.finished or not self.turns.begin_look():
             return
         try:
             self.guard.run("glance", self.sentinel.glance, self.clock.step)
@@ -304,7 +315,7 @@ class Observer:
         self.steps.by_hand.look()
         self.look(0, 0, data=Look.HINT, grad=Look.HINT)
 
-    def _new_step(self) -> None:
+    def new_step(self) -> None:
         """The clock is about to count a new step."""
         self.look(0, 0, data=Look.HINT)
         if not self.armed:
@@ -315,6 +326,7 @@ class Observer:
         self.recorder.enabled = self.sampled
         if self.sentinel is not None and before is not self.sampled:
             self.taps.thin(not self.sampled)
+            self.writer.rest(not self.sampled)
         if before and not self.sampled:
             self.probes.thinned()
         elif self.sampled and not before:
