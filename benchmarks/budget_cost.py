@@ -1,13 +1,13 @@
 """What `watch --budget` costs a step behind the first 200, against the same process bare.
 
-    python benchmarks/budget_cost.py [NAME…] [--budget 1%] [--steps 3000] [--turn 32] [--write]
+    python benchmarks/budget_cost.py [NAME…] [--budget 1%] [--steps 3000] [--turn 16] [--write]
 
 One job under `proctor watch`: in every other turn of some steps all hooks are taken out of use, and it trains bare. A figure is the sum over the
-turns with hooks ÷ that over the turns without, each with the CPU seconds of the training threads and, with hooks, those of Proctor's own threads;
-the standard error is that of 200 draws of pairs of neighbouring turns. A turn with hooks is too short for the rhythm of the looks, so steps are
-told apart: what a full look costs (mean of those steps less that of bare ones) is counted as often as looks are due at the density that the budget has
-chosen, and the others by their mean. Taps that pass through stand in both halves: their calls are counted, at what one costs (benchmarks/tap.py).
-Wall clock stands beside it. `--write`: the table of docs/watch.md.
+turns with hooks ÷ that over the turns without, in CPU seconds of the training thread; the standard error is that of 200 draws of pairs of neighbouring
+turns. A turn is too short for the rhythm of looks and glances, so steps are told apart, and what a step with a glance and one that is looked at in full
+cost more than a bare one is counted as often as they are due at the densities that the budget has chosen. To that come the CPU seconds of
+Proctor's own threads, and the calls of taps that pass through, which stand in both halves, at what one costs (benchmarks/tap.py). Means are of the
+middle nine tenths of the steps of a kind. Wall clock stands beside it. `--write`: the table of docs/watch.md.
 """
 
 from __future__ import annotations
@@ -47,7 +47,8 @@ def stepped(*_):
     if seen <= 200:
         calls[:] = observer.recorder.current_seq, seen
     if last is not None:
-        kind = "bare" if not on else "full" if observer.sampled else "rest"
+        glances = observer.sentinel.due(observer.clock.step)
+        kind = "bare" if not on else "full" if observer.sampled else "glance" if glances else "rest"
         rows.append((seen, kind, now[0] - last[0], now[1] - last[1], threads() if seen % LENGTH in (0, 1) else None))
     if seen >= FREE and seen % LENGTH == 0:
         on = not on
@@ -61,9 +62,9 @@ runpy.run_path(sys.argv[0], run_name="__main__")
 observer = attach._observer
 if not on:
     observer.pause(False)
-level = observer.budget.level
+level, pause = observer.budget.level, observer.sentinel._pause
 with open(f"{OUT}/{os.environ.get('RANK', '0')}.json", "w") as file:
-    json.dump({"rows": rows, "level": level, "calls": calls[0] / max(calls[1], 1)}, file)
+    json.dump({"rows": rows, "level": level, "pause": pause, "calls": calls[0] / max(calls[1], 1)}, file)
 """
 
 
@@ -85,51 +86,58 @@ def run(name: str, budget: str, steps: int, turn: int, work: Path) -> list[dict[
     return found
 
 
-def judged(found: dict, turn: int, column: int, draws: int = 200) -> tuple[float, float, float, float]:
-    """Ratio, its standard error, seconds of a bare step, and how much of the ratio full looks are."""
-    rows = found["rows"]
+def middle(values: list[float]) -> float:
+    """Mean without the twentieth at each end."""
+    values, out = sorted(values), len(values) // 20
+    return statistics.mean(values[out : len(values) - out])
+
+
+def judged(found: dict, turn: int, column: int, draws: int = 200) -> tuple[float, float, float, float, float]:
+    """Ratio, its standard error, seconds of a bare step, and how much of the ratio glances and full looks are."""
     pairs: dict[int, dict[str, list[float]]] = {}
-    full, bare = [], []
-    for row in rows:
+    kinds: dict[str, list[float]] = {"bare": [], "rest": [], "glance": [], "full": []}
+    for row in found["rows"]:
         step, kind, value = row[0], row[1], row[column]
-        if (step - 1) % turn < COLD:
-            continue
-        pairs.setdefault((step - 1) // (2 * turn), {}).setdefault("bare" if kind == "bare" else kind, []).append(value)
-        if kind == "full":
-            full.append(value)
-        if kind == "bare":
-            bare.append(value)
-    whole = [p for p in pairs.values() if len(p.get("bare", ())) > turn // 2 and len(p.get("rest", ())) > turn // 4]
-    step_s = statistics.median(bare)
-    look = max(0.0, statistics.mean(full) - statistics.mean(bare)) if full else 0.0
-    looks = look / (1 << found["level"]) / step_s
+        if (step - 1) % turn >= COLD:
+            pairs.setdefault((step - 1) // (2 * turn), {}).setdefault(kind, []).append(value)
+            kinds[kind].append(value)
+    usual = "rest" if kinds["rest"] else "glance"
+    whole = [p for p in pairs.values() if len(p.get("bare", ())) > turn // 2 and len(p.get(usual, ())) > turn // 4]
+
+    def more(kind: str, than: str) -> float:
+        return max(0.0, middle(kinds[kind]) - middle(kinds[than])) if kinds[kind] else 0.0
+
+    step_s = middle(kinds["bare"])
+    looks = more("full", "bare") / (1 << found["level"]) / step_s
+    glances = more("glance", usual) / (1 << found["pause"]) / step_s
 
     def ratio(chosen: list[dict[str, list[float]]]) -> float:
-        middle = statistics.median if column == 3 else statistics.mean
-        return statistics.median(middle(p["rest"]) / middle(p["bare"]) for p in chosen) + looks
+        on, off = ([value for p in chosen for value in p[kind]] for kind in (usual, "bare"))
+        return middle(on) / middle(off)
 
     random.seed(0)
     spread = statistics.stdev(ratio(random.choices(whole, k=len(whole))) for _ in range(draws))
-    return ratio(whole), spread, step_s, looks
+    return ratio(whole) + looks + glances, spread, step_s, glances, looks
 
 
 def row_of(name: str, found: list[dict], turn: int) -> tuple[str, float]:
     worst = max(found, key=lambda one: judged(one, turn, 2)[0])
-    cpu, spread, step_s, looks = judged(worst, turn, 2)
-    wall, wall_spread, wall_s, _ = judged(worst, turn, 3)
+    cpu, spread, step_s, glances, looks = judged(worst, turn, 2)
+    wall, wall_spread, wall_s, _, _ = judged(worst, turn, 3)
     marks = [(row[0], row[4]) for row in worst["rows"] if row[4] is not None]
     ours = (marks[-1][1] - marks[0][1]) / (marks[-1][0] - marks[0][0]) / step_s
     passing = worst["calls"] * PASS_S / step_s
     total = cpu + ours + passing
+    parts = " + ".join(f"{100 * part:.2f}" for part in (cpu - 1 - looks - glances, glances, looks, ours, passing))
     said = worst["said"]
     return (
-        f"| {PROGRAMS[name][0]} | {1e3 * step_s:.1f} ({1e3 * wall_s:.0f}) | **{total:.4f}** ± {spread:.4f} | {100 * (cpu - 1 - looks):.2f} + "
-        f"{100 * looks:.2f} + {100 * ours:.2f} + {100 * passing:.2f} | {wall:.3f} ± {wall_spread:.3f} | {said['delay']} | {said['round']} |",
+        f"| {PROGRAMS[name][0]} | {1e3 * step_s:.1f} ({1e3 * wall_s:.0f}) | **{total:.4f}** ± {spread:.4f} | {parts} | {wall:.3f} ± {wall_spread:.3f} | "
+        f"{said['delay']} | {said['round']} |",
         total,
     )
 
 
-HEAD = """| after the first 200 steps, ÷ the same job bare | ms of CPU a step (of wall clock) | all CPU of Proctor in the job's processes | per cent: steps between, full looks, own threads, taps that pass through | wall clock | steps without a look, at most | steps until all was glanced at |
+HEAD = """| after the first 200 steps, ÷ the same job bare | ms of CPU a step (of wall clock) | all CPU of Proctor in the job's processes | per cent: steps between, glances, full looks, own threads, taps that pass through | wall clock | steps without a look, at most | steps until all was glanced at |
 |---|---|---|---|---|---|---|
 """  # noqa: E501
 
@@ -139,7 +147,7 @@ def main() -> int:
     parser.add_argument("names", nargs="*", choices=[*PROGRAMS, []], help="of programs; all when left out")
     parser.add_argument("--budget", default="1%")
     parser.add_argument("--steps", type=int, default=3000)
-    parser.add_argument("--turn", type=int, default=32, help="steps")
+    parser.add_argument("--turn", type=int, default=16, help="steps")
     parser.add_argument("--write", action="store_true", help="into docs/watch.md")
     args = parser.parse_args()
     lines, over = [], []

@@ -201,12 +201,11 @@ class Budget:
         self._step = step
         self.steps += 1
 
-    def wakes_up(self, steps: int, step: int, spent: float) -> None:
+    def wakes_up(self, steps: int, spent: float) -> None:
         """Hooks run again.
 
         Args:
             steps: that went by meanwhile.
-            step: the present one.
             spent: seconds that counting them took.
         """
         now = self._clock()

@@ -63,7 +63,7 @@ class Observer:
         self.finished = False
         self.unseen: list[str] = []  # functions that can be called past their taps
         self.makes_run = False  # no command made the run directory: arming does
-        self.sampled = True
+        self.sampled = self._sampled_before = True
         self.turns = Turns(self._threads_train)
         self._arming = threading.Lock()
         self.writer: Any = None
@@ -206,9 +206,12 @@ class Observer:
     def pause(self, paused: bool) -> None:
         """Stop or resume observing without removing anything; for benchmarks. Steps meanwhile are not counted."""
         self._awake()
-        self.sampled = not paused
-        self.recorder.enabled = not paused
+        if paused:
+            self._sampled_before = self.sampled
+        self.sampled = self.recorder.enabled = not paused and self._sampled_before
         self.taps.always(not paused)
+        if not paused:
+            self.taps.thin(not self.sampled)
 
     def _awake(self) -> None:
         if self.sleep is not None:

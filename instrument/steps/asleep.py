@@ -88,10 +88,14 @@ class Sleep:
         self._clock.on_new_step, self._clock.on_change = self._counted, None
         budget.falls_asleep()
 
-    def end(self) -> None:
-        """Everything is awake from now on; what was noted and not yet told is told."""
+    def end(self) -> bool:
+        """Everything is awake from now on; what was noted and not yet told is told.
+
+        Returns:
+            whether a backward or an update runs.
+        """
         if not self.on:
-            return
+            return False
         observer, budget = self._observer, self._observer.budget
         self.on = False
         acts, who, backwards, collectives, running = observer.recorder.wake()
@@ -102,11 +106,10 @@ class Sleep:
         observer.probes.slept(backwards, collectives)
         if self._odd:
             self.refuse()
-        if running:
-            observer.turns.seen_running()
         if budget is not None:
             mean = self._spent / self._timed if self._timed else 0.0
-            budget.wakes_up(self._clock.step - self._begun, self._clock.step, self.ticks * mean + self._acts * _ACT_S)
+            budget.wakes_up(self._clock.step - self._begun, self.ticks * mean + self._acts * _ACT_S)
+        return running > 0
 
     # -- what the recorder tells ------------------------------------------------------------------------------
 
@@ -125,7 +128,8 @@ class Sleep:
         self._replay(acts, who)
         clock = self._clock
         if kind == _FOREIGN:
-            self.end()
+            if self.end():
+                self._observer.turns.seen_running()
             return True
         optimizer = args[0 if kind == _UPDATED else 1] if len(args) > (kind != _UPDATED) else None
         if optimizer is None:
