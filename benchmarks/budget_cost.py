@@ -139,7 +139,7 @@ def row_of(name: str, found: list[dict], turn: int) -> tuple[str, float]:
 
 HEAD = """| after the first 200 steps, ÷ the same job bare | ms of CPU a step (of wall clock) | all CPU of Proctor in the job's processes | per cent: steps between, glances, full looks, own threads, taps that pass through | wall clock | steps without a look, at most | steps until all was glanced at |
 |---|---|---|---|---|---|---|
-"""  # noqa: E501
+"""
 
 
 def main() -> int:

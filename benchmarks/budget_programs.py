@@ -12,7 +12,6 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
-
 from workloads import Block, Cnn, Gcn, Lm
 
 Loss = Callable[[], torch.Tensor]

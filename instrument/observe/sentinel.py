@@ -66,7 +66,8 @@ class Sentinel:
     @property
     def round(self) -> int:
         """Steps until every piece had its turn."""
-        return 1 << (self._level + self._pause + (self._pause < _MAX_PAUSE))
+        several = self._level > 0 and self._pause < _MAX_PAUSE  # turns go by steps with as many zeros at their end, half of those with more
+        return 1 << (self._level + self._pause + several)
 
     def due(self, step: int) -> bool:
         """Whether there is a glance in this step."""

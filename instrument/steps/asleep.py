@@ -125,6 +125,8 @@ class Sleep:
             self._timed += 1
 
     def _tick(self, args: tuple[Any, ...], acts: str, who: tuple[int, ...], kind: int) -> bool:
+        if self._observer.inert or self._observer.finished:
+            return True
         self._replay(acts, who)
         clock = self._clock
         if kind == _FOREIGN:

@@ -112,7 +112,7 @@ PyObject* update(Recorder& recorder, Tls& tls, const ActCall& call) {
   Asleep& a = recorder.r->asleep;
   if (a.updates++) note_who(a, 'I', call);
   PyObject* result = through(call);
-  if (a.updates > 0 && !--a.updates && recorder.asleep) {
+  if (a.updates > 0 && !--a.updates) {  // also where something has ended the sleep meanwhile: nobody else tells of this update
     ++a.told;
     tell(recorder, tls, call, kUpdated);
   }

@@ -8,7 +8,17 @@ from typing import Any
 import pytest
 
 from proctor.instrument.steps import asleep
-from proctor.instrument.steps.asleep import BACKWARD, CLEAR, COLLECTIVE, FETCH, FORWARD, QUIET, SCALED, UPDATE, act_of
+from proctor.instrument.steps.asleep import (
+    BACKWARD,
+    CLEAR,
+    COLLECTIVE,
+    FETCH,
+    FORWARD,
+    QUIET,
+    SCALED,
+    UPDATE,
+    act_of,
+)
 from proctor.native import ACTIVE, Recorder, Tap
 
 pytestmark = pytest.mark.skipif(ACTIVE != "native", reason="the twin has hooks only")
