@@ -1,10 +1,13 @@
 """What `watch --budget` costs a step behind the first 200, against the same process bare.
 
-    python benchmarks/budget_cost.py [--budget 1%] [--iters 2400] [--turn 96] [--script PATH] [-- OPTION OF THE PROGRAM…]
+    python benchmarks/budget_cost.py [NAME…] [--budget 1%] [--steps 3000] [--turn 16] [--write]
 
-One process under `proctor watch`: for every other turn of some steps all hooks are taken out of use, and the process trains bare. Printed is
-the mean step of a turn with hooks ÷ the mean of those of the turns around it (means, since a budget is spent in few steps), its median and
-mean over turns with the standard error, in CPU time of the training thread and in wall time, and what the budget itself says.
+One job under `proctor watch`: in every other turn of some steps all hooks are taken out of use, and it trains bare. A figure is the sum over the
+turns with hooks ÷ that over the turns without, in CPU seconds of the training thread; the standard error is that of 200 draws of pairs of neighbouring
+turns. A turn is too short for the rhythm of looks and glances, so steps are told apart, and what a step with a glance and one that is looked at in full
+cost more than a bare one is counted as often as they are due at the densities that the budget has chosen. To that come the CPU seconds of
+Proctor's own threads, and the calls of taps that pass through, which stand in both halves, at what one costs (benchmarks/tap.py). Means are of the
+middle nine tenths of the steps of a kind. Wall clock stands beside it. `--write`: the table of docs/watch.md.
 """
 
 from __future__ import annotations
@@ -12,70 +15,153 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import random
 import statistics
 import subprocess
 import sys
 import tempfile
 from pathlib import Path
 
+from budget_programs import PROGRAMS
+
 ROOT = Path(__file__).resolve().parent.parent
-COLD = 3  # steps at the beginning of a turn
+PAGE = ROOT / "docs" / "watch.md"
+MARKS = "<!-- budget -->\n", "<!-- end of budget -->"
+PASS_S = 2.5e-8  # a call through a tap that does nothing
+COLD = 4  # steps at the beginning of a turn
 DRIVER = """
-import json, runpy, sys, time
+import json, os, runpy, sys, time
 from torch.optim.optimizer import register_optimizer_step_post_hook
 from proctor.instrument import attach
 
-FREE, LENGTH = 240, int(sys.argv[1])
-seen, turns, now, on = 0, [], [], True
-last = (0.0, 0.0)
+FREE, LENGTH, OUT = 260, int(sys.argv[1]), sys.argv[2]
+seen, rows, on, last, calls = 0, [], True, None, [0, 0]
+
+def threads():
+    return sum(time.clock_gettime(time.pthread_getcpuclockid(t.ident)) for t in attach._observer._threads() if t.is_alive())
 
 def stepped(*_):
-    global seen, last, now, on
-    at = (time.thread_time(), time.perf_counter())
-    now.append((at[0] - last[0], at[1] - last[1]))
+    global seen, last, on
+    observer, now = attach._observer, (time.thread_time(), time.perf_counter())
     seen += 1
-    if seen >= FREE and (seen - FREE) % LENGTH == 0:
-        turns.append((on, now))
-        now, on = [], not on
-        attach._observer.pause(not on)
-    last = (time.thread_time(), time.perf_counter())
+    if seen <= 200:
+        calls[:] = observer.recorder.current_seq, seen
+    if last is not None:
+        glances = observer.sentinel.due(observer.clock.step)
+        kind = "bare" if not on else "full" if observer.sampled else "glance" if glances else "rest"
+        rows.append((seen, kind, now[0] - last[0], now[1] - last[1], threads() if seen % LENGTH in (0, 1) else None))
+    if seen >= FREE and seen % LENGTH == 0:
+        on = not on
+        observer.pause(not on)
+    last = (time.thread_time(), time.perf_counter()) if seen >= FREE else None
 
 register_optimizer_step_post_hook(stepped)
-sys.argv = sys.argv[2:]
+sys.argv = sys.argv[3:]
+sys.path.insert(0, os.path.dirname(sys.argv[0]))
 runpy.run_path(sys.argv[0], run_name="__main__")
+observer = attach._observer
 if not on:
-    attach._observer.pause(False)
-print("TURNS " + json.dumps(turns[1:]))
+    observer.pause(False)
+level, pause = observer.budget.level, observer.sentinel._pause
+with open(f"{OUT}/{os.environ.get('RANK', '0')}.json", "w") as file:
+    json.dump({"rows": rows, "level": level, "pause": pause, "calls": calls[0] / max(calls[1], 1)}, file)
+"""
+
+
+def run(name: str, budget: str, steps: int, turn: int, work: Path) -> list[dict[str, object]]:
+    """What the ranks of a job noted."""
+    driver = work / "driver.py"
+    driver.write_text(DRIVER)
+    program = [str(driver), str(turn), str(work), str(ROOT / "benchmarks" / "budget_programs.py"), name, str(steps)]
+    ranks = PROGRAMS[name][1]
+    start = [sys.executable] if ranks == 1 else [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(ranks)]
+    watch = [sys.executable, "-m", "proctor.cli", "watch", "--budget", budget, "--fail-on", "never", "-o", str(work / "run"), "--", *start, *program]
+    done = subprocess.run(watch, capture_output=True, text=True, env={**os.environ, "OMP_NUM_THREADS": "1"}, check=False)
+    found = [json.loads(path.read_text()) for path in sorted(work.glob("[0-9].json"))]
+    if len(found) != ranks:
+        raise SystemExit(done.stderr[-3000:])
+    said = [json.loads(p.read_text())["overhead"] for p in (work / "run").glob("procs/*/process.json")]
+    for one, overhead in zip(found, sorted(said, key=str)):
+        one["said"] = overhead
+    return found
+
+
+def middle(values: list[float]) -> float:
+    """Mean without the twentieth at each end."""
+    values, out = sorted(values), len(values) // 20
+    return statistics.mean(values[out : len(values) - out])
+
+
+def judged(found: dict, turn: int, column: int, draws: int = 200) -> tuple[float, float, float, float, float]:
+    """Ratio, its standard error, seconds of a bare step, and how much of the ratio glances and full looks are."""
+    pairs: dict[int, dict[str, list[float]]] = {}
+    kinds: dict[str, list[float]] = {"bare": [], "rest": [], "glance": [], "full": []}
+    for row in found["rows"]:
+        step, kind, value = row[0], row[1], row[column]
+        if (step - 1) % turn >= COLD:
+            pairs.setdefault((step - 1) // (2 * turn), {}).setdefault(kind, []).append(value)
+            kinds[kind].append(value)
+    usual = "rest" if kinds["rest"] else "glance"
+    whole = [p for p in pairs.values() if len(p.get("bare", ())) > turn // 2 and len(p.get(usual, ())) > turn // 4]
+
+    def more(kind: str, than: str) -> float:
+        return max(0.0, middle(kinds[kind]) - middle(kinds[than])) if kinds[kind] else 0.0
+
+    step_s = middle(kinds["bare"])
+    looks = more("full", "bare") / (1 << found["level"]) / step_s
+    glances = more("glance", usual) / (1 << found["pause"]) / step_s
+
+    def ratio(chosen: list[dict[str, list[float]]]) -> float:
+        on, off = ([value for p in chosen for value in p[kind]] for kind in (usual, "bare"))
+        return middle(on) / middle(off)
+
+    random.seed(0)
+    spread = statistics.stdev(ratio(random.choices(whole, k=len(whole))) for _ in range(draws))
+    return ratio(whole) + looks + glances, spread, step_s, glances, looks
+
+
+def row_of(name: str, found: list[dict], turn: int) -> tuple[str, float]:
+    worst = max(found, key=lambda one: judged(one, turn, 2)[0])
+    cpu, spread, step_s, glances, looks = judged(worst, turn, 2)
+    wall, wall_spread, wall_s, _, _ = judged(worst, turn, 3)
+    marks = [(row[0], row[4]) for row in worst["rows"] if row[4] is not None]
+    ours = (marks[-1][1] - marks[0][1]) / (marks[-1][0] - marks[0][0]) / step_s
+    passing = worst["calls"] * PASS_S / step_s
+    total = cpu + ours + passing
+    parts = " + ".join(f"{100 * part:.2f}" for part in (cpu - 1 - looks - glances, glances, looks, ours, passing))
+    said = worst["said"]
+    return (
+        f"| {PROGRAMS[name][0]} | {1e3 * step_s:.1f} ({1e3 * wall_s:.0f}) | **{total:.4f}** ± {spread:.4f} | {parts} | {wall:.3f} ± {wall_spread:.3f} | "
+        f"{said['delay']} | {said['round']} |",
+        total,
+    )
+
+
+HEAD = """| after the first 200 steps, ÷ the same job bare | ms of CPU a step (of wall clock) | all CPU of Proctor in the job's processes | per cent: steps between, glances, full looks, own threads, taps that pass through | wall clock | steps without a look, at most | steps until all was glanced at |
+|---|---|---|---|---|---|---|
 """
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("names", nargs="*", choices=[*PROGRAMS, []], help="of programs; all when left out")
     parser.add_argument("--budget", default="1%")
-    parser.add_argument("--iters", type=int, default=2400)
-    parser.add_argument("--turn", type=int, default=96, help="steps")
-    parser.add_argument("--script", type=Path, default=ROOT / "examples" / "transformer_lm.py")
-    parser.add_argument("options", nargs="*", help="of the program, after --")
+    parser.add_argument("--steps", type=int, default=3000)
+    parser.add_argument("--turn", type=int, default=16, help="steps")
+    parser.add_argument("--write", action="store_true", help="into docs/watch.md")
     args = parser.parse_args()
-    with tempfile.TemporaryDirectory(prefix="proctor-budget-") as folder:
-        driver, run = Path(folder) / "driver.py", Path(folder) / "run"
-        driver.write_text(DRIVER)
-        program = [sys.executable, str(driver), str(args.turn), str(args.script), "--iters", str(args.iters), *args.options]
-        watch = [sys.executable, "-m", "proctor.cli", "watch", "--budget", args.budget, "--fail-on", "never", "-o", str(run), "--", *program]
-        done = subprocess.run(watch, capture_output=True, text=True, env={**os.environ, "OMP_NUM_THREADS": "1"}, check=False)
-        line = next((text for text in done.stdout.splitlines() if text.startswith("TURNS ")), None)
-        if line is None:
-            raise SystemExit(done.stderr[-2000:])
-        turns = json.loads(line.removeprefix("TURNS "))
-        said = json.loads(next(run.glob("procs/*/process.json")).read_text())["overhead"]
-    for column, clock in enumerate(("CPU of the training thread", "wall clock")):
-        middle = [statistics.mean(step[column] for step in steps[COLD:]) for _, steps in turns]
-        ratios = [2 * middle[i] / (middle[i - 1] + middle[i + 1]) for i in range(1, len(turns) - 1) if turns[i][0]]
-        bare = 1e3 * statistics.median(m for m, (on, _) in zip(middle, turns) if not on)
-        error = statistics.stdev(ratios) / len(ratios) ** 0.5 if len(ratios) > 1 else float("nan")
-        print(f"{clock}: {bare:.1f} ms a step bare, with a budget of {args.budget} {statistics.median(ratios):.3f} of it "
-              f"(mean {statistics.mean(ratios):.3f} ± {error:.3f}, {len(ratios)} turns of {args.turn} steps)")
-    print(f"the budget says: {100 * said['share']:.2f} %, {said['looked']} of {said['steps']} steps looked at, none waited for more than {said['delay']}")
+    lines, over = [], []
+    for name in args.names or PROGRAMS:
+        with tempfile.TemporaryDirectory(prefix="proctor-budget-") as folder:
+            line, total = row_of(name, run(name, args.budget, args.steps, args.turn, Path(folder)), args.turn)
+        print(line, flush=True)
+        lines.append(line)
+        over += [name] if total > 1.01 else []
+    print(f"over 1.01: {', '.join(over) or 'none'}")
+    if args.write:
+        text = PAGE.read_text()
+        begin, end = text.index(MARKS[0]) + len(MARKS[0]), text.index(MARKS[1])
+        PAGE.write_text(text[:begin] + HEAD + "\n".join(lines) + "\n" + text[end:])
     return 0
 
 

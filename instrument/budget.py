@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 FREE: Final = 200  # first steps, which are all looked at: most of what is wrong is wrong from the start
 BLOCK: Final = 3  # neighbouring steps that are looked at together
-MAX_LEVEL: Final = 6  # one block in 64
+MAX_LEVEL: Final = 8  # one block in 256
 FOCUS: Final = 24  # steps that are all looked at when something is wrong
 _CALL_S: Final = 4e-7  # what recording a call costs (benchmarks/tap.py)
 _ROUND: Final = 1 / 16  # weight of a new step in the running means
@@ -40,6 +40,20 @@ def looks_at(step: int, level: int) -> bool:
     """Whether a step is in the block of its window of 2^level blocks; the same for all processes, and nested in lower levels."""
     block = max(step, 0) // BLOCK
     return all(_drawn(block >> above, above) == block >> (above - 1) & 1 for above in range(1, level + 1))
+
+
+def next_chosen(step: int, level: int) -> int:
+    """The first step from this one on that is looked at."""
+    if looks_at(step, level):
+        return step
+    window = (max(step, 0) // BLOCK) >> level
+    while True:
+        block = window
+        for above in range(level, 0, -1):
+            block = 2 * block + _drawn(block, above)
+        if block * BLOCK > step:
+            return block * BLOCK
+        window += 1
 
 
 def longest_gap(level: int) -> int:
@@ -122,6 +136,8 @@ class Budget:
         self._block, self._chosen = -1, True  # the block that was asked about last, and what was said
         self._focus = -1  # steps before this one are all looked at
         self._step = -1
+        self._asleep = _Mean()  # of ours a step without hooks,
+        self._slept_since = 0.0  # since when there are such
         self._woken = False  # by another thread, or by what was seen in the present step
         self._highest = 0  # level so far
         self._said: dict[str, Any] = {}
@@ -164,6 +180,44 @@ class Budget:
         self.looked += self.looking
         self.meter.idle = not self.looking and self.steps % _TIMED > 0
         return self.looking
+
+    @property
+    def woken(self) -> bool:
+        """Whether something is wrong, and the next steps are to be looked at for it."""
+        return self._woken
+
+    def next_look(self, step: int) -> int:
+        """The first step from this one on that will be looked at, as far as is known now."""
+        if not self.share or self._woken or step < max(self.free, self._focus):
+            return step
+        return next_chosen(step, self.level)
+
+    def falls_asleep(self) -> None:
+        """No hook runs from now on."""
+        self._slept_since = self._clock()
+
+    def passes(self, step: int) -> None:
+        """A step begins in which no hook runs."""
+        self._step = step
+        self.steps += 1
+
+    def wakes_up(self, steps: int, spent: float) -> None:
+        """Hooks run again.
+
+        Args:
+            steps: that went by meanwhile.
+            spent: seconds that counting them took.
+        """
+        now = self._clock()
+        spent += self._of_threads()
+        elapsed = now - self._slept_since
+        self._own += spent
+        if steps > 0:
+            self._asleep.add(spent / steps)
+            self._bare.add(max(0.0, elapsed - spent) / steps)
+        self.since_free[0] += spent
+        self.since_free[1] += max(0.0, elapsed - spent)
+        self._began, self._spent_before = now, self.own_s
 
     def looks_next(self) -> bool:
         """Whether the step after the present one will be looked at, as far as is known now."""
@@ -210,8 +264,9 @@ class Budget:
         if self._full.seen < _SETTLED:
             return
         thin = self._thin.value if self._thin.seen >= _SETTLED else 0.0
-        room = self.share * self._bare.value - thin
-        dear = self._full.value - thin
+        rest = self._asleep.value if self._asleep.seen else thin  # of most steps; a block has a thin one on each side
+        room = self.share * self._bare.value - rest
+        dear = self._full.value + 2 * max(0.0, thin - rest) / BLOCK - rest
         wanted = 0 if dear <= room else MAX_LEVEL if room <= 0 else min(MAX_LEVEL, math.ceil(math.log2(dear / room)))
         self.level = wanted if wanted > self.level else max(wanted, self.level - 1)
         self._highest = max(self._highest, self.level)

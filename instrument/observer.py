@@ -31,6 +31,7 @@ from proctor.instrument.patch.taps import Taps
 from proctor.instrument.patch.usercode import UserCode, library_prefixes
 from proctor.instrument.probes import MAX_VALUES, Probes, Sink, _workers
 from proctor.instrument.steps.acts import PRE_ARM_ROWS, Steps
+from proctor.instrument.steps.asleep import Sleep
 from proctor.instrument.steps.clock import ContextTable, StepClock
 from proctor.instrument.steps.looks import Looks
 from proctor.invariants.schema import MODEL_CALL, Name, Value
@@ -62,7 +63,7 @@ class Observer:
         self.finished = False
         self.unseen: list[str] = []  # functions that can be called past their taps
         self.makes_run = False  # no command made the run directory: arming does
-        self.sampled = True
+        self.sampled = self._sampled_before = True
         self.looks = Looks(self)
         self.look, self.turns = self.looks.look, self.looks.turns
         self._arming = threading.Lock()
@@ -70,6 +71,7 @@ class Observer:
         self.tracker: Any = None
         self.capsules: Any = None
         self.sentinel: Sentinel | None = None
+        self.sleep: Sleep | None = None
         self.steps = Steps(self)
         self.structure = Structure(self)
         self.taps = Taps(self)
@@ -82,6 +84,7 @@ class Observer:
         self.tracker = StateTracker(self.intern, self._watches)
         self.tracker.on_names = self.recorder.set_tracked_names
         self.sentinel = Sentinel(self.tracker, self.budget) if self.budget is not None and self.budget.share else None
+        self.sleep = Sleep(self) if self.sentinel is not None else None
         self.guard.run("capsules", self._make_capsules)
         recorder = self.recorder
         recorder.capacity = PRE_ARM_ROWS
@@ -100,7 +103,7 @@ class Observer:
         recorder.module_namer = self._class_code
         recorder.on_error = lambda error: self.guard.report("hook", error)
         self.clock.on_change = self.clock_moved
-        self.clock.on_new_step = self._new_step
+        self.clock.on_new_step = self.new_step
         self.taps.lay()
         os.register_at_fork(after_in_child=self._forked)
         atexit.register(self.close)
@@ -185,6 +188,7 @@ class Observer:
         """Flush, say goodbye and put every function back. Called at exit."""
         if self.finished:
             return
+        self._awake()
         if self.armed and not self.inert:
             self.guard.run("last-look", self.looks.late)
             self.probes.closing()
@@ -202,9 +206,17 @@ class Observer:
 
     def pause(self, paused: bool) -> None:
         """Stop or resume observing without removing anything; for benchmarks. Steps meanwhile are not counted."""
-        self.sampled = not paused
-        self.recorder.enabled = not paused
+        self._awake()
+        if paused:
+            self._sampled_before = self.sampled
+        self.sampled = self.recorder.enabled = not paused and self._sampled_before
         self.taps.always(not paused)
+        if not paused:
+            self.taps.thin(not self.sampled)
+
+    def _awake(self) -> None:
+        if self.sleep is not None:
+            self.guard.run("sleep", self.sleep.end)
 
     def _forked(self) -> None:
         """In a forked child: a child of a training process is a helper; a child of a launcher may yet train."""
@@ -216,6 +228,7 @@ class Observer:
 
     def become_inert(self) -> None:
         """This process does not train: observe nothing more."""
+        self.recorder.wake()
         self.inert = True
         self.recorder.enabled = False
         self.taps.always(False)
@@ -265,7 +278,7 @@ class Observer:
     def _wants_values(self) -> bool:
         return self.sampled and self.recorder.enabled and not self.inert and not self.finished
 
-    def _new_step(self) -> None:
+    def new_step(self) -> None:
         """The clock is about to count a new step."""
         self.look(0, 0, data=Look.HINT)
         if not self.armed:
@@ -276,6 +289,7 @@ class Observer:
         self.recorder.enabled = self.sampled
         if self.sentinel is not None and before is not self.sampled:
             self.taps.thin(not self.sampled)
+            self.writer.rest(not self.sampled)
         if before and not self.sampled:
             self.probes.thinned()
         elif self.sampled and not before:

@@ -4,8 +4,10 @@ It gives no verdict and writes no record. A value that is not finite, and a piec
 reason to look at the next steps in full, where the rules judge. The fingerprints go to the verifier, which holds those of replicas against
 each other (`verify/live/glances.py`) and asks for the full look where they part.
 
-The pieces take turns by the number of the step: of level n, every 2^n-th piece. So pieces of one level are among those of the next lower one, and
-ranks whose budgets allow different levels share all pieces of the highest. What lies on a device is read in a later step.
+A glance costs much for its first piece and little for the next ones, so it is taken at every 2^k-th step, of as many pieces as a few such steps
+pay for. The pieces take turns by the number of the step: of level n, every 2^n-th piece. Which turn it is follows from the step alone (`turn_of`), so pieces
+of one level are among those of the next lower one, steps of one k among those of the next lower one, and ranks whose budgets allow
+different levels share what the highest have. What lies on a device is read in a later step.
 """
 
 from __future__ import annotations
@@ -28,8 +30,16 @@ PIECE_BYTES: Final = 64 << 10
 _MOST: Final = 256  # pieces of one glance
 _KEPT: Final = 4096  # rows until they are sent, no more than a frame takes (`frames.MAX_GLANCES`)
 _TRIED: Final = 8  # glances of a level before another one is chosen
+_MAX_PAUSE: Final = 6  # at least every 64th step
+_AT_ONCE: Final = 16  # a glance may take what so many steps pay for
 _BAD: Final = int(StateFlag.NONFINITE)
 _UNREAD: Final = int(StateFlag.UNHASHED)
+
+
+def turn_of(step: int) -> int:
+    """Whose turn it is in a step: with the same zeros at the end of their numbers, steps have turns one behind the other."""
+    zeros = min((step & -step).bit_length() - 1, _MAX_PAUSE) if step else _MAX_PAUSE
+    return step >> (zeros + (zeros < _MAX_PAUSE))
 
 
 class Sentinel:
@@ -46,6 +56,7 @@ class Sentinel:
         self._pieces: list[tuple[int, Any, int, int, str]] = []  # id and weak reference of a parameter, first element, number, name
         self._layout = -1
         self._level = 0
+        self._pause = 0  # a glance at every 2^_pause-th step
         self._spent, self._tried = 0.0, 0  # by the glances of this level
         self._later: deque[tuple[int, int, str, Callable[[], Summary | None]]] = deque()  # step, parameter, piece, of devices
         self._seen: dict[tuple[int, int], int] = {}  # fingerprint at the last glance
@@ -55,15 +66,22 @@ class Sentinel:
     @property
     def round(self) -> int:
         """Steps until every piece had its turn."""
-        return 1 << self._level
+        several = self._level > 0 and self._pause < _MAX_PAUSE  # turns go by steps with as many zeros at their end, half of those with more
+        return 1 << (self._level + self._pause + several)
+
+    def due(self, step: int) -> bool:
+        """Whether there is a glance in this step."""
+        return not step & ((1 << self._pause) - 1)
 
     def glance(self, step: int) -> None:
         """After an update in this step."""
+        if not self.due(step):
+            return
         begin = time.perf_counter()
         self._hear_devices()
         if self._layout != self._tracker.layout:
             self._lay_out()
-        turn = self._pieces[step % (1 << self._level) :: 1 << self._level]
+        turn = self._pieces[turn_of(step) % (1 << self._level) :: 1 << self._level]
         if turn:
             self._look(step, turn)
         self._pace(time.perf_counter() - begin)
@@ -131,10 +149,13 @@ class Sentinel:
             return
         mean, most = self._spent / self._tried, self._budget.light_s
         self._spent, self._tried = 0.0, 0
-        if mean > most and 1 << self._level < 64 * len(self._pieces):
+        if mean > _AT_ONCE * most and 1 << self._level < len(self._pieces):
             self._level += 1
-        elif mean < most / 3 and self._level and len(self._pieces) >> (self._level - 1) <= _MOST:
+        elif mean < _AT_ONCE * most / 3 and self._level and len(self._pieces) >> (self._level - 1) <= _MOST:
             self._level -= 1
+        self._pause = 0
+        while self._pause < _MAX_PAUSE and mean > most * (1 << self._pause):
+            self._pause += 1
 
     def _rests(self, key: int, grad: Any, begin: int, count: int) -> bool:
         """Whether there was nothing to move this piece: no gradient, or no learning rate."""

@@ -282,6 +282,10 @@ class Tracked:
         """Id and tensor of each tracked parameter that is alive, in order of discovery."""
         return [(key, p) for key, entry in self._params.items() if (p := entry[0]()) is not None]
 
+    def roots(self) -> list[Any]:
+        """The outermost modules that own parameters and are alive."""
+        return [root for ref in self._roots.values() if (root := ref()) is not None]
+
     def buffers(self) -> list[tuple[tuple[int, str], Any]]:
         """Id of the module and name in it, and tensor, of each tracked buffer that is alive."""
         return [(key, b) for key, slot in self._buffers.items() if (b := slot.owner()) is not None]

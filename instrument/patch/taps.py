@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import inspect
 import os
 import pkgutil
 from collections.abc import Callable
@@ -13,6 +14,7 @@ import wrapt
 from proctor.instrument.patch import catalog
 from proctor.instrument.patch.patches import METHOD, MODULE_CALL, Hooks
 from proctor.instrument.probes import Home, chain
+from proctor.instrument.steps.asleep import COLLECTIVE, QUIET, act_of
 from proctor.invariants.schema import MODEL_CALL
 
 if TYPE_CHECKING:
@@ -58,6 +60,7 @@ class Taps:
             tap = self._tap(point, before, after)
             if tap is not None and point.name in spared:
                 self._spared.append(tap)
+                tap.act = QUIET
         self._observer.patches.reach_layers()
         self._tap_module_calls(nn.Module)
         self._tap_constructors(torch)
@@ -114,6 +117,9 @@ class Taps:
                 if point.name != LOADER_WORKER:  # runs in a child that is inert
                     self._hooked.append(tap)
                     self._keep_lean(tap, (before, after), lean)
+                tap.act = act_of(point.name)
+                if tap.act == COLLECTIVE:
+                    tap.group_at = _position("group", tap.tapped)
         return tap
 
     def _keep_lean(self, tap: Any, whole: Around, lean: Around) -> None:
@@ -131,6 +137,7 @@ class Taps:
             tap.root_only = True  # hooks run at the outermost module only
             tap.always = True
             tap.record = not self._observer.config.selective or any(f.endswith(".forward") for f in self._observer.config.functions or ())
+            tap.act = act_of(MODEL_CALL)
             self._hooked.append(tap)
             self._keep_lean(tap, (before, after), lean)
 
@@ -185,6 +192,14 @@ class Taps:
             for module, methods in library.POINTS.items():
                 points = _of_library(library.LIBRARY, methods)
                 wrapt.register_post_import_hook(self._late(points, Home.LIBRARY), module)
+
+
+def _position(name: str, function: Any) -> int:
+    """Of a parameter among those of a function, -1 where it has none of this name."""
+    try:
+        return list(inspect.signature(function).parameters).index(name)
+    except (TypeError, ValueError):
+        return -1
 
 
 def _of_library(library: str, methods: dict[str, tuple[str, ...]]) -> Callable[[Any], Any]:

@@ -175,6 +175,9 @@ class Probe(ABC):
     def thinned(self) -> None:  # noqa: B027
         """From now on some steps are left out. What needs all of them is recorded no more, and so unknown."""
 
+    def slept(self, backwards: int, collectives: list[tuple[Any, int]]) -> None:  # noqa: B027
+        """So many happened while no hook ran (`steps/asleep.py`): backwards, and collectives by their group, None: it was left to torch."""
+
     def closing(self) -> None:  # noqa: B027
         """The process says goodbye; last chance to append rows."""
 
@@ -243,6 +246,10 @@ class Probes:
     def thinned(self) -> None:
         for probe in self._probes:
             self._run(f"values: {probe.name}", probe.thinned)
+
+    def slept(self, backwards: int, collectives: list[tuple[Any, int]]) -> None:
+        for probe in self._probes:
+            self._run(f"values: {probe.name}", probe.slept, backwards, collectives)
 
     def closing(self) -> None:
         for probe in self._probes:

@@ -23,7 +23,7 @@ from proctor.instrument.observe.fingerprint import fingerprint_all
 from proctor.instrument.patch.usercode import library_prefixes
 from proctor.instrument.probes import NO_HOOKS, Home, Hooks, Probe, Sink, _pieces, register
 from proctor.invariants.codec import collective
-from proctor.invariants.schema import Value
+from proctor.invariants.schema import Name, Value
 
 OPEN_AFTER_S: Final = 1.0  # a call that lasts longer is told to readers
 MAX_HASHED_BYTES: Final = 1 << 18  # results up to this are hashed, 30 µs at 8 GB/s
@@ -92,10 +92,12 @@ class _Open:
 
     __slots__ = ("began_ns", "call", "name", "ordinal", "place", "thread", "where")
 
-    def __init__(self, name: str, place: str, where: _Where | None, ordinal: int, call: int) -> None:
+    def __init__(
+        self, name: str, place: str, where: _Where | None, ordinal: int, call: int, thread: int | None = None, began_ns: int | None = None
+    ) -> None:
         self.name, self.place, self.where, self.ordinal, self.call = name, place, where, ordinal, call
-        self.thread = threading.get_ident()
-        self.began_ns = time.monotonic_ns()
+        self.thread = threading.get_ident() if thread is None else thread
+        self.began_ns = time.monotonic_ns() if began_ns is None else began_ns
 
 
 @register
@@ -114,6 +116,7 @@ class Collectives(Probe):
         self._open: dict[int, _Open] = {}  # by thread: the outermost one
         self._libraries = tuple(library_prefixes())
         self._backward: dict[int, _Open] = {}  # by thread: the outermost backward of a program that has DDP
+        self._asleep = {sink.recorder.intern(int(Name.FUNCTION), f"{_PREFIX}{name}"): name for name in _NAMES}  # by code, for calls without hooks
         self._wrapped = False  # a model is in DistributedDataParallel, whose backward is a collective
 
     def hooks(self, function: str, home: Home) -> Hooks:
@@ -140,7 +143,7 @@ class Collectives(Probe):
     def facts(self) -> dict[str, Any]:
         """`open`: collectives that do not return, and `clock`, the time at which that was so (ns, CLOCK_MONOTONIC)."""
         now = time.monotonic_ns()
-        waiting = [o for o in (*list(self._open.values()), *list(self._backward.values())) if now - o.began_ns >= OPEN_AFTER_S * 1e9]
+        waiting = [o for o in (*list(self._open.values()), *list(self._backward.values()), *self._noted()) if now - o.began_ns >= OPEN_AFTER_S * 1e9]
         if not waiting:
             return {}
         frames = sys._current_frames()
@@ -153,6 +156,36 @@ class Collectives(Probe):
         ]  # fmt: skip
         return {"open": said, "clock": now}
 
+    def slept(self, backwards: int, collectives: list[tuple[Any, int]]) -> None:
+        import torch.distributed as dist
+
+        if not dist.is_available() or not dist.is_initialized():
+            return
+        if self._wrapped:
+            self._count["backward"] = self._count.get("backward", 0) + backwards
+        for group, number in collectives:
+            known = dist.distributed_c10d._get_default_group() if group is None else group
+            if hasattr(known, "group_name"):
+                channel = str(known.group_name)
+                self._count[channel] = self._count.get(channel, 0) + number
+
+    def _noted(self) -> list[_Open]:
+        """What is open while no hook runs; asked by the writer's thread."""
+        backward, ident, calls = self.sink.recorder.open_acts()
+        found = []
+        if backward and self._wrapped:
+            found.append(_Open("backward", self._backward_place(), None, self._count.get("backward", 0), 0, ident, backward))
+        for code, args, names, since, thread in calls:
+            name = self._asleep.get(code)
+            if name is None or args is None:
+                continue
+            count = len(args) - len(names or ())
+            at, frame = _Arguments(name), sys._current_frames().get(thread)
+            place = self._place(at, args[:count], dict(zip(names or (), args[count:])), frame)
+            if place is not None:
+                found.append(_Open(name, place[0], place[2], self._count.get(place[1], 0), 0, thread, since))
+        return found
+
     # -- DistributedDataParallel, which reduces inside backward -----------------------------------------------
 
     def _wraps(self, args: tuple[Any, ...], kwargs: dict[str, Any] | None, result: Any, raised: bool) -> None:
@@ -164,13 +197,17 @@ class Collectives(Probe):
         thread = threading.get_ident()
         if not self._wrapped or thread in self._backward or not dist.is_initialized():
             return
-        ranks = tuple(range(dist.get_world_size()))
-        place = collective.text("backward", collective.Group("backward", collective.ranks_text(ranks)))
+        place = self._backward_place()
         ordinal = self._count.get("backward", 0)
         self._count["backward"] = ordinal + 1
         self._backward[thread] = _Open("backward", place, None, ordinal, self.sink.call)
         if self.sink.live and self.sink.config.keeps(Value.SENT):
             self.sink.fingerprint(Value.SENT, place, 0, item=ordinal)
+
+    def _backward_place(self) -> str:
+        import torch.distributed as dist
+
+        return collective.text("backward", collective.Group("backward", collective.ranks_text(tuple(range(dist.get_world_size())))))
 
     def _backward_ends(self, args: tuple[Any, ...], kwargs: dict[str, Any] | None, result: Any, raised: bool) -> None:
         mine = self._backward.get(threading.get_ident())
@@ -240,7 +277,9 @@ class Collectives(Probe):
         whole = sum(s.fp * (2 * i + 1) for i, s in enumerate(summaries)) % (1 << 64)
         self.sink.fingerprint(Value.RECEIVED, mine.place, whole, item=mine.ordinal, call=mine.call)
 
-    def _place(self, at: _Arguments, args: tuple[Any, ...], kwargs: dict[str, Any] | None) -> tuple[str, str, _Where] | None:
+    def _place(
+        self, at: _Arguments, args: tuple[Any, ...], kwargs: dict[str, Any] | None, frame: FrameType | None = None
+    ) -> tuple[str, str, _Where] | None:
         """Text of a call, and of the sequence it belongs to, and whom it concerns; `None` where this rank takes no part."""
         import torch.distributed as dist
 
@@ -251,7 +290,7 @@ class Collectives(Probe):
         ranks = tuple(dist.get_process_group_ranks(group))
         me = dist.get_rank()
         known = _Members(str(group.group_name), ranks)
-        caller = _caller(sys._getframe())
+        caller = _caller(frame or sys._getframe())
         if at.name in _SENDERS or at.name in _RECEIVERS:
             end = "dst" if at.name in _SENDERS else "src"
             peer = _global(ranks, at.get(args, kwargs, end), at.get(args, kwargs, f"group_{end}"))

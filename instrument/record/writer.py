@@ -43,6 +43,7 @@ STEP_FLUSH_S = 0.25  # …and of a finished step at most this old,
 STEP_FLUSH_ROWS = 500  # when this many wait
 STREAM_FLUSH_S = 0.015  # at least, between two flushes to a verifier that tell it of a step's end,
 STREAM_FLUSH_MOST_S = 0.06  # and no more than this, so that a step is judged soon, be it the last for a while;
+DROWSY_S = 0.5  # where steps are left out
 STREAM_SHARE = 0.012  # in between, flushes take this share of a core
 STREAM_HERE_ROWS = 1000  # so many the training thread hands over itself
 ROOM_S = 5.0  # a disk that took everything for so long has room again; a small batch between two that fail is no sign of it
@@ -134,6 +135,7 @@ class TraceWriter:
         self._last_flush = self._last_write = self._told_at = monotonic()  # …: when a step's end was offered
         self._pause = STREAM_FLUSH_S  # between two flushes to a verifier
         self._wake = threading.Event()
+        self._drowsy = False  # the present steps are left out: there is nothing to look for many times a second
         self._stop = False
         self._lock = threading.Lock()
         self._thread = threading.Thread(target=self._run, name="proctor-writer", daemon=True)
@@ -177,13 +179,17 @@ class TraceWriter:
         """A step begins, and the one before left no rows; the verifier learns of it when the thread flushes."""
         self._passed = step
 
+    def rest(self, drowsy: bool) -> None:
+        """Whether the steps that come are left out."""
+        self._drowsy = drowsy
+
     def tell_soon(self) -> None:
         """`process.json` has news that must be known before the records that follow are judged."""
         self._looked, self._news = float("-inf"), True
 
     def _run(self) -> None:
         while not self._stop:
-            self._wake.wait(FLUSH_S if self._sender is None else STREAM_FLUSH_MOST_S)
+            self._wake.wait(FLUSH_S if self._sender is None else DROWSY_S if self._drowsy else STREAM_FLUSH_MOST_S)
             self._wake.clear()
             self._guard.run("writer", self._flush_if_due)
 

@@ -28,7 +28,7 @@ import msgspec
 from proctor.errors import ProctorError, TraceError, UsageError
 from proctor.instrument.config import RecordConfig
 from proctor.instrument.record.rundir import create_run, with_hook, write_boot
-from proctor.instrument.replay.plan import PLAN, Outcome, Plan, outcome_file
+from proctor.instrument.replay.plan import PLAN, Origin, Outcome, Plan, outcome_file
 from proctor.invariants.capsule import Call, Capsule, Print, Seen, capsules_of, read_capsule, siblings
 from proctor.invariants.redact import hides
 
@@ -104,6 +104,34 @@ def judge(
     return _conclude(steps, again, lambda: _control(path, recorded, words, own=not command, timeout_s=timeout_s, tell=tell))
 
 
+def first_bad(
+    path: Path, command: Sequence[str] = (), *, timeout_s: float = 600.0, tell: Callable[[str], None] = lambda _: None
+) -> dict[int, Origin] | str:
+    """Re-execute a capsule's step once, and say where the first NaN or infinity comes from.
+
+    Args: as `judge`.
+
+    Returns:
+        by rank, or why nothing can be said.
+
+    Raises:
+        TraceError: it cannot be read.
+        UsageError: its command cannot be started.
+    """
+    recorded = read_capsule(path)
+    ranks = siblings(path, recorded)
+    try:
+        steps = {rank: recorded if rank == recorded.rank else read_capsule(folder) for rank, folder in ranks.items()}
+    except TraceError as e:
+        return f"a capsule of another rank: {e.message}"
+    if lacks := _lacks(recorded, steps):
+        return lacks
+    words = tuple(command) or _recorded_command(path, recorded)
+    tell(f"execution 1 of 1: {' '.join(words)}")
+    found = perform(ranks, recorded, words, own=not command, timeout_s=timeout_s, origin=True)
+    return found if isinstance(found, str) else {rank: outcome.origin or Origin() for rank, outcome in found.items()}
+
+
 def _lacks(recorded: Capsule, steps: Steps) -> str:
     gone = sorted(set(range(recorded.world)) - steps.keys())
     if gone:
@@ -131,6 +159,14 @@ def _recorded_command(path: Path, recorded: Capsule) -> tuple[str, ...]:
 def execute(
     ranks: dict[int, Path], recorded: Capsule, command: Sequence[str], *, own: bool, timeout_s: float
 ) -> Steps | str:
+    """As `perform`; of what the ranks say only the steps."""
+    found = perform(ranks, recorded, command, own=own, timeout_s=timeout_s)
+    return found if isinstance(found, str) else {rank: outcome.step for rank, outcome in found.items() if outcome.step is not None}
+
+
+def perform(
+    ranks: dict[int, Path], recorded: Capsule, command: Sequence[str], *, own: bool, timeout_s: float, origin: bool = False
+) -> dict[int, Outcome] | str:
     """Start a command once and make its first step that of these capsules.
 
     Args:
@@ -139,6 +175,7 @@ def execute(
         command: to start.
         own: it is the recorded one, and runs where that ran.
         timeout_s: after it the command and what it started are ended.
+        origin: look for where the first NaN or infinity comes from.
 
     Returns:
         the step as it went this time, by rank, or why there is none.
@@ -150,7 +187,7 @@ def execute(
         run, out = Path(scratch) / "run", Path(scratch) / "out"
         out.mkdir()
         plan = Path(scratch) / PLAN
-        plan.write_bytes(msgspec.json.encode(Plan({r: str(p.resolve()) for r, p in ranks.items()}, str(out))))
+        plan.write_bytes(msgspec.json.encode(Plan({r: str(p.resolve()) for r, p in ranks.items()}, str(out), origin)))
         create_run(run, command, overwrite=False)
         boot = write_boot(run, RecordConfig(run=str(run), replay=str(plan)))
         variables = {k: v for k, v in os.environ.items() if k not in _ONE_PROCESS and k != "PROCTOR_DISABLE"}
@@ -179,8 +216,8 @@ def _start(command: Sequence[str], variables: dict[str, str], place: str | None,
         return " ".join(words.read().decode(errors="replace").split()), code
 
 
-def _outcomes(out: Path, ranks: dict[int, Path], said: str, code: int | None) -> Steps | str:
-    steps: Steps = {}
+def _outcomes(out: Path, ranks: dict[int, Path], said: str, code: int | None) -> dict[int, Outcome] | str:
+    found: dict[int, Outcome] = {}
     for rank in ranks:
         file = outcome_file(out, rank)
         if not file.is_file() or file.stat().st_size > _MAX_OUTCOME:
@@ -189,8 +226,8 @@ def _outcomes(out: Path, ranks: dict[int, Path], said: str, code: int | None) ->
         outcome = msgspec.json.decode(file.read_bytes(), type=Outcome)
         if outcome.step is None:
             return f"rank {rank}: {'; '.join(outcome.trouble[:3])}"
-        steps[rank] = outcome.step
-    return steps
+        found[rank] = outcome
+    return found
 
 
 def _control(

@@ -28,7 +28,7 @@ from proctor.instrument.capsules.state import restore, restore_gradients
 from proctor.instrument.observe import mesh
 from proctor.instrument.observe.content import unseen
 from proctor.instrument.observe.fingerprint import fingerprint
-from proctor.instrument.replay.plan import Outcome, Plan, outcome_file
+from proctor.instrument.replay.plan import Origin, Outcome, Plan, outcome_file
 from proctor.invariants.capsule import TENSORS, Capsule, Generator, Seen, read_capsule
 from proctor.invariants.files import replace_file
 
@@ -50,6 +50,8 @@ class Replayer(Capsules):
     def __init__(self, *args: Any) -> None:
         super().__init__(*args)
         self._handles: list[Any] = []
+        self._mode: Any = None  # sees every operation
+        self._results: list[tuple[str, Any]] = []
 
     # -- what to put in ---------------------------------------------------------------------------------------
 
@@ -165,6 +167,8 @@ class Replayer(Capsules):
             self._leave(*trouble[:20])
         self._set_generators(self.recorded.generators)
         super()._step_opens()
+        if self._plan is not None and self._plan.origin:
+            self._trace()
 
     def _updated(self) -> None:
         super()._updated()
@@ -178,19 +182,42 @@ class Replayer(Capsules):
             self._finish(self.current)
             self._report()
 
+    def _trace(self) -> None:
+        """See every operation of the step."""
+        from proctor.instrument.patch.usercode import library_prefixes
+        from proctor.instrument.replay.origin import OriginMode
+
+        libraries = (*library_prefixes(), str(Path(__file__).parents[2]), "<")
+        modules = {id(m): name for root in self.tracker.roots() for name, m in root.named_modules()}
+        self._mode = OriginMode(self.tracker.names, modules, lambda file: not file.startswith(libraries))
+        self._mode.begin(self.tracker.parameters())
+
+    def _returned(self, what: str, result: Any) -> None:
+        if self._mode is not None:
+            self._results += [(f"{'a result' if what == 'module' else 'the loss'}", leaf) for _, leaf in leaves(result) if hasattr(leaf, "grad_fn")]
+        super()._returned(what, result)
+
+    def _found(self) -> Origin | None:
+        if self._mode is None:
+            return None
+        parameters = self.tracker.parameters()
+        ends = [*self._results, *((f"gradient {self.tracker.names.get(k, '')}", p.grad) for k, p in parameters)]
+        return self._mode.end([*ends, *((f"parameter {self.tracker.names.get(k, '')}", p) for k, p in parameters)])
+
     def _report(self) -> None:
         assert self.current is not None
+        origin = self._found()
         step, _ = render(self.current, self.given.first_batch)
-        self._leave(step=step)
+        self._leave(step=step, origin=origin)
 
-    def _leave(self, *trouble: str, step: Capsule | None = None) -> None:
+    def _leave(self, *trouble: str, step: Capsule | None = None, origin: Origin | None = None) -> None:
         """Write the outcome, wait for the other ranks (a collective of theirs may need this one), and end the process."""
         failed = True
         try:
             if self._plan is None:
                 self._plan = msgspec.json.decode(Path(self.config.replay).read_bytes(), type=Plan)
             out, rank = Path(self._plan.out), self._rank()
-            replace_file(outcome_file(out, rank), msgspec.json.encode(Outcome(rank, trouble, step)))
+            replace_file(outcome_file(out, rank), msgspec.json.encode(Outcome(rank, trouble, step, origin)))
             until = time.monotonic() + _OTHERS_S
             while not all(outcome_file(out, r).exists() for r in self._plan.capsules) and time.monotonic() < until:
                 time.sleep(0.01)

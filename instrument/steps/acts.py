@@ -39,7 +39,7 @@ class Steps:
         self.updates = Updates(observer)
         self.by_hand = ByHand(observer, self.updates)
         self._phase_before = "init"
-        self._in_backward = 0
+        self.in_backward = 0
         self._building = False  # a layer has been initialised
         self._asked: list[bool] = []  # whether each `torch.autograd.grad` that runs counts as a backward
 
@@ -96,7 +96,7 @@ class Steps:
     def _forward_begins(self, args: tuple[Any, ...], kwargs: Any) -> None:
         import torch
 
-        if self._in_backward:
+        if self.in_backward:
             return
         self.by_hand.look()
         if self.updates.depth:
@@ -108,9 +108,12 @@ class Steps:
             self._observer.recorder.enabled = False  # a process that runs models and does not train
         module = args[0]
         training = bool(module.training) and torch.is_grad_enabled()
+        probing = training and asks_gradient(args)
+        if probing and self._observer.sleep is not None:
+            self._observer.sleep.refuse()
         if training and not self._observer.armed:
             self.by_hand.called(module)
-        self._clock.forward(training, training and asks_gradient(args))
+        self._clock.forward(training, probing)
         if training and self._observer.armed:
             if self._clock.step == 0:
                 self._guard.run("state", self._observer.tracker.rescan, 0)  # a layer replaced after the optimizer was built
@@ -119,8 +122,8 @@ class Steps:
             self._look(0, data=Look.HINT, grad=Look.HINT)
 
     def _backward_begins(self, args: tuple[Any, ...], kwargs: Any) -> None:
-        self._in_backward += 1
-        if self._in_backward > 1:
+        self.in_backward += 1
+        if self.in_backward > 1:
             return
         if self.by_hand.applies():
             self.by_hand.look(backward=True, replaced=bool(self._guard.run("state", self.by_hand.find, args)))
@@ -135,21 +138,21 @@ class Steps:
         self._observer.clock_moved()
 
     def _backward_ends(self, args: tuple[Any, ...], kwargs: Any, result: Any, raised: bool) -> None:
-        self._in_backward -= 1
-        if self._in_backward > 0:
+        self.in_backward -= 1
+        if self.in_backward > 0:
             return
-        self._in_backward = 0
+        self.in_backward = 0
         self._contexts.recompute = 0
         self._observer.clock_moved()
         self._look(1, grad=Look.FORCE)
 
     def _grad_begins(self, args: tuple[Any, ...], kwargs: Any) -> None:
         """`torch.autograd.grad` is a backward where there is no optimizer; beside one it is a penalty, or an attack on an input."""
-        counts = not self._in_backward and self.by_hand.applies() and (self._observer.armed or self.by_hand.looks < LEAF_LOOKS)
+        counts = not self.in_backward and self.by_hand.applies() and (self._observer.armed or self.by_hand.looks < LEAF_LOOKS)
         self._asked.append(counts)
         if not counts:
             return
-        self._in_backward += 1
+        self.in_backward += 1
         replaced = self._guard.run("state", lambda: self.by_hand.trains(inputs_of(args, kwargs)))
         self.by_hand.look(backward=True, replaced=bool(replaced))
         self._backward_runs(args)

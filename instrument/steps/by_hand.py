@@ -87,5 +87,5 @@ class ByHand:
             self._clock.update_ends(BY_HAND)
 
     def moved(self) -> bool:
-        """Whether parameters were written since the last backward, before any update: by hand, for another backward."""
-        return self._observer.armed and self._observer.tracker.watches("data") and self._observer.tracker.wrote_data()
+        """Whether parameters were written since the last backward, before any update: by hand, for another backward. Of a step that is left out nobody knows."""
+        return self._observer.armed and self._observer.sampled and self._observer.tracker.watches("data") and self._observer.tracker.wrote_data()

@@ -45,11 +45,12 @@ class Looks:
     def glance(self) -> None:
         """After an update of a process with a budget, also in a step that it leaves out."""
         observer = self._observer
-        if observer.sentinel is None or not observer.writes():
+        sentinel = observer.sentinel
+        if sentinel is None or not sentinel.due(observer.clock.step) or not observer.writes():
             return
         with self._turn() as mine:
             if mine:
-                observer.guard.run("glance", observer.sentinel.glance, observer.clock.step)
+                observer.guard.run("glance", sentinel.glance, observer.clock.step)
 
     def resume(self) -> None:
         """Steps were left out: what is now is what later changes are held against."""

@@ -47,6 +47,14 @@ class Turns:
     def end_look(self) -> None:
         self._looking.discard(threading.get_ident())
 
+    def busy(self) -> bool:
+        """Whether a call that writes gradients runs, in any thread."""
+        return self.broken or bool(self._writing)
+
+    def seen_running(self) -> None:
+        """Another thread trains while a backward or an update runs, which was not told to `begin_write`."""
+        self._break()
+
     def begin_write(self) -> None:
         """This thread is about to write gradients."""
         me = threading.get_ident()

@@ -50,6 +50,9 @@ class Updates:
             "add_param_group": (None, self._group_added),
         })
         self._observer.arm("an optimizer was constructed")
+        if self._observer.sleep is not None:
+            self._observer.sleep.end()
+            self._observer.sleep.knows(optimizer)
         self._clock.optimizer_created(key_of(optimizer))
         label = f"#{self.optimizers}"
         self.optimizers += 1
@@ -60,6 +63,8 @@ class Updates:
     def _group_added(self, args: tuple[Any, ...], kwargs: Any, result: Any, raised: bool) -> None:
         if self._observer.armed and not raised:
             self._guard.run("state", self._observer.tracker.refresh_optimizer, args[0])
+            if self._observer.sleep is not None:
+                self._observer.sleep.knows(args[0])
 
     def _optimizer_loaded(self, args: tuple[Any, ...], kwargs: Any, result: Any, raised: bool) -> None:
         self._look(1, optimizer=Look.FORCE)
@@ -101,6 +106,10 @@ class Updates:
             self._observer.capsules.update_ends()
         self.done += 1
         self._clock.update_ends(key_of(args[0]), tuple(self._inner))
+        if self._observer.sleep is not None:
+            if self.ran_inside:
+                self._observer.sleep.refuse()
+            self._observer.sleep.may_begin()
 
     def scaled_begins(self, args: tuple[Any, ...], kwargs: Any) -> None:
         self._done_before = self.done

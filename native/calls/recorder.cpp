@@ -1,5 +1,7 @@
 #include "recorder.h"
 
+#include "asleep.h"
+
 #include <pybind11/numpy.h>
 #include <pybind11/pybind11.h>
 
@@ -357,14 +359,14 @@ uint32_t Recording::site(const Span& parent, void** caller) {
 }
 
 int Recording::traverse(visitproc visit, void* arg) const {
-  for (const Owned* ref : {&resolver, &is_grad, &is_autocast, &autocast_dtype, &any_autocast, &on_error, &module_namer}) {
+  for (const Owned* ref : {&resolver, &is_grad, &is_autocast, &autocast_dtype, &any_autocast, &on_error, &module_namer, &asleep.tell}) {
     if (int stop = ref->visit(visit, arg)) return stop;
   }
   return describer.traverse(visit, arg);
 }
 
 void Recording::clear() {
-  for (Owned* ref : {&resolver, &is_grad, &is_autocast, &autocast_dtype, &any_autocast, &on_error, &module_namer}) ref->reset();
+  for (Owned* ref : {&resolver, &is_grad, &is_autocast, &autocast_dtype, &any_autocast, &on_error, &module_namer, &asleep.tell}) ref->reset();
   describer.clear();
 }
 
@@ -382,7 +384,7 @@ PyObject* new_recorder(PyTypeObject* type, PyObject* args, PyObject* kwargs) {
   if (!PyArg_ParseTupleAndKeywords(args, kwargs, ":Recorder", const_cast<char**>(names))) return nullptr;
   PyObject* self = type->tp_alloc(type, 0);
   if (!self) return nullptr;
-  cast(self)->enabled = false;
+  cast(self)->enabled = cast(self)->asleep = false;
   cast(self)->r = new Recording();
   return self;
 }
@@ -393,7 +395,7 @@ int traverse_recorder(PyObject* self, visitproc visit, void* arg) {
 }
 
 int clear_recorder(PyObject* self) {
-  cast(self)->enabled = false;
+  cast(self)->enabled = cast(self)->asleep = false;
   if (cast(self)->r) of(self).clear();
   return 0;
 }
@@ -420,6 +422,7 @@ bool u32(PyObject* value, uint32_t* out) {
 #define READ(name, expression) \
   PyObject* get_##name(PyObject* self, void*) { return expression; }
 READ(enabled, PyBool_FromLong(cast(self)->enabled))
+READ(asleep, PyBool_FromLong(cast(self)->asleep))
 READ(ctx, PyLong_FromUnsignedLong(of(self).ctx))
 READ(capacity, PyLong_FromSize_t(of(self).capacity))
 READ(dropped, PyLong_FromUnsignedLongLong(of(self).dropped))
@@ -675,7 +678,7 @@ PyObject* record_call(PyObject* self, PyObject* args, PyObject* kwargs) {
 }
 
 PyObject* disable_in_child(PyObject* self, PyObject*) {
-  cast(self)->enabled = false;
+  cast(self)->enabled = cast(self)->asleep = false;
   tls().inside = 0;
   of(self).forget();
   Py_RETURN_NONE;
@@ -704,11 +707,15 @@ PyMethodDef methods[] = {
     {"end", method(end), METH_VARARGS | METH_KEYWORDS, nullptr},
     {"record_call", method(record_call), METH_VARARGS | METH_KEYWORDS, nullptr},
     {"disable_in_child", disable_in_child, METH_NOARGS, nullptr},
+    {"sleep", recorder_sleep, METH_O, nullptr},
+    {"wake", recorder_wake, METH_NOARGS, nullptr},
+    {"open_acts", recorder_open_acts, METH_NOARGS, nullptr},
     {nullptr, nullptr, 0, nullptr},
 };
 
 PyGetSetDef attributes[] = {
     {"enabled", get_enabled, set_enabled, nullptr, nullptr},
+    {"asleep", get_asleep, nullptr, nullptr, nullptr},
     {"ctx", get_ctx, set_ctx, nullptr, nullptr},
     {"capacity", get_capacity, set_capacity, nullptr, nullptr},
     {"dropped", get_dropped, nullptr, nullptr, nullptr},

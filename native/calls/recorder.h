@@ -121,6 +121,27 @@ class Rows {
   size_t size_ = 0, room_ = 0;
 };
 
+// What is noted while nobody looks (`asleep.h`).
+struct Asleep {
+  struct Open {  // a collective that has not returned
+    const Tls* thread = nullptr;
+    unsigned long ident = 0;
+    uint32_t fn = 0;
+    int64_t since = 0;
+    Owned group, args, names;  // all arguments, and the names of those at the end
+  };
+  const Tls* owner = nullptr;  // the thread that fell asleep
+  unsigned long ident = 0;     // of it
+  int backwards = 0, updates = 0;  // that are open
+  int64_t backward_since = 0;      // 0: none is open
+  uint64_t told = 0, backwards_done = 0;
+  std::string acts;
+  std::vector<uintptr_t> who;
+  std::vector<std::pair<Owned, uint64_t>> collectives;  // by group
+  std::vector<Open> open;
+  Owned tell;
+};
+
 class Recording {
  public:
   Recording();
@@ -164,6 +185,7 @@ class Recording {
   std::vector<Named> fresh_names;
   Owned resolver, is_grad, is_autocast, autocast_dtype, any_autocast, on_error, module_namer;
   std::vector<Owned> devices;
+  Asleep asleep;
 
  private:
   struct Code {
@@ -190,7 +212,7 @@ class Recording {
 
 struct Recorder {
   PyObject_HEAD
-  bool enabled;
+  bool enabled, asleep;
   Recording* r;  // Owned
 };
 extern PyTypeObject* recorder_type;

@@ -4,6 +4,7 @@
 
 #include <cstddef>
 
+#include "asleep.h"
 #include "recorder.h"
 
 namespace proctor {
@@ -26,6 +27,8 @@ struct Tap {
   Signatures* seen_ret;   // Owned
   uint32_t fn;
   uint8_t kind;
+  uint8_t act;       // what it is to a training loop while nobody looks
+  int8_t group_at;   // of a collective
   bool record, always, root_only, flat;
 };
 
@@ -194,6 +197,15 @@ PyObject* observed(Tap* tap, PyObject* const* args, size_t nargsf, PyObject* kwn
 
 PyObject* call(PyObject* self, PyObject* const* args, size_t nargsf, PyObject* kwnames) {
   Tap* tap = cast(self);
+  if (tap->recorder->asleep && tap->act) [[unlikely]] {
+    Tls& state = tls();
+    if (!state.inside) {
+      Owned held = Owned::share(self);
+      PyObject* result = nullptr;
+      const ActCall here{static_cast<Act>(tap->act), tap->group_at, tap->fn, tap->wrapped, args, nargsf, kwnames};
+      if (call_asleep(*tap->recorder, state, here, &result)) return result;
+    }
+  }
   const bool recording = tap->recorder->enabled && (tap->record || tap->before || tap->after);
   const bool tripwire = tap->always && (tap->before || tap->after);
   if (recording || tripwire) [[unlikely]] {
@@ -249,6 +261,8 @@ PyObject* new_tap(PyTypeObject*, PyObject* args, PyObject* kwargs) {
   tap->always = false;
   tap->root_only = false;
   tap->flat = false;
+  tap->act = kNone;
+  tap->group_at = -1;
   return self;
 }
 
@@ -401,6 +415,32 @@ int set_switch(PyObject* self, PyObject* value, void*) {
 }
 
 PyObject* get_fn(PyObject* self, void*) { return PyLong_FromUnsignedLong(cast(self)->fn); }
+PyObject* get_act(PyObject* self, void*) { return PyLong_FromLong(cast(self)->act); }
+PyObject* get_group_at(PyObject* self, void*) { return PyLong_FromLong(cast(self)->group_at); }
+
+// A small number in [low, high); -2 with an error set.
+long small(PyObject* value, long low, long high) {
+  const long number = value ? PyLong_AsLong(value) : -2;
+  if (PyErr_Occurred()) return -2;
+  if (number >= low && number < high) return number;
+  PyErr_Format(PyExc_ValueError, "expected a number from %ld to %ld", low, high - 1);
+  return -2;
+}
+
+int set_act(PyObject* self, PyObject* value, void*) {
+  const long act = small(value, 0, kActs);
+  if (act == -2) return -1;
+  cast(self)->act = static_cast<uint8_t>(act);
+  return 0;
+}
+
+int set_group_at(PyObject* self, PyObject* value, void*) {
+  const long at = small(value, -1, 127);
+  if (at == -2) return -1;
+  cast(self)->group_at = static_cast<int8_t>(at);
+  return 0;
+}
+
 PyObject* get_kind(PyObject* self, void*) { return PyLong_FromLong(cast(self)->kind); }
 PyObject* get_recorder(PyObject* self, void*) { return Py_NewRef(reinterpret_cast<PyObject*>(cast(self)->recorder)); }
 
@@ -419,6 +459,8 @@ PyGetSetDef attributes[] = {
     {"always", get_switch<&Tap::always>, set_switch<&Tap::always>, nullptr, nullptr},
     {"root_only", get_switch<&Tap::root_only>, set_switch<&Tap::root_only>, nullptr, nullptr},
     {"flat", get_switch<&Tap::flat>, set_switch<&Tap::flat>, nullptr, nullptr},
+    {"act", get_act, set_act, nullptr, nullptr},
+    {"group_at", get_group_at, set_group_at, nullptr, nullptr},
     {"fn_code", get_fn, nullptr, nullptr, nullptr},
     {"kind", get_kind, nullptr, nullptr, nullptr},
     {"recorder", get_recorder, nullptr, nullptr, nullptr},
@@ -483,7 +525,7 @@ void bind_tap(pybind11::module_& m) {
 
   own_names = PyDict_New();
   check(own_names);
-  for (const char* name : {"before", "after", "record", "always", "root_only", "flat", "fn_code", "kind", "recorder", "__copy__",
+  for (const char* name : {"before", "after", "record", "always", "root_only", "flat", "act", "group_at", "fn_code", "kind", "recorder", "__copy__",
                            "__deepcopy__", "__reduce__", "__reduce_ex__", "__call__", "__get__"}) {
     check(PyDict_SetItemString(own_names, name, Py_True) == 0);
   }

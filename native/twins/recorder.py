@@ -61,6 +61,7 @@ class Recorder:
 
     def __init__(self) -> None:
         self.enabled = False
+        self.asleep = False
         self.ctx = 0
         self.capacity = 4_000_000
         self.dropped = 0
@@ -154,6 +155,17 @@ class Recorder:
     def drain(self) -> dict[str, np.ndarray[Any, Any]]:
         rows, self._rows = self._rows, []
         return {name: np.array([r[i] for r in rows], dtype=dtype) for i, (name, dtype) in enumerate(_COLUMNS)}
+
+    # -- steps that nobody looks at: the twin has hooks only, and never falls asleep
+
+    def sleep(self, tell: Callable[[tuple[Any, ...], str, tuple[int, ...], int], object]) -> bool:
+        return False
+
+    def wake(self) -> tuple[str, tuple[int, ...], int, list[tuple[Any, int]], int]:
+        return "", (), 0, [], 0
+
+    def open_acts(self) -> tuple[int, int, list[tuple[int, tuple[Any, ...] | None, tuple[str, ...] | None, int, int]]]:
+        return 0, 0, []
 
     # -- synthetic rows
 

@@ -40,11 +40,11 @@ class Tap:
     """Stands where `wrapped` stood: calls through, and appends one row to its recorder."""
 
     __slots__ = (
-        "__dict__", "__weakref__", "_after", "_args_seen", "_before", "_ret_seen", "always", "flat", "fn_code", "kind", "record", "recorder",
+        "__dict__", "__weakref__", "_after", "_args_seen", "_before", "_ret_seen", "act", "always", "flat", "fn_code", "group_at", "kind", "record", "recorder",
         "root_only", "tapped",
     )  # fmt: skip
     _OWN = frozenset(
-        {"after", "always", "before", "flat", "fn_code", "kind", "record", "recorder", "root_only", "tapped", "__call__", "__copy__",
+        {"act", "after", "always", "before", "flat", "fn_code", "group_at", "kind", "record", "recorder", "root_only", "tapped", "__call__", "__copy__",
          "__deepcopy__", "__get__", "__reduce__", "__reduce_ex__"}
     )  # fmt: skip
 
@@ -73,6 +73,8 @@ class Tap:
         put(self, "always", False)
         put(self, "root_only", False)
         put(self, "flat", False)
+        put(self, "act", 0)
+        put(self, "group_at", -1)
         put(self, "_args_seen", set())
         put(self, "_ret_seen", set())
         put(self, "before", before)
@@ -120,6 +122,8 @@ class Tap:
             return setattr(get(self, "tapped"), name, value)
         if name in ("record", "always", "root_only", "flat"):
             value = bool(value)
+        elif name in ("act", "group_at"):
+            value = operator.index(value)
         elif name not in ("before", "after"):
             raise AttributeError(f"attribute {name!r} of a tap is read-only")
         object.__setattr__(self, name, value)

@@ -12,6 +12,8 @@ Two ways in: the command line (`proctor record`, `infer`, `check`, `watch`, `ora
         train_step()
     proctor.oracle.compare("reference", "candidate")
 
+    proctor.weights.digest(policy)       # has the engine that generates the trainer's weights?
+
     proctor.parallelize(model, "plan.toml")  # an unchanged model, trained in parallel with the random numbers of one device
 """
 
@@ -20,20 +22,20 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 __version__ = "0.1.0"
-__all__ = ["__version__", "meta", "open_run", "oracle", "parallelize", "watch"]
+__all__ = ["__version__", "meta", "open_run", "oracle", "parallelize", "watch", "weights"]
 
 if TYPE_CHECKING:
-    from proctor import oracle
+    from proctor import oracle, weights
     from proctor.invariants.trace import Run
 
 
 def __getattr__(name: str) -> Any:  # Any: a module
-    """`proctor.oracle` is imported when it is used."""
-    if name != "oracle":
+    """`proctor.oracle` and `proctor.weights` are imported when they are used."""
+    if name not in ("oracle", "weights"):
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     import importlib
 
-    return importlib.import_module("proctor.oracle")
+    return importlib.import_module(f"proctor.{name}")
 
 
 def open_run(path: str) -> Run:

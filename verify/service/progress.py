@@ -64,11 +64,11 @@ class Progress:
         result = checker.result() if finished else None
         self._log.append(
             StepEvent(
-                step=checker.judged,
-                ahead=ahead,
+                step=int(checker.judged),
+                ahead=int(ahead),
                 ranks=len(members),
                 behind=_rank(behind.info) if behind is not None and lags else None,
-                behind_step=behind.reached if behind is not None and lags else None,
+                behind_step=int(behind.reached) if behind is not None and lags else None,
                 checked=result.checked if result else 0,
                 violated=violated,
                 rate=max(0.0, self._rate),

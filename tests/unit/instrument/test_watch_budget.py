@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 import torch
 
-from proctor.instrument.budget import BLOCK, FOCUS, MAX_LEVEL, Budget, longest_gap, looks_at
-from proctor.instrument.observe.sentinel import Sentinel
+from proctor.instrument.budget import BLOCK, FOCUS, MAX_LEVEL, Budget, longest_gap, looks_at, next_chosen
+from proctor.instrument.observe.sentinel import Sentinel, turn_of
 
 
 class Clock:
@@ -40,7 +40,22 @@ def test_every_window_has_one_block_and_the_gap_is_bounded(level: int) -> None:
     assert {b >> level for b in blocks} == set(range(len(blocks)))
     gaps = [BLOCK * (b - a - 1) for a, b in pairwise(blocks)]
     assert max(gaps) <= longest_gap(level)
-    assert level < 3 or len({b % (1 << level) for b in blocks}) > (1 << level) // 2, "it would keep time with the program"
+    assert level < 3 or len({b % (1 << level) for b in blocks}) > min(1 << level, len(blocks)) // 2, "it would keep time with the program"
+
+
+@pytest.mark.parametrize("level", range(MAX_LEVEL + 1))
+def test_the_next_look_is_the_next(level: int) -> None:
+    chosen = [step for step in range(6_000) if looks_at(step, level)]
+    for step in range(0, chosen[-1], 7):
+        assert next_chosen(step, level) == next(c for c in chosen if c >= step)
+
+
+@pytest.mark.parametrize(("level", "pause"), [(0, 0), (3, 0), (3, 2), (5, 4), (2, 6)])
+def test_every_piece_has_its_turn_within_a_round_whenever_a_rank_glances(level: int, pause: int) -> None:
+    around = 1 << (level + pause + (level > 0 and pause < 6))
+    for begin in (0, 1, 12_345):
+        turns = {turn_of(step) % (1 << level) for step in range(begin, begin + around) if not step % (1 << pause)}
+        assert turns == set(range(1 << level))
 
 
 def test_what_is_looked_at_rarely_is_looked_at_by_all_who_look_more_often() -> None:

@@ -1,0 +1,188 @@
+"""Steps that a budget leaves out, without a hook in them: acts are noted by the taps themselves and counted behind each update.
+
+A hook costs microseconds in the program's thread, cold ones several times that, and a step has dozens. So where the next look is some steps
+away the recorder falls asleep (`native/calls/asleep.h`): taps note one byte an act, and behind an update the clock is told all of them in their
+order. So steps have the same numbers as on a rank that is awake. One step before the next look everything is awake again.
+
+What cannot be followed from acts alone keeps a process awake: models or backwards within an update (closures), updates within a backward,
+training by hand, attacks on inputs. An act of another thread that trains ends the sleep.
+"""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING, Any, Final
+
+from proctor.instrument.patch import catalog
+from proctor.instrument.steps.signs import key_of, moves_nothing
+from proctor.invariants.schema import MODEL_CALL
+
+if TYPE_CHECKING:
+    from proctor.instrument.observer import Observer
+
+FORWARD, BACKWARD, UPDATE, CLEAR, CLEAR_MODULE, FETCH, SCALED, COLLECTIVE, QUIET = range(1, 10)  # `Act` in native/calls/asleep.h
+_UPDATED, _SKIPPED, _FOREIGN = range(3)  # `Told`
+_SHORTEST: Final = 3  # steps that are worth falling asleep for
+_TIMED: Final = 8  # one tick in so many is timed
+_ACT_S: Final = 2e-7  # what an act costs natively, cold
+
+_ACTS: Final = {
+    "torch.Tensor.backward": BACKWARD, "torch.autograd.backward": BACKWARD, "torch.optim.Optimizer.step": UPDATE,
+    "torch.optim.Optimizer.zero_grad": CLEAR, "torch.nn.Module.zero_grad": CLEAR_MODULE, "torch.utils.data.DataLoader.__next__": FETCH,
+    "torch.amp.GradScaler.step": SCALED, MODEL_CALL: FORWARD, "torch.nn.Module.__call__": FORWARD, "torch.amp.GradScaler.scale": QUIET,
+}  # fmt: skip
+_PAIRS: Final = ("send", "recv", "isend", "irecv", "batch_isend_irecv")  # have no group of their own count
+
+
+def act_of(function: str) -> int:
+    """What a function is to a training loop; 0: its hooks run in all steps."""
+    name = function.rpartition(".")[2]
+    if function in catalog.COLLECTIVES and name not in _PAIRS and not name.endswith(("_group", "_coalesced")):
+        return COLLECTIVE
+    return _ACTS.get(function, 0)
+
+
+class Sleep:
+    """The sleep of one process.
+
+    Args:
+        observer: whose clock is told, and whose budget says until when.
+    """
+
+    def __init__(self, observer: Observer) -> None:
+        self._observer, self._clock, self._updates = observer, observer.clock, observer.steps.updates
+        self.on = False
+        self.possible = True  # so far
+        self.ticks = 0
+        self._spent = 0.0  # seconds, as far as was timed
+        self._timed = 0
+        self._acts = 0
+        self._begun = 0  # the step that ran when it began
+        self._until = 0  # the step before which it ends
+        self._odd = False  # something was noted that cannot be followed
+        self._keys: dict[int, int] = {}  # what the clock calls an optimizer, by its id
+        self._inner: list[int] = []
+        self._teller = observer.patches.aside(self._told)
+
+    def knows(self, optimizer: Any) -> None:
+        """An optimizer was made."""
+        self._keys[id(optimizer)] = key_of(optimizer)
+
+    def refuse(self) -> None:
+        """This program does what cannot be followed asleep."""
+        self.possible = False
+
+    def may_begin(self) -> None:
+        """Behind an update of a step that is left out."""
+        observer, budget = self._observer, self._observer.budget
+        if self.on or not self.possible or budget is None or observer.sentinel is None or observer.sampled or not observer.armed:
+            return
+        if observer.steps.in_backward or self._updates.depth or observer.turns.busy() or observer.inert or observer.finished or observer.config.replay:
+            return
+        step = self._clock.step
+        until = budget.next_look(step + 1)
+        if until - step < _SHORTEST or not observer.recorder.sleep(self._teller):
+            return
+        self.on, self._begun, self._until, self._odd = True, step, until, False
+        self._spent, self._timed, self._acts, self.ticks = 0.0, 0, 0, 0
+        self._clock.on_new_step, self._clock.on_change = self._counted, None
+        budget.falls_asleep()
+
+    def end(self) -> bool:
+        """Everything is awake from now on; what was noted and not yet told is told.
+
+        Returns:
+            whether a backward or an update runs.
+        """
+        if not self.on:
+            return False
+        observer, budget = self._observer, self._observer.budget
+        self.on = False
+        acts, who, backwards, collectives, running = observer.recorder.wake()
+        self._replay(acts, who)
+        self._clock.on_new_step, self._clock.on_change = observer.new_step, observer.clock_moved
+        self._clock.on_change()
+        observer.tracker.dirty = True
+        observer.probes.slept(backwards, collectives)
+        if self._odd:
+            self.refuse()
+        if budget is not None:
+            mean = self._spent / self._timed if self._timed else 0.0
+            budget.wakes_up(self._clock.step - self._begun, self.ticks * mean + self._acts * _ACT_S)
+        return running > 0
+
+    # -- what the recorder tells ------------------------------------------------------------------------------
+
+    def _told(self, args: tuple[Any, ...], acts: str, who: tuple[int, ...], kind: int) -> None:
+        timed = self.ticks % _TIMED == 0
+        begin = time.perf_counter() if timed else 0.0
+        self.ticks += 1
+        if self._observer.guard.run("sleep", self._tick, args, acts, who, kind) is None:
+            self.possible = False
+            self.end()
+        if timed:
+            self._spent += time.perf_counter() - begin
+            self._timed += 1
+
+    def _tick(self, args: tuple[Any, ...], acts: str, who: tuple[int, ...], kind: int) -> bool:
+        if self._observer.inert or self._observer.finished:
+            return True
+        self._replay(acts, who)
+        clock = self._clock
+        if kind == _FOREIGN:
+            if self.end():
+                self._observer.turns.seen_running()
+            return True
+        optimizer = args[0 if kind == _UPDATED else 1] if len(args) > (kind != _UPDATED) else None
+        if optimizer is None:
+            self._odd = True
+        elif kind == _SKIPPED:
+            clock.update_ends(key_of(optimizer))
+        else:
+            self._update(optimizer)
+        if self._odd or clock.step + 1 >= self._until or self._observer.budget.woken or not self._observer.recorder.asleep:  # type: ignore[union-attr]
+            self.end()
+        return True
+
+    def _update(self, optimizer: Any) -> None:
+        key, clock = self._keys.get(id(optimizer)) or key_of(optimizer), self._clock
+        if clock.at_rest(key) and moves_nothing(optimizer):
+            return
+        clock.update_begins(key)
+        self._observer.looks.glance()
+        self._updates.done += 1
+        clock.update_ends(key, tuple(self._inner))
+        self._inner.clear()
+
+    def _replay(self, acts: str, who: tuple[int, ...]) -> None:
+        """Tell the clock of acts in their order."""
+        clock, at = self._clock, iter(who)
+        self._acts += len(acts)
+        for act in acts:
+            if act == "F":
+                clock.forward(True)
+            elif act == "E":
+                clock.forward(False)
+            elif act == "B":
+                clock.backward()
+            elif act == "D":
+                clock.fetched()
+            elif act == "M":
+                clock.zero_grad(None)
+            elif act == "X":
+                self._odd = True
+            else:
+                key = self._keys.get(next(at))
+                if key is None:
+                    self._odd = True
+                elif act == "Z":
+                    clock.zero_grad(key)
+                else:
+                    self._inner.append(key)
+
+    def _counted(self) -> None:
+        """The clock is about to count a new step, in which nothing is looked at."""
+        budget = self._observer.budget
+        if budget is not None:
+            budget.passes(self._clock.step + 1)
+        self._observer.writer.passed(self._clock.step + 1)
