@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from proctor.oracle.fuzz.search.findings import Known
     from proctor.oracle.fuzz.sessions.journal import Asked, Journal
 
-LIBRARIES: Final = ("torch", "torchrec")
+LIBRARIES: Final = ("torch", "torchrec", "accelerate", "transformers")
 _UNITS: Final = {"": 1.0, "s": 1.0, "m": 60.0, "h": 3600.0}
 EVERY_S: Final = 15.0  # between lines of progress where there is no terminal
 
@@ -92,7 +92,8 @@ def _campaign(args: argparse.Namespace) -> int:
 
 def _modules(libraries: tuple[str, ...]) -> tuple[str, ...]:
     """What is imported before ranks are forked."""
-    return tuple(f"{name}.distributed" for name in libraries if name == "torchrec")
+    own = {"torchrec": ("torchrec.distributed", "torchrec.inference.modules"), "transformers": ("transformers.modeling_utils",)}
+    return tuple(module for name in libraries for module in own.get(name, (name,)))
 
 
 def _asked(args: argparse.Namespace) -> Asked:
