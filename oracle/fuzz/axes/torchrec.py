@@ -72,7 +72,7 @@ class ModelParallel(Wrapper):
             ]
         draft.wrap += [
             "net = DistributedModelParallel(net, env, torch.device('cpu'), ShardingPlan(plan), [sharder])",
-            "for name, t in net.state_dict().items():  # tables are made anew where they are cut",
+            "for name, t in net.state_dict().items():",
             "    for shard in getattr(t, 'local_shards', list)():",
             "        place = zip(shard.metadata.shard_offsets, shard.metadata.shard_sizes)",
             "        shard.tensor.detach().copy_(whole[name][tuple(slice(o, o + s) for o, s in place)])",
@@ -135,7 +135,6 @@ class Read(Axis):
 
     def apply(self, value: Value, draft: Draft, setting: Point) -> None:
         """As `Axis.apply`."""
-        draft.add_import("from torchrec import KeyedTensor")
         draft.prelude.append(f"net.read = lambda bags: {_READS[str(value)]}")
 
 
@@ -157,4 +156,4 @@ class Quantised(Axis):
         weights, given = str(value).split()
         draft.add_import("from torchrec.inference.modules import quantize_embeddings")
         draft.before_evaluation.append(f"net = quantize_embeddings(net, torch.{weights}, inplace=True, output_dtype=torch.{given})")
-        draft.evaluation = "net.pooled(*(t[part] for t in x[1:])).double()"
+        draft.evaluation = "net(*(t[part] for t in x), over=False).double()"

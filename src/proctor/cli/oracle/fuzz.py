@@ -122,7 +122,7 @@ def _same_versions(asked: Asked) -> None:
 def _known(args: argparse.Namespace, asked: Asked) -> list[Known]:
     from proctor.oracle.fuzz.search.findings import read_known, shipped
 
-    found = [k for library in asked.libraries for k in shipped(asked.versions[library], (library,))]
+    found = [k for library in dict.fromkeys(("torch", *asked.libraries)) for k in shipped(asked.versions[library], (library,))]
     return found + (read_known(Path(args.known), asked.versions["torch"]) if args.known else [])
 
 
