@@ -7,7 +7,7 @@ from proctor.oracle.fuzz.axes.draft import Draft
 from proctor.oracle.fuzz.space import Choice, Point, Value
 
 LOCAL = frozenset({"local statistics"})
-_ALONE = {"local statistics": (2, "batch norm needs two rows at once"), "needs rows": (1, "instance norm takes no batch without rows, in one process either")}
+_ALONE = {"local statistics": (2, "batch norm needs two rows at once"), "needs rows": (1, "the layer takes no batch without rows, in one process either")}
 _WHY = "the layer's statistics are those of the rows that pass it at once"
 
 

@@ -58,5 +58,5 @@ class Causal(Template):
             y=(LENGTH, 11),
             after=_parts.after_lines(point),
             units=("*next(m for m in net.modules() if isinstance(m, nn.ModuleList))",),
-            traits=_parts.traits(point) | {"tokens", "norm", "attention", "keywords", "transformers"} | ({"tied"} if point["tied"] else set()) | own,
+            traits=_parts.traits(point) | {"tokens", "norm", "attention", "keywords", "transformers", "needs rows"} | ({"tied"} if point["tied"] else set()) | own,
         )

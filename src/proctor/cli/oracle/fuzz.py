@@ -123,7 +123,7 @@ def _known(args: argparse.Namespace, asked: Asked) -> list[Known]:
     from proctor.oracle.fuzz.search.findings import read_known, shipped
 
     found = [k for library in dict.fromkeys(("torch", *asked.libraries)) for k in shipped(asked.versions[library], (library,))]
-    return found + (read_known(Path(args.known), asked.versions["torch"]) if args.known else [])
+    return found + (read_known(Path(args.known), asked.versions) if args.known else [])
 
 
 def _reported(journal: Journal, asked: Asked, *, interrupted: bool, regress: bool) -> int:
@@ -135,7 +135,7 @@ def _reported(journal: Journal, asked: Asked, *, interrupted: bool, regress: boo
     whole = summary(asked, merged, pairs)
     journal.write("report.json", lambda: jsonout.render(whole))
     journal.write("report.html", lambda: html.render(whole, journal))
-    entries = [f.as_known(asked.libraries[-1], asked.versions[asked.libraries[-1]]) for f in whole.new]
+    entries = [f.as_known(library, asked.versions.get(library, "")) for f in whole.new for library in (findings.library_of(f),)]
     journal.write("known.toml", lambda: findings.toml(entries))
     print(terminal.render(whole, str(journal.path)))
     if not regress:
