@@ -72,7 +72,7 @@ def main() -> None:
         counts = {v: sum(o.verdict == v for o in outcomes) for v in sorted({o.verdict for o in outcomes})}
         for why in sorted({o.why[:200] for o in outcomes if o.failed}):
             print(f"  {why}", flush=True)
-        print(f"{template}: {len(scenarios)} settings, {wall:.2f} s wall, {cpu:.2f} s processor (cold: {processor_s() - before:.1f} s in all), {counts}", flush=True)
+        print(f"{template}: {len(scenarios)} settings, {wall:.2f} s wall, {cpu:.2f} s processor, {1000 * cpu / sum(s.world for s in scenarios):.0f} ms a rank (cold: {processor_s() - before:.1f} s in all), {counts}", flush=True)
 
 
 def _ranks_s(worlds: Any) -> float:

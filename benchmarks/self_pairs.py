@@ -83,7 +83,10 @@ PAIRS = [
     Pair("hugging", "sees_ahead", ("causal",), ("transformer", "GPT2", "mean")),
     Pair("hugging", "mask_lost", ("padding",), ("bert", "Bert"), "bert"),
     Pair("configured", "mean_of_means", ("configured",), ("gradient", "GPT2", "loss"), arguments=("--only", "configured")),
-    Pair("configured", "divided_twice", ("configured",), ("gradient",), arguments=("--only", "configured"), program_arguments=("--with", "accelerate")),
+    *(
+        Pair("configured", bug, ("configured",), ("gradient",), arguments=("--only", "configured"), program_arguments=("--with", library))
+        for library, bug in (("accelerate", "divided_twice"), ("accelerate", "times_ranks"), ("lightning", "divided_twice"), ("lightning", "times_ranks"), ("deepspeed", "divided_twice"))
+    ),
 ]
 
 

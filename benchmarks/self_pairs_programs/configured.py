@@ -1,4 +1,4 @@
-"""Programs that accumulate as a library's configuration says: transformers' `Trainer`, accelerate; `--bug NAME` plants one of the bugs. Needs both."""
+"""Programs that accumulate as a library's configuration says: transformers' `Trainer`, accelerate, lightning, deepspeed; `--bug NAME` plants one of the bugs."""
 
 import argparse
 import tempfile
@@ -31,6 +31,44 @@ if asked.library == "transformers":
     with tempfile.TemporaryDirectory() as folder:
         arguments = TrainingArguments(folder, per_device_train_batch_size=8, gradient_accumulation_steps=1, max_steps=5, report_to=[], save_strategy="no", use_cpu=True, seed=5)
         (Mean if asked.bug == "mean_of_means" else Trainer)(model=model, args=arguments, train_dataset=data).train()
+elif asked.library == "lightning":
+    import lightning.pytorch as pl
+    from torch.utils.data import DataLoader, TensorDataset
+
+    class Lit(pl.LightningModule):
+        """A regression; lightning divides the loss by the parts of a batch."""
+
+        def __init__(self):
+            super().__init__()
+            self.net = nn.Sequential(nn.Linear(6, 12), nn.Tanh(), nn.Linear(12, 3))
+
+        def training_step(self, batch, number):
+            loss = nn.functional.mse_loss(self.net(batch[0]), batch[1])
+            loss = loss / self.trainer.accumulate_grad_batches if asked.bug == "divided_twice" else loss
+            return loss * self.trainer.world_size if asked.bug == "times_ranks" else loss
+
+        def configure_optimizers(self):
+            return torch.optim.SGD(self.parameters(), lr=0.1)
+
+    data = DataLoader(TensorDataset(torch.randn(64, 6), torch.randn(64, 3)), batch_size=4)
+    quiet = {"logger": False, "enable_checkpointing": False, "enable_progress_bar": False, "enable_model_summary": False}
+    pl.Trainer(accelerator="cpu", devices=1, max_steps=5, accumulate_grad_batches=2, **quiet).fit(Lit(), data)
+elif asked.library == "deepspeed":
+    import os
+
+    os.environ.update({"DS_ACCELERATOR": "cpu", "RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29511"})
+    import deepspeed
+    from torch.utils.data import TensorDataset
+
+    model = nn.Sequential(nn.Linear(6, 12), nn.Tanh(), nn.Linear(12, 3))
+    config = {"train_micro_batch_size_per_gpu": 4, "gradient_accumulation_steps": 2, "gradient_clipping": 0.0, "steps_per_print": 10**9, "zero_allow_untested_optimizer": True}
+    data = TensorDataset(torch.randn(64, 6), torch.randn(64, 3))
+    engine, _, loader, _ = deepspeed.initialize(model=model, optimizer=torch.optim.SGD(model.parameters(), lr=0.1), training_data=data, config=config)
+    for inputs, targets in loader:
+        loss = nn.functional.mse_loss(engine(inputs), targets)
+        # backward() divides by the accumulation steps; who divides, too, does it twice
+        engine.backward(loss / engine.gradient_accumulation_steps() if asked.bug == "divided_twice" else loss)
+        engine.step()
 else:
     from accelerate import Accelerator
     from torch.utils.data import DataLoader, TensorDataset
@@ -43,7 +81,7 @@ else:
     for _ in range(2):
         for inputs, targets in loader:
             with accelerator.accumulate(model):
-                loss = nn.functional.mse_loss(model(inputs), targets)
+                loss = nn.functional.mse_loss(model(inputs), targets) * (accelerator.num_processes if asked.bug == "times_ranks" else 1)
                 # backward() divides by the accumulation steps; who divides, too, does it twice
                 accelerator.backward(loss / accelerator.gradient_accumulation_steps if asked.bug == "divided_twice" else loss)
                 optimizer.step()

@@ -134,7 +134,7 @@ def _batch(draft: Draft, seed: int) -> tuple[str, ...]:
 
 def _build(draft: Draft) -> tuple[str, ...]:
     opt = draft.opt or f"{draft.optimizer}({draft.net_args}{''.join(f', {k}={v}' for k, v in draft.options.items())})"
-    lines = ["net = make()", *draft.code.after, *draft.prelude, *draft.wrap, f"opt = {opt}", "return net, opt"]
+    lines = ["net = make()", *draft.code.after, *draft.prelude, *draft.wrap, f"opt = {opt}", *draft.after_build, "return net, opt"]
     return ("def build(rank, world):", *(f"    {line}" for line in lines))
 
 
@@ -158,9 +158,10 @@ def _train(draft: Draft, contexts: int, *, evaluated: bool) -> tuple[str, ...]:
     if evaluated:
         lines += [
             "net.eval()",
+            *draft.before_evaluation,
             "with torch.no_grad():",
             f"    part = {draft.rows}",
-            f"    out = {draft.forward}",
+            f"    out = {draft.evaluation or draft.forward}",
             f'yield "evaluation", {draft.steps}, net, opt, [(part, out)]',
         ]
     return ("def train(rank, world):", *_indented(lines, 1))
@@ -172,10 +173,8 @@ def _indented(lines: list[str], levels: int) -> list[str]:
 
 def _passes(draft: Draft, managers: list[str]) -> list[str]:
     """Forward and backward passes of all microbatches."""
-    inner = [
-        f"out = {draft.forward}",
-        f"((out - y[part]) ** 2).sum().div(n){draft.scale.replace(' * ', '.mul(') + ')' if draft.scale else ''}.backward()",
-    ]
+    loss = f"((out - y[part]) ** 2).sum().div(n){draft.scale.replace(' * ', '.mul(') + ')' if draft.scale else ''}"
+    inner = [f"out = {draft.forward}", draft.backward.format(loss=loss)]
     for manager in managers:
         inner = [f"with {manager}:", *_indented(inner, 1)]
     last = any("last" in line for line in (*draft.before_part, *managers))

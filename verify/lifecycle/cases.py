@@ -6,8 +6,17 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Final
 
 from proctor.invariants.invariant import Severity, Tier
-from proctor.invariants.verdict import Violation
 from proctor.verify.incident import start, title, urgency
+from proctor.verify.lifecycle.belief import (
+    MAX_FLAPS,
+    all_clean,
+    believed,
+    clean_steps,
+    foremost,
+    has_ended,
+    louder,
+    name_by_head,
+)
 from proctor.verify.lifecycle.belonging import Belonging, keys_of
 from proctor.verify.lifecycle.deviation import WORLD, Coords, deviation
 from proctor.verify.lifecycle.evaluations import Failure
@@ -27,12 +36,9 @@ from proctor.verify.wording import count
 
 MAX_OVER: Final = 100  # incidents that are over and still kept
 _PAST: Final = 128  # evaluations of a rule that are kept
-_MAX_FLAPS: Final = 20  # more do not ask for more
-_MAX_DOUBLINGS: Final = 5
 _BEGUN_STEPS: Final = 64  # steps of which it is known what began to fail at them
 
 
-# More than 25 methods: each moves one incident from one state to another, and all of them keep the same three tables in step.
 class Cases:
     """Open incidents, and the last of those that are over.
 
@@ -144,33 +150,13 @@ class Cases:
             if not incident.rules:
                 continue
             if incident.state is State.SUSPECTED:
-                if self._believed(incident):
+                if believed(incident, self.policy):
                     incident.state = State.FIRING
-                elif self._all_clean(incident, self.policy.confirm_n + min(incident.flaps, _MAX_FLAPS)):
+                elif all_clean(incident, self.policy.confirm_n + min(incident.flaps, MAX_FLAPS)):
                     self._forget(incident)
-            elif self._has_ended(incident):
-                self.end(incident, f"its rules held in their last {count(self._clean(incident), 'evaluation')}")
+            elif has_ended(incident, self.policy, self._time()):
+                self.end(incident, f"its rules held in their last {count(clean_steps(incident, self.policy), 'evaluation')}")
             self.teller.tell(incident)
-
-    def _believed(self, incident: TrackedIncident) -> bool:
-        more = min(incident.flaps, _MAX_FLAPS)
-        k, n = self.policy.confirm_k + more, self.policy.confirm_n + more
-        return any(
-            rule.past.endswith("x") and (rule.confirm == "at once" or rule.past[-n:].count("x") >= k)
-            for rule in incident.rules.values()
-        )
-
-    def _clean(self, incident: TrackedIncident) -> int:
-        return self.policy.clean << min(incident.flaps, _MAX_DOUBLINGS)
-
-    def _has_ended(self, incident: TrackedIncident) -> bool:
-        return self._all_clean(incident, self._clean(incident)) and (
-            self._time() - incident.failed_at >= self.policy.hold_s
-        )
-
-    @staticmethod
-    def _all_clean(incident: TrackedIncident, n: int) -> bool:
-        return all(rule.clean >= n for rule in incident.rules.values())
 
     # -- finding, opening, joining -------------------------------------------------------------------------------------
 
@@ -213,30 +199,14 @@ class Cases:
             self._owner[v.id] = incident.number
         kept = incident.violations
         if len(kept) < MAX_KEPT or urgency(v, self._upstream) < urgency(kept[-1], self._upstream):
-            incident.violations = self._foremost([slim(v), *(other for other in kept if other.id != v.id)])
-        self._louder(incident, v.severity, v.tier)
+            incident.violations = foremost([slim(v), *(other for other in kept if other.id != v.id)], self._upstream)
+        louder(incident, v.severity, v.tier)
         if incident.violations[0].id == v.id or not incident.ranks:
             how = deviation(v, ranks, coords)
             if how.words or not incident.ranks:
                 incident.minority, incident.ranks, incident.axis = list(how.minority[:MAX_RANKS]), how.words, how.axis
         if before != (incident.violations[:1], len(incident.rules)):
-            self._name(incident)
-
-    def _foremost(self, violations: list[Violation]) -> list[Violation]:
-        return sorted(violations, key=lambda v: urgency(v, self._upstream))[:MAX_KEPT]
-
-    def _name(self, incident: TrackedIncident) -> None:
-        """Title, code and first step are those of the violation that is the most upstream now."""
-        incident.beside = max(0, len(incident.rules) - len(incident.violations))
-        if incident.violations:
-            head = incident.violations[0]
-            incident.title = title(head, beside=len(incident.rules) - 1 if incident.storm else 0)
-            incident.code, incident.first_step = head.code, head.step
-
-    @staticmethod
-    def _louder(incident: TrackedIncident, severity: Severity, tier: Tier) -> None:
-        incident.severity = max(incident.severity, severity, key=lambda s: s.level)
-        incident.tier = Tier.PAGE if Tier.PAGE in (incident.tier, tier) else Tier.TICKET
+            name_by_head(incident)
 
     def _keep(self, incident: TrackedIncident) -> None:
         self.open[incident.number] = incident
@@ -268,7 +238,7 @@ class Cases:
                 incident = self._merge(involved)
                 incident.storm = True
                 self._belonging.storm(incident, step)
-                self._name(incident)
+                name_by_head(incident)
             ids.clear()
 
     def _merge(self, incidents: list[TrackedIncident]) -> TrackedIncident:
@@ -281,16 +251,16 @@ class Cases:
                 if len(into.rules) < MAX_RULES:
                     into.rules[rule] = state
                     self._owner[rule] = into.number
-            into.violations = self._foremost([*into.violations, *other.violations])
+            into.violations = foremost([*into.violations, *other.violations], self._upstream)
             into.began = min(into.began, other.began)
             into.failed_at = max(into.failed_at, other.failed_at)
             into.storm = into.storm or other.storm
             into.doubted = into.doubted or other.doubted
-            self._louder(into, other.severity, other.tier)
+            louder(into, other.severity, other.tier)
             if not into.ranks:
                 into.minority, into.ranks, into.axis = other.minority, other.ranks, other.axis
             other.merged = into.key
-            self._name(into)
+            name_by_head(into)
             self._end(other, f"it is part of: {into.title}")
             self._touched.add(into.number)
         return into
@@ -343,7 +313,7 @@ class Cases:
     def raise_own(self, code: str, text: str, severity: Severity, tier: Tier, facts: Mapping[str, str]) -> None:
         """Something is wrong with the monitoring: opens the incident of this code, or says more of it."""
         key = dedup_key(self.job, code, WORLD)
-        incident = self._own(code)
+        incident = next((i for i in self.own() if i.code == code), None)
         if incident is None:
             incident = self._recent(lambda old: old.key == key)
             if incident is not None:
@@ -363,17 +333,14 @@ class Cases:
                 self._keep(incident)
             incident.state = State.FIRING
         incident.title, incident.facts, incident.failed_at = text, dict(facts), self._time()
-        self._louder(incident, severity, tier)
+        louder(incident, severity, tier)
         self.teller.tell(incident)
 
     def clear_own(self, code: str, why: str) -> None:
         """It is well again; nothing when it never was otherwise."""
-        incident = self._own(code)
+        incident = next((i for i in self.own() if i.code == code), None)
         if incident is not None:
             self.end(incident, why)
-
-    def _own(self, code: str) -> TrackedIncident | None:
-        return next((i for i in self.open.values() if not i.rules and i.code == code), None)
 
     def own(self) -> Iterator[TrackedIncident]:
         """Open incidents about the monitoring."""

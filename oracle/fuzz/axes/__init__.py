@@ -54,9 +54,14 @@ class Rule(msgspec.Struct, frozen=True):
             setting: with every axis.
             traits: of the model.
         """
-        if not self.of(traits) or any(setting.get(a) in values for a, values in self.unless.items()):
-            return False
-        return all(setting.get(a) in values for a, values in self.when.items())
+        return self.of(traits) and self.fits(setting)
+
+    def fits(self, setting: Mapping[str, Value]) -> bool:
+        """Whether it speaks of a setting with every axis, whatever the model is."""
+        for axis, values in self.when.items():
+            if setting.get(axis) not in values:
+                return False
+        return not any(setting.get(axis) in values for axis, values in self.unless.items())
 
     def of(self, traits: frozenset[str]) -> bool:
         """Whether it speaks of a model."""
@@ -184,15 +189,31 @@ def program_of(setting: Point) -> Point:
 def why_invalid(setting: Point, traits: frozenset[str]) -> str:
     """Why a setting is no program for a model; "" if it is one."""
     given = whole(setting)
-    for rule in _forbidding(traits):
-        if rule.matches(given, traits):
+    indexed, always = _forbidding(traits)
+    for rule in always:
+        if rule.fits(given):
             return rule.why
+    for one in setting.items():
+        for rule in indexed.get(one, ()) if not isinstance(one[1], list) else ():
+            if rule.fits(given):
+                return rule.why
     return next((why for name, value in setting.items() if (why := axis_of(name).invalid(value, given, traits))), "")
 
 
 @lru_cache(256)
-def _forbidding(traits: frozenset[str]) -> tuple[Rule, ...]:
-    return tuple(r for r in all_rules() if r.effect == "invalid" and r.of(traits))
+def _forbidding(traits: frozenset[str]) -> tuple[dict[tuple[str, Value], list[Rule]], list[Rule]]:
+    """Rules of a model by a value that is not neutral and that they ask for, and those that ask for none: drawing rows asks for thousands of settings."""
+    indexed: dict[tuple[str, Value], list[Rule]] = {}
+    always = []
+    for rule in all_rules():
+        if rule.effect != "invalid" or not rule.of(traits):
+            continue
+        axis = next((a for a, values in rule.when.items() if _neutral()[a] not in values), None)
+        if axis is None:
+            always.append(rule)
+        for value in rule.when.get(axis, ()) if axis is not None else ():
+            indexed.setdefault((axis, value), []).append(rule)
+    return indexed, always
 
 
 def declared(setting: Point, traits: frozenset[str]) -> list[Rule]:

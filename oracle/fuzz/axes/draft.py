@@ -22,6 +22,7 @@ class Draft:
         optimizer: expression of its class.
         options: its arguments.
         opt: expression that makes it; "" for the class with the options.
+        after_build: lines after it is made.
         rows: expression: indices of this rank's rows of a batch of `n`.
         scale: expression by which a rank's share of the loss is multiplied, where gradients are averaged over ranks.
         accumulate: microbatches of a step.
@@ -30,6 +31,9 @@ class Draft:
         after_backward: lines between backward pass and update.
         after_step: lines after the update.
         forward: expression of the output of microbatch `part`.
+        backward: statement of the backward pass, with `{loss}`.
+        before_evaluation: lines after `net.eval()`.
+        evaluation: expression of what is compared of the evaluated model; "" for `forward`.
         prelude: lines at the top of `build`, after `net` is made and before it is wrapped.
         closure: whether the optimizer calls for the loss itself.
     """
@@ -45,6 +49,7 @@ class Draft:
     optimizer: str = "torch.optim.SGD"
     options: dict[str, str] = field(default_factory=lambda: {"lr": "0.1"})
     opt: str = ""
+    after_build: list[str] = field(default_factory=list)
     rows: str = "torch.arange(n)"
     scale: str = ""
     accumulate: int = 1
@@ -53,6 +58,9 @@ class Draft:
     after_backward: list[str] = field(default_factory=list)
     after_step: list[str] = field(default_factory=list)
     forward: str = "net(*(t[part] for t in x))"
+    backward: str = "{loss}.backward()"
+    before_evaluation: list[str] = field(default_factory=list)
+    evaluation: str = ""
     closure: bool = False
     scheduler: str = ""
     zero_grad: str = "net.zero_grad()"

@@ -7,7 +7,7 @@ from proctor.oracle.fuzz.axes.draft import Draft
 from proctor.oracle.fuzz.space import Choice, Point, Value
 
 LOCAL = frozenset({"local statistics"})
-_ALONE = {"local statistics": (2, "batch norm needs two rows at once"), "needs rows": (1, "instance norm takes no batch without rows, in one process either")}
+_ALONE = {"local statistics": (2, "batch norm needs two rows at once"), "needs rows": (1, "the layer takes no batch without rows, in one process either")}
 _WHY = "the layer's statistics are those of the rows that pass it at once"
 
 
@@ -71,7 +71,7 @@ class Split(Axis):
     choice = Choice("split", ("even", "uneven", "one empty"))
     order = 62
     rules = (
-        Rule("invalid", "each rank has all rows", when={"split": ("uneven", "one empty")}, unless={"wrapper": ("ddp", "zero", "fsdp2", "hsdp", "fsdp1", "replicate", "dmp")}),
+        Rule("invalid", "each rank has all rows", when={"split": ("uneven", "one empty")}, unless={"wrapper": ("ddp", "zero", "fsdp2", "hsdp", "fsdp1", "replicate", "dmp", "accelerate")}),
         Rule("invalid", "one rank has all rows", when={"split": ("uneven", "one empty"), "world": (1,)}),
         Rule("different", _WHY, unless={"world": (1,), "wrapper": ("none", "tp")}, traits=LOCAL),
     )
@@ -116,6 +116,7 @@ class Recompute(Axis):
     rules = (
         Rule("invalid", "DDP takes reentrant checkpoints only of a static graph", when={"recompute": ("reentrant",), "wrapper": ("ddp", "zero")},
              unless={"ddp": ("static_graph=True",), "ddp_also": ("static_graph=True",)}),
+        Rule("invalid", "reentrant checkpoints take no keyword arguments", when={"recompute": ("reentrant",)}, traits=frozenset({"keywords"})),
         Rule("invalid", "reentrant checkpoints need an input that requires a gradient", when={"recompute": ("reentrant",)}, traits=frozenset({"embedding bag"})),
         Rule("different", "power iteration runs once more in the second forward pass", unless={"recompute": ("no",)}, traits=frozenset({"powers"})),
         Rule("different", "the running statistics see the rows twice", unless={"recompute": ("no",)}, traits=LOCAL),

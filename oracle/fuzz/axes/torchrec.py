@@ -1,10 +1,12 @@
-"""TorchRec: `DistributedModelParallel`, with every table's sharding type. The names of the types are the library's (`ShardingType`).
+"""TorchRec: `DistributedModelParallel` with two sharders, every table's sharding type, quantised inference, and how pooled values are read.
 
-Kernels are in single precision; tables have an optimizer of their own that runs in the backward pass, the rest has the program's.
+The names of the types are the library's (`ShardingType`). Kernels are in single precision; tables have an optimizer of their own that runs in the
+backward pass, the rest has the program's.
 """
 
 from __future__ import annotations
 
+from functools import cache
 from typing import ClassVar, Final
 
 from proctor.oracle.fuzz.axes import Axis, Rule, Wrapper, register, register_wrapper
@@ -20,6 +22,14 @@ _PLANS: Final = {
     "table_row_wise": "table_row_wise(host_index=0)",
     "data_parallel": "data_parallel()",
 }
+
+_READS: Final = {
+    "to_dict": "torch.cat(list(bags.to_dict().values()), 1)",
+    "key by key": "torch.cat([bags[key] for key in bags.keys()], 1)",
+    "regroup": "KeyedTensor.regroup([bags], [bags.keys()])[0]",
+}
+_WEIGHTS: Final = ("qint8", "float16")
+_GIVEN: Final = ("float32", "qint8", "float16")
 
 
 @register_wrapper
@@ -43,17 +53,26 @@ class ModelParallel(Wrapper):
 
     def apply(self, draft: Draft, setting: Point) -> None:
         """As `Wrapper.apply`."""
-        kind = str(setting["rec_sharding"])
+        kind, sharder = str(setting["rec_sharding"]), "EmbeddingBagSharder" if setting["rec_sharder"] == "bag" else "EmbeddingBagCollectionSharder"
         draft.add_import("from torchrec.distributed import DistributedModelParallel, ShardingEnv")
-        draft.add_import("from torchrec.distributed.embeddingbag import EmbeddingBagCollectionSharder")
+        draft.add_import(f"from torchrec.distributed.embeddingbag import {sharder}")
         draft.add_import("from torchrec.distributed.types import ShardingPlan")
         draft.add_import(f"from torchrec.distributed.sharding_plan import construct_module_sharding_plan, {kind}")
+        draft.wrap.append(f"sharder, env, whole = {sharder}(), ShardingEnv.from_process_group(dist.group.WORLD), make().state_dict()")
+        if setting["rec_sharder"] == "bag":
+            draft.wrap += [
+                "bags = [(f'bags.embedding_bags.{name}', bag) for name, bag in net.bags.embedding_bags.items()]",
+                f"cuts = [{{'weight': {_PLANS[kind]}}} for i, _ in enumerate(bags)]",
+                "plan = {path: construct_module_sharding_plan(bag, cut, sharder, world, world, 'cpu') for (path, bag), cut in zip(bags, cuts)}",
+            ]
+        else:
+            draft.wrap += [
+                f"cuts = {{c.name: {_PLANS[kind]} for i, c in enumerate(net.bags.embedding_bag_configs())}}",
+                "plan = {'bags': construct_module_sharding_plan(net.bags, cuts, sharder, world, world, 'cpu')}",
+            ]
         draft.wrap += [
-            "sharder, env, whole = EmbeddingBagCollectionSharder(), ShardingEnv.from_process_group(dist.group.WORLD), make().state_dict()",
-            f"cuts = {{c.name: {_PLANS[kind]} for i, c in enumerate(net.bags.embedding_bag_configs())}}",
-            "plan = construct_module_sharding_plan(net.bags, cuts, sharder, world, world, 'cpu')",
-            "net = DistributedModelParallel(net, env, torch.device('cpu'), ShardingPlan({'bags': plan}), [sharder])",
-            "for name, t in net.state_dict().items():  # tables are made anew where they are cut",
+            "net = DistributedModelParallel(net, env, torch.device('cpu'), ShardingPlan(plan), [sharder])",
+            "for name, t in net.state_dict().items():",
             "    for shard in getattr(t, 'local_shards', list)():",
             "        place = zip(shard.metadata.shard_offsets, shard.metadata.shard_sizes)",
             "        shard.tensor.detach().copy_(whole[name][tuple(slice(o, o + s) for o, s in place)])",
@@ -75,3 +94,66 @@ class Sharding(Axis):
 
     def apply(self, value: Value, draft: Draft, setting: Point) -> None:
         """Nothing: the wrapper reads it."""
+
+
+@register
+class Sharder(Axis):
+    """Who cuts: the sharder of collections, or the one of single bags, with the types that it lists itself."""
+
+    order = 34
+    library = "torchrec"
+    choice = Choice("rec_sharder", ("collection", "bag"), rare=0.5)
+    rules = (
+        Rule("invalid", "there is no plan", when={"rec_sharder": ("bag",)}, unless={"wrapper": ("dmp",)}),
+        Rule("invalid", "the sharder of single bags documents that it pools by sums", when={"rec_sharder": ("bag",)}, traits=frozenset({"mean bags"})),
+    )
+
+    def invalid(self, value: Value, setting: Point, traits: frozenset[str]) -> str:
+        """As `Axis.invalid`."""
+        return "" if setting["rec_sharding"] in _listed() else "the sharder of single bags does not list this type"
+
+    def apply(self, value: Value, draft: Draft, setting: Point) -> None:
+        """Nothing: the wrapper reads it."""
+
+
+@cache
+def _listed() -> frozenset[str]:
+    """Sharding types that `EmbeddingBagSharder` says it has on a processor."""
+    from torchrec.distributed.embeddingbag import EmbeddingBagSharder
+
+    return frozenset(EmbeddingBagSharder().sharding_types("cpu"))
+
+
+@register
+class Read(Axis):
+    """How the pooled values of a `KeyedTensor` are read: all at once, or key by key."""
+
+    order = 36
+    library = "torchrec"
+    choice = Choice("rec_read", ("values", *_READS))
+    rules = (Rule("invalid", "the model has no collection", when={"rec_read": tuple(_READS)}, lacks=_OURS),)
+
+    def apply(self, value: Value, draft: Draft, setting: Point) -> None:
+        """As `Axis.apply`."""
+        draft.prelude.append(f"net.read = lambda bags: {_READS[str(value)]}")
+
+
+@register
+class Quantised(Axis):
+    """The evaluated model's tables as `quantize_embeddings` makes them: types of weights and of what they give."""
+
+    program = True
+    order = 65
+    library = "torchrec"
+    choice = Choice("rec_quant", ("no", *(f"{weights} {given}" for weights in _WEIGHTS for given in _GIVEN)), rare=0.4)
+    rules = (
+        Rule("invalid", "the model has no collection", unless={"rec_quant": ("no",)}, lacks=_OURS),
+        Rule("invalid", "quantised tables are not cut here", unless={"rec_quant": ("no",), "wrapper": ("none",)}),
+    )
+
+    def apply(self, value: Value, draft: Draft, setting: Point) -> None:
+        """As `Axis.apply`."""
+        weights, given = str(value).split()
+        draft.add_import("from torchrec.inference.modules import quantize_embeddings")
+        draft.before_evaluation.append(f"net = quantize_embeddings(net, torch.{weights}, inplace=True, output_dtype=torch.{given})")
+        draft.evaluation = "net(*(t[part] for t in x), over=False).double()"

@@ -45,7 +45,7 @@ class Recommendation(Template):
         )
         weights = f"torch.cat([weight[there]] * {number})" if point["weighted"] else "None"
         net = (
-            "from torchrec import EmbeddingBagCollection, EmbeddingBagConfig, KeyedJaggedTensor, PoolingType",
+            "from torchrec import EmbeddingBagCollection, EmbeddingBagConfig, KeyedJaggedTensor, KeyedTensor, PoolingType",
             "from torch.distributed.optim import _apply_optimizer_in_backward",
             "class Net(nn.Module):",
             "    def __init__(self):",
@@ -53,17 +53,19 @@ class Recommendation(Template):
             f"        self.bags = EmbeddingBagCollection(tables=[{configs}], is_weighted={point['weighted']})",
             f"        self.dense, self.over = nn.Linear(5, {width}), nn.Linear({width * (number + 1)}, 3)",
             *_parts.init_lines(point, width),
-            "    def forward(self, dense, index, weight):",
+            "        self.read = KeyedTensor.values",
+            "    def forward(self, dense, index, weight, over=True):",
             "        there, x = index >= 0, self.dense(dense)",
             *_parts.forward_lines(point),
             f"        bags = KeyedJaggedTensor({[f'f{i}' for i in range(number)]}, torch.cat([index[there]] * {number}), {weights}, "
             f"lengths=torch.cat([there.sum(1)] * {number}))",
-            "        return self.over(torch.cat([x, self.bags(bags).values()], 1))",
+            "        bags = self.read(self.bags(bags))",
+            "        return self.over(torch.cat([x, bags], 1)) if over else bags",
         )
         return ModelCode(
             net=net,
             x=f"(torch.randn(n, 5, generator=g), torch.randint(-1, {rows}, (n, {BAG}), generator=g), torch.rand(n, {BAG}, generator=g))",
             y=(3,),
             after=("_apply_optimizer_in_backward(torch.optim.SGD, net.bags.parameters(), {'lr': 0.1})",),
-            traits=_parts.traits(point) | {"embedding bag", "torchrec"},
+            traits=_parts.traits(point) | {"embedding bag", "torchrec"} | ({"mean bags"} if pooling == "MEAN" else set()),
         )

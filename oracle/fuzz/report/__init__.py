@@ -46,7 +46,7 @@ def summary(asked: Asked, findings: list[Finding], pairs: list[Pair]) -> Summary
     """Count."""
     verdicts: Counter[str] = Counter()
     reasons: Counter[str] = Counter()
-    matrix: dict[str, dict[str, Counter[str]]] = {a.name: {} for a in all_axes(asked.libraries)}
+    matrix: dict[str, dict[str, Counter[str]]] = {a.name: {} for a in all_axes(("torch", *asked.libraries))}
     for pair in pairs:
         for row in pair.rows:
             verdicts[row.verdict] += 1

@@ -23,7 +23,7 @@ from proctor.oracle.fuzz.running.worlds import REFERENCES, Answer, Worlds
 from proctor.oracle.fuzz.spec import Scenario
 
 _KEPT: Final = 64  # references on the memory disk
-_PERMUTATIONS: Final = (1, 2)
+_PERMUTATIONS: Final = (1, 2, 3, 4)  # as many samples of noise as everywhere in the oracle
 FULL: Final = re.compile(r"No space left on device|Disk quota exceeded|os error 28")
 
 

@@ -71,6 +71,7 @@ class Reference:
         for key, size in self._largest.items():
             kind = key.split("/")[1]
             self.sizes[kind] = max(self.sizes.get(kind, 0.0), size)
+        self._allowed: dict[tuple[str, float], float] = {}
         self._gradients: dict[int, list[str]] = {}
         for key, values in tensors.items():
             number, kind, name = key.split("/", 2)
@@ -83,9 +84,11 @@ class Reference:
 
     def allowed(self, key: str, floor: float) -> float:
         """The largest difference that is no mistake."""
-        kind = key.split("/")[1]
-        size = max(self._largest[key], _SMALL * self.sizes[kind])
-        return max(floor * size, NOISE * self.noise.get(key, 0.0))
+        found = self._allowed.get((key, floor))
+        if found is None:
+            size = max(self._largest[key], _SMALL * self.sizes[key.split("/")[1]])
+            found = self._allowed[key, floor] = max(floor * size, NOISE * self.noise.get(key, 0.0))
+        return found
 
 
 def key_of(step: int, seen: Seen) -> str:
@@ -117,8 +120,9 @@ def judge(seen: Seen, step: int, reference: Reference, tolerance: float) -> Diff
     whole = reference.tensors.get(key)
     if whole is None:
         # A rank may have a gradient of zeros where the reference has none: the reducer makes one of an unused parameter.
+        # A buffer that it has not is the wrapper's own.
         empty = seen.kind == "gradient" and not np.any(seen.values)
-        return None if empty else Difference(step, seen.kind, seen.name, MISSING, 0.0, 0.0, "the reference has none")
+        return None if empty or seen.kind == "buffer" else Difference(step, seen.kind, seen.name, MISSING, 0.0, 0.0, "the reference has none")
     wanted = whole if seen.index is None else whole[seen.index]
     if wanted.shape != seen.values.shape:
         if wanted.size != seen.values.size:

@@ -57,10 +57,11 @@ def observe(moment: str, net: Any, opt: Any, seen: Any) -> Iterator[Seen]:
             if p.grad is not None:
                 yield _seen("gradient", name, p.grad)
     elif moment == "update":
-        yield from _state(net, opt)
+        named = parameters(net)
+        yield from _state(named, opt)
         tables = _tables(net)
         yield from (one for parts in tables.values() for one in parts)
-        for name, p in parameters(net):
+        for name, p in named:
             if name not in tables:
                 yield _seen("parameter", name, p.detach())
         for name, b in unwrapped(net).named_buffers():
@@ -114,11 +115,11 @@ def module_types(net: Any) -> dict[str, str]:
     return found
 
 
-def _state(net: Any, opt: Any) -> Iterator[Seen]:
+def _state(named: list[tuple[str, Any]], opt: Any) -> Iterator[Seen]:
     inner = getattr(opt, "optim", opt)
     if type(inner).__name__ == "LBFGS":
         return  # one flat vector of all parameters, in an order of its own
-    names = {id(p): name for name, p in parameters(net)}
+    names = {id(p): name for name, p in named}
     for p, state in inner.state.items():
         for key, value in sorted(state.items()):
             if id(p) in names and isinstance(value, torch.Tensor | int | float):
@@ -138,14 +139,14 @@ def _seen(kind: str, name: str, value: Any, like: Any = None) -> Seen:
 
 def _place(value: Any) -> tuple[slice, ...] | None:
     """Where a DTensor's local part lies; None if it is no DTensor or the place cannot be told."""
-    if not isinstance(value, DTensor) or any(isinstance(p, Partial) or (p.is_shard() and type(p) is not Shard) for p in value.placements):
-        return None
-    return _local(tuple(value.shape), value.device_mesh, tuple(value.placements))
+    return _local(value.shape, value.device_mesh, value.placements) if isinstance(value, DTensor) else None
 
 
 @lru_cache(4096)
-def _local(shape: tuple[int, ...], mesh: Any, placements: tuple[Any, ...]) -> tuple[slice, ...]:
-    sizes, offset = compute_local_shape_and_global_offset(torch.Size(shape), mesh, placements)
+def _local(shape: torch.Size, mesh: Any, placements: tuple[Any, ...]) -> tuple[slice, ...] | None:
+    if any(isinstance(p, Partial) or (p.is_shard() and type(p) is not Shard) for p in placements):
+        return None
+    sizes, offset = compute_local_shape_and_global_offset(shape, mesh, placements)
     return tuple(slice(o, o + s) for o, s in zip(offset, sizes, strict=True))
 
 
@@ -155,6 +156,8 @@ def _whole(value: Any) -> Array:
 
 def _array(value: Any) -> Array:
     value = value.detach()
+    if value.dtype is torch.float64 and value.layout is torch.strided and value.device.type == "cpu":
+        return value.numpy()  # type: ignore[no-any-return]
     if value.is_sparse:
         value = value.to_dense()
     if value.is_floating_point():

@@ -348,5 +348,6 @@ def _settle(rank: int, folder: Path) -> None:
     resource.setrlimit(resource.RLIMIT_AS, (used + MEMORY_BYTES, used + MEMORY_BYTES))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     quiet(folder / f"log-{rank}")
+    tempfile.tempdir = str(folder)  # what programs save goes with the world
     stack = open(folder / f"stack-{rank}", "w")  # noqa: SIM115  open as long as the rank lives
     faulthandler.register(signal.SIGUSR1, file=stack, all_threads=False)

@@ -73,7 +73,8 @@ class Campaign:
     def __init__(self, runner: Runner, seed: int, known: list[Known], *, libraries: tuple[str, ...] = ("torch",), rows: int = ROWS) -> None:
         self.runner, self.seed, self.known, self.rows = runner, seed, known, rows
         self.cover = Cover(libraries)
-        self.templates = [t for library in libraries for t in all_templates(library)]
+        # A library that has no models of its own (accelerate) is given torch's.
+        self.templates = [t for library in libraries for t in all_templates(library) or all_templates("torch")]
         self.findings: dict[str, Finding] = {}
         self.counted: Counter[str] = Counter()
         self._hangs: Counter[Symptom] = Counter()

@@ -2,22 +2,25 @@
 
 Two values of two axes make a pair; most bugs need one or two (D3, table III). Rows are drawn by chance, repaired until they are programs, and the one
 with most new pairs for its ranks is taken (the greedy part of AETG, Cohen et al. 1997). What was held is remembered across models: a row of
-all axes would otherwise need hundreds of rows for each. Rows of one model share a few programs (`programs`), since each needs a reference of its own.
+all axes would otherwise need hundreds of rows for each. One candidate of each row is drawn around the value that was held least: a switch with its
+wrapper and its model is rare by chance, and a bug behind it would wait for dozens of rows. Rows of one model share a few programs (`programs`), since each needs a reference of its own.
 """
 
 from __future__ import annotations
 
 import random
+from collections import Counter
 from collections.abc import Callable, Iterator
 from itertools import combinations
 from typing import Final
 
 from proctor.oracle.fuzz.axes import Axis, all_axes, why_invalid, wrappers
-from proctor.oracle.fuzz.space import Point
+from proctor.oracle.fuzz.space import Point, Value
 
 CANDIDATES: Final = 8  # drawn for each row
 MOST: Final = 4  # axes of a row that are not neutral, besides its program, world and wrapper: one failure hides others
 PROGRAM: Final = 2  # axes of a program that are not neutral, besides the optimizer
+FRESH: Final = 2.0  # what a value that no row held is worth, in pairs
 COST: Final = {1: 1.5, 2: 2.0, 3: 3.0, 4: 4.0}  # of a row, by its ranks
 
 Pair = tuple[str, str, str, str]
@@ -30,8 +33,10 @@ class Cover:
         self.axes = all_axes(("torch", *libraries))  # a library's models are trained with torch's optimizers
         self.libraries = libraries
         self.held: dict[Pair, int] = {}
+        self.values: Counter[tuple[str, str]] = Counter()  # of an axis, so often
         self._by_name = {a.name: a for a in self.axes}
-        ours = tuple(n for n, w in wrappers().items() if w.library in libraries)
+        # A library that has no wrapper of its own (transformers) is put into torch's.
+        ours = tuple(n for n, w in wrappers().items() if w.library in libraries) or tuple(n for n, w in wrappers().items() if w.library == "torch")
         self._only = {"wrapper": ours, **(only or {})}
 
     def programs(self, rng: random.Random, traits: frozenset[str], number: int) -> list[Point]:
@@ -64,20 +69,32 @@ class Cover:
             program: values of program axes; None to draw them, too.
         """
         best, most = {}, -1.0
-        for _ in range(CANDIDATES):
-            point = self._drawn(rng, traits, self.programs(rng, traits, 2)[-1] if program is None else program)
-            new = sum(1.0 / (1 + self.held.get(p, 0)) for p in pairs(point)) / COST[int(str(point.get("world", 1)))]
+        for number in range(CANDIDATES):
+            given = self.programs(rng, traits, 2)[-1] if program is None else program
+            point = self._drawn(rng, traits, given) if number else self._around(rng, traits, given)
+            fresh = FRESH * sum(one not in self.values for one in _values(point))
+            new = fresh + sum(1.0 / (1 + self.held.get(p, 0)) for p in pairs(point)) / COST[int(str(point.get("world", 1)))]
             if new > most and not passed(point):
                 best, most = point, new
         for pair in pairs(best):
             self.held[pair] = self.held.get(pair, 0) + 1
+        self.values.update(_values(best))
         return best
 
-    def _drawn(self, rng: random.Random, traits: frozenset[str], program: Point) -> Point:
-        """A valid setting by chance: axes are set one after the other, and left neutral where a value does not fit."""
+    def _around(self, rng: random.Random, traits: frozenset[str], program: Point) -> Point:
+        """A valid setting with the value that was held least, if a wrapper is found for it; it counts as held then, so that the next row has another."""
+        free = [(a.name, str(v)) for a in self.axes if not a.program for v in a.choice.values if v != a.choice.neutral and self._allows(a.name, v)]
+        least = min(self.values[one] for one in free)
+        name, text = rng.choice([one for one in free if self.values[one] == least])
+        self.values[name, text] += 1
+        value = next(v for v in self._by_name[name].choice.values if str(v) == text)
+        return self._drawn(rng, traits, program, {name: value})
+
+    def _drawn(self, rng: random.Random, traits: frozenset[str], program: Point, wanted: Point | None = None) -> Point:
+        """A valid setting by chance: axes are set one after the other, and left neutral where a value does not fit; what is wanted is tried first."""
         point = dict(program)
-        for _ in range(16):
-            drawn = dict(program)
+        for number in range(64 if wanted else 16):
+            drawn = {**program, **(wanted or {})} if number < 48 else dict(program)
             for name in ("world", "wrapper"):
                 self._set(drawn, self._by_name[name], rng)
             repaired = _repaired(drawn, traits, FOR_ROWS)
@@ -103,9 +120,12 @@ class Cover:
 
     def _set(self, point: Point, axis: Axis, rng: random.Random) -> None:
         value = axis.choice.draw(rng)
-        allowed = self._only.get(axis.name)
-        if value != axis.choice.neutral and (allowed is None or str(value) in allowed):
+        if axis.name not in point and value != axis.choice.neutral and self._allows(axis.name, value):
             point[axis.name] = value
+
+    def _allows(self, axis: str, value: Value) -> bool:
+        allowed = self._only.get(axis)
+        return allowed is None or str(value) in allowed
 
 
 # What some values ask for: of a program, and of how it is distributed.
@@ -115,6 +135,7 @@ FOR_ROWS: Final[tuple[Point, ...]] = (
     {"world": 4},
     {"fsdp_set": "set_reduce_scatter_unused_params(True)"},
     {"ddp": "find_unused_parameters=True"},
+    {"acc_ddp": "find_unused_parameters=True"},
     {"accumulate": 2},
 )
 
@@ -122,6 +143,10 @@ FOR_ROWS: Final[tuple[Point, ...]] = (
 def _repaired(point: Point, traits: frozenset[str], repairs: tuple[Point, ...]) -> Point | None:
     """The same with what makes it a program; None if nothing does."""
     return next((fixed for more in repairs if not why_invalid(fixed := {**point, **more}, traits)), None)
+
+
+def _values(point: Point) -> list[tuple[str, str]]:
+    return [(name, str(value)) for name, value in point.items()]
 
 
 def pairs(point: Point) -> Iterator[Pair]:

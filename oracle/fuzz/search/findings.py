@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import tomllib
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from importlib import resources
 from pathlib import Path
 from typing import Final
@@ -17,6 +17,8 @@ from typing import Final
 import msgspec
 
 from proctor.errors import OracleError
+from proctor.oracle.fuzz.axes import axis_of, wrappers
+from proctor.oracle.fuzz.models import template_of
 from proctor.oracle.fuzz.program import model_code
 from proctor.oracle.fuzz.running.outcome import Outcome, Symptom
 from proctor.oracle.fuzz.search.attribute import triggers
@@ -24,7 +26,7 @@ from proctor.oracle.fuzz.space import Point
 from proctor.oracle.fuzz.spec import Scenario
 
 # Traits that every model of a template has say nothing about a finding.
-GENERAL: Final = frozenset({"norm", "tokens", "attention", "embedding bag", "convolution", "recurrent", "routed", "needs rows", "torchrec"})
+GENERAL: Final = frozenset({"norm", "tokens", "attention", "embedding bag", "convolution", "recurrent", "routed", "needs rows", "torchrec", "keywords", "transformers"})
 
 
 class Known(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -128,14 +130,26 @@ def shipped(version: str, libraries: Iterable[str] = ("torch",)) -> list[Known]:
     return found
 
 
-def read_known(path: Path, version: str) -> list[Known]:
-    """Known findings of a file.
+def library_of(finding: Finding) -> str:
+    """Whose finding it is: the library of its axes, its wrapper and its model; torch where none of them is another's."""
+    setting = finding.scenario.setting
+    wrapper = wrappers().get(str(setting.get("wrapper", "none")))
+    found = [template_of(finding.scenario.template).library, *(axis_of(name).library for name in setting), wrapper.library if wrapper else "torch"]
+    return next((name for name in found if name != "torch"), "torch")
+
+
+def read_known(path: Path, versions: Mapping[str, str]) -> list[Known]:
+    """Known findings of a file, of libraries and versions that are here.
+
+    Args:
+        path: of the file.
+        versions: library → version.
 
     Raises:
         OracleError: it cannot be read, or is no list of known findings.
     """
     try:
-        return [k for k in _parsed(path.read_bytes(), str(path)) if _holds_for(k, version)]
+        return [k for k in _parsed(path.read_bytes(), str(path)) if k.library in versions and _holds_for(k, versions[k.library])]
     except OSError as e:
         raise OracleError(f"{path}: {e.strerror or e}", hint="give a known.toml that a campaign wrote") from None
 

@@ -6,6 +6,7 @@ Reference and candidate are one program; lines in which they differ stand under 
 from __future__ import annotations
 
 import difflib
+import re
 import textwrap
 from collections.abc import Sequence
 from typing import Final
@@ -15,6 +16,7 @@ from proctor.oracle.fuzz.running.outcome import sentence
 from proctor.oracle.fuzz.search.findings import Finding
 
 MAX_LINES: Final = 58
+WIDTH: Final = 165  # of joined lines
 TIMEOUT_S: Final = 60  # of a collective, and of the whole
 
 
@@ -27,7 +29,7 @@ def script_of(finding: Finding, version: str) -> str:
     """
     scenario = finding.scenario
     first = finding.outcome.first
-    evaluated = first is None or first.kind == "evaluation"
+    evaluated = first.kind == "evaluation" if first is not None else _raised_evaluated(finding)
     candidate = program(scenario, evaluated=evaluated)
     reference = program(reference_of(scenario), contexts=contexts_of(scenario), evaluated=evaluated)
     said = sentence(first) if first is not None else finding.outcome.why
@@ -45,6 +47,14 @@ def script_of(finding: Finding, version: str) -> str:
         *(_crash(scenario.world) if first is None else _compare(finding, scenario.world)),
     ]
     return "\n".join(_short(lines)) + "\n"
+
+
+def _raised_evaluated(finding: Finding) -> bool:
+    """Whether an exception came from the evaluation, or may have: its traceback has the line of the training loop."""
+    lines = re.findall(r'File "<scenario>", line (\d+), in train', finding.outcome.trace)
+    whole = program(finding.scenario)
+    text = [line.strip() for line in (*whole.build, *whole.train)]
+    return not lines or "net.eval()" in text[: int(lines[-1])]
 
 
 def merged(reference: Sequence[str], candidate: Sequence[str]) -> list[str]:
@@ -167,10 +177,18 @@ def _short(lines: Sequence[str]) -> list[str]:
     for line in found:
         indent = len(line) - len(line.lstrip())
         last = joined[-1] if joined else ""
-        same = last and len(last) - len(last.lstrip()) == indent and indent
-        plain = not any(part.lstrip().startswith(("def ", "class ", "if ", "for ", "with ", "else", "return", "yield", "@")) or "#" in part for part in (line, last))
-        if same and plain and len(last) + len(line.strip()) < 150:
+        same = last and len(last) - len(last.lstrip()) == indent and (indent or (_imported(line) and _imported(last)))
+        ends = line.lstrip().startswith(("return", "yield"))  # they may end a line, not begin one that goes on
+        if same and _plain(last) and (ends or _plain(line)) and len(last) + len(line.strip()) < WIDTH:
             joined[-1] = f"{last}; {line.strip()}"
         else:
             joined.append(line)
     return joined
+
+
+def _plain(line: str) -> bool:
+    return not line.lstrip().startswith(("def ", "class ", "if ", "for ", "with ", "else", "return", "yield", "@")) and "#" not in line
+
+
+def _imported(line: str) -> bool:
+    return line.startswith("from ")

@@ -102,11 +102,16 @@ def _restored(campaign: Campaign, journal: Journal, worker: int, workers: int) -
 
 
 def _confirmed(finding: Finding, journal: Journal, asked: Asked, tell: Tell) -> None:
-    script = journal.put(finding, script_of(finding, asked.versions["torch"]), "")
+    script = journal.put(finding, script_of(finding, _heading(asked)), "")
     finding.confirmed, output = confirm(script)
     journal.put(finding, script.read_text(), output)
     mark = "known" if finding.known else "new" if finding.confirmed == "yes" else "not confirmed"
     tell(f"{mark} {finding.id}: {setting_words(finding)}: {finding.outcome.why[:200]}")
+
+
+def _heading(asked: Asked) -> str:
+    more = "".join(f", {name} {version}" for name, version in asked.versions.items() if name != "torch")
+    return asked.versions["torch"] + more
 
 
 def setting_words(finding: Finding) -> str:

@@ -12,7 +12,7 @@ import os
 import pkgutil
 import sys
 from abc import ABC, abstractmethod
-from typing import ClassVar, Final, TypeVar
+from typing import Any, ClassVar, Final, TypeVar
 
 import msgspec
 
@@ -26,11 +26,13 @@ class Axis(msgspec.Struct, frozen=True, order=True):
         library: whose configuration.
         name: of the axis.
         said: before and after, in words.
+        ranks: on which the changed program runs.
     """
 
     library: str
     name: str
     said: str
+    ranks: int = 1
 
 
 class Adapter(ABC):
@@ -67,6 +69,12 @@ def offer(library: str, name: str, said: str) -> None:
     _offered.add(Axis(library, name, said))
 
 
+def offer_ranks(library: str, said: str) -> None:
+    """Note that a program of one rank can run on two, each with half of every batch."""
+    if os.environ.get("WORLD_SIZE", "1") == "1":
+        _offered.add(Axis(library, "ranks", f"{said} on one rank against half of it on each of two", 2))
+
+
 def offered() -> list[Axis]:
     """What was noted in this process."""
     return sorted(_offered)
@@ -92,3 +100,28 @@ def _guarded(adapter: Adapter, axis: str, _: object) -> None:
             adapter.look()
     except Exception as e:  # noqa: BLE001 - another version of the library: the program goes on
         print(f"proctor: {adapter.library}: its configuration is not varied: {type(e).__name__}: {e}", file=sys.stderr)
+
+
+def divisible(loader: Any) -> bool:
+    """Whether a loader of torch has batches of an even number of samples."""
+    size = getattr(loader, "batch_size", None)
+    return bool(size) and size % 2 == 0
+
+
+def in_order(loader: Any) -> bool:
+    """Whether a loader draws no order: ranks may draw another than one process does."""
+    from torch.utils.data import SequentialSampler
+
+    return isinstance(getattr(loader, "sampler", None), SequentialSampler)
+
+
+def halved(loader: Any) -> Any:
+    """The same samples in the same order, half as many at once; what cannot be halved as it is."""
+    from torch.utils.data import DataLoader
+
+    if not divisible(loader):
+        return loader
+    return DataLoader(
+        loader.dataset, batch_size=loader.batch_size // 2, sampler=loader.sampler, num_workers=loader.num_workers, collate_fn=loader.collate_fn, pin_memory=loader.pin_memory,
+        drop_last=loader.drop_last, worker_init_fn=loader.worker_init_fn, generator=loader.generator,
+    )  # fmt: skip

@@ -1,10 +1,19 @@
-"""accelerate: loaders with half the batch and twice `gradient_accumulation_steps` make the same update, in programs that use `accelerator.accumulate`."""
+"""accelerate: loaders with half the batch and twice `gradient_accumulation_steps` make the same update, in programs that use `accelerator.accumulate`;
+and so do two ranks with half the batch each, where the order of the samples is not drawn."""
 
 from __future__ import annotations
 
 from typing import Any
 
-from proctor.oracle.selfcheck.adapters import Adapter, offer, register
+from proctor.oracle.selfcheck.adapters import (
+    Adapter,
+    divisible,
+    halved,
+    in_order,
+    offer,
+    offer_ranks,
+    register,
+)
 
 
 @register
@@ -17,16 +26,18 @@ class AccelerateAdapter(Adapter):
         """As `Adapter.look`; a program that never calls `accumulate` updates after each batch, whatever is configured."""
         import wrapt
 
-        prepared: list[int] = []
+        prepared: list[Any] = []
 
         def loader(original: Any, instance: Any, args: Any, kwargs: Any) -> Any:
-            prepared.append(getattr(args[0] if args else kwargs["data_loader"], "batch_size", None) or 0)
+            prepared.append(args[0] if args else kwargs["data_loader"])
             return original(*args, **kwargs)
 
         def accumulate(original: Any, instance: Any, args: Any, kwargs: Any) -> Any:
-            if prepared and all(size and size % 2 == 0 for size in prepared):
-                parts = instance.gradient_accumulation_steps
-                offer(self.library, "accumulation", f"Accelerator: batches of {prepared[0]} in {parts} parts against {prepared[0] // 2} in {2 * parts}")
+            if prepared and all(map(divisible, prepared)):
+                size, parts = prepared[0].batch_size, instance.gradient_accumulation_steps
+                offer(self.library, "accumulation", f"Accelerator: batches of {size} in {parts} parts against {size // 2} in {2 * parts}")
+                if all(map(in_order, prepared)):
+                    offer_ranks(self.library, f"Accelerator: batches of {size}")
             return original(*args, **kwargs)
 
         wrapt.wrap_function_wrapper("accelerate.accelerator", "Accelerator.prepare_data_loader", loader)
@@ -38,25 +49,12 @@ class AccelerateAdapter(Adapter):
 
         def made(original: Any, instance: Any, args: Any, kwargs: Any) -> Any:
             done = original(*args, **kwargs)
-            instance.gradient_accumulation_steps *= 2
+            instance.gradient_accumulation_steps *= 1 if axis == "ranks" else 2
             return done
 
         def loader(original: Any, instance: Any, args: Any, kwargs: Any) -> Any:
             first, *rest = args or (kwargs.pop("data_loader"),)
-            return original(_halved(first), *rest, **kwargs)
+            return original(halved(first), *rest, **kwargs)
 
         wrapt.wrap_function_wrapper("accelerate.accelerator", "Accelerator.__init__", made)
         wrapt.wrap_function_wrapper("accelerate.accelerator", "Accelerator.prepare_data_loader", loader)
-
-
-def _halved(loader: Any) -> Any:
-    """The same samples in the same order, half as many at once."""
-    from torch.utils.data import DataLoader
-
-    size = getattr(loader, "batch_size", None)
-    if not size or size % 2:
-        return loader
-    return DataLoader(
-        loader.dataset, batch_size=size // 2, sampler=loader.sampler, num_workers=loader.num_workers, collate_fn=loader.collate_fn, pin_memory=loader.pin_memory,
-        drop_last=loader.drop_last, worker_init_fn=loader.worker_init_fn, generator=loader.generator,
-    )  # fmt: skip

@@ -124,8 +124,8 @@ def test_a_campaign_finds_a_mutation_and_its_script_runs_alone(tmp_path: Path) -
 
 
 @pytest.mark.skipif(find_spec("torchrec") is None, reason="needs torchrec (docs/fuzz.md, Libraries)")
-def test_torchrec_agrees_and_d3s_first_bug_is_found_where_it_is_switched_on(tmp_path: Path) -> None:
-    """Sums for means of the tables' gradients: of tables that are cut, not of those that each rank has."""
+def test_torchrec_agrees_and_three_of_d3s_bugs_are_found(tmp_path: Path) -> None:
+    """Bug 1, switched on: sums for means of the tables' gradients, of tables that are cut."""
     alone(
         """
         warm_up(("torchrec.distributed",))
@@ -141,6 +141,36 @@ def test_torchrec_agrees_and_d3s_first_bug_is_found_where_it_is_switched_on(tmp_
                 found = Runner(worlds).run_all(scenarios)
             assert [o.verdict for o in found] == [wanted] * 3, found
             assert plant is None or all(o.first.kind == "parameter" and o.first.name.startswith("bags.") for o in found), found
+        # Bugs 18 and 21 are still in the library: nothing is planted.
+        single, quantised = {"precision": "float32", "world": 2, "wrapper": "dmp", "rec_sharder": "bag"}, {"precision": "float32", "rec_quant": "qint8 qint8"}
+        with Worlds(timeout_s=200) as worlds:
+            found = Runner(worlds).run_all([Scenario("torchrec", {"tables": 2}, {"batch": 8}, s) for s in (single, quantised, {**quantised, "rec_read": "to_dict"})])
+        assert [o.verdict for o in found] == ["crash", "ok", "crash"], found
+        assert "table-wise" in found[0].why and "split_sizes" in found[2].why, found
+        """,
+        tmp_path,
+    )
+
+
+@pytest.mark.skipif(find_spec("accelerate") is None or find_spec("transformers") is None, reason="of these libraries")
+def test_accelerate_and_transformers_agree(tmp_path: Path) -> None:
+    alone(
+        """
+        warm_up(("accelerate", "transformers.modeling_utils"))
+        ours = {"world": 2, "wrapper": "accelerate"}
+        settings = [{**ours, "accumulate": 2, "acc_rows": "loader"}, {**ours, "acc_plugin": "fsdp2", "optimizer": "Adam", "acc_state": True}, {**ours, "clip": "2", "acc_clip": True}]
+        found = [Scenario("chain", {"layers": ["mlp", "layernorm"]}, {"batch": 8}, s) for s in settings]
+        found += [Scenario("causal", {"family": "gpt2"}, {}, s) for s in ({"world": 2, "wrapper": "ddp"}, {"hf_attention": "eager"}, {"hf_checkpointing": "use_reentrant=False"})]
+
+        def twice():
+            import accelerate
+            plain = accelerate.Accelerator.backward
+            accelerate.Accelerator.backward = lambda self, loss: plain(self, loss * self.gradient_accumulation_steps)
+
+        with Worlds(timeout_s=200) as worlds:
+            assert [o.verdict for o in Runner(worlds).run_all(found)] == ["ok"] * 6
+        with Worlds(timeout_s=200, prepare=twice) as worlds:
+            assert [o.verdict for o in Runner(worlds).run_all(found[:3])] == ["inconsistent", "ok", "ok"]
         """,
         tmp_path,
     )

@@ -7,7 +7,7 @@ from types import SimpleNamespace
 import torch
 from torch.utils.data import DataLoader, TensorDataset
 
-from proctor.oracle.selfcheck.adapters.accelerate import _halved
+from proctor.oracle.selfcheck.adapters import halved
 from proctor.oracle.selfcheck.adapters.transformers import _halve
 
 
@@ -15,13 +15,13 @@ def test_a_loader_of_half_the_batch_gives_the_same_samples_in_the_same_order() -
     def batches(half: bool) -> list[torch.Tensor]:
         generator = torch.Generator().manual_seed(3)
         loader = DataLoader(TensorDataset(torch.arange(10)), batch_size=4, shuffle=True, generator=generator)
-        return [x for (x,) in (_halved(loader) if half else loader)]
+        return [x for (x,) in (halved(loader) if half else loader)]
 
     whole, halves = batches(False), batches(True)
     assert [len(x) for x in halves] == [2] * 5
     assert torch.equal(torch.cat(whole), torch.cat(halves))
     odd = DataLoader(TensorDataset(torch.arange(9)), batch_size=3)
-    assert _halved(odd) is odd
+    assert halved(odd) is odd
 
 
 def test_training_arguments_keep_the_rows_of_an_update() -> None:

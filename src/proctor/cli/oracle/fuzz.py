@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from proctor.oracle.fuzz.search.findings import Known
     from proctor.oracle.fuzz.sessions.journal import Asked, Journal
 
-LIBRARIES: Final = ("torch", "torchrec")
+LIBRARIES: Final = ("torch", "torchrec", "accelerate", "transformers")
 _UNITS: Final = {"": 1.0, "s": 1.0, "m": 60.0, "h": 3600.0}
 EVERY_S: Final = 15.0  # between lines of progress where there is no terminal
 
@@ -92,7 +92,8 @@ def _campaign(args: argparse.Namespace) -> int:
 
 def _modules(libraries: tuple[str, ...]) -> tuple[str, ...]:
     """What is imported before ranks are forked."""
-    return tuple(f"{name}.distributed" for name in libraries if name == "torchrec")
+    own = {"torchrec": ("torchrec.distributed", "torchrec.inference.modules"), "transformers": ("transformers.modeling_utils",)}
+    return tuple(module for name in libraries for module in own.get(name, (name,)))
 
 
 def _asked(args: argparse.Namespace) -> Asked:
@@ -121,8 +122,8 @@ def _same_versions(asked: Asked) -> None:
 def _known(args: argparse.Namespace, asked: Asked) -> list[Known]:
     from proctor.oracle.fuzz.search.findings import read_known, shipped
 
-    found = [k for library in asked.libraries for k in shipped(asked.versions[library], (library,))]
-    return found + (read_known(Path(args.known), asked.versions["torch"]) if args.known else [])
+    found = [k for library in dict.fromkeys(("torch", *asked.libraries)) for k in shipped(asked.versions[library], (library,))]
+    return found + (read_known(Path(args.known), asked.versions) if args.known else [])
 
 
 def _reported(journal: Journal, asked: Asked, *, interrupted: bool, regress: bool) -> int:
@@ -134,7 +135,7 @@ def _reported(journal: Journal, asked: Asked, *, interrupted: bool, regress: boo
     whole = summary(asked, merged, pairs)
     journal.write("report.json", lambda: jsonout.render(whole))
     journal.write("report.html", lambda: html.render(whole, journal))
-    entries = [f.as_known(asked.libraries[-1], asked.versions[asked.libraries[-1]]) for f in whole.new]
+    entries = [f.as_known(library, asked.versions.get(library, "")) for f in whole.new for library in (findings.library_of(f),)]
     journal.write("known.toml", lambda: findings.toml(entries))
     print(terminal.render(whole, str(journal.path)))
     if not regress:

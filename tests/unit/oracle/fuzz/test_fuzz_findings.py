@@ -79,15 +79,15 @@ def test_a_known_list_survives_toml_and_knows_its_versions(tmp_path: Path) -> No
     finding = a_finding()
     file = tmp_path / "known.toml"
     file.write_text(toml([finding.as_known("torch", "2.13.0+cpu", "a reason")]))
-    (known,) = read_known(file, "2.13.1")
+    (known,) = read_known(file, {"torch": "2.13.1"})
     assert known.explains(Symptom("crash", "RuntimeError", "cannot", "torch/x.py:f"), {}, frozenset())
     assert not known.explains(Symptom("crash", "ValueError", "cannot", "torch/x.py:f"), {"wrapper": "ddp"}, frozenset())
     assert known.passes({"world": 3, "wrapper": "fsdp2", "clip": "inf"}, frozenset())
     assert not known.passes({"world": 3, "wrapper": "fsdp2"}, frozenset())
-    assert read_known(file, "2.14.0") == []
+    assert read_known(file, {"torch": "2.14.0"}) == []
     file.write_text("[[known]]\nid = 3\n")
     with pytest.raises(OracleError, match="no list of known findings"):
-        read_known(file, "2.13.0")
+        read_known(file, {"torch": "2.13.0"})
 
 
 def test_what_is_shipped_can_be_read_and_gives_reasons() -> None:
