@@ -1,4 +1,8 @@
-"""Hypotheses, invariants and what supports them: pure data, no behaviour of a relation."""
+"""Hypotheses, invariants and what supports them: pure data, no behaviour of a relation.
+
+Everything that speaks of rules reads this, in ranks' verifiers and in files: relations propose a `Hypothesis`, `infer` makes an `Invariant` of it with
+its condition and its support, a pack keeps it, `check` judges it. For example `Hypothesis.of("progress", mode="between")`.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,11 @@
-"""What one task of an inference reads: some small runs, one run, or a window of steps of a long one."""
+"""What one task of an inference reads: some small runs, one run, or a window of steps of a long one.
+
+`engine` calls `of_runs` once with the run directories and a limit of memory; each task (`tasks.py`) then opens its shard with `open_shard`, in
+whichever process it runs. In: directories, or a trace in memory. Out: shards, which are small and picklable, and their traces; each
+step of a run is judged in one shard, with the steps around it that this needs. For example two runs of 30 steps and one of 20,000, of which 4,096 fit into memory:
+
+    Shard(runs=("a", "b"), …)    Shard(runs=("c",), window=Window(-1, 4096))    Shard(runs=("c",), window=Window(4096, 8192))    …
+"""
 
 from __future__ import annotations
 

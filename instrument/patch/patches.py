@@ -1,4 +1,9 @@
-"""Taps: functions that are recorded when they are called, and how to put the originals back (`replaced.py`)."""
+"""Taps: functions that are recorded when they are called, and how to put the originals back (`replaced.py`).
+
+The observer has one `Patches`; `taps.py` and `usercode.py` tap functions through it, what `steps/`, `observe/` and probes want to see are hooks of these taps. In: an owner, an
+attribute and hooks. Out: a tap in its place (`native.Tap`) that calls the original with what it was given and returns what it returned. `remove`
+puts back all that nobody replaced after us.
+"""
 
 from __future__ import annotations
 

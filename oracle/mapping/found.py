@@ -1,4 +1,8 @@
-"""What parameters of a candidate are in a reference, found by the values that both begin with."""
+"""What parameters of a candidate are in a reference, found by the values that both begin with.
+
+`mapped.py` asks it for parameters that have no name in common with the reference. In: the reference's parameters before the first step, and recordings of
+the candidate's ranks. Out: `Found`, with what each is and how its parts lie; what fits nothing, or two things, is left out and said.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,9 @@
-"""The rules of a plan, as data."""
+"""The rules of a plan, as data.
+
+`plan_toml` makes them of a file and `Plan` of calls; merging places shards by them, and `parallel` carries out the last ones (`RunRule`). Paths are regular
+expressions that match a whole canonical name. For example `[[param]] path = '.*qkv.weight', shard = { tp = 0 }` is
+`ParamRule(".*qkv.weight", Rule((Cut("tp", dim=0),)))`.
+"""
 
 from __future__ import annotations
 

@@ -200,16 +200,7 @@ class Recorder:
             **{**self.options, **options},
         )
         log = folder / LOG
-        code = run_hooked(
-            self.command,
-            folder,
-            msgspec.json.encode(config),
-            mark="PROCTOR_ORACLE",
-            value=str(self.out),
-            variables={} if config.compiled else {"TORCHDYNAMO_DISABLE": "1"},  # compiled regions cannot be looked into (findings, §4)
-            complete=lambda: not self.to_the_end and _complete(folder),
-            look=self._look(),
-        )
+        code = self._run(config, folder)
         ranks = list(read_ranks(folder))
         world = max((r.world for r in ranks), default=0)
         killed = ended(code, log, folder) if code not in (0, None) else ""
@@ -239,6 +230,19 @@ class Recorder:
             self.info.exit_code = code
         shutil.rmtree(folder / "boot", ignore_errors=True)
         return ranks
+
+    def _run(self, config: CollectConfig, folder: Path) -> int | None:
+        """The command's exit code; `None` when it was stopped because everything was there."""
+        return run_hooked(
+            self.command,
+            folder,
+            msgspec.json.encode(config),
+            mark="PROCTOR_ORACLE",
+            value=str(self.out),
+            variables={} if config.compiled else {"TORCHDYNAMO_DISABLE": "1"},  # compiled regions cannot be looked into (findings, §4)
+            complete=lambda: not self.to_the_end and _complete(folder),
+            look=self._look(),
+        )
 
     def _look(self) -> Callable[[int, float], None]:
         """Charges what the command uses, and ends it when its time is over."""

@@ -1,4 +1,8 @@
-"""The verifier's way to people: takes notices, never blocks on a network and never raises."""
+"""The verifier's way to people: takes notices, never blocks on a network and never raises.
+
+`service/build.py` makes one a job, and `proctor page flush` one for what was left. In: notices of the incident book. Out: rows of the outbox (`outbox.py`), which
+the senders of this process take to the receivers (`sender.py`); after a crash the next pager goes on with what it finds there.
+"""
 
 from __future__ import annotations
 

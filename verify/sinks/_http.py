@@ -1,4 +1,8 @@
-"""One HTTPS request: no redirects, bounded answers, errors that say whether to try again and give nothing away."""
+"""One HTTPS request: no redirects, bounded answers, errors that say whether to try again and give nothing away.
+
+Sinks, the heartbeat and the page configuration call it, in a sender's thread. In: a URL that may be a secret, bytes, and the sink's `HttpConfig`. Out: a `Reply`, or
+`DeliveryError` with `retry`, `unsure` and `retry_after_s`; no error text holds the URL or a header.
+"""
 
 from __future__ import annotations
 

@@ -30,16 +30,6 @@ _HEADERS: Final = (
 _NOTHING: Final = b"default-src 'none'; frame-ancestors 'none'"
 
 
-def is_loopback(host: str) -> bool:
-    """Whether only this machine can reach what listens there."""
-    if host == "localhost":
-        return True
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return False
-
-
 class Gate:
     """Wraps an application; refuses what may not pass, and puts the security headers on every answer.
 

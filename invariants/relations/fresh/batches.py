@@ -1,4 +1,8 @@
-"""Batches that must differ: from those before them, and on ranks that hold the same model (`relations/fresh.py`)."""
+"""Batches that must differ: from those before them, and on ranks that hold the same model (`relations/fresh.py`).
+
+`fresh/__init__.py` calls it, and `course` and the habits `resumed` and `paced` look up its batches. In: fingerprints of what loaders gave. Out: frames with a row a
+batch, or a pass over the data, and for `fresh` examples in the form of `sightings.EXAMPLE`.
+"""
 
 from __future__ import annotations
 

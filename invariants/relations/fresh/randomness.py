@@ -1,4 +1,8 @@
-"""Randomness that must not repeat: generator states, seeds, draws (`relations/fresh.py` says which)."""
+"""Randomness that must not repeat: generator states, seeds, draws (`relations/fresh.py` says which).
+
+`fresh/__init__.py` calls each of these once a trace. In: records of generator states (`values`) and of calls that draw. Out: examples in the form of
+`sightings.EXAMPLE`, one row a thing that must differ from another; `passed` is null where a record may be missing.
+"""
 
 from __future__ import annotations
 

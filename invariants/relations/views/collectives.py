@@ -1,4 +1,8 @@
-"""Collectives of all ranks beside each other: the i-th call of a group, what each member said, who waits for whom."""
+"""Collectives of all ranks beside each other: the i-th call of a group, what each member said, who waits for whom.
+
+The relations `agree` and `delivered` ask it. In: calls and values of all ranks of a trace. Out: frames with a row a call of a member: the columns `run`, `group`,
+`members` and `item` say which calls belong together.
+"""
 
 from __future__ import annotations
 

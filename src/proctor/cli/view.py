@@ -40,7 +40,7 @@ def run(args: argparse.Namespace) -> int:
     missing = [name for name in _NEEDED if importlib.util.find_spec(name) is None]
     if missing:
         raise UsageError(f"the live view needs {' and '.join(missing)}", hint="pip install 'proctor[view]'")
-    from proctor.verify.view.gate import is_loopback
+    from proctor.verify.sinks._http import is_loopback
 
     folder = Path(args.run_dir)
     if not folder.is_dir():

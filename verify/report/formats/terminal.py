@@ -1,4 +1,7 @@
-"""The report on a terminal: the verdict first, then each incident with what to look at, readable without colour."""
+"""The report on a terminal: the verdict first, then each incident with what to look at, readable without colour.
+
+`proctor check` and `report` call it; the oracle and the pack commands take its `console`. In: a `Report`. Out: text, with colour where the terminal has it.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""One rule for a reader: what it says, where it passed and failed side by side, and what separates the two."""
+"""One rule for a reader: what it says, where it passed and failed side by side, and what separates the two.
+
+`explain/__init__.py` calls it with one rule of a pack. In: the rule, and with `--run` a run directory. Out: text on the terminal; nothing is written.
+"""
 
 from __future__ import annotations
 

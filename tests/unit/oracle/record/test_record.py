@@ -14,6 +14,7 @@ pytest.importorskip("torch")
 from helpers.small_net import PROGRAM, program
 
 from proctor.errors import OracleError, UsageError
+from proctor.oracle.collect.config import CollectConfig
 from proctor.oracle.recording.record import Recorder
 from proctor.oracle.recording.running import cause
 from proctor.oracle.store import ProcessInfo, Recording, write_json
@@ -116,10 +117,10 @@ def test_the_cause_of_an_end_is_its_tracebacks_last_line(tmp_path: Path, text: s
 @pytest.mark.parametrize(("steps", "middle", "code", "where"), [(0, False, 1, "step 1 of 2"), (1, True, 1, "step 1 of 2"), (2, True, 1, "step 2 of 2"), (2, False, 1, ""), (1, False, 0, "")])
 def test_a_command_that_fails_within_a_step_has_recorded_nothing(tmp_path: Path, steps: int, middle: bool, code: int, where: str) -> None:
     class Failing(Recorder):
-        def _run(self, environment: dict[str, str], folder: Path, log: Path) -> int:
+        def _run(self, config: CollectConfig, folder: Path) -> int:
             (folder / "rank0").mkdir()
             write_json(folder / "rank0" / "process.json", ProcessInfo(0, 1, steps=steps, done=True, open=middle))
-            log.write_text("Traceback (most recent call last):\n  File x\nRuntimeError: no memory\n")
+            (folder / "output.log").write_text("Traceback (most recent call last):\n  File x\nRuntimeError: no memory\n")
             return code
 
     recorder = Failing(tmp_path / "out", [sys.executable], samples=0, steps=2)

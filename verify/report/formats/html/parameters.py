@@ -1,4 +1,8 @@
-"""The parameter map: the module tree, with what diverged, broke or stood still opened up and the rest folded away."""
+"""The parameter map: the module tree, with what diverged, broke or stood still opened up and the rest folded away.
+
+`html/__init__.py` calls `parameter_map` once a report. In: the tensors of the trace, and what the violations say of them. Out: rows for the template, a
+module or a tensor each, with a strip of cells along the steps.
+"""
 
 from __future__ import annotations
 
