@@ -297,7 +297,7 @@ class Observer:
         if sentinel is None or not sentinel.due(self.clock.step) or not self.armed or self.inert or self.finished or not self.turns.begin_look():
             return
         try:
-            self.guard.run("glance", self.sentinel.glance, self.clock.step)
+            self.guard.run("glance", sentinel.glance, self.clock.step)
         finally:
             self.turns.end_look()
 
