@@ -1,7 +1,8 @@
 """A budget for being watched: how much of a training process's time it costs, and which steps are looked at so that it costs no more.
 
-The observer asks before each step. What is measured: the seconds that our hooks take in the training thread, the CPU time of the threads
-that write and send, and the calls that were recorded, at what recording one costs. What is decided: the density of the steps that are
+The observer asks before each step. What is measured, all in CPU time, since the clock on the wall of a busy machine counts what others do: what our
+hooks take in the training thread, what the threads that write and send take, and the calls that were recorded, at what recording one costs; and what
+the training thread takes without them, which is no more than the time that a step lasts. What is decided: the density of the steps that are
 looked at, in blocks of three neighbours, since many rules hold a step against the one before.
 
     a step of 11 ms, 3 ms of it ours, a budget of 1 %  →  one block in 32, 96 steps on average from one to the next, 189 at most
@@ -26,12 +27,13 @@ if TYPE_CHECKING:
 
 FREE: Final = 200  # first steps, which are all looked at: most of what is wrong is wrong from the start
 BLOCK: Final = 3  # neighbouring steps that are looked at together
-MAX_LEVEL: Final = 8  # one block in 256
+MAX_LEVEL: Final = 10  # one block in 1024
 FOCUS: Final = 24  # steps that are all looked at when something is wrong
 _CALL_S: Final = 4e-7  # what recording a call costs (benchmarks/tap.py)
 _ROUND: Final = 1 / 16  # weight of a new step in the running means
 _TIMED: Final = 7  # coprime to how often a sentinel glances; one in so many of the steps that are not looked at is timed
 _SAID_S: Final = 5.0  # between two reports, each of which is written and sent
+_AIM: Final = 0.75  # of the budget: what our code throws out of caches and makes the interpreter wait is in no measurement
 _SETTLED: Final = 4  # steps of a kind before what they cost is believed
 _MASK: Final = (1 << 64) - 1
 
@@ -70,7 +72,7 @@ def _drawn(window: int, level: int) -> int:
 
 
 class Meter:
-    """Seconds that our hooks have taken, in whatever thread; those within others count once."""
+    """CPU seconds that our hooks have taken, in whatever thread; those within others count once."""
 
     def __init__(self) -> None:
         self.seconds = 0.0
@@ -85,11 +87,11 @@ class Meter:
                 hook(*args)
                 return
             self._within = True
-            begin = time.perf_counter()
+            begin = time.thread_time()
             try:
                 hook(*args)
             finally:
-                self.seconds += time.perf_counter() - begin
+                self.seconds += time.thread_time() - begin
                 self._within = False
 
         return timed
@@ -116,11 +118,11 @@ class Budget:
         share: of the time of training that it may cost; 0: whatever it does, it is only measured.
         free: first steps, which are all looked at.
         threads: of ours besides the training thread.
-        clock: seconds.
+        clock: CPU seconds of the training thread.
     """
 
     def __init__(
-        self, share: float, free: int, threads: Callable[[], list[threading.Thread]] = list, clock: Callable[[], float] = time.perf_counter
+        self, share: float, free: int, threads: Callable[[], list[threading.Thread]] = list, clock: Callable[[], float] = time.thread_time
     ) -> None:
         self.share, self.free = share, free
         self.meter = Meter()
@@ -196,10 +198,10 @@ class Budget:
         """No hook runs from now on."""
         self._slept_since = self._clock()
 
-    def passes(self, step: int) -> None:
-        """A step begins in which no hook runs."""
+    def passes(self, step: int, number: int = 1) -> None:
+        """So many steps begin in which no hook runs, this one the last."""
         self._step = step
-        self.steps += 1
+        self.steps += number
 
     def wakes_up(self, steps: int, spent: float) -> None:
         """Hooks run again.
@@ -265,7 +267,7 @@ class Budget:
             return
         thin = self._thin.value if self._thin.seen >= _SETTLED else 0.0
         rest = self._asleep.value if self._asleep.seen else thin  # of most steps; a block has a thin one on each side
-        room = self.share * self._bare.value - rest
+        room = _AIM * self.share * self._bare.value - rest
         dear = self._full.value + 2 * max(0.0, thin - rest) / BLOCK - rest
         wanted = 0 if dear <= room else MAX_LEVEL if room <= 0 else min(MAX_LEVEL, math.ceil(math.log2(dear / room)))
         self.level = wanted if wanted > self.level else max(wanted, self.level - 1)
@@ -273,7 +275,7 @@ class Budget:
 
     def facts(self, *, last: bool = True) -> dict[str, Any]:
         """For `process.json` and the verifier; what was said lately is said again, unless this is the last time."""
-        now = self._clock()
+        now = time.monotonic()
         if last or not self._said or now - self._said_at >= _SAID_S:
             self._said, self._said_at = self._facts(), now
         return self._said

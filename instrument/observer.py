@@ -180,6 +180,8 @@ class Observer:
             self.capsules.freeze(key, step)
         if self.budget is not None:
             self.budget.wake()
+        if self.sleep is not None:
+            self.sleep.hurry()
 
     def _threads(self) -> list[threading.Thread]:
         return self.writer.threads if self.writer is not None else []

@@ -73,18 +73,22 @@ class Sentinel:
         """Whether there is a glance in this step."""
         return not step & ((1 << self._pause) - 1)
 
+    def next_due(self, step: int) -> int:
+        """The first step behind this one in which there is a glance."""
+        return (step >> self._pause) + 1 << self._pause
+
     def glance(self, step: int) -> None:
         """After an update in this step."""
         if not self.due(step):
             return
-        begin = time.perf_counter()
+        begin = time.thread_time()
         self._hear_devices()
         if self._layout != self._tracker.layout:
             self._lay_out()
         turn = self._pieces[turn_of(step) % (1 << self._level) :: 1 << self._level]
         if turn:
             self._look(step, turn)
-        self._pace(time.perf_counter() - begin)
+        self._pace(time.thread_time() - begin)
 
     def take(self) -> Glances | None:
         """What the verifier has to hear; from any thread."""

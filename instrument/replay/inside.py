@@ -202,7 +202,8 @@ class Replayer(Capsules):
             return None
         parameters = self.tracker.parameters()
         ends = [*self._results, *((f"gradient {self.tracker.names.get(k, '')}", p.grad) for k, p in parameters)]
-        return self._mode.end([*ends, *((f"parameter {self.tracker.names.get(k, '')}", p) for k, p in parameters)])
+        found: Origin = self._mode.end([*ends, *((f"parameter {self.tracker.names.get(k, '')}", p) for k, p in parameters)])
+        return found
 
     def _report(self) -> None:
         assert self.current is not None

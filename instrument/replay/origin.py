@@ -30,11 +30,18 @@ class _Note:
 
     __slots__ = ("backward", "frame", "function", "gave", "inputs", "module", "number", "outside", "parent")
 
+    backward: bool
+    frame: str
+    function: str
+    gave: str
+    inputs: tuple[str, ...]
+    module: str
+
     def __init__(self, number: int, parent: _Note | None, outside: str) -> None:
         self.number, self.parent, self.outside = number, parent, outside
 
 
-class OriginMode(TorchDispatchMode):
+class OriginMode(TorchDispatchMode):  # type: ignore[misc]  # torch does not say its type
     """Sees the operations of one step.
 
     Args:

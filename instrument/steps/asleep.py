@@ -2,7 +2,8 @@
 
 A hook costs microseconds in the program's thread, cold ones several times that, and a step has dozens. So where the next look is some steps
 away the recorder falls asleep (`native/calls/asleep.h`): taps note one byte an act, and behind an update the clock is told all of them in their
-order. So steps have the same numbers as on a rank that is awake. One step before the next look everything is awake again.
+order. So steps have the same numbers as on a rank that is awake. Where each update is like the one before they are only counted, until
+the next glance. One step before the next look everything is awake again.
 
 What cannot be followed from acts alone keeps a process awake: models or backwards within an update (closures), updates within a backward,
 training by hand, attacks on inputs. An act of another thread that trains ends the sleep.
@@ -21,7 +22,8 @@ if TYPE_CHECKING:
     from proctor.instrument.observer import Observer
 
 FORWARD, BACKWARD, UPDATE, CLEAR, CLEAR_MODULE, FETCH, SCALED, COLLECTIVE, QUIET = range(1, 10)  # `Act` in native/calls/asleep.h
-_UPDATED, _SKIPPED, _FOREIGN = range(3)  # `Told`
+_UPDATED, _SKIPPED, _FOREIGN, _PASSED = range(4)  # `Told`
+_ALIKE: Final = 2  # updates in a row that were like the one before
 _SHORTEST: Final = 3  # steps that are worth falling asleep for
 _TIMED: Final = 8  # one tick in so many is timed
 _ACT_S: Final = 2e-7  # what an act costs natively, cold
@@ -60,6 +62,8 @@ class Sleep:
         self._begun = 0  # the step that ran when it began
         self._until = 0  # the step before which it ends
         self._odd = False  # something was noted that cannot be followed
+        self._last: tuple[str, tuple[int, ...], int, int] = ("", (), 0, 0)  # acts, ids, optimizer's id and key of the last update
+        self._alike = 0  # updates in a row that were so
         self._keys: dict[int, int] = {}  # what the clock calls an optimizer, by its id
         self._inner: list[int] = []
         self._teller = observer.patches.aside(self._told)
@@ -84,7 +88,7 @@ class Sleep:
         if until - step < _SHORTEST or not observer.recorder.sleep(self._teller):
             return
         self.on, self._begun, self._until, self._odd = True, step, until, False
-        self._spent, self._timed, self._acts, self.ticks = 0.0, 0, 0, 0
+        self._spent, self._timed, self._acts, self.ticks, self._alike = 0.0, 0, 0, 0, 0
         self._clock.on_new_step, self._clock.on_change = self._counted, None
         budget.falls_asleep()
 
@@ -98,7 +102,8 @@ class Sleep:
             return False
         observer, budget = self._observer, self._observer.budget
         self.on = False
-        acts, who, backwards, collectives, running = observer.recorder.wake()
+        acts, who, backwards, collectives, running, passed = observer.recorder.wake()
+        self._pass(passed)
         self._replay(acts, who)
         self._clock.on_new_step, self._clock.on_change = observer.new_step, observer.clock_moved
         self._clock.on_change()
@@ -113,22 +118,27 @@ class Sleep:
 
     # -- what the recorder tells ------------------------------------------------------------------------------
 
-    def _told(self, args: tuple[Any, ...], acts: str, who: tuple[int, ...], kind: int) -> None:
+    def _told(self, args: tuple[Any, ...], acts: str, who: tuple[int, ...], kind: int, passed: int) -> None:
         timed = self.ticks % _TIMED == 0
-        begin = time.perf_counter() if timed else 0.0
+        begin = time.thread_time() if timed else 0.0
         self.ticks += 1
-        if self._observer.guard.run("sleep", self._tick, args, acts, who, kind) is None:
+        if self._observer.guard.run("sleep", self._tick, args, acts, who, kind, passed) is None:
             self.possible = False
             self.end()
         if timed:
-            self._spent += time.perf_counter() - begin
+            self._spent += time.thread_time() - begin
             self._timed += 1
 
-    def _tick(self, args: tuple[Any, ...], acts: str, who: tuple[int, ...], kind: int) -> bool:
+    def _tick(self, args: tuple[Any, ...], acts: str, who: tuple[int, ...], kind: int, passed: int) -> bool:
         if self._observer.inert or self._observer.finished:
             return True
-        self._replay(acts, who)
         clock = self._clock
+        self._pass(passed)
+        if kind == _PASSED:
+            self._observer.glance()
+            return self._go_on()
+        before = clock.step
+        self._replay(acts, who)
         if kind == _FOREIGN:
             if self.end():
                 self._observer.turns.seen_running()
@@ -140,9 +150,35 @@ class Sleep:
             clock.update_ends(key_of(optimizer))
         else:
             self._update(optimizer)
-        if self._odd or clock.step + 1 >= self._until or self._observer.budget.woken or not self._observer.recorder.asleep:  # type: ignore[union-attr]
+            now = acts, who, id(optimizer), key_of(optimizer)
+            self._alike = self._alike + 1 if now == self._last and clock.step == before + 1 else 0
+            self._last = now
+        return self._go_on()
+
+    def _go_on(self) -> bool:
+        """Sleep on, until when, or wake."""
+        observer, step = self._observer, self._clock.step
+        if self._odd or step + 1 >= self._until or observer.budget is None or observer.budget.woken or not observer.recorder.asleep:
             self.end()
+        elif self._alike >= _ALIKE and self._clock.is_regular(self._last[3]):
+            acts, who, optimizer, _ = self._last
+            observer.recorder.expect(acts, who, optimizer, min(self._until - 1, observer.sentinel.next_due(step)) - step)  # type: ignore[union-attr]
         return True
+
+    def _pass(self, steps: int) -> None:
+        """So many updates went by that were like the last one."""
+        if steps and self._observer.budget is not None:
+            acts = self._last[0]
+            self._clock.pass_by(steps, acts.count("F") + acts.count("B"), self._last[3])
+            self._updates.done += steps
+            self._acts += steps * len(acts)
+            self._observer.budget.passes(self._clock.step, steps)
+            self._observer.writer.passed(self._clock.step)
+
+    def hurry(self) -> None:
+        """Something is wrong: tell of the next update, whatever it is like. From any thread."""
+        if self.on:
+            self._observer.recorder.expect("", (), 0, 0)
 
     def _update(self, optimizer: Any) -> None:
         key, clock = self._keys.get(id(optimizer)) or key_of(optimizer), self._clock

@@ -122,6 +122,22 @@ class StepClock:
         self.backward_pending = False
         self._backward_in_micro = False
 
+    def is_regular(self, key: int) -> bool:
+        """Whether a step is an update of this optimizer: steps that are alike then change nothing but their number."""
+        return self._rounds.members == {key} and self._rounds.ended and not self._dropped and not self.backward_pending and not self._probing
+
+    def pass_by(self, steps: int, acts: int, key: int) -> None:
+        """So many steps went by that were all like the last one, of a clock that `is_regular`.
+
+        Args:
+            steps: how many.
+            acts: training forwards and backwards in each.
+            key: the optimizer.
+        """
+        self.step += steps
+        self._acts += steps * acts
+        self._acts_at[key] = self._acts
+
     def checkpoint(self, entering: bool, before: str = "init") -> str:
         """Enter or leave a checkpoint operation; returns the phase to restore."""
         previous = self.phase

@@ -63,6 +63,11 @@ void forget_acts(Asleep& a) {
   a.who.clear();
 }
 
+bool is_usual(const Asleep& a, const ActCall& call) {
+  return a.limit && PyVectorcall_NARGS(call.nargsf) > 0 && reinterpret_cast<uintptr_t>(call.args[0]) == a.usual_optimizer &&
+         a.acts == a.usual && a.who == a.usual_who;
+}
+
 void tell(Recorder& recorder, Tls& tls, const ActCall& call, Told kind) {
   Recording& r = *recorder.r;
   Inside inside(tls);
@@ -73,8 +78,9 @@ void tell(Recorder& recorder, Tls& tls, const ActCall& call, Told kind) {
   Owned acts(noted(r.asleep));
   Owned teller = Owned::share(r.asleep.tell.get());
   forget_acts(r.asleep);
-  Owned done(args && acts && teller ? PyObject_CallFunction(teller.get(), "OOOi", args.get(), PyTuple_GET_ITEM(acts.get(), 0),
-                                                            PyTuple_GET_ITEM(acts.get(), 1), static_cast<int>(kind))
+  const auto passed = static_cast<unsigned long long>(std::exchange(r.asleep.passed, 0));
+  Owned done(args && acts && teller ? PyObject_CallFunction(teller.get(), "OOOiK", args.get(), PyTuple_GET_ITEM(acts.get(), 0),
+                                                            PyTuple_GET_ITEM(acts.get(), 1), static_cast<int>(kind), passed)
                                     : nullptr);
   if (!done) {
     recorder.asleep = false;
@@ -114,7 +120,12 @@ PyObject* update(Recorder& recorder, Tls& tls, const ActCall& call) {
   PyObject* result = through(call);
   if (a.updates > 0 && !--a.updates) {  // also where something has ended the sleep meanwhile: nobody else tells of this update
     ++a.told;
-    tell(recorder, tls, call, kUpdated);
+    if (is_usual(a, call)) {
+      forget_acts(a);
+      if (++a.passed >= a.limit) tell(recorder, tls, call, kPassed);
+    } else {
+      tell(recorder, tls, call, kUpdated);
+    }
   }
   return result;
 }
@@ -258,9 +269,29 @@ PyObject* recorder_wake(PyObject* self, PyObject*) {
   }
   forget_acts(a);
   const auto backwards = static_cast<unsigned long long>(std::exchange(a.backwards_done, 0));
+  const auto passed = static_cast<unsigned long long>(std::exchange(a.passed, 0));
+  a.limit = 0;
   auto groups = std::exchange(a.collectives, {});
-  return Py_BuildValue("OOKOi", PyTuple_GET_ITEM(acts.get(), 0), PyTuple_GET_ITEM(acts.get(), 1), backwards, counts.get(),
-                       a.backwards + a.updates);
+  return Py_BuildValue("OOKOiK", PyTuple_GET_ITEM(acts.get(), 0), PyTuple_GET_ITEM(acts.get(), 1), backwards, counts.get(),
+                       a.backwards + a.updates, passed);
+}
+
+PyObject* recorder_expect(PyObject* self, PyObject* args) {
+  const char* acts;
+  Py_ssize_t length;
+  PyObject *who, *optimizer;
+  unsigned long long limit;
+  if (!PyArg_ParseTuple(args, "s#O!OK:expect", &acts, &length, &PyTuple_Type, &who, &optimizer, &limit)) return nullptr;
+  Asleep& a = of(self).r->asleep;
+  a.usual_who.clear();
+  for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(who); ++i) {
+    a.usual_who.push_back(reinterpret_cast<uintptr_t>(PyLong_AsVoidPtr(PyTuple_GET_ITEM(who, i))));
+  }
+  a.usual_optimizer = reinterpret_cast<uintptr_t>(PyLong_AsVoidPtr(optimizer));
+  if (PyErr_Occurred()) return nullptr;
+  a.usual.assign(acts, static_cast<size_t>(length));
+  a.limit = limit;
+  Py_RETURN_NONE;
 }
 
 PyObject* recorder_open_acts(PyObject* self, PyObject*) {

@@ -5,8 +5,9 @@
 //   Z    an optimizer clears gradients; its address is in `who`              M  a module does
 //   D    a loader gave a batch        I  an optimizer is called by another's update; its address is in `who`
 //   X    something that cannot be followed in this way (a model or a backward within an update, too many acts)
-// `tell(args, acts, who, kind)` is called behind an update that no other contains, behind a loss scaler that skipped one, and before an
+// `tell(args, acts, who, kind, passed)` is called behind an update that no other contains, behind a loss scaler that skipped one, and before an
 // act of another thread that trains, for which everything is awake again.
+// Where each update is like the one before, `expect` says so: then so many go by that are only counted (`passed`), and nothing of ours runs in Python.
 // Collectives are counted by their group, and the calls that are open can be asked for by another thread.
 // Threads: under the GIL. Cost: 50 to 150 ns an act (benchmarks/budget_cost.py), 25 ns where an act needs no note.
 #pragma once
@@ -19,7 +20,7 @@
 namespace proctor {
 
 enum Act : uint8_t { kNone, kForward, kBackward, kUpdate, kClear, kClearModule, kFetch, kScaled, kCollective, kQuiet, kActs };
-enum Told : int { kUpdated, kSkipped, kForeign };
+enum Told : int { kUpdated, kSkipped, kForeign, kPassed };
 
 struct ActCall {  // one call of a tap
   Act act;
@@ -37,6 +38,7 @@ bool call_asleep(Recorder& recorder, Tls& tls, const ActCall& call, PyObject** r
 // Methods of the recorder's type.
 PyObject* recorder_sleep(PyObject* self, PyObject* tell);
 PyObject* recorder_wake(PyObject* self, PyObject*);
+PyObject* recorder_expect(PyObject* self, PyObject* args);
 PyObject* recorder_open_acts(PyObject* self, PyObject*);
 
 }  // namespace proctor

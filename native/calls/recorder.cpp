@@ -709,6 +709,7 @@ PyMethodDef methods[] = {
     {"disable_in_child", disable_in_child, METH_NOARGS, nullptr},
     {"sleep", recorder_sleep, METH_O, nullptr},
     {"wake", recorder_wake, METH_NOARGS, nullptr},
+    {"expect", recorder_expect, METH_VARARGS, nullptr},
     {"open_acts", recorder_open_acts, METH_NOARGS, nullptr},
     {nullptr, nullptr, 0, nullptr},
 };

@@ -158,11 +158,14 @@ class Recorder:
 
     # -- steps that nobody looks at: the twin has hooks only, and never falls asleep
 
-    def sleep(self, tell: Callable[[tuple[Any, ...], str, tuple[int, ...], int], object]) -> bool:
+    def sleep(self, tell: Callable[[tuple[Any, ...], str, tuple[int, ...], int, int], object]) -> bool:
         return False
 
-    def wake(self) -> tuple[str, tuple[int, ...], int, list[tuple[Any, int]], int]:
-        return "", (), 0, [], 0
+    def wake(self) -> tuple[str, tuple[int, ...], int, list[tuple[Any, int]], int, int]:
+        return "", (), 0, [], 0, 0
+
+    def expect(self, acts: str, who: tuple[int, ...], optimizer: int, limit: int) -> None:
+        pass
 
     def open_acts(self) -> tuple[int, int, list[tuple[int, tuple[Any, ...] | None, tuple[str, ...] | None, int, int]]]:
         return 0, 0, []

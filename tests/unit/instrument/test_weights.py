@@ -43,7 +43,7 @@ def test_weights_of_the_synchronisation_before_are_told() -> None:
     with torch.no_grad():
         trainer.k.weight[3, 5] += 0.5
     assert [line.partition(":")[0] for line in differing(digest(trainer, dtype=torch.bfloat16, fuse=FUSE), stale)] == ["qkv.weight"]
-    with pytest.raises(WeightsDiffer, match="1 of 3 weights differ: qkv.weight: other values"):
+    with pytest.raises(WeightsDiffer, match=r"1 of 3 weights differ: qkv\.weight: other values"):
         require_same(digest(trainer, dtype=torch.bfloat16, fuse=FUSE), stale)
 
 
@@ -62,7 +62,7 @@ def test_missing_ones_and_other_types_are_told() -> None:
 
 def test_bad_names_and_parts_are_one_clear_error() -> None:
     trainer = Trainer()
-    with pytest.raises(ProctorError, match="no weight is called 'o.weight'"):
+    with pytest.raises(ProctorError, match=r"no weight is called 'o\.weight'"):
         digest(trainer, fuse={"x": ["o.weight"]})
     with pytest.raises(ProctorError, match="do not lie one behind the other"):
         digest(trainer, fuse={"x": ["q.weight", "q.bias"]})

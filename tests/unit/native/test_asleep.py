@@ -35,7 +35,7 @@ class Program:
         self.recorder = Recorder()
         self.grad = True
         self.recorder.set_probes(lambda: self.grad, None, None, ())
-        self.told: list[tuple[tuple[Any, ...], str, tuple[int, ...], int]] = []
+        self.told: list[tuple[Any, ...]] = []
         self.hooked: list[str] = []
         self.optimizer, self.module = object(), Module()
 
@@ -66,7 +66,7 @@ def test_acts_are_told_in_order_behind_the_update_and_no_hook_runs(program: Prog
     quiet()
     backward()
     step(program.optimizer)
-    assert program.told == [((program.optimizer,), "DZFB", (id(program.optimizer),), 0)]
+    assert program.told == [((program.optimizer,), "DZFB", (id(program.optimizer),), 0, 0)]
     assert not program.hooked
     program.grad = False
     forward(program.module)
@@ -85,7 +85,7 @@ def test_only_outermost_calls_are_acts(program: Program) -> None:
     outer(program.module)
     backward()
     step(program.optimizer)
-    assert program.told == [((program.optimizer,), "FBI", (id(other),), 0)]
+    assert program.told == [((program.optimizer,), "FBI", (id(other),), 0, 0)]
 
 
 def test_a_model_within_an_update_cannot_be_followed(program: Program) -> None:
@@ -102,7 +102,7 @@ def test_a_skipped_update_is_told_of_its_scaler(program: Program) -> None:
     program.sleep()
     skips("scaler", program.optimizer)
     updates("scaler", program.optimizer)
-    assert [kind for *_, kind in program.told] == [1, 0]
+    assert [said[3] for said in program.told] == [1, 0]
 
 
 def test_an_exception_of_the_program_passes_and_leaves_nothing_open(program: Program) -> None:
@@ -138,7 +138,7 @@ def test_another_thread_that_trains_ends_the_sleep(program: Program) -> None:
         thread = threading.Thread(target=call)
         thread.start()
         thread.join()
-    assert [(acts, kind) for _, acts, _, kind in program.told] == [("", 2)]
+    assert [(said[1], said[3]) for said in program.told] == [("", 2)]
     assert not program.recorder.asleep and program.hooked == ["before", "after"]
 
 
@@ -154,6 +154,28 @@ def test_collectives_are_counted_by_group_and_open_ones_are_told(program: Progra
         (("tensor", "op", group), None), (("tensor", group), ("group",)), (("tensor",), None),
     ]  # fmt: skip
     assert program.recorder.wake()[3] == [(group, 2), (None, 1)]
+
+
+def test_updates_that_are_alike_are_only_counted(program: Program) -> None:
+    forward, backward, step = program.tap(FORWARD, kind=2), program.tap(BACKWARD), program.tap(UPDATE)
+
+    def train(number: int, optimizer: object) -> None:
+        for _ in range(number):
+            forward(program.module)
+            backward()
+            step(optimizer)
+
+    program.sleep()
+    program.recorder.expect("FB", (), id(program.optimizer), 3)
+    train(7, program.optimizer)
+    assert [said[1:] for said in program.told] == [("", (), 3, 3), ("", (), 3, 3)]
+    train(1, other := object())
+    backward()
+    train(1, program.optimizer)
+    assert [said[1:] for said in program.told[2:]] == [("FB", (), 0, 1), ("BFB", (), 0, 0)] and other
+    train(2, program.optimizer)
+    forward(program.module)
+    assert program.recorder.wake() == ("F", (), 12, [], 0, 2)
 
 
 def test_which_functions_are_acts() -> None:
