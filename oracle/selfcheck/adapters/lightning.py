@@ -12,9 +12,7 @@ from proctor.oracle.selfcheck.adapters import (
     Adapter,
     divisible,
     halved,
-    in_order,
     offer,
-    offer_ranks,
     register,
 )
 
