@@ -55,8 +55,12 @@ elif asked.library == "lightning":
     pl.Trainer(accelerator="cpu", devices=1, max_steps=5, accumulate_grad_batches=2, **quiet).fit(Lit(), data)
 elif asked.library == "deepspeed":
     import os
+    import socket
 
-    os.environ.update({"DS_ACCELERATOR": "cpu", "RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29511"})
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = str(free.getsockname()[1])
+    os.environ.update({"DS_ACCELERATOR": "cpu", "RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port})
     import deepspeed
     from torch.utils.data import TensorDataset
 

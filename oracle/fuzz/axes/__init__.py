@@ -208,10 +208,10 @@ def _forbidding(traits: frozenset[str]) -> tuple[dict[tuple[str, Value], list[Ru
     for rule in all_rules():
         if rule.effect != "invalid" or not rule.of(traits):
             continue
-        axis = next((a for a, values in rule.when.items() if _neutral()[a] not in values), None)
-        if axis is None:
+        axis = next((a for a, values in rule.when.items() if _neutral()[a] not in values), "")
+        if not axis:
             always.append(rule)
-        for value in rule.when.get(axis, ()) if axis is not None else ():
+        for value in rule.when.get(axis, ()):
             indexed.setdefault((axis, value), []).append(rule)
     return indexed, always
 

@@ -6,6 +6,7 @@ Switches of `DistributedDataParallelKwargs` are those of torch's constructor tha
 from __future__ import annotations
 
 import dataclasses
+import importlib
 from functools import cache
 from typing import ClassVar, Final
 
@@ -14,7 +15,7 @@ from proctor.oracle.fuzz.axes.ddp import switches
 from proctor.oracle.fuzz.axes.draft import Draft
 from proctor.oracle.fuzz.space import Choice, Point, Value
 
-_OURS: Final = {"wrapper": ("accelerate",)}
+_OURS: Final[dict[str, tuple[Value, ...]]] = {"wrapper": ("accelerate",)}
 _UNUSED: Final = "find_unused_parameters=True"
 _LOADERS: Final = {"loader": "", "split batches": "split_batches=True", "dispatch batches": "dispatch_batches=True, split_batches=True"}
 
@@ -106,9 +107,8 @@ class DdpSwitch(_Option):
 
 @cache
 def _passed_on() -> frozenset[str]:
-    from accelerate import DistributedDataParallelKwargs
-
-    return frozenset(f.name for f in dataclasses.fields(DistributedDataParallelKwargs))
+    handler = importlib.import_module("accelerate").DistributedDataParallelKwargs
+    return frozenset(f.name for f in dataclasses.fields(handler))
 
 
 @register

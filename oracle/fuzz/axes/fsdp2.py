@@ -152,6 +152,8 @@ class Policy(_Option):
     rules = (
         Rule("invalid", "a unit's output of another precision goes into layers that do not take it", when={"fsdp_policy": ("output_dtype=torch.float32",), "fsdp_units": ("each",)}),
         Rule("invalid", "FSDP2 does not cast buffers, and spectral norm computes with them", when={"fsdp_policy": ("param_dtype=torch.bfloat16",)}, traits=frozenset({"powers"})),
+        Rule("invalid", "FSDP2 does not cast buffers, and batch norm takes none in double precision beside bfloat16", when={"fsdp_policy": ("param_dtype=torch.bfloat16",)},
+             unless={"precision": ("float32",)}, traits=frozenset({"local statistics"})),
         Rule("approximate", "gradients are reduced in single precision", when={"fsdp_policy": ("reduce_dtype=torch.float32",)}, tolerance=3e-5),
         Rule("approximate", "the output is in single precision", when={"fsdp_policy": ("output_dtype=torch.float32",)}, tolerance=3e-5),
         Rule("approximate", "the model computes in bfloat16", when={"fsdp_policy": ("param_dtype=torch.bfloat16",)}, tolerance=0.15),

@@ -6,6 +6,7 @@ backward pass, the rest has the program's.
 
 from __future__ import annotations
 
+import importlib
 from functools import cache
 from typing import ClassVar, Final
 
@@ -119,9 +120,8 @@ class Sharder(Axis):
 @cache
 def _listed() -> frozenset[str]:
     """Sharding types that `EmbeddingBagSharder` says it has on a processor."""
-    from torchrec.distributed.embeddingbag import EmbeddingBagSharder
-
-    return frozenset(EmbeddingBagSharder().sharding_types("cpu"))
+    sharders = importlib.import_module("torchrec.distributed.embeddingbag")
+    return frozenset(sharders.EmbeddingBagSharder().sharding_types("cpu"))
 
 
 @register

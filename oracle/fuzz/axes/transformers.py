@@ -20,6 +20,7 @@ class Attention(Axis):
     choice = Choice("hf_attention", ("", "eager", "sdpa"))
     rules = (
         Rule("invalid", "the model is none of the library's", unless={"hf_attention": ("",)}, lacks=_OURS),
+        Rule("approximate", "norms and rotary positions are computed in single precision, whatever the parameters have", traits=_OURS, tolerance=3e-5),
         Rule("approximate", "the softmax of its eager attention is in single precision", when={"hf_attention": ("eager",)}, tolerance=3e-5),
         Rule("invalid", "grouped experts have no kernel for double precision", unless={"precision": ("float32",)}, traits=frozenset({"grouped experts"})),
     )

@@ -76,10 +76,14 @@ class Cover:
             new = fresh + sum(1.0 / (1 + self.held.get(p, 0)) for p in pairs(point)) / COST[int(str(point.get("world", 1)))]
             if new > most and not passed(point):
                 best, most = point, new
-        for pair in pairs(best):
-            self.held[pair] = self.held.get(pair, 0) + 1
-        self.values.update(_values(best))
+        self.hold(best)
         return best
+
+    def hold(self, point: Point) -> None:
+        """Remember that a row was tried."""
+        for pair in pairs(point):
+            self.held[pair] = self.held.get(pair, 0) + 1
+        self.values.update(_values(point))
 
     def _around(self, rng: random.Random, traits: frozenset[str], program: Point) -> Point:
         """A valid setting with the value that was held least, if a wrapper is found for it; it counts as held then, so that the next row has another."""

@@ -20,7 +20,6 @@ from proctor.errors import ProctorError
 from proctor.oracle.fuzz.running.evaluate import Runner
 from proctor.oracle.fuzz.running.worlds import Worlds
 from proctor.oracle.fuzz.search.campaign import Campaign, Pair
-from proctor.oracle.fuzz.search.cover import pairs as pairs_of
 from proctor.oracle.fuzz.search.findings import Finding, Known
 from proctor.oracle.fuzz.sessions.confirm import confirm
 from proctor.oracle.fuzz.sessions.journal import Asked, Journal
@@ -94,8 +93,7 @@ def _restored(campaign: Campaign, journal: Journal, worker: int, workers: int) -
         if w == worker:
             number = max(number, pair.number + workers)
         for row in pair.rows:
-            for held in pairs_of(row.setting):
-                campaign.cover.held[held] = campaign.cover.held.get(held, 0) + 1
+            campaign.cover.hold(row.setting)
     for finding in journal.findings():
         campaign.findings[finding.id] = finding
     return number

@@ -105,7 +105,7 @@ def _guarded(adapter: Adapter, axis: str, _: object) -> None:
 def divisible(loader: Any) -> bool:
     """Whether a loader of torch has batches of an even number of samples."""
     size = getattr(loader, "batch_size", None)
-    return bool(size) and size % 2 == 0
+    return isinstance(size, int) and size > 0 and size % 2 == 0
 
 
 def in_order(loader: Any) -> bool:

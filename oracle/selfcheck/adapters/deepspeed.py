@@ -24,7 +24,12 @@ class DeepspeedAdapter(Adapter):
 
     def look(self) -> None:
         """As `Adapter.look`."""
-        _wrap(lambda config, given: [offer(self.library, name, said) for name, said, _ in _changes(config, given)] and None)
+
+        def note(config: dict[str, Any], given: dict[str, Any]) -> None:
+            for name, said, _ in _changes(config, given):
+                offer(self.library, name, said)
+
+        _wrap(note)
 
     def change(self, axis: str) -> None:
         """As `Adapter.change`."""

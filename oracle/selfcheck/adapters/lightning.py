@@ -1,5 +1,7 @@
-"""lightning: loaders with half the batch and twice `accumulate_grad_batches` make the same update;
-and so do two ranks with half the batch each, where the order of the samples is not drawn."""
+"""lightning: loaders with half the batch and twice `accumulate_grad_batches` make the same update.
+
+Ranks are not varied: on several the `Trainer` draws an order of its own, also of loaders that draw none (`use_distributed_sampler`), so the first batches are others.
+"""
 
 from __future__ import annotations
 
@@ -10,9 +12,7 @@ from proctor.oracle.selfcheck.adapters import (
     Adapter,
     divisible,
     halved,
-    in_order,
     offer,
-    offer_ranks,
     register,
 )
 
@@ -39,8 +39,6 @@ class LightningAdapter(Adapter):
         """As `Adapter.change`."""
 
         def made(original: Any, instance: Any, args: Any, kwargs: Any) -> Any:
-            if axis == "ranks":
-                return original(*args, **{**kwargs, "devices": 2, "strategy": "ddp"})
             done = original(*args, **kwargs)
             instance.accumulate_grad_batches *= 2
             return done
@@ -61,8 +59,6 @@ class LightningAdapter(Adapter):
         if divisible(loader) and isinstance(trainer.accumulate_grad_batches, int):
             size, parts = loader.batch_size, trainer.accumulate_grad_batches
             offer(self.library, "accumulation", f"{self.package}.Trainer: batches of {size} in {parts} parts against {size // 2} in {2 * parts}")
-            if in_order(loader):
-                offer_ranks(self.library, f"{self.package}.Trainer: batches of {size}")
         return loader
 
 
