@@ -23,7 +23,7 @@ from proctor.oracle.prove.domains.field import Field, P
 from proctor.oracle.prove.lanes.domain import packed, values
 from proctor.oracle.prove.lanes.family import Family, Record, Unlike, World, gathered, indices
 from proctor.oracle.prove.lanes.locate import Known, Watch
-from proctor.oracle.prove.lanes.machine import LaneMachine
+from proctor.oracle.prove.lanes.machine import Integers, LaneMachine
 from proctor.oracle.prove.leaves import Alignment, align, content, keys
 from proctor.oracle.prove.machine import Stuck, literal
 from proctor.oracle.prove.proofs.sweep import divisors
@@ -80,7 +80,8 @@ def _judge(verdict: Verdict, reference: Tape, world: World, plan: Plan, jobs: in
     if alignment.merged:
         raise Unlike(f"parts of {sorted(alignment.merged)[0]} cannot be told apart: its initial values are equal")
     at = {(k, held.name): indices(f, alignment.index, held.name, world.sizes) for k, f in enumerate(world.families) for held in f.tape.held if (f.tape.rank, held.name) in alignment.of}
-    alone, integers = World(Mesh(), (), [()], [Family(reference, [((), reference)])]), ({}, {})
+    alone = World(Mesh(), (), [()], [Family(reference, [((), reference)])])
+    integers: tuple[Integers, Integers] = ({}, {})
     before = judge.starting_values(reference)
 
     def one(domain: Domain) -> _Run:
@@ -183,7 +184,8 @@ def _positions(w: Any) -> Array:
     grid = np.zeros(w.size, np.int64) + w.offset
     for dim, (n, s) in enumerate(zip(w.size, w.stride)):
         grid = grid + (np.arange(n) * s).reshape((-1,) + (1,) * (len(w.size) - dim - 1))
-    return grid.reshape(-1)
+    flat: Array = grid.reshape(-1)
+    return flat
 
 
 def _within(domain: Domain, made: Array | None, block: Array, w: Any, elements: Array, axes: int) -> Array:

@@ -288,7 +288,7 @@ def indices(family: Family, index: Mapping[tuple[int, str], Array], name: str, s
     if any(row is None or (row < 0).any() for row in rows.values()):
         raise OracleError(f"{name}: its part of the reference was not found, or is padded")
     first = rows[family.samples[0][0]]
-    found = first.reshape(first.shape + (1,) * len(sizes))
+    found: Array = first.reshape(first.shape + (1,) * len(sizes))
     for k, n in enumerate(sizes):
         step = rows[tuple(int(j == k) for j in range(len(sizes)))] - first
         if step.any():
