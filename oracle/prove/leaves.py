@@ -97,6 +97,9 @@ def _place(held: Held, values: Array, whole: tuple[Held, Array], name: str, rank
     for index in (_declared(held, shape), _planned(plan, name, shape, rank), _identity(values, there)):
         if index is not None and index.size == values.size and np.array_equal(there[index], values):
             return index
+    index = _sliced(values, held.window.size, there, shape)
+    if index is not None:
+        return index
     index, ambiguous = _by_value(values, there)
     if index is None:
         return None
@@ -110,6 +113,16 @@ def _place(held: Held, values: Array, whole: tuple[Held, Array], name: str, rank
 
 def _identity(values: Array, there: Array) -> Array | None:
     return np.arange(there.size) if values.size == there.size else None
+
+
+def _sliced(values: Array, part: tuple[int, ...], there: Array, shape: tuple[int, ...]) -> Array | None:
+    """As the only one of equal slices along one dimension that has the values."""
+    cut = [k for k, (n, m) in enumerate(zip(part, shape)) if n != m]
+    if len(part) != len(shape) or len(cut) != 1 or not part[cut[0]] or shape[cut[0]] % part[cut[0]]:
+        return None
+    slices = np.split(np.arange(there.size).reshape(shape), shape[cut[0]] // part[cut[0]], cut[0])
+    found = [index.reshape(-1) for index in slices if np.array_equal(there[index.reshape(-1)], values)]
+    return found[0] if len(found) == 1 else None
 
 
 def _declared(held: Held, shape: tuple[int, ...]) -> Array | None:

@@ -103,10 +103,11 @@ def forked(todo: Sequence[Callable[[], Any]], jobs: int) -> list[Any]:
             process.start()
             theirs.close()
             running[ours] = number, process
-        for pipe in multiprocessing.connection.wait(list(running)):
+        ready: list[Any] = multiprocessing.connection.wait(list(running))
+        for pipe in ready:
             number, process = running.pop(pipe)
             try:
-                results[number] = pipe.recv()  # type: ignore[attr-defined]
+                results[number] = pipe.recv()
             except EOFError:
                 raise OracleError("a process that records or judges ended early", hint="it may lack memory") from None
             finally:

@@ -22,13 +22,16 @@ from proctor.oracle.prove.domains.f64 import F64
 from proctor.oracle.prove.domains.field import Field, P
 from proctor.oracle.prove.lanes.domain import packed, values
 from proctor.oracle.prove.lanes.family import Family, Record, Unlike, World, gathered, indices
-from proctor.oracle.prove.lanes.machine import LaneMachine
+from proctor.oracle.prove.lanes.locate import Known, Watch
+from proctor.oracle.prove.lanes.machine import Integers, LaneMachine
 from proctor.oracle.prove.leaves import Alignment, align, content, keys
 from proctor.oracle.prove.machine import Stuck, literal
+from proctor.oracle.prove.proofs.sweep import divisors
 from proctor.oracle.prove.tape import Array, Tape
 from proctor.oracle.prove.verdict import Culprit, Verdict
 from proctor.oracle.prove.world import forked
 
+ATTEMPTS = 3
 _Outputs = dict[tuple[str, str, int], tuple[bool, float, tuple[int, ...]]]
 
 
@@ -77,7 +80,8 @@ def _judge(verdict: Verdict, reference: Tape, world: World, plan: Plan, jobs: in
     if alignment.merged:
         raise Unlike(f"parts of {sorted(alignment.merged)[0]} cannot be told apart: its initial values are equal")
     at = {(k, held.name): indices(f, alignment.index, held.name, world.sizes) for k, f in enumerate(world.families) for held in f.tape.held if (f.tape.rank, held.name) in alignment.of}
-    alone, integers = World(Mesh(), (), [()], [Family(reference, [((), reference)])]), ({}, {})
+    alone = World(Mesh(), (), [()], [Family(reference, [((), reference)])])
+    integers: tuple[Integers, Integers] = ({}, {})
     before = judge.starting_values(reference)
 
     def one(domain: Domain) -> _Run:
@@ -88,8 +92,12 @@ def _judge(verdict: Verdict, reference: Tape, world: World, plan: Plan, jobs: in
         return _Run(_compared(there, here, world, at, alignment, before if domain.name == "f64" else None), {**there.opaque, **here.opaque}, here.apart, here.checked)
 
     doubles = one(F64())  # first: integers come from it
-    both = [functools.partial(one, Field(seed)) for seed in judge.SEEDS]
-    runs = [doubles, *(forked(both, jobs) if jobs > 1 else [call() for call in both])]
+    for again in range(ATTEMPTS):  # two elements of a field may meet by chance
+        calls = [functools.partial(one, Field(seed + 100 * again)) for seed in judge.SEEDS]
+        both = forked(calls, jobs) if jobs > 1 else [call() for call in calls]
+        if both[0].outputs == both[1].outputs:
+            break
+    runs = [doubles, *both]
     if doubles.apart:
         verdict.assumed.append(f"integers that are computed from floats are those that doubles give ({doubles.apart} of {doubles.checked} are others where ranks were run: a fake process group carries no floats)")
     opaque = {k: v for run in runs for k, v in run.opaque.items()}
@@ -101,10 +109,22 @@ def _judge(verdict: Verdict, reference: Tape, world: World, plan: Plan, jobs: in
     if len(ran) < plan.mesh.world:
         verdict.assumed.append(f"ranks that were not run do what ranks {', '.join(map(str, ran[:12]))}{' …' if len(ran) > 12 else ''} ({len(ran)} of {plan.mesh.world}) do, with the parts that follow from their places along {axes}")
     verdict.assumed += sorted({note for f in world.families for note in f.tape.notes} | set(reference.notes))
-    _words(verdict, [run.outputs for run in runs], world, _not_covered(reference, at, alignment, world))
+    wrong = _words(verdict, [run.outputs for run in runs], world, _not_covered(reference, at, alignment, world))
+    if wrong:
+        known, domain = Known(), Field(judge.SEEDS[0])
+        there = LaneMachine(alone, domain, _elements(domain, reference, alone, {}, alignment), integers[0], known.seen)
+        there.run()
+        parameters = _elements(domain, reference, world, at, alignment)
+        known.done([values(v, len(world.lanes)) for v in parameters.values()])
+        sizes = {*world.sizes, *(n for f in world.families for n in divisors(f.tape)), int(np.prod(world.sizes))}
+        watch = Watch(known, world, sorted({*sizes, *(a * b for a in sizes for b in sizes)} - {0, 1}))
+        here = LaneMachine(world, domain, parameters, integers[1], watch.seen)
+        here.run()
+        verdict.culprit = watch.culprit(wrong, here.marks)
 
 
-def _words(verdict: Verdict, runs: Sequence[_Outputs], world: World, missing: list[str]) -> None:
+def _words(verdict: Verdict, runs: Sequence[_Outputs], world: World, missing: list[str]) -> list[tuple[str, str, int]]:
+    """The verdict; which outputs are wrong."""
     apart = [key for key, (equal, _, _) in runs[0].items() if not equal]
     unequal = [key for key in runs[0] if not all(run[key][0] for run in runs[1:])]
     wrong = [key for key in apart if key in unequal]
@@ -117,7 +137,7 @@ def _words(verdict: Verdict, runs: Sequence[_Outputs], world: World, missing: li
         named = [f"{what} {name} of rank {_rank(world, which, runs[0][what, name, which][2])}" for what, name, which in wrong]
         verdict.wrong = named + [f"{name} is on no rank as a whole" for name in missing]
         verdict.why = f"{len(wrong)} of {verdict.outputs} outputs differ: {verdict.wrong[0]}"
-        verdict.culprit = Culprit("", said=f"{verdict.wrong[0]} differs; run a small mesh to see which operation it begins with", parameter=(wrong[0][1] if wrong else missing[0]))
+        verdict.culprit = Culprit("missing part", said=verdict.wrong[0], parameter=missing[0]) if missing else None
     elif apart:
         verdict.why = f"{apart[0][0]} {apart[0][1]} differs in doubles and is equal in the field: it may be chaotic, or a meaning is wrong"
     elif unequal:
@@ -125,6 +145,7 @@ def _words(verdict: Verdict, runs: Sequence[_Outputs], world: World, missing: li
     else:
         verdict.verdict, verdict.probability = "EQUAL", (judge.DEGREE / P) ** len(judge.SEEDS)
         verdict.why = f"all {verdict.outputs} outputs, each on all ranks that have it, are equal as formulas at random points of a finite field (wrong with a probability of at most {verdict.probability:.0e})"
+    return wrong if verdict.verdict == "DIFFERENT" else []
 
 
 def _rank(world: World, which: int, lane: tuple[int, ...]) -> int:
@@ -163,7 +184,8 @@ def _positions(w: Any) -> Array:
     grid = np.zeros(w.size, np.int64) + w.offset
     for dim, (n, s) in enumerate(zip(w.size, w.stride)):
         grid = grid + (np.arange(n) * s).reshape((-1,) + (1,) * (len(w.size) - dim - 1))
-    return grid.reshape(-1)
+    flat: Array = grid.reshape(-1)
+    return flat
 
 
 def _within(domain: Domain, made: Array | None, block: Array, w: Any, elements: Array, axes: int) -> Array:

@@ -47,7 +47,8 @@ def packed(found: Array, axes: int) -> Array:
     dtype = of_lanes(found.dtype, lanes)
     if not found.size:
         return np.zeros(shape, dtype)
-    return np.ascontiguousarray(found).reshape(*shape, -1).view(dtype).reshape(shape)
+    made: Array = np.ascontiguousarray(found).reshape(*shape, -1).view(dtype).reshape(shape)
+    return made
 
 
 def common(shapes: Iterable[Lanes], axes: int) -> Lanes:

@@ -47,7 +47,7 @@ class Family(msgspec.Struct):
     Attributes:
         tape: of its first rank, with windows that are shifted where lanes differ.
         samples: ranks that were run: (place along the lane axes, tape); the first is the tape's.
-        varied: nodes of integers whose arguments differ between lanes: (argument's number, steps).
+        varied: nodes of which whole numbers among the arguments differ between lanes: (argument's number, steps).
     """
 
     tape: Tape
@@ -178,7 +178,7 @@ def _shift(made: Family, key: tuple[str, int, int], steps: Steps, sizes: Steps) 
 
 
 def differences(one: Tape, two: Tape, mesh: Mesh) -> dict[tuple[str, int, int], int]:
-    """By how much two ranks' offsets, and integers that go into integers, differ: ("in", "out", "arg" or "held", number, number within).
+    """By how much two ranks' offsets, and whole numbers among arguments, differ: ("in", "out", "arg" or "held", number, number within).
 
     Raises:
         Unlike: in anything else.
@@ -219,7 +219,6 @@ def _arguments(found: dict[tuple[str, int, int], int], at: int, one: tuple[Node,
             if offset_of(m, one[1].rank, mesh) != offset_of(n, two[1].rank, mesh):
                 raise Unlike(f"{m.op}: a peer at another place")
             return
-    integers = all(v >= 0 for v in m.values) and bool(m.values)
     if m.kwargs.keys() != n.kwargs.keys() or len(m.args) != len(n.args):
         raise Unlike(f"{m.op}: other arguments")
     pairs = [(k, a, b) for k, (a, b) in enumerate(zip(m.args, n.args))] + [(-1, m.kwargs[k], n.kwargs[k]) for k in m.kwargs]
@@ -228,7 +227,7 @@ def _arguments(found: dict[tuple[str, int, int], int], at: int, one: tuple[Node,
             continue
         if a == b or (collective(m.op) and isinstance(a, str)):  # names of groups
             continue
-        if integers and k >= 0 and type(a) is int and type(b) is int:
+        if k >= 0 and not collective(m.op) and type(a) is int and type(b) is int:
             found["arg", at, k] = b - a
             continue
         raise Unlike(f"{m.op} at {m.place or m.module}: an argument of {a!s:.40} and {b!s:.40}")
@@ -289,7 +288,7 @@ def indices(family: Family, index: Mapping[tuple[int, str], Array], name: str, s
     if any(row is None or (row < 0).any() for row in rows.values()):
         raise OracleError(f"{name}: its part of the reference was not found, or is padded")
     first = rows[family.samples[0][0]]
-    found = first.reshape(first.shape + (1,) * len(sizes))
+    found: Array = first.reshape(first.shape + (1,) * len(sizes))
     for k, n in enumerate(sizes):
         step = rows[tuple(int(j == k) for j in range(len(sizes)))] - first
         if step.any():

@@ -11,6 +11,7 @@ from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+import msgspec
 import numpy as np
 import torch
 
@@ -27,7 +28,7 @@ from proctor.oracle.prove.lanes.domain import (
     widened,
 )
 from proctor.oracle.prove.lanes.family import Family, Shifted, Unlike, World, axes_of
-from proctor.oracle.prove.machine import Machine, Stuck, _Rank, _view, literal
+from proctor.oracle.prove.machine import Machine, Seen, Stuck, _Rank, _view, literal
 from proctor.oracle.prove.meanings import Floats
 from proctor.oracle.prove.recorder import RANDOM
 from proctor.oracle.prove.tape import Array, Node, Window
@@ -42,12 +43,13 @@ class LaneMachine(Machine):
     Args:
         world: all ranks; with no lanes, one family is one rank.
         integers: what a run in doubles computed, for one in a field; filled in doubles.
+        seen: as of `Machine`, with families for ranks.
     """
 
-    def __init__(self, world: World, domain: Domain, leaves: Mapping[tuple[int, int], Array], integers: Integers) -> None:
+    def __init__(self, world: World, domain: Domain, leaves: Mapping[tuple[int, int], Array], integers: Integers, seen: Seen | None = None) -> None:
         self._world, self._axes = world, len(world.lanes)
         self._laned = Laned(domain, self._axes)
-        super().__init__([family.tape for family in world.families], self._laned, leaves)
+        super().__init__([family.tape for family in world.families], self._laned, leaves, seen)
         self.integers = integers
         self.checked = self.apart = 0
         self._at: tuple[int | None, ...] = (None,) * self._axes
@@ -132,6 +134,7 @@ class LaneMachine(Machine):
         for which, parts in found.items():
             for k, (w, first) in enumerate(parts[0][1]):
                 self._write(self._ranks[which], w, first if all(p[k][1] is first for _, p in parts) else self._side_by_side([(at, p[k][1]) for at, p in parts], cut))
+            self._tell(which, self._ranks[which].at, [w for w, _ in parts[0][1] if w.kind == "f" and w.numel])
 
     def _side_by_side(self, parts: Sequence[tuple[tuple[int | None, ...], Array]], cut: Sequence[bool]) -> Array:
         """Results of members as lanes of one array."""
@@ -148,7 +151,7 @@ class LaneMachine(Machine):
     def _compute(self, r: int, rank: _Rank, node: Node) -> None:
         taken = [(w, lanes_of(self.read(r, w), self._axes)) for w in node.ins]
         again = self._again(r, rank, node, taken) if any(v >= 0 for v in node.values) else None
-        loop = common([n for w, n in taken if w.kind != "f"] + [lanes_of(a, self._axes) for a in again or () if a is not None], self._axes)
+        loop = common([n for w, n in taken if w.kind != "f"] + self._varied(r, rank.at) + [lanes_of(a, self._axes) for a in again or () if a is not None], self._axes)
         numbers = [lanes_of(rank.reads[n], self._axes) for n in _numbers(node) if n in rank.reads]
         floats = common([n for w, n in taken if w.kind == "f"] + numbers, self._axes)
         wanted = [k for k, w in enumerate(node.outs) if w is not None and node.values[k] < 0 and w.numel]
@@ -166,6 +169,7 @@ class LaneMachine(Machine):
                 result = results[k]
                 if result is not None:
                     self._write(rank, w, result)
+        self._tell(r, rank.at, [w for k in wanted if (w := node.outs[k]) is not None and w.kind == "f"])
 
     def _known(self, block: Array, w: Window) -> Array:
         return np.asarray(block.astype(np.int64) if w.kind != "f" else self.literal(block)).reshape(w.size)
@@ -187,11 +191,25 @@ class LaneMachine(Machine):
         for at in _places(loop):
             self._at = at
             self._now = None if again is None else [None if a is None else self._part(a) for a in again]
-            for k, found in enumerate(self._meant(r, rank, node, wanted)):
+            for k, found in enumerate(self._meant(r, rank, self._placed(r, rank.at, node, at), wanted)):
                 if found is not None and k in wanted:
                     parts[k].append((at, np.asarray(found)))
         self._at, self._now = (None,) * self._axes, None
         return [self._side_by_side(part, cut) if part else None for part in parts]
+
+    def _varied(self, r: int, at: int) -> list[Lanes]:
+        """Lanes on which a node has arguments of its own."""
+        return [tuple(n if s else 1 for n, s in zip(self._world.sizes, steps)) for _, steps in self._world.families[r].varied.get(at, [])]
+
+    def _placed(self, r: int, at: int, node: Node, lane: Sequence[int | None]) -> Node:
+        """A node with the arguments of a lane."""
+        varied = self._world.families[r].varied.get(at)
+        if not varied:
+            return node
+        arguments = list(node.args)
+        for k, steps in varied:
+            arguments[k] = arguments[k] + sum(s * (x or 0) for s, x in zip(steps, lane))
+        return msgspec.structs.replace(node, args=arguments)
 
     def _part(self, a: Array) -> Array:
         return packed(_at(values(a, self._axes), self._at), self._axes)
@@ -217,21 +235,18 @@ class LaneMachine(Machine):
     def _again(self, r: int, rank: _Rank, node: Node, taken: Sequence[tuple[Window, Lanes]]) -> list[Array | None] | None:
         """Integers that lanes have of their own, computed; None where they are as recorded."""
         family = self._world.families[r]
-        varied = family.varied.get(rank.at, [])
         computed = any(w.kind == "f" and w.numel for w, _ in taken) and any(w is not None and w.kind != "f" for w in node.outs)
-        if node.op.split(".")[1] in RANDOM or not (varied or computed or any(n > 1 for _, lanes in taken for n in lanes)):
+        if node.op.split(".")[1] in RANDOM or not (rank.at in family.varied or computed or any(n > 1 for _, lanes in taken for n in lanes)):
             return None
         if self.d.name != "f64":
             return self.integers[r, rank.at]
-        spread = common([lanes for _, lanes in taken] + [tuple(n if s else 1 for n, s in zip(self._world.sizes, steps)) for _, steps in varied], self._axes)
+        spread = common([lanes for _, lanes in taken] + self._varied(r, rank.at), self._axes)
         inputs = [values(self.read(r, w), self._axes) for w in node.ins]
         parts: list[list[tuple[tuple[int | None, ...], Array]]] = [[] for _ in node.outs]
         for at in _places(spread):
-            arguments = list(node.args)
-            for k, steps in varied:
-                arguments[k] = arguments[k] + sum(s * (x or 0) for s, x in zip(steps, at))
+            placed = self._placed(r, rank.at, node, at)
             tensors = [_tensor(_at(a, at).reshape(w.size), w.kind) for a, w in zip(inputs, node.ins)]
-            for k, found in enumerate(_called(node, arguments, tensors)):
+            for k, found in enumerate(_called(placed, tensors)):
                 if found is not None and node.values[k] >= 0:
                     parts[k].append((at, found))
         result = [self._side_by_side(part, [n > 1 for n in spread]) if part else None for part in parts]
@@ -342,12 +357,12 @@ def _tensor(a: Array, kind: str) -> torch.Tensor:
     return torch.from_numpy(np.array(a)).bool() if kind == "b" else torch.from_numpy(np.array(a))
 
 
-def _called(node: Node, arguments: list[Any], tensors: list[torch.Tensor]) -> list[Array | None]:
+def _called(node: Node, tensors: list[torch.Tensor]) -> list[Array | None]:
     """An operation by torch itself, on one lane."""
     space, name, overload = node.op.split(".")
     op = getattr(getattr(getattr(torch.ops, space), name), overload)
     plain = {k: v for k, v in ((k, _plain(v, tensors)) for k, v in node.kwargs.items()) if v is not None}
-    found = op(*(_plain(v, tensors) for v in arguments), **plain)
+    found = op(*(_plain(v, tensors) for v in node.args), **plain)
     return [np.asarray(t.numpy(), np.float64 if t.is_floating_point() else np.int64) if isinstance(t, torch.Tensor) else None for t in (found if isinstance(found, list | tuple) else [found])]
 
 

@@ -93,12 +93,13 @@ def joined(a: Array, b: Array) -> Array:
 def factors_of(reference: Tape, candidate: Sequence[Tape]) -> list[Fraction]:
     """1, and what ranks and microbatches divide by: sizes of groups, and numbers that the candidate divides by and the reference does not."""
     sizes = {len(node.ranks) for tape in candidate for node in tape.nodes if node.ranks} | {len(candidate)}
-    sizes |= {n for tape in candidate for n in _divisors(tape)} - _divisors(reference)
+    sizes |= {n for tape in candidate for n in divisors(tape)} - divisors(reference)
     found = sorted(n for n in sizes if n > 1)
     return [Fraction(1), *(Fraction(n) for n in found), *(Fraction(1, n) for n in found)]
 
 
-def _divisors(tape: Tape) -> set[int]:
+def divisors(tape: Tape) -> set[int]:
+    """Small whole numbers by which a rank divides or multiplies."""
     numbers = [x for node in tape.nodes if node.op.startswith(("aten.div", "aten.mul")) for x in node.args if isinstance(x, int | float) and x]
     whole = {round(max(abs(x), 1 / abs(x))) for x in numbers if min(abs(x % 1), abs((1 / x) % 1)) < 1e-9}
     return {n for n in whole if 1 < n <= _MOST}
