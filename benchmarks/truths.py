@@ -70,6 +70,10 @@ class Examples:
         self.programs = {path.stem: settings(path, iterations) for path in scripts(folders) if not only or path.stem in only}
         self._paths = {path.stem: path for path in scripts(folders)}
 
+    def take(self, paths: dict[str, Path], programs: dict[str, dict[str, list[str]]]) -> None:
+        """Have these programs in the place of those that were found."""
+        self._paths, self.programs = paths, programs
+
     def run(self, name: str, setting: str, run: Path) -> int:
         path = self._paths[name]
         return self._forks.run(str(path), self.programs[name][setting], path.parent, run.with_suffix(".log"), {}, record=run)

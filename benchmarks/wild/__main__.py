@@ -121,6 +121,7 @@ def main() -> int:
     parser.add_argument("--warm", action="store_true", help="record in forks of one process and check, where processes of their own and `watch` take too long")
     parser.add_argument("--jobs", type=int, default=1, help="programs at once")
     parser.add_argument("--results", type=Path, help="folder of results (default WILD/results)")
+    parser.add_argument("--also", type=Path, action="append", default=[], help="with --table: folder of results of another commit, for programs that have none of this one")
     parser.add_argument("--list", action="store_true", help="name the programs and run none")
     parser.add_argument("--table", action="store_true", help="only the table of what was run")
     parser.add_argument("--suites", action="store_true", help="the libraries' own tests, bare and attached")
@@ -150,11 +151,14 @@ def main() -> int:
     if not args.table:
         run_all(programs, projects, args.wild.resolve(), folder.resolve(), version, 1 if args.warm else max(args.jobs, 1), Warm() if args.warm else None)
     results = read_results(folder, programs)
-    told = text(results, [version])
+    for other in args.also if args.table else ():
+        known = {r.name for r in results}
+        results += [r for r in read_results(other, programs) if r.name not in known]
+    told = text(results, sorted({r.product for r in results} or {version}))
     print(told)
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "table.json").write_text(json.dumps(as_json(results), indent=1) + "\n")
-    for half in {p.half for p in programs}:
+    for half in {p.half for p in programs} if not args.also else ():
         made = records((r for r in results if r.half == half), f"wild, {half} half, Proctor {version}")
         (folder / f"records-{half}.json").write_text(json.dumps(made, indent=1) + "\n")
     if args.write:

@@ -112,6 +112,12 @@ def _laws(ran: Sequence[Result]) -> list[str]:
     return ["Laws of a step (`course`), runs that had something to fail on:", "", *_rows(("law", "runs", "failed"), ((m, n, failed[m]) for m, n in sorted(could.items())))]
 
 
+def _dated(half: str, results: Sequence[Result]) -> str:
+    """The half, and the commits of Proctor that its programs ran with, where there are several."""
+    of = sorted({r.product for r in results if r.half == half})
+    return f"{half} (at {', '.join(of)})" if of and len({r.product for r in results}) > 1 else half
+
+
 def _rows(head: Sequence[str], rows: Iterable[Sequence[object]]) -> list[str]:
     return [f"| {' | '.join(head)} |", f"|{'---|' * len(head)}", *(f"| {' | '.join(map(str, row))} |" for row in rows), ""]
 
@@ -129,7 +135,7 @@ def text(results: Sequence[Result], products: Sequence[str]) -> str:
     live = sum(r.live for r in ran)
     how = f"{live} ran under `proctor watch`; {len(ran) - live} were recorded and checked, where no page is seen."
     lines = [f"Proctor at {', '.join(products)}; `healthy` ended with 0 without Proctor, so every error is false. {how}", ""]
-    lines += _rows(("half", *COLUMNS), ((half, *(row[c] for c in COLUMNS)) for half, row in data["halves"].items()))
+    lines += _rows(("half", *COLUMNS), ((_dated(half, results), *(row[c] for c in COLUMNS)) for half, row in data["halves"].items()))
     lines += _rows(("project", *COLUMNS), ((name, *(row[c] for c in COLUMNS)) for name, row in data["projects"].items()))
     lines += _rows(
         ("relation", "checked", "violated", "unknown"),

@@ -200,6 +200,22 @@ def test_counts_by_rule_are_those_of_runs_in_which_it_applied() -> None:
     assert (table["r3"]["applied"], table["r3"]["unknown"]) == (0, 2)
 
 
+def test_a_law_counts_where_it_could_fail_and_halves_say_their_commits() -> None:
+    held, failed = {"r1": ["course", "held", "c"]}, {"r1": ["course", "violated", "c"]}
+    told = text(
+        [
+            result("a--x", verdict={"rules": held, "chances": {"r1": "batch"}}),
+            result("a--y", verdict={"rules": failed, "chances": {"r1": "batch"}}),
+            result("a--z", verdict={"rules": held, "chances": {}}),
+            msgspec.structs.replace(result("b--w", half="second", verdict={"rules": held}), product="def"),
+        ],
+        ["abc", "def"],
+    )
+    assert "| batch | 2 | 1 |" in told
+    assert "| first (at abc) | 3 |" in told
+    assert "| second (at def) | 1 |" in told
+
+
 def test_records_are_what_a_pack_takes_in(tmp_path: Path) -> None:
     from proctor.invariants.record import read_records
 
