@@ -67,11 +67,11 @@ class Held:
             if self.axes[name]:
                 tensor.data = part_of(tensor.data, self.running[name])
 
-    def mark(self, model: torch.nn.Module) -> None:
-        """Mark cut parameters for what looks at all of them (`norms`)."""
+    def mark(self, model: torch.nn.Module, stages: str = "") -> None:
+        """Mark cut parameters for what looks at all of them (`norms`); of the stages of a pipeline, all."""
         for name, parameter in model.named_parameters():
-            if self.axes.get(name) and parameter.requires_grad:
-                norms.mark(parameter, self.comm, self.axes[name])
+            if (self.axes.get(name) or stages) and parameter.requires_grad:
+                norms.mark(parameter, self.comm, self.axes.get(name, ()), stages)
 
     def whole(self, name: str, local: torch.Tensor) -> torch.Tensor:
         """The whole tensor, on every rank; a collective over the axes that cut it."""

@@ -19,14 +19,14 @@ _TOLERANCE: Final = 0.01
 _SHOWN: Final = 3
 
 
-def compare_replicas(model: torch.nn.Module, held: Held) -> None:
-    """Compare; a collective over every axis.
+def compare_replicas(model: torch.nn.Module, held: Held, stages: str = "") -> None:
+    """Compare; a collective over every axis but that of the stages of a pipeline.
 
     Raises:
         OracleError: on all ranks, with the parameters and the axis.
     """
     mesh = held.comm.mesh
-    for axis in (a for a, size in zip(mesh.axes, mesh.sizes) if size > 1):
+    for axis in (a for a, size in zip(mesh.axes, mesh.sizes) if size > 1 and a != stages):
         names = [name for name, p in model.named_parameters() if p.requires_grad and axis not in held.axes.get(name, ())]
         if not names:
             continue
