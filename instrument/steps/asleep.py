@@ -135,7 +135,7 @@ class Sleep:
         clock = self._clock
         self._pass(passed)
         if kind == _PASSED:
-            self._observer.glance()
+            self._observer.looks.glance()
             return self._go_on()
         before = clock.step
         self._replay(acts, who)

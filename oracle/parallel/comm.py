@@ -36,6 +36,18 @@ class Comm(Protocol):
         """Tensors of one shape of the ranks along the axes, in mesh order."""
         ...
 
+    def send(self, tensor: torch.Tensor, target: int, tag: int = 0) -> None:
+        """To another rank, which receives it under the same tag; does not wait."""
+        ...
+
+    def receive(self, into: torch.Tensor, source: int, tag: int = 0) -> torch.Tensor:
+        """What another rank sent; `into` has its shape and dtype, and may be overwritten."""
+        ...
+
+    def prepare(self, axes: Sequence[str]) -> None:
+        """Ranks will speak over these axes, and some perhaps earlier than others; a collective of all ranks."""
+        ...
+
 
 def members(mesh: Mesh, rank: int, axes: Sequence[str]) -> tuple[int, ...]:
     """Ranks that differ from `rank` along the axes only, in mesh order; joint axes "dp+cp" are two."""
@@ -65,6 +77,17 @@ class Alone:
         """See `Comm`."""
         return [tensor]
 
+    def send(self, tensor: torch.Tensor, target: int, tag: int = 0) -> None:
+        """See `Comm`; there is nobody."""
+        raise OracleError("one rank has nobody to send to")
+
+    def receive(self, into: torch.Tensor, source: int, tag: int = 0) -> torch.Tensor:
+        """See `Comm`; there is nobody."""
+        raise OracleError("one rank has nobody to receive from")
+
+    def prepare(self, axes: Sequence[str]) -> None:
+        """See `Comm`."""
+
 
 class Processes:
     """Ranks of torch.distributed, in the order of the mesh.
@@ -80,6 +103,7 @@ class Processes:
             raise OracleError(f"the plan's mesh ({mesh}) has {mesh.world} ranks, the job has {dist.get_world_size()}")
         self.mesh, self.rank, self._dist = mesh, dist.get_rank(), dist
         self._groups: dict[tuple[str, ...], Any] = {}
+        self._sent: list[tuple[Any, torch.Tensor]] = []  # until they have gone
         named = dist.ReduceOp
         self._ops = {"sum": named.SUM, "avg": named.SUM, "max": named.MAX, "min": named.MIN}
 
@@ -102,6 +126,21 @@ class Processes:
         parts = [torch.empty_like(tensor) for _ in range(size)]
         self._dist.all_gather(parts, tensor, group=group)
         return parts
+
+    def send(self, tensor: torch.Tensor, target: int, tag: int = 0) -> None:
+        """See `Comm`."""
+        self._sent = [(work, kept) for work, kept in self._sent if not work.is_completed()]
+        copy = tensor.detach().clone(memory_format=torch.contiguous_format)
+        self._sent.append((self._dist.isend(copy, target, tag=tag), copy))
+
+    def receive(self, into: torch.Tensor, source: int, tag: int = 0) -> torch.Tensor:
+        """See `Comm`."""
+        self._dist.recv(into, source, tag=tag)
+        return into
+
+    def prepare(self, axes: Sequence[str]) -> None:
+        """See `Comm`."""
+        self._group(axes)
 
     def _group(self, axes: Sequence[str]) -> tuple[Any, int]:
         """The group of this rank; all ranks make all groups of these axes at the same place of the program."""

@@ -21,16 +21,16 @@ from proctor.oracle.parallel.zero import local
 
 _MARK: Final = "_proctor_cut"
 _WHOLE: Final = ("Adafactor", "LBFGS", "Muon", "SparseAdam", "Shampoo", "SOAP", "LAMB", "Lars", "GaLore")
-Mark = tuple[Comm, tuple[str, ...]]
+Mark = tuple[Comm, tuple[str, ...], str]
 _lock = threading.RLock()
 _marked: weakref.WeakValueDictionary[int, torch.nn.Parameter] = weakref.WeakValueDictionary()
 _installed: list[Any] = []
 
 
-def mark(parameter: torch.nn.Parameter, comm: Comm, axes: tuple[str, ...]) -> None:
-    """Say along which axes a parameter is cut."""
+def mark(parameter: torch.nn.Parameter, comm: Comm, axes: tuple[str, ...], stages: str = "") -> None:
+    """Say along which axes a parameter is cut, and along which one ranks hold other parameters."""
     _install()
-    setattr(parameter, _MARK, (comm, axes))
+    setattr(parameter, _MARK, (comm, axes, stages))
     with _lock:
         _marked[id(parameter)] = parameter
 
@@ -79,8 +79,9 @@ def _over_ranks(
 ) -> torch.Tensor:
     by_axes: dict[tuple[str, ...], list[torch.Tensor]] = {}
     comm: Comm | None = None
+    stages = ""
     for tensor in tensors:
-        comm, axes = marks.get(id(tensor), (comm, ()))
+        comm, axes, stages = marks.get(id(tensor), (comm, (), stages))
         by_axes.setdefault(axes, []).append(tensor)
     endless = order == float("inf")
     norms = []
@@ -91,6 +92,8 @@ def _over_ranks(
             norm = comm.all_reduce(norm, axes, "max") if endless else comm.all_reduce(norm**order, axes) ** (1 / order)
         norms.append(norm)
     total = torch.linalg.vector_norm(torch.stack(norms), order)
+    if stages and comm is not None:
+        total = comm.all_reduce(total, (stages,), "max") if endless else comm.all_reduce(total**order, (stages,)) ** (1 / order)
     if error_if_nonfinite and not bool(total.isfinite()):
         raise RuntimeError(f"The total norm of order {order} for gradients is non-finite")
     return total

@@ -70,11 +70,11 @@ class Held:
             if self.axes[name]:
                 tensor.data = part_of(tensor.data, self.running[name])
 
-    def mark(self, model: torch.nn.Module) -> None:
-        """Mark cut parameters for what looks at all of them (`norms`)."""
+    def mark(self, model: torch.nn.Module, stages: str = "") -> None:
+        """Mark cut parameters for what looks at all of them (`norms`); of the stages of a pipeline, all."""
         for name, parameter in model.named_parameters():
-            if self.axes.get(name) and parameter.requires_grad:
-                norms.mark(parameter, self.comm, self.axes[name])
+            if (self.axes.get(name) or stages) and parameter.requires_grad:
+                norms.mark(parameter, self.comm, self.axes.get(name, ()), stages)
 
     def whole(self, name: str, local: torch.Tensor) -> torch.Tensor:
         """The whole tensor, on every rank; a collective over the axes that cut it."""
@@ -132,8 +132,9 @@ def shapes_of(model: torch.nn.Module) -> Mapping[str, tuple[int, ...]]:
     return {name: tuple(tensor.shape) for name, tensor in tensors_of(model)}
 
 
-def compare_replicas(model: torch.nn.Module, held: Held) -> None:
-    """After the first backward: gradients of replicated parameters are equal on all ranks that hold them; a collective over every axis.
+def compare_replicas(model: torch.nn.Module, held: Held, stages: str = "") -> None:
+    """After the first backward: gradients of replicated parameters are equal on all ranks that hold them; a collective over every axis
+    but that of the stages of a pipeline.
 
     A transition that is missing, or a pending gradient that the plan forgot, shows here before the first update.
 
@@ -141,7 +142,7 @@ def compare_replicas(model: torch.nn.Module, held: Held) -> None:
         OracleError: on all ranks, with the parameters and the axis.
     """
     mesh = held.comm.mesh
-    for axis in (a for a, size in zip(mesh.axes, mesh.sizes) if size > 1):
+    for axis in (a for a, size in zip(mesh.axes, mesh.sizes) if size > 1 and a != stages):
         names = [name for name, p in model.named_parameters() if p.requires_grad and axis not in held.axes.get(name, ())]
         if not names:
             continue

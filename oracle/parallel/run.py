@@ -8,7 +8,7 @@ Parameters become this rank's parts, in place. Between the transitions of the pl
 DTensor, no dispatch. Random numbers of the forward are those of one device. Gradients that the plan calls pending are
 reduced when a backward ends. The state dict is that of the unsharded model. Before anything is changed the plan is held
 against the model (`verify`). Source: veScale §4, §6.2 (static eager), §6.3.
-Not built: pipelines, parameters on a GPU, optimizer states of the unsharded model.
+Not built: parameters on a GPU, optimizer states of the unsharded model.
 """
 
 from __future__ import annotations
@@ -22,8 +22,9 @@ from proctor.errors import OracleError
 from proctor.oracle.parallel import intercept, verify, zero
 from proctor.oracle.parallel.buckets import Buckets, Pending
 from proctor.oracle.parallel.comm import Comm, comm_of
-from proctor.oracle.parallel.edges import After, Crossing, Edge, Lookup, changed
+from proctor.oracle.parallel.crossing.edges import After, Crossing, Edge, Lookup, changed
 from proctor.oracle.parallel.parameters import Held, compare_replicas
+from proctor.oracle.parallel.pipeline import Stages
 from proctor.oracle.parallel.placing import Placing
 from proctor.oracle.parallel.streams import Stream, stream
 from proctor.oracle.parallel.threads import Thread
@@ -59,6 +60,8 @@ def parallelize(
         raise OracleError(f"{type(model).__name__} runs by a plan already")
     comm = comm_of(found.mesh)
     verify.refuse(verify.problems(found, model))
+    if rng == "stock" and found.draws and any(found.mesh.size(rule.axis) > 1 for rule in found.pipelines):
+        raise OracleError("the stock stream needs all draws in the order of one device, and a stage makes its own only", hint='give rng="keyed"')
     Parallel(model, found, comm, _stream(rng, seed, comm), check)
     return model
 
@@ -99,13 +102,25 @@ class Parallel:
             tape.materialise(model, self.held, stream)
         if self.held.between:
             zero.shard(model, plan, self.held, tape is not None)
-        self.held.mark(model)
+        self.stages = self._staged() if plan.pipelines else None
+        axis = self.stages.axis if self.stages is not None and not self.stages.alone else ""
+        self.held.mark(model, axis)
         self._divide()
         if self.held.between:
             zero.reduce_where_they_arrive(model, self._pending(), comm)
         else:
             self.buckets = Buckets(self._pending(), comm)
         self._hook()
+
+    def _staged(self) -> Stages:
+        stages = Stages(self.model, self.plan.pipelines[0], self.comm)
+        # Stages have other transitions and gradients than each other, and all ranks must make all groups alike.
+        spoken = {(axis,) for axis in self.comm.mesh.axes} | {one.axes for one in self._pending()} | set(self.held.axes.values())
+        spoken |= {(cut.axis,) for edge in self.plan.edges for rule in edge.rules.values() for cut in rule.cuts if _on(cut.axis, self.plan)}
+        for axes in sorted(spoken - {()}):
+            self.comm.prepare(axes)
+        stages.drop(self.model)
+        return stages
 
     def _divide(self) -> None:
         for path, module in self.model.named_modules():
@@ -140,6 +155,8 @@ class Parallel:
             if any(compiled(rule.module).fullmatch(path) for rule in self.plan.draws):
                 module.register_forward_pre_hook(lambda m, a, p=path: self.placing.enter(p))
                 module.register_forward_hook(lambda m, a, o: self.placing.leave(), always_call=True)
+        if self.stages is not None:
+            self.stages.stand(model)
         self._forward, model.forward = model.forward, self._run
         model.register_state_dict_post_hook(lambda *args: self.held.gather(*args))  # torch marks the hook: no method
         model.register_load_state_dict_pre_hook(lambda *args: self.held.scatter(*args))
@@ -162,7 +179,7 @@ class Parallel:
         """In the place of the model's `forward`: its draws are placed. No hooks, as for `Crossing`."""
         self.placing.enter_model()
         try:
-            output = self._forward(*args, **kwargs)
+            output = self._forward(*args, **kwargs) if self.stages is None else self.stages.run(self._forward, args, kwargs)
             if self.checking or self.plan.draws:
                 self._listen(output)
         finally:
@@ -188,7 +205,7 @@ class Parallel:
 
     def _compare(self) -> None:
         # Queued before the buckets' own callback, which reduces; so look once those are done.
-        torch.autograd.Variable._execution_engine.queue_callback(lambda: compare_replicas(self.model, self.held))
+        torch.autograd.Variable._execution_engine.queue_callback(lambda: compare_replicas(self.model, self.held, self.stages.axis if self.stages is not None else ""))
 
 
 def _on(axis: str, plan: Plan) -> bool:

@@ -51,7 +51,7 @@ class World:
         self.size = size
         self._lock = threading.Lock()
         self._meetings: dict[tuple[int, ...], _Meeting] = {}
-        self._mail: dict[tuple[int, int], queue.Queue[torch.Tensor]] = {}
+        self._mail: dict[tuple[int, int, int], queue.Queue[torch.Tensor]] = {}
         self.failed = False
 
     def meeting(self, ranks: tuple[int, ...]) -> _Meeting:
@@ -59,10 +59,10 @@ class World:
         with self._lock:
             return self._meetings.setdefault(ranks, _Meeting(len(ranks)))
 
-    def mail(self, source: int, target: int) -> queue.Queue[torch.Tensor]:
+    def mail(self, source: int, target: int, tag: int) -> queue.Queue[torch.Tensor]:
         """From one rank to another."""
         with self._lock:
-            return self._mail.setdefault((source, target), queue.Queue())
+            return self._mail.setdefault((source, target, tag), queue.Queue())
 
     def abort(self) -> None:
         """Nobody waits any more."""
@@ -102,22 +102,25 @@ class Thread:
         parts: list[torch.Tensor] = self._meet(tensor, axes, lambda given: [part.clone() for part in given])
         return parts
 
-    def send(self, tensor: torch.Tensor, target: int) -> None:
-        """To another rank; does not wait."""
-        self.world.mail(self.rank, target).put(tensor.detach().clone())
+    def send(self, tensor: torch.Tensor, target: int, tag: int = 0) -> None:
+        """See `Comm`."""
+        self.world.mail(self.rank, target, tag).put(tensor.detach().clone())
 
-    def receive(self, source: int) -> torch.Tensor:
-        """The next tensor that another rank sent.
+    def receive(self, into: torch.Tensor, source: int, tag: int = 0) -> torch.Tensor:
+        """See `Comm`.
 
         Raises:
-            OracleError: the job has failed elsewhere.
+            BrokenBarrierError: the job has failed elsewhere.
         """
         while True:
             try:
-                return self.world.mail(source, self.rank).get(timeout=1.0)
+                return self.world.mail(source, self.rank, tag).get(timeout=1.0)
             except queue.Empty:
                 if self.world.failed:
-                    raise OracleError(f"rank {source} is gone") from None
+                    raise threading.BrokenBarrierError from None
+
+    def prepare(self, axes: Sequence[str]) -> None:
+        """See `Comm`."""
 
     def _meet(self, tensor: torch.Tensor, axes: Sequence[str], combine: Callable[[list[torch.Tensor]], Any]) -> Any:
         ranks = members(self.mesh, self.rank, axes)

@@ -17,6 +17,7 @@ import torch
 
 from proctor.errors import MappingError, OracleError
 from proctor.oracle.parallel.parameters import shapes_of
+from proctor.oracle.parallel.pipeline import unit_of, units_of
 from proctor.oracle.plans.mesh import Cut, Layout
 from proctor.oracle.plans.names import compiled
 from proctor.oracle.plans.plan import Plan
@@ -41,7 +42,7 @@ def refuse(problems: Sequence[str]) -> None:
 
 def problems(plan: Plan, model: torch.nn.Module) -> list[str]:
     """What is wrong, one line each; nothing when the plan can work as far as is known."""
-    return [*_axes(plan), *_idle(plan, model), *_division(plan, model), *_ties(plan, model), *_layers(plan, model), *_data(plan, model), *_sharded(plan, model)]
+    return [*_axes(plan), *_idle(plan, model), *_division(plan, model), *_ties(plan, model), *_layers(plan, model), *_data(plan, model), *_sharded(plan, model), *_staged(plan, model)]
 
 
 def _axes(plan: Plan) -> Iterable[str]:
@@ -68,6 +69,8 @@ def _named_axes(plan: Plan) -> Iterable[tuple[str, Sequence[str]]]:
         yield f"size {size.module!r}", [size.axis]
     for shard in plan.shards:
         yield f"fully_shard {shard.module!r}", [shard.axis]
+    for line in plan.pipelines:
+        yield "pipeline", [line.axis]
 
 
 def _idle(plan: Plan, model: torch.nn.Module) -> Iterable[str]:
@@ -81,6 +84,7 @@ def _idle(plan: Plan, model: torch.nn.Module) -> Iterable[str]:
         ("draw", [r.module for r in plan.draws], modules),
         ("size", [r.module for r in plan.sizes], modules),
         ("fully_shard", [r.module for r in plan.shards], modules),
+        ("pipeline", [pattern for r in plan.pipelines for pattern in r.stages], modules),
     ):
         for pattern in dict.fromkeys(patterns):
             if not any(compiled(pattern).fullmatch(name) for name in known):
@@ -284,3 +288,31 @@ def _sharded(plan: Plan, model: torch.nn.Module) -> Iterable[str]:
                 yield f"{name}: fully_shard sums its gradient over {axis}, and no pending says so"
         if len({rule.reduce for rule in plan.pendings if axis in rule.axes}) > 1:
             yield f"fully_shard: some gradients are summed over {axis} and others averaged; torch has one way for all"
+
+
+def _staged(plan: Plan, model: torch.nn.Module) -> Iterable[str]:
+    """Stages that are not as many as ranks, parameters of no stage or of two, and what does not go with stages."""
+    for one in plan.pipelines[1:]:
+        yield f"pipeline: over {plan.pipelines[0].axis} and over {one.axis}; give one"
+    for rule in plan.pipelines[:1]:
+        units = units_of(model, rule)
+        size = plan.mesh.size(rule.axis) if rule.axis in plan.mesh.axes else 1
+        if size not in (1, len(rule.stages)):
+            yield f"pipeline: {len(rule.stages)} stages, and {rule.axis} has {size} ranks"
+        if "" in units:
+            yield "pipeline: a stage is the model itself; name modules in it"
+        for path in units:
+            twice = [i for i, pattern in enumerate(rule.stages) if compiled(pattern).fullmatch(path)]
+            if len(twice) > 1:
+                yield f"pipeline: {path} is of stage {twice[0]} and of stage {twice[1]}"
+        homes: dict[int, tuple[str, int | None]] = {}
+        for name, parameter in model.named_parameters(remove_duplicate=False):
+            unit = unit_of(name, units)
+            if unit is None:
+                yield f"pipeline: {name} is in no stage"
+            stage = units[unit] if unit is not None else None
+            other, there = homes.setdefault(id(parameter), (name, stage))
+            if there != stage:
+                yield f"pipeline: {name} and {other} are one parameter, and of stages {stage} and {there}"
+        if plan.shards and size > 1:
+            yield "pipeline: with fully_shard is not built"

@@ -32,6 +32,7 @@ from proctor.oracle.plans.rules import (
     FullyShardRule,
     ParamRule,
     PendingRule,
+    PipelineRule,
     RenameRule,
     Row,
     Rule,
@@ -63,6 +64,7 @@ class _Document(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_de
     draws: tuple[DrawRule, ...] = ()
     sizes: tuple[SizeRule, ...] = ()
     shards: tuple[FullyShardRule, ...] = ()
+    pipelines: tuple[PipelineRule, ...] = ()
     fuses: tuple[FuseRule, ...] = ()
 
 
@@ -96,6 +98,7 @@ class Plan(Running):
         self.draws: list[DrawRule] = []
         self.sizes: list[SizeRule] = []
         self.shards: list[FullyShardRule] = []
+        self.pipelines: list[PipelineRule] = []
         self.fuses: list[FuseRule] = []
         self._seen: dict[tuple[str, str, str], object] = {}
 
@@ -107,7 +110,7 @@ class Plan(Running):
         plan = Plan(mesh, groups={k: v for k, v in self.groups.items() if k not in mesh.axes})
         plan.params, plan.activations, plan.renames = list(self.params), list(self.activations), list(self.renames)
         plan.edges, plan.pendings, plan.draws, plan.sizes = list(self.edges), list(self.pendings), list(self.draws), list(self.sizes)
-        plan.fuses, plan.shards = list(self.fuses), list(self.shards)
+        plan.fuses, plan.shards, plan.pipelines = list(self.fuses), list(self.shards), list(self.pipelines)
         return plan
 
     def shard(self, path: str, *, dims: Dims | None = None, padded: bool = False, **axes: int | str) -> Plan:
@@ -175,7 +178,7 @@ class Plan(Running):
             if rule.kind not in KINDS:
                 raise OracleError(f"rename {rule.pattern[:80]!r}: kind {rule.kind[:40]!r} is not one of {', '.join(KINDS)}")
             self.renames.append(rule)
-        lists: tuple[list[Any], ...] = (self.params, self.activations, self.renames, self.edges, self.pendings, self.draws, self.sizes, self.shards)
+        lists: tuple[list[Any], ...] = (self.params, self.activations, self.renames, self.edges, self.pendings, self.draws, self.sizes, self.shards, self.pipelines)
         if sum(len(rules) for rules in lists) > _MOST_RULES:
             raise OracleError(f"a plan of more than {_MOST_RULES} rules")
         self._seen.clear()
@@ -225,7 +228,7 @@ class Plan(Running):
         return msgspec.json.encode(
             _Document(
                 SCHEMA, self.mesh, self.groups, tuple(self.params), tuple(self.activations), tuple(self.renames),
-                tuple(self.edges), tuple(self.pendings), tuple(self.draws), tuple(self.sizes), tuple(self.shards), tuple(self.fuses),
+                tuple(self.edges), tuple(self.pendings), tuple(self.draws), tuple(self.sizes), tuple(self.shards), tuple(self.pipelines), tuple(self.fuses),
             )
         )
 
@@ -247,7 +250,7 @@ class Plan(Running):
             raise OracleError(f"the plan is not valid: {str(error)[:200]}") from None
         plan = cls(document.mesh, groups=document.groups)
         rules: list[AnyRule] = [*document.params, *document.activations, *document.renames]
-        rules += [*document.edges, *document.pendings, *document.draws, *document.sizes, *document.shards]
+        rules += [*document.edges, *document.pendings, *document.draws, *document.sizes, *document.shards, *document.pipelines]
         for rule in rules:
             plan.add(rule)
         for fuse in document.fuses:
@@ -290,7 +293,7 @@ class Plan(Running):
         return understand(self, params, modules)
 
     def _of_runs(self, rule: AnyRule) -> list[Any]:  # Any: rules of the kind given
-        kinds: dict[type, list[Any]] = {EdgeRule: self.edges, PendingRule: self.pendings, DrawRule: self.draws, SizeRule: self.sizes, FullyShardRule: self.shards}
+        kinds: dict[type, list[Any]] = {EdgeRule: self.edges, PendingRule: self.pendings, DrawRule: self.draws, SizeRule: self.sizes, FullyShardRule: self.shards, PipelineRule: self.pipelines}
         return kinds[type(rule)]
 
     def _axis(self, axis: str) -> str:

@@ -170,7 +170,24 @@ class FullyShardRule(msgspec.Struct, frozen=True):
     axis: str
 
 
-RunRule = EdgeRule | PendingRule | DrawRule | SizeRule | FullyShardRule
+class PipelineRule(msgspec.Struct, frozen=True):
+    """Stages of a pipeline: each rank along the axis holds and computes the modules of one stage.
+
+    A module that a pattern matches and none around it is a unit; all parameters lie in units, and a unit takes from the unit before
+    it and from the model's inputs only.
+
+    Args:
+        axis: of the mesh; not a joint one.
+        stages: in order, a regex on the paths of the modules of each.
+        microbatches: into how many the rows of the model's inputs are split (GPipe).
+    """
+
+    axis: str
+    stages: tuple[str, ...]
+    microbatches: int = 1
+
+
+RunRule = EdgeRule | PendingRule | DrawRule | SizeRule | FullyShardRule | PipelineRule
 AnyRule = ParamRule | ActivationRule | RenameRule | RunRule
 
 

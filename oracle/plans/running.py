@@ -17,6 +17,7 @@ from proctor.oracle.plans.rules import (
     EdgeRule,
     FullyShardRule,
     PendingRule,
+    PipelineRule,
     RunRule,
     SizeRule,
 )
@@ -35,6 +36,7 @@ class Running:
     draws: list[DrawRule]
     sizes: list[SizeRule]
     shards: list[FullyShardRule]
+    pipelines: list[PipelineRule]
 
     def redistribute(
         self: Any,  # Plan; mypy takes no subclass here
@@ -75,6 +77,11 @@ class Running:
         plan: Plan = self.add(FullyShardRule(module, self._axis(axis)))
         return plan
 
+    def pipeline(self: Any, *stages: str, axis: str, microbatches: int = 1) -> Plan:
+        """Modules by stages; see `PipelineRule`."""
+        plan: Plan = self.add(PipelineRule(self._axis(axis), stages, microbatches))
+        return plan
+
     def style(self: Any, name: str, module: str, axis: str, **options: Any) -> Plan:
         """A style of `styles`, for the modules whose path matches `module`.
 
@@ -98,6 +105,12 @@ def check_run_rule(rule: RunRule) -> None:
         compiled(rule.path)
         if rule.reduce not in ("sum", "avg") or not rule.axes:
             raise OracleError(f"pending {rule.path[:80]!r}: reduce is sum or avg, over at least one axis")
+        return
+    if isinstance(rule, PipelineRule):
+        for pattern in rule.stages:
+            compiled(pattern)
+        if not rule.stages or rule.microbatches < 1 or "+" in rule.axis:
+            raise OracleError(f"pipeline over {rule.axis[:80]!r}: it needs one axis of the mesh, a pattern for each stage, and at least one microbatch")
         return
     compiled(rule.module)
     if isinstance(rule, FullyShardRule) and "+" in rule.axis:

@@ -1,4 +1,4 @@
-"""The tables of a plan's file that a run carries out: [[style]], [[redistribute]], [[pending]], [[draw]], [[size]], [[fully_shard]].
+"""The tables of a plan's file that a run carries out: [[style]], [[redistribute]], [[pending]], [[draw]], [[size]], [[fully_shard]], [[pipeline]].
 
 Called by `plan_toml`, which knows the other tables; `where` is one table of the file, which knows where it stands.
 """
@@ -14,6 +14,7 @@ from proctor.oracle.plans.rules import (
     EdgeRule,
     FullyShardRule,
     PendingRule,
+    PipelineRule,
     Rule,
     RunRule,
     SizeRule,
@@ -29,6 +30,7 @@ _PENDING: Final = ("path", "axes", "reduce")
 _DRAW: Final = ("module", "layout", "ndim")
 _SIZE: Final = ("module", "names", "axis")
 _SHARD: Final = ("module", "axis")
+_PIPELINE: Final = ("axis", "stages", "microbatches")
 
 
 class Where(Protocol):
@@ -88,8 +90,17 @@ def add_shard(plan: Plan, where: Where, either: Either) -> None:
     plan.fully_shard(where.text("module"), axis=where.text("axis"))
 
 
+def add_pipeline(plan: Plan, where: Where, either: Either) -> None:
+    """[[pipeline]] axis = "pp", stages = ['embedding|layers\\.0', 'layers\\.1|norm|head'], microbatches = 4."""
+    where.known(_PIPELINE)
+    microbatches = where.table.get("microbatches", 1)
+    if type(microbatches) is not int:
+        raise where.error("microbatches", f"must be a whole number, not {repr(microbatches)[:60]}")
+    plan.pipeline(*_names(where, "stages"), axis=where.text("axis"), microbatches=microbatches)
+
+
 TABLES: Final = (
-    ("style", add_style), ("redistribute", add_edge), ("pending", add_pending), ("draw", add_draw), ("size", add_size), ("fully_shard", add_shard),
+    ("style", add_style), ("redistribute", add_edge), ("pending", add_pending), ("draw", add_draw), ("size", add_size), ("fully_shard", add_shard), ("pipeline", add_pipeline),
 )  # fmt: skip
 
 
@@ -101,6 +112,8 @@ def lines(rule: RunRule, spec: Callable[[str, Rule], str], toml: Callable[[objec
         return ["[[size]]", f"module = {toml(rule.module)}", f"names = {toml(list(rule.names))}", f"axis = {toml(rule.axis)}", ""]
     if isinstance(rule, FullyShardRule):
         return ["[[fully_shard]]", f"module = {toml(rule.module)}", f"axis = {toml(rule.axis)}", ""]
+    if isinstance(rule, PipelineRule):
+        return ["[[pipeline]]", f"axis = {toml(rule.axis)}", f"stages = {toml(list(rule.stages))}", f"microbatches = {rule.microbatches}", ""]
     if isinstance(rule, DrawRule):
         more = [f"ndim = {rule.ndim}"] if rule.ndim else []
         return ["[[draw]]", f"module = {toml(rule.module)}", spec("layout", rule.rule), *more, ""]

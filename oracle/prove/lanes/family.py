@@ -294,7 +294,8 @@ def indices(family: Family, index: Mapping[tuple[int, str], Array], name: str, s
         if step.any():
             found = found + step.reshape(step.shape + (1,) * len(sizes)) * np.arange(n).reshape(tuple(n if j == k else 1 for j in range(len(sizes))))
     for spot, row in rows.items():
-        here = found[(slice(None), *(x if found.shape[1 + j] > 1 else 0 for j, x in enumerate(spot)))]
+        where: tuple[slice | int, ...] = (slice(None), *(x if found.shape[1 + j] > 1 else 0 for j, x in enumerate(spot)))
+        here = found[where]
         if not np.array_equal(here, row):
             raise Unlike(f"{name}: parts are not on one line")
     return found

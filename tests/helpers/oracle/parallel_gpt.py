@@ -72,4 +72,5 @@ def on_threads(mesh, **options):
 
 def one(**options):
     """One device, by a plan on a mesh of one rank: what the keyed stream's single device is."""
-    return train(Mesh(("dp", "tp"), (1, 1)), **options)
+    axes = plan(options.get("name", "gpt.toml")).mesh.axes
+    return train(Mesh(axes, (1,) * len(axes)), **options)

@@ -11,14 +11,13 @@ import torch
 import torch.distributed as dist
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
-from helpers.oracle.parallel_gpt import train
-from proctor.oracle.plans.mesh import Mesh
+from helpers.oracle.parallel_gpt import plan, train
 
 
 def main(out, rng, name):
     dist.init_process_group("gloo")
     torch.manual_seed(0)  # of the stock stream, which continues the process's own generator
-    said, model = train(Mesh(("dp", "tp"), (2, 2)), rng=rng, name=name, dropout=0.2, defer=True)
+    said, model = train(plan(name).mesh, rng=rng, name=name, dropout=0.2, defer=True)
     state = model.state_dict()
     if dist.get_rank() == 0:
         Path(out).write_text(json.dumps({"said": said, "shapes": {k: list(v.shape) for k, v in state.items()}, "sum": float(sum(v.double().abs().sum() for v in state.values()))}))

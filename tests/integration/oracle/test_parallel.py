@@ -13,7 +13,7 @@ from helpers.oracle.parallel_gpt import make, one
 JOB = Path(__file__).parents[2] / "helpers" / "oracle" / "parallel_job.py"
 
 
-@pytest.mark.parametrize(("rng", "name"), [("keyed", "gpt_sp.toml"), pytest.param("stock", "gpt.toml", marks=pytest.mark.slow)])
+@pytest.mark.parametrize(("rng", "name"), [("keyed", "gpt_sp.toml"), ("keyed", "gpt_pp.toml"), pytest.param("stock", "gpt.toml", marks=pytest.mark.slow)])
 def test_four_processes_train_what_one_device_trains(tmp_path, rng, name):
     out = tmp_path / "said.json"
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "4", str(JOB), str(out), rng, name]

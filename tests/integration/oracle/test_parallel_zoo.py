@@ -64,3 +64,20 @@ def test_three_steps_are_those_of_one_device(name, of, dropout):
         assert steps(name, of, None) == pytest.approx(wanted, abs=1e-5)
     for found in run_threads(lambda rank: steps(name, of, Mesh(("dp", "tp"), (2, 2)), dropout), 4):
         assert found == pytest.approx(wanted, abs=1e-5)
+
+
+@pytest.mark.parametrize(("name", "dropout"), [("llama", 0.0), ("mixtral", 0.2)])
+def test_stages_of_a_pipeline_train_what_one_device_trains(name, dropout):
+    def staged(sizes):
+        with _one_at_a_time:
+            torch.manual_seed(0)
+            model = zoo.MODELS[name](dropout).train()
+        rules = plan(f"{name}.toml").on(Mesh(("pp", "dp", "tp"), sizes))
+        parallelize(model, rules.pipeline(r"model\.embed_tokens|model\.layers\.0", r"model\.layers\.1|model\.norm|lm_head", axis="pp", microbatches=2), seed=0)
+        return zoo.train(model, name, 3)
+
+    wanted = staged((1, 1, 1))
+    if dropout == 0.0:
+        assert steps(name, name, None) == pytest.approx(wanted, abs=1e-5)
+    for found in run_threads(lambda rank: staged((2, 1, 2)), 4):
+        assert found == pytest.approx(wanted, abs=1e-5)

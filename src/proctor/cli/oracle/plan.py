@@ -133,5 +133,7 @@ def _show(plan: Plan, found: Understanding) -> None:
         out.print(wording.clean(f"gradients of {pending.path}: {pending.reduce} over {', '.join(pending.axes)}"), markup=False)
     for shard in plan.shards:
         out.print(wording.clean(f"parameters of {shard.module or 'the model'}: cut over {shard.axis} between their uses"), markup=False)
+    for line in plan.pipelines:
+        out.print(wording.clean(f"pipeline over {line.axis}, {line.microbatches} microbatches: {'; '.join(f'stage {i} is {one}' for i, one in enumerate(line.stages))}"), markup=False, soft_wrap=True)
     for draw in plan.draws:
         out.print(wording.clean(f"draws of {draw.module or 'the model'}: {draw.rule.layout(plan.mesh)}"), markup=False)

@@ -15,7 +15,7 @@ import torch
 
 from proctor.errors import OracleError
 from proctor.oracle.parallel.comm import Comm
-from proctor.oracle.parallel.transitions import Move
+from proctor.oracle.parallel.crossing.transitions import Move
 from proctor.oracle.plans.mesh import Layout
 from proctor.oracle.plans.names import compiled
 from proctor.oracle.plans.rules import EdgeRule
