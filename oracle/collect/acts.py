@@ -9,6 +9,7 @@ call is a part of something compiled is found when its parameters have gradients
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from typing import Any, Protocol
 
@@ -38,6 +39,9 @@ class Host(Protocol):
     def next_step(self) -> None:
         """Go on to the next step."""
 
+    def updated_again(self) -> None:
+        """The step that is recorded is followed by an update for which nothing was trained."""
+
 
 class Acts:
     """The training loop of one process.
@@ -54,6 +58,8 @@ class Acts:
     def __init__(self, host: Host, progress: Progress, models: Models, optimizers: Optimizers, regions: Regions, guard: RecordingGuard) -> None:
         self._host, self._progress, self._models, self._optimizers, self._regions = host, progress, models, optimizers, regions
         self._clock, self._guarded = progress.clock, guard.hook
+        self._hooks = 0  # of an optimizer, that run now
+        self._left: list[Any] = []  # handles of hooks that are idle
         self._inner: list[int] = []  # optimizers that the present update has called
         self._idle = False  # the present update can move nothing, and nothing was trained for it
         self._ran_inside = False  # a model, in the present update
@@ -70,11 +76,36 @@ class Acts:
         patches.wrap(torch.amp.GradScaler, "step", self._scaled)
         patches.wrap(dataloader._BaseDataLoaderIter, "__next__", self._fetched)
         for handle in (
-            register_optimizer_step_pre_hook(self._guarded(self._update_begins)),
-            register_optimizer_step_pre_hook(self._optimizers.asking(self._guarded(self._optimizers.record_gradients))),
-            register_optimizer_step_post_hook(self._guarded(self._update_ends)),
+            register_optimizer_step_pre_hook(self._hook(self._guarded(self._update_begins))),
+            register_optimizer_step_pre_hook(self._hook(self._optimizers.asking(self._guarded(self._optimizers.record_gradients)))),
+            register_optimizer_step_post_hook(self._hook(self._guarded(self._update_ends))),
         ):
-            patches.hold(handle.remove)
+            patches.hold(functools.partial(self._take_off, handle))
+
+    def _hook(self, hook: Callable[..., Any]) -> Callable[..., Any]:
+        """A hook of optimizers that is idle when the recording is over. torch goes through its hooks as they are, so none may be taken off meanwhile."""
+
+        def run(*args: Any) -> Any:
+            if self._progress.over:
+                return None
+            self._hooks += 1
+            try:
+                return hook(*args)
+            finally:
+                self._hooks -= 1
+
+        return run
+
+    def _take_off(self, handle: Any) -> None:
+        if self._hooks:
+            self._left.append(handle)
+        else:
+            handle.remove()
+
+    def remove(self) -> None:
+        """Take off what could not be when the recording ended in an optimizer's hook."""
+        while self._left and not self._hooks:
+            self._left.pop().remove()
 
     def cross(self) -> None:
         """Let the recording follow the clock."""
@@ -162,9 +193,12 @@ class Acts:
         else:
             self._inner.clear()
             self._ran_inside = False
-            self._idle = self._clock.at_rest(key) and not asks and moves_nothing(optimizer)
+            rests = self._clock.at_rest(key)
+            self._idle = rests and not asks and moves_nothing(optimizer)
             if not self._idle:
                 self._clock.update_begins(key)
+                if rests and self._progress.boundary and self._progress.stepped:
+                    self._host.updated_again()
                 self.cross()
         stepping.append(id(optimizer))
         if not self._idle:

@@ -161,6 +161,7 @@ class Collector:
     def remove(self) -> None:
         """Take everything off; a process that goes on is the user's alone."""
         self._patches.remove()
+        self._acts.remove()
 
     def _failed(self, why: str) -> None:
         self.info.notes.append(why)
@@ -266,6 +267,11 @@ class Collector:
             self._tape.waits = True
         else:
             self._tape.flush()
+
+    def updated_again(self) -> None:
+        """The step is followed by an update for which nothing was trained, which a recording of it would not show."""
+        if self.progress.recording():
+            self.info.again.append(self.progress.step)
 
     def _count_evaluations(self) -> None:
         if counts := self._crossings.evaluated():

@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Final
 
-from proctor.oracle.judging.scalars import UNCLIPPED
+from proctor.oracle.judging.scalars import UNCLIPPED, UPDATES
 from proctor.oracle.judging.verdicts import (
     ASTRAY,
     COMPARED,
@@ -212,7 +212,10 @@ def _begun_apart(found: Verdict, alone: Verdict, wrong: Sequence[TensorVerdict])
 def _setting(found: Verdict, alone: Verdict, wrong: Sequence[TensorVerdict]) -> Culprit | None:
     """A number that the optimizer is told, where it makes no difference yet."""
     told = [t for t in _told(found, alone) if t.name not in ("clip_coefficient", "grad_norm", "loss")]
-    return Culprit("", "update", told[0].source, f"what the optimizer is told: {told[0].note}", told[0].ratio) if told else None
+    first = next((t for t in told if t.name == UPDATES), told[0] if told else None)
+    if first is None:
+        return None
+    return Culprit("", "update", first.source, first.note if first.name == UPDATES else f"what the optimizer is told: {first.note}", first.ratio)
 
 
 def _replica(found: Verdict, alone: Verdict, wrong: Sequence[TensorVerdict]) -> Culprit | None:

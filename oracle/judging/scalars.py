@@ -28,6 +28,7 @@ from proctor.oracle.tensors import Clip, OptimizerGroup
 
 Array = npt.NDArray[Any]
 
+UPDATES: Final = "updates"  # name of what is said of updates that follow an update
 UNCLIPPED: Final = "unclipped"  # slot of a gradient before `clip_grad_norm_`, or `clip_grads_with_norm_`
 EXACT: Final = 1e-6  # rates are computed in double, and may be kept in float32
 SUMS: Final = 1e-5  # float32 sums of squares, in whatever order
@@ -36,11 +37,12 @@ SAME_MEANING: Final = ("lr",)  # in every optimizer; the other numbers are compa
 
 
 def judge_scalars(reference: Reference, assembler: Assembler) -> list[TensorVerdict]:
-    """Verdicts of kind `scalar`, of every step: `grad_norm`, `clip_coefficient`, `lr` and other settings of optimizers."""
+    """Verdicts of kind `scalar`, of every step: `grad_norm`, `clip_coefficient`, `lr` and other settings of optimizers, `updates`."""
     out: list[TensorVerdict] = []
     for step in range(reference.recording.info.steps):
         out += _clipping(reference, assembler, step)
         out += _settings(reference, assembler, step)
+        out += _again(reference, assembler, step)
     return out
 
 
@@ -194,6 +196,17 @@ def _settings(reference: Reference, assembler: Assembler, step: int) -> list[Ten
         slot = "" if sum(w[0] == key for w in wrong) == 1 else names[0]
         out.append(_verdict(reference, step, key, abs(a - b) / abs(a) if a else math.inf, EXACT, ranks, note, slot))
     return out
+
+
+def _again(reference: Reference, assembler: Assembler, step: int) -> list[TensorVerdict]:
+    """Updates of one gradient: a second one begins a step of its own, so tensors of the first do not show it."""
+    theirs = any(step in record.info.again for record in reference.ranks.values())
+    apart = sorted(rank for rank, record in assembler.ranks.items() if (step in record.info.again) != theirs)
+    if not apart:
+        return []
+    who = f"on {rank_text(apart)} an optimizer updates"
+    note = f"{who} once only, the reference's once more with the same gradients" if theirs else f"{who} once more with the same gradients, the reference's does not"
+    return [_verdict(reference, step, UPDATES, 1.0, EXACT, apart, note)]
 
 
 def _by_parameter(info: ProcessInfo, step: int) -> Mapping[str, OptimizerGroup]:

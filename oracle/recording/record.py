@@ -42,6 +42,7 @@ from proctor.oracle.store.ended import ended
 from proctor.oracle.tensors import DRAWN
 
 SAMPLES: Final = 4  # one sample can be 2× too low for a tensor, four ≤ 1.25× (findings, §3)
+ENDING_S: Final = 30.0  # for a command to end whose ranks have ended in the middle of a step
 LOOK_S: Final = 0.5  # between looks at how much a command has used
 GIVEN: Final = "given"  # folder of a recording: what its runs get for their data
 _COMPILER_ERROR: Final = re.compile(r"torch\._(dynamo|inductor|functorch)\S*\.\w+(Error|Exception|Failed|Unsupported)\b|torch\._dynamo\.exc\.\w+")
@@ -240,9 +241,23 @@ class Recorder:
             mark="PROCTOR_ORACLE",
             value=str(self.out),
             variables={} if config.compiled else {"TORCHDYNAMO_DISABLE": "1"},  # compiled regions cannot be looked into (findings, §4)
-            complete=lambda: not self.to_the_end and _complete(folder),
+            complete=self._complete(folder),
             look=self._look(),
         )
+
+    def _complete(self, folder: Path) -> Callable[[], bool]:
+        """Whether all ranks have written everything. Those that ended in the middle of a step are given a while: the exit code says whether they failed."""
+        since = math.inf
+
+        def complete() -> bool:
+            nonlocal since
+            ranks = [] if self.to_the_end else list(read_ranks(folder))
+            if not ranks or not all(r.done for r in ranks) or {r.rank for r in ranks} != set(range(ranks[0].world)):
+                return False
+            since = min(since, time.monotonic())
+            return all(r.steps >= self.steps and not r.open for r in ranks) or time.monotonic() - since > ENDING_S
+
+        return complete
 
     def _look(self) -> Callable[[int, float], None]:
         """Charges what the command uses, and ends it when its time is over."""
@@ -269,11 +284,6 @@ def read_ranks(folder: Path) -> Iterator[ProcessInfo]:
             yield msgspec.json.decode(path.read_bytes(), type=ProcessInfo)
         except (OSError, msgspec.MsgspecError):
             continue
-
-
-def _complete(folder: Path) -> bool:
-    ranks = list(read_ranks(folder))
-    return bool(ranks) and all(r.done for r in ranks) and {r.rank for r in ranks} == set(range(ranks[0].world))
 
 
 def _make(out: Path, overwrite: bool) -> None:

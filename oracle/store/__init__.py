@@ -56,6 +56,7 @@ class ProcessInfo(msgspec.Struct):
     Attributes:
         entries: lines of its index, -1 in older recordings.
         evaluated: by step how often each module was called without gradients, recorded or not.
+        again: steps after which an optimizer updated once more, with nothing trained in between.
     """
 
     rank: int
@@ -77,6 +78,7 @@ class ProcessInfo(msgspec.Struct):
     busy: list[str] = []
     entries: int = -1
     evaluated: dict[int, dict[str, int]] = {}
+    again: list[int] = []
 
 
 class RunInfo(msgspec.Struct):

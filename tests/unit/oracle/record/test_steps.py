@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -67,6 +68,29 @@ def test_a_fault_that_begins_late_is_found_in_its_step_without_activations(tmp_p
 def test_a_verdict_of_one_step_says_that_it_is_one(tmp_path: Path) -> None:
     found = compare_to(reference(tmp_path / "r"), late(tmp_path / "c", 9, 1))
     assert found.steps == (1, 1) and "the first step compared, later ones were not looked at" in found.reason
+
+
+def test_a_second_update_with_the_same_gradients_is_no_step_of_its_own(tmp_path: Path) -> None:
+    """It comes after the first step, so no tensor of that step shows it."""
+
+    def twice(out: Path, updates: int) -> Path:
+        net = Net()
+        optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+        with trace(net, out, steps=1):
+            for _ in range(2):
+                step(net, optimizer)
+                for _ in range(updates - 1):
+                    optimizer.step()
+        return out
+
+    optimizers = sys.modules[torch.optim.Optimizer.__module__]
+    hooks = optimizers._global_optimizer_pre_hooks, optimizers._global_optimizer_post_hooks
+    before = [len(h) for h in hooks]
+    trusted = reference(tmp_path / "r")
+    assert compare_to(trusted, twice(tmp_path / "once", 1)).verdict == "equivalent"
+    found = compare_to(trusted, twice(tmp_path / "twice", 2))
+    assert found.verdict == "different" and found.first is not None and "once more with the same gradients" in found.first.note
+    assert [len(h) for h in hooks] == before, "the recording ended within a hook, and took it off later"
 
 
 class Cut(torch.nn.Module):
