@@ -130,3 +130,18 @@ def test_a_command_that_fails_within_a_step_has_recorded_nothing(tmp_path: Path,
     with pytest.raises(OracleError, match=f"ended with code 1 in {where}: RuntimeError: no memory") as raised:
         recorder.once("clean")
     assert raised.value.exit_code == 2 and "\n" not in raised.value.message
+
+
+def test_a_command_whose_ranks_end_in_the_middle_of_a_step_is_asked_for_its_exit_code(tmp_path: Path) -> None:
+    """A launcher says later than its ranks that one has failed; what they recorded until then is no step."""
+    script = tmp_path / "fails.py"
+    script.write_text(
+        "import torch\n"
+        "model = torch.nn.Linear(2, 1)\n"
+        "optimizer = torch.optim.SGD(model.parameters(), lr=0.1)\n"
+        "model(torch.ones(1, 2)).sum().backward()\n"
+        "raise ValueError('the batch is torn')\n"
+    )
+    command = ["sh", "-c", f"{sys.executable} {script}; code=$?; sleep 1; exit $code"]
+    with pytest.raises(OracleError, match="the batch is torn"):
+        Recorder(tmp_path / "out", command, samples=0).record()
