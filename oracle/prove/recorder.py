@@ -46,6 +46,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[misc]  # torch is not typed h
         self._counted: set[int] = set()  # storages of floats that were made of integers alone
         self._absent: set[int] = set()  # storages of floats that others' floats went into, which a fake process group does not carry
         self._names: dict[int, str] = {}
+        self._imagined: dict[int, str] = {}  # storages of integers that were made of such floats, and where; what never goes on is of no account
         self._expand = _decompositions()
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -108,13 +109,20 @@ class Recorder(TorchDispatchMode):  # type: ignore[misc]  # torch is not typed h
         if any((w.kind == "f" and w.numel) or w.storage in self._decided for w in node.ins):
             self._decided.update(w.storage for w in node.outs if w is not None and w.kind != "f")
         talks = node.op.startswith(("c10d.", "_c10d_functional.")) and not self.real
+        self._goes_on(node)
         if talks or any(w.storage in self._absent for w in node.ins):
             self._absent.update(w.storage for w in (*node.outs, *(node.ins if talks else ())) if w is not None and w.kind == "f")
-            if not talks and node.place not in self.tape.imagined and any(w is not None and w.kind != "f" and w.numel for w in node.outs):
-                self.tape.imagined.append(node.place)
+            if not talks:
+                self._imagined.update((w.storage, node.place) for w in node.outs if w is not None and w.kind != "f" and w.numel)
+
+    def _goes_on(self, node: Node) -> None:
+        for made in (self._imagined[w.storage] for w in node.ins if w.storage in self._imagined):
+            if made not in self.tape.imagined:
+                self.tape.imagined.append(made)
 
     def _number(self, node: Node, result: Any) -> Any:
         """The program reads a number: it may use it later, or decide by it."""
+        self._goes_on(node)
         if node.ins[0].kind == "f":
             node.op, node.outs = READ, []
             self._locate(node)
@@ -142,6 +150,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[misc]  # torch is not typed h
         self._decided.clear()
         self._counted.clear()
         self._absent.clear()
+        self._imagined.clear()
 
     def note(self, text: str) -> None:
         """Say something once."""
