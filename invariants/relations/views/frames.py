@@ -305,7 +305,7 @@ def _first_values(trace: Trace) -> pl.DataFrame:
     before = (seq < first[proc]) | ((call == first[proc]) & (edge == 0))
     # A variable that appears later has its first row.
     before[Groups(proc, var).first] = True
-    last = np.flatnonzero(before)[Groups(proc[before], var[before]).last]
+    last: Array = np.flatnonzero(before)[Groups(proc[before], var[before]).last]
     return rows(trace)[["proc", "var", "fp", "flags", "meta"]][mine[last]]
 
 
@@ -367,11 +367,12 @@ def _used_gradients(trace: Trace) -> pl.DataFrame:
     closure = inner_backwards(trace)
     if closure.height:
         before |= last_match((proc, call), (closure["proc"].to_numpy(), closure["call"].to_numpy())) >= 0
-    last = np.flatnonzero(before)[Groups(proc[before], var[before], step[before]).last]
+    last: Array = np.flatnonzero(before)[Groups(proc[before], var[before], step[before]).last]
     last = last[~none[mine[last]]]
     told = [pl.Series(name, pa.array(column[last], pa.uint32(), mask=at[last] < 0)) for name, column in (("update", update), ("site", line))]
     changed = pl.Series("changed", np.ones(len(last), dtype=bool))
-    return found[["proc", "var", "step", "fp", "flags", "meta", "norm", "seq"]][mine[last]].hstack([*told, changed])
+    used: pl.DataFrame = found[["proc", "var", "step", "fp", "flags", "meta", "norm", "seq"]][mine[last]]
+    return used.hstack([*told, changed])
 
 
 _FREE: Final = (1 << 32) - 1  # of a gradient whose parameter is in no optimizer
