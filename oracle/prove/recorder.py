@@ -76,6 +76,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[misc]  # torch is not typed h
         self._decided: set[int] = set()  # storages of integers that computed floats went into
         self._counted: set[int] = set()  # storages of floats that were made of integers alone
         self._absent: set[int] = set()  # storages of floats that others' floats went into, which a fake process group does not carry
+        self._beside: dict[int, str] = {}  # storages of integers that such floats gave beside floats, and were not used yet: where
         self._seen_plain: set[type] = set()
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -141,6 +142,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[misc]  # torch is not typed h
         if base in RANDOM and any(w.kind == "f" for w in node.outs if w is not None):
             self.note(f"the random numbers that this run drew ({name})")
         self._locate(node)
+        self._matter(node.ins)
         self._taint(node, how.talks and not self.real)
         self.tape.nodes.append(node)
         return result
@@ -150,11 +152,26 @@ class Recorder(TorchDispatchMode):  # type: ignore[misc]  # torch is not typed h
             self._decided.update(w.storage for w in node.outs if w is not None and w.kind != "f")
         if talks or any(w.storage in self._absent for w in node.ins):
             self._absent.update(w.storage for w in (*node.outs, *(node.ins if talks else ())) if w is not None and w.kind == "f")
-            if not talks and node.place not in self.tape.imagined and any(w is not None and w.kind != "f" and w.numel for w in node.outs):
-                self.tape.imagined.append(node.place)
+            if not talks:
+                self._imagine(node)
+
+    def _imagine(self, node: Node) -> None:
+        """Integers that come of floats that are not there. Those that come beside floats, such as where the largest is, count once they are used."""
+        made = [w for w in node.outs if w is not None and w.kind != "f" and w.numel]
+        if made and any(w is not None and w.kind == "f" for w in node.outs):
+            self._beside.update({w.storage: node.place for w in made})
+        elif made and node.place not in self.tape.imagined:
+            self.tape.imagined.append(node.place)
+
+    def _matter(self, windows: list[Window]) -> None:
+        for w in windows:
+            place = self._beside.pop(w.storage, None)
+            if place is not None and place not in self.tape.imagined:
+                self.tape.imagined.append(place)
 
     def _number(self, node: Node, result: Any) -> Any:
         """The program reads a number: it may use it later, or decide by it."""
+        self._matter(node.ins)
         if node.ins[0].kind == "f":
             node.op, node.outs = READ, []
             self._locate(node)
@@ -182,6 +199,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[misc]  # torch is not typed h
         self._decided.clear()
         self._counted.clear()
         self._absent.clear()
+        self._beside.clear()
 
     def note(self, text: str) -> None:
         """Say something once."""
