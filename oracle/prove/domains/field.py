@@ -89,15 +89,21 @@ class Field:
 
     def _multiplied(self, a: Array, b: Array, found: Array) -> None:
         """A multiple of a root is a root, too."""
+        if not (self._rooted(a) or self._rooted(b)):
+            return
         a, b = np.broadcast_arrays(a, b)
         for x, y, z in zip(a.ravel().tolist(), b.ravel().tolist(), found.ravel().tolist()):
             if (x in self._roots or y in self._roots) and x > 0 and y > 0:
                 self._roots.setdefault(z, self._roots.get(x, x * x % P) * self._roots.get(y, y * y % P) % P)
 
+    def _rooted(self, a: Array) -> bool:
+        """Whether all elements are roots: a single one may be met by chance, in a long step with many roots."""
+        return bool(a.size) and int(a.flat[0]) in self._roots and all(x in self._roots for x in a.ravel().tolist())
+
     def square(self, a: Array) -> Array:
         """a², and of a root what it is the root of."""
         found = self.mul(a, a)
-        if not self._roots or a.size > _SMALL:
+        if not self._roots or a.size > _SMALL or not self._rooted(np.asarray(a)):
             return found
         flat = [self._roots.get(x, y) for x, y in zip(np.ravel(a).tolist(), np.ravel(found).tolist())]
         return np.array(flat, np.int64).reshape(np.shape(a))
