@@ -107,7 +107,7 @@ class Held(msgspec.Struct, array_like=True):
 class Tape(msgspec.Struct):
     """One rank's step. `blocks`: numbers that nodes and leaves point to; `notes`: what could not be followed; `reads`: where
     the program read an integer or a truth value that it had computed from floats, and may have decided by it; `imagined`: where it
-    computed integers that it went on with from floats that other ranks would have sent, on a fake process group."""
+    computed integers from floats that other ranks would have sent, on a fake process group."""
 
     rank: int
     world: int

@@ -56,7 +56,7 @@ def decide(reference: Tape, record: Record, plan: Plan, jobs: int = 1) -> Verdic
     """
     verdict, began = Verdict("UNPROVED", ranks=plan.mesh.world), time.monotonic()
     try:
-        world = gathered(record, plan.mesh)
+        world = gathered(record, plan.mesh, jobs)
         verdict.seconds["candidate"] = time.monotonic() - began
         began = time.monotonic()
         _judge(verdict, reference, world, plan, jobs)
