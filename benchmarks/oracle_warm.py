@@ -14,7 +14,6 @@ import json
 import os
 import queue
 import runpy
-import shutil
 import socket
 import subprocess
 import sys
@@ -24,7 +23,11 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import IO, Any
 
+import msgspec
+
+from proctor.oracle.collect.config import CollectConfig
 from proctor.oracle.recording.record import Recorder
+from proctor.oracle.recording.running import LOG
 
 
 class Warm:
@@ -89,10 +92,10 @@ class WarmRecorder(Recorder):
         super().__init__(out, command, overwrite=True, **more)
         self.warm, self.ranks = warm, world
 
-    def _run(self, environment: dict[str, str], folder: Path, log: Path) -> int | None:
-        kept = folder / "activation.json"
-        shutil.copyfile(folder / "boot" / "activation.json", kept)
-        return self.warm.run(self.command, self.ranks, kept, log)
+    def _run(self, config: CollectConfig, folder: Path) -> int | None:
+        activation = folder / "activation.json"
+        activation.write_bytes(msgspec.json.encode(config))
+        return self.warm.run(self.command, self.ranks, activation, folder / LOG)
 
 
 def _rank(rank: int, job: Mapping[str, Any], port: int, output: IO[str]) -> int:

@@ -18,11 +18,12 @@ import re
 import shutil
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Final, NamedTuple
+from typing import Annotated, Final, NamedTuple
 
 import msgspec
 
 from proctor.errors import TraceError
+from proctor.invariants.codec.collective import MAX_WORLD
 from proctor.invariants.descriptor import opened
 from proctor.invariants.files import UNREADABLE, read_file
 
@@ -125,7 +126,7 @@ class Capsule(msgspec.Struct, frozen=True, kw_only=True):
     cwd: str = ""
     environment: dict[str, str] = {}  # variables that change arithmetic
     rank: int = 0
-    world: int = 1
+    world: Annotated[int, msgspec.Meta(ge=1, le=MAX_WORLD)] = 1
     coords: dict[str, int] = {}
     versions: dict[str, str] = {}
     devices: tuple[str, ...] = ()
@@ -176,9 +177,10 @@ def capsules_of(run: Path) -> list[Path]:
 
 def siblings(path: Path, capsule: Capsule) -> dict[int, Path]:
     """Capsules of all ranks of the same key and step, this one among them."""
-    folders = {r: path.parent / folder_name(capsule.key, capsule.step, r) for r in range(capsule.world)}
+    prefix = folder_name(capsule.key, capsule.step, 0)[:-1]
+    folders = {int(p.name[len(prefix) :]): p for p in path.parent.iterdir() if _NAME.fullmatch(p.name) and p.name.startswith(prefix)}
     folders[capsule.rank] = path
-    return {rank: folder for rank, folder in folders.items() if (folder / HEAD).is_file()}
+    return {rank: folders[rank] for rank in sorted(folders) if rank < capsule.world and (folders[rank] / HEAD).is_file()}
 
 
 def read_capsule(path: Path) -> Capsule:

@@ -7,7 +7,7 @@ import json
 from typing import Any, Final, NamedTuple
 
 _MAX_LISTED: Final = 32  # ranks of an irregular group that are listed
-_MAX_RANKS: Final = 1 << 20
+MAX_WORLD: Final = 1 << 20  # ranks; a file that names more is damaged
 
 
 class Group(NamedTuple):
@@ -73,7 +73,7 @@ def ranks_of(text: str) -> tuple[int, ...]:
     try:
         if ":" in text:
             first, last, stride = (int(part) for part in text.split(":"))
-            regular = 0 <= first <= last < 1 << 31 and stride > 0 and (last - first) // stride < _MAX_RANKS
+            regular = 0 <= first <= last < 1 << 31 and stride > 0 and (last - first) // stride < MAX_WORLD
             return tuple(range(first, last + 1, stride)) if regular else ()
         return tuple(int(part) for part in text.split(","))
     except ValueError:

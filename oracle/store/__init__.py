@@ -22,12 +22,13 @@ import re
 from collections.abc import Iterator
 from io import BytesIO
 from pathlib import Path
-from typing import Any, Final
+from typing import Annotated, Any, Final
 
 import msgspec
 import numpy as np
 
 from proctor.errors import OracleError
+from proctor.invariants.codec.collective import MAX_WORLD
 from proctor.invariants.descriptor import opened
 from proctor.invariants.files import UNREADABLE, read_file, replace_file
 from proctor.oracle.plans.mesh import rank_text
@@ -58,7 +59,7 @@ class ProcessInfo(msgspec.Struct):
     """
 
     rank: int
-    world: int
+    world: Annotated[int, msgspec.Meta(ge=1, le=MAX_WORLD)]
     pid: int = 0
     steps: int = 0
     done: bool = False
@@ -140,7 +141,7 @@ class RankRecord:
         header, data = self._open(entry.file)
         found = header.get(entry.tensor)
         path = self.folder / entry.file
-        if not isinstance(found, dict) or found.get("dtype") not in RAW:
+        if not isinstance(found, dict) or not isinstance(found.get("dtype"), str) or found["dtype"] not in RAW:
             raise OracleError(f"{path}: does not hold {entry.tensor}", hint="record it again")
         raw, name = RAW[found["dtype"]]
         try:

@@ -25,7 +25,7 @@ INCIDENTS: Final = Path("verify", "incidents.json")
 CAPSULES: Final = "capsules"
 MAX_BYTES: Final = 64 * 1024 * 1024  # as much as a verifier writes
 MAX_CAPSULES: Final = 256
-MAX_FOLLOWED: Final = 500
+MAX_RULES: Final = 500  # of one incident
 MAX_VIOLATIONS: Final = 50  # of one incident
 _HEAD_BYTES: Final = 1024 * 1024  # of a capsule's description
 _SAFE: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,199}")
@@ -101,7 +101,7 @@ def _followed(path: Path) -> list[Followed]:
         rows = list(rows.values())
     if not isinstance(rows, list):
         return []
-    found = [followed(row) for row in rows[:MAX_FOLLOWED] if isinstance(row, dict) and not row.get("merged")]
+    found = [followed(row) for row in rows if isinstance(row, dict) and not row.get("merged")]
     return sorted(found, key=lambda f: (_STATES.index(f.state) if f.state in _STATES else len(_STATES), f.began))
 
 
@@ -126,7 +126,7 @@ def followed(row: Mapping[str, Any]) -> Followed:
         capsule=_text(row.get("capsule")),
         not_kept=_text(row.get("not_kept")),
         violations=_violations(row.get("violations")),
-        rules=frozenset(str(r)[:200] for r in list(rules)[:MAX_FOLLOWED]) if isinstance(rules, dict | list) else frozenset(),
+        rules=frozenset(str(r)[:200] for r in list(rules)[:MAX_RULES]) if isinstance(rules, dict | list) else frozenset(),
     )
 
 

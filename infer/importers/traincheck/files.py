@@ -166,10 +166,11 @@ def _line(record: dict[str, Any], file: int, number: int) -> Line | None:
 
 
 def _time(value: Any) -> int | None:
-    """Nanoseconds; a time with a fraction is in seconds."""
+    """Nanoseconds, of which any two have a difference of 64 bits; a time with a fraction is in seconds."""
     if isinstance(value, float) and math.isfinite(value) and not value.is_integer():
         value = value * 1e9
-    return _integer(value)
+    time = _integer(value)
+    return time if time is not None and -(1 << 62) <= time < 1 << 62 else None
 
 
 def _integer(value: Any) -> int | None:

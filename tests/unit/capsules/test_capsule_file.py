@@ -101,6 +101,7 @@ def test_a_capsule_is_never_overwritten(tmp_path: Path) -> None:
         (lambda f: (f / HEAD).write_text("{"), "truncated"),
         (lambda f: (f / HEAD).write_text('{"schema": 99}'), "schema 99"),
         (lambda f: (f / HEAD).write_text("[" * 100_000), "capsule.json"),
+        (lambda f: (f / HEAD).write_text((f / HEAD).read_text().replace('"step"', '"world": 4000000000, "step"', 1)), "world"),
         (lambda f: (f / TENSORS).unlink(), "missing"),
         (lambda f: (f / TENSORS).write_bytes(b"\xff" * 64), "tensors.safetensors"),
         (lambda f: (f / TENSORS).write_bytes((1 << 40).to_bytes(8, "little") + b"{}"), "tensors.safetensors"),

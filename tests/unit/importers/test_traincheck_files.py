@@ -85,6 +85,11 @@ def test_half_a_surrogate_pair_is_no_text_and_its_line_is_left_out(tmp_path: Pat
     assert run.records == len(lines) + 1
 
 
+def test_a_time_of_which_no_difference_is_a_number_of_64_bits_is_none(tmp_path: Path, log: Log) -> None:
+    log.records[0]["time"] = -(2**63) + 1
+    assert import_run(write(tmp_path / "t", log), tmp_path / "run").records < len(log.records)
+
+
 def test_a_cut_gzip_is_read_as_far_as_it_goes(tmp_path: Path) -> None:
     log = Log()
     for i in range(400):

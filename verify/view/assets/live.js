@@ -14,8 +14,10 @@
     if (text !== undefined) { made.textContent = text; }
     return made;
   }
-  function at(seconds) {
-    return seconds ? new Date(seconds * 1000).toLocaleTimeString() : "";
+  function at(seconds) {  // with its day, unless that is today
+    if (!seconds) { return ""; }
+    var then = new Date(seconds * 1000);
+    return then.toDateString() === new Date().toDateString() ? then.toLocaleTimeString() : then.toLocaleString();
   }
   function state(name, text) {
     $("live-state").className = "dot " + name;

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -136,3 +137,21 @@ def test_what_is_no_recording_is_refused(tmp_path: Path) -> None:
     for name in ("clean", "noise-0", "noise-1", "elsewhere", "noise-x", "again"):
         (tmp_path / "runs" / name).mkdir(parents=True)
     assert Recording(tmp_path).runs() == ["again", "clean", "noise-0", "noise-1"]
+
+
+def test_what_a_damaged_recording_says_costs_no_memory(tmp_path: Path) -> None:
+    """A world of billions of ranks is none, and is not counted through; a type that is a list is none."""
+    (writer,) = recording(tmp_path / "r")
+    add(writer, np.zeros(2, np.float32))
+    writer.close(ProcessInfo(rank=0, world=1, done=True))
+    process = tmp_path / "r" / "runs" / "clean" / "rank0" / "process.json"
+    sound = process.read_text()
+    process.write_text(re.sub(r'"world": *1', '"world": 4611686018427387904', sound))
+    with pytest.raises(OracleError, match="world"):
+        Recording(tmp_path / "r").ranks()
+    process.write_text(sound)
+    rank = Recording(tmp_path / "r").ranks()[0]
+    file = rank.folder / rank.entries[0].file
+    file.write_bytes(file.read_bytes().replace(b'"F32"', b"[123]"))
+    with pytest.raises(OracleError, match="does not hold"):
+        Recording(tmp_path / "r").ranks()[0].array(rank.entries[0])

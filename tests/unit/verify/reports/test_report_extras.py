@@ -72,6 +72,17 @@ def test_why_no_step_was_kept_is_shown_unless_one_was(tmp_path):
     assert "No step was" not in page()
 
 
+def test_firing_ones_are_counted_behind_thousands_that_are_over(tmp_path):
+    (tmp_path / "verify").mkdir()
+    rows = [{"key": f"k{i}", "title": f"t{i}", "state": "firing" if i >= 1200 else "resolved"} for i in range(2000)]
+    (tmp_path / "verify" / "incidents.json").write_text(json.dumps({"incidents": rows}))
+    beside = read_beside(tmp_path)
+    assert len(beside.followed) == 2000
+    text = html.render(Report(None, beside=beside))
+    assert "800 incidents firing" in text
+    assert "and 1,950 more incidents" in text
+
+
 @pytest.mark.parametrize(("said", "shown"), [("1 of 2: 0", "ranks 1 of 2: 0"), ([3, 7], "ranks 3, 7"), ("ranks 0 and 1 differ", "ranks 0 and 1 differ"), ("", "")])
 def test_ranks_are_called_so_once(said, shown):
     assert followed({"ranks": said}).ranks == shown
