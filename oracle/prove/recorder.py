@@ -143,7 +143,8 @@ class Recorder(TorchDispatchMode):  # type: ignore[misc]  # torch is not typed h
             self.note(f"the random numbers that this run drew ({name})")
         self._locate(node)
         self._matter(node.ins)
-        self._taint(node, how.talks and not self.real)
+        if not base.startswith("new_") and (base in RANDOM or not base.endswith("_like")):  # these take a shape, not what is in it
+            self._taint(node, how.talks and not self.real)
         self.tape.nodes.append(node)
         return result
 
