@@ -113,7 +113,8 @@ class Recorder(TorchDispatchMode):  # type: ignore[misc]  # torch is not typed h
 
     def _record(self, func: Any, how: _Operator, args: Any, kwargs: Any) -> Any:
         name = how.name
-        node, ins = Node(name), []
+        node = Node(name)
+        ins: list[torch.Tensor] = []
         plain, named = [self._plain(a, ins) for a in args], {k: self._plain(v, ins) for k, v in kwargs.items()}
         if any(_imagined(t) for t in ins) or torch._C._get_dispatch_mode(torch._C._TorchDispatchModeKey.FAKE) is not None:
             return func(*args, **kwargs)

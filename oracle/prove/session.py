@@ -143,7 +143,7 @@ class Session:
             finally:
                 recorder.on = True
 
-        Work.wait = wait  # type: ignore[method-assign]
+        Work.wait = wait
         self._undo.append(lambda: setattr(Work, "wait", original))
 
     def _noting(self, original: Any) -> Any:

@@ -9,8 +9,9 @@ import torch
 import torch.distributed as dist
 import torch.distributed.nn.functional as spread
 import torch.nn.functional as F
-from helpers.oracle.prove_programs import who
 from torch import nn
+
+from helpers.oracle.prove_programs import who
 
 
 class Ring(torch.autograd.Function):
