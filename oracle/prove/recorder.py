@@ -113,7 +113,8 @@ class Recorder(TorchDispatchMode):  # type: ignore[misc]  # torch is not typed h
 
     def _record(self, func: Any, how: _Operator, args: Any, kwargs: Any) -> Any:
         name = how.name
-        node, ins = Node(name), []
+        node = Node(name)
+        ins: list[torch.Tensor] = []
         plain, named = [self._plain(a, ins) for a in args], {k: self._plain(v, ins) for k, v in kwargs.items()}
         if any(_imagined(t) for t in ins) or torch._C._get_dispatch_mode(torch._C._TorchDispatchModeKey.FAKE) is not None:
             return func(*args, **kwargs)
@@ -143,7 +144,8 @@ class Recorder(TorchDispatchMode):  # type: ignore[misc]  # torch is not typed h
             self.note(f"the random numbers that this run drew ({name})")
         self._locate(node)
         self._matter(node.ins)
-        self._taint(node, how.talks and not self.real)
+        if not base.startswith("new_") and (base in RANDOM or not base.endswith("_like")):  # these take a shape, not what is in it
+            self._taint(node, how.talks and not self.real)
         self.tape.nodes.append(node)
         return result
 

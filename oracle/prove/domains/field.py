@@ -178,7 +178,7 @@ class Field:
 def _reduced(product: Any) -> Array:
     """Below p: 2³¹ is 1, so what is above the lowest 31 bits is added to them."""
     found = np.asarray((product & P) + (product >> 31))
-    return found - P * (found >= P)
+    return np.asarray(found - P * (found >= P))
 
 
 def _absorbing(found: Array, a: Array, b: Array, zero: bool = False) -> Array:
