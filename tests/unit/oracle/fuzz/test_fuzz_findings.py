@@ -14,7 +14,7 @@ from proctor.oracle.fuzz.running.evaluate import Runner
 from proctor.oracle.fuzz.running.judge import Difference, Reference, judge
 from proctor.oracle.fuzz.running.observe import Seen
 from proctor.oracle.fuzz.running.outcome import Outcome, Symptom, outcome_of, refusals
-from proctor.oracle.fuzz.running.rank import plain_message
+from proctor.oracle.fuzz.running.rank import plain_message, shake
 from proctor.oracle.fuzz.running.worlds import Answer
 from proctor.oracle.fuzz.search.attribute import minimal, triggers
 from proctor.oracle.fuzz.search.campaign import Campaign, Pair, Row
@@ -130,6 +130,22 @@ def test_a_tensor_is_judged_by_the_references_own_noise() -> None:
     assert judge(Seen("parameter", "w", whole * np.nan), 0, calm, 0.0) is not None
     doubled = judge(Seen("parameter", "w", 2 * whole), 0, calm, 0.0)
     assert doubled is not None and "scale 2" in doubled.way
+
+
+def test_noise_turns_signs_that_rounding_made_and_leaves_zeros() -> None:
+    torch = pytest.importorskip("torch")
+    given = torch.tensor([0.5, -0.25, 0.0, *[3e-18] * 16, 1e-6], dtype=torch.float64)
+    turned = torch.zeros(16, dtype=torch.bool)
+    for seed in range(4):
+        moved = given.clone()
+        shake([moved, torch.zeros(0), torch.sparse_coo_tensor(size=(3, 3))], torch.Generator().manual_seed(seed))
+        turned |= moved[3:19] < 0
+        assert moved[2] == 0
+        assert torch.allclose(moved[[0, 1, 19]], given[[0, 1, 19]], rtol=1e-8, atol=0)
+    assert turned.sum() > 8
+    odd = torch.tensor([float("nan"), 1.0])
+    shake([odd], torch.Generator())
+    assert odd[1] == 1.0
 
 
 def test_answers_become_verdicts() -> None:
