@@ -105,7 +105,7 @@ def test_lines_that_differ_stand_under_world() -> None:
     assert found == ["def f():", "    x = (2) if world else (1)", "    a()", "    if world:", "        b()", "    return x"]
 
 
-@pytest.mark.parametrize("kind", ["gradient", "parameter", "state", "output", "evaluation", None])
+@pytest.mark.parametrize("kind", ["gradient", "clipped", "parameter", "state", "output", "evaluation", None])
 def test_a_script_is_short_compiles_and_needs_the_library_alone(kind: str | None) -> None:
     first = Difference(0, kind, "layers.0.0.weight" + (":exp_avg" if kind == "state" else ""), 1.0, 1e-8, 1.0, candidate="1", reference="2") if kind else None
     setting: Point = {"world": 2, "wrapper": "ddp", "accumulate": 2, "sync": "last", "optimizer": "Adam", "resume": "full"}
