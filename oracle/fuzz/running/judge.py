@@ -20,6 +20,7 @@ from proctor.oracle.numbers.explain import explain_difference
 
 FLOORS: Final = {"torch.float64": 2e-7, "torch.float32": 1e-4, "autocast": 0.1}
 NOISE: Final = 16.0  # times the largest movement of the reference under a permutation
+SHAKEN: Final = 8 * 2.0**-52  # of the largest gradient: how far gradients of noise runs are moved at least, 8 spacings
 SINGLE: Final = 1e-6  # counters and products that optimizers keep in single precision, whatever the parameters have
 MISSING: Final = 1e300
 _SMALL: Final = 1e-3  # of the largest element of a kind: below it a tensor is taken for zero

@@ -11,7 +11,7 @@ import pytest
 from proctor.errors import OracleError
 from proctor.oracle.fuzz.report import html, jsonout, summary, terminal
 from proctor.oracle.fuzz.running.evaluate import Runner
-from proctor.oracle.fuzz.running.judge import Difference, Reference, judge
+from proctor.oracle.fuzz.running.judge import SHAKEN, Difference, Reference, judge
 from proctor.oracle.fuzz.running.observe import Seen
 from proctor.oracle.fuzz.running.outcome import Outcome, Symptom, outcome_of, refusals
 from proctor.oracle.fuzz.running.rank import plain_message, shake
@@ -138,13 +138,13 @@ def test_noise_turns_signs_that_rounding_made_and_leaves_zeros() -> None:
     turned = torch.zeros(16, dtype=torch.bool)
     for seed in range(4):
         moved = given.clone()
-        shake([moved, torch.zeros(0), torch.sparse_coo_tensor(size=(3, 3))], torch.Generator().manual_seed(seed))
+        shake([moved, torch.zeros(0), torch.sparse_coo_tensor(size=(3, 3), check_invariants=True)], torch.Generator().manual_seed(seed), SHAKEN)
         turned |= moved[3:19] < 0
         assert moved[2] == 0
         assert torch.allclose(moved[[0, 1, 19]], given[[0, 1, 19]], rtol=1e-8, atol=0)
     assert turned.sum() > 8
     odd = torch.tensor([float("nan"), 1.0])
-    shake([odd], torch.Generator())
+    shake([odd], torch.Generator(), 0.1)
     assert odd[1] == 1.0
 
 
