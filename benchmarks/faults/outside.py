@@ -75,7 +75,8 @@ def small_disk(options: str) -> Callable[[Path], contextlib.AbstractContextManag
         try:
             yield place
         finally:
-            subprocess.run(["umount", "-l", str(place)], check=False, capture_output=True)
+            while place.is_mount() and not subprocess.run(["umount", "-l", str(place)], check=False, capture_output=True).returncode:
+                pass  # a fault may have put another mount above
 
     return mounted
 
@@ -346,7 +347,7 @@ class Lossy:
 def _verifier_elsewhere(folder: Path, run: Path) -> tuple[int, Path]:
     """A verifier that listens on TCP, for a run that it writes nothing of; its port and the job's token."""
     token = folder / "arranged" / "token"
-    token.parent.mkdir(exist_ok=True)
+    token.parent.mkdir(mode=0o700, exist_ok=True)  # sockets lie in it
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = int(probe.getsockname()[1])
@@ -390,6 +391,7 @@ def restart_relay(stage: Stage) -> None:
         return
     relay, start = _LAST["relay"], _LAST["start relay"]
     assert isinstance(relay, subprocess.Popen) and callable(start)
+    assert relay.poll() is None, "the relay is not there"
     relay.kill()
     relay.wait()
     _LAST["relay"] = start()

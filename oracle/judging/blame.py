@@ -12,7 +12,16 @@ from types import MappingProxyType
 from typing import Final
 
 from proctor.oracle.judging.scalars import UNCLIPPED
-from proctor.oracle.judging.verdicts import ASTRAY, COMPARED, Culprit, TensorVerdict, Verdict, failing, flow
+from proctor.oracle.judging.verdicts import (
+    ASTRAY,
+    COMPARED,
+    Culprit,
+    TensorVerdict,
+    Verdict,
+    failing,
+    flow,
+    follows,
+)
 from proctor.oracle.merging.assemble import ACTIVATIONS, GRADIENTS, PARTIAL
 from proctor.oracle.merging.locate import FITS
 from proctor.oracle.tensors import later
@@ -41,13 +50,13 @@ def culprit(found: Verdict, alone: Verdict, absent: Absent = MappingProxyType({}
     step = wrong[0].step if wrong else None
     wrong = [t for t in wrong if t.step == step]  # what a later step begins with is wrong already
     taken = [t for t in wrong if t.kind == "main_grad"]
-    wrong = [t for t in wrong if t.kind not in ACTIVATIONS or not _follows(t, taken)]
+    wrong = [t for t in wrong if t.kind not in ACTIVATIONS or not follows(t, taken)]
     named = next((c for look in _LOOKS if (c := look(found, alone, wrong)) is not None), None)
     named = _not_given(found, named, absent) if named is not None and named.direction in ("forward", "gradient") and not named.decision else named
     begins = found.first
     if begins is None or begins.layout != ASTRAY:
         begins = _hidden(found, alone, named, wrong) or begins
-    if begins is None or begins.kind not in ACTIVATIONS or (named is not None and (begins.step != step or _follows(begins, taken))):
+    if begins is None or begins.kind not in ACTIVATIONS or (named is not None and (begins.step != step or follows(begins, taken) or _moved_unseen(found, begins))):
         return named
     if begins.layout == ASTRAY and (named is None or named.direction != "model"):
         return _between(found, begins)
@@ -73,12 +82,6 @@ def _believed(found: Verdict, wrong: Sequence[TensorVerdict]) -> list[TensorVerd
     right = {(t.step, t.call, t.kind, t.name, t.slot): t.tolerance for t in found.tensors if t.verdict in ("ok", "warn") and t.kind in (*ACTIVATIONS, "score")}
     kept = [t for t in wrong if not t.rel_err > right.get((t.step, t.call, t.kind, t.name, t.slot), math.inf)]
     return kept or list(wrong)
-
-
-def _follows(tensor: TensorVerdict, taken: Sequence[TensorVerdict]) -> bool:
-    """Whether a module ran after its gradients were taken: an optimizer that asks for gradients moves parameters between two passes."""
-    own = [t.order for t in taken if not tensor.name or t.name.startswith(f"{tensor.name}.")]
-    return bool(own) and max(own) < tensor.order
 
 
 def _not_given(found: Verdict, named: Culprit, absent: Absent) -> Culprit:
@@ -128,12 +131,26 @@ def _module(found: Verdict, alone: Verdict, wrong: Sequence[TensorVerdict]) -> C
         elif direction == "backward" and later(first.slot):
             text = f"when gradients come back past {first.name or 'the model'} again, they are not the reference's: what is computed of gradients (a penalty), or a second loss"
             return Culprit("", direction, first.source, text, first.ratio)
+        if direction == "forward" and first.kind == "output" and _moved_unseen(alone, first):
+            text = f"{module or 'the model'} gives the reference's result until gradients came back past it, and another one afterwards: what is made of them, and given to it as its parameters, is wrong"
+            return Culprit("", "update", first.source, text, first.ratio)
         partial = _partial_before(alone, first, "output" if direction == "forward" else "grad_input")
         if partial is not None:
             text = f"its ranks hold partial sums that nothing puts together before {module or 'the model'} uses them: an all-reduce is missing"
             return Culprit(partial.name, direction, partial.source, f"{partial.name}: {text}", first.ratio)
         return Culprit(module, direction, _source(found, alone, module) or first.source, f"fed with the reference's values, {module or 'the model'}: {what}", first.ratio)
     return None
+
+
+def _moved_unseen(alone: Verdict, first: TensorVerdict) -> bool:
+    """Whether a module is right until gradients came back past it, in a step of which nobody saw an update (a program that makes new parameters by hand)."""
+    held = [t for t in alone.tensors if t.step == first.step]
+    if any(t.kind == "main_grad" for t in held):
+        return False
+    own = [t for t in held if t.name == first.name]
+    before = [t for t in own if (t.kind, t.slot) == (first.kind, first.slot) and t.call < first.call]
+    back = [t for t in own if t.kind == "grad_output" and t.order < first.order]
+    return bool(before and back) and all(t.verdict in ("ok", "warn") for t in (*before, *back))
 
 
 def _buffer(found: Verdict, alone: Verdict, wrong: Sequence[TensorVerdict]) -> Culprit | None:

@@ -35,7 +35,7 @@ from proctor.oracle.judging.verdicts import (
     Verdict,
     conclude,
     failing,
-    flow,
+    first_of,
     may_begin,
 )
 from proctor.oracle.merging import padding
@@ -199,7 +199,7 @@ class Comparison:
             return found
         # A tensor that nobody has placed never decides, but a difference may begin in it; not beside rows that were placed.
         failing_ = [t for t in tensors if failing(t) or (may_begin(t) and not self._rows.placed(t.step, t.name))]
-        return msgspec.structs.replace(found, first=min(failing_, key=flow) if found.first is not None else None)
+        return msgspec.structs.replace(found, first=first_of(failing_) if found.first is not None else None)
 
     def _with_steps(self, found: Verdict) -> Verdict:
         """Say how many steps were compared: what begins later is not seen."""

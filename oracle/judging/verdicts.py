@@ -12,6 +12,7 @@ from typing import Final, Literal
 
 import msgspec
 
+from proctor.oracle.merging.assemble import ACTIVATIONS
 from proctor.oracle.numbers.difference import Difference
 from proctor.oracle.numbers.explain import explain_difference, nonfinite_note
 from proctor.oracle.numbers.slopes import SlopeFlag
@@ -290,6 +291,17 @@ def failing(tensor: TensorVerdict) -> bool:
     return tensor.verdict in FAILING
 
 
+def follows(tensor: TensorVerdict, taken: Sequence[TensorVerdict]) -> bool:
+    """Whether a module ran after wrong gradients were taken: what updates several times in a step, or asks for gradients, moves parameters between two passes."""
+    return min((t.order for t in taken if t.step == tensor.step), default=math.inf) < tensor.order
+
+
+def first_of(wrong: Sequence[TensorVerdict]) -> TensorVerdict | None:
+    """The first in the dataflow; what a module gives after wrong gradients of it were taken follows from these."""
+    taken = [t for t in wrong if t.kind == "main_grad"]
+    return min((t for t in wrong if t.kind not in ACTIVATIONS or not follows(t, taken)), key=flow, default=None)
+
+
 def may_begin(tensor: TensorVerdict) -> bool:
     """Whether a tensor that does not decide is off all the same. Of shards that make up no whole nothing is known, but where ranks hold the same one."""
     return tensor.verdict == "unmapped" and tensor.ratio > 1.0 and (tensor.layout == ASTRAY or math.isfinite(tensor.rel_err))
@@ -318,7 +330,7 @@ def conclude(
     compared = [t for t in ordered if t.verdict in COMPARED]
     blind = [t for t in compared if t.verdict == "no-power"]
     wrong = [t for t in ordered if failing(t)]
-    first = wrong[0] if wrong else None
+    first = first_of(wrong)
     outcome: Outcome
     if inconclusive:
         outcome, reason = "inconclusive", inconclusive

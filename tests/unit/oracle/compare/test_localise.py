@@ -5,12 +5,13 @@ from __future__ import annotations
 import math
 from typing import Any
 
+import msgspec
 import pytest
 
 import proctor.oracle.localising.localise as localising
 from proctor.errors import OracleError
 from proctor.oracle.judging.blame import culprit
-from proctor.oracle.judging.verdicts import ASTRAY, ReplicaConflict, TensorVerdict, Verdict
+from proctor.oracle.judging.verdicts import ASTRAY, ReplicaConflict, TensorVerdict, Verdict, conclude
 from proctor.oracle.localising.localise import localise
 from proctor.oracle.report import Report
 
@@ -19,7 +20,8 @@ ORDER = {"a": 0.0, "b": 1.0, "c": 2.0}
 
 def tensor(kind: str, name: str, *, wrong: bool = True, **more: Any) -> TensorVerdict:
     values: dict[str, Any] = {"rel_err": 0.1, "ratio": 50.0, "verdict": "bad" if wrong else "ok", "source": f"{name}.py:1", **more}
-    return TensorVerdict(kind=kind, name=name, order=ORDER.get(name.split(".")[0], 9.0), **values)
+    taken = 20.0 if kind == "main_grad" else 0.0  # gradients are taken when the passes are over
+    return TensorVerdict(kind=kind, name=name, order=taken + ORDER.get(name.split(".")[0], 9.0), **values)
 
 
 def verdict(*tensors: TensorVerdict, replicas: tuple[ReplicaConflict, ...] = ()) -> Verdict:
@@ -187,6 +189,25 @@ def test_what_runs_after_its_gradients_were_taken_follows_from_them(asked: bool)
     ends = Verdict(verdict="different", tensors=alone.tensors, first=alone.tensors[0])
     found = culprit(ends, alone)
     assert found is not None and (found.module, found.direction) == ("a", "gradient" if asked else "forward")
+
+
+@pytest.mark.parametrize("taken", [True, False])
+def test_the_first_wrong_tensor_is_none_of_those_that_follow_an_update_within_the_step(taken: bool) -> None:
+    """A GAN: the judge's second pass, after its update, is wrong because its gradients were."""
+    wrong = (tensor("output", "c", call=1), tensor("grad_output", "b"))
+    gradient = tensor("main_grad", "b.w", wrong=taken)
+    found = conclude((*wrong, msgspec.structs.replace(gradient, order=1.5)))
+    assert found.first is not None and (found.first.kind, found.first.name) == (("grad_output", "b") if taken else ("output", "c"))
+
+
+@pytest.mark.parametrize("seen", [True, False])
+def test_what_a_module_is_called_with_after_an_update_by_hand_is_not_the_module(seen: bool) -> None:
+    """New parameters made of gradients, of which no optimizer knows: right in the first pass and its gradients, wrong in the second pass."""
+    right = [tensor("output", "a", wrong=False), tensor("grad_output", "a", wrong=False)]
+    later = msgspec.structs.replace(tensor("output", "a", call=1), order=3.0)
+    alone = verdict(*right, later, *([tensor("main_grad", "a.w", wrong=False)] if seen else []))
+    found = culprit(msgspec.structs.replace(alone, first=later), alone)
+    assert found is not None and (found.module, found.direction) == (("a", "forward") if seen else ("", "update"))
 
 
 @pytest.mark.parametrize(("order", "module"), [(-1.0, "a.b"), (5.0, "a")])
