@@ -55,10 +55,12 @@ class _Operator(NamedTuple):
 
 @functools.cache
 def _operator(func: Any) -> _Operator:
+    from proctor.oracle.prove.meanings import known
+
     name, schema = f"{func}", func._schema
     view = len(schema.returns) == 1 and schema.returns[0].alias_info is not None and not func._schema.is_mutable and [k for k, a in enumerate(schema.arguments) if "Tensor" in str(a.type)] == [0]
     talks = name.startswith(("c10d.", "_c10d_functional"))
-    return _Operator(name, name.split(".")[1] if "." in name else name, name.startswith(SILENT), _writes(func), talks, _known(name), view, _decompositions().get(func))
+    return _Operator(name, name.split(".")[1] if "." in name else name, name.startswith(SILENT), _writes(func), talks, known(name), view, _decompositions().get(func))
 
 
 class Recorder(TorchDispatchMode):  # type: ignore[misc]  # torch is not typed here
@@ -293,10 +295,7 @@ def _imagined(t: torch.Tensor) -> bool:
 
 
 def _unreal(types: Any, kwargs: Any) -> bool:
-    if any(t.__name__ == "FakeTensor" for t in types):
-        return True
-    device = kwargs.get("device") if kwargs else None
-    return device is not None and str(device).startswith("meta")
+    return any(t.__name__ == "FakeTensor" for t in types) or ("device" in kwargs and str(kwargs["device"]).startswith("meta"))
 
 
 def _tensors(value: Any) -> list[torch.Tensor]:
@@ -384,12 +383,6 @@ def _group(args: Any, kwargs: Any) -> tuple[int, ...]:
             return tuple(dist.get_process_group_ranks(dist.ProcessGroup.unbox(value)))
     names = [v for v in (*args, *kwargs.values()) if isinstance(v, str)]
     return tuple(dist.get_process_group_ranks(_resolve_process_group(names[-1]))) if names else ()
-
-
-def _known(op: str) -> bool:
-    from proctor.oracle.prove.meanings import known
-
-    return known(op)
 
 
 @functools.cache
