@@ -101,15 +101,17 @@ def judged(found: dict, turn: int, column: int, draws: int = 200) -> tuple[float
         if (step - 1) % turn >= COLD:
             pairs.setdefault((step - 1) // (2 * turn), {}).setdefault(kind, []).append(value)
             kinds[kind].append(value)
-    usual = "rest" if kinds["rest"] else "glance"
+    usual = max(("rest", "glance", "full"), key=lambda kind: len(kinds[kind]))  # a process with dear steps affords all of them in full
     whole = [p for p in pairs.values() if len(p.get("bare", ())) > turn // 2 and len(p.get(usual, ())) > turn // 4]
+    if len(whole) < 2:
+        raise SystemExit(f"too few steps to judge ({ {kind: len(values) for kind, values in kinds.items()} }): ask for more by --steps")
 
     def more(kind: str, than: str) -> float:
         return max(0.0, middle(kinds[kind]) - middle(kinds[than])) if kinds[kind] else 0.0
 
     step_s = middle(kinds["bare"])
-    looks = more("full", "bare") / (1 << found["level"]) / step_s
-    glances = more("glance", usual) / (1 << found["pause"]) / step_s
+    looks = 0.0 if usual == "full" else more("full", "bare") / (1 << found["level"]) / step_s
+    glances = 0.0 if usual == "full" else more("glance", usual) / (1 << found["pause"]) / step_s
 
     def ratio(chosen: list[dict[str, list[float]]]) -> float:
         on, off = ([value for p in chosen for value in p[kind]] for kind in (usual, "bare"))

@@ -1,11 +1,11 @@
 """What a step by a plan costs: against tensor parallelism written by hand, and against DTensor.
 
-    python benchmarks/parallel_cost.py [--rounds 30] [--json FILE]
+    python benchmarks/parallel_cost.py [--rounds 30] [--json FILE] [--rows 4] [--time 16]
     python benchmarks/parallel_cost.py --ranks 64     # so many thread ranks: wall seconds of data parallel steps of a small net
 
 One rank of TP 2 in one process; torch's fake process group stands for the other, so that what is measured is what the
 program does between collectives: Python, hooks, dispatch. The model is the small block for which dispatch decides
-(width 64, sequence of 16). Arms, in turn in every round, CPU time, median of paired ratios:
+(width 64, sequences of 16; with fewer tokens it decides more). Arms, in turn in every round, CPU time, median of paired ratios:
   hand     the model with halved layers, and two autograd functions (copy and reduce) written into its forward, as Megatron-LM does
   plan     the unchanged model by `proctor.parallelize`
   styles   torch's `parallelize_module`
@@ -118,10 +118,12 @@ def all_dtensor(mesh) -> nn.Module:
 
 
 def stepper(model: nn.Module, x: torch.Tensor) -> Callable[[], float]:
+    parameters = list(model.parameters())  # as an optimizer has them
+
     def step() -> float:
         before = time.process_time()
         for _ in range(5):
-            for parameter in model.parameters():
+            for parameter in parameters:
                 parameter.grad = None
             out = model(x)
             out.sum().backward()
@@ -150,6 +152,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=30)
     parser.add_argument("--json", metavar="FILE")
+    parser.add_argument("--rows", type=int, default=ROWS, help="sequences of a batch")
+    parser.add_argument("--time", type=int, default=TIME, help="tokens of a sequence")
     parser.add_argument("--ranks", type=int, metavar="N", help="of threads in one process, instead")
     args = parser.parse_args()
     if args.ranks:
@@ -163,7 +167,7 @@ def main() -> None:
     torch.set_num_threads(1)
     dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=TP)
     mesh = init_device_mesh("cpu", (TP,))
-    x = torch.randn(ROWS, TIME, WIDTH)
+    x = torch.randn(args.rows, args.time, WIDTH)
     # A fake group reduces nothing, so replicas cannot be compared; edges are looked at in the first step as always.
     arms = {"hand": stepper(Net(TP), x), "plan": stepper(parallelize(Net(), plan(), check=False), x)}
     arms["styles"] = stepper(by_styles(mesh), x)

@@ -24,7 +24,7 @@ sys.path.insert(0, str(EXAMPLES))
 SMALL = "--width 16 --heads 4 --vocab 16 --context 8 --rows 4 --steps 1".split()
 CONFIGURATIONS = {
     "parallel_gpt": ["--mesh tp=2", "--mesh dp=2", "--mesh tp=2 --sp", "--mesh dp=2 --fsdp", "--mesh dp=2 --microbatches 2", "--mesh tp=2 --tied", "--mesh dp=2 --zero", "--mesh tp=2 --recompute"],
-    "pipeline_gpt": ["--nprocs 2 --layers 4 --microbatches 2", "--nprocs 2 --layers 4 --microbatches 2 --tied"],
+    "pipeline_gpt": ["--nprocs 2 --layers 4 --microbatches 2", "--nprocs 2 --layers 4 --microbatches 2 --tied", *(f"--nprocs 2 --layers 4 --microbatches 4 --width 8 --context 4 --schedule {name}" for name in ("gpipe", "1f1b", "interleaved"))],
     "switch_moe": ["--nprocs 2", "--nprocs 2 --microbatches 2"],
 }
 DROPS = {"dropout_probability", "dropout_missing", "masks_of_each_rank", "masks_not_restored"}  # of chance, not of formulas

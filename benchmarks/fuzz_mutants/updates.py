@@ -10,7 +10,7 @@ from benchmarks.fuzz_mutants import mutant
 # clipping
 
 
-@mutant("wrapper", "world", "clip")
+@mutant("wrapper", "world", "clip", kind="clipped")
 def clip_norm_of_the_shard_alone() -> None:
     import torch
     from torch.distributed.tensor import DTensor
@@ -26,7 +26,7 @@ def clip_norm_of_the_shard_alone() -> None:
     torch.nn.utils.clip_grad_norm_ = clip
 
 
-@mutant("clip", "clip_foreach")
+@mutant("clip", "clip_foreach", kind="clipped")
 def clip_without_foreach_is_off() -> None:
     import torch
 
@@ -38,7 +38,7 @@ def clip_without_foreach_is_off() -> None:
     torch.nn.utils.clip_grad_norm_ = clip
 
 
-@mutant("wrapper", "clip")
+@mutant("wrapper", "clip", kind="clipped")
 def clip_value_of_shards_is_off() -> None:
     import torch
     from torch.distributed.tensor import DTensor

@@ -24,7 +24,7 @@ class Program:
     repository: str
     root: str
     script: str
-    arguments: list[str]
+    arguments: list[str] = field(default_factory=list)
     sources: list[str] = field(default_factory=list)
     edits: list[list[str]] = field(default_factory=list)
     prepare: str = ""

@@ -117,13 +117,15 @@ class Rounds:
         return following is None or following in self._updated or following == self._first
 
     def _following(self) -> int | None:
-        """Who updated after the longest stretch of the past that was as the last updates are, None if there is none."""
+        """Who updated after the longest stretch of the past that was as the last updates are, None if there is none or if not always the same."""
         past = self._history
-        longest, found = _ALIKE - 1, None
+        longest, found = _ALIKE - 1, set[int]()
         for end in range(len(past) - 1, 0, -1):
             same = 0
             while same < end and past[end - 1 - same] == past[-1 - same]:
                 same += 1
             if same > longest:
-                longest, found = same, past[end]
-        return found
+                longest, found = same, {past[end]}
+            elif same == longest >= _ALIKE:
+                found.add(past[end])
+        return found.pop() if len(found) == 1 else None

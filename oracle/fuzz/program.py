@@ -5,7 +5,7 @@ The program has `make()` (the model with its parameters), `batch(step)`, `build(
 
     for moment, step, net, opt, seen in train(rank, world): …
 
-`moment` is "backward" (gradients, outputs of the rank's rows), "update" (parameters, state, buffers) or "evaluation". Parameters are drawn from their
+`moment` is "backward" (gradients, outputs of the rank's rows), "clipped" (gradients, where they are clipped), "update" (parameters, state, buffers) or "evaluation". Parameters are drawn from their
 names, never from an order of construction, and are never trivial. The loss is each row's share of the mean over the whole
 batch, so that neither microbatches nor ranks with few rows change it.
 """
@@ -149,7 +149,7 @@ def _train(draft: Draft, contexts: int, *, evaluated: bool) -> tuple[str, ...]:
         f"    rows = {draft.rows}",
         f"    parts = rows.tensor_split({draft.accumulate})",
         *_indented(_closure(draft, managers) if draft.closure else _passes(draft, managers), 1),
-        *([] if draft.closure else ['    yield "backward", step, net, opt, seen']),
+        *([] if draft.closure else _indented(_backward(draft), 1)),
         "    opt.step(closure)" if draft.closure else "    opt.step()",
         *(["    scheduler.step()"] if draft.scheduler else []),
         '    yield "update", step, net, opt, ()',
@@ -185,13 +185,18 @@ def _passes(draft: Draft, managers: list[str]) -> list[str]:
         *_indented(draft.before_part, 1),
         *_indented(inner, 1),
         "    seen.append((part, out.detach()))",
-        *draft.after_backward,
     ]
+
+
+def _backward(draft: Draft) -> list[str]:
+    """Gradients are looked at before they are clipped, too: a norm that is clipped hides a factor of all of them."""
+    seen = 'yield "backward", step, net, opt, seen'
+    return [seen, *draft.after_backward, 'yield "clipped", step, net, opt, ()'] if draft.after_backward else [seen]
 
 
 def _closure(draft: Draft, managers: list[str]) -> list[str]:
     """For optimizers that ask for the loss themselves: the loss of the whole batch, on each rank."""
-    body = _passes(draft, managers)
+    body = [*_passes(draft, managers), *draft.after_backward]
     total = [
         "loss = sum(((out - y[part]) ** 2).sum() / n for part, out in seen)",
         *(["dist.all_reduce(loss)"] if draft.scale else []),

@@ -144,7 +144,7 @@ class Processes:
 
     def _group(self, axes: Sequence[str]) -> tuple[Any, int]:
         """The group of this rank; all ranks make all groups of these axes at the same place of the program."""
-        key = tuple(axes)
+        key = axes if type(axes) is tuple else tuple(axes)
         found: tuple[Any, int] | None = self._groups.get(key)
         if found is None:
             every = sorted({members(self.mesh, rank, axes) for rank in range(self.mesh.world)})

@@ -173,7 +173,7 @@ class Parallel:
         afters = [After(rule.after, module) for rule in rules if rule.after and module._parameters.get(rule.after) is not None]
         crossing = Crossing(module.forward, self, edges["input"], edges["output"], lookup, afters)
         if crossing.needed:
-            module.forward = crossing
+            module.forward = crossing.short()
 
     def _run(self, *args: Any, **kwargs: Any) -> Any:
         """In the place of the model's `forward`: its draws are placed. No hooks, as for `Crossing`."""

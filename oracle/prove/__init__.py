@@ -36,14 +36,14 @@ def prove(reference: Program, candidate: Program, plan: Plan | str, *, proof_s: 
     from proctor.errors import OracleError
     from proctor.oracle.prove import lanes
     from proctor.oracle.prove.prover import decide
-    from proctor.oracle.prove.world import tape_of, tapes_in_parallel
+    from proctor.oracle.prove.world import tape_of
 
     plan = Plan(plan) if isinstance(plan, str) else plan
     if not plan.mesh.axes:
         raise OracleError("the plan does not say how many ranks there are", hint='prove(reference, candidate, "tp=2")')
     alone = tape_of(reference)
     if many:
-        return lanes.decide(alone, lambda ranks: tapes_in_parallel(candidate, ranks, plan.mesh.world, jobs), plan, jobs)
+        return lanes.decide(alone, lambda ranks: [tape_of(candidate, rank, plan.mesh.world) for rank in ranks], plan, jobs)
     tapes = [tape_of(candidate, rank, plan.mesh.world) for rank in range(plan.mesh.world)]
     return decide(alone, tapes, plan, proof_s=proof_s)
 

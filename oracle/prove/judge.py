@@ -18,6 +18,7 @@ from proctor.oracle.prove.tape import Array, Tape
 
 MOVED = 1e-5  # of how far an update moves
 RELATIVE = 1e-7  # of a tensor's largest value; rounding of a step in doubles is 1e-13, epsilon of Adam shows at 1e-9
+ROUNDING = 1e-12  # of the largest gradient of a step: what is below it on both sides is 0, rounded
 SEEDS = (1, 2)
 DEGREE = 4096  # of the formulas of a step, roughly: what the probability is computed with
 
@@ -81,7 +82,8 @@ class Runs(msgspec.Struct):
 
 def compared_doubles(runs: Runs, alignment: Alignment, before: Mapping[str, Array]) -> list[Output]:
     """Outputs in double precision; what an update does is measured by how far it moves, not by how large a parameter is."""
-    found = []
+    found, nothing = [], _nothing(runs, alignment)
+    most = max((float(np.abs(there - before[name].reshape(-1)[at]).max(initial=0.0)) for what, name, _, at, there, _ in runs.pairs(alignment) if what == "after" and name in before), default=0.0)
     for what, name, rank, at, there, here in runs.pairs(alignment):
         scale = there - before[name].reshape(-1)[at] if what == "after" and name in before else there
         size = float(np.abs(scale).max(initial=0.0))
@@ -89,12 +91,21 @@ def compared_doubles(runs: Runs, alignment: Alignment, before: Mapping[str, Arra
         off = np.where(np.isnan(there) & np.isnan(here), 0.0, off)
         worst = int(np.argmax(np.where(np.isnan(off), np.inf, off))) if off.size else 0
         error = float(off[worst]) / (size or 1.0) if off.size else 0.0
-        output = Output(what, name, rank, None, bool(error <= (MOVED if what == "after" else RELATIVE)) or (size < 1e-12 and error < 1e-9), error)
+        output = Output(what, name, rank, None, bool(error <= (MOVED if what == "after" else RELATIVE)), error)
+        if (name, rank) in nothing:  # both gradients are rounding; Adam makes an update of it
+            output.doubles = what == "grad" or not off.size or bool(off[worst] <= MOVED * most)
         if not output.doubles:
             output.example = int(at[worst]), float(there[worst]), float(here[worst])
             output.factor = _factor(there, here) if what == "grad" else 0.0
         found.append(output)
     return found
+
+
+def _nothing(runs: Runs, alignment: Alignment) -> set[tuple[str, int]]:
+    """Parameters, and ranks, whose gradients are rounding on both sides, beside the step's largest: such as of a key's bias under softmax."""
+    sizes = [(name, rank, float(np.abs(np.concatenate([there, here])).max(initial=0.0))) for what, name, rank, _, there, here in runs.pairs(alignment) if what == "grad"]
+    most = max((size for _, _, size in sizes if np.isfinite(size)), default=0.0)
+    return {(name, rank) for name, rank, size in sizes if size <= ROUNDING * most}
 
 
 def _factor(there: Array, here: Array) -> float:

@@ -169,7 +169,13 @@ class Machine:
         if means is None:
             raise NotImplementedError(f"collective {nodes[0].op}")
         joint = collectives.Joint(self.d, nodes, lambda m, w: self.read(ranks[m], w))
-        for member, written in enumerate(means(joint)):
+        try:
+            found = list(means(joint))
+        except (ValueError, IndexError) as error:
+            if len({tuple(w.size for w in n.ins) for n in nodes}) > 1:
+                raise Stuck({m: f"is in {n.op} with {', '.join(str(list(w.size)) for w in n.ins)} at {n.place or n.module}" for m, n in zip(ranks, nodes)}) from None
+            raise NotImplementedError(f"collective {nodes[0].op} at {nodes[0].place or nodes[0].module}: {str(error)[:80]}") from None
+        for member, written in enumerate(found):
             for window, value in written:
                 self._write(self._ranks[ranks[member]], window, value)
             floats = [window for window, _ in written if window.kind == "f" and window.numel]
@@ -229,7 +235,7 @@ class Machine:
                 if len(results) < len(node.outs) or any(results[k] is None for k in wanted):
                     raise NotImplementedError("a result that the meaning does not give")
                 return results
-            except (NotImplementedError, TypeError) as error:
+            except (NotImplementedError, TypeError, ValueError, IndexError) as error:
                 self.opaque.setdefault(f"{node.op} ({str(error)[:80] or 'this form of it'})", node.place or node.module)
         else:
             self.opaque.setdefault(node.op, node.place or node.module)

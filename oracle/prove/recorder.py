@@ -11,7 +11,7 @@ import functools
 import os
 import sys
 from collections.abc import Callable
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 import torch
@@ -30,6 +30,39 @@ _LIBRARY: Final = ("site-packages", "dist-packages", "/lib/python", "<frozen", "
 _COMMON: Final = frozenset({0.0, 1.0, -1.0, 0.5, 2.0})
 
 
+class _Operator(NamedTuple):
+    """What is known of an operator before it is called.
+
+    Attributes:
+        base: its name without namespace and overload.
+        silent: not recorded.
+        writes: into what it is given, or may, as collectives do.
+        talks: with other ranks.
+        known: has a meaning.
+        view: gives a view of its first argument, which is its only tensor, where that can be.
+        made_of: torch's decomposition, where there is no meaning for the whole.
+    """
+
+    name: str
+    base: str
+    silent: bool
+    writes: bool
+    talks: bool
+    known: bool
+    view: bool
+    made_of: Callable[..., Any] | None
+
+
+@functools.cache
+def _operator(func: Any) -> _Operator:
+    from proctor.oracle.prove.meanings import known
+
+    name, schema = f"{func}", func._schema
+    view = len(schema.returns) == 1 and schema.returns[0].alias_info is not None and not func._schema.is_mutable and [k for k, a in enumerate(schema.arguments) if "Tensor" in str(a.type)] == [0]
+    talks = name.startswith(("c10d.", "_c10d_functional"))
+    return _Operator(name, name.split(".")[1] if "." in name else name, name.startswith(SILENT), _writes(func), talks, known(name), view, _decompositions().get(func))
+
+
 class Recorder(TorchDispatchMode):  # type: ignore[misc]  # torch is not typed here
     """See the module. `on` is whether anything is recorded; `where()` gives (module, phase) of now."""
 
@@ -45,51 +78,63 @@ class Recorder(TorchDispatchMode):  # type: ignore[misc]  # torch is not typed h
         self._decided: set[int] = set()  # storages of integers that computed floats went into
         self._counted: set[int] = set()  # storages of floats that were made of integers alone
         self._absent: set[int] = set()  # storages of floats that others' floats went into, which a fake process group does not carry
-        self._names: dict[int, str] = {}
-        self._expand = _decompositions()
+        self._beside: dict[int, str] = {}  # storages of integers that such floats gave beside floats, and were not used yet: where
+        self._seen_plain: set[type] = set()
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
-        if any(hasattr(t, "__tensor_flatten__") for t in types):
+        if any(t not in self._seen_plain and self._wraps(t) for t in types):
             return NotImplemented
-        name = self._names.get(id(func)) or self._names.setdefault(id(func), f"{func}")  # operators live as long as torch
-        if not self.on or name.startswith(SILENT) or _unreal(types, args, kwargs):
+        how = _operator(func)
+        if not self.on or how.silent or _unreal(types, kwargs):
             return func(*args, **kwargs)
-        if name.startswith("fsdp."):
+        if how.name.startswith("fsdp."):
             with self:
                 return _kernel(func)(*args, **kwargs)
-        if func in self._expand:
+        if how.view and self._owned(args[0]):
+            result = func(*args, **kwargs)
+            if isinstance(result, torch.Tensor) and result.untyped_storage()._cdata == args[0].untyped_storage()._cdata:
+                return result  # else it has made a copy, and is done once more to be recorded
+        if how.made_of is not None:
             with self:
-                result = self._expand[func](*args, **kwargs)
+                result = how.made_of(*args, **kwargs)
             if result is not NotImplemented:
                 return result
-        return self._record(func, name, args, kwargs)
+        return self._record(func, how, args, kwargs)
 
-    def _record(self, func: Any, name: str, args: Any, kwargs: Any) -> Any:
+    def _owned(self, t: Any) -> bool:
+        """Whether a tensor's storage is known."""
+        return isinstance(t, torch.Tensor) and t.untyped_storage()._cdata in self._storages
+
+    def _wraps(self, kind: type) -> bool:
+        """Whether tensors of a type are wrappers of others."""
+        found = hasattr(kind, "__tensor_flatten__")
+        if not found:
+            self._seen_plain.add(kind)
+        return found
+
+    def _record(self, func: Any, how: _Operator, args: Any, kwargs: Any) -> Any:
+        name = how.name
         node = Node(name)
-        ins = _tensors((args, kwargs))
+        ins: list[torch.Tensor] = []
+        plain, named = [self._plain(a, ins) for a in args], {k: self._plain(v, ins) for k, v in kwargs.items()}
         if any(_imagined(t) for t in ins) or torch._C._get_dispatch_mode(torch._C._TorchDispatchModeKey.FAKE) is not None:
             return func(*args, **kwargs)
+        node.args, node.kwargs = plain, named
         node.ins = [self.window(t) for t in ins]
-        node.args, node.kwargs = self._plain(list(args), iter(range(len(ins)))), {}
-        counter = iter(range(len(_tensors(args)), len(ins)))
-        for key, value in kwargs.items():
-            node.kwargs[key] = self._plain(value, counter)
         result = func(*args, **kwargs)
-        found = _results(result) if not _writes(func) else [*_written(func, args, kwargs), *_others(func, result)]
+        found = [*_written(func, args, kwargs), *_others(func, result)] if how.writes else _results(result)
         outs = [t for t in found if t is not None]
         if any(_imagined(t) for t in outs):
             return result
         if name == "aten._local_scalar_dense.default":
             return self._number(node, result)
-        if not name.startswith("c10d") and not _writes(func) and _view_of(outs, ins):
-            for t in outs:
-                self.window(t)
+        if not how.writes and _view_of(outs, ins):
             return result
-        base = name.split(".")[1]
+        base = how.base
         node.outs = [None if t is None else self._made(t) for t in found]
-        node.values = [-1 if t is None else self._value(t, base, node) for t in found]
-        if name.startswith(("c10d.", "_c10d_functional")):
+        node.values = [-1 if t is None else self._value(t, how, node, w) for t, w in zip(found, node.outs)]
+        if how.talks:
             node.ranks, node.detail = _group(args, kwargs), self._reduction()
             node.values = [-1] * len(found)
             self._counted.difference_update(w.storage for w in node.outs if w is not None)
@@ -100,21 +145,37 @@ class Recorder(TorchDispatchMode):  # type: ignore[misc]  # torch is not typed h
         if base in RANDOM and any(w.kind == "f" for w in node.outs if w is not None):
             self.note(f"the random numbers that this run drew ({name})")
         self._locate(node)
-        self._taint(node)
+        self._matter(node.ins)
+        if not base.startswith("new_") and (base in RANDOM or not base.endswith("_like")):  # these take a shape, not what is in it
+            self._taint(node, how.talks and not self.real)
         self.tape.nodes.append(node)
         return result
 
-    def _taint(self, node: Node) -> None:
+    def _taint(self, node: Node, talks: bool) -> None:
         if any((w.kind == "f" and w.numel) or w.storage in self._decided for w in node.ins):
             self._decided.update(w.storage for w in node.outs if w is not None and w.kind != "f")
-        talks = node.op.startswith(("c10d.", "_c10d_functional.")) and not self.real
         if talks or any(w.storage in self._absent for w in node.ins):
             self._absent.update(w.storage for w in (*node.outs, *(node.ins if talks else ())) if w is not None and w.kind == "f")
-            if not talks and node.place not in self.tape.imagined and any(w is not None and w.kind != "f" and w.numel for w in node.outs):
-                self.tape.imagined.append(node.place)
+            if not talks:
+                self._imagine(node)
+
+    def _imagine(self, node: Node) -> None:
+        """Integers that come of floats that are not there. Those that come beside floats, such as where the largest is, count once they are used."""
+        made = [w for w in node.outs if w is not None and w.kind != "f" and w.numel]
+        if made and any(w is not None and w.kind == "f" for w in node.outs):
+            self._beside.update({w.storage: node.place for w in made})
+        elif made and node.place not in self.tape.imagined:
+            self.tape.imagined.append(node.place)
+
+    def _matter(self, windows: list[Window]) -> None:
+        for w in windows:
+            place = self._beside.pop(w.storage, None)
+            if place is not None and place not in self.tape.imagined:
+                self.tape.imagined.append(place)
 
     def _number(self, node: Node, result: Any) -> Any:
         """The program reads a number: it may use it later, or decide by it."""
+        self._matter(node.ins)
         if node.ins[0].kind == "f":
             node.op, node.outs = READ, []
             self._locate(node)
@@ -142,6 +203,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[misc]  # torch is not typed h
         self._decided.clear()
         self._counted.clear()
         self._absent.clear()
+        self._beside.clear()
 
     def note(self, text: str) -> None:
         """Say something once."""
@@ -167,15 +229,14 @@ class Recorder(TorchDispatchMode):  # type: ignore[misc]  # torch is not typed h
         self._storages[storage._cdata] = made
         return made
 
-    def _value(self, t: torch.Tensor, base: str, node: Node) -> int:
+    def _value(self, t: torch.Tensor, how: _Operator, node: Node, made: Any) -> int:
         """Slot of what a result is: of integers always, of floats when no float went into it."""
-        if _kind(t) != "f":
+        if made.kind != "f":
             return self._block(_array(t.detach()))
-        computed = {w.storage for w in node.ins if w.kind == "f" and w.numel}
-        counted = base not in FRESH and computed <= self._counted
-        storage = self._made(t).storage
-        (self._counted.add if counted else self._counted.discard)(storage)
-        known = bool(computed) and _known(node.op)  # such as a histogram of integers, for which there is no meaning
+        base, computed = how.base, [w.storage for w in node.ins if w.kind == "f" and w.numel]
+        counted = base not in FRESH and self._counted.issuperset(computed)
+        (self._counted.add if counted else self._counted.discard)(made.storage)
+        known = bool(computed) and how.known  # such as a histogram of integers, for which there is no meaning
         return self._block(_array(t.detach())) if (counted and not known) or (base in RANDOM and base not in FRESH) else -1
 
     def _block(self, array: Array) -> int:
@@ -196,13 +257,15 @@ class Recorder(TorchDispatchMode):  # type: ignore[misc]  # torch is not typed h
                 self._origin.setdefault(node.seq, (module, node.place))
         node.module, node.phase = module, phase
 
-    def _plain(self, value: Any, counter: Any) -> Any:
+    def _plain(self, value: Any, ins: list[torch.Tensor]) -> Any:
+        """An argument as the tape has it; tensors are added to `ins`."""
         if isinstance(value, torch.Tensor):
-            return {"t": next(counter)}
-        if isinstance(value, list | tuple):
-            return [self._plain(v, counter) for v in value]
-        if isinstance(value, bool | int | str) or value is None:
+            ins.append(value)
+            return {"t": len(ins) - 1}
+        if value is None or isinstance(value, (int, str)):
             return value
+        if isinstance(value, (list, tuple)):
+            return [self._plain(v, ins) for v in value]
         if isinstance(value, float):
             if value in self._read:
                 return {"r": self._read[value], "v": value}
@@ -231,11 +294,8 @@ def _imagined(t: torch.Tensor) -> bool:
     return t.device.type == "meta" or type(t).__name__ == "FakeTensor"
 
 
-def _unreal(types: Any, args: Any, kwargs: Any) -> bool:
-    if any(t.__name__ == "FakeTensor" for t in types):
-        return True
-    device = kwargs.get("device")
-    return device is not None and str(device).startswith("meta")
+def _unreal(types: Any, kwargs: Any) -> bool:
+    return any(t.__name__ == "FakeTensor" for t in types) or ("device" in kwargs and str(kwargs["device"]).startswith("meta"))
 
 
 def _tensors(value: Any) -> list[torch.Tensor]:
@@ -323,12 +383,6 @@ def _group(args: Any, kwargs: Any) -> tuple[int, ...]:
             return tuple(dist.get_process_group_ranks(dist.ProcessGroup.unbox(value)))
     names = [v for v in (*args, *kwargs.values()) if isinstance(v, str)]
     return tuple(dist.get_process_group_ranks(_resolve_process_group(names[-1]))) if names else ()
-
-
-def _known(op: str) -> bool:
-    from proctor.oracle.prove.meanings import known
-
-    return known(op)
 
 
 @functools.cache

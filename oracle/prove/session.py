@@ -62,6 +62,7 @@ class Session:
         self._watch_optimizers()
         self._undo += [handle.remove for handle in handles]
         self._note_reductions()
+        self._leave_out_waits()
         # scaled-dot-product attention by its mathematical definition: no fused kernel has a meaning of its own
         self._flags = torch.backends.cuda.flash_sdp_enabled(), torch.backends.cuda.mem_efficient_sdp_enabled()
         torch.backends.cuda.enable_flash_sdp(False)
@@ -124,6 +125,26 @@ class Session:
             original = getattr(c10d, name)
             setattr(c10d, name, self._noting(original))
             self._undo.append(lambda name=name, original=original: setattr(c10d, name, original))  # type: ignore[misc]
+
+    def _leave_out_waits(self) -> None:
+        """A backend may end a collective where it is waited for, such as gloo, which copies a part of what it has added up: that is the collective, not an operation."""
+        from torch.distributed.distributed_c10d import Work
+
+        original, session = Work.wait, self
+
+        @functools.wraps(original)
+        def wait(work: Any, *args: Any, **kwargs: Any) -> Any:
+            recorder = session.recorder
+            if recorder is None or not recorder.on:
+                return original(work, *args, **kwargs)
+            recorder.on = False
+            try:
+                return original(work, *args, **kwargs)
+            finally:
+                recorder.on = True
+
+        Work.wait = wait
+        self._undo.append(lambda: setattr(Work, "wait", original))
 
     def _noting(self, original: Any) -> Any:
         session = self

@@ -10,6 +10,7 @@ import functools
 import gc
 import multiprocessing.connection
 import os
+import pickle
 import tempfile
 import warnings
 from collections.abc import Callable, Iterator, Sequence
@@ -18,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from proctor.errors import OracleError
-from proctor.oracle.prove.tape import Tape, read, write
+from proctor.oracle.prove.tape import Tape
 
 Program = Callable[[], object]
 
@@ -53,32 +54,33 @@ def tape_of(program: Program, rank: int = 0, world: int = 1) -> Tape:
     return session.tape
 
 
-def tapes_in_parallel(program: Program, ranks: Sequence[int], world: int, jobs: int = 1) -> list[Tape]:
-    """Tapes of some ranks, each from a process of its own where there are several jobs.
-
-    Args:
-        jobs: processes at once; they are forked, so that the function needs no name that they could import.
+def in_processes(calls: Sequence[Callable[[], Any]], jobs: int = 1) -> Iterator[Any]:
+    """What functions return that record tapes, each called in a forked process where there are several jobs; in their order, read when asked for.
 
     Raises:
-        OracleError: as `tape_of`, of the first rank that raises.
+        OracleError: of the first function that raises one.
     """
-    if jobs < 2 or len(ranks) < 2:
-        return [tape_of(program, rank, world) for rank in ranks]
+    if jobs < 2 or len(calls) < 2:
+        yield from (call() for call in calls)
+        return
     with tempfile.TemporaryDirectory(prefix="proctor-prove-") as name:
         folder = Path(name)
 
-        def one(rank: int) -> str:
+        def one(number: int) -> str:
             gc.disable()  # tapes have no cycles, and the process ends soon
             try:
-                write(tape_of(program, rank, world), folder / f"{rank}.tape")
+                (folder / str(number)).write_bytes(pickle.dumps(calls[number](), protocol=5))
             except OracleError as error:
                 return str(error)
             return ""
 
-        failed = [why for why in forked([functools.partial(one, rank) for rank in ranks], jobs) if why]
+        failed = [why for why in forked([functools.partial(one, number) for number in range(len(calls))], jobs) if why]
         if failed:
             raise OracleError(failed[0].removeprefix("PR-E600 "))
-        return [read(folder / f"{rank}.tape") for rank in ranks]
+        for number in range(len(calls)):
+            path = folder / str(number)
+            yield pickle.loads(path.read_bytes())  # written above, by this process's own children
+            path.unlink()
 
 
 def forked(todo: Sequence[Callable[[], Any]], jobs: int) -> list[Any]:

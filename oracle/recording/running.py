@@ -30,6 +30,7 @@ _TRACEBACK: Final = "Traceback (most recent call last):"
 _EXCEPTION: Final = re.compile(r"[A-Za-z_][\w.]*(:|$)")  # the first line that is not indented
 _PREFIX: Final = re.compile(r"^\[[^\]\s]*\]: ?")  # of a rank
 _MESSENGERS: Final = ("ChildFailedError", "ProcessRaisedException", "ProcessExitedException")  # of launchers, about another traceback
+_LOGGED: Final = re.compile(r"^(\[[^\]\s]*\]:)? ?[DIWEF]\d{4} [\d:.]+ ")  # by a launcher, in torch's form
 
 
 def find_program(command: Sequence[str]) -> str:
@@ -122,7 +123,7 @@ def _end(process: subprocess.Popen[bytes]) -> None:
 
 
 def cause(log: Path) -> str:
-    """Why a command ended, for an error of one line: the last line of its first traceback, else its last words."""
+    """Why a command ended, for an error of one line: the last line of its first traceback, else its last words, before those of a launcher."""
     try:
         lines = log.read_text(errors="replace").splitlines()
     except OSError:
@@ -131,5 +132,7 @@ def cause(log: Path) -> str:
         said = next((x for line in lines[start + 1 :] if _EXCEPTION.match(x := _PREFIX.sub("", line))), "")
         if said and not any(word in said for word in _MESSENGERS):
             return f": {said.strip()[:400]}"
-    lines = [line.strip() for line in lines if line.strip()]
+    launcher = next((i for i, line in enumerate(lines) if _TRACEBACK in line), len(lines))  # all that are left are a launcher's
+    own = [line.strip() for line in lines[:launcher] if line.strip() and not _LOGGED.match(line)]
+    lines = list(dict.fromkeys(own)) or [line.strip() for line in lines if line.strip()]
     return f": {' | '.join(lines[-TAIL_LINES:])[-400:]}" if lines else ""

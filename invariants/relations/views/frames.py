@@ -305,7 +305,7 @@ def _first_values(trace: Trace) -> pl.DataFrame:
     before = (seq < first[proc]) | ((call == first[proc]) & (edge == 0))
     # A variable that appears later has its first row.
     before[Groups(proc, var).first] = True
-    last = np.flatnonzero(before)[Groups(proc[before], var[before]).last]
+    last: Array = np.flatnonzero(before)[Groups(proc[before], var[before]).last]
     return rows(trace)[["proc", "var", "fp", "flags", "meta"]][mine[last]]
 
 
@@ -350,11 +350,13 @@ def _inner_backwards(trace: Trace) -> pl.DataFrame:
 def _used_gradients(trace: Trace) -> pl.DataFrame:
     found, steps = rows(trace), updates(trace)
     mine = _rows_of(trace, "grad")
-    mine = mine[~has_flag(found, StateFlag.NONE)[mine]]
+    codes, owners = lasting(trace, Name.META, "optimizers", _optimizers)
+    none = has_flag(found, StateFlag.NONE)
+    # What is taken away before the update is not used; of a parameter that no optimizer holds it is copied to one that is.
+    mine = mine[~none[mine] | (owners[columns(found, "meta")[0][mine]] != _FREE)]
     proc, var, step, call, seq, edge, meta = (
         column[mine] for column in columns(found, "proc", "var", "step", "call", "seq", "edge", "meta")
     )
-    codes, owners = lasting(trace, Name.META, "optimizers", _optimizers)
     own = owners[meta]
     of, when, begin, site = columns(steps, "proc", "step", "seq", "site")
     whose = np.array([codes.get(name, _UNHELD) for name in steps["optimizer"].to_list()], dtype=np.uint32)
@@ -365,10 +367,12 @@ def _used_gradients(trace: Trace) -> pl.DataFrame:
     closure = inner_backwards(trace)
     if closure.height:
         before |= last_match((proc, call), (closure["proc"].to_numpy(), closure["call"].to_numpy())) >= 0
-    last = np.flatnonzero(before)[Groups(proc[before], var[before], step[before]).last]
+    last: Array = np.flatnonzero(before)[Groups(proc[before], var[before], step[before]).last]
+    last = last[~none[mine[last]]]
     told = [pl.Series(name, pa.array(column[last], pa.uint32(), mask=at[last] < 0)) for name, column in (("update", update), ("site", line))]
     changed = pl.Series("changed", np.ones(len(last), dtype=bool))
-    return found[["proc", "var", "step", "fp", "flags", "meta", "norm", "seq"]][mine[last]].hstack([*told, changed])
+    used: pl.DataFrame = found[["proc", "var", "step", "fp", "flags", "meta", "norm", "seq"]][mine[last]]
+    return used.hstack([*told, changed])
 
 
 _FREE: Final = (1 << 32) - 1  # of a gradient whose parameter is in no optimizer

@@ -35,11 +35,11 @@ class Made(msgspec.Struct, frozen=True):
 
 
 class Job(msgspec.Struct, frozen=True):
-    """A scenario to be run: its number among those asked for, and whether the reference must have its noise."""
+    """A scenario to be run: its number among those asked for, and how far gradients move in the runs that give the reference its noise, relative to the largest; 0 without such runs."""
 
     number: int
     scenario: Scenario
-    noise: bool = False
+    noise: float = 0.0
 
 
 class Runner:
@@ -48,7 +48,7 @@ class Runner:
     def __init__(self, worlds: Worlds) -> None:
         self.worlds = worlds
         self.runs = 0
-        self._references: dict[tuple[str, bool], Made] = {}
+        self._references: dict[tuple[str, float], Made] = {}
 
     def run(self, scenario: Scenario) -> Outcome:
         """One scenario."""
@@ -58,7 +58,7 @@ class Runner:
         """Several at once, those of different world sizes side by side; outcomes in their order."""
         found: dict[int, Outcome] = {}
         self._run([Job(i, s) for i, s in enumerate(scenarios)], found)
-        self._run([Job(i, s, noise=True) for i, s in enumerate(scenarios) if found[i].verdict == "inconsistent"], found)
+        self._run([Job(i, s, noise=max(_tolerance(s), judge.SHAKEN)) for i, s in enumerate(scenarios) if found[i].verdict == "inconsistent"], found)
         return [found[i] for i in range(len(scenarios))]
 
     def _run(self, jobs: Sequence[Job], found: dict[int, Outcome]) -> None:
@@ -86,21 +86,20 @@ class Runner:
     def _task(self, job: Job) -> dict[str, Any]:
         scenario = job.scenario
         given = whole(scenario.setting)
-        rules = declared(scenario.setting, facts(scenario))
         precision = str(given["precision"])
         floor = judge.FLOORS["autocast" if precision == "autocast" else f"torch.{precision}"]
         return {
             "codes": program(scenario).codes(),
             "reference": self._reference(job).path,
             "floor": floor,
-            "tolerance": max((r.tolerance for r in rules), default=0.0),
+            "tolerance": _tolerance(scenario),
             "steady": given["optimizer"] in judge.STEADY,
         }
 
     def _reference(self, job: Job) -> Made:
         return self._references[reference_of(job.scenario).key(), job.noise]
 
-    def _make(self, wanted: Sequence[tuple[Scenario, bool]]) -> None:
+    def _make(self, wanted: Sequence[tuple[Scenario, float]]) -> None:
         """Make the references that are not there yet, two at once."""
         needed = {(s.key(), noise): s for s, noise in wanted}
         missing = {key: s for key, s in needed.items() if key not in self._references}
@@ -110,12 +109,17 @@ class Runner:
         keys, tasks = list(missing), []
         for i, (key, scenario) in enumerate(missing.items()):
             permuted = [program(scenario, permuted=seed).codes() for seed in _PERMUTATIONS] if key[1] else []
-            tasks.append((REFERENCES[i % 2], {"make": program(scenario).codes(), "permuted": permuted, "to": self._path(key)}))
+            tasks.append((REFERENCES[i % 2], {"make": program(scenario).codes(), "permuted": permuted, "shaken": key[1], "to": self._path(key)}))
         for number, answer in self.worlds.run_all(tasks):
             self._references[keys[number]] = _made(self._path(keys[number]), answer)
 
-    def _path(self, key: tuple[str, bool]) -> str:
-        return f"{self.worlds.folder}/{key[0]}{'-noise' if key[1] else ''}.safetensors"
+    def _path(self, key: tuple[str, float]) -> str:
+        return f"{self.worlds.folder}/{key[0]}{f'-{key[1]:g}' if key[1] else ''}.safetensors"
+
+
+def _tolerance(scenario: Scenario) -> float:
+    """Declared for the setting; 0 for none."""
+    return max((r.tolerance for r in declared(scenario.setting, facts(scenario))), default=0.0)
 
 
 def _made(path: str, answer: Answer) -> Made:

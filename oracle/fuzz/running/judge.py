@@ -20,6 +20,7 @@ from proctor.oracle.numbers.explain import explain_difference
 
 FLOORS: Final = {"torch.float64": 2e-7, "torch.float32": 1e-4, "autocast": 0.1}
 NOISE: Final = 16.0  # times the largest movement of the reference under a permutation
+SHAKEN: Final = 8 * 2.0**-52  # of the largest gradient: how far gradients of noise runs are moved at least, 8 spacings
 SINGLE: Final = 1e-6  # counters and products that optimizers keep in single precision, whatever the parameters have
 MISSING: Final = 1e300
 _SMALL: Final = 1e-3  # of the largest element of a kind: below it a tensor is taken for zero
@@ -115,13 +116,13 @@ def judge(seen: Seen, step: int, reference: Reference, tolerance: float) -> Diff
     floor = max(reference.floor, tolerance)
     if seen.kind == "state" and seen.values.ndim == 0:
         floor = max(floor, SINGLE)
-    if floor > 1e-6 and not reference.steady and (step > 0 or seen.kind not in ("output", "gradient")):
+    if floor > 1e-6 and not reference.steady and (step > 0 or seen.kind not in ("output", "gradient", "clipped")):
         return None  # rounding grows beyond any bound in an update that divides by what is nearly nothing
     whole = reference.tensors.get(key)
     if whole is None:
         # A rank may have a gradient of zeros where the reference has none: the reducer makes one of an unused parameter.
         # A buffer that it has not is the wrapper's own.
-        empty = seen.kind == "gradient" and not np.any(seen.values)
+        empty = seen.kind in ("gradient", "clipped") and not np.any(seen.values)
         return None if empty or seen.kind == "buffer" else Difference(step, seen.kind, seen.name, MISSING, 0.0, 0.0, "the reference has none")
     wanted = whole if seen.index is None else whole[seen.index]
     if wanted.shape != seen.values.shape:
@@ -153,7 +154,7 @@ def _measured(seen: Seen, step: int, wanted: Array, allowed: float) -> Differenc
 
 def _way(seen: Seen, wanted: Array, allowed: float) -> str:
     candidate, reference = (np.ascontiguousarray(v, dtype=np.float64) for v in (seen.values, wanted))
-    kind = "grad_output" if seen.kind == "gradient" else seen.kind
+    kind = "grad_output" if seen.kind in ("gradient", "clipped") else seen.kind
     return explain_difference(candidate, reference, "float64", kind, allowed * max(1.0, wanted.size**0.5))
 
 

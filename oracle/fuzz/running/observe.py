@@ -18,7 +18,7 @@ from torch.distributed.tensor import DTensor, Partial, Shard
 from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
 
 Array = npt.NDArray[Any]
-KINDS: Final = ("output", "gradient", "state", "parameter", "buffer", "evaluation")
+KINDS: Final = ("output", "gradient", "clipped", "state", "parameter", "buffer", "evaluation")
 _WRAPPED: Final = ("_checkpoint_wrapped_module.", "_fsdp_wrapped_module.", "_orig_mod.")
 
 
@@ -44,7 +44,7 @@ def observe(moment: str, net: Any, opt: Any, seen: Any) -> Iterator[Seen]:
     """Every tensor that is compared at a moment.
 
     Args:
-        moment: "backward", "update" or "evaluation".
+        moment: "backward", "clipped", "update" or "evaluation".
         net: the model, wrapped.
         opt: the optimizer.
         seen: rows and outputs of each microbatch.
@@ -52,10 +52,10 @@ def observe(moment: str, net: Any, opt: Any, seen: Any) -> Iterator[Seen]:
     for part, out in seen:
         kind = "evaluation" if moment == "evaluation" else "output"
         yield Seen(kind, "", _whole(out), part.numpy(), sharded=True)
-    if moment == "backward":
+    if moment in ("backward", "clipped"):
         for name, p in parameters(net):
             if p.grad is not None:
-                yield _seen("gradient", name, p.grad)
+                yield _seen("gradient" if moment == "backward" else "clipped", name, p.grad)
     elif moment == "update":
         named = parameters(net)
         yield from _state(named, opt)

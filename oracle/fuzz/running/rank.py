@@ -1,6 +1,6 @@
 """What a rank of a world does: reads tasks, runs programs, compares with the reference, answers. One line of JSON each way.
 
-A task is `{"codes", "reference", "floor", "tolerance", "steady"}` or, for the reference itself, `{"make", "permuted", "to"}`. An answer says "ok", the
+A task is `{"codes", "reference", "floor", "tolerance", "steady"}` or, for the reference itself, `{"make", "permuted", "shaken", "to"}`. An answer says "ok", the
 differences, or the exception. A rank that raised is not used again: its world is killed and forked anew.
 """
 
@@ -111,14 +111,14 @@ def _load(path: str, floor: float, *, steady: bool) -> judge.Reference:
 
 
 def make_reference(task: dict[str, Any]) -> dict[str, Any]:
-    """Run the reference's program and, if asked for the noise, the same with its rows in another order; write both down."""
+    """Run the reference's program and, if asked for the noise, the same with its rows in another order and its gradients shaken; write both down."""
     from safetensors.numpy import save_file
 
     plain = _tensors(task["make"])
     noise: dict[str, float] = {}
-    for codes in task["permuted"]:
+    for seed, codes in enumerate(task["permuted"]):
         _seed()
-        for key, values in _tensors(codes).items():
+        for key, values in _tensors(codes, shaken=torch.Generator().manual_seed(seed), by=task["shaken"]).items():
             if key in plain and plain[key].shape == values.shape and values.size:
                 apart = np.nan_to_num(np.abs(values.astype(np.float64) - plain[key].astype(np.float64)))
                 noise[key] = max(noise.get(key, 0.0), float(apart.max()))
@@ -129,8 +129,8 @@ def make_reference(task: dict[str, Any]) -> dict[str, Any]:
     return {"tensors": len(plain), "unfit": unfit}
 
 
-def _tensors(codes: list[str]) -> dict[str, Array]:
-    """Everything that a program shows; outputs of microbatches in the order of the batch's rows."""
+def _tensors(codes: list[str], shaken: torch.Generator | None = None, by: float = judge.SHAKEN) -> dict[str, Array]:
+    """Everything that a program shows; outputs of microbatches in the order of the batch's rows. With `shaken` gradients move before each update."""
     found: dict[str, Array] = {}
     for moment, step, net, opt, seen in program_of(codes)["train"](0, 1):
         for one in observe(moment, net, opt, seen):
@@ -142,7 +142,29 @@ def _tensors(codes: list[str]) -> dict[str, Array]:
                 found[key][rows] = one.values
             else:
                 found[key] = np.array(one.values)
+        if shaken is not None and moment == "backward":
+            shake([p.grad for p in net.parameters() if p.grad is not None], shaken, by)
     return found
+
+
+def shake(gradients: list[torch.Tensor], generator: torch.Generator, by: float) -> None:
+    """Move gradients by what rounding, or an approximation that is declared, may do to them, and leave exact zeros.
+
+    Args:
+        gradients: of any shapes; others than strided ones stay.
+        generator: chance.
+        by: relative to the largest element of all; 8 spacings of a gradient's own type at least.
+
+    Another order of rows seldom turns the sign of a gradient that is mathematically zero (the key bias of attention), and an optimizer that takes signs makes
+    a full step of it: only this shows how far such an update can move.
+    """
+    dense = [g for g in gradients if g.layout is torch.strided and g.numel()]
+    with torch.no_grad():
+        largest = max((float(g.abs().max()) for g in dense), default=0.0)
+        for g in dense:
+            if np.isfinite(largest):
+                noise = torch.randn(g.shape, generator=generator, dtype=torch.float64) * (max(by, 8 * torch.finfo(g.dtype).eps) * largest)
+                g.add_(noise.to(g.dtype) * (g != 0))
 
 
 def describe(error: BaseException) -> dict[str, Any]:

@@ -136,8 +136,8 @@ def _compare(finding: Finding, world: int) -> list[str]:
     """Look at the tensor that differs first, in both."""
     first = finding.outcome.first
     assert first is not None
-    moment = {"output": "backward", "gradient": "backward", "evaluation": "evaluation"}.get(first.kind, "update")
-    if first.kind in ("output", "gradient") and finding.scenario.setting.get("optimizer") == "LBFGS":
+    moment = {"output": "backward", "gradient": "backward", "clipped": "clipped", "evaluation": "evaluation"}.get(first.kind, "update")
+    if first.kind in ("output", "gradient", "clipped") and finding.scenario.setting.get("optimizer") == "LBFGS":
         moment = "update"
     lines = [
         "def look(rank, world):",
@@ -163,7 +163,7 @@ def _taken(kind: str, name: str) -> list[str]:
         return ["return torch.cat([out for _, out in seen]), torch.cat([part for part, _ in seen])"]
     name, _, key = name.partition(":")
     lines = [f"p = dict(getattr(net, 'module', net).{'named_buffers' if kind == 'buffer' else 'named_parameters'}())[{name!r}]"]
-    value = {"gradient": "p.grad", "state": f"getattr(opt, 'optim', opt).state[p][{key!r}]"}.get(kind, "p.detach()")
+    value = {"gradient": "p.grad", "clipped": "p.grad", "state": f"getattr(opt, 'optim', opt).state[p][{key!r}]"}.get(kind, "p.detach()")
     lines.append(f"t = {value}")
     return [*lines, "return t.full_tensor() if hasattr(t, 'full_tensor') else t, None"]
 

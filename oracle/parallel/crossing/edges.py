@@ -108,6 +108,26 @@ class Crossing:
         """Whether there is anything to do."""
         return bool(self._inputs or self._outputs or self._lookup or self._afters)
 
+    def short(self) -> Callable[..., Any]:
+        """This, or where all there is is one tensor that enters or leaves, a function that costs little more than the transition."""
+        edges = (*self._inputs[:1], *self._outputs[:1])
+        if self._lookup is not None or self._afters or len(edges) != 1 or not edges[0].everywhere:
+            return self
+        state, forward, carry, tensor, entering = self.state, self.forward, edges[0].carry, torch.Tensor, bool(self._inputs)
+
+        def enter(*args: Any, **kwargs: Any) -> Any:
+            if state.checking or kwargs or len(args) != 1 or not isinstance(args[0], tensor):
+                return self(*args, **kwargs)
+            return forward(carry(args[0], False))
+
+        def leave(*args: Any, **kwargs: Any) -> Any:
+            if state.checking:
+                return self(*args, **kwargs)
+            output = forward(*args, **kwargs)
+            return carry(output, False) if isinstance(output, tensor) else changed(output, self._leaves)
+
+        return enter if entering else leave
+
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """The module's forward, between its transitions."""
         if self._lookup is not None:

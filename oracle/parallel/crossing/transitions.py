@@ -63,6 +63,13 @@ class Move:
         self.scale = 1.0
         for cut in averaged:
             self.scale /= comm.mesh.size(cut.axis)
+        self._alone = self._one_sum(self.there, self.back), self._one_sum(self.back, self.there)
+
+    @staticmethod
+    def _one_sum(steps: list[Step], others: list[Step]) -> tuple[str, ...] | None:
+        """The axis of the one sum that is all there is to do."""
+        one = steps[0] if len(steps) == 1 and not others else None
+        return (one.source.axis,) if one is not None and one.source is not None and one.source.reduction == "sum" and one.target is None else None
 
     @property
     def idle(self) -> bool:
@@ -73,8 +80,40 @@ class Move:
         """The tensor in its new layout, differentiable."""
         if not tensor.is_floating_point() or not tensor.requires_grad or not torch.is_grad_enabled():
             return carry(tensor, self.there, self.comm)
-        moved: torch.Tensor = _Moved.apply(tensor, self)
+        summed, back = self._alone
+        moved: torch.Tensor
+        if summed is not None:
+            moved = _Summed.apply(tensor, self.comm, summed)
+        elif back is not None:
+            moved = _Copied.apply(tensor, self.comm, back)
+        else:
+            moved = _Moved.apply(tensor, self)
         return moved
+
+
+class _Summed(torch.autograd.Function):  # type: ignore[misc]  # torch is not typed here
+    """Addends become their sum; the gradient is everybody's."""
+
+    @staticmethod
+    def forward(ctx: Any, tensor: torch.Tensor, comm: Comm, axes: tuple[str, ...]) -> torch.Tensor:
+        return comm.all_reduce(tensor.clone(), axes)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Any) -> Any:
+        return gradients[0], None, None
+
+
+class _Copied(torch.autograd.Function):  # type: ignore[misc]
+    """The tensor itself; its gradients are addends."""
+
+    @staticmethod
+    def forward(ctx: Any, tensor: torch.Tensor, comm: Comm, axes: tuple[str, ...]) -> torch.Tensor:
+        ctx.comm, ctx.axes = comm, axes
+        return tensor
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Any) -> Any:
+        return ctx.comm.all_reduce(gradients[0].clone(), ctx.axes), None, None
 
 
 class _Moved(torch.autograd.Function):  # type: ignore[misc]  # torch is not typed here

@@ -72,30 +72,38 @@ class Field:
 
     def add(self, a: Array, b: Array) -> Array:
         """a + b; NINF if one is."""
-        return _absorbing((a + b) % P, a, b)
+        found = np.asarray(a + b)
+        return _absorbing(found - P * (found >= P), a, b)
 
     def sub(self, a: Array, b: Array) -> Array:
         """a - b; NINF if one is."""
-        return _absorbing((a - b) % P, a, b)
+        found = np.asarray(a - b)
+        return _absorbing(found + P * (found < 0), a, b)
 
     def mul(self, a: Array, b: Array) -> Array:
         """a · b; NINF if one is, but for a factor of 0."""
-        found = _absorbing(a * b % P, a, b, zero=True)
+        found = _absorbing(_reduced(a * b), a, b, zero=True)
         if self._roots and found.size <= _SMALL:
             self._multiplied(np.asarray(a), np.asarray(b), found)
         return found
 
     def _multiplied(self, a: Array, b: Array, found: Array) -> None:
         """A multiple of a root is a root, too."""
+        if not (self._rooted(a) or self._rooted(b)):
+            return
         a, b = np.broadcast_arrays(a, b)
         for x, y, z in zip(a.ravel().tolist(), b.ravel().tolist(), found.ravel().tolist()):
             if (x in self._roots or y in self._roots) and x > 0 and y > 0:
                 self._roots.setdefault(z, self._roots.get(x, x * x % P) * self._roots.get(y, y * y % P) % P)
 
+    def _rooted(self, a: Array) -> bool:
+        """Whether all elements are roots: a single one may be met by chance, in a long step with many roots."""
+        return bool(a.size) and int(a.flat[0]) in self._roots and all(x in self._roots for x in a.ravel().tolist())
+
     def square(self, a: Array) -> Array:
         """a², and of a root what it is the root of."""
         found = self.mul(a, a)
-        if not self._roots or a.size > _SMALL:
+        if not self._roots or a.size > _SMALL or not self._rooted(np.asarray(a)):
             return found
         flat = [self._roots.get(x, y) for x, y in zip(np.ravel(a).tolist(), np.ravel(found).tolist())]
         return np.array(flat, np.int64).reshape(np.shape(a))
@@ -119,8 +127,8 @@ class Field:
 
     def matmul(self, a: Array, b: Array) -> Array:
         """Exact in doubles: one factor in 16-bit halves, blocks of the contraction."""
-        b64 = b.astype(np.float64)
-        low, high = (a & 0xFFFF).astype(np.float64), (a >> 16).astype(np.float64)
+        b64 = b.astype(np.float64, order="C")  # as BLAS wants it
+        low, high = (a & 0xFFFF).astype(np.float64, order="C"), (a >> 16).astype(np.float64, order="C")
         total: Array | int = 0
         for k in range(0, a.shape[-1], _BLOCK):
             part = b64[..., k : k + _BLOCK, :]
@@ -165,6 +173,12 @@ class Field:
             x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
             x = x ^ (x >> np.uint64(31))
         return x if wide else (x % np.uint64(P)).astype(np.int64)  # type: ignore[no-any-return]
+
+
+def _reduced(product: Any) -> Array:
+    """Below p: 2³¹ is 1, so what is above the lowest 31 bits is added to them."""
+    found = np.asarray((product & P) + (product >> 31))
+    return np.asarray(found - P * (found >= P))
 
 
 def _absorbing(found: Array, a: Array, b: Array, zero: bool = False) -> Array:

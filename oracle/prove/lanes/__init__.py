@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import functools
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -56,7 +56,7 @@ def decide(reference: Tape, record: Record, plan: Plan, jobs: int = 1) -> Verdic
     """
     verdict, began = Verdict("UNPROVED", ranks=plan.mesh.world), time.monotonic()
     try:
-        world = gathered(record, plan.mesh)
+        world = gathered(record, plan.mesh, jobs)
         verdict.seconds["candidate"] = time.monotonic() - began
         began = time.monotonic()
         _judge(verdict, reference, world, plan, jobs)
@@ -203,27 +203,33 @@ def _within(domain: Domain, made: Array | None, block: Array, w: Any, elements: 
 def _compared(there: LaneMachine, here: LaneMachine, world: World, at: Mapping[tuple[int, str], Array], alignment: Alignment, before: Mapping[str, Array] | None) -> _Outputs:
     """Of every output: whether it is the reference's on all lanes, how far off it is, and where most; `before` in doubles."""
     found: _Outputs = {}
+    pairs = list(_pairs(there, here, world, at, alignment))
+    if before is None:
+        return {(what, own, which): (not (mine != right).any(), 0.0, ()) for what, own, which, _, mine, right in pairs}
+    sizes = {(own, which): max(float(np.abs(a).max(initial=0.0)) for a in (mine, right)) for what, own, which, _, mine, right in pairs if what == "grad"}
+    largest = max((size for size in sizes.values() if np.isfinite(size)), default=0.0)
+    moves = {(own, which): float(np.abs(right - before[name].reshape(-1)[at[which, own]]).max(initial=0.0)) for what, own, which, name, _, right in pairs if what == "after" and name in before}
+    for what, own, which, _, mine, right in pairs:
+        size = moves[own, which] if what == "after" and (own, which) in moves else float(np.abs(right).max(initial=0.0))
+        off = np.nan_to_num(np.abs(mine - right), nan=np.inf)
+        most = float(off.max(initial=0.0))
+        worst = np.unravel_index(int(off.argmax()), off.shape)[1:] if off.size else ()
+        near = most / (size or 1.0) <= (judge.MOVED if what == "after" else judge.RELATIVE)
+        if sizes.get((own, which), np.inf) <= judge.ROUNDING * largest:  # both gradients are rounding, as `judge` says
+            near = what == "grad" or most <= judge.MOVED * max(moves.values(), default=0.0)
+        found[what, own, which] = near, most / (size or 1.0), tuple(int(x) for x in worst)
+    return found
+
+
+def _pairs(there: LaneMachine, here: LaneMachine, world: World, at: Mapping[tuple[int, str], Array], alignment: Alignment) -> Iterator[tuple[str, str, int, str, Array, Array]]:
+    """(what, own name, family, name, the family's elements, the reference's) of every output that both have."""
     for which, marks in enumerate(here.marks):
         for mark, value in marks.items():
             what, _, own = mark.partition(" ")
             name, index = alignment.of.get((world.families[which].tape.rank, own)), at.get((which, own))
             whole = there.marks[0].get(f"{what} {name}")
-            if name is None or index is None or whole is None or index.shape[0] != value.size:
-                continue
-            mine = values(value.reshape(-1), len(world.lanes))
-            right = whole.reshape(-1)[index]
-            if before is None:
-                off = (mine != right).astype(np.float64)
-                found[what, own, which] = not off.any(), 0.0, ()
-                continue
-            scale = right - before[name].reshape(-1)[index] if what == "after" and name in before else right
-            size = float(np.abs(scale).max(initial=0.0))
-            off = np.nan_to_num(np.abs(mine - right), nan=np.inf)
-            error = float(off.max(initial=0.0)) / (size or 1.0)
-            worst = np.unravel_index(int(off.argmax()), off.shape)[1:] if off.size else ()
-            near = error <= (judge.MOVED if what == "after" else judge.RELATIVE) or (size < 1e-12 and error < 1e-9)
-            found[what, own, which] = near, error, tuple(int(x) for x in worst)
-    return found
+            if name is not None and index is not None and whole is not None and index.shape[0] == value.size:
+                yield what, own, which, name, values(value.reshape(-1), len(world.lanes)), whole.reshape(-1)[index]
 
 
 def _not_covered(reference: Tape, at: Mapping[tuple[int, str], Array], alignment: Alignment, world: World) -> list[str]:

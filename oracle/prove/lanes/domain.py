@@ -53,7 +53,8 @@ def packed(found: Array, axes: int) -> Array:
 
 def common(shapes: Iterable[Lanes], axes: int) -> Lanes:
     """What several arrays are brought to."""
-    return tuple(max(n) for n in zip((1,) * axes, *shapes))
+    different = set(shapes)
+    return next(iter(different)) if len(different) == 1 else tuple(max(n) for n in zip((1,) * axes, *different))
 
 
 def widened(a: Array, lanes: Lanes) -> Array:
@@ -126,9 +127,20 @@ class Laned:
         """Matrix products, on each lane."""
         if not a.dtype.names and not b.dtype.names:
             return self.of.matmul(a, b)
-        most = max(a.ndim, b.ndim)
-        first = [np.moveaxis(values(x.reshape((1,) * (most - x.ndim) + x.shape), self.axes), range(most, most + self.axes), range(self.axes)) for x in (a, b)]
-        return packed(np.moveaxis(self.of.matmul(*first), range(self.axes), range(most, most + self.axes)), self.axes)
+        most, n = max(a.ndim, b.ndim), self.axes
+        first = [np.moveaxis(values(x.reshape((1,) * (most - x.ndim) + x.shape), n), range(most, most + n), range(n)) for x in (a, b)]
+        x, y = first
+        fold = tuple(k for k in range(n) if x.shape[k] > 1 and y.shape[k] == 1) if most == 2 else ()
+        if not fold:
+            return packed(np.moveaxis(self.of.matmul(x, y), range(n), range(most, most + n)), n)
+        # one factor is the same on these lanes, such as a parameter on data parallel ranks: they are rows of one product
+        rest = [k for k in range(n) if k not in fold]
+        rows = x.transpose(*rest, *fold, n, n + 1)
+        lead, folded = rows.shape[: len(rest)], rows.shape[len(rest) : n]
+        found = self.of.matmul(rows.reshape(*lead, -1, x.shape[-1]), y.transpose(*rest, *fold, n, n + 1).reshape(*(y.shape[k] for k in rest), *y.shape[n:]))
+        found = found.reshape(*found.shape[: len(rest)], *folded, x.shape[-2], y.shape[-1])
+        back = [[*rest, *fold].index(k) for k in range(n)]
+        return packed(found.transpose(n, n + 1, *back), n)
 
     def apply(self, name: str, *args: Array) -> Array:
         """A function."""

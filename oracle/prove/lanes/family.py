@@ -8,9 +8,10 @@ pipeline) each place along the axis is a program of its own, and is run.
 
 from __future__ import annotations
 
+import functools
 import itertools
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import msgspec
 import numpy as np
@@ -19,6 +20,7 @@ from proctor.errors import OracleError
 from proctor.oracle.plans.mesh import Mesh
 from proctor.oracle.prove.recorder import RANDOM
 from proctor.oracle.prove.tape import Array, Node, Tape, Window, collective
+from proctor.oracle.prove.world import in_processes
 
 MOST_RANKS: Final = 256  # that are run
 Steps = tuple[int, ...]  # along each lane axis
@@ -46,13 +48,21 @@ class Family(msgspec.Struct):
 
     Attributes:
         tape: of its first rank, with windows that are shifted where lanes differ.
-        samples: ranks that were run: (place along the lane axes, tape); the first is the tape's.
+        samples: ranks that were run: (place along the lane axes, tape); the first is the tape's, the others are `slim`.
         varied: nodes of which whole numbers among the arguments differ between lanes: (argument's number, steps).
     """
 
     tape: Tape
     samples: list[tuple[Steps, Tape]]
     varied: dict[int, list[tuple[int, Steps]]] = {}
+
+
+class _Other(NamedTuple):
+    """A rank of a family that was run beside the first one."""
+
+    spot: Steps
+    tape: Tape
+    differences: dict[tuple[str, int, int], int]
 
 
 class World(msgspec.Struct):
@@ -85,20 +95,23 @@ class World(msgspec.Struct):
         return sorted(tape.rank for family in self.families for _, tape in family.samples)
 
 
-def gathered(record: Record, mesh: Mesh) -> World:
+def gathered(record: Record, mesh: Mesh, jobs: int = 1) -> World:
     """Run as many ranks as are needed.
 
     Args:
         record: gives the tapes of ranks.
+        jobs: processes at once.
 
     Raises:
         OracleError: a rank's program cannot be recorded.
         Unlike: ranks of one family are not on a line.
     """
-    lanes, known = [], {0: record([0])[0]}
     far = [k for k, n in enumerate(mesh.sizes) if n > 1]
-    wanted = [_rank(mesh, {k: 1}) for k in far]
-    known.update(zip(wanted, record(wanted)))
+    probes = [{}, *({k: 1} for k in far)]
+    known: dict[int, Tape] = {}
+    for found in in_processes([functools.partial(_part, record, [_rank(mesh, at)]) for at in probes], jobs):
+        known.update(found)
+    lanes = []
     for k in far:
         try:
             differences(known[0], known[_rank(mesh, {k: 1})], mesh)
@@ -107,16 +120,52 @@ def gathered(record: Record, mesh: Mesh) -> World:
             continue
     rest = [k for k in range(len(mesh.sizes)) if k not in lanes]
     places = list(itertools.product(*(range(mesh.sizes[k]) for k in rest)))
-    spots = _spots(tuple(mesh.sizes[k] for k in lanes))
-    asked = {(place, spot): _rank(mesh, {**dict(zip(rest, place)), **dict(zip(lanes, spot))}) for place in places for spot in spots}
-    missing = sorted(set(asked.values()) - set(known))
+    sizes = tuple(mesh.sizes[k] for k in lanes)
+    asked = [{spot: _rank(mesh, {**dict(zip(rest, place)), **dict(zip(lanes, spot))}) for spot in _spots(sizes)} for place in places]
+    missing = {rank for ranks in asked for rank in ranks.values()} - known.keys()
     if len(missing) > MOST_RANKS:
         raise Unlike(f"{len(missing)} ranks would have to be run, since ranks along {', '.join(mesh.axes[k] for k in rest if mesh.sizes[k] > 1)} do other operations; the mesh's axes go slow to fast")
-    known.update(zip(missing, record(missing)))
     world = World(mesh, tuple(lanes), places, [])
-    for place in places:
-        world.families.append(family([(spot, known[asked[place, spot]]) for spot in spots], mesh, world.sizes))
+    calls = [functools.partial(_kin, record, ranks, {r: known[r] for r in ranks.values() if r in known}, mesh) for ranks in asked]
+    del known
+    for origin, others in in_processes(calls, jobs):
+        if isinstance(origin, str):
+            raise Unlike(origin)
+        world.families.append(_joined(origin, others, sizes))
     return world
+
+
+def _part(record: Record, ranks: Sequence[int]) -> dict[int, Tape]:
+    return dict(zip(ranks, record(ranks)))
+
+
+def _kin(record: Record, ranks: Mapping[Steps, int], known: dict[int, Tape], mesh: Mesh) -> tuple[Tape | str, list[_Other]]:
+    """The first rank of a family and what sets others apart; the text alone where they are not alike."""
+    spots = list(ranks)
+    origin = known[ranks[spots[0]]] if ranks[spots[0]] in known else record([ranks[spots[0]]])[0]
+    others = []
+    for spot in spots[1:]:
+        tape = known.pop(ranks[spot], None) or record([ranks[spot]])[0]
+        try:
+            others.append(_Other(spot, slim(origin, tape), differences(origin, tape, mesh)))
+        except Unlike as why:
+            return str(why), []
+    return origin, others
+
+
+def slim(origin: Tape, tape: Tape) -> Tape:
+    """A rank's tape without its operations, which are the origin's; blocks have the numbers that the origin's operations give them."""
+    blocks = list(tape.blocks)
+    for m, n in zip(origin.nodes, tape.nodes):
+        for v, w in zip(m.values, n.values):
+            if v >= 0 and v != w:
+                blocks.extend([None] * (v + 1 - len(blocks)))
+                blocks[v] = tape.blocks[w]
+    leaves = []
+    for leaf in tape.leaves:
+        blocks.append(tape.blocks[leaf.block])
+        leaves.append(msgspec.structs.replace(leaf, block=len(blocks) - 1))
+    return msgspec.structs.replace(tape, nodes=[], blocks=[np.zeros(0) if b is None else b for b in blocks], leaves=leaves)
 
 
 def _rank(mesh: Mesh, at: Mapping[int, int]) -> int:
@@ -129,14 +178,14 @@ def _spots(sizes: Steps) -> list[Steps]:
     return list(dict.fromkeys([*found, tuple(n - 1 for n in sizes)]))
 
 
-def family(samples: list[tuple[Steps, Tape]], mesh: Mesh, sizes: Steps) -> Family:
+def _joined(origin: Tape, others: Sequence[_Other], sizes: Steps) -> Family:
     """What ranks on a line have in common.
 
     Raises:
         Unlike: they are not on one.
     """
-    origin = samples[0][1]
-    found = {spot: differences(origin, tape, mesh) for spot, tape in samples[1:]}
+    found = {other.spot: other.differences for other in others}
+    samples = [((0,) * len(sizes), origin), *((other.spot, other.tape) for other in others)]
     keys = dict.fromkeys(key for one in found.values() for key in one)
     made = Family(msgspec.structs.replace(origin, nodes=[msgspec.structs.replace(n, ins=list(n.ins), outs=list(n.outs)) for n in origin.nodes], held=list(origin.held)), samples)
     for key in keys:

@@ -257,7 +257,7 @@ class LaneMachine(Machine):
     def _compare(self, family: Family, at: int, found: Sequence[Array | None], computed: bool) -> None:
         """What was computed with what the ranks had. On a fake process group they have not the floats that others sent them."""
         for spot, tape in family.samples:
-            for k, slot in enumerate(tape.nodes[at].values):
+            for k, slot in enumerate(family.tape.nodes[at].values):
                 a = found[k] if k < len(found) else None
                 if slot < 0 or a is None:
                     continue
@@ -265,7 +265,7 @@ class LaneMachine(Machine):
                 self.checked += 1
                 if not np.allclose(here, tape.blocks[slot].astype(here.dtype), rtol=1e-6):
                     if not computed:
-                        raise Unlike(f"{tape.nodes[at].op} at {tape.nodes[at].place}: rank {tape.rank} has other integers than follow from its place")
+                        raise Unlike(f"{family.tape.nodes[at].op} at {family.tape.nodes[at].place}: rank {tape.rank} has other integers than follow from its place")
                     self.apart += 1
 
     # -- storages

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import numpy as np
@@ -19,7 +20,7 @@ def collected(cx: Context, rows: int, at: Array, values: Array) -> Array:
     """Row i of the result is the sum of the values that go there."""
     one_hot = np.zeros((rows, at.size), np.int64)
     one_hot[at.reshape(-1), np.arange(at.size)] = 1
-    flat = values.reshape(at.size, -1)
+    flat = values.reshape(at.size, math.prod(values.shape[at.ndim :]))
     return cx.d.matmul(cx.d.ints(one_hot), flat).reshape(rows, *values.shape[at.ndim :])
 
 

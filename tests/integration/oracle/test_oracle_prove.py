@@ -27,7 +27,11 @@ def step(rank, world, path, broken):
     loss.backward()
     if world > 1:
         for k, p in enumerate(model.parameters()):
-            if not (broken and k == 2):
+            if k == 0:  # gloo ends it where it is waited for
+                part = torch.empty(p.numel() // world)
+                dist.reduce_scatter_tensor(part, p.grad.view(-1))
+                dist.all_gather_into_tensor(p.grad.view(-1), part / world)
+            elif not (broken and k == 2):
                 dist.all_reduce(p.grad)
                 p.grad /= world
     optimizer.step()

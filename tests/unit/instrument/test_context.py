@@ -107,6 +107,15 @@ def test_a_batch_that_is_used_twice_merges_no_steps_for_long() -> None:
     assert updates_of(clock, [("fetch", None), *use(A), F, BACK, ("update", A), *use(B)] * 3) == [2, 3, 3, 4, 5, 5, 6, 7, 7]
 
 
+def test_where_the_past_does_not_tell_who_is_next_no_two_steps_are_merged() -> None:
+    """A discriminator several times, then a generator several times, cleared as modules: after two of one, either may come."""
+    clock = StepClock()
+    clock.optimizer_created(A)
+    clock.optimizer_created(B)
+    one, other = ([("zero", None), F, BACK, ("update", key)] for key in (A, B))
+    updates_of(clock, (one * 4 + other * 4) * 4)
+
+
 def test_rounds_without_a_loader_are_learned() -> None:
     """Soft actor-critic: the loss is computed before the clearing, the actor moves every second time."""
     clock = StepClock()

@@ -8,6 +8,7 @@ Exit code 0: EQUAL or PROVED; 1: DIFFERENT; 3: CLOSE or UNPROVED; 2: a command c
 from __future__ import annotations
 
 import argparse
+import sys
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -66,7 +67,7 @@ def run(args: argparse.Namespace) -> int:
             world, chosen = plan.mesh.world, plan
             if args.many:
                 verdict = lanes.decide(sides[0][0], lambda ranks: tapes_by_plan(command, Path(args.plan), world, ranks, timeout_s=args.timeout), chosen)  # noqa: B023 - called here
-                return _show(verdict, args.json)
+                return _show(verdict, args.json, args.save)
             sides.append(tapes_by_plan(command, Path(args.plan), world, range(world), timeout_s=args.timeout))
         else:
             sides.append(tapes_of(command, timeout_s=args.timeout))
@@ -77,13 +78,16 @@ def run(args: argparse.Namespace) -> int:
     verdict.seconds = {**seconds, **verdict.seconds}
     if args.save and verdict.verdict == "PROVED":
         save(Path(args.save), verdict, sides[0][0], sides[1], align(sides[0][0], sides[1], plan))
-    return _show(verdict, args.json)
+    return _show(verdict, args.json, args.save if verdict.verdict != "PROVED" else None)
 
 
-def _show(verdict: Verdict, json: str | None) -> int:
+def _show(verdict: Verdict, json: str | None, unsaved: str | None = None) -> int:
     import msgspec
 
     from proctor.verify import wording
+
+    if unsaved:
+        print(f"proctor: {unsaved} is not written: only what is PROVED has a proof to keep", file=sys.stderr)
 
     if json:
         text = msgspec.json.format(msgspec.json.encode(msgspec.structs.replace(verdict, cuts={}, lemmas={})))

@@ -11,10 +11,10 @@ import pytest
 from proctor.errors import OracleError
 from proctor.oracle.fuzz.report import html, jsonout, summary, terminal
 from proctor.oracle.fuzz.running.evaluate import Runner
-from proctor.oracle.fuzz.running.judge import Difference, Reference, judge
+from proctor.oracle.fuzz.running.judge import SHAKEN, Difference, Reference, judge
 from proctor.oracle.fuzz.running.observe import Seen
 from proctor.oracle.fuzz.running.outcome import Outcome, Symptom, outcome_of, refusals
-from proctor.oracle.fuzz.running.rank import plain_message
+from proctor.oracle.fuzz.running.rank import plain_message, shake
 from proctor.oracle.fuzz.running.worlds import Answer
 from proctor.oracle.fuzz.search.attribute import minimal, triggers
 from proctor.oracle.fuzz.search.campaign import Campaign, Pair, Row
@@ -105,7 +105,7 @@ def test_lines_that_differ_stand_under_world() -> None:
     assert found == ["def f():", "    x = (2) if world else (1)", "    a()", "    if world:", "        b()", "    return x"]
 
 
-@pytest.mark.parametrize("kind", ["gradient", "parameter", "state", "output", "evaluation", None])
+@pytest.mark.parametrize("kind", ["gradient", "clipped", "parameter", "state", "output", "evaluation", None])
 def test_a_script_is_short_compiles_and_needs_the_library_alone(kind: str | None) -> None:
     first = Difference(0, kind, "layers.0.0.weight" + (":exp_avg" if kind == "state" else ""), 1.0, 1e-8, 1.0, candidate="1", reference="2") if kind else None
     setting: Point = {"world": 2, "wrapper": "ddp", "accumulate": 2, "sync": "last", "optimizer": "Adam", "resume": "full"}
@@ -130,6 +130,22 @@ def test_a_tensor_is_judged_by_the_references_own_noise() -> None:
     assert judge(Seen("parameter", "w", whole * np.nan), 0, calm, 0.0) is not None
     doubled = judge(Seen("parameter", "w", 2 * whole), 0, calm, 0.0)
     assert doubled is not None and "scale 2" in doubled.way
+
+
+def test_noise_turns_signs_that_rounding_made_and_leaves_zeros() -> None:
+    torch = pytest.importorskip("torch")
+    given = torch.tensor([0.5, -0.25, 0.0, *[3e-18] * 16, 1e-6], dtype=torch.float64)
+    turned = torch.zeros(16, dtype=torch.bool)
+    for seed in range(4):
+        moved = given.clone()
+        shake([moved, torch.zeros(0), torch.sparse_coo_tensor(size=(3, 3), check_invariants=True)], torch.Generator().manual_seed(seed), SHAKEN)
+        turned |= moved[3:19] < 0
+        assert moved[2] == 0
+        assert torch.allclose(moved[[0, 1, 19]], given[[0, 1, 19]], rtol=1e-8, atol=0)
+    assert turned.sum() > 8
+    odd = torch.tensor([float("nan"), 1.0])
+    shake([odd], torch.Generator(), 0.1)
+    assert odd[1] == 1.0
 
 
 def test_answers_become_verdicts() -> None:

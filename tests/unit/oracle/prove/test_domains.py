@@ -36,6 +36,14 @@ def test_an_inverse_cancels_and_a_root_squares_away(domain: Field | Poly) -> Non
     np.testing.assert_array_equal(domain.square(half), domain.mul(a, np.asarray(domain.const(Fraction(1, 2)))))
 
 
+def test_an_element_that_meets_a_root_by_chance_is_not_taken_for_one() -> None:
+    field = Field(1)
+    a = field.symbol(np.arange(3) + 1)
+    met = field.apply("sqrt", a)
+    met[0] = field.symbol(np.array([9]))[0]
+    np.testing.assert_array_equal(field.square(met), met * met % P)
+
+
 def test_minus_infinity_absorbs_and_its_exponential_is_nothing(domain: Field | Poly) -> None:
     low = np.asarray([domain.const(float("-inf"))])
     a = domain.symbol(np.array([5]))

@@ -102,3 +102,32 @@ def test_softmax_norm_and_loss_over_cut_dimensions_are_proved(ranks: int) -> Non
 
 def test_a_sum_of_exponentials_that_is_not_reduced_is_refuted() -> None:
     assert prove(cut(), cut("sum missing"), "tp=2").verdict == "DIFFERENT"
+
+
+def test_a_routing_made_of_what_others_send_refutes_nothing() -> None:
+    """A fake process group carries no numbers, so rows are picked that no run would pick; the ranks are right in earnest."""
+    from torch import distributed as dist
+    from torch import nn
+
+    class Routed(nn.Module):
+        def __init__(self, rank: int, world: int) -> None:
+            super().__init__()
+            self.columns = slice(rank * 4 // world, (rank + 1) * 4 // world)
+            self.experts, self.router, self.world = nn.Parameter(torch.randn(3, 4)), torch.randn(4, 3), world
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            gate = x[:, self.columns] @ self.router[self.columns]
+            if self.world > 1:
+                dist.all_reduce(gate)
+            return self.experts[gate.argmax(-1)] * x
+
+    def routed() -> None:
+        torch.manual_seed(0)
+        rank, world = (dist.get_rank(), dist.get_world_size()) if dist.is_initialized() else (0, 1)
+        model = Routed(rank, world)
+        update = torch.optim.SGD(model.parameters(), lr=0.1)
+        model(torch.arange(24.0).sin().view(6, 4)).sum().backward()
+        update.step()
+
+    verdict = prove(routed, routed, "tp=2")
+    assert verdict.verdict == "UNPROVED" and "does not carry" in verdict.why and f"{__file__}:" in verdict.why, str(verdict)

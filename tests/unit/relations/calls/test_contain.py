@@ -195,6 +195,7 @@ def training(
     zero: tuple[str, ...] = (),
     detached: tuple[str, ...] = (),
     unused: tuple[str, ...] = (),
+    cancelled: tuple[str, ...] = (),
     orphan: bool = False,
     copied: bool = False,
     update: bool = True,
@@ -234,8 +235,10 @@ def training(
                 look(name, "grad", step, bits(name, step, "g"), flags=int(StateFlag.ZERO) if name in zero else 0)
         if update:
             calls.append({"fn": UPDATE, "step": step, "args": me})
+        for name in cancelled:
+            look(name, "grad", step, 0, edge=0, flags=int(StateFlag.NONE))
         for name in NET:
-            if update and name not in (*frozen, *still, *zero, *detached) and not (orphan and not copied):
+            if update and name not in (*frozen, *still, *zero, *detached, *cancelled) and not (orphan and not copied):
                 look(name, "data", step, bits(name, step), edge=0 if copied else 1)
     return {"calls": calls, "states": states, **info}
 
@@ -280,6 +283,12 @@ def test_other_ways_to_freeze_are_healthy(tmp_path: Path, rules: list[Invariant]
 def test_parameter_that_the_update_leaves_alone_is_found(tmp_path: Path, rules: list[Invariant]) -> None:
     found = broken(trained(tmp_path / "b", still=("stem.conv.weight",)), rules)
     assert (f"{UPDATE} data trainable", "stem.conv.weight") in found
+
+
+def test_gradient_that_is_taken_away_before_the_update_changes_nothing(tmp_path: Path, rules: list[Invariant]) -> None:
+    """Self-supervised training holds its last layer still in the first epoch."""
+    found = in_any_program(broken(trained(tmp_path / "b", cancelled=("stem.bn.weight",)), rules))
+    assert not found
 
 
 def test_rate_of_zero_may_leave_all(tmp_path: Path, rules: list[Invariant]) -> None:
