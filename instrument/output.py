@@ -103,8 +103,12 @@ class Output:
 
     def went_blind(self) -> None:
         """An error of ours has switched something off: say so soon."""
-        if self._observer.writer is not None:
-            self._observer.writer.tell_soon()
+        writer = self._observer.writer
+        if writer is None:
+            return
+        writer.tell_soon()
+        if self._observer.guard.disabled("writer"):
+            writer.leave_word(self._observer.clock.step)
 
     def degrade(self, failing: bool) -> None:
         """The disk is full: sample ever more sparsely; back to normal when it is not."""

@@ -15,6 +15,7 @@ costs 0.1 ms a table. Neither waits for the other: a full disk does not stop the
 
 from __future__ import annotations
 
+import contextlib
 import io
 import json
 import os
@@ -29,6 +30,7 @@ import pyarrow as pa
 from pyarrow import ipc
 
 from proctor.instrument.guard import Guard, say
+from proctor.invariants import blindness
 from proctor.invariants.descriptor import Descriptor
 from proctor.invariants.files import replace_file
 from proctor.invariants.schema import TABLES
@@ -186,6 +188,15 @@ class TraceWriter:
     def tell_soon(self) -> None:
         """`process.json` has news that must be known before the records that follow are judged."""
         self._looked, self._news = float("-inf"), True
+
+    def leave_word(self, step: int) -> None:
+        """Nothing is written any more, perhaps not `process.json` either; so that it is not taken for a process that was killed."""
+        with contextlib.suppress(Exception):
+            number = os.open(f"{self.folder}/{blindness.FILE}", os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_CLOEXEC, 0o600)
+            try:
+                os.write(number, f"{step}\n".encode())
+            finally:
+                os.close(number)
 
     def _run(self) -> None:
         while not self._stop:

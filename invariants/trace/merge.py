@@ -18,6 +18,7 @@ import polars as pl
 import pyarrow as pa
 
 from proctor.errors import TraceError
+from proctor.invariants.blindness import word_left
 from proctor.invariants.files import read_file
 from proctor.invariants.schema import LATER, MAX_NAME_CHARS, TABLES, TRACE_SCHEMA, Name
 from proctor.invariants.trace.process import Process, process_of, whole_number
@@ -95,10 +96,15 @@ class Merge:
 
     def _process_info(self, folder: Path) -> dict[str, Any]:
         try:
-            return read_json(folder / "process.json")
+            info = read_json(folder / "process.json")
         except TraceError:
             self.notes.append(f"{folder.name}: process.json is missing or damaged; its rank is taken as 0")
-            return {}
+            info = {}
+        ended = word_left(folder)
+        if ended is None:
+            return info
+        said = info.get("blind")
+        return {**info, "blind": [ended, *(said if isinstance(said, list) else [])]}
 
     def _add_process(self, folder: Path, info: dict[str, Any], run: int, program: str, schema: int) -> None:
         tables: dict[str, pa.Table] = {}

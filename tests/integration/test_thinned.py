@@ -57,3 +57,41 @@ def test_a_budget_makes_no_false_alarm_and_says_what_it_left_out(tmp_path: Path)
     assert said["steps"] == 81, "as many as where all steps are looked at"
     assert 8 < said["looked"] < said["steps"] and said["budget"] == 0.001 and said["seconds"] > 0 and said["delay"] > 0
     assert any(json.loads(line)["data"].get("delay") == said["delay"] for line in (run / "verify" / "events.jsonl").read_text().splitlines())
+
+
+BREAKS_US = """
+import builtins, time
+import torch
+from torch import nn
+
+def broken(of):
+    if type(of) is dict:
+        raise RuntimeError("not for dicts")
+    return length(of)
+
+torch.manual_seed(0)
+model, length = nn.Linear(4, 2), len
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+for step in range(30):
+    if step == 10:
+        builtins.len = broken
+    optimizer.zero_grad()
+    model(torch.randn(8, 4)).square().mean().backward()
+    optimizer.step()
+    time.sleep(0.06)
+print("RESULT", float(model.weight.sum().detach()))
+"""
+
+
+def test_a_program_that_breaks_our_writer_is_not_judged_clean(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(BREAKS_US)
+    run, environment = tmp_path / "run", {**os.environ, "OMP_NUM_THREADS": "1"}
+
+    def ran(*command: str) -> subprocess.CompletedProcess[str]:
+        return subprocess.run([*command], capture_output=True, text=True, env=environment, timeout=300, check=False)
+
+    bare, watched = ran(sys.executable, str(tmp_path / "train.py")), ran(*PROCTOR, "record", "-o", str(run), "--", sys.executable, str(tmp_path / "train.py"))
+    assert (watched.returncode, watched.stdout) == (0, bare.stdout)
+    assert "probe writer is off" in watched.stderr
+    checked = ran(*PROCTOR, "check", str(run))
+    assert checked.returncode == 3 and "an error of Proctor's ended the recording" in checked.stdout, checked.stdout

@@ -151,3 +151,17 @@ def test_what_a_signature_does_not_tell(text: str, missing: set[str]) -> None:
 def test_a_tensor_whose_sizes_are_left_out_has_no_dimensions_that_are_made_up() -> None:
     assert "out.ndim" not in features('{"T":"float32","s":null,"d":"cpu"}')
     assert features('{"T":"float32","s":[],"d":"cpu"}')["out.ndim"] == 0
+
+
+@pytest.mark.parametrize("word", ["3\n", "", "no number", None])
+def test_a_process_whose_writer_ended_is_no_clean_one(word: str | None, tmp_path: Path) -> None:
+    """`process.json` is as it was before the error; a word beside it, damaged or not, says that the program went on."""
+    run = counted(tmp_path / "run", [1, 2, 3, 4])
+    (folder,) = (run / "procs").iterdir()
+    if word is None:
+        (folder / "blind").mkdir()
+    else:
+        (folder / "blind").write_text(word)
+    result, code = offline(run, Monotone())
+    assert (result.violations, result.checked, code) == ([], 0, 3)
+    assert any("an error of Proctor's" in note for note in result.notes)
