@@ -21,6 +21,7 @@ from typing import Any, Final
 import torch
 
 FAILED: Final = b""
+COLLECTIVES: Final = ("all", "_all", "reduce", "_reduce", "broadcast", "gather", "scatter", "send", "recv", "barrier", "monitored_barrier")  # how methods of a process group begin
 
 
 def can_fork() -> bool:
@@ -61,6 +62,7 @@ def in_copy(function: Callable[[], bytes], timeout_s: float) -> tuple[bytes, str
 def quiet() -> None:
     """Make this copy of a process one that computes by itself: one thread, no signals of the program's, nothing on its terminal."""
     torch.set_num_threads(1)
+    refuse_collectives()
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, signal.SIG_DFL)
     null = os.open(os.devnull, os.O_RDWR)
@@ -68,6 +70,21 @@ def quiet() -> None:
     os.dup2(null, 1)
     if os.environ.get("PROCTOR_DEBUG", "") in ("", "0"):
         os.dup2(null, 2)
+
+
+def refuse_collectives() -> None:
+    """Let collectives raise in this copy of a process: the threads that would carry them are not in it, so each would wait until the copy's time is over."""
+    group = getattr(getattr(torch._C, "_distributed_c10d", None), "ProcessGroup", None)
+    if group is None or not torch.distributed.is_initialized():
+        return
+
+    def refuse(*_: Any, **__: Any) -> Any:
+        from proctor.oracle.selfcheck import Unknown
+
+        raise Unknown("it communicates with other ranks, which a copy of the process cannot")
+
+    for name in [n for n, value in vars(group).items() if n.startswith(COLLECTIVES) and callable(value)]:
+        setattr(group, name, refuse)
 
 
 def _collect(pid: int, receive: int, timeout_s: float) -> tuple[bytes, str]:

@@ -181,6 +181,8 @@ class Call:
         """
         try:
             one, other = self.evaluate(), self.evaluate()
+        except Unknown:
+            raise
         except Exception as e:  # noqa: BLE001 - a program's own code
             raise Unknown(f"the model cannot be evaluated on the step's batch: {short(e)}") from None
         if any(difference(one[p], other[p])[0] for p in one if p in other) or one.keys() != other.keys():

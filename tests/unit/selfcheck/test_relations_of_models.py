@@ -225,3 +225,18 @@ def test_checkpointing_finds_a_forward_that_counts():
 
     found = verdict("checkpointing", call_of(nn.Sequential(Block(), Block()), batch()))
     assert found.verdict == "different" and "0" in found.culprit.module
+
+
+def test_an_input_that_a_later_part_of_a_model_leaves_alone_is_no_bug():
+    class Stage(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.out = nn.Linear(6, 3)
+
+        def forward(self, ids, hidden):
+            return self.out(hidden)
+
+    ids, stage = torch.arange(8) % 3, Stage()
+    with pytest.raises(NotApplicable, match="later part"):
+        verdict("inputs", call_of(stage, ids, batch().requires_grad_()))
+    assert verdict("inputs", call_of(stage, ids, batch())).verdict == "different"

@@ -36,6 +36,8 @@ class Inputs(ModelRelation):
                 unable.append(name)
                 continue
             (moved if matters else idle).append(name)
+        if idle and any(t.requires_grad for _, t in call.named_inputs.values()):
+            raise NotApplicable(f"{', '.join(idle)} has no part in a result, but activations come in beside it: the module is a later part of a model, which may leave it to the first one")
         if idle:
             where = written_at(call.module)
             return Outcome(

@@ -28,6 +28,8 @@ class Repeatable(ModelRelation):
         try:
             call.evaluate()  # what is made at the first call only is there now
             one, again, other = call.evaluate(), call.evaluate(), call.evaluate(seed=1)
+        except Unknown:
+            raise
         except Exception as e:  # noqa: BLE001 - the program's own code
             raise Unknown(f"the model cannot be evaluated on the step's batch: {short(e)}") from None
         name, error = _worst(one, again)
