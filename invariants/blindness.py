@@ -5,15 +5,12 @@ The observer writes pairs into `process.json`, the checker reads them::
     "blind": [["states", 12], ["values batch", 30]]
 
 A pair says what is recorded no more, and the step in which that began (-1: before training). Rules that need it are UNKNOWN from there.
-When the writer itself is what ended, `process.json` may not be written any more: a file beside it, `blind`, then holds the step.
+When the writer itself is what ended, `process.json` may not be written any more: a file beside it, `blind`, then holds the step (`trace/process.py`).
 """
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import TYPE_CHECKING, Final
-
-from proctor.invariants.files import read_file
 
 if TYPE_CHECKING:
     from proctor.invariants.relations import Needs
@@ -21,22 +18,7 @@ if TYPE_CHECKING:
 ALL: Final = "all"  # also: which step and phase it is
 CALLS: Final = "calls"
 STATES: Final = "states"
-FILE: Final = "blind"
 VALUES: Final = "values "  # and the name of a `schema.Value` in lower case
-
-
-def word_left(folder: Path) -> list[object] | None:
-    """The pair of a process whose writer ended, None where it left no word."""
-    try:
-        text = read_file(folder / FILE, 64)
-    except FileNotFoundError:
-        return None
-    except OSError:
-        return [ALL, -1]
-    try:
-        return [ALL, max(int(text), -1)]
-    except ValueError:
-        return [ALL, -1]
 
 
 def hides(what: str, needs: Needs) -> bool:

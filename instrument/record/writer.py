@@ -30,10 +30,9 @@ import pyarrow as pa
 from pyarrow import ipc
 
 from proctor.instrument.guard import Guard, say
-from proctor.invariants import blindness
 from proctor.invariants.descriptor import Descriptor
 from proctor.invariants.files import replace_file
-from proctor.invariants.schema import TABLES
+from proctor.invariants.schema import BLIND_FILE, TABLES
 from proctor.invariants.wire.arrow_message import Encoded, TableEncoder
 from proctor.invariants.wire.checksum import metadata
 
@@ -192,7 +191,7 @@ class TraceWriter:
     def leave_word(self, step: int) -> None:
         """Nothing is written any more, perhaps not `process.json` either; so that it is not taken for a process that was killed."""
         with contextlib.suppress(Exception):
-            number = os.open(f"{self.folder}/{blindness.FILE}", os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_CLOEXEC, 0o600)
+            number = os.open(f"{self.folder}/{BLIND_FILE}", os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_CLOEXEC, 0o600)
             try:
                 os.write(number, f"{step}\n".encode())
             finally:

@@ -18,10 +18,9 @@ import polars as pl
 import pyarrow as pa
 
 from proctor.errors import TraceError
-from proctor.invariants.blindness import word_left
 from proctor.invariants.files import read_file
 from proctor.invariants.schema import LATER, MAX_NAME_CHARS, TABLES, TRACE_SCHEMA, Name
-from proctor.invariants.trace.process import Process, process_of, whole_number
+from proctor.invariants.trace.process import Process, process_of, whole_number, word_left
 from proctor.invariants.trace.tables import Table, empty, first_missing, lacks, no_rows, read_table
 from proctor.invariants.trace.windows import Sieve, Window
 

@@ -8,15 +8,19 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from pathlib import Path
+from typing import Any, Final
 
 import msgspec
 
 from proctor.invariants.codec import definition
+from proctor.invariants.files import read_file
+from proctor.invariants.schema import BLIND_FILE
 
 _MAX_WAITING = 64  # calls of one process
 _MAX_UNOBSERVED = 5_000  # names of functions
 _MAX_BLIND = 100  # errors of ours
+_EVERYTHING: Final = "all"  # `blindness.ALL`
 
 
 class Waiting(msgspec.Struct, frozen=True):
@@ -68,6 +72,20 @@ def process_of(info: Mapping[str, Any], run: int, program: str, folder: str) -> 
         definitions=_definitions(info.get("definitions")),
         blind=_blind(info.get("blind")),
     )
+
+
+def word_left(folder: Path) -> list[object] | None:
+    """The pair of a process whose writer ended, None where it left no word."""
+    try:
+        text = read_file(folder / BLIND_FILE, 64)
+    except FileNotFoundError:
+        return None
+    except OSError:
+        return [_EVERYTHING, -1]
+    try:
+        return [_EVERYTHING, max(int(text), -1)]
+    except ValueError:
+        return [_EVERYTHING, -1]
 
 
 def _definitions(said: Any) -> dict[str, str]:
