@@ -12,10 +12,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
+from proctor.invariants.schema import ALL_ENDED
+
 if TYPE_CHECKING:
     from proctor.invariants.relations import Needs
 
-ALL: Final = "all"  # also: which step and phase it is
+ALL: Final = ALL_ENDED
 CALLS: Final = "calls"
 STATES: Final = "states"
 VALUES: Final = "values "  # and the name of a `schema.Value` in lower case

@@ -23,6 +23,7 @@ import pyarrow as pa
 
 # 1: first version. 2: the table `values`.
 TRACE_SCHEMA: Final = 2
+ALL_ENDED: Final = "all"  # what an error of ours ended (`blindness`): everything, also which step and phase it is
 BLIND_FILE: Final = "blind"  # beside `process.json`, of a process whose writer ended: the step
 # 1: first version. 2: evidence, runs, diversity, false alarms and tier of a rule; requires, suppressions, refuted.
 PACK_SCHEMA: Final = 2

@@ -19,7 +19,7 @@ import signal
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Final, Literal
 
@@ -86,13 +86,9 @@ def judge(
     """
     recorded = read_capsule(path)
     ranks = siblings(path, recorded)
-    try:
-        steps = {rank: recorded if rank == recorded.rank else read_capsule(folder) for rank, folder in ranks.items()}
-    except TraceError as e:
-        return Judgement("cannot", f"a capsule of another rank: {e.message}")
-    lacks = _lacks(recorded, steps)
-    if lacks:
-        return Judgement("cannot", lacks)
+    steps = _steps(recorded, ranks)
+    if isinstance(steps, str):
+        return Judgement("cannot", steps)
     words = tuple(command) or _recorded_command(path, recorded)
     again: list[Steps] = []
     for i in (1, 2):
@@ -120,16 +116,22 @@ def first_bad(
     """
     recorded = read_capsule(path)
     ranks = siblings(path, recorded)
-    try:
-        steps = {rank: recorded if rank == recorded.rank else read_capsule(folder) for rank, folder in ranks.items()}
-    except TraceError as e:
-        return f"a capsule of another rank: {e.message}"
-    if lacks := _lacks(recorded, steps):
-        return lacks
+    steps = _steps(recorded, ranks)
+    if isinstance(steps, str):
+        return steps
     words = tuple(command) or _recorded_command(path, recorded)
     tell(f"execution 1 of 1: {' '.join(words)}")
     found = perform(ranks, recorded, words, own=not command, timeout_s=timeout_s, origin=True)
     return found if isinstance(found, str) else {rank: outcome.origin or Origin() for rank, outcome in found.items()}
+
+
+def _steps(recorded: Capsule, ranks: Mapping[int, Path]) -> Steps | str:
+    """The capsules of all ranks of the step, or why it cannot be executed again."""
+    try:
+        steps = {rank: recorded if rank == recorded.rank else read_capsule(folder) for rank, folder in ranks.items()}
+    except TraceError as e:
+        return f"a capsule of another rank: {e.message}"
+    return _lacks(recorded, steps) or steps
 
 
 def _lacks(recorded: Capsule, steps: Steps) -> str:

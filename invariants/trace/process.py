@@ -9,18 +9,17 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Final
+from typing import Any
 
 import msgspec
 
 from proctor.invariants.codec import definition
 from proctor.invariants.files import read_file
-from proctor.invariants.schema import BLIND_FILE
+from proctor.invariants.schema import ALL_ENDED, BLIND_FILE
 
 _MAX_WAITING = 64  # calls of one process
 _MAX_UNOBSERVED = 5_000  # names of functions
 _MAX_BLIND = 100  # errors of ours
-_EVERYTHING: Final = "all"  # `blindness.ALL`
 
 
 class Waiting(msgspec.Struct, frozen=True):
@@ -81,11 +80,11 @@ def word_left(folder: Path) -> list[object] | None:
     except FileNotFoundError:
         return None
     except OSError:
-        return [_EVERYTHING, -1]
+        return [ALL_ENDED, -1]
     try:
-        return [_EVERYTHING, max(int(text), -1)]
+        return [ALL_ENDED, max(int(text), -1)]
     except ValueError:
-        return [_EVERYTHING, -1]
+        return [ALL_ENDED, -1]
 
 
 def _definitions(said: Any) -> dict[str, str]:
