@@ -244,15 +244,13 @@ class _Ghost(torch.autograd.Function):  # type: ignore[misc]  # torch is not typ
 
     @staticmethod
     def backward(ctx: Any, *gradients: Any) -> Any:
-        found: list[torch.Tensor | None] = []
-        for i, (shape, dtype) in enumerate(ctx.given):
-            if not ctx.needs_input_grad[4 + i]:
-                found.append(None)
-            elif ctx.target is None:
-                found.append(torch.zeros(shape, dtype=dtype))
-            else:
-                found.append(ctx.stages.receive(shape, dtype, ctx.target, 2 * (ctx.tag + i) + 1))
-        return None, None, None, None, *found
+        def back(i: int, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
+            if ctx.target is None:
+                return torch.zeros(shape, dtype=dtype)
+            received: torch.Tensor = ctx.stages.receive(shape, dtype, ctx.target, 2 * (ctx.tag + i) + 1)
+            return received
+
+        return _returned(ctx, back)
 
 
 class _Arrive(torch.autograd.Function):  # type: ignore[misc]
@@ -266,14 +264,16 @@ class _Arrive(torch.autograd.Function):  # type: ignore[misc]
 
     @staticmethod
     def backward(ctx: Any, *gradients: Any) -> Any:
-        found: list[torch.Tensor | None] = []
-        for i, (shape, dtype) in enumerate(ctx.given):
-            if not ctx.needs_input_grad[4 + i]:
-                found.append(None)
-                continue
+        def back(i: int, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
             ctx.stages.send(gradients[i], ctx.source, 2 * (ctx.tag + i) + 1)
-            found.append(torch.zeros(shape, dtype=dtype))
-        return None, None, None, None, *found
+            return torch.zeros(shape, dtype=dtype)
+
+        return _returned(ctx, back)
+
+
+def _returned(ctx: Any, back: Callable[[int, tuple[int, ...], torch.dtype], torch.Tensor]) -> tuple[torch.Tensor | None, ...]:
+    """Gradients of a function's four settings, none, and of each tensor that it was given and that wants one."""
+    return None, None, None, None, *(back(i, *given) if ctx.needs_input_grad[4 + i] else None for i, given in enumerate(ctx.given))
 
 
 class _Join(torch.autograd.Function):  # type: ignore[misc]
