@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Final
+from typing import Any, Final
 
 import torch
 from torch import nn
@@ -20,6 +20,35 @@ from proctor.oracle.selfcheck.watching.values import exchanged, same_bits
 
 AXES: Final = (0, 1)
 LIKE: Final = 1e-4  # relative error below which a permuted result is that of the permuted batch, where an axis is sought
+
+
+def tried(call: Call, args: Any, what: str) -> Outputs:
+    """Results on another batch than the program's.
+
+    Args:
+        call: of the model.
+        args: `(args, kwargs)`.
+        what: the batch has.
+
+    Raises:
+        Unknown: the model fails.
+    """
+    try:
+        return call.evaluate(args)
+    except Exception as e:  # noqa: BLE001 - the program's own code
+        raise Unknown(f"with {what} the model fails: {short(e)}") from None
+
+
+def other_tokens(some: torch.Tensor, tokens: torch.Tensor) -> torch.Tensor:
+    """Others than some of a batch's tokens, of the same vocabulary: those of the batch, one further.
+
+    Raises:
+        Unknown: the batch is one token again and again.
+    """
+    known = tokens.unique()
+    if known.numel() < 2:
+        raise Unknown("the batch is one token again and again")
+    return known[(torch.searchsorted(known, some.contiguous()) + 1) % known.numel()]
 
 
 @dataclass(frozen=True)

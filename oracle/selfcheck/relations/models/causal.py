@@ -11,10 +11,11 @@ from typing import Final
 
 import torch
 
-from proctor.oracle.selfcheck import ModelRelation, NotApplicable, Unknown, register
+from proctor.oracle.selfcheck import ModelRelation, NotApplicable, register
 from proctor.oracle.selfcheck.outcomes import Outcome
+from proctor.oracle.selfcheck.watching.axes import other_tokens, tried
 from proctor.oracle.selfcheck.watching.parting import Look, part
-from proctor.oracle.selfcheck.watching.step import Call, Outputs, gap, short
+from proctor.oracle.selfcheck.watching.step import Call, Outputs, gap
 from proctor.oracle.selfcheck.watching.values import exchanged
 
 SHARE: Final = 0.9  # of the targets that must be the next inputs
@@ -52,14 +53,11 @@ class Causal(ModelRelation):
                 return tensor
             made = tensor.clone()
             later = made.narrow(axis, cut, made.size(axis) - cut)
-            later.copy_(_other(later, tensor))
+            later.copy_(other_tokens(later, tensor))
             return made
 
         other = exchanged(call.inputs, change)
-        try:
-            seen = call.evaluate(other)
-        except Exception as e:  # noqa: BLE001 - the program's own code
-            raise Unknown(f"with other tokens the model fails: {short(e)}") from None
+        seen = tried(call, other, "other tokens")
 
         def early(outputs: Mapping[str, torch.Tensor]) -> Outputs:
             return {p: outputs[p].narrow(a, 0, cut) for p, a in there.items()}
@@ -114,14 +112,6 @@ def _axis_of(result: torch.Tensor, ids: torch.Tensor, axis: int) -> int | None:
     if result.ndim >= 2 and result.shape[:2] == ids.shape:
         return axis
     return next((a for a in (1, 0, 2) if a < result.ndim and result.size(a) == ids.size(axis) and result.shape.count(ids.size(axis)) == 1), None)
-
-
-def _other(later: torch.Tensor, tokens: torch.Tensor) -> torch.Tensor:
-    """Other tokens of the same vocabulary: those of the batch, one further."""
-    known = tokens.unique()
-    if known.numel() < 2:
-        raise Unknown("the batch is one token again and again")
-    return known[(torch.searchsorted(known, later.contiguous()) + 1) % known.numel()]
 
 
 def _early(length: int, cut: int) -> Look:

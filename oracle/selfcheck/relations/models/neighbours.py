@@ -10,9 +10,9 @@ from torch import nn
 
 from proctor.oracle.selfcheck import ModelRelation, Unknown, register
 from proctor.oracle.selfcheck.outcomes import Outcome
-from proctor.oracle.selfcheck.watching.axes import Batch, batch_of
+from proctor.oracle.selfcheck.watching.axes import Batch, batch_of, tried
 from proctor.oracle.selfcheck.watching.parting import Look, part
-from proctor.oracle.selfcheck.watching.step import Call, gap, short
+from proctor.oracle.selfcheck.watching.step import Call, gap
 from proctor.oracle.selfcheck.watching.values import exchanged, same_bits
 
 
@@ -28,10 +28,7 @@ class Neighbours(ModelRelation):
         other = _others(call, batch)
         if all(same_bits(t, other_t) for (_, t), other_t in zip(call.named_inputs.values(), _leaves(other), strict=True)):
             raise Unknown("all samples of the batch are equal, so there is nothing to exchange")
-        try:
-            seen = call.evaluate(other)
-        except Exception as e:  # noqa: BLE001 - the program's own code
-            raise Unknown(f"with other samples beside the first one the model fails: {short(e)}") from None
+        seen = tried(call, other, "other samples beside the first one")
         one = {p: results[p].select(a, 0) for p, a in batch.outputs.items()}
         two = {p: seen[p].select(a, 0) for p, a in batch.outputs.items() if p in seen and seen[p].shape == results[p].shape}
         worst = gap(one, two, lambda: [{p: s[p].select(a, 0) for p, a in batch.outputs.items()} for s in call.noise(call.evaluate)])

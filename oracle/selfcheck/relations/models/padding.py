@@ -10,10 +10,11 @@ from collections.abc import Mapping
 
 import torch
 
-from proctor.oracle.selfcheck import ModelRelation, NotApplicable, Unknown, register
+from proctor.oracle.selfcheck import ModelRelation, NotApplicable, register
 from proctor.oracle.selfcheck.outcomes import Outcome
+from proctor.oracle.selfcheck.watching.axes import other_tokens, tried
 from proctor.oracle.selfcheck.watching.parting import Look, part
-from proctor.oracle.selfcheck.watching.step import Call, Outputs, gap, short
+from proctor.oracle.selfcheck.watching.step import Call, Outputs, gap
 from proctor.oracle.selfcheck.watching.values import exchanged
 
 
@@ -32,10 +33,7 @@ class Padding(ModelRelation):
         masked = exchanged(call.inputs, lambda p, t: mask if p == mask_path else t)
         tokens = call.named_inputs[tokens_path][1]
         changed = exchanged(masked, lambda p, t: _under(t, shown) if p == tokens_path else t)
-        try:
-            one, other = call.evaluate(masked), call.evaluate(changed)
-        except Exception as e:  # noqa: BLE001 - the program's own code
-            raise Unknown(f"with padding the model fails: {short(e)}") from None
+        one, other = (tried(call, batch, "padding") for batch in (masked, changed))
 
         def select(outputs: Mapping[str, torch.Tensor]) -> Outputs:
             return {p: _shown(t, shown) for p, t in outputs.items() if t.ndim and _per_sample(t, shown)}
@@ -103,11 +101,7 @@ def _under(tokens: torch.Tensor, shown: torch.Tensor) -> torch.Tensor:
     if tokens.is_floating_point():
         place = hidden if tokens.ndim == 2 else hidden.unsqueeze(-1)
         return torch.where(place, tokens * 1.5 + 1.0, tokens)
-    known = tokens.unique()
-    if known.numel() < 2:
-        raise Unknown("the batch is one token again and again")
-    index = (torch.searchsorted(known, tokens.contiguous()) + 1) % known.numel()
-    return torch.where(hidden if tokens.ndim == 2 else hidden.unsqueeze(-1), known[index], tokens)
+    return torch.where(hidden if tokens.ndim == 2 else hidden.unsqueeze(-1), other_tokens(tokens, tokens), tokens)
 
 
 def _look(shown: torch.Tensor) -> Look:

@@ -9,9 +9,9 @@ import torch
 
 from proctor.oracle.selfcheck import ModelRelation, Unknown, register
 from proctor.oracle.selfcheck.outcomes import Outcome
-from proctor.oracle.selfcheck.watching.axes import Batch, batch_of, permuted, rotation
+from proctor.oracle.selfcheck.watching.axes import Batch, batch_of, permuted, rotation, tried
 from proctor.oracle.selfcheck.watching.parting import Look, part
-from proctor.oracle.selfcheck.watching.step import Call, gap, short
+from proctor.oracle.selfcheck.watching.step import Call, gap
 
 
 @register
@@ -25,10 +25,7 @@ class Permutation(ModelRelation):
         results, batch = call.baseline, batch_of(call)
         order = rotation(batch.size)
         other = permuted(call, batch, order)
-        try:
-            seen = call.evaluate(other)
-        except Exception as e:  # noqa: BLE001 - the program's own code
-            raise Unknown(f"with a permuted batch the model fails: {short(e)}") from None
+        seen = tried(call, other, "a permuted batch")
         wanted = {p: results[p].index_select(a, order) for p, a in batch.outputs.items()}
         worst = gap(wanted, {p: t for p, t in seen.items() if p in wanted and t.shape == wanted[p].shape}, lambda: [
             {p: s[p].index_select(a, order) for p, a in batch.outputs.items()} for s in call.noise(call.evaluate)])  # fmt: skip
