@@ -33,7 +33,9 @@ _CALL_S: Final = 4e-7  # what recording a call costs (benchmarks/tap.py)
 _ROUND: Final = 1 / 16  # weight of a new step in the running means
 _TIMED: Final = 7  # coprime to how often a sentinel glances; one in so many of the steps that are not looked at is timed
 _SAID_S: Final = 5.0  # between two reports, each of which is written and sent
-_AIM: Final = 0.75  # of the budget: what our code throws out of caches and makes the interpreter wait is in no measurement
+_AIM: Final = 0.75  # of the budget: what our code throws out of caches and makes the interpreter wait is in no measurement of a step that is left out
+_GLANCES: Final = 1 / 8  # of the budget; by CPU seconds of the training thread a glance costs 2.5 times what it measures of itself (benchmarks/budget_cost.py)
+_HIDDEN: Final = 2.0  # times what a look measures of itself, that it may cost besides: more is the program's own, which has steps of several kinds
 _SETTLED: Final = 4  # steps of a kind before what they cost is believed
 _MASK: Final = (1 << 64) - 1
 
@@ -130,7 +132,8 @@ class Budget:
         self.looked = self.steps = 0  # steps that were looked at, and all
         self.looking = True
         self._threads, self._clock = threads, clock
-        self._full, self._thin, self._bare = _Mean(), _Mean(), _Mean()
+        self._full, self._thin = _Mean(), _Mean()  # of ours in a step that is looked at, and in one that is not,
+        self._beside, self._bare = _Mean(), _Mean()  # and of the program's: more where a look threw its data out of the caches
         self._began = self._own = self._spent_before = 0.0
         self._calls = 0
         self._untimed = 0  # steps since one was timed
@@ -155,7 +158,7 @@ class Budget:
     @property
     def light_s(self) -> float:
         """Seconds that a look at a few values may take in a step that is not looked at otherwise."""
-        return self.share * self._bare.value / 4
+        return self.share * self._unwatched_s * _GLANCES
 
     def wake(self) -> None:
         """Something is wrong: the next steps are all looked at. From any thread."""
@@ -245,7 +248,7 @@ class Budget:
             self.since_free[1] += max(0.0, now - self._began - spent)
         elif self._began:
             bare = max(0.0, now - self._began - spent)
-            self._bare.add(bare)
+            (self._beside if self.looking else self._bare).add(bare)
             (self._full if self.looking else self._thin).add(spent)
             if self._step >= self.free:
                 self.since_free[0] += spent
@@ -267,11 +270,20 @@ class Budget:
             return
         thin = self._thin.value if self._thin.seen >= _SETTLED else 0.0
         rest = self._asleep.value if self._asleep.seen else thin  # of most steps; a block has a thin one on each side
-        room = _AIM * self.share * self._bare.value - rest
-        dear = self._full.value + 2 * max(0.0, thin - rest) / BLOCK - rest
+        room = _AIM * self.share * self._unwatched_s - rest
+        dear = self._full.value + self._hidden_s() + 2 * max(0.0, thin - rest) / BLOCK - rest
         wanted = 0 if dear <= room else MAX_LEVEL if room <= 0 else min(MAX_LEVEL, math.ceil(math.log2(dear / room)))
         self.level = wanted if wanted > self.level else max(wanted, self.level - 1)
         self._highest = max(self._highest, self.level)
+
+    @property
+    def _unwatched_s(self) -> float:
+        """Seconds that the program takes for a step that is left out; until there was one, for a step."""
+        return (self._bare if self._bare.seen >= _SETTLED else self._beside).value
+
+    def _hidden_s(self) -> float:
+        """Seconds by which the program itself is slower in a step that is looked at, which no clock around our hooks sees."""
+        return min(max(0.0, self._beside.value - self._unwatched_s), _HIDDEN * self._full.value)
 
     def facts(self, *, last: bool = True) -> dict[str, Any]:
         """For `process.json` and the verifier; what was said lately is said again, unless this is the last time."""

@@ -21,15 +21,15 @@ class Clock:
         return self.now
 
 
-def run(budget: Budget, clock: Clock, steps: range, *, bare: float, full: float, thin: float) -> list[int]:
-    """Steps that were looked at, of a process whose steps cost so many seconds."""
+def run(budget: Budget, clock: Clock, steps: range, *, bare: float, full: float, thin: float, hidden: float = 0.0) -> list[int]:
+    """Steps that were looked at, of a process whose steps cost so many seconds; `hidden`: by which a look slows the program itself."""
     looked = []
     for step in steps:
         if budget.next_step(step, 0):
             looked.append(step)
         own = full if budget.looking else thin
         budget.meter.seconds += own
-        clock.now += bare + own
+        clock.now += bare + own + hidden * budget.looking
     return looked
 
 
@@ -73,6 +73,20 @@ def test_the_share_is_kept(full: float, thin: float) -> None:
     own, other = budget.since_free
     assert own / other <= 0.06
     assert budget.looked > 20 + 4_000 // (BLOCK << MAX_LEVEL) // 2
+
+
+def test_what_a_look_throws_out_of_caches_is_of_the_share_too() -> None:
+    clock = Clock()
+    budget = Budget(0.05, 20, clock=clock)
+    looked = run(budget, clock, range(8_000), bare=1.0, full=0.5, thin=0.0, hidden=1.0)
+    assert 1.5 * len([step for step in looked if step >= 20]) / 8_000 <= 0.06
+
+
+def test_steps_that_are_long_by_themselves_do_not_end_the_looks() -> None:
+    clock = Clock()
+    budget = Budget(0.05, 20, clock=clock)
+    run(budget, clock, range(8_000), bare=1.0, full=0.1, thin=0.0, hidden=50.0)
+    assert budget.level <= 4, "as if a look cost three times what it measures of itself"
 
 
 def test_what_costs_less_than_the_budget_is_looked_at_always() -> None:
@@ -137,7 +151,8 @@ def sentry() -> Any:
     for p in parameters:
         p.grad = torch.ones(4)
     budget = Budget(0.5, 0)
-    budget._bare.add(1e6)  # room for all at once
+    for _ in range(4):
+        budget._bare.add(1e6)  # room for all at once
     return parameters, budget, Sentinel(Tracker(*parameters), budget)  # type: ignore[arg-type]
 
 
