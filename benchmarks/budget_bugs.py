@@ -18,11 +18,10 @@ import tempfile
 from pathlib import Path
 
 PROCTOR = [sys.executable, "-m", "proctor.cli"]
-SITE = "import proctor.instrument.budget as budget\nbudget.FREE = 2\n"
 
 
-def run(command: list[str], **more: str) -> subprocess.CompletedProcess[str]:
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", **more}
+def run(command: list[str]) -> subprocess.CompletedProcess[str]:
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     return subprocess.run(command, capture_output=True, text=True, env=environment, timeout=900, check=False)
 
 
@@ -48,11 +47,9 @@ def main() -> int:
         with tempfile.TemporaryDirectory(prefix="proctor-bugs-") as folder:
             work = Path(folder)
             rules = pack_of(script.parent, work)
-            (work / "site").mkdir()
-            (work / "site" / "sitecustomize.py").write_text(SITE)
             out = work / "run"
-            watch = [*PROCTOR, "watch", "--budget", args.budget, "--fail-on", "never", *rules, "-o", str(out), "--"]
-            done = run([*watch, sys.executable, str(script), "--iters", str(args.iters)], PYTHONPATH=str(work / "site"))
+            watch = [*PROCTOR, "watch", "--budget", args.budget, "--warmup", "2", "--fail-on", "never", *rules, "-o", str(out), "--"]
+            done = run([*watch, sys.executable, str(script), "--iters", str(args.iters)])
             events = out / "verify" / "events.jsonl"
             told = [json.loads(line)["data"] for line in events.read_text().splitlines()] if events.exists() else []
             first = min((e["first_step"] for e in told if "first_step" in e), default=None)

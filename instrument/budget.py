@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, Any, Final
 if TYPE_CHECKING:
     from proctor.instrument.config import RecordConfig
 
-FREE: Final = 200  # first steps, which are all looked at: most of what is wrong is wrong from the start
+FREE: Final = 200  # first steps, which are all looked at where nobody says how many: most of what is wrong is wrong from the start
 BLOCK: Final = 3  # neighbouring steps that are looked at together
 MAX_LEVEL: Final = 10  # one block in 1024
 FOCUS: Final = 24  # steps that are all looked at when something is wrong
@@ -311,4 +311,4 @@ def make_budget(config: RecordConfig, threads: Callable[[], list[threading.Threa
     """Of a process that is watched; one that is only recorded has none."""
     if not config.stream:
         return None
-    return Budget(config.budget, max(config.warmup, FREE), threads)
+    return Budget(config.budget, config.warmup, threads)

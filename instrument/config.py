@@ -23,7 +23,7 @@ class RecordConfig(msgspec.Struct, frozen=True):
         states: attributes to watch among data, grad, buffer, optimizer; `None`: all.
         values: kinds of values to record at calls (`schema.Value` in lower case); `None`: all.
         every: record every n-th step (the others leave no rows, so checks on them are UNKNOWN).
-        warmup: steps recorded in full before `every` applies.
+        warmup: steps recorded in full before `every` and `budget` apply.
         user_code: also observe functions of the user's own modules.
         stream: address of a verifier or relay that the records also go to, `unix:PATH` or `tcp:HOST:PORT`; "": none.
         token_file: of the job, for `stream`; "": `boot/token` in the run directory.

@@ -2,6 +2,7 @@
 
     python -m benchmarks.wild WILD [--half first|second] [--only TEXT] [--number N] [--jobs N] [--write]
     python -m benchmarks.wild WILD --warm         # recorded and checked only: no page, no `watch`, a tenth of the time
+    python -m benchmarks.wild WILD --budget 1%    # under `watch` with a budget, of which only the first two steps are free; programs run ten times as long
     python -m benchmarks.wild WILD --table        # of what was run before
     python -m benchmarks.wild WILD --suites       # libraries' own tests, bare and attached
 
@@ -32,6 +33,7 @@ from benchmarks.wild.table import as_json, records, text, write_section
 
 ROOT: Final = Path(__file__).resolve().parents[2]
 PRODUCT: Final = ("src", "native", "invariants", "instrument", "infer", "verify", "oracle")
+LONGER: Final = 10  # times as many updates under a budget: fewer would be looked at in full
 
 
 def product() -> str:
@@ -61,8 +63,9 @@ def chosen(projects: Sequence[Project], half: str, only: str) -> list[Program]:
 
 
 def run_all(
-    programs: Sequence[Program], projects: Sequence[Project], wild: Path, folder: Path, version: str, jobs: int, warm: Warm | None = None
-) -> None:
+    programs: Sequence[Program], projects: Sequence[Project], wild: Path, folder: Path, version: str, jobs: int, warm: Warm | None = None,
+    options: Sequence[str] = (),
+) -> None:  # fmt: skip
     """Run what has no result yet, and say each in one line."""
     by_name = {p.name: p for p in projects}
     places: dict[str, tuple[Path | None, str]] = {}
@@ -74,7 +77,7 @@ def run_all(
         if place is None:
             print(f"{program.name}: {trouble}", flush=True)
             return
-        result = attempt(program, place, work, version, warm)
+        result = attempt(program, place, work, version, warm, options)
         part = folder / f"{program.name}.json.part"
         part.write_bytes(msgspec.json.encode(result))
         part.replace(folder / f"{program.name}.json")
@@ -119,6 +122,7 @@ def main() -> int:
     parser.add_argument("--only", default="", help="programs whose name holds this")
     parser.add_argument("--number", type=int, default=0, help="at most so many programs")
     parser.add_argument("--warm", action="store_true", help="record in forks of one process and check, where processes of their own and `watch` take too long")
+    parser.add_argument("--budget", metavar="SHARE", help="watch with such a budget")
     parser.add_argument("--jobs", type=int, default=1, help="programs at once")
     parser.add_argument("--results", type=Path, help="folder of results (default WILD/results)")
     parser.add_argument("--also", type=Path, action="append", default=[], help="with --table: folder of results of another commit, for programs that have none of this one")
@@ -142,14 +146,18 @@ def main() -> int:
         print(f"{len(programs)} programs, {sum(not p.skip for p in programs)} of them not skipped, {len({p.project for p in programs})} projects")
         return 0
     version = product()
-    folder = (args.results or args.wild / "results") / (f"{version}-warm" if args.warm else version)
+    way = "-warm" if args.warm else f"-{args.budget}" if args.budget else ""
+    folder = (args.results or args.wild / "results") / f"{version}{way}"
     if args.suites:
         from benchmarks.wild.suites import run_suites
 
         return run_suites(args.wild.resolve(), folder.resolve(), args.only)
     programs = programs[: args.number or None]
+    options = ["--budget", args.budget, "--warmup", "2"] if args.budget else []
+    if args.budget:
+        programs = [msgspec.structs.replace(p, steps=LONGER * p.steps) for p in programs]
     if not args.table:
-        run_all(programs, projects, args.wild.resolve(), folder.resolve(), version, 1 if args.warm else max(args.jobs, 1), Warm() if args.warm else None)
+        run_all(programs, projects, args.wild.resolve(), folder.resolve(), version, 1 if args.warm else max(args.jobs, 1), Warm() if args.warm else None, options)
     results = read_results(folder, programs)
     for other in args.also if args.table else ():
         known = {r.name for r in results}

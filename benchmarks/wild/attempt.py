@@ -140,7 +140,7 @@ class Warm:
             self._judge = None
 
 
-def attempt(program: Program, checkout: Path, work: Path, product: str, warm: Warm | None = None) -> Result:
+def attempt(program: Program, checkout: Path, work: Path, product: str, warm: Warm | None = None, options: Sequence[str] = ()) -> Result:
     """Run one program in every way.
 
     Args:
@@ -149,6 +149,7 @@ def attempt(program: Program, checkout: Path, work: Path, product: str, warm: Wa
         work: folder of its own; emptied.
         product: commit of Proctor.
         warm: where to run it; without it, in processes of its own, and watched live.
+        options: of `watch`.
     """
     said: dict[str, Any] = {"live": warm is None, "name": program.name, "project": program.project, "half": program.half, "product": product, "trains": program.trains}
     if program.skip:
@@ -166,7 +167,7 @@ def attempt(program: Program, checkout: Path, work: Path, product: str, warm: Wa
     if any(told.endswith(NOT_FINITE) for told in bare.digest.values()):
         return Result(**said, state="diverges", why="a parameter is NaN or infinite at its end", bare=bare)
     run = work / "run"
-    watch = [sys.executable, "-m", "proctor.cli", "watch", "-o", str(run), "--fail-on", "never", "--"]
+    watch = [sys.executable, "-m", "proctor.cli", "watch", "-o", str(run), "--fail-on", "never", *options, "--"]
     watched = _arm(program, checkout, work / "watched", watch, warm, run)
     result = Result(**said, state="healthy", bare=bare, watched=watched)
     result.said = [*_TOLD.findall(watched.end)][:10]

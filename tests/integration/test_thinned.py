@@ -12,10 +12,6 @@ from helpers.live.watching import PROCTOR
 
 # Two optimizers, one of which rests now and then, and dropout in one of two models: what was judged wrongly across gaps.
 PROGRAM = """
-import sys
-if len(sys.argv) > 1:
-    import proctor.instrument.budget as budget
-    budget.FREE = 8
 import torch
 from torch import nn
 
@@ -34,12 +30,12 @@ print("RESULT", float(judge(maker(torch.ones(4, 8))).sum().detach()))
 """
 
 
-def watched(folder: Path, *options: str, arguments: tuple[str, ...] = ()) -> tuple[str, str, Path]:
+def watched(folder: Path, *options: str) -> tuple[str, str, Path]:
     run = folder / "run"
     (folder / "train.py").write_text(PROGRAM)
     command = [*PROCTOR, "watch", "-o", str(run), "--no-capsules", "--fail-on", "info", *options, "--", sys.executable, str(folder / "train.py")]
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    done = subprocess.run([*command, *arguments], capture_output=True, text=True, env=environment, timeout=300, check=False)
+    done = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=300, check=False)
     assert done.returncode == 0, done.stderr
     bare = subprocess.run([sys.executable, str(folder / "train.py")], capture_output=True, text=True, env=environment, timeout=300, check=True)
     return done.stdout, bare.stdout, run
@@ -51,7 +47,7 @@ def test_every_nth_step_makes_no_false_alarm(tmp_path: Path) -> None:
 
 
 def test_a_budget_makes_no_false_alarm_and_says_what_it_left_out(tmp_path: Path) -> None:
-    out, bare, run = watched(tmp_path, "--budget", "0.1%", "--warmup", "8", arguments=("short",))
+    out, bare, run = watched(tmp_path, "--budget", "0.1%", "--warmup", "8")
     assert out == bare
     said = json.loads(next(run.glob("procs/*/process.json")).read_text())["overhead"]
     assert said["steps"] == 81, "as many as where all steps are looked at"

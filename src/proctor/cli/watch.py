@@ -49,7 +49,7 @@ def prepare(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--token-file", metavar="FILE", help="of the job, for --listen and --verifier")
     parser.add_argument("--full", action="store_true", help="record everything, not only what the packs need")
     parser.add_argument("--every", metavar="N", type=int, default=1, help="watch every N-th step (default 1)")
-    parser.add_argument("--warmup", metavar="K", type=int, default=10, help="first K steps are always watched (default 10)")
+    parser.add_argument("--warmup", metavar="K", type=int, help="first K steps are always watched (default 10; with a budget 200)")
     parser.add_argument("--budget", metavar="SHARE", help="of the time of training that it may cost, `1%%` (default: no limit); see docs/watch.md")
     parser.add_argument("--no-capsules", action="store_true", help="keep no steps for a replay")
     parser.add_argument("--capsules", action="store_false", dest="no_capsules", help="keep some (the default)")
@@ -60,10 +60,14 @@ def prepare(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Start the verifier, then become the command, or wait for it."""
+    from proctor.instrument.budget import FREE
     from proctor.instrument.record.rundir import write_boot
     from proctor.verify.service.processes import begin
 
     program, command = command_of(args, "proctor watch -i PACK -- python train.py")
+    budget = share_of(args.budget)
+    if args.warmup is None:
+        args.warmup = FREE if budget else 10
     if args.every < 1 or args.warmup < 0:
         raise UsageError("--every must be at least 1 and --warmup at least 0")
     _fits_together(args)
@@ -72,7 +76,6 @@ def run(args: argparse.Namespace) -> int:
         str(target).encode()
     except UnicodeEncodeError:
         raise UsageError(f"{target}: the name is not UTF-8", hint="choose another -o") from None
-    budget = share_of(args.budget)
     settings = settings_of(args, target)
     config = _config(args, target, settings, budget)
     _make_run(args, target, command)

@@ -34,7 +34,7 @@ class Watch(msgspec.Struct, frozen=True, kw_only=True):
         page: who is told; "": nobody.
         capsules: keep the last steps for a replay.
         job: what pages call it; "": after the run.
-        every, warmup: watch every n-th step, and the first ones always.
+        every, warmup: watch every n-th step, and the first ones always: 10 when left out, with a budget 200.
         fail_on: wait for the verdict; "": do not wait.
         metrics: `[HOST:]PORT`; "": none.
         suppressions: files of violations that are expected.
@@ -46,7 +46,7 @@ class Watch(msgspec.Struct, frozen=True, kw_only=True):
     capsules: bool = True
     job: str = ""
     every: int = 1
-    warmup: int = 10
+    warmup: int | None = None
     fail_on: Level | Literal[""] = ""
     metrics: str = ""
     suppressions: list[str] = []
@@ -61,7 +61,7 @@ class Watch(msgspec.Struct, frozen=True, kw_only=True):
             raise ValueError(f"`budget`: {str(error.args[0]).partition(': ')[2]}") from None
         if self.every < 1:
             raise ValueError("`every` must be at least 1")
-        if self.warmup < 0:
+        if self.warmup is not None and self.warmup < 0:
             raise ValueError("`warmup` must be at least 0")
 
 
@@ -178,9 +178,9 @@ capsules = true
 # What pages and metrics call the job; without it the run's name.
 # job = "pretraining"
 
-# Watch every n-th step after the first ones.
+# Watch every n-th step after the first ones; these are 10, with a budget 200, when nothing is said.
 every = 1
-warmup = 10
+# warmup = 10
 
 # Wait for the verdict, and turn exit code 0 into 1 when something of this severity was found: info, warning, error, critical;
 # "never" only waits.
