@@ -32,7 +32,7 @@ FOCUS: Final = 24  # steps that are all looked at when something is wrong
 _CALL_S: Final = 4e-7  # what recording a call costs (benchmarks/tap.py)
 _ROUND: Final = 1 / 16  # weight of a new step in the running means
 _TIMED: Final = 7  # coprime to how often a sentinel glances; one in so many of the steps that are not looked at is timed
-_SAID_S: Final = 5.0  # between two reports, each of which is written and sent
+SAID_S: Final = 5.0  # between two reports, each of which is written and sent
 _AIM: Final = 0.75  # of the budget: what our code throws out of caches and makes the interpreter wait is in no measurement of a step that is left out
 _GLANCES: Final = 1 / 8  # of the budget; by CPU seconds of the training thread a glance costs 2.5 times what it measures of itself (benchmarks/budget_cost.py)
 _HIDDEN: Final = 2.0  # times what a look measures of itself, that it may cost besides: more is the program's own, which has steps of several kinds
@@ -154,6 +154,11 @@ class Budget:
     def own_s(self) -> float:
         """Seconds so far."""
         return self.meter.seconds + self._own
+
+    @property
+    def left_out(self) -> int:
+        """Steps so far that were not looked at."""
+        return self.steps - self.looked
 
     @property
     def light_s(self) -> float:
@@ -288,7 +293,7 @@ class Budget:
     def facts(self, *, last: bool = True) -> dict[str, Any]:
         """For `process.json` and the verifier; what was said lately is said again, unless this is the last time."""
         now = time.monotonic()
-        if last or not self._said or now - self._said_at >= _SAID_S:
+        if last or not self._said or now - self._said_at >= SAID_S:
             self._said, self._said_at = self._facts(), now
         return self._said
 

@@ -288,6 +288,7 @@ class Observer:
         step, before = self.clock.step + 1, self.sampled
         within = self.budget is None or self.budget.next_step(step, self.recorder.current_seq)
         self.sampled = within and (step < self.config.warmup or step % max(self.output.sample_every, 1) == 0)
+        self.output.skipped += within and not self.sampled
         self.recorder.enabled = self.sampled
         if self.sentinel is not None and before is not self.sampled:
             self.taps.thin(not self.sampled)

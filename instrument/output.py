@@ -7,10 +7,12 @@ from __future__ import annotations
 
 import os
 import sys
+import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from proctor.errors import ProctorError
+from proctor.instrument.budget import SAID_S
 from proctor.instrument.guard import say, unsaid
 from proctor.instrument.record.packages import packages
 from proctor.invariants.schema import TRACE_SCHEMA, Name
@@ -30,6 +32,9 @@ class Output:
         self.notes: list[str] = []
         self.early_drops = self.early_values = 0  # records that were dropped before the process was armed
         self.sample_every = observer.config.every
+        self.skipped = 0  # steps that were not recorded, besides those that a budget leaves out
+        self._counted: dict[str, int] = {}
+        self._counted_at = 0.0
 
     def sender(self, folder: Path) -> Any:
         """The way to the verifier, where there is one."""
@@ -91,6 +96,7 @@ class Output:
             },
             "dropped": self._observer.recorder.dropped - self.early_drops + self._observer.sink.dropped - self.early_values
             + (self._observer.writer.lost + self._observer.writer.torn if self._observer.writer is not None else 0),
+            **self._left_out(),
             "notes": self._observer.guard.notes + self.notes + unsaid() + (self._observer.capsules.notes if self._observer.capsules is not None else []),
             "finished": self._observer.finished,
             "blind": [list(pair) for pair in self._observer.guard.ended],
@@ -100,6 +106,15 @@ class Output:
             **(self._observer.budget.facts(last=self._observer.finished) if self._observer.budget is not None else {}),
             **self._observer.probes.facts(),
         }
+
+    def _left_out(self) -> dict[str, int]:
+        """Steps that were counted and not recorded, where there are any. The numbers are as old as the last report: each new one is written and sent."""
+        budget = self._observer.budget
+        left_out = self.skipped + (budget.left_out if budget is not None else 0)
+        now = time.monotonic()
+        if left_out and (not self._counted or self._observer.finished or now - self._counted_at >= SAID_S):
+            self._counted, self._counted_at = {"steps": self._observer.clock.step + 1, "left_out": left_out}, now
+        return self._counted
 
     def went_blind(self) -> None:
         """An error of ours has switched something off: say so soon."""

@@ -168,6 +168,9 @@ def coverage(trace: Trace, end: int | None = None) -> Coverage:
             f"rank {cut} did not finish (killed, or still running); that something did not happen "
             f"from step {min(horizon.values())} on is unknown"
         )
+    if thinned := [p for p in trace.processes if p.left_out > 0]:
+        least = max(thinned, key=lambda p: p.left_out / max(p.steps, 1))
+        notes.append(f"{least.left_out:,} of {least.steps:,} steps were left out (a budget, --every, or a full disk): what happened in them is unknown")
     unobserved = {i: frozenset(p.unobserved) for i, p in enumerate(trace.processes) if p.unobserved}
     damaged: dict[int, int] = {}
     for process in trace.processes:

@@ -49,6 +49,8 @@ class Process(msgspec.Struct, frozen=True):
     unobserved: list[str] = []  # functions that may have been called without a record
     damaged: int | None = None  # the step from which records are missing in its files, which are not as they were written
     definitions: dict[str, str] = {}  # what the user's functions and classes are (`invariants.definition`), by name
+    steps: int = 0  # that it has counted; 0 in a trace that does not say so
+    left_out: int = 0  # of them, those that were not recorded: by a budget, by `--every`, or since the disk was full
     blind: list[tuple[str, int]] = []  # what an error of ours ended, and in which step (`invariants.blindness`)
 
 
@@ -69,6 +71,8 @@ def process_of(info: Mapping[str, Any], run: int, program: str, folder: str) -> 
         waiting=_waiting(info),
         unobserved=[str(n) for n in unseen[:_MAX_UNOBSERVED]] if isinstance(unseen, list) else [],
         definitions=_definitions(info.get("definitions")),
+        steps=whole_number(info.get("steps"), 0),
+        left_out=whole_number(info.get("left_out"), 0),
         blind=_blind(info.get("blind")),
     )
 

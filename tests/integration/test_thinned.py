@@ -41,9 +41,18 @@ def watched(folder: Path, *options: str) -> tuple[str, str, Path]:
     return done.stdout, bare.stdout, run
 
 
-def test_every_nth_step_makes_no_false_alarm(tmp_path: Path) -> None:
-    out, bare, _ = watched(tmp_path, "--every", "7", "--warmup", "8")
+def left_out(run: Path) -> list[str]:
+    """What a check of the run says of steps that were left out."""
+    done = subprocess.run([*PROCTOR, "check", str(run), "--format", "json"], capture_output=True, text=True, timeout=300, check=False)
+    return [note for note in json.loads(done.stdout)["notes"] if "left out" in note]
+
+
+def test_every_nth_step_makes_no_false_alarm_and_a_check_says_what_was_left_out(tmp_path: Path) -> None:
+    out, bare, run = watched(tmp_path, "--every", "7", "--warmup", "8")
     assert out == bare
+    steps = 82  # the last is a forward alone
+    recorded = 8 + len(range(14, steps, 7))
+    assert [note.partition(" were")[0] for note in left_out(run)] == [f"{steps - recorded} of {steps} steps"]
 
 
 def test_a_budget_makes_no_false_alarm_and_says_what_it_left_out(tmp_path: Path) -> None:
@@ -52,6 +61,7 @@ def test_a_budget_makes_no_false_alarm_and_says_what_it_left_out(tmp_path: Path)
     said = json.loads(next(run.glob("procs/*/process.json")).read_text())["overhead"]
     assert said["steps"] == 81, "as many as where all steps are looked at"
     assert 8 < said["looked"] < said["steps"] and said["budget"] == 0.001 and said["seconds"] > 0 and said["delay"] > 0
+    assert [note.partition(" were")[0] for note in left_out(run)] == [f"{said['steps'] - said['looked']} of 82 steps"]
     assert any(json.loads(line)["data"].get("delay") == said["delay"] for line in (run / "verify" / "events.jsonl").read_text().splitlines())
 
 

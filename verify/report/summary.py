@@ -80,13 +80,20 @@ def _facts(trace: Trace, info: Mapping[str, Any], dropped: int) -> list[tuple[st
             else "none: nothing was recorded",
         ),
         ("Mesh", _mesh(trace)),
-        ("Steps", f"{trace.steps:,}" + (f"; last step {trace.steps - 1:,}" if trace.steps else "")),
+        ("Steps", _steps(trace)),
         ("Phases", ", ".join(f"{clean(phase)} {n:,}" for phase, n in phases)),
         ("Records", f"{count(trace.calls.height, 'call')}, {count(trace.states.height, 'state')}"),
         ("Recorded for", f"{seconds:,.1f} s" if seconds else ""),
         ("Lost", f"{count(dropped, 'record')}" if dropped else "nothing"),
     ]
     return [(label, text) for label, text in facts if text]
+
+
+def _steps(trace: Trace) -> str:
+    least = max(trace.processes, key=lambda p: p.left_out, default=None)
+    if least is not None and least.left_out > 0:
+        return f"{least.steps:,}; {least.left_out:,} of them were left out, the last that was recorded is {trace.steps - 1:,}"
+    return f"{trace.steps:,}" + (f"; last step {trace.steps - 1:,}" if trace.steps else "")
 
 
 def _mesh(trace: Trace) -> str:

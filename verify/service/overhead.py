@@ -70,10 +70,9 @@ class Overheads:
         if not worst.budget:
             return ""
         kept = "" if worst.share <= worst.budget * 1.5 else ", which could not be kept"
-        left = f"; {worst.looked} of {worst.steps} steps were looked at, the others are unknown" if worst.thin else ""
         glanced = f"; replicas, movement and finiteness of all parameters were glanced at every {worst.round} steps" if worst.thin and worst.round else ""
-        delay = f", none waited for more than {worst.delay} steps" if worst.thin and worst.delay else ""
-        return f"being watched cost {100 * worst.share:.1f} % of the time of training, the budget is {100 * worst.budget:g} %{kept}{left}{delay}{glanced}"
+        delay = f"; a step waits for the next look for {worst.delay} steps at most" if worst.thin and worst.delay else ""
+        return f"being watched cost {100 * worst.share:.1f} % of the time of training, the budget is {100 * worst.budget:g} %{kept}{delay}{glanced}"
 
 
 def _read(said: Mapping[str, Any]) -> Overhead:
