@@ -12,6 +12,7 @@ from proctor.errors import OracleError
 from proctor.oracle.judging.check import Comparison
 from proctor.oracle.judging.verdicts import Culprit
 from proctor.oracle.localising.ops import PHASES, Operation, Trace, first_wrong
+from proctor.oracle.mapping.mapped import Mapped
 from proctor.oracle.plans.mesh import rank_text
 from proctor.oracle.recording.budget import Budget
 from proctor.oracle.recording.record import Recorder
@@ -54,6 +55,11 @@ def name_operation(
     module, names = culprit.module, comparison.names_of(culprit.module)
     if not names:
         return culprit, ""
+    if isinstance(candidate, Mapped):
+        own = candidate.own_names(module)
+        if len(own) != 1 or any(own.values()):
+            return culprit, f"which operation is wrong was not looked for: {module} is a part of {' and '.join(own) or 'another module'} in the candidate"
+        names = dict.fromkeys(names, next(iter(own)))
     try:
         _record(
             (reference, commands[0], {rank: module for rank in comparison.reference.ranks}, ""),
