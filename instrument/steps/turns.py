@@ -41,7 +41,7 @@ class _Loop:
     def around(self, turn: int) -> bool:
         """Whether a turn lies between acts of one interval."""
         first, last = self.before
-        return first < turn < last or bool(self.present) and self.present[0] < turn < self.present[-1]
+        return first < turn < last or (bool(self.present) and self.present[0] < turn < self.present[-1])
 
 
 class Turns:
