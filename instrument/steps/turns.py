@@ -66,11 +66,12 @@ class Turns:
 
     def acts(self) -> None:
         """This thread does something that belongs to an update: a forward, a backward, a clearing, the update."""
-        loop = getattr(self._own, "loop", None)
-        if loop is self._last and loop is not None and loop.present:
+        known: _Loop | None = getattr(self._own, "loop", None)
+        if known is not None and known is self._last and known.present:
             return
-        if loop is None:
-            loop = self._own.loop = self._loops[threading.get_ident()] = _Loop()
+        loop = known if known is not None else _Loop()
+        if known is None:
+            self._own.loop = self._loops[threading.get_ident()] = loop
         if loop is not self._last:
             self._turn += 1
             self._last = loop

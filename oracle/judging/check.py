@@ -28,6 +28,7 @@ from proctor.oracle.judging.stages import Stages
 from proctor.oracle.judging.statistics import NOT_SEEN, Statistics
 from proctor.oracle.judging.statistics import note as how_small
 from proctor.oracle.judging.tensor_judge import TensorJudge
+from proctor.oracle.judging.undone import averaged_later, of_other_rows
 from proctor.oracle.judging.verdicts import (
     COMPARED,
     ReplicaConflict,
@@ -142,6 +143,8 @@ class Comparison:
             self.unchecked.append(NOT_SEEN)
         self.notes += evaluated.notes
         self.unchecked += [text for text in evaluated.unchecked if text.partition(": ")[2] not in self.unchecked]
+        tensors, replicas, said_of = averaged_later(tensors, replicas)
+        self.unchecked += said_of
         return self._conclude([*tensors, *evaluated.tensors], [*replicas, *evaluated.replicas])
 
     def prepare(self) -> Verdict | None:
@@ -279,6 +282,10 @@ class Comparison:
                     self._pieces.setdefault(key, []).append((rank, entry))
                 elif entry.kind in ("param", "output") and key not in self.reference.entries:
                     self._extra.add(f"{entry.kind} {name}: the reference has none of this name")
+        if other := of_other_rows(self._pieces, self.reference.calls):
+            self._extra.add(f"gradients at the edges of {len({k[3] for k in other})} modules: the candidate calls them less often than the reference, on other rows")
+            for key in other:
+                del self._pieces[key]
 
     def _count(self, record: RankRecord, naming: Naming) -> dict[str, int]:
         return count_calls(record.entries, naming, 0)

@@ -71,6 +71,8 @@ def name_operation(
         found, note = _compare(comparison, candidate, culprit, module)
     except OracleError as e:
         return culprit, f"which operation is wrong was not found: {e.message}"
+    if found is not None and isinstance(candidate, Mapped) and not found.reference:
+        return culprit, f"{found.label} {found.source} is the first operation that the reference has not, which says little of a program that is written otherwise".replace("  ", " ")
     if found is None:
         return culprit, note
     ranks = f" on {rank_text(found.ranks)}" if len(names) > 1 else ""
