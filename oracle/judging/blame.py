@@ -12,6 +12,7 @@ from types import MappingProxyType
 from typing import Final
 
 from proctor.oracle.judging.scalars import UNCLIPPED, UPDATES
+from proctor.oracle.judging.undone import OWN
 from proctor.oracle.judging.verdicts import (
     ASTRAY,
     COMPARED,
@@ -46,7 +47,8 @@ def culprit(found: Verdict, alone: Verdict, absent: Absent = MappingProxyType({}
         None where nothing is wrong alone, and nothing says where the runs part.
     """
     wrong = sorted((t for t in alone.tensors if failing(t) or (t.verdict == "unmapped" and t.ratio > 1.0 and t.rel_err < FITS)), key=flow)
-    wrong = _believed(found, wrong)
+    own = {(t.step, t.name) for t in found.tensors if t.kind == "main_grad" and t.note == OWN}
+    wrong = _believed(found, [t for t in wrong if t.kind != "main_grad" or (t.step, t.name) not in own])
     step = wrong[0].step if wrong else None
     wrong = [t for t in wrong if t.step == step]  # what a later step begins with is wrong already
     taken = [t for t in wrong if t.kind == "main_grad"]

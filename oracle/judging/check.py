@@ -143,8 +143,9 @@ class Comparison:
             self.unchecked.append(NOT_SEEN)
         self.notes += evaluated.notes
         self.unchecked += [text for text in evaluated.unchecked if text.partition(": ")[2] not in self.unchecked]
-        tensors, replicas, said_of = averaged_later(tensors, replicas)
-        self.unchecked += said_of
+        if not self.alone:  # there the optimizer takes the reference's gradients, and parameters say nothing of the candidate's
+            tensors, replicas, said_of = averaged_later(tensors, replicas, self.assembler.alike_after)
+            self.unchecked += said_of
         return self._conclude([*tensors, *evaluated.tensors], [*replicas, *evaluated.replicas])
 
     def prepare(self) -> Verdict | None:

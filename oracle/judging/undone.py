@@ -7,7 +7,8 @@ rows (of positions) is a sum over other rows.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from typing import Final
 
 import msgspec
 
@@ -15,14 +16,16 @@ from proctor.oracle.judging.verdicts import ReplicaConflict, TensorVerdict
 from proctor.oracle.merging.assemble import GRADIENTS
 from proctor.oracle.merging.reference import Key
 
-_RIGHT = frozenset({"ok", "warn"})
+OWN: Final = "each rank updates by its own; the parameters are right after it"
+_RIGHT: Final = frozenset({"ok", "warn"})
 
 
-def averaged_later(tensors: Sequence[TensorVerdict], replicas: Sequence[ReplicaConflict]) -> tuple[list[TensorVerdict], list[ReplicaConflict], list[str]]:
+def averaged_later(tensors: Sequence[TensorVerdict], replicas: Sequence[ReplicaConflict], alike: Callable[[int, str], bool]) -> tuple[list[TensorVerdict], list[ReplicaConflict], list[str]]:
     """Gradients of ranks of which the mean, or the sum, is the reference's, and whose parameters are the reference's after the update, on every rank.
 
     Args:
         tensors, replicas: of the whole comparison.
+        alike: whether all ranks hold the same bits of a parameter after a step.
 
     Returns:
         both, without these gradients among what is wrong, and what is to be said.
@@ -33,12 +36,12 @@ def averaged_later(tensors: Sequence[TensorVerdict], replicas: Sequence[ReplicaC
     undone = {
         (t.step, t.name)
         for t in tensors
-        if t.kind == "main_grad" and t.note.startswith("partial ") and (t.step, t.name) in apart and (t.step, t.name) not in after_apart and after.get((t.step, t.name))
+        if t.kind == "main_grad" and t.note.startswith("partial ") and (t.step, t.name) in apart and (t.step, t.name) not in after_apart and after.get((t.step, t.name)) and alike(t.step, t.name)
     }
     if not undone:
         return list(tensors), list(replicas), []
     kept = [
-        msgspec.structs.replace(t, verdict="no-power", note="each rank updates by its own; the parameters are right after it") if t.kind == "main_grad" and (t.step, t.name) in undone else t
+        msgspec.structs.replace(t, verdict="no-power", note=OWN) if t.kind == "main_grad" and (t.step, t.name) in undone else t
         for t in tensors
     ]
     names = sorted({name for _, name in undone})
