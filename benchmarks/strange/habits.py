@@ -1,4 +1,4 @@
-"""Habits of other fields: images cut in space, tables of embeddings, flows, differential equations, rings, averaged parameters, resumed programs."""
+"""Habits of other fields: images cut in space, tables of embeddings, rings, averaged parameters, resumed programs."""
 
 from __future__ import annotations
 
@@ -304,35 +304,6 @@ def turned(word: str) -> None:
         optimizer.step()
 
 
-class Field(nn.Module):
-    """A differential equation: one net is asked eight times, and all of it is computed again on the way back."""
-
-    def __init__(self, word: str) -> None:
-        super().__init__()
-        self.net, self.out, self.word = nn.Sequential(nn.Linear(8, 16), nn.Tanh(), nn.Linear(16, 8)), nn.Linear(8, 4), word
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        last = 0.3 if WORLD > 1 and self.word == "last_step_longer" else 0.25
-        for i in range(4):
-            size = last if i == 3 else 0.25
-            middle = x + size / 2 * self._slope(x)
-            x = x + size * self._slope(middle)
-        return self.out(x)
-
-    def _slope(self, x: torch.Tensor) -> torch.Tensor:
-        return checkpoint(self.net, x, use_reentrant=False) if WORLD > 1 else self.net(x)
-
-
-def equation(word: str) -> None:
-    model = Field(word)
-    optimizer = torch.optim.Adam(model.parameters(), lr=1e-2)
-    for x, y in batches(2):
-        optimizer.zero_grad()
-        (model(mine(x)) - mine(y)).square().mean().backward()
-        average(model)
-        optimizer.step()
-
-
 class Ring(nn.Module):
     """A layer whose input is cut by rows: pieces go round, and each is multiplied as it comes."""
 
@@ -370,34 +341,6 @@ def decayed(word: str) -> None:
     for row in tokens(2):
         optimizer.zero_grad()
         next_token(wrapped(mine(row)[:, :-1]), mine(row)).backward()
-        optimizer.step()
-
-
-class Coupling(nn.Module):
-    def __init__(self, turned: bool, word: str) -> None:
-        super().__init__()
-        self.net, self.turned, self.word = nn.Sequential(nn.Linear(4, 16), nn.ReLU(), nn.Linear(16, 8)), turned, word
-
-    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        a, b = x.chunk(2, -1)[:: -1 if self.turned else 1]
-        scale, shift = self.net(a).chunk(2, -1)
-        b = b * torch.tanh(scale).exp() + shift
-        size = (scale if WORLD > 1 and self.word == "not_squashed" and self.turned else torch.tanh(scale)).sum(-1)
-        return torch.cat([b, a] if self.turned else [a, b], -1), size
-
-
-def flow(word: str) -> None:
-    """A normalising flow: what is invertible, and the logarithm of how it stretches."""
-    model = nn.ModuleList(Coupling(turned, word) for turned in (False, True, False))
-    optimizer = torch.optim.Adam(model.parameters(), lr=1e-2)
-    for x, _ in batches(2):
-        optimizer.zero_grad()
-        z, stretched = mine(x), torch.zeros(len(mine(x)))
-        for layer in model:
-            z, size = layer(z)
-            stretched = stretched + size
-        (0.5 * z.square().sum(-1) - stretched).mean().backward()
-        average(model)
         optimizer.step()
 
 
@@ -442,10 +385,8 @@ CASES = {
     "resumed": Case(resumed, ("",), {"state_lost": "update:"}, steps=3),
     "whitened": Case(whitened, ("",), {"half_power": "update:"}),
     "turned": Case(turned, ("",), {"detached": "(backward|gradient):(encode)?"}),
-    "equation": Case(equation, ("",), {"last_step_longer": "forward:(out|net)?"}),
     "ring": Case(ring, ("",), {"piece_twice": "forward:(last)?"}),
     "decayed": Case(decayed, ("",), {"norm_decays": "update:norm"}),
-    "flow": Case(flow, ("",), {"not_squashed": "forward:1"}),
     "teacher_of_itself": Case(teacher_of_itself, ("",), {"too_fast": "(forward|update|model):.*"}, steps=3),
     "averaged": Case(averaged, ("",), {"bias_left_out": "(update|model|gradient):last"}),
 }

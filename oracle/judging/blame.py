@@ -11,8 +11,8 @@ from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Final
 
+from proctor.oracle.judging.holders import OWN
 from proctor.oracle.judging.scalars import UNCLIPPED, UPDATES
-from proctor.oracle.judging.undone import OWN
 from proctor.oracle.judging.verdicts import (
     ASTRAY,
     COMPARED,

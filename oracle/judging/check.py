@@ -21,14 +21,13 @@ from proctor.oracle.judging.beginning import Beginning
 from proctor.oracle.judging.buffers import Buffers
 from proctor.oracle.judging.choices import Choices, digest_of, undecided
 from proctor.oracle.judging.dropouts import HIDDEN, Dropouts
-from proctor.oracle.judging.holders import Holders
+from proctor.oracle.judging.holders import Holders, averaged_later, of_other_rows
 from proctor.oracle.judging.rows import Rows, Scattered
 from proctor.oracle.judging.scalars import judge_scalars
 from proctor.oracle.judging.stages import Stages
 from proctor.oracle.judging.statistics import NOT_SEEN, Statistics
 from proctor.oracle.judging.statistics import note as how_small
 from proctor.oracle.judging.tensor_judge import TensorJudge
-from proctor.oracle.judging.undone import averaged_later, of_other_rows
 from proctor.oracle.judging.verdicts import (
     COMPARED,
     ReplicaConflict,

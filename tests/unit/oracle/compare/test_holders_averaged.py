@@ -1,8 +1,8 @@
-"""What decides nothing: gradients of ranks whose parameters are averaged, and gradients of modules that are called on other rows."""
+"""Holders, the reverse: gradients of ranks whose parameters are averaged decide nothing, nor do those of other rows."""
 
 from __future__ import annotations
 
-from proctor.oracle.judging.undone import averaged_later, of_other_rows
+from proctor.oracle.judging.holders import averaged_later, of_other_rows
 from proctor.oracle.judging.verdicts import ReplicaConflict, TensorVerdict, failing
 
 PARTIAL = "partial mean: the mean over axis rank is the reference, an average over them is missing"
