@@ -15,6 +15,7 @@ from proctor.errors import ProctorError
 from proctor.instrument.budget import SAID_S
 from proctor.instrument.guard import say, unsaid
 from proctor.instrument.record.packages import packages
+from proctor.invariants.redact import recorded
 from proctor.invariants.schema import TRACE_SCHEMA, Name
 
 if TYPE_CHECKING:
@@ -63,7 +64,8 @@ class Output:
         """Rows of all tables since the last time."""
         calls, states, values = self._observer.recorder.drain(), self._observer.tracker.take_rows(), self._observer.sink.take_rows()
         # Taken after the rows, because the program goes on meanwhile: what a row refers to is then among them.
-        context, names = self._observer.contexts.take_rows(), self._observer.recorder.drain_names()
+        context = self._observer.contexts.take_rows()
+        names = [(kind, i, recorded(text) if kind in (Name.SIGNATURE, Name.META) else text) for kind, i, text in self._observer.recorder.drain_names()]
         self._cool(calls)
         return {"names": names, "context": context, "calls": calls, "states": states, "values": values}
 

@@ -271,7 +271,7 @@ def _live(run: Path) -> str:
         said: dict[str, Any] = json.loads((run / "verify" / "verdict.json").read_bytes())
     except (OSError, ValueError):
         return "none"
-    return "violated" if said.get("worst") in ("error", "critical") else "unknown" if not said.get("steps") or said.get("lost") else "clean"
+    return "violated" if said.get("worst") in ("error", "critical") else "unknown" if not said.get("steps") or said.get("lost") or said.get("unsure") else "clean"
 
 
 def _told(run: Path) -> list[str]:

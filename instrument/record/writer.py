@@ -56,7 +56,7 @@ class Stream:
 
     def __init__(self, path: Path, schema: pa.Schema) -> None:
         self.path, self.schema = path, schema
-        self._file = Descriptor(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o644)
+        self._file = Descriptor(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
         self._size = 0
         self._buffer = io.BytesIO()
         options = ipc.IpcWriteOptions(compression="zstd", use_threads=False)
@@ -92,7 +92,7 @@ class Stream:
 
 def write_json(path: Path, data: dict[str, Any]) -> None:
     """Replace a small JSON file atomically."""
-    replace_file(path, (json.dumps(data, indent=1, sort_keys=True) + "\n").encode())
+    replace_file(path, (json.dumps(data, indent=1, sort_keys=True) + "\n").encode(), mode=0o600)
 
 
 class TraceWriter:

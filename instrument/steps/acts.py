@@ -108,6 +108,8 @@ class Steps:
             self._observer.recorder.enabled = False  # a process that runs models and does not train
         module = args[0]
         training = bool(module.training) and torch.is_grad_enabled()
+        if training:
+            self._observer.turns.acts()
         probing = training and asks_gradient(args)
         if probing and self._observer.sleep is not None:
             self._observer.sleep.refuse()
@@ -145,6 +147,8 @@ class Steps:
         self._contexts.recompute = 0
         self._observer.clock_moved()
         self._look(1, grad=Look.FORCE)
+        if self.by_hand.applies():
+            self._observer.turns.updated()
 
     def _grad_begins(self, args: tuple[Any, ...], kwargs: Any) -> None:
         """`torch.autograd.grad` is a backward where there is no optimizer; beside one it is a penalty, or an attack on an input."""

@@ -4,16 +4,44 @@ The observer reads the gradients of all models; a backward pass, a clearing or a
 Reading one while another thread replaces it ends the process. So a thread that looks says so first and then asks whether another one
 writes; one that begins to write says so first and then waits for looks to end (`looks.py`, `guarded_write`). Threads of autograd's own
 engine take no turns: they work for a backward that is known.
+
+Two loops whose acts never overlap in time may still be one within another: the clock would take them for one loop. So the acts between
+two updates of a thread are an interval, and two threads with optimizers of their own whose intervals cross (A, B, A, B) train at once. One that
+trains while another waits, and one loop that a pool of threads carries out, do not.
 """
 
 from __future__ import annotations
 
 import threading
 import time
+import weakref
 from collections.abc import Callable
 from typing import Any, Final
 
 LONGEST_WAIT_S: Final = 60.0  # for a look of another thread, which takes milliseconds
+_MOST_TURNS: Final = 64  # of one interval that are kept
+
+
+class _Loop:
+    """What one thread does.
+
+    Attributes:
+        present: the turns in which it acted since its last update.
+        before: the first and the last turn of the interval that its last update ended.
+        optimizers: with which it has updated.
+        crossed: loops whose acts lie between its own, and its own between theirs.
+    """
+
+    def __init__(self) -> None:
+        self.present: list[int] = []
+        self.before = (0, 0)
+        self.optimizers: set[int] = set()
+        self.crossed: weakref.WeakSet[_Loop] = weakref.WeakSet()
+
+    def around(self, turn: int) -> bool:
+        """Whether a turn lies between acts of one interval."""
+        first, last = self.before
+        return first < turn < last or (bool(self.present) and self.present[0] < turn < self.present[-1])
 
 
 class Turns:
@@ -31,6 +59,43 @@ class Turns:
         self._looking: set[int] = set()
         self._writing: dict[int, int] = {}  # thread → how many of its writing calls run, one within another
         self.broken = False
+        self._own = threading.local()  # `loop`: of each thread
+        self._loops: dict[int, _Loop] = {}  # by thread; that of a thread that has ended goes when another one gets its number
+        self._last: _Loop | None = None  # that acted
+        self._turn = 0
+
+    def acts(self) -> None:
+        """This thread does something that belongs to an update: a forward, a backward, a clearing, the update."""
+        known: _Loop | None = getattr(self._own, "loop", None)
+        if known is not None and known is self._last and known.present:
+            return
+        loop = known if known is not None else _Loop()
+        if known is None:
+            self._own.loop = self._loops[threading.get_ident()] = loop
+        if loop is not self._last:
+            self._turn += 1
+            self._last = loop
+            for other in list(self._loops.values()):
+                if other is not loop and any(map(other.around, loop.present)):
+                    other.crossed.add(loop)
+                    loop.crossed.add(other)
+        if len(loop.present) < _MOST_TURNS:
+            loop.present.append(self._turn)
+        else:
+            loop.present[-1] = self._turn
+
+    def updated(self, optimizer: int | None = None) -> None:
+        """This thread has updated parameters.
+
+        Args:
+            optimizer: which; `None` for an update by hand, which is this thread's own.
+        """
+        self.acts()
+        loop: _Loop = self._own.loop
+        loop.optimizers.add(id(loop) if optimizer is None else optimizer)
+        loop.before, loop.present = (loop.present[0], loop.present[-1]), []
+        if any(other.optimizers and loop.optimizers.isdisjoint(other.optimizers) for other in loop.crossed):
+            self._break()
 
     def begin_look(self) -> bool:
         """Whether this thread may read tensors now; then `end_look` must follow."""
@@ -60,6 +125,7 @@ class Turns:
         me = threading.get_ident()
         if self.broken:
             return
+        self.acts()
         self._writing[me] = self._writing.get(me, 0) + 1
         if len(self._writing) > 1 and self._others(me):
             self._break()

@@ -97,6 +97,7 @@ class Updates:
         if self.depth > 0:
             return
         self.depth = 0
+        self._observer.turns.updated(key_of(args[0]))
         buffers = Look.FORCE if self.ran_inside else Look.SKIP
         self._look(1, data=Look.FORCE, grad=Look.HINT, buffers=buffers, optimizer=Look.FORCE)
         if self._idle:

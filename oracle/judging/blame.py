@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Final
 
+from proctor.oracle.judging.holders import OWN
 from proctor.oracle.judging.scalars import UNCLIPPED, UPDATES
 from proctor.oracle.judging.verdicts import (
     ASTRAY,
@@ -46,7 +47,8 @@ def culprit(found: Verdict, alone: Verdict, absent: Absent = MappingProxyType({}
         None where nothing is wrong alone, and nothing says where the runs part.
     """
     wrong = sorted((t for t in alone.tensors if failing(t) or (t.verdict == "unmapped" and t.ratio > 1.0 and t.rel_err < FITS)), key=flow)
-    wrong = _believed(found, wrong)
+    own = {(t.step, t.name) for t in found.tensors if t.kind == "main_grad" and t.note == OWN}
+    wrong = _believed(found, [t for t in wrong if t.kind != "main_grad" or (t.step, t.name) not in own])
     step = wrong[0].step if wrong else None
     wrong = [t for t in wrong if t.step == step]  # what a later step begins with is wrong already
     taken = [t for t in wrong if t.kind == "main_grad"]
@@ -55,7 +57,7 @@ def culprit(found: Verdict, alone: Verdict, absent: Absent = MappingProxyType({}
     named = _not_given(found, named, absent) if named is not None and named.direction in ("forward", "gradient") and not named.decision else named
     begins = found.first
     if begins is None or begins.layout != ASTRAY:
-        begins = _hidden(found, alone, named, wrong) or begins
+        begins = _hidden(found, alone, named, wrong) or _unplaced(found, begins) or begins
     if begins is None or begins.kind not in ACTIVATIONS or (named is not None and (begins.step != step or follows(begins, taken) or _moved_unseen(found, begins))):
         return named
     if begins.layout == ASTRAY and (named is None or named.direction != "model"):
@@ -239,6 +241,15 @@ def _between(found: Verdict, begins: TensorVerdict) -> Culprit:
     what = "what goes into" if side == "forward" else "what comes back to"
     text = f"{what} {begins.name or 'the model'} is not the reference's{f': {begins.note}' if begins.note else ''}"
     return Culprit(around(found, begins.name), side, begins.source, text, begins.ratio)
+
+
+def _unplaced(found: Verdict, begins: TensorVerdict | None) -> TensorVerdict | None:
+    """Where a backward pass goes past a module whose forward is nobody's part of the reference's: the first of what is so, on the way to it."""
+    if begins is None or begins.kind not in GRADIENTS:
+        return None
+    own = [t for t in found.tensors if t.kind in ("input", "output") and t.step == begins.step and t.call == begins.call and not t.phase]
+    apart = [t for t in own if t.verdict == "unmapped" and math.isinf(t.rel_err)]
+    return min(apart, key=flow) if any(t.name == begins.name for t in apart) else None
 
 
 def _off_alone(alone: Verdict, begins: TensorVerdict) -> bool:

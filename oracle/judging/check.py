@@ -21,7 +21,7 @@ from proctor.oracle.judging.beginning import Beginning
 from proctor.oracle.judging.buffers import Buffers
 from proctor.oracle.judging.choices import Choices, digest_of, undecided
 from proctor.oracle.judging.dropouts import HIDDEN, Dropouts
-from proctor.oracle.judging.holders import Holders
+from proctor.oracle.judging.holders import Holders, averaged_later, of_other_rows
 from proctor.oracle.judging.rows import Rows, Scattered
 from proctor.oracle.judging.scalars import judge_scalars
 from proctor.oracle.judging.stages import Stages
@@ -142,6 +142,9 @@ class Comparison:
             self.unchecked.append(NOT_SEEN)
         self.notes += evaluated.notes
         self.unchecked += [text for text in evaluated.unchecked if text.partition(": ")[2] not in self.unchecked]
+        if not self.alone:  # there the optimizer takes the reference's gradients, and parameters say nothing of the candidate's
+            tensors, replicas, said_of = averaged_later(tensors, replicas, self.assembler.alike_after)
+            self.unchecked += said_of
         return self._conclude([*tensors, *evaluated.tensors], [*replicas, *evaluated.replicas])
 
     def prepare(self) -> Verdict | None:
@@ -279,6 +282,10 @@ class Comparison:
                     self._pieces.setdefault(key, []).append((rank, entry))
                 elif entry.kind in ("param", "output") and key not in self.reference.entries:
                     self._extra.add(f"{entry.kind} {name}: the reference has none of this name")
+        if other := of_other_rows(self._pieces, self.reference.calls):
+            self._extra.add(f"gradients at the edges of {len({k[3] for k in other})} modules: the candidate calls them less often than the reference, on other rows")
+            for key in other:
+                del self._pieces[key]
 
     def _count(self, record: RankRecord, naming: Naming) -> dict[str, int]:
         return count_calls(record.entries, naming, 0)

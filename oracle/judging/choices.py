@@ -11,7 +11,7 @@ A choice along a dimension that is cut is another choice, and not compared; nor 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
@@ -29,6 +29,7 @@ from proctor.oracle.store import RankRecord
 from proctor.oracle.tensors import Entry, key_of
 
 Array = npt.NDArray[Any]
+Values = dict[int, dict[str, Array]]  # by rank, and as `key_of` calls them
 
 UNORDERED: Final = ("topk",)  # which, and not in what order
 FAR: Final = 1e300  # an index that the reference does not have
@@ -244,7 +245,7 @@ def undecided(parted: TensorVerdict | None, tensors: list[TensorVerdict]) -> str
 
 def write_own(ranks: Mapping[int, RankRecord], folder: Path) -> int:
     """Write what a run chose, for further runs of the same program; returns how many choices."""
-    values: dict[int, dict[str, Array]] = {rank: {} for rank in ranks}
+    values: Values = {rank: {} for rank in ranks}
     for rank, record in ranks.items():
         for e in record.entries:
             if e.kind == "choice":
@@ -253,12 +254,12 @@ def write_own(ranks: Mapping[int, RankRecord], folder: Path) -> int:
     return _write(values, folder)
 
 
-def write_values(found: Iterable[tuple[int, str, Array]], ranks: Iterable[int], folder: Path) -> int:
-    """Write for every rank of the candidate what it is given; returns how much."""
-    values: dict[int, dict[str, Array]] = {rank: {} for rank in ranks}
+def write_values(found: Iterable[tuple[int, str, Array]], ranks: Iterable[int], folder: Path, own: Callable[[Values], Values] = lambda values: values) -> int:
+    """Write for every rank of the candidate what it is given, under the names that `own` gives; returns how much."""
+    values: Values = {rank: {} for rank in ranks}
     for rank, name, array in found:
         values[rank][name] = array
-    return _write(values, folder)
+    return _write(own(values), folder)
 
 
 def _write(values: Mapping[int, dict[str, Array]], folder: Path) -> int:

@@ -2,18 +2,22 @@
 
 A rank that makes no update, a weight that is not its master copy rounded, replicas that begin apart: in bfloat16 an update is smaller than
 the rounding of what it updates, so none of these need show against the reference. They are a matter of bits, and of who took part.
+
+The reverse, too: a program may update each rank by its own gradient and average parameters instead. For an update that is linear in the gradient that is the
+same mathematics, and the parameters after it say so.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Final
 
+import msgspec
 import numpy as np
 import numpy.typing as npt
 
 from proctor.oracle.judging.verdicts import ReplicaConflict, TensorVerdict
-from proctor.oracle.merging.assemble import Assembler, Piece
+from proctor.oracle.merging.assemble import GRADIENTS, Assembler, Piece
 from proctor.oracle.merging.reference import Key, Reference
 from proctor.oracle.merging.replicas import same_bits
 from proctor.oracle.numbers.dtypes import as_float, from_float, is_floating
@@ -26,6 +30,8 @@ Array = npt.NDArray[Any]
 
 MOVED: Final = 4  # elements that an update must have changed elsewhere: fewer may be rounding that fell out otherwise
 STAYED: Final = 20  # elements that stay although the nearest value is another one: rounding by chance leaves so many once in a million times
+OWN: Final = "each rank updates by its own; the parameters are right after it"
+_RIGHT: Final = frozenset({"ok", "warn"})
 
 
 class Holders:
@@ -170,3 +176,47 @@ def _rounded(record: RankRecord, step: int) -> Iterator[tuple[str, int, int, int
         stays = off & (held == record.array(old).ravel()[start:stop]) if old is not None and old.shape == weight.shape else np.zeros_like(off)
         moved = bool((held != record.array(old).ravel()[start:stop]).any()) if old is not None and old.shape == weight.shape else True
         yield entry.name, int(off.sum()), int(far.sum()), 0 if moved else int(stays.sum())
+
+
+def averaged_later(tensors: Sequence[TensorVerdict], replicas: Sequence[ReplicaConflict], alike: Callable[[int, str], bool]) -> tuple[list[TensorVerdict], list[ReplicaConflict], list[str]]:
+    """Gradients of ranks of which the mean, or the sum, is the reference's, and whose parameters are the reference's after the update, on every rank.
+
+    Args:
+        tensors, replicas: of the whole comparison.
+        alike: whether all ranks hold the same bits of a parameter after a step.
+
+    Returns:
+        both, without these gradients among what is wrong, and what is to be said.
+    """
+    apart = {(r.step, r.name) for r in replicas if r.kind in ("param", "param_after", "main_grad")}
+    after_apart = {(r.step, r.name) for r in replicas if r.kind in ("param", "param_after")}
+    after = {(t.step, t.name): t.verdict in _RIGHT for t in tensors if t.kind == "param_after"}
+    undone = {
+        (t.step, t.name)
+        for t in tensors
+        if t.kind == "main_grad" and t.note.startswith("partial ") and (t.step, t.name) in apart and (t.step, t.name) not in after_apart and after.get((t.step, t.name)) and alike(t.step, t.name)
+    }
+    if not undone:
+        return list(tensors), list(replicas), []
+    kept = [
+        msgspec.structs.replace(t, verdict="no-power", note=OWN) if t.kind == "main_grad" and (t.step, t.name) in undone else t
+        for t in tensors
+    ]
+    names = sorted({name for _, name in undone})
+    said = f"gradients of {len(names)} parameters ({', '.join(names[:3])}{', …' if len(names) > 3 else ''}): ranks update by their own, and the parameters after it are averaged; these are right"
+    return kept, [r for r in replicas if not (r.kind == "main_grad" and (r.step, r.name) in undone)], [said]
+
+
+def of_other_rows(pieces: Mapping[Key, object], calls: Mapping[str, int]) -> set[Key]:
+    """Gradients that cross modules that the candidate calls less often than the reference.
+
+    Args:
+        pieces: of the candidate, by tensor of the reference.
+        calls: of the reference's modules, in its first step.
+    """
+    ran: dict[str, set[int]] = {}
+    for step, call, kind, name, _ in pieces:
+        if step == 0 and kind == "output":
+            ran.setdefault(name, set()).add(call)
+    fewer = {name for name, found in ran.items() if 0 < len(found) < calls.get(name, 0)}
+    return {key for key in pieces if key[2] in GRADIENTS and key[3] in fewer}

@@ -7,7 +7,7 @@ bounds all of them, and none is set by hand. They see what the sketch does not: 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import Final
 
 import msgspec
@@ -16,7 +16,7 @@ from proctor.oracle.judging.verdicts import TensorVerdict
 from proctor.oracle.merging.assemble import PARTIAL, Assembler
 from proctor.oracle.merging.averages import MEAN
 from proctor.oracle.merging.reference import Key, Reference
-from proctor.oracle.numbers.tiles import reduction
+from proctor.oracle.numbers.tiles import reduction, summed
 
 _TAIL: Final = 4.0  # of T, for the extremes and the sum: T is an estimate of the norm, these are single numbers
 _SETTLED: Final = frozenset({"ok", "warn"})
@@ -42,7 +42,7 @@ class Statistics:
     def judge(self, key: Key, found: TensorVerdict) -> TensorVerdict:
         """A verdict by the sketch, with what the numbers say of a tensor that seems right."""
         theirs = self._reference.entries[key]
-        if not theirs.tile or found.verdict not in _SETTLED or self._assembler.scale(key[2], key[4]) != 1.0:
+        if not theirs.tile or not theirs.stats or found.verdict not in _SETTLED or self._assembler.scale(key[2], key[4]) != 1.0:
             return found
         mine = self._together(key)
         if mine is None or mine[0] != theirs.stats[0]:
@@ -61,12 +61,7 @@ class Statistics:
         parts = {tuple(i.tobytes() for i in p.places or ()): p.entry.stats for p in merged.pieces}
         if not all(parts.values()):
             return None
-        return _sum(parts.values())
-
-
-def _sum(parts: Iterable[Sequence[float]]) -> tuple[float, ...]:
-    n, total, square, low, high, lost = zip(*parts, strict=True)
-    return math.fsum(n), math.fsum(total), math.fsum(square), min(low), max(high), math.fsum(lost)
+        return summed(parts.values())
 
 
 def _off(mine: Sequence[float], theirs: Sequence[float], allowed: float) -> tuple[str, float]:

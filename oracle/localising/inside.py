@@ -12,6 +12,7 @@ from proctor.errors import OracleError
 from proctor.oracle.judging.check import Comparison
 from proctor.oracle.judging.verdicts import Culprit
 from proctor.oracle.localising.ops import PHASES, Operation, Trace, first_wrong
+from proctor.oracle.mapping.mapped import Mapped
 from proctor.oracle.plans.mesh import rank_text
 from proctor.oracle.recording.budget import Budget
 from proctor.oracle.recording.record import Recorder
@@ -54,6 +55,11 @@ def name_operation(
     module, names = culprit.module, comparison.names_of(culprit.module)
     if not names:
         return culprit, ""
+    if isinstance(candidate, Mapped):
+        own = candidate.own_names(module)
+        if len(own) != 1 or any(own.values()):
+            return culprit, f"which operation is wrong was not looked for: {module} is a part of {' and '.join(own) or 'another module'} in the candidate"
+        names = dict.fromkeys(names, next(iter(own)))
     try:
         _record(
             (reference, commands[0], {rank: module for rank in comparison.reference.ranks}, ""),
@@ -65,6 +71,8 @@ def name_operation(
         found, note = _compare(comparison, candidate, culprit, module)
     except OracleError as e:
         return culprit, f"which operation is wrong was not found: {e.message}"
+    if found is not None and isinstance(candidate, Mapped) and not found.reference:
+        return culprit, f"{found.label} {found.source} is the first operation that the reference has not, which says little of a program that is written otherwise".replace("  ", " ")
     if found is None:
         return culprit, note
     ranks = f" on {rank_text(found.ranks)}" if len(names) > 1 else ""

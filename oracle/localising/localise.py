@@ -36,6 +36,7 @@ from proctor.oracle.recording.masks import masks
 from proctor.oracle.recording.record import Recorder
 from proctor.oracle.recording.uncompiled import blame_compiler, compiles
 from proctor.oracle.report import Report
+from proctor.oracle.store import Recording
 from proctor.oracle.tensors import key_of
 
 BUDGET_S: Final = 300.0
@@ -86,8 +87,6 @@ def _localised(
         return _with(report, culprit(report.verdict, report.verdict), "")
     if candidate.info.statistics:
         return _with(report, _where_they_part(report.verdict), "only statistics were recorded, so modules were not fed the reference's values: the culprit is where the runs part first")
-    if isinstance(candidate, Mapped):
-        return _with(report, _where_they_part(report.verdict), "parameters go by other names in the candidate, so its modules were not fed the reference's values: the culprit is where the runs part first")
     if (evaluated := culprit_of(report.verdict)) is not None:
         return _with(report, evaluated, "")
     again = Recorder.again(candidate, command, timeout_s=timeout_s)
@@ -107,7 +106,8 @@ def _localised(
         again.once("forced", force=str(folder.resolve()), generate=candidate.info.generate)
         forced = Comparison(comparison.reference.recording, candidate, comparison.plan, comparison.mode, run="forced")
         alone = isolate_updates(forced, forced.run())
-        found, note = culprit(report.verdict, alone, _absent(comparison)), ""
+        # Code with other names may well hand on other things, so nothing is said to be lacking there.
+        found, note = culprit(report.verdict, alone, {} if isinstance(candidate, Mapped) else _absent(comparison)), ""
         if found is not None and not found.decision:
             step = next((t.step for t in alone.tensors if failing(t)), 0)
             if budget.left_s() < LEAST_S:
@@ -117,9 +117,17 @@ def _localised(
                     found, note = name_operation(comparison, candidate, found, step, (reference_command, command), folder, timeout_s=timeout_s, budget=budget)
                 except OracleError as e:
                     note = f"the operation inside {found.module or 'the model'} was not found: {e.message}"
-        return _with(report, found, note)
+        return _with(report, _by_both_names(found, candidate), note)
     finally:
         shutil.rmtree(folder, ignore_errors=True)
+
+
+def _by_both_names(found: Culprit | None, candidate: Recording) -> Culprit | None:
+    """A culprit that is called as in the reference, and what the candidate calls it."""
+    if found is None or not isinstance(candidate, Mapped):
+        return found
+    own = list(candidate.own_names(found.module))
+    return msgspec.structs.replace(found, text=f"{found.text}; the candidate calls it {' and '.join(own)}") if own and own != [found.module] else found
 
 
 def _where_they_part(verdict: Verdict) -> Culprit | None:
@@ -173,7 +181,7 @@ def _write(comparison: Comparison, folder: Path) -> int:
     count = sum(map(len, files.values()))
     for rank, name, chosen in (*comparison.choices.values(), *masks(comparison.assembler, comparison.reference, all_of_them=False)):
         files[rank][name] = torch.from_numpy(chosen.copy())
-    for rank, tensors in files.items():
+    for rank, tensors in (comparison.candidate.own(files) if isinstance(comparison.candidate, Mapped) else files).items():
         save_file(tensors, str(folder / f"rank{rank}.safetensors"))
     return count
 

@@ -18,7 +18,7 @@ from proctor.oracle.merging.decoding import View
 from proctor.oracle.plans.fuse import FuseRule, generalised
 from proctor.oracle.plans.plan import Plan, RenameRule
 from proctor.oracle.store import RankRecord, Recording
-from proctor.oracle.tensors import Entry
+from proctor.oracle.tensors import Entry, key_of
 
 Array = npt.NDArray[Any]
 
@@ -57,6 +57,36 @@ class Mapped(Recording):
     def ranks(self, run: str = "clean") -> dict[int, RankRecord]:
         """As of `Recording`."""
         return {rank: _view(record, self.found, self._rows) for rank, record in super().ranks(run).items()}
+
+    def own(self, values: Mapping[int, Mapping[str, Any]]) -> dict[int, dict[str, Any]]:
+        """What ranks are given, under the names of the candidate: parts of what is fused there are put together.
+
+        Args:
+            values: by rank, then as `key_of` calls them with names of the reference; tensors of torch where something may be fused.
+        """
+        return {rank: self._own(record, values.get(rank, {})) for rank, record in super().ranks().items()}
+
+    def _own(self, record: RankRecord, values: Mapping[str, Any]) -> dict[str, Any]:
+        owners, out = _owners(self.found), dict[str, Any]()
+        for e in record.entries:
+            slot, call = ("", 0) if e.kind == "main_grad" else (e.slot, e.call + record.dry.get(e.step, 0))
+            names, rule, last = _called(e, self.found, owners)
+            held = [values.get(key_of(e.step, e.kind, n, slot, call)) for n in names]
+            if not held or any(h is None for h in held):
+                continue
+            rows = [self._rows.get(f"{n}.weight" if last else n, 0) for n in names]
+            if (whole := _joined(held, rule, rows, last=last) if rule is not None else held[0]) is not None:
+                out[key_of(e.step, e.kind, e.name, slot, call)] = whole
+        return out
+
+    def own_names(self, module: str) -> dict[str, bool]:
+        """What ranks call a module of the reference, and whether it is a part of that only."""
+        owners, out = _owners(self.found), dict[str, bool]()
+        for record in super().ranks().values():
+            for e in record.entries:
+                if e.kind in ("input", "output") and module in (names := _called(e, self.found, owners)[0]):
+                    out[e.name] = len(names) > 1
+        return out
 
 
 def mapped(reference: Recording, candidate: Recording, plan: Plan | None) -> tuple[Recording, Plan | None]:
@@ -98,10 +128,28 @@ def kept(found: Found, plan: Plan | None = None) -> Plan:
     return made
 
 
+def _owners(found: Found) -> dict[str, FuseRule]:
+    return {name.rpartition(".")[0]: rule for name, rule in found.fused.items() if name.endswith(".weight")}
+
+
+def _joined(parts: list[Any], rule: FuseRule, rows: Sequence[int], *, last: bool) -> Any:
+    """The inverse of `_split`; `None` where the parts do not make up one tensor."""
+    import torch
+
+    turned = [p.movedim(-1, 0) if last else p for p in parts]
+    have, whole = sum(len(p) for p in turned), sum(rows)
+    groups = rule.groups * have // whole if rule.groups and whole else 1
+    if groups < 1 or any(len(p) % groups or p.shape[1:] != turned[0].shape[1:] for p in turned):
+        return None
+    joined = torch.cat([p.reshape(groups, -1, *p.shape[1:]) for p in turned], 1).reshape(have, *turned[0].shape[1:])
+    joined = joined.T if rule.transpose and joined.ndim > 1 else joined
+    return (joined.movedim(0, -1) if last else joined).contiguous()
+
+
 def _view(record: RankRecord, found: Found, rows: Mapping[str, int]) -> View:
     view = View(record, [], record.info)
     shapes = {e.name: e.shape for e in record.entries if e.kind == "param"}
-    owners = {name.rpartition(".")[0]: rule for name, rule in found.fused.items() if name.endswith(".weight")}
+    view.dry, owners = record.dry, _owners(found)
     for e in record.entries:
         view.entries += _renamed(view, e, found, rows, shapes, owners)
     view.evaluations = [x for e in record.evaluations for x in _renamed(view, e, found, rows, shapes, owners)]
@@ -120,30 +168,37 @@ def _view(record: RankRecord, found: Found, rows: Mapping[str, int]) -> View:
     return view
 
 
-def _renamed(
-    view: View, e: Entry, found: Found, rows: Mapping[str, int], shapes: Mapping[str, Sequence[int]], owners: Mapping[str, FuseRule]
-) -> list[Entry]:
+def _called(e: Entry, found: Found, owners: Mapping[str, FuseRule]) -> tuple[tuple[str, ...], FuseRule | None, bool]:
+    """What the reference calls a tensor: its names, the rule by which its values are split among them (`None`: each has all of it), along the last dimension or the first."""
     if e.kind in PARAMETERS or e.kind in BUFFERS:
         rule = found.fused.get(e.name)
         if rule is not None:
-            return _split(view, e, rule, rule.names(e.name) or rule.to, rows, whole=e.shape == shapes.get(e.name), last=False)
+            return rule.names(e.name) or rule.to, rule, False
         if e.name in found.renames:
-            return [msgspec.structs.replace(e, name=found.renames[e.name])]
+            return (found.renames[e.name],), None, False
         owner, _, leaf = e.name.rpartition(".")
-        return [msgspec.structs.replace(e, name=".".join(filter(None, [_module(found, owner), leaf])))]
+        return (".".join(filter(None, [_module(found, owner), leaf])),), None, False
     rule = owners.get(e.name)
-    if rule is None or rule.transpose:
-        to = (rule.names(f"{e.name}.weight") or rule.to) if rule is not None else ()
-        name = to[0].rpartition(".")[0] if len(to) == 1 else _module(found, e.name)
-        return [msgspec.structs.replace(e, name=name)]
+    if rule is None:
+        return (_module(found, e.name),), None, False
     to = tuple(n.rpartition(".")[0] for n in (rule.names(f"{e.name}.weight") or rule.to))
-    if e.kind == "input":
-        return [msgspec.structs.replace(e, name=n) for n in to]
-    weights = tuple(f"{n}.weight" for n in to)
+    if len(to) == 1 or e.kind == "input":
+        return to, None, False
     if e.kind not in ("output", "grad_output") or len(e.shape) < 2:
-        return []
-    parts = _split(view, e, rule, weights, rows, whole=True, last=True)
-    return [msgspec.structs.replace(p, name=n) for p, n in zip(parts, to, strict=False)]
+        return (), None, False
+    return to, msgspec.structs.replace(rule, transpose=False), True
+
+
+def _renamed(
+    view: View, e: Entry, found: Found, rows: Mapping[str, int], shapes: Mapping[str, Sequence[int]], owners: Mapping[str, FuseRule]
+) -> list[Entry]:
+    names, rule, last = _called(e, found, owners)
+    if rule is None:
+        return [msgspec.structs.replace(e, name=n) for n in names]
+    if not last:
+        return _split(view, e, rule, names, rows, whole=e.shape == shapes.get(e.name), last=False)
+    parts = _split(view, e, rule, tuple(f"{n}.weight" for n in names), rows, whole=True, last=True)
+    return [msgspec.structs.replace(p, name=n) for p, n in zip(parts, names, strict=False)]
 
 
 def _split(view: View, e: Entry, rule: FuseRule, to: Sequence[str], rows: Mapping[str, int], *, whole: bool, last: bool) -> list[Entry]:

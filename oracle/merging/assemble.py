@@ -112,6 +112,14 @@ class Assembler:
         """The same of a tensor; 1 of what is no gradient of an activation."""
         return self.gradient_scales.get(later(slot), self.gradient_scale) if kind in GRADIENTS else 1.0
 
+    def alike_after(self, step: int, name: str) -> bool:
+        """Whether ranks that hold the same part of a parameter hold the same bits of it after a step."""
+        merged = self.merge((step, 0, "param_after", name, ""))
+        if merged is None or any(p.places is None for p in merged.pieces):
+            return False
+        seen = {(tuple(i.tobytes() for i in p.places or ()), self.values(p).tobytes()) for p in merged.pieces}
+        return len(seen) == len({places for places, _ in seen})
+
     def merge(self, key: Key) -> Merged | None:
         """The candidate's tensor; `None` where no rank has a shard of it."""
         held = self.pieces.get(key)

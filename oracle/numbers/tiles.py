@@ -10,6 +10,7 @@ What is orthogonal to the signs in every tile is not seen; see `judging/statisti
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable, Sequence
 from typing import Any, Final, TypeVar
 
 STEP: Final = 4  # elements of one level
@@ -84,3 +85,9 @@ def coarser(own: tuple[int, ...], wanted: tuple[int, ...], shape: tuple[int, ...
 def reduction(tile: tuple[int, ...]) -> int:
     """Elements behind one number."""
     return math.prod(tile)
+
+
+def summed(parts: Iterable[Sequence[float]]) -> tuple[float, ...]:
+    """The numbers of all elements (`Entry.stats`) from those of parts: how many, sum, sum of squares, least, greatest, how many are not finite."""
+    n, total, square, low, high, lost = zip(*parts, strict=True)
+    return math.fsum(n), math.fsum(total), math.fsum(square), min(low), max(high), math.fsum(lost)

@@ -6,8 +6,8 @@ data, and it is the same bits; where they read other data, the forwards of each 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
 
 import msgspec
 import numpy as np
@@ -15,8 +15,11 @@ import numpy.typing as npt
 
 from proctor.errors import OracleError
 from proctor.oracle.merging.decoding import View
+from proctor.oracle.merging.locate import Index
 from proctor.oracle.merging.merge import Held, join, where
 from proctor.oracle.merging.replicas import Shard
+from proctor.oracle.numbers.dtypes import as_float
+from proctor.oracle.numbers.tiles import EXACT, QUANTUM, coarser, sketch, summed, tiles_of
 from proctor.oracle.plans.mesh import Layout, Mesh
 from proctor.oracle.plans.placements import from_dtensor
 from proctor.oracle.store import RankRecord, Recording
@@ -86,11 +89,15 @@ def _merged(records: Mapping[int, RankRecord]) -> OneRank:
     for (phase, step, call, kind, name, *_), held in by_key.items():
         one = held[min(held)]
         if any(e.placement for e in held.values()) and (kind not in _CROSSING or not turns):
-            whole = _whole(records, held)
+            parts = tiled(records, held)
+            whole = _whole(parts) if parts is not None else None
             if whole is not None:
                 tensor = f"whole-{one.tensor}"
                 out.made[tensor] = whole
-                entries.append(msgspec.structs.replace(one, tensor=tensor, shape=tuple(whole.shape), placement=None))
+                some = parts[0].entry if parts else one
+                entries.append(msgspec.structs.replace(some, tensor=tensor, shape=tuple(whole.shape), placement=None, stats=together(parts or ())))
+            elif parts is None:
+                out.apart.append(name)  # shards do not end where tiles of the whole do
         elif turns and (kind in _CROSSING or name == "loss"):
             for rank, e in held.items():
                 tensor = f"{rank}-{e.tensor}"
@@ -118,19 +125,78 @@ def _own_data(records: Mapping[int, RankRecord]) -> bool:
     return len(seen) > 1
 
 
-def _whole(records: Mapping[int, RankRecord], held: Mapping[int, Entry]) -> Array | None:
-    """A DTensor put together; `None` where the ranks do not have all of it."""
-    parts: list[Held] = []
-    shape: tuple[int, ...] = ()
-    for rank, e in held.items():
-        if e.placement is None:
+class Part(NamedTuple):
+    """What a rank holds of a DTensor, in tiles of the whole where statistics were recorded."""
+
+    rank: int
+    record: RankRecord
+    entry: Entry
+    values: Array
+
+
+def tiled(records: Mapping[int, RankRecord], held: Mapping[int, Entry]) -> list[Part] | None:
+    """The shards of a DTensor as sums over the tiles that the whole of it has by itself; as they are where whole tensors were recorded.
+
+    Returns:
+        `None` where a shard does not end with a tile; [] where one is no DTensor.
+    """
+    found = [(rank, e, records[rank].array(e)) for rank, e in held.items()]
+    if any(e.placement is None for _, e, _ in found):
+        return []
+    if not any(e.tile for _, e, _ in found):
+        return [Part(rank, records[rank], e, values) for rank, e, values in found]
+    out: list[Part] = []
+    for rank, e, values in found:
+        placement = e.placement
+        assert placement is not None
+        tile, own = tiles_of(tuple(placement.shape), e.kind), e.tile or (1,) * len(e.shape)
+        shape = tuple(n * t for n, t in zip(e.shape, own, strict=True))
+        if len(tile) != len(own) or not coarser(own, tile, shape):
             return None
-        mesh, layout, whole = from_dtensor(msgspec.to_builtins(e.placement))
-        coords = _coords(rank, mesh, records[rank])
-        places, addend = where(layout, mesh, coords, whole)
-        shape = tuple(whole)
-        parts.append(Held(Shard(rank, coords, records[rank].array(e), e.dtype), places, addend, layout if layout is not None else Layout()))
-    full, _ = join(parts, shape)
+        stats, of = e.stats, e.precision
+        if not e.tile:
+            values = np.asarray(as_float(values, e.dtype), dtype=np.float64)
+            stats = _numbers(values)
+            values = np.round(values / QUANTUM) * QUANTUM if e.kind in EXACT else values
+        cut = msgspec.structs.replace(placement, shape=tuple(n // t for n, t in zip(placement.shape, tile, strict=True)))
+        entry = msgspec.structs.replace(e, tile=tile, placement=cut, dtype="float64", of=of, stats=stats)
+        out.append(Part(rank, records[rank], entry, sketch(values, tile, own)))
+    return out
+
+
+def _numbers(values: Array) -> tuple[float, ...]:
+    finite = values[np.isfinite(values)]
+    low, high = (float(finite.min()), float(finite.max())) if finite.size else (0.0, 0.0)
+    return float(values.size), float(finite.sum()), float((finite * finite).sum()), low, high, float(values.size - finite.size)
+
+
+def together(parts: Sequence[Part]) -> tuple[float, ...]:
+    """Numbers of all elements from those of shards; () where there are none, or ranks hold addends."""
+    seen: dict[tuple[bytes, ...], tuple[float, ...]] = {}
+    for part in parts:
+        places, addend, _, _ = _place(part)
+        if addend or not part.entry.stats:
+            return ()
+        seen[tuple(i.tobytes() for i in places)] = part.entry.stats
+    return summed(seen.values()) if seen else ()
+
+
+def _place(part: Part) -> tuple[Index, tuple[int, ...], Layout, tuple[int, ...]]:
+    mesh, layout, whole = from_dtensor(msgspec.to_builtins(part.entry.placement))
+    coords = _coords(part.rank, mesh, part.record)
+    places, addend = where(layout, mesh, coords, whole)
+    return places, addend, layout if layout is not None else Layout(), tuple(whole)
+
+
+def _whole(parts: Sequence[Part]) -> Array | None:
+    """A DTensor put together; `None` where the ranks do not have all of it."""
+    held: list[Held] = []
+    shape: tuple[int, ...] = ()
+    for part in parts:
+        places, addend, layout, shape = _place(part)
+        coords = _coords(part.rank, from_dtensor(msgspec.to_builtins(part.entry.placement))[0], part.record)
+        held.append(Held(Shard(part.rank, coords, part.values, part.entry.dtype), places, addend, layout))
+    full, _ = join(held, shape) if held else (None, [])
     return None if full is None else np.ascontiguousarray(full)
 
 

@@ -25,6 +25,7 @@ import numpy as np
 
 from proctor.errors import OracleError
 from proctor.oracle.judging.check import Comparison
+from proctor.oracle.mapping.mapped import Mapped
 from proctor.oracle.merging.assemble import LIKE_NEIGHBOURS, PARTIAL, Piece
 from proctor.oracle.merging.locate import Index, near, take
 from proctor.oracle.merging.reference import Key, Reference, slot_text
@@ -93,6 +94,8 @@ def generate_inputs(comparison: Comparison, seed: int, folder: Path, *, gradient
             "no input of the model can be generated" + "".join(f"; {said}: {why}" for said, why in list(kept.items())[:4]),
             hint='a plan says where inputs lie: [[activation]] module = "", input = { dp = 0 }',
         )
+    if isinstance(comparison.candidate, Mapped):
+        files["candidate"] = comparison.candidate.own(files["candidate"])
     _write(folder, files)
     return [f"{said} is generated: {how}" for said, how in made.items()] + [
         f"{said} is the program's own: {why}" for said, why in kept.items() if said not in made

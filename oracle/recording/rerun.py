@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from proctor.errors import OracleError
 from proctor.oracle.judging.check import Comparison
 from proctor.oracle.judging.choices import digest_of, write_values
+from proctor.oracle.mapping.mapped import Mapped, mapped
 from proctor.oracle.merging.reference import Reference
 from proctor.oracle.plans.plan import Plan
 from proctor.oracle.recording.fitted import fitted
@@ -43,7 +44,8 @@ def replay_decisions(
         return False  # compiled code chooses where nobody sees it
     masked = reference.info.dropout == "replay"
     try:
-        comparison = Comparison(reference, fitted(reference, candidate, plan), plan, run=CLEAN, theirs=PLACED if masked else "")
+        held = mapped(reference, fitted(reference, candidate, plan), plan)[0]
+        comparison = Comparison(reference, held, plan, run=CLEAN, theirs=PLACED if masked else "")
     except OracleError:
         return False  # whoever compares them says why
     if comparison.prepare() is not None or not (masked or comparison.choices.differ()):
@@ -53,7 +55,7 @@ def replay_decisions(
     folder = candidate.path / "choices"
     shutil.rmtree(folder, ignore_errors=True)
     try:
-        if not write_values(found, comparison.ranks, folder):
+        if not write_values(found, comparison.ranks, folder, *([held.own] if isinstance(held, Mapped) else [])):
             return False
         candidate.info.dropout = reference.info.dropout
         again = Recorder.again(candidate, command, timeout_s=timeout_s)

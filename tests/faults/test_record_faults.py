@@ -296,3 +296,31 @@ def test_newer_trace_schema_is_said(tmp_path: Path) -> None:
     (tmp_path / "run" / "run.json").write_text('{"schema": 99}')
     with pytest.raises(TraceError, match="schema 99"):
         Trace.load([tmp_path / "run"])
+
+
+def test_what_a_program_gives_to_functions_is_kept_without_its_secrets(tmp_path: Path) -> None:
+    body = """
+    class Net(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.layer = nn.Linear(4, 2)
+        def forward(self, x, api_key="", note=""):
+            return self.layer(x)
+    model = Net()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for _ in range(3):
+        optimizer.zero_grad()
+        model(torch.randn(4, 4), api_key="s3cr3t-1", note="https://me:s3cr3t-2@host/x").sum().backward()
+        optimizer.step()
+    torch.save({"hub_token": "s3cr3t-3", "kept": "word"}, "hf_s3cr3ts3cr3ts3cr3ts3cr3t.pt")
+    """
+    done = record(tmp_path / "run", sys.executable, str(script(tmp_path, body)), cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    names = Trace.load([tmp_path / "run"]).processes
+    (names_file,) = (tmp_path / "run").glob("procs/*/names.arrow")
+    import pyarrow.ipc
+
+    with pyarrow.ipc.open_stream(names_file) as stream:
+        text = str(stream.read_all().to_pylist())
+    assert names and "word" in text and "[hidden]" in text and "s3cr3t" not in text
+    assert not [p for p in (tmp_path / "run" / "procs").rglob("*") if p.is_file() and p.stat().st_mode & 0o077]

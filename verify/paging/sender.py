@@ -45,6 +45,7 @@ class Sender:
         self._not_before = 0.0  # monotonic: the pace, and the rest that a receiver in trouble gets
         self._failures = 0
         self._trouble = ""
+        self._left_out = ""  # what was said of it
         self._unmarked: Message | None = None  # taken by the receiver, but the outbox could not be told
         self._wake, self._stop = threading.Event(), threading.Event()
         self._thread: threading.Thread | None = None
@@ -155,6 +156,9 @@ class Sender:
         except Exception as error:  # a payload that the sink cannot build would be tried for ever
             self._outbox.dead(self.sink, message, f"internal error: {type(error).__name__}: {clean(error, 120)}")
             raise
+        if self.sink.left_out != self._left_out:
+            self._left_out = self.sink.left_out
+            self._say(f"{self.sink.name}: {self._left_out}; the others are told" if self._left_out else f"{self.sink.name}: everybody is told again")
         self._unmarked = message
         self._not_before = self._clock() + self.sink.interval_s
         self._outbox.sent(self.sink, message)

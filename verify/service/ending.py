@@ -22,17 +22,19 @@ from proctor.verify.service.processes import deliver_later, say
 from proctor.verify.service.settings import Settings, Verdict
 from proctor.verify.service.verifier import Summary, Verifier
 
+_NOTHING = "no rule could be judged"
+
 
 def conclude(settings: Settings, summary: Summary, verifier: Verifier) -> int:
     """Write the reports of the run, the verdict, and what to do next."""
-    page = ""
+    page, unsure = "", ""
     try:
-        page = _pages(settings, summary, verifier)
+        page, unsure = _pages(settings, summary, verifier)
     except Exception as e:  # noqa: BLE001  whatever is wrong with the report, there is a verdict
         say(f"the report was not written: {type(e).__name__}: {e}  →  proctor report {settings.run}")
     steps = max(summary.judged + 1, summary.trace.steps if summary.trace is not None else 0)
     worst = summary.worst()
-    verdict = Verdict(worst=worst.value if worst else None, violations=len(summary.violations), steps=steps, lost=dict(summary.lost))
+    verdict = Verdict(worst=worst.value if worst else None, violations=len(summary.violations), steps=steps, lost=dict(summary.lost), unsure=unsure)
     if verifier.undelivered:
         verdict.delivering = _deliver_later(settings)
     try:
@@ -41,7 +43,7 @@ def conclude(settings: Settings, summary: Summary, verifier: Verifier) -> int:
         say(f"{settings.folder}: the verdict was not written: {e.strerror or e}")
     if steps:
         number = len(summary.violations)
-        rules = f"{number} rule{'s' if number > 1 else ''} violated" if number else "no violation"
+        rules = f"{number} rule{'s' if number > 1 else ''} violated" if number else f"not clean, but unknown: {unsure}" if unsure else "no violation"
         say(f"watched {steps} steps: {rules}" + (f"; report in {page}" if page else ""))
     if verdict.fails(settings.fail_on):
         return wording.EXIT_VIOLATED
@@ -61,10 +63,11 @@ def _deliver_later(settings: Settings) -> int:
     return pid
 
 
-def _pages(settings: Settings, summary: Summary, verifier: Verifier) -> str:
-    """Write what `proctor check` writes beside a run, from what the verifier knows; where the page is."""
+def _pages(settings: Settings, summary: Summary, verifier: Verifier) -> tuple[str, str]:
+    """Write what `proctor check` writes beside a run, from what the verifier knows; where the page is, and why the run cannot be called clean."""
     if summary.result is None or summary.trace is None:
-        return ""
+        live = summary.live
+        return "", _NOTHING if live is not None and live.unknown and not live.checked else ""
     run = Path(settings.run)
     seen = coverage(summary.trace)
     fail_on = None if settings.fail_on == "never" else Severity(settings.fail_on)
@@ -81,4 +84,4 @@ def _pages(settings: Settings, summary: Summary, verifier: Verifier) -> str:
     report, trouble = keep(report, run)
     if trouble:
         say(trouble)
-    return report.page
+    return report.page, "" if report.exit_code != wording.EXIT_INCONCLUSIVE else next(iter([*seen.notes, *summary.result.notes]), _NOTHING)

@@ -28,6 +28,7 @@ class Verdict(msgspec.Struct, kw_only=True):
         violations: rules that were violated.
         steps: that were judged.
         lost: records that did not reach the verifier, by reason.
+        unsure: why a run without a violation is not clean: records that rules need are missing or unsure; "" where it is.
         delivering: id of the process that still delivers notices; 0: nothing is left to deliver, or nobody tries.
     """
 
@@ -35,6 +36,7 @@ class Verdict(msgspec.Struct, kw_only=True):
     violations: int = 0
     steps: int = 0
     lost: dict[str, int] = {}
+    unsure: str = ""
     delivering: int = 0
 
     def fails(self, fail_on: str) -> bool:

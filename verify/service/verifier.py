@@ -68,6 +68,7 @@ class Summary:
     judged: int
     lost: Mapping[str, int]
     result: CheckResult | None = None
+    live: CheckResult | None = None  # where the run was not checked as a whole
     trace: Trace | None = None
     info: Mapping[str, Any] = field(default_factory=dict)
 
@@ -209,6 +210,8 @@ class Verifier:
         judged = self.job.before + self._checker.judged
         summary = Summary(list(self._violations.values()), judged, dict(self.job.lost))
         self._try("the whole run", lambda: self._look_at_whole(summary))
+        if summary.result is None:
+            self._try("verdict", lambda: setattr(summary, "live", self._checker.result()), lost=False)
         summary.lost = dict(self.job.lost)
         if words := self.job.overheads.words():
             self.say(words)

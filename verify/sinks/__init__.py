@@ -83,6 +83,7 @@ class Sink(ABC):
 
     def __init__(self, name: str, config: Any) -> None:  # Any: each sink narrows it to its own Config
         self.name, self.settings = name, config
+        self.left_out = ""  # whom the last notice does not reach though it was taken, in words
 
     @abstractmethod
     def send(self, delivery: Delivery) -> None:

@@ -3,7 +3,8 @@
 Alertmanager takes an alert at once and tells people when its group has waited (`group_wait`, 30 s where nothing is said). An alert that
 ends before that is told to nobody, so a test has to stay until then. Who gets it, and whether a silence holds it back, the API tells
 (`/api/v2/alerts`); that something was sent, the counters (`/metrics`). These count all alerts: on an Alertmanager that is busy,
-another alert's notification may be taken for ours.
+another alert's notification may be taken for ours. `notifications_total` goes up before anything is sent, and `notifications_failed_total` when Alertmanager
+has given up, minutes later: what a receiver took or refused is in `notification_requests_total` and `_failed_total`, which count each attempt when it is over.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ _POLL_S: Final = 0.25
 _WAIT: Final = re.compile(r"^\s*group_wait:\s*(\S+)\s*$", re.MULTILINE)
 _SPAN: Final = re.compile(r"(\d{1,9})(ms|s|m|h|d)")
 _SECONDS: Final = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
-_COUNTER: Final = re.compile(r"^alertmanager_notifications_(failed_)?total\{([^}]*)\} (\S+)$", re.MULTILINE)
+_COUNTER: Final = re.compile(r"^alertmanager_notification(s|_requests)_(failed_)?total\{[^}]*\} (\S+)$", re.MULTILINE)
 
 
 class Way:
@@ -77,7 +78,7 @@ class Way:
             sent, failed = self._counters()
             if sent is not None and failed > self._failed:
                 raise DeliveryError(f"Alertmanager could not tell {who}", hint="its log says why")
-            if sent is not None and sent > self._sent:
+            if sent is not None and sent - failed > self._sent - self._failed:
                 return f"{who} told after {self._clock() - self._begin:.1f} s"
             self._receivers(key)  # somebody may silence it meanwhile
             self._sleep(_POLL_S)
@@ -102,12 +103,12 @@ class Way:
         return sorted(set(names))
 
     def _counters(self) -> tuple[float | None, float]:
-        """Notifications tried and failed so far; `None` where they are not told."""
-        text = self._get("/metrics")
-        found = _COUNTER.findall(text or "")
-        if not found:
+        """Attempts that are over, and those of them that failed, so far; of an Alertmanager before 0.22 notifications; `None` where neither is told."""
+        found = _COUNTER.findall(self._get("/metrics") or "")
+        attempts = [(failed, n) for what, failed, n in found if what == "_requests"] or [(failed, n) for _, failed, n in found]
+        if not attempts:
             return None, 0.0
-        return tuple(sum(float(n) for failed, _, n in found if bool(failed) is wanted) for wanted in (False, True))  # type: ignore[return-value]
+        return sum(float(n) for failed, n in attempts if not failed), sum(float(n) for failed, n in attempts if failed)
 
     def _get(self, path: str) -> str | None:
         return fetch(self._url + path, self._config, headers=self._headers)

@@ -103,7 +103,8 @@ class Smtp(Sink):
             if config.password is not None:
                 server.login(config.username, config.password.read())
             handed = True
-            server.send_message(mail, from_addr=config.sender, to_addrs=list(config.to))
+            refused = server.send_message(mail, from_addr=config.sender, to_addrs=list(config.to))
+            self.left_out = ", ".join(f"{config.host} refused {clean(who, 80)} ({code})" for who, (code, _) in refused.items())
         except smtplib.SMTPRecipientsRefused as error:
             codes = [code for code, _ in error.recipients.values()]
             raise DeliveryError(f"{config.host} refused every address ({codes[0]})", retry=min(codes) < 500) from None

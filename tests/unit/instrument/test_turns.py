@@ -102,3 +102,61 @@ def test_a_thread_of_autograds_engine_works_for_the_backward_that_runs() -> None
     assert done.wait(60)
     ours.end_write()
     assert told == ["looks"] and ours.begin_look()
+
+
+def step(ours: Turns, optimizer: int) -> None:
+    """One update of a loop, acts that do not overlap with another's in time."""
+    act(ours)
+    ours.updated(optimizer)
+
+
+def act(ours: Turns) -> None:
+    ours.begin_write()
+    ours.end_write()
+
+
+def test_two_loops_one_within_another_are_seen_though_no_act_overlaps() -> None:
+    ours, told = turns()
+    other = Thread()
+    for _ in range(2):
+        step(ours, 1)
+        other.do(lambda: step(ours, 2))
+    assert not told  # each whole update behind the other: the clock can tell them
+    act(ours)
+    other.do(lambda: act(ours))
+    step(ours, 1)
+    assert not told  # the other one may only compute something within our step
+    other.do(lambda: step(ours, 2))
+    assert told == ["broken"]
+
+
+def test_a_thread_that_trains_while_this_one_waits_within_its_step_is_no_trouble() -> None:
+    ours, told = turns()
+    other = Thread()
+    for _ in range(3):
+        act(ours)
+        other.do(lambda: step(ours, 2))
+        other.do(lambda: step(ours, 2))
+        step(ours, 1)
+    assert not told
+
+
+def test_one_loop_that_a_pool_of_threads_carries_out_is_no_trouble() -> None:
+    ours, told = turns()
+    pool = [Thread(), Thread(), Thread()]
+    for i in range(12):
+        pool[i % 3].do(lambda: act(ours))
+        pool[(i * 2 + 1) % 3].do(lambda: act(ours))
+        pool[(i // 2) % 3].do(lambda: ours.updated(7))
+    assert not told
+
+
+def test_loops_without_an_optimizer_are_their_threads_own() -> None:
+    ours, told = turns()
+    other = Thread()
+    act(ours)
+    other.do(lambda: act(ours))
+    act(ours)
+    ours.updated()
+    other.do(lambda: (act(ours), ours.updated()))
+    assert told == ["broken"]

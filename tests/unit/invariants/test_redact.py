@@ -18,6 +18,8 @@ from proctor.invariants.redact import HIDDEN, hides, without_secrets
         ["--token", "s3cr3t"], ["--hub_token=s3cr3t"], ["--wandb.api-key", "s3cr3t"], ["-password", "s3cr3t"],
         ["bash -c 'HF_TOKEN=s3cr3t python train.py --lr 1'"], ["cd x && python t.py --api-key s3cr3t --lr 1"], ['--password "s3cr3t word" -x 1'],
         ["sk-s3cr3ts3cr3ts3cr3ts3cr3t"], ["--note", "it is hf_s3cr3ts3cr3ts3cr3ts3cr3t"], ["--x=ghp_s3cr3ts3cr3ts3cr3ts3cr3t"],
+        ["-H", "Authorization: Bearer s3cr3t"], ["-H", "X-Api-Key: s3cr3t"], ["--header=Authorization: Basic s3cr3ts3cr3t=="], ["--url", "https://x/y?lr=1&token=s3cr3t"],
+        ["--data", "https://b.blob/x?sv=1&sig=s3cr3t%3D&se=2"], ["--data", "https://x/y?X-Amz-Signature=s3cr3t"], ["--config", '{"api_key": "s3cr3t", "lr": 1}'],
         ["--store", "https://me:s3cr3t@host/x"], ["--aws-secret-access-key", "s3cr3t"], ["trainer.auth_token=s3cr3t"],
     ],
 )  # fmt: skip
@@ -34,6 +36,7 @@ def test_a_secret_is_hidden(words: list[str]) -> None:
     [
         ["--num-key-value-heads", "8"], ["--max-tokens", "64"], ["--tokenizer", "gpt2"], ["--token-file", "/run/token"], ["--pad-token", "<pad>"],
         ["--key-dim=64"], ["key=value"], ["--api-key-env", "NAME"], ["--password", "--lr"], ["https://host:80/x"], ["-c", "import torch; key = 1"],
+        ["--url", "https://x/y?max_tokens=5&key=3"], ["--note", "ratio: 3"], ["--config", '{"num_key_value_heads": "8", "tokenizer": "x"}'],
         ["-c", "token = tokenizer(text); print(token)"], ["python t.py --max-tokens 64 --api-key-env NAME"], ["task-aware-selection-of-heads-in-models"],
     ],
 )  # fmt: skip

@@ -103,3 +103,46 @@ def test_bad_input_is_one_line(args: list[str], tmp_path: Path, monkeypatch: pyt
     monkeypatch.chdir(tmp_path)
     assert main(["page", *args]) == 2
     assert capsys.readouterr().err.count("\n") == 1
+
+
+def test_a_test_whose_answer_is_lost_or_that_is_interrupted_does_not_stay_open(
+    config: Callable[..., Path], pagerduty: PagerDuty, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = config(oncall(pagerduty.url))
+    pagerduty.script.append("late")
+    assert main(["page", "test", "--config", str(path)]) == 1
+    (incident,) = pagerduty.incidents
+    assert incident.resolved and "FAILED" in capsys.readouterr().out
+
+    def interrupted(seconds: float) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("proctor.cli.page.test.time.sleep", interrupted)
+    with pytest.raises((KeyboardInterrupt, SystemExit)):
+        raise SystemExit(main(["page", "test", "--config", str(path), "--hold", "30s"]))
+    assert len(pagerduty.incidents) == 2 and all(one.resolved for one in pagerduty.incidents)
+
+
+class Relay:
+    """A mail server that takes a mail for some and refuses others."""
+
+    def __init__(self, refused: str) -> None:
+        self.refused = refused
+
+    def send_message(self, mail: object, from_addr: str, to_addrs: list[str]) -> dict[str, tuple[int, bytes]]:
+        return {who: (550, b"no such user") for who in to_addrs if who == self.refused}
+
+    def quit(self) -> None:
+        pass
+
+
+def test_a_mail_that_does_not_reach_everybody_is_no_success(
+    config: Callable[..., Path], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = config('[sinks.mail]\ntype = "smtp"\nhost = "127.0.0.1"\nport = 1\nsecurity = "none"\nfrom = "p@example.org"\nto = ["a@example.org", "oncall@example.org"]')
+    relay = Relay("oncall@example.org")
+    monkeypatch.setattr("proctor.verify.sinks.smtp.Smtp._connect", lambda self: relay)
+    assert main(["page", "test", "--config", str(path)]) == 1
+    assert "mail: told: 127.0.0.1 refused oncall@example.org (550)" in capsys.readouterr().out
+    relay.refused = ""
+    assert main(["page", "test", "--config", str(path)]) == 0

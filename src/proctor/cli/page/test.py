@@ -1,12 +1,14 @@
 """Send an incident marked TEST to every sink: it begins, is acknowledged where the receiver can, and ends.
 
 It goes straight to the receivers, past mutes, budgets and the outbox. An Alertmanager takes an alert at once and tells people when its group
-has waited: the test stays open until then. Exit code 1 when a receiver did not take it, or told nobody.
+has waited: the test stays open until then. Exit code 1 when a receiver did not take it, or told nobody, or left somebody out. Whatever happens (the
+answer is lost, Ctrl-C), the end is sent too, so that no test stays open.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import time
 import uuid
 from collections.abc import Callable
@@ -68,17 +70,16 @@ def _try(sink: Sink, job: str, hold_s: float) -> tuple[list[str], list[str]]:
     from proctor.verify.notice import Action
 
     key, began = f"proctor:{job or 'job'}:test:{uuid.uuid4().hex[:12]}", time.time()
-    cells, errors = [], []
-    opened: Notice | None = None
+    cells, errors = list[str](), list[str]()
 
-    def attempt(name: str, work: Callable[[], str]) -> bool:
+    def attempt(name: str, work: Callable[[], str]) -> DeliveryError | None:
         try:
             cells.append(work())
         except DeliveryError as error:
             cells.append("FAILED")
             errors.append(f"{name}: {error.message}" + (f"  →  {error.hint}" if error.hint else ""))
-            return False
-        return True
+            return error
+        return None
 
     told: Callable[[str], str] | None = None
 
@@ -87,20 +88,28 @@ def _try(sink: Sink, job: str, hold_s: float) -> tuple[list[str], list[str]]:
         told = sink.way()
         return _send(sink, begin, None)
 
-    begin = _notice(Action.TRIGGER, key, job, began)
-    if not attempt("trigger", trigger):
-        return [*cells, *["not tried"] * 3], errors
-    opened = begin
-    if told is not None:
-        attempt("told", partial(told, key))
-    else:
-        cells.append("–")
-    time.sleep(max(0.0, hold_s - (time.time() - began)))
-    for action in (Action.ACKNOWLEDGE, Action.RESOLVE):
-        if action is Action.ACKNOWLEDGE and not sink.acknowledges:
+    def reaches() -> str:
+        if sink.left_out:
+            raise DeliveryError(sink.left_out)
+        return told(key) if told is not None else "–"
+
+    begin, over = _notice(Action.TRIGGER, key, job, began), _notice(Action.RESOLVE, key, job, began)
+    ended = False
+    try:
+        if (failed := attempt("trigger", trigger)) is not None:
+            ended = not failed.unsure
+            return [*cells, *["not tried"] * 3], errors
+        attempt("told", reaches)
+        time.sleep(max(0.0, hold_s - (time.time() - began)))
+        if sink.acknowledges:
+            attempt(Action.ACKNOWLEDGE.value, partial(_send, sink, _notice(Action.ACKNOWLEDGE, key, job, began), begin))
+        else:
             cells.append("–")
-            continue
-        attempt(action.value, partial(_send, sink, _notice(action, key, job, began), opened))
+        ended = attempt(Action.RESOLVE.value, partial(_send, sink, over, begin)) is None
+    finally:
+        if not ended:  # interrupted, or nobody knows whether it was taken
+            with contextlib.suppress(DeliveryError):
+                _send(sink, over, begin)
     return cells, errors
 
 

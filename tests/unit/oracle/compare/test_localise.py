@@ -224,3 +224,14 @@ def test_a_value_that_some_ranks_lack_comes_before_what_makes_up_no_whole() -> N
     alone = verdict(hidden, tensor("grad_output", "b"))
     found = culprit(Verdict(verdict="different", tensors=(lacks, *alone.tensors), first=lacks), alone)
     assert found is not None and (found.module, found.direction) == ("", "forward")
+
+
+def test_a_module_whose_forward_is_nobody_s_part_is_not_blamed_for_its_backward() -> None:
+    lost = {"wrong": False, "verdict": "unmapped", "rel_err": float("inf"), "ratio": float("inf")}
+    tensors = (tensor("input", "", wrong=False), tensor("input", "b.in", **lost), tensor("output", "b.in", **lost), tensor("grad_input", "b.in", verdict="unmapped", rel_err=1.8), tensor("main_grad", "b.in.w"))
+    ends = msgspec.structs.replace(verdict(*tensors), first=tensors[3])
+    found = culprit(ends, verdict(*tensors))
+    assert found is not None and (found.module, found.direction) == ("", "forward") and "what goes into b.in" in found.text
+    placed = (tensors[0], tensor("input", "b.in", wrong=False), tensor("output", "b.in", wrong=False), tensor("grad_input", "b.in"))
+    found = culprit(verdict(*placed), verdict(*placed))
+    assert found is not None and (found.module, found.direction) == ("b.in", "backward")

@@ -14,7 +14,7 @@ from helpers.oracle.oracle_ranks import record_ranks  # noqa: E402
 from helpers.small_net import Net  # noqa: E402
 
 from proctor.oracle.merging.decoding import View  # noqa: E402
-from proctor.oracle.phases.ranks_as_one import AsOne, as_one  # noqa: E402
+from proctor.oracle.phases.ranks_as_one import AsOne, _whole, as_one, tiled  # noqa: E402
 from proctor.oracle.store import Recording  # noqa: E402
 
 
@@ -76,3 +76,36 @@ def test_shards_become_the_whole_and_data_are_dealt_out(tmp_path: Path, monkeypa
     inputs = {e.call: found.array(e) for e in found.entries if e.kind == "input" and e.name == "first"}
     assert len(inputs) == (1 if same else 2)
     assert np.array_equal(np.concatenate([inputs[c] for c in sorted(inputs)]), torch.linspace(-1, 1, 64).view(8, 8).numpy())
+
+
+@pytest.mark.parametrize("partial", [False, True])
+def test_statistics_of_shards_become_those_that_one_process_keeps_of_the_whole(partial: bool) -> None:
+    from proctor.oracle.collect.summaries import summarise
+    from proctor.oracle.phases.ranks_as_one import together
+    from proctor.oracle.tensors import Entry, Placement
+
+    torch.manual_seed(1)
+    whole = torch.randn(128, 256)
+    halves = [whole / 2, whole / 2] if partial else list(whole.chunk(2))
+
+    class Rank:
+        def __init__(self, values: Any) -> None:
+            from types import SimpleNamespace
+
+            self.values, self.info = values, SimpleNamespace(coords={})
+
+        def array(self, entry: Entry) -> Any:
+            return self.values
+
+    records, held = {}, {}
+    for rank, half in enumerate(halves):
+        kept, said = summarise(half.contiguous(), "main_grad")
+        records[rank] = Rank(kept.numpy())
+        held[rank] = Entry(0, 0, "main_grad", "w", "", "", "", str(kept.dtype).removeprefix("torch."), tuple(kept.shape), "", f"t{rank}", 0,
+                           placement=Placement(("dp",), (2,), ("P(sum)" if partial else "S(0)",), tuple(whole.shape)), **said)  # fmt: skip
+    parts = tiled(records, held)  # type: ignore[arg-type]
+    assert parts
+    made, numbers = _whole(parts), together(parts)
+    kept, said = summarise(whole, "main_grad")
+    assert made is not None and np.allclose(made, kept.numpy()) and parts[0].entry.tile == said["tile"]
+    assert numbers == () if partial else np.allclose(numbers, said["stats"])
