@@ -22,10 +22,7 @@ def used(trace: Trace) -> pl.DataFrame:
     """
     if trace.held is not None:  # a window does not tell what happened never
         return examples(trace, "used", _none(), function=_frames.UPDATE)
-    grads = gradients(trace).with_columns(((pl.col("flags") & _GONE) == 0).alias("_full"))
-    lost = grads.with_columns(pl.col("_full").shift(1).over("proc", "var").fill_null(value=False).alias("_was"))
-    lost = lost.filter(~pl.col("_full") & pl.col("_was") & (pl.col("call") > 0))
-    alone = lost.group_by("proc", "call").agg(pl.col("optimizer").n_unique().alias("_n"), pl.col("optimizer").first(), pl.col("step", "name").first(), pl.col("seq").min()).filter(pl.col("_n") == 1)
+    alone = cleared(trace)
     times = alone.sort("proc", "call").group_by("proc", "optimizer", maintain_order=True).agg(
         pl.len().alias("_times"), pl.col("step", "call", "name").slice(_TIMES - 1, 1).first()
     ).filter(pl.col("_times") >= _TIMES)  # fmt: skip
@@ -36,6 +33,15 @@ def used(trace: Trace) -> pl.DataFrame:
     bad = bad.join(sites, on=["proc", "call"], how="left", maintain_order="left").with_columns(pl.col("site").fill_null(0), pl.col("call").alias("seq").cast(pl.UInt32), pl.col("step").clip(0))
     said = pl.format("{} never steps, and the gradients of its parameters, such as {}, were cleared {} times unused", "optimizer", "name", "_times")
     return examples(trace, "used", bad.select("proc", "step", "seq", "site", said.alias("_seen"), pl.col("name").alias("_variable")), function=_frames.UPDATE)
+
+
+def cleared(trace: Trace) -> pl.DataFrame:
+    """Calls that threw gradients of one optimizer away, and of no other: proc, call, optimizer, step, name (of one), seq."""
+    grads = gradients(trace).with_columns(((pl.col("flags") & _GONE) == 0).alias("_full"))
+    lost = grads.with_columns(pl.col("_full").shift(1).over("proc", "var").fill_null(value=False).alias("_was"))
+    lost = lost.filter(~pl.col("_full") & pl.col("_was") & (pl.col("call") > 0))
+    found = lost.group_by("proc", "call").agg(pl.col("optimizer").n_unique().alias("_n"), pl.col("optimizer", "step", "name").first(), pl.col("seq").min())
+    return found.filter(pl.col("_n") == 1)
 
 
 def _none() -> pl.DataFrame:
