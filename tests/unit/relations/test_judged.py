@@ -24,9 +24,10 @@ PROGRAMS = {
         x = torch.randn(48, 16)
         y = x[:, :3].argmax(1)
         for epoch in range(2):
-            for a, b in DataLoader(torch.utils.data.TensorDataset(x, y), 8, shuffle=True):
+            for a, b in DataLoader(torch.utils.data.TensorDataset(x, y), 8, shuffle=BUG != "in_order"):
                 for optimizer in optimizers:
                     optimizer.zero_grad()
+                torch.randint(3, (2,))  # the step's own, and no order of samples
                 h = body(a) if BUG == "half" else None
                 scores = model(a) if h is None else head(F.relu(h.bfloat16().float()))
                 if BUG == "softmax":
@@ -94,7 +95,7 @@ MODES = {mode: Hypothesis.of("course", mode=mode, what="updates") for mode in ("
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("judged")
-    record(folder, PROGRAMS, [(name, "right", 0, 24, "") for name in PROGRAMS] + [("plain", bug, 0, 24, bug) for bug in FAULTS])
+    record(folder, PROGRAMS, [(name, "right", 0, 24, "") for name in PROGRAMS] + [("plain", bug, 0, 24, bug) for bug in [*FAULTS, "in_order"]])
     return folder
 
 
@@ -115,6 +116,12 @@ def test_one_wrong_line_is_found(runs: Path, bug: str) -> None:
     assert found
     assert seen in str(found[0]["_seen"])
     assert {other for other in MODES if failing(runs / f"plain-{bug}", other)} == {mode}
+
+
+def test_what_a_step_draws_is_no_order_of_the_samples(runs: Path) -> None:
+    order = Hypothesis.of("fresh", mode="order", what="loader")
+    seen = [registry()["fresh"].examples(Trace.load([runs / f"plain-{bug}"]), [order]).frame["passed"].to_list() for bug in ("right", "in_order")]
+    assert [set(passed) for passed in seen] == [{True}, {False}]
 
 
 def test_a_loss_looks_at_what_came_with_the_samples_only() -> None:
