@@ -57,7 +57,8 @@ class Judged(Probe):
             self._handed("loader", result)
 
     def _called(self, args: tuple[Any, ...], kwargs: dict[str, Any] | None) -> None:
-        if self._left > 0 and getattr(args[0], "training", False):
+        # Where a model's forward is called by its name, a loss that is a module is called by nobody else: it is no model.
+        if self._left > 0 and getattr(args[0], "training", False) and next(args[0].parameters(), None) is not None:
             self._handed("model", [*args[1:], *(kwargs or {}).values()])
 
     def _handed(self, place: str, value: Any) -> None:

@@ -32,7 +32,9 @@ PROGRAMS = {
                 scores = model(a) if h is None else head(F.relu(h.bfloat16().float()))
                 if BUG == "softmax":
                     scores = scores.softmax(-1)
-                if BUG == "raw":
+                if BUG == "rolled_for_a_module":
+                    loss = nn.CrossEntropyLoss()(model.forward(a), b.roll(1, 0))
+                elif BUG == "raw":
                     loss = F.nll_loss(scores, b)
                 else:
                     loss = F.cross_entropy(scores, b.roll(1, 0) if BUG == "rolled" else b)
@@ -84,6 +86,7 @@ PROGRAMS = {
 }
 FAULTS = {  # fault: mode, a word of what was seen
     "rolled": ("aligned", "in another order than the samples"),
+    "rolled_for_a_module": ("aligned", "in another order than the samples"),
     "softmax": ("scored", "cross_entropy is given probabilities"),
     "raw": ("scored", "no log-probabilities"),
     "half": ("digits", "no more digits than bfloat16 has"),
