@@ -57,11 +57,16 @@ PROGRAMS = {
         later = torch.randint(20, (48, 6))
         model, features = Words(), nn.Linear(16, 4)
         optimizer, other = torch.optim.Adam(model.parameters()), torch.optim.SGD(features.parameters(), lr=1e-2)
+        class Wrapper(torch.optim.Optimizer):  # holds what another one steps
+            def __init__(self, inner):
+                super().__init__(inner.param_groups, {})
+                self.inner = inner
+        wrapper = Wrapper(optimizer)
         vectors = torch.randn(48, 16).half().float()  # features that were kept in half
         labels = vectors[:, :4].argmax(1)
         data = torch.utils.data.TensorDataset(ids, later, vectors, labels)
         for i, (a, b, v, y) in enumerate(DataLoader(data, 8, shuffle=True)):
-            optimizer.zero_grad()
+            wrapper.zero_grad()
             other.zero_grad()
             F.nll_loss(model(a).reshape(-1, 20), b.t().reshape(-1)).backward()
             order = torch.argsort(y)  # sorted with its samples
