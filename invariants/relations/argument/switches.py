@@ -1,7 +1,7 @@
-"""Switches of losses, of attention and of reductions over ranks: words and truth values that a program's own function gives them.
+"""Switches of losses and of attention: words and truth values that a program's own function gives them.
 
-`reduction="sum"` where health has a mean changes every gradient by the size of the batch, `is_causal` decides what a model may
-see, and `op` whether ranks add up what they have or take the largest. What is not given has the default that torch documents, so that to write it out changes nothing.
+`reduction="sum"` where health has a mean changes every gradient by the size of the batch, and `is_causal` decides what a model may
+see. What is not given has the default that torch documents, so that to write it out changes nothing.
 """
 
 from __future__ import annotations
@@ -20,7 +20,6 @@ _FUNCTIONAL: Final = "torch.nn.functional."
 _ATTENTION: Final = f"{_FUNCTIONAL}scaled_dot_product_attention"
 _LOSSES: Final = ("_loss", "cross_entropy", "kl_div", "_with_logits")  # ends of the names of torch's losses
 _CAUSAL: Final = 5  # position of `is_causal`
-_OPERATIONS: Final = {"torch.distributed.all_reduce": 1, "torch.distributed.reduce": 2, "torch.distributed.reduce_scatter": 2, "torch.distributed.reduce_scatter_tensor": 2}  # and position
 
 
 def given(trace: Trace) -> pl.DataFrame:
@@ -49,17 +48,12 @@ def given(trace: Trace) -> pl.DataFrame:
 def _switch(function: str) -> str:
     if function == _ATTENTION:
         return "is_causal"
-    if function in _OPERATIONS:
-        return "op"
     return "reduction" if function.startswith(_FUNCTIONAL) and function.endswith(_LOSSES) else ""
 
 
 def _value(function: str, features: Mapping[str, Plain]) -> str | None:
     """The switch as a text; `None` where what was given is no plain value."""
     name = _switch(function)
-    if name == "op":
-        operation = features.get("op.value", features.get(f"{_OPERATIONS[function]}.value", "SUM"))
-        return operation.rpartition(".")[2] if isinstance(operation, str) else None
     default: Plain = False if name == "is_causal" else "mean"
     told = features.get(f"{name}.value", default)
     if name == "is_causal" and f"{_CAUSAL}.value" in features:

@@ -30,7 +30,9 @@ def _(tree: ast.Module) -> Iterator[Plant]:
     for spot in _reductions(tree):
         call = spot.statement.value if isinstance(spot.statement, ast.Expr) else None
         if isinstance(call, ast.Call):
-            keywords = [k for k in call.keywords if k.arg != "op"] + [ast.keyword("op", expression("__import__('torch').distributed.ReduceOp.MAX"))]
+            said = next((k.value for k in call.keywords if k.arg == "op"), None)
+            largest = ast.Attribute(said.value, "MAX") if isinstance(said, ast.Attribute) else expression("__import__('torch').distributed.ReduceOp.MAX")
+            keywords = [k for k in call.keywords if k.arg != "op"] + [ast.keyword("op", largest)]
             yield plant(spot, become(call, ast.Call(call.func, call.args[:1], keywords)), call.func)
 
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from helpers.loops import ROOT, call, details, holds, learn, load, loop, tensor, violations
 
-from proctor.invariants.relations.argument import Argument, switches
+from proctor.invariants.relations.argument import Argument
 
 RELATION = Argument()
 ATTENTION = "torch.nn.functional.scaled_dot_product_attention"
@@ -306,18 +306,3 @@ def test_every_functional_dropout_is_recorded_and_judged(tmp_path: Path, name: s
     whole = f"torch.nn.functional.{name}"
     assert {whole, ATTENTION} <= RELATION.needs(rule.hypothesis).functions
     assert {whole, ATTENTION} <= {p.name for p in catalog.points()}
-
-
-@pytest.mark.parametrize(
-    ("function", "features", "seen"),
-    [
-        ("torch.distributed.all_reduce", {}, "SUM"),
-        ("torch.distributed.all_reduce", {"op.value": "torch._C._distributed_c10d.ReduceOp.RedOpType.MAX"}, "MAX"),
-        ("torch.distributed.all_reduce", {"1.value": "torch._C._distributed_c10d.ReduceOp.RedOpType.AVG"}, "AVG"),
-        ("torch.distributed.reduce", {"1.value": 0, "2.value": "torch._C._distributed_c10d.ReduceOp.RedOpType.MAX"}, "MAX"),
-        ("torch.distributed.all_reduce", {"op.value": 3}, None),
-        ("torch.nn.functional.mse_loss", {"reduction.value": "sum"}, "sum"),
-    ],
-)
-def test_the_operation_of_a_reduction_is_a_switch_whether_it_is_written_out_or_not(function: str, features: dict[str, Any], seen: str | None) -> None:
-    assert switches._value(function, features) == seen
