@@ -131,12 +131,12 @@ class Bench:
         """Those that were recorded."""
         return [s for s in program.settings() if self.there(program, s)]
 
-    def infer(self, name: str, learned: Sequence[Program], settings: Sequence[str] = ("seed0", "seed1")) -> Path:
+    def infer(self, name: str, learned: Sequence[Program], settings: Sequence[str] = ("seed0", "seed1"), *, options: Sequence[str] = ()) -> Path:
         pack = self.work / f"{name}.json"
         pack.unlink(missing_ok=True)
         runs = [str(self.recording(p, s)) for p in learned for s in self.settings(p) if s in settings]
         chosen = ["--relations", self.relations] if self.relations else []
-        done = run([*PROCTOR, "infer", "-q", *chosen, *runs, "-o", str(pack)])
+        done = run([*PROCTOR, "infer", "-q", *options, *chosen, *runs, "-o", str(pack)])
         if done.returncode:
             raise RuntimeError(f"infer {name}: exit {done.returncode}\n{done.stderr[-2000:]}")
         return pack

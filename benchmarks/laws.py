@@ -1,8 +1,8 @@
 """False alarms of the laws of a step (`relations/course`) on healthy programs, and in how many runs each had something to fail on.
 
-    python benchmarks/laws.py [--work DIR] [--only a,b] [PATTERN …]     # patterns of files; default: examples/ and examples/techniques/
+    python benchmarks/laws.py [--work DIR] [--only a,b] [-i PACK] [PATTERN …]     # patterns of files; default: examples/ and examples/techniques/
 
-Each program of one rank is recorded whole with its first settings (`truths.py`) and judged with the shipped packs. A program that does not end
+Each program of one rank is recorded whole with its first settings (`truths.py`) and judged with the shipped packs, or with those that are named. A program that does not end
 with 0 is left out. Of public programs, `python -m benchmarks.wild` prints the same table.
 """
 
@@ -27,6 +27,7 @@ def main() -> int:
     parser.add_argument("--work", type=Path)
     parser.add_argument("--only", default="")
     parser.add_argument("--iters", default="24")
+    parser.add_argument("-i", "--pack", type=Path, action="append", default=[])
     args = parser.parse_args()
     work = (args.work or Path(tempfile.mkdtemp(prefix="proctor-laws-"))).resolve()
     work.mkdir(parents=True, exist_ok=True)
@@ -41,7 +42,7 @@ def main() -> int:
     for name, options in source.programs.items():
         for setting in [s for s in options if s in ("seed0", "size")]:
             run = record(source, work, name, setting)
-            told = verdicts(run) if run else {"steps": 0}
+            told = verdicts(run, args.pack) if run else {"steps": 0}
             if not told["steps"]:
                 left_out.append(f"{name} ({setting})")
                 continue

@@ -79,7 +79,7 @@ def as_shipped(rule: Invariant) -> Invariant:
 
 def learn(bench: Bench, name: str, members: Sequence[Program], fewest: int) -> Pack:
     """The rules of some programs, all settings of each, that may be shipped."""
-    pack = read_pack(bench.infer(f"shipped-{name}", members, SETTINGS))
+    pack = read_pack(bench.infer(f"shipped-{name}", members, SETTINGS, options=["--alone"]))
     libraries = libraries_of(pack.provenance.libraries)
     kept = [as_shipped(rule) for rule in pack.invariants if speaks_to_strangers(rule, fewest, libraries)]
     return msgspec.structs.replace(pack, invariants=kept)

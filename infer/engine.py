@@ -29,6 +29,7 @@ from proctor.infer.selection.select import MIN_PASSED, distinct
 from proctor.infer.shards import Shard, Summary, tasks
 from proctor.infer.shards.partial import Partial, merge
 from proctor.infer.shards.parts import Parts
+from proctor.invariants.condition import Precondition
 from proctor.invariants.invariant import Evidence, Hypothesis, Invariant
 from proctor.invariants.pack import Refuted
 from proctor.invariants.relations import Relation
@@ -99,6 +100,8 @@ class Options:
     validate: measure rules on held-out runs, and drop those that fail there too often.
     strict: raise what a relation raises, instead of reporting it.
     parts: where finished tasks are kept, for another inference to use.
+    prior: rules that other programs have taught, by `hypothesis_id`, and where they apply. Of these one example is enough,
+        if nothing speaks against them: a law is one in a run of two steps, too.
     """
 
     min_support: int = MIN_PASSED
@@ -106,6 +109,7 @@ class Options:
     validate: bool = True
     strict: bool = False
     parts: Parts | None = None
+    prior: Mapping[str, Precondition] = field(default_factory=dict)
 
 
 def infer(
@@ -257,7 +261,7 @@ class _Inference:
         evidence: Mapping[str, dict[int, Evidence]],
     ) -> dict[str, conclude.Concluded]:
         runs = tuple(self._runs())
-        how = (self.options.min_support, self.options.validate, self.options.strict)
+        how = (self.options.min_support, self.options.validate, self.options.strict, self.options.prior)
         wanted = [
             conclude.Conclude(self.relations[name], hypotheses[name], partial, evidence[name], runs, *how)
             for name, partial in partials.items()

@@ -12,8 +12,9 @@ from pathlib import Path
 import msgspec
 
 from proctor.errors import PackError
+from proctor.invariants.condition import Precondition
 from proctor.invariants.files import UNREADABLE, read_file, replace_file
-from proctor.invariants.invariant import Invariant
+from proctor.invariants.invariant import Invariant, Severity, hypothesis_id
 from proctor.invariants.schema import PACK_SCHEMA
 from proctor.invariants.suppression import Suppression
 
@@ -23,6 +24,17 @@ MAX_PACK_BYTES = 256 * 1024 * 1024
 def shipped() -> list[Path]:
     """Packs that come with Proctor."""
     return sorted((Path(__file__).parent / "packs").glob("*.json"))
+
+
+def taught(relations: Sequence[str]) -> dict[str, Precondition]:
+    """Where the laws that come with Proctor apply, by `hypothesis_id`; what ships as a warning is none.
+
+    Args:
+        relations: names of relations that this version knows.
+    """
+    packs = [read_pack(path, relations) for path in shipped()]
+    packs.sort(key=lambda pack: len(pack.invariants))  # what torch alone has taught, in the most programs, counts
+    return {hypothesis_id(rule.hypothesis): rule.precondition for pack in packs for rule in pack.invariants if rule.severity in (Severity.ERROR, Severity.CRITICAL)}
 
 
 class Source(msgspec.Struct, frozen=True, order=True, omit_defaults=True):

@@ -74,6 +74,9 @@ class Value(IntEnum):
     AVERAGE = 14  # how a copy of a model moved in a step; the place says which copy, and what is measured
     OPTION = 15  # a number of an optimizer or scheduler, or in a file that was loaded; meta `when`: `instrument/probes/options.py`
     CLIPPED = 16  # the norm of gradients that clipping found
+    HANDED = 17  # a tensor that a loader gave, or a model that trains was given; number: its rows whatever their order (`instrument/probes/judged.py`)
+    JUDGED = 18  # what a loss of torch was given: place "target" as above, place "scores" with what they are in the meta
+    DIGITS = 19  # whose digits the numbers have that a layer was given or gave: meta `digits`; number: how many tell it
 
 
 CALLS: Final = pa.schema(

@@ -11,10 +11,10 @@ from typing import Final
 import polars as pl
 
 from proctor.invariants.relations.contain.trained import held_parameters
-from proctor.invariants.relations.course import clipping, groups, modes, updating
+from proctor.invariants.relations.course import clipping, groups, modes, resting, updating
 from proctor.invariants.relations.fresh import batches
-from proctor.invariants.relations.views import frames
-from proctor.invariants.schema import CallFlag
+from proctor.invariants.relations.views import frames, sightings
+from proctor.invariants.schema import CallFlag, Value
 from proctor.invariants.trace import Trace
 
 
@@ -56,10 +56,24 @@ def _resumes(trace: Trace) -> bool:
     return _evaluates(trace) and roots > 1 and len(modes.chancy(trace)) > 0
 
 
+def _targets(trace: Trace) -> bool:
+    came = sightings.sightings(trace, Value.HANDED)["fp"].unique()
+    return not sightings.sightings(trace, Value.JUDGED).filter((pl.col("text") == "target") & pl.col("fp").is_in(came.implode())).is_empty()
+
+
+def _scores(trace: Trace) -> bool:
+    return not sightings.sightings(trace, Value.JUDGED).filter(pl.col("text") == "scores").is_empty()
+
+
+def _digits(trace: Trace) -> bool:
+    return not sightings.sightings(trace, Value.DIGITS).filter(pl.col("number") > 0).is_empty()
+
+
 CHANCES: Final[dict[str, Callable[[Trace], bool]]] = {
     "fed": _updates, "again": _updates, "clips": _clips, "shrinks": _clips,
     "successive": lambda trace: _calls(trace, updating.SCHEDULE) > 1, "evaluates": _evaluates, "resumes": _resumes,
     "masks": lambda trace: len(modes.chancy(trace)) > 0, "batch": _batches, "reversed": _decays, "parted": _groups, "halved": _frozen,
+    "aligned": _targets, "scored": _scores, "digits": _digits, "used": lambda trace: not resting.cleared(trace).is_empty(),
 }  # fmt: skip
 
 

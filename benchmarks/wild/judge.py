@@ -14,12 +14,17 @@ from __future__ import annotations
 import json
 import sys
 from collections import defaultdict
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 
-def verdicts(run: Path) -> dict[str, Any]:
-    """Raises ProctorError: the run cannot be read."""
+def verdicts(run: Path, rules_from: Sequence[Path] = ()) -> dict[str, Any]:
+    """What these packs say of a run; those that ship without any.
+
+    Raises:
+        ProctorError: the run cannot be read.
+    """
     from benchmarks.wild.chances import chances
     from proctor.cli.check import examine
     from proctor.invariants.fit import load_packs
@@ -29,9 +34,9 @@ def verdicts(run: Path) -> dict[str, Any]:
     from proctor.verify.coverage import coverage
     from proctor.verify.rules import merge_rules
 
-    report = examine(run, [], fail_on="error")
+    report = examine(run, list(rules_from), fail_on="error")
     trace = Run(run).trace
-    packs, _ = load_packs([], trace)
+    packs, _ = load_packs(list(rules_from), trace)
     families = defaultdict(list)
     for rule in merge_rules(packs):
         families[rule.relation].append(rule)

@@ -5,20 +5,21 @@ from __future__ import annotations
 import time
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from polars.exceptions import PanicException
 
 from proctor.infer import evidence as why_believed
 from proctor.infer.executors import one_line
-from proctor.infer.preconditions import Why, decide
+from proctor.infer.preconditions import Outcome, Why, decide
 from proctor.infer.preconditions.compress import compress
 from proctor.infer.selection import crossval, redundant, support
 from proctor.infer.selection.identity import identified
 from proctor.infer.selection.select import refuted, select, vetted
 from proctor.infer.shards import Summary
 from proctor.infer.shards.partial import Partial
-from proctor.invariants.invariant import Evidence, FalseAlarm, Hypothesis, Invariant
+from proctor.invariants.condition import Precondition
+from proctor.invariants.invariant import Evidence, FalseAlarm, Hypothesis, Invariant, hypothesis_id
 from proctor.invariants.pack import Refuted
 from proctor.invariants.private import libraries_of, private_name
 from proctor.invariants.relations import Relation
@@ -33,6 +34,7 @@ class Conclude:
 
     runs: what each run holds, by its number.
     validate: measure rules on held-out runs.
+    prior: what other programs have taught, by `hypothesis_id`: `Options.prior`.
     """
 
     relation: Relation
@@ -43,6 +45,7 @@ class Conclude:
     min_support: int
     validate: bool
     strict: bool
+    prior: Mapping[str, Precondition] = field(default_factory=dict)
 
 
 @dataclass
@@ -74,7 +77,9 @@ def _conclude(task: Conclude, done: Concluded) -> None:
     examples = task.partial.to_examples(relation)
     seen = compress(examples)
     least = task.min_support
-    outcomes = decide(seen, examples.scope, min_support=least, min_clause_support=least)
+    outcomes = decide(seen, examples.scope, min_support=1 if task.prior else least, min_clause_support=least)
+    if task.prior:
+        outcomes = {i: _believed(o, task.prior.get(hypothesis_id(hypotheses[i])), least) for i, o in outcomes.items()}
     done.refuted = refuted(hypotheses, outcomes)
     dropped: Counter[str] = Counter()
     programs = [run.program for run in task.runs]
@@ -95,7 +100,7 @@ def _conclude(task: Conclude, done: Concluded) -> None:
     processes = [Process(run=i, rank=0, world=1, pid=0, program=p, folder="") for i, p in enumerate(programs)]
     sources = sorted({source for run in task.runs for source in run.sources})
     rules, refusals = select(
-        relation, hypotheses, outcomes, processes, min_passed=least, evidence=told, sources=sources
+        relation, hypotheses, outcomes, processes, min_passed=1 if task.prior else least, evidence=told, sources=sources
     )
     dropped.update(refusals)
     if unstable:  # selection counted them as never seen
@@ -111,6 +116,15 @@ def _conclude(task: Conclude, done: Concluded) -> None:
     index = {h: i for i, h in enumerate(hypotheses)}
     done.rules = [_vetted(relation, rule, measured.get(index[rule.hypothesis])) for rule in rules]
     done.dropped = {str(why): n for why, n in dropped.items() if n > 0}
+
+
+def _believed(outcome: Outcome, prior: Precondition | None, least: int) -> Outcome:
+    """Of fewer examples than make a rule: where others have taught it and nothing here speaks against it, it applies where they say."""
+    if outcome.passed >= least or outcome.why is Why.NEVER:
+        return outcome
+    if prior is not None and outcome.precondition is not None and not outcome.excluded:
+        return replace(outcome, precondition=prior)
+    return Outcome(None, Why.RARE, outcome.passed, outcome.excluded)
 
 
 def _vetted(relation: Relation, rule: Invariant, measured: tuple[int, int] | None) -> Invariant:

@@ -60,7 +60,8 @@ _LOG = _Log()
 def _crc(torch, value, crc=0):
     """A checksum of the tensors and plain values in an object."""
     if isinstance(value, torch.Tensor):
-        data = value.detach().cpu().contiguous()
+        data = getattr(value, "to_local", lambda: value)()  # of a DTensor, this rank's part
+        data = data.detach().cpu().contiguous()
         return zlib.crc32(data.reshape(-1).view(torch.uint8).numpy().tobytes() if data.numel() else b"", crc)
     if isinstance(value, dict):
         for key in value:

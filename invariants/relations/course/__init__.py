@@ -5,12 +5,14 @@ once. `clips`: a clipping between two updates comes behind a backward. `shrinks`
 `successive`: a scheduler does not step twice with nothing in between. `evaluates`: `eval()` puts a model into evaluation mode.
 `resumes`: a model that began to train with dropout trains with it after an evaluation. `masks`: no dropout begins at a seed that it
 began at in an earlier step. `batch`: a loader does not give a batch twice in a row. `reversed`: norms and biases have no more weight decay than all
-matrices.
+matrices. `aligned`: targets lie in the order of the samples that they came with.
 
-Five more are choices, which a right program seldom makes: `advances`: what a shuffling loader gives is trained on. `examined`: a model that drops out
+Others are choices, which a right program seldom makes: `advances`: what a shuffling loader gives is trained on. `examined`: a model that drops out
 is set to evaluate for batches that it does not train on. `scheduled`: a scheduler has stepped by the second pass over the data. `parted`: groups that part
 norms and biases from matrices differ in an option; a configuration may make them alike. `halved`: a layer does not train its bias alone, where the others
-train both. Of these two, too few healthy programs have what they speak of.
+train both. Of these two, too few healthy programs have what they speak of. `used`: an optimizer whose gradients are made and cleared steps some time. `scored`: a loss
+that normalises scores is given no probabilities, one that wants log-probabilities gets such. `digits`: what layers are given and give has the digits of its type,
+where nothing computes in a half type on purpose.
 
 They hold of any program, so they ship. What makes a failure sure is taken from the run itself: the update that moves nothing, the fingerprint that is the same,
 the training forwards before the evaluation. Where the run does not tell, there is no example. Each update passes those modes that it does not
@@ -32,8 +34,10 @@ from proctor.invariants.relations.argument.tables import DROPOUTS, MODE_SETTERS
 from proctor.invariants.relations.course import choices as _choices
 from proctor.invariants.relations.course import clipping as _clipping
 from proctor.invariants.relations.course import groups as _groups
+from proctor.invariants.relations.course import judged as _judged
 from proctor.invariants.relations.course import loading as _loading
 from proctor.invariants.relations.course import modes as _modes
+from proctor.invariants.relations.course import resting as _resting
 from proctor.invariants.relations.course import updating as _updating
 from proctor.invariants.relations.fresh import batches as _batches
 from proctor.invariants.relations.views import frames as _frames
@@ -46,6 +50,7 @@ _PARTS: Final = {
     "evaluates": _modes.evaluates, "resumes": _modes.resumes, "masks": _modes.masks, "batch": _loading.batch,
     "reversed": _groups.reversed_decay, "parted": _groups.parted, "halved": _groups.halved,
     "advances": _choices.advances, "examined": _choices.examined, "scheduled": _choices.scheduled,
+    "aligned": _judged.aligned, "scored": _judged.scored, "digits": _judged.digits, "used": _resting.used,
 }  # fmt: skip
 _UPDATES: Final = frozenset({_frames.UPDATE, *_updating.BACKWARDS})
 _SAYS: Final = {
@@ -64,6 +69,10 @@ _SAYS: Final = {
     "advances": "a step trains on another batch than the one before when a shuffling loader has given one since",
     "examined": "a model with dropout or batch statistics is in evaluation mode for batches that it does not train on",
     "scheduled": "a scheduler has stepped by the second pass over the data",
+    "aligned": "the targets of a loss lie in the order of the samples that they came with",
+    "scored": "cross_entropy is given no probabilities, and nll_loss is given log-probabilities",
+    "digits": "what layers are given and give has the digits of its type",
+    "used": "an optimizer whose gradients are made and cleared again and again steps some time",
 }
 _ADVICE: Final = {
     "fed": "Look for a backward that is missing or comes behind the update, a detach or no_grad before the loss, and a clearing in between.",
@@ -80,6 +89,10 @@ _ADVICE: Final = {
     "advances": "Look at what the loop does with the batch that it is given.",
     "examined": "Call model.eval() before an evaluation, and model.train() behind it.",
     "scheduled": "Look for the call of scheduler.step, once an epoch or an update.",
+    "aligned": "Look at what is done with the targets, and not with the samples, between the loader and the loss: a roll, a shuffle, a sort.",
+    "scored": "Give cross_entropy the scores as they are; a softmax before it is one too many. nll_loss wants log_softmax.",
+    "digits": "Look for a cast between the layers: half(), bfloat16(), to(dtype) and back.",
+    "used": "Look for the call of optimizer.step that is missing, or for the optimizer that is built and not needed.",
     "parted": "Give the group of norms and biases a weight decay of 0, or make one group.",
 }
 _NEEDS: Final = {
@@ -93,6 +106,7 @@ _NEEDS: Final = {
     "masks": Needs(_UPDATES | {MODEL_CALL, _modes.SEED, _sightings.CREATED, *DROPOUTS}),
     "batch": Needs(_UPDATES | {MODEL_CALL} | _batches.LOOP, values=frozenset({"batch"})),
     "reversed": Needs(frozenset({_frames.UPDATE}), frozenset({"data"}), frozenset({"option"})),
+    "aligned": Needs(_judged.NEEDS["aligned"][0] | {_frames.UPDATE}, values=_judged.NEEDS["aligned"][1]),
 }
 _CHOICES: Final = {
     "advances": Needs(_UPDATES | {MODEL_CALL} | _batches.LOOP | {*_batches.DRAWS}, values=frozenset({"batch"})),
@@ -100,6 +114,9 @@ _CHOICES: Final = {
     "scheduled": Needs(_UPDATES | {_updating.SCHEDULE} | _batches.LOOP),
     "parted": Needs(frozenset({_frames.UPDATE}), frozenset({"data"}), frozenset({"option"})),
     "halved": Needs(frozenset({_frames.UPDATE}), frozenset({"data"})),
+    "scored": Needs(_judged.NEEDS["scored"][0] | {_frames.UPDATE}, values=_judged.NEEDS["scored"][1]),
+    "digits": Needs(_judged.NEEDS["digits"][0] | {_frames.UPDATE}, values=_judged.NEEDS["digits"][1]),
+    "used": Needs(_UPDATES | {"torch.optim.Optimizer.zero_grad", _sightings.CREATED}, frozenset({"grad", "data"})),
 }
 _SIGNATURES: Final = {
     "clips": ((_clipping.CLIP, ""),), "shrinks": ((_clipping.CLIP, ""),),
@@ -130,7 +147,7 @@ class Course(Relation):
 
     def reads_of(self, hypothesis: Hypothesis) -> Reads:
         mode = hypothesis["mode"]
-        return "calls" if mode in ("clips", "successive", "evaluates", "resumes", "examined", "scheduled") else "records" if mode in ("fed", "again") else "draws" if mode in ("advances", "batch") else "numbers"
+        return "calls" if mode in ("clips", "successive", "evaluates", "resumes", "examined", "scheduled") else "records" if mode in ("fed", "again", "used") else "draws" if mode in ("advances", "batch") else "numbers"
 
     def standing_of(self, hypothesis: Hypothesis) -> Standing:
         """What a program may do on purpose, though seldom, is a choice."""

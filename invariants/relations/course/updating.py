@@ -65,9 +65,12 @@ def _moved(trace: Trace) -> pl.DataFrame:
 
 
 def fed(trace: Trace) -> pl.DataFrame:
-    """One row an early update but the first of its optimizer: failed if none of them had a gradient to apply, and none moved anything."""
+    """One row an early update of an optimizer, but its first: failed if none of them had a gradient to apply, and none moved anything."""
     mine = ["proc", "optimizer"]
-    early = _frames.updates(trace).drop_nulls("optimizer").filter(pl.col("step") < PROLOGUE).sort("proc", "seq")
+    early = _frames.updates(trace).drop_nulls("optimizer").sort("proc", "seq")
+    # A window does not hold the first updates of an optimizer that begins late.
+    nth = pl.int_range(pl.len()).over(mine)
+    early = early.filter(nth < PROLOGUE) if trace.held is None else early.filter(pl.col("step") < PROLOGUE)
     early = early.select(*mine, "seq", "step", "site", (2 * pl.col("seq").cast(pl.Int64)).alias("moment"))
     grads = gradients(trace)
     # The first looks tell what the optimizer holds; of one that holds nothing known, nothing is said.

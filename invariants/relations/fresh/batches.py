@@ -134,15 +134,15 @@ def orders(trace: Trace) -> pl.DataFrame:
     Torch's samplers draw it by one of a few functions before the first batch is there, whether or not workers load.
     """
     begun = _frames.calls_of(trace, re.escape(ITER)).select("proc", "seq", pl.col("seq").alias("_pass"))
-    drawn = _before(_frames.calls_of(trace, *map(re.escape, DRAWS)), begun, "proc").group_by("proc", "_pass").agg(pl.col("seq").min().alias("_drawn"))
+    draws = _before(_frames.calls_of(trace, *map(re.escape, DRAWS)), begun, "proc").join(trace.calls.select("proc", "seq", "t"), on=["proc", "seq"], how="left")
+    drawn = draws.group_by("proc", "_pass").agg(pl.col("t").min().alias("_drawn"))
     every = _trained_batches(trace)
-    second = every.filter(pl.col("_nth") == 1).select("proc", "_pass", pl.col("seq").alias("_second"))
+    # What is drawn when the first batch is there, for the step or the next batch, is none of the sampler's.
+    first = every.filter(pl.col("_nth") == 0).select("proc", "_pass", "seq").join(trace.calls.select("proc", "seq", (pl.col("t") + pl.col("dur")).alias("_there")), on=["proc", "seq"], how="left")
     rows = every.drop_nulls("_trained")
-    for more in (drawn, second):
+    for more in (drawn, first.drop("seq")):
         rows = rows.join(more, on=["proc", "_pass"], how="left", maintain_order="left")
-    # What is drawn while the second batch is loaded, or in a forward, is none of the sampler's.
-    end = pl.min_horizontal("_second", pl.col("_trained").min().over("proc", "_pass"))
-    drew = (pl.col("_drawn") < end).fill_null(value=False)
+    drew = (pl.col("_drawn") < pl.col("_there")).fill_null(value=False)
     lossy = pl.col("proc").is_in([i for i, p in enumerate(trace.processes) if p.dropped > 0])
     rows = _habits.with_family(trace, rows.with_columns(pl.when(drew | ~lossy).then(drew).alias("passed")))
     return _sightings.example(

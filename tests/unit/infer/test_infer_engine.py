@@ -3,10 +3,11 @@ from __future__ import annotations
 import pytest
 from infer_fakes import CALLS, Broken, OnlyCalls, Picky, trace
 
-from proctor.infer.engine import STAGES, infer
+from proctor.infer.engine import STAGES, Options, infer
 from proctor.infer.preconditions import Why
 from proctor.infer.selection.select import distinct
-from proctor.invariants.invariant import Severity, Support, invariant_id
+from proctor.invariants.condition import Condition, Kind, Precondition
+from proctor.invariants.invariant import Hypothesis, Severity, Support, hypothesis_id, invariant_id
 
 
 def test_rules_carry_precondition_support_text_and_severity() -> None:
@@ -39,6 +40,21 @@ def test_a_rule_that_a_second_run_contradicts_is_not_learned() -> None:
     rules, report = infer(trace([*CALLS, *other_run]), [OnlyCalls()], strict=True)
     assert [rule.hypothesis.text("function") for rule in rules] == ["zero_grad"] * len(rules)
     assert report.dropped[Why.CONTRADICTED] >= 1
+
+
+def test_of_what_others_have_taught_one_example_is_enough_unless_something_speaks_against_it() -> None:
+    step = Hypothesis.of("only", function="step")
+    where = Precondition(((Condition("phase", Kind.CONSTANT, "train"),),))
+    known = Options(strict=True, prior={hypothesis_id(step): where})
+    few = trace([(0, "step", "train"), (1, "step", "train")])
+    assert infer(few, [OnlyCalls()], options=Options(strict=True))[0] == []
+    rules, report = infer(few, [OnlyCalls()], options=known)
+    assert [(rule.hypothesis, rule.precondition, rule.support.passed) for rule in rules] == [(step, where, 2)]
+    assert report.dropped.get(Why.RARE, 0) == 0
+    against = trace([(0, "step", "train"), (1, "step", "train"), (1, "zero_grad", "train")])
+    rules, report = infer(against, [OnlyCalls()], options=known)
+    assert [rule.hypothesis.text("function") for rule in rules] == []
+    assert report.refuted == ()
 
 
 def test_relation_may_refuse_a_rule() -> None:

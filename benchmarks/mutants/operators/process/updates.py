@@ -108,7 +108,7 @@ def _(torch: Any, fired: Callable[[], None]) -> None:
 
 
 @process("gradient_scaled_by_ranks", "gradients are summed over ranks where they should be averaged", "grad", "gradient", "all_reduce",
-         "DistributedDataParallel", mentions=("DistributedDataParallel", "DDP("), ranks=2)
+         "DistributedDataParallel", mentions=("DistributedDataParallel", "DDP(", "fully_shard", "all_reduce("), ranks=2)
 def _(torch: Any, fired: Callable[[], None]) -> None:
     def around(optimizer: Any, step: Callable[[], Any]) -> Any:
         fired()
@@ -149,3 +149,21 @@ def _(torch: Any, fired: Callable[[], None]) -> None:
             group["lr"] *= 10
 
     torch.optim.Optimizer.load_state_dict = load_state_dict
+
+
+@process("one_rank_with_another_rate", "rank 1 has another learning rate", "lr", "learning rate", "rank", "ranks", "replicas", "parameter", "weight", "bias", mentions=_STEP, ranks=2)
+def _(torch: Any, fired: Callable[[], None]) -> None:
+    def around(optimizer: Any, step: Callable[[], Any]) -> Any:
+        if _rank(torch) != 1:
+            return step()
+        fired()
+        rates = [group["lr"] for group in optimizer.param_groups]
+        for group in optimizer.param_groups:
+            group["lr"] *= 1.5
+        try:
+            return step()
+        finally:
+            for group, rate in zip(optimizer.param_groups, rates):
+                group["lr"] = rate
+
+    _around_step(torch, around)

@@ -48,6 +48,7 @@ def prepare(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--requires", action="append", default=[], metavar="REQ", help="where the rules fit, as in torch>=2.6,<3; may be repeated"
     )
+    parser.add_argument("--alone", action="store_true", help="learn from these runs alone; else one example is enough for a law that ships")
     parser.add_argument("--note", default="", metavar="TEXT", help="what the pack says of itself")
     work = parser.add_argument_group("large inferences")
     work.add_argument("--executor", choices=("pool", "serial", "dask"), default="pool", help="where runs are read (default: pool)")
@@ -75,7 +76,8 @@ def run(args: argparse.Namespace) -> int:
     from proctor.infer import shards
     from proctor.infer.engine import Options, infer
     from proctor.infer.shards.parts import Parts
-    from proctor.invariants.pack import Pack, write_pack
+    from proctor.invariants.pack import Pack, taught, write_pack
+    from proctor.invariants.relations import registry
     from proctor.invariants.trace.windows import reach_of
 
     paths = list({path.resolve(): path for path in args.runs}.values())
@@ -86,7 +88,7 @@ def run(args: argparse.Namespace) -> int:
     jobs = _jobs(args, len(paths), size)
     group = _GROUP_BYTES if jobs == 1 and not keep else min(_GROUP_BYTES, size // (4 * jobs))
     pieces = shards.of_runs(paths, group_bytes=group, memory_bytes=memory // jobs, reach=reach_of(chosen))
-    options = Options(held_bytes=memory // (4 * jobs), parts=parts)
+    options = Options(held_bytes=memory // (4 * jobs), parts=parts, prior={} if args.alone else taught(list(registry())))
     with _executor(args, jobs) as executor, _progress(quiet=args.quiet) as progress:
         rules, report = infer(pieces, chosen, options=options, executor=executor, progress=progress)
     if not sum(run.records for run in report.runs):

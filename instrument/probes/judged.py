@@ -1,0 +1,153 @@
+"""What loss functions are given: whether the targets lie as they came, and whether the scores are what the loss wants.
+
+`Value.HANDED`: each tensor that a loader gives, or that a model which trains is given; `Value.JUDGED`: the target of a loss of torch, and what its scores
+are (`probabilities`, `log-probabilities`, `scores`). Beside the fingerprint, which knows the order, `number` is a sum over the rows (item 0), or over the
+elements (item 1), which does not; item 2 is the transposed tensor. Only the first steps are looked at, and only tensors on the CPU: elsewhere it would wait
+for the device. Cost: 0.1 to 3 ms a look, for four steps.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any, Final
+
+import numpy as np
+
+from proctor.instrument.probes import NO_HOOKS, Home, Hooks, Probe, Sink, register
+from proctor.instrument.probes.source.formulas import is_loss_name
+from proctor.invariants.schema import MODEL_CALL, Value
+
+_NEXT: Final = "torch.utils.data.DataLoader.__next__"
+_SCORED: Final = ("torch.nn.functional.cross_entropy", "torch.nn.functional.nll_loss")
+_STEPS: Final = 4
+_LOOKS: Final = 256
+_TENSORS: Final = 6
+_LARGEST: Final = 1 << 17  # elements
+_SAMPLES: Final = 8  # whose scores are looked at
+_WHOLE: Final = 1e-4  # by which probabilities miss 1, in float32
+_EXACT: Final = float(1 << 53)
+
+
+@register
+class Judged(Probe):
+    """Rows of `Value.HANDED` and `Value.JUDGED`."""
+
+    name = "judged"
+    kinds = frozenset({Value.HANDED, Value.JUDGED})
+
+    def __init__(self, sink: Sink) -> None:
+        super().__init__(sink)
+        self._left = _LOOKS
+
+    def step_begins(self, step: int) -> None:
+        if step >= _STEPS:
+            self._left = 0
+
+    def hooks(self, function: str, home: Home) -> Hooks:
+        if function == _NEXT:
+            return None, self._loaded
+        if function == MODEL_CALL:
+            return self._called, None
+        if home is Home.TORCH and function.startswith("torch.nn.functional.") and is_loss_name(function.rpartition(".")[2]):
+            return (lambda args, kwargs: self._lost(function, args, kwargs or {})), None
+        return NO_HOOKS
+
+    def _loaded(self, args: tuple[Any, ...], kwargs: dict[str, Any] | None, result: Any, raised: bool) -> None:
+        if self._left > 0 and not raised:
+            self._handed("loader", result)
+
+    def _called(self, args: tuple[Any, ...], kwargs: dict[str, Any] | None) -> None:
+        # Where a model's forward is called by its name, a loss that is a module is called by nobody else: it is no model.
+        if self._left > 0 and getattr(args[0], "training", False) and next(args[0].parameters(), None) is not None:
+            self._handed("model", [*args[1:], *(kwargs or {}).values()])
+
+    def _handed(self, place: str, value: Any) -> None:
+        self._left -= 1
+        for i, tensor in enumerate(tensors(value)):
+            if i >= _TENSORS:
+                return
+            for item, seen in looks(tensor):
+                self._look(Value.HANDED, f"{place} {i}", item, seen, tensor if item < 2 else tensor.t().contiguous())
+
+    def _lost(self, function: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        if self._left <= 0:
+            return
+        self._left -= 1
+        scores: Any = args[0] if args else kwargs.get("input")
+        target: Any = args[1] if len(args) > 1 else kwargs.get("target")
+        if readable(target):
+            item, seen = next(iter(looks(target)))
+            self._look(Value.JUDGED, "target", item, seen, target)
+        if function in _SCORED and readable(scores) and scores.dim() >= 2 and scores.shape[1] > 1:
+            self.sink.number("scores", float(scores.shape[1]), kind=Value.JUDGED, facts={"scores": kind_of(scores.detach()[:_SAMPLES])})
+
+    def _look(self, kind: Value, place: str, item: int, order_free: float, tensor: Any) -> None:
+        from proctor.instrument.observe.fingerprint import fingerprint_all
+
+        facts = {"dtype": str(tensor.dtype).removeprefix("torch.")}
+        self.sink.measured(kind, place, facts, fingerprint_all([tensor.detach()])[0], order_free, item=item, call=self.sink.call)
+
+
+def tensors(value: Any, depth: int = 3) -> Iterator[Any]:
+    """The tensors of a batch that can be read."""
+    if readable(value):
+        yield value
+    elif depth and isinstance(value, list | tuple | dict):
+        for inner in list(value.values() if isinstance(value, dict) else value)[:16]:
+            yield from tensors(inner, depth - 1)
+
+
+def readable(value: Any) -> bool:
+    """A plain tensor of several rows on the CPU, not too large."""
+    import torch
+
+    return (
+        type(value) in (torch.Tensor, torch.nn.Parameter) and value.device.type == "cpu" and value.layout is torch.strided
+        and value.dim() > 0 and value.shape[0] > 1 and 0 < value.numel() <= _LARGEST and not value.is_complex() and not value.is_quantized
+    )  # fmt: skip
+
+
+def looks(tensor: Any) -> Iterator[tuple[int, float]]:
+    """What a tensor holds in any order: of its rows (0), and where it has two dimensions also of its elements (1), which is the same transposed (2)."""
+    with_bits = bits(tensor)
+    rows = with_bits.reshape(tensor.shape[0], -1)
+    if tensor.dim() == 1:
+        yield 1, unordered(rows)
+        return
+    yield (1 if rows.shape[1] == 1 else 0), unordered(rows)
+    if tensor.dim() == 2 and rows.shape[1] > 1 and not tensor.is_floating_point():  # of labels, which losses are given in one line
+        elements = unordered(with_bits.reshape(-1, 1))
+        yield 1, elements
+        yield 2, elements
+
+
+def bits(tensor: Any) -> np.ndarray[Any, Any]:
+    """A tensor's elements as unsigned numbers."""
+    import torch
+
+    data = tensor.detach().contiguous()
+    size = data.element_size()
+    plain = data.view({1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}[size])
+    return np.asarray(plain.numpy()).astype(np.int64).view(np.uint64)
+
+
+def unordered(rows: np.ndarray[Any, Any]) -> float:
+    """A sum over rows that no order of theirs changes, below 2**53."""
+    with np.errstate(over="ignore"):
+        keys = (np.arange(1, rows.shape[1] + 1, dtype=np.uint64) * np.uint64(0x9E3779B97F4A7C15)) | np.uint64(1)
+        mixed = ((rows + keys) * keys).sum(axis=1, dtype=np.uint64)
+        mixed ^= mixed >> np.uint64(31)
+        mixed *= np.uint64(0xBF58476D1CE4E5B9)
+        mixed ^= mixed >> np.uint64(29)
+        return float(int(mixed.sum(dtype=np.uint64)) % int(_EXACT))
+
+
+def kind_of(scores: Any) -> str:
+    """What some scores (samples, classes, …) are, told from their sums over the classes."""
+    import torch
+
+    with torch.no_grad():
+        values = scores.float()
+        if bool((values >= 0).all()) and bool(((values.sum(1) - 1).abs() < _WHOLE).all()):
+            return "probabilities"
+        return "log-probabilities" if bool((values.logsumexp(1).abs() < 10 * _WHOLE).all()) else "scores"
