@@ -95,7 +95,7 @@ def load(model: torch.nn.Module, optimizer: torch.optim.Optimizer | None, path: 
 
 
 def _distributed() -> bool:
-    return torch.distributed.is_available() and torch.distributed.is_initialized()
+    return bool(torch.distributed.is_available() and torch.distributed.is_initialized())
 
 
 def _running(model: torch.nn.Module) -> Parallel:

@@ -22,7 +22,7 @@ from proctor.oracle.parallel.deriving.rehearsal import Batch, Rehearsal
 from proctor.oracle.parallel.deriving.rows import add_rows
 from proctor.oracle.parallel.deriving.shorter import shorter
 from proctor.oracle.parallel.deriving.sizes import fitted, numbers
-from proctor.oracle.parallel.verify import problems
+from proctor.oracle.parallel.verify import problems, refuse
 from proctor.oracle.plans.plan import Plan
 
 SOURCES: Final = ("tp_plan", "model")
@@ -96,4 +96,27 @@ def derive(
     return Derived(plan, tuple(notes), tuple(apart))
 
 
-__all__ = ["SOURCES", "Derived", "derive"]
+def rehearsed(model: torch.nn.Module, batch: object, plan: Plan) -> tuple[str, ...]:
+    """What a plan computes otherwise than one device: one step on threads, in training, without stages and `fully_shard`.
+
+    Args:
+        model, batch: as for `derive`.
+        plan: with a mesh.
+
+    Returns:
+        one line each; nothing where outputs and gradients are those of one device.
+
+    Raises:
+        OracleError: the plan cannot work for this model, or has more ranks than are tried.
+    """
+    if not 1 < plan.mesh.world <= _MOST_RANKS:
+        raise OracleError(f"a mesh of {plan.mesh.world} ranks; a plan is tried on 2 to {_MOST_RANKS} threads")
+    refuse(problems(plan, model))
+    tried = plan.on(plan.mesh)
+    tried.pipelines.clear()
+    staged = {rule.axis for rule in plan.pipelines}
+    axes = [axis for axis, size in zip(plan.mesh.axes, plan.mesh.sizes) if size > 1 and axis not in staged]
+    return Rehearsal(model, Batch.of(batch), plan.mesh).cut(tried, axes, train=True).apart
+
+
+__all__ = ["SOURCES", "Derived", "derive", "rehearsed"]

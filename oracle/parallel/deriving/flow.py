@@ -89,7 +89,8 @@ def follow(model: torch.nn.Module, batch: Batch, whole: Iterable[str] = ()) -> F
     flow = Flow(layers)
     modules = dict(model.named_modules())
     linear = {path: modules[path] for path, layer in layers.items() if layer.kind == "linear"}
-    tracer = _Tracer(flow, frozenset(whole), {_place(p): name for name, p in model.named_parameters() if _place(p)})
+    constants = {_place(b): frozenset[str]() for b in model.buffers() if _place(b)}
+    tracer = _Tracer(flow, frozenset(whole), constants | {_place(p): frozenset({name}) for name, p in model.named_parameters() if _place(p)})
     handles = []
     for path, module in linear.items():
         handles.append(module.register_forward_pre_hook(lambda m, args, kwargs, p=path: tracer.enter(p, (args, kwargs)), with_kwargs=True))
@@ -106,16 +107,18 @@ def follow(model: torch.nn.Module, batch: Batch, whole: Iterable[str] = ()) -> F
 
 
 def _place(tensor: torch.Tensor) -> int:
-    return int(tensor.untyped_storage().data_ptr())
+    """The address of a tensor's memory; 0 where it has none of its own (a sparse one), which is not followed."""
+    return int(tensor.untyped_storage().data_ptr()) if tensor.layout == torch.strided else 0
 
 
 class _Tracer(TorchDispatchMode):  # type: ignore[misc]  # torch is not typed here
     """Which layers' outputs are in a tensor's memory. Memory is kept, so that no address comes twice."""
 
-    def __init__(self, flow: Flow, whole: frozenset[str], parameters: dict[int, str]) -> None:
+    def __init__(self, flow: Flow, whole: frozenset[str], constants: dict[int, frozenset[str]]) -> None:
         super().__init__()
-        self.flow, self.parameters, self._whole = flow, parameters, whole
+        self.flow, self._whole = flow, whole
         self._traces: dict[int, frozenset[str]] = {}
+        self._of = constants  # parameters in what is made of parameters and constants alone
         self._kept: list[Any] = []
         self._inside: list[str] = []
 
@@ -134,8 +137,8 @@ class _Tracer(TorchDispatchMode):  # type: ignore[misc]  # torch is not typed he
             self._keep(tensor, mark)
 
     def _keep(self, tensor: torch.Tensor, traces: frozenset[str]) -> None:
-        self._kept.append(tensor.untyped_storage())
         if _place(tensor):
+            self._kept.append(tensor.untyped_storage())
             self._traces[_place(tensor)] = traces
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -145,20 +148,24 @@ class _Tracer(TorchDispatchMode):  # type: ignore[misc]  # torch is not typed he
         traces = frozenset[str]().union(*(self.traces(t) for t in given))
         if traces and not self._inside:
             self._look(func.overloadpacket.__name__, args, given, traces)
+        alone = bool(given) and not traces and all(_place(t) in self._of or t.numel() == 1 for t in given)
         for tensor in made:
             self._keep(tensor, traces | self.traces(tensor))
+            if alone and _place(tensor):
+                self._of.setdefault(_place(tensor), frozenset[str]().union(*(self._of.get(_place(t), ()) for t in given)))
         return output
 
     def _look(self, name: str, args: Any, given: list[torch.Tensor], traces: frozenset[str]) -> None:
         """What an operation says of the layers whose outputs it takes."""
         widths = {path: self.flow.layers[path].out for path in traces}
-        parameters = [self.parameters[_place(t)] for t in given if _place(t) in self.parameters]
         followed = [t for t in given if self.traces(t) and t.dim()]
-        for parameter, tensor in ((p, t) for p in parameters for t in followed):
-            if needs := {path for path, width in widths.items() if tensor.shape[-1] == width}:
+        for other in (t for t in given if _place(t) in self._of):
+            # One number for each output is about all of them; one for each of a head, or for all, is about those that are there.
+            if needs := {path for path, width in widths.items() if other.dim() and other.shape[-1] == width > 1}:
                 self.flow.whole |= needs
             else:
-                self.flow.waiting[parameter] = self.flow.waiting.get(parameter, frozenset()) | traces
+                for parameter in self._of[_place(other)]:
+                    self.flow.waiting[parameter] = self.flow.waiting.get(parameter, frozenset()) | traces
         if name in _TOGETHER:
             self._beside(given, followed)
         for tensor in followed:
@@ -172,7 +179,7 @@ class _Tracer(TorchDispatchMode):  # type: ignore[misc]  # torch is not typed he
 
     def _beside(self, given: list[torch.Tensor], followed: list[torch.Tensor]) -> None:
         """Outputs, or a piece of them, beside as many numbers that no layer made: those are whole, so the outputs are needed whole."""
-        others = {t.shape[-1] for t in given if t.dim() and not self.traces(t) and _place(t) not in self.parameters}
+        others = {t.shape[-1] for t in given if t.dim() and not self.traces(t) and _place(t) not in self._of}
         for tensor in followed:
             width = tensor.shape[-1]
             if width in others and width > 1:

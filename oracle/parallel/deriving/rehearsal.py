@@ -6,11 +6,13 @@ mean squares of what the model gives, so all outputs count. Outputs and gradient
 
 from __future__ import annotations
 
+import contextlib
 import copy
 from collections.abc import Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from proctor.errors import OracleError
 from proctor.oracle.parallel.crossing.edges import changed
@@ -71,12 +73,14 @@ class Trial(NamedTuple):
 
     Args:
         apart: what differs, or why it did not run; nothing where all is equal.
-        modules: calls of modules that ended, and tensors that were equal: how far it came.
+        reached: operations of the first rank's forward, and tensors that were equal: how far it came.
+        ended: whether the step came to its end.
         drawn: as for `Step`.
     """
 
     apart: tuple[str, ...]
     reached: tuple[int, int]
+    ended: bool
     drawn: Drawn
 
 
@@ -115,25 +119,20 @@ class Rehearsal:
         wanted = self.alone(plan, train=train)
         rules = self._on(plan, axes)
         models = [self._copy(train) for _ in range(rules.mesh.world)]
-        ended = [0]
-
-        def count(*args: Any) -> None:
-            ended[0] += 1
-
-        for module in models[0].modules():
-            module.register_forward_hook(count)
+        counter = _Counter()
 
         def one(rank: int) -> Step:
             parallelize(models[rank], rules, seed=0, check=False)
-            return _step(models[rank], self.batch)
+            return _step(models[rank], self.batch, counter if rank == 0 else None)
 
         try:
             found = run(one, rules.mesh.world)
         except Exception as error:  # noqa: BLE001  # a plan that is tried may break the model anywhere
             said = error.message if isinstance(error, OracleError) else f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"
-            return Trial((said[:300],), (ended[0], 0), [])
+            return Trial((said[:300],), (counter.operations, 0), False, [])
         worst = max((compared(wanted, step) for step in found), key=len)
-        return Trial(tuple(worst), (ended[0], len(wanted.outputs) + len(wanted.gradients) - len(worst)), found[0].drawn)
+        same = len(wanted.outputs) + len(wanted.gradients) - len(worst)
+        return Trial(tuple(worst), (counter.operations, same), True, found[0].drawn)
 
     def _copy(self, train: bool) -> torch.nn.Module:
         return copy.deepcopy(self.model).train(train)
@@ -157,8 +156,22 @@ def slots(value: Any) -> dict[str, torch.Tensor]:  # Any: whatever a module take
     return found
 
 
-def _step(model: torch.nn.Module, batch: Batch) -> Step:
-    outputs = slots(model(*batch.args, **batch.kwargs))
+class _Counter(TorchDispatchMode):  # type: ignore[misc]  # torch is not typed here
+    """Counts operations."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.operations = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        out = func(*args, **(kwargs or {}))
+        self.operations += 1
+        return out
+
+
+def _step(model: torch.nn.Module, batch: Batch, counter: _Counter | None = None) -> Step:
+    with counter if counter is not None else contextlib.nullcontext():
+        outputs = slots(model(*batch.args, **batch.kwargs))
     counted = [t for t in outputs.values() if t.is_floating_point() and t.requires_grad]
     if not counted:
         raise OracleError(f"{type(model).__name__} gives no tensor with a gradient for this batch")

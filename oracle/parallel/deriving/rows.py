@@ -7,13 +7,17 @@ their sum is an addend, and one that is the same for all parts is whole.
 from __future__ import annotations
 
 import copy
+import math
+from typing import Final
 
 import torch
 
 from proctor.errors import OracleError
 from proctor.oracle.parallel.deriving.patterns import joined, slot_of
-from proctor.oracle.parallel.deriving.rehearsal import Batch, different, slots
+from proctor.oracle.parallel.deriving.rehearsal import Batch, slots
 from proctor.oracle.plans.plan import Plan
+
+_NEAR: Final = 1e-4  # of the largest number of an output: a forward of other rows rounds otherwise, by 1e-6
 
 
 def add_rows(plan: Plan, model: torch.nn.Module, batch: Batch, axis: str) -> list[str]:
@@ -63,23 +67,32 @@ def add_rows(plan: Plan, model: torch.nn.Module, batch: Batch, axis: str) -> lis
 
 
 def _layout(whole: torch.Tensor, parts: list[torch.Tensor]) -> int | str | None:
-    """How the parts make the whole; None where each is the whole.
+    """How the parts make the whole, the way that comes nearest to it; None where each is the whole.
 
     Raises:
-        ValueError: they do not.
+        ValueError: none comes near.
     """
-    if all(not different(whole, part) for part in parts):
-        return None
+    ways: list[tuple[float, int | str | None]] = [(max(_apart(whole, part) for part in parts), None)]
     for dim in range(whole.dim()):
         try:
-            if not different(whole, torch.cat(parts, dim)):
-                return dim
+            ways.append((_apart(whole, torch.cat(parts, dim)), dim))
         except RuntimeError:  # shapes that do not go together along it
             continue
     if whole.is_floating_point() and all(part.shape == whole.shape for part in parts):
         total = torch.stack(parts).sum(0)
-        if not different(whole, total / len(parts)):
-            return "partial-avg"
-        if not different(whole, total):
-            return "partial"
-    raise ValueError
+        ways += [(_apart(whole, total / len(parts)), "partial-avg"), (_apart(whole, total), "partial")]
+    distance, layout = min(ways, key=lambda way: way[0])
+    if distance > _NEAR:
+        raise ValueError
+    return layout
+
+
+def _apart(wanted: torch.Tensor, found: torch.Tensor) -> float:
+    """The largest difference, of the largest number; infinite where shapes or whole numbers differ."""
+    if wanted.shape != found.shape:
+        return math.inf
+    if not wanted.is_floating_point() or not wanted.numel():
+        return 0.0 if torch.equal(wanted, found) else math.inf
+    apart = (wanted.double() - found.double()).abs().masked_fill((wanted == found) | (wanted.isnan() & found.isnan()), 0.0)
+    worst = float(apart.max())
+    return math.inf if math.isnan(worst) else worst / max(float(wanted.double().nan_to_num(0.0, 0.0, 0.0).abs().max()), 1e-30)

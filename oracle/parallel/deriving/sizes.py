@@ -1,14 +1,13 @@
 """Whole numbers that modules keep and that are those of a rank: found by trying.
 
 A model that views its queries as [rows, time, heads, width] needs the heads of a rank. What such a number is called is the model's own affair, so each
-that the axis divides is tried, of the layers that are cut, the module that holds them and the one around it; the one with which the model
-comes furthest is taken, until it computes what one device computes.
+that the axis divides is tried, of the layers that are cut, the module that holds them and the one around it, until the model computes what one
+device computes.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from itertools import combinations
 from typing import Final, NamedTuple
 
 import torch
@@ -17,8 +16,8 @@ from proctor.oracle.parallel.deriving.patterns import pattern_of
 from proctor.oracle.parallel.deriving.rehearsal import Rehearsal, Trial
 from proctor.oracle.plans.plan import Plan
 
-_ROUNDS: Final = 6
-_MOST_PAIRS: Final = 80
+_MOST_NUMBERS: Final = 6
+_MOST_TRIALS: Final = 200
 
 
 class Number(NamedTuple):
@@ -59,7 +58,10 @@ def numbers(model: torch.nn.Module, layers: Iterable[str], parts: int) -> list[N
 
 
 def fitted(plan: Plan, rehearsal: Rehearsal, axis: str, candidates: Sequence[Number]) -> tuple[Plan, Trial]:
-    """The plan with the numbers that it needs, and how it fares with them.
+    """The plan with the numbers that it needs, or with those with which it comes furthest; and how it fares with them.
+
+    Which numbers go on from here: those with which a forward came furthest before it stopped. One that ends and computes something else has a
+    wrong number among them, most likely (a head's width for the number of heads), so it is looked into last.
 
     Args:
         plan: stays as it is.
@@ -67,32 +69,26 @@ def fitted(plan: Plan, rehearsal: Rehearsal, axis: str, candidates: Sequence[Num
         axis: over which the model is cut.
         candidates: as `numbers` gives them.
     """
-    best, trial = plan, rehearsal.cut(plan, [axis], train=False)
-    left = list(candidates)
-    for _ in range(_ROUNDS):
-        if not trial.apart or not left:
-            break
-        tries = [(one,) for one in left]
-        found = _best(best, rehearsal, axis, tries)
-        if found is None or found[1].reached <= trial.reached:
-            found = _best(best, rehearsal, axis, list(combinations(left, 2))[:_MOST_PAIRS])
-        if found is None or found[1].reached <= trial.reached:
-            break
-        chosen, trial = found
-        best = _with(best, chosen, axis)
-        left = [one for one in left if one not in chosen]
-    return best, trial
-
-
-def _best(plan: Plan, rehearsal: Rehearsal, axis: str, tries: Sequence[tuple[Number, ...]]) -> tuple[tuple[Number, ...], Trial] | None:
-    found = None
-    for one in tries:
-        trial = rehearsal.cut(_with(plan, one, axis), [axis], train=False)
-        if not trial.apart:
-            return one, trial
-        if found is None or trial.reached > found[1].reached:
-            found = one, trial
-    return found
+    trial = rehearsal.cut(plan, [axis], train=False)
+    furthest = plan, trial
+    waiting = [(trial, frozenset[Number]())]
+    tried = {frozenset[Number]()}
+    while trial.apart and waiting and len(tried) < _MOST_TRIALS:
+        waiting.sort(key=lambda one: (not one[0].ended, one[0].reached))
+        came, chosen = waiting.pop()
+        for number in candidates:
+            more = chosen | {number}
+            if more in tried or len(more) > _MOST_NUMBERS:
+                continue
+            tried.add(more)
+            trial = rehearsal.cut(_with(plan, sorted(more), axis), [axis], train=False)
+            if not trial.apart:
+                return _with(plan, sorted(more), axis), trial
+            if trial.reached > came.reached:
+                waiting.append((trial, more))
+            if (trial.ended, trial.reached) > (furthest[1].ended, furthest[1].reached):
+                furthest = _with(plan, sorted(more), axis), trial
+    return furthest
 
 
 def _with(plan: Plan, chosen: Iterable[Number], axis: str) -> Plan:

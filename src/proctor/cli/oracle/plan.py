@@ -3,7 +3,7 @@
 Warns of rules that match nothing, parameters that two rules cut in different ways, axes that the mesh does not have.
 With --model the plan is also held against what `proctor.parallelize` would do with it: addends that nobody reduces, edges
 whose layers disagree, dimensions that cannot be divided. Exit code 2 when it cannot run the model, 1 when there is a warning
-and no model. With --from a plan is made: read off what the model or a program says, completed and judged by one step on threads;
+and no model. With --batch the plan also makes one step on threads, which is held against one device's. With --from a plan is made: read off what the model or a program says, completed and judged by one step on threads;
 exit code 1 when that step is not the one of one device.
 """
 
@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -37,7 +37,10 @@ def prepare(parser: argparse.ArgumentParser) -> None:
         help="print a plan for --model on --mesh: of `model` (found from a forward), of `tp_plan` (transformers' table), or of FILE.py::FUNCTION, which takes the model and a "
         "device mesh and makes it parallel by torch (parallelize_module, fully_shard, distribute_tensor)",
     )
-    parser.add_argument("--batch", metavar="FILE.py::FUNCTION", help="with --from: gives what the model is called with, a tensor, a tuple of arguments or a dict of them")
+    parser.add_argument(
+        "--batch", metavar="FILE.py::FUNCTION",
+        help="gives what the model is called with, a tensor, a tuple of arguments or a dict of them: try the plan with one step on threads (a small model does)",
+    )
     parser.add_argument("--mesh", metavar="MESH", help="with --from: axes and ranks, dp=2,tp=2")
 
 
@@ -48,7 +51,7 @@ def run(args: argparse.Namespace) -> int:
     from proctor.verify import wording
     from proctor.verify.report.formats.terminal import console
 
-    if args.source or args.batch or args.mesh:
+    if args.source or args.mesh:
         return _derive(args)
     if args.plan is None:
         raise UsageError("no plan is given", hint="proctor oracle plan PLAN, or --from SOURCE to make one")
@@ -76,8 +79,33 @@ def run(args: argparse.Namespace) -> int:
     for line in [f"{'note' if args.model else 'warning'}: {w}" for w in found.warnings] + [f"problem: {p}" for p in problems]:
         out.print(wording.clean(line), markup=False, soft_wrap=True)
     if args.model and not problems:
+        if args.batch:
+            return _rehearse(args, plan)
         out.print("the plan can run this model, as far as is known before a step")
     return 2 if problems else 1 if found.warnings and not args.model else 0
+
+
+def _rehearse(args: argparse.Namespace, plan: Plan) -> int:
+    """Try one step; the exit code is 1 when it is not the one of one device."""
+    from proctor.oracle.parallel.deriving import rehearsed
+
+    batch = _called("--batch", args.batch, _function("--batch", args.batch))
+    apart = rehearsed(_made("--model", args.model), batch, plan)
+    _judgement(apart, plan, "")
+    return 1 if apart else 0
+
+
+def _judgement(apart: Sequence[str], plan: Plan, comment: str) -> None:
+    """What a step on threads said of a plan."""
+    from proctor.verify import wording
+
+    for line in apart[:_SHOWN]:
+        print(wording.clean(f"{comment}not what one device computes: {line}"))
+    if len(apart) > _SHOWN:
+        print(f"{comment}and {len(apart) - _SHOWN} more")
+    if not apart:
+        left_out = " (without fully_shard and stages)" if plan.shards or plan.pipelines else ""
+        print(f"{comment}one step on {plan.mesh.world} threads gave the outputs and gradients of one device{left_out}")
 
 
 def _find(args: argparse.Namespace) -> int:
@@ -115,10 +143,7 @@ def _derive(args: argparse.Namespace) -> int:
     found = derive(model, batch, args.mesh, source=source)
     for line in found.notes:
         print(f"# {line}")
-    for line in found.apart[:_SHOWN]:
-        print(f"# not what one device computes: {line}")
-    if not found.apart:
-        print(f"# One step on {found.plan.mesh.world} threads gave the outputs and gradients of one device.")
+    _judgement(found.apart, found.plan, "# ")
     print(format_plan(found.plan), end="")
     return 1 if found.apart else 0
 

@@ -84,12 +84,33 @@ def test_a_plan_is_made_and_can_run_the_model(tmp_path, capsys):
     given = ["--model", f"{program}::make", "--batch", f"{program}::batch", "--mesh", "dp=2,tp=2"]
     assert main(["oracle", "plan", "--from", f"{program}::distributed_tensors", *given]) == 0
     said = capsys.readouterr().out
-    assert "# One step on 4 threads gave the outputs and gradients of one device." in said
+    assert "# one step on 4 threads gave the outputs and gradients of one device" in said
     (tmp_path / "plan.toml").write_text(said)
     assert main(["oracle", "plan", str(tmp_path / "plan.toml"), "--model", f"{program}::make"]) == 0
     capsys.readouterr()
     assert main(["oracle", "plan", "--from", f"{program}::forgotten_gather", *given]) == 1
     assert "# not what one device computes: output the model is [4, 12, 32]" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "code", "said"),
+    [
+        ("", "", 0, "one step on 4 threads gave the outputs and gradients of one device"),
+        ('layout = { "dp" = 0, "tp" = 1 }', 'layout = { "dp" = 0 }', 1, "not what one device computes: output the model differs by"),
+        ('shard = { "tp" = 0 }', 'shard = { "dp" = 0 }', 2, "problem: "),
+    ],
+    ids=["right", "masks", "static"],
+)
+def test_a_plan_is_tried_with_a_batch(tmp_path, capsys, old, new, code, said):
+    program = tmp_path / "native.py"
+    program.write_text(PROGRAM)
+    given = ["--model", f"{program}::make", "--batch", f"{program}::batch"]
+    main(["oracle", "plan", "--from", "model", "--mesh", "dp=2,tp=2", *given])
+    text = capsys.readouterr().out
+    assert old in text
+    (tmp_path / "plan.toml").write_text(text.replace(old, new))
+    assert main(["oracle", "plan", str(tmp_path / "plan.toml"), *given]) == code
+    assert said in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(
