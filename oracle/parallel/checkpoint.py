@@ -1,7 +1,7 @@
 """Checkpoints of the unsharded model and optimizer, written and read by torch's own distributed checkpoint in O(local).
 
     save(model, optimizer, "checkpoint")       # under a plan; every rank writes its parts, a replica once
-    load(model, optimizer, "checkpoint")       # under this plan, another one, or none
+    load(model, optimizer, "checkpoint")       # under this plan or another one; without a plan torch's own load does
 
 What lies there is what `torch.distributed.checkpoint` writes for the model of one device: `{"model": …, "optimizer": …}` of
 `get_state_dict`, in chunks. So each reads what the other wrote, on any mesh. A part that is several blocks of the whole (interleaved query, key
@@ -82,8 +82,8 @@ def load(model: torch.nn.Module, optimizer: torch.optim.Optimizer | None, path: 
     running = _running(model)
     try:
         known: Mapping[str, Any] = dcp.FileSystemReader(str(path)).read_metadata().state_dict_metadata
-    except OSError as error:
-        raise OracleError(f"{str(path)[:160]} holds no checkpoint: {error.strerror or error}") from None
+    except Exception as error:  # noqa: BLE001  # a pickle of somebody's raises whatever it likes
+        raise OracleError(f"{str(path)[:160]} holds no checkpoint: {type(error).__name__}: {str(error)[:120]}") from None
     state, boxes = _state(running, None)
     if optimizer is not None:
         state["optimizer"], more = _awaited(running, optimizer, known)
@@ -138,8 +138,12 @@ def _awaited(running: Parallel, optimizer: torch.optim.Optimizer, known: Mapping
     names = {id(parameter): name for name, parameter in running.model.named_parameters()}
     states: dict[str, dict[str, Any]] = {}
     boxes: dict[tuple[object, ...], Box] = {}
-    groups = [{**group, "params": [names[id(p)] for p in group["params"]]} for group in optimizer.param_groups]
-    for name in (name for group in groups for name in group["params"]):
+    count = len(optimizer.param_groups)
+    if f"optimizer.param_groups.{count - 1}.params" not in known or f"optimizer.param_groups.{count}.params" in known:
+        raise OracleError(f"the checkpoint has no optimizer of {count} parameter groups", hint="make it with the groups that it had, or give None to load the model alone")
+    # What another version of torch does not know stays as it is here.
+    groups = [{key: None for key in group if f"optimizer.param_groups.{i}.{key}" in known} for i, group in enumerate(optimizer.param_groups)]
+    for name in (names[id(p)] for group in optimizer.param_groups for p in group["params"]):
         prefix = f"optimizer.state.{name}."
         box = running.held.boxes[name]
         for key, what in ((k.removeprefix(prefix), v) for k, v in known.items() if k.startswith(prefix)):
@@ -177,7 +181,7 @@ def _hand_over(running: Parallel, optimizer: torch.optim.Optimizer, loaded: dict
         if sorted(here) != sorted(group["params"]):
             raise OracleError("the checkpoint's optimizer has other parameters in its groups", hint="make it with the groups that it had")
         order |= {name: len(order) + i for i, name in enumerate(here)}
-        groups.append({**group, "params": [order[name] for name in here]})
+        groups.append({**own, **group, "params": [order[name] for name in here]})
     distributed = running.held.distributed
     states = {
         order[name]: {

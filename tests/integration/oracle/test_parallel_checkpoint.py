@@ -92,6 +92,12 @@ def test_what_cannot_be_saved_or_loaded_is_one_line(tmp_path):
     dcp.save({"model": {"head.weight": torch.zeros(2, 2)}}, checkpoint_id=str(tmp_path / "other"), no_dist=True)
     with pytest.raises(OracleError, match=r"the checkpoint has no model\.|is \[2, 2\] in the checkpoint"):
         load(alone, None, tmp_path / "other")
+    save(alone, None, tmp_path / "model")
+    with pytest.raises(OracleError, match="the checkpoint has no optimizer of 2 parameter groups"):
+        load(alone, its, tmp_path / "model")
+    (tmp_path / "model" / ".metadata").write_bytes(b"no pickle")
+    with pytest.raises(OracleError, match="holds no checkpoint: "):
+        load(alone, None, tmp_path / "model")
     threaded, _ = job.made("gpt", None, 0)
 
     def one(rank):
