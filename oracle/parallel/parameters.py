@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import contextlib
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Final
 
 import numpy as np
@@ -38,6 +39,7 @@ class Held:
         self.boxes: dict[str, Box] = {}
         self.running: dict[str, Box] = {}
         self.axes: dict[str, tuple[str, ...]] = {}
+        self._whole = True
 
     def layout(self, name: str) -> Layout:
         """Of a parameter or buffer; whole where no rule says anything."""
@@ -90,9 +92,18 @@ class Held:
 
     def gather(self, module: Any, state: dict[str, Any], prefix: str, metadata: Any) -> None:
         """Hook after `state_dict`: that of the unsharded model, on every rank."""
-        for name in self.boxes:
+        for name in self.boxes if self._whole else ():
             if self.axes[name] and prefix + name in state:
                 state[prefix + name] = self.whole(name, local(state[prefix + name]))
+
+    @contextlib.contextmanager
+    def as_it_lies(self) -> Iterator[None]:
+        """State dicts hold what this rank holds, within."""
+        self._whole = False
+        try:
+            yield
+        finally:
+            self._whole = True
 
     def scatter(self, module: Any, state: dict[str, Any], prefix: str, *args: Any) -> None:
         """Hook before `load_state_dict`: takes that of the unsharded model."""

@@ -120,6 +120,11 @@ class Placing:
         intercept.set_placing(self._before.pop() if self._before else None)
 
     @property
+    def drawn(self) -> list[tuple[str, tuple[int, ...]]]:
+        """Which modules have drawn, with the shapes of a rank; in order, each once."""
+        return list(self._boxes)
+
+    @property
     def forward(self) -> int:
         """Number of the latest forward, from 0."""
         return self._forward

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 @register("colwise")
 def colwise(
-    plan: Plan, module: str, axis: str, *, sequence: int | None = None, gather: bool = False, blocks: int = 1, transposed: bool = False
+    plan: Plan, module: str, axis: str, *, sequence: int | None = None, gather: bool = False, blocks: int | str = 1, transposed: bool = False
 ) -> None:
     """Weight and bias cut along outputs; the input's gradient is an addend on every rank.
 
@@ -23,7 +23,8 @@ def colwise(
         axis: of tensor parallelism.
         sequence: the dimension in which the input comes cut (sequence parallelism); None for a whole input.
         gather: whether the output is put together again, along its last dimension.
-        blocks: fused projections one after the other (3 for query, key and value): each is cut.
+        blocks: fused projections one after the other (3 for query, key and value, or their sizes in proportion, "[4,2,2]"):
+            each is cut.
         transposed: whether the weight is [inputs, outputs], as transformers' Conv1D has it.
     """
     arrives: dict[str, int | str] = {} if sequence is None else {axis: sequence}

@@ -9,6 +9,7 @@ from helpers.oracle.parallel_gpt import plan
 
 from proctor.errors import OracleError
 from proctor.oracle.parallel import deferred, parallelize, run_threads
+from proctor.oracle.parallel.deriving import derive
 from proctor.oracle.parallel.verify import problems
 from proctor.oracle.plans.mesh import Mesh
 
@@ -81,3 +82,28 @@ def test_stages_of_a_pipeline_train_what_one_device_trains(name, dropout):
         assert steps(name, name, None) == pytest.approx(wanted, abs=1e-5)
     for found in run_threads(lambda rank: staged((2, 1, 2)), 4):
         assert found == pytest.approx(wanted, abs=1e-5)
+
+
+def batch(of):
+    generator = torch.Generator().manual_seed(1)
+    if of == "vit":
+        return {"pixel_values": torch.randn(4, 3, 16, 16, generator=generator), "labels": torch.randint(0, 8, (4,), generator=generator)}
+    if of == "dit":
+        times, labels = torch.randint(0, 1000, (4,), generator=generator), torch.randint(0, 16, (4,), generator=generator)
+        return {"hidden_states": torch.randn(4, 4, 8, 8, generator=generator), "timestep": times, "class_labels": labels}
+    tokens = torch.randint(0, 64, (4, 12), generator=generator)
+    return {"input_ids": tokens, "labels": tokens}
+
+
+@pytest.mark.parametrize(("of", "source"), [*((of, "model") for of in zoo.MODELS), ("llama", "tp_plan"), ("mixtral", "tp_plan")])
+def test_a_plan_that_nobody_wrote_trains_what_one_device_trains(of, source):
+    skip_what_is_not_here(of)
+    torch.manual_seed(0)
+    model = zoo.MODELS[of](0.2)
+    found = derive(model, batch(of), "dp=2,tp=2", source=source)
+    assert found.notes == () and found.apart == ()
+    # As much is cut as by the plan that was written by hand; of experts that are one tensor a forward says nothing.
+    unknown = "experts" if source == "model" else "none"
+    cut = {name for name, _ in model.named_parameters() if found.plan.param_layout(name) or unknown in name}
+    by_hand = plan(f"{zoo.PLANS[of][0]}.toml")
+    assert {name for name, _ in model.named_parameters() if (layout := by_hand.param_layout(name)) and layout.cuts} <= cut

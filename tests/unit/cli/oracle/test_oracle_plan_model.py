@@ -70,3 +70,59 @@ def test_what_cannot_work_is_said_before_anything_runs(model, tmp_path, capsys, 
 def test_what_is_no_model_is_one_line(model, capsys, spec, said):
     assert main(["oracle", "plan", str(PLANS / "gpt.toml"), "--model", spec.format(model)]) == 2
     assert said in capsys.readouterr().err
+
+
+PROGRAM = """
+from helpers.oracle import torch_native
+from helpers.oracle.torch_native import batch, distributed_tensors, forgotten_gather, make
+"""
+
+
+def test_a_plan_is_made_and_can_run_the_model(tmp_path, capsys):
+    program = tmp_path / "native.py"
+    program.write_text(PROGRAM)
+    given = ["--model", f"{program}::make", "--batch", f"{program}::batch", "--mesh", "dp=2,tp=2"]
+    assert main(["oracle", "plan", "--from", f"{program}::distributed_tensors", *given]) == 0
+    said = capsys.readouterr().out
+    assert "# one step on 4 threads gave the outputs and gradients of one device" in said
+    (tmp_path / "plan.toml").write_text(said)
+    assert main(["oracle", "plan", str(tmp_path / "plan.toml"), "--model", f"{program}::make"]) == 0
+    capsys.readouterr()
+    assert main(["oracle", "plan", "--from", f"{program}::forgotten_gather", *given]) == 1
+    assert "# not what one device computes: output the model is [4, 12, 32]" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "code", "said"),
+    [
+        ("", "", 0, "one step on 4 threads gave the outputs and gradients of one device"),
+        ('layout = { "dp" = 0, "tp" = 1 }', 'layout = { "dp" = 0 }', 1, "not what one device computes: output the model differs by"),
+        ('shard = { "tp" = 0 }', 'shard = { "dp" = 0 }', 2, "problem: "),
+    ],
+    ids=["right", "masks", "static"],
+)
+def test_a_plan_is_tried_with_a_batch(tmp_path, capsys, old, new, code, said):
+    program = tmp_path / "native.py"
+    program.write_text(PROGRAM)
+    given = ["--model", f"{program}::make", "--batch", f"{program}::batch"]
+    main(["oracle", "plan", "--from", "model", "--mesh", "dp=2,tp=2", *given])
+    text = capsys.readouterr().out
+    assert old in text
+    (tmp_path / "plan.toml").write_text(text.replace(old, new))
+    assert main(["oracle", "plan", str(tmp_path / "plan.toml"), *given]) == code
+    assert said in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        ([], "no plan is given"),
+        (["--from", "model"], "--model is missing"),
+        (["plan.toml", "--from", "model"], "--from makes a plan, and takes none"),
+        (["--from", "nowhere.py::f", "--model", "m.py::f", "--batch", "b.py::f", "--mesh", "tp=2"], "there is no such file"),
+    ],
+)
+def test_options_that_do_not_go_together_are_one_line(capsys, arguments, said):
+    assert main(["oracle", "plan", *arguments]) == 2
+    shown = capsys.readouterr().err
+    assert said in shown and "Traceback" not in shown
