@@ -4,7 +4,7 @@
 
     verdict = proctor.oracle.prove.prove(train_alone, train_parallel, "tp=2")
 
-One training step of every rank is recorded as operations below autograd (`recorder.py`, `session.py`), and all ranks are run
+One training step of every rank is recorded as operations below autograd (`recording/`), and all ranks are run
 together in other numbers (`machine.py`, `domains/`): doubles, a finite field, polynomials. Verdicts: `verdict.py`.
 """
 
@@ -16,7 +16,8 @@ from proctor.oracle.plans.plan import Plan
 from proctor.oracle.prove.verdict import Culprit, Verdict
 
 if TYPE_CHECKING:
-    from proctor.oracle.prove.world import Program
+    from proctor.oracle.prove.recording.world import Program
+    from proctor.oracle.prove.tape import Tape
 
 
 def prove(reference: Program, candidate: Program, plan: Plan | str, *, proof_s: float = 120.0, many: bool = False, jobs: int = 1) -> Verdict:
@@ -36,7 +37,7 @@ def prove(reference: Program, candidate: Program, plan: Plan | str, *, proof_s: 
     from proctor.errors import OracleError
     from proctor.oracle.prove import lanes
     from proctor.oracle.prove.prover import decide
-    from proctor.oracle.prove.world import tape_of
+    from proctor.oracle.prove.recording.world import tape_of
 
     plan = Plan(plan) if isinstance(plan, str) else plan
     if not plan.mesh.axes:
@@ -44,7 +45,9 @@ def prove(reference: Program, candidate: Program, plan: Plan | str, *, proof_s: 
     alone = tape_of(reference)
     if many:
         return lanes.decide(alone, lambda ranks: [tape_of(candidate, rank, plan.mesh.world) for rank in ranks], plan, jobs)
-    tapes = [tape_of(candidate, rank, plan.mesh.world) for rank in range(plan.mesh.world)]
+    tapes: list[Tape] = []
+    for rank in range(plan.mesh.world):
+        tapes.append(tape_of(candidate, rank, plan.mesh.world, tapes))
     return decide(alone, tapes, plan, proof_s=proof_s)
 
 

@@ -39,6 +39,7 @@ class _Rank:
         self.extents: dict[int, int] = defaultdict(int)
         self.pending: dict[int, tuple[Window, tuple[int, int, int]]] = {}
         self.reads: dict[int, Array] = {}
+        self.sent = {(node, w): block for node, w, block in tape.sent}
         for node in tape.nodes:
             for w in (*node.ins, *node.outs):
                 if w is not None:
@@ -64,6 +65,7 @@ class Machine:
         self._ranks = [_Rank(tape) for tape in tapes]
         self.marks: list[dict[str, Array]] = [{} for _ in tapes]
         self.opaque: dict[str, str] = {}
+        self.untrue: set[tuple[int, int]] = set()  # (rank, node) of collectives that a fake process group answered with other integers
         self._cx = Context(domain)
         self._waiting: dict[tuple[tuple[int, ...], int], dict[int, Node]] = defaultdict(dict)
         self._turn: list[dict[tuple[int, ...], int]] = [defaultdict(int) for _ in tapes]
@@ -178,8 +180,15 @@ class Machine:
         for member, written in enumerate(found):
             for window, value in written:
                 self._write(self._ranks[ranks[member]], window, value)
+                self._check_sent(ranks[member], window, value)
             floats = [window for window, _ in written if window.kind == "f" and window.numel]
             self._tell(ranks[member], self._ranks[ranks[member]].at, floats)
+
+    def _check_sent(self, r: int, window: Window, value: Array) -> None:
+        rank = self._ranks[r]
+        block = rank.sent.get((rank.at, window))
+        if block is not None and not np.array_equal(rank.tape.blocks[block].astype(np.int64), value.reshape(-1)):
+            self.untrue.add((r, rank.at))
 
     # -- one rank
 

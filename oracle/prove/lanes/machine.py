@@ -30,7 +30,7 @@ from proctor.oracle.prove.lanes.domain import (
 from proctor.oracle.prove.lanes.family import Family, Shifted, Unlike, World, axes_of
 from proctor.oracle.prove.machine import Machine, Seen, Stuck, _Rank, _view, literal
 from proctor.oracle.prove.meanings import Floats
-from proctor.oracle.prove.recorder import RANDOM
+from proctor.oracle.prove.recording.operators import RANDOM
 from proctor.oracle.prove.tape import Array, Node, Window
 
 Integers = dict[tuple[int, int], list[Array | None]]

@@ -12,7 +12,7 @@ import torch.nn.functional as F
 
 from proctor.oracle.prove.domains.f64 import F64
 from proctor.oracle.prove.machine import Machine
-from proctor.oracle.prove.recorder import Recorder
+from proctor.oracle.prove.recording.recorder import Recorder
 from proctor.oracle.prove.tape import MARK, Tape
 
 Make = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]

@@ -7,7 +7,7 @@ takes them off; in a script that runs under the command line, `attach.py` does s
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, Final
 
 import torch
@@ -15,7 +15,8 @@ from torch import nn
 from torch.nn.modules import module as hooks
 from torch.optim import optimizer as optim
 
-from proctor.oracle.prove.recorder import Recorder
+from proctor.oracle.prove.recording.before import Before
+from proctor.oracle.prove.recording.recorder import Recorder
 from proctor.oracle.prove.tape import Tape, collective
 
 WRAPPERS: Final = ("module", "_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_module")
@@ -44,6 +45,7 @@ class Session:
         self._finished = finished
         self._undo: list[Callable[[], None]] = []
         self._reduction = "sum"
+        self.before: Before | None = None
         self._flags: tuple[bool, bool] = (True, True)
 
     @property
@@ -68,6 +70,12 @@ class Session:
         torch.backends.cuda.enable_flash_sdp(False)
         torch.backends.cuda.enable_mem_efficient_sdp(False)
 
+    def follow(self, earlier: Sequence[Tape]) -> None:
+        """On a fake process group: keep what its collectives would have done before the step."""
+        assert self.rank is not None and self.world is not None
+        self.before = Before(self.rank, self.world, self._taken, earlier)
+        self._undo += [self.before.follow(), self.before.leave]
+
     def finish(self) -> None:
         """End the step if it has not ended, and take the hooks off."""
         if self.recorder is not None:
@@ -84,7 +92,9 @@ class Session:
         joined = dist.is_available() and dist.is_initialized()
         rank = self.rank if self.rank is not None else (dist.get_rank() if joined else 0)
         world = self.world if self.world is not None else (dist.get_world_size() if joined else 1)
-        self.recorder = Recorder(rank, world, self._where, self._taken, real=self.real)
+        if self.before is not None:
+            self.before.leave()
+        self.recorder = Recorder(rank, world, self._where, self._taken, real=self.real, before=self.before)
         self.recorder.__enter__()
         self.recorder.on = True
 
@@ -247,6 +257,8 @@ class Session:
         if torch.utils._python_dispatch._get_current_dispatch_mode() is recorder:
             recorder.__exit__(None, None, None)
         self.recorder, self.tape = None, recorder.tape
+        if self.before is not None:
+            self.tape.before, self.tape.relied = self.before.events, self.before.relied
         self.stack.clear()
         if self._finished:
             self._finished(self)
