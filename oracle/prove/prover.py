@@ -83,7 +83,9 @@ def _judge(verdict: Verdict, reference: Tape, candidate: Sequence[Tape], alignme
             _different(verdict, wrong, missing)
             verdict.culprit = Culprit("initial values", said=f"{alignment.strange[0]} holds values that the reference's parameters do not have")
         return observed, told
-    if not outputs:
+    if alignment.unplaced and not wrong:
+        verdict.why = f"initial values do not tell which parameter of the reference {alignment.unplaced[0]}{_more(alignment.unplaced)} is: give it random values, or the reference's name"
+    elif not outputs:
         verdict.why = "no output of the candidate has a counterpart in the reference"
     elif wrong and opaque:
         verdict.why = f"outputs differ, but {len(opaque)} operators have no meaning here"

@@ -22,6 +22,7 @@ from proctor.errors import OracleError
 SCHEMA: Final = 2
 MARK: Final = "proctor.mark"
 READ: Final = "proctor.read"
+ROOT: Final = "?root"  # and a number: what names of a module begin with that is called beside others
 ABSENT: Final = "absent"  # detail of a number that is read on a fake process group, and that others would have had a part in
 _MOST_BYTES: Final = 2 << 30
 

@@ -210,6 +210,11 @@ class Recorder(TorchDispatchMode):  # type: ignore[misc]  # torch is not typed h
         self._beside.clear()
         self._sent.clear()
 
+    def made(self, t: torch.Tensor) -> bool:
+        """Whether a tensor's storage was made since recording began."""
+        known = self._storages.get(t.untyped_storage()._cdata)
+        return known is not None and all(leaf.storage != known[0] for leaf in self.tape.leaves)
+
     def note(self, text: str) -> None:
         """Say something once."""
         if text not in self.tape.notes:
