@@ -28,7 +28,7 @@ from benchmarks import prove_mutants as mutants
 from proctor.oracle.plans.plan import Plan
 from proctor.oracle.prove.prover import decide
 from proctor.oracle.prove.recording.world import tape_of
-from proctor.oracle.prove.tape import Tape
+from proctor.oracle.prove.tape import MARK, Tape
 
 
 def recorded(one: programs.Program) -> tuple[Tape, list[Tape]]:
@@ -47,7 +47,7 @@ def healthy(one: programs.Program, proof_s: float) -> tuple[dict[str, Any], tupl
     began = time.process_time()
     try:
         reference, ranks = recorded(one)
-    except Exception as error:  # any: it is a program that nobody has run here
+    except Exception as error:  # noqa: BLE001 - it is a program that nobody has run here
         traceback.print_exc(limit=-4)
         return {"program": one.name, "verdict": "cannot be run", "why": f"{type(error).__name__}: {str(error)[:300]}"}, None
     verdict = decide(reference, ranks, Plan(one.mesh), proof_s=proof_s)
@@ -71,19 +71,24 @@ def planted(one: programs.Program, tapes: tuple[Tape, list[Tape]], number: int) 
     verdict = decide(tapes[0], ranks, Plan(one.mesh), proof_s=0.0)
     near = seen_by_doubles(tapes[0], ranks)
     culprit = verdict.culprit
-    right = culprit is not None and (culprit.module, culprit.place) != ("", "") and (culprit.module in place[0] or culprit.place in place[1] or any(m.startswith(culprit.module) or culprit.module.startswith(m) for m in place[0] if m and culprit.module))
+    right = culprit is not None and (culprit.place in place[1] or culprit.parameter in place[0] or _inside(culprit.module, place[0]) or (not culprit.place and (culprit.op, culprit.phase) in place[2]))
     return {
-        "program": one.name, "mistake": kind, "verdict": verdict.verdict, "seen": not near, "right": right, "said": culprit.said if culprit else verdict.why, "planted": [sorted(place[0])[:6], sorted(place[1])[:6]],
+        "program": one.name, "mistake": kind, "verdict": verdict.verdict, "seen": not near, "right": right, "said": culprit.said if culprit else verdict.why, "planted": [sorted(place[0])[:6], sorted(place[1])[:6], sorted(place[2])[:2]],
         "cpu_s": round(time.process_time() - began, 2),
     }
 
 
-def planted_at(ranks: list[Tape], mutate: Any, dice: random.Random) -> tuple[set[str], set[str]]:
-    """Modules and lines of what was changed, and of what reads it next."""
+def _inside(module: str, planted: set[str]) -> bool:
+    return bool(module) and any(m and (m.startswith(module) or module.startswith(m)) for m in planted)
+
+
+def planted_at(ranks: list[Tape], mutate: Any, dice: random.Random) -> tuple[set[str], set[str], set[tuple[str, str]]]:
+    """Modules and parameters, lines, and operators of what was changed, and of what reads it next."""
     before = [[(n.op, repr(n.args), n.ranks, n.detail, repr(n.ins)) for n in tape.nodes] for tape in ranks]
     mutate(ranks, dice)
     modules: set[str] = set()
     places: set[str] = set()
+    ops: set[tuple[str, str]] = set()
     for tape, was in zip(ranks, before):
         now = [(n.op, repr(n.args), n.ranks, n.detail, repr(n.ins)) for n in tape.nodes]
         at = next((k for k, (a, b) in enumerate(zip(now, was)) if a != b), None)
@@ -100,9 +105,9 @@ def planted_at(ranks: list[Tape], mutate: Any, dice: random.Random) -> tuple[set
         near += before_it[-4:]
         modules |= {n.module for n in near}
         places |= {n.place for n in near if n.place}
-        places |= {n.detail[5:].rpartition(".")[0] for n in near if n.detail.startswith("grad ")}
-        modules |= {n.detail[5:].rpartition(".")[0] for n in near if n.detail.startswith("grad ")}
-    return modules, places
+        ops |= {(n.op, n.phase) for n in near[:1]}
+        modules |= {n.detail.partition(" ")[2] for n in near if n.op == MARK}
+    return modules, places - {""}, ops
 
 
 def seen_by_doubles(reference: Tape, ranks: list[Tape]) -> bool:

@@ -117,7 +117,7 @@ def _() -> tuple[Step, Step]:
         rank, world = who()
         context = types.SimpleNamespace(
             data_parallel_size=world, get_world_size=lambda mode: world if mode is ParallelMode.DATA else 1, get_local_rank=lambda mode: rank if mode is ParallelMode.DATA else 0,
-            get_global_rank=lambda: rank, get_group=lambda mode: dist.group.WORLD, is_initialized=lambda mode: True, get_ranks_in_group=lambda mode: list(range(world)),
+            get_global_rank=lambda: rank, get_group=lambda mode: dist.group.WORLD, is_initialized=lambda mode: True, get_ranks_in_group=lambda mode: list(range(world)), ranks2device=lambda ranks: rank,
         )
         assert ParallelContext
         model = DataParallel(network(), context).parallelize()

@@ -70,6 +70,14 @@ def _kernels() -> None:
         of_q, of_k, of_v = slopes @ k.transpose(1, 2), slopes.transpose(-1, -2) @ q.transpose(1, 2), odds.transpose(-1, -2) @ g
         return of_q.transpose(1, 2), of_k.transpose(1, 2), of_v.transpose(1, 2)
 
+    theirs = ring_pytorch_attn.RingAttentionFunc.backward
+    if not hasattr(theirs, "whole"):  # one gradient fewer than there are inputs, which this torch refuses
+
+        def whole(ctx: Any, grad: torch.Tensor) -> Any:
+            return (*theirs(ctx, grad), None)
+
+        whole.whole = True  # type: ignore[attr-defined]
+        ring_pytorch_attn.RingAttentionFunc.backward = staticmethod(whole)
     for module in (kernels, ring_pytorch_attn):
         module.pytorch_attn_forward, module.pytorch_attn_backward = forward, backward
 
@@ -91,6 +99,7 @@ def yunchang(ring: bool, causal: bool) -> Step:
                 from yunchang.ulysses.attn_layer import UlyssesAttention
 
                 layer = UlyssesAttention(dist.group.WORLD, attn_type=AttnType.TORCH_MATH)
+                layer.attn_fn = lambda q, k, v, causal, **named: attention(q, k, v, causal)
                 attend = lambda q, k, v: layer(q, k, v, causal=causal)  # noqa: E731
         over_positions(attend, causal)
 
@@ -124,7 +133,6 @@ def ring(causal: bool, striped: bool) -> Step:
         if world > 1:
             for parameter in net.parameters():
                 dist.all_reduce(parameter.grad)
-                parameter.grad /= world
         optimizer.step()
 
     return step

@@ -186,13 +186,13 @@ def _() -> tuple[Step, Step]:
         context = pipegoose()
         from pipegoose.nn.tensor_parallel.embedding import ParallelEmbedding
         from pipegoose.nn.tensor_parallel.linear import ColumnParallelLinear
-        from pipegoose.nn.tensor_parallel.loss import vocab_parallel_cross_entropy
+        from pipegoose.nn.tensor_parallel.loss import _VocabParallelCrossEntropy
 
         model = Words(ParallelEmbedding(CLASSES, WIDTH, parallel_context=context), ColumnParallelLinear(WIDTH, CLASSES, parallel_context=context))
         load(model, normal(plain_words()), *who())
         optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9, nesterov=True)
         x, target = tokens(2, 3, CLASSES)
-        vocab_parallel_cross_entropy(model(x), target, parallel_context=context).mean().backward()
+        _VocabParallelCrossEntropy.apply(model(x), target, context).mean().backward()
         optimizer.step()
 
     return words_alone, parallel
@@ -373,9 +373,8 @@ def _picotron_step(config: Any, groups: Any, train_step: str) -> None:
     if groups.pp_world_size > 1:
         pipeline = importlib.import_module("pipeline_parallel")
         model = pipeline.PipelineParallel(model, config)
-    if train_step.startswith("Data"):
-        if groups.dp_world_size > 1:
-            model = getattr(importlib.import_module("data_parallel"), train_step)(model)
+    if train_step.startswith("Data") and groups.dp_world_size > 1:
+        model = getattr(importlib.import_module("data_parallel"), train_step)(model)
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.1)
     if groups.pp_world_size > 1:
         parts = 2

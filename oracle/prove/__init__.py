@@ -10,6 +10,7 @@ together in other numbers (`machine.py`, `domains/`): doubles, a finite field, p
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from proctor.oracle.plans.plan import Plan
@@ -20,7 +21,7 @@ if TYPE_CHECKING:
     from proctor.oracle.prove.tape import Tape
 
 
-def prove(reference: Program, candidate: Program, plan: Plan | str, *, proof_s: float = 120.0, many: bool = False, jobs: int = 1) -> Verdict:
+def prove(reference: Program, candidate: Program, plan: Plan | str, *, proof_s: float = 120.0, many: bool = False, jobs: int = 1, cache: Path | None = None) -> Verdict:
     """Judge two functions, each of which builds a model and trains one step of it.
 
     Args:
@@ -30,12 +31,14 @@ def prove(reference: Program, candidate: Program, plan: Plan | str, *, proof_s: 
         proof_s: how long a proof may take, in seconds of CPU; 0 for refutation alone.
         many: for large meshes: run a few ranks of each kind, judge all of them together, and try no proof (`lanes/`).
         jobs: processes at once, with `many`.
+        cache: a folder in which verdicts are kept by content; None to judge anew.
 
     Raises:
         OracleError: a function raises or trains nothing, or the plan has no mesh.
     """
     from proctor.errors import OracleError
     from proctor.oracle.prove import lanes
+    from proctor.oracle.prove.cache import Cache
     from proctor.oracle.prove.prover import decide
     from proctor.oracle.prove.recording.world import tape_of
 
@@ -48,7 +51,7 @@ def prove(reference: Program, candidate: Program, plan: Plan | str, *, proof_s: 
     tapes: list[Tape] = []
     for rank in range(plan.mesh.world):
         tapes.append(tape_of(candidate, rank, plan.mesh.world, tapes))
-    return decide(alone, tapes, plan, proof_s=proof_s)
+    return decide(alone, tapes, plan, proof_s=proof_s, cache=Cache(cache) if cache is not None else None)
 
 
 def assert_proved(reference: Program, candidate: Program, plan: Plan | str, *, proof_s: float = 120.0, equal: bool = False) -> Verdict:

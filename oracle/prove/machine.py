@@ -17,7 +17,7 @@ from proctor.oracle.prove import collectives, meanings
 from proctor.oracle.prove.domains import Domain
 from proctor.oracle.prove.meanings import Context, Floats
 from proctor.oracle.prove.numbers import written_down
-from proctor.oracle.prove.tape import MARK, READ, Array, Node, Tape, Window, collective
+from proctor.oracle.prove.tape import ABSENT, MARK, READ, Array, Node, Tape, Window, collective
 
 Leaves = Mapping[tuple[int, int], Array]  # (rank, storage) → elements
 Seen = Callable[[int, int, list[Array], int], None]
@@ -38,8 +38,10 @@ class _Rank:
         self.leaves = {leaf.storage: leaf for leaf in tape.leaves}
         self.extents: dict[int, int] = defaultdict(int)
         self.pending: dict[int, tuple[Window, tuple[int, int, int]]] = {}
+        self.asked: dict[int, Node] = {}
         self.reads: dict[int, Array] = {}
         self.sent = {(node, w): block for node, w, block in tape.sent}
+        self.imagined = set(tape.imagined)
         for node in tape.nodes:
             for w in (*node.ins, *node.outs):
                 if w is not None:
@@ -65,7 +67,7 @@ class Machine:
         self._ranks = [_Rank(tape) for tape in tapes]
         self.marks: list[dict[str, Array]] = [{} for _ in tapes]
         self.opaque: dict[str, str] = {}
-        self.untrue: set[tuple[int, int]] = set()  # (rank, node) of collectives that a fake process group answered with other integers
+        self.untrue: set[tuple[int, int]] = set()  # (rank, node) that gave other integers, or numbers that were read, where nothing was sent
         self._cx = Context(domain)
         self._waiting: dict[tuple[tuple[int, ...], int], dict[int, Node]] = defaultdict(dict)
         self._turn: list[dict[tuple[int, ...], int]] = [defaultdict(int) for _ in tapes]
@@ -94,6 +96,9 @@ class Machine:
         if rank.at >= len(rank.tape.nodes):
             return "has ended"
         node = rank.tape.nodes[rank.at]
+        late = next((rank.asked[w.storage] for w in node.ins if w.storage in rank.pending), None)
+        if late is not None:
+            return f"waits for what is to come of rank {self._peer(late)} in {late.op} at {late.place or late.module}"
         return f"waits in {node.op} of ranks {list(node.ranks)} at {node.place or node.module}"
 
     def _advance(self, r: int) -> bool:
@@ -120,7 +125,11 @@ class Machine:
             self.marks[r].setdefault(node.detail, self.read(r, node.ins[0]).copy())
         elif node.op == READ:
             rank.reads[rank.at] = self.read(r, node.ins[0]).reshape(())
+            if node.detail == ABSENT and self.d.name == "f64" and not np.isclose(float(rank.reads[rank.at]), node.args[0], rtol=_SAME):
+                self.untrue.add((r, rank.at))
         else:
+            if rank.at in rank.imagined and self.d.name == "f64":
+                self._check_imagined(r, rank, node)
             self._compute(r, rank, node)
         return True
 
@@ -133,6 +142,7 @@ class Machine:
     def _receive(self, r: int, rank: _Rank, node: Node) -> bool:
         for w in node.ins:
             rank.pending[w.storage] = (w, (self._peer(node), r, int(node.args[3] or 0)))
+            rank.asked[w.storage] = node
         return True
 
     def _arrived(self, rank: _Rank, storage: int) -> bool:
@@ -189,6 +199,20 @@ class Machine:
         block = rank.sent.get((rank.at, window))
         if block is not None and not np.array_equal(rank.tape.blocks[block].astype(np.int64), value.reshape(-1)):
             self.untrue.add((r, rank.at))
+
+    def _check_imagined(self, r: int, rank: _Rank, node: Node) -> None:
+        """Whether true floats give the integers that were recorded."""
+        from proctor.oracle.prove.by_torch import called, tensor_of
+
+        try:
+            found = called(node, [tensor_of(np.asarray(self.read(r, w)), w.kind) for w in node.ins])
+        except Exception:  # noqa: BLE001 - it is a kernel of torch or of a library, on numbers of our own
+            found = []
+        for k, w in enumerate(node.outs):
+            if w is not None and w.kind != "f" and node.values[k] >= 0:
+                here = found[k] if k < len(found) else None
+                if here is None or not np.array_equal(here.reshape(-1), rank.tape.blocks[node.values[k]].astype(here.dtype)):
+                    self.untrue.add((r, rank.at))
 
     # -- one rank
 
@@ -318,6 +342,7 @@ class Machine:
 
 
 _LOWEST = -1e30
+_SAME = 1e-4  # of a number that was read in single precision
 _IGNORED = frozenset({"dtype", "layout", "device", "pin_memory", "memory_format", "generator", "non_blocking", "implicit", "sparse_grad"})
 
 

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 
 from proctor.oracle.plans.plan import Plan
 from proctor.oracle.prove import judge
+from proctor.oracle.prove.cache import Cache, key_of
 from proctor.oracle.prove.domains.f64 import F64
 from proctor.oracle.prove.domains.field import Field, P
 from proctor.oracle.prove.judge import Output, Runs
@@ -21,7 +22,7 @@ from proctor.oracle.prove.verdict import Culprit, Verdict
 ATTEMPTS = 3
 
 
-def decide(reference: Tape, candidate: Sequence[Tape], plan: Plan | None = None, *, proof_s: float = 120.0) -> Verdict:
+def decide(reference: Tape, candidate: Sequence[Tape], plan: Plan | None = None, *, proof_s: float = 120.0, cache: Cache | None = None) -> Verdict:
     """Judge tapes.
 
     Args:
@@ -29,7 +30,22 @@ def decide(reference: Tape, candidate: Sequence[Tape], plan: Plan | None = None,
         candidate: of all ranks, in order.
         plan: where the layout of parameters is not to be found by content.
         proof_s: seconds of CPU that a proof may take; 0 for none.
+        cache: of verdicts on the same programs.
     """
+    if cache is None:
+        return _decided(reference, candidate, plan, proof_s)
+    began = time.monotonic()
+    key = key_of(reference, candidate, align(reference, candidate, plan))
+    verdict = cache.find(key, proof_s)
+    if verdict is None:
+        verdict = _decided(reference, candidate, plan, proof_s)
+        cache.keep(key, verdict, proof_s)
+    else:
+        verdict.seconds = {"from the cache": time.monotonic() - began}
+    return verdict
+
+
+def _decided(reference: Tape, candidate: Sequence[Tape], plan: Plan | None, proof_s: float) -> Verdict:
     began = time.monotonic()
     alignment = align(reference, candidate, plan)
     verdict = Verdict("UNPROVED", ranks=len(candidate), operations=sum(len(t.nodes) for t in (reference, *candidate)))
@@ -50,8 +66,8 @@ def decide(reference: Tape, candidate: Sequence[Tape], plan: Plan | None = None,
             verdict.seconds["refutation"] = time.monotonic() - began
             return verdict
         verdict.verdict, verdict.why = "DIFFERENT", "the ranks wait for each other: their collectives do not match"
-        waiting = next(iter(stuck.where.values()))
-        verdict.culprit = Culprit("ranks wait", place=waiting.rpartition(" at ")[2], said=str(stuck)[:400])
+        places = [text.rpartition(" at ")[2] for text in stuck.where.values() if " at " in text]
+        verdict.culprit = Culprit("ranks wait", place=next((p for p in places if p), ""), said=str(stuck)[:400])
     except NotImplementedError as error:
         verdict.why = str(error)
     verdict.seconds["refutation"] = time.monotonic() - began
@@ -89,7 +105,7 @@ def _judge(verdict: Verdict, reference: Tape, candidate: Sequence[Tape], alignme
         verdict.why = "no output of the candidate has a counterpart in the reference"
     elif wrong and opaque:
         verdict.why = f"outputs differ, but {len(opaque)} operators have no meaning here"
-    elif wrong and (imagined := [place for tape in candidate for place in (*tape.imagined, *_read_alone(tape))]):
+    elif wrong and (imagined := _imagined(candidate, doubles.candidate.untrue)):
         verdict.why = f"outputs differ, but numbers such as a routing were computed from what other ranks send, which a fake process group does not carry ({imagined[0]}): judge it as a command with real ranks"
     elif wrong or missing:
         _different(verdict, wrong, missing)
@@ -111,14 +127,19 @@ def _of_others(node: Node, place: str) -> str:
     return f"integers of {node.op} at {node.place or node.module} are used at {place or 'no line'}, and a fake process group does not carry what other ranks send: judge it as a command with real ranks"
 
 
-def _read_alone(tape: Tape) -> list[str]:
+def _imagined(candidate: Sequence[Tape], untrue: set[tuple[int, int]]) -> list[str]:
+    """Where numbers that are made up became integers, or were read and may have been computed with."""
+    return [tape.nodes[k].place for r, tape in enumerate(candidate) for k in (*tape.imagined, *_read_alone(tape)) if (r, k) in untrue]
+
+
+def _read_alone(tape: Tape) -> list[int]:
     """Where the program reads a float that others have a part in, and does not use it as it is: it may compute with it."""
     last = max((k for k, node in enumerate(tape.nodes) if node.op not in (MARK, READ)), default=0)
     read = [k for k, node in enumerate(tape.nodes) if node.op == READ and node.detail == ABSENT and k < last]
     if not read:
         return []
     as_it_is = {n for node in tape.nodes for n in numbers([node.args, node.kwargs])}
-    return [tape.nodes[k].place for k in read if k not in as_it_is]
+    return [k for k in read if k not in as_it_is]
 
 
 def _prove(verdict: Verdict, reference: Tape, candidate: Sequence[Tape], alignment: Alignment, runs: tuple[list[Observed], Observed], proof_s: float) -> None:

@@ -10,6 +10,7 @@ up or which experts it goes to decides what is computed at all.
 
 from __future__ import annotations
 
+import itertools
 from pathlib import Path
 from typing import Any, Final
 
@@ -25,6 +26,7 @@ READ: Final = "proctor.read"
 ROOT: Final = "?root"  # and a number: what names of a module begin with that is called beside others
 ABSENT: Final = "absent"  # detail of a number that is read on a fake process group, and that others would have had a part in
 _MOST_BYTES: Final = 2 << 30
+_MOST_ELEMENTS: Final = 1 << 28
 
 Array = NDArray[Any]
 
@@ -126,7 +128,7 @@ class Event(msgspec.Struct):
 
 class Tape(msgspec.Struct):
     """One rank's step. `blocks`: numbers that nodes and leaves point to; `notes`: what could not be followed; `reads`: where
-    the program read an integer or a truth value that it had computed from floats, and may have decided by it; `imagined`: where it
+    the program read an integer or a truth value that it had computed from floats, and may have decided by it; `imagined`: nodes that
     computed integers from floats that other ranks would have sent, on a fake process group; `before`: collectives before the step, there;
     `relied`: (which of them, where its result was used); `sent`: (node, window that it wrote, block) of the integers that a collective left there."""
 
@@ -137,7 +139,7 @@ class Tape(msgspec.Struct):
     held: list[Held] = []
     notes: list[str] = []
     reads: list[str] = []
-    imagined: list[str] = []
+    imagined: list[int] = []
     relied: list[tuple[int, str]] = []
     sent: list[tuple[int, Window, int]] = []
     counted: list[tuple[int, str]] = []
@@ -196,9 +198,22 @@ def read(path: Path) -> Tape:
                 raise OracleError(f"{path}: a block of {block.dtype[:20]}")
             tape.blocks.append(np.frombuffer(data, dtype, block.count, at))
             at += block.count * dtype.itemsize
+        if not _fits(tape):
+            raise OracleError(f"{path}: a tensor lies outside of what a tape may hold")
         return tape
     except (OSError, msgspec.MsgspecError, ValueError, TypeError) as error:
         raise OracleError(f"{path}: is no recorded step: {str(error)[:200]}") from None
+
+
+def _fits(tape: Tape) -> bool:
+    """Whether all windows lie within storages of a size that can be."""
+    windows = (w for node in tape.nodes for w in (*node.ins, *node.outs) if w is not None)
+    for w in itertools.chain(windows, (held.window for held in tape.held), (w for _, w, _ in tape.sent)):
+        if len(w.size) != len(w.stride) or w.kind not in ("f", "i", "b") or w.storage < 0 or not 0 <= w.offset <= _MOST_ELEMENTS or min(w.size, default=0) < 0:
+            return False
+        if w.numel > _MOST_ELEMENTS or (w.numel and (w.end > _MOST_ELEMENTS or w.offset + sum((n - 1) * min(s, 0) for n, s in zip(w.size, w.stride)) < 0)):
+            return False
+    return True
 
 
 def live(tape: Tape) -> set[int]:

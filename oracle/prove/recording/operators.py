@@ -18,6 +18,7 @@ RANDOM: Final = frozenset({
     "bernoulli", "bernoulli_", "rand", "randn", "rand_like", "randn_like", "randint", "randperm", "normal", "normal_",
     "uniform_", "native_dropout", "multinomial", "exponential_", "random_",
 })
+TURNED: Final = ("aten.transpose_.", "aten.t_.", "aten.squeeze_.", "aten.unsqueeze_.", "aten.as_strided_.", "aten.detach_.")  # in place, of how a tensor is looked at
 _OWN: Final = (os.path.dirname(torch.__file__) + os.sep, os.path.dirname(__file__) + os.sep)
 _LIBRARY: Final = ("site-packages", "dist-packages", "/lib/python", "<frozen", "<string>", "<__array")
 
@@ -52,7 +53,7 @@ def operator(func: Any) -> Operator:
     name, schema = f"{func}", func._schema
     view = len(schema.returns) == 1 and schema.returns[0].alias_info is not None and not func._schema.is_mutable and [k for k, a in enumerate(schema.arguments) if "Tensor" in str(a.type)] == [0]
     talks = name.startswith(("c10d.", "_c10d_functional"))
-    return Operator(name, name.split(".")[1] if "." in name else name, name.startswith(SILENT), _writes(func), talks, known(name), view, _decompositions().get(func))
+    return Operator(name, name.split(".")[1] if "." in name else name, name.startswith((*SILENT, *TURNED)), _writes(func), talks, known(name), view, _decompositions().get(func))
 
 
 def user_frame() -> str:
@@ -121,6 +122,13 @@ def others(func: Any, result: Any) -> list[torch.Tensor]:
     return [t for r, v in zip(returns, values) if r.alias_info is None for t in tensors(v)]
 
 
+def hidden(base: str, args: Any) -> list[torch.Tensor]:
+    """What an operator writes to without saying so: running averages of a batch's norm in training."""
+    if base != "native_batch_norm" or len(args) < 6 or not args[5]:
+        return []
+    return [t for t in args[3:5] if isinstance(t, torch.Tensor)]
+
+
 def view_of(outs: list[torch.Tensor], ins: list[torch.Tensor]) -> bool:
     there = {t.untyped_storage()._cdata for t in ins}
     return bool(outs) and all(t.untyped_storage()._cdata in there for t in outs)
@@ -168,9 +176,10 @@ def group_of(args: Any, kwargs: Any) -> tuple[int, ...]:
 @functools.cache
 def _decompositions() -> dict[Any, Any]:
     """Operators that are recorded as what torch says they are made of, since we have no meaning for the whole."""
-    from torch._decomp import core_aten_decompositions
+    from torch._decomp import core_aten_decompositions, decomposition_table
 
     from proctor.oracle.prove.meanings import known
 
-    table = core_aten_decompositions()
+    others = {op: how for op, how in decomposition_table.items() if hasattr(op, "_schema") and any("Tensor" in str(a.type) for a in op._schema.arguments)}
+    table = {**others, **core_aten_decompositions()}
     return {op: how for op, how in table.items() if hasattr(op, "_schema") and not known(str(op)) and str(op).split(".")[1] not in RANDOM}

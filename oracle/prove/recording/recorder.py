@@ -21,6 +21,7 @@ from proctor.oracle.prove.recording.operators import (
     Operator,
     array_of,
     group_of,
+    hidden,
     imagined,
     kernel,
     kind_of,
@@ -53,7 +54,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[misc]  # torch is not typed h
         self._decided: set[int] = set()  # storages of integers that computed floats went into
         self._counted: set[int] = set()  # storages of floats that were made of integers alone
         self._absent: set[int] = set()  # storages of floats that others' floats went into, which a fake process group does not carry
-        self._beside: dict[int, str] = {}  # storages of integers that such floats gave beside floats, and were not used yet: where
+        self._beside: dict[int, int] = {}  # storages of integers that such floats gave beside floats, and were not used yet → node
         self._sent: dict[int, int] = {}  # storages of integers that others would have sent → node of the collective
         self._seen_plain: set[type] = set()
         if before is not None:
@@ -101,7 +102,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[misc]  # torch is not typed h
         node.args, node.kwargs = plain, named
         node.ins = [self.window(t) for t in ins]
         result = func(*args, **kwargs)
-        found = [*written(func, args, kwargs), *others(func, result)] if how.writes else results(result)
+        found = [*written(func, args, kwargs), *others(func, result)] if how.writes else [*results(result), *hidden(how.base, args)]
         outs = [t for t in found if t is not None]
         if any(imagined(t) for t in outs):
             return result
@@ -165,15 +166,15 @@ class Recorder(TorchDispatchMode):  # type: ignore[misc]  # torch is not typed h
         """Integers that come of floats that are not there. Those that come beside floats, such as where the largest is, count once they are used."""
         made = [w for w in node.outs if w is not None and w.kind != "f" and w.numel]
         if made and any(w is not None and w.kind == "f" for w in node.outs):
-            self._beside.update({w.storage: node.place for w in made})
-        elif made and node.place not in self.tape.imagined:
-            self.tape.imagined.append(node.place)
+            self._beside.update({w.storage: len(self.tape.nodes) for w in made})
+        elif made:
+            self.tape.imagined.append(len(self.tape.nodes))
 
     def _matter(self, windows: list[Window]) -> None:
         for w in windows:
-            place = self._beside.pop(w.storage, None)
-            if place is not None and place not in self.tape.imagined:
-                self.tape.imagined.append(place)
+            node = self._beside.pop(w.storage, None)
+            if node is not None and node not in self.tape.imagined:
+                self.tape.imagined.append(node)
 
     def _number(self, node: Node, result: Any) -> Any:
         """The program reads a number: it may use it later, or decide by it."""
@@ -182,6 +183,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[misc]  # torch is not typed h
         if node.ins[0].kind == "f":
             node.op, node.outs = READ, []
             node.detail = ABSENT if node.ins[0].storage in self._absent else ""
+            node.args = [float(result)]
             self._locate(node)
             if isinstance(result, float) and result not in _COMMON and np.isfinite(result):
                 self._read.setdefault(result, len(self.tape.nodes))

@@ -71,6 +71,9 @@ class Session:
         self._flags = torch.backends.cuda.flash_sdp_enabled(), torch.backends.cuda.mem_efficient_sdp_enabled()
         torch.backends.cuda.enable_flash_sdp(False)
         torch.backends.cuda.enable_mem_efficient_sdp(False)
+        onednn = torch._C._get_mkldnn_enabled()  # a recurrent layer is one kernel there
+        torch._C._set_mkldnn_enabled(False)
+        self._undo.append(lambda: torch._C._set_mkldnn_enabled(onednn))
 
     def follow(self, earlier: Sequence[Tape]) -> None:
         """On a fake process group: keep what its collectives would have done before the step."""
