@@ -105,7 +105,7 @@ def planted_at(ranks: list[Tape], mutate: Any, dice: random.Random) -> tuple[set
         near += before_it[-4:]
         modules |= {n.module for n in near}
         places |= {n.place for n in near if n.place}
-        ops |= {(n.op, n.phase) for n in near[:1]}
+        ops |= {(n.op, n.phase) for n in (near[0], *before_it[-2:])}
         modules |= {n.detail.partition(" ")[2] for n in near if n.op == MARK}
     return modules, places - {""}, ops
 

@@ -61,20 +61,20 @@ def _kernels() -> None:
 
     def forward(q: Any, k: Any, v: Any, softmax_scale: float, causal: bool, **named: Any) -> Any:
         scores = weights(q, k, softmax_scale, causal)
-        return (scores.softmax(-1) @ v.transpose(1, 2)).transpose(1, 2), scores.logsumexp(-1)
+        return (scores.softmax(-1) @ v.transpose(1, 2)).transpose(1, 2).contiguous(), scores.logsumexp(-1)
 
     def backward(grad: Any, q: Any, k: Any, v: Any, out: Any, softmax_lse: Any, softmax_scale: float, causal: bool, **named: Any) -> Any:
         odds = (weights(q, k, softmax_scale, causal) - softmax_lse[..., None]).exp()
         g, given = grad.transpose(1, 2), (grad * out).sum(-1).transpose(1, 2)[..., None]
         slopes = odds * (g @ v.transpose(1, 2).transpose(-1, -2) - given) * softmax_scale
         of_q, of_k, of_v = slopes @ k.transpose(1, 2), slopes.transpose(-1, -2) @ q.transpose(1, 2), odds.transpose(-1, -2) @ g
-        return of_q.transpose(1, 2), of_k.transpose(1, 2), of_v.transpose(1, 2)
+        return tuple(t.transpose(1, 2).contiguous() for t in (of_q, of_k, of_v))
 
     theirs = ring_pytorch_attn.RingAttentionFunc.backward
-    if not hasattr(theirs, "whole"):  # one gradient fewer than there are inputs, which this torch refuses
+    if not hasattr(theirs, "whole"):  # it leaves out the gradient of the group, its first input, which torch refuses
 
         def whole(ctx: Any, grad: torch.Tensor) -> Any:
-            return (*theirs(ctx, grad), None)
+            return (None, *theirs(ctx, grad))
 
         whole.whole = True  # type: ignore[attr-defined]
         ring_pytorch_attn.RingAttentionFunc.backward = staticmethod(whole)

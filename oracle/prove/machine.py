@@ -15,9 +15,9 @@ import numpy as np
 
 from proctor.oracle.prove import collectives, meanings
 from proctor.oracle.prove.domains import Domain
-from proctor.oracle.prove.meanings import Context, Floats
+from proctor.oracle.prove.meanings import Context, Floats, Pairs
 from proctor.oracle.prove.numbers import written_down
-from proctor.oracle.prove.tape import ABSENT, MARK, READ, Array, Node, Tape, Window, collective
+from proctor.oracle.prove.tape import ABSENT, COMPLEX, MARK, READ, Array, Node, Tape, Window, collective
 
 Leaves = Mapping[tuple[int, int], Array]  # (rank, storage) → elements
 Seen = Callable[[int, int, list[Array], int], None]
@@ -50,6 +50,7 @@ class _Rank:
             self.extents[held.window.storage] = max(self.extents[held.window.storage], held.window.end)
 
 
+# More than 25 methods: what all ranks do, node by node, on one table of their storages; `lanes/machine.py` does some of it otherwise.
 class Machine:
     """See the module.
 
@@ -249,7 +250,7 @@ class Machine:
 
     def _meant(self, r: int, rank: _Rank, node: Node, wanted: list[int]) -> list[Array | None]:
         base, many = meanings.base_of(node.op)
-        if base.startswith(("empty", "new_empty")):
+        if base.removeprefix(COMPLEX).startswith(("empty", "new_empty")):
             return [self._junk(r, rank, node, k) for k in range(len(node.outs))]
         means = meanings.find(node.op)
         if means is not None:
@@ -283,6 +284,10 @@ class Machine:
                 w = node.ins[value["t"]]
                 array = self.read(r, w)
                 return Floats(array) if w.kind == "f" else (array.astype(bool) if w.kind == "b" else array)
+            if "c" in value:
+                return Pairs(self.read(r, node.ins[value["c"]]))
+            if "z" in value:
+                return Pairs(np.array([self.d.const(meanings.number(v)) for v in value["z"]], self.d.dtype))
             if "r" in value:
                 return Floats(rank.reads[value["r"]]) if value["r"] in rank.reads else value["v"]
             return float(value["x"]) if "x" in value else None

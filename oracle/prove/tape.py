@@ -23,6 +23,7 @@ from proctor.errors import OracleError
 SCHEMA: Final = 2
 MARK: Final = "proctor.mark"
 READ: Final = "proctor.read"
+COMPLEX: Final = "complex."  # what the name of an operator on pairs of reals begins with
 ROOT: Final = "?root"  # and a number: what names of a module begin with that is called beside others
 ABSENT: Final = "absent"  # detail of a number that is read on a fake process group, and that others would have had a part in
 _MOST_BYTES: Final = 2 << 30
@@ -70,7 +71,7 @@ class Node(msgspec.Struct, array_like=True, gc=False):
 
     Attributes:
         op: such as "aten.mm.default"; or one of ours: a mark, a literal, a number that the program read.
-        args: positional arguments; a tensor is {"t": index into ins}, a number that the program read earlier {"r": node, "v": value}.
+        args: positional arguments; a tensor is {"t": index into ins}, a complex one {"c": …}, a number that the program read earlier {"r": node, "v": value}.
         kwargs: the same by name.
         ins, outs: windows; an `outs` entry is None for a result that is no tensor.
         values: slot of `Tape.blocks` with the recorded results, by index of `outs`; -1 where they are to be computed.

@@ -219,6 +219,8 @@ class LaneMachine(Machine):
         return [(rank.tape.blocks[v] if a is None else a.reshape(-1)) if v >= 0 else None for v, a in zip(node.values, now)]
 
     def _argument(self, r: int, rank: _Rank, node: Node, value: Any) -> Any:
+        if isinstance(value, dict) and ("c" in value or "z" in value):
+            raise NotImplementedError("complex numbers on many ranks at once")
         if isinstance(value, dict) and "t" in value:
             w = node.ins[value["t"]]
             a = self.read(r, w)

@@ -117,7 +117,10 @@ def _read(path: Path) -> tuple[_Document, Tape, list[Tape]]:
             for name in ("reference", *(f"rank{r}" for r in range(document.ranks))):
                 part = Path(folder) / f"{name}.tape"
                 part.write_bytes(archive.read(f"{name}.tape"))
-                tapes.append(read(part))
+                try:
+                    tapes.append(read(part))
+                except OracleError as error:
+                    raise OracleError(f"{path}: {name}.tape: {str(error).partition('.tape: ')[2]}") from None
             return document, tapes[0], tapes[1:]
     except (OSError, zipfile.BadZipFile, zlib.error, EOFError, KeyError, ValueError, NotImplementedError, RuntimeError, msgspec.MsgspecError) as error:
         raise OracleError(f"{path}: is no proof: {str(error)[:150]}") from None

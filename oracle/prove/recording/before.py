@@ -144,7 +144,7 @@ class Before(TorchDispatchMode):  # type: ignore[misc]  # torch is not typed her
         def plain(value: Any) -> Any:
             if isinstance(value, torch.Tensor):
                 ins.append(value)
-                node.ins.append(contiguous(len(node.ins), tuple(value.shape), kind_of(value)))
+                node.ins.append(contiguous(len(node.ins), _shape(value), kind_of(value)))
                 blocks.append(array_of(value.detach()) if value.numel() <= _MOST else np.zeros(0))
                 return {"t": len(ins) - 1}
             if isinstance(value, list | tuple):
@@ -166,7 +166,7 @@ class Before(TorchDispatchMode):  # type: ignore[misc]  # torch is not typed her
             at = next((k for k, i in enumerate(ins) if i is t), -1)
             if at < 0:
                 at = len(node.ins) + len(node.outs)
-                node.outs.append(contiguous(at, tuple(t.shape), kind_of(t)))
+                node.outs.append(contiguous(at, _shape(t), kind_of(t)))
             left.append((at, array_of(t.detach()) if t.numel() <= _MOST else np.zeros(0)))
             self._set(t, events)
         self.events.append(Event(node, turn, blocks, left))
@@ -184,3 +184,7 @@ class Before(TorchDispatchMode):  # type: ignore[misc]  # torch is not typed her
             with torch.no_grad():
                 for given, t in zip(there.given, outs):
                     t.copy_(torch.from_numpy(given.copy()).reshape(t.shape))
+
+
+def _shape(t: torch.Tensor) -> tuple[int, ...]:
+    return (*t.shape, 2) if t.is_complex() else tuple(t.shape)

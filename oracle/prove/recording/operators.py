@@ -10,7 +10,7 @@ from typing import Any, Final, NamedTuple
 
 import torch
 
-from proctor.oracle.prove.tape import Array
+from proctor.oracle.prove.tape import Array, Window
 
 SILENT: Final = ("profiler.", "aten._assert", "aten.sym_", "prim.device", "aten.is_same_size", "aten.record_stream", "c10d.monitored_barrier", "_c10d_functional._wrap_tensor", "_c10d_functional.wait_tensor")
 FRESH: Final = frozenset({"empty", "empty_strided", "new_empty", "new_empty_strided", "empty_like", "empty_permuted"})
@@ -20,6 +20,7 @@ RANDOM: Final = frozenset({
 })
 TURNED: Final = ("aten.transpose_.", "aten.t_.", "aten.squeeze_.", "aten.unsqueeze_.", "aten.as_strided_.", "aten.detach_.")  # in place, of how a tensor is looked at
 _OWN: Final = (os.path.dirname(torch.__file__) + os.sep, os.path.dirname(__file__) + os.sep)
+_NUMPY: Final = torch._C.TensorBase.numpy  # what a program reads by is followed, and this is not the program
 _LIBRARY: Final = ("site-packages", "dist-packages", "/lib/python", "<frozen", "<string>", "<__array")
 
 
@@ -134,6 +135,14 @@ def view_of(outs: list[torch.Tensor], ins: list[torch.Tensor]) -> bool:
     return bool(outs) and all(t.untyped_storage()._cdata in there for t in outs)
 
 
+def window_of(storage: int, t: torch.Tensor) -> Window:
+    """How a tensor looks at its storage. A complex one is an array of pairs of reals, as `view_as_real` shows it."""
+    offset, size, stride = t.storage_offset(), tuple(t.shape), tuple(t.stride())
+    if t.is_complex():
+        offset, size, stride = 2 * offset, (*size, 2), (*(2 * s for s in stride), 1)
+    return Window(storage, offset, size, stride, kind_of(t))
+
+
 def kind_of(t: torch.Tensor) -> str:
     if t.dtype == torch.bool:
         return "b"
@@ -141,16 +150,20 @@ def kind_of(t: torch.Tensor) -> str:
 
 
 def array_of(t: torch.Tensor) -> Array:
+    """A copy of a tensor's numbers, in order; pairs of a complex one."""
     if t.dtype in (torch.bfloat16, torch.float16) or (t.dtype.is_floating_point and t.element_size() < 4):
         t = t.to(torch.float32)
-    array: Array = t.contiguous().cpu().numpy().reshape(-1).copy()
+    if t.is_complex():
+        t = torch.view_as_real(t.resolve_conj())
+    array: Array = _NUMPY(t.resolve_neg().contiguous().cpu()).reshape(-1).copy()
     return array
 
 
 def whole(t: torch.Tensor) -> Array:
-    storage = t.untyped_storage()
-    count = storage.nbytes() // t.element_size()
-    return array_of(torch.empty(0, dtype=t.dtype, device=t.device).set_(storage, 0, (count,), (1,)))
+    """A copy of all that a tensor's storage holds."""
+    storage, dtype = t.untyped_storage(), t.dtype.to_real() if t.is_complex() else t.dtype
+    count = storage.nbytes() // dtype.itemsize
+    return array_of(torch.empty(0, dtype=dtype, device=t.device).set_(storage, 0, (count,), (1,)))
 
 
 def kernel(func: Any) -> Any:

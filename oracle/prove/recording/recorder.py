@@ -28,17 +28,22 @@ from proctor.oracle.prove.recording.operators import (
     operator,
     others,
     results,
+    tensors,
     unreal,
     user_frame,
     view_of,
     whole,
+    window_of,
     written,
 )
-from proctor.oracle.prove.tape import ABSENT, MARK, READ, Array, Held, Leaf, Node, Tape, Window
+from proctor.oracle.prove.tape import ABSENT, COMPLEX, MARK, READ, Array, Held, Leaf, Node, Tape, Window
 
+_CONJUGATE: Final = torch.ops.aten.conj_physical.default
+_NEGATIVE: Final = torch.ops.aten.neg.default
 _COMMON: Final = frozenset({0.0, 1.0, -1.0, 0.5, 2.0})
 
 
+# More than 25 methods: what becomes of one operation, on one table of storages.
 class Recorder(TorchDispatchMode):  # type: ignore[misc]  # torch is not typed here
     """See the module. `on` is whether anything is recorded; `where()` gives (module, phase) of now."""
 
@@ -92,8 +97,18 @@ class Recorder(TorchDispatchMode):  # type: ignore[misc]  # torch is not typed h
             self._seen_plain.add(kind)
         return found
 
+    def _physical(self, value: Any) -> Any:
+        """Tensors that are only marked as conjugates, or as negative, are made so by operations."""
+        if isinstance(value, torch.Tensor):
+            if value.is_conj():
+                value = self._record(_CONJUGATE, operator(_CONJUGATE), (torch._conj(value),), {})
+            return self._record(_NEGATIVE, operator(_NEGATIVE), (torch._neg_view(value),), {}) if value.is_neg() else value
+        return type(value)(self._physical(v) for v in value) if isinstance(value, list | tuple) else value
+
     def _record(self, func: Any, how: Operator, args: Any, kwargs: Any) -> Any:
         name = how.name
+        if not how.view and any(t.is_conj() or t.is_neg() for t in tensors((args, kwargs))):
+            args, kwargs = self._physical(tuple(args)), {k: self._physical(v) for k, v in kwargs.items()}
         node = Node(name)
         ins: list[torch.Tensor] = []
         plain, named = [self._plain(a, ins) for a in args], {k: self._plain(v, ins) for k, v in kwargs.items()}
@@ -106,6 +121,8 @@ class Recorder(TorchDispatchMode):  # type: ignore[misc]  # torch is not typed h
         outs = [t for t in found if t is not None]
         if any(imagined(t) for t in outs):
             return result
+        if not how.talks and any(t.is_complex() for t in (*ins, *outs)):
+            node.op = f"{COMPLEX}{name.partition('.')[2]}"
         if name == "aten._local_scalar_dense.default":
             return self._number(node, result)
         if not how.writes and view_of(outs, ins):
@@ -231,12 +248,12 @@ class Recorder(TorchDispatchMode):  # type: ignore[misc]  # torch is not typed h
             self.tape.leaves.append(Leaf(known[0], kind_of(t), self._block(whole(t)), len(self.tape.nodes)))
             if self._before is not None:
                 self._before.rely(t)
-        return Window(known[0], t.storage_offset(), tuple(t.shape), tuple(t.stride()), kind_of(t))
+        return window_of(known[0], t)
 
     def _made(self, t: torch.Tensor) -> Window:
         storage = t.untyped_storage()
         known = self._storages.get(storage._cdata) or self._own(storage)
-        return Window(known[0], t.storage_offset(), tuple(t.shape), tuple(t.stride()), kind_of(t))
+        return window_of(known[0], t)
 
     def _own(self, storage: Any) -> tuple[int, Any]:
         made = (len(self._storages), storage)  # held, so that its address is not given away again
@@ -275,7 +292,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[misc]  # torch is not typed h
         """An argument as the tape has it; tensors are added to `ins`."""
         if isinstance(value, torch.Tensor):
             ins.append(value)
-            return {"t": len(ins) - 1}
+            return {"c" if value.is_complex() else "t": len(ins) - 1}
         if value is None or isinstance(value, (int, str)):
             return value
         if isinstance(value, (list, tuple)):
@@ -284,6 +301,8 @@ class Recorder(TorchDispatchMode):  # type: ignore[misc]  # torch is not typed h
             if value in self._read:
                 return {"r": self._read[value], "v": value}
             return value if np.isfinite(value) else {"x": str(value)}
+        if isinstance(value, complex):
+            return {"z": [value.real, value.imag]}
         if isinstance(value, torch.dtype):
             return {"d": str(value)}
         return None

@@ -63,8 +63,23 @@ PROGRAMS: dict[str, tuple[Callable[..., torch.Tensor], tuple[int, ...]]] = {
     "turned in place": (lambda x: (x * 1).transpose_(0, 1).unsqueeze_(0).squeeze_(0).contiguous() + 1, (3, 4)),
     "sums along": (lambda x: torch.einsum("bi,bj,ij->b", x, x, x.T @ x) + x.cumsum(1).sum(), (3, 4)),
     "rotation in pairs": (lambda x: torch.stack([x[..., ::2] * 0.6 - x[..., 1::2] * 0.8, x[..., ::2] * 0.8 + x[..., 1::2] * 0.6], -1).flatten(-2), (3, 4)),
+    "complex rotation": (lambda x: _rotated(x), (3, 4)),
+    "complex arithmetic": (lambda x: _complex(x), (3, 4)),
     "scatter with a reduction": (lambda x: torch.zeros(5, 4).index_add(0, torch.tensor([0, 4, 0]), x) + torch.zeros(5, 4).scatter_add(0, torch.tensor([[0, 1, 2, 3]] * 3), x), (3, 4)),
 }
+
+
+def _rotated(x: torch.Tensor) -> torch.Tensor:
+    """As Llama's first code turns queries."""
+    turns = torch.polar(torch.ones(2), torch.tensor([0.3, 0.4]))
+    pairs = torch.view_as_complex(x.reshape(3, 2, 2))
+    return torch.view_as_real(pairs * turns.view(1, 2)).flatten(1)
+
+
+def _complex(x: torch.Tensor) -> torch.Tensor:
+    z = torch.complex(x, x.flip(1)) * (1 + 2j) / (torch.complex(x, torch.ones(3, 4)) + 3)
+    both = torch.cat([z.conj(), -z], 1) - torch.stack([z, z], 1).reshape(3, 8)
+    return torch.view_as_real(both.sum(0).conj().resolve_conj()).sum(-1) + both.conj().imag
 
 
 @pytest.mark.parametrize("name", sorted(PROGRAMS))
