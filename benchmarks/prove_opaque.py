@@ -109,7 +109,7 @@ def layers() -> Any:
         up = F.interpolate(F.avg_pool2d(parts["up"](image), 2, 1), scale_factor=2, mode="bilinear") + F.interpolate(F.max_pool2d(parts["up"](image), 2, 1), scale_factor=2)
         smooth = F.huber_loss(seq, torch.zeros_like(seq)) + F.smooth_l1_loss(seq, torch.ones_like(seq)) + F.binary_cross_entropy_with_logits(seq, torch.full_like(seq, 0.3)) + F.kl_div(seq.log_softmax(-1), torch.full_like(seq, 1 / 3))
         other = F.elu(seq).sum() + F.leaky_relu(seq).sum() + F.hardswish(seq).sum() + F.mish(seq).sum() + F.celu(seq).sum() + F.selu(seq).sum() + F.logsigmoid(seq).sum() + F.glu(h, 1).sum() + F.hardtanh(seq).sum() + F.relu6(seq).sum() + F.hardsigmoid(seq).sum() + F.softsign(seq).sum()
-        return smooth + other + up.square().mean() + parts["conv3"](cube).square().mean() + parts["prelu"](seq).mean() + parts["bilinear"](seq, seq).mean() + F.cosine_similarity(seq, seq.flip(1), -1).mean() + torch.cdist(seq, seq.flip(1)).mean()
+        return smooth + other + up.square().mean() + parts["conv3"](cube).square().mean() + parts["prelu"](seq).mean() + parts["bilinear"](seq, seq).mean() + F.cosine_similarity(seq, seq.flip(1), -1).mean() + torch.cdist(seq, seq.flip(1) + 1).mean()
 
     class Model(nn.Module):
         def __init__(self) -> None:
@@ -151,7 +151,7 @@ def judged(name: str) -> dict[str, Any]:
     for name_, grad in own.items():
         mark = machine.marks[0].get(f"grad {name_}")
         if mark is not None:
-            far = max(far, float(np.abs(mark - grad.double().numpy()).max() / most))
+            far = max(far, float(np.nan_to_num(np.abs(mark - grad.double().numpy()), nan=np.inf).max() / most))
     return {"model": name, "operations": len(tape.nodes), "opaque": dict(Counter(op for op in machine.opaque)), "far": float(f"{far:.1g}")}
 
 

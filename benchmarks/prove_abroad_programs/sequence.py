@@ -51,7 +51,7 @@ def over_positions(attend: Any, causal: bool) -> None:
 
 
 def _kernels() -> None:
-    """Two kernels of a GPU by their mathematical definition."""
+    """A kernel of a GPU, and its backward, which it has not, by their mathematical definition."""
     from yunchang.kernels import attention as kernels
     from yunchang.ring import ring_pytorch_attn
 
@@ -64,7 +64,7 @@ def _kernels() -> None:
         return (scores.softmax(-1) @ v.transpose(1, 2)).transpose(1, 2).contiguous(), scores.logsumexp(-1)
 
     def backward(grad: Any, q: Any, k: Any, v: Any, out: Any, softmax_lse: Any, softmax_scale: float, causal: bool, **named: Any) -> Any:
-        odds = (weights(q, k, softmax_scale, causal) - softmax_lse[..., None]).exp()
+        odds = (weights(q, k, softmax_scale, causal) - softmax_lse.transpose(1, 2)[..., None]).exp()
         g, given = grad.transpose(1, 2), (grad * out).sum(-1).transpose(1, 2)[..., None]
         slopes = odds * (g @ v.transpose(1, 2).transpose(-1, -2) - given) * softmax_scale
         of_q, of_k, of_v = slopes @ k.transpose(1, 2), slopes.transpose(-1, -2) @ q.transpose(1, 2), odds.transpose(-1, -2) @ g
