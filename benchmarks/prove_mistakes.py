@@ -64,7 +64,7 @@ def judge(program: str, options: list[str], bug: str | None, proof_s: float = 0.
     """The verdict on one configuration."""
     from proctor.oracle.prove.command import tapes_of
     from proctor.oracle.prove.prover import decide
-    from proctor.oracle.prove.world import tape_of
+    from proctor.oracle.prove.recording.world import tape_of
 
     options = [*SMALL, *options]
     if program == "parallel_gpt":

@@ -34,8 +34,8 @@ from proctor.oracle.prove.leaves import Alignment, align, elements
 from proctor.oracle.prove.locate import Observed
 from proctor.oracle.prove.machine import Machine, Stuck
 from proctor.oracle.prove.proofs import attempt
+from proctor.oracle.prove.recording.world import tape_of
 from proctor.oracle.prove.tape import Tape, Window, collective
-from proctor.oracle.prove.world import tape_of
 
 Mutate = Callable[[list[Tape], random.Random], str]
 _PROOF_S = 3.0  # of CPU: a proof of a correct program takes less than one

@@ -4,22 +4,24 @@
 
     verdict = proctor.oracle.prove.prove(train_alone, train_parallel, "tp=2")
 
-One training step of every rank is recorded as operations below autograd (`recorder.py`, `session.py`), and all ranks are run
+One training step of every rank is recorded as operations below autograd (`recording/`), and all ranks are run
 together in other numbers (`machine.py`, `domains/`): doubles, a finite field, polynomials. Verdicts: `verdict.py`.
 """
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from proctor.oracle.plans.plan import Plan
 from proctor.oracle.prove.verdict import Culprit, Verdict
 
 if TYPE_CHECKING:
-    from proctor.oracle.prove.world import Program
+    from proctor.oracle.prove.recording.world import Program
+    from proctor.oracle.prove.tape import Tape
 
 
-def prove(reference: Program, candidate: Program, plan: Plan | str, *, proof_s: float = 120.0, many: bool = False, jobs: int = 1) -> Verdict:
+def prove(reference: Program, candidate: Program, plan: Plan | str, *, proof_s: float = 120.0, many: bool = False, jobs: int = 1, cache: Path | None = None) -> Verdict:
     """Judge two functions, each of which builds a model and trains one step of it.
 
     Args:
@@ -29,14 +31,16 @@ def prove(reference: Program, candidate: Program, plan: Plan | str, *, proof_s: 
         proof_s: how long a proof may take, in seconds of CPU; 0 for refutation alone.
         many: for large meshes: run a few ranks of each kind, judge all of them together, and try no proof (`lanes/`).
         jobs: processes at once, with `many`.
+        cache: a folder in which verdicts are kept by content; None to judge anew.
 
     Raises:
         OracleError: a function raises or trains nothing, or the plan has no mesh.
     """
     from proctor.errors import OracleError
     from proctor.oracle.prove import lanes
+    from proctor.oracle.prove.cache import Cache
     from proctor.oracle.prove.prover import decide
-    from proctor.oracle.prove.world import tape_of
+    from proctor.oracle.prove.recording.world import tape_of
 
     plan = Plan(plan) if isinstance(plan, str) else plan
     if not plan.mesh.axes:
@@ -44,8 +48,10 @@ def prove(reference: Program, candidate: Program, plan: Plan | str, *, proof_s: 
     alone = tape_of(reference)
     if many:
         return lanes.decide(alone, lambda ranks: [tape_of(candidate, rank, plan.mesh.world) for rank in ranks], plan, jobs)
-    tapes = [tape_of(candidate, rank, plan.mesh.world) for rank in range(plan.mesh.world)]
-    return decide(alone, tapes, plan, proof_s=proof_s)
+    tapes: list[Tape] = []
+    for rank in range(plan.mesh.world):
+        tapes.append(tape_of(candidate, rank, plan.mesh.world, tapes))
+    return decide(alone, tapes, plan, proof_s=proof_s, cache=Cache(cache) if cache is not None else None)
 
 
 def assert_proved(reference: Program, candidate: Program, plan: Plan | str, *, proof_s: float = 120.0, equal: bool = False) -> Verdict:

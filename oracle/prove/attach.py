@@ -17,9 +17,9 @@ from typing import Any
 from torch import nn
 
 from proctor.errors import OracleError
-from proctor.oracle.prove.session import Session
+from proctor.oracle.prove.recording.session import Session
+from proctor.oracle.prove.recording.world import joined
 from proctor.oracle.prove.tape import write
-from proctor.oracle.prove.world import joined
 
 
 def install_from(activation: str) -> None:

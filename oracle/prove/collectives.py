@@ -74,8 +74,8 @@ class Joint:
 
 
 def _flat(node: Node, value: Any) -> Any:
-    if isinstance(value, dict) and "t" in value:
-        yield node.ins[value["t"]]
+    if isinstance(value, dict) and ("t" in value or "c" in value):
+        yield node.ins[value["t"] if "t" in value else value["c"]]
     elif isinstance(value, list):
         for v in value:
             yield from _flat(node, v)

@@ -18,9 +18,10 @@ from proctor.oracle.plans.placements import from_dtensor
 from proctor.oracle.plans.plan import Plan
 from proctor.oracle.prove.domains import Domain
 from proctor.oracle.prove.machine import literal
-from proctor.oracle.prove.tape import Array, Held, Tape, Window
+from proctor.oracle.prove.tape import ROOT, Array, Held, Tape, Window
 
 PADDING = -1
+UNCLEAR = "?"
 
 
 class Alignment(msgspec.Struct):
@@ -31,12 +32,14 @@ class Alignment(msgspec.Struct):
         of: (rank, name) → the reference's name of it.
         merged: reference parameters whose elements of equal value share a symbol.
         strange: parts whose values are not the reference's.
+        unplaced: parts whose values are those of several parameters, and whose names are none of the reference's.
     """
 
     index: dict[tuple[int, str], Array] = {}
     of: dict[tuple[int, str], str] = {}
     merged: set[str] = set()
     strange: list[str] = []
+    unplaced: list[str] = []
 
 
 def content(tape: Tape, w: Window) -> Array | None:
@@ -56,15 +59,27 @@ def align(reference: Tape, candidate: Sequence[Tape], plan: Plan | None = None) 
     found = Alignment()
     everything = _Values(whole)
     for tape in candidate:
+        renamed = _Roots(tape, whole).names()
         for held in tape.held:
             values = content(tape, held.window)
             if values is None:
                 continue
             name = plan.canonical(held.name, _coords(plan, tape.rank), "param") if plan is not None else held.name
+            name = renamed.get(held.name, name)
+            if name == UNCLEAR:
+                found.unplaced.append(f"{held.name} on rank {tape.rank}")
+                continue
             if name not in whole:
-                name, index = everything.locate(values)
+                name, index, unclear = everything.locate(values)
+                if unclear:
+                    found.unplaced.append(f"{held.name} on rank {tape.rank}")
+                    continue
             else:
                 index = _place(held, values, whole[name], name, tape.rank, plan, found)
+                if index is None:  # such as experts that each rank numbers from 0
+                    elsewhere, other, unclear = everything.locate(values)
+                    if other is not None and not unclear and (other >= 0).all():
+                        name, index = elsewhere, other
             if index is None:
                 found.strange.append(f"{held.name} on rank {tape.rank}")
                 continue
@@ -82,13 +97,65 @@ class _Values:
     def __init__(self, whole: dict[str, tuple[Held, Array]]) -> None:
         self._whole = whole
 
-    def locate(self, values: Array) -> tuple[str, Array | None]:
+    def locate(self, values: Array) -> tuple[str, Array | None, bool]:
+        """Name, positions, and whether there are several of them."""
+        places = []
         for name, (_, there) in self._whole.items():
             if there.size and np.isin(values[:8], there).all():
-                index, _ = _by_value(values, there)
+                index, twice = _by_value(values, there)
                 if index is not None:
-                    return name, index
-        return "", None
+                    if not twice and len(np.unique(values)) > 1:
+                        return name, index, False
+                    places.append((name, index, twice))
+        if len(places) == 1 and (not places[0][2] or values.size == self._whole[places[0][0]][1].size):
+            return places[0][0], np.arange(values.size) if places[0][2] else places[0][1], False
+        return "", None, bool(places)
+
+
+class _Roots:
+    """Modules that a program calls beside others: which of the reference's they are, by their names and values together."""
+
+    def __init__(self, tape: Tape, whole: dict[str, tuple[Held, Array]]) -> None:
+        self._tape, self._whole = tape, whole
+
+    def names(self) -> dict[str, str]:
+        """The reference's names of parameters whose own are none of its, UNCLEAR where they may be several's."""
+        groups: dict[str, list[tuple[str, Held]]] = {}
+        for held in self._tape.held:
+            buffer = "buffer " if held.name.startswith("buffer ") else ""
+            name = held.name.removeprefix("buffer ")
+            root = name.split(".")[0] if name.startswith(ROOT) else ""
+            groups.setdefault(root, []).append((buffer + name[len(root) + 1 if root else 0 :], held))
+        found: dict[str, str] = {}
+        used: set[str] = set()
+        waiting = {root: members for root, members in groups.items() if any(held.name not in self._whole for _, held in members)}
+        used = {name for root, members in groups.items() if root not in waiting for name, _ in members}
+        while waiting:
+            fitting = {root: [b for b in self._beginnings(members) if not used & {_within(b, n) for n, _ in members}] for root, members in waiting.items()}
+            root = min(fitting, key=lambda r: (len(fitting[r]) != 1, r))
+            members, fits = waiting.pop(root), fitting[root]
+            if len(fits) == 1:
+                found.update({held.name: _within(fits[0], name) for name, held in members})
+                used |= {_within(fits[0], name) for name, _ in members}
+            elif fits:
+                found.update({held.name: UNCLEAR for _, held in members})
+        return found
+
+    def _beginnings(self, members: list[tuple[str, Held]]) -> list[str]:
+        """What names of the reference begin with that end as these do and hold their values."""
+        name = members[0][0].removeprefix("buffer ")
+        ends = [n.removeprefix("buffer ") for n in self._whole]
+        beginnings = dict.fromkeys(n[: len(n) - len(name)] for n in ends if n.endswith("." + name) or n == name)
+        return [b for b in beginnings if all((n := _within(b, own)) in self._whole and self._holds(held, *self._whole[n], n) for own, held in members)]
+
+    def _holds(self, held: Held, there: Held, values: Array, name: str) -> bool:
+        own = content(self._tape, held.window)
+        return own is None or _place(held, own, (there, values), name, self._tape.rank, None, Alignment()) is not None
+
+
+def _within(beginning: str, name: str) -> str:
+    buffer = "buffer " if name.startswith("buffer ") else ""
+    return buffer + beginning + name.removeprefix("buffer ")
 
 
 def _place(held: Held, values: Array, whole: tuple[Held, Array], name: str, rank: int, plan: Plan | None, found: Alignment) -> Array | None:

@@ -321,10 +321,11 @@ def _of_scale(both: _Both, tapes: Sequence[Tape], flows: Sequence[Flow], rank: i
     at = _origin(both, tapes[rank], flows[rank], maker)
     made, factor = tapes[rank].nodes[at], both.status(rank, maker).factor
     whole = all(both.status(rank, m) == Status("whole") for m in flows[rank].makers[at])
+    takes = f"{node.detail} is that" if node.op == MARK else f"{_named(node)} takes it for the whole"
     if collective(made.op) and whole and flows[rank].makers[at]:
         said = f"doubled: {_named(made)} over ranks {list(made.ranks)} reduces what every one of them has whole, and gives {factor} times the reference's"
         return Culprit("doubled", made.module, made.op, made.place, made.phase, made.ranks, said)
-    said = f"wrong scale: {_named(made)} gives {factor} times the reference's, and {_named(node)} takes it for the whole"
+    said = f"wrong scale: {_named(made)} gives {factor} times the reference's, and {takes}"
     return Culprit("wrong scale", made.module or node.module, made.op, made.place or node.place, made.phase, (rank,), said)
 
 
@@ -352,10 +353,18 @@ def _of_outputs(both: _Both, tapes: Sequence[Tape], flows: Sequence[Flow], start
                 said = f"a collective is missing: {where} is a partial sum over ranks {list(status.ranks)} that nobody adds up"
                 return Culprit("missing collective", module, node.op, node.place, node.phase, status.ranks, said, output.name)
             if status.factor != "1":
-                return Culprit("wrong scale", module, node.op, node.place, node.phase, (rank,), f"wrong scale: {where} is {status.factor} of the reference's")
+                found = _of_scale(both, tapes, flows, rank, tapes[rank].nodes[at], maker)
+                found.parameter = output.name
+                return found
             if status.kind == "whole":
                 said = f"{where} holds other values of the reference: another part, or one that it should not have"
                 return Culprit("wrong part", module, node.op, node.place, node.phase, (rank,), said)
+    stays = next(((rank, output) for rank, at, output in starts if output.what == "after" and not flows[rank].makers[at]), None)
+    if stays is not None:
+        rank, output = stays
+        last = next((n for n in reversed(tapes[rank].nodes) if n.phase == "update" and n.op != MARK), Node(""))
+        said = f"{output.name} stays as it was on rank {rank}: nothing there updates it, and no collective brings what other ranks computed"
+        return Culprit("missing collective", output.name.rpartition(".")[0], last.op, last.place, "update", (rank,), said, output.name)
     output = wrong[0]
     scale = f": {output.factor:.6g} times the reference's" if output.factor else ""
     return Culprit("", output.name.rpartition(".")[0], said=f"{output.what} {output.name} of rank {output.rank}{scale}")

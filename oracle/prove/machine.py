@@ -15,9 +15,9 @@ import numpy as np
 
 from proctor.oracle.prove import collectives, meanings
 from proctor.oracle.prove.domains import Domain
-from proctor.oracle.prove.meanings import Context, Floats
+from proctor.oracle.prove.meanings import Context, Floats, Pairs
 from proctor.oracle.prove.numbers import written_down
-from proctor.oracle.prove.tape import MARK, READ, Array, Node, Tape, Window, collective
+from proctor.oracle.prove.tape import ABSENT, COMPLEX, MARK, READ, Array, Node, Tape, Window, collective
 
 Leaves = Mapping[tuple[int, int], Array]  # (rank, storage) → elements
 Seen = Callable[[int, int, list[Array], int], None]
@@ -38,7 +38,10 @@ class _Rank:
         self.leaves = {leaf.storage: leaf for leaf in tape.leaves}
         self.extents: dict[int, int] = defaultdict(int)
         self.pending: dict[int, tuple[Window, tuple[int, int, int]]] = {}
+        self.asked: dict[int, Node] = {}
         self.reads: dict[int, Array] = {}
+        self.sent = {(node, w): block for node, w, block in tape.sent}
+        self.imagined = set(tape.imagined)
         for node in tape.nodes:
             for w in (*node.ins, *node.outs):
                 if w is not None:
@@ -47,6 +50,7 @@ class _Rank:
             self.extents[held.window.storage] = max(self.extents[held.window.storage], held.window.end)
 
 
+# More than 25 methods: what all ranks do, node by node, on one table of their storages; `lanes/machine.py` does some of it otherwise.
 class Machine:
     """See the module.
 
@@ -64,6 +68,7 @@ class Machine:
         self._ranks = [_Rank(tape) for tape in tapes]
         self.marks: list[dict[str, Array]] = [{} for _ in tapes]
         self.opaque: dict[str, str] = {}
+        self.untrue: set[tuple[int, int]] = set()  # (rank, node) that gave other integers, or numbers that were read, where nothing was sent
         self._cx = Context(domain)
         self._waiting: dict[tuple[tuple[int, ...], int], dict[int, Node]] = defaultdict(dict)
         self._turn: list[dict[tuple[int, ...], int]] = [defaultdict(int) for _ in tapes]
@@ -92,6 +97,9 @@ class Machine:
         if rank.at >= len(rank.tape.nodes):
             return "has ended"
         node = rank.tape.nodes[rank.at]
+        late = next((rank.asked[w.storage] for w in node.ins if w.storage in rank.pending), None)
+        if late is not None:
+            return f"waits for what is to come of rank {self._peer(late)} in {late.op} at {late.place or late.module}"
         return f"waits in {node.op} of ranks {list(node.ranks)} at {node.place or node.module}"
 
     def _advance(self, r: int) -> bool:
@@ -118,7 +126,11 @@ class Machine:
             self.marks[r].setdefault(node.detail, self.read(r, node.ins[0]).copy())
         elif node.op == READ:
             rank.reads[rank.at] = self.read(r, node.ins[0]).reshape(())
+            if node.detail == ABSENT and self.d.name == "f64" and not np.isclose(float(rank.reads[rank.at]), node.args[0], rtol=_SAME):
+                self.untrue.add((r, rank.at))
         else:
+            if rank.at in rank.imagined and self.d.name == "f64":
+                self._check_imagined(r, rank, node)
             self._compute(r, rank, node)
         return True
 
@@ -131,6 +143,7 @@ class Machine:
     def _receive(self, r: int, rank: _Rank, node: Node) -> bool:
         for w in node.ins:
             rank.pending[w.storage] = (w, (self._peer(node), r, int(node.args[3] or 0)))
+            rank.asked[w.storage] = node
         return True
 
     def _arrived(self, rank: _Rank, storage: int) -> bool:
@@ -178,8 +191,29 @@ class Machine:
         for member, written in enumerate(found):
             for window, value in written:
                 self._write(self._ranks[ranks[member]], window, value)
+                self._check_sent(ranks[member], window, value)
             floats = [window for window, _ in written if window.kind == "f" and window.numel]
             self._tell(ranks[member], self._ranks[ranks[member]].at, floats)
+
+    def _check_sent(self, r: int, window: Window, value: Array) -> None:
+        rank = self._ranks[r]
+        block = rank.sent.get((rank.at, window))
+        if block is not None and not np.array_equal(rank.tape.blocks[block].astype(np.int64), value.reshape(-1)):
+            self.untrue.add((r, rank.at))
+
+    def _check_imagined(self, r: int, rank: _Rank, node: Node) -> None:
+        """Whether true floats give the integers that were recorded."""
+        from proctor.oracle.prove.by_torch import called, tensor_of
+
+        try:
+            found = called(node, [tensor_of(np.asarray(self.read(r, w)), w.kind) for w in node.ins])
+        except Exception:  # noqa: BLE001 - it is a kernel of torch or of a library, on numbers of our own
+            found = []
+        for k, w in enumerate(node.outs):
+            if w is not None and w.kind != "f" and node.values[k] >= 0:
+                here = found[k] if k < len(found) else None
+                if here is None or not np.array_equal(here.reshape(-1), rank.tape.blocks[node.values[k]].astype(here.dtype)):
+                    self.untrue.add((r, rank.at))
 
     # -- one rank
 
@@ -216,7 +250,7 @@ class Machine:
 
     def _meant(self, r: int, rank: _Rank, node: Node, wanted: list[int]) -> list[Array | None]:
         base, many = meanings.base_of(node.op)
-        if base.startswith(("empty", "new_empty")):
+        if base.removeprefix(COMPLEX).startswith(("empty", "new_empty")):
             return [self._junk(r, rank, node, k) for k in range(len(node.outs))]
         means = meanings.find(node.op)
         if means is not None:
@@ -250,6 +284,10 @@ class Machine:
                 w = node.ins[value["t"]]
                 array = self.read(r, w)
                 return Floats(array) if w.kind == "f" else (array.astype(bool) if w.kind == "b" else array)
+            if "c" in value:
+                return Pairs(self.read(r, node.ins[value["c"]]))
+            if "z" in value:
+                return Pairs(np.array([self.d.const(meanings.number(v)) for v in value["z"]], self.d.dtype))
             if "r" in value:
                 return Floats(rank.reads[value["r"]]) if value["r"] in rank.reads else value["v"]
             return float(value["x"]) if "x" in value else None
@@ -309,6 +347,7 @@ class Machine:
 
 
 _LOWEST = -1e30
+_SAME = 1e-4  # of a number that was read in single precision
 _IGNORED = frozenset({"dtype", "layout", "device", "pin_memory", "memory_format", "generator", "non_blocking", "implicit", "sparse_grad"})
 
 

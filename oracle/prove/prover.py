@@ -7,20 +7,22 @@ from collections.abc import Sequence
 
 from proctor.oracle.plans.plan import Plan
 from proctor.oracle.prove import judge
+from proctor.oracle.prove.cache import Cache, key_of
 from proctor.oracle.prove.domains.f64 import F64
 from proctor.oracle.prove.domains.field import Field, P
 from proctor.oracle.prove.judge import Output, Runs
 from proctor.oracle.prove.leaves import Alignment, align
 from proctor.oracle.prove.locate import Observed, locate
 from proctor.oracle.prove.machine import Stuck
+from proctor.oracle.prove.made_up import relied_on
 from proctor.oracle.prove.proofs import attempt
-from proctor.oracle.prove.tape import MARK, READ, Tape
+from proctor.oracle.prove.tape import ABSENT, MARK, READ, Node, Tape, numbers
 from proctor.oracle.prove.verdict import Culprit, Verdict
 
 ATTEMPTS = 3
 
 
-def decide(reference: Tape, candidate: Sequence[Tape], plan: Plan | None = None, *, proof_s: float = 120.0) -> Verdict:
+def decide(reference: Tape, candidate: Sequence[Tape], plan: Plan | None = None, *, proof_s: float = 120.0, cache: Cache | None = None) -> Verdict:
     """Judge tapes.
 
     Args:
@@ -28,10 +30,29 @@ def decide(reference: Tape, candidate: Sequence[Tape], plan: Plan | None = None,
         candidate: of all ranks, in order.
         plan: where the layout of parameters is not to be found by content.
         proof_s: seconds of CPU that a proof may take; 0 for none.
+        cache: of verdicts on the same programs.
     """
+    if cache is None:
+        return _decided(reference, candidate, plan, proof_s)
+    began = time.monotonic()
+    key = key_of(reference, candidate, align(reference, candidate, plan))
+    verdict = cache.find(key, proof_s)
+    if verdict is None:
+        verdict = _decided(reference, candidate, plan, proof_s)
+        cache.keep(key, verdict, proof_s)
+    else:
+        verdict.seconds = {"from the cache": time.monotonic() - began}
+    return verdict
+
+
+def _decided(reference: Tape, candidate: Sequence[Tape], plan: Plan | None, proof_s: float) -> Verdict:
     began = time.monotonic()
     alignment = align(reference, candidate, plan)
     verdict = Verdict("UNPROVED", ranks=len(candidate), operations=sum(len(t.nodes) for t in (reference, *candidate)))
+    if said := relied_on(candidate):
+        verdict.why = said
+        verdict.seconds["refutation"] = time.monotonic() - began
+        return verdict
     try:
         observed, doubles = _judge(verdict, reference, candidate, alignment)
         if verdict.verdict in ("EQUAL", "CLOSE") and proof_s > 0:
@@ -39,9 +60,14 @@ def decide(reference: Tape, candidate: Sequence[Tape], plan: Plan | None = None,
             _prove(verdict, reference, candidate, alignment, (observed, doubles), proof_s)
             return verdict
     except Stuck as stuck:
+        counted = [(tape, *one) for tape in candidate for one in tape.counted]
+        if counted:  # they may have gone other ways for integers that are made up
+            verdict.why = _of_others(counted[0][0].nodes[counted[0][1]], counted[0][2])
+            verdict.seconds["refutation"] = time.monotonic() - began
+            return verdict
         verdict.verdict, verdict.why = "DIFFERENT", "the ranks wait for each other: their collectives do not match"
-        waiting = next(iter(stuck.where.values()))
-        verdict.culprit = Culprit("ranks wait", place=waiting.rpartition(" at ")[2], said=str(stuck)[:400])
+        places = [text.rpartition(" at ")[2] for text in stuck.where.values() if " at " in text]
+        verdict.culprit = Culprit("ranks wait", place=next((p for p in places if p), ""), said=str(stuck)[:400])
     except NotImplementedError as error:
         verdict.why = str(error)
     verdict.seconds["refutation"] = time.monotonic() - began
@@ -63,18 +89,24 @@ def _judge(verdict: Verdict, reference: Tape, candidate: Sequence[Tape], alignme
     verdict.assumed = [*_assumed(reference, candidate, alignment), *_decisions(reference, candidate, observed)]
     missing = judge.not_covered(reference, doubles, alignment)
     wrong = [o for o in outputs if not o.field and not o.doubles]
+    used = [(candidate[r].nodes[at], place) for r, at in sorted(doubles.candidate.untrue) for node, place in candidate[r].counted if node == at]
+    if used:
+        verdict.why = _of_others(*used[0])
+        return observed, told
     if alignment.strange:
         verdict.why = f"the ranks do not begin with the reference's parameters: {alignment.strange[0]}{_more(alignment.strange)}"
         if wrong or missing:
             _different(verdict, wrong, missing)
             verdict.culprit = Culprit("initial values", said=f"{alignment.strange[0]} holds values that the reference's parameters do not have")
         return observed, told
-    if not outputs:
+    if alignment.unplaced and not wrong:
+        verdict.why = f"initial values do not tell which parameter of the reference {alignment.unplaced[0]}{_more(alignment.unplaced)} is: give it random values, or the reference's name"
+    elif not outputs:
         verdict.why = "no output of the candidate has a counterpart in the reference"
     elif wrong and opaque:
         verdict.why = f"outputs differ, but {len(opaque)} operators have no meaning here"
-    elif wrong and (imagined := [place for tape in candidate for place in tape.imagined]):
-        verdict.why = f"outputs differ, but integers such as a routing were computed from what other ranks send, which a fake process group does not carry ({imagined[0]}): judge it as a command with real ranks"
+    elif wrong and (imagined := _imagined(candidate, doubles.candidate.untrue)):
+        verdict.why = f"outputs differ, but numbers such as a routing were computed from what other ranks send, which a fake process group does not carry ({imagined[0]}): judge it as a command with real ranks"
     elif wrong or missing:
         _different(verdict, wrong, missing)
         if wrong:
@@ -89,6 +121,25 @@ def _judge(verdict: Verdict, reference: Tape, candidate: Sequence[Tape], alignme
         if law:
             verdict.culprit = locate(observed, alignment, doubles, law)
     return observed, told
+
+
+def _of_others(node: Node, place: str) -> str:
+    return f"integers of {node.op} at {node.place or node.module} are used at {place or 'no line'}, and a fake process group does not carry what other ranks send: judge it as a command with real ranks"
+
+
+def _imagined(candidate: Sequence[Tape], untrue: set[tuple[int, int]]) -> list[str]:
+    """Where numbers that are made up became integers, or were read and may have been computed with."""
+    return [tape.nodes[k].place for r, tape in enumerate(candidate) for k in (*tape.imagined, *_read_alone(tape)) if (r, k) in untrue]
+
+
+def _read_alone(tape: Tape) -> list[int]:
+    """Where the program reads a float that others have a part in, and does not use it as it is: it may compute with it."""
+    last = max((k for k, node in enumerate(tape.nodes) if node.op not in (MARK, READ)), default=0)
+    read = [k for k, node in enumerate(tape.nodes) if node.op == READ and node.detail == ABSENT and k < last]
+    if not read:
+        return []
+    as_it_is = {n for node in tape.nodes for n in numbers([node.args, node.kwargs])}
+    return [k for k in read if k not in as_it_is]
 
 
 def _prove(verdict: Verdict, reference: Tape, candidate: Sequence[Tape], alignment: Alignment, runs: tuple[list[Observed], Observed], proof_s: float) -> None:

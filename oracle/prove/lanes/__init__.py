@@ -26,10 +26,11 @@ from proctor.oracle.prove.lanes.locate import Known, Watch
 from proctor.oracle.prove.lanes.machine import Integers, LaneMachine
 from proctor.oracle.prove.leaves import Alignment, align, content, keys
 from proctor.oracle.prove.machine import Stuck, literal
+from proctor.oracle.prove.made_up import relied_on
 from proctor.oracle.prove.proofs.sweep import divisors
+from proctor.oracle.prove.recording.world import forked
 from proctor.oracle.prove.tape import Array, Tape
 from proctor.oracle.prove.verdict import Culprit, Verdict
-from proctor.oracle.prove.world import forked
 
 ATTEMPTS = 3
 _Outputs = dict[tuple[str, str, int], tuple[bool, float, tuple[int, ...]]]
@@ -73,6 +74,9 @@ def decide(reference: Tape, record: Record, plan: Plan, jobs: int = 1) -> Verdic
 
 def _judge(verdict: Verdict, reference: Tape, world: World, plan: Plan, jobs: int) -> None:
     verdict.operations = len(reference.nodes) + sum(len(f.tape.nodes) * int(np.prod(world.sizes)) for f in world.families)
+    if said := relied_on([tape for f in world.families for _, tape in f.samples]):
+        verdict.why = said
+        return
     alignment = align(reference, [tape for f in world.families for _, tape in f.samples], plan)
     if alignment.strange:
         verdict.why = f"the ranks do not begin with the reference's parameters: {alignment.strange[0]}"

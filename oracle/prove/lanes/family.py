@@ -18,9 +18,9 @@ import numpy as np
 
 from proctor.errors import OracleError
 from proctor.oracle.plans.mesh import Mesh
-from proctor.oracle.prove.recorder import RANDOM
+from proctor.oracle.prove.recording.operators import RANDOM
+from proctor.oracle.prove.recording.world import in_processes
 from proctor.oracle.prove.tape import Array, Node, Tape, Window, collective
-from proctor.oracle.prove.world import in_processes
 
 MOST_RANKS: Final = 256  # that are run
 Steps = tuple[int, ...]  # along each lane axis

@@ -13,9 +13,9 @@ from typing import Any
 
 import msgspec
 import numpy as np
-import torch
 
 from proctor.oracle.prove import collectives
+from proctor.oracle.prove.by_torch import called, tensor_of
 from proctor.oracle.prove.domains import Domain
 from proctor.oracle.prove.lanes.domain import (
     Laned,
@@ -30,7 +30,7 @@ from proctor.oracle.prove.lanes.domain import (
 from proctor.oracle.prove.lanes.family import Family, Shifted, Unlike, World, axes_of
 from proctor.oracle.prove.machine import Machine, Seen, Stuck, _Rank, _view, literal
 from proctor.oracle.prove.meanings import Floats
-from proctor.oracle.prove.recorder import RANDOM
+from proctor.oracle.prove.recording.operators import RANDOM
 from proctor.oracle.prove.tape import Array, Node, Window
 
 Integers = dict[tuple[int, int], list[Array | None]]
@@ -219,6 +219,8 @@ class LaneMachine(Machine):
         return [(rank.tape.blocks[v] if a is None else a.reshape(-1)) if v >= 0 else None for v, a in zip(node.values, now)]
 
     def _argument(self, r: int, rank: _Rank, node: Node, value: Any) -> Any:
+        if isinstance(value, dict) and ("c" in value or "z" in value):
+            raise NotImplementedError("complex numbers on many ranks at once")
         if isinstance(value, dict) and "t" in value:
             w = node.ins[value["t"]]
             a = self.read(r, w)
@@ -245,8 +247,8 @@ class LaneMachine(Machine):
         parts: list[list[tuple[tuple[int | None, ...], Array]]] = [[] for _ in node.outs]
         for at in _places(spread):
             placed = self._placed(r, rank.at, node, at)
-            tensors = [_tensor(_at(a, at).reshape(w.size), w.kind) for a, w in zip(inputs, node.ins)]
-            for k, found in enumerate(_called(placed, tensors)):
+            tensors = [tensor_of(_at(a, at).reshape(w.size), w.kind) for a, w in zip(inputs, node.ins)]
+            for k, found in enumerate(called(placed, tensors)):
                 if found is not None and node.values[k] >= 0:
                     parts[k].append((at, found))
         result = [self._side_by_side(part, [n > 1 for n in spread]) if part else None for part in parts]
@@ -351,26 +353,3 @@ def _last_uses(rank: _Rank) -> dict[int, list[int]]:
     for storage, at in last.items():
         found[at].append(storage)
     return found
-
-
-def _tensor(a: Array, kind: str) -> torch.Tensor:
-    return torch.from_numpy(np.array(a)).bool() if kind == "b" else torch.from_numpy(np.array(a))
-
-
-def _called(node: Node, tensors: list[torch.Tensor]) -> list[Array | None]:
-    """An operation by torch itself, on one lane."""
-    space, name, overload = node.op.split(".")
-    op = getattr(getattr(getattr(torch.ops, space), name), overload)
-    plain = {k: v for k, v in ((k, _plain(v, tensors)) for k, v in node.kwargs.items()) if v is not None}
-    found = op(*(_plain(v, tensors) for v in node.args), **plain)
-    return [np.asarray(t.numpy(), np.float64 if t.is_floating_point() else np.int64) if isinstance(t, torch.Tensor) else None for t in (found if isinstance(found, list | tuple) else [found])]
-
-
-def _plain(value: Any, tensors: list[torch.Tensor]) -> Any:
-    if isinstance(value, dict):
-        if "t" in value:
-            return tensors[value["t"]]
-        if "d" in value:
-            return getattr(torch, value["d"].removeprefix("torch."))
-        return value["v"] if "r" in value else float(value["x"])
-    return [_plain(v, tensors) for v in value] if isinstance(value, list) else value

@@ -17,7 +17,7 @@ import numpy as np
 
 from proctor.oracle.prove.domains import Domain
 from proctor.oracle.prove.numbers import Root, real
-from proctor.oracle.prove.tape import Array
+from proctor.oracle.prove.tape import COMPLEX, Array
 
 Meaning = Callable[..., Any]  # Any: an array, or a tuple of them
 F = TypeVar("F", bound=Meaning)
@@ -27,6 +27,15 @@ _LOWEST: Final = -1e30  # what a program adds so that softmax gives 0, such as t
 
 class Floats:
     """A float argument: the domain's array `a`."""
+
+    __slots__ = ("a",)
+
+    def __init__(self, a: Array) -> None:
+        self.a = a
+
+
+class Pairs:
+    """A complex argument: real and imaginary parts along the last dimension of `a`."""
 
     __slots__ = ("a",)
 
@@ -90,6 +99,8 @@ def base_of(op: str) -> tuple[str, bool]:
     """ "aten._foreach_add_.List" → ("add", True): the name that a meaning is registered by, and whether it goes over lists."""
     parts = op.split(".")
     name = parts[1] if len(parts) > 1 else op
+    if op.startswith(COMPLEX):
+        return COMPLEX + (name[:-1] if name.endswith("_") else name), False
     many = name.startswith("_foreach_")
     if many:
         name = name[len("_foreach_") :]

@@ -34,7 +34,7 @@ def _embedding_backward(cx: Context, grad: Any, at: Any, rows: int, padding: int
     return collected(cx, rows, at, values)
 
 
-def _places(shape: tuple[int, ...], indices: Any) -> Array:
+def places(shape: tuple[int, ...], indices: Any) -> Array:
     """Flat positions that an advanced index picks, as numpy and torch agree on them."""
     flat = np.arange(int(np.prod(shape)), dtype=np.int64).reshape(shape)
     key = tuple(slice(None) if i is None else i for i in indices)
@@ -49,13 +49,13 @@ def _places(shape: tuple[int, ...], indices: Any) -> Array:
 @meaning("index", "_unsafe_index")
 def _index(cx: Context, a: Any, indices: Any) -> Array:
     v = cx.f(a)
-    return v.reshape(-1)[_places(v.shape, indices)]
+    return v.reshape(-1)[places(v.shape, indices)]
 
 
 @meaning("index_put", "_unsafe_index_put", "_index_put_impl")
 def _index_put(cx: Context, a: Any, indices: Any, values: Any, accumulate: bool = False, *rest: Any) -> Array:
     v = cx.f(a)
-    at = _places(v.shape, indices)
+    at = places(v.shape, indices)
     given = np.broadcast_to(cx.f(values), at.shape).reshape(-1)
     found = v.reshape(-1).copy()
     if not accumulate:

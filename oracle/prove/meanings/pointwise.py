@@ -34,11 +34,11 @@ def _mul(cx: Context, a: Any, b: Any) -> Array:
 
 @meaning("div", "true_divide")
 def _div(cx: Context, a: Any, b: Any, rounding_mode: str | None = None) -> Array:
-    found = cx.d.mul(cx.f(a), _inverse(cx, b))
+    found = cx.d.mul(cx.f(a), inverse(cx, b))
     return found if rounding_mode is None else cx.d.apply("floor" if rounding_mode == "floor" else "trunc", found)
 
 
-def _inverse(cx: Context, b: Any) -> Array:
+def inverse(cx: Context, b: Any) -> Array:
     """1 / b; of a number exactly."""
     if isinstance(b, int | float) and b and isinstance(exact := number(b), Fraction | Root):
         return np.asarray(cx.const(1 / exact if isinstance(exact, Fraction) else Root(1 / exact.of, exact.degree)))
@@ -269,7 +269,7 @@ meaning("triu")(_part(lower=False))
 
 @meaning("softplus")
 def _softplus(cx: Context, a: Any, beta: Any = 1, threshold: Any = 20) -> Array:
-    return cx.d.mul(cx.d.apply("softplus", cx.d.mul(cx.f(a), cx.f(beta))), _inverse(cx, beta))
+    return cx.d.mul(cx.d.apply("softplus", cx.d.mul(cx.f(a), cx.f(beta))), inverse(cx, beta))
 
 
 @meaning("_fused_dropout", "native_dropout")

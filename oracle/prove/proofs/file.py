@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import tempfile
 import zipfile
+import zlib
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -93,7 +94,7 @@ def check(path: Path, *, terms: int = 2_000_000) -> Verdict:
         verdict.outputs = sum(1 for _ in doubles.pairs(alignment))
         missing = judge.not_covered(reference, doubles, alignment)
         found = replayed(reference, candidate, alignment, Proof(cuts=document.cuts, lemmas=document.lemmas, local=document.local), terms)
-    except (Stuck, IndexError, KeyError, ValueError, TypeError, NotImplementedError) as error:
+    except (Stuck, IndexError, KeyError, ValueError, TypeError, AttributeError, AssertionError, ArithmeticError, MemoryError, RecursionError, StopIteration, NotImplementedError) as error:
         raise OracleError(f"{path}: the proof does not run: {type(error).__name__}: {str(error)[:150]}") from None
     if found.why or found.open or missing or not verdict.outputs:
         what = found.why or (f"{found.open[0][0]} {found.open[0][1]} of rank {found.open[0][2]} is not the same formula" if found.open else f"no rank has all of {missing[0]}" if missing else "it has no outputs")
@@ -116,9 +117,12 @@ def _read(path: Path) -> tuple[_Document, Tape, list[Tape]]:
             for name in ("reference", *(f"rank{r}" for r in range(document.ranks))):
                 part = Path(folder) / f"{name}.tape"
                 part.write_bytes(archive.read(f"{name}.tape"))
-                tapes.append(read(part))
+                try:
+                    tapes.append(read(part))
+                except OracleError as error:
+                    raise OracleError(f"{path}: {name}.tape: {str(error).partition('.tape: ')[2]}") from None
             return document, tapes[0], tapes[1:]
-    except (OSError, zipfile.BadZipFile, KeyError, msgspec.MsgspecError) as error:
+    except (OSError, zipfile.BadZipFile, zlib.error, EOFError, KeyError, ValueError, NotImplementedError, RuntimeError, msgspec.MsgspecError) as error:
         raise OracleError(f"{path}: is no proof: {str(error)[:150]}") from None
 
 

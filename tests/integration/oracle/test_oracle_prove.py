@@ -140,7 +140,7 @@ def test_a_plan_is_judged_before_any_run(tmp_path: Path, capsys: pytest.CaptureF
     assert "PROVED" in capsys.readouterr().out
     assert main(judge["wrong"]) == 1
     out = capsys.readouterr().out
-    assert "wrong scale" in out and "1/2 of the reference's" in out
+    assert "wrong scale" in out and "1/2 times the reference's" in out
     assert main(judge["absent"]) == 2
     said = [line for line in capsys.readouterr().err.splitlines() if line.strip()]
     assert len(said) == 1 and "matches nothing" in said[0]

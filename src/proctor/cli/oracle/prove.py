@@ -32,6 +32,8 @@ def prepare(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--many", action="store_true", help="with a command after --: run a few ranks of each kind and judge all together, for large meshes; no proof by formulas")
     parser.add_argument("--timeout", metavar="S", type=float, default=600.0, help="end a command that takes longer (default 600)")
     parser.add_argument("command", metavar="CMD", nargs="*", help="after --plan PLAN --: the run on one device that the plan is for")
+    parser.add_argument("--cache", metavar="DIR", help="where verdicts are kept by the content of the recorded steps (default $XDG_CACHE_HOME/proctor/prove)")
+    parser.add_argument("--no-cache", action="store_true", help="judge anew, and keep nothing")
     parser.add_argument("--json", metavar="FILE", help="write the verdict as JSON, - for standard output")
 
 
@@ -39,13 +41,18 @@ def run(args: argparse.Namespace) -> int:
     """Do all of it."""
     from proctor.oracle.plans.plan_toml import plan_of
     from proctor.oracle.prove import lanes
+    from proctor.oracle.prove.cache import Cache, usual
     from proctor.oracle.prove.command import tapes_by_plan, tapes_of
     from proctor.oracle.prove.leaves import align
     from proctor.oracle.prove.proofs.file import check, save
     from proctor.oracle.prove.prover import decide
+    from proctor.verify import wording
 
     if args.timeout <= 0 or args.proof < 0:
         raise UsageError("--timeout must be more than 0, --proof at least 0")
+    cache = None if args.no_cache else Cache(Path(args.cache) if args.cache else usual())
+    if args.cache and (args.no_cache or (Path(args.cache).exists() and not Path(args.cache).is_dir())):
+        raise UsageError(f"--cache {args.cache}: {'goes without --no-cache' if args.no_cache else 'is no folder'}")
     if args.check:
         return _show(check(Path(args.check)), args.json)
     if args.command:
@@ -74,7 +81,9 @@ def run(args: argparse.Namespace) -> int:
         seconds[name] = time.monotonic() - began
     if len(sides[0]) != 1:
         raise OracleError(f"the reference has {len(sides[0])} ranks", hint="it must run on one device")
-    verdict = decide(sides[0][0], sides[1], plan, proof_s=args.proof)
+    verdict = decide(sides[0][0], sides[1], plan, proof_s=args.proof, cache=cache)
+    for said in cache.said if cache is not None else []:
+        print(f"proctor: {wording.clean(said)}", file=sys.stderr)
     verdict.seconds = {**seconds, **verdict.seconds}
     if args.save and verdict.verdict == "PROVED":
         save(Path(args.save), verdict, sides[0][0], sides[1], align(sides[0][0], sides[1], plan))

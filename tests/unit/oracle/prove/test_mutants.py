@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from helpers.oracle.prove_programs import tensor_parallel
 
-from proctor.oracle.prove.world import tape_of
+from proctor.oracle.prove.recording.world import tape_of
 
 FILE = Path(__file__).resolve().parents[4] / "benchmarks" / "prove_mutants.py"
 

@@ -13,8 +13,8 @@ from proctor.errors import OracleError
 from proctor.oracle.prove.leaves import align
 from proctor.oracle.prove.proofs.file import check, save
 from proctor.oracle.prove.prover import decide
+from proctor.oracle.prove.recording.world import tape_of
 from proctor.oracle.prove.verdict import Verdict
-from proctor.oracle.prove.world import tape_of
 
 
 @pytest.fixture(scope="module")

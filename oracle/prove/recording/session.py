@@ -7,7 +7,7 @@ takes them off; in a script that runs under the command line, `attach.py` does s
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, Final
 
 import torch
@@ -15,8 +15,10 @@ from torch import nn
 from torch.nn.modules import module as hooks
 from torch.optim import optimizer as optim
 
-from proctor.oracle.prove.recorder import Recorder
-from proctor.oracle.prove.tape import Tape, collective
+from proctor.oracle.prove.recording.attention import cut_by_heads
+from proctor.oracle.prove.recording.before import Before
+from proctor.oracle.prove.recording.recorder import Recorder
+from proctor.oracle.prove.tape import ROOT, Tape, collective
 
 WRAPPERS: Final = ("module", "_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_module")
 
@@ -34,7 +36,7 @@ class Session:
         self.rank, self.world, self.real = rank, world, real
         self.recorder: Recorder | None = None
         self.tape = Tape(0, 1)
-        self.roots: list[nn.Module] = []
+        self.roots: list[tuple[str, nn.Module]] = []  # with what their names begin with here
         self.stack: list[str] = []
         self._paths: dict[int, str] = {}
         self._names: dict[int, str] = {}
@@ -44,6 +46,7 @@ class Session:
         self._finished = finished
         self._undo: list[Callable[[], None]] = []
         self._reduction = "sum"
+        self.before: Before | None = None
         self._flags: tuple[bool, bool] = (True, True)
 
     @property
@@ -63,10 +66,20 @@ class Session:
         self._undo += [handle.remove for handle in handles]
         self._note_reductions()
         self._leave_out_waits()
+        self._undo.append(cut_by_heads())
         # scaled-dot-product attention by its mathematical definition: no fused kernel has a meaning of its own
         self._flags = torch.backends.cuda.flash_sdp_enabled(), torch.backends.cuda.mem_efficient_sdp_enabled()
         torch.backends.cuda.enable_flash_sdp(False)
         torch.backends.cuda.enable_mem_efficient_sdp(False)
+        onednn = torch._C._get_mkldnn_enabled()  # a recurrent layer is one kernel there
+        torch._C._set_mkldnn_enabled(False)
+        self._undo.append(lambda: torch._C._set_mkldnn_enabled(onednn))
+
+    def follow(self, earlier: Sequence[Tape]) -> None:
+        """On a fake process group: keep what its collectives would have done before the step."""
+        assert self.rank is not None and self.world is not None
+        self.before = Before(self.rank, self.world, self._taken, earlier)
+        self._undo += [self.before.follow(), self.before.leave]
 
     def finish(self) -> None:
         """End the step if it has not ended, and take the hooks off."""
@@ -84,7 +97,7 @@ class Session:
         joined = dist.is_available() and dist.is_initialized()
         rank = self.rank if self.rank is not None else (dist.get_rank() if joined else 0)
         world = self.world if self.world is not None else (dist.get_world_size() if joined else 1)
-        self.recorder = Recorder(rank, world, self._where, self._taken, real=self.real)
+        self.recorder = Recorder(rank, world, self._where, self._taken, real=self.real, before=self.before)
         self.recorder.__enter__()
         self.recorder.on = True
 
@@ -103,12 +116,14 @@ class Session:
         torch.optim.Optimizer.__init__ = made
         self._undo.append(lambda: setattr(torch.optim.Optimizer, "__init__", original))
 
-    def _again(self) -> None:
-        """The first training forward: what came before is kept if it has to do with other ranks."""
+    def _again(self, module: nn.Module) -> None:
+        """The first training forward: what came before is kept if it has to do with other ranks, and parameters were there before it."""
         recorder = self.recorder
         self._early = False
-        if recorder is not None and not any(collective(node.op) for node in recorder.tape.nodes):
+        if recorder is not None and (not any(collective(node.op) for node in recorder.tape.nodes) or any(recorder.made(local(p)) for p in module.parameters())):
             recorder.forget()
+        if self.before is not None:
+            self.before.leave()
 
     def _where(self) -> tuple[str, str]:
         return (self.stack[-1] if self.stack else ""), ("update" if self._updating else "forward")
@@ -161,34 +176,43 @@ class Session:
         if self.recorder is None and not self._updated:
             if not torch.is_grad_enabled() or not module.training or any(t.device.type == "meta" for t in module.parameters()):
                 return
+            if self.before is not None:
+                self.before.leave()
             self.start()
         if self.recorder is None:
             return
         if self._early and (not torch.is_grad_enabled() or not module.training):
             return
         if self._early:
-            self._again()
+            self._again(module)
         if not self.stack and self._updated:
             self._end()
             return
         if not self.stack and id(module) not in self._paths:
-            self.roots.append(module)
+            self.roots.append((self._beginning(module), module))
             for name, child in module.named_modules():
                 self._paths.setdefault(id(child), plain(name))
-            self._hold(module)
+            self._hold(*self.roots[-1])
         self.stack.append(self._paths.get(id(module), type(module).__name__))
 
     def _leave(self, module: nn.Module, inputs: Any, output: Any) -> None:
         if self.recorder is not None and self.stack:
             self.stack.pop()
 
-    def _hold(self, module: nn.Module) -> None:
+    def _beginning(self, module: nn.Module) -> str:
+        """Where a program calls several modules and not what holds them, names of the second may be those of the first: they get a number."""
+        assert self.recorder is not None
+        there = {held.name for held in self.recorder.tape.held}
+        own = {plain(name) for name, _ in module.named_parameters(remove_duplicate=False)} | {"buffer " + plain(name) for name, _ in module.named_buffers()}
+        return f"{ROOT}{len(self.roots)}." if there & own else ""
+
+    def _hold(self, beginning: str, module: nn.Module) -> None:
         for name, parameter in module.named_parameters(remove_duplicate=False):
-            self._names.setdefault(id(parameter), plain(name))
-            self._hold_one(plain(name), parameter)
+            self._names.setdefault(id(parameter), beginning + plain(name))
+            self._hold_one(beginning + plain(name), parameter)
         for name, buffer in module.named_buffers():
             if buffer.dtype.is_floating_point:
-                self._hold_one("buffer " + plain(name), buffer)
+                self._hold_one(f"buffer {beginning}{plain(name)}", buffer)
 
     def _hold_one(self, name: str, parameter: torch.Tensor) -> None:
         assert self.recorder is not None
@@ -239,23 +263,25 @@ class Session:
         assert recorder is not None
         if not self._updated:
             self._mark_gradients()
-        for root in self.roots:
+        for beginning, root in self.roots:
             for name, parameter in root.named_parameters(remove_duplicate=False):
-                self._mark(f"after {plain(name)}", parameter)
+                self._mark(f"after {beginning}{plain(name)}", parameter)
         recorder.on = False
         recorder.tape.done = True
         if torch.utils._python_dispatch._get_current_dispatch_mode() is recorder:
             recorder.__exit__(None, None, None)
         self.recorder, self.tape = None, recorder.tape
+        if self.before is not None:
+            self.tape.before, self.tape.relied = self.before.events, self.before.relied
         self.stack.clear()
         if self._finished:
             self._finished(self)
 
     def _mark_gradients(self) -> None:
-        for root in self.roots:
+        for beginning, root in self.roots:
             for name, parameter in root.named_parameters(remove_duplicate=False):
                 if parameter.grad is not None:
-                    self._mark(f"grad {plain(name)}", parameter.grad)
+                    self._mark(f"grad {beginning}{plain(name)}", parameter.grad)
 
 
 def local(tensor: Any) -> torch.Tensor:

@@ -24,24 +24,27 @@ from proctor.oracle.prove.tape import Tape
 Program = Callable[[], object]
 
 
-def tape_of(program: Program, rank: int = 0, world: int = 1) -> Tape:
+def tape_of(program: Program, rank: int = 0, world: int = 1, earlier: Sequence[Tape] = ()) -> Tape:
     """Call a function that builds a model and trains one step of it, as one rank of a world.
 
     Args:
         program: without arguments; it asks `torch.distributed` who it is, where there are several ranks.
         rank, world: below world; 1 for no process group.
+        earlier: tapes of ranks of lower numbers: what they broadcast before the step arrives.
 
     Raises:
         OracleError: it trains no torch module, or raises.
     """
     import torch
 
-    from proctor.oracle.prove.session import Session
+    from proctor.oracle.prove.recording.session import Session
 
     session = Session(rank, world, real=False)
     with joined(rank, world):
         state = torch.random.get_rng_state()
         session.begin()
+        if world > 1:
+            session.follow(earlier)
         try:
             program()
         except Exception as error:
