@@ -17,7 +17,7 @@ from typing import Any, Protocol
 from proctor.instrument.patch.replaced import MISSING, Replaced, Replacement
 from proctor.native import Recorder, Tap, is_tap
 
-PLAIN, METHOD, MODULE_CALL = 0, 1, 2
+PLAIN, METHOD, MODULE_CALL, ASIDE = range(4)
 
 
 class Timed(Protocol):

@@ -45,7 +45,7 @@ class Replaced:
         self._undo.append(Replacement(owner, attribute, original, ours))
 
     def wrap(self, owner: Any, attribute: str, around: Callable[..., Any]) -> None:
-        """Have calls of an attribute go through a function, but for those that dynamo traces.
+        """Have calls of an attribute go through a function, but for those that dynamo or `torch.jit.trace` follows.
 
         Args:
             owner: a class or a module.
@@ -54,11 +54,11 @@ class Replaced:
         """
         import torch
 
-        original, compiling = getattr(owner, attribute), torch.compiler.is_compiling
+        original, compiling, tracing = getattr(owner, attribute), torch.compiler.is_compiling, torch._C._is_tracing
 
         @functools.wraps(original)
         def wrapper(*args: Any, **kwargs: Any) -> Any:
-            if compiling():
+            if compiling() or tracing():
                 return original(*args, **kwargs)
             return around(original, *args, **kwargs)
 

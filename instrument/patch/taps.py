@@ -6,13 +6,14 @@ import importlib
 import inspect
 import os
 import pkgutil
+import sys
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import wrapt
 
 from proctor.instrument.patch import catalog
-from proctor.instrument.patch.patches import METHOD, MODULE_CALL, Hooks
+from proctor.instrument.patch.patches import ASIDE, METHOD, MODULE_CALL, Hooks
 from proctor.instrument.probes import Home, chain
 from proctor.instrument.steps.asleep import COLLECTIVE, QUIET, act_of
 from proctor.invariants.schema import MODEL_CALL
@@ -64,6 +65,7 @@ class Taps:
         self._observer.patches.reach_layers()
         self._tap_module_calls(nn.Module)
         self._tap_constructors(torch)
+        self._tap_captures(torch)
         self._tap_process_exits()
         for name in catalog.LATE:
             wrapt.register_post_import_hook(self._late(catalog.late_points), name)
@@ -153,6 +155,13 @@ class Taps:
             (worker, "_worker_loop", LOADER_WORKER, self._observer.loader_worker, None),
         ):
             self._tap(catalog.Point(owner, attribute, name, METHOD), before, after)
+
+    def _tap_captures(self, torch: Any) -> None:
+        """What writes a model down as a graph calls it with tensors that stand for others: nothing of that is training, and to read them would be written down."""
+        places = (torch.jit, "trace"), (torch.jit, "trace_module"), (torch.fx.Tracer, "trace"), (torch.export, "export"), (torch.onnx, "export")
+        for owner, attribute in places:
+            home = sys.modules.get(getattr(vars(owner).get(attribute), "__module__", ""))
+            self._observer.patches.tap(owner, attribute, f"{owner.__name__}.{attribute}", kind=ASIDE, aliases=() if home is None else (home,))
 
     def _tap_process_exits(self) -> None:
         """Flush before the process image goes away without Python's own exit."""

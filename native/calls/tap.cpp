@@ -13,7 +13,7 @@ namespace {
 
 constexpr uint32_t kRootsOnly = 1u << 31;  // in a module code: wanted as the outermost module only
 
-enum TapKind : int { kPlain, kMethodCall, kModuleCall, kTapKinds };
+enum TapKind : int { kPlain, kMethodCall, kModuleCall, kAside, kTapKinds };
 
 struct Tap {
   PyObject_HEAD
@@ -195,8 +195,20 @@ PyObject* observed(Tap* tap, PyObject* const* args, size_t nargsf, PyObject* kwn
   return result;
 }
 
+// What runs in such a call is a program that is written down, not one that trains: all taps in this thread pass through.
+PyObject* aside(Tap* tap, PyObject* const* args, size_t nargsf, PyObject* kwnames) {
+  Owned held = Owned::share(reinterpret_cast<PyObject*>(tap));
+  Tls& state = tls();
+  const int before = state.inside;  // put back as it was: a fork inside the call forgets it
+  state.inside = before + 1;
+  PyObject* result = PyObject_Vectorcall(tap->wrapped, args, nargsf, kwnames);
+  state.inside = before;
+  return result;
+}
+
 PyObject* call(PyObject* self, PyObject* const* args, size_t nargsf, PyObject* kwnames) {
   Tap* tap = cast(self);
+  if (tap->kind == kAside) [[unlikely]] return aside(tap, args, nargsf, kwnames);
   if (tap->recorder->asleep && tap->act) [[unlikely]] {
     Tls& state = tls();
     if (!state.inside) {
@@ -238,7 +250,7 @@ PyObject* new_tap(PyTypeObject*, PyObject* args, PyObject* kwargs) {
     return nullptr;
   }
   if (!PyCallable_Check(wrapped)) return PyErr_Format(PyExc_TypeError, "%s is not callable", Py_TYPE(wrapped)->tp_name);
-  if (kind < 0 || kind >= kTapKinds) return PyErr_Format(PyExc_ValueError, "kind is %d, expected 0 to 2", kind);
+  if (kind < 0 || kind >= kTapKinds) return PyErr_Format(PyExc_ValueError, "kind is %d, expected 0 to 3", kind);
   bool ok;
   Owned before_hook(hook_or_null(before, &ok));
   if (!ok) return nullptr;

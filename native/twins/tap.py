@@ -61,8 +61,8 @@ class Tap:
             raise TypeError("recorder must be a Recorder")
         if not callable(wrapped):
             raise TypeError(f"{type(wrapped).__name__} is not callable")
-        if not 0 <= kind <= 2:
-            raise ValueError(f"kind is {kind}, expected 0 to 2")
+        if not 0 <= kind <= 3:
+            raise ValueError(f"kind is {kind}, expected 0 to 3")
         self = object.__new__(MethodTap if _binds(wrapped) else Tap)
         put = object.__setattr__
         put(self, "recorder", recorder)
@@ -172,6 +172,12 @@ class Tap:
     def __call__(*args: Any, **kwargs: Any) -> Any:  # no named parameter: the user's may be called `self`
         self, args = args[0], args[1:]
         tapped, recorder = get(self, "tapped"), get(self, "recorder")
+        if get(self, "kind") == 3:
+            before, local.inside = local.inside, local.inside + 1  # put back as it was: a fork inside the call forgets it
+            try:
+                return tapped(*args, **kwargs)
+            finally:
+                local.inside = before
         hooked = get(self, "_before") is not None or get(self, "_after") is not None
         recording = recorder.enabled and (get(self, "record") or hooked)
         if local.inside or not (recording or (hooked and get(self, "always"))):

@@ -540,6 +540,24 @@ def test_a_synthetic_span_may_end_inside_another_call(impl: Any, rec: Any) -> No
 # -- names, sites, contexts
 
 
+def test_in_a_call_that_is_set_aside_all_taps_pass_through(impl: Any, rec: Any) -> None:
+    inner = impl.Tap(rec, plain, 1, before=boom)
+
+    def capture(fails: bool) -> Any:
+        found = inner(1)
+        if fails:
+            raise LookupError("user's own")
+        return found
+
+    outer = impl.Tap(rec, capture, 2, kind=3)
+    assert outer(False) == (1, 2, 3)
+    with pytest.raises(LookupError, match="user's own"):
+        outer(True)
+    assert rows(rec) == []
+    assert impl.Tap(rec, plain, 3)(1) == (1, 2, 3)
+    assert [row["fn"] for row in rows(rec)] == [3], "it is over"
+
+
 def test_names_are_interned_once_a_kind(rec: Any) -> None:
     assert [rec.intern(k, "x") for k in range(5)] == [1] * 5
     assert rec.intern(0, "y") == 2
