@@ -37,7 +37,7 @@ ARMS: dict[str, tuple[str, str, list[str]]] = {  # what it is: whose environment
     "Proctor, `watch`": ("ours", "none", [*WATCH, "--"]),
     "Proctor, `watch --budget 1%`": ("ours", "none", [*WATCH, "--budget", "1%", "--"]),
 }
-ALERT = re.compile(r"Rule (\w+) reports anomaly signal in (\S+) at step (\d+)")
+ALERT = re.compile(r"Rule (\w+) reports anomaly signal in (.+?) at step (\d+)")
 
 
 def run(python: str, how: str, bug: str, steps: int, before: Sequence[str], folder: Path) -> tuple[dict[str, Any], str]:
