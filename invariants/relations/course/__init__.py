@@ -5,7 +5,7 @@ once. `clips`: a clipping between two updates comes behind a backward. `shrinks`
 `successive`: a scheduler does not step twice with nothing in between. `evaluates`: `eval()` puts a model into evaluation mode.
 `resumes`: a model that began to train with dropout trains with it after an evaluation. `masks`: no dropout begins at a seed that it
 began at in an earlier step. `batch`: a loader does not give a batch twice in a row. `reversed`: norms and biases have no more weight decay than all
-matrices.
+matrices. `rebuilt`: who loads an optimizer, builds a scheduler and loads that, goes on with the rate that was loaded.
 
 Five more are choices, which a right program seldom makes: `advances`: what a shuffling loader gives is trained on. `examined`: a model that drops out
 is set to evaluate for batches that it does not train on. `scheduled`: a scheduler has stepped by the second pass over the data. `parted`: groups that part
@@ -34,6 +34,7 @@ from proctor.invariants.relations.course import clipping as _clipping
 from proctor.invariants.relations.course import groups as _groups
 from proctor.invariants.relations.course import loading as _loading
 from proctor.invariants.relations.course import modes as _modes
+from proctor.invariants.relations.course import resuming as _resuming
 from proctor.invariants.relations.course import updating as _updating
 from proctor.invariants.relations.fresh import batches as _batches
 from proctor.invariants.relations.views import frames as _frames
@@ -45,7 +46,7 @@ _PARTS: Final = {
     "fed": _updating.fed, "again": _updating.again, "successive": _updating.successive, "clips": _clipping.clips, "shrinks": _clipping.shrinks,
     "evaluates": _modes.evaluates, "resumes": _modes.resumes, "masks": _modes.masks, "batch": _loading.batch,
     "reversed": _groups.reversed_decay, "parted": _groups.parted, "halved": _groups.halved,
-    "advances": _choices.advances, "examined": _choices.examined, "scheduled": _choices.scheduled,
+    "rebuilt": _resuming.rebuilt, "advances": _choices.advances, "examined": _choices.examined, "scheduled": _choices.scheduled,
 }  # fmt: skip
 _UPDATES: Final = frozenset({_frames.UPDATE, *_updating.BACKWARDS})
 _SAYS: Final = {
@@ -59,6 +60,7 @@ _SAYS: Final = {
     "masks": "a dropout of training draws another mask in each step",
     "batch": "a loader whose batches differ does not give one twice in a row",
     "reversed": "norms and biases have no more weight decay than the matrices of their optimizer",
+    "rebuilt": "a scheduler that is built behind a load and loaded itself leaves the loaded learning rate as it is",
     "parted": "groups that part norms and biases from the matrices of an optimizer differ in an option",
     "halved": "a layer whose bias trains has a weight that trains, as other layers have",
     "advances": "a step trains on another batch than the one before when a shuffling loader has given one since",
@@ -76,6 +78,7 @@ _ADVICE: Final = {
     "masks": "Seed once, before the training.",
     "batch": "Look at what hands out batches: an index that does not advance, or workers that each give all.",
     "reversed": "Look at how the parameter groups are made: their options are swapped.",
+    "rebuilt": "Build the scheduler first and load the optimizer's state last: a new scheduler sets the rate of its optimizer.",
     "halved": "Look for requires_grad=False: freeze the whole layer, or none of it.",
     "advances": "Look at what the loop does with the batch that it is given.",
     "examined": "Call model.eval() before an evaluation, and model.train() behind it.",
@@ -93,6 +96,9 @@ _NEEDS: Final = {
     "masks": Needs(_UPDATES | {MODEL_CALL, _modes.SEED, _sightings.CREATED, *DROPOUTS}),
     "batch": Needs(_UPDATES | {MODEL_CALL} | _batches.LOOP, values=frozenset({"batch"})),
     "reversed": Needs(frozenset({_frames.UPDATE}), frozenset({"data"}), frozenset({"option"})),
+    "rebuilt": Needs(
+        frozenset({_frames.UPDATE, _updating.MADE, _updating.SCHEDULE, _resuming.OPTIMIZER_GIVEN, _resuming.SCHEDULER_GIVEN}), values=frozenset({"option"})
+    ),
 }
 _CHOICES: Final = {
     "advances": Needs(_UPDATES | {MODEL_CALL} | _batches.LOOP | {*_batches.DRAWS}, values=frozenset({"batch"})),
