@@ -101,7 +101,7 @@ def render(rows: list[dict[str, Any]]) -> str:
         cells = []
         for source in SOURCES:
             said = row[source]
-            word = "named" if said["named"] else "found" if said["violations"] and said["timely"] else "late" if said["violations"] else "–"
+            word = "named" if said["named"] else "found" if said["timely"] else "late" if said["violations"] else "–"
             cells.append(word + (f", {len(said['false'])} false" if said["false"] else ""))
         lines.append(f"| {row['source']} | " + " | ".join(cells) + " |")
     total = []
@@ -131,26 +131,28 @@ def main() -> int:
             pack.unlink()
     only = set(args.only.split(",")) if args.only else set()
     runs = Runs(work)
-    rows = []
+    kept = work / f"rows-{args.folder.name}.json"  # what `--only` does not name stays as it was judged before
+    done: dict[str, dict[str, Any]] = json.loads(kept.read_text()) if kept.exists() else {}
     for path in sorted(args.folder.glob("*/case.json")):
         if only and path.parent.name not in only:
             continue
         try:
-            rows.append(examine(path.parent, runs, work))
+            done[path.parent.name] = examine(path.parent, runs, work)
         except (RuntimeError, OSError, ValueError) as e:
             print(f"{path.parent.name}: not examined: {e}", flush=True)
             continue
+        kept.write_text(json.dumps(done, indent=1))
         if not args.quiet:
             for source in SOURCES:
-                said = rows[-1][source]
+                said = done[path.parent.name][source]
                 print(f"{path.parent.name} {source}: detected {said['detected']} named {said['named']} by {said['by']} {said['best']}", flush=True)
                 for text in said["other"]:
                     print(f"    says: {text}")
                 for text in said["false"]:
                     print(f"    false: {text}")
     runs.close()
-    (work / "rows.json").write_text(json.dumps(rows, indent=1))
-    table = render(rows)
+    kept.write_text(json.dumps(done, indent=1))
+    table = render([done[name] for name in sorted(done)])
     print(table)
     if args.write:
         mark = f"<!-- published {args.folder.name} -->"
