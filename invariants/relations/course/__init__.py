@@ -5,12 +5,13 @@ once. `clips`: a clipping between two updates comes behind a backward. `shrinks`
 `successive`: a scheduler does not step twice with nothing in between. `evaluates`: `eval()` puts a model into evaluation mode.
 `resumes`: a model that began to train with dropout trains with it after an evaluation. `masks`: no dropout begins at a seed that it
 began at in an earlier step. `batch`: a loader does not give a batch twice in a row. `reversed`: norms and biases have no more weight decay than all
-matrices. `rebuilt`: who loads an optimizer, builds a scheduler and loads that, goes on with the rate that was loaded.
+matrices.
 
-Five more are choices, which a right program seldom makes: `advances`: what a shuffling loader gives is trained on. `examined`: a model that drops out
+Six more are choices, which a right program seldom makes: `advances`: what a shuffling loader gives is trained on. `examined`: a model that drops out
 is set to evaluate for batches that it does not train on. `scheduled`: a scheduler has stepped by the second pass over the data. `parted`: groups that part
 norms and biases from matrices differ in an option; a configuration may make them alike. `halved`: a layer does not train its bias alone, where the others
-train both. Of these two, too few healthy programs have what they speak of.
+train both. `rebuilt`: who loads an optimizer, builds a scheduler and loads that, goes on with the rate that was loaded. Of these
+three, too few healthy programs have what they speak of.
 
 They hold of any program, so they ship. What makes a failure sure is taken from the run itself: the update that moves nothing, the fingerprint that is the same,
 the training forwards before the evaluation. Where the run does not tell, there is no example. Each update passes those modes that it does not
@@ -96,9 +97,6 @@ _NEEDS: Final = {
     "masks": Needs(_UPDATES | {MODEL_CALL, _modes.SEED, _sightings.CREATED, *DROPOUTS}),
     "batch": Needs(_UPDATES | {MODEL_CALL} | _batches.LOOP, values=frozenset({"batch"})),
     "reversed": Needs(frozenset({_frames.UPDATE}), frozenset({"data"}), frozenset({"option"})),
-    "rebuilt": Needs(
-        frozenset({_frames.UPDATE, _updating.MADE, _updating.SCHEDULE, _resuming.OPTIMIZER_GIVEN, _resuming.SCHEDULER_GIVEN}), values=frozenset({"option"})
-    ),
 }
 _CHOICES: Final = {
     "advances": Needs(_UPDATES | {MODEL_CALL} | _batches.LOOP | {*_batches.DRAWS}, values=frozenset({"batch"})),
@@ -106,6 +104,9 @@ _CHOICES: Final = {
     "scheduled": Needs(_UPDATES | {_updating.SCHEDULE} | _batches.LOOP),
     "parted": Needs(frozenset({_frames.UPDATE}), frozenset({"data"}), frozenset({"option"})),
     "halved": Needs(frozenset({_frames.UPDATE}), frozenset({"data"})),
+    "rebuilt": Needs(
+        frozenset({_frames.UPDATE, _updating.MADE, _updating.SCHEDULE, _resuming.OPTIMIZER_GIVEN, _resuming.SCHEDULER_GIVEN}), values=frozenset({"option"})
+    ),
 }
 _SIGNATURES: Final = {
     "clips": ((_clipping.CLIP, ""),), "shrinks": ((_clipping.CLIP, ""),),
