@@ -83,6 +83,8 @@ def judge(case: dict[str, Any], buggy: dict[str, Any], fixed: dict[str, Any]) ->
         "detected": bool(timely) and not fixed["violations"],
         "named": bool(naming),
         "violations": len(new),
+        "timely": len(timely),
+        "other": [f"{v['relation']}: {v['text']} (step {v['step']})" for v in new if v not in naming],
         "false": [f"{v['relation']}: {v['text']} (step {v['step']}, seen {v['seen']})" for v in fixed["violations"]],
         "checked": fixed["checked"],
         "by": sorted({v["relation"] for v in naming}),

@@ -3,7 +3,7 @@
 Catches an operation that runs in float32 inside an autocast region (lightning-thunder 725), a library that drops to
 another precision, a check that begins to answer otherwise (an overflow flag that reads a neighbour's number), a
 loss that turns negative. Source: TrainCheck §3.2 (APIOutput, "bound_type") and §3.5 (dtype under autocast). Differs
-from it: a dtype rule of torch is learned only where autocast is at work; the dtypes of inputs and weights stay
+from it: a dtype rule of torch is learned only where autocast is at work and the call is not told the dtype; the dtypes of inputs and weights stay
 conditions while all evidence agrees on them; and a region that switches autocast off inside one that has it on is
 a subject of its own, named by the function that opened it (routers and losses do that on purpose).
 """
@@ -45,6 +45,7 @@ _LOW = (
 _CONTAINER = r"\.(Sequential|ModuleList|DataParallel|DistributedDataParallel|FullyShardedDataParallel)\."
 _RESULT = r"^out(\[[^\[\]]+\])?\."
 _CHECK = r"^torch\.(distributed\.(all_reduce|reduce|all_gather|broadcast)|isfinite$|isnan$)"
+_DTYPE = r"^torch\.(float|bfloat|double$|half$)"  # an argument that says what dtype is wanted
 _MIN_CALLS = 4  # fewer calls do not show that an answer is constant
 _MANY_CALLS = 16  # fewer do not show that a loss stays on one side of zero
 _SUBJECT = ("function", "feature", "within", "program")
@@ -190,8 +191,11 @@ def _build(trace: Trace) -> dict[str, pl.DataFrame]:
     results = features_of(trace).filter(pl.col("name").str.contains(_RESULT))
     results = results.rename({"code": "ret", "name": "feature", "value": "_seen"})
 
+    # A call that is given a dtype returns that one: what is said of it would be said of the caller's wish.
+    asked = features_of(trace).filter(pl.col("name").str.ends_with(".value") & pl.col("value").str.contains(_DTYPE))
+    free = calls.join(asked.select(pl.col("code").alias("args")).unique(), on="args", how="anti", maintain_order="left")
     # Of torch's operations only those that some program uses under autocast have a precision worth a rule.
-    mixed = calls.filter(torch & (pl.col("outer") != "")).select("function", known=pl.lit(value=True)).unique()
+    mixed = free.filter(torch & (pl.col("outer") != "")).select("function", known=pl.lit(value=True)).unique()
     own = calls.filter(~torch)
     off = (pl.col("outer") != "") & (pl.col("autocast") == "")
     bound = script | pl.col("function").str.contains(_CONTAINER) | (off & (~library_caller))
@@ -203,7 +207,7 @@ def _build(trace: Trace) -> dict[str, pl.DataFrame]:
         pl.concat(
             [
                 own.with_columns(known=pl.lit(value=True)),
-                calls.filter(torch & ~makes).join(mixed, on="function", how="left").with_columns(pl.col("known").fill_null(value=False)),
+                free.filter(torch & ~makes).join(mixed, on="function", how="left").with_columns(pl.col("known").fill_null(value=False)),
             ]
         )
         .join(floating, on="ret")

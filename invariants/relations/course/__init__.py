@@ -10,9 +10,9 @@ matrices. `aligned`: targets lie in the order of the samples that they came with
 Others are choices, which a right program seldom makes: `advances`: what a shuffling loader gives is trained on. `examined`: a model that drops out
 is set to evaluate for batches that it does not train on. `scheduled`: a scheduler has stepped by the second pass over the data. `parted`: groups that part
 norms and biases from matrices differ in an option; a configuration may make them alike. `halved`: a layer does not train its bias alone, where the others
-train both. Of these two, too few healthy programs have what they speak of. `used`: an optimizer whose gradients are made and cleared steps some time. `scored`: a loss
+train both. Of these two and of `rebuilt`, too few healthy programs have what they speak of. `used`: an optimizer whose gradients are made and cleared steps some time. `scored`: a loss
 that normalises scores is given no probabilities, one that wants log-probabilities gets such. `digits`: what layers are given and give has the digits of its type,
-where nothing computes in a half type on purpose.
+where nothing computes in a half type on purpose. `rebuilt`: who loads an optimizer, builds a scheduler and loads that, goes on with the rate that was loaded.
 
 They hold of any program, so they ship. What makes a failure sure is taken from the run itself: the update that moves nothing, the fingerprint that is the same,
 the training forwards before the evaluation. Where the run does not tell, there is no example. Each update passes those modes that it does not
@@ -38,6 +38,7 @@ from proctor.invariants.relations.course import judged as _judged
 from proctor.invariants.relations.course import loading as _loading
 from proctor.invariants.relations.course import modes as _modes
 from proctor.invariants.relations.course import resting as _resting
+from proctor.invariants.relations.course import resuming as _resuming
 from proctor.invariants.relations.course import updating as _updating
 from proctor.invariants.relations.fresh import batches as _batches
 from proctor.invariants.relations.views import frames as _frames
@@ -49,7 +50,7 @@ _PARTS: Final = {
     "fed": _updating.fed, "again": _updating.again, "successive": _updating.successive, "clips": _clipping.clips, "shrinks": _clipping.shrinks,
     "evaluates": _modes.evaluates, "resumes": _modes.resumes, "masks": _modes.masks, "batch": _loading.batch,
     "reversed": _groups.reversed_decay, "parted": _groups.parted, "halved": _groups.halved,
-    "advances": _choices.advances, "examined": _choices.examined, "scheduled": _choices.scheduled,
+    "rebuilt": _resuming.rebuilt, "advances": _choices.advances, "examined": _choices.examined, "scheduled": _choices.scheduled,
     "aligned": _judged.aligned, "scored": _judged.scored, "digits": _judged.digits, "used": _resting.used,
 }  # fmt: skip
 _UPDATES: Final = frozenset({_frames.UPDATE, *_updating.BACKWARDS})
@@ -64,6 +65,7 @@ _SAYS: Final = {
     "masks": "a dropout of training draws another mask in each step",
     "batch": "a loader whose batches differ does not give one twice in a row",
     "reversed": "norms and biases have no more weight decay than the matrices of their optimizer",
+    "rebuilt": "a scheduler that is built behind a load and loaded itself leaves the loaded learning rate as it is",
     "parted": "groups that part norms and biases from the matrices of an optimizer differ in an option",
     "halved": "a layer whose bias trains has a weight that trains, as other layers have",
     "advances": "a step trains on another batch than the one before when a shuffling loader has given one since",
@@ -85,6 +87,7 @@ _ADVICE: Final = {
     "masks": "Seed once, before the training.",
     "batch": "Look at what hands out batches: an index that does not advance, or workers that each give all.",
     "reversed": "Look at how the parameter groups are made: their options are swapped.",
+    "rebuilt": "Build the scheduler first and load the optimizer's state last: a new scheduler sets the rate of its optimizer.",
     "halved": "Look for requires_grad=False: freeze the whole layer, or none of it.",
     "advances": "Look at what the loop does with the batch that it is given.",
     "examined": "Call model.eval() before an evaluation, and model.train() behind it.",
@@ -117,6 +120,9 @@ _CHOICES: Final = {
     "scored": Needs(_judged.NEEDS["scored"][0] | {_frames.UPDATE}, values=_judged.NEEDS["scored"][1]),
     "digits": Needs(_judged.NEEDS["digits"][0] | {_frames.UPDATE}, values=_judged.NEEDS["digits"][1]),
     "used": Needs(_UPDATES | {"torch.optim.Optimizer.zero_grad", _sightings.CREATED}, frozenset({"grad", "data"})),
+    "rebuilt": Needs(
+        frozenset({_frames.UPDATE, _updating.MADE, _updating.SCHEDULE, _resuming.OPTIMIZER_GIVEN, _resuming.SCHEDULER_GIVEN}), values=frozenset({"option"})
+    ),
 }
 _SIGNATURES: Final = {
     "clips": ((_clipping.CLIP, ""),), "shrinks": ((_clipping.CLIP, ""),),

@@ -95,6 +95,17 @@ def test_region_that_switches_autocast_off_is_judged_by_its_own_caller(tmp_path:
     assert [d.function for d in details(RELATION, rules, broken)] == [LINEAR]
 
 
+def test_a_call_that_is_told_its_dtype_has_no_rule_on_it(tmp_path: Path) -> None:
+    """Model-Optimizer 2322, healthy form: a model is cast to bfloat16 and back; the learned programs cast to float32 alone."""
+
+    def cast(wanted: str) -> dict[str, Any]:
+        given = tensor(8, 4, dtype="bfloat16" if wanted == "float32" else "float32")
+        return call("torch.Tensor.to", given, {"y": f"torch.{wanted}"}, ret=tensor(8, 4, dtype=wanted), outer="bfloat16")
+
+    rules = learn(RELATION, load(tmp_path, [program(*[cast("float32") for _ in range(6)])]))
+    assert "torch.Tensor.to" not in {rule.hypothesis["fn"] for rule in rules}
+
+
 def test_attribute_of_self_separates(tmp_path: Path) -> None:
     def symbol(name: str, low: bool, out: str, given: str) -> dict[str, Any]:
         me = {"O": "jit.Symbol", "a": {"name": name, "low": low}}
