@@ -106,6 +106,12 @@ def test_noise_of_a_models_own_is_by_design():
     assert found.verdict == "by-design" and "randn" in found.culprit.op
 
 
+@pytest.mark.parametrize("rows", [455, 4096, 20000])
+def test_a_sum_over_many_samples_rounds_otherwise_in_halves(rows):
+    torch.manual_seed(1)
+    assert verdict("world", call_of(nn.Sequential(nn.Linear(30, 1), nn.Sigmoid()), torch.randn(rows, 30) + 1)).verdict == "equivalent"
+
+
 @pytest.mark.parametrize("name", ["precision", "world"])
 def test_noise_of_a_models_own_is_no_difference_of_types_or_halves(name):
     with pytest.raises(Unknown, match="draws random"):
