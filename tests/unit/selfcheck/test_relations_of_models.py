@@ -190,6 +190,26 @@ def test_a_mask_that_lets_the_future_through_is_found(diagonal, wanted):
         assert "softmax" in found.culprit.op
 
 
+class Scoring(nn.Module):
+    """Returns its loss alone, of tokens that it cuts itself."""
+
+    def __init__(self, diagonal):
+        super().__init__()
+        self.inner = Language(diagonal)
+
+    def forward(self, ids):
+        return F.cross_entropy(self.inner(ids[:, :-1]).transpose(1, 2), ids[:, 1:])
+
+
+@pytest.mark.parametrize(("diagonal", "wanted"), [(1, "equivalent"), (2, "different"), (30, "different")])
+def test_a_causal_model_that_returns_its_loss_alone_is_judged_by_what_the_loss_is_given(diagonal, wanted):
+    ids = torch.randint(0, 20, (4, 10), generator=torch.Generator().manual_seed(5))
+    before = F.cross_entropy
+    found = verdict("causal", call_of(Scoring(diagonal), ids, targets=[ids[:, 1:].reshape(-1)]))
+    assert found.verdict == wanted and F.cross_entropy is before
+    assert wanted == "equivalent" or "softmax" in found.culprit.op
+
+
 def test_a_model_that_is_not_trained_on_the_next_token_is_not_called_causal():
     ids = torch.randint(0, 20, (4, 9))
     with pytest.raises(NotApplicable):

@@ -89,7 +89,7 @@ class World(ModelRelation):
 
 def _terms(call: Call) -> int:
     """How many rows of results a gradient adds up over, at most."""
-    return max(g.numel() // max(1, g.size(-1) if g.ndim > 1 else 1) for g in call.gradients.values())
+    return max(int(g.numel()) // max(1, int(g.size(-1)) if g.ndim > 1 else 1) for g in call.gradients.values())
 
 
 def _cut(axes: Mapping[str, int], low: int, high: int) -> Callable[[str, torch.Tensor], torch.Tensor]:
