@@ -22,19 +22,20 @@ AXES: Final = (0, 1)
 LIKE: Final = 1e-4  # relative error below which a permuted result is that of the permuted batch, where an axis is sought
 
 
-def tried(call: Call, args: Any, what: str) -> Outputs:
+def tried(call: Call, args: Any, what: str, run: Callable[..., Outputs] | None = None) -> Outputs:
     """Results on another batch than the program's.
 
     Args:
         call: of the model.
         args: `(args, kwargs)`.
         what: the batch has.
+        run: evaluates; the results of the model without.
 
     Raises:
         Unknown: the model fails.
     """
     try:
-        return call.evaluate(args)
+        return (run or call.evaluate)(args)
     except Exception as e:  # noqa: BLE001 - the program's own code
         raise Unknown(f"with {what} the model fails: {short(e)}") from None
 

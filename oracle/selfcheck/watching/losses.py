@@ -10,7 +10,7 @@ import torch
 from torch.nn import functional as F
 
 from proctor.oracle.selfcheck.watching.parting import program_line
-from proctor.oracle.selfcheck.watching.step import Criterion
+from proctor.oracle.selfcheck.watching.step import Call, Criterion, Outputs
 
 FUNCTIONS: Final = (
     "cross_entropy", "nll_loss", "binary_cross_entropy", "binary_cross_entropy_with_logits", "mse_loss", "l1_loss", "smooth_l1_loss", "huber_loss",
@@ -90,3 +90,33 @@ class Losses:
             found.backward = self._backwards() - 1
 
         result.register_hook(self._guard(weigh))
+
+
+def scored(call: Call, args: Any = None) -> Outputs:
+    """What torch's losses are given while a model is evaluated: the results of a model that returns its loss alone.
+
+    Args:
+        call: whose model.
+        args: `(args, kwargs)`; those of the real step without.
+    """
+    found: Outputs = {}
+    originals = {name: getattr(F, name) for name in FUNCTIONS}
+
+    def spy(name: str, original: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(original)
+        def wrapper(*given: Any, **named: Any) -> Any:
+            scores = given[0] if given else named.get("input")
+            if isinstance(scores, torch.Tensor):
+                found[f"{name}.{len(found)}"] = scores.detach().clone()
+            return original(*given, **named)
+
+        return wrapper
+
+    try:
+        for name, original in originals.items():
+            setattr(F, name, spy(name, original))
+        call.evaluate(args)
+    finally:
+        for name, original in originals.items():
+            setattr(F, name, original)
+    return found

@@ -316,13 +316,15 @@ class Gap:
     ratio: float = 0.0
 
 
-def gap(one: Mapping[str, torch.Tensor], other: Mapping[str, torch.Tensor], noise: Callable[[], Sequence[Mapping[str, torch.Tensor]]] | None = None) -> Gap:
+def gap(one: Mapping[str, torch.Tensor], other: Mapping[str, torch.Tensor], noise: Callable[[], Sequence[Mapping[str, torch.Tensor]]] | None = None, *, terms: int = 1) -> Gap:
     """The worst difference of tensors of one name; noise is asked for only where there is any.
 
     Args:
         one: trusted.
         other: judged.
         noise: samples of `one`; without, a few roundings are allowed.
+        terms: how many numbers are added up to one, in another order in `other`. Noise at the edges of modules does not reach such a sum: its roundings
+            grow with the square root of the terms (Higham and Mary, "A new approach to probabilistic rounding error analysis", 2019).
     """
     apart = {n: difference(one[n], other[n]) for n in one if n in other}
     if not any(error for error, _ in apart.values()):
@@ -333,7 +335,7 @@ def gap(one: Mapping[str, torch.Tensor], other: Mapping[str, torch.Tensor], nois
     for name, (error, size) in apart.items():
         if not error:
             continue
-        floor = FLOOR * UNIT.get(one[name].dtype, 0.0) * max(size, 1e-3 * whole if noise is not None else 0.0)
+        floor = max(FLOOR, MULTIPLE * terms**0.5) * UNIT.get(one[name].dtype, 0.0) * max(size, 1e-3 * whole if noise is not None else 0.0)
         seen = [difference(one[name], s[name])[0] for s in samples if name in s]
         spread = (sum(e * e for e in seen) / len(seen)) ** 0.5 if seen else 0.0
         allowed = max(MULTIPLE * spread, floor)

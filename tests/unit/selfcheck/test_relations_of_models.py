@@ -106,6 +106,12 @@ def test_noise_of_a_models_own_is_by_design():
     assert found.verdict == "by-design" and "randn" in found.culprit.op
 
 
+@pytest.mark.parametrize("rows", [455, 4096, 20000])
+def test_a_sum_over_many_samples_rounds_otherwise_in_halves(rows):
+    torch.manual_seed(1)
+    assert verdict("world", call_of(nn.Sequential(nn.Linear(30, 1), nn.Sigmoid()), torch.randn(rows, 30) + 1)).verdict == "equivalent"
+
+
 @pytest.mark.parametrize("name", ["precision", "world"])
 def test_noise_of_a_models_own_is_no_difference_of_types_or_halves(name):
     with pytest.raises(Unknown, match="draws random"):
@@ -182,6 +188,26 @@ def test_a_mask_that_lets_the_future_through_is_found(diagonal, wanted):
     assert found.verdict == wanted
     if wanted == "different":
         assert "softmax" in found.culprit.op
+
+
+class Scoring(nn.Module):
+    """Returns its loss alone, of tokens that it cuts itself."""
+
+    def __init__(self, diagonal):
+        super().__init__()
+        self.inner = Language(diagonal)
+
+    def forward(self, ids):
+        return F.cross_entropy(self.inner(ids[:, :-1]).transpose(1, 2), ids[:, 1:])
+
+
+@pytest.mark.parametrize(("diagonal", "wanted"), [(1, "equivalent"), (2, "different"), (30, "different")])
+def test_a_causal_model_that_returns_its_loss_alone_is_judged_by_what_the_loss_is_given(diagonal, wanted):
+    ids = torch.randint(0, 20, (4, 10), generator=torch.Generator().manual_seed(5))
+    before = F.cross_entropy
+    found = verdict("causal", call_of(Scoring(diagonal), ids, targets=[ids[:, 1:].reshape(-1)]))
+    assert found.verdict == wanted and F.cross_entropy is before
+    assert wanted == "equivalent" or "softmax" in found.culprit.op
 
 
 def test_a_model_that_is_not_trained_on_the_next_token_is_not_called_causal():

@@ -1,12 +1,13 @@
 """A causal model's past does not depend on its future.
 
 A model is taken for causal if the program trains it to predict the next token (the targets of a loss are its inputs, one further), or if most
-of its results do not see the future. Catches masks that are off by one, missing, or of the wrong side, and pads on the wrong side.
+of its results do not see the future. Where the model returns its loss alone, what that loss is given is looked at. Catches masks that are off by one, missing, or of the wrong side, and pads on the wrong side.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Final
 
 import torch
@@ -14,12 +15,14 @@ import torch
 from proctor.oracle.selfcheck import ModelRelation, NotApplicable, register
 from proctor.oracle.selfcheck.outcomes import Outcome
 from proctor.oracle.selfcheck.watching.axes import other_tokens, tried
+from proctor.oracle.selfcheck.watching.losses import scored
 from proctor.oracle.selfcheck.watching.parting import Look, part
 from proctor.oracle.selfcheck.watching.step import Call, Outputs, gap
 from proctor.oracle.selfcheck.watching.values import exchanged
 
 SHARE: Final = 0.9  # of the targets that must be the next inputs
 LEAST: Final = 4  # positions
+Run = Callable[..., Outputs]  # evaluates on a batch
 
 
 @register
@@ -30,23 +33,29 @@ class Causal(ModelRelation):
 
     def check(self, call: Call) -> Outcome:
         """See the class."""
-        results = call.baseline
         path, ids, axis = _tokens(call)
         length = ids.size(axis)
-        there = {p: a for p, t in results.items() if t.is_floating_point() and (a := _axis_of(t, ids, axis)) is not None}
+        run: Run = call.evaluate
+        results = call.baseline
+        there = _positions(results, ids, axis)
+        if not there:
+            run = partial(scored, call)
+            results = run()
+            there = _positions(results, ids, axis) or _positions(results, ids.narrow(axis, 0, length - 1), axis)
+            length = next((results[p].size(a) for p, a in there.items()), length)
         if not there:
             raise NotApplicable("no result has as many positions as the input")
         if not _predicts_next(call, ids, axis):
             raise NotApplicable("nothing says that it is causal: its targets are not its inputs one further")
         for cut in sorted({length - 1, length // 2, 1}):
-            found = self._cut(call, path, axis, cut, there)
+            found = self._cut(call, run, path, axis, cut, there)
             if found is not None:
                 return found
         return Outcome(relation=self.name, verdict="equivalent", reason=f"results before positions 1, {length // 2} and {length - 1} of {length} stay when what follows changes")
 
-    def _cut(self, call: Call, path: str, axis: int, cut: int, there: dict[str, int]) -> Outcome | None:
+    def _cut(self, call: Call, run: Run, path: str, axis: int, cut: int, there: dict[str, int]) -> Outcome | None:
         """Positions from `cut` on become others."""
-        results = call.baseline
+        results = run()
 
         def change(at: str, tensor: torch.Tensor) -> torch.Tensor:
             if at != path:
@@ -57,15 +66,15 @@ class Causal(ModelRelation):
             return made
 
         other = exchanged(call.inputs, change)
-        seen = tried(call, other, "other tokens")
+        seen = tried(call, other, "other tokens", run)
 
         def early(outputs: Mapping[str, torch.Tensor]) -> Outputs:
             return {p: outputs[p].narrow(a, 0, cut) for p, a in there.items()}
 
-        worst = gap(early(results), early(seen), lambda: [early(s) for s in call.noise(call.evaluate)])
+        worst = gap(early(results), early(seen), lambda: [early(s) for s in call.noise(run)])
         if worst.ratio <= 1.0:
             return None
-        length = call.named_inputs[path][1].size(axis)
+        length = next(results[p].size(a) for p, a in there.items())
         culprit = part(call, call.evaluate, lambda: call.evaluate(other), _early(length, cut))
         return Outcome(
             relation=self.name, verdict="different",
@@ -74,6 +83,11 @@ class Causal(ModelRelation):
             culprit=culprit or call.place(), error=worst.error, tolerance=worst.tolerance,
             advice="look at the attention mask (its diagonal, its side, whether it is used at all) and at pads of convolutions",
         )  # fmt: skip
+
+
+def _positions(results: Outputs, ids: torch.Tensor, axis: int) -> dict[str, int]:
+    """Results that have as many positions as the tokens: the axis of each."""
+    return {p: a for p, t in results.items() if t.is_floating_point() and (a := _axis_of(t, ids, axis)) is not None}
 
 
 def _tokens(call: Call) -> tuple[str, torch.Tensor, int]:
@@ -118,6 +132,8 @@ def _early(length: int, cut: int) -> Look:
     """A look at positions before the cut."""
 
     def look(one: torch.Tensor, other: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor] | None:
+        if not one.is_floating_point():
+            return one, one  # tokens and targets are given; a target is a later token
         axes = [a for a in range(one.ndim) if one.size(a) == length]
         if not axes:
             return None

@@ -50,7 +50,7 @@ class World(ModelRelation):
                 raise
             except Exception as e:  # noqa: BLE001 - the program's own code
                 raise Unknown(f"with half of the batch the model fails: {short(e)}") from None
-            worst = gap(whole, halves, lambda: call.noise(lambda: call.derive()[1]))
+            worst = gap(whole, halves, lambda: call.noise(lambda: call.derive()[1]), terms=_terms(call))
             lost = [n for n in whole if n not in halves]
             if worst.ratio <= 1.0 and not lost:
                 return Outcome(relation=self.name, verdict="equivalent", error=worst.error, tolerance=worst.tolerance, reason=f"gradients of {len(whole)} parameters add up over the halves of the batch")
@@ -64,7 +64,7 @@ class World(ModelRelation):
             halves = self._halves(call, batch)
         except Exception:  # noqa: BLE001 - the program's own code; said where it is judged
             return True
-        return gap(whole, halves, lambda: call.noise(lambda: call.derive()[1])).ratio > 1.0 or whole.keys() != halves.keys()
+        return gap(whole, halves, lambda: call.noise(lambda: call.derive()[1]), terms=_terms(call)).ratio > 1.0 or whole.keys() != halves.keys()
 
     def _differs(self, call: Call, batch: Batch, worst: Gap, lost: list[str]) -> Outcome:
         name = worst.name or lost[0]
@@ -85,6 +85,11 @@ class World(ModelRelation):
             for name, slope in call.derive(args, gradients=slopes)[1].items():
                 total[name] = total[name] + slope if name in total else slope
         return total
+
+
+def _terms(call: Call) -> int:
+    """How many rows of results a gradient adds up over, at most."""
+    return max(int(g.numel()) // max(1, int(g.size(-1)) if g.ndim > 1 else 1) for g in call.gradients.values())
 
 
 def _cut(axes: Mapping[str, int], low: int, high: int) -> Callable[[str, torch.Tensor], torch.Tensor]:
