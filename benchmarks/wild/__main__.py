@@ -146,7 +146,7 @@ def main() -> int:
     if args.suites:
         from benchmarks.wild.suites import run_suites
 
-        return run_suites(args.wild.resolve(), folder.resolve(), args.only)
+        return run_suites(args.wild.resolve(), folder.resolve(), args.only, ROOT / "docs" / "evaluation.md" if args.write else None)
     programs = programs[: args.number or None]
     if not args.table:
         run_all(programs, projects, args.wild.resolve(), folder.resolve(), version, 1 if args.warm else max(args.jobs, 1), Warm() if args.warm else None)
