@@ -151,7 +151,7 @@ def main() -> int:
     if args.suites:
         from benchmarks.wild.suites import run_suites
 
-        return run_suites(args.wild.resolve(), folder.resolve(), args.only)
+        return run_suites(args.wild.resolve(), folder.resolve(), args.only, ROOT / "docs" / "evaluation.md" if args.write else None)
     programs = programs[: args.number or None]
     options = ["--budget", args.budget, "--warmup", "2"] if args.budget else []
     if args.budget:

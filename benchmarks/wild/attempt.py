@@ -175,9 +175,9 @@ def attempt(program: Program, checkout: Path, work: Path, product: str, warm: Wa
         result.state = "crashed"
         result.why = f"exit {watched.exit} under watch: {watched.end[-300:]}"
     result.bits = _bits(program, checkout, work, bare, watched, warm)
-    result.verdict = _judged(run, program.timeout_s) if warm is None else warm.judged(run, program.timeout_s)
+    result.verdict = judged(run, program.timeout_s) if warm is None else warm.judged(run, program.timeout_s)
     result.recorded = bool(result.verdict.get("steps"))
-    result.incidents = _incidents(run)
+    result.incidents = incidents(run)
     return result
 
 
@@ -295,7 +295,7 @@ def importable(name: str) -> bool:
         return False
 
 
-def _judged(run: Path, seconds: int) -> dict[str, Any]:
+def judged(run: Path, seconds: int) -> dict[str, Any]:
     try:
         done = subprocess.run(
             [sys.executable, "-m", "benchmarks.wild.judge", str(run)], capture_output=True, text=True, timeout=seconds, cwd=ROOT
@@ -308,7 +308,7 @@ def _judged(run: Path, seconds: int) -> dict[str, Any]:
     return told
 
 
-def _incidents(run: Path) -> list[dict[str, Any]]:
+def incidents(run: Path) -> list[dict[str, Any]]:
     """Those of which people would have been told, as loud as they ever were, with the rules that they began with."""
     try:
         kept = json.loads((run / "verify" / "incidents.json").read_text()).get("incidents", [])

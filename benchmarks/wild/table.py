@@ -109,7 +109,7 @@ def _laws(ran: Sequence[Result]) -> list[str]:
             failed[mode] += ends.get(rule, ["", ""])[1] == "violated"
     if not could:
         return []
-    return ["Laws of a step (`course`), runs that had something to fail on:", "", *_rows(("law", "runs", "failed"), ((m, n, failed[m]) for m, n in sorted(could.items())))]
+    return ["Laws of a step (`course`), runs that had something to fail on:", "", *grid(("law", "runs", "failed"), ((m, n, failed[m]) for m, n in sorted(could.items())))]
 
 
 def _dated(half: str, results: Sequence[Result]) -> str:
@@ -118,7 +118,8 @@ def _dated(half: str, results: Sequence[Result]) -> str:
     return f"{half} (at {', '.join(of)})" if of and len({r.product for r in results}) > 1 else half
 
 
-def _rows(head: Sequence[str], rows: Iterable[Sequence[object]]) -> list[str]:
+def grid(head: Sequence[str], rows: Iterable[Sequence[object]]) -> list[str]:
+    """Lines of a table, and an empty one."""
     return [f"| {' | '.join(head)} |", f"|{'---|' * len(head)}", *(f"| {' | '.join(map(str, row))} |" for row in rows), ""]
 
 
@@ -135,9 +136,9 @@ def text(results: Sequence[Result], products: Sequence[str]) -> str:
     live = sum(r.live for r in ran)
     how = f"{live} ran under `proctor watch`; {len(ran) - live} were recorded and checked, where no page is seen."
     lines = [f"Proctor at {', '.join(products)}; `healthy` ended with 0 without Proctor, so every error is false. {how}", ""]
-    lines += _rows(("half", *COLUMNS), ((_dated(half, results), *(row[c] for c in COLUMNS)) for half, row in data["halves"].items()))
-    lines += _rows(("project", *COLUMNS), ((name, *(row[c] for c in COLUMNS)) for name, row in data["projects"].items()))
-    lines += _rows(
+    lines += grid(("half", *COLUMNS), ((_dated(half, results), *(row[c] for c in COLUMNS)) for half, row in data["halves"].items()))
+    lines += grid(("project", *COLUMNS), ((name, *(row[c] for c in COLUMNS)) for name, row in data["projects"].items()))
+    lines += grid(
         ("relation", "checked", "violated", "unknown"),
         ((name, *row.values()) for name, row in data["relations"].items()),
     )
@@ -146,7 +147,7 @@ def text(results: Sequence[Result], products: Sequence[str]) -> str:
     failed = {k: v for k, v in rules(r for r in first if r.state in RAN).items() if v["failed"]}
     if failed:
         lines += ["Rules that failed in the first half:", ""]
-        lines += _rows(
+        lines += grid(
             ("rule", "relation", "applied", "failed", "claim"),
             ((k, v["relation"], v["applied"], v["failed"], v["claim"].replace("|", "/")) for k, v in failed.items()),
         )
@@ -156,15 +157,16 @@ def text(results: Sequence[Result], products: Sequence[str]) -> str:
     return "\n".join(lines).rstrip() + "\n"
 
 
-def write_section(document: Path, section: str) -> None:
+def write_section(document: Path, section: str, marks: tuple[str, str] = (BEGIN, END)) -> None:
     """Put the section between its marks.
 
     Raises:
         ValueError: the document has no such marks.
     """
+    begin, end = marks
     whole = document.read_text(encoding="utf-8")
-    before, mark, rest = whole.partition(BEGIN)
-    _, close, after = rest.partition(END)
+    before, mark, rest = whole.partition(begin)
+    _, close, after = rest.partition(end)
     if not mark or not close:
-        raise ValueError(f"{document}: no {BEGIN} … {END} in there")
-    document.write_text(f"{before}{BEGIN}\n{section}{END}{after}", encoding="utf-8")
+        raise ValueError(f"{document}: no {begin} … {end} in there")
+    document.write_text(f"{before}{begin}\n{section}{end}{after}", encoding="utf-8")

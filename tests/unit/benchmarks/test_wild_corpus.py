@@ -94,7 +94,7 @@ def test_the_corpus_is_broad_and_its_halves_share_no_project() -> None:
 
 def test_suites_name_projects_of_the_corpus() -> None:
     names = {project.name for project in read_corpus()}
-    assert {suite.project for suite in read_suites()} <= names
+    assert {suite.project for suite in read_suites() if suite.project} <= names, "the others are of an installed library"
 
 
 def test_files_are_the_same_every_time(tmp_path: Path) -> None:
@@ -166,7 +166,7 @@ def test_who_changed_a_number_is_measured(tmp_path: Path, monkeypatch: pytest.Mo
         return Arm(exit=0, wall_s=1.0, cpu_s=1.0, losses=[str(number)])
 
     monkeypatch.setattr(attempts, "_arm", arm)
-    monkeypatch.setattr(attempts, "_judged", lambda *_: {"steps": 1})
+    monkeypatch.setattr(attempts, "judged", lambda *_: {"steps": 1})
     (tmp_path / "a.py").touch()
     program = Program(project="owner+name", half="first", path="a.py", trains="")
     assert attempt(program, tmp_path, tmp_path / "work", "abc").bits == bits
@@ -237,16 +237,16 @@ def test_records_are_what_a_pack_takes_in(tmp_path: Path) -> None:
 
 
 def test_a_page_that_was_taken_back_was_a_page(tmp_path: Path) -> None:
-    from benchmarks.wild.attempt import _incidents
+    from benchmarks.wild.attempt import incidents
 
     (tmp_path / "verify").mkdir()
     kept = {"key": "k", "tier": "ticket", "severity": "warning", "title": "t", "state": "resolved", "violations": [{"id": "r1"}]}
     quiet = {**kept, "key": "q", "state": "suspected"}
     (tmp_path / "verify" / "incidents.json").write_bytes(msgspec.json.encode({"incidents": [kept, quiet]}))
-    assert [i["tier"] for i in _incidents(tmp_path)] == ["ticket"]
+    assert [i["tier"] for i in incidents(tmp_path)] == ["ticket"]
     event = {"id": 1, "time": 1.0, "kind": "incident", "data": {"key": "k", "state": "firing", "tier": "page", "title": "t"}}
     (tmp_path / "verify" / "events.jsonl").write_bytes(b"cut{\n" + msgspec.json.encode(event) + b"\n")
-    assert [(i["tier"], i["rules"]) for i in _incidents(tmp_path)] == [("page", ["r1"])]
+    assert [(i["tier"], i["rules"]) for i in incidents(tmp_path)] == [("page", ["r1"])]
 
 
 def test_a_program_counts_as_wrong_by_errors_pages_bits_and_blindness_each() -> None:
