@@ -5,6 +5,7 @@ from __future__ import annotations
 import atexit
 import os
 import shutil
+import signal
 import tempfile
 
 import pytest
@@ -17,6 +18,8 @@ settings.load_profile("suite")
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)  # thousands of processes of tests would compile every module again
 os.environ["XDG_CACHE_HOME"] = tempfile.mkdtemp(prefix="proctor-tests-")  # what commands remember is the user's
 atexit.register(shutil.rmtree, os.environ["XDG_CACHE_HOME"], ignore_errors=True)
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # a shell's background job; programs of tests would inherit it, and Ctrl-C would not reach them
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 os.environ.pop("COLUMNS", None)  # what is printed is as wide as into a file, also where a terminal or a runner says its width
 
 
