@@ -7,4 +7,8 @@ from torch.testing._internal.distributed.distributed_test import DistributedTest
 
 
 class TestGloo(TestDistBackend, DistributedTest._DistTestBase):  # type: ignore[misc]
-    """Each test starts its own ranks."""
+    """Each test starts its own ranks; without them, the bodies of the tests would not run and all of them would pass."""
+
+    def setUp(self) -> None:
+        super().setUp()
+        self._spawn_processes()
