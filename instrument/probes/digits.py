@@ -59,9 +59,11 @@ class Digits(Probe):
     def _look(self, place: str, value: Any) -> None:
         import torch
 
+        from proctor.instrument.observe.content import readable
+
         if type(value) is not torch.Tensor or value.dtype is not torch.float32 or value.device.type != "cpu" or not value.requires_grad:
             return
-        if value.layout is not torch.strided or not value.numel():
+        if not value.numel() or readable(value) is None:
             return
         self._left -= 1
         digits, telling = digits_of(value.detach().reshape(-1)[:_SAMPLE].numpy())

@@ -98,12 +98,15 @@ def tensors(value: Any, depth: int = 3) -> Iterator[Any]:
 
 
 def readable(value: Any) -> bool:
-    """A plain tensor of several rows on the CPU, not too large."""
+    """A plain tensor of several rows on the CPU, not too large, whose memory is there."""
     import torch
+
+    from proctor.instrument.observe import content
 
     return (
         type(value) in (torch.Tensor, torch.nn.Parameter) and value.device.type == "cpu" and value.layout is torch.strided
         and value.dim() > 0 and value.shape[0] > 1 and 0 < value.numel() <= _LARGEST and not value.is_complex() and not value.is_quantized
+        and content.readable(value) is not None
     )  # fmt: skip
 
 

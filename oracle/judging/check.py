@@ -282,8 +282,8 @@ class Comparison:
                     self._pieces.setdefault(key, []).append((rank, entry))
                 elif entry.kind in ("param", "output") and key not in self.reference.entries:
                     self._extra.add(f"{entry.kind} {name}: the reference has none of this name")
-        if other := of_other_rows(self._pieces, self.reference.calls):
-            self._extra.add(f"gradients at the edges of {len({k[3] for k in other})} modules: the candidate calls them less often than the reference, on other rows")
+        if self.reference.recording.info.world > 1 and (other := of_other_rows(self._pieces, self.reference.calls)):
+            self._extra.add(f"gradients at the edges of {len({k[3] for k in other})} modules: the candidate calls them less often than the reference's ranks, on other rows")
             for key in other:
                 del self._pieces[key]
 

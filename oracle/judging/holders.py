@@ -208,7 +208,9 @@ def averaged_later(tensors: Sequence[TensorVerdict], replicas: Sequence[ReplicaC
 
 
 def of_other_rows(pieces: Mapping[Key, object], calls: Mapping[str, int]) -> set[Key]:
-    """Gradients that cross modules that the candidate calls less often than the reference.
+    """Gradients that cross modules that the candidate calls less often than all ranks of a reference together.
+
+    The rows of one rank are then matched by content (`rows.py`); of several, each has averaged its loss over its own rows.
 
     Args:
         pieces: of the candidate, by tensor of the reference.

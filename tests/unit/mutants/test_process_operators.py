@@ -144,6 +144,35 @@ def test_data_parallel_training_is_broken(name: str, monkeypatch: pytest.MonkeyP
     }[name]
 
 
+def test_what_is_reduced_is_a_copy(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.distributed, "all_reduce", lambda tensor: tensor.mul_(2))
+    planted = Planted("reduced_copy_thrown_away")
+    tensor = torch.ones(1)
+    torch.distributed.all_reduce(tensor)
+    assert float(tensor) == 1.0 and planted.count == 1
+
+
+def test_shards_are_clipped_by_their_own_norm() -> None:
+    Planted("clipped_by_own_norm")
+    parameter = torch.nn.Parameter(torch.ones(1))
+    parameter.grad = torch.full((1,), 8.0)
+    assert float(torch.nn.utils.clip_grad_norm_([parameter], 2.0)) == 8.0
+    assert float(parameter.grad) == pytest.approx(2.0)
+
+
+@pytest.mark.parametrize(("name", "rank", "value"), [
+    ("gradient_wrong_on_one_rank", 1, 0.75), ("gradient_wrong_on_one_rank", 0, 0.5), ("one_rank_with_another_rate", 1, 0.25), ("one_rank_with_another_rate", 0, 0.5),
+])  # fmt: skip
+def test_one_rank_updates_otherwise(name: str, rank: int, value: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.distributed, "is_initialized", lambda: True)
+    monkeypatch.setattr(torch.distributed, "get_rank", lambda: rank)
+    planted = Planted(name)
+    parameter = torch.nn.Parameter(torch.ones(1))
+    optimizer = torch.optim.SGD([parameter], lr=0.5)
+    assert stepped(optimizer, parameter, 1) == [value]
+    assert planted.count == rank and optimizer.param_groups[0]["lr"] == 0.5
+
+
 def test_samplers_give_the_same_slice_and_ignore_the_epoch() -> None:
     Planted("same_slice_on_every_rank")
     Planted("epoch_not_told")

@@ -16,6 +16,7 @@ OPERATORS = {n: o for n, o in load("syntax").items() if o.kind == "syntax"}
 
 PROGRAM = """
 import copy
+import types
 import torch
 import torch.nn.functional as F
 from torch import nn
@@ -100,6 +101,30 @@ epochs(wrapped, optimizer, scheduler, Scaler(), train_loader)
 wrapped(torch.tensor([1]))
 other = torch.optim.AdamW(groups)
 torch.nn.Linear(4, 4).load_state_dict(model.layer.state_dict())
+
+class dist:
+    ReduceOp = types.SimpleNamespace(SUM=0, MAX=1)
+
+    @staticmethod
+    def all_reduce(tensor, op=0):
+        pass
+
+    @staticmethod
+    def broadcast(tensor, src):
+        pass
+
+def partition(data, rank):
+    return data[rank::2]
+
+def by_hand(model, data, rank):
+    for p in model.parameters():
+        dist.broadcast(p.data, 0)
+    for p in model.parameters():
+        if p.grad is not None:
+            dist.all_reduce(p.grad, op=dist.ReduceOp.SUM)
+            p.grad /= 2
+    return partition(data, rank)
+by_hand(model, dataset, 1)
 """
 
 # A stand-in for the wrapper: data parallel training needs ranks, and operators look at names only.
@@ -120,6 +145,7 @@ CHANGES = {
     "backward_left_out": "-loss.backward()",
     "backward_twice": "+loss.backward(retain_graph=True)",
     "batch_repeated": "+[next(iter(train_loader))] * len(train_loader)",
+    "broadcast_left_out": "-dist.broadcast(p.data, 0)",
     "checkpoint_without_a_part": "-'model': model.state_dict(),",
     "clip_after_step": "",
     "clip_before_backward": "",
@@ -132,6 +158,7 @@ CHANGES = {
     "dropout_always": "+training=True",
     "eval_for_train": "-model.train()",
     "eval_left_out": "-model.eval()",
+    "first_slice_on_every_rank": "+partition(data, 0)",
     "frozen": "+next(iter(model.parameters())).requires_grad_(False)",
     "labels_shifted": "+target.roll(1, 0)",
     "load_left_out": "-load_state_dict(model.layer.state_dict())",
@@ -145,6 +172,9 @@ CHANGES = {
     "parameters_left_out": "+list(model.parameters())[:-1]",
     "precision_lost": "+self.layer(x).bfloat16().float()",
     "rate_not_set": "-group['lr'] = 0.01",
+    "reduction_left_out": "-dist.all_reduce(p.grad, op=dist.ReduceOp.SUM)",
+    "reduction_not_divided": "-p.grad /= 2",
+    "reduction_of_another_kind": "+op=dist.ReduceOp.MAX",
     "scheduler_each_batch": "",
     "scheduler_left_out": "-scheduler.step()",
     "scheduler_twice": "+scheduler.step()\n        scheduler.step()",
