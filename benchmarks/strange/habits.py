@@ -7,7 +7,22 @@ import io
 
 import torch
 import torch.distributed as dist
-from common import RANK, WORLD, Case, Copy, Gpt, Mlp, Sum, average, batches, main, mine, next_token, tokens
+from common import (
+    RANK,
+    WORLD,
+    Both,
+    Case,
+    Copy,
+    Gpt,
+    Mlp,
+    Sum,
+    average,
+    batches,
+    main,
+    mine,
+    next_token,
+    tokens,
+)
 from torch import nn
 from torch.nn import functional as F
 from torch.nn.parallel import DistributedDataParallel
@@ -84,22 +99,6 @@ class Squares(nn.Module):
         if x.shape[-1] == self.width or self.word == "own_statistics":
             return x * (total / x.shape[-1] + 1e-6).rsqrt() * self.weight
         return x * (Both.apply(total) / self.width + 1e-6).rsqrt() * self.weight
-
-
-class Both(torch.autograd.Function):
-    """The sum over the ranks; back: the sum of their gradients, since each rank goes on with a part of its own."""
-
-    @staticmethod
-    def forward(ctx, x):
-        x = x.clone()
-        dist.all_reduce(x)
-        return x
-
-    @staticmethod
-    def backward(ctx, g):
-        g = g.clone()
-        dist.all_reduce(g)
-        return g
 
 
 class Gated(nn.Module):

@@ -6,7 +6,7 @@ import sys
 
 import torch
 import torch.distributed as dist
-from common import RANK, WORLD, Case, Mlp, average, batches, main, mine
+from common import RANK, WORLD, Both, Case, Mlp, average, batches, main, mine
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
@@ -106,20 +106,6 @@ class Normed(nn.Module):
         return self.last(self.norm(self.first(x)).relu())
 
 
-class Reduce(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx, x):
-        x = x.clone()
-        dist.all_reduce(x)
-        return x
-
-    @staticmethod
-    def backward(ctx, g):
-        g = g.clone()
-        dist.all_reduce(g)
-        return g
-
-
 class Synced(nn.Module):
     """Batch norm over the ranks, since torch's own needs a GPU."""
 
@@ -138,7 +124,7 @@ class Synced(nn.Module):
             sums = torch.stack([x.sum(0), x.square().sum(0)])
             n = len(x)
             if WORLD > 1:
-                sums, n = Reduce.apply(sums), n * WORLD
+                sums, n = Both.apply(sums), n * WORLD
             mean, var = sums[0] / n, sums[1] / n - (sums[0] / n).square()
             with torch.no_grad():
                 seen_mean = x.mean(0) if self.local else mean
