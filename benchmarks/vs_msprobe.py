@@ -4,7 +4,7 @@
 
 The job is `monitored_lm.py`, a language model of four blocks. Cost: CPU time of the training thread a step (median behind the first 200), divided
 by that of the same job bare in the same environment and round. Bugs: what each says by itself, without anything learned, of the healthy job and of five
-planted bugs in 120 steps: msprobe's two alert rules with the thresholds of its manual, Proctor's shipped packs under `watch`. `--write` puts the tables
+planted bugs in 120 steps: msprobe's two alert rules (turbulence above 0.5, NaN or above 1e10), Proctor's shipped packs under `watch`. `--write` puts the tables
 into docs/comparison.md. msprobe lives in an environment of its own (`pip install torch==2.13.0 mindstudio-probe==26.2.0`).
 """
 
