@@ -48,14 +48,13 @@ class Causal(ModelRelation):
         if not _predicts_next(call, ids, axis):
             raise NotApplicable("nothing says that it is causal: its targets are not its inputs one further")
         for cut in sorted({length - 1, length // 2, 1}):
-            found = self._cut(call, run, path, axis, cut, there)
+            found = self._cut(call, run, results, path, axis, cut, there)
             if found is not None:
                 return found
         return Outcome(relation=self.name, verdict="equivalent", reason=f"results before positions 1, {length // 2} and {length - 1} of {length} stay when what follows changes")
 
-    def _cut(self, call: Call, run: Run, path: str, axis: int, cut: int, there: dict[str, int]) -> Outcome | None:
-        """Positions from `cut` on become others."""
-        results = run()
+    def _cut(self, call: Call, run: Run, results: Outputs, path: str, axis: int, cut: int, there: dict[str, int]) -> Outcome | None:
+        """Positions from `cut` on become others; `results`: what `run` gives of the batch as it is."""
 
         def change(at: str, tensor: torch.Tensor) -> torch.Tensor:
             if at != path:
