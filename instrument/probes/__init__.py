@@ -13,7 +13,7 @@ import pkgutil
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable
 from enum import Enum
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Final
 
 from proctor.instrument.config import RecordConfig
 from proctor.instrument.observe.fingerprint import fingerprint_all
@@ -30,6 +30,7 @@ Before = Callable[[tuple[Any, ...], dict[str, Any] | None], None]
 After = Callable[[tuple[Any, ...], dict[str, Any] | None, Any, bool], None]
 Hooks = tuple[Before | None, After | None]
 NO_HOOKS: Hooks = (None, None)
+FIRST_STEPS: Final = 4  # of an `EarlyProbe`
 
 
 class Home(Enum):
@@ -184,6 +185,24 @@ class Probe(ABC):
     def facts(self) -> dict[str, Any]:
         """More keys of `process.json`; asked by the writer's thread at every flush."""
         return {}
+
+
+class EarlyProbe(Probe):
+    """A probe whose looks are dear: in the first steps alone, and so many of them.
+
+    Attributes:
+        left: looks that it may still take.
+    """
+
+    looks: ClassVar[int]
+
+    def __init__(self, sink: Sink) -> None:
+        super().__init__(sink)
+        self.left = self.looks
+
+    def step_begins(self, step: int) -> None:
+        if step >= FIRST_STEPS:
+            self.left = 0
 
 
 _REGISTRY: dict[str, type[Probe]] = {}

@@ -11,7 +11,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from proctor.instrument.probes import NO_HOOKS, Home, Hooks, Probe, Sink, register
+from proctor.instrument.probes import NO_HOOKS, EarlyProbe, Home, Hooks, register
 from proctor.invariants.schema import Value
 
 _GIVES: Final = frozenset(f"torch.nn.functional.{name}" for name in ("linear", "conv1d", "conv2d", "conv3d", "conv_transpose2d")) | {"torch.conv1d", "torch.conv2d", "torch.conv3d"}
@@ -20,8 +20,6 @@ _TAKES: Final = frozenset(
     for name in """relu gelu silu elu leaky_relu tanh sigmoid softmax log_softmax layer_norm batch_norm group_norm dropout max_pool2d avg_pool2d
     cross_entropy nll_loss mse_loss l1_loss smooth_l1_loss binary_cross_entropy binary_cross_entropy_with_logits kl_div""".split()
 )  # fmt: skip
-_STEPS: Final = 4
-_LOOKS: Final = 200
 _SAMPLE: Final = 256
 _EXPONENTS: Final = 3  # at which the last digits are set; multiples of one unit have them at one
 # Name, digits of float32 behind its own, bits of a number that are its exponent.
@@ -29,19 +27,12 @@ _HALVES: Final = (("bfloat16", 16), ("float16", 13))
 
 
 @register
-class Digits(Probe):
+class Digits(EarlyProbe):
     """Rows of `Value.DIGITS`."""
 
     name = "digits"
     kinds = frozenset({Value.DIGITS})
-
-    def __init__(self, sink: Sink) -> None:
-        super().__init__(sink)
-        self._left = _LOOKS
-
-    def step_begins(self, step: int) -> None:
-        if step >= _STEPS:
-            self._left = 0
+    looks = 200
 
     def hooks(self, function: str, home: Home) -> Hooks:
         if home is not Home.TORCH or (function not in _GIVES and function not in _TAKES):
@@ -49,11 +40,11 @@ class Digits(Probe):
         return self._taken, (self._given if function in _GIVES else None)
 
     def _taken(self, args: tuple[Any, ...], kwargs: dict[str, Any] | None) -> None:
-        if self._left > 0 and args:
+        if self.left > 0 and args:
             self._look("given", args[0])
 
     def _given(self, args: tuple[Any, ...], kwargs: dict[str, Any] | None, result: Any, raised: bool) -> None:
-        if self._left > 0 and not raised:
+        if self.left > 0 and not raised:
             self._look("result", result)
 
     def _look(self, place: str, value: Any) -> None:
@@ -65,7 +56,7 @@ class Digits(Probe):
             return
         if not value.numel() or readable(value) is None:
             return
-        self._left -= 1
+        self.left -= 1
         digits, telling = digits_of(value.detach().reshape(-1)[:_SAMPLE].numpy())
         self.sink.number(place, float(telling), kind=Value.DIGITS, facts={"digits": digits})
 

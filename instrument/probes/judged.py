@@ -13,14 +13,12 @@ from typing import Any, Final
 
 import numpy as np
 
-from proctor.instrument.probes import NO_HOOKS, Home, Hooks, Probe, Sink, register
+from proctor.instrument.probes import NO_HOOKS, EarlyProbe, Home, Hooks, register
 from proctor.instrument.probes.source.formulas import is_loss_name
 from proctor.invariants.schema import MODEL_CALL, Value
 
 _NEXT: Final = "torch.utils.data.DataLoader.__next__"
 _SCORED: Final = ("torch.nn.functional.cross_entropy", "torch.nn.functional.nll_loss")
-_STEPS: Final = 4
-_LOOKS: Final = 256
 _TENSORS: Final = 6
 _LARGEST: Final = 1 << 17  # elements
 _SAMPLES: Final = 8  # whose scores are looked at
@@ -29,19 +27,12 @@ _EXACT: Final = float(1 << 53)
 
 
 @register
-class Judged(Probe):
+class Judged(EarlyProbe):
     """Rows of `Value.HANDED` and `Value.JUDGED`."""
 
     name = "judged"
     kinds = frozenset({Value.HANDED, Value.JUDGED})
-
-    def __init__(self, sink: Sink) -> None:
-        super().__init__(sink)
-        self._left = _LOOKS
-
-    def step_begins(self, step: int) -> None:
-        if step >= _STEPS:
-            self._left = 0
+    looks = 256
 
     def hooks(self, function: str, home: Home) -> Hooks:
         if function == _NEXT:
@@ -53,16 +44,16 @@ class Judged(Probe):
         return NO_HOOKS
 
     def _loaded(self, args: tuple[Any, ...], kwargs: dict[str, Any] | None, result: Any, raised: bool) -> None:
-        if self._left > 0 and not raised:
+        if self.left > 0 and not raised:
             self._handed("loader", result)
 
     def _called(self, args: tuple[Any, ...], kwargs: dict[str, Any] | None) -> None:
         # Where a model's forward is called by its name, a loss that is a module is called by nobody else: it is no model.
-        if self._left > 0 and getattr(args[0], "training", False) and next(args[0].parameters(), None) is not None:
+        if self.left > 0 and getattr(args[0], "training", False) and next(args[0].parameters(), None) is not None:
             self._handed("model", [*args[1:], *(kwargs or {}).values()])
 
     def _handed(self, place: str, value: Any) -> None:
-        self._left -= 1
+        self.left -= 1
         for i, tensor in enumerate(tensors(value)):
             if i >= _TENSORS:
                 return
@@ -70,9 +61,9 @@ class Judged(Probe):
                 self._look(Value.HANDED, f"{place} {i}", item, seen, tensor if item < 2 else tensor.t().contiguous())
 
     def _lost(self, function: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        if self._left <= 0:
+        if self.left <= 0:
             return
-        self._left -= 1
+        self.left -= 1
         scores: Any = args[0] if args else kwargs.get("input")
         target: Any = args[1] if len(args) > 1 else kwargs.get("target")
         if readable(target):
