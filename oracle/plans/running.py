@@ -12,6 +12,7 @@ from proctor.errors import OracleError
 from proctor.oracle.plans.mesh import Layout
 from proctor.oracle.plans.names import compiled
 from proctor.oracle.plans.rules import (
+    SCHEDULES,
     WAYS,
     DrawRule,
     EdgeRule,
@@ -77,9 +78,9 @@ class Running:
         plan: Plan = self.add(FullyShardRule(module, self._axis(axis)))
         return plan
 
-    def pipeline(self: Any, *stages: str, axis: str, microbatches: int = 1) -> Plan:
+    def pipeline(self: Any, *stages: str, axis: str, microbatches: int = 1, schedule: str = "gpipe") -> Plan:
         """Modules by stages; see `PipelineRule`."""
-        plan: Plan = self.add(PipelineRule(self._axis(axis), stages, microbatches))
+        plan: Plan = self.add(PipelineRule(self._axis(axis), stages, microbatches, schedule))
         return plan
 
     def style(self: Any, name: str, module: str, axis: str, **options: Any) -> Plan:
@@ -111,6 +112,8 @@ def check_run_rule(rule: RunRule) -> None:
             compiled(pattern)
         if not rule.stages or rule.microbatches < 1 or "+" in rule.axis:
             raise OracleError(f"pipeline over {rule.axis[:80]!r}: it needs one axis of the mesh, a pattern for each stage, and at least one microbatch")
+        if rule.schedule not in SCHEDULES:
+            raise OracleError(f"pipeline over {rule.axis[:80]!r}: schedule is {rule.schedule[:40]!r}", hint=f"give one of {', '.join(SCHEDULES)}")
         return
     compiled(rule.module)
     if isinstance(rule, FullyShardRule) and "+" in rule.axis:

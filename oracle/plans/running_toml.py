@@ -30,7 +30,7 @@ _PENDING: Final = ("path", "axes", "reduce")
 _DRAW: Final = ("module", "layout", "ndim")
 _SIZE: Final = ("module", "names", "axis")
 _SHARD: Final = ("module", "axis")
-_PIPELINE: Final = ("axis", "stages", "microbatches")
+_PIPELINE: Final = ("axis", "stages", "microbatches", "schedule")
 
 
 class Where(Protocol):
@@ -96,7 +96,7 @@ def add_pipeline(plan: Plan, where: Where, either: Either) -> None:
     microbatches = where.table.get("microbatches", 1)
     if type(microbatches) is not int:
         raise where.error("microbatches", f"must be a whole number, not {repr(microbatches)[:60]}")
-    plan.pipeline(*_names(where, "stages"), axis=where.text("axis"), microbatches=microbatches)
+    plan.pipeline(*_names(where, "stages"), axis=where.text("axis"), microbatches=microbatches, schedule=where.text("schedule", "gpipe"))
 
 
 TABLES: Final = (
@@ -113,7 +113,7 @@ def lines(rule: RunRule, spec: Callable[[str, Rule], str], toml: Callable[[objec
     if isinstance(rule, FullyShardRule):
         return ["[[fully_shard]]", f"module = {toml(rule.module)}", f"axis = {toml(rule.axis)}", ""]
     if isinstance(rule, PipelineRule):
-        return ["[[pipeline]]", f"axis = {toml(rule.axis)}", f"stages = {toml(list(rule.stages))}", f"microbatches = {rule.microbatches}", ""]
+        return ["[[pipeline]]", f"axis = {toml(rule.axis)}", f"stages = {toml(list(rule.stages))}", f"microbatches = {rule.microbatches}", f"schedule = {toml(rule.schedule)}", ""]
     if isinstance(rule, DrawRule):
         more = [f"ndim = {rule.ndim}"] if rule.ndim else []
         return ["[[draw]]", f"module = {toml(rule.module)}", spec("layout", rule.rule), *more, ""]
