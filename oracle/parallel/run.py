@@ -24,6 +24,7 @@ from proctor.oracle.parallel import intercept, verify, zero
 from proctor.oracle.parallel.buckets import Buckets, Pending
 from proctor.oracle.parallel.comm import Comm, comm_of
 from proctor.oracle.parallel.crossing.edges import After, Crossing, Edge, Lookup, changed
+from proctor.oracle.parallel.factories import Factories
 from proctor.oracle.parallel.parameters import Held, compare_replicas
 from proctor.oracle.parallel.placing import Placing
 from proctor.oracle.parallel.staged.pipeline import Stages
@@ -154,7 +155,10 @@ class Parallel:
 
     def _hook(self) -> None:
         model = self.model
+        factories = Factories(self.plan, self.comm)
         for path, module in model.named_modules():
+            if factories.concerns(path):
+                module.forward = factories.inside(path, module.forward)
             self._hook_edges(path, module)
             if any(compiled(rule.module).fullmatch(path) for rule in self.plan.draws):
                 module.register_forward_pre_hook(lambda m, a, p=path: self.placing.enter(p))

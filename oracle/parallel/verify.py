@@ -65,6 +65,8 @@ def _named_axes(plan: Plan) -> Iterable[tuple[str, Sequence[str]]]:
         yield f"pending {pending.path!r}", pending.axes
     for draw in plan.draws:
         yield f"draw {draw.module!r}", [cut.axis for cut in draw.rule.cuts]
+    for factory in plan.factories:
+        yield f"factory {factory.module!r}", [cut.axis for cut in factory.rule.cuts]
     for size in plan.sizes:
         yield f"size {size.module!r}", [size.axis]
     for shard in plan.shards:
@@ -82,6 +84,7 @@ def _idle(plan: Plan, model: torch.nn.Module) -> Iterable[str]:
         ("pending", [r.path for r in plan.pendings], names),
         ("redistribute", [r.module for r in plan.edges], modules),
         ("draw", [r.module for r in plan.draws], modules),
+        ("factory", [r.module for r in plan.factories], modules),
         ("size", [r.module for r in plan.sizes], modules),
         ("fully_shard", [r.module for r in plan.shards], modules),
         ("pipeline", [pattern for r in plan.pipelines for pattern in r.stages], modules),

@@ -142,6 +142,24 @@ class DrawRule(msgspec.Struct, frozen=True):
     ndim: int = 0
 
 
+class FactoryRule(msgspec.Struct, frozen=True):
+    """How tensors lie that a module's forward makes out of nothing: positions, masks, slopes of heads.
+
+    Args:
+        module: regex on the path of the innermost module that a rule matches.
+        rule: the layout.
+        names: of functions of torch ("arange", "zeros"); nothing for all that are known.
+        ndim: of tensors with so many dimensions only; 0 for all.
+        sizes: "whole" where the program gives those of one device, "part" where they are this rank's already.
+    """
+
+    module: str
+    rule: Rule
+    names: tuple[str, ...] = ()
+    ndim: int = 0
+    sizes: str = "whole"
+
+
 class SizeRule(msgspec.Struct, frozen=True):
     """Whole numbers that modules keep as attributes and that are those of a rank: heads, widths of a split.
 
@@ -190,7 +208,7 @@ class PipelineRule(msgspec.Struct, frozen=True):
     schedule: str = "gpipe"
 
 
-RunRule = EdgeRule | PendingRule | DrawRule | SizeRule | FullyShardRule | PipelineRule
+RunRule = EdgeRule | PendingRule | DrawRule | FactoryRule | SizeRule | FullyShardRule | PipelineRule
 AnyRule = ParamRule | ActivationRule | RenameRule | RunRule
 
 

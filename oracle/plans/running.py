@@ -16,6 +16,7 @@ from proctor.oracle.plans.rules import (
     WAYS,
     DrawRule,
     EdgeRule,
+    FactoryRule,
     FullyShardRule,
     PendingRule,
     PipelineRule,
@@ -35,6 +36,7 @@ class Running:
     edges: list[EdgeRule]
     pendings: list[PendingRule]
     draws: list[DrawRule]
+    factories: list[FactoryRule]
     sizes: list[SizeRule]
     shards: list[FullyShardRule]
     pipelines: list[PipelineRule]
@@ -66,6 +68,11 @@ class Running:
     def draw(self: Any, module: str, *, ndim: int = 0, **axes: int | str) -> Plan:
         """How random tensors of a module lie; see `DrawRule`."""
         plan: Plan = self.add(DrawRule(module, self.rule(axes), ndim))
+        return plan
+
+    def factory(self: Any, module: str, *names: str, ndim: int = 0, sizes: str = "whole", **axes: int | str) -> Plan:
+        """How tensors lie that a forward makes out of nothing; see `FactoryRule`."""
+        plan: Plan = self.add(FactoryRule(module, self.rule(axes), names, ndim, sizes))
         return plan
 
     def size(self: Any, module: str, *names: str, axis: str) -> Plan:
@@ -122,6 +129,12 @@ def check_run_rule(rule: RunRule) -> None:
         Layout(rule.rule.cuts)
         if any(cut.reduction for cut in rule.rule.cuts):
             raise OracleError(f"draw {rule.module[:80]!r}: addends cannot be drawn", hint="say how their sum lies")
+    elif isinstance(rule, FactoryRule):
+        Layout(rule.rule.cuts)
+        if rule.sizes not in ("whole", "part"):
+            raise OracleError(f"factory {rule.module[:80]!r}: sizes is {rule.sizes[:40]!r}", hint="whole (as on one device) or part (as on a rank)")
+        if any(cut.reduction for cut in rule.rule.cuts):
+            raise OracleError(f"factory {rule.module[:80]!r}: what is made is no addend")
     elif isinstance(rule, EdgeRule):
         _check_edge(rule)
 
