@@ -10,6 +10,7 @@ import signal
 from collections.abc import Mapping
 from typing import Any, Final
 
+from benchmarks.faults import deliveries, detours
 from benchmarks.faults import outside as o
 from benchmarks.faults.trial import Fault
 
@@ -127,7 +128,10 @@ VERIFIERS: Final = [
 ]
 
 PAGES: Final = [
-    Fault("receiver-down", "the receiver of pages is down", FOUND, bug=True, arrange=o.receiver_down),
+    Fault("receiver-down", "the receiver of pages is down", FOUND, bug=True, arrange=deliveries.down_for_good, after=deliveries.said_to_wait),
+    Fault("receiver-late", "the receiver is down until 3 s after the job's end", FOUND, bug=True, arrange=deliveries.back_after_the_end(), after=deliveries.taken),
+    Fault("receiver-late-hangup", "… and who still delivers gets SIGHUP", FOUND, bug=True, arrange=deliveries.back_after_the_end(deliveries.hang_up), after=deliveries.taken),
+    Fault("deliverer-killed", "… and who still delivers is killed with -9: `page flush` delivers", FOUND, bug=True, arrange=deliveries.back_after_the_end(deliveries.kill), after=deliveries.taken_by_hand),
     Fault("receiver-hangs", "the receiver takes a connection and says nothing", FOUND, bug=True, arrange=o.receiver_hangs),
     Fault("receiver-rejects", "the receiver answers 400", FOUND, bug=True, arrange=o.receiver_answers(400)),
     Fault("receiver-busy", "the receiver answers 429, for ever", FOUND, bug=True, arrange=o.receiver_answers(429)),
@@ -146,6 +150,9 @@ RANKS: Final = [
     Fault("torchrun-term", "SIGTERM to torchrun", LEFT, ranks=2, outside=o.signal_job(signal.SIGTERM)),
     Fault("network-cut", "the way to the verifier is cut for 2 s, and connections break after 64 KiB", FOUND, bug=True, arrange=o.lossy_verifier),
     Fault("relay-killed", "records go through a relay, which is killed and started again", FOUND, bug=True, arrange=o.relayed, outside=o.restart_relay),
+    Fault("relay-lossy", "the relay's way to the verifier is cut for 2 s, and connections break after 64 KiB", FOUND, bug=True, arrange=detours.lossy_relay),
+    Fault("nats-lossy", "records go over NATS, on a way that is cut for 2 s, and connections break after 64 KiB", FOUND, bug=True, arrange=detours.lossy_broker),
+    Fault("nats-killed", "records go over NATS, and the broker is killed and started again", FOUND, bug=True, arrange=detours.broker, outside=detours.restart_broker),
 ]  # fmt: skip
 
 FAULTS: Final = [*ENDS, *PROGRAMS, *LIMITS, *DISKS, *VERIFIERS, *PAGES, *RANKS]

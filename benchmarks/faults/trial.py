@@ -85,6 +85,7 @@ class Fault:
         arrange: prepares files of the trial; gives more options of `watch`.
         output: where the job's output goes: "pipe", or "closed".
         told: what an incident must say.
+        after: looks at the run when all is over, and says what is not as it should be.
     """
 
     name: str
@@ -102,6 +103,7 @@ class Fault:
     arrange: Callable[[Path], Sequence[str]] | None = None
     torchrun: Sequence[str] = ()
     told: str = ""
+    after: Callable[[Path], list[str]] | None = None
     leaves: frozenset[str] = frozenset()  # paths in the run directory that nobody is left to take away
 
 
@@ -170,6 +172,9 @@ def attempt(fault: Fault, folder: Path) -> Outcome:
         if "Traceback" in watched.error and "Traceback" not in bare.error:
             out.true = False
             out.wrong.append(f"a traceback: {watched.error[-800:]}")
+        if fault.after is not None and (amiss := fault.after(run)):
+            out.true = False
+            out.wrong += amiss
         left = _left_behind(fault, run, folder)
         out.clean = not left
         out.wrong += left
