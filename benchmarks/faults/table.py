@@ -90,7 +90,7 @@ PROGRAMS: Final = [
 ]  # fmt: skip
 
 _COUNTS = "from torch.utils._python_dispatch import TorchDispatchMode\nfrom torch.overrides import TorchFunctionMode\nclass Count({kind}):\n    def {name}(self, f, types, args=(), kwargs=None):\n" \
-    "        seen[str(f)] = seen.get(str(f), 0) + 1\n        return f(*args, **(kwargs or {{}}))\nseen = {{}}\nwith Count():\n    train(at_gate=None)\nprint('say', sorted(seen.items()), flush=True)"
+    "        name = getattr(f, '__name__', str(f))\n        seen[name] = seen.get(name, 0) + 1\n        return f(*args, **(kwargs or {{}}))\nseen = {{}}\nwith Count():\n    train(at_gate=None)\nprint('say', sorted(seen.items()), flush=True)"
 _DEEP = "class Net(torch.nn.Module):\n    def __init__(self):\n        super().__init__()\n        self.body = torch.nn.ModuleList([torch.nn.Linear(4, 4, bias=False) for _ in range(3000)])\n" \
     "        self.last = torch.nn.Linear(4, 2)\n    def forward(self, x):\n        for layer in self.body:\n            x = x + 0.001 * layer(x)\n        return self.last(x)\noptions.steps = 14"
 

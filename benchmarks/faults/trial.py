@@ -17,7 +17,7 @@ from typing import Any, Final
 
 from benchmarks.faults import job
 
-PROCTOR: Final = [sys.executable, "-m", "proctor.cli"]
+PROCTOR: Final = [sys.executable, "-P", "-m", "proctor.cli"]
 _WAIT_S: Final = 300.0
 _SPENT_S: Final = 90.0  # for the verifier, after the job has ended
 _OURS: Final = frozenset({"boot", "capsules", "check.json", "procs", "report.html", "run.json", "verify", "violations.jsonl"})
