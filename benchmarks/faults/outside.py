@@ -81,14 +81,6 @@ def small_disk(options: str) -> Callable[[Path], contextlib.AbstractContextManag
     return mounted
 
 
-@contextlib.contextmanager
-def odd_place(place: Path) -> Iterator[Path]:
-    """A folder whose name is no text."""
-    here = place / os.fsdecode(b"r\xff\xfen")
-    here.mkdir(parents=True)
-    yield here
-
-
 def make_read_only(stage: Stage) -> None:
     if stage.run is not None:
         place = str(stage.run.parent)

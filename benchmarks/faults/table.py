@@ -120,7 +120,7 @@ HABITS: Final = [
     _in("shadows", "a module of its own is called msgspec", files={"msgspec.py": "mine = 1\n"}, true=QUIET),
     _in("pickled", "it pickles the whole model and loads it where Proctor is not", how="import io, subprocess\ntrain(at_gate=None)\nnet = Net()\noptimizer = torch.optim.SGD(net.parameters(), lr=0.1)\n"
         "net(torch.ones(1, 4)).sum().backward(); optimizer.step()\nfile = io.BytesIO()\ntorch.save([torch.nn.Sequential(*net.body), optimizer], file)\nprint('say', b'proctor' in file.getvalue(), len(file.getvalue()), flush=True)"),
-    _in("odd-path", "the run directory's name is no UTF-8", around=o.odd_place),
+    _in("odd-path", "it works in a directory whose name is no UTF-8", start="odd = os.fsdecode(b'r\\xff\\xfen'); os.mkdir(odd); os.chdir(odd)"),
 ]  # fmt: skip
 
 LIMITS: Final = [
