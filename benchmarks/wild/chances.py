@@ -10,6 +10,7 @@ from typing import Final
 
 import polars as pl
 
+from proctor.invariants.relations.argument.tables import TRAIN, tables
 from proctor.invariants.relations.contain.trained import held_parameters
 from proctor.invariants.relations.course import clipping, groups, modes, resting, updating
 from proctor.invariants.relations.fresh import batches
@@ -33,6 +34,15 @@ def _clips(trace: Trace) -> bool:
 def _batches(trace: Trace) -> bool:
     rows = batches.batches(trace).filter(~pl.col("flat") & (pl.col("numbers") >= batches.ENOUGH))
     return _calls(trace, batches.NEXT) > 1 and rows["fp"].n_unique() > 1
+
+
+def _drawn(trace: Trace) -> bool:
+    return _batches(trace) and not batches.drawn(trace).is_empty()
+
+
+def _restored(trace: Trace) -> bool:
+    free = tables(trace)["evaluating"].filter(pl.col("step") >= 0)
+    return _calls(trace, TRAIN) > 0 and not free.filter(pl.col("proc").is_in(modes.chancy(trace).implode())).is_empty()
 
 
 def _groups(trace: Trace) -> bool:
@@ -74,6 +84,7 @@ CHANCES: Final[dict[str, Callable[[Trace], bool]]] = {
     "successive": lambda trace: _calls(trace, updating.SCHEDULE) > 1, "evaluates": _evaluates, "resumes": _resumes,
     "masks": lambda trace: len(modes.chancy(trace)) > 0, "batch": _batches, "reversed": _decays, "parted": _groups, "halved": _frozen,
     "aligned": _targets, "scored": _scores, "digits": _digits, "used": lambda trace: not resting.cleared(trace).is_empty(),
+    "consumes": _drawn, "restored": _restored, "rounds": _digits,
 }  # fmt: skip
 
 

@@ -26,9 +26,9 @@ from proctor.oracle.fuzz.search.attribute import triggers
 from proctor.oracle.fuzz.space import Point
 from proctor.oracle.fuzz.spec import Scenario
 
-# Traits that every model of a template has say nothing about a finding.
 _MAX_BYTES: Final = 16 << 20  # of a file of known findings
-GENERAL: Final = frozenset({"norm", "tokens", "attention", "embedding bag", "convolution", "recurrent", "routed", "needs rows", "torchrec", "keywords", "transformers"})
+# Traits that every model of a template has say nothing about a finding.
+GENERAL: Final = frozenset({"norm", "tokens", "attention", "embedding bag", "convolution", "recurrent", "routed", "needs rows", "torchrec", "keywords", "transformers", "operator", "collective"})
 
 
 class Known(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -111,9 +111,16 @@ def holds(part: Point, setting: Point) -> bool:
     return all(setting.get("world", 1) != 1 if k == "world" and v != 1 else setting.get(k) == v for k, v in part.items())
 
 
-def signature(symptom: Symptom, minimal: Point) -> str:
-    """Short name of a signature."""
-    words = [symptom.verdict, symptom.what, symptom.way, symptom.where] if symptom.verdict in ("crash", "hang") else ["inconsistent", *triggers(minimal)]
+def signature(symptom: Symptom, minimal: Point, subject: str = "") -> str:
+    """Short name of a signature.
+
+    Args:
+        symptom: of the failure.
+        minimal: the trigger set.
+        subject: of the model (`ModelCode`).
+    """
+    crash = [symptom.verdict, symptom.what, symptom.way, symptom.where]
+    words = crash if symptom.verdict in ("crash", "hang") else ["inconsistent", *triggers(minimal), *filter(None, [subject])]
     return hashlib.blake2b("\0".join(words).encode(), digest_size=4).hexdigest()
 
 

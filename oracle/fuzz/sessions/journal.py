@@ -36,6 +36,7 @@ class Asked(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     workers: int
     versions: dict[str, str]
     form: int = FORM
+    models: tuple[str, ...] = ()  # names of templates; empty for all
 
 
 class Journal:

@@ -122,8 +122,10 @@ class Session:
         self._early = False
         if recorder is not None and (not any(collective(node.op) for node in recorder.tape.nodes) or any(recorder.made(local(p)) for p in module.parameters())):
             recorder.forget()
-        if self.before is not None:
+        if self.before is not None and recorder is not None:
+            recorder.__exit__(None, None, None)  # the older one is below it, and would be asked about each operation
             self.before.leave()
+            recorder.__enter__()
 
     def _where(self) -> tuple[str, str]:
         return (self.stack[-1] if self.stack else ""), ("update" if self._updating else "forward")
