@@ -146,11 +146,12 @@ def _told(trace: Trace, mode: str) -> pl.DataFrame:
     rows = rows.with_columns(
         pl.when(between).then(pl.col("_of_seq")).otherwise("seq").fill_null(0).cast(pl.UInt32).alias("seq"),
         pl.when(between).then(pl.col("_of_site")).otherwise("site").fill_null(0).cast(pl.UInt32).alias("site"),
+        pl.when(between).then(pl.lit(_frames.UPDATE)).otherwise("function").alias("function"),
     )
     bad = rows.select("proc", "step", "seq", "site", pl.col("seen").alias("_seen"), pl.col("text").alias("_variable"))
     function = _FUNCTIONS.get(mode)
     found = examples(trace, mode, bad, function=function or MODEL_CALL)
-    return found if function else found.with_columns(_judged.named(rows.with_columns(pl.when(between).then(pl.lit(_frames.UPDATE)).otherwise("function").alias("function"))))
+    return found if function else found.with_columns(_judged.named(rows))
 
 
 def _shifted(trace: Trace) -> pl.DataFrame:
