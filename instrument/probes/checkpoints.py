@@ -94,11 +94,12 @@ class Checkpoints(Probe):
 
     def _put(self, kind: Value, value: Any, file: str | None) -> None:
         found = flatten(value)
+        digest = None if file is None else _generators.digest_text(file)
+        if digest is not None:
+            self._counted(kind, digest, len(found))
         if found:
-            if file is not None:
-                digest = _generators.digest_text(file)
+            if digest is not None:
                 self.sink.fingerprint(kind, "<file>", digest)
-                self._counted(kind, digest, len(found))
             self.sink.tensors(kind, found)
 
     def _counted(self, kind: Value, digest: int, tensors: int) -> None:

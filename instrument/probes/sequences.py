@@ -83,7 +83,7 @@ class Sequences(EarlyProbe):
         self.sink.number(noisy or kind, 1.0, kind=Value.KEPT, facts={"what": "noise", "seen": seen})
 
     def _embeds(self, args: tuple[Any, ...], kwargs: dict[str, Any] | None) -> None:
-        value = args[0] if args else (kwargs or {}).get("input")
+        value: Any = args[0] if args else (kwargs or {}).get("input")
         if self.left > 0 and len(self._ids) < _SEQUENCES and _sequence(value):
             self._ids.append(value.numpy())
 
@@ -96,7 +96,7 @@ class Sequences(EarlyProbe):
 
     def _loss(self, args: tuple[Any, ...], kwargs: dict[str, Any] | None) -> None:
         scores = args[0] if args else (kwargs or {}).get("input")
-        target = args[1] if len(args) > 1 else (kwargs or {}).get("target")
+        target: Any = args[1] if len(args) > 1 else (kwargs or {}).get("target")
         if self.left <= 0 or not self._ids or not getattr(scores, "requires_grad", False) or not readable(target) or target.is_floating_point():
             return
         flat = target.detach().numpy().reshape(-1)

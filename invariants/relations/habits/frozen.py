@@ -15,7 +15,6 @@ import polars as pl
 
 from proctor.invariants.invariant import Hypothesis
 from proctor.invariants.relations import Detail, Examples, Needs, Relation, register
-from proctor.invariants.relations.contain.trained import held_parameters
 from proctor.invariants.relations.views import frames as _frames
 from proctor.invariants.relations.views import habits as _habits
 from proctor.invariants.relations.views import sightings as _sightings
@@ -57,7 +56,10 @@ def _kinds(trace: Trace) -> pl.DataFrame:
     """One row a kind of parameter and update, of some updates: passed if all of the kind are frozen."""
     first = _frames.updates(trace).filter(pl.col("step") >= 0).sort("proc", "seq").unique(["proc", "step"], keep="first", maintain_order=True)
     first = _frames.first_of_each(first, ["proc", _frames.news(trace)], _sightings.MANY)
-    held = held_parameters(trace).filter((pl.col("model") != "") & (pl.col("module") != "")).sort("proc", "name")
+    known = _frames.owned(trace).filter((pl.col("role") == "parameter") & (pl.col("attr") == "data") & (pl.col("module") != ""))
+    looks = trace.states.select("proc", "var", "meta").unique(maintain_order=True).join(_frames.metas(trace, "requires_grad"), on="meta", how="left", maintain_order="left")
+    held = looks.group_by("proc", "var", maintain_order=True).agg((pl.col("requires_grad") == "false").all().alias("frozen"))
+    held = held.join(known.select("var", "name", "module", "kind"), on="var", how="inner", maintain_order="left").sort("proc", "name")
     kinds = held.group_by("proc", pl.concat_str("module", pl.lit("."), "kind").alias("what"), maintain_order=True).agg(
         pl.col("frozen").all().alias("passed"), (~pl.col("frozen")).sum().alias("_n"), pl.len().alias("_all"), pl.col("name").filter(~pl.col("frozen")).first().alias("_variable"),
     )  # fmt: skip

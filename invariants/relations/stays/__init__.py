@@ -10,7 +10,8 @@ before its first backward. `product`: a tensor in a half type that is multiplied
 a mask that comes with padded sequences is not the same in all places. `noise`: what a model gives without gradients for the batch that it trains on has no dropout in it.
 
 All but `product` and `update` are told by probes of what they saw in one process, each with what it would take for a right program to look alike (`instrument/probes/modes.py`,
-`averages.py`, `checkpoints.py`, `advances.py`, `sequences.py`). The contradictions are laws: `buffers`, `precision`, `moments`. A right program may do the others, though seldom.
+`averages.py`, `checkpoints.py`, `advances.py`, `sequences.py`). They are choices, so warnings where they ship: a
+right program may do some of them, though seldom, and of the others too few healthy programs have what they speak of.
 
 Source: ours.
 """
@@ -71,7 +72,6 @@ _NEEDS: Final = {
     "product": frozenset({_rounding.PRODUCT}), "update": frozenset({"torch.Tensor.backward", "torch.autograd.backward"}), "noise": frozenset({MODEL_CALL}), "next": _SEQUENCES, "mask": _SEQUENCES,
 }  # fmt: skip
 _FORWARDS: Final = 2  # in which a mask says nothing
-_LAWS: Final = frozenset({"buffers", "precision", "moments"})
 _FUNCTIONS: Final = {"precision": _LOADS, "moments": _LOADS, "beginning": _frames.UPDATE, "product": _rounding.PRODUCT, "update": _frames.UPDATE}
 _PARTS: Final[dict[str, Callable[[Trace], pl.DataFrame]]] = {"product": _rounding.product, "update": _rounding.update}
 
@@ -82,7 +82,7 @@ class Stays(Relation):
 
     name = "stays"
     code = "PR124"
-    standing: ClassVar[Standing] = Standing.LAW
+    standing: ClassVar[Standing] = Standing.CHOICE  # a right program may do so, though seldom, or too few healthy programs have what is spoken of
     upstream: ClassVar[int] = 2
     ahead: ClassVar[int] = 1
     reach: ClassVar[int | None] = 1
@@ -97,10 +97,6 @@ class Stays(Relation):
 
     def reads_of(self, hypothesis: Hypothesis) -> Reads:
         return "numbers"
-
-    def standing_of(self, hypothesis: Hypothesis) -> Standing:
-        """What a program may do on purpose, though seldom, is a choice."""
-        return Standing.LAW if hypothesis["mode"] in _LAWS else Standing.CHOICE
 
     def details(self, hypothesis: Hypothesis) -> frozenset[tuple[str, str]]:
         return frozenset({(_rounding.PRODUCT, "")}) if hypothesis["mode"] == "product" else frozenset()
@@ -150,11 +146,12 @@ def _told(trace: Trace, mode: str) -> pl.DataFrame:
     rows = rows.with_columns(
         pl.when(between).then(pl.col("_of_seq")).otherwise("seq").fill_null(0).cast(pl.UInt32).alias("seq"),
         pl.when(between).then(pl.col("_of_site")).otherwise("site").fill_null(0).cast(pl.UInt32).alias("site"),
+        pl.when(between).then(pl.lit(_frames.UPDATE)).otherwise("function").alias("function"),
     )
     bad = rows.select("proc", "step", "seq", "site", pl.col("seen").alias("_seen"), pl.col("text").alias("_variable"))
     function = _FUNCTIONS.get(mode)
     found = examples(trace, mode, bad, function=function or MODEL_CALL)
-    return found if function else found.with_columns(_judged.named(rows.with_columns(pl.when(between).then(pl.lit(_frames.UPDATE)).otherwise("function").alias("function"))))
+    return found if function else found.with_columns(_judged.named(rows))
 
 
 def _shifted(trace: Trace) -> pl.DataFrame:
