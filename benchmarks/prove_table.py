@@ -1,4 +1,4 @@
-"""The six rows of TrainVerify's Tables 2 and 3 on their whole meshes, and how the cost grows.
+"""The six rows of TrainVerify's Tables 2 and 3 on their whole meshes, a small mesh with all three axes, and how the cost grows.
 
     python benchmarks/prove_table.py [--only L1 D1 …] [--growth] [--jobs 2] [--layers N] [--proof S] [--out FILE]
     python benchmarks/prove_table.py --proofs
@@ -30,7 +30,7 @@ from proctor.oracle.prove import prove
 ROWS = {
     "L1": Size(layers=32, dp=512), "L2": Size(layers=80, dp=16, tp=8, pp=4, microbatches=32), "L3": Size(layers=126, dp=64, tp=8, pp=16, microbatches=16),
     "D1": Size(layers=27, dp=16, tp=4, pp=2, microbatches=16, experts=True), "D2": Size(layers=60, dp=16, tp=8, pp=4, microbatches=16, experts=True),
-    "D3": Size(layers=61, dp=32, tp=8, pp=8, microbatches=16, experts=True),
+    "D3": Size(layers=61, dp=32, tp=8, pp=8, microbatches=16, experts=True), "64 ranks": Size(layers=8, dp=4, tp=4, pp=4, microbatches=5),
 }  # fmt: skip
 _SMALL = Size(layers=4, dp=4, tp=2, pp=2, microbatches=4)
 GROWTH = {
