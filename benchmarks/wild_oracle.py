@@ -43,6 +43,7 @@ BEGIN, END = "<!-- wild oracle -->", "<!-- /wild oracle -->"
 TWO_RANKS: Final = ("mmengine", "sentence_transformer-training", "peft_no_lora_accelerate", "pytorch-image-models--train")  # they read torchrun's variables
 _ONE: Final = threading.Lock()
 HALVES: Final = {"first": "looked at", "second": "held"}
+UPDATES: Final = 6  # after which a program ends: one step is recorded, and some have several optimizers
 STATES: Final = ("equivalent", "different", "inconclusive", "not recorded")
 
 
@@ -94,7 +95,7 @@ def run(forks: Forks, program: Program, checkout: Path, home: Path, log: Path, r
     """The exit code of a copy of a program that is laid out anew; each of several ranks gets its part of the batch."""
     shutil.rmtree(home, ignore_errors=True)
     place, installed, script = lay_out(program, checkout, home)
-    environment = {"WILD_SHIMS": ",".join(program.shims), "WILD_STEPS": str(program.steps), "WILD_BATCH": str(program.batch // ranks), "HOME": str(home)}
+    environment = {"WILD_SHIMS": ",".join(program.shims), "WILD_STEPS": str(min(program.steps, UPDATES)), "WILD_BATCH": str(program.batch // ranks), "HOME": str(home)}
     path = [str(SHIMS), str(installed)]
     return forks.run(script, program.arguments, place, log, environment, ranks=ranks, path=path, collect=collect, timeout_s=program.timeout_s)
 
