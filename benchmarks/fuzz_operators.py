@@ -89,7 +89,7 @@ def main() -> None:
                 counts[outcome.verdict] += 1
                 if outcome.failed and outcome.symptom is not None:
                     s = outcome.symptom
-                    key = (scenario.template, str(scenario.model.get("expression", "")) or str(scenario.setting.get("hand_call", "all_reduce")), s.verdict, s.what, s.way, s.where)
+                    key = (scenario.template, str(scenario.model.get("expression", "")) or str(scenario.setting.get("hand_call", "all_gather_object")), s.verdict, s.what, s.way, s.where)
                     if not seen[key]:
                         print(*key[:3], scenario.model, scenario.setting, outcome.why[:170], sep=" | ", flush=True)
                     seen[key].append(scenario.key())

@@ -16,8 +16,9 @@ OURS: Final = frozenset({"collective"})
 _OBJECTS: Final = ("parts = [None] * world", "dist.all_gather_object(parts, out)", "return reduced(torch.cat(parts))")  # what shows every rank's part, by pickles
 _FUNCTIONAL: Final = "import torch.distributed._functional_collectives as funcol"
 
-# Name → lines; {more} is where a call takes `async_op`.
+# Name → lines, first the one that sends pickles; {more} is where a call takes `async_op`.
 _CALLS: Final[dict[str, tuple[str, ...]]] = {
+    "all_gather_object": ("out = mine", *_OBJECTS),
     "all_reduce": ("wait(dist.all_reduce(part, op{more}))", "return part"),
     "reduce, broadcast": ("wait(dist.reduce(part, 0, op{more}))", "wait(dist.broadcast(part, 0{more}))", "return part"),
     "reduce_scatter": ("out = lay(torch.zeros_like(part))", "wait(dist.reduce_scatter(out, [lay(part) for _ in range(world)], op{more}))", "return out"),
@@ -42,20 +43,19 @@ _CALLS: Final[dict[str, tuple[str, ...]]] = {
         "calls = [dist.P2POp(dist.isend, mine, r) for r in others] + [dist.P2POp(dist.irecv, outs[r], r) for r in others]",
         "for work in dist.batch_isend_irecv(calls) if calls else (): work.wait()", "return reduced(torch.cat(outs))",
     ),
-    "all_gather_object": ("out = mine", *_OBJECTS),
     "broadcast_object_list": ("whole = [lay(t) if rank == 0 else None]", "dist.broadcast_object_list(whole, 0)", "return reduced(whole[0])"),
-    "funcol.all_reduce": (_FUNCTIONAL, "return funcol.all_reduce(part, net.op.lower(), dist.group.WORLD) + 0"),
-    "funcol.all_gather_tensor": (_FUNCTIONAL, "return reduced(funcol.all_gather_tensor(mine, 0, dist.group.WORLD) * 1)"),
-    "funcol.all_gather_tensor, last": (_FUNCTIONAL, "last = lay(mine.movedim(0, -1))", "return reduced((funcol.all_gather_tensor(last, last.ndim - 1, dist.group.WORLD) * 1).movedim(-1, 0))"),
-    "funcol.reduce_scatter_tensor": (_FUNCTIONAL, "return (funcol.reduce_scatter_tensor(lay(torch.stack([part] * world)), net.op.lower(), 0, dist.group.WORLD) * 1)[0]"),
+    "funcol.all_reduce": (_FUNCTIONAL, "return funcol.all_reduce(part, net.op.lower(), dist.group.WORLD).clone()"),
+    "funcol.all_gather_tensor": (_FUNCTIONAL, "return reduced(funcol.all_gather_tensor(mine, 0, dist.group.WORLD).clone())"),
+    "funcol.all_gather_tensor, last": (_FUNCTIONAL, "last = lay(mine.movedim(0, -1))", "return reduced((funcol.all_gather_tensor(last, last.ndim - 1, dist.group.WORLD).clone()).movedim(-1, 0))"),
+    "funcol.reduce_scatter_tensor": (_FUNCTIONAL, "return (funcol.reduce_scatter_tensor(lay(torch.stack([part] * world)), net.op.lower(), 0, dist.group.WORLD).clone())[0]"),
     "funcol.reduce_scatter_tensor, last": (
-        _FUNCTIONAL, "last = lay(torch.stack([part] * world, -1))", "return (funcol.reduce_scatter_tensor(last, net.op.lower(), last.ndim - 1, dist.group.WORLD) * 1)[..., 0]",
+        _FUNCTIONAL, "last = lay(torch.stack([part] * world, -1))", "return (funcol.reduce_scatter_tensor(last, net.op.lower(), last.ndim - 1, dist.group.WORLD).clone())[..., 0]",
     ),
-    "funcol.all_to_all_single": (_FUNCTIONAL, "return reduced(funcol.all_to_all_single(lay(torch.cat([mine] * world)), None, None, dist.group.WORLD) * 1)"),
-    "funcol.broadcast": (_FUNCTIONAL, "return reduced(funcol.broadcast(lay(t if rank == 0 else t * 0), 0, dist.group.WORLD) * 1)"),
+    "funcol.all_to_all_single": (_FUNCTIONAL, "return reduced(funcol.all_to_all_single(lay(torch.cat([mine] * world)), None, None, dist.group.WORLD).clone())"),
+    "funcol.broadcast": (_FUNCTIONAL, "return reduced(funcol.broadcast(lay(t if rank == 0 else torch.zeros_like(t)), 0, dist.group.WORLD).clone())"),
     "nn.all_reduce": ("import torch.distributed.nn", "return dist.nn.all_reduce(part, op)"),
     "nn.all_gather": ("import torch.distributed.nn", "return reduced(torch.cat(dist.nn.all_gather(mine)))"),
-    "nn.broadcast": ("import torch.distributed.nn", "return reduced(dist.nn.broadcast(lay(t if rank == 0 else t * 0), 0))"),
+    "nn.broadcast": ("import torch.distributed.nn", "return reduced(dist.nn.broadcast(lay(t if rank == 0 else torch.zeros_like(t)), 0))"),
     "nn.reduce_scatter": ("import torch.distributed.nn", "return dist.nn.reduce_scatter(lay(torch.zeros_like(part)), [lay(part) for _ in range(world)], op)"),
     "nn.all_to_all_single": ("import torch.distributed.nn", "return reduced(dist.nn.all_to_all_single(lay(torch.zeros_like(t)), lay(torch.cat([mine] * world))))"),
     "DTensor, Shard": (
@@ -68,7 +68,7 @@ _CALLS: Final[dict[str, tuple[str, ...]]] = {
     ),
     "distribute_tensor": (
         "from torch.distributed.device_mesh import init_device_mesh", "from torch.distributed.tensor import Shard, distribute_tensor",
-        "return reduced(distribute_tensor(lay(t if rank == 0 else t * 0), init_device_mesh('cpu', (world,)), [Shard(0)]).full_tensor())",
+        "return reduced(distribute_tensor(lay(t if rank == 0 else torch.zeros_like(t)), init_device_mesh('cpu', (world,)), [Shard(0)]).full_tensor())",
     ),
 }  # fmt: skip
 _BLOCKING: Final = tuple(name for name, lines in _CALLS.items() if not any("{more}" in line for line in lines))

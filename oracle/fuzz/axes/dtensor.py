@@ -40,7 +40,7 @@ class Distributed(Wrapper):
     def apply(self, draft: Draft, setting: Point) -> None:
         """As `Wrapper.apply`."""
         draft.add_import("from torch.distributed.device_mesh import init_device_mesh")
-        draft.add_import("from torch.distributed.tensor import Replicate, Shard, distribute_tensor")
+        draft.add_import("from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor")
         mesh = setting["dt_mesh"]
         cuts = {name: placements(setting[axis], mesh) for name, axis in (("a", "dt_a"), ("b", "dt_b"), ("m", "dt_a"))}
         rest = placements("R", mesh)
@@ -52,7 +52,7 @@ class Distributed(Wrapper):
             "    setattr(net, name, nn.Parameter(t) if name in net._parameters else t)",
         ]
         # Gradients are compared as they come out; where they are placed otherwise than the parameter the optimizer would refuse them.
-        draft.wrap.append("def place(*_): [setattr(p, 'grad', p.grad.redistribute(placements=p.placements)) for p in net.parameters() if p.grad is not None]")
+        draft.wrap.append("def place(*_): [setattr(p, 'grad', p.grad.redistribute(placements=p.placements)) for p in net.parameters() if isinstance(p.grad, DTensor)]")
         draft.after_build.append("opt.register_step_pre_hook(place)")
 
 

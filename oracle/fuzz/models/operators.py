@@ -20,6 +20,9 @@ EXPRESSIONS: Final = (
     "a.max()", "a.max(0).values", "a.min(1).values", "a.median()", "a.median(0).values", "a.aminmax(dim=0).max", "a.logsumexp(0)", "a.norm()", "a.norm(1)", "a.norm(float('inf'))",
     "a.norm(dim=0)", "a.norm(3, dim=1)", "torch.linalg.vector_norm(a, 0.5)", "torch.linalg.matrix_norm(a)", "torch.linalg.vector_norm(a, float('-inf'))", "a.nansum(0)", "a.count_nonzero()",
     "(a > 0.1).sum(0)", "(a > 0.1).any(0)", "(a > -9).all()", "a.argmax()", "a.argmax(0)", "a.argmin(1)", "a.trace()", "torch.dist(a, b)", "a.sum(0).relu()", "(a @ b.mT).sum(0).exp()",
+    # results that are parts of sums (of maxima, of means) on the ranks, and what is done with them
+    "a.sum(1) + 1.0", "1 - a.sum(1)", "a.sum(1) * b.sum(1)", "a.sum(1).abs()", "torch.where(i > 0, a.sum(1), 0.5)", "a.sum(1).masked_fill(i > 0, 0.5)", "a.sum(1).clone().add_(1)", "a.sum(1).fill_(1)",
+    "a.sum(1).sub_(1)", "a.sum(1).zero_() + 1", "a.sum(1).norm()", "a.sum(1).max()", "a.sum(1)[i]", "a.amax(1) * -1", "2 * a.amax(1) - a.amin(1)", "a.mean(1) + 1", "a.norm(dim=1) ** 2", "a.sum(1) @ b", "a.sum(1) ** 2",
     # numbers that leave a tensor
     "a * a.norm().item()", "a * a.sum().item()", "a * float(a.amax())", "a * a.mean().item()", "a * (a > 0).sum().item()", "a * float(torch.linalg.vector_norm(a))", "a * len(a)", "a * a.numel()",
     # along a dimension

@@ -108,7 +108,8 @@ def test_operators_and_collectives_by_themselves(tmp_path: Path) -> None:
         """
         cut = [Scenario("operator", {"expression": e}, {}, {"world": 2, "wrapper": "dtensor", "dt_a": "S0"}) for e in ("a @ b.mT", "(a > 0.1).any(0)", "a * a.norm().item()")]
         shape = {"shape": "2, 3", "dtype": "complex64"}
-        hand = [Scenario("collective", shape, {}, {"world": 3, "wrapper": "by_hand", **s}) for s in ({}, {"hand_layout": "transposed"}, {"hand_call": "all_gather", "hand_async": True})]
+        hand = [Scenario("collective", shape, {}, {"world": 3, "wrapper": "by_hand", **s}) for s in
+                ({"hand_call": "all_reduce"}, {"hand_call": "all_reduce", "hand_layout": "transposed"}, {"hand_call": "all_gather", "hand_async": True})]
         none = Scenario("collective", {}, {}, {"world": 2, "wrapper": "by_hand", "hand_layout": "conjugate"})
 
         def planted():
