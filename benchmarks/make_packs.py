@@ -15,6 +15,7 @@ split into folds, the pack is made without a fold and checked on it; a project i
 from __future__ import annotations
 
 import argparse
+import collections
 import datetime
 import sys
 import tempfile
@@ -28,6 +29,7 @@ from evaluation import ROOT, Bench, programs
 from exam import PROCTOR, run
 from pack_members import OWN, PUBLIC, Member, own, public
 
+from benchmarks.wild.chances import chances
 from proctor.invariants.condition import FAMILY, Kind
 from proctor.invariants.invariant import Invariant, Severity, Standing
 from proctor.invariants.pack import Measured, Pack, read_pack, write_pack
@@ -94,6 +96,8 @@ def held_out(work: Path, name: str, members: Sequence[Member], folds: int, fewes
     """False alarms of packs made without a fold of the programs, on that fold."""
     groups = list(dict.fromkeys(m.project or m.name for m in members))
     programs_seen = runs = checked = failed = 0
+    could: collections.Counter[str] = collections.Counter()
+    broken: collections.Counter[str] = collections.Counter()
     folds = min(folds, len(groups))
     for fold in range(folds):
         out = [m for m in members if groups.index(m.project or m.name) % folds == fold]
@@ -104,12 +108,17 @@ def held_out(work: Path, name: str, members: Sequence[Member], folds: int, fewes
         for member in out:
             programs_seen += 1
             for setting, path in member.runs.items():
-                result = check(Trace.load([path]), [pack])
+                trace = Trace.load([path])
+                result = check(trace, [pack])
                 runs += 1
+                could.update(chances(trace))
+                modes = {rule.id: rule.hypothesis.text("mode") for rule in pack.invariants if rule.relation == "course"}
+                broken.update({modes[v.id] for v in result.violations if v.id in modes})
                 checked += result.checked
                 failed += len(result.violations)
                 for v in result.violations:
                     print(f"  {name} without it: {member.name} ({setting}): {v.severity} {v.relation}: {v.text} | {v.seen}"[:300], flush=True)
+    print(f"  {name}: laws of a step, runs that had something to fail on and failures: " + ", ".join(f"{m} {broken[m]} of {n}" for m, n in sorted(could.items())), flush=True)
     return Measured(programs=programs_seen, runs=runs, checked=checked, failed=failed)
 
 

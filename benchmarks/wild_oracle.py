@@ -1,7 +1,7 @@
 """Healthy public programs through the oracle: what it says of a program and itself, and of one and two ranks of it.
 
     python -m benchmarks.wild_oracle WILD [--half first|second] [--only TEXT] [--number N] [--ranks 2] [--write]
-    python -m benchmarks.wild_oracle WILD --table [--write]
+    python -m benchmarks.wild_oracle WILD --table [--also FOLDER] [--write]
 
 WILD is a folder of checkouts as of `benchmarks.wild`, whose manifests, shims and data are used. The reference is recorded as `proctor oracle run` does it,
 with its four noise samples, the candidate is the same program once more; both are forks of a process that has imported torch. So every `different` is a
@@ -13,6 +13,7 @@ lie in WILD/results/COMMIT-oracle, one JSON a program and number of ranks, and a
 from __future__ import annotations
 
 import argparse
+import contextlib
 import os
 import shutil
 import sys
@@ -41,6 +42,7 @@ ROOT: Final = Path(__file__).resolve().parents[1]
 BEGIN, END = "<!-- wild oracle -->", "<!-- /wild oracle -->"
 TWO_RANKS: Final = ("mmengine", "sentence_transformer-training", "peft_no_lora_accelerate", "pytorch-image-models--train")  # they read torchrun's variables
 _ONE: Final = threading.Lock()
+HALVES: Final = {"first": "looked at", "second": "held"}
 STATES: Final = ("equivalent", "different", "inconclusive", "not recorded")
 
 
@@ -49,7 +51,7 @@ class Found(msgspec.Struct, kw_only=True):
 
     Args:
         ranks: of the candidate.
-        state: a verdict, or `not recorded` (see `why`).
+        state: a verdict, `not recorded` (see `why`), or `does not run`: neither does it without Proctor.
         why: the verdict's reason, or the error.
         checked: tensors that were compared.
     """
@@ -85,16 +87,16 @@ class WarmRecorder(Recorder):
     def _alone(self, config: CollectConfig, folder: Path) -> int | None:
         activation = folder / "activation.json"
         activation.write_bytes(msgspec.json.encode(config))
-        shutil.rmtree(self.home, ignore_errors=True)
-        place, installed, script = lay_out(self.program, self.checkout, self.home)
-        batch = self.program.batch // self.ranks if self.ranks > 1 else self.program.batch
-        environment = {
-            "WILD_SHIMS": ",".join(self.program.shims), "WILD_STEPS": str(self.program.steps), "WILD_BATCH": str(batch), "HOME": str(self.home),
-        }  # fmt: skip
-        return self.forks.run(
-            script, self.program.arguments, place, folder / LOG, environment, ranks=self.ranks, path=[str(SHIMS), str(installed)],
-            collect=activation, timeout_s=self.program.timeout_s,
-        )  # fmt: skip
+        return run(self.forks, self.program, self.checkout, self.home, folder / LOG, self.ranks, activation)
+
+
+def run(forks: Forks, program: Program, checkout: Path, home: Path, log: Path, ranks: int = 1, collect: Path | None = None) -> int:
+    """The exit code of a copy of a program that is laid out anew; each of several ranks gets its part of the batch."""
+    shutil.rmtree(home, ignore_errors=True)
+    place, installed, script = lay_out(program, checkout, home)
+    environment = {"WILD_SHIMS": ",".join(program.shims), "WILD_STEPS": str(program.steps), "WILD_BATCH": str(program.batch // ranks), "HOME": str(home)}
+    path = [str(SHIMS), str(installed)]
+    return forks.run(script, program.arguments, place, log, environment, ranks=ranks, path=path, collect=collect, timeout_s=program.timeout_s)
 
 
 def judge(program: Program, checkout: Path, work: Path, forks: Forks, ranks: int) -> Compared:
@@ -116,6 +118,10 @@ def attempt(program: Program, checkout: Path, work: Path, forks: Forks, ranks: i
     began = time.monotonic()
     said = Found(name=program.name, project=program.project, half=program.half, ranks=ranks, state="not recorded")
     shutil.rmtree(work, ignore_errors=True)
+    work.mkdir(parents=True)
+    if code := run(forks, program, checkout, work / "home", work / "bare.log"):
+        said.state, said.why = "does not run", f"exit {code} without Proctor"
+        return said
     try:
         verdict = judge(program, checkout, work, forks, ranks).report.verdict
         said.state, said.why, said.checked = verdict.verdict, verdict.reason, verdict.checked
@@ -137,13 +143,13 @@ def selected(half: str, only: str, wild: Path, ranks: int) -> list[Program]:
     return [p for p in programs if p.launcher == "python"]
 
 
-def table(found: Sequence[Found]) -> str:
-    """Markdown: a line for each half and number of ranks, and why nothing could be said."""
-    lines = []
+def table(everything: Sequence[Found]) -> str:
+    """Markdown: a line for each half and number of ranks, and why nothing could be said; of programs that run here without Proctor."""
+    lines, found = [], [f for f in everything if f.state != "does not run"]
     for half, ranks in sorted({(f.half, f.ranks) for f in found}):
         these = [f for f in found if (f.half, f.ranks) == (half, ranks)]
         count = Counter(f.state for f in these)
-        lines.append((half, f"1 and {ranks}", len(these), len({f.project for f in these}), *(count[s] for s in STATES), sum(f.checked for f in these)))
+        lines.append((HALVES[half], f"1 and {ranks}", len(these), len({f.project for f in these}), *(count[s] for s in STATES), sum(f.checked for f in these)))
     told = grid(("half", "ranks", "programs", "projects", *STATES, "tensors compared"), lines)
     reasons = Counter(reason_of(f) for f in found if f.state in ("inconclusive", "not recorded"))
     told += [*grid(("nothing is said because", "programs"), sorted(reasons.items(), key=lambda item: -item[1]))] if reasons else []
@@ -158,15 +164,13 @@ def reason_of(found: Found) -> str:
     return f"{found.state}: {' '.join(text[-1 if found.state == 'not recorded' and len(text) > 1 else 0].split())[:80]}"
 
 
-def read(folder: Path) -> list[Found]:
-    """What was made before, and is whole."""
-    found = []
-    for path in sorted(folder.glob("*.json")):
-        try:
-            found.append(msgspec.json.decode(path.read_bytes(), type=Found))
-        except (OSError, msgspec.MsgspecError):
-            continue
-    return found
+def read(folders: Sequence[Path]) -> list[Found]:
+    """What was made before, and is whole; of each program that of the first folder that has it."""
+    found: dict[str, Found] = {}
+    for path in (path for folder in folders for path in sorted(folder.glob("*.json"))):
+        with contextlib.suppress(OSError, msgspec.MsgspecError):
+            found.setdefault(path.name, msgspec.json.decode(path.read_bytes(), type=Found))
+    return list(found.values())
 
 
 def main() -> int:
@@ -177,6 +181,7 @@ def main() -> int:
     parser.add_argument("--number", type=int, default=0, help="at most so many programs")
     parser.add_argument("--ranks", type=int, default=1, help="of the candidate")
     parser.add_argument("--table", action="store_true", help="only the table of what was run")
+    parser.add_argument("--also", type=Path, action="append", default=[], help="folder of results of another commit, for programs that have none of this one")
     parser.add_argument("--write", action="store_true", help="write the section of docs/evaluation.md")
     args = parser.parse_args()
     if not args.wild.is_dir():
@@ -193,14 +198,14 @@ def main() -> int:
         forks = Forks(SHIMS / "sitecustomize.py", clean, timeout_s=900, memory_mib=MEMORY_BYTES >> 20)
         for program in selected(args.half, args.only, wild, args.ranks)[: args.number or None]:
             kept = folder / f"{program.name}-{args.ranks}.json"
-            if kept.exists():
+            if any((place / kept.name).exists() for place in (folder, *args.also)):
                 continue
             found = attempt(program, wild / program.project, folder / "work" / f"{program.name}-{args.ranks}", forks, args.ranks)
             kept.write_bytes(msgspec.json.encode(found))
-            why = "" if found.state == "equivalent" or (found.half == "second" and found.state != "not recorded") else f": {found.why}"
+            why = "" if found.state == "equivalent" or (found.half == "second" and found.state not in ("not recorded", "does not run")) else f": {found.why}"
             print(f"{found.name}: {found.state}, {found.checked} tensors, {found.seconds} s{why}", flush=True)
         forks.close()
-    told = table(read(folder))
+    told = table(read([folder, *args.also]))
     print(told)
     if args.write:
         write_section(ROOT / "docs" / "evaluation.md", told, (BEGIN, END))

@@ -83,7 +83,7 @@ def taken(run: Path) -> list[str]:
 def taken_by_hand(run: Path) -> list[str]:
     """As `taken`, by the command that is named to people: nobody else delivers any more."""
     config = json.loads((run / "verify" / "watch.json").read_bytes())["page"]
-    waits = subprocess.run([*PROCTOR, "page", "status", "--run", str(run), "--config", config], capture_output=True, text=True, timeout=120, check=False)
+    waits = subprocess.run([*PROCTOR, "page", "status", "--run", str(run)], capture_output=True, text=True, timeout=120, check=False)
     if "waiting" not in waits.stdout:
         return [f"nobody says that a page waits: {waits.stdout[-300:]}"]
     done = subprocess.run([*PROCTOR, "page", "flush", "--run", str(run), "--config", config, "--timeout", "60s"], capture_output=True, text=True, timeout=120, check=False)

@@ -135,11 +135,14 @@ class DrawRule(msgspec.Struct, frozen=True):
         module: regex on the path of the innermost module that a rule matches.
         rule: the layout.
         ndim: of tensors with so many dimensions only; 0 for all.
+        fold: (dim, n) where dimension `dim` of the tensor is two in one, rows times n heads, say, with n of one device. The layout then speaks of
+            the tensor with both; nothing where it is one.
     """
 
     module: str
     rule: Rule
     ndim: int = 0
+    fold: tuple[int, ...] = ()
 
 
 class FactoryRule(msgspec.Struct, frozen=True):

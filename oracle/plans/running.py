@@ -65,9 +65,9 @@ class Running:
         plan: Plan = self.add(PendingRule(path, tuple(self._axis(axis) for axis in axes), reduce))
         return plan
 
-    def draw(self: Any, module: str, *, ndim: int = 0, **axes: int | str) -> Plan:
+    def draw(self: Any, module: str, *, ndim: int = 0, fold: tuple[int, ...] = (), **axes: int | str) -> Plan:
         """How random tensors of a module lie; see `DrawRule`."""
-        plan: Plan = self.add(DrawRule(module, self.rule(axes), ndim))
+        plan: Plan = self.add(DrawRule(module, self.rule(axes), ndim, fold))
         return plan
 
     def factory(self: Any, module: str, *names: str, ndim: int = 0, sizes: str = "whole", **axes: int | str) -> Plan:
@@ -129,6 +129,8 @@ def check_run_rule(rule: RunRule) -> None:
         Layout(rule.rule.cuts)
         if any(cut.reduction for cut in rule.rule.cuts):
             raise OracleError(f"draw {rule.module[:80]!r}: addends cannot be drawn", hint="say how their sum lies")
+        if rule.fold and (len(rule.fold) != 2 or rule.fold[0] < 0 or rule.fold[1] < 1):
+            raise OracleError(f"draw {rule.module[:80]!r}: fold is {list(rule.fold)[:4]}", hint="[dimension, how many of the inner one on one device]")
     elif isinstance(rule, FactoryRule):
         Layout(rule.rule.cuts)
         if rule.sizes not in ("whole", "part"):

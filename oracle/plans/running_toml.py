@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 _STYLE: Final = ("style", "module", "axis")
 _EDGE: Final = ("module", "at", *WAYS, "slot", "after", "lookup")
 _PENDING: Final = ("path", "axes", "reduce")
-_DRAW: Final = ("module", "layout", "ndim")
+_DRAW: Final = ("module", "layout", "ndim", "fold")
 _FACTORY: Final = ("module", "layout", "names", "ndim", "sizes")
 _SIZE: Final = ("module", "names", "axis")
 _SHARD: Final = ("module", "axis")
@@ -77,7 +77,10 @@ def add_draw(plan: Plan, where: Where, either: Either) -> None:
     ndim = where.table.get("ndim", 0)
     if type(ndim) is not int:
         raise where.error("ndim", f"must be a number of dimensions, not {repr(ndim)[:60]}")
-    plan.add(DrawRule(where.text("module"), either(plan, where, "layout", where.sub("layout")), ndim))
+    fold = where.table.get("fold", [])
+    if not isinstance(fold, list) or not all(type(n) is int for n in fold):
+        raise where.error("fold", f"must be [dimension, how many of the inner one], not {repr(fold)[:60]}")
+    plan.add(DrawRule(where.text("module"), either(plan, where, "layout", where.sub("layout")), ndim, tuple(fold)))
 
 
 def add_factory(plan: Plan, where: Where, either: Either) -> None:
@@ -132,6 +135,7 @@ def lines(rule: RunRule, spec: Callable[[str, Rule], str], toml: Callable[[objec
         return ["[[factory]]", f"module = {toml(rule.module)}", spec("layout", rule.rule), *some, f"sizes = {toml(rule.sizes)}", ""]
     if isinstance(rule, DrawRule):
         more = [f"ndim = {rule.ndim}"] if rule.ndim else []
+        more += [f"fold = {list(rule.fold)}"] if rule.fold else []
         return ["[[draw]]", f"module = {toml(rule.module)}", spec("layout", rule.rule), *more, ""]
     texts = {"slot": rule.slot if rule.slot != ".*" else "", "after": rule.after, "lookup": rule.lookup}
     return [

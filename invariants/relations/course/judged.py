@@ -45,11 +45,11 @@ def aligned(trace: Trace) -> pl.DataFrame:
     bad = guilty.join(right.select("_row").unique(), on="_row", how="anti").sort("proc", "seq").unique(["proc", "step"], keep="first", maintain_order=True)
     bad = _sightings.sites(trace, bad.select("proc", "step", "seq", "_by"))
     bad = bad.select("proc", "step", "seq", "site", pl.format("the targets of the loss are those that the {} was given, in another order than the samples", pl.col("_by").replace({"loader": "loop"})).alias("_seen"), pl.lit("target").alias("_variable"), "function")
-    return examples(trace, "aligned", bad.drop("function"), function="torch.nn.functional.cross_entropy").with_columns(_named(bad))
+    return examples(trace, "aligned", bad.drop("function"), function="torch.nn.functional.cross_entropy").with_columns(named(bad))
 
 
-def _named(bad: pl.DataFrame) -> pl.Expr:
-    """The function of each failing row."""
+def named(bad: pl.DataFrame) -> pl.Expr:
+    """The function of each failing row (seq, function)."""
     by_seq = dict(bad.select("seq", "function").iter_rows())
     return pl.when(~pl.col("passed")).then(pl.col("seq").replace_strict(by_seq, default=None, return_dtype=pl.String)).otherwise(pl.col("_function")).alias("_function")
 
@@ -61,7 +61,7 @@ def scored(trace: Trace) -> pl.DataFrame:
     bad = seen.filter(pl.col("scores") == pl.col("function").replace_strict(SCORED, default=None, return_dtype=pl.String))
     bad = bad.unique(["proc", "step"], keep="first", maintain_order=True)
     told = bad.select("proc", "step", "seq", "site", pl.format("{} is given {}", pl.col("function").str.split(".").list.last(), pl.col("scores").replace({"scores": "scores that are no log-probabilities"})).alias("_seen"), pl.lit("input").alias("_variable"))
-    return examples(trace, "scored", told, function="torch.nn.functional.cross_entropy").with_columns(_named(bad))
+    return examples(trace, "scored", told, function="torch.nn.functional.cross_entropy").with_columns(named(bad))
 
 
 def digits(trace: Trace) -> pl.DataFrame:
@@ -98,7 +98,7 @@ def _find_lost(trace: Trace) -> pl.DataFrame:
 def _told(trace: Trace, mode: str, rows: pl.DataFrame, said: pl.Expr) -> pl.DataFrame:
     bad = rows.sort("proc", "seq").unique(["proc", "step"], keep="first", maintain_order=True)
     told = bad.select("proc", "step", "seq", "site", pl.format("{} {} float32 with no more digits than {} has", "function", said, "digits").alias("_seen"), pl.col("digits").alias("_variable"))
-    return examples(trace, mode, told, function="torch.nn.functional.linear").with_columns(_named(bad))
+    return examples(trace, mode, told, function="torch.nn.functional.linear").with_columns(named(bad))
 
 
 def _halves(trace: Trace) -> pl.Series:

@@ -96,18 +96,19 @@ class World(msgspec.Struct):
         return sorted(tape.rank for family in self.families for _, tape in family.samples)
 
 
-def gathered(record: Record, mesh: Mesh, jobs: int = 1) -> World:
+def gathered(record: Record, mesh: Mesh, jobs: int = 1, *, alike: bool = True) -> World:
     """Run as many ranks as are needed.
 
     Args:
         record: gives the tapes of ranks.
         jobs: processes at once.
+        alike: look for ranks that follow from their places; without, each is a program of its own.
 
     Raises:
         OracleError: a rank's program cannot be recorded.
         Unlike: ranks of one family are not on a line.
     """
-    far = [k for k, n in enumerate(mesh.sizes) if n > 1]
+    far = [k for k, n in enumerate(mesh.sizes) if n > 1 and alike]
     probes = [{}, *({k: 1} for k in far)]
     known: dict[int, Tape] = {}
     for found in in_processes([functools.partial(_part, record, [_rank(mesh, at)]) for at in probes], jobs):

@@ -286,6 +286,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[misc]  # torch is not typed h
         if current is not None:
             phase = "backward"
             module, node.place = self._origin.get(current._sequence_nr(), (module, ""))
+            node.place = node.place or user_frame()  # of no forward, such as DDP's buckets: the line that calls backward
             node.seq = -1
         else:
             node.place = user_frame()

@@ -32,7 +32,11 @@ def forks() -> Iterator[Forks]:
     made.close()
 
 
-@pytest.mark.parametrize(("text", "state", "why"), [(TRAINS, "equivalent", ""), ("print('no model')\n", "not recorded", "without training")])
+@pytest.mark.parametrize(
+    ("text", "state", "why"), [
+        (TRAINS, "equivalent", ""), ("print('no model')\n", "not recorded", "without training"), ("import nothing_there\n", "does not run", "exit 1"),
+    ],
+)  # fmt: skip
 def test_a_program_against_itself(tmp_path: Path, forks: Forks, text: str, state: str, why: str) -> None:
     (tmp_path / "checkout").mkdir()
     (tmp_path / "checkout" / "a.py").write_text(text)
@@ -47,10 +51,11 @@ def test_what_is_counted() -> None:
         Found(name="b--y", project="b", half="second", ranks=1, state="different", checked=5),
         Found(name="b--z", project="b", half="second", ranks=1, state="inconclusive", why="the reference differs from itself: 3 of 9 tensors"),
         Found(name="b--y", project="b", half="second", ranks=2, state="not recorded", why="OracleError: a.py: ended without training a torch module"),
+        Found(name="b--w", project="b", half="second", ranks=1, state="does not run"),
     ]
     told = table(found)
-    assert "| first | 1 and 1 | 1 | 1 | 1 | 0 | 0 | 0 | 7 |" in told
-    assert "| second | 1 and 1 | 2 | 1 | 0 | 1 | 1 | 0 | 5 |" in told
-    assert "| second | 1 and 2 | 1 | 1 | 0 | 0 | 0 | 1 | 0 |" in told
+    assert "| looked at | 1 and 1 | 1 | 1 | 1 | 0 | 0 | 0 | 7 |" in told
+    assert "| held | 1 and 1 | 2 | 1 | 0 | 1 | 1 | 0 | 5 |" in told
+    assert "| held | 1 and 2 | 1 | 1 | 0 | 0 | 0 | 1 | 0 |" in told
     assert reason_of(found[2]) == "inconclusive: the reference differs from itself"
     assert reason_of(found[3]) == "not recorded: ended without training a torch module"

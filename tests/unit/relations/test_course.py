@@ -138,6 +138,22 @@ PROGRAMS = {
             with torch.no_grad():
                 model(torch.randn(4, 16))
     """,
+    # A loss that is a module, and has no mode that matters, behind a model in a wrapper.
+    "wrapped": """
+        model = nn.DataParallel(nn.Sequential(nn.Linear(16, WIDTH), nn.Dropout(0.1), nn.Linear(WIDTH, 3)))
+        criterion, optimizer = nn.CrossEntropyLoss(), torch.optim.SGD(model.parameters(), lr=1e-2)
+        x = torch.randn(48, 16)
+        for epoch in range(2):
+            model.train()
+            for a in DataLoader(x, 8, shuffle=True):
+                optimizer.zero_grad()
+                criterion(model(a), a[:, :3].argmax(1)).backward()
+                optimizer.step()
+            model.eval()
+            with torch.no_grad():
+                for a in DataLoader(x, 16):
+                    criterion(model(a), a[:, :3].argmax(1))
+    """,
     # One layer with a part that is fixed on purpose: the scale of a weight norm, or the recurrent matrix.
     "scale": """
         last = torch.nn.utils.weight_norm(nn.Linear(WIDTH, 3))
