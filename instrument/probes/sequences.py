@@ -77,10 +77,10 @@ class Sequences(EarlyProbe):
         self._given[id(root), grads] = prints
         if self._given.get((id(root), not grads)) != prints:
             return
-        noisy = next((path for path, m in root.named_modules() if isinstance(m, torch.nn.modules.dropout._DropoutNd) and m.training and m.p > 0), None)
+        noisy = next(((path, type(m).__name__) for path, m in root.named_modules() if isinstance(m, torch.nn.modules.dropout._DropoutNd) and m.training and m.p > 0), None)
         kind = type(root).__name__
-        seen = "" if noisy is None else f"{kind} is given one batch with gradients and without, and {noisy} drops out without them, too"
-        self.sink.number(noisy or kind, 1.0, kind=Value.KEPT, facts={"what": "noise", "seen": seen})
+        seen = "" if noisy is None else f"{kind} is given one batch with gradients and without, and {noisy[1]} {noisy[0]} drops out without them, too"
+        self.sink.number(kind if noisy is None else noisy[0], 1.0, kind=Value.KEPT, facts={"what": "noise", "seen": seen})
 
     def _embeds(self, args: tuple[Any, ...], kwargs: dict[str, Any] | None) -> None:
         value: Any = args[0] if args else (kwargs or {}).get("input")

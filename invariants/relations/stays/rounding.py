@@ -29,6 +29,10 @@ def product(trace: Trace) -> pl.DataFrame:
             found.append((args, f"{given['0.dtype']} times {factor!r} is what it was, whatever it holds", str(given.get("0.name") or "")))
     told = pl.DataFrame(found, schema={"args": pl.UInt32, "_seen": pl.String, "_variable": pl.String}, orient="row")
     bad = calls.join(told, on="args", how="inner", maintain_order="left").sort("proc", "seq").unique(["proc", "step"], keep="first", maintain_order=True)
+    above = trace.calls.select("proc", pl.col("seq").alias("parent"), pl.col("fn").alias("_above"))
+    inside = bad.join(above, on=["proc", "parent"], how="left", maintain_order="left")["_above"].to_list()
+    where = pl.Series("_where", [f", in {trace.functions[code]}" if code is not None else "" for code in inside], dtype=pl.String)
+    bad = bad.with_columns(where).with_columns(pl.concat_str("_seen", "_where").alias("_seen"))
     return examples(trace, "product", bad.select("proc", "step", "seq", "site", "_seen", "_variable"), function=PRODUCT)
 
 
