@@ -41,11 +41,8 @@ from proctor.verify.checker import check
 
 OUT = ROOT / "invariants" / "packs"
 TORCH = ">=2.6,<3"
-# Each before the libraries that it is built on.
-LIBRARIES = {
-    "deepspeed": ">=0.15", "torchtitan": ">=0.1", "diffusers": ">=0.30", "peft": ">=0.10",
-    "transformers": ">=4.40", "accelerate": ">=0.30", "lightning": ">=2.2",
-}  # fmt: skip
+# Those that a run is known to use, by an integration: each before the libraries that it is built on.
+LIBRARIES = {"deepspeed": ">=0.15", "transformers": ">=4.40", "accelerate": ">=0.30", "lightning": ">=2.2"}
 MIN_PROGRAMS = {"torch": 3} | dict.fromkeys(("distributed", *LIBRARIES), 2)
 INFER_S = 3600
 UNMEASURED = frozenset({"lightning", "transformers"})  # they ship from before packs had to have a figure, until they are made again

@@ -119,12 +119,12 @@ _NEEDS: Final = {
     "batch": Needs(_UPDATES | {MODEL_CALL} | _batches.LOOP, values=frozenset({"batch"})),
     "reversed": Needs(frozenset({_frames.UPDATE}), frozenset({"data"}), frozenset({"option"})),
     "aligned": Needs(_judged.NEEDS["aligned"][0] | {_frames.UPDATE}, values=_judged.NEEDS["aligned"][1]),
-    "consumes": Needs(_UPDATES | {MODEL_CALL} | _batches.LOOP | {*_batches.DRAWS}, values=frozenset({"batch"})),
+    "consumes": Needs(_UPDATES | {MODEL_CALL} | _batches.LOOP | {*_batches.DRAWS}, values=frozenset({"batch", "handed"})),
     "restored": Needs(_UPDATES | {MODEL_CALL, _modes.NORMALISES, *MODE_SETTERS, *DROPOUTS} | _batches.LOOP),
     "rounds": Needs(_judged.NEEDS["rounds"][0] | {_frames.UPDATE}, values=_judged.NEEDS["rounds"][1]),
 }
 _CHOICES: Final = {
-    "advances": Needs(_UPDATES | {MODEL_CALL} | _batches.LOOP | {*_batches.DRAWS}, values=frozenset({"batch"})),
+    "advances": Needs(_UPDATES | {MODEL_CALL} | _batches.LOOP | {*_batches.DRAWS}, values=frozenset({"batch", "handed"})),
     "examined": Needs(_UPDATES | {MODEL_CALL, _modes.NORMALISES, *MODE_SETTERS, *DROPOUTS} | _batches.LOOP),
     "scheduled": Needs(_UPDATES | {_updating.SCHEDULE} | _batches.LOOP),
     "parted": Needs(frozenset({_frames.UPDATE}), frozenset({"data"}), frozenset({"option"})),

@@ -9,6 +9,8 @@ import polars as pl
 from proctor.invariants.relations.course.updating import examples
 from proctor.invariants.relations.fresh import batches as _batches
 from proctor.invariants.relations.views import frames as _frames
+from proctor.invariants.relations.views import sightings as _sightings
+from proctor.invariants.schema import Value
 from proctor.invariants.trace import Trace
 
 
@@ -64,5 +66,12 @@ def _repeated(trace: Trace) -> pl.DataFrame:
     rows = rows.sort("seq").join_asof(drawn.sort("seq"), on="seq", by="proc", strategy="backward", check_sortedness=False).sort("proc", "step")
     same = ["session", "_all"]
     before = pl.all_horizontal(pl.col(c) == pl.col(c).shift(1).over("proc") for c in same) & (pl.col("step") == pl.col("step").shift(1).over("proc") + 1)
-    given = pl.col("_given") > pl.col("seq").shift(1).over("proc")
+    given = (pl.col("_given") > pl.col("seq").shift(1).over("proc")) & pl.col("proc").is_in(_differing(trace).implode())
     return rows.with_columns((before & given).fill_null(value=False).alias("_again"))
+
+
+def _differing(trace: Trace) -> pl.Series:
+    """Processes whose loaders were seen to give what differs: a set of one sample, or of one that is repeated, gives the same again and again."""
+    came = _sightings.sightings(trace, Value.HANDED).filter(pl.col("text").str.starts_with("loader"))
+    several = came.group_by("proc", "text").agg(pl.col("fp").n_unique().alias("_n"), pl.col("seq").n_unique().alias("_times"))
+    return several.filter((pl.col("_n") > 1) & (pl.col("_times") > 1))["proc"].unique()

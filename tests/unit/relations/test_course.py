@@ -138,6 +138,18 @@ PROGRAMS = {
             with torch.no_grad():
                 model(torch.randn(4, 16))
     """,
+    # One sample that is learned by heart: of a set of one, and of one that is repeated.
+    "by_heart": """
+        model = nn.Sequential(nn.Linear(96, WIDTH), nn.ReLU(), nn.Linear(WIDTH, 3))
+        optimizer = torch.optim.SGD(model.parameters(), lr=1e-2)
+        sample = torch.randn(96)
+        for times in (1, 6):
+            for epoch in range(6 // times):
+                for a in DataLoader([sample] * times, 1, shuffle=True):
+                    optimizer.zero_grad()
+                    model(a).square().mean().backward()
+                    optimizer.step()
+    """,
     # A loss that is a module, and has no mode that matters, behind a model in a wrapper.
     "wrapped": """
         model = nn.DataParallel(nn.Sequential(nn.Linear(16, WIDTH), nn.Dropout(0.1), nn.Linear(WIDTH, 3)))
