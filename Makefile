@@ -91,7 +91,7 @@ fuzz: setup
 	OMP_NUM_THREADS=1 POLARS_MAX_THREADS=1 $(BIN)/python -m benchmarks.fuzz --minutes $(or $(MINUTES),10) $(ARGS)
 
 packs: setup
-	PATH="$(abspath $(BIN)):$$PATH" $(BIN)/python benchmarks/make_packs.py
+	PATH="$(abspath $(BIN)):$$PATH" $(BIN)/python benchmarks/make_packs.py --checkouts $(CHECKOUTS)
 
 clean:
 	rm -rf build dist out .mypy_cache .ruff_cache .pytest_cache

@@ -31,7 +31,7 @@ from proctor.cli import main
 MOST_S, MOST_MIB = 2.0, 500
 PAGE = ROOT / "docs" / "reliability.md"
 BEGIN, END = "<!-- bad files -->", "<!-- end of bad files -->"
-_MODULES = ("polars", "proctor.verify.checker", "proctor.cli.check", "proctor.oracle.plans.plan_toml", "proctor.verify.paging.config", "proctor.infer.importers.traincheck.rules")
+_MODULES = ("polars", "proctor.verify.checker", "proctor.cli.check", "proctor.oracle.plans.plan_toml", "proctor.verify.paging.config", "proctor.infer.importers.traincheck.rules", "proctor.oracle.fuzz.sessions.session", "proctor.oracle.prove.proofs.file")
 
 
 def one(role: str, kind: str, place: Path) -> tuple[int, int, float, int]:
@@ -52,6 +52,7 @@ def one(role: str, kind: str, place: Path) -> tuple[int, int, float, int]:
         finally:
             os._exit(code)
     _, status, used = os.wait4(pid, 0)
+    os.chdir(ROOT)  # where `proctor.toml` is read
     text = said.read_text() if said.exists() else ""
     lines = -1 if "Traceback" in text else sum(1 for line in text.splitlines() if line.strip())
     return os.waitstatus_to_exitcode(status), lines, used.ru_utime + used.ru_stime, max(0, used.ru_maxrss - before) >> 10

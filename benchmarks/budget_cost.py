@@ -1,19 +1,21 @@
 """What `watch --budget` costs a step behind the first 200, against the same process bare.
 
-    python benchmarks/budget_cost.py [NAME…] [--budget 1%] [--steps 3000] [--turn 16] [--write]
+    python benchmarks/budget_cost.py [NAME…] [--budget 1%] [--steps 3000] [--turn 16] [--repeat 3] [--write]
 
 One job under `proctor watch`: in every other turn of some steps all hooks are taken out of use, and it trains bare. A figure is the sum over the
 turns with hooks ÷ that over the turns without, in CPU seconds of the training thread; the standard error is that of 200 draws of pairs of neighbouring
 turns. A turn is too short for the rhythm of looks and glances, so steps are told apart, and what a step with a glance and one that is looked at in full
 cost more than a bare one is counted as often as they are due at the densities that the budget has chosen. To that come the CPU seconds of
 Proctor's own threads, and the calls of taps that pass through, which stand in both halves, at what one costs (benchmarks/tap.py). Means are of the
-middle nine tenths of the steps of a kind. Wall clock stands beside it. `--write`: the table of docs/watch.md.
+middle nine tenths of the steps of a kind. Wall clock stands beside it. One job's figure is off by its standard error or more, so each is the mean of
+`--repeat` jobs, which are also named one by one. `--write`: the table of docs/watch.md.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import math
 import os
 import random
 import statistics
@@ -21,6 +23,7 @@ import subprocess
 import sys
 import tempfile
 from pathlib import Path
+from typing import NamedTuple
 
 from budget_programs import PROGRAMS
 
@@ -75,8 +78,8 @@ def run(name: str, budget: str, steps: int, turn: int, work: Path) -> list[dict[
     program = [str(driver), str(turn), str(work), str(ROOT / "benchmarks" / "budget_programs.py"), name, str(steps)]
     ranks = PROGRAMS[name][1]
     start = [sys.executable] if ranks == 1 else [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(ranks)]
-    watch = [sys.executable, "-m", "proctor.cli", "watch", "--budget", budget, "--fail-on", "never", "-o", str(work / "run"), "--", *start, *program]
-    done = subprocess.run(watch, capture_output=True, text=True, env={**os.environ, "OMP_NUM_THREADS": "1"}, check=False)
+    watch = [sys.executable, "-m", "proctor.cli", "watch", "--budget", budget, "--warmup", "200", "--fail-on", "never", "-o", str(work / "run"), "--"]
+    done = subprocess.run([*watch, *start, *program], capture_output=True, text=True, env={**os.environ, "OMP_NUM_THREADS": "1"}, check=False)
     found = [json.loads(path.read_text()) for path in sorted(work.glob("[0-9].json"))]
     if len(found) != ranks:
         raise SystemExit(done.stderr[-3000:])
@@ -122,24 +125,51 @@ def judged(found: dict, turn: int, column: int, draws: int = 200) -> tuple[float
     return ratio(whole) + looks + glances, spread, step_s, glances, looks
 
 
-def row_of(name: str, found: list[dict], turn: int) -> tuple[str, float]:
+class Cost(NamedTuple):
+    """Of one job, of the rank that pays most. Ratios to the same job bare; `parts` in per cent."""
+
+    cpu: float
+    cpu_error: float
+    wall: float
+    wall_error: float
+    step_s: float
+    step_wall_s: float
+    parts: list[float]  # steps between, glances, full looks, own threads, taps that pass through
+    delay: int
+    round: int
+
+
+def cost_of(found: list[dict], turn: int) -> Cost:
     worst = max(found, key=lambda one: judged(one, turn, 2)[0])
     cpu, spread, step_s, glances, looks = judged(worst, turn, 2)
     wall, wall_spread, wall_s, _, _ = judged(worst, turn, 3)
     marks = [(row[0], row[4]) for row in worst["rows"] if row[4] is not None]
     ours = (marks[-1][1] - marks[0][1]) / (marks[-1][0] - marks[0][0]) / step_s
     passing = worst["calls"] * PASS_S / step_s
-    total = cpu + ours + passing
-    parts = " + ".join(f"{100 * part:.2f}" for part in (cpu - 1 - looks - glances, glances, looks, ours, passing))
+    parts = [100 * part for part in (cpu - 1 - looks - glances, glances, looks, ours, passing)]
     said = worst["said"]
-    return (
-        f"| {PROGRAMS[name][0]} | {1e3 * step_s:.1f} ({1e3 * wall_s:.0f}) | **{total:.4f}** ± {spread:.4f} | {parts} | {wall:.3f} ± {wall_spread:.3f} | "
-        f"{said['delay']} | {said['round']} |",
-        total,
+    return Cost(cpu + ours + passing, spread, wall, wall_spread, step_s, wall_s, parts, said["delay"], said["round"])
+
+
+def row_of(name: str, costs: list[Cost]) -> tuple[str, float]:
+    """A row of the table, the mean of some jobs, and its ratio. Errors of single jobs are independent."""
+
+    def mean_of(values: list[float], errors: list[float]) -> str:
+        return f"{statistics.mean(values):.4f} ± {math.hypot(*errors) / len(errors):.4f}"
+
+    cpu = mean_of([c.cpu for c in costs], [c.cpu_error for c in costs])
+    single = ", ".join(f"{c.cpu:.3f}" for c in costs)
+    wall = mean_of([c.wall for c in costs], [c.wall_error for c in costs])
+    parts = " + ".join(f"{statistics.mean(column):.2f}" for column in zip(*(c.parts for c in costs), strict=True))
+    step_ms, wall_ms = (1e3 * statistics.mean(values) for values in ([c.step_s for c in costs], [c.step_wall_s for c in costs]))
+    line = (
+        f"| {PROGRAMS[name][0]} | {step_ms:.1f} ({wall_ms:.0f}) | **{cpu}** ({single}) | {parts} | {wall} | "
+        f"{max(c.delay for c in costs)} | {max(c.round for c in costs)} |"
     )
+    return line, statistics.mean(c.cpu for c in costs)
 
 
-HEAD = """| after the first 200 steps, ÷ the same job bare | ms of CPU a step (of wall clock) | all CPU of Proctor in the job's processes | per cent: steps between, glances, full looks, own threads, taps that pass through | wall clock | steps without a look, at most | steps until all was glanced at |
+HEAD = """| after the first 200 steps, ÷ the same job bare | ms of CPU a step (of wall clock) | all CPU of Proctor in the job's processes (single jobs) | per cent: steps between, glances, full looks, own threads, taps that pass through | wall clock | steps without a look, at most | steps until all was glanced at |
 |---|---|---|---|---|---|---|
 """
 
@@ -150,12 +180,16 @@ def main() -> int:
     parser.add_argument("--budget", default="1%")
     parser.add_argument("--steps", type=int, default=3000)
     parser.add_argument("--turn", type=int, default=16, help="steps")
+    parser.add_argument("--repeat", type=int, default=3, help="jobs of each program")
     parser.add_argument("--write", action="store_true", help="into docs/watch.md")
     args = parser.parse_args()
     lines, over = [], []
     for name in args.names or PROGRAMS:
-        with tempfile.TemporaryDirectory(prefix="proctor-budget-") as folder:
-            line, total = row_of(name, run(name, args.budget, args.steps, args.turn, Path(folder)), args.turn)
+        costs = []
+        for _ in range(args.repeat):
+            with tempfile.TemporaryDirectory(prefix="proctor-budget-") as folder:
+                costs.append(cost_of(run(name, args.budget, args.steps, args.turn, Path(folder)), args.turn))
+        line, total = row_of(name, costs)
         print(line, flush=True)
         lines.append(line)
         over += [name] if total > 1.01 else []

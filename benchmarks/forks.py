@@ -2,10 +2,10 @@
 
     python benchmarks/forks.py START    # a file of Python that defines begin(torch): the start-up hook of its programs
 
-One job a line of JSON on stdin: script, arguments, folder, log, environment, path, ranks, timeout_s, memory_mib, activation. The answer
+One job a line of JSON on stdin: script, arguments, folder, log, environment, path, ranks, timeout_s, memory_mib, activation, collect. The answer
 is one line: the first exit code of a rank that is not 0, 124 at the time limit. A fork does what a process of its own does at the end of
-`import torch`: the start-up hook acts, then Proctor attaches by the activation file that `proctor record` would leave.
-Started by `Forks`, which campaigns call (`mutants/programs.py`, `wild/attempt.py`).
+`import torch`: the start-up hook acts, then Proctor attaches by the activation file that `proctor record` would leave, or collects by that
+of `proctor oracle record`. Started by `Forks`, which campaigns call (`mutants/programs.py`, `wild/attempt.py`, `wild_oracle.py`).
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class Forks:
 
     def run(
         self, script: str, arguments: Sequence[str], folder: Path, log: Path, environment: Mapping[str, str], *,
-        ranks: int = 1, path: Sequence[str] = (), record: Path | None = None, timeout_s: float | None = None,
+        ranks: int = 1, path: Sequence[str] = (), record: Path | None = None, collect: Path | None = None, timeout_s: float | None = None,
     ) -> int:
         """Run a program; gives its exit code.
 
@@ -57,12 +57,14 @@ class Forks:
             environment: besides that of the process.
             path: put behind the script's folder on `sys.path`.
             record: the run directory to record into.
+            collect: what an oracle's recorder left for the hook.
             timeout_s: instead of that of all programs.
         """
         log.unlink(missing_ok=True)
         job = {
             **self._limits, "script": script, "arguments": list(arguments), "folder": str(folder), "log": str(log), "path": list(path),
             "environment": dict(environment), "ranks": ranks, "activation": str(_activation(script, arguments, record)) if record else "",
+            "collect": str(collect or ""),
         }  # fmt: skip
         if timeout_s is not None:
             job["timeout_s"] = timeout_s
@@ -109,6 +111,8 @@ def main() -> None:
         job = json.loads(line)
         children = []
         port = _port()
+        if job["collect"]:
+            importlib.import_module("proctor.oracle.collect.collector")  # warm
         for rank in range(job["ranks"]):
             pid = os.fork()
             if pid == 0:
@@ -116,6 +120,10 @@ def main() -> None:
                 begin(torch)
                 if job["activation"]:
                     proctor.instrument.attach.install_from(job["activation"])
+                if job["collect"]:
+                    from proctor.oracle.collect import install_from
+
+                    install_from(job["collect"])
                 _run(job["script"])
                 return
             children.append(pid)

@@ -128,8 +128,8 @@ def cost(args: argparse.Namespace, compiled: bool, budget: str) -> None:
         script = Path(folder) / "gpt.py"
         script.write_text(GPT)
         program = [sys.executable, str(script), *map(str, (args.layers, args.width, args.steps, TURN, int(compiled)))]
-        watch = [sys.executable, "-m", "proctor.cli", "watch", "--budget", budget, "--fail-on", "never", "-o", f"{folder}/run", "--", *program]
-        done = subprocess.run(watch, capture_output=True, text=True, env=dict(os.environ), check=False)
+        watch = [sys.executable, "-m", "proctor.cli", "watch", "--budget", budget, "--warmup", "200", "--fail-on", "never", "-o", f"{folder}/run", "--"]
+        done = subprocess.run([*watch, *program], capture_output=True, text=True, env=dict(os.environ), check=False)
         line = next((text for text in done.stdout.splitlines() if text.startswith("TIMES ")), None)
     if line is None:
         raise SystemExit(done.stderr[-2000:])

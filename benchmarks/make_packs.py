@@ -1,31 +1,35 @@
-"""Makes the packs that Proctor ships, `invariants/packs/*.json`, from the healthy programs of this repository.
+"""Makes the packs that Proctor ships, `invariants/packs/*.json`, from healthy programs: ours, and public ones of the first half of the wild corpus.
 
-    python benchmarks/make_packs.py [--work DIR] [--only torch] [--folds 4]
-    python benchmarks/make_packs.py --work DIR --recorded --only torch     # of what an earlier call has recorded; areas side by side
+    python benchmarks/make_packs.py --checkouts FOLDER [--work DIR] [--only torch] [--folds 4] [--number 4]
+    python benchmarks/make_packs.py --checkouts FOLDER --work DIR --recorded --only torch     # of what an earlier call has recorded
 
-One pack an area: torch (one process), distributed (several ranks), transformers, accelerate, lightning (those that are
-installed). A rule is shipped when it says something about a stranger's program: it is no habit of the learned programs
+FOLDER holds checkouts (`owner+name`) of projects of `benchmarks/wild/projects`; of each project of the first half that is there, the first programs
+that run here are taken. One pack an area: torch (one process), distributed (several ranks), and libraries that are
+installed. A rule is shipped when it says something about a stranger's program: it is no habit of the learned programs
 (`Standing`), names no function of an example and nothing that a library keeps to itself,
 asks for no example's model, holds in every run, is seen in several programs, and failed on no held-out run of the
 cross-validation inside `infer`. The figure of false alarms in a pack is measured again from outside: the programs are
-split into folds, the pack is made without a fold and checked on it.
+split into folds, the pack is made without a fold and checked on it; a project is in one fold. A pack of which nothing could be held out does not ship.
 """
 
 from __future__ import annotations
 
 import argparse
+import collections
 import datetime
 import sys
 import tempfile
 from collections.abc import Collection, Iterable, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import msgspec
 
 sys.path.insert(0, str(Path(__file__).parent))
-from evaluation import ROOT, Bench, Program, programs
+from evaluation import ROOT, Bench, programs
+from exam import PROCTOR, run
+from pack_members import OWN, PUBLIC, Member, own, public
 
+from benchmarks.wild.chances import chances
 from proctor.invariants.condition import FAMILY, Kind
 from proctor.invariants.invariant import Invariant, Severity, Standing
 from proctor.invariants.pack import Measured, Pack, read_pack, write_pack
@@ -37,17 +41,14 @@ from proctor.verify.checker import check
 
 OUT = ROOT / "invariants" / "packs"
 TORCH = ">=2.6,<3"
-LIBRARIES = {"transformers": ">=4.40", "accelerate": ">=0.30", "lightning": ">=2.2"}
-SETTINGS = ("seed0", "seed1", "size", "lr", "batch")  # that rules are learned from
-MIN_PROGRAMS = {"torch": 3, "distributed": 2, "transformers": 2, "accelerate": 2, "lightning": 2}
-
-
-def area(program: Program, bench: Bench) -> str:
-    text = program.script.read_text()
-    if program.script.parent.name == "libraries":
-        return next((name for name in LIBRARIES if f"import {name}" in text or f"from {name}" in text), "torch")
-    ranks = list((bench.recording(program, "seed0") / "procs").iterdir())
-    return "distributed" if len(ranks) > 1 else "torch"
+# Each before the libraries that it is built on.
+LIBRARIES = {
+    "deepspeed": ">=0.15", "torchtitan": ">=0.1", "diffusers": ">=0.30", "peft": ">=0.10",
+    "transformers": ">=4.40", "accelerate": ">=0.30", "lightning": ">=2.2",
+}  # fmt: skip
+MIN_PROGRAMS = {"torch": 3} | dict.fromkeys(("distributed", *LIBRARIES), 2)
+INFER_S = 3600
+UNMEASURED = frozenset({"lightning", "transformers"})  # they ship from before packs had to have a figure, until they are made again
 
 
 def speaks_to_strangers(rule: Invariant, fewest: int, libraries: Collection[str]) -> bool:
@@ -77,33 +78,47 @@ def as_shipped(rule: Invariant) -> Invariant:
     return told if relation is None else msgspec.structs.replace(told, tier=relation.tier(told))
 
 
-def learn(bench: Bench, name: str, members: Sequence[Program], fewest: int) -> Pack:
+def learn(work: Path, name: str, members: Sequence[Member], fewest: int) -> Pack:
     """The rules of some programs, all settings of each, that may be shipped."""
-    pack = read_pack(bench.infer(f"shipped-{name}", members, SETTINGS, options=["--alone"]))
+    out = work / f"shipped-{name}.json"
+    out.unlink(missing_ok=True)
+    runs = [str(path) for m in members for setting, path in m.runs.items() if setting in (*OWN, *PUBLIC)]
+    done = run([*PROCTOR, "infer", "-q", "--alone", "--executor", "serial", *runs, "-o", str(out)], timeout_s=INFER_S)
+    if done.returncode:
+        raise RuntimeError(f"infer {name}: exit {done.returncode}\n{done.stderr[-2000:]}")
+    pack = read_pack(out)
     libraries = libraries_of(pack.provenance.libraries)
     kept = [as_shipped(rule) for rule in pack.invariants if speaks_to_strangers(rule, fewest, libraries)]
     return msgspec.structs.replace(pack, invariants=kept)
 
 
-def held_out(bench: Bench, name: str, members: Sequence[Program], folds: int, fewest: int) -> Measured:
+def held_out(work: Path, name: str, members: Sequence[Member], folds: int, fewest: int) -> Measured:
     """False alarms of packs made without a fold of the programs, on that fold."""
+    groups = list(dict.fromkeys(m.project or m.name for m in members))
     programs_seen = runs = checked = failed = 0
-    folds = min(folds, len(members))
+    could: collections.Counter[str] = collections.Counter()
+    broken: collections.Counter[str] = collections.Counter()
+    folds = min(folds, len(groups))
     for fold in range(folds):
-        out = members[fold::folds]
-        rest = [p for p in members if p not in out]
+        out = [m for m in members if groups.index(m.project or m.name) % folds == fold]
+        rest = [m for m in members if m not in out]
         if not rest:
             continue
-        pack = learn(bench, f"{name}-fold{fold}", rest, min(fewest, len(rest)))
-        for program in out:
+        pack = learn(work, f"{name}-fold{fold}", rest, min(fewest, len(rest)))
+        for member in out:
             programs_seen += 1
-            for setting in bench.settings(program):
-                result = check(Trace.load([bench.recording(program, setting)]), [pack])
+            for setting, path in member.runs.items():
+                trace = Trace.load([path])
+                result = check(trace, [pack])
                 runs += 1
+                could.update(chances(trace))
+                modes = {rule.id: rule.hypothesis.text("mode") for rule in pack.invariants if rule.relation == "course"}
+                broken.update({modes[v.id] for v in result.violations if v.id in modes})
                 checked += result.checked
                 failed += len(result.violations)
                 for v in result.violations:
-                    print(f"  {name} without it: {program.name} ({setting}): {v.relation}: {v.text} | {v.seen}"[:300])
+                    print(f"  {name} without it: {member.name} ({setting}): {v.severity} {v.relation}: {v.text} | {v.seen}"[:300], flush=True)
+    print(f"  {name}: laws of a step, runs that had something to fail on and failures: " + ", ".join(f"{m} {broken[m]} of {n}" for m, n in sorted(could.items())), flush=True)
     return Measured(programs=programs_seen, runs=runs, checked=checked, failed=failed)
 
 
@@ -116,33 +131,37 @@ def families(rules: Iterable[Invariant]) -> str:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--checkouts", type=Path, required=True, help="folder of checkouts of public programs")
     parser.add_argument("--work", type=Path, help="recordings are kept here, and used again")
     parser.add_argument("--only", default="", help="areas whose name contains this")
     parser.add_argument("--folds", type=int, default=4)
     parser.add_argument("--iters", type=int, default=20)
-    parser.add_argument("--jobs", type=int, default=2)
+    parser.add_argument("--number", type=int, default=4, help="public programs of one project, at most")
+    parser.add_argument("--settings", type=int, default=len(OWN), help="settings of each of our programs, at most")
     parser.add_argument("--recorded", action="store_true", help="record nothing: use the recordings that are there")
+    parser.add_argument("--record-only", action="store_true", help="record, and make no pack")
     parser.add_argument("--record", type=Path, help="what healthy programs of strangers said of each rule (docs/paging.md)")
     args = parser.parse_args()
+    if not args.checkouts.is_dir():
+        print(f"{args.checkouts}: no such folder of checkouts of public programs", file=sys.stderr)
+        return 2
     records = read_records(args.record) if args.record else None
-    bench = Bench(args.work or Path(tempfile.mkdtemp(prefix="proctor-packs-")), args.iters, "")
-    everything = programs("")
-    with ThreadPoolExecutor(args.jobs) as pool:
-        if not args.recorded:
-            list(pool.map(lambda pair: bench.record(*pair), [(p, s) for p in everything for s in p.settings()]))
-    areas: dict[str, list[Program]] = {}
-    for program in everything:
-        if bench.there(program, "seed0"):
-            areas.setdefault(area(program, bench), []).append(program)
+    work = (args.work or Path(tempfile.mkdtemp(prefix="proctor-packs-"))).resolve()
+    record = not args.recorded
+    everything = public(work / "public", args.checkouts.resolve(), args.number, LIBRARIES, record=record)
+    everything += own(Bench(work, args.iters, ""), programs(""), args.settings, LIBRARIES, record=record)
+    areas: dict[str, list[Member]] = {}
+    for member in everything:
+        areas.setdefault(member.area, []).append(member)
     for name, members in sorted(areas.items()):
-        if args.only not in name:
+        if args.only not in name or args.record_only:
             continue
         fewest = MIN_PROGRAMS[name]
         if len(members) < fewest:
             print(f"{name}: only {len(members)} programs, no pack")
             continue
-        measured = held_out(bench, name, members, args.folds, fewest)
-        pack = learn(bench, name, members, fewest)
+        measured = held_out(work, name, members, args.folds, fewest)
+        pack = learn(work, name, members, fewest)
         if records is not None:
             pack, _ = with_records(pack, records)
         requires = {"torch": TORCH} | ({name: LIBRARIES[name]} if name in LIBRARIES else {})
@@ -151,10 +170,11 @@ def main() -> int:
             command="python benchmarks/make_packs.py",
             made=datetime.datetime.now(datetime.UTC).date().isoformat(),
         )
-        write_pack(
-            msgspec.structs.replace(pack, provenance=origin), OUT / f"{name}.json", requires=requires, measured=measured,
-            note=f"healthy programs of the project, {args.iters} steps, several seeds and sizes",
-        )
+        strangers = {m.project for m in members if m.project}
+        note = f"healthy programs: {sum(not m.project for m in members)} of the project, {args.iters} steps, several seeds and sizes"
+        if strangers:
+            note += f"; {sum(bool(m.project) for m in members)} public ones of {len(strangers)} projects"
+        write_pack(msgspec.structs.replace(pack, provenance=origin), OUT / f"{name}.json", requires=requires, measured=measured, note=note)
         print(f"{name}: {len(pack.invariants)} rules ({families(pack.invariants)}) from {len(members)} programs; "
               f"held out: {measured.failed} false of {measured.checked} checked in {measured.runs} runs", flush=True)
     return 0

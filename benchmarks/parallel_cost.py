@@ -5,7 +5,8 @@
 
 One rank of TP 2 in one process; torch's fake process group stands for the other, so that what is measured is what the
 program does between collectives: Python, hooks, dispatch. The model is the small block for which dispatch decides
-(width 64, sequences of 16; with fewer tokens it decides more). Arms, in turn in every round, CPU time, median of paired ratios:
+(width 64, sequences of 16; with fewer tokens it decides more). Arms, in every round in another order and each warm (one step
+before it is timed), CPU time, median of paired ratios with their quartiles:
   hand     the model with halved layers, and two autograd functions (copy and reduce) written into its forward, as Megatron-LM does
   plan     the unchanged model by `proctor.parallelize`
   styles   torch's `parallelize_module`
@@ -17,6 +18,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import random
 import statistics
 import sys
 import time
@@ -121,8 +123,9 @@ def stepper(model: nn.Module, x: torch.Tensor) -> Callable[[], float]:
     parameters = list(model.parameters())  # as an optimizer has them
 
     def step() -> float:
-        before = time.process_time()
-        for _ in range(5):
+        for number in range(6):  # the first is of caches that another program has filled
+            if number == 1:
+                before = time.process_time()
             for parameter in parameters:
                 parameter.grad = None
             out = model(x)
@@ -130,6 +133,11 @@ def stepper(model: nn.Module, x: torch.Tensor) -> Callable[[], float]:
         return (time.process_time() - before) / 5
 
     return step
+
+
+def quartiles(values: list[float]) -> str:
+    low, middle, high = statistics.quantiles(values, n=4)
+    return f"{middle:.3f} ({low:.3f} to {high:.3f})"
 
 
 def on_threads(ranks: int) -> list[float]:
@@ -176,22 +184,25 @@ def main() -> None:
         step()
     times: dict[str, list[float]] = {name: [] for name in arms}
     bare: list[float] = []
+    turns = random.Random(0)
     for _ in range(args.rounds):
-        for name, step in arms.items():
-            times[name].append(step())
-        intercept.uninstall()
-        without = arms["hand"]()
+        for name in turns.sample(list(arms), len(arms)):
+            times[name].append(arms[name]())
+        halves = {}
+        for installed in turns.sample([True, False], 2):
+            (intercept.install if installed else intercept.uninstall)()
+            halves[installed] = arms["hand"]()
         intercept.install()
-        bare.append(arms["hand"]() / without)
-    found = {
-        **{f"{name}, ms a step": 1e3 * min(taken) for name, taken in times.items()},
-        "plan / hand": statistics.median(p / h for p, h in zip(times["plan"], times["hand"])),
-        "styles / plan": statistics.median(s / p for s, p in zip(times["styles"], times["plan"])),
-        "dtensor / plan": statistics.median(d / p for d, p in zip(times["dtensor"], times["plan"])),
-        "kernels installed / not, nothing drawn": statistics.median(bare),
-    }
-    for name, value in found.items():
-        print(f"| {name} | {value:.3f} |")
+        bare.append(halves[True] / halves[False])
+    ratios = {
+        f"{over} / {under}": [a / b for a, b in zip(times[over], times[under])]
+        for over, under in (("plan", "hand"), ("styles", "plan"), ("dtensor", "plan"), ("dtensor", "hand"))
+    } | {"kernels installed / not, nothing drawn": bare}
+    for name, taken in times.items():
+        print(f"| {name}, ms a step | {1e3 * min(taken):.3f} |")
+    for name, values in ratios.items():
+        print(f"| {name} | {quartiles(values)} |")
+    found = {f"{name}, ms a step": 1e3 * min(taken) for name, taken in times.items()} | {name: statistics.median(values) for name, values in ratios.items()}
     if args.json:
         Path(args.json).write_text(json.dumps(found, indent=1))
     sys.stdout.flush()

@@ -29,6 +29,7 @@ from proctor.oracle.plans.plan import Plan
 from proctor.oracle.prove.prover import decide
 from proctor.oracle.prove.recording.world import tape_of
 from proctor.oracle.prove.tape import MARK, Tape
+from proctor.oracle.prove.verdict import Culprit
 
 
 def recorded(one: programs.Program) -> tuple[Tape, list[Tape]]:
@@ -71,11 +72,21 @@ def planted(one: programs.Program, tapes: tuple[Tape, list[Tape]], number: int) 
     verdict = decide(tapes[0], ranks, Plan(one.mesh), proof_s=0.0)
     near = seen_by_doubles(tapes[0], ranks)
     culprit = verdict.culprit
-    right = culprit is not None and (culprit.place in place[1] or culprit.parameter in place[0] or _inside(culprit.module, place[0]) or (not culprit.place and (culprit.op, culprit.phase) in place[2]))
+    right = culprit is not None and _right(culprit, place, {n.place for tape in ranks for n in tape.nodes if n.phase == "backward" and not n.module})
     return {
         "program": one.name, "mistake": kind, "verdict": verdict.verdict, "seen": not near, "right": right, "said": culprit.said if culprit else verdict.why, "planted": [sorted(place[0])[:6], sorted(place[1])[:6], sorted(place[2])[:2]],
         "cpu_s": round(time.process_time() - began, 2),
     }
+
+
+def _right(culprit: Culprit, planted: tuple[set[str], set[str], set[tuple[str, str]]], calls: set[str]) -> bool:
+    """Whether a culprit is what was planted; `calls`: lines that call backward, which are no place by themselves: the operation has to be right as well."""
+    modules, places, operators = planted
+    if culprit.parameter in modules or _inside(culprit.module, modules):
+        return True
+    if culprit.place and culprit.place not in calls:
+        return culprit.place in places
+    return (culprit.op, culprit.phase) in operators
 
 
 def _inside(module: str, planted: set[str]) -> bool:

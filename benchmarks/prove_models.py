@@ -50,7 +50,7 @@ class Size(msgspec.Struct):
         return f"pp={self.pp},dp={self.dp},tp={self.tp}"
 
 
-MISTAKES = ("backward sum missing", "forward sum missing", "sum for average", "wrong data group", "microbatch scale", "same shard", "same rows", "layers swapped", "last microbatch left out", "gate not summed")
+MISTAKES = ("backward sum missing", "forward sum missing", "sum for average", "wrong data group", "microbatch scale", "same shard", "same rows", "layers swapped", "last microbatch left out", "gate not summed", "one layer", "one microbatch", "one rank", "last rank")
 
 
 class Ranks:
@@ -152,27 +152,28 @@ class Attention(nn.Module):
 class Inner(nn.Module):
     """SwiGLU, its inner width over ranks."""
 
-    def __init__(self, ranks: Ranks) -> None:
+    def __init__(self, ranks: Ranks, number: int) -> None:
         super().__init__()
         width, self.ranks = ranks.size.width, ranks
+        self.missing = ranks.mistake == "forward sum missing" or (ranks.mistake == "one layer" and number == ranks.size.layers // 2)
         self.gate, self.up = (ranks.part(torch.randn(2 * width, width) * 0.3, 0) for _ in range(2))
         self.down = ranks.part(torch.randn(width, 2 * width) * 0.3, 1)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         x = ToAll.apply(x, self.ranks, False)
-        return FromAll.apply((nn.functional.silu(x @ self.gate.t()) * (x @ self.up.t())) @ self.down.t(), self.ranks, self.ranks.mistake == "forward sum missing")
+        return FromAll.apply((nn.functional.silu(x @ self.gate.t()) * (x @ self.up.t())) @ self.down.t(), self.ranks, self.missing)
 
 
 class Experts(nn.Module):
     """Two of the experts a token, and one for all; a rank computes its own for all tokens, and weighs them by the gate."""
 
-    def __init__(self, ranks: Ranks) -> None:
+    def __init__(self, ranks: Ranks, number: int) -> None:
         super().__init__()
         size, self.ranks = ranks.size, ranks
         self.router = nn.Parameter(torch.randn(2 * size.tp, size.width))
         self.up = ranks.part(torch.randn(2 * size.tp, size.width, size.width) * 0.3, 0)
         self.down = ranks.part(torch.randn(2 * size.tp, size.width, size.width) * 0.3, 0)
-        self.shared = Inner(ranks)
+        self.shared = Inner(ranks, number)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         odds = (x @ self.router.t()).softmax(-1)
@@ -188,10 +189,10 @@ class Experts(nn.Module):
 class Layer(nn.Module):
     """Attention and what comes after it."""
 
-    def __init__(self, ranks: Ranks) -> None:
+    def __init__(self, ranks: Ranks, number: int) -> None:
         super().__init__()
         self.first, self.attention = Norm(ranks.size.width), Attention(ranks)
-        self.second, self.inner = Norm(ranks.size.width), Experts(ranks) if ranks.size.experts else Inner(ranks)
+        self.second, self.inner = Norm(ranks.size.width), Experts(ranks, number) if ranks.size.experts else Inner(ranks, number)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         x = x + self.attention(self.first(x))
@@ -245,7 +246,7 @@ class Stage(nn.Module):
         self.layers = nn.ModuleDict()
         for k in keep:
             torch.manual_seed(100 + k)
-            self.layers[str(k)] = Layer(ranks)
+            self.layers[str(k)] = Layer(ranks, k)
         torch.manual_seed(99)
         self.head = Head(ranks) if ranks.pp == ranks.pps - 1 else None
         torch.random.set_rng_state(state)
@@ -281,7 +282,8 @@ def step(size: Size) -> Callable[[], None]:
                 assert parameter.grad is not None
                 dist.all_reduce(parameter.grad, group=ranks.data)
                 if ranks.mistake != "sum for average":
-                    parameter.grad /= ranks.dps
+                    odd = {"one rank": ranks.stride > 1 and ranks.rank == ranks.tps, "last rank": ranks.rank == ranks.stride * ranks.pps - 1}.get(ranks.mistake, False)
+                    parameter.grad /= ranks.dps * (2 if odd else 1)
         update.step()
 
     return train
@@ -289,7 +291,7 @@ def step(size: Size) -> Callable[[], None]:
 
 def schedule(model: Stage, ranks: Ranks, batch: torch.Tensor) -> None:
     """One forward, one backward."""
-    size, waiting = ranks.size, []
+    size, waiting, done = ranks.size, [], []
 
     def forward(k: int) -> None:
         given = batch[k][:, :-1]
@@ -304,8 +306,10 @@ def schedule(model: Stage, ranks: Ranks, batch: torch.Tensor) -> None:
 
     def backward() -> None:
         given, found = waiting.pop(0)
+        done.append(given)
         if ranks.pp == ranks.pps - 1:
-            (found / (1 if ranks.mistake == "microbatch scale" else ranks.microbatches)).backward()
+            wrong = ranks.mistake == "microbatch scale" or (ranks.mistake == "one microbatch" and len(done) == 1)
+            (found / (1 if wrong else ranks.microbatches)).backward()
         else:
             grad = torch.zeros(size.rows, size.tokens, size.width)
             dist.recv(grad, ranks.rank + ranks.stride)

@@ -1,6 +1,7 @@
 """Scripts after published bugs: found and named by each source of rules, and false alarms on the fixed script beside each.
 
-    python benchmarks/published.py tests/corpus/published/HALF [--work DIR] [--only A,B] [--rejudge] [--write]
+    python benchmarks/published.py tests/corpus/published/SET [--work DIR] [--only A,B] [--source shipped] [--rejudge] [--write]
+    python benchmarks/published.py tests/corpus/published/SET --differ    # only: does each buggy script print something else than its fixed one?
 
 A case is judged as `benchmarks/exam.py` judges it, everything recorded. Scripts of one process run in forks of one that has imported torch; those
 that start ranks of their own run under `proctor record`. Rules come from two unrelated programs, from the fixed script under other
@@ -12,6 +13,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import subprocess
 import sys
 import tempfile
 from pathlib import Path
@@ -52,8 +54,40 @@ class Runs:
         done.touch()
         return run
 
+    def printed(self, script: Path) -> str:
+        """What a script says its result is, without Proctor; raises `RuntimeError` when it failed or said nothing."""
+        log = self._work / f"{script.parent.name}-{script.stem}.bare.log"
+        if "init_process_group" in script.read_text():
+            environment = dict(os.environ) | {"OMP_NUM_THREADS": "1"}
+            done = subprocess.run([sys.executable, str(script)], env=environment, capture_output=True, text=True, timeout=600)
+            code, text = done.returncode, done.stdout + done.stderr
+        else:
+            code = self._forks.run(str(script.resolve()), [], script.resolve().parent, log, {})
+            text = log.read_text(errors="replace")
+        said = [line for line in text.splitlines() if line.startswith("RESULT ")]
+        if code or len(said) != 1:
+            raise RuntimeError(f"{script}: exit {code}, {len(said)} results\n{text[-2000:]}")
+        return said[0]
+
     def close(self) -> None:
         self._forks.close()
+
+
+def differ(folders: list[Path], runs: Runs) -> int:
+    """How many pairs do not print two different results; each is said."""
+    wrong = 0
+    for folder in folders:
+        try:
+            buggy, fixed, again = (runs.printed(folder / f"{side}.py") for side in ("buggy", "fixed", "fixed"))
+        except (RuntimeError, OSError, subprocess.TimeoutExpired) as e:
+            print(f"{folder.name}: {e}", flush=True)
+            wrong += 1
+            continue
+        said = "same" if buggy == fixed else "fixed script differs from itself" if fixed != again else ""
+        wrong += bool(said)
+        print(f"{folder.name}: {said or 'differs'}", flush=True)
+    print(f"{len(folders) - wrong} of {len(folders)} pairs print something else buggy than fixed")
+    return wrong
 
 
 def infer(runs: list[Path], pack: Path) -> Path:
@@ -76,10 +110,12 @@ def check(run: Path, pack: Path | None) -> dict[str, Any]:
     return report
 
 
-def examine(folder: Path, runs: Runs, work: Path) -> dict[str, Any]:
-    """What each source of rules says of a case."""
+def examine(folder: Path, runs: Runs, work: Path, wanted: tuple[str, ...]) -> dict[str, Any]:
+    """What each of these sources of rules says of a case."""
     case = json.loads((folder / "case.json").read_text())
     pair = {side: runs.record(folder / f"{side}.py", f"{folder.name}-{side}", []) for side in ("buggy", "fixed")}
+    if wanted == ("shipped",):
+        return {"id": folder.name, "source": case["source"], "shipped": exam.judge(case, check(pair["buggy"], None), check(pair["fixed"], None))}
     other = [runs.record(exam.EXAMPLES / f"{name}.py", f"example-{name}", []) for name in case["examples"]]
     own = runs.record(folder / "fixed.py", f"{folder.name}-own", case["cross_config_args"])
     packs = {
@@ -88,7 +124,7 @@ def examine(folder: Path, runs: Runs, work: Path) -> dict[str, Any]:
         "own": infer([own], work / f"{folder.name}.pack.json"),
     }
     row: dict[str, Any] = {"id": folder.name, "source": case["source"]}
-    for source in SOURCES:
+    for source in wanted:
         pack = packs[source]
         row[source] = exam.judge(case, check(pair["buggy"], pack), check(pair["fixed"], pack))
     return row
@@ -100,15 +136,19 @@ def render(rows: list[dict[str, Any]]) -> str:
     for row in rows:
         cells = []
         for source in SOURCES:
-            said = row[source]
+            said = row.get(source)
+            if said is None:
+                cells.append("not judged")
+                continue
             word = "named" if said["named"] else "found" if said["timely"] else "late" if said["violations"] else "–"
             cells.append(word + (f", {len(said['false'])} false" if said["false"] else ""))
         lines.append(f"| {row['source']} | " + " | ".join(cells) + " |")
     total = []
     for source in SOURCES:
-        found, named = (sum(bool(row[source][what]) for row in rows) for what in ("detected", "named"))
-        false = sum(bool(row[source]["false"]) for row in rows)
-        total.append(f"found {found}, named {named}, false alarms on {false}")
+        judged = [row[source] for row in rows if source in row]
+        found, named = (sum(bool(said[what]) for said in judged) for what in ("detected", "named"))
+        false = sum(bool(said["false"]) for said in judged)
+        total.append("not judged" if not judged else f"found {found}, named {named}, false alarms on {false}")
     return "\n".join([*lines, f"| **{len(rows)} bugs** | " + " | ".join(total) + " |"])
 
 
@@ -117,8 +157,10 @@ def main() -> int:
     parser.add_argument("folder", type=Path)
     parser.add_argument("--work", type=Path, help="keep recordings here")
     parser.add_argument("--only", default="", help="cases, by commas")
+    parser.add_argument("--source", choices=SOURCES, action="append", default=[], help="judge by these sources of rules alone (default: all)")
     parser.add_argument("--rejudge", action="store_true", help="learn and judge anew from the recordings that are there")
     parser.add_argument("--quiet", action="store_true", help="print the table alone, not what was said of each case")
+    parser.add_argument("--differ", action="store_true", help="judge nothing; run the pairs without Proctor and compare what they print")
     parser.add_argument("--write", action="store_true", help="put the table into docs/evaluation.md")
     args = parser.parse_args()
     if not args.folder.is_dir():
@@ -129,21 +171,26 @@ def main() -> int:
     if args.rejudge:
         for pack in work.glob("*.pack.json"):
             pack.unlink()
+    wanted = tuple(source for source in SOURCES if source in (args.source or SOURCES))
     only = set(args.only.split(",")) if args.only else set()
     runs = Runs(work)
+    if args.differ:
+        wrong = differ([p.parent for p in sorted(args.folder.glob("*/case.json")) if not only or p.parent.name in only], runs)
+        runs.close()
+        return int(bool(wrong))
     kept = work / f"rows-{args.folder.name}.json"  # what `--only` does not name stays as it was judged before
     done: dict[str, dict[str, Any]] = json.loads(kept.read_text()) if kept.exists() else {}
     for path in sorted(args.folder.glob("*/case.json")):
         if only and path.parent.name not in only:
             continue
         try:
-            done[path.parent.name] = examine(path.parent, runs, work)
+            done[path.parent.name] = done.get(path.parent.name, {}) | examine(path.parent, runs, work, wanted)
         except (RuntimeError, OSError, ValueError) as e:
             print(f"{path.parent.name}: not examined: {e}", flush=True)
             continue
         kept.write_text(json.dumps(done, indent=1))
         if not args.quiet:
-            for source in SOURCES:
+            for source in wanted:
                 said = done[path.parent.name][source]
                 print(f"{path.parent.name} {source}: detected {said['detected']} named {said['named']} by {said['by']} {said['best']}", flush=True)
                 for text in said["other"]:

@@ -20,8 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.wild.__main__ import chosen
-from benchmarks.wild.attempt import FIXED, _copy, importable
-from benchmarks.wild.files import make
+from benchmarks.wild.attempt import FIXED, importable, lay_out
 from benchmarks.wild.manifest import SHIMS, Program, read_corpus
 
 
@@ -29,13 +28,7 @@ def attempt(program: Program, checkout: Path, *, everything: bool, timeout_s: fl
     """The report of one program."""
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        place, installed = folder / "program", folder / "site-packages"
-        _copy(checkout / program.place, place)
-        make(place, program.files)
-        installed.mkdir()
-        for link in program.links:
-            (installed / Path(link).name).symlink_to(checkout / link)
-        script = str(Path(program.path).relative_to(program.place))
+        place, installed, script = lay_out(program, checkout, folder)
         kind, _, ranks = program.launcher.partition(" ")
         launcher = [sys.executable] if kind == "python" else [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", ranks]
         environment = {

@@ -92,7 +92,7 @@ class Wild:
         self._checkouts = checkouts
         self.forks = Forks(start, clean, timeout_s=300, memory_mib=wild.MEMORY_BYTES >> 20)
         chosen = [p for project in read_corpus() if project.half == "first" and project.name in only for p in project.programs if not p.skip]
-        self._known: dict[str, Program] = {"-".join(Path(p.path).with_suffix("").parts[-2:]): p for p in chosen if p.launcher == "python"}
+        self._known: dict[str, Program] = {p.name: p for p in chosen if p.launcher == "python"}
         self.programs: dict[str, dict[str, list[str]]] = {name: {s: [] for s in ("seed0", "seed1", "seed2", "batch")} for name in self._known}
 
     def run(self, name: str, setting: str, run: Path) -> int:

@@ -102,7 +102,7 @@ def measure(condition: str, work: Path, number: int, args: argparse.Namespace) -
     """Seconds of the steps of each turn, the first one without the stream, and the losses."""
     run, go = work / f"{condition}-{number}", work / f"{condition}-{number}-go"
     packs = [word for pack in args.packs for word in ("-i", str(pack))]
-    how = ["watch", *packs] if condition != "record" else ["record", *(w.replace("-i", "--select") for w in packs)]
+    how = ["watch", "--budget", "none", *packs] if condition != "record" else ["record", *(w.replace("-i", "--select") for w in packs)]
     if condition not in ("record", "capsules"):
         how.append("--no-capsules")
     program = [str(work / "driver.py"), os.devnull if condition == "record" else str(go), str(args.turn), str(args.script)]

@@ -25,7 +25,8 @@ from typing import TYPE_CHECKING, Any, Final
 if TYPE_CHECKING:
     from proctor.instrument.config import RecordConfig
 
-FREE: Final = 200  # first steps, which are all looked at where nobody says how many: most of what is wrong is wrong from the start
+FREE: Final = 200  # first steps, which are all looked at where nobody says how many: most of what is wrong is wrong from the start,
+FREE_S: Final = 300.0  # and so are all steps of the first five minutes: who waits for a short job would rather have it looked at in full
 BLOCK: Final = 3  # neighbouring steps that are looked at together
 MAX_LEVEL: Final = 10  # one block in 1024
 FOCUS: Final = 24  # steps that are all looked at when something is wrong
@@ -121,12 +122,21 @@ class Budget:
         free: first steps, which are all looked at.
         threads: of ours besides the training thread.
         clock: CPU seconds of the training thread.
+        free_s: seconds from the first step on, in which steps are looked at as well.
+        now: seconds on the wall.
     """
 
     def __init__(
-        self, share: float, free: int, threads: Callable[[], list[threading.Thread]] = list, clock: Callable[[], float] = time.thread_time
+        self,
+        share: float,
+        free: int,
+        threads: Callable[[], list[threading.Thread]] = list,
+        clock: Callable[[], float] = time.thread_time,
+        free_s: float = 0.0,
+        now: Callable[[], float] = time.monotonic,
     ) -> None:
         self.share, self.free = share, free
+        self._free_s, self._free_until, self._now = free_s, math.inf if free_s else -math.inf, now
         self.meter = Meter()
         self.level = 0
         self.looked = self.steps = 0  # steps that were looked at, and all
@@ -180,6 +190,8 @@ class Budget:
             whether it is looked at.
         """
         self._account(calls)
+        if self._free_until > -math.inf:
+            self._extend(step)
         if self._woken:
             self._woken, self._focus = False, step + FOCUS
         self._step = step
@@ -190,6 +202,16 @@ class Budget:
         self.looked += self.looking
         self.meter.idle = not self.looking and self.steps % _TIMED > 0
         return self.looking
+
+    def _extend(self, step: int) -> None:
+        """While the first seconds last, the next step is free, too."""
+        now = self._now()
+        if self._free_until == math.inf:
+            self._free_until = now + self._free_s
+        if now < self._free_until:
+            self.free = max(self.free, step + 2)
+        else:
+            self._free_until = -math.inf
 
     @property
     def woken(self) -> bool:
@@ -316,4 +338,4 @@ def make_budget(config: RecordConfig, threads: Callable[[], list[threading.Threa
     """Of a process that is watched; one that is only recorded has none."""
     if not config.stream:
         return None
-    return Budget(config.budget, config.warmup, threads)
+    return Budget(config.budget, config.warmup, threads, free_s=config.warmup_s)

@@ -24,6 +24,7 @@ class RecordConfig(msgspec.Struct, frozen=True):
         values: kinds of values to record at calls (`schema.Value` in lower case); `None`: all.
         every: record every n-th step (the others leave no rows, so checks on them are UNKNOWN).
         warmup: steps recorded in full before `every` and `budget` apply.
+        warmup_s: seconds from the first step on before `budget` applies, where they end later.
         user_code: also observe functions of the user's own modules.
         stream: address of a verifier or relay that the records also go to, `unix:PATH` or `tcp:HOST:PORT`; "": none.
         token_file: of the job, for `stream`; "": `boot/token` in the run directory.
@@ -44,6 +45,7 @@ class RecordConfig(msgspec.Struct, frozen=True):
     values: frozenset[str] | None = None
     every: int = 1
     warmup: int = 10
+    warmup_s: float = 0.0
     user_code: bool = True
     stream: str = ""
     token_file: str = ""

@@ -17,6 +17,7 @@ from typing import Any, Final
 
 from proctor.invariants.blindness import ALL, CALLS, STATES, VALUES
 from proctor.invariants.descriptor import identity
+from proctor.native.twins.handlers import from_handler
 
 _ENDS: Final = {"state": (STATES,), "last-look": (STATES,), "loader worker": (f"{VALUES}rng",), "user code": (CALLS,), "early names": (CALLS,)}
 _NOTHING: Final = frozenset(  # no rule reads what these do
@@ -50,7 +51,9 @@ class Guard:
             return None
         try:
             return function(*args)
-        except Exception as e:  # noqa: BLE001 - this is the swallowing place
+        except Exception as e:
+            if from_handler(e):
+                raise  # it is the program's, whose handler of a signal ran here
             self.report(probe, e)
             return None
 
@@ -128,6 +131,13 @@ def _is_harmless(number: int) -> bool:
 
 
 _TERMINAL = _Terminal()
+
+
+def began_with(stderr: os.stat_result | None) -> None:
+    """What was behind descriptor 2 when the process began, long before we came; None: nothing."""
+    _TERMINAL.file = (stderr.st_dev, stderr.st_ino, stat.S_IFMT(stderr.st_mode)) if stderr is not None else None
+
+
 _MAX_UNSAID: Final = 20
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import errno
 import os
 import stat
+from io import FileIO
 from pathlib import Path
 from typing import Final
 
@@ -30,17 +31,8 @@ def read_file(path: Path, limit: int) -> bytes:
     Raises:
         OSError: it cannot be read, is no regular file, or is larger; `strerror` says which.
     """
-    try:
-        file = open(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC), "rb", buffering=0)  # noqa: SIM115
-    except ValueError:  # a name with a zero byte
-        raise OSError(errno.EINVAL, "no name of a file", repr(str(path))) from None
-    with file:
-        seen = os.fstat(file.fileno())
-        if stat.S_ISDIR(seen.st_mode):
-            raise OSError(errno.EISDIR, "is a directory, not a file", str(path))
-        if not stat.S_ISREG(seen.st_mode):
-            raise OSError(errno.EINVAL, "not a regular file", str(path))
-        if seen.st_size > limit:
+    with open_file(path) as file:
+        if os.fstat(file.fileno()).st_size > limit:
             raise OSError(errno.EFBIG, f"larger than {_size(limit)}", str(path))
         chunks: list[bytes] = []
         left = limit + 1  # it may grow while it is read
@@ -50,6 +42,25 @@ def read_file(path: Path, limit: int) -> bytes:
         if left <= 0:
             raise OSError(errno.EFBIG, f"larger than {_size(limit)}", str(path))
         return b"".join(chunks)
+
+
+def open_file(path: Path) -> FileIO:
+    """A regular file, to be read in parts: an archive.
+
+    Raises:
+        OSError: it cannot be read, or is no regular file; `strerror` says which.
+    """
+    try:
+        file = FileIO(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC), "rb")
+    except ValueError:  # a name with a zero byte
+        raise OSError(errno.EINVAL, "no name of a file", repr(str(path))) from None
+    mode = os.fstat(file.fileno()).st_mode
+    if stat.S_ISREG(mode):
+        return file
+    file.close()
+    if stat.S_ISDIR(mode):
+        raise OSError(errno.EISDIR, "is a directory, not a file", str(path))
+    raise OSError(errno.EINVAL, "not a regular file", str(path))
 
 
 def _size(limit: int) -> str:

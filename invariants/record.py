@@ -14,6 +14,7 @@ import msgspec
 
 from proctor.errors import PackError
 from proctor.invariants import relations
+from proctor.invariants.files import UNREADABLE, read_file
 from proctor.invariants.invariant import Invariant, Record
 from proctor.invariants.pack import Pack
 
@@ -34,12 +35,10 @@ def read_records(path: Path) -> Records:
         PackError: there is no such file, or it is another.
     """
     try:
-        if path.stat().st_size > _MAX_BYTES:
-            raise PackError(f"{path}: larger than {_MAX_BYTES >> 20} MiB, not a file of records")
-        records = msgspec.json.decode(path.read_bytes(), type=Records)
+        records = msgspec.json.decode(read_file(path, _MAX_BYTES), type=Records)
     except OSError as e:
         raise PackError(f"{path}: {e.strerror or e}") from None
-    except (msgspec.MsgspecError, RecursionError) as e:
+    except UNREADABLE as e:
         raise PackError(f"{path}: not a file of records: {e}") from None
     for rule, record in records.rules.items():
         wrong = min(record.failed, record.retracted, record.programs) < 0 or max(record.failed, record.retracted) > record.tested

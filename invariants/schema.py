@@ -77,6 +77,7 @@ class Value(IntEnum):
     HANDED = 17  # a tensor that a loader gave, or a model that trains was given; number: its rows whatever their order (`instrument/probes/judged.py`)
     JUDGED = 18  # what a loss of torch was given: place "target" as above, place "scores" with what they are in the meta
     DIGITS = 19  # whose digits the numbers have that a layer was given or gave: meta `digits`; number: how many tell it
+    KEPT = 20  # whether something that training rests on is as it was (the place names it): meta `what`, and `seen` where it is not (`relations/stays`)
 
 
 CALLS: Final = pa.schema(

@@ -83,8 +83,11 @@ class ErrorStash {
   ErrorStash& operator=(const ErrorStash&) = delete;
 };
 
-// Ctrl-C that lands while our own code runs belongs to the user: arm it again, for after we are out of the way.
+inline bool rearm_handler();  // handlers.h
+
+// Ctrl-C that lands while our own code runs belongs to the user, and what a handler of theirs raises: arm it again, for after we are out of the way.
 inline bool rearm_interrupt() {
+  if (rearm_handler()) return true;
   if (!PyErr_ExceptionMatches(PyExc_KeyboardInterrupt)) return false;
   PyErr_Clear();
   PyErr_SetInterrupt();
@@ -145,3 +148,5 @@ inline std::string utf8(PyObject* text, Py_ssize_t limit = PY_SSIZE_T_MAX) {
 }
 
 }  // namespace proctor
+
+#include "handlers.h"

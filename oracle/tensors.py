@@ -25,6 +25,7 @@ RAW: Final[dict[str, tuple[str, str]]] = {  # safetensors' name → numpy's layo
     "BOOL": ("?", "bool"),
 }
 MASTER: Final = "master"  # slot of an optimizer's own copy of a parameter
+NOT_SCORED: Final = 1.0  # in the place of a log-probability that is not known; none is above 0
 SHARED: Final = "="  # between places of one tensor
 DTYPES: Final = tuple(name for _, name in RAW.values())  # what can be recorded, by torch's names
 EVALUATION: Final = "evaluation"
@@ -61,7 +62,8 @@ class Entry(msgspec.Struct, frozen=True):
         call: how often its module had been called in this step (the microbatch); of its rank.
         kind: `input`, `output`, `grad_input`, `grad_output`, `score` and `choice` (what a module chose by, and which; along the last
             dimension), `dropped` and `mask` (what dropout acts on, and which elements stay), `param` (before the step), `main_grad` (as the optimizer takes it), `param_after`, `opt_state`,
-            `buffer` (before the first step), `buffer_after` (where a step changed it), `scalar`.
+            `buffer` (before the first step), `buffer_after` (where a step changed it), `scalar`; of forwards alone with statistics `param_as` (`param` rounded to
+            the type in `slot`) and `logprob` (of the tokens that were read).
         name: path of the module or parameter, without wrappers such as DDP's `module.`.
         slot: place in nested inputs and outputs, of a gradient the places of the one tensor that it belongs to (`slots_in`); name of an
             optimizer state.

@@ -22,9 +22,9 @@ from benchmarks.faults.trial import PROCTOR, Outside, Stage, UnavailableError
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent.parent / "tests"))
 from helpers.clock import CC, Clock
+from helpers.live.receivers import ROUTING_KEY, Webhook
 
-ROUTING_KEY: Final = "0123456789abcdef0123456789ABCDEF"
-_LAST: Final[dict[str, object]] = {}  # what `arrange` made for the trial that goes on
+LAST: Final[dict[str, object]] = {}  # what `arrange` made for the trial that goes on
 
 
 def ulimit(*limits: str) -> Sequence[str]:
@@ -198,26 +198,20 @@ def change_token(stage: Stage) -> None:
 # -- receivers ---------------------------------------------------------------------------------------------------------
 
 
-def _page(folder: Path, port: int) -> Sequence[str]:
+def page(folder: Path, port: int, *, deliver_s: int = 3) -> Sequence[str]:
     here = folder / "arranged"
     here.mkdir(exist_ok=True)
     (here / "key").write_text(ROUTING_KEY)
     (here / "key").chmod(0o600)
     sink = f'[sinks.oncall]\ntype = "pagerduty"\ntier = "all"\nurl = "http://127.0.0.1:{port}"\nrouting_key_file = "key"\ntimeout_s = 2\n'
-    (here / "page.toml").write_text(f"[job]\ndeliver_s = 3\n{sink}")
+    (here / "page.toml").write_text(f"[job]\ndeliver_s = {deliver_s}\n{sink}")
     return ["--page", str(here / "page.toml")]
-
-
-def receiver_down(folder: Path) -> Sequence[str]:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return _page(folder, probe.getsockname()[1])
 
 
 def receiver_hangs(folder: Path) -> Sequence[str]:
     server = socket.create_server(("127.0.0.1", 0))
-    _LAST["hangs"] = server
-    return _page(folder, server.getsockname()[1])
+    LAST["hangs"] = server
+    return page(folder, server.getsockname()[1])
 
 
 def receiver_answers(status: int) -> Callable[[Path], Sequence[str]]:
@@ -230,8 +224,8 @@ def receiver_answers(status: int) -> Callable[[Path], Sequence[str]]:
         server = socketserver.ThreadingTCPServer(("127.0.0.1", 0), Answers)
         server.daemon_threads = True
         threading.Thread(target=server.serve_forever, daemon=True).start()
-        _LAST["answers"] = server
-        return _page(folder, int(server.server_address[1]))
+        LAST["answers"] = server
+        return page(folder, int(server.server_address[1]))
 
     return arranged
 
@@ -245,7 +239,7 @@ def clock(folder: Path) -> Sequence[str]:
     here = folder / "arranged"
     here.mkdir(exist_ok=True)
     made = Clock(here)
-    _LAST["clock"] = made
+    LAST["clock"] = made
     os.environ.update(made.environment)  # of what is started next; `jump_clock` takes it out again
     return ()
 
@@ -255,7 +249,7 @@ def jump_clock(stage: Stage) -> None:
         return
     for name in ("LD_PRELOAD", "JUMP"):
         os.environ.pop(name, None)
-    made = _LAST["clock"]
+    made = LAST["clock"]
     assert isinstance(made, Clock)
     for ahead in (86_400, -2 * 86_400, 90 * 86_400, -3_600):
         made.jump(ahead)
@@ -344,26 +338,8 @@ class Lossy:
                 end.shutdown(socket.SHUT_RDWR)
 
 
-def _verifier_elsewhere(folder: Path, run: Path) -> tuple[int, Path]:
-    """A verifier that listens on TCP, for a run that it writes nothing of; its port and the job's token."""
-    token = folder / "arranged" / "token"
-    token.parent.mkdir(mode=0o700, exist_ok=True)  # sockets lie in it
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = int(probe.getsockname()[1])
-    log = (folder / "arranged" / "verifier.log").open("wb")
-    command = [*PROCTOR, "verify", str(run), "--listen", f"tcp:127.0.0.1:{port}", "--token-file", str(token)]
-    _LAST["verifier"] = subprocess.Popen(command, stdout=log, stderr=log)
-    until = time.monotonic() + 60
-    while time.monotonic() < until:
-        with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", port), 1):
-            return port, token
-        time.sleep(0.1)
-    raise AssertionError("the verifier does not listen")
-
-
-def lossy_verifier(folder: Path) -> Sequence[str]:
-    port, token = _verifier_elsewhere(folder, folder.parent / "elsewhere")
+def interrupted(port: int) -> Lossy:
+    """A way to a port that cuts each connection after 64 KiB, and six seconds from now is away for two."""
     way = Lossy(("127.0.0.1", port), 64 * 1024)
 
     def interrupt() -> None:
@@ -373,33 +349,57 @@ def lossy_verifier(folder: Path) -> Sequence[str]:
         way.up = True
 
     threading.Thread(target=interrupt, daemon=True).start()
+    return way
+
+
+def verifier_elsewhere(folder: Path, run: Path) -> tuple[int, Path]:
+    """A verifier that listens on TCP, for a run that it writes nothing of; its port and the job's token."""
+    token = folder / "arranged" / "token"
+    token.parent.mkdir(mode=0o700, exist_ok=True)  # sockets lie in it
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = int(probe.getsockname()[1])
+    log = (folder / "arranged" / "verifier.log").open("wb")
+    command = [*PROCTOR, "verify", str(run), "--listen", f"tcp:127.0.0.1:{port}", "--token-file", str(token)]
+    LAST["verifier"] = subprocess.Popen(command, stdout=log, stderr=log)
+    until = time.monotonic() + 60
+    while time.monotonic() < until:
+        with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", port), 1):
+            return port, token
+        time.sleep(0.1)
+    raise AssertionError("the verifier does not listen")
+
+
+def lossy_verifier(folder: Path) -> Sequence[str]:
+    port, token = verifier_elsewhere(folder, folder.parent / "elsewhere")
+    way = interrupted(port)
     return ["--verifier", f"127.0.0.1:{way.port}", "--token-file", str(token)]
 
 
 def relayed(folder: Path) -> Sequence[str]:
-    port, token = _verifier_elsewhere(folder, folder.parent / "elsewhere")
+    port, token = verifier_elsewhere(folder, folder.parent / "elsewhere")
     address = f"unix:{folder / 'arranged' / 'relay'}"
     start = functools.partial(
         subprocess.Popen, [*PROCTOR, "verify", "--relay", f"tcp:127.0.0.1:{port}", "--listen", address, "--token-file", str(token)]
     )
-    _LAST["relay"], _LAST["start relay"] = start(), start
+    LAST["relay"], LAST["start relay"] = start(), start
     return ["--verifier", address, "--token-file", str(token)]
 
 
 def restart_relay(stage: Stage) -> None:
     if stage.run is None:
         return
-    relay, start = _LAST["relay"], _LAST["start relay"]
+    relay, start = LAST["relay"], LAST["start relay"]
     assert isinstance(relay, subprocess.Popen) and callable(start)
     assert relay.poll() is None, "the relay is not there"
     relay.kill()
     relay.wait()
-    _LAST["relay"] = start()
+    LAST["relay"] = start()
 
 
 def tidy_up() -> None:
     """End what was arranged for a trial."""
-    for one in _LAST.values():
+    for one in LAST.values():
         if isinstance(one, subprocess.Popen) and one.poll() is None:
             one.terminate()
             with contextlib.suppress(subprocess.TimeoutExpired):
@@ -412,6 +412,11 @@ def tidy_up() -> None:
         elif isinstance(one, socketserver.BaseServer):
             one.shutdown()
             one.server_close()
-    _LAST.clear()
+        elif isinstance(one, list):  # halves of a detour
+            for half in one:
+                half.close()
+        elif isinstance(one, Webhook):
+            one.close()
+    LAST.clear()
     for name in ("LD_PRELOAD", "JUMP"):
         os.environ.pop(name, None)

@@ -10,6 +10,7 @@ import signal
 from collections.abc import Mapping
 from typing import Any, Final
 
+from benchmarks.faults import deliveries, detours
 from benchmarks.faults import outside as o
 from benchmarks.faults.trial import Fault
 
@@ -88,6 +89,40 @@ PROGRAMS: Final = [
         files={"sitecustomize.py": "raise RuntimeError('mine')\n"}),
 ]  # fmt: skip
 
+_COUNTS = "from torch.utils._python_dispatch import TorchDispatchMode\nfrom torch.overrides import TorchFunctionMode\nclass Count({kind}):\n    def {name}(self, f, types, args=(), kwargs=None):\n" \
+    "        name = getattr(f, '__name__', str(f))\n        seen[name] = seen.get(name, 0) + 1\n        return f(*args, **(kwargs or {{}}))\nseen = {{}}\nwith Count():\n    train(at_gate=None)\nprint('say', sorted(seen.items()), flush=True)"
+_DEEP = "class Net(torch.nn.Module):\n    def __init__(self):\n        super().__init__()\n        self.body = torch.nn.ModuleList([torch.nn.Linear(4, 4, bias=False) for _ in range(3000)])\n" \
+    "        self.last = torch.nn.Linear(4, 2)\n    def forward(self, x):\n        for layer in self.body:\n            x = x + 0.001 * layer(x)\n        return self.last(x)\noptions.steps = 14"
+
+HABITS: Final = [
+    _in("hook-exits", "os._exit(5) within a forward hook of its own", "torch.nn.modules.module.register_module_forward_hook(lambda *_: os._exit(5))", QUIET),
+    _in("call-replaced", "it replaces torch.nn.Module.__call__, and puts it back at step 10", "torch.nn.Module.__call__ = original",
+        before="original = torch.nn.Module.__call__\ndef mine(self, *a, **k):\n    return original(self, *a, **k)\ntorch.nn.Module.__call__ = mine"),
+    _in("backward-replaced", "it replaces torch.Tensor.backward and SGD.step by functions of its own",
+        before="for owner, name in ((torch.Tensor, 'backward'), (torch.optim.SGD, 'step')):\n    def made(f):\n        return lambda self, *a, **k: f(self, *a, **k)\n    setattr(owner, name, made(getattr(owner, name)))", true=QUIET),
+    _in("many-modules", "3,000 modules", before=_DEEP),
+    _in("settrace", "it has a trace function of its own", start="sys.settrace(lambda *_: None)"),
+    _in("warnings-raise", "every warning of any kind is an error, once torch is there", before="import warnings; warnings.simplefilter('error')"),
+    _in("faulthandler", "faulthandler writes a traceback each 0.1 s into a file of its own", start="import faulthandler\nnotes = open(os.devnull, 'w')\nfaulthandler.enable(notes); faulthandler.dump_traceback_later(0.1, True, file=notes)"),
+    _in("development", "python -X dev", environment={"PYTHONDEVMODE": "1"}),
+    _in("isolated", "python -I: no PYTHONPATH, no sitecustomize of ours", flags=["-I"], true=frozenset({"none", "unknown"})),
+    _in("dispatch-mode", "it counts all operations that torch dispatches", how=_COUNTS.format(kind="TorchDispatchMode", name="__torch_dispatch__")),
+    _in("function-mode", "it counts all functions of torch that are called", how=_COUNTS.format(kind="TorchFunctionMode", name="__torch_function__")),
+    _in("default-device", "the default device is `meta` while its optimizer steps",
+        before="step = torch.optim.SGD.step\ndef mine(self, *a, **k):\n    with torch.device('meta'):\n        return step(self, *a, **k)\ntorch.optim.SGD.step = mine", true=QUIET),
+    _in("time-zone", "TZ changes at step 10", "os.environ['TZ'] = 'Pacific/Kiritimati'; time.tzset()"),
+    _in("loud", "256 MiB on stdout", "for _ in range(256):\n    sys.stdout.write('x' * (1 << 20) + '\\n')"),
+    _in("daemonises", "it forks twice and trains on as a daemon", start="if os.fork():\n    os._exit(0)\nos.setsid()\nif os.fork():\n    os._exit(0)", true=QUIET),
+    _in("children-ignored", "SIGCHLD is ignored", start="signal.signal(signal.SIGCHLD, signal.SIG_IGN)"),
+    _in("stderr-is-a-file", "it closes descriptor 2, and a file of its own gets the number; then json.dumps raises",
+        "import json\ndef broken(*_, **__):\n    raise RuntimeError('no json')\njson.dumps = broken", QUIET, start="os.close(2)\nown = open('own', 'wb')\nassert own.fileno() == 2",
+        end="print('say own', pathlib.Path('own').read_bytes(), flush=True)"),
+    _in("shadows", "a module of its own is called msgspec", files={"msgspec.py": "mine = 1\n"}, true=QUIET),
+    _in("pickled", "it pickles the whole model and loads it where Proctor is not", how="import io, subprocess\ntrain(at_gate=None)\nnet = Net()\noptimizer = torch.optim.SGD(net.parameters(), lr=0.1)\n"
+        "net(torch.ones(1, 4)).sum().backward(); optimizer.step()\nfile = io.BytesIO()\ntorch.save([torch.nn.Sequential(*net.body), optimizer], file)\nprint('say', b'proctor' in file.getvalue(), len(file.getvalue()), flush=True)"),
+    _in("odd-path", "it works in a directory whose name is no UTF-8", start="odd = os.fsdecode(b'r\\xff\\xfen'); os.mkdir(odd); os.chdir(odd)"),
+]  # fmt: skip
+
 LIMITS: Final = [
     Fault("nofile", "ulimit -n 40", QUIET, prefix=o.ulimit("-n", "40")),
     Fault("fsize", "ulimit -f: no file beyond 16 KiB", QUIET, prefix=o.ulimit("-f", "16")),
@@ -127,7 +162,10 @@ VERIFIERS: Final = [
 ]
 
 PAGES: Final = [
-    Fault("receiver-down", "the receiver of pages is down", FOUND, bug=True, arrange=o.receiver_down),
+    Fault("receiver-down", "the receiver of pages is down", FOUND, bug=True, arrange=deliveries.down_for_good, after=deliveries.said_to_wait),
+    Fault("receiver-late", "the receiver is down until 3 s after the job's end", FOUND, bug=True, arrange=deliveries.back_after_the_end(), after=deliveries.taken),
+    Fault("receiver-late-hangup", "… and who still delivers gets SIGHUP", FOUND, bug=True, arrange=deliveries.back_after_the_end(deliveries.hang_up), after=deliveries.taken),
+    Fault("deliverer-killed", "… and who still delivers is killed with -9: `page flush` delivers", FOUND, bug=True, arrange=deliveries.back_after_the_end(deliveries.kill), after=deliveries.taken_by_hand),
     Fault("receiver-hangs", "the receiver takes a connection and says nothing", FOUND, bug=True, arrange=o.receiver_hangs),
     Fault("receiver-rejects", "the receiver answers 400", FOUND, bug=True, arrange=o.receiver_answers(400)),
     Fault("receiver-busy", "the receiver answers 429, for ever", FOUND, bug=True, arrange=o.receiver_answers(429)),
@@ -146,6 +184,9 @@ RANKS: Final = [
     Fault("torchrun-term", "SIGTERM to torchrun", LEFT, ranks=2, outside=o.signal_job(signal.SIGTERM)),
     Fault("network-cut", "the way to the verifier is cut for 2 s, and connections break after 64 KiB", FOUND, bug=True, arrange=o.lossy_verifier),
     Fault("relay-killed", "records go through a relay, which is killed and started again", FOUND, bug=True, arrange=o.relayed, outside=o.restart_relay),
+    Fault("relay-lossy", "the relay's way to the verifier is cut for 2 s, and connections break after 64 KiB", FOUND, bug=True, arrange=detours.lossy_relay),
+    Fault("nats-lossy", "records go over NATS, on a way that is cut for 2 s, and connections break after 64 KiB", FOUND, bug=True, arrange=detours.lossy_broker),
+    Fault("nats-killed", "records go over NATS, and the broker is killed and started again", FOUND, bug=True, arrange=detours.broker, outside=detours.restart_broker),
 ]  # fmt: skip
 
-FAULTS: Final = [*ENDS, *PROGRAMS, *LIMITS, *DISKS, *VERIFIERS, *PAGES, *RANKS]
+FAULTS: Final = [*ENDS, *PROGRAMS, *HABITS, *LIMITS, *DISKS, *VERIFIERS, *PAGES, *RANKS]

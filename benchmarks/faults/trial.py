@@ -17,7 +17,7 @@ from typing import Any, Final
 
 from benchmarks.faults import job
 
-PROCTOR: Final = [sys.executable, "-m", "proctor.cli"]
+PROCTOR: Final = [sys.executable, "-P", "-m", "proctor.cli"]
 _WAIT_S: Final = 300.0
 _SPENT_S: Final = 90.0  # for the verifier, after the job has ended
 _OURS: Final = frozenset({"boot", "capsules", "check.json", "procs", "report.html", "run.json", "verify", "violations.jsonl"})
@@ -80,11 +80,13 @@ class Fault:
         prefix: words before the command of the job, such as a limit; with and without Proctor.
         options: of `watch`.
         environment: of both.
+        flags: of the interpreter.
         files: beside the program of both, by name.
         around: makes the place of the run, for instance a small disk, and takes it away.
         arrange: prepares files of the trial; gives more options of `watch`.
         output: where the job's output goes: "pipe", or "closed".
         told: what an incident must say.
+        after: looks at the run when all is over, and says what is not as it should be.
     """
 
     name: str
@@ -97,11 +99,13 @@ class Fault:
     prefix: Sequence[str] = ()
     options: Sequence[str] = ()
     environment: Mapping[str, str] = field(default_factory=dict)
+    flags: Sequence[str] = ()
     files: Mapping[str, str] = field(default_factory=dict)
     around: Callable[[Path], contextlib.AbstractContextManager[Path]] | None = None
     arrange: Callable[[Path], Sequence[str]] | None = None
     torchrun: Sequence[str] = ()
     told: str = ""
+    after: Callable[[Path], list[str]] | None = None
     leaves: frozenset[str] = frozenset()  # paths in the run directory that nobody is left to take away
 
 
@@ -170,6 +174,9 @@ def attempt(fault: Fault, folder: Path) -> Outcome:
         if "Traceback" in watched.error and "Traceback" not in bare.error:
             out.true = False
             out.wrong.append(f"a traceback: {watched.error[-800:]}")
+        if fault.after is not None and (amiss := fault.after(run)):
+            out.true = False
+            out.wrong += amiss
         left = _left_behind(fault, run, folder)
         out.clean = not left
         out.wrong += left
@@ -196,7 +203,7 @@ def _run(fault: Fault, folder: Path, run: Path | None) -> _Finished:
     job.write(script, **fault.program)
     for name, text in fault.files.items():
         (folder / name).write_text(text)
-    words = [sys.executable, str(script), *(["--bug"] if fault.bug else []), *(["--gate", str(folder)] if fault.outside else [])]
+    words = [sys.executable, *fault.flags, str(script), *(["--bug"] if fault.bug else []), *(["--gate", str(folder)] if fault.outside else [])]
     if fault.ranks > 1:
         single = ["--nproc-per-node", str(fault.ranks), "--master-port", str(_port()), *fault.torchrun]
         words = [sys.executable, "-m", "torch.distributed.run", *single, *words[1:]]

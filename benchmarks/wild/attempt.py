@@ -3,7 +3,7 @@
 The bare run says whether the program is healthy here: it ends with 0. What it trained is a hash of its parameters, written
 by the shim `limit` when it ends; where these are not finite, the program diverges by itself and is no healthy one. Numbers are read as a
 terminal shows them in the end: how often a progress bar is drawn is a matter of the clock. Where bare and watched differ, the program runs
-bare twice more: if any of these three differ, it is not deterministic and its bits say nothing.
+bare twice more, the second time with its memory elsewhere: if any of these three differ, it is not deterministic and its bits say nothing.
 """
 
 from __future__ import annotations
@@ -189,29 +189,34 @@ def _bits(program: Program, checkout: Path, work: Path, bare: Arm, watched: Arm,
         return "not known"
     if of(bare) == of(watched):
         return "equal"
-    alike = all(of(_arm(program, checkout, work / f"again{i}", [], warm)) == of(bare) for i in range(2))
+    alike = all(of(_arm(program, checkout, work / f"again{i}", [], warm, stir=i)) == of(bare) for i in range(2))
     return "differ" if alike else "not deterministic"
 
 
-def _arm(
-    program: Program, checkout: Path, folder: Path, before: Sequence[str], warm: Warm | None = None, record: Path | None = None
-) -> Arm:
-    place = folder / "program"
+def lay_out(program: Program, checkout: Path, folder: Path) -> tuple[Path, Path, str]:
+    """A copy of a program in a folder: where it runs, the folder of packages that it finds there, and its script."""
+    place, installed = folder / "program", folder / "site-packages"
     _copy(checkout / program.place, place)
     make(place, program.files)
-    installed, digests = folder / "site-packages", folder / "digest"
-    for path in (installed, digests):
-        path.mkdir(parents=True)
+    installed.mkdir(parents=True)
     for link in program.links:
         (installed / Path(link).name).symlink_to(checkout / link)
-    script = str(Path(program.path).relative_to(program.place))
+    return place, installed, str(Path(program.path).relative_to(program.place))
+
+
+def _arm(
+    program: Program, checkout: Path, folder: Path, before: Sequence[str], warm: Warm | None = None, record: Path | None = None, stir: int = 0
+) -> Arm:
+    place, installed, script = lay_out(program, checkout, folder)
+    digests = folder / "digest"
+    digests.mkdir()
     kind, _, ranks = program.launcher.partition(" ")
     launcher = [sys.executable] if kind == "python" else [
         sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", ranks,
     ]  # fmt: skip
     own = {
         "WILD_SHIMS": ",".join(program.shims), "WILD_STEPS": str(program.steps), "WILD_BATCH": str(program.batch),
-        "WILD_DIGEST": str(digests), "HOME": str(folder),
+        "WILD_DIGEST": str(digests), "HOME": str(folder), "WILD_STIR": str(stir),
     }  # fmt: skip
     if warm is not None:
         log = folder / "stdout"

@@ -74,7 +74,7 @@ def verdicts(run: Path, rules_from: Sequence[Path] = ()) -> dict[str, Any]:
             for v in (result.violations if result else [])
         ],
         "rules": ends,
-        "chances": {rule.id: rule.hypothesis["mode"] for rule in families["course"] if rule.hypothesis["mode"] in could},
+        "chances": {rule.id: rule.hypothesis["mode"] for rule in (*families["course"], *families["stays"]) if rule.hypothesis["mode"] in could},
     }
 
 

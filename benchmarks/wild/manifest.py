@@ -52,6 +52,7 @@ class _Programs(msgspec.Struct, forbid_unknown_fields=True):
     folder: str | None = None
     files: dict[str, str] = {}
     label: str = ""
+    bug: str = ""
     skip: str = ""
 
 
@@ -82,6 +83,7 @@ class Program(msgspec.Struct, frozen=True, kw_only=True):
         folder: of the checkout, copied to be the working directory; the script's own when not given.
         files: made in the working directory before a run: name to kind (`files.py`).
         label: tells entries of one path apart.
+        bug: of the program itself, found by reading it: no rule is learned from it.
         skip: why it is not run here.
     """
 
@@ -100,6 +102,7 @@ class Program(msgspec.Struct, frozen=True, kw_only=True):
     folder: str | None = None
     files: dict[str, str] = {}
     label: str = ""
+    bug: str = ""
     skip: str = ""
 
     @property

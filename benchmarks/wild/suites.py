@@ -2,7 +2,7 @@
 
 Called by `__main__.py --suites`. A suite is an entry of `suites.toml`; its outcome is one JSON file beside the programs' results and
 is not made again. All its tests run in one process, as their authors run them, so one job holds dozens of small trainings one after
-the other. Where bare and attached differ, it runs bare once more: a test counts as different when it ended attached as in neither.
+the other. Of the shims only those for every program act: names of torchvision's operators, and seeds. Where bare and attached differ, it runs bare once more: a test counts as different when it ended attached as in neither.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ from typing import Any, Final
 import msgspec
 
 from benchmarks.wild.attempt import FIXED, importable, incidents, judged
+from benchmarks.wild.manifest import SHIMS
 from benchmarks.wild.table import grid, write_section
 
 ROOT: Final = Path(__file__).resolve().parents[2]
@@ -153,7 +154,7 @@ def _arm(suite: Suite, checkout: Path, place: Path, run: Path | None = None) -> 
     tests = [str(checkout / test) for test in suite.tests]
     environment = {
         **{k: v for k, v in os.environ.items() if not k.startswith("PROCTOR_")}, **FIXED,
-        "PYTHONPATH": os.pathsep.join([str(installed), *(str(checkout / p) for p in suite.paths)]),
+        "PYTHONPATH": os.pathsep.join([str(SHIMS), str(installed), *(str(checkout / p) for p in suite.paths)]),
         "HOME": str(place), "TEMP_DIR": str(place), "PYTHONDONTWRITEBYTECODE": "1", **suite.environment,
     }  # fmt: skip
     started = time.monotonic()

@@ -6,9 +6,15 @@ Whatever goes wrong here is one line on stderr: the user's program starts regard
 """
 
 import os
+import stat
 import sys
 
 _HERE = os.path.dirname(os.path.abspath(__file__))
+
+try:
+    _STDERR: os.stat_result | None = os.fstat(2)  # before the program has closed it, and a file of its own got the number
+except OSError:
+    _STDERR = None
 _HELPERS = ("multiprocessing.resource_tracker", "torch._inductor.compile_worker", "multiprocessing.forkserver")
 
 
@@ -24,6 +30,16 @@ def _chain() -> None:
     module = importlib.util.module_from_spec(spec)
     sys.modules["sitecustomize"] = module
     spec.loader.exec_module(module)
+
+
+def _say(text: str) -> None:
+    """One line on stderr, while the same file is behind it, or one that is no text's (a terminal)."""
+    try:
+        now = os.fstat(2)
+        if stat.S_ISCHR(now.st_mode) or (_STDERR is not None and os.path.samestat(now, _STDERR)):
+            print(f"proctor: not recording: {text}", file=sys.stderr)
+    except (OSError, ValueError):
+        pass
 
 
 def _is_helper() -> bool:
@@ -48,14 +64,16 @@ def _activate() -> None:
                 from proctor.oracle.collect import install_from
             else:
                 from proctor.instrument.attach import install_from
+                from proctor.instrument.guard import began_with
 
+                began_with(_STDERR)
             install_from(activation)
             if "PROCTOR_SELF_VARY" in os.environ:  # a self-check that varies the configuration of a library
                 from proctor.oracle.selfcheck.adapters import install
 
                 install()
         except Exception as e:  # noqa: BLE001 - the user's program starts regardless
-            print(f"proctor: not recording: {type(e).__name__}: {e}", file=sys.stderr)
+            _say(f"{type(e).__name__}: {e}")
 
     wrapt.register_post_import_hook(on_torch, "torch")
 
@@ -63,7 +81,7 @@ def _activate() -> None:
 try:
     _activate()
 except ImportError:
-    print(f"proctor: not recording: proctor is not installed in {sys.executable}", file=sys.stderr)
+    _say(f"proctor is not installed in {sys.executable}")
 except Exception as e:  # noqa: BLE001 - the user's program starts regardless
-    print(f"proctor: not recording: {type(e).__name__}: {e}", file=sys.stderr)
+    _say(f"{type(e).__name__}: {e}")
 _chain()

@@ -7,11 +7,12 @@ puts back all that nobody replaced after us.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import gc
 import sys
 import types
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any, Protocol
 
 from proctor.instrument.patch.replaced import MISSING, Replaced, Replacement
@@ -32,17 +33,17 @@ Hooks = dict[str, tuple[Callable[..., None] | None, Callable[..., None] | None]]
 
 
 def _unseen(hook: Callable[..., None] | None, meter: Timed | None) -> Callable[..., None] | None:
-    """The hook, where what it reads of tensors reaches no TorchFunctionMode of the program's, and timed."""
+    """The hook, where what it reads of tensors reaches no TorchFunctionMode and no TorchDispatchMode of the program's, and timed."""
     if hook is None:
         return None
     import torch
 
-    depth, aside = torch._C._len_torch_function_stack, torch._C.DisableTorchFunction
+    depth, dispatched = torch._C._len_torch_function_stack, torch._C._len_torch_dispatch_stack
 
     @functools.wraps(hook)
     def call(*args: Any) -> None:
-        if depth():
-            with aside():
+        if depth() or dispatched():
+            with _aside():
                 hook(*args)
         else:
             hook(*args)
@@ -55,13 +56,23 @@ def _unseen(hook: Callable[..., None] | None, meter: Timed | None) -> Callable[.
     def measured(*args: Any) -> None:
         if not meter.idle:
             timed(*args)
-        elif depth():
-            with aside():
+        elif depth() or dispatched():
+            with _aside():
                 hook(*args)
         else:
             hook(*args)
 
     return measured
+
+
+@contextlib.contextmanager
+def _aside() -> Iterator[None]:
+    """No mode of the program's is on."""
+    import torch
+    from torch.utils import _python_dispatch
+
+    with torch._C.DisableTorchFunction(), _python_dispatch._disable_current_modes():
+        yield
 
 
 class Patches(Replaced):

@@ -30,6 +30,7 @@ class Copy(NamedTuple):
 
     label: str  # `module __main__.Net`, `mapping`, `list`
     pairs: tuple[Pair, ...]
+    modules: tuple[weakref.ref[Any], weakref.ref[Any]] | None = None  # the copy and the model, where the copy is a module
 
 
 def find(model: Any, held: set[int]) -> list[Copy]:
@@ -60,7 +61,7 @@ def find(model: Any, held: set[int]) -> list[Copy]:
         source = next((s for s in by_class[type(module)] if _shapes(s) == _shapes(module)), None)
         if source is not None:
             pairs = list(zip(module.parameters(), source.parameters()))
-            _keep(found, seen, f"module {class_name(module)}", pairs)
+            _keep(found, seen, f"module {class_name(module)}", pairs, (weakref.ref(module), weakref.ref(source)))
     for thing in others:
         if type(thing) in (list, tuple):
             pairs = list(zip(thing, names.values()))
@@ -72,7 +73,9 @@ def find(model: Any, held: set[int]) -> list[Copy]:
     return found[:MAX_COPIES]
 
 
-def _keep(found: list[Copy], seen: set[int], label: str, pairs: list[tuple[Any, Any]]) -> None:
+def _keep(
+    found: list[Copy], seen: set[int], label: str, pairs: list[tuple[Any, Any]], modules: tuple[weakref.ref[Any], weakref.ref[Any]] | None = None
+) -> None:
     """Add a copy whose tensors are of their own and like the model's, unless they belong to one that was found before."""
     if any(id(c) in seen or not _alike(c, p) for c, p in pairs):
         return
@@ -80,7 +83,7 @@ def _keep(found: list[Copy], seen: set[int], label: str, pairs: list[tuple[Any, 
     told = [(c, p) for c, p in pairs if p.requires_grad and p.numel() >= _LEAST and p.device.type == "cpu" and p.is_floating_point()]
     every = max(1, -(-len(told) // _TENSORS))
     if told:
-        found.append(Copy(label, tuple((weakref.ref(c), weakref.ref(p)) for c, p in told[::every])))
+        found.append(Copy(label, tuple((weakref.ref(c), weakref.ref(p)) for c, p in told[::every]), modules))
 
 
 def _alike(c: Any, p: Any) -> bool:
@@ -113,7 +116,13 @@ def values(refs: Iterator[Any], elements: int) -> list[float] | None:
         tensor = ref()
         if tensor is None:
             return None
-        flat = tensor.detach().reshape(-1)
-        step = max(1, flat.numel() // elements)
-        found += flat[::step][:elements].tolist()
+        found += elements_of(tensor, elements)
     return found
+
+
+def elements_of(tensor: Any, count: int) -> list[float]:
+    """Some elements of a tensor, spread over it."""
+    flat = tensor.detach().reshape(-1)
+    step = max(1, flat.numel() // count)
+    told: list[float] = flat[::step][:count].tolist()
+    return told

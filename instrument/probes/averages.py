@@ -8,6 +8,8 @@ copy; meta `side` says what is measured:
 * `old`: the same towards the model as it was before the step;
 * `move`: `number` is the largest move of an element of the copy, `norm` its largest distance from the model, in these units.
 
+Rows of `Value.KEPT` say of a copy that is a module whether its buffers follow (`_statistics.py`): `statistics` when it is evaluated, `buffers` at the end of a step.
+
 Cost: 10 µs a copy and tensor of a step; one look for copies, as long as a garbage collection, at two steps of a run.
 """
 
@@ -17,7 +19,7 @@ import weakref
 from collections.abc import Sequence
 from typing import Any, Final
 
-from proctor.instrument.probes import NO_HOOKS, Home, Hooks, Probe, Sink, _copies, register
+from proctor.instrument.probes import NO_HOOKS, Home, Hooks, Probe, Sink, _copies, _statistics, register
 from proctor.invariants.schema import MODEL_CALL, Value
 
 _UPDATE: Final = "torch.optim.Optimizer.step"
@@ -26,6 +28,7 @@ _ELEMENTS: Final = 6  # of a tensor
 _MODELS: Final = 4
 _EPSILON: Final = 2.0**-23  # of float32; copies in other precisions deviate more
 _TINY: Final = 2.0**-100
+_ROWS: Final = 64  # of what the buffers of one copy do
 
 
 class _Known:
@@ -36,6 +39,9 @@ class _Known:
         self.step = -2
         self.values: list[float] = []
         self.model: list[float] = []
+        modules = [ref() for ref in copy.modules or ()]
+        self.statistics = _statistics.Statistics(*modules) if modules and None not in modules else None
+        self.rows = 0  # of what its buffers do
 
 
 @register
@@ -43,7 +49,7 @@ class Averages(Probe):
     """Moves of copies."""
 
     name = "averages"
-    kinds = frozenset({Value.AVERAGE})
+    kinds = frozenset({Value.AVERAGE, Value.KEPT})
 
     def __init__(self, sink: Sink) -> None:
         super().__init__(sink)
@@ -58,6 +64,9 @@ class Averages(Probe):
 
     def _called(self, args: tuple[Any, ...], kwargs: dict[str, Any] | None) -> None:
         module = args[0]
+        for known in self._known:
+            if known.statistics is not None and known.rows < _ROWS:
+                self._tell(known, "statistics", known.statistics.called(module))
         if len(self._models) < _MODELS and module.training and not any(ref() is module for ref in self._models):
             self._models.append(weakref.ref(module))
 
@@ -102,9 +111,19 @@ class Averages(Probe):
             self._put(known, "now", *_fit(moved, known.values, model, scale))
             self._put(known, "old", *_fit(moved, known.values, known.model, scale))
             farthest = max(abs(m - a) / s for m, a, s in zip(model, now, scale))
-            self._put(known, "move", max(abs(m) / s for m, s in zip(moved, scale)), farthest)
+            self._put(known, "move", most := max(abs(m) / s for m, s in zip(moved, scale)), farthest)
+            if known.statistics is not None and known.rows < _ROWS:
+                self._tell(known, "buffers", known.statistics.step(moved=most > 0))
         known.step, known.values, known.model = step, now, model
         return True
+
+    def _tell(self, known: _Known, what: str, found: bool | str | None) -> None:
+        if found is None:
+            return
+        known.rows += 1
+        seen = "" if found is True else f"{found} ({known.copy.label.removeprefix('module ')})"
+        place = known.place if found is True else str(found).partition(" ")[0]
+        self.sink.number(place, 1.0, kind=Value.KEPT, call=None if what == "statistics" else 0, facts={"what": what, "seen": seen})
 
     def _put(self, known: _Known, side: str, number: float, norm: float) -> None:
         self.sink.measured(Value.AVERAGE, known.place, {"side": side}, (0, norm, 0), number, item=-1, call=0)

@@ -6,6 +6,9 @@
   module or optimizer holds afterwards (HELD), names that share the module's own memory before (OWN), that the module
   does not know (UNKNOWN), and that it has and were not given (LEFT).
 
+Rows of `Value.KEPT` say of each `load_state_dict` of an optimizer whether its moments keep the precision that they were given in (`precision`), and whether there
+are any, where the file that was loaded before it was saved with more tensors than were asked for (`moments`).
+
 The place `<file>` carries a digest of the file's path, so that a load finds its save.
 """
 
@@ -40,6 +43,7 @@ _DEPTH: Final = 6
 _TENSORS: Final = 4096  # of one object
 _BYTES: Final = 4 << 30  # hashed of one object
 _PATH: Final = 200  # characters
+_FILES: Final = 256
 
 Found = list[tuple[str, int, Any]]
 
@@ -49,12 +53,14 @@ class Checkpoints(Probe):
     """Rows of `Value.SAVED` and `Value.LOADED`."""
 
     name = "checkpoints"
-    kinds = frozenset({Value.SAVED, Value.LOADED})
+    kinds = frozenset({Value.SAVED, Value.LOADED, Value.KEPT})
 
     def __init__(self, sink: Sink) -> None:
         super().__init__(sink)
         self._filled: set[int] = set()  # addresses of tensors that were loaded in place
         self._own: list[str] = []  # tensors given to `load_state_dict` that are the module's own
+        self._sizes: dict[int, int] = {}  # tensors of saved files
+        self._less = 0  # tensors that the last load left in its file
 
     def hooks(self, function: str, home: Home) -> Hooks:
         if function == MODULE_LOAD:
@@ -88,10 +94,19 @@ class Checkpoints(Probe):
 
     def _put(self, kind: Value, value: Any, file: str | None) -> None:
         found = flatten(value)
+        digest = None if file is None else _generators.digest_text(file)
+        if digest is not None:
+            self._counted(kind, digest, len(found))
         if found:
-            if file is not None:
-                self.sink.fingerprint(kind, "<file>", _generators.digest_text(file))
+            if digest is not None:
+                self.sink.fingerprint(kind, "<file>", digest)
             self.sink.tensors(kind, found)
+
+    def _counted(self, kind: Value, digest: int, tensors: int) -> None:
+        if kind is Value.LOADED:
+            self._less = max(0, self._sizes.get(digest, 0) - tensors)
+        elif len(self._sizes) < _FILES:
+            self._sizes[digest] = tensors
 
     # -- load_state_dict ------------------------------------------------------------------------------------------
 
@@ -137,6 +152,31 @@ class Checkpoints(Probe):
                         for i, t in ((GIVEN, tensor), (HELD, held[name]))
                     ]
         self.sink.tensors(Value.LOADED, _bounded(pairs))
+        self._keeps(args[0], given["state"], pairs)
+
+    def _keeps(self, optimizer: Any, state: Any, pairs: Found) -> None:
+        """Say whether the moments that were loaded are held as they were given."""
+        less, self._less = self._less, 0
+        kind = type(optimizer).__name__
+        if pairs:
+            coarser = [(name, a, b) for (name, _, a), (_, _, b) in zip(pairs[::2], pairs[1::2]) if _coarser(b, a)]
+            seen = f"{coarser[0][0]} of {kind} was given in {_dtype(coarser[0][1])} and is held in {_dtype(coarser[0][2])}, as are {len(coarser)} of {len(pairs) // 2}" if coarser else ""
+            self.sink.number(coarser[0][0] if coarser else kind, float(len(coarser)), kind=Value.KEPT, facts={"what": "precision", "seen": seen})
+        trained = sum(p.requires_grad for group in optimizer.param_groups for p in group["params"])
+        if less or state:
+            empty = not state and less >= trained > 0
+            seen = f"{kind} is given no moments, and {less} tensors of the file that was loaded were not asked for" if empty else ""
+            self.sink.number(kind, float(less), kind=Value.KEPT, facts={"what": "moments", "seen": seen})
+
+
+def _dtype(tensor: Any) -> str:
+    return str(tensor.dtype).removeprefix("torch.")
+
+
+def _coarser(held: Any, given: Any) -> bool:
+    """Whether a number loses digits on its way from one floating type to the other."""
+    both = given.is_floating_point() and held.is_floating_point()
+    return bool(both and held.element_size() < given.element_size())
 
 
 def flatten(value: Any) -> Found:

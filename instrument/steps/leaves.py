@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 import sys
+import weakref
 from types import FrameType
 from typing import Any, Final
 
@@ -64,30 +65,39 @@ class Lineage:
     """What was trained last, and whether other tensors have taken its place."""
 
     def __init__(self) -> None:
-        self._last: dict[tuple[Any, ...], tuple[list[int], list[list[float]]]] = {}  # by shapes: identities, some elements
+        self._last: dict[tuple[Any, ...], tuple[list[int], list[list[float]], list[weakref.ref[Any]]]] = {}  # by shapes: identities, some elements, parameters
         self.followed = False  # once: this program trains by making new tensors
 
     def follow(self, leaves: list[tuple[str, Any]]) -> list[int]:
         """Identities of the tensors whose place these have taken; none where they are the same ones, or others.
 
         Successors have the shapes of what was there before and values near to it: an update is small against the weights, another
-        batch is not.
+        batch is not. Parameters do not take the place of parameters that are still there: these are two models, such as a copy beside its original.
         """
         tensors = [tensor for _, tensor in leaves]
         shapes = tuple((tuple(t.shape), t.dtype) for t in tensors)
         if not tensors or sum(t.device.type == "cpu" for t in tensors) < len(tensors):
             return []  # to read elements of a device would wait for it
-        now = [id(t) for t in tensors], [_some(t) for t in tensors]
+        now = [id(t) for t in tensors], [_some(t) for t in tensors], _parameters(tensors)
         before = self._last.pop(shapes, None)
         self._last[shapes] = now
         while len(self._last) > _LINEAGES:
             del self._last[next(iter(self._last))]
         if before is None or before[0] == now[0]:
             return []
+        if now[2] and before[2] and all(ref() is not None for ref in before[2]):
+            return []
         old, new = ([v for values in some for v in values] for some in (before[1], now[1]))
         follows = 0 < _norm([a - b for a, b in zip(new, old)]) <= _NEAR * _norm(old)
         self.followed |= follows
         return before[0] if follows else []
+
+
+def _parameters(tensors: list[Any]) -> list[weakref.ref[Any]]:
+    """All of them, where all are parameters; else none."""
+    import torch
+
+    return [weakref.ref(t) for t in tensors] if all(isinstance(t, torch.nn.Parameter) for t in tensors) else []
 
 
 def _some(tensor: Any) -> list[float]:

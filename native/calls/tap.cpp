@@ -64,12 +64,15 @@ bool collect(PyObject* const* args, Py_ssize_t n, PyObject* kwnames, Owned* posi
   return true;
 }
 
-// A hook that fails is reported once and taken off; Ctrl-C inside it is the user's and leaves it on.
+// A hook that fails is reported once and taken off; Ctrl-C inside it, and what a handler of theirs raises, is the user's and leaves it on.
 void run_hook(Tap* tap, PyObject* Tap::* slot, PyObject* const* args, size_t n) {
   Owned hook = Owned::share(tap->*slot);
   Owned done(PyObject_Vectorcall(hook.get(), args, n, nullptr));
   if (done) return;
-  if (!PyErr_ExceptionMatches(PyExc_KeyboardInterrupt) && tap->*slot == hook.get()) Py_CLEAR(tap->*slot);
+  if (rearm_interrupt()) return;
+  ErrorStash failed;
+  if (tap->*slot == hook.get()) Py_CLEAR(tap->*slot);
+  failed.restore();
   tap->recorder->r->fail();
 }
 

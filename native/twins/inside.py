@@ -8,6 +8,8 @@ from __future__ import annotations
 import _thread
 import threading
 
+from proctor.native.twins.handlers import from_handler, raise_later
+
 
 class _Local(threading.local):
     inside = 0  # > 0: our own code runs, taps pass through
@@ -25,7 +27,9 @@ class Inside:
 
 
 def swallow(error: BaseException) -> bool:
-    """Ctrl-C that lands in our own code belongs to the user: arm it again. True if it was that."""
+    """Ctrl-C that lands in our own code belongs to the user, and what a handler of theirs raises: arm it again. True if it was that."""
+    if from_handler(error) and raise_later(error):
+        return True
     if isinstance(error, KeyboardInterrupt):
         _thread.interrupt_main()
         return True

@@ -19,6 +19,7 @@ from importlib import import_module
 from typing import Any
 
 from proctor.native.twins.describe import TAPS, get
+from proctor.native.twins.handlers import from_handler
 from proctor.native.twins.inside import Inside, local, swallow
 from proctor.native.twins.recorder import Recorder, Span, ThreadState
 
@@ -303,7 +304,7 @@ class _Observation:
         try:
             hook(*args)
         except BaseException as error:
-            if not isinstance(error, KeyboardInterrupt) and get(self._tap, slot) is hook:
+            if not isinstance(error, KeyboardInterrupt) and not from_handler(error) and get(self._tap, slot) is hook:
                 object.__setattr__(self._tap, slot, None)
             self._recorder._fail(error)
 

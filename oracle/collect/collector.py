@@ -69,13 +69,13 @@ class Collector:
         self.progress = Progress()
         self.models = Models()
         self.regions = Regions(config.compiled)
-        self._tape = Tape(self.progress, config.fp8, config.whole, statistics=config.statistics)
+        self._tape = Tape(self.progress, config.fp8, config.whole, statistics=config.statistics, positions=config.forward)
         self.info = self._tape.info
         self._patches = Replaced()
         guard = self._guard = RecordingGuard(self._failed, compiled=self.regions.on)
         self._supplied = Supplied()
         self._replayed = Replayed(config.replay) if config.replay else None
-        self.optimizers = Optimizers(self.models, self.progress, self._tape, self._supplied, self._replayed, config.noise)
+        self.optimizers = Optimizers(self.models, self.progress, self._tape, self._supplied, self._replayed, config.noise, rounded=config.forward and config.statistics)
         self._buffers = Buffers(self.models, self._tape)
         self._crossings = Crossings(
             config,

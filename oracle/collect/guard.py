@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import Any, Final
 
 from proctor.instrument.guard import Guard
+from proctor.native.twins.handlers import from_handler
 from proctor.oracle.collect.edges.regions import unseen
 
 RECORDING: Final = "recording"  # the one probe
@@ -30,7 +31,9 @@ class RecordingGuard(Guard):
         return unseen(run) if self._compiled else run
 
     def fail(self, error: Exception) -> None:
-        """Say that recording failed; later errors are silent."""
+        """Say that recording failed; later errors are silent. What a signal handler of the program's raised is raised again."""
+        if from_handler(error):
+            raise error
         self.report(RECORDING, error)
 
     def told(self, probe: str, error: BaseException) -> str:

@@ -183,7 +183,7 @@ class KeyedDraws:
             for path in modules:
                 rule = rule_of(self._plan, path, len(shape))
                 if rule is not None:
-                    return Box.around(shape, rule.rule.layout(self._plan.mesh), self._plan.mesh, self._coords)
+                    return Box.folded(shape, rule.fold, rule.rule.layout(self._plan.mesh), self._plan.mesh, self._coords)
         if drawn is not None and (box := box_of(shape, drawn.shape, modules, self._step(), self._lies)) is not None:
             return box
         told = f"; it is not seen how they lie in the reference's {list(drawn.shape)}" if drawn is not None else ""

@@ -8,19 +8,20 @@ import torch
 
 from proctor.oracle.numbers.tiles import EXACT, QUANTUM, reduction, sketch, tiles_of
 
-_WHOLE: Final = frozenset({"scalar", "score", "choice", "mask", "op"})  # small, or asked for element by element
+_WHOLE: Final = frozenset({"scalar", "score", "choice", "mask", "op", "logprob"})  # small, or asked for element by element
 _LARGE: Final = 1 << 14  # elements of integers from which they are summed, too
 
 
-def summarise(tensor: torch.Tensor, kind: str) -> tuple[torch.Tensor, dict[str, Any]]:
+def summarise(tensor: torch.Tensor, kind: str, *, positions: bool = False) -> tuple[torch.Tensor, dict[str, Any]]:
     """What is kept in a tensor's place, and the fields of its `Entry` that say so; the tensor itself and none where it is small.
 
     Args:
         tensor: of any shape and device.
         kind: as of `Entry`.
+        positions: those of a sequence stay apart (`tiles_of`), and whole numbers of rows × positions, which are tokens, are kept.
     """
-    tile = tiles_of(tuple(tensor.shape), kind)
-    plain = tensor.dtype.is_complex or (not tensor.dtype.is_floating_point and tensor.numel() < _LARGE)
+    tile = tiles_of(tuple(tensor.shape), kind, positions=positions)
+    plain = tensor.dtype.is_complex or (not tensor.dtype.is_floating_point and (tensor.numel() < _LARGE or (positions and tensor.ndim == 2)))
     if kind in _WHOLE or plain or reduction(tile) == 1:
         return tensor, {}
     values = tensor.detach().to(torch.float64)

@@ -30,6 +30,7 @@ class Tape:
         fp8: modules that cast to 8-bit floats inside, as far as they are known.
         whole: steps that are recorded in full; () all.
         statistics: sums over tiles are kept in the place of tensors.
+        positions: … of which those of a sequence stay apart.
 
     Attributes:
         info: what is said of the process.
@@ -38,14 +39,14 @@ class Tape:
         waits: of training nothing more is recorded, only the evaluation that is to come.
     """
 
-    def __init__(self, progress: Progress, fp8: Iterable[str], whole: Iterable[int] = (), *, statistics: bool = False) -> None:
+    def __init__(self, progress: Progress, fp8: Iterable[str], whole: Iterable[int] = (), *, statistics: bool = False, positions: bool = False) -> None:
         self.info = ProcessInfo(rank=0, world=1, pid=os.getpid())
         self.fp8 = set(fp8)
         self.only = ""
         self.waits = False
         self._progress = progress
         self._whole = frozenset(whole)
-        self._statistics = statistics
+        self._statistics, self._positions = statistics, positions
         self._writer: RankWriter | None = None
         self._where: Whereabouts | None = None
 
@@ -114,7 +115,7 @@ class Tape:
             return
         said: dict[str, Any] = {}  # Any: fields of an entry
         if self._statistics and span is None:
-            local, said = summarise(local, kind)
+            local, said = summarise(local, kind, positions=self._positions)
         kept = local.to("cpu", copy=True, memory_format=torch.contiguous_format).contiguous()
         name, cls, source = meta
         self._writer.add(

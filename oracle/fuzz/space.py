@@ -25,12 +25,14 @@ class Choice(msgspec.Struct, frozen=True):
         values: simplest first.
         most: 0 for one value; else the value is a list of strings of `values`, with so many entries at most.
         rare: how often a value other than the first is drawn, 0 to 1; 1 draws all values alike.
+        kept: shrinking leaves it: with another value it would be another finding.
     """
 
     name: str
     values: tuple[str | int | float | bool, ...]
     most: int = 0
     rare: float = 1.0
+    kept: bool = False
 
     @property
     def neutral(self) -> Value:
@@ -108,9 +110,10 @@ def check(choices: Sequence[Choice], point: Mapping[str, Value], where: str) -> 
 
 def simpler(choices: Sequence[Choice], point: Mapping[str, Value]) -> Iterator[Point]:
     """Points in which one value is simpler; all neutral first, then each choice by itself."""
-    if len(point) > 1:
-        yield {}
+    kept = {c.name: point[c.name] for c in choices if c.kept and c.name in point}
+    if len(point) > 1 and kept != point:
+        yield kept
     for choice in choices:
-        if choice.name in point:
+        if choice.name in point and not choice.kept:
             for value in choice.simpler(point[choice.name]):
                 yield compact(choices, {**point, choice.name: value})

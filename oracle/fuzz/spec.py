@@ -16,6 +16,7 @@ from typing import Final
 import msgspec
 
 from proctor.errors import OracleError
+from proctor.invariants.files import UNREADABLE, read_file
 from proctor.oracle.fuzz.space import Choice, Point, Value, check
 
 VERSION: Final = 1  # 1: first
@@ -105,14 +106,11 @@ def read(path: Path) -> Scenario:
         OracleError: it cannot be read or is none.
     """
     try:
-        size = path.stat().st_size
-        if size > MAX_BYTES:
-            raise OracleError(f"{path}: {size:,} bytes, a scenario has at most {MAX_BYTES:,}")
-        text = path.read_bytes()
+        text = read_file(path, MAX_BYTES)
     except OSError as e:
         raise OracleError(f"{path}: {e.strerror or e}", hint="give a finding's scenario.json") from None
     try:
         inner = msgspec.json.decode(text, type=dict[str, msgspec.Raw])
-    except (msgspec.ValidationError, msgspec.DecodeError) as e:
+    except UNREADABLE as e:
         raise OracleError(f"{path}: no scenario: {e}", hint="give a file that `proctor oracle fuzz` wrote") from None
     return decode(bytes(inner.get("scenario", msgspec.Raw(text))), str(path))

@@ -21,6 +21,10 @@ from proctor.oracle.numbers.tiles import reduction, summed
 _TAIL: Final = 4.0  # of T, for the extremes and the sum: T is an estimate of the norm, these are single numbers
 _SETTLED: Final = frozenset({"ok", "warn"})
 
+FORWARDS_NOT_SEEN: Final = (
+    "what statistics cannot see: an error that cancels within every tile and leaves norm, mean and extremes as they are, such as elements that change places within a tile. "
+    "Without --statistics all of that is looked at"
+)
 NOT_SEEN: Final = (
     "what statistics cannot see: an error that cancels within every tile and leaves norm, mean and extremes as they are, such as elements that change places within a tile; "
     "the scale of one head or shard below the noise of the whole; elements whose gradient is noise; the norm that clipping took; masters that are not the weights. "

@@ -85,10 +85,10 @@ def _localised(
     candidate = comparison.candidate
     if any(t.kind == "param" and failing(t) for t in report.verdict.tensors):
         return _with(report, culprit(report.verdict, report.verdict), "")
-    if candidate.info.statistics:
-        return _with(report, _where_they_part(report.verdict), "only statistics were recorded, so modules were not fed the reference's values: the culprit is where the runs part first")
     if (evaluated := culprit_of(report.verdict)) is not None:
         return _with(report, evaluated, "")
+    if candidate.info.statistics:
+        return _with(report, _where_they_part(report.verdict), "only statistics were recorded, so modules were not fed the reference's values: the culprit is where the runs part first")
     again = Recorder.again(candidate, command, timeout_s=timeout_s)
     again.budget = budget
     said = ""

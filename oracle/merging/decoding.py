@@ -20,6 +20,7 @@ from proctor.oracle.tensors import Entry
 Array = npt.NDArray[Any]
 Place = tuple[str, str, str]  # kind, name, slot
 
+CROSSING: Final = ("input", "output", "logprob")
 POSITIONS: Final = 1  # the dimension along which they lie, behind the rows of the batch
 
 
@@ -89,7 +90,7 @@ def joined(record: RankRecord, found: list[Group]) -> tuple[View, dict[tuple[int
     for group in found:
         held: dict[Place, dict[int, Entry]] = {}
         for e in record.entries:
-            if e.call in group.spans and e.kind in ("input", "output"):
+            if e.call in group.spans and e.kind in CROSSING:
                 held.setdefault((e.kind, e.name, e.slot), {})[e.call] = e
         for place, by_call in held.items():
             made = _join(record, group, by_call)
@@ -99,7 +100,7 @@ def joined(record: RankRecord, found: list[Group]) -> tuple[View, dict[tuple[int
             first = by_call[min(by_call)]
             name = f"joined-{first.tensor}"
             view.made[name], positions[group.call, place] = values, where
-            kept.append(msgspec.structs.replace(first, call=group.call, shape=tuple(values.shape), tensor=name))
+            kept.append(msgspec.structs.replace(first, call=group.call, shape=tuple(values.shape), tensor=name, stats=()))
     return view, positions
 
 
@@ -112,13 +113,13 @@ def cut(record: RankRecord, found: list[Group], positions: Mapping[tuple[int, Pl
         group = by_call.get(e.call)
         if e.kind == "param":
             kept.append(e)
-        elif group is not None and e.kind in ("input", "output") and e.shape[:2] == (group.rows, group.length):
+        elif group is not None and e.kind in CROSSING and e.shape[:2] == (group.rows, group.length):
             end = max(b for _, b in group.spans.values())
             where = positions.get((e.call, (e.kind, e.name, e.slot)), np.arange(end))
             values = record.array(e)[:, where]
             name = f"cut-{e.tensor}"
             view.made[name] = np.ascontiguousarray(values)
-            kept.append(msgspec.structs.replace(e, shape=tuple(values.shape), tensor=name))
+            kept.append(msgspec.structs.replace(e, shape=tuple(values.shape), tensor=name, stats=()))
     return view
 
 

@@ -34,7 +34,7 @@ _CROSSING: Final = ("input", "output", "grad_input", "grad_output")
 
 # Phases of a step, earlier ones first.
 RANKING = {
-    "param": 0, "buffer": 0, "input": 1, "output": 1, "score": 1, "choice": 1, "dropped": 1, "mask": 1, "scalar": 2, "buffer_after": 2, "grad_output": 3, "grad_input": 3, "main_grad": 4, "opt_state": 5, "param_after": 6,
+    "param": 0, "buffer": 0, "input": 1, "output": 1, "score": 1, "choice": 1, "dropped": 1, "mask": 1, "logprob": 1, "scalar": 2, "buffer_after": 2, "grad_output": 3, "grad_input": 3, "main_grad": 4, "opt_state": 5, "param_after": 6,
 }  # fmt: skip
 
 

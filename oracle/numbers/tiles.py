@@ -18,13 +18,13 @@ LEVELS: Final = 3  # 64 elements along a dimension at most
 PARTS: Final = 16  # even parts into which a dimension may be cut with every cut between two tiles
 PARTS_ALONE: Final = 256  # … where no other one is tiled: errors of tensors of fewer numbers are estimated badly
 QUANTUM: Final = 2.0**-40  # parameters are rounded to multiples of it, so that their sums are exact in any order and equal ones stay equal
-ROWS_FIRST: Final = frozenset({"param", "main_grad", "param_after", "opt_state", "buffer", "buffer_after"})  # dimension 0 is cut as others are
-EXACT: Final = frozenset({"param", "param_after"})  # … that are asked whether they are equal
+ROWS_FIRST: Final = frozenset({"param", "param_as", "main_grad", "param_after", "opt_state", "buffer", "buffer_after"})  # dimension 0 is cut as others are
+EXACT: Final = frozenset({"param", "param_as", "param_after"})  # … that are asked whether they are equal
 
 T = TypeVar("T", bound=Any)  # torch's tensors and numpy's arrays have all that is asked of them here
 
 
-def tiles_of(shape: tuple[int, ...], kind: str) -> tuple[int, ...]:
+def tiles_of(shape: tuple[int, ...], kind: str, *, positions: bool = False) -> tuple[int, ...]:
     """Elements of a tile along each dimension.
 
     The first dimension of what crosses a module stays as it is: rows are dealt out to ranks one by one.
@@ -32,9 +32,10 @@ def tiles_of(shape: tuple[int, ...], kind: str) -> tuple[int, ...]:
     Args:
         shape: of the tensor, or of a shard of it, which gets the same tiles or finer ones.
         kind: as of `store.Entry`.
+        positions: of what crosses a module with three dimensions or more, the second stays as it is, too: an engine computes positions one by one.
     """
-    first = 0 if kind in ROWS_FIRST else 1
-    parts = PARTS if len(shape) - first > 1 else PARTS_ALONE
+    first = 0 if kind in ROWS_FIRST else 2 if positions and len(shape) > 2 else 1
+    parts = PARTS if len(shape) - min(first, 1) > 1 else PARTS_ALONE
     return tuple(_tile(n, parts) if d >= first else 1 for d, n in enumerate(shape))
 
 

@@ -79,6 +79,29 @@ class Box(NamedTuple):
             raise MappingError(f"a shard {list(local)} is not what the layout ({layout}) leaves of {shape}")
         return box
 
+    @classmethod
+    def folded(cls, local: Sequence[int], fold: tuple[int, ...], layout: Layout, mesh: Mesh, coords: Mapping[str, int]) -> Box:
+        """As `around`, of a tensor one of whose dimensions is two in one; the layout is that of the tensor with both.
+
+        Args:
+            local: shape of the shard.
+            fold: the dimension, and the size of the inner one of the two on one device; nothing for `around` itself.
+            layout, mesh, coords: as for `around`.
+
+        Raises:
+            MappingError: as `around`, and where the dimension is no multiple of the inner one.
+        """
+        if not fold:
+            return cls.around(local, layout, mesh, coords)
+        dim, inner = fold
+        parts = math.prod(mesh.size(cut.axis) for cut in layout.by_dim(len(local) + 1).get(dim + 1, ()))
+        if dim >= len(local) or inner % parts or local[dim] % (inner // parts):
+            raise MappingError(f"dimension {dim} of a shard {list(local)} is not so many times {inner} over {parts} ranks")
+        both = cls.around((*local[:dim], local[dim] * parts // inner, inner // parts, *local[dim + 1 :]), layout, mesh, coords)
+        outer, within = both.indices[dim : dim + 2]
+        joint = (outer[:, None] * inner + within[None, :]).reshape(-1)
+        return cls((*both.shape[:dim], both.shape[dim] * inner, *both.shape[dim + 2 :]), (*both.indices[:dim], joint, *both.indices[dim + 2 :]))
+
     @property
     def local(self) -> Shape:
         """Shape of the shard."""

@@ -21,16 +21,16 @@ from proctor.oracle.parallel.zero import local
 
 _MARK: Final = "_proctor_cut"
 _WHOLE: Final = ("Adafactor", "LBFGS", "Muon", "SparseAdam", "Shampoo", "SOAP", "LAMB", "Lars", "GaLore")
-Mark = tuple[Comm, tuple[str, ...], str]
+Mark = tuple[Comm, tuple[str, ...], str, bool]
 _lock = threading.RLock()
 _marked: weakref.WeakValueDictionary[int, torch.nn.Parameter] = weakref.WeakValueDictionary()
 _installed: list[Any] = []
 
 
-def mark(parameter: torch.nn.Parameter, comm: Comm, axes: tuple[str, ...], stages: str = "") -> None:
-    """Say along which axes a parameter is cut, and along which one ranks hold other parameters."""
+def mark(parameter: torch.nn.Parameter, comm: Comm, axes: tuple[str, ...], stages: str = "", counted: bool = True) -> None:
+    """Say along which axes a parameter is cut, along which one ranks hold other parameters, and whether this rank counts it."""
     _install()
-    setattr(parameter, _MARK, (comm, axes, stages))
+    setattr(parameter, _MARK, (comm, axes, stages, counted))
     with _lock:
         _marked[id(parameter)] = parameter
 
@@ -81,8 +81,9 @@ def _over_ranks(
     comm: Comm | None = None
     stages = ""
     for tensor in tensors:
-        comm, axes, stages = marks.get(id(tensor), (comm, (), stages))
-        by_axes.setdefault(axes, []).append(tensor)
+        comm, axes, stages, counted = marks.get(id(tensor), (comm, (), stages, True))
+        if counted:
+            by_axes.setdefault(axes, []).append(tensor)
     endless = order == float("inf")
     norms = []
     # All ranks hold the same parameters in the same order, so they come by here in the same order, too.
@@ -91,7 +92,7 @@ def _over_ranks(
         if axes and comm is not None:
             norm = comm.all_reduce(norm, axes, "max") if endless else comm.all_reduce(norm**order, axes) ** (1 / order)
         norms.append(norm)
-    total = torch.linalg.vector_norm(torch.stack(norms), order)
+    total = torch.linalg.vector_norm(torch.stack(norms), order) if norms else torch.zeros(())
     if stages and comm is not None:
         total = comm.all_reduce(total, (stages,), "max") if endless else comm.all_reduce(total**order, (stages,)) ** (1 / order)
     if error_if_nonfinite and not bool(total.isfinite()):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Container, Iterator, Mapping
 from typing import Any, Final
 
 import numpy as np
@@ -72,11 +72,11 @@ class Held:
             if self.axes[name]:
                 tensor.data = part_of(tensor.data, self.running[name])
 
-    def mark(self, model: torch.nn.Module, stages: str = "") -> None:
-        """Mark cut parameters for what looks at all of them (`norms`); of the stages of a pipeline, all."""
+    def mark(self, model: torch.nn.Module, stages: str = "", others: Container[int] = ()) -> None:
+        """Mark cut parameters for what looks at all of them (`norms`); of the stages of a pipeline, all, and those (by identity) that another stage counts."""
         for name, parameter in model.named_parameters():
             if (self.axes.get(name) or stages) and parameter.requires_grad:
-                norms.mark(parameter, self.comm, self.axes.get(name, ()), stages)
+                norms.mark(parameter, self.comm, self.axes.get(name, ()), stages, id(parameter) not in others)
 
     def whole(self, name: str, local: torch.Tensor) -> torch.Tensor:
         """The whole tensor, on every rank; a collective over the axes that cut it."""

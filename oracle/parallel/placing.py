@@ -77,7 +77,7 @@ class Placing:
                 raise OracleError(f"{path or 'the model'} draws a tensor {list(shape)} ({intercept.user_line()}), and no [[draw]] is about {len(shape)} dimensions")
             layout = rule.rule.layout(self.comm.mesh)
             try:
-                self._boxes[key] = Box.around(shape, layout, self.comm.mesh, self.comm.coords)
+                self._boxes[key] = Box.folded(shape, rule.fold, layout, self.comm.mesh, self.comm.coords)
             except MappingError as error:
                 raise OracleError(f"{path or 'the model'} draws ({intercept.user_line()}): {error.message}") from None
         return self._boxes[key]

@@ -13,6 +13,7 @@ Not built: parameters on a GPU.
 
 from __future__ import annotations
 
+import contextlib
 from pathlib import Path
 from typing import Any
 
@@ -23,9 +24,10 @@ from proctor.oracle.parallel import intercept, verify, zero
 from proctor.oracle.parallel.buckets import Buckets, Pending
 from proctor.oracle.parallel.comm import Comm, comm_of
 from proctor.oracle.parallel.crossing.edges import After, Crossing, Edge, Lookup, changed
+from proctor.oracle.parallel.factories import Factories
 from proctor.oracle.parallel.parameters import Held, compare_replicas
-from proctor.oracle.parallel.pipeline import Stages
 from proctor.oracle.parallel.placing import Placing
+from proctor.oracle.parallel.staged.pipeline import Stages
 from proctor.oracle.parallel.streams import Stream, stream
 from proctor.oracle.parallel.threads import Thread
 from proctor.oracle.plans.names import compiled
@@ -104,12 +106,15 @@ class Parallel:
             zero.shard(model, plan, self.held, tape is not None)
         self.stages = self._staged() if plan.pipelines else None
         axis = self.stages.axis if self.stages is not None and not self.stages.alone else ""
-        self.held.mark(model, axis)
+        tied = self.stages.tied if self.stages is not None and axis else []
+        others = {id(one.parameter) for one in tied if self.stages is not None and one.ranks[0] != self.stages.at}
+        self.held.mark(model, axis, others)
         self._divide()
+        self.buckets: Buckets | None = None
         if self.held.between:
             zero.reduce_where_they_arrive(model, self._pending(), comm)
         else:
-            self.buckets = Buckets(self._pending(), comm)
+            self.buckets = Buckets([*self._pending(), *(one.pending(self.stages.at, axis) for one in tied if self.stages is not None)], comm)
         self._hook()
 
     def _staged(self) -> Stages:
@@ -150,13 +155,16 @@ class Parallel:
 
     def _hook(self) -> None:
         model = self.model
+        factories = Factories(self.plan, self.comm)
         for path, module in model.named_modules():
+            if factories.concerns(path):
+                module.forward = factories.inside(path, module.forward)
             self._hook_edges(path, module)
             if any(compiled(rule.module).fullmatch(path) for rule in self.plan.draws):
                 module.register_forward_pre_hook(lambda m, a, p=path: self.placing.enter(p))
                 module.register_forward_hook(lambda m, a, o: self.placing.leave(), always_call=True)
         if self.stages is not None:
-            self.stages.stand(model)
+            self.stages.stand(model, self.buckets.quiet if self.buckets is not None else contextlib.nullcontext)
         self._forward, model.forward = model.forward, self._run
         model.register_state_dict_post_hook(lambda *args: self.held.gather(*args))  # torch marks the hook: no method
         model.register_load_state_dict_pre_hook(lambda *args: self.held.scatter(*args))
@@ -180,7 +188,7 @@ class Parallel:
         self.placing.enter_model()
         try:
             output = self._forward(*args, **kwargs) if self.stages is None else self.stages.run(self._forward, args, kwargs)
-            if self.checking or self.plan.draws:
+            if self.checking or self.plan.draws or (self.stages is not None and self.stages.tied):
                 self._listen(output)
         finally:
             self.placing.leave_model()
@@ -199,6 +207,8 @@ class Parallel:
 
     def _backward(self, forward: int) -> None:
         self.placing.backward_of(forward)
+        if self.buckets is not None and self.stages is not None and self.stages.tied:
+            self.buckets.begin()  # also where this rank holds none of them
         if self.checking:
             self.checking = False
             torch.autograd.Variable._execution_engine.queue_callback(self._compare)

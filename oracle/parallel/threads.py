@@ -97,6 +97,10 @@ class Thread:
         """See `Comm`."""
         return self._meet(tensor, axes, lambda parts: _combined(parts, op)).clone()
 
+    def add(self, tensor: torch.Tensor, axes: Sequence[str]) -> None:
+        """See `Comm`."""
+        tensor.copy_(self._meet(tensor, axes, lambda parts: _combined(parts, "sum")))
+
     def all_gather(self, tensor: torch.Tensor, axes: Sequence[str]) -> list[torch.Tensor]:
         """See `Comm`."""
         parts: list[torch.Tensor] = self._meet(tensor, axes, lambda given: [part.clone() for part in given])

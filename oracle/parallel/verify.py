@@ -17,7 +17,7 @@ import torch
 
 from proctor.errors import MappingError, OracleError
 from proctor.oracle.parallel.parameters import shapes_of
-from proctor.oracle.parallel.pipeline import unit_of, units_of
+from proctor.oracle.parallel.staged.pipeline import unit_of, units_of
 from proctor.oracle.plans.mesh import Cut, Layout
 from proctor.oracle.plans.names import compiled
 from proctor.oracle.plans.plan import Plan
@@ -65,6 +65,8 @@ def _named_axes(plan: Plan) -> Iterable[tuple[str, Sequence[str]]]:
         yield f"pending {pending.path!r}", pending.axes
     for draw in plan.draws:
         yield f"draw {draw.module!r}", [cut.axis for cut in draw.rule.cuts]
+    for factory in plan.factories:
+        yield f"factory {factory.module!r}", [cut.axis for cut in factory.rule.cuts]
     for size in plan.sizes:
         yield f"size {size.module!r}", [size.axis]
     for shard in plan.shards:
@@ -82,6 +84,7 @@ def _idle(plan: Plan, model: torch.nn.Module) -> Iterable[str]:
         ("pending", [r.path for r in plan.pendings], names),
         ("redistribute", [r.module for r in plan.edges], modules),
         ("draw", [r.module for r in plan.draws], modules),
+        ("factory", [r.module for r in plan.factories], modules),
         ("size", [r.module for r in plan.sizes], modules),
         ("fully_shard", [r.module for r in plan.shards], modules),
         ("pipeline", [pattern for r in plan.pipelines for pattern in r.stages], modules),
@@ -297,7 +300,7 @@ def _staged(plan: Plan, model: torch.nn.Module) -> Iterable[str]:
     for rule in plan.pipelines[:1]:
         units = units_of(model, rule)
         size = plan.mesh.size(rule.axis) if rule.axis in plan.mesh.axes else 1
-        if size not in (1, len(rule.stages)):
+        if len(rule.stages) % size:
             yield f"pipeline: {len(rule.stages)} stages, and {rule.axis} has {size} ranks"
         if "" in units:
             yield "pipeline: a stage is the model itself; name modules in it"
@@ -305,14 +308,8 @@ def _staged(plan: Plan, model: torch.nn.Module) -> Iterable[str]:
             twice = [i for i, pattern in enumerate(rule.stages) if compiled(pattern).fullmatch(path)]
             if len(twice) > 1:
                 yield f"pipeline: {path} is of stage {twice[0]} and of stage {twice[1]}"
-        homes: dict[int, tuple[str, int | None]] = {}
-        for name, parameter in model.named_parameters(remove_duplicate=False):
-            unit = unit_of(name, units)
-            if unit is None:
+        for name, _ in model.named_parameters(remove_duplicate=False):
+            if unit_of(name, units) is None:
                 yield f"pipeline: {name} is in no stage"
-            stage = units[unit] if unit is not None else None
-            other, there = homes.setdefault(id(parameter), (name, stage))
-            if there != stage:
-                yield f"pipeline: {name} and {other} are one parameter, and of stages {stage} and {there}"
         if plan.shards and size > 1:
             yield "pipeline: with fully_shard is not built"

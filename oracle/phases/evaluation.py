@@ -15,6 +15,7 @@ import msgspec
 from proctor.oracle.judging.blame import around
 from proctor.oracle.judging.check import Comparison
 from proctor.oracle.judging.choices import undecided
+from proctor.oracle.judging.statistics import Statistics
 from proctor.oracle.judging.verdicts import Culprit, ReplicaConflict, TensorVerdict, Verdict, failing, flow
 from proctor.oracle.merging.align import count_calls
 from proctor.oracle.merging.decoding import View, cut, groups, joined
@@ -74,17 +75,18 @@ class Evaluation(Comparison):
             return Judged([], [], [said.reason], [])
         tensors: list[TensorVerdict] = []
         replicas: list[ReplicaConflict] = []
+        statistics = Statistics(self.reference, self.assembler)
         for key in self.reference.order:
-            if key[2] != "param":
+            if key[2] not in ("param", "logprob"):
                 verdict, conflicts = self._tensors.judge(key)
-                tensors += [verdict] if verdict is not None else []
+                tensors += [statistics.judge(key, verdict)] if verdict is not None else []
                 replicas += conflicts
         tensors += [*self.choices.judge(), *self._dropouts().judge()]
         self._not_seen(tensors)
         unchecked = [*self.unchecked, *self.choices.unchecked, *self._tensors.unchecked]
         if why := undecided(self.choices.parted, [t for t in tensors if failing(t)]):
             return Judged([t for t in tensors if not failing(t)], [], [*unchecked, why], [])
-        scored, notes = log_probabilities(self) if not self.reference.recording.info.statistics else ([], [])
+        scored, notes = log_probabilities(self)
         return Judged([*tensors, *scored], replicas, unchecked, notes)
 
 

@@ -6,13 +6,15 @@ engine may hold them in a shorter type: then they must be the reference's, round
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Final
 
 import msgspec
 import numpy as np
 
 from proctor.errors import OracleError
 from proctor.oracle.judging.check import Comparison
+from proctor.oracle.judging.statistics import FORWARDS_NOT_SEEN
+from proctor.oracle.judging.statistics import note as how_small
 from proctor.oracle.judging.verdicts import (
     ReplicaConflict,
     TensorVerdict,
@@ -33,6 +35,8 @@ from proctor.oracle.plans.mesh import rank_text
 from proctor.oracle.plans.plan import Plan
 from proctor.oracle.store import Recording
 from proctor.oracle.tensors import FORWARD
+
+_SIZES: Final = {"float16": 2, "bfloat16": 2, "float32": 4, "float64": 8}  # bytes of an element: every number of a shorter type is one of a longer
 
 
 class ForwardComparison(Comparison):
@@ -63,6 +67,9 @@ class ForwardComparison(Comparison):
                 self.unchecked.append(f"{t.kind} {t.name}: {t.note or 'where its shards lie is not known'}; annotate it in a plan")
         self.unchecked += evaluated.unchecked
         self.notes += evaluated.notes
+        if self.reference.recording.info.statistics:
+            self.notes.append(how_small(self.reference))
+            self.unchecked.append(FORWARDS_NOT_SEEN)
         forwards = any(t.phase and t.kind != "weight" for t in tensors)
         lacking = "" if forwards or any(map(failing, tensors)) or replicas else "no forward of the candidate could be compared"
         found = conclude(tensors, replicas, unchecked=self.unchecked, notes=self.notes, inconclusive=lacking)
@@ -84,9 +91,9 @@ class ForwardComparison(Comparison):
             shapes = ", ".join(str(list(p.entry.shape)) for p in merged.pieces[:4])
             placed = all(p.places is not None for p in merged.pieces)
             return _without("shape" if placed else "unmapped", f"its shards {shapes} do not make up {list(target.shape)}", common), []
-        theirs, own = self.reference.array(target), merged.pieces[0].entry.dtype
-        if own != target.dtype and is_floating(own) and is_floating(target.dtype):
-            theirs = from_float(as_float(from_float(as_float(theirs, target.dtype), own), own), target.dtype)
+        theirs = self._as_kept(key, merged.pieces[0].entry.precision)
+        if theirs is None:
+            return _without("unmapped", f"its sums are of {merged.pieces[0].entry.precision}, and the reference's of {target.precision} alone", common), []
         sums = compare(np.ascontiguousarray(merged.full), np.ascontiguousarray(theirs), target.dtype)
         allowed = tolerance(0.0, sums.size, target.dtype, "param", n=sums.n, mode=self.mode, copied=True)
         note = explain_difference(merged.full, theirs, target.dtype, "param", allowed.absolute, difference=sums, earlier=self._before(key)) if sums.error > allowed.absolute else ""
@@ -101,6 +108,19 @@ class ForwardComparison(Comparison):
             for c in merged.conflicts
         ]  # fmt: skip
         return found, apart
+
+    def _as_kept(self, key: Key, own: str) -> np.ndarray[Any, Any] | None:
+        """The reference's weight as one has it that keeps it in a type of its own; `None` where sums of that were not recorded."""
+        target = self.reference.entries[key]
+        theirs = self.reference.array(target)
+        if own == target.precision or not (is_floating(own) and is_floating(target.precision)):
+            return theirs
+        if not target.tile:
+            return from_float(as_float(from_float(as_float(theirs, target.dtype), own), own), target.dtype)
+        if _SIZES.get(own, 0) > _SIZES.get(target.precision, 8):
+            return theirs  # nothing is rounded
+        rounded = self.reference.entries.get((*key[:2], "param_as", key[3], own))
+        return self.reference.array(rounded) if rounded is not None and rounded.tile == target.tile else None
 
     def _before(self, key: Key) -> dict[str, np.ndarray[Any, Any]]:
         """The same weight before the last synchronisation, which may have left it out."""

@@ -29,6 +29,7 @@ from proctor.oracle.plans.rules import (
     AnyRule,
     DrawRule,
     EdgeRule,
+    FactoryRule,
     FullyShardRule,
     ParamRule,
     PendingRule,
@@ -65,6 +66,7 @@ class _Document(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_de
     sizes: tuple[SizeRule, ...] = ()
     shards: tuple[FullyShardRule, ...] = ()
     pipelines: tuple[PipelineRule, ...] = ()
+    factories: tuple[FactoryRule, ...] = ()
     fuses: tuple[FuseRule, ...] = ()
 
 
@@ -99,6 +101,7 @@ class Plan(Running):
         self.sizes: list[SizeRule] = []
         self.shards: list[FullyShardRule] = []
         self.pipelines: list[PipelineRule] = []
+        self.factories: list[FactoryRule] = []
         self.fuses: list[FuseRule] = []
         self._seen: dict[tuple[str, str, str], object] = {}
 
@@ -110,7 +113,7 @@ class Plan(Running):
         plan = Plan(mesh, groups={k: v for k, v in self.groups.items() if k not in mesh.axes})
         plan.params, plan.activations, plan.renames = list(self.params), list(self.activations), list(self.renames)
         plan.edges, plan.pendings, plan.draws, plan.sizes = list(self.edges), list(self.pendings), list(self.draws), list(self.sizes)
-        plan.fuses, plan.shards, plan.pipelines = list(self.fuses), list(self.shards), list(self.pipelines)
+        plan.fuses, plan.shards, plan.pipelines, plan.factories = list(self.fuses), list(self.shards), list(self.pipelines), list(self.factories)
         return plan
 
     def shard(self, path: str, *, dims: Dims | None = None, padded: bool = False, **axes: int | str) -> Plan:
@@ -178,7 +181,7 @@ class Plan(Running):
             if rule.kind not in KINDS:
                 raise OracleError(f"rename {rule.pattern[:80]!r}: kind {rule.kind[:40]!r} is not one of {', '.join(KINDS)}")
             self.renames.append(rule)
-        lists: tuple[list[Any], ...] = (self.params, self.activations, self.renames, self.edges, self.pendings, self.draws, self.sizes, self.shards, self.pipelines)
+        lists: tuple[list[Any], ...] = (self.params, self.activations, self.renames, self.edges, self.pendings, self.draws, self.sizes, self.shards, self.pipelines, self.factories)
         if sum(len(rules) for rules in lists) > _MOST_RULES:
             raise OracleError(f"a plan of more than {_MOST_RULES} rules")
         self._seen.clear()
@@ -228,7 +231,7 @@ class Plan(Running):
         return msgspec.json.encode(
             _Document(
                 SCHEMA, self.mesh, self.groups, tuple(self.params), tuple(self.activations), tuple(self.renames),
-                tuple(self.edges), tuple(self.pendings), tuple(self.draws), tuple(self.sizes), tuple(self.shards), tuple(self.pipelines), tuple(self.fuses),
+                tuple(self.edges), tuple(self.pendings), tuple(self.draws), tuple(self.sizes), tuple(self.shards), tuple(self.pipelines), tuple(self.factories), tuple(self.fuses),
             )
         )
 
@@ -250,7 +253,7 @@ class Plan(Running):
             raise OracleError(f"the plan is not valid: {str(error)[:200]}") from None
         plan = cls(document.mesh, groups=document.groups)
         rules: list[AnyRule] = [*document.params, *document.activations, *document.renames]
-        rules += [*document.edges, *document.pendings, *document.draws, *document.sizes, *document.shards, *document.pipelines]
+        rules += [*document.edges, *document.pendings, *document.draws, *document.sizes, *document.shards, *document.pipelines, *document.factories]
         for rule in rules:
             plan.add(rule)
         for fuse in document.fuses:
@@ -294,6 +297,7 @@ class Plan(Running):
 
     def _of_runs(self, rule: AnyRule) -> list[Any]:  # Any: rules of the kind given
         kinds: dict[type, list[Any]] = {EdgeRule: self.edges, PendingRule: self.pendings, DrawRule: self.draws, SizeRule: self.sizes, FullyShardRule: self.shards, PipelineRule: self.pipelines}
+        kinds[FactoryRule] = self.factories
         return kinds[type(rule)]
 
     def _axis(self, axis: str) -> str:

@@ -143,7 +143,7 @@ def parse_plan(text: str, name: str = "plan") -> Plan:
                 if error.message.startswith(where.where):
                     raise
                 raise OracleError(f"{where.where}: {error.message}", hint=error.hint) from None
-    if not (plan.mesh.axes or plan.params or plan.activations or plan.renames or plan.edges or plan.pendings or plan.draws or plan.sizes or plan.shards or plan.pipelines or plan.fuses):
+    if not (plan.mesh.axes or plan.params or plan.activations or plan.renames or plan.edges or plan.pendings or plan.draws or plan.sizes or plan.shards or plan.pipelines or plan.factories or plan.fuses):
         raise OracleError(f"{name} says nothing", hint=_HINT)
     return plan
 
@@ -168,7 +168,7 @@ def format_plan(plan: Plan) -> str:
         lines += [f"where = {_toml(name.where)}"] if name.where else []
         lines += [f"kind = {_toml(name.kind)}"] if name.kind != "any" else []
         lines += [""]
-    running: list[RunRule] = [*plan.edges, *plan.pendings, *plan.draws, *plan.sizes, *plan.shards, *plan.pipelines]
+    running: list[RunRule] = [*plan.edges, *plan.pendings, *plan.draws, *plan.factories, *plan.sizes, *plan.shards, *plan.pipelines]
     for rule in running:
         lines += _running_toml.lines(rule, _spec, _toml)
     for fuse in plan.fuses:

@@ -17,6 +17,7 @@ from proctor.oracle.plans.mesh import Cut, Layout, Mesh
 WHICH: Final = ("input", "output", "grad_input", "grad_output")
 KINDS: Final = ("any", "param", "activation")
 WAYS: Final = ("from", "to", "grad_from", "grad_to")
+SCHEDULES: Final = ("gpipe", "1f1b")
 
 
 class Rule(msgspec.Struct, frozen=True):
@@ -134,11 +135,32 @@ class DrawRule(msgspec.Struct, frozen=True):
         module: regex on the path of the innermost module that a rule matches.
         rule: the layout.
         ndim: of tensors with so many dimensions only; 0 for all.
+        fold: (dim, n) where dimension `dim` of the tensor is two in one, rows times n heads, say, with n of one device. The layout then speaks of
+            the tensor with both; nothing where it is one.
     """
 
     module: str
     rule: Rule
     ndim: int = 0
+    fold: tuple[int, ...] = ()
+
+
+class FactoryRule(msgspec.Struct, frozen=True):
+    """How tensors lie that a module's forward makes out of nothing: positions, masks, slopes of heads.
+
+    Args:
+        module: regex on the path of the innermost module that a rule matches.
+        rule: the layout.
+        names: of functions of torch ("arange", "zeros"); nothing for all that are known.
+        ndim: of tensors with so many dimensions only; 0 for all.
+        sizes: "whole" where the program gives those of one device, "part" where they are this rank's already.
+    """
+
+    module: str
+    rule: Rule
+    names: tuple[str, ...] = ()
+    ndim: int = 0
+    sizes: str = "whole"
 
 
 class SizeRule(msgspec.Struct, frozen=True):
@@ -171,7 +193,7 @@ class FullyShardRule(msgspec.Struct, frozen=True):
 
 
 class PipelineRule(msgspec.Struct, frozen=True):
-    """Stages of a pipeline: each rank along the axis holds and computes the modules of one stage.
+    """Stages of a pipeline: each rank along the axis holds and computes the modules of one stage, or of every n-th one of n ranks.
 
     A module that a pattern matches and none around it is a unit; all parameters lie in units, and a unit takes from the unit before
     it and from the model's inputs only.
@@ -179,15 +201,17 @@ class PipelineRule(msgspec.Struct, frozen=True):
     Args:
         axis: of the mesh; not a joint one.
         stages: in order, a regex on the paths of the modules of each.
-        microbatches: into how many the rows of the model's inputs are split (GPipe).
+        microbatches: into how many the rows of the model's inputs are split.
+        schedule: "gpipe", or "1f1b": a microbatch goes back as soon as it can, for a model that gives its own loss.
     """
 
     axis: str
     stages: tuple[str, ...]
     microbatches: int = 1
+    schedule: str = "gpipe"
 
 
-RunRule = EdgeRule | PendingRule | DrawRule | SizeRule | FullyShardRule | PipelineRule
+RunRule = EdgeRule | PendingRule | DrawRule | FactoryRule | SizeRule | FullyShardRule | PipelineRule
 AnyRule = ParamRule | ActivationRule | RenameRule | RunRule
 
 

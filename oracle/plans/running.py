@@ -12,9 +12,11 @@ from proctor.errors import OracleError
 from proctor.oracle.plans.mesh import Layout
 from proctor.oracle.plans.names import compiled
 from proctor.oracle.plans.rules import (
+    SCHEDULES,
     WAYS,
     DrawRule,
     EdgeRule,
+    FactoryRule,
     FullyShardRule,
     PendingRule,
     PipelineRule,
@@ -34,6 +36,7 @@ class Running:
     edges: list[EdgeRule]
     pendings: list[PendingRule]
     draws: list[DrawRule]
+    factories: list[FactoryRule]
     sizes: list[SizeRule]
     shards: list[FullyShardRule]
     pipelines: list[PipelineRule]
@@ -62,9 +65,14 @@ class Running:
         plan: Plan = self.add(PendingRule(path, tuple(self._axis(axis) for axis in axes), reduce))
         return plan
 
-    def draw(self: Any, module: str, *, ndim: int = 0, **axes: int | str) -> Plan:
+    def draw(self: Any, module: str, *, ndim: int = 0, fold: tuple[int, ...] = (), **axes: int | str) -> Plan:
         """How random tensors of a module lie; see `DrawRule`."""
-        plan: Plan = self.add(DrawRule(module, self.rule(axes), ndim))
+        plan: Plan = self.add(DrawRule(module, self.rule(axes), ndim, fold))
+        return plan
+
+    def factory(self: Any, module: str, *names: str, ndim: int = 0, sizes: str = "whole", **axes: int | str) -> Plan:
+        """How tensors lie that a forward makes out of nothing; see `FactoryRule`."""
+        plan: Plan = self.add(FactoryRule(module, self.rule(axes), names, ndim, sizes))
         return plan
 
     def size(self: Any, module: str, *names: str, axis: str) -> Plan:
@@ -77,9 +85,9 @@ class Running:
         plan: Plan = self.add(FullyShardRule(module, self._axis(axis)))
         return plan
 
-    def pipeline(self: Any, *stages: str, axis: str, microbatches: int = 1) -> Plan:
+    def pipeline(self: Any, *stages: str, axis: str, microbatches: int = 1, schedule: str = "gpipe") -> Plan:
         """Modules by stages; see `PipelineRule`."""
-        plan: Plan = self.add(PipelineRule(self._axis(axis), stages, microbatches))
+        plan: Plan = self.add(PipelineRule(self._axis(axis), stages, microbatches, schedule))
         return plan
 
     def style(self: Any, name: str, module: str, axis: str, **options: Any) -> Plan:
@@ -111,6 +119,8 @@ def check_run_rule(rule: RunRule) -> None:
             compiled(pattern)
         if not rule.stages or rule.microbatches < 1 or "+" in rule.axis:
             raise OracleError(f"pipeline over {rule.axis[:80]!r}: it needs one axis of the mesh, a pattern for each stage, and at least one microbatch")
+        if rule.schedule not in SCHEDULES:
+            raise OracleError(f"pipeline over {rule.axis[:80]!r}: schedule is {rule.schedule[:40]!r}", hint=f"give one of {', '.join(SCHEDULES)}")
         return
     compiled(rule.module)
     if isinstance(rule, FullyShardRule) and "+" in rule.axis:
@@ -119,6 +129,14 @@ def check_run_rule(rule: RunRule) -> None:
         Layout(rule.rule.cuts)
         if any(cut.reduction for cut in rule.rule.cuts):
             raise OracleError(f"draw {rule.module[:80]!r}: addends cannot be drawn", hint="say how their sum lies")
+        if rule.fold and (len(rule.fold) != 2 or rule.fold[0] < 0 or rule.fold[1] < 1):
+            raise OracleError(f"draw {rule.module[:80]!r}: fold is {list(rule.fold)[:4]}", hint="[dimension, how many of the inner one on one device]")
+    elif isinstance(rule, FactoryRule):
+        Layout(rule.rule.cuts)
+        if rule.sizes not in ("whole", "part"):
+            raise OracleError(f"factory {rule.module[:80]!r}: sizes is {rule.sizes[:40]!r}", hint="whole (as on one device) or part (as on a rank)")
+        if any(cut.reduction for cut in rule.rule.cuts):
+            raise OracleError(f"factory {rule.module[:80]!r}: what is made is no addend")
     elif isinstance(rule, EdgeRule):
         _check_edge(rule)
 

@@ -1,4 +1,4 @@
-"""The tables of a plan's file that a run carries out: [[style]], [[redistribute]], [[pending]], [[draw]], [[size]], [[fully_shard]], [[pipeline]].
+"""The tables of a plan's file that a run carries out: [[style]], [[redistribute]], [[pending]], [[draw]], [[factory]], [[size]], [[fully_shard]], [[pipeline]].
 
 Called by `plan_toml`, which knows the other tables; `where` is one table of the file, which knows where it stands.
 """
@@ -12,6 +12,7 @@ from proctor.oracle.plans.rules import (
     WAYS,
     DrawRule,
     EdgeRule,
+    FactoryRule,
     FullyShardRule,
     PendingRule,
     PipelineRule,
@@ -27,10 +28,11 @@ if TYPE_CHECKING:
 _STYLE: Final = ("style", "module", "axis")
 _EDGE: Final = ("module", "at", *WAYS, "slot", "after", "lookup")
 _PENDING: Final = ("path", "axes", "reduce")
-_DRAW: Final = ("module", "layout", "ndim")
+_DRAW: Final = ("module", "layout", "ndim", "fold")
+_FACTORY: Final = ("module", "layout", "names", "ndim", "sizes")
 _SIZE: Final = ("module", "names", "axis")
 _SHARD: Final = ("module", "axis")
-_PIPELINE: Final = ("axis", "stages", "microbatches")
+_PIPELINE: Final = ("axis", "stages", "microbatches", "schedule")
 
 
 class Where(Protocol):
@@ -75,7 +77,20 @@ def add_draw(plan: Plan, where: Where, either: Either) -> None:
     ndim = where.table.get("ndim", 0)
     if type(ndim) is not int:
         raise where.error("ndim", f"must be a number of dimensions, not {repr(ndim)[:60]}")
-    plan.add(DrawRule(where.text("module"), either(plan, where, "layout", where.sub("layout")), ndim))
+    fold = where.table.get("fold", [])
+    if not isinstance(fold, list) or not all(type(n) is int for n in fold):
+        raise where.error("fold", f"must be [dimension, how many of the inner one], not {repr(fold)[:60]}")
+    plan.add(DrawRule(where.text("module"), either(plan, where, "layout", where.sub("layout")), ndim, tuple(fold)))
+
+
+def add_factory(plan: Plan, where: Where, either: Either) -> None:
+    """[[factory]] module = '.*attention', layout = { tp = 0 }, names = ["arange"], sizes = "part"."""
+    where.known(_FACTORY)
+    ndim = where.table.get("ndim", 0)
+    if type(ndim) is not int:
+        raise where.error("ndim", f"must be a number of dimensions, not {repr(ndim)[:60]}")
+    names = tuple(_names(where, "names")) if "names" in where.table else ()
+    plan.add(FactoryRule(where.text("module"), either(plan, where, "layout", where.sub("layout")), names, ndim, where.text("sizes", "whole")))
 
 
 def add_size(plan: Plan, where: Where, either: Either) -> None:
@@ -96,11 +111,11 @@ def add_pipeline(plan: Plan, where: Where, either: Either) -> None:
     microbatches = where.table.get("microbatches", 1)
     if type(microbatches) is not int:
         raise where.error("microbatches", f"must be a whole number, not {repr(microbatches)[:60]}")
-    plan.pipeline(*_names(where, "stages"), axis=where.text("axis"), microbatches=microbatches)
+    plan.pipeline(*_names(where, "stages"), axis=where.text("axis"), microbatches=microbatches, schedule=where.text("schedule", "gpipe"))
 
 
 TABLES: Final = (
-    ("style", add_style), ("redistribute", add_edge), ("pending", add_pending), ("draw", add_draw), ("size", add_size), ("fully_shard", add_shard), ("pipeline", add_pipeline),
+    ("style", add_style), ("redistribute", add_edge), ("pending", add_pending), ("draw", add_draw), ("factory", add_factory), ("size", add_size), ("fully_shard", add_shard), ("pipeline", add_pipeline),
 )  # fmt: skip
 
 
@@ -113,9 +128,14 @@ def lines(rule: RunRule, spec: Callable[[str, Rule], str], toml: Callable[[objec
     if isinstance(rule, FullyShardRule):
         return ["[[fully_shard]]", f"module = {toml(rule.module)}", f"axis = {toml(rule.axis)}", ""]
     if isinstance(rule, PipelineRule):
-        return ["[[pipeline]]", f"axis = {toml(rule.axis)}", f"stages = {toml(list(rule.stages))}", f"microbatches = {rule.microbatches}", ""]
+        return ["[[pipeline]]", f"axis = {toml(rule.axis)}", f"stages = {toml(list(rule.stages))}", f"microbatches = {rule.microbatches}", f"schedule = {toml(rule.schedule)}", ""]
+    if isinstance(rule, FactoryRule):
+        some = [f"names = {toml(list(rule.names))}"] if rule.names else []
+        some += [f"ndim = {rule.ndim}"] if rule.ndim else []
+        return ["[[factory]]", f"module = {toml(rule.module)}", spec("layout", rule.rule), *some, f"sizes = {toml(rule.sizes)}", ""]
     if isinstance(rule, DrawRule):
         more = [f"ndim = {rule.ndim}"] if rule.ndim else []
+        more += [f"fold = {list(rule.fold)}"] if rule.fold else []
         return ["[[draw]]", f"module = {toml(rule.module)}", spec("layout", rule.rule), *more, ""]
     texts = {"slot": rule.slot if rule.slot != ".*" else "", "after": rule.after, "lookup": rule.lookup}
     return [

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from proctor.oracle.prove.tape import Tape
 
 
-def prove(reference: Program, candidate: Program, plan: Plan | str, *, proof_s: float = 120.0, many: bool = False, jobs: int = 1, cache: Path | None = None) -> Verdict:
+def prove(reference: Program, candidate: Program, plan: Plan | str, *, proof_s: float = 120.0, many: bool = False, jobs: int = 1, cache: Path | None = None, small: tuple[Program, Program, str] | None = None) -> Verdict:
     """Judge two functions, each of which builds a model and trains one step of it.
 
     Args:
@@ -31,6 +31,8 @@ def prove(reference: Program, candidate: Program, plan: Plan | str, *, proof_s: 
         proof_s: how long a proof may take, in seconds of CPU; 0 for refutation alone.
         many: for large meshes: run a few ranks of each kind, judge all of them together, and try no proof (`lanes/`).
         jobs: processes at once, with `many`.
+        small: with `many`: (reference, candidate, mesh) of the same kind with fewer layers, microbatches and ranks, which is proved by formulas;
+            what it says of the large program: `lanes/reduced.py`.
         cache: a folder in which verdicts are kept by content; None to judge anew.
 
     Raises:
@@ -47,11 +49,21 @@ def prove(reference: Program, candidate: Program, plan: Plan | str, *, proof_s: 
         raise OracleError("the plan does not say how many ranks there are", hint='prove(reference, candidate, "tp=2")')
     alone = tape_of(reference)
     if many:
-        return lanes.decide(alone, lambda ranks: [tape_of(candidate, rank, plan.mesh.world) for rank in ranks], plan, jobs)
+        less = lanes.Reduced(tape_of(small[0]), _all(small[1], Plan(small[2])), Plan(small[2])) if small is not None else None
+        return lanes.decide(alone, lambda ranks: [tape_of(candidate, rank, plan.mesh.world) for rank in ranks], plan, jobs, small=less, proof_s=proof_s)
+    if small is not None:
+        raise OracleError("a small program goes with many=True", hint="without it the program itself is proved")
+    return decide(alone, _all(candidate, plan), plan, proof_s=proof_s, cache=Cache(cache) if cache is not None else None)
+
+
+def _all(candidate: Program, plan: Plan) -> list[Tape]:
+    """The tapes of all ranks."""
+    from proctor.oracle.prove.recording.world import tape_of
+
     tapes: list[Tape] = []
     for rank in range(plan.mesh.world):
         tapes.append(tape_of(candidate, rank, plan.mesh.world, tapes))
-    return decide(alone, tapes, plan, proof_s=proof_s, cache=Cache(cache) if cache is not None else None)
+    return tapes
 
 
 def assert_proved(reference: Program, candidate: Program, plan: Plan | str, *, proof_s: float = 120.0, equal: bool = False) -> Verdict:

@@ -19,6 +19,7 @@ from typing import Final
 import msgspec
 import numpy as np
 
+from proctor.invariants.files import UNREADABLE, read_file
 from proctor.oracle.prove.leaves import Alignment
 from proctor.oracle.prove.tape import SCHEMA, Tape
 from proctor.oracle.prove.verdict import Verdict
@@ -52,17 +53,15 @@ class Cache:
         """What was said before, if the proof had as much time then, or needs none."""
         path = self._path(key)
         try:
-            if not path.is_file():
-                return None
-            if path.stat().st_size > _MOST_BYTES:
-                raise ValueError("too large")
-            head, _, body = path.read_bytes().partition(b"\n")
+            head, _, body = read_file(path, _MOST_BYTES).partition(b"\n")
             if len(head) != _DIGEST or hashlib.sha256(body).hexdigest().encode() != head:
                 raise ValueError("damaged")
             entry = msgspec.json.decode(body, type=Entry)
             if entry.key != key:
                 raise ValueError("of another program")
-        except (OSError, ValueError, msgspec.MsgspecError) as error:
+        except FileNotFoundError:
+            return None
+        except (OSError, *UNREADABLE) as error:
             self.said.append(f"{path}: not used ({str(error)[:80]}); it is judged anew")
             return None
         final = entry.verdict.verdict in ("PROVED", "DIFFERENT") or entry.proof_s >= proof_s

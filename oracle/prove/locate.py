@@ -147,13 +147,16 @@ def _groups(tapes: Sequence[Tape]) -> list[tuple[int, ...]]:
 
 
 class Flow:
-    """Who made what a node reads, on one rank."""
+    """Who made what a node reads, on one rank. `taken`: by which of its inputs it reads each."""
 
     def __init__(self, tape: Tape) -> None:
         written: dict[int, list[tuple[int, int, int]]] = {}
         self.makers: list[list[int]] = []
+        self.taken: list[list[int]] = []
         for at, node in enumerate(tape.nodes):
-            self.makers.append([maker for w in node.ins if w.kind == "f" for maker in _makers(written, w)])
+            found = [(maker, k) for k, w in enumerate(node.ins) if w.kind == "f" for maker in _makers(written, w)]
+            self.makers.append([maker for maker, _ in found])
+            self.taken.append([k for _, k in found])
             for w in node.outs:
                 if w is not None and w.kind == "f" and w.numel:
                     written.setdefault(w.storage, []).append((w.offset, w.end, at))
@@ -275,7 +278,8 @@ def _described(both: _Both, tapes: Sequence[Tape], flows: Sequence[Flow], rank: 
         parameter = _gradient_of(both, tapes[rank], flows[rank], maker)
         if parameter:
             said += f": the gradient of {parameter} is not reduced"
-        return Culprit("missing collective", made.module or node.module, made.op, made.place or node.place, node.phase, status.ranks, said, parameter)
+        module = made.module or parameter.rpartition(".")[0] or node.module
+        return Culprit("missing collective", module, made.op, made.place or node.place, node.phase, status.ranks, said, parameter)
     if collective(node.op):
         return _of_collective(node, both.status(rank, at), partial, before)
     given = sum(1 for w in node.ins if w.kind == "f")

@@ -353,9 +353,13 @@ _IGNORED = frozenset({"dtype", "layout", "device", "pin_memory", "memory_format"
 
 def literal(domain: Domain, block: Array) -> Array:
     """See `Machine.literal`."""
-    values, back = np.unique(block.astype(np.float64), return_inverse=True)
     if domain.name == "f64":
         return block.astype(np.float64)
+    flat = block.astype(np.float64).reshape(-1)
+    if flat.size and (flat == flat[0]).all():  # such as zeros: one number is quicker than a search for different ones
+        values, back = flat[:1], np.zeros(flat.size, np.int64)
+    else:
+        values, back = np.unique(flat, return_inverse=True)
     found = domain.symbol(values.view(np.int64))
     for k in np.flatnonzero(written_down(values) | (values < _LOWEST)).tolist():
         found[k] = domain.const(meanings.number(float(values[k])))

@@ -40,7 +40,7 @@ class Verdict(msgspec.Struct):
     Attributes:
         verdict: the word.
         why: one sentence.
-        probability: that EQUAL is wrong, at most; 0 of PROVED.
+        probability: that EQUAL is wrong, at most; 0 of PROVED, but for large programs, which are tested at random points as well.
         culprit: of DIFFERENT.
         examples: of both sides' values, one sentence each.
         wrong: outputs that differ, "grad layers.0.mlp.fc1.weight of rank 1".

@@ -512,6 +512,21 @@ PROGRAMS = {
         """,
         steps=5, checked=0,
     ),
+    "updates_a_copy_beside_its_original_by_hand": Program(
+        """
+        one = [nn.Parameter(torch.randn(8, 4)), nn.Parameter(torch.randn(4, 1))]
+        other = [nn.Parameter(p.detach() * 1.001) for p in one]  # as after a sum over ranks: equal but for rounding
+        for i in range(5):
+            x = torch.randn(16, 8)
+            for a, b in (one, other):
+                F.mse_loss(torch.relu(x @ a) @ b, x.sum(1, keepdim=True)).backward()
+            with torch.no_grad():
+                for p in (*one, *other):
+                    p -= 0.01 * p.grad
+                    p.grad.zero_()
+        """,
+        steps=5, checked=0,
+    ),
     "asks_for_gradients": Program(
         """
         model = mlp()

@@ -70,6 +70,22 @@ PARTS = {
             m(x)
         print(Count.n)
     """),
+    "dispatch_mode": textwrap.dedent("""
+        from torch.utils._python_dispatch import TorchDispatchMode
+        class Dispatched(TorchDispatchMode):
+            seen = {}
+            def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+                self.seen[str(func)] = self.seen.get(str(func), 0) + 1
+                return func(*args, **(kwargs or {}))
+        trained = nn.Linear(4, 2)
+        sgd = torch.optim.SGD(trained.parameters(), lr=0.1)
+        with Dispatched():
+            for _ in range(3):
+                sgd.zero_grad()
+                trained(torch.ones(2, 4)).square().mean().backward()
+                sgd.step()
+        print(sorted(Dispatched.seen.items()))
+    """),
 }
 
 

@@ -55,6 +55,14 @@ def test_every_nth_step_makes_no_false_alarm_and_a_check_says_what_was_left_out(
     assert [note.partition(" were")[0] for note in left_out(run)] == [f"{steps - recorded} of {steps} steps"]
 
 
+def test_a_short_job_is_looked_at_in_full_though_a_budget_is_the_default(tmp_path: Path) -> None:
+    out, bare, run = watched(tmp_path)
+    assert out == bare
+    said = json.loads(next(run.glob("procs/*/process.json")).read_text())["overhead"]
+    assert said["budget"] == 0.01 and said["looked"] == said["steps"] == 81
+    assert left_out(run) == []
+
+
 def test_a_budget_makes_no_false_alarm_and_says_what_it_left_out(tmp_path: Path) -> None:
     out, bare, run = watched(tmp_path, "--budget", "0.1%", "--warmup", "8")
     assert out == bare

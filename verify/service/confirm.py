@@ -208,7 +208,7 @@ class Reference:
         capsule = self._capsule(key, end - within_s / 2)
         if capsule is None:
             return Answer("inconclusive", "no capsule of the step was written in time")
-        words = [sys.executable, "-m", "proctor.cli", "oracle", "replay", str(capsule), "--reference", self._command, "--format", "json"]
+        words = [sys.executable, "-P", "-m", "proctor.cli", "oracle", "replay", str(capsule), "--reference", self._command, "--format", "json"]
         words += ["--within", f"{max(1.0, end - time.monotonic()):.1f}", *(["--plan", self._plan] if self._plan else [])]
         return _run(words, max(1.0, end - time.monotonic()) + GRACE_S)
 

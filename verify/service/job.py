@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from proctor.errors import TraceError
+from proctor.invariants.files import read_file
 from proctor.invariants.fit import misfit, said
 from proctor.invariants.pack import Pack
 from proctor.verify.lifecycle import IncidentBook
@@ -28,6 +29,7 @@ from proctor.verify.transport.fill import fill
 from proctor.verify.transport.inbox import Event, Gap, Glanced, Joined, Left, Rows, Told
 from proctor.verify.view.events import CoverageEvent, EventLog
 
+_MAX_BYTES: Final = 16 << 20  # of run.json
 _TRAINED: Final = 8  # steps of a rank, after which a rank that has not come is missing
 
 
@@ -74,8 +76,8 @@ class Job:
     def program(self) -> str:
         """Name of the job's program; "" while nobody has written it down."""
         if not self._program:
-            with contextlib.suppress(OSError, ValueError):
-                self._program = str(json.loads((self.run / "run.json").read_bytes()).get("program", ""))
+            with contextlib.suppress(OSError, ValueError, RecursionError, AttributeError):
+                self._program = str(json.loads(read_file(self.run / "run.json", _MAX_BYTES)).get("program", ""))
         return self._program
 
     def take(self, event: Event) -> None:

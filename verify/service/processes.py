@@ -45,7 +45,7 @@ def begin(settings: Settings, pid: int, *, aloud: bool, apart: bool) -> subproce
     settings.write()
     environment = {**os.environ, "POLARS_MAX_THREADS": "1", "OMP_NUM_THREADS": "1"}
     environment.pop("PROCTOR_RUN", None)
-    command = [sys.executable, "-m", "proctor.cli", "verify", settings.run, "--keep-alive"]
+    command = [sys.executable, "-P", "-m", "proctor.cli", "verify", settings.run, "--keep-alive"]
 
     def start() -> subprocess.Popen[bytes]:
         return subprocess.Popen(
@@ -75,7 +75,7 @@ def deliver_later(settings: Settings, limit_s: float) -> int:
     """
     if limit_s < 1:
         return 0
-    command = [sys.executable, "-m", "proctor.cli", "page", "flush", "--run", settings.run, "--config", settings.page]
+    command = [sys.executable, "-P", "-m", "proctor.cli", "page", "flush", "--run", settings.run, "--config", settings.page]
     nothing = subprocess.DEVNULL
     try:
         with open(settings.folder / "verifier.log", "ab", opener=_owner_s) as log:

@@ -25,7 +25,7 @@ _PAUSE_S: Final = (0.2, 30.0)  # before the first restart, and at most
 
 def keep_alive(settings: Settings) -> int:
     """Run the verifier as a child, and again when it was killed or failed."""
-    command = [sys.executable, "-m", "proctor.cli", "verify", settings.run]
+    command = [sys.executable, "-P", "-m", "proctor.cli", "verify", settings.run]
     going: Callable[[], bool] = Going(settings.pid, settings.started) if settings.pid else lambda: True
     ended: list[int] = []
     child: subprocess.Popen[bytes] | None = None

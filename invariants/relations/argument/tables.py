@@ -318,12 +318,13 @@ def _wrapped_modes(trace: Trace, flags: pl.DataFrame) -> pl.DataFrame:
 
 
 def _models(trace: Trace, forwards: pl.DataFrame) -> pl.DataFrame:
-    """Forwards of what has parameters, where anything has: a loss that is a module runs last before each backward, and never evaluates."""
+    """Forwards of what has parameters, or calls at once a module that has, where anything has: a loss that is a module runs last before each backward, and never evaluates."""
     known = _frames.owned(trace).filter(pl.col("role") == "parameter").select(pl.col("model").str.split("#").list.first().alias("class"), "var")
     held = trace.states.select("proc", "var").unique().join(known, on="var").select("proc", "class").unique()
-    owners = held.join(forwards.select("proc", "class").unique(), on=["proc", "class"], how="semi").with_columns(pl.lit(value=True).alias("_owner"))
-    forwards = forwards.join(owners, on=["proc", "class"], how="left", maintain_order="left")
-    return forwards.filter(pl.col("_owner").fill_null(value=False) | ~pl.col("_owner").any().over("proc").fill_null(value=False)).drop("_owner")
+    for of, found in (("class", "_owns"), ("_class", "_wraps")):
+        forwards = forwards.join(held.select("proc", pl.col("class").alias(of), pl.lit(value=True).alias(found)), on=["proc", of], how="left", maintain_order="left")
+    forwards = forwards.with_columns(pl.any_horizontal(pl.col("_owns", "_wraps").fill_null(value=False)).alias("_owner"))
+    return forwards.filter(pl.col("_owner") | ~pl.col("_owner").any().over("proc")).drop("_owns", "_wraps", "_owner", "_class")
 
 
 def _model_modes(trace: Trace) -> tuple[pl.DataFrame, pl.DataFrame]:
@@ -345,7 +346,7 @@ def _model_modes(trace: Trace) -> tuple[pl.DataFrame, pl.DataFrame]:
             pl.coalesce("_seen", "_inner").alias("_seen"),
             pl.when(pl.col("_seen").is_null()).then("_class").otherwise("class").alias("class"),
         )
-        .drop("_inner", "_class")
+        .drop("_inner")
         .filter(pl.col("_seen").is_not_null())
         .pipe(lambda found: _models(trace, found))
         .join(circumstances_of(trace).select("circ", "grad"), on="circ")

@@ -5,7 +5,8 @@ once. `clips`: a clipping between two updates comes behind a backward. `shrinks`
 `successive`: a scheduler does not step twice with nothing in between. `evaluates`: `eval()` puts a model into evaluation mode.
 `resumes`: a model that began to train with dropout trains with it after an evaluation. `masks`: no dropout begins at a seed that it
 began at in an earlier step. `batch`: a loader does not give a batch twice in a row. `reversed`: norms and biases have no more weight decay than all
-matrices. `aligned`: targets lie in the order of the samples that they came with.
+matrices. `aligned`: targets lie in the order of the samples that they came with. `consumes`: who is given new batches by a shuffling loader does not train on one
+again and again. `restored`: who sets a model to train after an evaluation has taken it out of training. `rounds`: a layer that is given the digits of float32 gives them.
 
 Others are choices, which a right program seldom makes: `advances`: what a shuffling loader gives is trained on. `examined`: a model that drops out
 is set to evaluate for batches that it does not train on. `scheduled`: a scheduler has stepped by the second pass over the data. `parted`: groups that part
@@ -52,6 +53,8 @@ _PARTS: Final = {
     "reversed": _groups.reversed_decay, "parted": _groups.parted, "halved": _groups.halved,
     "rebuilt": _resuming.rebuilt, "advances": _choices.advances, "examined": _choices.examined, "scheduled": _choices.scheduled,
     "aligned": _judged.aligned, "scored": _judged.scored, "digits": _judged.digits, "used": _resting.used,
+    "consumes": _loading.consumes, "rounds": _judged.rounds,
+    "restored": lambda trace: _modes.restored(trace, _choices.evaluations(trace)),
 }  # fmt: skip
 _UPDATES: Final = frozenset({_frames.UPDATE, *_updating.BACKWARDS})
 _SAYS: Final = {
@@ -75,6 +78,9 @@ _SAYS: Final = {
     "scored": "cross_entropy is given no probabilities, and nll_loss is given log-probabilities",
     "digits": "what layers are given and give has the digits of its type",
     "used": "an optimizer whose gradients are made and cleared again and again steps some time",
+    "consumes": "a loop that a shuffling loader gives new batches does not train on one of them again and again",
+    "restored": "a model that drops out or normalises by batches, and is set to train after an evaluation, evaluates in evaluation mode",
+    "rounds": "a layer that is given the digits of float32 gives them",
 }
 _ADVICE: Final = {
     "fed": "Look for a backward that is missing or comes behind the update, a detach or no_grad before the loss, and a clearing in between.",
@@ -96,6 +102,9 @@ _ADVICE: Final = {
     "scored": "Give cross_entropy the scores as they are; a softmax before it is one too many. nll_loss wants log_softmax.",
     "digits": "Look for a cast between the layers: half(), bfloat16(), to(dtype) and back.",
     "used": "Look for the call of optimizer.step that is missing, or for the optimizer that is built and not needed.",
+    "consumes": "Look at what the loop does with the batch that it is given: one that is kept from before the loop, or from the first pass.",
+    "restored": "Call model.eval() before the evaluation.",
+    "rounds": "Look for what computes this layer in a half type: a cast inside of it, a kernel that was put in its place.",
     "parted": "Give the group of norms and biases a weight decay of 0, or make one group.",
 }
 _NEEDS: Final = {
@@ -110,6 +119,9 @@ _NEEDS: Final = {
     "batch": Needs(_UPDATES | {MODEL_CALL} | _batches.LOOP, values=frozenset({"batch"})),
     "reversed": Needs(frozenset({_frames.UPDATE}), frozenset({"data"}), frozenset({"option"})),
     "aligned": Needs(_judged.NEEDS["aligned"][0] | {_frames.UPDATE}, values=_judged.NEEDS["aligned"][1]),
+    "consumes": Needs(_UPDATES | {MODEL_CALL} | _batches.LOOP | {*_batches.DRAWS}, values=frozenset({"batch"})),
+    "restored": Needs(_UPDATES | {MODEL_CALL, _modes.NORMALISES, *MODE_SETTERS, *DROPOUTS} | _batches.LOOP),
+    "rounds": Needs(_judged.NEEDS["rounds"][0] | {_frames.UPDATE}, values=_judged.NEEDS["rounds"][1]),
 }
 _CHOICES: Final = {
     "advances": Needs(_UPDATES | {MODEL_CALL} | _batches.LOOP | {*_batches.DRAWS}, values=frozenset({"batch"})),
@@ -153,7 +165,7 @@ class Course(Relation):
 
     def reads_of(self, hypothesis: Hypothesis) -> Reads:
         mode = hypothesis["mode"]
-        return "calls" if mode in ("clips", "successive", "evaluates", "resumes", "examined", "scheduled") else "records" if mode in ("fed", "again", "used") else "draws" if mode in ("advances", "batch") else "numbers"
+        return "calls" if mode in ("clips", "successive", "evaluates", "resumes", "restored", "examined", "scheduled") else "records" if mode in ("fed", "again", "used") else "draws" if mode in ("advances", "batch", "consumes") else "numbers"
 
     def standing_of(self, hypothesis: Hypothesis) -> Standing:
         """What a program may do on purpose, though seldom, is a choice."""

@@ -7,7 +7,8 @@ import re
 import polars as pl
 
 from proctor.invariants.relations.argument.tables import tables
-from proctor.invariants.relations.course.modes import chancy
+from proctor.invariants.relations.course.loading import repeated
+from proctor.invariants.relations.course.modes import chancy, modes_set
 from proctor.invariants.relations.course.updating import BACKWARDS, SCHEDULE, examples
 from proctor.invariants.relations.fresh import batches as _batches
 from proctor.invariants.relations.habits import paced as _paced
@@ -17,24 +18,24 @@ from proctor.invariants.trace import Trace
 
 def advances(trace: Trace) -> pl.DataFrame:
     """One row an update, and each step that trains on the batch of the step before though a loader that draws an order has given one since."""
-    nexts = _frames.calls_of(trace, re.escape(_batches.NEXT)).select("proc", "seq", pl.col("seq").alias("_given")).sort("seq")
-    begun = _frames.calls_of(trace, re.escape(_batches.ITER)).select("proc", "seq", pl.col("seq").alias("_pass")).sort("seq")
-    drawn = _frames.calls_of(trace, *map(re.escape, _batches.DRAWS)).select("proc", "seq").sort("seq")
-    drawn = drawn.join_asof(begun, on="seq", by="proc", strategy="backward", check_sortedness=False).select("proc", "_pass").drop_nulls().unique()
-    rows = _batches.batches(trace).filter(~pl.col("flat") & (pl.col("step") >= 0) & (pl.col("numbers") >= _batches.ENOUGH))
-    rows = rows.sort("proc", "seq").unique(["proc", "step"], keep="first", maintain_order=True).sort("seq")
-    for calls in (nexts, begun):
-        rows = rows.join_asof(calls, on="seq", by="proc", strategy="backward", check_sortedness=False)
-    rows = rows.join(drawn, on=["proc", "_pass"], how="semi", maintain_order="left").sort("proc", "seq")
-    before = {c: pl.col(c).shift(1).over("proc") for c in ("seq", "step", "session", "_pass", "fp")}
-    again = (pl.col("fp") == before["fp"]) & (pl.col("_given") > before["seq"]) & (pl.col("step") == before["step"] + 1)
-    bad = rows.filter(again & (pl.col("session") == before["session"]) & (pl.col("_pass") == before["_pass"]))
+    rows = repeated(trace)
+    bad = rows.filter(pl.col("_again") & (pl.col("_pass") == pl.col("_pass").shift(1).over("proc")).fill_null(value=False))
     bad = bad.select("proc", "step", "seq", pl.lit(0, dtype=pl.UInt32).alias("site"), pl.lit("the batch of the step before, though the loader has given one since").alias("_seen"))
     return examples(trace, "advances", bad, function=_batches.NEXT)
 
 
 def examined(trace: Trace) -> pl.DataFrame:
     """One row an update, and each batch of a loader that no backward follows and that a model which drops out or normalises runs on in training mode."""
+    bad = evaluations(trace).select("proc", "step", "seq", "site", pl.format("{} runs without gradients, on a batch that is not trained on, in training mode", "class").alias("_seen"), pl.col("class").alias("_variable"))
+    return examples(trace, "examined", bad, function="torch.nn.Module.eval")
+
+
+def evaluations(trace: Trace) -> pl.DataFrame:
+    """Forwards without gradients, in the training mode of the last backward, on a batch of a loader that no backward follows, of models that drop out or normalise: proc, seq, step, site, class, _earlier (seq of the last backward)."""
+    return _frames.memo(trace, "evaluations in training mode", _evaluations)
+
+
+def _evaluations(trace: Trace) -> pl.DataFrame:
     runs = tables(trace)["evaluating"].filter(~pl.col("passed") & (pl.col("step") >= 0) & pl.col("proc").is_in(chancy(trace).implode()))
     nexts = _frames.calls_of(trace, re.escape(_batches.NEXT)).select("proc", "seq", pl.col("seq").alias("_given")).sort("seq")
     rows = runs.sort("seq").join_asof(nexts, on="seq", by="proc", strategy="backward", check_sortedness=False).drop_nulls("_given")
@@ -46,9 +47,11 @@ def examined(trace: Trace) -> pl.DataFrame:
     rows = rows.filter(pl.col("_after").is_not_null() & (pl.col("_backward").is_null() | (pl.col("_backward") > pl.col("_after"))))
     first = _frames.calls_of(trace, *map(re.escape, BACKWARDS)).select("proc", "seq", pl.col("seq").alias("_earlier")).sort("seq")
     rows = rows.join_asof(first, on="seq", by="proc", strategy="backward", check_sortedness=False)
-    bad = rows.filter((pl.col("_earlier") < pl.col("_given")).fill_null(value=False)).sort("proc", "seq")
-    bad = bad.select("proc", "step", "seq", "site", pl.format("{} runs without gradients, on a batch that is not trained on, in training mode", "class").alias("_seen"), pl.col("class").alias("_variable"))
-    return examples(trace, "examined", bad, function="torch.nn.Module.eval")
+    rows = rows.filter((pl.col("_earlier") < pl.col("_given")).fill_null(value=False))
+    # Who sets it to train for the purpose, as an update of batch statistics does, means it.
+    modes = modes_set(trace).select("proc", "class", "seq", pl.col("seq").alias("_set")).sort("seq")
+    rows = rows.sort("seq").join_asof(modes, on="seq", by=["proc", "class"], strategy="backward", check_sortedness=False)
+    return rows.filter((pl.col("_set") < pl.col("_earlier")).fill_null(value=True)).drop("_set").sort("proc", "seq")
 
 
 def scheduled(trace: Trace) -> pl.DataFrame:

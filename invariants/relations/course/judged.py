@@ -45,11 +45,11 @@ def aligned(trace: Trace) -> pl.DataFrame:
     bad = guilty.join(right.select("_row").unique(), on="_row", how="anti").sort("proc", "seq").unique(["proc", "step"], keep="first", maintain_order=True)
     bad = _sightings.sites(trace, bad.select("proc", "step", "seq", "_by"))
     bad = bad.select("proc", "step", "seq", "site", pl.format("the targets of the loss are those that the {} was given, in another order than the samples", pl.col("_by").replace({"loader": "loop"})).alias("_seen"), pl.lit("target").alias("_variable"), "function")
-    return examples(trace, "aligned", bad.drop("function"), function="torch.nn.functional.cross_entropy").with_columns(_named(bad))
+    return examples(trace, "aligned", bad.drop("function"), function="torch.nn.functional.cross_entropy").with_columns(named(bad))
 
 
-def _named(bad: pl.DataFrame) -> pl.Expr:
-    """The function of each failing row."""
+def named(bad: pl.DataFrame) -> pl.Expr:
+    """The function of each failing row (seq, function)."""
     by_seq = dict(bad.select("seq", "function").iter_rows())
     return pl.when(~pl.col("passed")).then(pl.col("seq").replace_strict(by_seq, default=None, return_dtype=pl.String)).otherwise(pl.col("_function")).alias("_function")
 
@@ -61,24 +61,44 @@ def scored(trace: Trace) -> pl.DataFrame:
     bad = seen.filter(pl.col("scores") == pl.col("function").replace_strict(SCORED, default=None, return_dtype=pl.String))
     bad = bad.unique(["proc", "step"], keep="first", maintain_order=True)
     told = bad.select("proc", "step", "seq", "site", pl.format("{} is given {}", pl.col("function").str.split(".").list.last(), pl.col("scores").replace({"scores": "scores that are no log-probabilities"})).alias("_seen"), pl.lit("input").alias("_variable"))
-    return examples(trace, "scored", told, function="torch.nn.functional.cross_entropy").with_columns(_named(bad))
+    return examples(trace, "scored", told, function="torch.nn.functional.cross_entropy").with_columns(named(bad))
 
 
 def digits(trace: Trace) -> pl.DataFrame:
     """One row an update, and each function that is given, or gives, float32 that went through a half type, in a process that nowhere computes in one on purpose."""
+    said = pl.when(pl.col("text") == "given").then(pl.lit("is given")).otherwise(pl.lit("gives"))
+    return _told(trace, "digits", _lost(trace).filter("_lost"), said)
+
+
+def rounds(trace: Trace) -> pl.DataFrame:
+    """One row an update, and each layer that is given the digits of float32, and gives float32 with those of a half type, in a process that nowhere computes in one on purpose."""
+    rows = _lost(trace)
+    whole = rows.filter((pl.col("text") == "given") & (pl.col("_whole") >= _TELLING))
+    bad = rows.filter(pl.col("_lost") & (pl.col("text") != "given")).join(whole, on=["proc", "function", "site"], how="semi", maintain_order="left")
+    return _told(trace, "rounds", bad, pl.lit("is given the digits of float32 and gives"))
+
+
+def _lost(trace: Trace) -> pl.DataFrame:
+    """Places where functions are given or give float32: proc, function, site, text, whether digits are lost (`_lost`) and where first, and how many numbers have all (`_whole`)."""
+    return _frames.memo(trace, "lost digits", _find_lost)
+
+
+def _find_lost(trace: Trace) -> pl.DataFrame:
     seen = _sightings.sites(trace, _sightings.sightings(trace, Value.DIGITS).filter(pl.col("step") >= 0))
     seen = seen.join(_frames.metas(trace, "digits"), on="meta", how="left", maintain_order="left")
     seen = seen.filter(~pl.col("proc").is_in(_halves(trace).implode()))
     half = pl.col("digits").is_in(_HALVES)
-    by = ["proc", "function", "site", "text"]
-    rows = seen.group_by(by, maintain_order=True).agg(
+    rows = seen.group_by("proc", "function", "site", "text", maintain_order=True).agg(
         (half | (pl.col("number") == 0)).all().alias("_all"), (pl.col("number") * half).sum().alias("_n"), (pl.col("number") * half).max().alias("_most"),
-        pl.col("step", "seq").filter(half).first(), pl.col("digits").filter(half).first(),
-    ).filter((pl.col("_all") & (pl.col("_n") >= _TELLING)) | (pl.col("_most") >= _TELLING))  # fmt: skip
-    bad = rows.drop_nulls("seq").sort("proc", "seq").unique(["proc", "step"], keep="first", maintain_order=True)
-    said = pl.when(pl.col("text") == "given").then(pl.lit("is given")).otherwise(pl.lit("gives"))
+        (pl.col("number") * ~half).sum().alias("_whole"), pl.col("step", "seq").filter(half).first(), pl.col("digits").filter(half).first(),
+    )  # fmt: skip
+    return rows.with_columns((((pl.col("_all") & (pl.col("_n") >= _TELLING)) | (pl.col("_most") >= _TELLING)) & pl.col("seq").is_not_null()).alias("_lost"))
+
+
+def _told(trace: Trace, mode: str, rows: pl.DataFrame, said: pl.Expr) -> pl.DataFrame:
+    bad = rows.sort("proc", "seq").unique(["proc", "step"], keep="first", maintain_order=True)
     told = bad.select("proc", "step", "seq", "site", pl.format("{} {} float32 with no more digits than {} has", "function", said, "digits").alias("_seen"), pl.col("digits").alias("_variable"))
-    return examples(trace, "digits", told, function="torch.nn.functional.linear").with_columns(_named(bad))
+    return examples(trace, mode, told, function="torch.nn.functional.linear").with_columns(named(bad))
 
 
 def _halves(trace: Trace) -> pl.Series:
@@ -94,5 +114,5 @@ def _halves(trace: Trace) -> pl.Series:
 NEEDS: Final = {
     "aligned": (frozenset({MODEL_CALL, "torch.utils.data.DataLoader.__next__", *LOSSES}), frozenset({"handed", "judged"})),
     "scored": (frozenset(SCORED), frozenset({"judged"})),
-    "digits": (frozenset({"torch.nn.functional.linear", "torch.nn.functional.relu", "torch.nn.functional.gelu", "torch.relu", "torch.tanh", "torch.sigmoid", "torch.conv2d", "torch.nn.functional.layer_norm", "torch.nn.functional.dropout", "torch.nn.functional.log_softmax", *LOSSES}), frozenset({"digits"})),
+    **dict.fromkeys(("digits", "rounds"), (frozenset({"torch.nn.functional.linear", "torch.nn.functional.relu", "torch.nn.functional.gelu", "torch.relu", "torch.tanh", "torch.sigmoid", "torch.conv2d", "torch.nn.functional.layer_norm", "torch.nn.functional.dropout", "torch.nn.functional.log_softmax", *LOSSES}), frozenset({"digits"}))),
 }

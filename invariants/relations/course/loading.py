@@ -1,4 +1,4 @@
-"""Batches that come again (`relations/course`)."""
+"""Batches that come again, and batches that nobody trains on (`relations/course`)."""
 
 from __future__ import annotations
 
@@ -35,3 +35,34 @@ def batch(trace: Trace) -> pl.DataFrame:
     bad = bad.join(sites, on=["proc", "_next"], how="left", maintain_order="left").unique(["proc", "step"], keep="first", maintain_order=True)
     bad = bad.select("proc", "step", "seq", pl.col("site").fill_null(0), pl.lit("all of the batch before again, tensor by tensor, where earlier ones of this pass differed").alias("_seen"))
     return examples(trace, "batch", bad, function=_batches.NEXT)
+
+
+def consumes(trace: Trace) -> pl.DataFrame:
+    """One row an update, and each step whose training forwards are given what those of the steps before and after it are given, tensor by tensor, while a loader
+    that draws an order has given another batch between each two of them.
+
+    One such step may be meant, as of a search that goes back; three in a row are not trained on what the loop is given.
+    """
+    rows = repeated(trace)
+    bad = rows.filter(pl.col("_again") & pl.col("_again").shift(-1).over("proc").fill_null(value=False))
+    said = pl.lit("all of what the steps before and after it were given, though the loader gives another batch to each")
+    bad = bad.select("proc", "step", "seq", pl.lit(0, dtype=pl.UInt32).alias("site"), said.alias("_seen"))
+    return examples(trace, "consumes", bad, function=_batches.NEXT)
+
+
+def repeated(trace: Trace) -> pl.DataFrame:
+    """Steps by what all their training forwards are given: proc, step, seq, _pass, and _again: all of it is what the step before was given, and a loader that draws an order has given a batch since."""
+    return _frames.memo(trace, "repeated batches", _repeated)
+
+
+def _repeated(trace: Trace) -> pl.DataFrame:
+    rows = _batches.batches(trace).filter((pl.col("step") >= 0) & ~pl.col("flat"))
+    rows = rows.group_by("proc", "step", maintain_order=True).agg(
+        pl.col("session", "seq").first(), pl.col("fp").unique().sort().hash(0).alias("_all"), pl.col("numbers").max(),
+    ).filter(pl.col("numbers") >= _batches.ENOUGH).sort("proc", "step")  # fmt: skip
+    drawn = _batches.drawn(trace)
+    rows = rows.sort("seq").join_asof(drawn.sort("seq"), on="seq", by="proc", strategy="backward", check_sortedness=False).sort("proc", "step")
+    same = ["session", "_all"]
+    before = pl.all_horizontal(pl.col(c) == pl.col(c).shift(1).over("proc") for c in same) & (pl.col("step") == pl.col("step").shift(1).over("proc") + 1)
+    given = pl.col("_given") > pl.col("seq").shift(1).over("proc")
+    return rows.with_columns((before & given).fill_null(value=False).alias("_again"))

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import re
 from typing import Final
 
 import polars as pl
 
 from proctor.invariants.relations.argument.tables import DROPOUTS, MODE_SETTERS, TRAIN, tables
-from proctor.invariants.relations.course.updating import examples
+from proctor.invariants.relations.course.updating import BACKWARDS, examples
 from proctor.invariants.relations.views import frames as _frames
 from proctor.invariants.relations.views import sightings as _sightings
 from proctor.invariants.schema import MODEL_CALL
@@ -40,14 +41,14 @@ def resumes(trace: Trace) -> pl.DataFrame:
     mine = ["proc", "class"]
     fed = fed.with_columns(pl.col("passed").cum_max().over(mine).fill_null(value=False).alias("_began"))
     bad = fed.filter(~pl.col("passed") & pl.col("_began") & pl.col("proc").is_in(chancy(trace).implode()))
-    modes = _modes(trace)
+    modes = modes_set(trace)
     bad = bad.sort("seq").join_asof(modes.sort("seq"), on="seq", by=mine, strategy="backward", check_sortedness=False).sort("proc", "seq")
     bad = bad.filter((pl.col("_mode") == "eval").fill_null(value=False)).unique(["proc", "step"], keep="first", maintain_order=True)
     bad = bad.select("proc", "step", "seq", "site", pl.format("{} began to train in training mode and now trains in evaluation mode", "class").alias("_seen"), pl.col("class").alias("_variable"))
     return examples(trace, "resumes", bad, function=f"{MODEL_CALL}")
 
 
-def _modes(trace: Trace) -> pl.DataFrame:
+def modes_set(trace: Trace) -> pl.DataFrame:
     """Modes that whole models are set to: proc, class, seq, _mode."""
     calls = _frames.calls_of(trace, *(name.replace(".", r"\.") for name in sorted(MODE_SETTERS)))
     found = []
@@ -73,6 +74,24 @@ def _acts(trace: Trace, fn: int, args: int) -> bool:
     if not any(isinstance(share := given.get(path), float | int) and share > 0 for path in _SHARES):
         return False
     return next((given[path] for path in _SWITCHES if path in given), True) is True
+
+
+def restored(trace: Trace, evaluations: pl.DataFrame) -> pl.DataFrame:
+    """One row an update, and each `train()` that follows an evaluation in training mode, of a model that nothing has taken out of it.
+
+    Who sets the model to train again after an evaluation has meant to set it to evaluate.
+
+    Args:
+        evaluations: `choices.evaluations`.
+    """
+    told = modes_set(trace).select("proc", "class", "_mode", "seq", pl.col("seq").alias("_set")).sort("seq")
+    runs = evaluations.sort("seq").join_asof(told, on="seq", by=["proc", "class"], strategy="forward", check_sortedness=False)
+    backwards = _frames.calls_of(trace, *map(re.escape, BACKWARDS)).select("proc", "seq", pl.col("seq").alias("_backward")).sort("seq")
+    runs = runs.sort("seq").join_asof(backwards, on="seq", by="proc", strategy="forward", check_sortedness=False)
+    runs = runs.filter((pl.col("_mode") == "train") & (pl.col("_backward").is_null() | (pl.col("_set") < pl.col("_backward"))))
+    bad = runs.sort("proc", "seq").unique(["proc", "step"], keep="first", maintain_order=True)
+    bad = bad.select("proc", "step", "seq", "site", pl.format("{} evaluates in training mode, and is then set to train, as it was all along", "class").alias("_seen"), pl.col("class").alias("_variable"))
+    return examples(trace, "restored", bad, function=EVAL)
 
 
 def masks(trace: Trace) -> pl.DataFrame:

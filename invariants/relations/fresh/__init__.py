@@ -123,7 +123,11 @@ class Fresh(Relation):
     reach: ClassVar[int | None] = None  # a state may repeat one of any earlier step
 
     def propose(self, trace: Trace) -> list[Hypothesis]:
-        return _sightings.held(self.name, _every(trace, set(_PARTS)))
+        found = _every(trace, set(_PARTS))
+        # A rule of one module says something where the rule of its class does not hold.
+        broken = {(mode, what) for mode, what in found.filter(~pl.col("passed")).select("mode", "what").unique().iter_rows()}
+        held = _sightings.held(self.name, found)
+        return [h for h in held if h["mode"] not in ("moves", "still") or (base := _fresh_buffers.for_all(h.text("what"))) == h["what"] or (h.text("mode"), base) in broken]
 
     def examples(self, trace: Trace, hypotheses: Sequence[Hypothesis]) -> Examples:
         return _sightings.bound_examples(
@@ -150,7 +154,7 @@ class Fresh(Relation):
             )
         if mode in ("moves", "still"):
             return Needs(
-                frozenset({f"{what.rpartition('.')[0]}.forward", _frames.UPDATE}), frozenset({"buffer"})
+                frozenset({f"{_fresh_buffers.for_all(what).rpartition('.')[0]}.forward", _frames.UPDATE}), frozenset({"buffer"})
             )
         return _NEEDS[mode]
 
@@ -166,7 +170,7 @@ class Fresh(Relation):
 
     def detail(self, trace: Trace, hypothesis: Hypothesis, example: Mapping[str, Any]) -> Detail:
         mode, what = hypothesis.text("mode"), hypothesis.text("what")
-        module = what.rpartition(".")[0] if mode in ("moves", "still", "synchronised") else ""
+        module = _fresh_buffers.for_all(what).rpartition(".")[0] if mode in ("moves", "still", "synchronised") else ""
         return _sightings.detail(example, _ADVICE[mode], module=module)
 
 

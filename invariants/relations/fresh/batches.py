@@ -52,6 +52,15 @@ def _sizes(trace: Trace) -> pl.DataFrame:
     return told.select("meta", pl.Series("numbers", [math.prod(json.loads(shape)) if shape else 1 for shape in told["shape"].to_list()], dtype=pl.Int64))
 
 
+def drawn(trace: Trace) -> pl.DataFrame:
+    """Batches of passes that began with the draw of an order: proc, seq, _given (seq), _pass (seq of the beginning)."""
+    begun = _frames.calls_of(trace, re.escape(ITER)).select("proc", "seq", pl.col("seq").alias("_pass"))
+    draws = _frames.calls_of(trace, *map(re.escape, DRAWS))
+    passes = _before(draws, begun, "proc").drop_nulls("_pass").select("proc", "_pass").unique()
+    given = _before(_frames.calls_of(trace, re.escape(NEXT)), begun, "proc").join(passes, on=["proc", "_pass"], how="semi", maintain_order="left")
+    return given.select("proc", "seq", pl.col("seq").alias("_given"), "_pass").sort("proc", "seq")
+
+
 def consecutive(trace: Trace) -> pl.DataFrame:
     """A batch that a loader gave differs from those that it gave just before in the same epoch."""
     loaded = _frames.calls_of(trace, re.escape(NEXT)).select("proc", pl.col("seq").alias("_next"))

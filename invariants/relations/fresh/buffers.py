@@ -58,9 +58,11 @@ def _changes(trace: Trace) -> pl.DataFrame:
     found = found.with_columns(
         pl.when(library).then(pl.lit(None, dtype=pl.String)).otherwise("family").alias("family")
     )
-    moves = found.with_columns(pl.col("_changed").alias("passed"))
-    still = found.with_columns((~pl.col("_changed")).alias("passed"))
-    group = ["proc", "var"]
+    each = _each(found)
+    lately = pl.col("_changed") | pl.col("_changed").shift(1).over("proc", "var").fill_null(value=False)  # what is counted may come out as it was
+    moves = pl.concat([found.with_columns(pl.col("_changed").alias("passed")), each.with_columns(lately.alias("passed"))])
+    still = pl.concat([found, each]).with_columns((~pl.col("_changed")).alias("passed"))
+    group = ["proc", "var", "what"]
     return pl.concat(
         [
             _sightings.example(
@@ -79,6 +81,24 @@ def _changes(trace: Trace) -> pl.DataFrame:
             ),
         ]
     )
+
+
+OF: Final = " of "
+
+
+def _each(found: pl.DataFrame) -> pl.DataFrame:
+    """The same of each module by itself, where a class of the user's has several with this buffer: one layer may be told to leave alone what the others move.
+
+    Without the first step: what is moved inside of an update is seen at the next.
+    """
+    found = found.filter(pl.int_range(pl.len()).over("proc", "var") > 0)
+    several = pl.col("var").n_unique().over("proc", "what") > 1
+    return found.filter(several & ~pl.col("module").str.starts_with("torch.nn.")).with_columns(pl.concat_str("what", pl.lit(OF), "path").alias("what"))
+
+
+def for_all(what: str) -> str:
+    """What a rule speaks of, without the one module that it may be about."""
+    return what.partition(OF)[0]
 
 
 def _training_calls(trace: Trace) -> pl.DataFrame:

@@ -20,6 +20,7 @@ from proctor.oracle.collect.edges.ops import OpRecorder
 from proctor.oracle.collect.edges.own_noise import OwnOperations
 from proctor.oracle.collect.edges.regions import Edge, Regions, unseen
 from proctor.oracle.collect.edges.running import Place, Running
+from proctor.oracle.collect.edges.scored import Scored
 from proctor.oracle.collect.edges.slots import named, slots_of
 from proctor.oracle.collect.edges.taps import FP8_SIGMA, UNIT_ROUNDOFF, noisy, tap, watched
 from proctor.oracle.collect.finding.roots import Meta, meta_of, unwrapped
@@ -64,6 +65,7 @@ class Crossings:
         self._noise, self._evaluations = config.noise, config.evaluations
         self._metas: dict[str, Meta] = {}  # of modules with hooks, by name
         self._own: OwnOperations | None = None
+        self._scored = Scored(tape) if config.forward and config.statistics else None
         if config.watch_busy or config.busy:
             self._own = OwnOperations(config.noise, config.busy, self.running.stack)
         if regions.on:
@@ -196,6 +198,8 @@ class Crossings:
                 return None
             if self.ops is not None and not place.again:
                 return self._enter_recorded(self.ops, meta, place, (args, kwargs), wanted)
+            if self._scored is not None and self.running.depth == 1:
+                self._scored.reads((args, kwargs))
             return self._cross(meta, place, "input", (args, kwargs)) if wanted else None
         except Exception as e:  # noqa: BLE001 - the user's forward goes on
             self._guard.fail(e)
@@ -212,7 +216,10 @@ class Crossings:
                 return None
             if self.ops is not None and not place.again:
                 return self._leave_recorded(self.ops, meta, place, output, wanted)
-            return self._cross(meta, place, "output", output) if wanted else None
+            changed = self._cross(meta, place, "output", output) if wanted else None
+            if self._scored is not None and self.running.depth == 0:
+                self._scored.gives(meta, place, output if changed is None else changed)
+            return changed
         except Exception as e:  # noqa: BLE001 - the user's forward goes on
             self._guard.fail(e)
             return None

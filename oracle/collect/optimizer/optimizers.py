@@ -9,7 +9,7 @@ from __future__ import annotations
 import gc
 import weakref
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, Final
 
 import torch
 
@@ -22,6 +22,9 @@ from proctor.oracle.collect.optimizer.shaken import shaken
 from proctor.oracle.collect.progress import Progress
 from proctor.oracle.collect.replay.replayed import Replayed
 from proctor.oracle.collect.tape import Tape
+from proctor.oracle.numbers.tiles import reduction, tiles_of
+
+SHORTER: Final = (torch.bfloat16, torch.float16)  # types in which an engine may hold what a trainer has in a longer one
 
 
 def asked_for(args: Any, kwargs: Any) -> Callable[[], Any] | None:
@@ -40,13 +43,14 @@ class Optimizers:
         supplied: has gradients that take the place of the program's.
         replayed: has the state that optimizers begin with; `None` leaves theirs.
         noise: seed of the noise sample; `None` for none.
+        rounded: parameters are recorded as engines hold them, too: of their sums nobody could tell.
     """
 
     def __init__(
-        self, models: Models, progress: Progress, tape: Tape, supplied: Supplied, replayed: Replayed | None, noise: int | None
+        self, models: Models, progress: Progress, tape: Tape, supplied: Supplied, replayed: Replayed | None, noise: int | None, *, rounded: bool = False
     ) -> None:
         self._models, self._progress, self._tape = models, progress, tape
-        self._supplied, self._replayed, self._noise = supplied, replayed, noise
+        self._supplied, self._replayed, self._noise, self._rounded = supplied, replayed, noise, rounded
         self._made: list[weakref.ref[Any]] = []
         self._flats = Flats(models, tape.info.notes)
         self._taken: set[str] = set()  # main gradients of this step
@@ -79,6 +83,11 @@ class Optimizers:
     def record_before(self) -> None:
         """Parameters as the first step finds them."""
         self._record_parameters("param", lambda _: True)
+        for name, parameter in self._models.parameters() if self._rounded else ():
+            summed = reduction(tiles_of(tuple(local_of(parameter.detach()).shape), "param_as")) > 1
+            for other in SHORTER:
+                if summed and parameter.is_floating_point() and parameter.dtype != other:
+                    self._record(parameter.detach().to(other), "param_as", name, str(other).removeprefix("torch."))
 
     def record_after(self) -> None:
         """Parameters as the next step finds them; DTensors were recorded when their optimizer had stepped."""

@@ -68,6 +68,17 @@ class Rule(msgspec.Struct, frozen=True):
         return self.traits <= traits and not self.lacks & traits
 
 
+def fixed(why: str, traits: frozenset[str], values: Mapping[str, tuple[Value, ...]]) -> tuple[Rule, ...]:
+    """Rules by which models with some traits have no other values of some axes.
+
+    Args:
+        why: the reason.
+        traits: of the models.
+        values: axis → what it may have.
+    """
+    return tuple(Rule("invalid", why, unless={axis: given}, traits=traits) for axis, given in values.items())
+
+
 class Axis(ABC):
     """One thing that settings differ in.
 

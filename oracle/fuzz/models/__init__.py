@@ -32,6 +32,7 @@ class ModelCode(msgspec.Struct, frozen=True):
         pairs: names of linear layers that follow one another with nothing between them that mixes features.
         stages: expressions of modules that form a pipeline when called one after the other; empty if none do.
         traits: what constraints and reports ask about ("batchnorm", "sparse", "tied", "unused", "frozen", …).
+        subject: the one operator that the model is made of; an inconsistency of another one is another finding. "" for models of layers.
     """
 
     net: tuple[str, ...]
@@ -43,6 +44,7 @@ class ModelCode(msgspec.Struct, frozen=True):
     pairs: tuple[tuple[str, str], ...] = ()
     stages: tuple[str, ...] = ()
     traits: frozenset[str] = frozenset()
+    subject: str = ""
 
 
 class Template(ABC):

@@ -80,6 +80,7 @@ class Runner:
                 ready.append(job)
         for number, answer in self.worlds.run_all([(j.scenario.world, self._task(j)) for j in ready]):
             job = ready[number]
+            _room(self.worlds.folder, answer)
             found[job.number] = outcome_of(answer, declared(job.scenario.setting, facts(job.scenario)))
         self.runs += len(ready)
 
@@ -122,10 +123,19 @@ def _tolerance(scenario: Scenario) -> float:
     return max((r.tolerance for r in declared(scenario.setting, facts(scenario))), default=0.0)
 
 
+def _room(folder: Path, answer: Answer) -> None:
+    """See that no rank met a full disk: that is no finding of a library.
+
+    Raises:
+        OracleError: one did.
+    """
+    if any(FULL.search(r["message"]) for r in answer.raised()):
+        raise OracleError(f"{folder}: the disk is full", hint="references of a campaign, and what its programs save, lie there; make room, then --resume")
+
+
 def _made(path: str, answer: Answer) -> Made:
     raised = answer.raised()
-    if raised and FULL.search(raised[0]["message"]):
-        raise OracleError(f"{Path(path).parent}: the disk is full", hint="references of a campaign lie there; make room, then --resume")
+    _room(Path(path).parent, answer)
     if raised:
         return Made(path, f"the reference raises {raised[0]['type']}: {raised[0]['message'][:160]}")
     made = answer.ranks[0]

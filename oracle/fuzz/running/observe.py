@@ -162,4 +162,6 @@ def _array(value: Any) -> Array:
         value = value.to_dense()
     if value.is_floating_point():
         value = value.to(torch.float64)
+    elif value.dtype is torch.bool:  # two of them have no difference
+        value = value.to(torch.uint8)
     return value.cpu().numpy()  # type: ignore[no-any-return]

@@ -25,7 +25,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from datetime import timedelta
 from pathlib import Path
 from typing import Any, Final
@@ -40,6 +40,7 @@ MEMORY_BYTES: Final = 6 << 30  # address space a rank may add
 EXHAUSTED: Final = re.compile(r"Resource temporarily unavailable|can't start new thread|Too many open files")
 TASKS: Final = 2000  # of a world, then it is forked anew: libraries keep what they made
 REFERENCES: Final = (0, -1)  # sizes that stand for a process without a group
+STOPS: Final = (signal.SIGINT, signal.SIGTERM)
 _PR_SET_PDEATHSIG: Final = 1
 _PREFIX: Final = "proctor-fuzz-"  # of folders on the memory disk, then the pid
 _parents: set[socket.socket] = set()  # our ends of all worlds; a child closes them
@@ -133,14 +134,15 @@ class World:
 
     def _death(self, rank: int) -> str:
         """How a rank ended, and what it printed last."""
-        status = 0
-        for _ in range(50):
-            with suppress(ChildProcessError):
-                pid, status = os.waitpid(self.pids[rank], os.WNOHANG)
-                if pid:
-                    self.pids[rank] = 0
+        pid, status = self.pids[rank], 0
+        with suppress(ChildProcessError):
+            for _ in range(50):
+                if os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None:
                     break
-            time.sleep(0.01)
+                time.sleep(0.01)
+            _kill(pid)  # while its number is still its own: what it started lives on in its group
+            status = os.waitpid(pid, 0)[1]
+        self.pids[rank] = 0
         said = self._printed(rank)
         how = f"signal {signal.Signals(os.WTERMSIG(status)).name}" if os.WIFSIGNALED(status) else f"exit code {os.waitstatus_to_exitcode(status)}"
         return f"rank {rank} died: {how}{f': {said}' if said else ''}"
@@ -168,9 +170,7 @@ class World:
     def kill(self) -> None:
         """End all ranks at once and wait for them; leaves no zombie, no file."""
         for pid in self.pids:
-            with suppress(OSError):
-                if pid:
-                    os.kill(pid, signal.SIGKILL)
+            _kill(pid)
         for pid in self.pids:
             with suppress(OSError):
                 if pid:
@@ -241,7 +241,8 @@ class Worlds:
             world.kill()
             world = None
         if world is None:
-            world = self._worlds[size] = World(size, self.folder, self._prepare, self._timeout_s)
+            with undisturbed():
+                world = self._worlds[size] = World(size, self.folder, self._prepare, self._timeout_s)
             self.forks += 1
         world.done += 1
         return world
@@ -288,6 +289,23 @@ def _ended(world: World, death: str) -> Answer | None:
     if seconds > world.timeout_s:
         return Answer(ranks, "timeout", world.stacks(), seconds)
     return None
+
+
+@contextmanager
+def undisturbed() -> Iterator[None]:
+    """Ctrl-C and SIGTERM wait until a fork is done: what a handler raises in functions that Python calls at a fork (logging has one) is printed and lost."""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, STOPS)
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+def _kill(pid: int) -> None:
+    """End a rank that was not waited for yet, and what it started (a loader's workers); 0 for one that is gone."""
+    for kill in (os.killpg, os.kill) if pid else ():  # it may not have come to make its group
+        with suppress(OSError):
+            kill(pid, signal.SIGKILL)
 
 
 def _swept(where: Path) -> None:
@@ -341,8 +359,12 @@ def _settle(rank: int, folder: Path) -> None:
     from proctor.oracle.fuzz.running.rank import quiet
 
     ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    os.setpgid(0, 0)  # `_kill` ends what it starts with it
+    with suppress(OSError):  # a machine without memory ends a rank, not the campaign
+        Path("/proc/self/oom_score_adj").write_text("1000")
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, STOPS)
     with open("/proc/self/statm") as statm:
         used = int(statm.read().split()[0]) * os.sysconf("SC_PAGE_SIZE")
     resource.setrlimit(resource.RLIMIT_AS, (used + MEMORY_BYTES, used + MEMORY_BYTES))

@@ -28,7 +28,7 @@ from proctor.oracle.fuzz.spec import INPUT, Scenario
 
 ROWS: Final = 16  # settings of a pair
 SHARED: Final = 4  # of them are of one program, so that they share a reference
-AGAIN: Final = 0.1  # of settings that a finding explains are run all the same, so that they are counted
+AGAIN: Final = 0.02  # of settings that a finding explains are run all the same, so that they are counted; asked of up to eight candidates for a row
 NEUTRAL: Final = "SGD"  # the optimizer of a setting that names none
 HANGS: Final = 2  # of one symptom are looked into; each run of one costs its timeout
 
@@ -70,11 +70,12 @@ class Pair(msgspec.Struct, frozen=True):
 class Campaign:
     """State of a campaign in one process."""
 
-    def __init__(self, runner: Runner, seed: int, known: list[Known], *, libraries: tuple[str, ...] = ("torch",), rows: int = ROWS) -> None:
+    def __init__(self, runner: Runner, seed: int, known: list[Known], *, libraries: tuple[str, ...] = ("torch",), rows: int = ROWS, models: tuple[str, ...] = ()) -> None:
         self.runner, self.seed, self.known, self.rows = runner, seed, known, rows
         self.cover = Cover(libraries)
         # A library that has no models of its own (accelerate) is given torch's.
-        self.templates = [t for library in libraries for t in all_templates(library) or all_templates("torch")]
+        drawn_from = [t for library in libraries for t in all_templates(library) or all_templates("torch")]
+        self.templates = [t for t in drawn_from if not models or t.name in models]
         self.findings: dict[str, Finding] = {}
         self.counted: Counter[str] = Counter()
         self._hangs: Counter[Symptom] = Counter()
@@ -152,7 +153,7 @@ class Campaign:
         if final.symptom is None:
             self.counted["not seen again"] += 1
             return
-        id_ = signature(final.symptom, least)
+        id_ = signature(final.symptom, least, model_code(small).subject)
         if id_ in self.findings:
             self.findings[id_].count += 1
             yield id_

@@ -35,6 +35,7 @@ class Cover:
         self.held: dict[Pair, int] = {}
         self.values: Counter[tuple[str, str]] = Counter()  # of an axis, so often
         self._by_name = {a.name: a for a in self.axes}
+        self._wrappers: dict[frozenset[str], tuple[Value, ...]] = {}
         # A library that has no wrapper of its own (transformers) is put into torch's.
         ours = tuple(n for n, w in wrappers().items() if w.library in libraries) or tuple(n for n, w in wrappers().items() if w.library == "torch")
         self._only = {"wrapper": ours, **(only or {})}
@@ -74,8 +75,11 @@ class Cover:
             point = self._drawn(rng, traits, given) if number else self._around(rng, traits, given)
             fresh = FRESH * sum(one not in self.values for one in _values(point))
             new = fresh + sum(1.0 / (1 + self.held.get(p, 0)) for p in pairs(point)) / COST[int(str(point.get("world", 1)))]
-            if new > most and not passed(point):
-                best, most = point, new
+            if new > most:
+                if passed(point):
+                    self.hold(point)  # else what is known to fail would look new for ever
+                else:
+                    best, most = point, new
         self.hold(best)
         return best
 
@@ -97,16 +101,25 @@ class Cover:
     def _drawn(self, rng: random.Random, traits: frozenset[str], program: Point, wanted: Point | None = None) -> Point:
         """A valid setting by chance: axes are set one after the other, and left neutral where a value does not fit; what is wanted is tried first."""
         point = dict(program)
+        fitting = self._fitting(traits)
         for number in range(64 if wanted else 16):
             drawn = {**program, **(wanted or {})} if number < 48 else dict(program)
-            for name in ("world", "wrapper"):
-                self._set(drawn, self._by_name[name], rng)
+            self._set(drawn, self._by_name["world"], rng)
+            drawn.setdefault("wrapper", rng.choice(fitting))
             repaired = _repaired(drawn, traits, FOR_ROWS)
             if repaired is not None:
                 point = repaired
                 break
         names = [a.name for a in self.axes if not a.program and a.name not in ("world", "wrapper")]
         return self._more(point, rng.sample(names, len(names)), rng, traits, rng.randint(0, MOST), FOR_ROWS)
+
+    def _fitting(self, traits: frozenset[str]) -> tuple[Value, ...]:
+        """Wrappers that go with a model on some number of ranks: a model of one operator has one of its own."""
+        if traits not in self._wrappers:
+            named = [v for v in self._by_name["wrapper"].choice.values[1:] if self._allows("wrapper", v)]
+            found = [v for v in named if any(_repaired({"world": n, "wrapper": v}, traits, (*FOR_ROWS, *FOR_PROGRAMS)) for n in (2, 4))]
+            self._wrappers[traits] = tuple(found or named)
+        return self._wrappers[traits]
 
     def _more(self, point: Point, names: list[str], rng: random.Random, traits: frozenset[str], left: int, repairs: tuple[Point, ...]) -> Point:
         """A valid point with values of `left` more axes, if there are as many that fit."""

@@ -17,6 +17,7 @@ from typing import Final
 import msgspec
 
 from proctor.errors import OracleError
+from proctor.invariants.files import UNREADABLE, read_file
 from proctor.oracle.fuzz.axes import axis_of, wrappers
 from proctor.oracle.fuzz.models import template_of
 from proctor.oracle.fuzz.program import model_code
@@ -25,8 +26,9 @@ from proctor.oracle.fuzz.search.attribute import triggers
 from proctor.oracle.fuzz.space import Point
 from proctor.oracle.fuzz.spec import Scenario
 
+_MAX_BYTES: Final = 16 << 20  # of a file of known findings
 # Traits that every model of a template has say nothing about a finding.
-GENERAL: Final = frozenset({"norm", "tokens", "attention", "embedding bag", "convolution", "recurrent", "routed", "needs rows", "torchrec", "keywords", "transformers"})
+GENERAL: Final = frozenset({"norm", "tokens", "attention", "embedding bag", "convolution", "recurrent", "routed", "needs rows", "torchrec", "keywords", "transformers", "operator", "collective"})
 
 
 class Known(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -109,9 +111,16 @@ def holds(part: Point, setting: Point) -> bool:
     return all(setting.get("world", 1) != 1 if k == "world" and v != 1 else setting.get(k) == v for k, v in part.items())
 
 
-def signature(symptom: Symptom, minimal: Point) -> str:
-    """Short name of a signature."""
-    words = [symptom.verdict, symptom.what, symptom.way, symptom.where] if symptom.verdict in ("crash", "hang") else ["inconsistent", *triggers(minimal)]
+def signature(symptom: Symptom, minimal: Point, subject: str = "") -> str:
+    """Short name of a signature.
+
+    Args:
+        symptom: of the failure.
+        minimal: the trigger set.
+        subject: of the model (`ModelCode`).
+    """
+    crash = [symptom.verdict, symptom.what, symptom.way, symptom.where]
+    words = crash if symptom.verdict in ("crash", "hang") else ["inconsistent", *triggers(minimal), *filter(None, [subject])]
     return hashlib.blake2b("\0".join(words).encode(), digest_size=4).hexdigest()
 
 
@@ -149,7 +158,7 @@ def read_known(path: Path, versions: Mapping[str, str]) -> list[Known]:
         OracleError: it cannot be read, or is no list of known findings.
     """
     try:
-        return [k for k in _parsed(path.read_bytes(), str(path)) if k.library in versions and _holds_for(k, versions[k.library])]
+        return [k for k in _parsed(read_file(path, _MAX_BYTES), str(path)) if k.library in versions and _holds_for(k, versions[k.library])]
     except OSError as e:
         raise OracleError(f"{path}: {e.strerror or e}", hint="give a known.toml that a campaign wrote") from None
 
@@ -161,7 +170,7 @@ def _holds_for(known: Known, version: str) -> bool:
 def _parsed(text: bytes, where: str) -> list[Known]:
     try:
         return msgspec.convert(tomllib.loads(text.decode()).get("known", []), list[Known])
-    except (UnicodeDecodeError, tomllib.TOMLDecodeError, msgspec.ValidationError) as e:
+    except UNREADABLE as e:
         raise OracleError(f"{where}: no list of known findings: {e}", hint="see docs/fuzz.md, Known findings") from None
 
 

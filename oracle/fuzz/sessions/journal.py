@@ -18,10 +18,13 @@ from typing import Final
 import msgspec
 
 from proctor.errors import OracleError
+from proctor.invariants.files import UNREADABLE, read_file
 from proctor.oracle.fuzz.search.campaign import Pair
 from proctor.oracle.fuzz.search.findings import Finding
 
 FORM: Final = 1
+_MOST_BYTES: Final = 16 << 20  # of a finding, and of what a campaign was asked
+_MOST_JOURNAL_BYTES: Final = 1 << 30
 
 
 class Asked(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -33,6 +36,7 @@ class Asked(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     workers: int
     versions: dict[str, str]
     form: int = FORM
+    models: tuple[str, ...] = ()  # names of templates; empty for all
 
 
 class Journal:
@@ -60,8 +64,8 @@ class Journal:
             OracleError: it is no campaign's directory.
         """
         try:
-            asked = msgspec.json.decode((self.path / "campaign.json").read_bytes(), type=Asked)
-        except (OSError, msgspec.ValidationError, msgspec.DecodeError) as e:
+            asked = msgspec.json.decode(read_file(self.path / "campaign.json", _MOST_BYTES), type=Asked)
+        except (OSError, *UNREADABLE) as e:
             raise OracleError(f"{self.path}: no campaign: {e}", hint="give the -o of a campaign") from None
         if asked.form != FORM:
             raise OracleError(f"{self.path}: a campaign of form {asked.form}, this Proctor reads {FORM}")
@@ -80,11 +84,17 @@ class Journal:
         """Worker and pair of every line that is whole."""
         decoder = msgspec.json.Decoder(Pair)
         for file in sorted(self.path.glob("journal-*.jsonl")):
-            worker = int(file.stem.partition("-")[2])
-            for line in file.read_bytes().splitlines():
+            number = file.stem.partition("-")[2]
+            if not (number.isascii() and number.isdecimal()):
+                continue  # not ours
+            try:
+                lines = read_file(file, _MOST_JOURNAL_BYTES).splitlines()
+            except OSError as e:
+                raise OracleError(f"{file}: {e.strerror or e}", hint="move it away, then --resume") from None
+            for line in lines:
                 try:
-                    yield worker, decoder.decode(line)
-                except (msgspec.DecodeError, msgspec.ValidationError):
+                    yield int(number), decoder.decode(line)
+                except UNREADABLE:
                     continue  # torn by a kill
 
     def put(self, finding: Finding, script: str, output: str) -> Path:
@@ -102,8 +112,8 @@ class Journal:
         found = []
         for file in sorted((self.path / "findings").glob("*/scenario.json")):
             try:
-                found.append(msgspec.json.decode(file.read_bytes(), type=Finding))
-            except (msgspec.DecodeError, msgspec.ValidationError):
+                found.append(msgspec.json.decode(read_file(file, _MOST_BYTES), type=Finding))
+            except (OSError, *UNREADABLE):
                 continue
         return found
 

@@ -18,7 +18,7 @@ import msgspec
 
 from proctor.errors import ProctorError
 from proctor.oracle.fuzz.running.evaluate import Runner
-from proctor.oracle.fuzz.running.worlds import Worlds
+from proctor.oracle.fuzz.running.worlds import STOPS, Worlds, undisturbed
 from proctor.oracle.fuzz.search.campaign import Campaign, Pair
 from proctor.oracle.fuzz.search.findings import Finding, Known
 from proctor.oracle.fuzz.sessions.confirm import confirm
@@ -57,9 +57,16 @@ def run(journal: Journal, asked: Asked, limits: Limits, known: list[Known], tell
         prepare: called in each rank (a mutation of the library, in the self-test).
     """
     end = time.monotonic() + limits.budget_s
+    try:
+        for finding in journal.findings():
+            if not finding.confirmed:  # it was interrupted there
+                _confirmed(finding, journal, asked, tell)
+    except KeyboardInterrupt:
+        return True
     if asked.workers == 1:
         return _work(0, journal, asked, limits, known, tell, prepare, end)
-    children = [_forked(w, journal, asked, limits, known, tell, prepare, end) for w in range(asked.workers)]
+    with undisturbed():
+        children = [_forked(w, journal, asked, limits, known, tell, prepare, end) for w in range(asked.workers)]
     return _waited(children)
 
 
@@ -67,7 +74,7 @@ def _work(
     worker: int, journal: Journal, asked: Asked, limits: Limits, known: list[Known], tell: Tell, prepare: Callable[[], None] | None, end: float
 ) -> bool:
     with Worlds(timeout_s=limits.timeout_s, prepare=prepare) as worlds:
-        campaign = Campaign(Runner(worlds), asked.seed, known, libraries=asked.libraries, rows=asked.rows)
+        campaign = Campaign(Runner(worlds), asked.seed, known, libraries=asked.libraries, rows=asked.rows, models=asked.models)
         number = _restored(campaign, journal, worker, asked.workers)
         try:
             while time.monotonic() < end and (limits.pairs is None or number < limits.pairs):
@@ -141,10 +148,13 @@ def _forked(
     try:
         ctypes.CDLL(None, use_errno=True).prctl(1, signal.SIGTERM)
         signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, STOPS)
         code = 130 if _work(worker, journal, asked, limits, known, tell, prepare, end) else 0
     except ProctorError as e:
         print(f"proctor: {e}", file=sys.stderr)
         code = e.exit_code
+    except SystemExit:  # SIGTERM
+        code = 143
     except BaseException:  # noqa: BLE001  the parent tells that a worker is gone
         import traceback
 

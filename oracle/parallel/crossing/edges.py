@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import functools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Final
 
@@ -42,6 +43,11 @@ class Edge:
         self.everywhere = rule.slot == ".*"
         # What the rule speaks of: of other axes it neither knows nor changes how the tensor lies.
         self.axes = {cut.axis for layout in (source, target, back, home) for cut in layout.cuts if comm.mesh.size(cut.axis) > 1}
+
+    @property
+    def plain(self) -> Callable[[torch.Tensor], torch.Tensor]:
+        """`carry` when nothing is checked."""
+        return self.move if self.move.one_sum else functools.partial(self.carry, checking=False)
 
     def carry(self, tensor: torch.Tensor, checking: bool) -> torch.Tensor:
         """The tensor in its new layout.
@@ -113,18 +119,18 @@ class Crossing:
         edges = (*self._inputs[:1], *self._outputs[:1])
         if self._lookup is not None or self._afters or len(edges) != 1 or not edges[0].everywhere:
             return self
-        state, forward, carry, tensor, entering = self.state, self.forward, edges[0].carry, torch.Tensor, bool(self._inputs)
+        state, forward, carry, tensor, entering = self.state, self.forward, edges[0].plain, torch.Tensor, bool(self._inputs)
 
         def enter(*args: Any, **kwargs: Any) -> Any:
             if state.checking or kwargs or len(args) != 1 or not isinstance(args[0], tensor):
                 return self(*args, **kwargs)
-            return forward(carry(args[0], False))
+            return forward(carry(args[0]))
 
         def leave(*args: Any, **kwargs: Any) -> Any:
             if state.checking:
                 return self(*args, **kwargs)
             output = forward(*args, **kwargs)
-            return carry(output, False) if isinstance(output, tensor) else changed(output, self._leaves)
+            return carry(output) if isinstance(output, tensor) else changed(output, self._leaves)
 
         return enter if entering else leave
 

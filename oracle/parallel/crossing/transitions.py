@@ -76,35 +76,37 @@ class Move:
         """Whether nothing happens on this mesh."""
         return not (self.there or self.back)
 
+    @property
+    def one_sum(self) -> bool:
+        """Whether all there is to do is one sum, of the tensor or of its gradient; that cannot fail."""
+        return self._alone != (None, None)
+
     def __call__(self, tensor: torch.Tensor) -> torch.Tensor:
         """The tensor in its new layout, differentiable."""
-        if not tensor.is_floating_point() or not tensor.requires_grad or not torch.is_grad_enabled():
+        if not tensor.requires_grad or not torch.is_grad_enabled():
             return carry(tensor, self.there, self.comm)
         summed, back = self._alone
-        moved: torch.Tensor
         if summed is not None:
-            moved = _Summed.apply(tensor, self.comm, summed)
-        elif back is not None:
-            moved = _Copied.apply(tensor, self.comm, back)
-        else:
-            moved = _Moved.apply(tensor, self)
+            return summed_up(tensor, self.comm, summed)
+        if back is not None:
+            copied: torch.Tensor = _Copied.apply(tensor, self.comm, back)
+            return copied
+        moved: torch.Tensor = _Moved.apply(tensor, self)
         return moved
 
 
-class _Summed(torch.autograd.Function):  # type: ignore[misc]  # torch is not typed here
-    """Addends become their sum; the gradient is everybody's."""
+def summed_up(tensor: torch.Tensor, comm: Comm, axes: tuple[str, ...]) -> torch.Tensor:
+    """Addends become their sum; the gradient is everybody's.
 
-    @staticmethod
-    def forward(ctx: Any, tensor: torch.Tensor, comm: Comm, axes: tuple[str, ...]) -> torch.Tensor:
-        return comm.all_reduce(tensor.clone(), axes)
-
-    @staticmethod
-    def backward(ctx: Any, *gradients: Any) -> Any:
-        return gradients[0], None, None
+    No function of autograd in Python: a clone is a node of torch's own, which costs half, and whose gradient does not depend on what it holds.
+    """
+    total = tensor.clone(memory_format=torch.contiguous_format)
+    comm.add(total.detach(), axes)
+    return total
 
 
-class _Copied(torch.autograd.Function):  # type: ignore[misc]
-    """The tensor itself; its gradients are addends."""
+class _Copied(torch.autograd.Function):  # type: ignore[misc]  # torch is not typed here
+    """The tensor itself; its gradients are addends. (A hook on a view is no cheaper, and is lost where the program writes into the view.)"""
 
     @staticmethod
     def forward(ctx: Any, tensor: torch.Tensor, comm: Comm, axes: tuple[str, ...]) -> torch.Tensor:
@@ -113,7 +115,7 @@ class _Copied(torch.autograd.Function):  # type: ignore[misc]
 
     @staticmethod
     def backward(ctx: Any, *gradients: Any) -> Any:
-        return ctx.comm.all_reduce(gradients[0].clone(), ctx.axes), None, None
+        return summed_up(gradients[0], ctx.comm, ctx.axes), None, None
 
 
 class _Moved(torch.autograd.Function):  # type: ignore[misc]  # torch is not typed here

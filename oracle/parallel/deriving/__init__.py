@@ -16,7 +16,7 @@ from typing import Any, Final, NamedTuple
 import torch
 
 from proctor.errors import OracleError
-from proctor.oracle.parallel.deriving.draws import add_draws
+from proctor.oracle.parallel.deriving.draws import add_draws, folds
 from proctor.oracle.parallel.deriving.readers import layers, program, tp_plan
 from proctor.oracle.parallel.deriving.rehearsal import Batch, Rehearsal
 from proctor.oracle.parallel.deriving.rows import add_rows
@@ -91,8 +91,13 @@ def derive(
         plan, _ = fitted(plan, rehearsal, tensor, numbers(rehearsal.model, dict.fromkeys(cut), plan.mesh.size(tensor)))
     plan = shorter(plan, rehearsal.model)
     notes += add_draws(plan, rehearsal, axes)
-    static = problems(plan, rehearsal.model)
-    apart = static or rehearsal.cut(plan, axes, train=True).apart
+    if static := problems(plan, rehearsal.model):
+        return Derived(plan, tuple(notes), tuple(static))
+    apart = rehearsal.cut(plan, axes, train=True).apart
+    for other in folds(plan, rehearsal.model, tensor) if apart else ():
+        if not (better := rehearsal.cut(other, axes, train=True)).apart:
+            plan, apart = other, better.apart
+            break
     return Derived(plan, tuple(notes), tuple(apart))
 
 

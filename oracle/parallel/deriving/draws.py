@@ -7,10 +7,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import msgspec
 import torch
 
 from proctor.oracle.parallel.deriving.patterns import joined, pattern_of
 from proctor.oracle.parallel.deriving.rehearsal import Drawn, Rehearsal
+from proctor.oracle.plans.names import compiled
 from proctor.oracle.plans.plan import Plan
 
 _ANY = ".*"
@@ -46,8 +48,34 @@ def add_draws(plan: Plan, rehearsal: Rehearsal, axes: Sequence[str]) -> list[str
             only = any(other == pattern and n != ndim for other, n in cuts)
             by_size.setdefault(ndim if only else 0, []).append(pattern)
         for ndim, patterns in by_size.items():
-            plan.draw(joined(patterns), ndim=ndim, **dict(same))
+            plan.draw(joined(patterns), ndim=ndim, **dict(same))  # type: ignore[arg-type]  # axes are not named as its options
     return notes
+
+
+def folds(plan: Plan, model: torch.nn.Module, axis: str) -> list[Plan]:
+    """Plans in which a dimension that the axis cuts, and that a module draws, is rows times one of the numbers that the module has a part of.
+
+    Args:
+        plan: complete.
+        model: for one device.
+        axis: of tensor parallelism.
+    """
+    found = []
+    for at, rule in enumerate(plan.draws):
+        cut = next((c for c in rule.rule.cuts if c.axis == axis and c.strategy == "chunk" and c.dim >= 0), None)
+        if cut is None or rule.fold:
+            continue
+        inner = {
+            int(getattr(module, name))
+            for path, module in model.named_modules() if compiled(rule.module).fullmatch(path)
+            for size in plan.sizes if size.axis == axis and compiled(size.module).fullmatch(path) for name in size.names
+        }  # fmt: skip
+        for number in sorted(inner):
+            cuts = tuple(msgspec.structs.replace(c, dim=c.dim + 1) if c.dim > cut.dim or c is cut else c for c in rule.rule.cuts)
+            other = plan.on(plan.mesh)
+            other.draws[at] = msgspec.structs.replace(rule, rule=msgspec.structs.replace(rule.rule, cuts=cuts), fold=(cut.dim, number))
+            found.append(other)
+    return found
 
 
 def _along(whole: Drawn, drawn: Drawn, axis: str, size: int, cuts: dict[tuple[str, int], dict[str, int | str]], model: torch.nn.Module) -> list[str]:

@@ -33,6 +33,13 @@ def slot_of(place: str) -> str:
     return _DOT.join(r"\d+" if part.isdigit() else re.escape(part) for part in place.split("."))
 
 
+def slots_of(places: Iterable[str], others: Iterable[str]) -> str:
+    """One pattern for places; numbers are any number where that takes none of the others with it."""
+    places = list(places)
+    pattern = joined(slot_of(place) for place in places)
+    return "|".join(map(re.escape, places)) if any(re.fullmatch(pattern, other) for other in others) else pattern
+
+
 def glob(name: str) -> str:
     """A pattern with "*" for a part of a path, as transformers and torch write it."""
     return _DOT.join(r"\d+" if part == "*" else re.escape(part).replace(r"\*", r"[^.]*") for part in name.split("."))

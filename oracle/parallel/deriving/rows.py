@@ -13,7 +13,7 @@ from typing import Final
 import torch
 
 from proctor.errors import OracleError
-from proctor.oracle.parallel.deriving.patterns import joined, slot_of
+from proctor.oracle.parallel.deriving.patterns import slots_of
 from proctor.oracle.parallel.deriving.rehearsal import Batch, slots
 from proctor.oracle.plans.plan import Plan
 
@@ -43,7 +43,7 @@ def add_rows(plan: Plan, model: torch.nn.Module, batch: Batch, axis: str) -> lis
     if rows % parts:
         raise OracleError(f"the batch has {rows} rows, and {axis} has {parts} ranks", hint=f"make a batch whose rows are a multiple of {parts}")
     places = [place for place, tensor in tensors.items() if tensor.shape[0] == rows]
-    slot = ".*" if len(places) == len(batch.tensors()) else joined(slot_of(place) for place in places)
+    slot = ".*" if len(places) == len(batch.tensors()) else slots_of(places, batch.tensors().keys() - places)
     plan.style("batch", "", axis, output="local", slot=slot)
     model = copy.deepcopy(model).eval()
     with torch.no_grad():
@@ -61,7 +61,7 @@ def add_rows(plan: Plan, model: torch.nn.Module, batch: Batch, axis: str) -> lis
     layouts.pop(None, None)
     for layout, of in layouts.items():
         assert layout is not None
-        slot = ".*" if len(of) == len(whole) else joined(slot_of(place) for place in of)
+        slot = ".*" if len(of) == len(whole) else slots_of(of, whole.keys() - of)
         plan.redistribute("", at="output", src={axis: layout}, slot=slot)
     return notes
 

@@ -2,7 +2,8 @@
 
 `family.py` finds which axes of the mesh are lanes and what follows from a rank's place; `machine.py` runs all ranks, each family's
 operations once, in doubles and in two fields (`domain.py`). So the verdict is of the whole mesh, of its schedule and of all layers, as they are:
-EQUAL, which is wrong with the probability that is printed, or DIFFERENT. There is no proof by formulas at this size.
+EQUAL, which is wrong with the probability that is printed, or DIFFERENT. There is no proof by formulas at this size; by a small program of the same
+kind an EQUAL becomes PROVED (`reduced.py`).
 """
 
 from __future__ import annotations
@@ -23,7 +24,8 @@ from proctor.oracle.prove.domains.field import Field, P
 from proctor.oracle.prove.lanes.domain import packed, values
 from proctor.oracle.prove.lanes.family import Family, Record, Unlike, World, gathered, indices
 from proctor.oracle.prove.lanes.locate import Known, Watch
-from proctor.oracle.prove.lanes.machine import Integers, LaneMachine
+from proctor.oracle.prove.lanes.machine import Integers, LaneMachine, from_floats
+from proctor.oracle.prove.lanes.reduced import Reduced, lift
 from proctor.oracle.prove.leaves import Alignment, align, content, keys
 from proctor.oracle.prove.machine import Stuck, literal
 from proctor.oracle.prove.made_up import relied_on
@@ -33,6 +35,7 @@ from proctor.oracle.prove.tape import Array, Tape
 from proctor.oracle.prove.verdict import Culprit, Verdict
 
 ATTEMPTS = 3
+EVERY = 64  # ranks at most that are all run, where they do not follow from their places
 _Outputs = dict[tuple[str, str, int], tuple[bool, float, tuple[int, ...]]]
 
 
@@ -43,7 +46,7 @@ class _Run(NamedTuple):
     checked: int
 
 
-def decide(reference: Tape, record: Record, plan: Plan, jobs: int = 1) -> Verdict:
+def decide(reference: Tape, record: Record, plan: Plan, jobs: int = 1, *, small: Reduced | None = None, proof_s: float = 120.0) -> Verdict:
     """Judge a program on a mesh of any size.
 
     Args:
@@ -51,16 +54,21 @@ def decide(reference: Tape, record: Record, plan: Plan, jobs: int = 1) -> Verdic
         record: gives the tapes of the ranks that it is asked for.
         plan: with the mesh.
         jobs: processes at once.
+        small: a smaller program of the same kind, to be proved by formulas where the large one is EQUAL (`reduced.py`).
+        proof_s: seconds of CPU that its proof may take.
 
     Raises:
         OracleError: a rank cannot be recorded.
     """
     verdict, began = Verdict("UNPROVED", ranks=plan.mesh.world), time.monotonic()
     try:
-        world = gathered(record, plan.mesh, jobs)
-        verdict.seconds["candidate"] = time.monotonic() - began
-        began = time.monotonic()
-        _judge(verdict, reference, world, plan, jobs)
+        try:
+            world = _whole(verdict, reference, gathered(record, plan.mesh, jobs), plan, jobs, began)
+        except Unlike:
+            if plan.mesh.world > EVERY:
+                raise
+            began = time.monotonic()
+            world = _whole(verdict, reference, gathered(record, plan.mesh, jobs, alike=False), plan, jobs, began)
     except Unlike as why:
         verdict.why = f"ranks do not follow from their places on the mesh, and all of them would have to be run: {why}"
     except NotImplementedError as why:
@@ -68,8 +76,21 @@ def decide(reference: Tape, record: Record, plan: Plan, jobs: int = 1) -> Verdic
     except Stuck as stuck:
         verdict.verdict, verdict.why = "DIFFERENT", "the ranks wait for each other: their collectives do not match"
         verdict.culprit = Culprit("ranks wait", said=str(stuck)[:400])
-    verdict.seconds["refutation"] = time.monotonic() - began
+    else:
+        if small is not None and verdict.verdict == "EQUAL":
+            lift(verdict, reference, world, small, proof_s)
     return verdict
+
+
+def _whole(verdict: Verdict, reference: Tape, world: World, plan: Plan, jobs: int, began: float) -> World:
+    """Judge a world that was run since `began`."""
+    verdict.seconds["candidate"] = time.monotonic() - began
+    began = time.monotonic()
+    try:
+        _judge(verdict, reference, world, plan, jobs)
+    finally:
+        verdict.seconds["refutation"] = time.monotonic() - began
+    return world
 
 
 def _judge(verdict: Verdict, reference: Tape, world: World, plan: Plan, jobs: int) -> None:
@@ -95,12 +116,17 @@ def _judge(verdict: Verdict, reference: Tape, world: World, plan: Plan, jobs: in
         here.run()
         return _Run(_compared(there, here, world, at, alignment, before if domain.name == "f64" else None), {**there.opaque, **here.opaque}, here.apart, here.checked)
 
-    doubles = one(F64())  # first: integers come from it
+    tapes = [reference, *(f.tape for f in world.families)]
+    doubles = one(F64()) if any(from_floats(node) for tape in tapes for node in tape.nodes) else None  # first: integers come from it
     for again in range(ATTEMPTS):  # two elements of a field may meet by chance
         calls = [functools.partial(one, Field(seed + 100 * again)) for seed in judge.SEEDS]
         both = forked(calls, jobs) if jobs > 1 else [call() for call in calls]
         if both[0].outputs == both[1].outputs:
             break
+    if doubles is None and all(equal for run in both for equal, _, _ in run.outputs.values()):
+        doubles = both[0]  # nothing is refuted, and they would only say the same once more
+    elif doubles is None:
+        doubles = one(F64())
     runs = [doubles, *both]
     if doubles.apart:
         verdict.assumed.append(f"integers that are computed from floats are those that doubles give ({doubles.apart} of {doubles.checked} are others where ranks were run: a fake process group carries no floats)")
@@ -245,4 +271,4 @@ def _not_covered(reference: Tape, at: Mapping[tuple[int, str], Array], alignment
     return [name for name in marked if name in sizes and len(np.unique(np.concatenate(parts.get(name, [np.zeros(0, np.int64)])))) < sizes[name]]
 
 
-__all__ = ["decide"]
+__all__ = ["Reduced", "decide"]

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import functools
 import itertools
+import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
@@ -95,18 +96,19 @@ class World(msgspec.Struct):
         return sorted(tape.rank for family in self.families for _, tape in family.samples)
 
 
-def gathered(record: Record, mesh: Mesh, jobs: int = 1) -> World:
+def gathered(record: Record, mesh: Mesh, jobs: int = 1, *, alike: bool = True) -> World:
     """Run as many ranks as are needed.
 
     Args:
         record: gives the tapes of ranks.
         jobs: processes at once.
+        alike: look for ranks that follow from their places; without, each is a program of its own.
 
     Raises:
         OracleError: a rank's program cannot be recorded.
         Unlike: ranks of one family are not on a line.
     """
-    far = [k for k, n in enumerate(mesh.sizes) if n > 1]
+    far = [k for k, n in enumerate(mesh.sizes) if n > 1 and alike]
     probes = [{}, *({k: 1} for k in far)]
     known: dict[int, Tape] = {}
     for found in in_processes([functools.partial(_part, record, [_rank(mesh, at)]) for at in probes], jobs):
@@ -286,18 +288,23 @@ def _arguments(found: dict[tuple[str, int, int], int], at: int, one: tuple[Node,
                 raise Unlike(f"{m.op}: other random numbers")
 
 
-def axes_of(ranks: Sequence[int], rank: int, mesh: Mesh) -> tuple[int, ...]:
+def axes_of(ranks: tuple[int, ...], rank: int, mesh: Mesh) -> tuple[int, ...]:
     """Numbers of the axes along which a group goes.
 
     Raises:
         Unlike: it is no such group.
     """
+    return _axes_of(ranks, rank, tuple(mesh.sizes))
+
+
+@functools.lru_cache(1 << 14)
+def _axes_of(ranks: tuple[int, ...], rank: int, sizes: tuple[int, ...]) -> tuple[int, ...]:
     if not ranks:
-        return tuple(range(len(mesh.sizes)))
-    at = np.unravel_index(np.asarray(ranks), mesh.sizes)
+        return tuple(range(len(sizes)))
+    at = np.unravel_index(np.asarray(ranks), sizes)
     axes = tuple(k for k, x in enumerate(at) if len(np.unique(x)) > 1)
-    here = np.unravel_index(rank, mesh.sizes)
-    grid = np.arange(mesh.world).reshape(mesh.sizes)[tuple(slice(None) if k in axes else int(here[k]) for k in range(len(mesh.sizes)))]
+    here = np.unravel_index(rank, sizes)
+    grid = np.arange(math.prod(sizes)).reshape(sizes)[tuple(slice(None) if k in axes else int(here[k]) for k in range(len(sizes)))]
     if list(ranks) != grid.reshape(-1).tolist():
         raise Unlike(f"a group of ranks {list(ranks)[:8]} that is not along axes of the mesh")
     return axes

@@ -240,8 +240,10 @@ class LaneMachine(Machine):
         computed = any(w.kind == "f" and w.numel for w, _ in taken) and any(w is not None and w.kind != "f" for w in node.outs)
         if node.op.split(".")[1] in RANDOM or not (rank.at in family.varied or computed or any(n > 1 for _, lanes in taken for n in lanes)):
             return None
-        if self.d.name != "f64":
+        if self.d.name != "f64" and (r, rank.at) in self.integers:
             return self.integers[r, rank.at]
+        if self.d.name != "f64" and from_floats(node):
+            raise NotImplementedError(f"{node.op} at {node.place}: integers that are made of floats are those of doubles")
         spread = common([lanes for _, lanes in taken] + self._varied(r, rank.at), self._axes)
         inputs = [values(self.read(r, w), self._axes) for w in node.ins]
         parts: list[list[tuple[tuple[int | None, ...], Array]]] = [[] for _ in node.outs]
@@ -341,6 +343,11 @@ def _places(lanes: Lanes) -> Iterator[tuple[int | None, ...]]:
 
 def _numbers(node: Node) -> list[int]:
     return [v["r"] for v in (*node.args, *node.kwargs.values()) if isinstance(v, dict) and "r" in v]
+
+
+def from_floats(node: Node) -> bool:
+    """Whether numbers that are taken as recorded may come from floats, so that they are those that doubles give."""
+    return max(node.values, default=-1) >= 0 and any(w.kind == "f" and w.numel for w in node.ins)
 
 
 def _last_uses(rank: _Rank) -> dict[int, list[int]]:

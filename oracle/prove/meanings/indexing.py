@@ -215,7 +215,15 @@ def _masked_scatter(cx: Context, a: Any, mask: Any, source: Any) -> Array:
     return found
 
 
-@meaning("diagonal_backward", "as_strided_scatter", "unfold_backward")
+@meaning("diagonal_backward")
+def _diagonal_backward(cx: Context, grad: Any, sizes: Any, offset: int, dim1: int, dim2: int) -> Array:
+    found = np.broadcast_to(cx.f(0), sizes).copy()
+    places = np.diagonal(np.arange(found.size).reshape(sizes), offset, dim1, dim2)
+    found.reshape(-1)[places] = cx.f(grad)
+    return found
+
+
+@meaning("as_strided_scatter", "unfold_backward")
 def _absent(cx: Context, *args: Any, **named: Any) -> Array:
     raise NotImplementedError
 

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from proctor.oracle.prove.domains import normal_axes
-from proctor.oracle.prove.meanings import Context, meaning
+from proctor.oracle.prove.meanings import Context, Floats, meaning
 from proctor.oracle.prove.meanings.pointwise import power
 from proctor.oracle.prove.tape import Array
 
@@ -97,6 +97,13 @@ def _max(cx: Context, a: Any, dim: Any = None, keepdim: bool = False) -> Any:
     if len(cx.sizes) == 1:
         return _along(cx, v.reshape(-1), (0,), False)
     return _along(cx, v, normal_axes(dim, v.ndim), bool(keepdim)), None
+
+
+@meaning("min")
+def _min(cx: Context, a: Any, dim: Any = None, keepdim: bool = False) -> Any:
+    minus, other = cx.d.mul(cx.f(a), cx.f(-1)), dim if dim is None or isinstance(dim, int) else Floats(cx.d.mul(cx.f(dim), cx.f(-1)))
+    found = _max(cx, Floats(minus), other, keepdim)
+    return (cx.d.mul(found[0], cx.f(-1)), None) if isinstance(found, tuple) else cx.d.mul(found, cx.f(-1))
 
 
 @meaning("amin")

@@ -16,6 +16,7 @@ import msgspec
 import numpy as np
 
 from proctor.errors import OracleError
+from proctor.invariants.files import open_file
 from proctor.oracle.prove import judge
 from proctor.oracle.prove.domains.f64 import F64
 from proctor.oracle.prove.leaves import Alignment
@@ -107,7 +108,7 @@ def check(path: Path, *, terms: int = 2_000_000) -> Verdict:
 
 def _read(path: Path) -> tuple[_Document, Tape, list[Tape]]:
     try:
-        with zipfile.ZipFile(path) as archive, tempfile.TemporaryDirectory() as folder:
+        with open_file(path) as file, zipfile.ZipFile(file) as archive, tempfile.TemporaryDirectory() as folder:
             if sum(entry.file_size for entry in archive.infolist()) > _MOST_BYTES:
                 raise OracleError(f"{path}: more than {_MOST_BYTES >> 30} GiB")
             document = msgspec.json.decode(archive.read("proof.json"), type=_Document)

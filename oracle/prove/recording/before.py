@@ -104,6 +104,11 @@ class Before(TorchDispatchMode):  # type: ignore[misc]  # torch is not typed her
         except (RuntimeError, NotImplementedError):  # a kind of tensor that has no storage
             return frozenset()
 
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        """Programs run uncompiled here, and torch's guard costs as much as an operation's record."""
+        return False
+
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         if any(hasattr(t, "__tensor_flatten__") for t in types):

@@ -73,7 +73,7 @@ def user_frame() -> str:
 
 
 def imagined(t: torch.Tensor) -> bool:
-    return t.device.type == "meta" or type(t).__name__ == "FakeTensor"
+    return t.is_meta or type(t).__name__ == "FakeTensor"
 
 
 def unreal(types: Any, kwargs: Any) -> bool:
@@ -144,9 +144,14 @@ def window_of(storage: int, t: torch.Tensor) -> Window:
 
 
 def kind_of(t: torch.Tensor) -> str:
-    if t.dtype == torch.bool:
+    return _kind(t.dtype)
+
+
+@functools.cache
+def _kind(dtype: torch.dtype) -> str:
+    if dtype == torch.bool:
         return "b"
-    return "f" if t.dtype.is_floating_point or t.dtype.is_complex else "i"
+    return "f" if dtype.is_floating_point or dtype.is_complex else "i"
 
 
 def array_of(t: torch.Tensor) -> Array:

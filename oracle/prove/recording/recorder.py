@@ -28,7 +28,6 @@ from proctor.oracle.prove.recording.operators import (
     operator,
     others,
     results,
-    tensors,
     unreal,
     user_frame,
     view_of,
@@ -64,6 +63,11 @@ class Recorder(TorchDispatchMode):  # type: ignore[misc]  # torch is not typed h
         self._seen_plain: set[type] = set()
         if before is not None:
             before.also = self._read_whole
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        """Programs run uncompiled here, and torch's guard costs as much as an operation's record."""
+        return False
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
@@ -107,11 +111,13 @@ class Recorder(TorchDispatchMode):  # type: ignore[misc]  # torch is not typed h
 
     def _record(self, func: Any, how: Operator, args: Any, kwargs: Any) -> Any:
         name = how.name
-        if not how.view and any(t.is_conj() or t.is_neg() for t in tensors((args, kwargs))):
-            args, kwargs = self._physical(tuple(args)), {k: self._physical(v) for k, v in kwargs.items()}
         node = Node(name)
         ins: list[torch.Tensor] = []
         plain, named = [self._plain(a, ins) for a in args], {k: self._plain(v, ins) for k, v in kwargs.items()}
+        if not how.view and any(t.is_conj() or t.is_neg() for t in ins):
+            args, kwargs = self._physical(tuple(args)), {k: self._physical(v) for k, v in kwargs.items()}
+            ins = []
+            plain, named = [self._plain(a, ins) for a in args], {k: self._plain(v, ins) for k, v in kwargs.items()}
         if any(imagined(t) for t in ins) or torch._C._get_dispatch_mode(torch._C._TorchDispatchModeKey.FAKE) is not None:
             return func(*args, **kwargs)
         node.args, node.kwargs = plain, named
@@ -280,6 +286,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[misc]  # torch is not typed h
         if current is not None:
             phase = "backward"
             module, node.place = self._origin.get(current._sequence_nr(), (module, ""))
+            node.place = node.place or user_frame()  # of no forward, such as DDP's buckets: the line that calls backward
             node.seq = -1
         else:
             node.place = user_frame()

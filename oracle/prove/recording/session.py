@@ -66,6 +66,7 @@ class Session:
         self._undo += [handle.remove for handle in handles]
         self._note_reductions()
         self._leave_out_waits()
+        self._leave_out_wrapping()
         self._undo.append(cut_by_heads())
         # scaled-dot-product attention by its mathematical definition: no fused kernel has a meaning of its own
         self._flags = torch.backends.cuda.flash_sdp_enabled(), torch.backends.cuda.mem_efficient_sdp_enabled()
@@ -122,8 +123,10 @@ class Session:
         self._early = False
         if recorder is not None and (not any(collective(node.op) for node in recorder.tape.nodes) or any(recorder.made(local(p)) for p in module.parameters())):
             recorder.forget()
-        if self.before is not None:
+        if self.before is not None and recorder is not None:
+            recorder.__exit__(None, None, None)  # the older one is below it, and would be asked about each operation
             self.before.leave()
+            recorder.__enter__()
 
     def _where(self) -> tuple[str, str]:
         return (self.stack[-1] if self.stack else ""), ("update" if self._updating else "forward")
@@ -160,6 +163,27 @@ class Session:
 
         Work.wait = wait
         self._undo.append(lambda: setattr(Work, "wait", original))
+
+    def _leave_out_wrapping(self) -> None:
+        """DDP compares the ranks' models and hands out the first one's as it is made: that is before the step, also where the optimizer was made earlier."""
+        from torch.nn.parallel import DistributedDataParallel
+
+        original, session = DistributedDataParallel.__init__, self
+
+        @functools.wraps(original)
+        def made(model: Any, *args: Any, **kwargs: Any) -> None:
+            recorder = session.recorder
+            early = recorder is not None and session._early and recorder.on
+            if recorder is not None and early:
+                recorder.on = False
+            try:
+                original(model, *args, **kwargs)
+            finally:
+                if recorder is not None and early:
+                    recorder.on = True
+
+        DistributedDataParallel.__init__ = made
+        self._undo.append(lambda: setattr(DistributedDataParallel, "__init__", original))
 
     def _noting(self, original: Any) -> Any:
         session = self

@@ -21,7 +21,7 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from proctor.cli._parts.budget import share_of
+from proctor.cli._parts.budget import DEFAULT, share_of
 from proctor.cli._parts.inputs import add_packs
 from proctor.cli._parts.launch import add_command, become, command_of, environment_of, hand_on_signals
 from proctor.cli._parts.needs import needs_of
@@ -49,8 +49,8 @@ def prepare(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--token-file", metavar="FILE", help="of the job, for --listen and --verifier")
     parser.add_argument("--full", action="store_true", help="record everything, not only what the packs need")
     parser.add_argument("--every", metavar="N", type=int, default=1, help="watch every N-th step (default 1)")
-    parser.add_argument("--warmup", metavar="K", type=int, help="first K steps are always watched (default 10; with a budget 200)")
-    parser.add_argument("--budget", metavar="SHARE", help="of the time of training that it may cost, `1%%` (default: no limit); see docs/watch.md")
+    parser.add_argument("--warmup", metavar="K", type=int, help="first K steps are always watched (default 10; with a budget 200, and five minutes)")
+    parser.add_argument("--budget", metavar="SHARE", help="of the time of training that it may cost (default 1%%, none with --every or --full), or none; see docs/watch.md")
     parser.add_argument("--no-capsules", action="store_true", help="keep no steps for a replay")
     parser.add_argument("--capsules", action="store_false", dest="no_capsules", help="keep some (the default)")
     parser.add_argument("--overwrite", action="store_true", help="replace an earlier run in RUN")
@@ -60,14 +60,12 @@ def prepare(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Start the verifier, then become the command, or wait for it."""
-    from proctor.instrument.budget import FREE
     from proctor.instrument.record.rundir import write_boot
     from proctor.verify.service.processes import begin
 
     program, command = command_of(args, "proctor watch -i PACK -- python train.py")
-    budget = share_of(args.budget)
-    if args.warmup is None:
-        args.warmup = FREE if budget else 10
+    budget = share_of_command(args)
+    warmup_s = _warm_up(args, budget)
     if args.every < 1 or args.warmup < 0:
         raise UsageError("--every must be at least 1 and --warmup at least 0")
     _fits_together(args)
@@ -77,7 +75,7 @@ def run(args: argparse.Namespace) -> int:
     except UnicodeEncodeError:
         raise UsageError(f"{target}: the name is not UTF-8", hint="choose another -o") from None
     settings = settings_of(args, target)
-    config = _config(args, target, settings, budget)
+    config = _config(args, target, settings, budget, warmup_s)
     _make_run(args, target, command)
     boot = write_boot(target, config)
     settings.write()
@@ -92,6 +90,22 @@ def run(args: argparse.Namespace) -> int:
         return _supervise(program, command, environment, settings)
     begin(settings, os.getpid(), aloud=sys.stderr.isatty(), apart=True)
     return become(program, command, environment)
+
+
+def share_of_command(args: argparse.Namespace) -> float:
+    """The budget: that which was asked for, and the default where nobody says what is looked at."""
+    chosen = args.budget is not None or args.every > 1 or args.full
+    return share_of(args.budget if chosen else DEFAULT)
+
+
+def _warm_up(args: argparse.Namespace, budget: float) -> float:
+    """Fills in the number of first steps that are all watched; the seconds for which that lasts at least."""
+    from proctor.instrument.budget import FREE, FREE_S
+
+    if args.warmup is not None:
+        return 0.0
+    args.warmup = FREE if budget else 10
+    return FREE_S if budget else 0.0
 
 
 def _fits_together(args: argparse.Namespace) -> None:
@@ -126,7 +140,7 @@ def _address(text: str) -> str:
     return text if text.startswith(("tcp:", "unix:")) else f"tcp:{text}"
 
 
-def _config(args: argparse.Namespace, target: Path, settings: Settings, budget: float) -> RecordConfig:
+def _config(args: argparse.Namespace, target: Path, settings: Settings, budget: float, warmup_s: float) -> RecordConfig:
     from proctor.instrument.config import RecordConfig
 
     chosen: dict[str, Any] = {} if args.full else needs_of([Path(p) for p in settings.packs])
@@ -134,6 +148,7 @@ def _config(args: argparse.Namespace, target: Path, settings: Settings, budget: 
         run=str(target),
         every=args.every,
         warmup=args.warmup,
+        warmup_s=warmup_s,
         stream=_address(args.verifier) if args.verifier else settings.address,
         token_file=settings.token_file,
         budget=budget,

@@ -15,6 +15,11 @@ from pathlib import Path
 import pytest
 from helpers.fuzzing import TIMEOUT_S, alone, leftovers
 
+from proctor.oracle.fuzz.running.outcome import Outcome, Symptom
+from proctor.oracle.fuzz.search.findings import Finding
+from proctor.oracle.fuzz.sessions.journal import Journal
+from proctor.oracle.fuzz.spec import Scenario
+
 PROCTOR = [sys.executable, "-m", "proctor.cli"]
 MODEL = {"layers": ["mlp", "layernorm"], "width": 5}
 
@@ -22,6 +27,8 @@ MODEL = {"layers": ["mlp", "layernorm"], "width": 5}
 def test_healthy_settings_agree_and_a_rank_that_fails_costs_its_timeout(tmp_path: Path) -> None:
     said = alone(
         f"""
+        from proctor.errors import OracleError
+        from proctor.oracle.fuzz.running.worlds import Answer
         settings = [
             {{"world": 2, "wrapper": "ddp"}},
             {{"world": 3, "wrapper": "fsdp2", "optimizer": "Adam", "fsdp_units": "each"}},
@@ -70,10 +77,76 @@ def test_healthy_settings_agree_and_a_rank_that_fails_costs_its_timeout(tmp_path
             hang = "import time, torch.distributed as dist\\n" + text.format("time.sleep(9999) if rank else dist.barrier()")
             answer = worlds.run(2, {{**one, "reference": str(worlds.folder / "empty"), "codes": [compiled(hang)]}})
             assert answer.ended == "timeout" and 5 <= answer.seconds, answer
+            # What ranks start goes with them: of a rank that dies, and of one that hangs.
+            for then in ("os._exit(9) if rank else dist.barrier()", "time.sleep(9999)"):
+                children = "import os, subprocess, time, torch.distributed as dist\\n" + text.format("subprocess.Popen(['sleep', '4321'])\\n    " + then)
+                assert worlds.run(2, {{**one, "reference": str(worlds.folder / "empty"), "codes": [compiled(children)]}}).ended
+        left = [p for p in Path("/proc").glob("[0-9]*") if b"4321" in (p / "cmdline").read_bytes() and b"State:\\tZ" not in (p / "status").read_bytes()]
+        assert not left, left
+        # A disk that is full is said, and is no finding.
+        full = Answer(({{"raised": {{"type": "OSError", "message": "[Errno 28] No space left on device", "where": "", "traceback": ""}}}},))
+        with Worlds() as worlds:
+            runner = Runner(worlds)
+            scenario = Scenario("chain", {MODEL!r}, {{"batch": 6}}, settings[0])
+            assert runner.run(scenario).verdict == "ok"
+            worlds.run_all = lambda tasks: iter([(0, full)] if list(tasks) else [])
+            try:
+                runner.run(scenario)
+            except OracleError as e:
+                assert "the disk is full" in str(e), e
+            else:
+                raise AssertionError("nothing was said")
         """,
         tmp_path,
     )
     assert "no zombie" in said
+
+
+def test_operators_and_collectives_by_themselves(tmp_path: Path) -> None:
+    """DTensor's numbers that leave a sharded tensor are those of the rank's own part: a mistake of the library as it is. The collective's is planted."""
+    alone(
+        """
+        cut = [Scenario("operator", {"expression": e}, {}, {"world": 2, "wrapper": "dtensor", "dt_a": "S0"}) for e in ("a @ b.mT", "(a > 0.1).any(0)", "a * a.norm().item()")]
+        shape = {"shape": "2, 3", "dtype": "complex64"}
+        hand = [Scenario("collective", shape, {}, {"world": 3, "wrapper": "by_hand", **s}) for s in
+                ({"hand_call": "all_reduce"}, {"hand_call": "all_reduce", "hand_layout": "transposed"}, {"hand_call": "all_gather", "hand_async": True})]
+        none = Scenario("collective", {}, {}, {"world": 2, "wrapper": "by_hand", "hand_layout": "conjugate"})
+
+        def planted():
+            import torch.distributed as dist
+            plain = dist.all_reduce
+            dist.all_reduce = lambda t, *args, **kwargs: plain(t if t.is_contiguous() else t.contiguous(), *args, **kwargs)
+
+        with Worlds(timeout_s=200) as worlds:
+            found = Runner(worlds).run_all([*cut, *hand, none])
+            assert [o.verdict for o in found] == ["ok", "ok", "inconsistent", "ok", "ok", "ok", "no program"], found
+        with Worlds(timeout_s=200, prepare=planted) as worlds:
+            assert [o.verdict for o in Runner(worlds).run_all(hand)] == ["ok", "inconsistent", "ok"]
+        """,
+        tmp_path,
+    )
+
+
+def test_an_interrupt_while_ranks_are_forked_is_not_lost(tmp_path: Path) -> None:
+    said = alone(
+        """
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+        here = os.getpid()
+        os.register_at_fork(after_in_parent=lambda: os.getpid() == here and os.kill(here, signal.SIGINT))
+        pids = []
+        with Worlds() as worlds:
+            try:
+                worlds.run(0, {})
+            except KeyboardInterrupt:
+                pids = [p for w in worlds._worlds.values() for p in w.pids]
+        try:
+            os.kill(pids[0], 0)
+        except ProcessLookupError:
+            print("interrupted, and no rank left")
+        """,
+        tmp_path,
+    )
+    assert said == "interrupted, and no rank left\n"
 
 
 def test_a_campaign_finds_a_mutation_and_its_script_runs_alone(tmp_path: Path) -> None:
@@ -193,6 +266,9 @@ def test_a_campaign_leaves_a_directory_that_can_be_resumed(tmp_path: Path) -> No
     assert f"--resume {out}" in complaint
     assert leftovers(session) == []
     first = [json.loads(line)["number"] for line in journal.read_text().splitlines()]
+    crash = Outcome("crash", Symptom("crash", "RuntimeError", "cannot", "torch/x.py:f"), "it fails")
+    interrupted = Finding("cafe0123", Scenario("chain"), crash, {"wrapper": "ddp"}, (), Scenario("chain"))  # while its script ran
+    Journal(out).put(interrupted, "", "")
     with journal.open("a") as file:
         file.write('{"number": 99, "torn')  # as a kill leaves it
     report = json.loads((out / "report.json").read_text())
@@ -201,6 +277,8 @@ def test_a_campaign_leaves_a_directory_that_can_be_resumed(tmp_path: Path) -> No
         [*PROCTOR, "oracle", "fuzz", "--resume", str(out), "--pairs", str(len(first) + 1)], capture_output=True, text=True, timeout=TIMEOUT_S, check=False
     )
     assert again.returncode in (0, 1, 3), again.stderr
+    (seen,) = [f for f in Journal(out).findings() if f.id == interrupted.id]
+    assert seen.confirmed == "its script ends with exit code 0", seen
     numbers = [p["number"] for p in map(json.loads, (line for line in journal.read_text().splitlines() if "torn" not in line))]
     assert numbers == sorted(set(numbers)) and numbers[: len(first)] == first and len(numbers) == len(first) + 1
 

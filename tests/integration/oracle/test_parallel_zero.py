@@ -16,7 +16,7 @@ from proctor.oracle import Plan
 from proctor.oracle.parallel import deferred, parallelize, run_threads
 from proctor.oracle.plans.mesh import Mesh
 
-JOB = Path(__file__).parents[2] / "helpers" / "oracle" / "parallel_zero_job.py"
+JOB = Path(__file__).parents[2] / "helpers" / "oracle" / "jobs" / "parallel_zero_job.py"
 TESTS = str(Path(__file__).parents[2])
 
 

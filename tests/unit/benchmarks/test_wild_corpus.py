@@ -156,13 +156,14 @@ def test_a_program_that_does_not_run_bare_is_listed_and_not_watched(
 
 
 @pytest.mark.parametrize(
-    ("numbers", "bits"), [("fixed", "equal"), ("watched", "differ"), ("drawn", "not deterministic")]
+    ("numbers", "bits"), [("fixed", "equal"), ("watched", "differ"), ("drawn", "not deterministic"), ("placed", "not deterministic")]
 )  # fmt: skip
 def test_who_changed_a_number_is_measured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, numbers: str, bits: str) -> None:
     runs = iter([0, 1, 0, 1])  # as a bar that the clock draws: two runs agree by chance
 
-    def arm(program: Program, checkout: Path, folder: Path, *_: object) -> Arm:
-        number = {"fixed": 0, "watched": int(folder.name == "watched"), "drawn": next(runs)}[numbers]
+    def arm(program: Program, checkout: Path, folder: Path, *_: object, stir: int = 0) -> Arm:
+        watched = int(folder.name == "watched")
+        number = {"fixed": 0, "watched": watched, "drawn": next(runs), "placed": watched or stir}[numbers]
         return Arm(exit=0, wall_s=1.0, cpu_s=1.0, losses=[str(number)])
 
     monkeypatch.setattr(attempts, "_arm", arm)

@@ -14,6 +14,7 @@ from helpers.processes import process
 from helpers.runs import write_run
 
 from proctor.cli import main
+from proctor.invariants.pack import Pack, write_pack
 
 DEEP = b"[" * 200_000
 Make = Callable[[Path], None]
@@ -59,9 +60,10 @@ BAD: dict[str, Make] = {
     "other-keys": _bytes(b'{"supress": [], "knwon": []}'),
 }
 ROLES = ("pack", "suppressions.json", "suppressions.toml", "baseline", "run.json", "calls.arrow", "names.arrow", "plan.toml", "plan.json",
-         "page.toml", "rules", "capsule")  # fmt: skip
+         "page.toml", "rules", "capsule", "proof", "known", "scenario", "campaign", "project", "record", "blind")  # fmt: skip
 FINE = {("suppressions.toml", "empty"), ("page.toml", "empty"), ("calls.arrow", "empty"), ("names.arrow", "empty"),
-        ("calls.arrow", "missing"), ("names.arrow", "missing"), ("plan.toml", "empty")}  # fmt: skip
+        ("calls.arrow", "missing"), ("names.arrow", "missing"), ("plan.toml", "empty"), ("known", "empty"), ("project", "empty"), ("project", "missing"),
+        ("project", "null"), ("blind", "missing")}  # fmt: skip
 
 
 @pytest.fixture
@@ -90,6 +92,23 @@ def command(role: str, run: Path, bad: Path) -> tuple[list[str], Path]:
         return ["page", "test", "--config", str(bad)], bad
     if role == "rules":
         return ["import", "traincheck-invariants", str(bad), "-o", str(bad.with_name("out.json"))], bad
+    if role == "proof":
+        return ["oracle", "prove", "--check", str(bad)], bad
+    if role == "known":
+        return ["oracle", "fuzz", "--known", str(bad), "--pairs", "1", "-o", str(bad.with_name("campaign"))], bad
+    if role == "scenario":
+        return ["oracle", "fuzz", "replay", str(bad)], bad
+    if role == "campaign":
+        return ["oracle", "fuzz", "--resume", str(bad.parent)], bad.with_name("campaign.json")
+    if role == "project":
+        os.chdir(bad.parent)
+        return check, bad.with_name("proctor.toml")
+    if role == "record":
+        own = bad.with_name("pack.json")
+        write_pack(Pack([]), own)
+        return ["pack", "stamp", str(own), "--record", str(bad)], bad
+    if role == "blind":
+        return check, next((run / "procs").iterdir()) / "blind"
     return ["capsule", "show", str(bad.parent / "capsule")], bad.parent / "capsule" / "capsule.json"
 
 
@@ -106,7 +125,7 @@ def test_there_are_at_least_200_of_them() -> None:
 
 @pytest.mark.parametrize("role", ROLES)
 def test_a_bad_file_is_one_line_and_exit_2(role: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    wrong = []
+    wrong, here = [], Path.cwd()
     for kind in [kind for r, kind in cases() if r == role]:
         place = tmp_path / kind
         place.mkdir()
@@ -116,6 +135,7 @@ def test_a_bad_file_is_one_line_and_exit_2(role: str, tmp_path: Path, capsys: py
         BAD[kind](path)
         began = time.process_time()
         code = main(arguments)
+        os.chdir(here)  # where `proctor.toml` is read
         spent = time.process_time() - began
         said = [line for line in capsys.readouterr().err.splitlines() if line.strip()]
         if code not in (2, 3) or (code == 2 and len(said) != 1) or spent > 30 or "Traceback" in "".join(said):

@@ -30,7 +30,14 @@ def test_what_init_writes_is_what_proctor_does_without_it(tmp_path: Path, monkey
     assert main(["init"]) == 0
     written = vars(parsed(tmp_path, Path("proctor.toml").read_text(), monkeypatch=monkeypatch))
     del written["of_project"]
-    assert written == {**without, "budget": "none"}
+    assert written == without
+
+
+@pytest.mark.parametrize(
+    ("words", "share"), [((), 0.01), (("--full",), 0), (("--every", "2"), 0), (("--budget", "none"), 0), (("--every", "2", "--budget", "3%"), 0.03)]
+)
+def test_who_says_what_is_looked_at_gets_no_other_budget(tmp_path: Path, words: tuple[str, ...], share: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert watch.share_of_command(parsed(tmp_path, "", *words, monkeypatch=monkeypatch)) == share
 
 
 def test_every_key_is_explained(tmp_path: Path) -> None:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -53,3 +56,22 @@ def test_what_ends(label: str, ends: list[str], guard: Guard) -> None:
     guard.run(label, broken)
     assert [what for what, _ in guard.ended] == ends
     assert len(told) == 1
+
+
+def test_a_file_that_has_the_number_of_stderr_when_we_come_is_the_program_s(tmp_path: Path) -> None:
+    """A program may close stderr and open a checkpoint before it imports torch, and us with it."""
+    script = tmp_path / "program.py"
+    script.write_text(
+        "import os\n"
+        "began = os.fstat(2)\n"
+        "os.close(2)\n"
+        "own = open('own', 'wb')\n"
+        "assert own.fileno() == 2\n"
+        "from proctor.instrument import guard\n"
+        "guard.began_with(began)\n"
+        "guard.say('recording')\n"
+        "own.flush()\n"
+        "print(guard.unsaid(), os.path.getsize('own'))\n"
+    )
+    done = subprocess.run([sys.executable, str(script)], cwd=tmp_path, capture_output=True, text=True, timeout=120, check=False)
+    assert done.stdout.strip() == "['recording'] 0"

@@ -44,6 +44,25 @@ def test_an_equal_copy_is_no_update() -> None:
     assert lineage.follow(leaves(w.clone())) == []
 
 
+def test_a_copy_of_a_model_beside_it_takes_nobody_s_place() -> None:
+    lineage, w = Lineage(), torch.nn.Parameter(torch.randn(4, 4))
+    copy = torch.nn.Parameter(w.detach().clone())
+    for _ in range(3):  # two models, one after the other, and then both are updated by hand
+        assert lineage.follow(leaves(w)) == []
+        assert lineage.follow(leaves(copy)) == []
+        with torch.no_grad():
+            w.sub_(0.01)
+            copy.sub_(0.01)
+    assert not lineage.followed
+
+
+def test_a_parameter_made_anew_in_each_step_is_followed() -> None:
+    lineage, w = Lineage(), torch.nn.Parameter(torch.randn(4, 4))
+    lineage.follow(leaves(w))
+    gone, w = id(w), torch.nn.Parameter(w.detach() - 0.01)
+    assert lineage.follow(leaves(w)) == [gone]
+
+
 def test_penalties_in_between_do_not_hide_what_is_trained() -> None:
     lineage, w = Lineage(), torch.randn(4, 4)
     lineage.follow(leaves(w))

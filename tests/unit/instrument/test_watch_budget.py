@@ -43,6 +43,16 @@ def test_every_window_has_one_block_and_the_gap_is_bounded(level: int) -> None:
     assert level < 3 or len({b % (1 << level) for b in blocks}) > min(1 << level, len(blocks)) // 2, "it would keep time with the program"
 
 
+def test_the_first_seconds_are_looked_at_in_full_too() -> None:
+    clock = Clock()
+    budget = Budget(0.01, 20, clock=clock, free_s=1.0, now=clock)
+    looked = run(budget, clock, range(400), bare=0.01, full=0.004, thin=0.0001)
+    whole = next(step for step in range(400) if step not in looked)
+    assert 1.0 <= whole * 0.014 < 1.1, "every step of the first second, more than the 20"
+    assert len(looked) < whole + 60
+    assert Budget(0.01, 20, clock=clock).free == 20, "without seconds only the steps count"
+
+
 @pytest.mark.parametrize("level", range(MAX_LEVEL + 1))
 def test_the_next_look_is_the_next(level: int) -> None:
     chosen = [step for step in range(16_000) if looks_at(step, level)]

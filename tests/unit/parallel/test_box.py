@@ -47,3 +47,15 @@ def test_a_shard_that_the_layout_cannot_leave_is_refused():
 
 def test_placements_are_all_of_them():
     assert len(placements(2, ("a", "b"))) == 9
+
+
+def test_a_dimension_that_is_rows_times_heads_is_cut_along_both():
+    mesh, layout = Mesh(("dp", "tp"), (2, 2)), Layout((Cut("dp", dim=0), Cut("tp", dim=1)))
+    whole = np.arange(4 * 6).reshape(4, 6)  # rows x heads
+    for dp in range(2):
+        for tp in range(2):
+            box = Box.folded((6, 5), (0, 6), layout, mesh, {"dp": dp, "tp": tp})
+            assert box.shape == (24, 5) and box.local == (6, 5)
+            assert box.indices[0].tolist() == whole[2 * dp : 2 * dp + 2, 3 * tp : 3 * tp + 3].reshape(-1).tolist()
+    with pytest.raises(MappingError, match="not so many times 4 over 2 ranks"):
+        Box.folded((7, 5), (0, 4), layout, mesh, {"dp": 0, "tp": 0})

@@ -161,3 +161,27 @@ def test_a_model_is_left_as_it_was():
     assert not model.training and model.layers[0].attention.n_heads == 4
     assert all(torch.equal(before[name], value) for name, value in model.state_dict().items())
     assert all(p.grad is None for p in model.parameters()) and not any(m._forward_hooks or m._forward_pre_hooks for m in model.modules())
+
+
+class Folded(nn.Module):
+    """Attention as fairseq has it, rows and heads in one dimension; gives its logits and its loss, as nanoGPT does."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.num_heads = 4
+        self.q, self.k, self.v, self.out = (nn.Linear(16, 16) for _ in range(4))
+
+    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        rows, time, _ = x.shape
+        q, k, v = (one(x).view(rows, time, self.num_heads, -1).transpose(1, 2).reshape(rows * self.num_heads, time, -1) for one in (self.q, self.k, self.v))
+        mixed = nn.functional.dropout((q @ k.mT).softmax(-1), 0.3, self.training) @ v
+        out = self.out(mixed.view(rows, self.num_heads, time, -1).transpose(1, 2).flatten(2))
+        return out, out.square().mean()
+
+
+@pytest.mark.parametrize("mesh", ["tp=2", "dp=2", "dp=2,tp=2"])
+def test_draws_of_rows_times_heads_and_a_tuple_of_rows_and_their_mean(mesh):
+    torch.manual_seed(0)
+    found = derive(Folded(), torch.randn(4, 6, 16), mesh)
+    assert not found.apart and not found.notes
+    assert [rule.fold for rule in found.plan.draws] == ([(0, 4)] if "tp" in mesh else [()])

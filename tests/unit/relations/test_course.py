@@ -57,11 +57,13 @@ PROGRAMS = {
                     copy.grad = p.grad.clone()
             torch.nn.utils.clip_grad_norm_(held, 0.01)
         for epoch in range(2):
-            if BUG != "goes_on_evaluating" or epoch == 0:
+            if (BUG != "goes_on_evaluating" or epoch == 0) and BUG != "no_eval":
                 model.train()
-            kept = None
+            kept = pair = None
             for a in loader:
-                a = kept = a if kept is None or BUG != "keeps_batch" else kept
+                a = kept = a if kept is None or BUG not in ("keeps_batch", "keeps_each") else kept
+                if BUG == "keeps_pairs":
+                    a, pair = (pair, None) if pair is not None else (a, a)
                 optimizer.zero_grad()
                 out = model(a)
                 loss = F.cross_entropy(out.detach().requires_grad_() if BUG == "detached" else out, a[:, :3].argmax(1))
@@ -85,7 +87,7 @@ PROGRAMS = {
                 schedule.step()
             if BUG == "schedule_twice":
                 schedule.step()
-            if BUG != "no_eval":
+            if BUG not in ("no_eval", "eval_forgotten"):
                 model.eval()
             with torch.no_grad():
                 for a in DataLoader(x, 16):
@@ -120,6 +122,37 @@ PROGRAMS = {
             return loss
         for _ in range(3):
             search.step(closure)
+    """,
+    # Statistics that are estimated in training mode, samples that are drawn in it, and one full batch beside others that a loader gives.
+    "batches": """
+        model = nn.Sequential(nn.Linear(16, WIDTH), nn.BatchNorm1d(WIDTH), nn.Dropout(0.1), nn.Linear(WIDTH, 3))
+        optimizer = torch.optim.SGD(model.parameters(), lr=1e-2)
+        x, labelled = torch.randn(48, 16), torch.randn(12, 16)
+        for epoch in range(3):
+            model.train()
+            for a in DataLoader(x, 8, shuffle=True):  # one full batch with labels, and another without in each step
+                optimizer.zero_grad()
+                (model(labelled).square().mean() + model(a).abs().mean()).backward()
+                optimizer.step()
+            torch.optim.swa_utils.update_bn(DataLoader(x, 12), model)
+            with torch.no_grad():
+                model(torch.randn(4, 16))
+    """,
+    # A loss that is a module, and has no mode that matters, behind a model in a wrapper.
+    "wrapped": """
+        model = nn.DataParallel(nn.Sequential(nn.Linear(16, WIDTH), nn.Dropout(0.1), nn.Linear(WIDTH, 3)))
+        criterion, optimizer = nn.CrossEntropyLoss(), torch.optim.SGD(model.parameters(), lr=1e-2)
+        x = torch.randn(48, 16)
+        for epoch in range(2):
+            model.train()
+            for a in DataLoader(x, 8, shuffle=True):
+                optimizer.zero_grad()
+                criterion(model(a), a[:, :3].argmax(1)).backward()
+                optimizer.step()
+            model.eval()
+            with torch.no_grad():
+                for a in DataLoader(x, 16):
+                    criterion(model(a), a[:, :3].argmax(1))
     """,
     # One layer with a part that is fixed on purpose: the scale of a weight norm, or the recurrent matrix.
     "scale": """
@@ -172,6 +205,8 @@ FAULTS = {  # fault: law, a word of what was seen, step
     "no_schedule": ("scheduled", "has never stepped", 8),
     "no_eval": ("examined", "in training mode", 7),
     "keeps_batch": ("advances", "the loader has given one since", 1),
+    "keeps_each": ("consumes", "the loader gives another batch to each", 1),
+    "eval_forgotten": ("restored", "as it was all along", 7),
     "detached": ("fed", "none of its 8 parameters", 1),
 }
 
@@ -179,7 +214,7 @@ FAULTS = {  # fault: law, a word of what was seen, step
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("laws")
-    record(folder, PROGRAMS, [(name, "right", 0, 24, "") for name in PROGRAMS] + [("laws", bug, 0, 24, bug) for bug in FAULTS])
+    record(folder, PROGRAMS, [(name, "right", 0, 24, "") for name in PROGRAMS] + [("laws", bug, 0, 24, bug) for bug in (*FAULTS, "keeps_pairs")])
     return folder
 
 
@@ -207,6 +242,11 @@ def test_one_wrong_line_is_found_without_learning(runs: Path, bug: str) -> None:
     assert detail.function
     assert detail.expected
     assert detail.advice
+
+
+def test_two_steps_on_one_batch_may_be_meant(runs: Path) -> None:
+    trace = Trace.load([runs / "laws-keeps_pairs"])
+    assert [failing(trace, LAWS[law]).height > 0 for law in ("advances", "consumes")] == [True, False]
 
 
 @pytest.mark.parametrize("law", LAWS)

@@ -6,6 +6,8 @@ import re
 
 from proctor.errors import UsageError
 
+DEFAULT = "1%"
+
 _FORM = re.compile(r"(\d{1,3}(?:\.\d{1,4})?)\s*%")
 
 

@@ -19,6 +19,7 @@ from typing import Any, Final, Literal
 
 import msgspec
 
+from proctor.cli._parts.budget import DEFAULT, share_of
 from proctor.errors import ConfigError
 
 NAME: Final = "proctor.toml"
@@ -29,18 +30,18 @@ class Watch(msgspec.Struct, frozen=True, kw_only=True):
     """`[watch]`; each key is the option of that name.
 
     Args:
-        budget: share of the time of training, "1%"; "none": no limit.
+        budget: share of the time of training; "none": no limit.
         packs: files of rules; none: the shipped ones that fit.
         page: who is told; "": nobody.
         capsules: keep the last steps for a replay.
         job: what pages call it; "": after the run.
-        every, warmup: watch every n-th step, and the first ones always: 10 when left out, with a budget 200.
+        every, warmup: watch every n-th step, and the first ones always: 10 when left out, with a budget 200 and five minutes.
         fail_on: wait for the verdict; "": do not wait.
         metrics: `[HOST:]PORT`; "": none.
         suppressions: files of violations that are expected.
     """
 
-    budget: str = "none"
+    budget: str = DEFAULT
     packs: list[str] = []
     page: str = ""
     capsules: bool = True
@@ -52,7 +53,6 @@ class Watch(msgspec.Struct, frozen=True, kw_only=True):
     suppressions: list[str] = []
 
     def __post_init__(self) -> None:
-        from proctor.cli._parts.budget import share_of
         from proctor.errors import UsageError
 
         try:
@@ -163,8 +163,8 @@ _TEXT: Final = """\
 # What each key does: docs/watch.md, docs/paging.md. What is a comment is not set.
 
 [watch]
-# Share of the time of training that being watched may cost. With less than everything, what is left out is unknown.
-budget = "none"             # "1%"
+# Share of the time of training that being watched may cost, after the first 200 steps and five minutes; what is left out is unknown.
+# budget = "1%"             # the default; "none": everything is looked at
 
 # Files of rules; an empty list means the shipped packs that fit the job. `proctor infer RUN… -o ours.json` makes your own.
 packs = []                  # ["ours.json"]
@@ -178,7 +178,7 @@ capsules = true
 # What pages and metrics call the job; without it the run's name.
 # job = "pretraining"
 
-# Watch every n-th step after the first ones; these are 10, with a budget 200, when nothing is said.
+# Watch every n-th step after the first ones; these are 10, with a budget 200 and five minutes, when nothing is said.
 every = 1
 # warmup = 10
 

@@ -34,6 +34,7 @@ def prepare(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("what", nargs="*", metavar="replay FILE", help="one scenario instead of a campaign")
     parser.add_argument("--budget", default="10m", metavar="TIME", help="end after so long: 90, 30s, 10m, 2h (default 10m)")
     parser.add_argument("--library", default="torch", metavar="NAMES", help=f"whose wrappers and models, with commas: {', '.join(LIBRARIES)} (default torch)")
+    parser.add_argument("--models", default="", metavar="NAMES", help="these templates alone, with commas (operator, collective, chain, …; default all of the library)")
     parser.add_argument("--seed", type=int, default=0, metavar="N", help="models and settings follow from it (default 0)")
     parser.add_argument("--pairs", type=int, metavar="N", help="end after so many models")
     parser.add_argument("--rows", type=int, default=16, metavar="N", help="settings for each model (default 16)")
@@ -108,7 +109,17 @@ def _asked(args: argparse.Namespace) -> Asked:
     missing = [name for name in libraries if not found[name]]
     if missing:
         raise UsageError(f"--library {args.library}: {', '.join(missing)} is not installed", hint="docs/fuzz.md, Libraries, says what to install")
-    return Asked(args.seed, libraries, args.rows, args.workers, found)
+    return Asked(args.seed, libraries, args.rows, args.workers, found, models=_models(args.models, libraries))
+
+
+def _models(text: str, libraries: tuple[str, ...]) -> tuple[str, ...]:
+    from proctor.oracle.fuzz.models import all_templates
+
+    names = tuple(dict.fromkeys(name.strip() for name in text.split(",") if name.strip()))
+    known = {t.name for library in libraries for t in all_templates(library) or all_templates("torch")}
+    if unknown := [name for name in names if name not in known]:
+        raise UsageError(f"--models {text}: unknown: {', '.join(unknown)}", hint=f"models: {', '.join(sorted(known))}")
+    return names
 
 
 def _same_versions(asked: Asked) -> None:

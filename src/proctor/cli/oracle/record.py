@@ -92,8 +92,8 @@ def record(
     evaluations = args.evaluations if args.evaluations is not None else FORWARDS if args.forward else EVALUATIONS
     if args.steps < 1 or args.samples < 0 or evaluations < 0 or args.timeout <= 0:
         raise UsageError("--steps must be at least 1, --samples and --evaluations at least 0, --timeout more than 0")
-    if args.statistics and (args.forward or args.dropout in ("replay", "keyed", "stock")):
-        raise UsageError("--statistics goes with neither --forward, --dropout replay nor --rng: they need whole tensors")
+    if args.statistics and args.dropout in ("replay", "keyed", "stock"):
+        raise UsageError("--statistics goes with neither --dropout replay nor --rng: they need whole tensors")
     plan = plan_of(args.plan)
     given: dict[str, Any] = {  # Any: keyword arguments
         "steps": args.steps,

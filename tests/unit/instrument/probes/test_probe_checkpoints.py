@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import io
+import json
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,7 @@ import pytest
 
 from proctor.instrument.config import RecordConfig
 from proctor.instrument.probes import NO_HOOKS, Home, Sink
-from proctor.invariants.schema import Name
+from proctor.invariants.schema import Name, Value
 from proctor.native import Recorder
 
 torch = pytest.importorskip("torch")
@@ -36,6 +37,7 @@ class Watch:
         self.sink = Sink(self.recorder, lambda: 0, RecordConfig(run="run"), lambda: True)
         self.probe = Checkpoints(self.sink)
         self.texts: dict[int, str] = {}
+        self.metas: dict[int, Any] = {}
 
     def around(self, name: str, function: Any, *args: Any, **kwargs: Any) -> list[tuple[str, int, int]]:
         """Place, item and fingerprint of the rows."""
@@ -128,3 +130,44 @@ def test_moments_of_an_optimizer() -> None:
 
 def test_other_functions_are_left_alone() -> None:
     assert Watch().probe.hooks("torch.cat", Home.TORCH) == NO_HOOKS
+
+
+def kept(watch: Watch, name: str, function: Any, *args: Any, **kwargs: Any) -> dict[str, str]:
+    """What a call says of moments and of their precision: by `what`, "" where all is well."""
+    before, after = watch.probe.hooks(name, Home.TORCH)
+    if before is not None:
+        before(args, kwargs or None)
+    result = function(*args, **kwargs)
+    if after is not None:
+        after(args, kwargs or None, result, False)
+    watch.metas |= {code: json.loads(text) for k, code, text in watch.recorder.drain_names() if k == int(Name.META)}
+    return {watch.metas[r[5]]["what"]: watch.metas[r[5]]["seen"] for r in watch.sink.take_rows() if r[2] == int(Value.KEPT)}
+
+
+def trained(dtype: Any = torch.float32) -> Any:
+    net = nn.Linear(2, 3).to(dtype)
+    optimizer = torch.optim.AdamW(net.parameters())
+    net(torch.ones(1, 2, dtype=dtype)).sum().backward()
+    optimizer.step()
+    return optimizer
+
+
+def test_a_template_without_moments_leaves_them_in_the_file(tmp_path: Path) -> None:
+    checkpoint = pytest.importorskip("torch.distributed.checkpoint")
+    watch, folder = Watch(), str(tmp_path / "saved")
+    kept(watch, "torch.distributed.checkpoint.save", checkpoint.save, {"optimizer": trained().state_dict()}, checkpoint_id=folder)
+    for other, empty in ((torch.optim.AdamW(nn.Linear(2, 3).parameters()), True), (trained(), False)):
+        state = {"optimizer": other.state_dict()}
+        kept(watch, "torch.distributed.checkpoint.load", checkpoint.load, state, checkpoint_id=folder)
+        told = kept(watch, OPTIMIZER_LOAD, torch.optim.Optimizer.load_state_dict, other, state["optimizer"])
+        assert bool(told["moments"]) is empty
+    # One that begins anew on purpose has no file behind it.
+    fresh = torch.optim.AdamW(nn.Linear(2, 3).parameters())
+    assert kept(watch, OPTIMIZER_LOAD, torch.optim.Optimizer.load_state_dict, fresh, torch.optim.AdamW(nn.Linear(2, 3).parameters()).state_dict()) == {}
+
+
+def test_moments_that_lose_digits_are_told(tmp_path: Path) -> None:
+    watch = Watch()
+    told = kept(watch, OPTIMIZER_LOAD, torch.optim.Optimizer.load_state_dict, trained(torch.bfloat16), trained().state_dict())
+    assert "exp_avg" in told["precision"] and "bfloat16" in told["precision"]
+    assert kept(watch, OPTIMIZER_LOAD, torch.optim.Optimizer.load_state_dict, trained(), trained(torch.bfloat16).state_dict())["precision"] == ""

@@ -11,6 +11,8 @@ from helpers.oracle.prove_programs import ROWS, WIDTH, data, who
 from torch import nn
 
 from proctor.oracle.prove import prove
+from proctor.oracle.prove.recording.world import tape_of
+from proctor.oracle.prove.tape import collective
 
 LAST = 5  # rows that count in the loss: 3 and 2 on two ranks
 
@@ -110,3 +112,18 @@ def test_what_is_only_printed_is_no_reason() -> None:
         update.step()
 
     assert prove(train, train, "dp=2").verdict == "PROVED"
+
+
+def test_a_model_that_is_wrapped_after_its_optimizer_was_made_is_judged() -> None:
+    def train() -> None:
+        rank, world = who()
+        torch.manual_seed(0)
+        model = nn.Linear(3, 2)
+        update = torch.optim.SGD(model.parameters(), lr=0.1)
+        found = nn.parallel.DistributedDataParallel(model) if world > 1 else model
+        found(torch.randn(4, 3).chunk(world)[rank]).square().mean().backward()
+        update.step()
+
+    assert prove(train, train, "dp=2", proof_s=0).verdict == "EQUAL"
+    reduced = next(node for node in tape_of(train, 0, 2).nodes if collective(node.op))
+    assert "train" in reduced.place  # the line that calls backward: a bucket has no forward

@@ -38,6 +38,8 @@ PROGRAMS: dict[str, Make] = {
     "variance": lambda x, y: x.var(1) + x.std(1) + torch.var_mean(y, 1, correction=0)[0],
     "norms": lambda x, y: x.norm() + torch.linalg.vector_norm(y, 2, 1) + x.norm(1) + y.norm(float("inf")),
     "largest": lambda x, y: x.amax(1) + x.max(1).values + y.amin(1) + x.max() + x.logsumexp(1),
+    "smallest": lambda x, y: x.min(1).values + y.min(0, keepdim=True)[0] + x.min() + torch.min(x, y),
+    "diagonals": lambda x, y: x.diagonal(1).sum() * y + x.diag() + torch.stack([x, y]).diagonal(-1, 2, 0).sum(),
     "cumsum": lambda x, y: x.cumsum(1),
     "topk": lambda x, y: x.topk(2, 1).values + y.sort(1).values[:, :2],
     "products": lambda x, y: (x @ y.T) @ torch.addmm(x, x @ y.T, y, beta=0.5, alpha=2) + torch.stack([x, y]).matmul(torch.stack([y.T, x.T]))[0] @ x,

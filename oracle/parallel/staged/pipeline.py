@@ -1,17 +1,21 @@
-"""Stages of a pipeline, for a model that knows nothing of them (GPipe).
+"""Stages of a pipeline, for a model that knows nothing of them.
 
 Every rank runs the model's own forward. A module of another stage is a ghost: it computes nothing, holds no parameters, and gives
 tensors of the right shapes that belong to the graph. Where a unit of one stage follows a unit of another, the rank of the former
 sends what goes into it, the rank of the latter takes that in the place of what its ghosts gave; gradients go back the same way
 when autograd comes past. Rows of the inputs are split into microbatches that go through one after the other; a rank sends and goes
-on with the next, so stages work at the same time. Outputs are the last stage's on every rank: the script is that of one device.
+on with the next, so stages work at the same time (GPipe; `schedules` for 1F1B). Outputs are the last stage's on every rank: the script is that
+of one device. With more stages than ranks, rank r has stages r, r + n, …; it then waits for the others within each microbatch.
+A parameter that modules of several ranks share (an embedding that is the head) is held by each of them, and its gradients are summed.
 
 In the first forward ghosts give NaN: where that reaches a stage, the model takes something from an earlier stage than the one before,
-which is refused. Not built: 1F1B, recomputation, parameters that two stages share.
+which is refused. Not built: recomputation.
 """
 
 from __future__ import annotations
 
+import contextlib
+import functools
 import json
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Final
@@ -21,6 +25,8 @@ import torch
 from proctor.errors import OracleError
 from proctor.oracle.parallel.comm import Comm
 from proctor.oracle.parallel.crossing.edges import changed
+from proctor.oracle.parallel.staged import schedules
+from proctor.oracle.parallel.staged.tied import tied_of
 from proctor.oracle.plans.names import compiled
 from proctor.oracle.plans.rules import PipelineRule
 
@@ -56,10 +62,18 @@ class Stages:
     """
 
     def __init__(self, model: torch.nn.Module, rule: PipelineRule, comm: Comm) -> None:
-        self.comm, self.axis, self.microbatches = comm, rule.axis, rule.microbatches
-        self.alone = comm.mesh.size(rule.axis) == 1
+        self.comm, self.axis, self.microbatches, self.schedule = comm, rule.axis, rule.microbatches, rule.schedule
+        size = comm.mesh.size(rule.axis)
+        self.alone = size == 1
         self.at = comm.mesh.index(rule.axis, comm.coords)
-        self.units = units_of(model, rule)
+        # From here on a stage is the rank that has it.
+        self.units = {path: stage % size for path, stage in units_of(model, rule).items()}
+        self.ahead = 1 if len(rule.stages) > size else size - self.at
+        names = [name for name, _ in model.named_parameters(remove_duplicate=False)]
+        units = {name: unit_of(name, self.units) for name in names}
+        self.tied = tied_of(model, {name: self.units[unit] for name, unit in units.items() if unit is not None})
+        self._parameters: list[torch.nn.Parameter] = []
+        self._quiet: Callable[[], contextlib.AbstractContextManager[None]] = contextlib.nullcontext
         self.anchor = torch.zeros((), requires_grad=True)  # what ghosts give belongs to the graph by it
         self.fill = float("nan")
         self._kinds = {name: value.dtype for name, value in model.state_dict().items() if isinstance(value, torch.Tensor)}
@@ -82,8 +96,9 @@ class Stages:
                 for name in list(module._parameters):
                     module._parameters[name] = None
 
-    def stand(self, model: torch.nn.Module) -> None:
-        """Stand in the place of the units' forwards, and see to the state dict."""
+    def stand(self, model: torch.nn.Module, quiet: Callable[[], contextlib.AbstractContextManager[None]]) -> None:
+        """Stand in the place of the units' forwards, and see to the state dict; `quiet` is for gradients that are not the script's yet."""
+        self._parameters, self._quiet = [p for p in model.parameters() if p.requires_grad], quiet
         if self.alone:
             return
         for path in self.units:
@@ -123,15 +138,24 @@ class Stages:
         Raises:
             OracleError: rows do not divide, or the model takes something from a stage that is not the one before.
         """
-        outputs = []
-        for number, (one, more) in enumerate(self._split(args, kwargs)):
-            self._microbatch, self._boundary, self._previous = number, 0, None
-            outputs.append(forward(*one, **more))
+        back = self.schedule == "1f1b" and torch.is_grad_enabled() and bool(self._parameters)
+        if back:
+            with self._quiet():
+                gone = schedules.forward_and_back(self._each(forward, args, kwargs), self.microbatches, self.ahead, self._parameters, self.anchor)
+            outputs = gone.outputs
+        else:
+            outputs = [one() for one in self._each(forward, args, kwargs)]
         if not self.alone:
             last = self._previous
             outputs = [changed(output, lambda _, tensor: self._joined(tensor, last)) for output in outputs]
             self.fill = 0.0
-        return _merged(outputs)
+        merged = _merged(outputs)
+        return schedules.handed_over(merged, gone, self._parameters) if back else merged
+
+    def _each(self, forward: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Iterator[Callable[[], Any]]:
+        for number, (one, more) in enumerate(self._split(args, kwargs)):
+            self._microbatch, self._boundary, self._previous = number, 0, None
+            yield functools.partial(forward, *one, **more)
 
     def _split(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Iterator[tuple[tuple[Any, ...], dict[str, Any]]]:
         n = self.microbatches

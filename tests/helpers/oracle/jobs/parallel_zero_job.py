@@ -10,7 +10,7 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 
-sys.path.insert(0, str(Path(__file__).parents[2]))
+sys.path.insert(0, str(Path(__file__).parents[3]))
 from helpers.oracle import parallel_zoo as zoo
 from helpers.oracle.parallel_gpt import plan
 from proctor.oracle.parallel import deferred, parallelize

@@ -1,0 +1,172 @@
+"""What models over sequences are trained on: how far targets lie behind their inputs, masks that say nothing, and references that are made with dropout.
+
+Rows of `Value.KEPT`. `next`: the target of a cross entropy is the sequence that an embedding was given in the forward before it, `number` places later. `mask`: a tensor
+of whole numbers or truth values that a model is given beside a padded sequence of its shape, whose elements are all 0 or all 1. `noise`: a model is given the same
+tensors with and without gradients, one after the other, and drops out both times. Only the first steps are looked at, and only tensors on the CPU: elsewhere it would wait for the
+device. Cost: 0.1 ms a look.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+import numpy as np
+
+from proctor.instrument.probes import NO_HOOKS, EarlyProbe, Home, Hooks, Sink, register
+from proctor.instrument.probes.judged import readable, tensors
+from proctor.invariants.schema import MODEL_CALL, Value
+
+_EMBEDDING: Final = "torch.nn.functional.embedding"
+_LOSSES: Final = frozenset({"torch.nn.functional.cross_entropy", "torch.nn.functional.nll_loss"})
+_ATTENTION: Final = "torch.nn.functional.scaled_dot_product_attention"
+_SEQUENCES: Final = 8  # of one forward
+_LEAST: Final = 4  # places of a sequence
+_FARTHEST: Final = 4
+_TELLING: Final = 8  # elements
+_SAME, _OTHER = 0.8, 0.5  # shares of equal elements
+Sequence = np.ndarray[Any, Any]
+
+
+@register
+class Sequences(EarlyProbe):
+    """What a forward and the loss behind it were given."""
+
+    name = "sequences"
+    kinds = frozenset({Value.KEPT})
+    looks = 128
+
+    def __init__(self, sink: Sink) -> None:
+        super().__init__(sink)
+        self._ids: list[Sequence] = []
+        self._masks: dict[str, Sequence] = {}
+        self._causal = False
+        self._given: dict[tuple[int, bool], tuple[int, ...]] = {}  # by model and whether gradients were made: what it was given
+
+    def hooks(self, function: str, home: Home) -> Hooks:
+        if function == MODEL_CALL:
+            return self._begins, None
+        if function in _LOSSES:
+            return self._loss, None
+        return {_EMBEDDING: (self._embeds, None), _ATTENTION: (self._attends, None)}.get(function, NO_HOOKS)
+
+    def step_begins(self, step: int) -> None:
+        super().step_begins(step)
+        if self.left <= 0:
+            self._given, self._ids, self._masks = {}, [], {}
+
+    def _begins(self, args: tuple[Any, ...], kwargs: dict[str, Any] | None) -> None:
+        root = args[0]
+        if self.left <= 0 or not getattr(root, "training", False) or next(root.parameters(), None) is None:
+            return
+        self.left -= 1
+        self._ids, self._causal = [], False
+        named = {f"argument {i}": value for i, value in enumerate(args[1:], 1)} | (kwargs or {})
+        self._masks = {name: value.numpy() for name, value in named.items() if _sequence(value)}
+        self._repeated(root, [tensor for value in named.values() for tensor in tensors(value)])
+
+    def _repeated(self, root: Any, given: list[Any]) -> None:
+        """Say whether this model is given what it was last given with gradients, or without, and drops out."""
+        import torch
+
+        from proctor.instrument.observe.fingerprint import fingerprint_all
+
+        if not given:
+            return
+        prints = tuple(summary.fp for summary in fingerprint_all([tensor.detach() for tensor in given]))
+        grads = torch.is_grad_enabled()
+        self._given[id(root), grads] = prints
+        if self._given.get((id(root), not grads)) != prints:
+            return
+        noisy = next((path for path, m in root.named_modules() if isinstance(m, torch.nn.modules.dropout._DropoutNd) and m.training and m.p > 0), None)
+        kind = type(root).__name__
+        seen = "" if noisy is None else f"{kind} is given one batch with gradients and without, and {noisy} drops out without them, too"
+        self.sink.number(noisy or kind, 1.0, kind=Value.KEPT, facts={"what": "noise", "seen": seen})
+
+    def _embeds(self, args: tuple[Any, ...], kwargs: dict[str, Any] | None) -> None:
+        value: Any = args[0] if args else (kwargs or {}).get("input")
+        if self.left > 0 and len(self._ids) < _SEQUENCES and _sequence(value):
+            self._ids.append(value.numpy())
+
+    def _attends(self, args: tuple[Any, ...], kwargs: dict[str, Any] | None) -> None:
+        if self.left <= 0 or self._causal:
+            return
+        told = kwargs or {}
+        mask = args[3] if len(args) > 3 else told.get("attn_mask")
+        self._causal = bool(told.get("is_causal") or (len(args) > 5 and args[5])) or _triangular(mask)
+
+    def _loss(self, args: tuple[Any, ...], kwargs: dict[str, Any] | None) -> None:
+        scores = args[0] if args else (kwargs or {}).get("input")
+        target: Any = args[1] if len(args) > 1 else (kwargs or {}).get("target")
+        if self.left <= 0 or not self._ids or not getattr(scores, "requires_grad", False) or not readable(target) or target.is_floating_point():
+            return
+        flat = target.detach().numpy().reshape(-1)
+        found = {k for ids in self._ids if (k := ahead(ids, flat)) is not None}
+        for k in sorted(found):
+            self.sink.number("target", float(k), kind=Value.KEPT, facts={"what": "next", "seen": "", "causal": "true" if self._causal else "false"})
+        for name, mask in self._masks.items():
+            # What is embedded, or a target, is no mask.
+            beside = [ids for ids in self._ids if ids.shape == mask.shape]
+            if not beside or any(mask.ctypes.data == ids.ctypes.data for ids in beside) or _equal(mask, flat) or not any(padded(ids) for ids in beside):
+                continue
+            values = np.unique(mask)
+            idle = len(values) == 1 and int(values[0]) in (0, 1)
+            seen = f"{name} of the model is {int(values[0])} in every element, and its sequences are padded to one length" if idle else ""
+            self.sink.number(name, 1.0, kind=Value.KEPT, facts={"what": "mask", "seen": seen})
+        self._masks = {}
+
+
+def _sequence(value: Any) -> bool:
+    """Whether this is a batch of sequences of whole numbers or truth values."""
+    return readable(value) and value.dim() == 2 and not value.is_floating_point() and min(value.shape) >= 2 and max(value.shape) >= _LEAST
+
+
+def _equal(a: Sequence, b: Sequence) -> bool:
+    return a.size == b.size and bool((a.reshape(-1) == b.reshape(-1)).all())
+
+
+def _triangular(mask: Any) -> bool:
+    """Whether a mask of attention lets no place see a later one."""
+    if not readable(mask) or mask.dim() < 2 or mask.shape[-1] != mask.shape[-2] or mask.shape[-1] < 2:
+        return False
+    last = mask.detach().reshape(-1, *mask.shape[-2:])[0]
+    upper = last[tuple(np.triu_indices(last.shape[-1], 1))]
+    return not bool(upper.any()) if not last.is_floating_point() else bool((upper < -1e3).all())
+
+
+def ahead(ids: Sequence, target: Sequence) -> int | None:
+    """How many places behind the input a target lies, in either order of samples and time; `None` where it is not that sequence, or nothing tells."""
+    found = {k for turned in (ids, ids.T) if (k := _ahead(turned, target, transposed=turned is not ids)) is not None}
+    return found.pop() if len(found) == 1 else None
+
+
+def _ahead(ids: Sequence, target: Sequence, *, transposed: bool) -> int | None:
+    rows, places = ids.shape
+    if target.size % rows or places < _LEAST:
+        return None
+    lines = target.reshape(-1, rows).T if transposed else target.reshape(rows, -1)
+    # Where a sequence stays at one number, as in its padding, any shift fits.
+    new = np.ones(ids.shape, dtype=bool)
+    new[:, 1:] = ids[:, 1:] != ids[:, :-1]
+    scores = {}
+    for k in range(_FARTHEST + 1):
+        n = min(lines.shape[1], places - k)
+        if n < 2:
+            continue
+        told = new[:, k : k + n] & (lines[:, :n] >= 0)
+        if int(told.sum()) >= _TELLING:
+            scores[k] = float((ids[:, k : k + n] == lines[:, :n])[told].mean())
+    best = max(scores, key=lambda k: scores[k], default=None)
+    if best is None or scores[best] < _SAME or any(score > _OTHER for k, score in scores.items() if k != best):
+        return None
+    return best
+
+
+def padded(ids: Sequence) -> bool:
+    """Whether rows end, or begin, in runs of one number that are not of one length."""
+    return any(_ends_in_padding(side) for side in (ids, ids[:, ::-1]))
+
+
+def _ends_in_padding(ids: Sequence) -> bool:
+    runs = [int(np.argmax(np.append(row[::-1] != row[-1], True))) for row in ids]
+    ends = [int(row[-1]) for row, run in zip(ids, runs, strict=True) if run >= 2]
+    return len(ends) >= 2 and len(set(ends)) == 1 and len({run for run in runs if run >= 2}) >= 2

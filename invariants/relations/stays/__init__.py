@@ -1,0 +1,164 @@
+"""What training rests on is as it should be: modes, numbers, statistics, moments and digits stay, and sequences say what they are to say.
+
+`mode`: modules that drop out or normalise by batches train in the mode behind an evaluation that they trained in before it. `number`: so do the numbers of modules,
+such as the share of a dropout. `statistics`: a copy of a model that moves towards it is not evaluated with batch statistics of the time when the copy was made.
+`buffers`: a buffer of a copy that is the model's does not leave it while the model's stays. `precision`: an optimizer that loads moments holds them in the precision
+in which they were given. `moments`: an optimizer is not given a state without moments where the file had them. `beginning`: a new optimizer has counted no update
+before its first backward. `product`: a tensor in a half type that is multiplied in place by a number is not left as it was by rounding. `update`: nor is a parameter in a half type that has a gradient, where others move.
+
+`next`: a model over sequences is trained on what comes next: targets that are its inputs lie one place behind them, and not two, nor none where attention is causal. `mask`:
+a mask that comes with padded sequences is not the same in all places. `noise`: what a model gives without gradients for the batch that it trains on has no dropout in it.
+
+All but `product` and `update` are told by probes of what they saw in one process, each with what it would take for a right program to look alike (`instrument/probes/modes.py`,
+`averages.py`, `checkpoints.py`, `advances.py`, `sequences.py`). They are choices, so warnings where they ship: a
+right program may do some of them, though seldom, and of the others too few healthy programs have what they speak of.
+
+Source: ours.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from typing import Any, ClassVar, Final
+
+import polars as pl
+
+from proctor.invariants.invariant import Hypothesis, Standing
+from proctor.invariants.relations import Detail, Examples, Needs, Reads, Relation, register
+from proctor.invariants.relations.course import judged as _judged
+from proctor.invariants.relations.course.updating import WHAT, examples
+from proctor.invariants.relations.stays import rounding as _rounding
+from proctor.invariants.relations.views import frames as _frames
+from proctor.invariants.relations.views import sightings as _sightings
+from proctor.invariants.schema import MODEL_CALL, Value
+from proctor.invariants.trace import Trace
+
+_LOADS: Final = "torch.optim.Optimizer.load_state_dict"
+SAYS: Final = {
+    "mode": "modules train in the mode behind an evaluation that they trained in before it",
+    "number": "an evaluation leaves the numbers of modules as they were in training",
+    "statistics": "a copy that moves towards a model is evaluated with batch statistics that have moved, too",
+    "buffers": "a buffer of a copy that is the model's does not leave it while the model's stays",
+    "precision": "an optimizer that loads moments holds them in the precision in which they were given",
+    "moments": "an optimizer is given the moments that were saved with it",
+    "beginning": "a new optimizer has counted no update before its first backward",
+    "next": "the targets of a model over sequences are what comes next in its inputs",
+    "mask": "a mask that comes with padded sequences is not one number throughout",
+    "noise": "a model does not drop out when it is given, without gradients, the batch that it trains on",
+    "update": "a parameter in a half type that has gradients is not left as it was by rounding",
+    "product": "a tensor in a half type that is multiplied by a number is not left as it was by rounding",
+}
+_ADVICE: Final = {
+    "mode": "Keep module.training of every module before the evaluation, and set each back; train(flag) sets all that lies below.",
+    "number": "Look for an assignment in forward, or in the evaluation, that is not taken back: compute the number anew in each call.",
+    "statistics": "Copy or average the buffers, too (AveragedModel(use_buffers=True)), or compute them anew (update_bn) before the evaluation.",
+    "buffers": "Look at how buffers of the copy are paired with those of the model: by name, not by order.",
+    "precision": "Build the model in the precision in which it trained before the optimizer is built and loaded.",
+    "moments": "The optimizer that made the template has no state yet: use get_optimizer_state_dict, or let it make its state first.",
+    "beginning": "Make room for a state only where one is loaded, or build the optimizer anew.",
+    "next": "Look for a second shift of the labels, or a missing one: one in the data, one in the model, one in the loss.",
+    "mask": "Look at how the mask is made: it has to tell places of padding from others.",
+    "noise": "Call model.eval() for the reference and model.train() behind it, or set the dropout of a model that is its own reference to 0.",
+    "update": "Keep parameters in float32 (autocast computes in half), or masters of them: the steps are smaller than the last digit.",
+    "product": "Keep the tensor, or a copy of it for the update, in float32: the factor lies within half a digit of 1.",
+}
+_ENTROPY: Final = "torch.nn.functional.cross_entropy"
+_SEQUENCES: Final = frozenset({MODEL_CALL, "torch.nn.functional.embedding", "torch.nn.functional.scaled_dot_product_attention", _ENTROPY, "torch.nn.functional.nll_loss"})
+_NEEDS: Final = {
+    "mode": frozenset({MODEL_CALL}), "number": frozenset({MODEL_CALL}), "statistics": frozenset({MODEL_CALL}), "buffers": frozenset({MODEL_CALL}),
+    "precision": frozenset({_LOADS}), "moments": frozenset({_LOADS, "torch.distributed.checkpoint.load", "torch.distributed.checkpoint.save", "torch.load", "torch.save"}),
+    "beginning": frozenset({_LOADS, _sightings.CREATED, "torch.Tensor.backward", "torch.autograd.backward", "torch.autograd.grad"}),
+    "product": frozenset({_rounding.PRODUCT}), "update": frozenset({"torch.Tensor.backward", "torch.autograd.backward"}), "noise": frozenset({MODEL_CALL}), "next": _SEQUENCES, "mask": _SEQUENCES,
+}  # fmt: skip
+_FORWARDS: Final = 2  # in which a mask says nothing
+_FUNCTIONS: Final = {"precision": _LOADS, "moments": _LOADS, "beginning": _frames.UPDATE, "product": _rounding.PRODUCT, "update": _frames.UPDATE}
+_PARTS: Final[dict[str, Callable[[Trace], pl.DataFrame]]] = {"product": _rounding.product, "update": _rounding.update}
+
+
+@register
+class Stays(Relation):
+    """What nobody meant to change is as it was."""
+
+    name = "stays"
+    code = "PR124"
+    standing: ClassVar[Standing] = Standing.CHOICE  # a right program may do so, though seldom, or too few healthy programs have what is spoken of
+    upstream: ClassVar[int] = 2
+    ahead: ClassVar[int] = 1
+    reach: ClassVar[int | None] = 1
+    alone: ClassVar[bool] = True
+
+    def propose(self, trace: Trace) -> list[Hypothesis]:
+        held = _every(trace, set(SAYS)).filter("passed")["mode"].unique().sort()
+        return [Hypothesis.of(self.name, mode=mode, what=WHAT) for mode in held]
+
+    def examples(self, trace: Trace, hypotheses: Sequence[Hypothesis]) -> Examples:
+        return _sightings.bound_examples(trace, _every(trace, {h.text("mode") for h in hypotheses}), hypotheses)
+
+    def reads_of(self, hypothesis: Hypothesis) -> Reads:
+        return "numbers"
+
+    def details(self, hypothesis: Hypothesis) -> frozenset[tuple[str, str]]:
+        return frozenset({(_rounding.PRODUCT, "")}) if hypothesis["mode"] == "product" else frozenset()
+
+    def measures(self, hypothesis: Hypothesis) -> frozenset[str]:
+        return frozenset({_rounding.PRODUCT}) if hypothesis["mode"] == "product" else frozenset()
+
+    def needs(self, hypothesis: Hypothesis) -> Needs:
+        mode = hypothesis.text("mode")
+        states = frozenset({"data", "grad"}) if mode == "update" else frozenset[str]()
+        return Needs(_NEEDS[mode] | {_frames.UPDATE}, states, frozenset() if mode in _PARTS else frozenset({"kept"}))
+
+    def say(self, hypothesis: Hypothesis) -> str:
+        return SAYS[hypothesis.text("mode")]
+
+    def detail(self, trace: Trace, hypothesis: Hypothesis, example: Mapping[str, Any]) -> Detail:
+        mode = hypothesis.text("mode")
+        return Detail(expected=SAYS[mode], seen=example["_seen"] or "", function=example["_function"] or "", variable=example["_variable"] or "", advice=_ADVICE[mode])
+
+
+def _every(trace: Trace, modes: set[str]) -> pl.DataFrame:
+    return _sightings.of_parts(trace, "stays", {mode: _part(mode) for mode in sorted(modes)})
+
+
+def _part(mode: str) -> Callable[[Trace], pl.DataFrame]:
+    return _PARTS.get(mode) or partial(_told, mode=mode)
+
+
+def told(trace: Trace, mode: str) -> pl.DataFrame:
+    """What probes said of a mode: the columns of `sightings`, and `seen`, which is "" where all is well."""
+    rows = _sightings.sightings(trace, Value.KEPT).join(_frames.metas(trace, "what", "seen"), on="meta", how="left", maintain_order="left")
+    return rows.filter(pl.col("what") == mode)
+
+
+def _told(trace: Trace, mode: str) -> pl.DataFrame:
+    """One row an update, and each time that a probe saw something that is not as it was."""
+    rows = _shifted(trace) if mode == "next" else told(trace, mode).filter(pl.col("seen") != "")
+    rows = rows.with_columns(pl.col("step").clip(lower_bound=0))
+    if mode == "mask":  # batches may be of one length by chance, and a mask of one may be flat
+        varied = told(trace, mode).filter(pl.col("seen") == "").select("proc", "text").unique()
+        rows = rows.join(varied, on=["proc", "text"], how="anti", maintain_order="left").filter(pl.int_range(pl.len()).over("proc", "text") == _FORWARDS - 1)
+    rows = rows.sort("proc", "step", "seq", maintain_order=True).unique(["proc", "step"], keep="first", maintain_order=True)
+    # What was seen between two steps belongs to the update before.
+    update = _frames.updates(trace).sort("proc", "seq").group_by("proc", "step", maintain_order=True).agg(pl.col("seq", "site").last().name.prefix("_of_"))
+    rows = _sightings.sites(trace, rows).join(update, on=["proc", "step"], how="left", maintain_order="left")
+    between = pl.col("seq") == 0
+    rows = rows.with_columns(
+        pl.when(between).then(pl.col("_of_seq")).otherwise("seq").fill_null(0).cast(pl.UInt32).alias("seq"),
+        pl.when(between).then(pl.col("_of_site")).otherwise("site").fill_null(0).cast(pl.UInt32).alias("site"),
+        pl.when(between).then(pl.lit(_frames.UPDATE)).otherwise("function").alias("function"),
+    )
+    bad = rows.select("proc", "step", "seq", "site", pl.col("seen").alias("_seen"), pl.col("text").alias("_variable"))
+    function = _FUNCTIONS.get(mode)
+    found = examples(trace, mode, bad, function=function or MODEL_CALL)
+    return found if function else found.with_columns(_judged.named(rows))
+
+
+def _shifted(trace: Trace) -> pl.DataFrame:
+    """Losses whose targets lie more than one place behind the inputs, or at them under causal attention, in steps that have no loss of what comes next."""
+    rows = told(trace, "next").join(_frames.metas(trace, "causal"), on="meta", how="left", maintain_order="left")
+    right = rows.filter(pl.col("number") == 1).select("proc", "step").unique()
+    wrong = rows.filter((pl.col("number") > 1) | ((pl.col("number") == 0) & (pl.col("causal") == "true")))
+    far = pl.format("the targets are the inputs {} places later", pl.col("number").cast(pl.Int64))
+    here = pl.lit("the targets are the inputs themselves, which causal attention sees")
+    return wrong.join(right, on=["proc", "step"], how="anti", maintain_order="left").with_columns(pl.when(pl.col("number") > 1).then(far).otherwise(here).alias("seen"))

@@ -1,0 +1,75 @@
+"""A large program by a small one of the same kind: the small one is proved by formulas, and the large one is shown to be made of the same pieces.
+
+The large program was judged before, as a whole and at random points (`__init__.py`): nothing here can make it equal, and a mistake in one layer, stage,
+microbatch or rank is refuted there. What is added is that equality is no chance of these points: each operation has the surroundings of one in
+the small program (`skeleton.py`), and that is proved for all data. That pieces of other sizes, and more of them, are as good as those of the small
+program is what remains to be believed; `Verdict.assumed` says so.
+"""
+
+from __future__ import annotations
+
+import itertools
+import time
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from proctor.oracle.plans.mesh import Mesh
+from proctor.oracle.plans.plan import Plan
+from proctor.oracle.prove.lanes.family import Family, Unlike, World
+from proctor.oracle.prove.lanes.skeleton import REACH, Skeleton
+from proctor.oracle.prove.prover import decide
+from proctor.oracle.prove.tape import Tape
+from proctor.oracle.prove.verdict import Verdict
+
+
+class Reduced(NamedTuple):
+    """A small program: its reference, all ranks, and the plan with its mesh."""
+
+    reference: Tape
+    candidate: Sequence[Tape]
+    plan: Plan
+
+
+def lift(verdict: Verdict, reference: Tape, world: World, small: Reduced, proof_s: float) -> None:
+    """Make an EQUAL of a large program PROVED, or say why it stays EQUAL.
+
+    Args:
+        verdict: of the large program; is changed.
+        reference, world: the large program.
+        small: of the same kind.
+        proof_s: seconds of CPU that the small program's proof may take.
+    """
+    began = time.monotonic()
+    try:
+        pieces = Skeleton(small.reference, _apart(small))
+        strange = Skeleton(reference, world).strange(pieces)
+    except Unlike as why:
+        verdict.why += f"; not proved: {why}"
+        return
+    finally:
+        verdict.seconds["skeleton"] = time.monotonic() - began
+    if strange:
+        verdict.why += f"; not proved: the small program has no operation with the surroundings of {strange}"
+        return
+    began = time.monotonic()
+    proved = decide(small.reference, small.candidate, small.plan, proof_s=proof_s)
+    verdict.seconds["proof of the small program"] = time.monotonic() - began
+    if proved.verdict != "PROVED":
+        verdict.why += f"; not proved: the small program is {proved.verdict}: {proved.why}"
+        return
+    verdict.verdict = "PROVED"
+    verdict.why = (
+        f"the small program ({small.plan.mesh}) is proved by formulas: {proved.why}; every operation here has the surroundings of one there ({pieces.distinct} different ones, "
+        f"{REACH} operations back); and {verdict.why}"
+    )
+    verdict.assumed.append(f"sizes, and how many layers, microbatches and ranks there are, do not matter to a formula: those of {small.plan.mesh} stand for those of {world.mesh}")
+
+
+def _apart(small: Reduced) -> World:
+    """All ranks, each a program of its own."""
+    mesh: Mesh = small.plan.mesh
+    places = list(itertools.product(*(range(n) for n in mesh.sizes)))
+    return World(mesh, (), places, [Family(tape, [((), tape)]) for tape in small.candidate])
+
+
+__all__ = ["Reduced", "lift"]

@@ -1,0 +1,113 @@
+"""A large program is proved by a small one of its kind where each of its operations has the surroundings of one there, and a mistake anywhere is refuted."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+from msgspec import structs
+
+from proctor.oracle.plans.mesh import Mesh
+from proctor.oracle.plans.plan import Plan
+from proctor.oracle.prove import prove
+from proctor.oracle.prove.lanes.family import Family, World
+from proctor.oracle.prove.lanes.reduced import Reduced, lift
+from proctor.oracle.prove.lanes.skeleton import Skeleton
+from proctor.oracle.prove.recording.world import tape_of
+from proctor.oracle.prove.tape import Node, Tape, collective
+from proctor.oracle.prove.verdict import Verdict
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[4] / "benchmarks"))
+
+from prove_models import Size, step
+
+Both = tuple[Tape, Tape]
+
+
+def world_of(rank: Tape, ranks: int) -> World:
+    """Ranks along one axis, all like the first."""
+    return World(Mesh(("pp", "dp", "tp"), (1, ranks, 1)), (1,), [(0, 0)], [Family(rank, [((0,), rank)])])
+
+
+def skeleton(reference: Tape, rank: Tape, ranks: int) -> Skeleton:
+    return Skeleton(reference, world_of(rank, ranks))
+
+
+@pytest.fixture(scope="module")
+def large() -> Both:
+    program = step(Size(layers=4, dp=4, microbatches=4))
+    return tape_of(program), tape_of(program, 0, 4)
+
+
+@pytest.fixture(scope="module")
+def less() -> tuple[Tape, list[Tape]]:
+    program = step(Size(layers=3, dp=2, microbatches=3))
+    return tape_of(program), [tape_of(program, rank, 2) for rank in range(2)]
+
+
+@pytest.fixture(scope="module")
+def small(less: tuple[Tape, list[Tape]]) -> Skeleton:
+    return skeleton(less[0], less[1][0], 2)
+
+
+def test_more_layers_ranks_and_microbatches_are_the_same_pieces(large: Both, small: Skeleton) -> None:
+    assert skeleton(*large, 4).strange(small) == ""
+
+
+@pytest.mark.parametrize("change", ["operation", "left out", "reduction", "other input", "number"])
+def test_one_operation_of_one_layer_and_microbatch_is_seen(large: Both, small: Skeleton, change: str) -> None:
+    reference, rank = large
+    tape = structs.replace(rank, nodes=[structs.replace(node, args=list(node.args), ins=list(node.ins)) for node in rank.nodes])
+    tape.nodes[:] = changed(tape.nodes, change)
+    assert "candidate" not in (said := skeleton(reference, tape, 4).strange(small)) and "rank 0" in said
+
+
+def changed(nodes: list[Node], change: str) -> list[Node]:
+    """One operation in the middle of all is another one."""
+    if change == "reduction":
+        at = [k for k, n in enumerate(nodes) if collective(n.op)][7]
+        nodes[at].detail = "max"
+        return nodes
+    inside = [k for k, n in enumerate(nodes) if n.module.startswith("layers.2.") and n.phase == "forward"]
+    if change == "operation":
+        nodes[next(k for k in inside[len(inside) // 2 :] if nodes[k].op == "aten.mul.Tensor")].op = "aten.div.Tensor"
+    elif change == "left out":
+        del nodes[next(k for k in inside[len(inside) // 2 :] if nodes[k].op == "aten.mul.Tensor")]
+    elif change == "other input":
+        one = nodes[next(k for k in inside[len(inside) // 2 :] if nodes[k].op == "aten.mm.default")]
+        one.ins[1] = next(n for n in nodes if n.op == "aten.mm.default" and n.module.startswith("head")).ins[1]
+    else:
+        one = next(nodes[k] for k in inside[len(inside) // 2 :] if nodes[k].op == "aten.add.Tensor" and isinstance(nodes[k].args[1], float))
+        one.args[1] = 3e-4
+    return nodes
+
+
+def test_a_large_program_is_proved_by_a_small_one() -> None:
+    size, other = Size(layers=4, dp=5), Size(layers=3, dp=2)
+    verdict = prove(step(size), step(size), size.mesh, many=True, small=(step(other), step(other), other.mesh))
+    assert verdict.verdict == "PROVED" and "random points" in verdict.why, str(verdict)
+    assert any("stand for those of" in text for text in verdict.assumed)
+
+
+def test_without_a_proof_of_the_small_one_it_stays_equal(large: Both, less: tuple[Tape, list[Tape]]) -> None:
+    verdict = Verdict("EQUAL")
+    lift(verdict, large[0], world_of(large[1], 4), Reduced(*less, Plan("pp=1,dp=2,tp=1")), 0)
+    assert verdict.verdict == "EQUAL" and "the small program is EQUAL" in verdict.why
+
+
+def test_without_its_surroundings_in_the_small_one_it_stays_equal(large: Both, less: tuple[Tape, list[Tape]]) -> None:
+    verdict = Verdict("EQUAL")
+    tape = structs.replace(large[1], nodes=changed([structs.replace(node, args=list(node.args), ins=list(node.ins)) for node in large[1].nodes], "left out"))
+    lift(verdict, large[0], world_of(tape, 4), Reduced(*less, Plan("pp=1,dp=2,tp=1")), 0)
+    assert verdict.verdict == "EQUAL" and "the surroundings of" in verdict.why
+
+
+@pytest.mark.parametrize(
+    ("mistake", "size"), [("one layer", Size(layers=2, tp=2)), ("one microbatch", Size(layers=1, dp=2, microbatches=3)), ("one rank", Size(layers=1, dp=4)), ("last rank", Size(layers=1, dp=4))]
+)
+def test_a_mistake_in_one_place_is_refuted(mistake: str, size: Size) -> None:
+    small = Size(layers=1, dp=min(size.dp, 2), tp=size.tp, microbatches=min(size.microbatches, 2))
+    wrong = structs.replace(size, mistake=mistake)
+    verdict = prove(step(size), step(wrong), size.mesh, many=True, small=(step(small), step(small), small.mesh))
+    assert verdict.verdict == "DIFFERENT", str(verdict)
