@@ -9,7 +9,7 @@ JOBS   ?= 2  # tests at once; each may have several processes, so each of these 
 # The environment is made again when what it is made from changes.
 STAMP  := $(VENV)/.ready
 
-.PHONY: gpu matrix docs check-docs setup demo test test-slow laws lint new-relation new-sink new-report new-integration new-sharding bench exam health mutants evaluation wild faults fuzz packs clean
+.PHONY: gpu matrix docs check-docs setup demo test test-slow laws lint lines new-relation new-sink new-report new-integration new-sharding bench exam health mutants evaluation wild faults fuzz packs clean
 setup: $(STAMP)
 
 $(STAMP): pyproject.toml CMakeLists.txt native/CMakeLists.txt $(wildcard native/*.cpp native/*.h native/*/*.cpp native/*/*.h)
@@ -36,6 +36,10 @@ lint: setup
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
+
+# Lines by room; REVISION=commit for those of another one. WITHOUT="oracle/fuzz oracle/prove" leaves rooms out.
+lines: setup
+	$(BIN)/python scripts/lines.py $(REVISION) $(if $(WITHOUT),--without $(WITHOUT))
 
 # A part that runs, and its test: make new-relation NAME=monotone
 new-relation new-sink new-report new-integration new-sharding: new-%: setup

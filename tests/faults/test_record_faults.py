@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+from helpers.warm import python
 
 pytest.importorskip("torch")
 import proctor
@@ -75,7 +76,7 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> Finished:
         folder, "train(40, pause=0.02); print('to stdout'); print('to stderr', file=sys.stderr); sys.exit(7)", "mein training ü.py"
     )
     run = folder / "der lauf ø"
-    return Finished(path, run, record(run, sys.executable, str(path)))
+    return Finished(path, run, record(run, python(), str(path)))
 
 
 def test_exit_code_and_output_are_the_program_s(finished: Finished) -> None:
@@ -88,7 +89,7 @@ def test_exit_code_and_output_are_the_program_s(finished: Finished) -> None:
 @pytest.mark.slow
 def test_script_that_raises(tmp_path: Path) -> None:
     path = script(tmp_path, "train(4); raise ValueError('the user’s own')")
-    done = record(tmp_path / "run", sys.executable, str(path))
+    done = record(tmp_path / "run", python(), str(path))
     assert done.returncode == 1
     assert done.stderr.rstrip().endswith("ValueError: the user’s own")
     assert "proctor/" not in done.stderr.split("Traceback", 1)[1]  # no frame of ours in the user's traceback
@@ -105,7 +106,7 @@ def test_exception_inside_an_observed_call_is_recorded_and_passes(tmp_path: Path
         except RuntimeError as e:
             print('caught', type(e).__name__, flush=True)
     """)
-    done = record(tmp_path / "run", sys.executable, str(path))
+    done = record(tmp_path / "run", python(), str(path))
     assert done.returncode == 0 and "caught RuntimeError" in done.stdout
     calls = proctor.open_run(str(tmp_path / "run")).calls
     assert calls.filter((calls["fn"] == "torch.matmul") & (calls["flags"] % 2 == 1)).height == 1
@@ -113,7 +114,7 @@ def test_exception_inside_an_observed_call_is_recorded_and_passes(tmp_path: Path
 
 def test_os_exit_loses_nothing(tmp_path: Path) -> None:
     path = script(tmp_path, "train(5); os._exit(3)")
-    assert record(tmp_path / "run", sys.executable, str(path)).returncode == 3
+    assert record(tmp_path / "run", python(), str(path)).returncode == 3
     assert steps(tmp_path / "run") == 5
 
 
@@ -177,8 +178,8 @@ def test_disk_full_does_not_hurt_the_program_and_is_said(tmp_path: Path) -> None
         pytest.skip("no permission to mount a tmpfs")
     try:
         path = script(tmp_path, "print('final', train(400, pause=0.005))")
-        bare = subprocess.run([sys.executable, str(path)], capture_output=True, text=True, check=True, timeout=400)
-        done = record(small / "run", sys.executable, str(path))
+        bare = subprocess.run([python(), str(path)], capture_output=True, text=True, check=True, timeout=400)
+        done = record(small / "run", python(), str(path))
         assert done.returncode == 0
         assert done.stdout == bare.stdout
         assert "cannot write the trace" in done.stderr and "sampling" in done.stderr
@@ -200,7 +201,7 @@ def test_unwritable_directory_is_one_line_and_exit_2(tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_run_directory_that_vanishes_does_not_hurt_the_program(tmp_path: Path) -> None:
     path = script(tmp_path, f"import shutil; shutil.rmtree({str(tmp_path / 'run')!r}); print('final', train(3))")
-    done = record(tmp_path / "run", sys.executable, str(path))
+    done = record(tmp_path / "run", python(), str(path))
     assert done.returncode == 0 and "final" in done.stdout
 
 
@@ -225,8 +226,8 @@ def test_program_that_patches_torch_itself(tmp_path: Path) -> None:
         F.linear = original
         print('restored', F.linear(torch.ones(1, 2), torch.ones(3, 2)).shape)
     """)
-    bare = subprocess.run([sys.executable, str(path)], capture_output=True, text=True, check=True, timeout=400)
-    done = record(tmp_path / "run", sys.executable, str(path))
+    bare = subprocess.run([python(), str(path)], capture_output=True, text=True, check=True, timeout=400)
+    done = record(tmp_path / "run", python(), str(path))
     assert (done.returncode, done.stdout) == (0, bare.stdout)
     assert steps(tmp_path / "run") == 3
 
@@ -239,8 +240,8 @@ def test_an_error_of_ours_is_said_once_and_the_program_goes_on(tmp_path: Path) -
         state.fingerprint_all = broken
         print('final', train(5))
     """)
-    bare = subprocess.run([sys.executable, str(path)], capture_output=True, text=True, check=True, timeout=400)
-    done = record(tmp_path / "run", sys.executable, str(path))
+    bare = subprocess.run([python(), str(path)], capture_output=True, text=True, check=True, timeout=400)
+    done = record(tmp_path / "run", python(), str(path))
     assert (done.returncode, done.stdout) == (0, bare.stdout)
     assert done.stderr.count("a probe of ours broke") == 1
 
@@ -253,7 +254,7 @@ def test_missing_command_and_missing_double_dash(tmp_path: Path) -> None:
 
 
 def test_an_earlier_run_is_not_overwritten(finished: Finished) -> None:
-    done = record(finished.run, sys.executable, str(finished.script))
+    done = record(finished.run, python(), str(finished.script))
     assert done.returncode == 2 and "--overwrite" in done.stderr
     assert steps(finished.run) == 40
 
@@ -314,7 +315,7 @@ def test_what_a_program_gives_to_functions_is_kept_without_its_secrets(tmp_path:
         optimizer.step()
     torch.save({"hub_token": "s3cr3t-3", "kept": "word"}, "hf_s3cr3ts3cr3ts3cr3ts3cr3t.pt")
     """
-    done = record(tmp_path / "run", sys.executable, str(script(tmp_path, body)), cwd=tmp_path)
+    done = record(tmp_path / "run", python(), str(script(tmp_path, body)), cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     names = Trace.load([tmp_path / "run"]).processes
     (names_file,) = (tmp_path / "run").glob("procs/*/names.arrow")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 import textwrap
 from pathlib import Path
 from typing import Any
@@ -10,6 +9,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from helpers.warm import python
 from proctor.oracle import Plan, trace, trace_reference
 
 PROGRAM = """
@@ -82,4 +82,4 @@ def program(folder: Path, text: str = PROGRAM, *arguments: object) -> list[str]:
     """A command that trains the net; arguments are seed (-1 for none), scale of the loss and learning rate × 10."""
     path = folder / "train.py"
     path.write_text(textwrap.dedent(text))
-    return [sys.executable, str(path), *map(str, arguments or (0, 1, 1))]
+    return [python(), str(path), *map(str, arguments or (0, 1, 1))]

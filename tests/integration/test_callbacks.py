@@ -14,7 +14,6 @@ import importlib.util
 import json
 import os
 import subprocess
-import sys
 import textwrap
 from collections import defaultdict
 from importlib.metadata import entry_points
@@ -23,6 +22,7 @@ from typing import Any
 
 import polars as pl
 import pytest
+from helpers.warm import python
 
 pytest.importorskip("torch")
 import proctor
@@ -164,7 +164,7 @@ def run_program(folder: Path, text: str, *arguments: str, **environment: str) ->
     (folder / "program.py").write_text(textwrap.dedent(text))
     plain = {k: v for k, v in os.environ.items() if not k.startswith(("PROCTOR", "TITAN"))}
     done = subprocess.run(
-        [sys.executable, str(folder / "program.py"), *arguments], capture_output=True, text=True, timeout=250,
+        [python(), str(folder / "program.py"), *arguments], capture_output=True, text=True, timeout=250,
         check=False, cwd=folder, env={**plain, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", **environment},
     )
     assert done.returncode == 0, done.stderr[-3000:]

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 from helpers.ranks import run_ranks
+from helpers.warm import python
 
 pytest.importorskip("torch")
 pytest.importorskip("safetensors")
@@ -104,7 +105,7 @@ def record(folder: Path, program: str, asked: int = 7, capsules: int = 3, **sett
     folder.mkdir(exist_ok=True)
     script = folder / "train.py"
     script.write_text(FREEZE % asked + program)
-    command = [sys.executable, str(script)]
+    command = [python(), str(script)]
     run = folder / f"run{len(list(folder.glob('run*')))}"
     if capsules >= 0:
         create_run(run, command, overwrite=False)

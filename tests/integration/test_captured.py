@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from helpers.warm import python
 
 pytest.importorskip("torch")
 import proctor
@@ -52,9 +53,9 @@ def run(*command: str) -> subprocess.CompletedProcess[str]:
 def test_a_model_is_captured_as_without_us_and_training_goes_on(tmp_path: Path) -> None:
     script = tmp_path / "train.py"
     script.write_text(PROGRAM)
-    bare = run(sys.executable, str(script))
+    bare = run(python(), str(script))
     assert bare.returncode == 0, bare.stderr
-    recorded = run(sys.executable, "-m", "proctor.cli", "record", "-o", str(tmp_path / "run"), "--", sys.executable, str(script))
+    recorded = run(sys.executable, "-m", "proctor.cli", "record", "-o", str(tmp_path / "run"), "--", python(), str(script))
     assert recorded.returncode == 0, recorded.stderr
     if proctor.native.ACTIVE == "native":  # the twin's frame stands in the places that a graph names
         assert recorded.stdout == bare.stdout

@@ -11,7 +11,6 @@ from __future__ import annotations
 import json
 import os
 import subprocess
-import sys
 import textwrap
 from dataclasses import dataclass
 from functools import cache
@@ -19,6 +18,7 @@ from pathlib import Path
 
 import polars as pl
 import pytest
+from helpers.warm import python
 
 pytest.importorskip("torch")
 import proctor
@@ -626,7 +626,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
         (folder / f"{name}.py").write_text(HEAD + textwrap.dedent(program.text))
     environment = {k: v for k, v in os.environ.items() if not k.startswith("PROCTOR")} | {"OMP_NUM_THREADS": "1"}
     done = subprocess.run(
-        [sys.executable, "-c", RUNNER, str(folder)], env=environment, capture_output=True, text=True, timeout=900, check=False
+        [python(), "-c", RUNNER, str(folder)], env=environment, capture_output=True, text=True, timeout=900, check=False
     )
     assert done.returncode == 0, done.stderr[-3000:]
     return folder

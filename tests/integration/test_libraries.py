@@ -9,6 +9,7 @@ import textwrap
 from pathlib import Path
 
 import pytest
+from helpers.warm import python
 
 pytest.importorskip("torch")
 import proctor
@@ -86,9 +87,9 @@ def test_library_is_recorded_and_its_result_unchanged(library: str, program: str
         assert done.returncode == 0, done.stderr[-3000:]
         return done.stdout.splitlines()[-1]
 
-    bare = result([sys.executable, str(path)])
+    bare = result([python(), str(path)])
     run = tmp_path / "run"
-    assert result([sys.executable, "-m", "proctor.cli", "record", "-o", str(run), "--", sys.executable, str(path)]) == bare
+    assert result([sys.executable, "-m", "proctor.cli", "record", "-o", str(run), "--", python(), str(path)]) == bare
     opened = proctor.open_run(str(run))
     assert functions <= set(opened.calls["fn"])
     assert opened.trace.steps >= 4

@@ -85,17 +85,6 @@ class Outbox:
         query = "SELECT 1 FROM incident WHERE sink=? AND key=? AND state='open'"
         return self._store.run(lambda db: db.execute(query, (sink.name, key)).fetchone() is not None)
 
-    def open_notices(self) -> list[Notice]:
-        """The latest notice of every incident that some receiver has open or is about to: to go on after a restart."""
-
-        def body(db: sqlite3.Connection) -> list[bytes]:
-            rows = db.execute("SELECT last FROM incident WHERE state='open' ORDER BY sent_at").fetchall()
-            query = f"SELECT notice FROM message WHERE action='trigger' AND {WAITING} ORDER BY id"
-            return [row[0] for row in rows + db.execute(query).fetchall()]
-
-        notices = (_rows.decode(blob) for blob in self._store.run(body))
-        return list({n.key: n for n in notices if n is not None}.values())
-
     def due(self, sink: Sink) -> Message | None:
         """The message to send next; the earlier of an incident always goes first."""
         now = self._now()

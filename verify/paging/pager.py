@@ -106,14 +106,6 @@ class Pager:
         """A planned restart or resume: told as a change to receivers that know these; lost when they are down."""
         self._changes.append((summary, self._now()))
 
-    def open_incidents(self) -> list[Notice]:
-        """Incidents that people were told of and that are not over: after a restart, resolve or go on with these."""
-        try:
-            return self._outbox.open_notices()
-        except OutboxError as error:
-            self._say(error.message)
-            return []
-
     def start(self) -> None:
         """Begin to send."""
         for sender in self.senders:

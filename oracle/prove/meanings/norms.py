@@ -6,8 +6,6 @@ import math
 from fractions import Fraction
 from typing import Any
 
-import numpy as np
-
 from proctor.oracle.prove.meanings import Context, meaning
 from proctor.oracle.prove.meanings.reductions import moments
 from proctor.oracle.prove.tape import Array
@@ -69,12 +67,3 @@ def _rms_norm_backward(cx: Context, grad: Any, x: Any, shape: Any, scale: Any, w
     outer = tuple(range(v.ndim - len(shape)))
     of_weight = d.sum(d.mul(g, normal), outer) if wanted[1] and weight is not None else None
     return of_x, of_weight
-
-
-def shapes_agree(a: Array, b: Array) -> bool:
-    """Whether two arrays broadcast."""
-    try:
-        np.broadcast_shapes(a.shape, b.shape)
-    except ValueError:
-        return False
-    return True

@@ -7,7 +7,6 @@ import importlib.util
 import json
 import os
 import subprocess
-import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -21,6 +20,7 @@ if importlib.util.find_spec("megatron") is None or importlib.util.find_spec("meg
 
 from helpers.ranks import TEARDOWN
 from helpers.shards import joined
+from helpers.warm import python
 from safetensors.numpy import load_file
 
 from proctor.oracle.merging.merge import Conflict, Held, Shard, join
@@ -273,7 +273,7 @@ class Launch:
         runner = folder / "runner.py"
         runner.write_text(RUNNER)
         words = json.dumps({name: [*text.split(), "--iters", "2"] for name, text in jobs.items()})
-        command = [sys.executable, str(runner), str(EXAMPLE), str(folder), words]
+        command = [python(), str(runner), str(EXAMPLE), str(folder), words]
         self.ranks = [
             subprocess.Popen(
                 [*command, str(rank), str(world), str(folder / f"meet-{world}")],

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +11,7 @@ import pytest
 pytest.importorskip("torch")
 
 from helpers.oracle import renamed
+from helpers.warm import python
 
 from proctor.cli import main
 
@@ -38,7 +38,7 @@ def test_a_mistake_under_other_names_is_named(
 ) -> None:
     monkeypatch.chdir(folder)
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
-    commands = [f"{sys.executable} {PROGRAM} theirs", f"{sys.executable} {PROGRAM} fused {mistake}"]
+    commands = [f"{python()} {PROGRAM} theirs", f"{python()} {PROGRAM} fused {mistake}"]
     code = main(["oracle", "run", "--samples", "2", "--format", "json", "--reference", commands[0], "--candidate", commands[1]])
     said: dict[str, Any] = json.loads(capsys.readouterr().out)
     if not mistake:

@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from helpers.warm import python
 
 pytest.importorskip("torch")
 
@@ -25,7 +26,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def compared(folder: Path, plan: str, *options: str, rng: str = "keyed", mesh: str = "tp=2") -> tuple[int, str]:
     """Exit code and text of a comparison of the GPT on ranks with itself on one."""
-    program = f"{sys.executable} {PROGRAM} --dropout 0.2 --layers 1 --steps 1 {' '.join(options)}"
+    program = f"{python()} {PROGRAM} --dropout 0.2 --layers 1 --steps 1 {' '.join(options)}"
     return judged(folder, plan, program.partition(" --bug")[0], f"{program} --mesh {mesh}", rng)
 
 
@@ -119,7 +120,7 @@ if __name__ == "__main__":
 
 def test_a_path_that_each_replica_drops_by_itself_is_named(tmp_path: Path) -> None:
     (tmp_path / "replicas.py").write_text(REPLICAS)
-    program = f"{sys.executable} {tmp_path / 'replicas.py'}"
+    program = f"{sys.executable} {tmp_path / 'replicas.py'}"  # a process whose parent is its own
     code, text = judged(tmp_path, "", f"{program} 1", f"{program} 2 apart {tmp_path / 'meet'}", "stock")
     assert code == 1, text
     assert "draw other random numbers for the same values" in text

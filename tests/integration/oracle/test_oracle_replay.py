@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 from helpers.ranks import run_ranks
+from helpers.warm import python
 
 pytest.importorskip("torch")
 pytest.importorskip("safetensors")
@@ -104,7 +105,7 @@ def record(folder: Path, program: str, values: str = "always") -> Path:
     """A run of a program that asks for some of its steps."""
     script, run = folder / "job.py", folder / "run"
     script.write_text(program)
-    command = [sys.executable, str(script)]
+    command = [python(), str(script)]
     create_run(run, command, overwrite=False)
     boot = write_boot(run, RecordConfig(run=str(run), capsules=4, capsule_values=values))
     environment = {k: v for k, v in os.environ.items() if k not in {"RANK", "WORLD_SIZE", "LOCAL_RANK"}}
@@ -118,7 +119,7 @@ def replayed(run: Path, step: int, reference: str, *words: str, capsys: pytest.C
     script = run.parent / "reference.py"
     script.write_text(reference)
     capsule = next(p for p in capsules_of(run) if (c := read_capsule(p)).step == step and c.control is None)
-    command = " ".join([sys.executable, str(script), *words])
+    command = " ".join([python(), str(script), *words])
     code = main(["oracle", "replay", str(capsule), "--reference", command, "--samples", "1", "--format", "json"])
     found: dict[str, object] = json.loads(capsys.readouterr().out)
     assert code == {"cleared": 0, "confirmed": 1, "inconclusive": 3}[str(found["verdict"])]

@@ -3,12 +3,12 @@
 import json
 import os
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 import torch
 from helpers.oracle.parallel_gpt import make, one
+from helpers.warm import python
 
 JOB = Path(__file__).parents[2] / "helpers" / "oracle" / "parallel_job.py"
 
@@ -16,7 +16,7 @@ JOB = Path(__file__).parents[2] / "helpers" / "oracle" / "parallel_job.py"
 @pytest.mark.parametrize(("rng", "name"), [("keyed", "gpt_sp.toml"), ("keyed", "gpt_pp.toml"), pytest.param("stock", "gpt.toml", marks=pytest.mark.slow)])
 def test_four_processes_train_what_one_device_trains(tmp_path, rng, name):
     out = tmp_path / "said.json"
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "4", str(JOB), str(out), rng, name]
+    command = [python(), "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "4", str(JOB), str(out), rng, name]
     done = subprocess.run(command, env={**os.environ, "OMP_NUM_THREADS": "1"}, capture_output=True, text=True, timeout=600)
     assert done.returncode == 0, done.stderr[-3000:]
     found = json.loads(out.read_text())

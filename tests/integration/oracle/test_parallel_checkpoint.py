@@ -4,13 +4,13 @@ import importlib.util
 import json
 import os
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 import torch
 import torch.distributed.checkpoint as dcp
 from helpers.oracle import parallel_checkpoint_job as job
+from helpers.warm import python
 from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
 
 from proctor.errors import OracleError
@@ -22,7 +22,7 @@ JOB = Path(job.__file__)
 
 
 def run(what, ranks, out, *asked):
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(ranks), str(JOB), what, str(out), *asked]
+    command = [python(), "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(ranks), str(JOB), what, str(out), *asked]
     done = subprocess.run(command, env={**os.environ, "OMP_NUM_THREADS": "1"}, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr[-3000:]
     return json.loads(out.read_text())

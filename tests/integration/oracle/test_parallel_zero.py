@@ -3,13 +3,13 @@
 import json
 import os
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 import torch
 from helpers.oracle import parallel_zoo as zoo
 from helpers.oracle.parallel_gpt import plan
+from helpers.warm import python
 
 from proctor.errors import OracleError
 from proctor.oracle import Plan
@@ -32,7 +32,7 @@ def job(tmp_path_factory):
     except ImportError:
         pass
     out = tmp_path_factory.mktemp("zero") / "said.json"
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "4", str(JOB), str(out), *models]
+    command = [python(), "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "4", str(JOB), str(out), *models]
     done = subprocess.run(command, env={**os.environ, "OMP_NUM_THREADS": "1"}, capture_output=True, text=True, timeout=600)
     assert done.returncode == 0, done.stderr[-3000:]
     return json.loads(out.read_text())

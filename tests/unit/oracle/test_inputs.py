@@ -9,6 +9,7 @@ from typing import Any
 
 import msgspec
 import pytest
+from helpers.warm import python
 
 torch = pytest.importorskip("torch")
 
@@ -176,8 +177,8 @@ optimizer.step()
 def test_black_images_hide_a_gradient_that_is_not_reduced(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     script = tmp_path / "train.py"
     script.write_text(PROGRAM)
-    ranks = f"{sys.executable} -m torch.distributed.run --nproc-per-node 2 {script} ranks wrong"
-    run = ["oracle", "run", "--cache", str(tmp_path / "c"), "--samples", "2", "--reference", f"{sys.executable} {script}", "--candidate", ranks]
+    ranks = f"{python()} -m torch.distributed.run --nproc-per-node 2 {script} ranks wrong"
+    run = ["oracle", "run", "--cache", str(tmp_path / "c"), "--samples", "2", "--reference", f"{python()} {script}", "--candidate", ranks]
     assert main([*run, "--generate-inputs", "7", "--format", "json"]) == 1
     report = msgspec.json.decode(capsys.readouterr().out)
     assert any("own data the runs are equivalent" in note for note in report["notes"])

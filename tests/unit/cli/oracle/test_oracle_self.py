@@ -6,6 +6,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from helpers.warm import python
 
 pytest.importorskip("torch")
 
@@ -31,7 +32,7 @@ def test_a_command_line_that_makes_no_sense_is_one_line(arguments, said, capsys)
 
 def test_a_folder_of_somebody_else_is_left_alone(tmp_path: Path, capsys):
     (tmp_path / "mine").write_text("x")
-    assert main(["oracle", "self", "-o", str(tmp_path), "--", sys.executable, "-c", "pass"]) == 2
+    assert main(["oracle", "self", "-o", str(tmp_path), "--", python(), "-c", "pass"]) == 2
     assert "not empty" in capsys.readouterr().err and (tmp_path / "mine").read_text() == "x"
 
 
@@ -40,11 +41,11 @@ def test_a_folder_of_somebody_else_is_left_alone(tmp_path: Path, capsys):
     [("pass", "without training"), ("raise SystemExit(7)", "code 7"), ("import torch; raise ValueError('seven apples')", "seven apples")],
 )
 def test_a_program_that_trains_nothing_is_one_line(program, said, tmp_path: Path, capsys):
-    assert main(["oracle", "self", "-o", str(tmp_path / "out"), "--", sys.executable, "-c", program]) == 2
+    assert main(["oracle", "self", "-o", str(tmp_path / "out"), "--", python(), "-c", program]) == 2
     told = capsys.readouterr().err
     assert said in told and "Traceback" not in told
 
 
 def test_a_command_that_takes_too_long_is_ended(tmp_path: Path, capsys):
-    assert main(["oracle", "self", "--timeout", "1", "-o", str(tmp_path / "out"), "--", sys.executable, "-c", "import time; time.sleep(600)"]) == 2
+    assert main(["oracle", "self", "--timeout", "1", "-o", str(tmp_path / "out"), "--", python(), "-c", "import time; time.sleep(600)"]) == 2
     assert "within 1 s" in capsys.readouterr().err

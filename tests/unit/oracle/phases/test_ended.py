@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 
 import pytest
+from helpers.warm import python
 
 pytest.importorskip("torch")
 
@@ -49,4 +49,4 @@ def test_a_program_that_is_killed_in_a_step_is_told_with_the_module_it_was_in(tm
         "net(torch.ones(1, 2)).sum().backward()\n"
     )
     with pytest.raises(OracleError, match=r"it was ended by SIGSEGV \(a crash in native code\); last seen: rank 0 in 1 of step 0"):
-        Recorder(tmp_path / "out", [sys.executable, str(script)], samples=0).record()
+        Recorder(tmp_path / "out", [python(), str(script)], samples=0).record()

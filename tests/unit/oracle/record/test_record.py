@@ -12,6 +12,7 @@ import pytest
 pytest.importorskip("torch")
 
 from helpers.small_net import PROGRAM, program
+from helpers.warm import python
 
 from proctor.errors import OracleError, UsageError
 from proctor.oracle.collect.config import CollectConfig
@@ -79,7 +80,7 @@ def test_the_users_own_sitecustomize_still_runs(tmp_path: Path, monkeypatch: pyt
     (tmp_path / "site").mkdir()
     (tmp_path / "site" / "sitecustomize.py").write_text("print('mine')\n")
     monkeypatch.setenv("PYTHONPATH", str(tmp_path / "site"))
-    Recorder(tmp_path / "out", [sys.executable, *program(tmp_path)[1:]], samples=0).record()
+    Recorder(tmp_path / "out", program(tmp_path), samples=0).record()
     assert "mine" in (tmp_path / "out" / "runs" / "clean" / "output.log").read_text()
 
 
@@ -142,6 +143,6 @@ def test_a_command_whose_ranks_end_in_the_middle_of_a_step_is_asked_for_its_exit
         "model(torch.ones(1, 2)).sum().backward()\n"
         "raise ValueError('the batch is torn')\n"
     )
-    command = ["sh", "-c", f"{sys.executable} {script}; code=$?; sleep 1; exit $code"]
+    command = ["sh", "-c", f"{python()} {script}; code=$?; sleep 1; exit $code"]
     with pytest.raises(OracleError, match="the batch is torn"):
         Recorder(tmp_path / "out", command, samples=0).record()

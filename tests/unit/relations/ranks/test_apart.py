@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from helpers.ranks import run_ranks
 from helpers.runs import write_run
+from helpers.warm import python
 
 from proctor.invariants.invariant import Hypothesis, Standing
 from proctor.invariants.relations.apart import Apart
@@ -117,7 +118,7 @@ def test_a_dtensor_that_is_initialised_after_it_was_cut(tmp_path: Path, when: st
 
     program = tmp_path / "train.py"
     program.write_text(PROGRAM)
-    launch = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", str(program), when]
+    launch = [python(), "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", str(program), when]
     command = [sys.executable, "-m", "proctor.cli", "record", "-o", str(tmp_path / "run"), "--", *launch]
     done = run_ranks(command, {**os.environ, "OMP_NUM_THREADS": "1"}, 120)
     assert done.returncode == 0, done.stderr[-2000:]
