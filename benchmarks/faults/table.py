@@ -103,7 +103,7 @@ HABITS: Final = [
     _in("many-modules", "3,000 modules", before=_DEEP),
     _in("settrace", "it has a trace function of its own", start="sys.settrace(lambda *_: None)"),
     _in("warnings-raise", "every warning of any kind is an error, once torch is there", before="import warnings; warnings.simplefilter('error')"),
-    _in("faulthandler", "faulthandler writes a traceback each 0.1 s into a file of its own", start="import faulthandler\nnotes = open(os.devnull, 'w')\nfaulthandler.enable(notes); faulthandler.dump_traceback_later(0.1, True, file=notes)"),
+    _in("faulthandler", "faulthandler is on, and waits for a hang of a minute", start="import faulthandler\nnotes = open(os.devnull, 'w')\nfaulthandler.enable(notes); faulthandler.dump_traceback_later(60, True, file=notes)"),
     _in("development", "python -X dev", environment={"PYTHONDEVMODE": "1"}),
     _in("isolated", "python -I: no PYTHONPATH, no sitecustomize of ours", flags=["-I"], true=frozenset({"none", "unknown"})),
     _in("dispatch-mode", "it counts all operations that torch dispatches", how=_COUNTS.format(kind="TorchDispatchMode", name="__torch_dispatch__")),
