@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from helpers.warm import python
 
 pytest.importorskip("torch")
 from proctor.cli.check import examine
@@ -34,8 +35,8 @@ def test_a_state_tracker_that_dies_makes_its_rules_unknown(tmp_path: Path) -> No
     script, out = tmp_path / "train.py", tmp_path / "run"
     script.write_text(PROGRAM)
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    bare = subprocess.run([sys.executable, str(script)], capture_output=True, text=True, timeout=250, check=True, env=environment)
-    command = [sys.executable, "-m", "proctor.cli", "record", "-o", str(out), "--", sys.executable, str(script)]
+    bare = subprocess.run([python(), str(script)], capture_output=True, text=True, timeout=250, check=True, env=environment)
+    command = [sys.executable, "-m", "proctor.cli", "record", "-o", str(out), "--", python(), str(script)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=250, check=True, env=environment)
     assert done.stdout == bare.stdout
     assert "probe state is off" in done.stderr

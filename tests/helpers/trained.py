@@ -5,10 +5,11 @@ from __future__ import annotations
 import json
 import os
 import subprocess
-import sys
 import textwrap
 from collections.abc import Iterable, Mapping
 from pathlib import Path
+
+from helpers.warm import python
 
 RUNNER = """
 import json, sys
@@ -44,6 +45,6 @@ def record(folder: Path, programs: Mapping[str, str], jobs: Iterable[Job]) -> No
         (folder / f"{name}.py").write_text(HEAD + textwrap.dedent(text))
     told = [(str(folder / f"{program}.py"), str(folder / f"{program}-{name}"), *how) for program, name, *how in jobs]
     environment = {k: v for k, v in os.environ.items() if not k.startswith("PROCTOR")} | {"OMP_NUM_THREADS": "1"}
-    command = [sys.executable, "-W", "ignore", "-c", RUNNER, json.dumps(told)]
+    command = [python(), "-W", "ignore", "-c", RUNNER, json.dumps(told)]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=900, check=False)
     assert done.returncode == 0, done.stderr[-3000:]

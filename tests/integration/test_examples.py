@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 from helpers.ranks import run_ranks
+from helpers.warm import python
 
 torch = pytest.importorskip("torch")
 
@@ -64,7 +65,7 @@ def run(script: Path, *arguments: str) -> dict:
     """Run one script in a process of its own and return its RESULT."""
     # A launcher's variables would make a multi-rank script believe that it is already one of the ranks.
     env = {k: v for k, v in os.environ.items() if k not in {"RANK", "WORLD_SIZE", "LOCAL_RANK"}}
-    done = run_ranks([sys.executable, str(script), *arguments], env, 800)
+    done = run_ranks([python(), str(script), *arguments], env, 800)
     assert done.returncode == 0, done.stderr[-3000:]
     return result_of(done.stdout)
 
@@ -140,7 +141,7 @@ def test_every_program_says_its_class_and_is_described():
 @pytest.fixture(scope="module")
 def technique_digests(tmp_path_factory):
     """RESULT and random states of every single-process technique, bare and recorded."""
-    helper = [sys.executable, str(ROOT / "tests" / "helpers" / "run_examples.py"), "6", *map(str, ONE_PROCESS)]
+    helper = [python(), str(ROOT / "tests" / "helpers" / "run_examples.py"), "6", *map(str, ONE_PROCESS)]
     out = tmp_path_factory.mktemp("runs") / "techniques"
     watch = [sys.executable, "-m", "proctor.cli", "record", "-o", str(out), "--"]
 
@@ -185,7 +186,7 @@ def test_without_its_library_a_program_says_so(script, monkeypatch, capsys):
 @pytest.mark.parametrize("script", TECHNIQUES + LIBRARIES, ids=stem)
 def test_program_trains_with_its_defaults(script):
     env = {k: v for k, v in os.environ.items() if k not in {"RANK", "WORLD_SIZE", "LOCAL_RANK"}}
-    done = run_ranks([sys.executable, str(script)], env, 800)
+    done = run_ranks([python(), str(script)], env, 800)
     if done.returncode == MISSING_LIBRARY:
         pytest.skip(done.stderr.strip())
     assert done.returncode == 0, done.stderr[-3000:]

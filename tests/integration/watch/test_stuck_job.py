@@ -15,6 +15,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
+from helpers.warm import python
 
 pytest.importorskip("torch")
 from proctor.invariants.condition import ALWAYS
@@ -59,7 +60,7 @@ def running(folder: Path, kind: str) -> Iterator[Path]:
     """The job under `proctor record`, in a session of its own that is killed in the end."""
     script, out = folder / "train.py", folder / "run"
     script.write_text(textwrap.dedent(JOB))
-    command = [sys.executable, "-m", "proctor.cli", "record", "-o", str(out), "--", sys.executable, str(script), kind]
+    command = [sys.executable, "-m", "proctor.cli", "record", "-o", str(out), "--", python(), str(script), kind]
     job = subprocess.Popen(
         command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True, env={**os.environ, "OMP_NUM_THREADS": "1"}
     )
