@@ -303,14 +303,17 @@ def _gets_gradient(trace: Trace) -> pl.DataFrame:
 
 
 def _learning(trace: Trace, rows: pl.DataFrame) -> pl.DataFrame:
-    """Without failures of what was frozen at that time; that may be seen one step late."""
+    """Without failures of what was frozen at that time; that it is may be seen one step late, and that it is no more in the step before."""
     told = _frames.data_by_step(trace).join(_frames.metas(trace, "requires_grad"), on="meta", how="left")
     told = told.select("proc", "var", "step", (pl.col("requires_grad") == "false").alias("_frozen")).sort("step")
-    rows = rows.with_columns((pl.col("step") + 1).alias("_next")).sort("_next")
-    rows = rows.join_asof(
-        told, left_on="_next", right_on="step", by=["proc", "var"], strategy="backward", check_sortedness=False, coalesce=False, suffix="_told"
-    )
-    return rows.filter(pl.col("passed") | ~pl.col("_frozen").fill_null(value=False)).drop("_frozen", "_next", "step_told")
+    frozen = pl.lit(value=False)
+    for offset in (-1, 0, 1):
+        name = f"_frozen{offset}"
+        rows = rows.with_columns((pl.col("step") + offset).alias("_then")).sort("_then").join_asof(
+            told.rename({"_frozen": name}), left_on="_then", right_on="step", by=["proc", "var"], strategy="backward", check_sortedness=False, coalesce=False, suffix="_told"
+        ).drop("_then", "step_told")  # fmt: skip
+        frozen = frozen | pl.col(name).fill_null(value=False)
+    return rows.filter(pl.col("passed") | ~frozen).drop(f"_frozen{offset}" for offset in (-1, 0, 1))
 
 
 def _each_gets_gradient(trace: Trace) -> pl.DataFrame:
