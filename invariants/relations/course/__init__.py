@@ -6,9 +6,9 @@ once. `clips`: a clipping between two updates comes behind a backward. `shrinks`
 `resumes`: a model that began to train with dropout trains with it after an evaluation. `masks`: no dropout begins at a seed that it
 began at in an earlier step. `batch`: a loader does not give a batch twice in a row. `reversed`: norms and biases have no more weight decay than all
 matrices. `aligned`: targets lie in the order of the samples that they came with. `consumes`: who is given new batches by a shuffling loader does not train on one
-again and again. `restored`: who sets a model to train after an evaluation has taken it out of training. `rounds`: a layer that is given the digits of float32 gives them.
+again and again. `rounds`: a layer that is given the digits of float32 gives them.
 
-Others are choices, which a right program seldom makes: `advances`: what a shuffling loader gives is trained on. `examined`: a model that drops out
+Others are choices, which a right program seldom makes: `restored`: who sets a model to train after an evaluation has taken it out of training (some measure on the data they train on, as it is trained). `advances`: what a shuffling loader gives is trained on. `examined`: a model that drops out
 is set to evaluate for batches that it does not train on. `scheduled`: a scheduler has stepped by the second pass over the data. `parted`: groups that part
 norms and biases from matrices differ in an option; a configuration may make them alike. `halved`: a layer does not train its bias alone, where the others
 train both. Of these two and of `rebuilt`, too few healthy programs have what they speak of. `used`: an optimizer whose gradients are made and cleared steps some time. `scored`: a loss
@@ -120,10 +120,10 @@ _NEEDS: Final = {
     "reversed": Needs(frozenset({_frames.UPDATE}), frozenset({"data"}), frozenset({"option"})),
     "aligned": Needs(_judged.NEEDS["aligned"][0] | {_frames.UPDATE}, values=_judged.NEEDS["aligned"][1]),
     "consumes": Needs(_UPDATES | {MODEL_CALL} | _batches.LOOP | {*_batches.DRAWS}, values=frozenset({"batch", "handed"})),
-    "restored": Needs(_UPDATES | {MODEL_CALL, _modes.NORMALISES, *MODE_SETTERS, *DROPOUTS} | _batches.LOOP),
     "rounds": Needs(_judged.NEEDS["rounds"][0] | {_frames.UPDATE}, values=_judged.NEEDS["rounds"][1]),
 }
 _CHOICES: Final = {
+    "restored": Needs(_UPDATES | {MODEL_CALL, _modes.NORMALISES, *MODE_SETTERS, *DROPOUTS} | _batches.LOOP),
     "advances": Needs(_UPDATES | {MODEL_CALL} | _batches.LOOP | {*_batches.DRAWS}, values=frozenset({"batch", "handed"})),
     "examined": Needs(_UPDATES | {MODEL_CALL, _modes.NORMALISES, *MODE_SETTERS, *DROPOUTS} | _batches.LOOP),
     "scheduled": Needs(_UPDATES | {_updating.SCHEDULE} | _batches.LOOP),
