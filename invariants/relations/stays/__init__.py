@@ -47,7 +47,7 @@ SAYS: Final = {
     "mask": "a mask that comes with padded sequences is not one number throughout",
     "noise": "a model does not drop out when it is given, without gradients, the batch that it trains on",
     "update": "a parameter in a half type that has gradients is not left as it was by rounding",
-    "product": "a tensor in a half type that is multiplied by a number is not left as it was by rounding",
+    "product": "a parameter or buffer in a half type that is multiplied by a number is not left as it was by rounding",
 }
 _ADVICE: Final = {
     "mode": "Keep module.training of every module before the evaluation, and set each back; train(flag) sets all that lies below.",

@@ -18,15 +18,16 @@ _BESIDE: Final = ("1.value", "other.value")
 
 
 def product(trace: Trace) -> pl.DataFrame:
-    """One row an update, and each step that multiplies a tensor in a half type by a number so near to 1 that no element of any tensor would change."""
+    """One row an update, and each step that multiplies a parameter or buffer in a half type by a number so near to 1 that no element of any tensor would change."""
     calls = _frames.calls_of(trace, r"torch\.Tensor\.mul_").filter(pl.col("step") >= 0)
     found = []
     for args in calls["args"].unique().to_list():
         given = trace.features[args]
         factor = next((given[name] for name in _BESIDE if name in given), None)
         close = HALVES.get(str(given.get("0.dtype")), 0.0)
-        if isinstance(factor, float) and 0 < abs(1 - factor) < close:
-            found.append((args, f"{given['0.dtype']} times {factor!r} is what it was, whatever it holds", str(given.get("0.name") or "")))
+        name = given.get("0.name")  # of what a model holds: what a computation works on may be multiplied by anything
+        if name and isinstance(factor, float) and 0 < abs(1 - factor) < close:
+            found.append((args, f"{given['0.dtype']} times {factor!r} is what it was, whatever it holds", str(name)))
     told = pl.DataFrame(found, schema={"args": pl.UInt32, "_seen": pl.String, "_variable": pl.String}, orient="row")
     bad = calls.join(told, on="args", how="inner", maintain_order="left").sort("proc", "seq").unique(["proc", "step"], keep="first", maintain_order=True)
     above = trace.calls.select("proc", pl.col("seq").alias("parent"), pl.col("fn").alias("_above"))
