@@ -28,7 +28,7 @@ _FEWEST: Final = 8  # elements
 _LAST_STEP: Final = 64
 _ATTRIBUTES: Final = 32
 _OBJECTS: Final = 512
-_PASSES_AT: Final = 4  # calls after which a number that stayed is said to stay
+_PASSES_AT: Final = (4, 5, 6)  # calls after which numbers that stayed are said to stay
 _AFTER: Final = {"leaves": "it is as it was before the call", "writes": "it is another after the call"}
 
 Seen = list[tuple[str, Any, int]]  # name, tensor, fingerprint
@@ -125,7 +125,7 @@ class Manners(Probe):
             return
         for name, old, new in known.changed():
             self.sink.number(known.owner, new, kind=Value.MANNER, facts={"mode": "steady", "has": "", "lacks": name, "seen": f"{name} was {old:.6g} and is {new:.6g}"})
-        if known.calls == _PASSES_AT and known.numbers:
+        if known.calls in _PASSES_AT and known.numbers:
             self.sink.number(known.owner, 1.0, kind=Value.MANNER, facts={"mode": "steady", "has": "|".join(sorted(known.numbers)), "lacks": ""})
 
 

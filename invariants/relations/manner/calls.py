@@ -13,6 +13,7 @@ from proctor.invariants.relations.views import frames as _frames
 from proctor.invariants.relations.views import habits as _habits
 from proctor.invariants.relations.views import sightings as _sightings
 from proctor.invariants.relations.views.calls import (
+    ENOUGH,
     calls_of,
     circumstances_of,
     distinct_of,
@@ -27,6 +28,7 @@ OF: Final = ": "  # subject, and what is said of it
 _CALLS: Final = 4  # fewer show no manner
 _TORCH: Final = re.compile(r"torch\.(nn\.(?!init|Module\.)|distributed\.(?!new_group|init|destroy|barrier)|utils\.checkpoint\.)")
 _STEPS: Final = 6  # fewer show no manner of steps
+_FIRST: Final = {"0", "1"}  # what torch's functions cannot do without
 # Where torch's functions, that reduce or join, have their dimension.
 _DIMENSIONS: Final = {
     **dict.fromkeys(("softmax", "log_softmax", "logsumexp", "sum", "mean", "std", "var", "cumsum", "argmax", "stack", "cat", "gather", "index_select"), "1"),
@@ -67,7 +69,8 @@ def _subjects(trace: Trace, kinds: re.Pattern[str]) -> list[tuple[str, str, list
         subject = _subject(function, names[row["pfn"]] or "")
         if subject:
             found.setdefault((row["proc"], subject), (function, []))[1].append(row)
-    return [(subject, function, rows) for (_, subject), (function, rows) in found.items() if sum(row["calls"] for row in rows) >= _CALLS]
+    # What looks like an earlier call is an example, too; three are enough for a rule.
+    return [(subject, function, [row for row in rows for _ in range(min(row["calls"], ENOUGH))]) for (_, subject), (function, rows) in found.items() if sum(row["calls"] for row in rows) >= _CALLS]
 
 
 def _given(features: Mapping[str, Plain]) -> set[str] | None:
@@ -91,7 +94,7 @@ def given(trace: Trace, wanted: Collection[str]) -> pl.DataFrame:
     asked, rows = _by_subject(wanted), []
     for subject, function, calls in _subjects(trace, _TORCH):
         places = [(row, _given(trace.features[row["args"]])) for row in calls]
-        every = set().union(*(place for _, place in places if place is not None)) | {said.removeprefix("argument ") for said in asked.get(subject, ())}
+        every = set().union(*(place for _, place in places if place is not None)) - (_FIRST if is_torch(function) else {"0"}) | {said.removeprefix("argument ") for said in asked.get(subject, ())}
         for row, place in places:
             if place is not None:
                 rows += [_row(row, f"{subject}{OF}argument {name}", name in place, f"argument {name} is None or not given", function, name) for name in sorted(every)]
@@ -173,7 +176,8 @@ def mode(trace: Trace, wanted: Collection[str]) -> pl.DataFrame:
         place = ".".join("*" if part.isdigit() else part for part in path.split("."))
         subject = f"{place} ({names[row['fn']].removesuffix('.forward')})"
         seen = f"{path} is in {'training' if flag else 'evaluation'} mode"
-        rows += [_row(row, f"{subject}{OF}{word}", flag == (word == "trains"), seen, names[row["fn"]], path) for word in ("trains", "evaluates")]
+        once = [_row(row, f"{subject}{OF}{word}", flag == (word == "trains"), seen, names[row["fn"]], path) for word in ("trains", "evaluates")]
+        rows += once * min(row["calls"], ENOUGH)
     return _finish(trace, rows, "mode")
 
 

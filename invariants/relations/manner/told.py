@@ -41,7 +41,7 @@ def _words(trace: Trace, mode: str, wanted: Collection[str], function: str = "",
         for word in sorted(every[look["text"]]):
             if word in has or word in lacks or closed:
                 seen = look["seen"] or (f"it is made of {', '.join(sorted(has))}" if closed else f"not so: {word}")
-                found.append(_calls._row(look, f"{look['text']}{_calls.OF}{word}", word in has, seen, function or subject, variable or (word if closed else "")))
+                found.append(_calls._row(look, f"{look['text']}{_calls.OF}{word}", word in has, seen, function or (look["function"] if mode == "steady" else subject), variable or (word if closed or mode == "steady" else "")))
     return _calls._finish(trace, found, mode)
 
 
