@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from proctor.oracle.parallel.deriving.flow import Flow, follow
+from proctor.oracle.parallel.deriving.flow import Flow, follow, layers_of
 from proctor.oracle.parallel.deriving.patterns import joined, pattern_of
 from proctor.oracle.parallel.deriving.rehearsal import Rehearsal
 from proctor.oracle.parallel.deriving.sizes import fitted, numbers
@@ -44,8 +44,9 @@ def _settled(rehearsal: Rehearsal, parts: int) -> Flow:
     """The flow once all layers that must stay whole are known; layers of a pattern are cut alike."""
     model = rehearsal.model
     whole: set[str] = set()
+    odd = {path for path, layer in layers_of(model).items() if layer.out % parts}  # never cut along outputs, so they feed nothing
     while True:
-        flow = follow(model, rehearsal.batch, whole)
+        flow = follow(model, rehearsal.batch, whole | odd)
         linear = [path for path, layer in flow.layers.items() if layer.kind == "linear"]
         fed = {path for path in linear if flow.feeds.get(path) and path not in whole}
         feeding = frozenset[str]().union(*flow.feeds.values())
