@@ -83,3 +83,24 @@ def test_a_layer_that_cannot_be_cut_does_not_keep_the_layers_after_it_whole(odd)
     torch.manual_seed(0)
     derived = derive(nn.Sequential(Gated(), Gated()), torch.randn(4, 8), "tp=2")
     assert derived.apart == () and cuts(derived, "1.up.weight") and cuts(derived, "0.down.weight")
+
+
+class Sinks(nn.Module):
+    """A number for each head, beside layers that are cut."""
+
+    def __init__(self):
+        super().__init__()
+        self.q, self.v, self.o, self.sink = nn.Linear(8, 16), nn.Linear(8, 16), nn.Linear(16, 8), nn.Parameter(torch.randn(4))
+
+    def forward(self, x):
+        q, v = (layer(x).unflatten(-1, (-1, 4)) for layer in (self.q, self.v))
+        score = torch.cat([(q * v).sum(-1), self.sink.expand(len(x), -1)], -1).view(len(x), 2, -1).softmax(1)[:, 0]
+        return self.o((score.unsqueeze(-1) * v).flatten(-2))
+
+
+def test_a_number_for_each_head_is_cut_with_the_heads():
+    torch.manual_seed(0)
+    derived = derive(Sinks(), torch.randn(4, 8), "dp=2,tp=2")
+    assert derived.apart == ()
+    assert (cuts(derived, "sink"), cuts(derived, "o.weight")) == ("tp:0", "tp:1")
+    assert not any("sink" in rule.path and rule.axes == ("tp",) for rule in derived.plan.pendings)
