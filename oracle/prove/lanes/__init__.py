@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import functools
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -18,6 +18,7 @@ import numpy as np
 from proctor.oracle.plans.mesh import Mesh
 from proctor.oracle.plans.plan import Plan
 from proctor.oracle.prove import judge
+from proctor.oracle.prove.cache import Cache
 from proctor.oracle.prove.domains import Domain
 from proctor.oracle.prove.domains.f64 import F64
 from proctor.oracle.prove.domains.field import Field, P
@@ -25,7 +26,7 @@ from proctor.oracle.prove.lanes.domain import packed, values
 from proctor.oracle.prove.lanes.family import Family, Record, Unlike, World, gathered, indices
 from proctor.oracle.prove.lanes.locate import Known, Watch
 from proctor.oracle.prove.lanes.machine import Integers, LaneMachine, from_floats
-from proctor.oracle.prove.lanes.reduced import Reduced, lift
+from proctor.oracle.prove.lanes.reduced import Reduced, lesser, lift
 from proctor.oracle.prove.leaves import Alignment, align, content, keys
 from proctor.oracle.prove.machine import Stuck, literal
 from proctor.oracle.prove.made_up import relied_on
@@ -46,7 +47,7 @@ class _Run(NamedTuple):
     checked: int
 
 
-def decide(reference: Tape, record: Record, plan: Plan, jobs: int = 1, *, small: Reduced | None = None, proof_s: float = 120.0) -> Verdict:
+def decide(reference: Tape, record: Record, plan: Plan, jobs: int = 1, *, small: Callable[[], Reduced] | None = None, proof_s: float = 120.0, cache: Cache | None = None) -> Verdict:
     """Judge a program on a mesh of any size.
 
     Args:
@@ -54,8 +55,9 @@ def decide(reference: Tape, record: Record, plan: Plan, jobs: int = 1, *, small:
         record: gives the tapes of the ranks that it is asked for.
         plan: with the mesh.
         jobs: processes at once.
-        small: a smaller program of the same kind, to be proved by formulas where the large one is EQUAL (`reduced.py`).
-        proof_s: seconds of CPU that its proof may take.
+        small: records a smaller program of the same kind, to be proved by formulas where the large one is EQUAL (`reduced.py`).
+        proof_s: seconds of CPU that its proof may take; 0 for none.
+        cache: of such proofs.
 
     Raises:
         OracleError: a rank cannot be recorded.
@@ -77,8 +79,8 @@ def decide(reference: Tape, record: Record, plan: Plan, jobs: int = 1, *, small:
         verdict.verdict, verdict.why = "DIFFERENT", "the ranks wait for each other: their collectives do not match"
         verdict.culprit = Culprit("ranks wait", said=str(stuck)[:400])
     else:
-        if small is not None and verdict.verdict == "EQUAL":
-            lift(verdict, reference, world, small, proof_s)
+        if small is not None and proof_s > 0 and verdict.verdict == "EQUAL":
+            lift(verdict, reference, world, small, proof_s, cache)
     return verdict
 
 
@@ -271,4 +273,4 @@ def _not_covered(reference: Tape, at: Mapping[tuple[int, str], Array], alignment
     return [name for name in marked if name in sizes and len(np.unique(np.concatenate(parts.get(name, [np.zeros(0, np.int64)])))) < sizes[name]]
 
 
-__all__ = ["Reduced", "decide"]
+__all__ = ["Reduced", "decide", "lesser"]
