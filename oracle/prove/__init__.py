@@ -44,6 +44,7 @@ def prove(reference: Program, candidate: Program, plan: Plan | str, *, proof_s: 
     from proctor.oracle.prove.cache import Cache
     from proctor.oracle.prove.prover import decide
     from proctor.oracle.prove.recording.world import tape_of
+    from proctor.oracle.prove.spread import forking
 
     plan = Plan(plan) if isinstance(plan, str) else plan
     if not plan.mesh.axes:
@@ -58,7 +59,7 @@ def prove(reference: Program, candidate: Program, plan: Plan | str, *, proof_s: 
             there = plan.on(Mesh.parse(given[2]))
             return lanes.Reduced(alone if given[0] is reference else tape_of(given[0]), _all(given[1], there), there)
 
-        return lanes.decide(alone, lambda ranks: [tape_of(candidate, rank, plan.mesh.world) for rank in ranks], plan, jobs, small=less if small is not None else None, proof_s=proof_s, cache=kept)
+        return lanes.decide(alone, lambda ranks: [tape_of(candidate, rank, plan.mesh.world) for rank in ranks], plan, forking(jobs), small=less if small is not None else None, proof_s=proof_s, cache=kept)
     if small is not None:
         raise OracleError("a small program goes with many=True", hint="without it the program itself is proved")
     return decide(alone, _all(candidate, plan), plan, proof_s=proof_s, cache=kept)

@@ -65,9 +65,9 @@ def _decided(reference: Tape, candidate: Sequence[Tape], plan: Plan | None, proo
             verdict.why = _of_others(counted[0][0].nodes[counted[0][1]], counted[0][2])
             verdict.seconds["refutation"] = time.monotonic() - began
             return verdict
-        verdict.verdict, verdict.why = "DIFFERENT", "the ranks wait for each other: their collectives do not match"
+        verdict.verdict, verdict.why = "DIFFERENT", stuck.why
         places = [text.rpartition(" at ")[2] for text in stuck.where.values() if " at " in text]
-        verdict.culprit = Culprit("ranks wait", place=next((p for p in places if p), ""), said=str(stuck)[:400])
+        verdict.culprit = Culprit(stuck.kind, place=next((p for p in places if p), ""), said=str(stuck)[:400])
     except NotImplementedError as error:
         verdict.why = str(error)
     verdict.seconds["refutation"] = time.monotonic() - began

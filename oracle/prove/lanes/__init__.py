@@ -31,7 +31,7 @@ from proctor.oracle.prove.leaves import Alignment, align, content, keys
 from proctor.oracle.prove.machine import Stuck, literal
 from proctor.oracle.prove.made_up import relied_on
 from proctor.oracle.prove.proofs.sweep import divisors
-from proctor.oracle.prove.recording.world import forked
+from proctor.oracle.prove.spread import Spread, here
 from proctor.oracle.prove.tape import Array, Tape
 from proctor.oracle.prove.verdict import Culprit, Verdict
 
@@ -47,14 +47,14 @@ class _Run(NamedTuple):
     checked: int
 
 
-def decide(reference: Tape, record: Record, plan: Plan, jobs: int = 1, *, small: Callable[[], Reduced] | None = None, proof_s: float = 120.0, cache: Cache | None = None) -> Verdict:
+def decide(reference: Tape, record: Record, plan: Plan, spread: Spread = here, *, small: Callable[[], Reduced] | None = None, proof_s: float = 120.0, cache: Cache | None = None) -> Verdict:
     """Judge a program on a mesh of any size.
 
     Args:
         reference: of one rank, with the whole batch.
         record: gives the tapes of the ranks that it is asked for.
         plan: with the mesh.
-        jobs: processes at once.
+        spread: where ranks are recorded and fields are judged.
         small: records a smaller program of the same kind, to be proved by formulas where the large one is EQUAL (`reduced.py`).
         proof_s: seconds of CPU that its proof may take; 0 for none.
         cache: of such proofs.
@@ -65,37 +65,37 @@ def decide(reference: Tape, record: Record, plan: Plan, jobs: int = 1, *, small:
     verdict, began = Verdict("UNPROVED", ranks=plan.mesh.world), time.monotonic()
     try:
         try:
-            world = _whole(verdict, reference, gathered(record, plan.mesh, jobs), plan, jobs, began)
+            world = _whole(verdict, reference, gathered(record, plan.mesh, spread), plan, spread, began)
         except Unlike:
             if plan.mesh.world > EVERY:
                 raise
             began = time.monotonic()
-            world = _whole(verdict, reference, gathered(record, plan.mesh, jobs, alike=False), plan, jobs, began)
+            world = _whole(verdict, reference, gathered(record, plan.mesh, spread, alike=False), plan, spread, began)
     except Unlike as why:
         verdict.why = f"ranks do not follow from their places on the mesh, and all of them would have to be run: {why}"
     except NotImplementedError as why:
         verdict.why = f"not known for many ranks at once: {why}"
     except Stuck as stuck:
-        verdict.verdict, verdict.why = "DIFFERENT", "the ranks wait for each other: their collectives do not match"
-        verdict.culprit = Culprit("ranks wait", said=str(stuck)[:400])
+        verdict.verdict, verdict.why = "DIFFERENT", stuck.why
+        verdict.culprit = Culprit(stuck.kind, said=str(stuck)[:400])
     else:
         if small is not None and proof_s > 0 and verdict.verdict == "EQUAL":
             lift(verdict, reference, world, small, proof_s, cache)
     return verdict
 
 
-def _whole(verdict: Verdict, reference: Tape, world: World, plan: Plan, jobs: int, began: float) -> World:
+def _whole(verdict: Verdict, reference: Tape, world: World, plan: Plan, spread: Spread, began: float) -> World:
     """Judge a world that was run since `began`."""
     verdict.seconds["candidate"] = time.monotonic() - began
     began = time.monotonic()
     try:
-        _judge(verdict, reference, world, plan, jobs)
+        _judge(verdict, reference, world, plan, spread)
     finally:
         verdict.seconds["refutation"] = time.monotonic() - began
     return world
 
 
-def _judge(verdict: Verdict, reference: Tape, world: World, plan: Plan, jobs: int) -> None:
+def _judge(verdict: Verdict, reference: Tape, world: World, plan: Plan, spread: Spread) -> None:
     verdict.operations = len(reference.nodes) + sum(len(f.tape.nodes) * int(np.prod(world.sizes)) for f in world.families)
     if said := relied_on([tape for f in world.families for _, tape in f.samples]):
         verdict.why = said
@@ -121,8 +121,7 @@ def _judge(verdict: Verdict, reference: Tape, world: World, plan: Plan, jobs: in
     tapes = [reference, *(f.tape for f in world.families)]
     doubles = one(F64()) if any(from_floats(node) for tape in tapes for node in tape.nodes) else None  # first: integers come from it
     for again in range(ATTEMPTS):  # two elements of a field may meet by chance
-        calls = [functools.partial(one, Field(seed + 100 * again)) for seed in judge.SEEDS]
-        both = forked(calls, jobs) if jobs > 1 else [call() for call in calls]
+        both = list(spread([functools.partial(one, Field(seed + 100 * again)) for seed in judge.SEEDS]))
         if both[0].outputs == both[1].outputs:
             break
     if doubles is None and all(equal for run in both for equal, _, _ in run.outputs.values()):
