@@ -39,7 +39,7 @@ class Sequences(EarlyProbe):
         super().__init__(sink)
         self._ids: list[Sequence] = []
         self._masks: dict[str, Sequence] = {}
-        self._causal = False
+        self._causal: set[int] = set()  # numbers of places of which none sees a later one
         self._given: dict[tuple[int, bool], tuple[int, ...]] = {}  # by model and whether gradients were made: what it was given
 
     def hooks(self, function: str, home: Home) -> Hooks:
@@ -59,7 +59,7 @@ class Sequences(EarlyProbe):
         if self.left <= 0 or not getattr(root, "training", False) or next(root.parameters(), None) is None:
             return
         self.left -= 1
-        self._ids, self._causal = [], False
+        self._ids, self._causal = [], set()
         named = {f"argument {i}": value for i, value in enumerate(args[1:], 1)} | (kwargs or {})
         self._masks = {name: value.numpy() for name, value in named.items() if _sequence(value)}
         self._repeated(root, [tensor for value in named.values() for tensor in tensors(value)])
@@ -88,11 +88,12 @@ class Sequences(EarlyProbe):
             self._ids.append(value.numpy())
 
     def _attends(self, args: tuple[Any, ...], kwargs: dict[str, Any] | None) -> None:
-        if self.left <= 0 or self._causal:
+        if self.left <= 0:
             return
         told = kwargs or {}
-        mask = args[3] if len(args) > 3 else told.get("attn_mask")
-        self._causal = bool(told.get("is_causal") or (len(args) > 5 and args[5])) or _triangular(mask)
+        query, mask = args[0] if args else told.get("query"), args[3] if len(args) > 3 else told.get("attn_mask")
+        if told.get("is_causal") or (len(args) > 5 and args[5]) or _triangular(mask):
+            self._causal.add(int(query.shape[-2]))
 
     def _loss(self, args: tuple[Any, ...], kwargs: dict[str, Any] | None) -> None:
         scores = args[0] if args else (kwargs or {}).get("input")
@@ -100,9 +101,9 @@ class Sequences(EarlyProbe):
         if self.left <= 0 or not self._ids or not getattr(scores, "requires_grad", False) or not readable(target) or target.is_floating_point():
             return
         flat = target.detach().numpy().reshape(-1)
-        found = {k for ids in self._ids if (k := ahead(ids, flat)) is not None}
-        for k in sorted(found):
-            self.sink.number("target", float(k), kind=Value.KEPT, facts={"what": "next", "seen": "", "causal": "true" if self._causal else "false"})
+        found = {(k, bool(self._causal & set(ids.shape))) for ids in self._ids if (k := ahead(ids, flat)) is not None}
+        for k, causal in sorted(found):  # attention over more places than these has others before them: image features, a prompt
+            self.sink.number("target", float(k), kind=Value.KEPT, facts={"what": "next", "seen": "", "causal": "true" if causal else "false"})
         for name, mask in self._masks.items():
             # What is embedded, or a target, is no mask.
             beside = [ids for ids in self._ids if ids.shape == mask.shape]

@@ -31,7 +31,7 @@ def aligned(trace: Trace) -> pl.DataFrame:
         handed, on="proc", how="inner", suffix="_came"
     ).filter((pl.col("_at") < pl.col("seq")) & (pl.col("step_came") >= pl.col("step") - 1))  # fmt: skip
     here = pl.col("fp") == pl.col("fp_came")
-    permuted = (pl.col("item_came").clip(0, 1) == pl.col("item")) & (pl.col("number") == pl.col("number_came")) & ~here
+    permuted = (pl.col("item_came") == pl.col("item")) & (pl.col("number") == pl.col("number_came")) & ~here
     rows = rows.with_columns(here.alias("_here"), permuted.alias("_permuted"))
     # The tensors that came beside it, and whether the model was given one of them as it is.
     given = handed.filter(pl.col("_by") == "model").select("proc", "step", "_at", "fp").unique()

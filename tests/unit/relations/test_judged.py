@@ -86,6 +86,18 @@ PROGRAMS = {
             if i > 3:  # a warm-up
                 other.step()
     """,
+    # Sequences that are turned round, or whose labels belong to another sample.
+    "sequences": """
+        table, out = nn.Embedding(20, WIDTH), nn.Linear(WIDTH, 20)
+        model = nn.Sequential(table, out)
+        optimizer = torch.optim.Adam(model.parameters())
+        for a, b in DataLoader(torch.utils.data.TensorDataset(torch.randint(20, (48, 6)), torch.randint(20, (48, 6))), 8):
+            optimizer.zero_grad()
+            scores = model(a).flatten(0, 1)
+            F.cross_entropy(scores, a.flip(1).flatten()).backward()
+            F.cross_entropy(model(a).flatten(0, 1), b.roll(1, 0).flatten() if BUG == "rolled_rows" else b.flip(1).flatten()).backward()
+            optimizer.step()
+    """,
     "autocast": """
         model = nn.Sequential(nn.Linear(16, WIDTH), nn.ReLU(), nn.Linear(WIDTH, 3))
         optimizer = torch.optim.SGD(model.parameters(), lr=1e-2)
@@ -112,7 +124,7 @@ MODES = {mode: Hypothesis.of("course", mode=mode, what="updates") for mode in ("
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("judged")
-    record(folder, PROGRAMS, [(name, "right", 0, 24, "") for name in PROGRAMS] + [("plain", bug, 0, 24, bug) for bug in [*FAULTS, "in_order"]])
+    record(folder, PROGRAMS, [(name, "right", 0, 24, "") for name in PROGRAMS] + [("plain", bug, 0, 24, bug) for bug in [*FAULTS, "in_order"]] + [("sequences", "rolled_rows", 0, 24, "rolled_rows")])
     return folder
 
 
@@ -135,6 +147,11 @@ def test_one_wrong_line_is_found(runs: Path, bug: str) -> None:
     assert {other for other in MODES if failing(runs / f"plain-{bug}", other)} == {mode} | ({"digits"} if mode == "rounds" else set())
 
 
+def test_labels_in_one_line_that_belong_to_another_sample_are_found(runs: Path) -> None:
+    found = failing(runs / "sequences-rolled_rows", "aligned")
+    assert found and "in another order than the samples" in str(found[0]["_seen"])
+
+
 def test_what_a_step_draws_is_no_order_of_the_samples(runs: Path) -> None:
     order = Hypothesis.of("fresh", mode="order", what="loader")
     seen = [registry()["fresh"].examples(Trace.load([runs / f"plain-{bug}"]), [order]).frame["passed"].to_list() for bug in ("right", "in_order")]
@@ -148,9 +165,9 @@ def test_a_loss_looks_at_what_came_with_the_samples_only() -> None:
 
 def test_a_sum_over_rows_knows_no_order_and_a_transposed_batch_is_no_other_order_of_rows() -> None:
     ids = torch.randint(1000, (8, 5))
-    (_, rows), (_, elements), _ = looks(ids)
-    assert next(iter(looks(ids.flip(0)))) == (0, rows)
-    assert list(looks(ids.t().reshape(-1))) == [(1, elements)]
+    (_, rows), (turned, _) = looks(ids)
+    assert turned == 2 and next(iter(looks(ids.flip(0)))) == (0, rows) != next(iter(looks(ids.flip(1))))
+    assert list(looks(ids.reshape(-1))) == list(looks(ids.t().reshape(-1)))
     assert next(iter(looks(ids.t().contiguous())))[1] != rows
     assert list(looks(ids[:, :1])) == list(looks(ids[:, 0]))
 

@@ -114,6 +114,9 @@ PROGRAMS = {
                 self.q = nn.Linear(WIDTH, WIDTH)
             def forward(self, ids, mask, kinds):
                 x = self.drop(self.table(ids) + self.kinds(kinds))
+                if BUG == "prefix":  # of places that are no words, such as an image
+                    x = torch.cat([x.new_ones(len(x), 3, x.shape[-1]), x], 1)
+                    mask = F.pad(mask, (3, 0))
                 q = self.q(x)
                 x = x + F.scaled_dot_product_attention(q, x, x, is_causal=BUG != "filled_in")
                 return self.out(x * (1 + mask[..., None]))
@@ -137,7 +140,9 @@ PROGRAMS = {
                     before = model(ids, mask, kinds)
                 model.train()
             scores = model(ids, mask, kinds)
-            shift = {"twice": 2, "never": 0, "filled_in": 0}.get(BUG, 1)
+            if BUG == "prefix":
+                scores = scores[:, 2:-1]
+            shift = {"twice": 2, "never": 0, "filled_in": 0, "prefix": 0}.get(BUG, 1)
             loss = F.cross_entropy(scores[:, : 12 - shift].reshape(-1, 20), labels[:, shift:].reshape(-1))
             if BUG == "heads":  # several tokens at once
                 loss = loss + F.cross_entropy(scores[:, :10].reshape(-1, 20), labels[:, 2:].reshape(-1))
@@ -205,7 +210,7 @@ WRONG = {
     ("resumed", "dummy"): "beginning", ("words", "twice"): "next", ("words", "never"): "next", ("words", "mask"): "mask", ("words", "noise"): "noise",
     ("halves", "product"): "product", ("halves", "update"): "update",
 }  # fmt: skip
-RIGHT = [("evaluated", ""), ("resumed", ""), ("resumed", "anew"), ("words", ""), ("words", "filled_in"), ("words", "heads"), ("words", "reference"), ("words", "quiet"), ("halves", ""), ("manners", "")]
+RIGHT = [("evaluated", ""), ("resumed", ""), ("resumed", "anew"), ("words", ""), ("words", "filled_in"), ("words", "prefix"), ("words", "heads"), ("words", "reference"), ("words", "quiet"), ("halves", ""), ("manners", "")]
 
 ELSEWHERE = {"thawed", "woken", "scaled", "cut", "decay"}  # test_parts_that_stay.py
 
