@@ -14,6 +14,7 @@ from typing import Any
 
 from proctor.errors import OracleError
 from proctor.oracle.prove.tape import Tape
+from proctor.oracle.torch_version import require_torch
 
 Program = Callable[[], object]
 
@@ -53,12 +54,17 @@ def tape_of(program: Program, rank: int = 0, world: int = 1, earlier: Sequence[T
 
 @contextmanager
 def joined(rank: int, world: int) -> Iterator[None]:
-    """Be one rank of a world that is not there."""
+    """Be one rank of a world that is not there.
+
+    Raises:
+        OracleError: there is a process group, or this torch is too old.
+    """
     import torch.distributed as dist
 
     if world == 1:
         yield
         return
+    require_torch("oracle prove of several ranks")
     if dist.is_initialized():
         raise OracleError("a process group is there already", hint="call destroy_process_group() first")
     from torch.testing._internal.distributed.fake_pg import FakeStore
