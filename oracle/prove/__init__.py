@@ -42,9 +42,9 @@ def prove(reference: Program, candidate: Program, plan: Plan | str, *, proof_s: 
     from proctor.errors import OracleError
     from proctor.oracle.prove import lanes
     from proctor.oracle.prove.cache import Cache
+    from proctor.oracle.prove.lanes.spread import forking
     from proctor.oracle.prove.prover import decide
     from proctor.oracle.prove.recording.world import tape_of
-    from proctor.oracle.prove.spread import forking
 
     plan = Plan(plan) if isinstance(plan, str) else plan
     if not plan.mesh.axes:

@@ -26,12 +26,13 @@ from proctor.oracle.prove.lanes.domain import packed, values
 from proctor.oracle.prove.lanes.family import Family, Record, Unlike, World, gathered, indices
 from proctor.oracle.prove.lanes.locate import Known, Watch
 from proctor.oracle.prove.lanes.machine import Integers, LaneMachine, from_floats
-from proctor.oracle.prove.lanes.reduced import Reduced, lesser, lift
+from proctor.oracle.prove.lanes.reduced import Reduced, apart, lesser, lift
+from proctor.oracle.prove.lanes.routed import routed
+from proctor.oracle.prove.lanes.spread import Spread, here
 from proctor.oracle.prove.leaves import Alignment, align, content, keys
 from proctor.oracle.prove.machine import Stuck, literal
 from proctor.oracle.prove.made_up import relied_on
 from proctor.oracle.prove.proofs.sweep import divisors
-from proctor.oracle.prove.spread import Spread, here
 from proctor.oracle.prove.tape import Array, Tape
 from proctor.oracle.prove.verdict import Culprit, Verdict
 
@@ -80,8 +81,25 @@ def decide(reference: Tape, record: Record, plan: Plan, spread: Spread = here, *
         verdict.culprit = Culprit(stuck.kind, said=str(stuck)[:400])
     else:
         if small is not None and proof_s > 0 and verdict.verdict == "EQUAL":
-            lift(verdict, reference, world, small, proof_s, cache)
+            lift(verdict, reference, world, lambda: _routed(small()), proof_s, cache)
     return verdict
+
+
+def _routed(small: Reduced) -> Reduced:
+    """A small program with the integers that doubles give, as the large one is judged."""
+    world = apart(small)
+    if not any(from_floats(node) for tape in small.candidate for node in tape.nodes):
+        return small
+    alignment = align(small.reference, small.candidate, small.plan)
+    if alignment.strange or alignment.merged:
+        return small
+    at = {(k, held.name): indices(f, alignment.index, held.name, ()) for k, f in enumerate(world.families) for held in f.tape.held if (f.tape.rank, held.name) in alignment.of}
+    domain, integers = F64(), Integers()
+    try:
+        LaneMachine(world, domain, _elements(domain, small.reference, world, at, alignment), integers).run()
+    except (Stuck, NotImplementedError) as why:
+        raise Unlike(str(why)) from None
+    return small._replace(candidate=routed(small.candidate, integers))
 
 
 def _whole(verdict: Verdict, reference: Tape, world: World, plan: Plan, spread: Spread, began: float) -> World:

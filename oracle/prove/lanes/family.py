@@ -19,8 +19,8 @@ import numpy as np
 
 from proctor.errors import OracleError
 from proctor.oracle.plans.mesh import Mesh
+from proctor.oracle.prove.lanes.spread import Spread, here
 from proctor.oracle.prove.recording.operators import RANDOM
-from proctor.oracle.prove.spread import Spread, here
 from proctor.oracle.prove.tape import Array, Node, Tape, Window, collective
 
 MOST_RANKS: Final = 256  # that are run

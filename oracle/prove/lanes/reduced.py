@@ -51,7 +51,7 @@ def lift(verdict: Verdict, reference: Tape, world: World, record: Callable[[], R
     try:
         small = record()
         verdict.seconds["small program"], began = time.monotonic() - began, time.monotonic()
-        pieces = Skeleton(small.reference, _apart(small))
+        pieces = Skeleton(small.reference, apart(small))
         strange = Skeleton(reference, world).strange(pieces)
     except (Unlike, OracleError) as why:
         verdict.why += f"; not proved: {str(why).removeprefix('PR-E600').strip()}"
@@ -75,11 +75,11 @@ def lift(verdict: Verdict, reference: Tape, world: World, record: Callable[[], R
     verdict.assumed.append(f"sizes, and how many layers, microbatches and ranks there are, do not matter to a formula: those of {small.plan.mesh} stand for those of {world.mesh}")
 
 
-def _apart(small: Reduced) -> World:
+def apart(small: Reduced) -> World:
     """All ranks, each a program of its own."""
     mesh: Mesh = small.plan.mesh
     places = list(itertools.product(*(range(n) for n in mesh.sizes)))
     return World(mesh, (), places, [Family(tape, [((), tape)]) for tape in small.candidate])
 
 
-__all__ = ["Reduced", "lesser", "lift"]
+__all__ = ["Reduced", "apart", "lesser", "lift"]

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from proctor.oracle.plans.mesh import Mesh
     from proctor.oracle.plans.plan import Plan
     from proctor.oracle.prove.cache import Cache
-    from proctor.oracle.prove.spread import Spread
+    from proctor.oracle.prove.lanes.spread import Spread
     from proctor.oracle.prove.tape import Tape
     from proctor.oracle.prove.verdict import Verdict
 
@@ -52,10 +52,10 @@ def run(args: argparse.Namespace) -> int:
     from proctor.oracle.plans.plan_toml import plan_of
     from proctor.oracle.prove.cache import Cache, usual
     from proctor.oracle.prove.command import tapes_of
+    from proctor.oracle.prove.lanes.spread import forking, on_dask
     from proctor.oracle.prove.leaves import align
     from proctor.oracle.prove.proofs.file import check, save
     from proctor.oracle.prove.prover import decide
-    from proctor.oracle.prove.spread import forking, on_dask
 
     if args.timeout <= 0 or args.proof < 0 or args.jobs < 1:
         raise UsageError("--timeout must be more than 0, --proof at least 0, --jobs at least 1")

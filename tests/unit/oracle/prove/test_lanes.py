@@ -13,12 +13,17 @@ import torch.distributed as dist
 from helpers.oracle.prove_pipes import by_hand
 from helpers.oracle.prove_programs import data_parallel, tensor_parallel, who
 
-from proctor.oracle.prove import prove
+from proctor.oracle.plans.plan import Plan
+from proctor.oracle.prove import lanes, prove
 from proctor.oracle.prove.domains.field import Field
 from proctor.oracle.prove.lanes.domain import Laned, packed, values
+from proctor.oracle.prove.lanes.routed import routed
+from proctor.oracle.prove.prover import decide
+from proctor.oracle.prove.recording.world import tape_of
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[4] / "benchmarks"))
 
+from msgspec import structs
 from prove_models import Size, step
 
 Program = Callable[[], None]
@@ -45,6 +50,28 @@ def test_a_mesh_of_three_axes_with_experts(mistake: str) -> None:
     size = Size(layers=2, pp=2, dp=3, tp=2, microbatches=2, experts=True)
     wrong = Size(layers=2, pp=2, dp=3, tp=2, microbatches=2, experts=True, mistake=mistake)
     assert prove(step(size), step(wrong), size.mesh, many=True).verdict == ("DIFFERENT" if mistake else "EQUAL")
+
+
+@pytest.mark.parametrize(("mistake", "verdict"), [("", "EQUAL"), ("gate not summed", "DIFFERENT")])
+def test_a_small_program_with_experts_is_judged_with_true_routing(mistake: str, verdict: str) -> None:
+    size = Size(layers=1, dp=2, tp=2, experts=True)
+    plan, alone = Plan(size.mesh), tape_of(step(size))
+    ranks = [tape_of(step(structs.replace(size, mistake=mistake)), rank, 4) for rank in range(4)]
+    assert decide(alone, ranks, plan, proof_s=0).verdict in ("UNPROVED", verdict)
+    assert decide(alone, lanes._routed(lanes.Reduced(alone, ranks, plan)).candidate, plan, proof_s=0).verdict == verdict
+
+
+def test_numbers_that_are_made_of_another_routing_are_not_kept() -> None:
+    tape = tape_of(step(Size(layers=1, tp=2, experts=True)), 0, 2)
+    at, node = next((k, n) for k, n in enumerate(tape.nodes) if n.op.startswith("aten.topk"))
+    other = {(0, at): [None if v < 0 else tape.blocks[v] + 1 for v in node.values]}
+    (now,) = routed([tape], other)
+    assert now.nodes[at].values != node.values and now.nodes[at + 1] is tape.nodes[at + 1]
+    chosen = next(w for w, v in zip(node.outs, node.values) if w is not None and v >= 0)
+    nodes = list(tape.nodes)
+    nodes.insert(at + 1, structs.replace(node, op="aten.add.Tensor", ins=[chosen], outs=[chosen], values=[node.values[-1]]))
+    stale = structs.replace(tape, nodes=nodes)
+    assert routed([stale], other) == [stale]
 
 
 def test_a_rank_that_does_something_else_is_not_taken_for_the_others(monkeypatch: pytest.MonkeyPatch) -> None:

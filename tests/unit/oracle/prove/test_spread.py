@@ -9,8 +9,8 @@ import pytest
 
 from proctor.errors import OracleError
 from proctor.oracle.prove.lanes.family import Unlike
+from proctor.oracle.prove.lanes.spread import forking
 from proctor.oracle.prove.machine import Misfit, Stuck
-from proctor.oracle.prove.spread import forking
 
 
 def _raises(error: Exception) -> None:
