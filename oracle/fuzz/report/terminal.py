@@ -15,7 +15,7 @@ def render(summary: Summary, folder: str) -> str:
     """
     versions = ", ".join(f"{k} {v}" for k, v in summary.asked.versions.items() if v)
     verdicts = ", ".join(f"{n:,} {v}" for v, n in summary.verdicts.items())
-    lines = [f"{summary.pairs:,} models, {summary.settings:,} settings ({versions}, seed {summary.asked.seed}): {verdicts or 'nothing ran'}"]
+    lines = [f"{summary.pairs:,} pairs of model and input, {summary.settings:,} settings ({versions}, seed {summary.asked.seed}): {verdicts or 'nothing ran'}"]
     if summary.passed:
         lines.append(f"{summary.passed:,} settings passed over: a finding explains them")
     for finding in summary.findings:

@@ -18,8 +18,9 @@ from proctor.oracle.fuzz.axes import declared, whole, why_invalid
 from proctor.oracle.fuzz.facts import facts
 from proctor.oracle.fuzz.program import program, reference_of
 from proctor.oracle.fuzz.running import judge
+from proctor.oracle.fuzz.running.child import REFERENCES
 from proctor.oracle.fuzz.running.outcome import Outcome, outcome_of
-from proctor.oracle.fuzz.running.worlds import REFERENCES, Answer, Worlds
+from proctor.oracle.fuzz.running.worlds import Answer, Worlds
 from proctor.oracle.fuzz.spec import Scenario
 
 _KEPT: Final = 64  # references on the memory disk
@@ -95,6 +96,8 @@ class Runner:
             "floor": floor,
             "tolerance": _tolerance(scenario),
             "steady": given["optimizer"] in judge.STEADY,
+            # What differs is asked again with the noise known, or is declared: a world in which something raised before need not be doubted.
+            "settled": not job.noise or any(r.effect == "different" for r in declared(scenario.setting, facts(scenario))),
         }
 
     def _reference(self, job: Job) -> Made:

@@ -1,7 +1,7 @@
 """What a rank of a world does: reads tasks, runs programs, compares with the reference, answers. One line of JSON each way.
 
 A task is `{"codes", "reference", "floor", "tolerance", "steady"}` or, for the reference itself, `{"make", "permuted", "shaken", "to"}`. An answer says "ok", the
-differences, or the exception. A rank that raised is not used again: its world is killed and forked anew.
+differences, or the exception. `{"let_go": true}` leaves all groups, `{"join": path}` meets the other ranks again.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ import msgspec
 import numpy as np
 import torch
 
-from proctor.oracle.fuzz.running import judge
+from proctor.oracle.fuzz.running import judge, kept
 from proctor.oracle.fuzz.running.observe import Array, module_types, observe
 
 EVERY: Final = 12  # tasks between collections
@@ -38,10 +38,21 @@ def serve(rank: int, world: int, read: Callable[[], bytes], write: Callable[[byt
     gc.disable()  # modules, reducers and autograd nodes are cycles by the thousand: between tasks they cost a fifth of what they cost within
     for count, line in enumerate(iter(read, b"")):
         task = msgspec.json.decode(line)
-        answer = _answer(task, rank, world)
+        answer = _regrouped(task, rank, world) or _answer(task, rank, world)
         write(msgspec.json.encode({"task": task.get("id"), **answer}) + b"\n")
         if count % EVERY == EVERY - 1:
             gc.collect()
+
+
+def _regrouped(task: dict[str, Any], rank: int, world: int) -> dict[str, Any]:
+    """Leave the groups, or meet again, if the task says so; {} where it says something else. What goes wrong ends the rank."""
+    if "let_go" in task:
+        kept.let_go()
+    elif "join" in task:
+        kept.join(Path(task["join"]), rank, world, task["timeout_s"])
+    else:
+        return {}
+    return {"done": True}
 
 
 def _answer(task: dict[str, Any], rank: int, world: int) -> dict[str, Any]:
@@ -185,24 +196,6 @@ def plain_message(message: str) -> str:
         line = re.sub(r"\([^()]*\)|\[[^\[\]]*\]", "", line)
     line = re.sub(r"0x[0-9a-f]+|(?:/[\w.\-]+)+|-?\d+(?:\.\d+)?(?:e-?\d+)?", "#", line)
     return line[:160].strip()
-
-
-def keep_groups() -> None:
-    """Give what asks for a process group of the same ranks again the one that there is: a gloo group costs 7 ms and two threads, and none is ever freed."""
-    import torch.distributed.distributed_c10d as c10d
-
-    make = getattr(c10d, "_new_group_with_tag", None)
-    if make is None:
-        return
-    groups: dict[str, Any] = {}
-
-    def kept(ranks: Any = None, *args: Any, **kwargs: Any) -> Any:
-        key = f"{ranks and list(ranks)} {args} {sorted(kwargs.items())}"
-        if key not in groups:
-            groups[key] = make(ranks, *args, **kwargs)
-        return groups[key]
-
-    c10d._new_group_with_tag = kept
 
 
 def quiet(log: Path) -> None:

@@ -1,10 +1,10 @@
 """Worlds of ranks that are forked once and stay: a fork of a process that has imported torch takes 0.1 s, a new process 10 s.
 
-A world in which every rank raised goes on, since a new one takes a second until it is as fast; what it then says is believed if it is "ok" or again an
-exception of all ranks, and asked of a fresh world if it is anything else.
+A world in which ranks raised goes on, since a new one takes seconds until it is as fast; where others wait for them, all meet anew (`revive`). What it then says is
+believed if it is "ok", an exception of all ranks, one that a fresh world has told before, or a difference that decides nothing (`settled`); anything else is asked of a fresh world.
 
 There is a world of its true size for each size (sub-groups of a larger one hang as soon as a library makes groups of its own), and one
-process without a group for references. A world of which some ranks raised, or which died or hung, is killed and forked anew. Ranks find each other
+process without a group for references. A world of which a rank died or hung is killed and forked anew. Ranks find each other
 through a file, so that no port is ever agreed upon; they die with the process that forked them.
 
 The process that forks must have no threads and no process group: `fit` says whether it is so.
@@ -12,11 +12,10 @@ The process that forks must have no threads and no process group: `fit` says whe
 
 from __future__ import annotations
 
-import ctypes
-import faulthandler
+import importlib
 import os
 import re
-import resource
+import select
 import selectors
 import shutil
 import signal
@@ -26,22 +25,19 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
-from datetime import timedelta
 from pathlib import Path
 from typing import Any, Final
 
 import msgspec
 
 from proctor.errors import OracleError
+from proctor.oracle.fuzz.running.child import MORE_S, STOPS, child
 
 TIMEOUT_S: Final = 20.0  # of a task; a scenario takes 0.05 s
 GRACE_S: Final = 0.8  # that other ranks have to raise as well, once one did
-MEMORY_BYTES: Final = 6 << 30  # address space a rank may add
+REVIVE_S: Final = 4.0  # for ranks to leave their groups and to meet again; it takes 0.05 s. A rank that waits in a file (`new_group`) is not told
 EXHAUSTED: Final = re.compile(r"Resource temporarily unavailable|can't start new thread|Too many open files")
 TASKS: Final = 2000  # of a world, then it is forked anew: libraries keep what they made
-REFERENCES: Final = (0, -1)  # sizes that stand for a process without a group
-STOPS: Final = (signal.SIGINT, signal.SIGTERM)
-_PR_SET_PDEATHSIG: Final = 1
 _PREFIX: Final = "proctor-fuzz-"  # of folders on the memory disk, then the pid
 _parents: set[socket.socket] = set()  # our ends of all worlds; a child closes them
 
@@ -84,6 +80,8 @@ class World:
         self.size, self.timeout_s = size, timeout_s
         self.done = 0
         self.tainted = False
+        self.settled = False
+        self.revived = 0
         self.started = time.monotonic()
         self.answers: list[dict[str, Any] | None] = []
         self.busy: Any = None
@@ -99,7 +97,7 @@ class World:
         pid = os.fork()
         if pid == 0:
             ours.close()
-            _child(rank, self.size, theirs, self._folder, prepare, self.timeout_s)
+            child(rank, self.size, theirs, _parents, self._folder, prepare, self.timeout_s)
         theirs.close()
         ours.setblocking(False)
         _parents.add(ours)
@@ -109,6 +107,7 @@ class World:
 
     def send(self, task: dict[str, Any], label: Any) -> None:
         """Give all ranks a task."""
+        self.settled = bool(task.get("settled"))
         self.busy, self.started, self.answers = label, time.monotonic(), [None] * len(self.pids)
         line = msgspec.json.encode(task) + b"\n"
         for end in self.ends:
@@ -116,6 +115,40 @@ class World:
             with suppress(OSError):  # a rank that died is seen when its answer is read
                 end.sendall(line)
             end.setblocking(False)
+
+    def revive(self) -> bool:
+        """Bring ranks of which some raised together again, in groups of their own; False if it does not work within `REVIVE_S`."""
+        end = time.monotonic() + REVIVE_S
+        left = set(range(len(self.pids)))
+        while left:  # those that wait for a rank answer once it is gone
+            for rank in [r for r in left if self.answers[r] is not None]:
+                self._tell(rank, {"let_go": True})
+                left.discard(rank)
+            if left and not self._heard(end, some=left):
+                return False
+        if not self._heard(end):
+            return False
+        self.revived += 1
+        for rank in range(len(self.pids)):
+            self._tell(rank, {"join": str(self._folder / f"store-{self.revived}"), "timeout_s": self.timeout_s + MORE_S})
+        return self._heard(end)
+
+    def _tell(self, rank: int, task: dict[str, Any]) -> None:
+        self.answers[rank] = None
+        with suppress(OSError):  # that it is gone is seen when it is read
+            self.ends[rank].sendall(msgspec.json.encode(task) + b"\n")
+
+    def _heard(self, end: float, some: set[int] | None = None) -> bool:
+        """Wait until all ranks, or one of `some`, have answered."""
+        while True:
+            missing = [r for r, answer in enumerate(self.answers) if answer is None]
+            if not missing or (some is not None and not some <= set(missing)):
+                return True
+            if time.monotonic() > end:
+                return False
+            select.select([self.ends[r] for r in missing], [], [], 0.05)
+            if any(self.read(r) for r in missing):
+                return False
 
     def read(self, rank: int) -> str:
         """Read what a rank has written. Returns how it died, or ""."""
@@ -188,12 +221,15 @@ class Worlds:
     def __init__(self, *, prepare: Callable[[], None] | None = None, timeout_s: float = TIMEOUT_S) -> None:
         if not fit():
             raise OracleError("worlds cannot be forked: this process has threads or a process group", hint="run the campaign in a process of its own")
+        for name in ("kept", "rank"):  # each rank would load them by itself
+            importlib.import_module(f"proctor.oracle.fuzz.running.{name}")
         shared = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
         _swept(Path(shared or tempfile.gettempdir()))
         self.folder = Path(tempfile.mkdtemp(prefix=f"{_PREFIX}{os.getpid()}-", dir=shared))
         self._prepare, self._timeout_s = prepare, timeout_s
         self._worlds: dict[int, World] = {}
         self.forks = 0
+        self._vouched: set[tuple[str, str, str]] = set()  # exceptions that fresh worlds told
 
     def __enter__(self) -> Worlds:
         """Itself."""
@@ -232,6 +268,14 @@ class Worlds:
                 else:
                     yield number, answer
 
+    def _doubts(self, world: World, answer: Answer) -> bool:
+        """Whether an answer of a world in which something raised before, other than one exception of all ranks, is to be asked of a fresh one."""
+        if answer.ended not in ("", "raised"):
+            return True
+        if answer.raised():
+            return _exception(answer) not in self._vouched
+        return not answer.well and not world.settled
+
     def _free(self, size: int) -> bool:
         return size not in self._worlds or self._worlds[size].busy is None
 
@@ -266,12 +310,23 @@ class Worlds:
             if answer is not None:
                 number, world.busy = world.busy, None
                 together = not answer.ended and len(answer.raised()) == len(answer.ranks)
-                doubtful = (world.tainted and not together and not answer.well) or (world.done > 1 and answer.exhausted)
-                world.tainted |= together
-                if answer.ended or doubtful or (answer.raised() and not together):
+                doubtful = (world.tainted and not together and self._doubts(world, answer)) or (world.done > 1 and answer.exhausted)
+                apart = bool(answer.raised()) and not together and answer.ended in ("", "raised")
+                if not world.tainted and answer.raised():
+                    self._vouched.add(_exception(answer))
+                world.tainted |= together or apart
+                if doubtful or (answer.ended and not apart) or (apart and not world.revive()):
                     world.kill()
                     del self._worlds[world.size]
                 yield number, None if doubtful else answer
+
+
+def _exception(answer: Answer) -> tuple[str, str, str]:
+    """What the first rank that raised raised, without data."""
+    from proctor.oracle.fuzz.running.rank import plain_message
+
+    first = answer.raised()[0]
+    return first["type"], plain_message(first["message"]), first["where"]
 
 
 def _ended(world: World, death: str) -> Answer | None:
@@ -321,55 +376,3 @@ def fit() -> bool:
     import torch.distributed as dist
 
     return threading.active_count() == 1 and not (dist.is_available() and dist.is_initialized())
-
-
-def _child(rank: int, size: int, end: socket.socket, folder: Path, prepare: Callable[[], None] | None, timeout_s: float) -> None:
-    """A rank, from its fork to its end; never returns."""
-    code = 70
-    try:
-        for other in _parents:
-            other.close()
-        _settle(rank, folder)
-        import torch
-        import torch.distributed as dist
-
-        from proctor.oracle.fuzz.running import rank as ranks
-
-        torch.set_num_threads(1)
-        if size not in REFERENCES:
-            store = dist.FileStore(str(folder / "store"), size)
-            dist.init_process_group("gloo", store=store, rank=rank, world_size=size, timeout=timedelta(seconds=timeout_s + 30))
-            os.environ.update(RANK=str(rank), WORLD_SIZE=str(size), LOCAL_RANK=str(rank), LOCAL_WORLD_SIZE=str(size))
-            ranks.keep_groups()
-            if prepare is not None:
-                prepare()
-        lines = end.makefile("rb")
-        ranks.serve(rank, max(1, size), lines.readline, end.sendall)
-        code = 0
-    except BaseException:  # noqa: BLE001  the log tells; the parent sees that the rank is gone
-        import traceback
-
-        traceback.print_exc()
-    finally:
-        os._exit(code)
-
-
-def _settle(rank: int, folder: Path) -> None:
-    """What a rank needs of its process: to die with its parent, to ignore Ctrl-C, a limit, a log, a way to be asked."""
-    from proctor.oracle.fuzz.running.rank import quiet
-
-    ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-    os.setpgid(0, 0)  # `_kill` ends what it starts with it
-    with suppress(OSError):  # a machine without memory ends a rank, not the campaign
-        Path("/proc/self/oom_score_adj").write_text("1000")
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    signal.signal(signal.SIGTERM, signal.SIG_DFL)
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, STOPS)
-    with open("/proc/self/statm") as statm:
-        used = int(statm.read().split()[0]) * os.sysconf("SC_PAGE_SIZE")
-    resource.setrlimit(resource.RLIMIT_AS, (used + MEMORY_BYTES, used + MEMORY_BYTES))
-    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-    quiet(folder / f"log-{rank}")
-    tempfile.tempdir = str(folder)  # what programs save goes with the world
-    stack = open(folder / f"stack-{rank}", "w")  # noqa: SIM115  open as long as the rank lives
-    faulthandler.register(signal.SIGUSR1, file=stack, all_threads=False)

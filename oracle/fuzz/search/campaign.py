@@ -1,7 +1,7 @@
 """A campaign: draws models, inputs and settings, runs them, and makes findings of what fails.
 
 For each (model, input) pair: rows of the cover → outcomes → for a failure that no finding explains, the minimal trigger set → a smaller scenario
-under the same symptom → a finding. What a finding explains is counted and passed. Pair i is drawn from (seed, i) alone.
+under the same symptom → a finding. What a finding explains is counted and passed. Pair i is drawn from (seed, i) alone, its model from (seed, i // `INPUTS`).
 """
 
 from __future__ import annotations
@@ -27,6 +27,7 @@ from proctor.oracle.fuzz.space import Point, Value, drawn
 from proctor.oracle.fuzz.spec import INPUT, Scenario
 
 ROWS: Final = 16  # settings of a pair
+INPUTS: Final = 5  # pairs in a row that are of one model (D3: 10): ranks then know its shapes, which is half of what a new model costs them
 SHARED: Final = 4  # of them are of one program, so that they share a reference
 AGAIN: Final = 0.02  # of settings that a finding explains are run all the same, so that they are counted; asked of up to eight candidates for a row
 NEUTRAL: Final = "SGD"  # the optimizer of a setting that names none
@@ -67,6 +68,11 @@ class Pair(msgspec.Struct, frozen=True):
     seconds: float
 
 
+def following(number: int, workers: int) -> int:
+    """The pair after one, of the same worker: a worker takes all pairs of a model."""
+    return number + 1 if (number + 1) % INPUTS else number + 1 + (workers - 1) * INPUTS
+
+
 class Campaign:
     """State of a campaign in one process."""
 
@@ -84,7 +90,7 @@ class Campaign:
     def pair(self, number: int, until: float = float("inf")) -> Iterator[Finding | Pair]:
         """Draw a pair and run it; gives new findings, then the pair. After `until` (monotonic) failures are no longer looked into."""
         rng = random.Random(f"{self.seed}/{number}")
-        scenario = self.drawn(rng)
+        scenario = self.drawn(number)
         traits = facts(scenario)
         passed = 0
 
@@ -114,10 +120,11 @@ class Campaign:
             rows.append(Row(one.setting, outcome.verdict, outcome.why, by))
         yield Pair(number, scenario, tuple(rows), passed, seconds)
 
-    def drawn(self, rng: random.Random) -> Scenario:
-        """A model and an input by chance."""
+    def drawn(self, number: int) -> Scenario:
+        """Model and input of a pair, by chance; `INPUTS` pairs have one model."""
+        rng = random.Random(f"{self.seed}/model {number // INPUTS}")
         template = rng.choice(self.templates)
-        return Scenario(template.name, drawn(template.choices, rng), drawn(INPUT, rng))
+        return Scenario(template.name, drawn(template.choices, rng), drawn(INPUT, random.Random(f"{self.seed}/input {number}")))
 
     def explain(self, scenario: Scenario, outcome: Outcome) -> Iterator[Finding | str]:
         """A new finding, or the id of the one that explains a failure; nothing where it does not come again."""

@@ -4,11 +4,13 @@
     journal-<w>.jsonl        one line a pair, of worker w; a torn last line is left out
     findings/<id>/           scenario.json, script.py, output.txt
     report.json report.html known.toml
+    lock                     held by the campaign that runs here
 """
 
 from __future__ import annotations
 
 import errno
+import fcntl
 import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -56,6 +58,25 @@ class Journal:
         with told(self.path):
             (self.path / "findings").mkdir(parents=True, exist_ok=True)
             (self.path / "campaign.json").write_bytes(msgspec.json.format(msgspec.json.encode(asked)))
+
+    @contextmanager
+    def alone(self) -> Iterator[None]:
+        """Keep other campaigns out of the directory; ends with the process at the latest, however that ends.
+
+        Raises:
+            OracleError: one is running here.
+        """
+        with told(self.path):
+            self.path.mkdir(parents=True, exist_ok=True)
+            file = (self.path / "lock").open("ab")
+        with file:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                raise OracleError(f"{self.path}: a campaign is running here", hint="wait for it, or give another -o") from None
+            except OSError:  # a file system without locks
+                pass
+            yield
 
     def asked(self) -> Asked:
         """What it was asked.

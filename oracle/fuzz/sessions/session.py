@@ -1,6 +1,6 @@
 """One invocation of a campaign: workers, budget, journal, confirmation, Ctrl-C, resume.
 
-A worker is a process forked from this one once it is warm; worker w of W runs pairs w, w + W, … and writes its own journal. The
+A worker is a process forked from this one once it is warm; worker w of W runs the pairs of models w, w + W, … and writes its own journal. The
 parent shows progress and merges findings by signature.
 """
 
@@ -17,9 +17,10 @@ from typing import Final
 import msgspec
 
 from proctor.errors import ProctorError
+from proctor.oracle.fuzz.running.child import STOPS
 from proctor.oracle.fuzz.running.evaluate import Runner
-from proctor.oracle.fuzz.running.worlds import STOPS, Worlds, undisturbed
-from proctor.oracle.fuzz.search.campaign import Campaign, Pair
+from proctor.oracle.fuzz.running.worlds import Worlds, undisturbed
+from proctor.oracle.fuzz.search.campaign import INPUTS, Campaign, Pair, following
 from proctor.oracle.fuzz.search.findings import Finding, Known
 from proctor.oracle.fuzz.sessions.confirm import confirm
 from proctor.oracle.fuzz.sessions.journal import Asked, Journal
@@ -84,7 +85,7 @@ def _work(
                     else:
                         journal.add(worker, found)
                         tell(_progress(campaign, found, end))
-                number += asked.workers
+                number = following(number, asked.workers)
         except KeyboardInterrupt:
             return True
         finally:
@@ -95,10 +96,10 @@ def _work(
 
 def _restored(campaign: Campaign, journal: Journal, worker: int, workers: int) -> int:
     """Take up what the journal holds; returns the next pair's number."""
-    number = worker
+    number = worker * INPUTS
     for w, pair in journal.pairs():
         if w == worker:
-            number = max(number, pair.number + workers)
+            number = max(number, following(pair.number, workers))
         for row in pair.rows:
             campaign.cover.hold(row.setting)
     for finding in journal.findings():

@@ -102,6 +102,36 @@ def test_healthy_settings_agree_and_a_rank_that_fails_costs_its_timeout(tmp_path
     assert "no zombie" in said
 
 
+def test_ranks_that_wait_for_one_that_raised_meet_again_without_a_fork(tmp_path: Path) -> None:
+    """What a world says after it met anew is that of a fresh one; a new exception of some ranks is asked of a fresh world, one that it told before is believed."""
+    alone(
+        f"""
+        from safetensors.numpy import save_file
+        train = "import torch, torch.distributed as dist\\ndef train(rank, world):\\n    {{}}\\n    yield 'update', 0, None, None, ()\\n"
+        fails = "dist.new_group([0, 1])\\n    if rank == 0: raise ValueError('{{}}')\\n    dist.all_reduce(torch.ones(3))"
+        settings = [
+            {{"world": 3, "wrapper": "fsdp2", "optimizer": "Adam", "clip": "2"}}, {{"world": 3, "wrapper": "tp"}}, {{"world": 3, "wrapper": "ddp"}},
+        ]
+        with Worlds(timeout_s=200) as worlds:
+            save_file({{}}, worlds.folder / "empty", metadata={{"noise": "{{}}"}})
+            one = {{"reference": str(worlds.folder / "empty"), "floor": 0, "tolerance": 0, "steady": True}}
+
+            def raised(what):
+                return [r["message"] for r in worlds.run(3, {{**one, "codes": [compiled(train.format(fails.format(what)))]}}).raised()]
+
+            assert raised("mine") == ["mine"]
+            world = worlds._worlds[3]
+            for _ in range(2):
+                found = Runner(worlds).run_all([Scenario("chain", {MODEL!r}, {{"batch": 6}}, s) for s in settings])
+                assert [o.verdict for o in found] == ["ok"] * 3, found
+                assert raised("mine") == ["mine"]
+            assert worlds._worlds[3] is world and world.revived == 3
+            assert raised("another") == ["another"] and worlds._worlds[3] is not world
+        """,
+        tmp_path,
+    )
+
+
 def test_operators_and_collectives_by_themselves(tmp_path: Path) -> None:
     """DTensor's numbers that leave a sharded tensor are those of the rank's own part: a mistake of the library as it is. The collective's is planted."""
     alone(
@@ -279,6 +309,10 @@ def test_a_campaign_leaves_a_directory_that_can_be_resumed(tmp_path: Path) -> No
     assert again.returncode in (0, 1, 3), again.stderr
     (seen,) = [f for f in Journal(out).findings() if f.id == interrupted.id]
     assert seen.confirmed == "its script ends with exit code 0", seen
+    # Another campaign there is refused as long as one runs.
+    with Journal(out).alone():
+        second = subprocess.run([*PROCTOR, "oracle", "fuzz", "--resume", str(out)], capture_output=True, text=True, timeout=TIMEOUT_S, check=False)
+        assert second.returncode == 2 and "a campaign is running here" in second.stderr and "Traceback" not in second.stderr, second.stderr
     numbers = [p["number"] for p in map(json.loads, (line for line in journal.read_text().splitlines() if "torn" not in line))]
     assert numbers == sorted(set(numbers)) and numbers[: len(first)] == first and len(numbers) == len(first) + 1
 

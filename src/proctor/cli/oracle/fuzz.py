@@ -84,14 +84,15 @@ def _campaign(args: argparse.Namespace) -> int:
     asked = journal.asked() if args.resume else _asked(args)
     _same_versions(asked)
     known = _known(args, asked)
-    if not args.resume:
-        journal.begin(asked)
-    teller = _Teller(quiet=args.regress)
-    teller("importing the libraries")
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that ranks and files go with us
-    warm_up(_modules(asked.libraries))
-    interrupted = session.run(journal, asked, session.Limits(budget, args.pairs, args.timeout), known, teller)
-    return _reported(journal, asked, interrupted=interrupted, regress=args.regress)
+    with journal.alone():
+        if not args.resume:
+            journal.begin(asked)
+        teller = _Teller(quiet=args.regress)
+        teller("importing the libraries")
+        signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that ranks and files go with us
+        warm_up(_modules(asked.libraries))
+        interrupted = session.run(journal, asked, session.Limits(budget, args.pairs, args.timeout), known, teller)
+        return _reported(journal, asked, interrupted=interrupted, regress=args.regress)
 
 
 def _modules(libraries: tuple[str, ...]) -> tuple[str, ...]:
