@@ -140,17 +140,17 @@ def quartiles(values: list[float]) -> str:
     return f"{middle:.3f} ({low:.3f} to {high:.3f})"
 
 
-def on_threads(ranks: int) -> list[float]:
-    """Seconds of each of four forwards and backwards, as rank 0 sees them."""
+def on_threads(ranks: int) -> list[tuple[float, float]]:
+    """Seconds of each of four forwards and backwards, as rank 0 sees them: of the clock, and of CPU of all ranks."""
 
-    def rank(_: int) -> list[float]:
+    def rank(_: int) -> list[tuple[float, float]]:
         model = nn.Sequential(*(nn.Linear(256, 256) for _ in range(4)))
         parallelize(model, Plan(f"dp={ranks}").style("batch", "", "dp"), seed=0, check=False)
         taken = []
         for _ in range(4):
-            before = time.perf_counter()
+            before, busy = time.perf_counter(), time.process_time()
             model(torch.ones(2 * ranks, 256)).square().mean().backward()
-            taken.append(time.perf_counter() - before)
+            taken.append((time.perf_counter() - before, time.process_time() - busy))
         return taken
 
     return run_threads(rank, ranks)[0]
@@ -166,7 +166,7 @@ def main() -> None:
     args = parser.parse_args()
     if args.ranks:
         torch.set_num_threads(1)
-        print(f"{args.ranks} thread ranks: {', '.join(f'{s:.2f} s' for s in on_threads(args.ranks))} a step")
+        print(f"{args.ranks} thread ranks: {', '.join(f'{s:.2f} s ({cpu:.2f} s of CPU)' for s, cpu in on_threads(args.ranks))} a step")
         return
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.tensor import Replicate, distribute_tensor

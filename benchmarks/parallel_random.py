@@ -1,6 +1,7 @@
 """Random operators on shards: are they the single device's, bit by bit, and is the next draw? (veScale, table 4.)
 
     python benchmarks/parallel_random.py [--dtensor] [--cost] [--json FILE]
+    python benchmarks/parallel_random.py --rules     # all operations that torch tags as random, with what becomes of each
 
 Generated cases: operations x 1-D … 5-D x even and uneven shapes x every placement and double placement on 2, 3, 4 and 8 ranks x
 both streams. A case draws the tensor on one device (plain torch for the stock stream), then every rank's shard, and compares
@@ -26,7 +27,8 @@ import numpy as np
 import torch
 
 from proctor.oracle.parallel.box import Box, placements
-from proctor.oracle.parallel.intercept import placed
+from proctor.oracle.parallel.draws import FIXED, registry
+from proctor.oracle.parallel.intercept import placed, random_kernels
 from proctor.oracle.parallel.streams import KINDS, Ident, stream
 from proctor.oracle.plans.mesh import Cut, Layout, Mesh
 
@@ -221,13 +223,27 @@ def show(title: str, table: dict) -> None:
         print(f"| {name} | {' | '.join(cells)} |")
 
 
+def rules() -> None:
+    """Kernels for the CPU that torch tags `nondeterministic_seeded`: drawn by a rule, drawing nothing, or stopped with the user's line."""
+    known = registry()
+    for name in random_kernels():
+        print(f"| {name} | {'rule' if name in known else 'stops'} |")
+    for name, why in FIXED.items():
+        print(f"| {name} | {why} |")
+    print(f"{sum(name in known for name in random_kernels())} with a rule, {sum(name not in known for name in random_kernels())} stop, {len(FIXED)} draw nothing")
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--dtensor", action="store_true", help="DTensor as it is, beside it")
     parser.add_argument("--cost", action="store_true", help="nanoseconds an element")
+    parser.add_argument("--rules", action="store_true", help="which operations have a rule")
     parser.add_argument("--json", metavar="FILE")
     parser.add_argument("--rank-of-dtensor", metavar="OUT", help=argparse.SUPPRESS)
     args = parser.parse_args()
+    if args.rules:
+        rules()
+        return
     torch.set_num_threads(1)
     if args.rank_of_dtensor:
         dtensor_rank(args.rank_of_dtensor)

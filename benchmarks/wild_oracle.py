@@ -40,7 +40,7 @@ from proctor.oracle.store import Recording
 
 ROOT: Final = Path(__file__).resolve().parents[1]
 BEGIN, END = "<!-- wild oracle -->", "<!-- /wild oracle -->"
-TWO_RANKS: Final = ("mmengine", "sentence_transformer-training", "peft_no_lora_accelerate", "pytorch-image-models--train")  # they read torchrun's variables
+TWO_RANKS: Final = ("sentence_transformer-training", "peft_no_lora_accelerate", "pytorch-image-models--train")  # they read torchrun's variables without an argument
 _ONE: Final = threading.Lock()
 HALVES: Final = {"first": "looked at", "second": "held"}
 UPDATES: Final = 6  # after which a program ends: one step is recorded, and some have several optimizers

@@ -81,6 +81,8 @@ class Observer:
         import torch
         from torch import nn
 
+        from proctor.instrument.observe import casts
+
         self.tracker = StateTracker(self.intern, self._watches)
         self.tracker.on_names = self.recorder.set_tracked_names
         self.sentinel = Sentinel(self.tracker, self.budget) if self.budget is not None and self.budget.share else None
@@ -94,9 +96,7 @@ class Observer:
         # Not `cuda.is_available()`: asking the driver here would spoil CUDA for children that the program forks.
         devices = ("cpu", "cuda") if torch.version.cuda is not None else ("cpu",)
         anywhere = getattr(torch._C, "_is_any_autocast_enabled", None)  # one call instead of one a device type
-        recorder.set_probes(
-            torch.is_grad_enabled, torch.is_autocast_enabled, torch.get_autocast_dtype, devices, anywhere
-        )
+        recorder.set_probes(torch.is_grad_enabled, casts.autocast_enabled, casts.autocast_dtype, devices, anywhere)
         # Reading a tensor's attributes must not run the user's TorchFunctionMode.
         recorder.set_torch_function_guard(torch._C._len_torch_function_stack, torch._C.DisableTorchFunction)
         recorder.set_context_resolver(self.contexts.resolve)

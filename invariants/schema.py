@@ -78,6 +78,7 @@ class Value(IntEnum):
     JUDGED = 18  # what a loss of torch was given: place "target" as above, place "scores" with what they are in the meta
     DIGITS = 19  # whose digits the numbers have that a layer was given or gave: meta `digits`; number: how many tell it
     KEPT = 20  # whether something that training rests on is as it was (the place names it): meta `what`, and `seen` where it is not (`relations/stays`)
+    MANNER = 21  # what a function of the program, a loss or an optimizer does with what it has: meta `mode`, `has`, `lacks`, `seen` (`relations/manner`)
 
 
 CALLS: Final = pa.schema(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 LIBRARY = "accelerate"
+TRIED = ("1.11.0", "1.15.0")
 POINTS: dict[str, dict[str, tuple[str, ...]]] = {
     "accelerate.accelerator": {
         "Accelerator": (

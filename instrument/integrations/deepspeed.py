@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 LIBRARY = "deepspeed"
+TRIED = ("0.19.8", "0.19.8")
 POINTS: dict[str, dict[str, tuple[str, ...]]] = {
     "deepspeed": {"initialize": ()},
     "deepspeed.runtime.engine": {

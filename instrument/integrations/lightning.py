@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 LIBRARY = "lightning"
+TRIED = ("2.4.0", "2.6.6")
 POINTS: dict[str, dict[str, tuple[str, ...]]] = {
     "lightning.pytorch.trainer.trainer": {"Trainer": ("fit", "validate", "test", "save_checkpoint")},
     "lightning.pytorch.core.module": {

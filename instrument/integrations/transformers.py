@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 LIBRARY = "transformers"
+TRIED = ("4.57.1", "5.24.0")
 POINTS: dict[str, dict[str, tuple[str, ...]]] = {
     "transformers.trainer": {
         "Trainer": (

@@ -8,8 +8,11 @@ dynamo are never touched. Element-wise arithmetic is left out: it is most of the
 from __future__ import annotations
 
 import inspect
+import itertools
+import re
 import sys
 from collections.abc import Iterator
+from importlib.metadata import PackageNotFoundError, version
 from typing import Any, NamedTuple
 
 from proctor.instrument.patch.patches import METHOD, PLAIN
@@ -157,7 +160,7 @@ def late_points(module: Any) -> Iterator[Point]:
 
 
 def library_points(module: Any, prefix: str, methods: dict[str, tuple[str, ...]]) -> Iterator[Point]:
-    """Named methods of classes of a library's module; what this version of it lacks is skipped."""
+    """Named methods of classes of a library's module; what this version of it lacks is skipped, and `lacking` names it."""
     for cls_name, names in methods.items():
         cls = getattr(module, cls_name, None)
         if cls is None:
@@ -170,6 +173,29 @@ def library_points(module: Any, prefix: str, methods: dict[str, tuple[str, ...]]
                 if method in vars(owner) and owner.__module__.split(".")[0] == prefix.split(".")[0]:
                     yield Point(owner, method, f"{prefix}.{cls_name}.{method}", METHOD)
                     break
+
+
+def lacking(module: Any, prefix: str, methods: dict[str, tuple[str, ...]]) -> list[str]:
+    """Names under which `library_points` has nothing for this version of the library."""
+    wanted = [f"{prefix}.{cls_name}{'.' * bool(method)}{method}" for cls_name, names in methods.items() for method in names or ("",)]
+    found = {point.name for point in library_points(module, prefix, methods)}
+    return [name for name in wanted if name not in found]
+
+
+def untried(library: str, tried: tuple[str, str]) -> str:
+    """The installed version of a library, where it is older than the oldest that was tried or of a later major version than the newest; else nothing."""
+    try:
+        found = version(library.split(".")[0])
+        oldest, newest = (_numbers(text) for text in tried)
+    except PackageNotFoundError:
+        return ""  # the program's own module of that name
+    return found if _numbers(found)[:2] < oldest[:2] or _numbers(found)[:1] > newest[:1] else ""
+
+
+def _numbers(text: str) -> tuple[int, ...]:
+    """Of a version, as far as its parts begin with digits: `2.6.0rc1` is 2, 6, 0."""
+    parts = itertools.takewhile(bool, (re.match(r"\d*", part)[0] for part in text.split(".")))  # type: ignore[index]
+    return tuple(int(part) for part in parts)
 
 
 def forward_name(cls: type) -> str:

@@ -42,6 +42,7 @@ class Taps:
         self._spared: list[Any] = []  # of them, those that only look: not in steps that a budget leaves out,
         self._lean: list[tuple[Any, Around, Around]] = []  # and those that have fewer hooks there
         self._classes: set[type] = set()
+        self._measured_already: set[str] = set()  # libraries whose version was looked at
 
     def lay(self) -> None:
         """Tap everything that the configuration asks for."""
@@ -201,6 +202,23 @@ class Taps:
             for module, methods in library.POINTS.items():
                 points = _of_library(library.LIBRARY, methods)
                 wrapt.register_post_import_hook(self._late(points, Home.LIBRARY), module)
+                wrapt.register_post_import_hook(self._measured(library.LIBRARY, library.TRIED, methods), module)
+
+    def _measured(self, library: str, tried: tuple[str, str], methods: dict[str, tuple[str, ...]]) -> Callable[[Any], None]:
+        def imported(module: Any) -> None:
+            self._observer.guard.run(f"version of {library}", self._measure, library, tried, methods, module)
+
+        return imported
+
+    def _measure(self, library: str, tried: tuple[str, str], methods: dict[str, tuple[str, ...]], module: Any) -> None:
+        """What the installed version lacks may have gone to another place: rules about its absence are unknown. A version that nobody tried is said."""
+        self._observer.unseen.extend(catalog.lacking(module, library, methods))
+        if library in self._measured_already:
+            return
+        self._measured_already.add(library)
+        found = catalog.untried(library, tried)
+        if found:
+            self._observer.output.notes.append(f"{library} {found} was not tried with this version of Proctor ({' to '.join(tried)} were); it is observed all the same")
 
 
 def _position(name: str, function: Any) -> int:

@@ -3,10 +3,10 @@
 `after`: in each step in which a copy moves, it moves towards the model as the step left it. `before`: towards the model as it
 was before the step, as in programs that average in their forward. `steady`: at the rate of the step before. `moves`: in every
 step. These are habits of a program, held where all runs of its family keep them. `between`: a copy that has moved as an average
-goes on so; of any program.
+goes on so, and `away`: none moves away from the model, along the line between the two; of any program.
 
 Catches an average that is taken before the update, of another model or of an old one, that misses some tensors, whose two sides
-are swapped, whose decay drifts, and one that is not updated any more. Source: ours.
+are swapped, whose decay drifts, one that is not updated any more, and one that is pushed away from the model (a sign). Source: ours.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ from proctor.invariants.schema import MODEL_CALL, Value
 from proctor.invariants.trace import Trace
 
 _HABITS: Final = ("after", "before", "steady", "moves")
+_GENERAL: Final = ("between", "away")
 _ROUNDING: Final = 16.0  # units of rounding that an average in place may deviate by
 _TOLD: Final = 256.0  # units below which a move, or a distance, is too small to tell a rate from
 _LEAST: Final = 4  # steps in which a habit was kept
@@ -34,6 +35,7 @@ _SAYS: Final = {
     "steady": "a copy of the model moves at the rate at which it moved in the step before",
     "moves": "a copy of the model moves in every step",
     "between": "a copy of the model that has moved as an average lies between its old value and the model",
+    "away": "a copy of the model that moves along the line between itself and the model moves towards the model",
 }
 _ADVICE: Final = {
     "after": "Update the average after optimizer.step, from the model that is trained, for all parameters; average.mul_(decay).add_(model, "
@@ -42,6 +44,7 @@ _ADVICE: Final = {
     "steady": "Look at what the decay is computed from, and at how often the average is updated in a step.",
     "moves": "Look at what decides whether the average is updated, and which object it is that is updated.",
     "between": "Look for tensors that the average misses or takes from another model, and for writes to it by others.",
+    "away": "Look at the sign: average += (model - average) * rate; a difference the other way round has to be subtracted.",
 }
 
 
@@ -60,7 +63,7 @@ class Average(Relation):
         habits = found.filter(pl.col("mode").is_in(_HABITS) & pl.col("passed").is_not_null() & pl.col("family").is_not_null())
         told = habits.group_by("mode", "family").agg(pl.col("passed").all().alias("kept"), pl.len().alias("n"))
         seen = {Hypothesis.of(self.name, mode=mode, what=_WHAT, family=family): (kept, n) for mode, family, kept, n in told.iter_rows()}
-        general = [Hypothesis.of(self.name, mode="between", what=_WHAT)] if found.filter((pl.col("mode") == "between") & pl.col("passed")).height else []
+        general = [Hypothesis.of(self.name, mode=mode, what=_WHAT) for mode in _GENERAL if found.filter((pl.col("mode") == mode) & pl.col("passed")).height]
         held = [h for h, (kept, n) in seen.items() if not kept or n >= _LEAST]
         return _surveys.of_hypotheses([*held, *general], [h for h, (kept, _) in seen.items() if not kept])
 
@@ -69,7 +72,7 @@ class Average(Relation):
 
     def standing_of(self, hypothesis: Hypothesis) -> Standing:
         """Where and how fast to average is a habit; that an average stays one is broken by programs that restart theirs."""
-        return Standing.CHOICE if hypothesis["mode"] == "between" else Standing.HABIT
+        return Standing.CHOICE if hypothesis["mode"] in _GENERAL else Standing.HABIT
 
     def needs(self, hypothesis: Hypothesis) -> Needs:
         return Needs(frozenset({MODEL_CALL, _frames.UPDATE}), values=frozenset({"average"}))
@@ -135,6 +138,10 @@ def _moves(trace: Trace) -> pl.DataFrame:
         pl.lit("a move that deviates from one rate ("), rate, pl.lit(") by "), pl.col("off_now").round_sig_figs(3),
         pl.lit(" units of rounding"), pl.when("old").then(pl.lit("; it fits the model before the update")).otherwise(pl.lit("")),
     )  # fmt: skip
+    exact = [(pl.col(f"off_{side}") <= _ROUNDING, pl.col(f"rate_{side}")) for side in ("now", "old")]
+    told = (pl.col("move") >= _TOLD) & (pl.col("gap") >= _TOLD)
+    modes["away"] = (told & pl.any_horizontal(fits & (speed != 0) for fits, speed in exact), pl.any_horizontal(fits & (speed > 0) for fits, speed in exact))
+    seen["away"] = pl.concat_str(pl.lit("it moves away from the model, by "), (-pl.col("rate_now")).round_sig_figs(4), pl.lit(" of the distance"))
     parts = []
     for mode, (about, passed) in modes.items():
         one = rows.filter(about).with_columns(passed.alias("passed"), seen.get(mode, off).alias("_seen"))

@@ -88,7 +88,7 @@ class Buckets:
         self._earlier.clear()
 
     def _reduce_bucket(self, parameters: Sequence[torch.nn.Parameter], axes: tuple[str, ...], reduce: str) -> None:
-        some = torch.tensor([p.grad is not None for p in parameters], dtype=parameters[0].dtype)
+        some = torch.tensor([p.grad is not None for p in parameters], dtype=parameters[0].dtype, device=parameters[0].device)
         parts = [p.grad.reshape(-1) if p.grad is not None else p.new_zeros(p.numel()) for p in parameters]
         flat = self.comm.all_reduce(torch.cat([*parts, some]), axes, reduce)
         at = 0

@@ -41,6 +41,8 @@ _SIZED: Final = {
 _PLACED: Final = frozenset({"arange", "linspace", "logspace", "eye"})
 _FIRST: Final = {"linspace": 2, "logspace": 2, "eye": 0}  # the place of their first size
 
+NAMES: Final = (*_SIZED, *sorted(_PLACED))
+
 
 class Factories(TorchFunctionMode):  # type: ignore[misc]  # torch is not typed here
     """The factories of one model on one rank.

@@ -5,7 +5,7 @@ random operations are replaced once in a process (`torch.library`, below autogra
 that a step in which nothing is drawn costs nothing. A replaced kernel asks, in its own thread, who places the tensor:
 nobody, and it calls torch's kernel; a `Place`, and the rule of `draws` draws this rank's part. An operation that torch tags
 `nondeterministic_seeded` and that has no rule raises with its name and the user's line.
-CUDA: not built; a model on a GPU is refused by `run`.
+The same for kernels of CUDA, where there is a GPU; what only a GPU's libraries draw (cuDNN's recurrent layers, fused attention) has no rule and stops.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from proctor.errors import OracleError
 from proctor.instrument.patch import replaced
 from proctor.oracle.parallel.draws import FIXED, Place, registry
 
-_KEY: Final = "CPU"
+_KEYS: Final = ("CPU", "CUDA")
 # All that stands between a draw and the user: the oracle, patches, torch.
 _SKIP: Final = (*(str(Path(p).resolve()) for p in (Path(__file__).parents[1], Path(replaced.__file__).parent, Path(torch.__file__).parent)), "<")
 _local = threading.local()
@@ -73,8 +73,9 @@ def install() -> bool:
         library = torch.library.Library("aten", "IMPL")
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # that a kernel is replaced is what is asked for
-            for name in random_kernels():
-                library.impl(name, _replacement(name), _KEY, allow_override=True)
+            for key in _KEYS if torch.cuda.is_available() else _KEYS[:1]:
+                for name in random_kernels(key):
+                    library.impl(name, _replacement(name, key), key, allow_override=True)
         _installed.append(library)
         return True
 
@@ -87,8 +88,8 @@ def uninstall() -> None:
 
 
 @functools.cache
-def random_kernels() -> tuple[str, ...]:
-    """Overloads with a kernel for the CPU that torch tags as random, without those of `FIXED`."""
+def random_kernels(key: str = "CPU") -> tuple[str, ...]:
+    """Overloads with a kernel of a dispatch key ("CPU", "CUDA") that torch tags as random, without those of `FIXED`."""
     found = []
     for name in torch._C._dispatch_get_all_op_names():
         if not name.startswith("aten::"):
@@ -97,14 +98,14 @@ def random_kernels() -> tuple[str, ...]:
         base, _, overload = short.partition(".")
         operation = getattr(getattr(torch.ops.aten, base), overload or "default", None)
         tagged = operation is not None and torch.Tag.nondeterministic_seeded in operation.tags
-        if tagged and short not in FIXED and torch._C._dispatch_has_kernel_for_dispatch_key(name, _KEY):
+        if tagged and short not in FIXED and torch._C._dispatch_has_kernel_for_dispatch_key(name, key):
             found.append(short)
     return tuple(sorted(found))
 
 
-def _replacement(name: str) -> Callable[..., Any]:
-    torchs = torch.library.get_kernel(f"aten::{name}", _KEY)
-    keys = torch._C.DispatchKeySet(torch._C.DispatchKey.CPU)
+def _replacement(name: str, key: str) -> Callable[..., Any]:
+    torchs = torch.library.get_kernel(f"aten::{name}", key)
+    keys = torch._C.DispatchKeySet(getattr(torch._C.DispatchKey, key))
     drawn = registry().get(name)
 
     def draw(*args: Any, **kwargs: Any) -> Any:

@@ -8,7 +8,7 @@ Parameters become this rank's parts, in place. Between the transitions of the pl
 DTensor, no dispatch. Random numbers of the forward are those of one device. Gradients that the plan calls pending are
 reduced when a backward ends. The state dict is that of the unsharded model. Before anything is changed the plan is held
 against the model (`verify`). Source: veScale §4, §6.2 (static eager), §6.3.
-Not built: parameters on a GPU.
+Parameters may be on a GPU (move them before, or by `model.to` after); that has not run, for want of one.
 """
 
 from __future__ import annotations

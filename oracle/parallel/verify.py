@@ -16,6 +16,7 @@ from typing import Final
 import torch
 
 from proctor.errors import MappingError, OracleError
+from proctor.oracle.parallel.factories import NAMES
 from proctor.oracle.parallel.parameters import shapes_of
 from proctor.oracle.parallel.staged.pipeline import unit_of, units_of
 from proctor.oracle.plans.mesh import Cut, Layout
@@ -93,6 +94,12 @@ def _idle(plan: Plan, model: torch.nn.Module) -> Iterable[str]:
             if not any(compiled(pattern).fullmatch(name) for name in known):
                 close = difflib.get_close_matches(pattern.replace("\\", ""), known, 1, 0.4)
                 yield f"{kind} {pattern!r} matches nothing{f'; there is {close[0]!r}' if close else ''}"
+
+
+    for made in plan.factories:
+        for name in (n for n in made.names if n not in NAMES):
+            close = difflib.get_close_matches(name, NAMES, 1)
+            yield f"factory {made.module!r}: {name!r} is no function that makes tensors{f'; did you mean {close[0]!r}?' if close else ''}"
 
 
 def _of_absent_bias(pattern: str, names: Sequence[str]) -> bool:

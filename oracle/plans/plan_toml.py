@@ -125,7 +125,7 @@ def parse_plan(text: str, name: str = "plan") -> Plan:
         table = tomllib.loads(text)
     except UNREADABLE as error:
         raise OracleError(f"{name} is not TOML: {str(error)[:120]}", hint=_HINT) from None
-    _Table(f"{name}:", table).known(_TOP)
+    _Table(name, table).known(_TOP)
     if (schema := table.get("schema", SCHEMA)) != SCHEMA:
         raise OracleError(f"{name}: schema = {str(schema)[:20]}, this Proctor reads {SCHEMA}", hint="upgrade Proctor")
     plan = _mesh(_Table(f"{name}: [mesh]", table.get("mesh", {})))

@@ -13,6 +13,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from proctor.oracle.plans.mesh import Mesh
 from proctor.oracle.plans.plan import Plan
 from proctor.oracle.prove.verdict import Culprit, Verdict
 
@@ -21,7 +22,7 @@ if TYPE_CHECKING:
     from proctor.oracle.prove.tape import Tape
 
 
-def prove(reference: Program, candidate: Program, plan: Plan | str, *, proof_s: float = 120.0, many: bool = False, jobs: int = 1, cache: Path | None = None, small: tuple[Program, Program, str] | None = None) -> Verdict:
+def prove(reference: Program, candidate: Program, plan: Plan | str, *, proof_s: float = 120.0, many: bool = False, jobs: int = 1, cache: Path | None = None, small: tuple[Program, Program, str] | str | None = None) -> Verdict:
     """Judge two functions, each of which builds a model and trains one step of it.
 
     Args:
@@ -29,11 +30,11 @@ def prove(reference: Program, candidate: Program, plan: Plan | str, *, proof_s: 
         candidate: the same; called once for each rank on a fake process group, and asks `torch.distributed` who it is.
         plan: with the mesh that says how many ranks there are ("dp=2,tp=2"), and layouts that are not found by content.
         proof_s: how long a proof may take, in seconds of CPU; 0 for refutation alone.
-        many: for large meshes: run a few ranks of each kind, judge all of them together, and try no proof (`lanes/`).
+        many: for large meshes: run a few ranks of each kind, judge all of them together; a proof is that of `small` (`lanes/`).
         jobs: processes at once, with `many`.
         small: with `many`: (reference, candidate, mesh) of the same kind with fewer layers, microbatches and ranks, which is proved by formulas;
-            what it says of the large program: `lanes/reduced.py`.
-        cache: a folder in which verdicts are kept by content; None to judge anew.
+            or a mesh alone, of the same functions. What it says of the large program: `lanes/reduced.py`.
+        cache: a folder in which verdicts and proofs are kept by content; None to judge anew.
 
     Raises:
         OracleError: a function raises or trains nothing, or the plan has no mesh.
@@ -43,17 +44,25 @@ def prove(reference: Program, candidate: Program, plan: Plan | str, *, proof_s: 
     from proctor.oracle.prove.cache import Cache
     from proctor.oracle.prove.prover import decide
     from proctor.oracle.prove.recording.world import tape_of
+    from proctor.oracle.prove.spread import forking
 
     plan = Plan(plan) if isinstance(plan, str) else plan
     if not plan.mesh.axes:
         raise OracleError("the plan does not say how many ranks there are", hint='prove(reference, candidate, "tp=2")')
+    kept = Cache(cache) if cache is not None else None
     alone = tape_of(reference)
     if many:
-        less = lanes.Reduced(tape_of(small[0]), _all(small[1], Plan(small[2])), Plan(small[2])) if small is not None else None
-        return lanes.decide(alone, lambda ranks: [tape_of(candidate, rank, plan.mesh.world) for rank in ranks], plan, jobs, small=less, proof_s=proof_s)
+
+        def less() -> lanes.Reduced:
+            given = (reference, candidate, small) if isinstance(small, str) else small
+            assert given is not None
+            there = plan.on(Mesh.parse(given[2]))
+            return lanes.Reduced(alone if given[0] is reference else tape_of(given[0]), _all(given[1], there), there)
+
+        return lanes.decide(alone, lambda ranks: [tape_of(candidate, rank, plan.mesh.world) for rank in ranks], plan, forking(jobs), small=less if small is not None else None, proof_s=proof_s, cache=kept)
     if small is not None:
         raise OracleError("a small program goes with many=True", hint="without it the program itself is proved")
-    return decide(alone, _all(candidate, plan), plan, proof_s=proof_s, cache=Cache(cache) if cache is not None else None)
+    return decide(alone, _all(candidate, plan), plan, proof_s=proof_s, cache=kept)
 
 
 def _all(candidate: Program, plan: Plan) -> list[Tape]:

@@ -17,6 +17,7 @@ from typing import Any
 from torch import nn
 
 from proctor.errors import OracleError
+from proctor.oracle.plans.mesh import Mesh
 from proctor.oracle.prove.recording.session import Session
 from proctor.oracle.prove.recording.world import joined
 from proctor.oracle.prove.tape import write
@@ -35,8 +36,9 @@ def install_from(activation: str) -> None:
         done.replace(folder / f"rank{tape.rank}.json")
 
     if "plan" in said:
-        session = Session(said["rank"], said["world"], real=False, finished=save)
-        planned(session, said["plan"], folder)
+        mesh = Mesh.parse(said["mesh"])
+        session = Session(said["rank"], mesh.world, real=False, finished=save)
+        planned(session, said["plan"], mesh, folder)
     else:
         session = Session(finished=save)
     session.begin()
@@ -49,12 +51,13 @@ def install_from(activation: str) -> None:
     multiprocessing.util.Finalize(None, last, exitpriority=1000)  # its processes end without functions of atexit
 
 
-def planned(session: Session, plan: str, folder: Path) -> None:
+def planned(session: Session, plan: str, mesh: Mesh, folder: Path) -> None:
     """Cut the first module that is called in training as the plan says.
 
     Args:
         session: of this process, with its rank and world.
         plan: a file.
+        mesh: on which its rules are to hold.
         folder: where a plan that does not fit the model leaves what is wrong, in `refused`.
     """
     import torch
@@ -72,13 +75,16 @@ def planned(session: Session, plan: str, folder: Path) -> None:
 
     def _cut(model: nn.Module) -> None:
         from proctor.oracle.parallel import parallelize
+        from proctor.oracle.plans.plan_toml import plan_of
 
         recorder = session.recorder
         if recorder is not None:
             recorder.on = False
         stay.enter_context(joined(rank, world))
         try:
-            parallelize(model, plan, check=False)
+            found = plan_of(plan)
+            assert found is not None
+            parallelize(model, found.on(mesh), check=False)
         except OracleError as error:
             (folder / "refused").write_text(str(error))
             raise

@@ -97,6 +97,26 @@ def find(op: str) -> Meaning | None:
     return _MEANINGS.get(op.split(".")[1])
 
 
+def misfit(j: Joint) -> str:
+    """What does not fit the group's size; "" where all does. A fake process group takes lists of any length, and real ones do not."""
+    name = j.nodes[0].op.split(".")[1]
+    for m, node in enumerate(j.nodes):
+        if name in _LISTS:
+            for argument in _LISTS[name]:
+                if (have := len(j.windows(m, argument))) != j.size:
+                    return f"has a list of {have} tensors for a group of {j.size}"
+        elif name in _WHOLE:
+            taken, given = (j.windows(m, 1), j.windows(m, 0)) if name.startswith("_") else (j.windows(m, 0), [w for w in node.outs if w is not None])
+            for small, large in zip(*((taken, given) if _WHOLE[name] == "given" else (given, taken))):
+                if small.numel * j.size != large.numel:
+                    return f"has {large.numel} elements for a group of {j.size} with {small.numel} each"
+    return ""
+
+
+_LISTS: Final = {"allgather_": (0,), "reduce_scatter_": (1,), "alltoall_": (0, 1)}
+_WHOLE: Final = {"all_gather_into_tensor": "given", "_allgather_base_": "given", "reduce_scatter_tensor": "taken", "_reduce_scatter_base_": "taken"}  # which of the two is the group's
+
+
 def _in_place(j: Joint, argument: int = 0) -> list[list[Window]]:
     return [j.windows(m, argument) for m in range(j.size)]
 

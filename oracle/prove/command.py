@@ -8,18 +8,23 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from proctor.errors import OracleError
+from proctor.oracle.plans.mesh import Mesh
 from proctor.oracle.prove.tape import Tape, read
 from proctor.oracle.recording.record import program_of
 from proctor.oracle.recording.running import LOG, cause, run_hooked
 
 
-def tapes_by_plan(command: Sequence[str], plan: Path, world: int, ranks: Sequence[int], *, timeout_s: float) -> list[Tape]:
+def tapes_by_plan(command: Sequence[str], plan: Path, mesh: Mesh, ranks: Sequence[int], *, timeout_s: float) -> list[Tape]:
     """Record one step of a program of one device as ranks of a plan would run it: a process a rank, one after the other.
+
+    Args:
+        plan: its rules hold.
+        mesh: the plan's, or another one with the same axes.
 
     Raises:
         OracleError: as `tapes_of`; or the plan cannot work for the model.
     """
-    return [tapes_of(command, timeout_s=timeout_s, said={"plan": str(plan.resolve()), "rank": rank, "world": world})[0] for rank in ranks]
+    return [tapes_of(command, timeout_s=timeout_s, said={"plan": str(plan.resolve()), "mesh": str(mesh), "rank": rank})[0] for rank in ranks]
 
 
 def tapes_of(command: Sequence[str], *, timeout_s: float, said: Mapping[str, object] | None = None) -> list[Tape]:

@@ -15,6 +15,7 @@ import numpy as np
 from proctor.oracle.prove.domains.field import P
 from proctor.oracle.prove.judge import Output, Runs
 from proctor.oracle.prove.leaves import Alignment
+from proctor.oracle.prove.recording.operators import FRESH
 from proctor.oracle.prove.tape import MARK, Array, Node, Tape, Window, collective
 from proctor.oracle.prove.verdict import Culprit
 
@@ -147,7 +148,7 @@ def _groups(tapes: Sequence[Tape]) -> list[tuple[int, ...]]:
 
 
 class Flow:
-    """Who made what a node reads, on one rank. `taken`: by which of its inputs it reads each."""
+    """Who made what a node reads, on one rank; memory that is fresh was made by nobody. `taken`: by which of its inputs it reads each."""
 
     def __init__(self, tape: Tape) -> None:
         written: dict[int, list[tuple[int, int, int]]] = {}
@@ -157,7 +158,7 @@ class Flow:
             found = [(maker, k) for k, w in enumerate(node.ins) if w.kind == "f" for maker in _makers(written, w)]
             self.makers.append([maker for maker, _ in found])
             self.taken.append([k for _, k in found])
-            for w in node.outs:
+            for w in () if node.op.split(".")[1] in FRESH else node.outs:
                 if w is not None and w.kind == "f" and w.numel:
                     written.setdefault(w.storage, []).append((w.offset, w.end, at))
 
@@ -279,7 +280,7 @@ def _described(both: _Both, tapes: Sequence[Tape], flows: Sequence[Flow], rank: 
         if parameter:
             said += f": the gradient of {parameter} is not reduced"
         module = made.module or parameter.rpartition(".")[0] or node.module
-        return Culprit("missing collective", module, made.op, made.place or node.place, node.phase, status.ranks, said, parameter)
+        return Culprit("missing collective", module, made.op, made.place or node.place, made.phase, status.ranks, said, parameter)
     if collective(node.op):
         return _of_collective(node, both.status(rank, at), partial, before)
     given = sum(1 for w in node.ins if w.kind == "f")

@@ -26,9 +26,20 @@ Seen = Callable[[int, int, list[Array], int], None]
 class Stuck(Exception):
     """Ranks wait for each other. `where`: by rank, what each waits in."""
 
+    kind, why = "ranks wait", "the ranks wait for each other: their collectives do not match"
+
     def __init__(self, where: Mapping[int, str]) -> None:
         super().__init__("; ".join(f"rank {r}: {text}" for r, text in where.items()))
         self.where = dict(where)
+
+    def __reduce__(self) -> tuple[type[Stuck], tuple[dict[int, str]]]:
+        return type(self), (self.where,)
+
+
+class Misfit(Stuck):
+    """A collective's tensors are not as many, or not as large, as its group needs: with real ranks torch refuses it."""
+
+    kind, why = "wrong group", "a collective does not fit its group"
 
 
 class _Rank:
@@ -182,6 +193,8 @@ class Machine:
         if means is None:
             raise NotImplementedError(f"collective {nodes[0].op}")
         joint = collectives.Joint(self.d, nodes, lambda m, w: self.read(ranks[m], w))
+        if odd := collectives.misfit(joint):
+            raise Misfit({m: f"{n.op} over ranks {list(ranks)[:8]} {odd}, at {n.place or n.module}" for m, n in zip(ranks, nodes)})
         try:
             found = list(means(joint))
         except (ValueError, IndexError) as error:

@@ -16,7 +16,7 @@ from proctor.oracle.prove.locate import Observed, locate
 from proctor.oracle.prove.machine import Stuck
 from proctor.oracle.prove.made_up import relied_on
 from proctor.oracle.prove.proofs import attempt
-from proctor.oracle.prove.tape import ABSENT, MARK, READ, Node, Tape, numbers
+from proctor.oracle.prove.tape import ABSENT, MARK, READ, Node, Tape, collective, numbers
 from proctor.oracle.prove.verdict import Culprit, Verdict
 
 ATTEMPTS = 3
@@ -65,9 +65,9 @@ def _decided(reference: Tape, candidate: Sequence[Tape], plan: Plan | None, proo
             verdict.why = _of_others(counted[0][0].nodes[counted[0][1]], counted[0][2])
             verdict.seconds["refutation"] = time.monotonic() - began
             return verdict
-        verdict.verdict, verdict.why = "DIFFERENT", "the ranks wait for each other: their collectives do not match"
+        verdict.verdict, verdict.why = "DIFFERENT", stuck.why
         places = [text.rpartition(" at ")[2] for text in stuck.where.values() if " at " in text]
-        verdict.culprit = Culprit("ranks wait", place=next((p for p in places if p), ""), said=str(stuck)[:400])
+        verdict.culprit = Culprit(stuck.kind, place=next((p for p in places if p), ""), said=str(stuck)[:400])
     except NotImplementedError as error:
         verdict.why = str(error)
     verdict.seconds["refutation"] = time.monotonic() - began
@@ -128,8 +128,20 @@ def _of_others(node: Node, place: str) -> str:
 
 
 def _imagined(candidate: Sequence[Tape], untrue: set[tuple[int, int]]) -> list[str]:
-    """Where numbers that are made up became integers, or were read and may have been computed with."""
-    return [tape.nodes[k].place for r, tape in enumerate(candidate) for k in (*tape.imagined, *_read_alone(tape)) if (r, k) in untrue]
+    """Where numbers that are made up became integers from which an output is made, or were read and may have been computed with."""
+    integers = [tape.nodes[k].place for r, tape in enumerate(candidate) for k in tape.imagined if (r, k) in untrue and _matters(tape, k)]
+    return integers + [tape.nodes[k].place for r, tape in enumerate(candidate) for k in _read_alone(tape) if (r, k) in untrue]
+
+
+def _matters(tape: Tape, at: int) -> bool:
+    """Whether a result may go into an output, to another rank, or into a number that the program reads; a count of right answers for a log does not."""
+    made = {w.storage for w in tape.nodes[at].outs if w is not None}
+    for node in tape.nodes[at + 1 :]:
+        if any(w.storage in made for w in node.ins):
+            if node.op in (MARK, READ) or collective(node.op):
+                return True
+            made |= {w.storage for w in node.outs if w is not None}
+    return False
 
 
 def _read_alone(tape: Tape) -> list[int]:

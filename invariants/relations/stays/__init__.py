@@ -48,6 +48,11 @@ SAYS: Final = {
     "noise": "a model does not drop out when it is given, without gradients, the batch that it trains on",
     "update": "a parameter in a half type that has gradients is not left as it was by rounding",
     "product": "a parameter or buffer in a half type that is multiplied by a number is not left as it was by rounding",
+    "thawed": "a parameter that is thawed while the model trains, and has gradients, is in an optimizer",
+    "woken": "a frozen part that was set to evaluate before the training evaluates while the model trains",
+    "scaled": "gradients behind a loss scaler are unscaled before they are clipped",
+    "cut": "a checkpointed function whose parameters train gives a result that they get gradients through",
+    "decay": "an optimizer keeps the same share of the moments of all parameters of a group, and each has its own length",
 }
 _ADVICE: Final = {
     "mode": "Keep module.training of every module before the evaluation, and set each back; train(flag) sets all that lies below.",
@@ -61,8 +66,15 @@ _ADVICE: Final = {
     "mask": "Look at how the mask is made: it has to tell places of padding from others.",
     "noise": "Call model.eval() for the reference and model.train() behind it, or set the dropout of a model that is its own reference to 0.",
     "update": "Keep parameters in float32 (autocast computes in half), or masters of them: the steps are smaller than the last digit.",
+    "thawed": "Give the parameters to the optimizer when they are thawed: add_param_group, or a new optimizer.",
+    "woken": "Override train() of the model so that this part stays in evaluation mode, or call eval() of it behind each train().",
+    "scaled": "Call scaler.unscale_(optimizer) behind backward and before the clipping.",
+    "cut": "Use checkpoint(..., use_reentrant=False), or let the inputs require gradients (enable_input_require_grads).",
+    "decay": "Look for an operation in place on the moment, or on a view or a cast of it that copies nothing.",
     "product": "Keep the tensor, or a copy of it for the update, in float32: the factor lies within half a digit of 1.",
 }
+_CLIP: Final = "torch.nn.utils.clip_grad_norm_"
+_CHECKPOINT: Final = "torch.utils.checkpoint.checkpoint"
 _ENTROPY: Final = "torch.nn.functional.cross_entropy"
 _SEQUENCES: Final = frozenset({MODEL_CALL, "torch.nn.functional.embedding", "torch.nn.functional.scaled_dot_product_attention", _ENTROPY, "torch.nn.functional.nll_loss"})
 _NEEDS: Final = {
@@ -70,9 +82,11 @@ _NEEDS: Final = {
     "precision": frozenset({_LOADS}), "moments": frozenset({_LOADS, "torch.distributed.checkpoint.load", "torch.distributed.checkpoint.save", "torch.load", "torch.save"}),
     "beginning": frozenset({_LOADS, _sightings.CREATED, "torch.Tensor.backward", "torch.autograd.backward", "torch.autograd.grad"}),
     "product": frozenset({_rounding.PRODUCT}), "update": frozenset({"torch.Tensor.backward", "torch.autograd.backward"}), "noise": frozenset({MODEL_CALL}), "next": _SEQUENCES, "mask": _SEQUENCES,
+    "thawed": frozenset({MODEL_CALL, _sightings.CREATED}), "woken": frozenset({MODEL_CALL, "torch.nn.Module.eval", "torch.nn.Module.train"}), "decay": frozenset[str](),
+    "scaled": frozenset({_CLIP, *(f"torch.amp.GradScaler.{name}" for name in ("scale", "unscale_", "step", "update"))}), "cut": frozenset({_CHECKPOINT}),
 }  # fmt: skip
 _FORWARDS: Final = 2  # in which a mask says nothing
-_FUNCTIONS: Final = {"precision": _LOADS, "moments": _LOADS, "beginning": _frames.UPDATE, "product": _rounding.PRODUCT, "update": _frames.UPDATE}
+_FUNCTIONS: Final = {"precision": _LOADS, "moments": _LOADS, "beginning": _frames.UPDATE, "product": _rounding.PRODUCT, "update": _frames.UPDATE, "thawed": _frames.UPDATE, "scaled": _CLIP, "cut": _CHECKPOINT, "decay": _frames.UPDATE}
 _PARTS: Final[dict[str, Callable[[Trace], pl.DataFrame]]] = {"product": _rounding.product, "update": _rounding.update}
 
 

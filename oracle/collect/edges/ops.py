@@ -190,7 +190,7 @@ class OpRecorder:
         else:
             node = torch._C._current_autograd_node()
             line = _line(within_backward=True) or self._lines[int(node._sequence_nr())][0]
-        op = self._add("op", phase, f"{func.namespace}.{func._opname}", line, read, made, "", "", "")
+        op = self._add("op", phase, f"{func.namespace}.{func.overloadpacket.__name__}", line, read, made, "", "", "")
         for place, tensor in enumerate(made):
             if collective:
                 self._pending[_storage(tensor)] = (op, place, tensor)

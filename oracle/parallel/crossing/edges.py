@@ -120,6 +120,8 @@ class Crossing:
         if self._lookup is not None or self._afters or len(edges) != 1 or not edges[0].everywhere:
             return self
         state, forward, carry, tensor, entering = self.state, self.forward, edges[0].plain, torch.Tensor, bool(self._inputs)
+        if not entering and edges[0].move.one_sum and getattr(forward, "__func__", None) is torch.nn.Linear.forward:
+            carry = edges[0].move.fresh  # what torch's own linear layer gives is new, and its backward does not look at it
 
         def enter(*args: Any, **kwargs: Any) -> Any:
             if state.checking or kwargs or len(args) != 1 or not isinstance(args[0], tensor):

@@ -89,10 +89,18 @@ class Move:
         if summed is not None:
             return summed_up(tensor, self.comm, summed)
         if back is not None:
-            copied: torch.Tensor = _Copied.apply(tensor, self.comm, back)
+            copied: torch.Tensor = _Copied.apply(tensor, (self.comm, back))
             return copied
         moved: torch.Tensor = _Moved.apply(tensor, self)
         return moved
+
+    def fresh(self, tensor: torch.Tensor) -> torch.Tensor:
+        """The same for a tensor that was made just now, that nobody else has and no gradient needs: its sum is made where it lies."""
+        summed = self._alone[0]
+        if summed is None or not tensor.requires_grad or not tensor.is_contiguous() or not torch.is_grad_enabled():
+            return self(tensor)
+        self.comm.add(tensor.detach(), summed)
+        return tensor
 
 
 def summed_up(tensor: torch.Tensor, comm: Comm, axes: tuple[str, ...]) -> torch.Tensor:
@@ -101,7 +109,7 @@ def summed_up(tensor: torch.Tensor, comm: Comm, axes: tuple[str, ...]) -> torch.
     No function of autograd in Python: a clone is a node of torch's own, which costs half, and whose gradient does not depend on what it holds.
     """
     total = tensor.clone(memory_format=torch.contiguous_format)
-    comm.add(total.detach(), axes)
+    comm.add(total.detach() if total.requires_grad else total, axes)
     return total
 
 
@@ -109,13 +117,13 @@ class _Copied(torch.autograd.Function):  # type: ignore[misc]  # torch is not ty
     """The tensor itself; its gradients are addends. (A hook on a view is no cheaper, and is lost where the program writes into the view.)"""
 
     @staticmethod
-    def forward(ctx: Any, tensor: torch.Tensor, comm: Comm, axes: tuple[str, ...]) -> torch.Tensor:
-        ctx.comm, ctx.axes = comm, axes
+    def forward(ctx: Any, tensor: torch.Tensor, over: tuple[Comm, tuple[str, ...]]) -> torch.Tensor:
+        ctx.over = over
         return tensor
 
     @staticmethod
     def backward(ctx: Any, *gradients: Any) -> Any:
-        return summed_up(gradients[0], ctx.comm, ctx.axes), None, None
+        return summed_up(gradients[0], *ctx.over), None
 
 
 class _Moved(torch.autograd.Function):  # type: ignore[misc]  # torch is not typed here

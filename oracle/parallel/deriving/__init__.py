@@ -17,7 +17,7 @@ import torch
 
 from proctor.errors import OracleError
 from proctor.oracle.parallel.deriving.draws import add_draws, folds
-from proctor.oracle.parallel.deriving.readers import layers, program, tp_plan
+from proctor.oracle.parallel.deriving.readers import bare, layers, program, tp_plan
 from proctor.oracle.parallel.deriving.rehearsal import Batch, Rehearsal
 from proctor.oracle.parallel.deriving.rows import add_rows
 from proctor.oracle.parallel.deriving.shorter import shorter
@@ -84,8 +84,9 @@ def derive(
         if source == "tp_plan":
             notes += tp_plan.read(plan, rehearsal.model, tensor)
         elif source == "model":
-            plan, more = layers.read(plan, rehearsal, tensor)
-            notes += more
+            for reader in (layers, bare):
+                plan, more = reader.read(plan, rehearsal, tensor)
+                notes += more
         layers.tie(plan, rehearsal.model)
         cut = [name.rpartition(".")[0] for name, _ in model.named_parameters() if (layout := plan.param_layout(name)) is not None and layout.cuts]
         plan, _ = fitted(plan, rehearsal, tensor, numbers(rehearsal.model, dict.fromkeys(cut), plan.mesh.size(tensor)))

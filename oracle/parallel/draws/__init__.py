@@ -6,7 +6,7 @@ how an element follows from random words (`keyed`) and which kernel of torch dra
 
     @register("mine_")                                     # overloads of aten, as torch.library writes them
     class Mine(Elementwise):
-        def keyed(self, bits, dtype, low): return torch.from_numpy(bits.unit()) + low
+        def keyed(self, bits, dtype, low): return bits.unit() + low
         def kernel(self, out, low, *, generator): out.mine_(low, generator=generator)
 
 `FIXED` lists operations that torch tags as random and that draw nothing on a CPU. What has no rule stops where it is
@@ -65,9 +65,12 @@ class Elementwise(Draw):
 
     Args of the class:
         blocks: whether torch's kernel draws in blocks of 16 as `normal_` does.
+        curand: of the stock stream on a GPU: curand's distribution, and C++ for an element: of x, which is its number times b plus a (of "uniform": times b − a),
+            in the tensor's dtype. Empty: no rule there.
     """
 
     blocks: ClassVar[bool] = False
+    curand: ClassVar[tuple[str, str]] = ("", "")
 
     def keyed(self, bits: Bits, dtype: torch.dtype, *args: Any) -> torch.Tensor:
         """[N] elements from random words; in a dtype that is rounded once to `dtype`."""

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-import numpy as np
+from typing import ClassVar
+
 import torch
 
 from proctor.oracle.parallel.draws import Elementwise, register
@@ -13,14 +14,15 @@ from proctor.oracle.parallel.streams.keyed import Bits
 class Bernoulli(Elementwise):
     """1 where a word is below ⌊p·2³²⌋."""
 
+    curand: ClassVar[tuple[str, str]] = ("uniform", "(TYPE)(float)(number < arguments[0])")
+
     def arguments(self, p: float = 0.5) -> tuple[float]:
         """The probability of 1."""
         return (p,)
 
     def keyed(self, bits: Bits, dtype: torch.dtype, p: float) -> torch.Tensor:
         """See `Elementwise.keyed`."""
-        most = int(p * 2**32) - 1  # the largest word that gives 1
-        return torch.from_numpy(bits.words()[:, 0] <= np.uint32(most)) if most >= 0 else torch.zeros(bits.count, dtype=torch.bool)
+        return bits.below(p)
 
     def kernel(self, out: torch.Tensor, p: float, *, generator: torch.Generator) -> None:
         """See `Elementwise.kernel`."""

@@ -15,7 +15,7 @@ class BernoulliOf(Elementwise):
     def keyed(self, bits: Bits, dtype: torch.dtype, p: torch.Tensor) -> torch.Tensor:
         """See `Elementwise.keyed`."""
         double = p.dtype == torch.float64
-        return torch.from_numpy(bits.unit(double)) < (p if double else p.float())
+        return bits.unit(double) < (p if double else p.float())
 
     def kernel(self, out: torch.Tensor, p: torch.Tensor, *, generator: torch.Generator) -> None:
         """See `Elementwise.kernel`."""

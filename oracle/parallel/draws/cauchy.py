@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 
-import numpy as np
 import torch
 
 from proctor.oracle.parallel.draws import Elementwise, register
@@ -21,7 +20,7 @@ class Cauchy(Elementwise):
 
     def keyed(self, bits: Bits, dtype: torch.dtype, median: float, sigma: float) -> torch.Tensor:
         """See `Elementwise.keyed`."""
-        unit = bits.unit(dtype == torch.float64).astype(np.float64)
+        unit = bits.unit(dtype == torch.float64).double().numpy(force=True)
         return torch.tensor([median + sigma * math.tan(math.pi * (u - 0.5)) for u in unit.tolist()], dtype=torch.float64)
 
     def kernel(self, out: torch.Tensor, median: float, sigma: float, *, generator: torch.Generator) -> None:

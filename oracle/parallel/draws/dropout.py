@@ -15,5 +15,5 @@ class NativeDropout(Draw):
         """See `Draw`."""
         if train is False:
             return input.clone(), torch.ones_like(input, dtype=torch.bool)
-        mask = rule("bernoulli_.float")(place, torch.empty(input.shape, dtype=torch.bool), 1.0 - p)
+        mask = rule("bernoulli_.float")(place, torch.empty(input.shape, dtype=torch.bool, device=input.device), 1.0 - p)
         return input.mul(mask).mul_(0.0 if p == 1 else 1.0 / (1.0 - p)), mask

@@ -18,7 +18,7 @@ class Exponential(Elementwise):
 
     def keyed(self, bits: Bits, dtype: torch.dtype, lambd: float) -> torch.Tensor:
         """See `Elementwise.keyed`."""
-        return torch.from_numpy(bits.log_unit(dtype == torch.float64)).div_(lambd)
+        return bits.log_unit(dtype == torch.float64).div_(lambd)
 
     def kernel(self, out: torch.Tensor, lambd: float, *, generator: torch.Generator) -> None:
         """See `Elementwise.kernel`."""

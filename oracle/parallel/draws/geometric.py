@@ -16,7 +16,7 @@ class Geometric(Elementwise):
 
     def keyed(self, bits: Bits, dtype: torch.dtype, p: float) -> torch.Tensor:
         """See `Elementwise.keyed`."""
-        return torch.from_numpy(bits.log_unit(dtype == torch.float64)).div_(-math.log1p(-p)).ceil_().clamp_(min=1)
+        return bits.log_unit(dtype == torch.float64).div_(-math.log1p(-p)).ceil_().clamp_(min=1)
 
     def kernel(self, out: torch.Tensor, p: float, *, generator: torch.Generator) -> None:
         """See `Elementwise.kernel`."""

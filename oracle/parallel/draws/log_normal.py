@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 
-import numpy as np
 import torch
 
 from proctor.oracle.parallel.draws import Elementwise, register
@@ -21,7 +20,7 @@ class LogNormal(Elementwise):
 
     def keyed(self, bits: Bits, dtype: torch.dtype, mean: float, std: float) -> torch.Tensor:
         """See `Elementwise.keyed`."""
-        z = bits.normal(dtype == torch.float64).astype(np.float64)
+        z = bits.normal(dtype == torch.float64).double().numpy(force=True)
         return torch.tensor([math.exp(mean + std * v) for v in z.tolist()], dtype=torch.float64)
 
     def kernel(self, out: torch.Tensor, mean: float, std: float, *, generator: torch.Generator) -> None:

@@ -20,7 +20,7 @@ class _Samples(Elementwise):
 
     def keyed(self, bits: Bits, dtype: torch.dtype) -> torch.Tensor:
         """Uniform numbers of 53 bits."""
-        return torch.from_numpy(bits.unit(double=True))
+        return bits.unit(double=True)
 
     def kernel(self, out: torch.Tensor, *, generator: torch.Generator) -> None:
         """Uniform numbers that cost what the kernel's own do: two draws of 32 bits each."""

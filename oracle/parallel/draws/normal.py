@@ -15,6 +15,7 @@ class Normal(Elementwise):
     """mean + std·z, z by Box and Muller from two words of the element."""
 
     blocks: ClassVar[bool] = True
+    curand: ClassVar[tuple[str, str]] = ("normal", "x")
 
     def arguments(self, mean: float = 0.0, std: float = 1.0) -> tuple[float, float]:
         """Mean and deviation."""
@@ -22,7 +23,7 @@ class Normal(Elementwise):
 
     def keyed(self, bits: Bits, dtype: torch.dtype, mean: float, std: float) -> torch.Tensor:
         """See `Elementwise.keyed`."""
-        return torch.from_numpy(bits.normal(dtype == torch.float64)).mul_(std).add_(mean)
+        return bits.normal(dtype == torch.float64).mul_(std).add_(mean)
 
     def kernel(self, out: torch.Tensor, mean: float, std: float, *, generator: torch.Generator) -> None:
         """See `Elementwise.kernel`."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import ClassVar
+
 import torch
 
 from proctor.oracle.parallel.draws import Elementwise, register
@@ -12,13 +14,15 @@ from proctor.oracle.parallel.streams.keyed import Bits
 class Uniform(Elementwise):
     """low + u·(high − low), u of 24 bits (53 in float64)."""
 
+    curand: ClassVar[tuple[str, str]] = ("uniform", "x == b ? a : x")  # of x·(b − a) + a, rounded: (0, 1] becomes [0, 1)
+
     def arguments(self, low: float = 0.0, high: float = 1.0) -> tuple[float, float]:
         """The bounds."""
         return low, high
 
     def keyed(self, bits: Bits, dtype: torch.dtype, low: float, high: float) -> torch.Tensor:
         """See `Elementwise.keyed`."""
-        return torch.from_numpy(bits.unit(dtype == torch.float64)).mul_(high - low).add_(low)
+        return bits.unit(dtype == torch.float64).mul_(high - low).add_(low)
 
     def kernel(self, out: torch.Tensor, low: float, high: float, *, generator: torch.Generator) -> None:
         """See `Elementwise.kernel`."""

@@ -6,8 +6,10 @@ Whoever holds element i computes the same bits: on any mesh, in any order of cal
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import struct
+from collections.abc import Callable
 from typing import Any, Final
 
 import numpy as np
@@ -46,28 +48,36 @@ class Bits:
         """[count, each]; `each` words an element, of a stream of their own for every `domain`."""
         return philox.words(self._key, self._starts, self._length, each, domain).reshape(-1, each)
 
-    def unit(self, double: bool = False) -> Floats:
+    def unit(self, double: bool = False) -> torch.Tensor:
         """[count] uniform in [0, 1): 24 random bits in float32, 53 in float64."""
+        return torch.from_numpy(self._unit(double))
+
+    def _unit(self, double: bool) -> Floats:
         if not double:
             return philox.unit(self._key, self._starts, self._length).reshape(-1)
         long: Floats = (_u64(self.words(2, domain=1)) >> np.uint64(11)).astype(np.float64) * _UNIT53
         return long
 
-    def normal(self, double: bool = False) -> Floats:
+    def normal(self, double: bool = False) -> torch.Tensor:
         """[count] standard normal, by Box and Muller; in float64 each element from words of its own."""
         if not double:
-            return philox.normal(self._key, self._starts, self._length).reshape(-1)
+            return torch.from_numpy(philox.normal(self._key, self._starts, self._length).reshape(-1))
         pair = self.words(4, domain=3)
         u1 = _padded(((_u64(pair[:, :2]) >> np.uint64(11)).astype(np.float64) + 1) * _UNIT53)
         u2 = _padded((_u64(pair[:, 2:]) >> np.uint64(11)).astype(np.float64) * _UNIT53)
         values: Floats = (np.sqrt(-2 * np.log(u1)) * np.cos(2 * np.pi * u2))[: self.count]
-        return values
+        return torch.from_numpy(values)
 
-    def log_unit(self, double: bool = False) -> Floats:
+    def log_unit(self, double: bool = False) -> torch.Tensor:
         """[count] −log(1 − u): exponential of rate 1."""
-        u = _padded(1 - self.unit(double).astype(np.float64))
+        u = _padded(1 - self._unit(double).astype(np.float64))
         values: Floats = -np.log(u)[: self.count]
-        return values
+        return torch.from_numpy(values)
+
+    def below(self, p: float) -> torch.Tensor:
+        """[count] true with probability p: where a word is below ⌊p·2³²⌋."""
+        most = int(p * 2**32) - 1  # the largest word that gives true
+        return torch.from_numpy(self.words()[:, 0] <= np.uint32(most)) if most >= 0 else torch.zeros(self.count, dtype=torch.bool)
 
 
 def _u64(pair: Words) -> npt.NDArray[np.uint64]:
@@ -101,15 +111,16 @@ class Keyed:
         """See `Stream.fill`."""
         if out.numel() == 0:
             return
-        flat = torch.empty(out.numel(), dtype=out.dtype)
+        flat = torch.empty(out.numel(), dtype=out.dtype, device=out.device)
         given = [a.detach().reshape(-1) if isinstance(a, torch.Tensor) else a for a in args]
+        make, chunk = (Bits, _CHUNK) if out.is_cpu else _on(out.device)
         key, runs = self.key(ident), box.runs()
         for length in np.unique(runs.lengths):
             these = np.flatnonzero(runs.lengths == length)
-            for starts, offsets, count in _pieces(runs.starts[these], runs.offsets[these], int(length)):
+            for starts, offsets, count in _pieces(runs.starts[these], runs.offsets[these], int(length), chunk):
                 where = _where(offsets, count)
                 now = [a[where] if isinstance(a, torch.Tensor) and a.numel() > 1 else a for a in given]
-                flat[where] = draw.keyed(Bits(key, starts, count), out.dtype, *now).to(out.dtype)
+                flat[where] = draw.keyed(make(key, starts, count), out.dtype, *now).to(out.device, out.dtype)
         out.copy_(flat.view(out.shape))
 
     def whole(self, draw: Any, shape: tuple[int, ...], dtype: torch.dtype, args: tuple[Any, ...], ident: Ident) -> torch.Tensor:
@@ -119,14 +130,20 @@ class Keyed:
         return out
 
 
-def _pieces(starts: Longs, offsets: Longs, length: int) -> list[tuple[Longs, Longs, int]]:
-    """Stretches of equal length as pieces of `_CHUNK` elements: several short ones, or a part of a long one."""
-    if length > _CHUNK:
-        cut = range(0, length, _CHUNK)
+def _on(device: torch.device) -> tuple[Callable[[int, Longs, int], Bits], int]:
+    from proctor.oracle.parallel.streams import cuda
+
+    return functools.partial(cuda.DeviceBits, device=device), cuda.CHUNK
+
+
+def _pieces(starts: Longs, offsets: Longs, length: int, chunk: int) -> list[tuple[Longs, Longs, int]]:
+    """Stretches of equal length as pieces of `chunk` elements: several short ones, or a part of a long one."""
+    if length > chunk:
+        cut = range(0, length, chunk)
         return [
-            (starts[i : i + 1] + at, offsets[i : i + 1] + at, min(_CHUNK, length - at)) for i in range(len(starts)) for at in cut
+            (starts[i : i + 1] + at, offsets[i : i + 1] + at, min(chunk, length - at)) for i in range(len(starts)) for at in cut
         ]
-    rows = max(1, _CHUNK // length)
+    rows = max(1, chunk // length)
     return [(starts[at : at + rows], offsets[at : at + rows], length) for at in range(0, len(starts), rows)]
 
 

@@ -18,8 +18,9 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 import torch
 
+from proctor.errors import OracleError
 from proctor.oracle.parallel.box import Box, Longs, Runs
-from proctor.oracle.parallel.streams import Ident
+from proctor.oracle.parallel.streams import Ident, cuda
 from proctor.oracle.parallel.streams.mt19937 import position, skip
 
 BLOCK: Final = 16  # of `normal_`
@@ -78,7 +79,14 @@ class Stock:
         self.generator = generator
 
     def fill(self, draw: Any, out: torch.Tensor, box: Box, args: tuple[Any, ...], ident: Ident) -> None:
-        """See `Stream.fill`."""
+        """See `Stream.fill`.
+
+        Raises:
+            OracleError: a tensor on a GPU of which it is not known how torch draws it.
+        """
+        if out.is_cuda:
+            cuda.fill_stock(self._of(out.device), draw, out, box, args)
+            return
         order = memory_order(out)
         dense, box = out.permute(order), box.permuted(order)
         given = tuple(a.expand(out.shape).permute(order) if isinstance(a, torch.Tensor) else a for a in args)
@@ -94,6 +102,13 @@ class Stock:
         flat_args = tuple(a.reshape(-1) if isinstance(a, torch.Tensor) else a for a in given)
         self._drawn_in_parts(draw, flat, box, flat_args, habit)
         dense.copy_(flat.view(dense.shape))
+
+    def _of(self, device: torch.device) -> torch.Generator:
+        """The device's own: `generator` is of the CPU."""
+        if self.generator is not torch.default_generator:
+            raise OracleError("the stock stream draws on a GPU by the process's own generator, and a rank that is a thread has none", hint='give rng="keyed"')
+        found: torch.Generator = torch.cuda.default_generators[device.index or 0]
+        return found
 
     def whole(self, draw: Any, shape: tuple[int, ...], dtype: torch.dtype, args: tuple[Any, ...], ident: Ident) -> torch.Tensor:
         """See `Stream.whole`."""

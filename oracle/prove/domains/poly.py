@@ -29,6 +29,7 @@ Factors = tuple[tuple[int, Number], ...]  # (atom, exponent), by atom; only powe
 ZERO: Final = 0
 NINF: Final = 1
 ONE: Final = 2
+_LONG: Final = 20_000  # products of terms, some hundredths of a second
 _UNIT: Final = 0  # the empty monomial
 
 
@@ -60,8 +61,7 @@ class Poly:
             self._intern(terms)
 
     def _intern(self, terms: Terms) -> int:
-        found = self._ids.get(terms)
-        if found is None:
+        if (found := self._ids.get(terms)) is None:
             self._budget -= len(terms)
             if self._budget < 0:
                 raise OutOfBudget("more terms than the budget allows")
@@ -157,19 +157,20 @@ class Poly:
             return ZERO
         if x == NINF or y == NINF:
             return NINF
-        if x == ONE:
-            return y
-        if y == ONE:
-            return x
+        if x == ONE or y == ONE:
+            return y if x == ONE else x
         terms: dict[int, Number] = {}
         self._accumulate(terms, x, y)
         return self._of(terms)
 
     def _accumulate(self, terms: dict[int, Number], x: int, y: int) -> None:
-        self._work -= len(self.polys[x]) * len(self.polys[y])
+        many = len(self.polys[x]) * len(self.polys[y])
+        self._work -= many
         if self._work < 0:
             raise OutOfBudget("more products than the budget allows")
         for m, c in self.polys[x]:
+            if many > _LONG:
+                self.look_at_the_time()
             for n, e in self.polys[y]:
                 p = self.product(m, n)
                 terms[p] = terms.get(p, 0) + c * e
@@ -181,8 +182,7 @@ class Poly:
         if n == _UNIT:
             return m
         key = (m, n) if m <= n else (n, m)
-        found = self._products.get(key)
-        if found is None:
+        if (found := self._products.get(key)) is None:
             factors = dict(self.monomials[m])
             for atom, power in self.monomials[n]:
                 factors[atom] = factors.get(atom, 0) + power
@@ -265,8 +265,7 @@ class Poly:
         if len(terms) != 1 or x == NINF:
             return x
         m, c = terms[0]
-        names = [a for a, p in self.monomials[m] if p == 1 and self.atoms[a][0] == "sum"]
-        if len(names) != 1:
+        if len(names := [a for a, p in self.monomials[m] if p == 1 and self.atoms[a][0] == "sum"]) != 1:
             return x
         rest = self._of({self.monomial(tuple((a, p) for a, p in self.monomials[m] if a != names[0])): c})
         return self._times(rest, self.atoms[names[0]][1])

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import functools
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -18,6 +18,7 @@ import numpy as np
 from proctor.oracle.plans.mesh import Mesh
 from proctor.oracle.plans.plan import Plan
 from proctor.oracle.prove import judge
+from proctor.oracle.prove.cache import Cache
 from proctor.oracle.prove.domains import Domain
 from proctor.oracle.prove.domains.f64 import F64
 from proctor.oracle.prove.domains.field import Field, P
@@ -25,12 +26,12 @@ from proctor.oracle.prove.lanes.domain import packed, values
 from proctor.oracle.prove.lanes.family import Family, Record, Unlike, World, gathered, indices
 from proctor.oracle.prove.lanes.locate import Known, Watch
 from proctor.oracle.prove.lanes.machine import Integers, LaneMachine, from_floats
-from proctor.oracle.prove.lanes.reduced import Reduced, lift
+from proctor.oracle.prove.lanes.reduced import Reduced, lesser, lift
 from proctor.oracle.prove.leaves import Alignment, align, content, keys
 from proctor.oracle.prove.machine import Stuck, literal
 from proctor.oracle.prove.made_up import relied_on
 from proctor.oracle.prove.proofs.sweep import divisors
-from proctor.oracle.prove.recording.world import forked
+from proctor.oracle.prove.spread import Spread, here
 from proctor.oracle.prove.tape import Array, Tape
 from proctor.oracle.prove.verdict import Culprit, Verdict
 
@@ -46,16 +47,17 @@ class _Run(NamedTuple):
     checked: int
 
 
-def decide(reference: Tape, record: Record, plan: Plan, jobs: int = 1, *, small: Reduced | None = None, proof_s: float = 120.0) -> Verdict:
+def decide(reference: Tape, record: Record, plan: Plan, spread: Spread = here, *, small: Callable[[], Reduced] | None = None, proof_s: float = 120.0, cache: Cache | None = None) -> Verdict:
     """Judge a program on a mesh of any size.
 
     Args:
         reference: of one rank, with the whole batch.
         record: gives the tapes of the ranks that it is asked for.
         plan: with the mesh.
-        jobs: processes at once.
-        small: a smaller program of the same kind, to be proved by formulas where the large one is EQUAL (`reduced.py`).
-        proof_s: seconds of CPU that its proof may take.
+        spread: where ranks are recorded and fields are judged.
+        small: records a smaller program of the same kind, to be proved by formulas where the large one is EQUAL (`reduced.py`).
+        proof_s: seconds of CPU that its proof may take; 0 for none.
+        cache: of such proofs.
 
     Raises:
         OracleError: a rank cannot be recorded.
@@ -63,37 +65,37 @@ def decide(reference: Tape, record: Record, plan: Plan, jobs: int = 1, *, small:
     verdict, began = Verdict("UNPROVED", ranks=plan.mesh.world), time.monotonic()
     try:
         try:
-            world = _whole(verdict, reference, gathered(record, plan.mesh, jobs), plan, jobs, began)
+            world = _whole(verdict, reference, gathered(record, plan.mesh, spread), plan, spread, began)
         except Unlike:
             if plan.mesh.world > EVERY:
                 raise
             began = time.monotonic()
-            world = _whole(verdict, reference, gathered(record, plan.mesh, jobs, alike=False), plan, jobs, began)
+            world = _whole(verdict, reference, gathered(record, plan.mesh, spread, alike=False), plan, spread, began)
     except Unlike as why:
         verdict.why = f"ranks do not follow from their places on the mesh, and all of them would have to be run: {why}"
     except NotImplementedError as why:
         verdict.why = f"not known for many ranks at once: {why}"
     except Stuck as stuck:
-        verdict.verdict, verdict.why = "DIFFERENT", "the ranks wait for each other: their collectives do not match"
-        verdict.culprit = Culprit("ranks wait", said=str(stuck)[:400])
+        verdict.verdict, verdict.why = "DIFFERENT", stuck.why
+        verdict.culprit = Culprit(stuck.kind, said=str(stuck)[:400])
     else:
-        if small is not None and verdict.verdict == "EQUAL":
-            lift(verdict, reference, world, small, proof_s)
+        if small is not None and proof_s > 0 and verdict.verdict == "EQUAL":
+            lift(verdict, reference, world, small, proof_s, cache)
     return verdict
 
 
-def _whole(verdict: Verdict, reference: Tape, world: World, plan: Plan, jobs: int, began: float) -> World:
+def _whole(verdict: Verdict, reference: Tape, world: World, plan: Plan, spread: Spread, began: float) -> World:
     """Judge a world that was run since `began`."""
     verdict.seconds["candidate"] = time.monotonic() - began
     began = time.monotonic()
     try:
-        _judge(verdict, reference, world, plan, jobs)
+        _judge(verdict, reference, world, plan, spread)
     finally:
         verdict.seconds["refutation"] = time.monotonic() - began
     return world
 
 
-def _judge(verdict: Verdict, reference: Tape, world: World, plan: Plan, jobs: int) -> None:
+def _judge(verdict: Verdict, reference: Tape, world: World, plan: Plan, spread: Spread) -> None:
     verdict.operations = len(reference.nodes) + sum(len(f.tape.nodes) * int(np.prod(world.sizes)) for f in world.families)
     if said := relied_on([tape for f in world.families for _, tape in f.samples]):
         verdict.why = said
@@ -119,8 +121,7 @@ def _judge(verdict: Verdict, reference: Tape, world: World, plan: Plan, jobs: in
     tapes = [reference, *(f.tape for f in world.families)]
     doubles = one(F64()) if any(from_floats(node) for tape in tapes for node in tape.nodes) else None  # first: integers come from it
     for again in range(ATTEMPTS):  # two elements of a field may meet by chance
-        calls = [functools.partial(one, Field(seed + 100 * again)) for seed in judge.SEEDS]
-        both = forked(calls, jobs) if jobs > 1 else [call() for call in calls]
+        both = list(spread([functools.partial(one, Field(seed + 100 * again)) for seed in judge.SEEDS]))
         if both[0].outputs == both[1].outputs:
             break
     if doubles is None and all(equal for run in both for equal, _, _ in run.outputs.values()):
@@ -271,4 +272,4 @@ def _not_covered(reference: Tape, at: Mapping[tuple[int, str], Array], alignment
     return [name for name in marked if name in sizes and len(np.unique(np.concatenate(parts.get(name, [np.zeros(0, np.int64)])))) < sizes[name]]
 
 
-__all__ = ["Reduced", "decide"]
+__all__ = ["Reduced", "decide", "lesser"]

@@ -20,7 +20,7 @@ import numpy as np
 from proctor.errors import OracleError
 from proctor.oracle.plans.mesh import Mesh
 from proctor.oracle.prove.recording.operators import RANDOM
-from proctor.oracle.prove.recording.world import in_processes
+from proctor.oracle.prove.spread import Spread, here
 from proctor.oracle.prove.tape import Array, Node, Tape, Window, collective
 
 MOST_RANKS: Final = 256  # that are run
@@ -96,12 +96,12 @@ class World(msgspec.Struct):
         return sorted(tape.rank for family in self.families for _, tape in family.samples)
 
 
-def gathered(record: Record, mesh: Mesh, jobs: int = 1, *, alike: bool = True) -> World:
+def gathered(record: Record, mesh: Mesh, spread: Spread = here, *, alike: bool = True) -> World:
     """Run as many ranks as are needed.
 
     Args:
         record: gives the tapes of ranks.
-        jobs: processes at once.
+        spread: where ranks are recorded.
         alike: look for ranks that follow from their places; without, each is a program of its own.
 
     Raises:
@@ -111,7 +111,7 @@ def gathered(record: Record, mesh: Mesh, jobs: int = 1, *, alike: bool = True) -
     far = [k for k, n in enumerate(mesh.sizes) if n > 1 and alike]
     probes = [{}, *({k: 1} for k in far)]
     known: dict[int, Tape] = {}
-    for found in in_processes([functools.partial(_part, record, [_rank(mesh, at)]) for at in probes], jobs):
+    for found in spread([functools.partial(_part, record, [_rank(mesh, at)]) for at in probes]):
         known.update(found)
     lanes = []
     for k in far:
@@ -130,7 +130,7 @@ def gathered(record: Record, mesh: Mesh, jobs: int = 1, *, alike: bool = True) -
     world = World(mesh, tuple(lanes), places, [])
     calls = [functools.partial(_kin, record, ranks, {r: known[r] for r in ranks.values() if r in known}, mesh) for ranks in asked]
     del known
-    for origin, others in in_processes(calls, jobs):
+    for origin, others in spread(calls):
         if isinstance(origin, str):
             raise Unlike(origin)
         world.families.append(_joined(origin, others, sizes))

@@ -28,7 +28,7 @@ from proctor.oracle.prove.lanes.domain import (
     widened,
 )
 from proctor.oracle.prove.lanes.family import Family, Shifted, Unlike, World, axes_of
-from proctor.oracle.prove.machine import Machine, Seen, Stuck, _Rank, _view, literal
+from proctor.oracle.prove.machine import Machine, Misfit, Seen, Stuck, _Rank, _view, literal
 from proctor.oracle.prove.meanings import Floats
 from proctor.oracle.prove.recording.operators import RANDOM
 from proctor.oracle.prove.tape import Array, Node, Window
@@ -128,6 +128,8 @@ class LaneMachine(Machine):
             return widened(a, self._laned.lanes) if w.kind == "f" else a
 
         joint = collectives.Joint(self.d, [nodes[which] for which, _ in members], read)
+        if odd := collectives.misfit(joint):
+            raise Misfit({0: f"{node.op} over {joint.size} ranks {odd}, at {node.place or node.module}"})
         found: dict[int, list[tuple[tuple[int | None, ...], list[tuple[Window, Array]]]]] = defaultdict(list)
         for (which, at), written in zip(members, means(joint)):
             found[which].append((at, list(written)))

@@ -10,11 +10,13 @@ from __future__ import annotations
 
 import itertools
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
+from proctor.errors import OracleError
 from proctor.oracle.plans.mesh import Mesh
 from proctor.oracle.plans.plan import Plan
+from proctor.oracle.prove.cache import Cache
 from proctor.oracle.prove.lanes.family import Family, Unlike, World
 from proctor.oracle.prove.lanes.skeleton import REACH, Skeleton
 from proctor.oracle.prove.prover import decide
@@ -30,21 +32,29 @@ class Reduced(NamedTuple):
     plan: Plan
 
 
-def lift(verdict: Verdict, reference: Tape, world: World, small: Reduced, proof_s: float) -> None:
+def lesser(mesh: Mesh) -> Mesh:
+    """The smallest mesh of the same kind: two ranks along each axis that has several."""
+    return Mesh(mesh.axes, tuple(min(n, 2) for n in mesh.sizes))
+
+
+def lift(verdict: Verdict, reference: Tape, world: World, record: Callable[[], Reduced], proof_s: float, cache: Cache | None = None) -> None:
     """Make an EQUAL of a large program PROVED, or say why it stays EQUAL.
 
     Args:
         verdict: of the large program; is changed.
         reference, world: the large program.
-        small: of the same kind.
+        record: records a small one of the same kind.
         proof_s: seconds of CPU that the small program's proof may take.
+        cache: of proofs; many large programs have the same small one.
     """
     began = time.monotonic()
     try:
+        small = record()
+        verdict.seconds["small program"], began = time.monotonic() - began, time.monotonic()
         pieces = Skeleton(small.reference, _apart(small))
         strange = Skeleton(reference, world).strange(pieces)
-    except Unlike as why:
-        verdict.why += f"; not proved: {why}"
+    except (Unlike, OracleError) as why:
+        verdict.why += f"; not proved: {str(why).removeprefix('PR-E600').strip()}"
         return
     finally:
         verdict.seconds["skeleton"] = time.monotonic() - began
@@ -52,7 +62,7 @@ def lift(verdict: Verdict, reference: Tape, world: World, small: Reduced, proof_
         verdict.why += f"; not proved: the small program has no operation with the surroundings of {strange}"
         return
     began = time.monotonic()
-    proved = decide(small.reference, small.candidate, small.plan, proof_s=proof_s)
+    proved = decide(small.reference, small.candidate, small.plan, proof_s=proof_s, cache=cache)
     verdict.seconds["proof of the small program"] = time.monotonic() - began
     if proved.verdict != "PROVED":
         verdict.why += f"; not proved: the small program is {proved.verdict}: {proved.why}"
@@ -72,4 +82,4 @@ def _apart(small: Reduced) -> World:
     return World(mesh, (), places, [Family(tape, [((), tape)]) for tape in small.candidate])
 
 
-__all__ = ["Reduced", "lift"]
+__all__ = ["Reduced", "lesser", "lift"]

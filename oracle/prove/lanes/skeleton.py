@@ -22,6 +22,8 @@ from proctor.oracle.prove.locate import Flow
 from proctor.oracle.prove.tape import Array, Node, Tape, Window, collective
 
 REACH: Final = 4  # operations; in a transformer that is past the middle of a block, and two blocks back along its residual sum
+_ADDS: Final = ("aten.add.Tensor", "aten.add_.Tensor")
+_BEGINS: Final = {"aten.select_backward.default": (3,), "aten.slice_backward.default": (3, 4)}  # where a part lies; forward that is a view's offset
 _NUMBER: Final = re.compile(r"\d+")
 
 
@@ -71,6 +73,8 @@ class Skeleton:
         if not edges:
             return _mixed(base)
         source, to, slot, added = (np.array(column) for column in zip(*sorted(edges, key=lambda e: e[1])))
+        adds = np.concatenate([[node.op in _ADDS for node in tape.nodes] for _, tape in self._tapes])
+        added |= adds[to] & (base[source] == base[to]) & (np.bincount(source, minlength=len(base))[source] == 1)  # nothing else takes what was added up so far
         begins = np.flatnonzero(np.r_[True, to[1:] != to[:-1]])
         slots = slot.astype(np.uint64)
         colours = _mixed(base)
@@ -112,7 +116,7 @@ class Skeleton:
             far = offset_of(node, tape.rank, mesh) if name in collectives.SEND or name in collectives.RECEIVE else [mesh.axes[k] for k in axes_of(node.ranks, tape.rank, mesh) if mesh.sizes[k] > 1]
             arguments: Any = ""  # names of groups, and objects
         else:
-            arguments = [_plain(a) for a in node.args], {k: _plain(v) for k, v in node.kwargs.items()}
+            arguments = ["n" if k in _BEGINS.get(node.op, ()) else _plain(a) for k, a in enumerate(node.args)], {k: _plain(v) for k, v in node.kwargs.items()}
         looks = [(_look(w), held.get(w.storage, "")) for w in node.ins]
         return f"{node.op} {arguments} {far} {_NUMBER.sub('#', node.detail)} {_NUMBER.sub('#', node.module)} {node.phase} {looks} {[None if w is None else _look(w) for w in node.outs]}"
 

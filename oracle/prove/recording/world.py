@@ -6,20 +6,15 @@ decides by received numbers is not what it would decide in earnest; such program
 
 from __future__ import annotations
 
-import functools
-import gc
-import multiprocessing.connection
 import os
-import pickle
-import tempfile
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from pathlib import Path
 from typing import Any
 
 from proctor.errors import OracleError
 from proctor.oracle.prove.tape import Tape
+from proctor.oracle.torch_version import require_torch
 
 Program = Callable[[], object]
 
@@ -57,77 +52,19 @@ def tape_of(program: Program, rank: int = 0, world: int = 1, earlier: Sequence[T
     return session.tape
 
 
-def in_processes(calls: Sequence[Callable[[], Any]], jobs: int = 1) -> Iterator[Any]:
-    """What functions return that record tapes, each called in a forked process where there are several jobs; in their order, read when asked for.
-
-    Raises:
-        OracleError: of the first function that raises one.
-    """
-    if jobs < 2 or len(calls) < 2:
-        yield from (call() for call in calls)
-        return
-    with tempfile.TemporaryDirectory(prefix="proctor-prove-") as name:
-        folder = Path(name)
-
-        def one(number: int) -> str:
-            gc.disable()  # tapes have no cycles, and the process ends soon
-            try:
-                (folder / str(number)).write_bytes(pickle.dumps(calls[number](), protocol=5))
-            except OracleError as error:
-                return str(error)
-            return ""
-
-        failed = [why for why in forked([functools.partial(one, number) for number in range(len(calls))], jobs) if why]
-        if failed:
-            raise OracleError(failed[0].removeprefix("PR-E600 "))
-        for number in range(len(calls)):
-            path = folder / str(number)
-            yield pickle.loads(path.read_bytes())  # written above, by this process's own children
-            path.unlink()
-
-
-def forked(todo: Sequence[Callable[[], Any]], jobs: int) -> list[Any]:
-    """What functions return, each called in a forked process; a few at once.
-
-    Raises:
-        OracleError: a process ended without an answer.
-    """
-    context, results = multiprocessing.get_context("fork"), {}
-    waiting = list(enumerate(todo))
-    running: dict[Any, tuple[int, Any]] = {}
-
-    def answer(pipe: Any, call: Callable[[], Any]) -> None:
-        pipe.send(call())
-        pipe.close()
-
-    while waiting or running:
-        while waiting and len(running) < jobs:
-            number, call = waiting.pop(0)
-            ours, theirs = context.Pipe(False)
-            process = context.Process(target=answer, args=(theirs, call))
-            process.start()
-            theirs.close()
-            running[ours] = number, process
-        ready: list[Any] = multiprocessing.connection.wait(list(running))
-        for pipe in ready:
-            number, process = running.pop(pipe)
-            try:
-                results[number] = pipe.recv()
-            except EOFError:
-                raise OracleError("a process that records or judges ended early", hint="it may lack memory") from None
-            finally:
-                process.join()
-    return [results[k] for k in range(len(todo))]
-
-
 @contextmanager
 def joined(rank: int, world: int) -> Iterator[None]:
-    """Be one rank of a world that is not there."""
+    """Be one rank of a world that is not there.
+
+    Raises:
+        OracleError: there is a process group, or this torch is too old.
+    """
     import torch.distributed as dist
 
     if world == 1:
         yield
         return
+    require_torch("oracle prove of several ranks")
     if dist.is_initialized():
         raise OracleError("a process group is there already", hint="call destroy_process_group() first")
     from torch.testing._internal.distributed.fake_pg import FakeStore

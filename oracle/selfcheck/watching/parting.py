@@ -69,7 +69,7 @@ class _Mode(TorchDispatchMode):  # type: ignore[misc]
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         result = func(*args, **(kwargs or {}))
-        self._log.saw(func._opname, (args, kwargs), result)
+        self._log.saw(func.overloadpacket.__name__, (args, kwargs), result)
         return result
 
 

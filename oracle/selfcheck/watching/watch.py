@@ -20,6 +20,7 @@ import torch.utils.checkpoint as checkpointing
 from torch import nn
 
 from proctor.instrument.guard import say
+from proctor.instrument.observe.casts import autocast_dtype, autocast_enabled
 from proctor.instrument.observe.mesh import position
 from proctor.instrument.patch.replaced import Replaced
 from proctor.oracle.selfcheck import adapters
@@ -143,7 +144,7 @@ class Watch:
         if sum(c.module is module for c in self.calls) >= MAX_CALLS or sum(t.numel() * t.element_size() for _, t in tensors((args, kwargs))) > MAX_BATCH_BYTES:
             return None
         device = next(module.parameters()).device.type
-        cast = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else None
+        cast = autocast_dtype(device) if autocast_enabled(device) else None
         call = Call(module, self._name(module), detached(args), detached(kwargs), random_states(), module.training, cast)
         call.loader_batch = int(getattr(self.loaders[-1], "batch_size", 0) or 0) if self.loaders else 0
         return call

@@ -42,8 +42,9 @@ def _warm() -> None:
     del sys.modules["torch.distributed.run"]  # what it needs is there; the module itself is run, as `-m` runs it
     gc.collect()
     gc.freeze()  # memory that forks do not touch is theirs together
-    threads = {Path(f"/proc/self/task/{task}/comm").read_text().strip() for task in os.listdir("/proc/self/task")}
-    assert threads <= {"python", "jemalloc_bg_thd"}, threads  # a fork has the thread that forks, and jemalloc starts its own again
+    others = set(os.listdir("/proc/self/task")) - {str(os.getpid())}
+    threads = {Path(f"/proc/self/task/{task}/comm").read_text().strip() for task in others}
+    assert threads <= {"jemalloc_bg_thd"}, threads  # a fork has the thread that forks, and jemalloc starts its own again
 
 
 def _receive(connection: socket.socket) -> dict[str, Any]:

@@ -52,15 +52,17 @@ def impl(request: pytest.FixtureRequest) -> Any:
 
 def armed(impl: Any) -> Any:
     """A recorder set up as the instrument room does it, and enabled."""
+    from proctor.instrument.observe import casts
+
     r = impl.Recorder()
     r.set_tensor_types(torch.Tensor, torch.nn.Parameter)
     r.set_module_type(torch.nn.Module)
     r.set_probes(
         torch.is_grad_enabled,
-        torch.is_autocast_enabled,
-        torch.get_autocast_dtype,
+        casts.autocast_enabled,
+        casts.autocast_dtype,
         ("cpu", "cuda"),
-        torch._C._is_any_autocast_enabled,
+        getattr(torch._C, "_is_any_autocast_enabled", None),
     )
     r.set_torch_function_guard(torch._C._len_torch_function_stack, torch._C.DisableTorchFunction)
     r.set_library_prefixes((os.path.dirname(torch.__file__),))

@@ -49,9 +49,21 @@ def test_another_thread_is_not_placed():
     assert not torch.equal(inside, drawn[0])
 
 
-def test_an_operation_without_a_rule_stops_with_its_name_and_line():
-    with whole(), pytest.raises(OracleError, match=r"poisson draws random numbers and has no rule \(.*test_intercept.py:\d+ in"):
-        torch.poisson(torch.ones(3))
+def sample(name):
+    """Arguments of a kernel by its schema: tensors of 0.5, or of shape-like numbers where it wants whole ones."""
+    base, _, overload = name.partition(".")
+    operation = getattr(getattr(torch.ops.aten, base), overload or "default")
+    values = {"Tensor": lambda: torch.full((2, 3), 0.5), "float": lambda: 0.5, "int": lambda: 2, "bool": lambda: True, "number": lambda: 0.5}
+    given = [values[str(a.type)]() for a in operation._schema.arguments if not a.has_default_value() and not a.is_out]
+    out = {a.name: torch.empty(0) for a in operation._schema.arguments if a.is_out}
+    return operation, given, out
+
+
+@pytest.mark.parametrize("name", sorted(set(random_kernels()) - set(registry())))
+def test_an_operation_without_a_rule_stops_with_its_name_and_line(name):
+    operation, given, out = sample(name)
+    with whole(), pytest.raises(OracleError, match=rf"{name} draws random numbers and has no rule \(.*test_intercept.py:\d+ in"):
+        operation(*given, **out)
 
 
 @pytest.mark.parametrize("module", [torch.nn.LSTM(4, 4, 2, dropout=0.5), torch.nn.Dropout(0.5), torch.nn.Dropout1d(0.5), torch.nn.AlphaDropout(0.5)])

@@ -39,6 +39,10 @@ def test_a_plan_that_matches_nothing():
     assert only(right().draw("drop")) == "draw 'drop' matches nothing"
 
 
+def test_a_factory_that_is_no_function_of_torch():
+    assert only(right().factory("0", "arrange", tp=0)) == "factory '0': 'arrange' is no function that makes tensors; did you mean 'arange'?"
+
+
 def test_an_axis_that_the_mesh_lacks():
     assert only(right().draw("0", tpp=0)) == "draw '0': the mesh (tp=2) has no axis 'tpp'; did you mean 'tp'?"
 

@@ -207,6 +207,8 @@ WRONG = {
 }  # fmt: skip
 RIGHT = [("evaluated", ""), ("resumed", ""), ("resumed", "anew"), ("words", ""), ("words", "filled_in"), ("words", "heads"), ("words", "reference"), ("words", "quiet"), ("halves", ""), ("manners", "")]
 
+ELSEWHERE = {"thawed", "woken", "scaled", "cut", "decay"}  # test_parts_that_stay.py
+
 
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
@@ -240,7 +242,7 @@ def test_right_manners_break_no_mode(runs: Path, program: str, manner: str) -> N
 
 def test_the_right_programs_had_something_to_fail_on(runs: Path) -> None:
     seen = {mode for program, manner in RIGHT for mode in stays.SAYS if not stays.told(Trace.load([runs / f"{program}-{manner or 'right'}"]), mode).is_empty()}
-    assert seen == set(stays.SAYS) - {"product", "update"}
+    assert seen - ELSEWHERE == set(stays.SAYS) - {"product", "update"} - ELSEWHERE
 
 
 def test_they_ship_as_warnings() -> None:

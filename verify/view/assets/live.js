@@ -70,7 +70,7 @@
     });
     fitting.sort(function (a, b) {
       var x = rank(a), y = rank(b);
-      return x - y || (x === 2 ? (b.ended || 0) - (a.ended || 0) : (a.began || 0) - (b.began || 0)) || (a.key < b.key ? -1 : 1);
+      return x - y || (x === 2 ? (b.ended || 0) - (a.ended || 0) : (a.began || 0) - (b.began || 0)) || a.key.localeCompare(b.key, undefined, { numeric: true });
     });
     var pages = Math.max(1, Math.ceil(fitting.length / A_PAGE));
     page = Math.min(Math.max(0, page), pages - 1);

@@ -5,13 +5,14 @@ Layers that belong together are tried alone, by the numbers of one device; what 
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Iterable, Mapping
 from typing import Any
 
 import torch
 
-from proctor.oracle.parallel.deriving.flow import Flow, follow
+from proctor.oracle.parallel.deriving.flow import Flow, follow, layers_of
 from proctor.oracle.parallel.deriving.patterns import joined, pattern_of
 from proctor.oracle.parallel.deriving.rehearsal import Rehearsal
 from proctor.oracle.parallel.deriving.sizes import fitted, numbers
@@ -44,8 +45,9 @@ def _settled(rehearsal: Rehearsal, parts: int) -> Flow:
     """The flow once all layers that must stay whole are known; layers of a pattern are cut alike."""
     model = rehearsal.model
     whole: set[str] = set()
+    odd = {path for path, layer in layers_of(model).items() if layer.out % parts}  # never cut along outputs, so they feed nothing
     while True:
-        flow = follow(model, rehearsal.batch, whole)
+        flow = follow(model, rehearsal.batch, whole | odd)
         linear = [path for path, layer in flow.layers.items() if layer.kind == "linear"]
         fed = {path for path in linear if flow.feeds.get(path) and path not in whole}
         feeding = frozenset[str]().union(*flow.feeds.values())
@@ -93,9 +95,10 @@ def _groups(flow: Flow, model: torch.nn.Module, parts: int) -> list[list[str]]:
 def _tried(plan: Plan, rehearsal: Rehearsal, flow: Flow, group: list[str], axis: str) -> tuple[Plan | None, str]:
     why = ""
     candidates = numbers(rehearsal.model, [path for path in group if flow.layers[path].kind == "linear"], plan.mesh.size(axis))
-    for blocks in _ways(flow, group, rehearsal.model):
+    counted = _counted(rehearsal.model, {path: flow.layers[path].out for path in group}, plan.mesh.size(axis))
+    for blocks, heads in itertools.product(_ways(flow, group, rehearsal.model), [(), counted] if counted else [()]):
         made = plan.on(plan.mesh)
-        add_layers(made, flow, group, axis, rehearsal.model, blocks)
+        add_layers(made, flow, group, axis, rehearsal.model, blocks, heads)
         tie(made, rehearsal.model)
         if said := problems(made, rehearsal.model):
             why = why or said[0]
@@ -105,6 +108,18 @@ def _tried(plan: Plan, rehearsal: Rehearsal, flow: Flow, group: list[str], axis:
             return made, ""
         why = why or trial.apart[0]
     return None, why
+
+
+def _counted(model: torch.nn.Module, widths: Mapping[str, int], parts: int) -> tuple[str, ...]:
+    """Patterns of parameters beside layers, with one number for as many outputs each (a sink or a scale for each head)."""
+    found: dict[str, None] = {}
+    for path, width in widths.items():
+        around = path.rpartition(".")[0]
+        for name, parameter in model.get_submodule(around)._parameters.items():
+            count = parameter.shape[0] if parameter is not None and parameter.dim() else 0
+            if parameter is not None and 1 < count == parameter.numel() < width and count % parts == 0 and width % count == 0:
+                found[pattern_of(f"{around}.{name}" if around else name, model)] = None
+    return tuple(found)
 
 
 def _ways(flow: Flow, group: Iterable[str], model: torch.nn.Module) -> list[Mapping[str, str]]:
@@ -120,7 +135,9 @@ def _ways(flow: Flow, group: Iterable[str], model: torch.nn.Module) -> list[Mapp
     return [seen, {}] if seen else [{}]
 
 
-def add_layers(plan: Plan, flow: Flow, paths: Iterable[str], axis: str, model: torch.nn.Module, blocks: Mapping[str, str] | None = None) -> None:
+def add_layers(
+    plan: Plan, flow: Flow, paths: Iterable[str], axis: str, model: torch.nn.Module, blocks: Mapping[str, str] | None = None, heads: Iterable[str] = ()
+) -> None:
     """Rules for layers, by what they feed.
 
     Args:
@@ -130,6 +147,7 @@ def add_layers(plan: Plan, flow: Flow, paths: Iterable[str], axis: str, model: t
         axis: that cuts them.
         model: has them.
         blocks: pattern → groups of fused outputs, each of which is cut: "3", or sizes in proportion: "[4,2,2]".
+        heads: patterns of parameters that are cut along their first dimension.
     """
     one_of = {pattern_of(path, model): path for path in paths}
     alike: dict[tuple[str, tuple[tuple[str, Any], ...]], list[str]] = {}
@@ -140,7 +158,9 @@ def add_layers(plan: Plan, flow: Flow, paths: Iterable[str], axis: str, model: t
         plan.style(name, joined(patterns), axis, **dict(given))
     meant = {path for path in flow.layers if pattern_of(path, model) in one_of}
     waiting = dict.fromkeys(pattern_of(name, model) for name, feeders in flow.waiting.items() if feeders & meant)
-    if new := [pattern for pattern in waiting if not any(rule.path == pattern for rule in plan.pendings)]:
+    for pattern in heads:
+        plan.add(ParamRule(pattern, plan.rule({axis: 0})))
+    if new := [pattern for pattern in waiting if pattern not in heads and not any(rule.path == pattern for rule in plan.pendings)]:
         plan.pending(joined(new), axis)
 
 

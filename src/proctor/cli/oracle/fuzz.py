@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from proctor.errors import OracleError, UsageError
+from proctor.oracle.torch_version import require_torch
 
 if TYPE_CHECKING:
     from proctor.oracle.fuzz.search.findings import Known
@@ -52,6 +53,7 @@ def run(args: argparse.Namespace) -> int:
     if args.what:
         if args.what[0] != "replay" or len(args.what) != 2:
             raise UsageError(f"fuzz {' '.join(args.what)}: not understood", hint="proctor oracle fuzz replay FILE, or options only")
+        require_torch("oracle fuzz")
         return _replay(Path(args.what[1]), args)
     return _campaign(args)
 
@@ -73,6 +75,7 @@ def _campaign(args: argparse.Namespace) -> int:
     for name in ("rows", "workers"):
         if getattr(args, name) < 1:
             raise UsageError(f"--{name} {getattr(args, name)}: at least 1")
+    require_torch("oracle fuzz")
     from proctor.oracle.fuzz.running.warm import warm_up
     from proctor.oracle.fuzz.sessions import session
     from proctor.oracle.fuzz.sessions.journal import Journal

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from fractions import Fraction
 
 import numpy as np
@@ -127,3 +128,12 @@ def test_names_are_written_out_only_where_formulas_part() -> None:
     assert product != written and d.same(product, written) and not d.same(product, int(d.add(written, a)))
     share = d.sum(np.array([d.mul(a, d.inv(np.array(ab))), d.mul(b, d.inv(np.array(ab)))]), (0,))
     assert d.same(int(share), int(d.const(1.0)))
+
+
+def test_one_product_of_long_sums_keeps_the_time() -> None:
+    began = time.process_time()
+    domain = Poly(until=began + 0.5)
+    a, b = (domain.sum(domain.symbol(np.arange(first, first + 3000)), (0,)) for first in (0, 3000))
+    with pytest.raises(OutOfBudget, match="more time"):
+        domain.mul(a, b)  # nine million products
+    assert time.process_time() - began < 3

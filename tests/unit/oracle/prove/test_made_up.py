@@ -127,3 +127,27 @@ def test_a_model_that_is_wrapped_after_its_optimizer_was_made_is_judged() -> Non
     assert prove(train, train, "dp=2", proof_s=0).verdict == "EQUAL"
     reduced = next(node for node in tape_of(train, 0, 2).nodes if collective(node.op))
     assert "train" in reduced.place  # the line that calls backward: a bucket has no forward
+
+
+@pytest.mark.parametrize(("used", "verdict"), [(False, "DIFFERENT"), (True, "UNPROVED")])
+def test_what_is_counted_for_a_log_hides_no_mistake(used: bool, verdict: str) -> None:
+    """The classes that all ranks' rows get are made up on a fake group: it matters where the loss is made of them."""
+
+    def train() -> None:
+        rank, world = who()
+        torch.manual_seed(0)
+        model = nn.Linear(WIDTH, 3)
+        x, target = data()
+        rows = x.chunk(world)[rank]
+        update = torch.optim.SGD(model.parameters(), lr=0.1)
+        found = model(rows)
+        whole = [torch.empty_like(found) for _ in range(world)]
+        if world > 1:
+            dist.all_gather(whole, found.detach())
+        likely = (torch.cat(whole) if world > 1 else found.detach()).argmax(-1)
+        right = (likely == target).sum()
+        del right  # it would be printed
+        nn.functional.cross_entropy(found, (likely if used else target).chunk(world)[rank]).backward()  # its gradient is not reduced
+        update.step()
+
+    assert prove(train, train, "dp=2").verdict == verdict

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import pytest
 import torch
+import torch.distributed as dist
 from helpers.oracle.prove_cut import cut
-from helpers.oracle.prove_programs import data_parallel, tensor_parallel
+from helpers.oracle.prove_programs import data_parallel, tensor_parallel, who
 
 from proctor.errors import OracleError
 from proctor.oracle.prove import assert_proved, prove
@@ -54,7 +55,25 @@ def test_a_gradient_that_is_not_reduced_is_named() -> None:
     verdict = prove(data_parallel(), data_parallel("one not reduced"), "dp=2")
     assert verdict.verdict == "DIFFERENT"
     assert verdict.culprit is not None and verdict.culprit.module == "second.up", str(verdict)
-    assert verdict.culprit.kind == "missing collective"
+    assert verdict.culprit.kind == "missing collective" and verdict.culprit.phase == "backward"
+
+
+@pytest.mark.parametrize("many", [False, True])
+def test_a_collective_that_does_not_fit_its_group_is_named(many: bool) -> None:
+    def gathered() -> None:
+        rank, world = who()
+        torch.manual_seed(0)
+        model = torch.nn.Linear(4, 4, bias=False)
+        model(torch.randn(4, 4).chunk(world)[rank]).square().sum().backward()
+        if world > 1:
+            alone = dist.new_group([rank], use_local_synchronization=True)  # it should be all ranks
+            assert model.weight.grad is not None
+            dist.all_gather([torch.empty(2, 4), torch.empty(2, 4)], model.weight.grad[:2].clone(), group=alone)  # a fake group takes a list of any length
+        torch.optim.SGD(model.parameters(), lr=0.1).step()
+
+    verdict = prove(gathered, gathered, "dp=2", many=many)
+    assert verdict.verdict == "DIFFERENT" and verdict.culprit is not None, str(verdict)
+    assert verdict.culprit.kind == "wrong group" and "for a group of 1" in verdict.culprit.said and "test_prove.py" in verdict.culprit.said
 
 
 def test_a_sum_for_an_average_is_a_wrong_scale() -> None:

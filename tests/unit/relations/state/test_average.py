@@ -19,7 +19,7 @@ import torch
 from proctor.instrument.config import RecordConfig
 from proctor.instrument.probes import Home, Sink
 from proctor.instrument.probes.averages import Averages
-from proctor.invariants.invariant import Hypothesis
+from proctor.invariants.invariant import Hypothesis, Standing
 from proctor.invariants.relations.average import Average
 from proctor.invariants.schema import MODEL_CALL, Name
 from proctor.invariants.trace import Trace
@@ -127,8 +127,8 @@ def modes(run: Trace) -> set[str]:
 
 
 def test_what_an_average_does_is_learned_wherever_it_is_kept(tmp_path: Path) -> None:
-    assert modes(recorded(tmp_path, module())) == {"after", "steady", "moves", "between"}
-    assert modes(recorded(tmp_path, shadow)) == {"after", "steady", "moves", "between"}
+    assert modes(recorded(tmp_path, module())) == {"after", "steady", "moves", "between", "away"}
+    assert modes(recorded(tmp_path, shadow)) == {"after", "steady", "moves", "between", "away"}
     assert "after" in modes(recorded(tmp_path, running))
     assert "steady" not in modes(recorded(tmp_path, running)), "a running mean moves ever less"
 
@@ -171,6 +171,23 @@ def test_an_average_that_misses_tensors_or_changes_its_rate_is_told(tmp_path: Pa
         return ema, act
 
     assert broken(healthy, recorded(tmp_path, drifting)) == {"steady"}
+
+
+def test_an_average_that_is_pushed_away_from_the_model_is_told_by_any_program(tmp_path: Path) -> None:
+    def pushed(net: Any) -> tuple[Any, Act]:
+        shadow = [p.detach().clone() for p in net.parameters()]
+
+        def act(net: Any, step: int) -> None:
+            for s, p in zip(shadow, net.parameters()):
+                s.add_((s - p.detach()) * 0.1)
+
+        return shadow, act
+
+    rule = Hypothesis.of("average", mode="away", what="copy")
+    healthy, run = (RELATION.examples(recorded(tmp_path, make), [rule]).frame for make in (shadow, pushed))
+    assert healthy.height and healthy["passed"].all()
+    assert run.height and not run["passed"].any()
+    assert RELATION.standing_of(rule) is Standing.CHOICE
 
 
 def test_an_average_of_another_model_or_none_is_told(tmp_path: Path) -> None:

@@ -1,0 +1,75 @@
+"""Manners that probes tell (`instrument/probes/manners.py`, `graphs.py`, `moments.py`)."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from typing import Any, Final
+
+import polars as pl
+
+from proctor.invariants.relations.manner import calls as _calls
+from proctor.invariants.relations.views import frames as _frames
+from proctor.invariants.relations.views import sightings as _sightings
+from proctor.invariants.schema import Value
+from proctor.invariants.trace import Trace
+
+BACKWARDS: Final = frozenset({"torch.Tensor.backward", "torch.autograd.backward"})
+
+
+def function_of(subject: str) -> str:
+    """The function of `function, argument name`."""
+    return subject.partition(",")[0]
+
+
+def _rows(trace: Trace, mode: str) -> list[dict[str, Any]]:
+    """What probes said of a mode: text (the subject), `has` and `lacks` (words), `seen`, and where."""
+    rows = _sightings.sightings(trace, Value.MANNER).join(_frames.metas(trace, "mode", "has", "lacks", "seen"), on="meta", how="left", maintain_order="left")
+    rows = _sightings.sites(trace, rows.filter((pl.col("mode") == mode) & (pl.col("step") >= 0)))
+    return list(rows.fill_null("").iter_rows(named=True))
+
+
+def _words(trace: Trace, mode: str, wanted: Collection[str], function: str = "", *, closed: bool = False) -> pl.DataFrame:
+    """One row a look and word: passed if the look has it, failed if it lacks it. `closed`: what is not said is lacking."""
+    looks, asked = _rows(trace, mode), _calls._by_subject(wanted)
+    every: dict[str, set[str]] = {}
+    for look in looks:
+        every.setdefault(look["text"], set(asked.get(look["text"], ()))).update(filter(None, look["has"].split("|")))
+    found = []
+    for look in looks:
+        has, lacks = (set(filter(None, look[side].split("|"))) for side in ("has", "lacks"))
+        subject, _, variable = look["text"].partition(", ")
+        for word in sorted(every[look["text"]]):
+            if word in has or word in lacks or closed:
+                seen = look["seen"] or (f"it is made of {', '.join(sorted(has))}" if closed else f"not so: {word}")
+                found.append(_calls._row(look, f"{look['text']}{_calls.OF}{word}", word in has, seen, function or (look["function"] if mode == "steady" else subject), variable or (word if closed or mode == "steady" else "")))
+    return _calls._finish(trace, found, mode)
+
+
+def made(trace: Trace, wanted: Collection[str]) -> pl.DataFrame:
+    """One row an operation and look at the graph of a loss."""
+    return _words(trace, "made", wanted, "torch.Tensor.backward", closed=True)
+
+
+def holds(trace: Trace, wanted: Collection[str]) -> pl.DataFrame:
+    """One row a word and look at what a function is given or gives."""
+    return _words(trace, "holds", wanted)
+
+
+def leaves(trace: Trace, wanted: Collection[str]) -> pl.DataFrame:
+    """One row an argument and look: passed if the call did not change it."""
+    return _words(trace, "leaves", wanted)
+
+
+def writes(trace: Trace, wanted: Collection[str]) -> pl.DataFrame:
+    """One row an argument and look: passed if the call changed it."""
+    return _words(trace, "writes", wanted)
+
+
+def steady(trace: Trace, wanted: Collection[str]) -> pl.DataFrame:
+    """One row a number of an object, and one more for each time that it changed."""
+    return _words(trace, "steady", wanted)
+
+
+def moment(trace: Trace, wanted: Collection[str]) -> pl.DataFrame:
+    """One row a moment of an optimizer and look."""
+    return _words(trace, "moment", wanted, _frames.UPDATE, closed=True)

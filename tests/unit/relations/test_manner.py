@@ -1,0 +1,170 @@
+"""Manners that a program keeps in its healthy runs, and one wrong line breaks: rules of one run, on runs of another seed and size."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from helpers.runs import write_run
+from helpers.trained import record
+
+from proctor.instrument.probes.graphs import kinds_of
+from proctor.instrument.probes.manners import words
+from proctor.invariants.invariant import Hypothesis, Standing
+from proctor.invariants.relations import registry
+from proctor.invariants.trace import Trace
+
+PROGRAMS = {
+    "program": """
+        class Scaler(torch.autograd.Function):
+            @staticmethod
+            def forward(ctx, x, loss):
+                ctx.save_for_backward(loss)
+                return x.clone()
+            @staticmethod
+            def backward(ctx, grad):
+                return grad, torch.ones_like(ctx.saved_tensors[0])
+        class Attention(nn.Module):
+            def __init__(self):
+                super().__init__()
+                self.qkv, self.norm = nn.Linear(WIDTH, 3 * WIDTH), nn.BatchNorm1d(6)
+            def forward(self, x, mask=None):
+                q, k, v = self.qkv(self.norm(x)).chunk(3, -1)
+                weights = F.softmax(q @ k.transpose(1, 2) if mask is None else (q @ k.transpose(1, 2)).masked_fill(~mask, -9), dim=1 if BUG == "dimension" else -1)
+                if BUG == "thrown":
+                    Scaler.apply(weights, 0.01 * weights.square().mean())
+                else:
+                    weights = Scaler.apply(weights, 0.01 * weights.square().mean())
+                return x + weights @ v
+        class Net(nn.Module):
+            def __init__(self):
+                super().__init__()
+                self.table, self.attention, self.out = nn.Embedding(9, WIDTH), Attention(), nn.Linear(WIDTH, 9)
+            def forward(self, ids, mask):
+                return self.out(self.attention(self.table(ids), None if BUG == "mask" else mask))
+        class Average:
+            def __init__(self, model):
+                self.decay, self.updates = 0.9, 0
+                self.shadow = [p.detach().clone() for p in model.parameters()]
+            def update(self, model):
+                self.updates += 1
+                rate = min(self.decay, self.updates / (4 + self.updates))
+                if BUG == "rate":
+                    self.decay = rate
+                for s, p in zip(self.shadow, model.parameters()):
+                    s.lerp_(p.detach(), 1 - rate)
+        def weigh(noise):
+            return noise / (noise + 1) if BUG != "share" else noise / noise + 1
+        def normalised(scores):
+            copy = scores if BUG == "place" else scores.clone()
+            return copy.sub_(copy.mean())
+        def labels_of(ids):
+            labels = ids.clone()
+            if BUG != "padding":
+                labels[:, 4:] = -100
+            return labels
+        class Lion(torch.optim.Optimizer):
+            def __init__(self, params):
+                super().__init__(params, dict(lr=1e-3))
+            @torch.no_grad()
+            def step(self):
+                for p in self.param_groups[0]["params"]:
+                    state = self.state[p]
+                    if not state:
+                        state["moment"] = torch.zeros_like(p)
+                    grad = p.grad + 0.1 * p if BUG == "decay" else p.grad
+                    state["moment"].lerp_(grad, 0.1)
+                    p.mul_(0.9999).sub_(state["moment"].sign(), alpha=1e-3)
+        def loss_of(scores, labels):
+            return F.cross_entropy(scores.flatten(0, 1), labels.flatten(), ignore_index=-100)
+        model = Net()
+        optimizer, average = Lion(model.parameters()), Average(model)
+        for step in range(10):
+            ids = torch.randint(0, 9, (8, 6))
+            mask = torch.ones(6, 6).tril().bool()
+            if BUG != "awake":
+                model.attention.norm.eval()
+            noise = weigh(torch.rand(16) * 9 + 0.1)
+            centred = normalised(torch.rand(16))
+            loss_of(model(ids, mask), labels_of(ids)).mul(noise.mean()).backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            if BUG != "skipped":
+                average.update(model)
+    """,
+}
+WRONG = {
+    "mask": ("given", "Attention.forward"), "dimension": ("told", "softmax"), "skipped": ("each", "Average.update"), "awake": ("mode", "BatchNorm1d"), "thrown": ("made", "Scaler"),
+    "share": ("holds", "weigh"), "padding": ("holds", "labels_of"), "place": ("leaves", "normalised"), "rate": ("steady", "decay"), "decay": ("moment", "Lion"),
+}  # fmt: skip
+RELATION = registry()["manner"]
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("manner")
+    record(folder, PROGRAMS, [*(("program", bug, 0, 8, bug) for bug in WRONG), ("program", "own", 1, 12, ""), ("program", "right", 0, 8, "")])
+    return folder
+
+
+def rules(run: Path) -> list[Hypothesis]:
+    return RELATION.propose(Trace.load([run / "program-own"]))
+
+
+def failed(run: Path, known: list[Hypothesis]) -> list[tuple[str, str]]:
+    trace = Trace.load([run])
+    frame = RELATION.examples(trace, known).frame
+    told = []
+    for row in frame.filter(~frame["passed"]).to_dicts():
+        detail = RELATION.detail(trace, known[row["hyp"]], row)
+        told.append((known[row["hyp"]].text("mode"), f"{detail.function} {detail.variable} {detail.expected} | {detail.seen}"))
+        assert detail.function and detail.seen and detail.advice
+    return told
+
+
+@pytest.mark.parametrize("bug", list(WRONG))
+def test_one_wrong_line_breaks_a_manner_and_its_function_is_named(runs: Path, bug: str) -> None:
+    mode, name = WRONG[bug]
+    said = failed(runs / f"program-{bug}", rules(runs))
+    assert any(m == mode and name in text for m, text in said), said
+
+
+def test_another_seed_and_size_keep_all_manners(runs: Path) -> None:
+    known = rules(runs)
+    assert {h.text("mode") for h in known} >= {mode for mode, _ in WRONG.values()}
+    assert failed(runs / "program-right", known) == []
+
+
+def test_manners_are_habits_of_their_program(runs: Path) -> None:
+    assert all(RELATION.standing_of(h) is Standing.HABIT and h.text("family") for h in rules(runs))
+
+
+def test_ranks_that_draw_the_same_noise_break_a_manner_of_ranks_that_do_not(tmp_path: Path) -> None:
+    def run(name: str, same: bool) -> Trace:
+        def rank(rank: int) -> dict[str, object]:
+            values = [{"kind": "rng", "place": "step torch", "step": step, "fp": 1 + step + (0 if same else 100 * rank)} for step in range(1, 6)]
+            calls = [{"fn": "torch.optim.Optimizer.step", "step": step} for step in range(6)]
+            return {"rank": rank, "world": 2, "calls": calls, "values": values, "family": "__main__.Net"}
+
+        return Trace.load([write_run(tmp_path / name, [rank(0), rank(1)])])
+
+    known = [Hypothesis.of("manner", mode="ranks", what="torch", family=RELATION.propose(run("own", False))[0].text("family"))]
+    healthy, wrong = (RELATION.examples(run(name, name == "wrong"), known).frame for name in ("right", "wrong"))
+    assert healthy["passed"].all() and healthy.height and not wrong["passed"].any() and wrong.height
+
+
+def test_words_are_said_where_they_are_clear_alone() -> None:
+    share = torch.linspace(0.1, 0.9, 16)
+    assert words(share) == (["it has more than one value", "it lies within 0 and 1", "it is not negative"], [])
+    assert words(share + 2)[1] == ["it lies within 0 and 1"]
+    nearly = torch.cat([share, torch.tensor([1.1])])  # one of many says nothing
+    assert words(nearly) == (["it has more than one value", "it is not negative"], [])
+    assert "its rows sum to 1" in words(torch.rand(4, 6).softmax(1))[0] and "its rows sum to 1" in words(torch.rand(4, 6).softmax(0))[1]
+    assert words(torch.ones(16))[1] == ["it has more than one value"] and words(torch.ones(3)) == ([], [])
+
+
+def test_operations_of_a_graph_leave_out_what_sizes_decide() -> None:
+    x = torch.ones(2, 3, 4, requires_grad=True)
+    both = [kinds_of([torch.nn.functional.linear(v, torch.ones(4, 4, requires_grad=True)).tanh().sum().grad_fn]) for v in (x, x[0])]
+    assert both[0] == both[1] == {"Tanh", "Sum"}
