@@ -25,6 +25,7 @@ sys.path[:0] = [str(ROOT / "tests"), str(ROOT / "tests" / "unit" / "cli")]
 import test_bad_files as bad
 from helpers.processes import process
 from helpers.runs import write_run
+from helpers.system.rights import bound_to_permissions
 
 from proctor.cli import main
 
@@ -46,7 +47,7 @@ def one(role: str, kind: str, place: Path) -> tuple[int, int, float, int]:
     if pid == 0:
         code = 101
         try:
-            with contextlib.redirect_stderr(io.StringIO()) as err, contextlib.redirect_stdout(io.StringIO()):
+            with contextlib.redirect_stderr(io.StringIO()) as err, contextlib.redirect_stdout(io.StringIO()), bound_to_permissions():
                 code = main(arguments)
             said.write_text(err.getvalue())
         finally:

@@ -34,9 +34,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "tests"))
-from helpers.clock import Clock
 from helpers.live.network import THERE, link, other_host
 from helpers.live.watching import PROCTOR, verifier_of
+from helpers.system.clock import Clock
 
 ROOT = Path(__file__).resolve().parent.parent
 COLD = 2  # steps at the beginning of a turn

@@ -21,8 +21,8 @@ from typing import Final
 from benchmarks.faults.trial import PROCTOR, Outside, Stage, UnavailableError
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent.parent / "tests"))
-from helpers.clock import CC, Clock
 from helpers.live.receivers import ROUTING_KEY, Webhook
+from helpers.system.clock import CC, Clock
 
 LAST: Final[dict[str, object]] = {}  # what `arrange` made for the trial that goes on
 

@@ -10,7 +10,7 @@ import signal
 from collections.abc import Mapping
 from typing import Any, Final
 
-from benchmarks.faults import deliveries, detours
+from benchmarks.faults import deliveries, detours, rights
 from benchmarks.faults import outside as o
 from benchmarks.faults.trial import Fault
 
@@ -130,6 +130,9 @@ LIMITS: Final = [
     Fault("stack", "ulimit -s 512", QUIET, prefix=o.ulimit("-s", "512")),
     Fault("locked", "ulimit -l 0, -q 0", QUIET, prefix=o.ulimit("-l", "0", "-q", "0")),
     Fault("core", "ulimit -c 0, -i 0", QUIET, prefix=o.ulimit("-c", "0", "-i", "0")),
+    Fault("processes-1", "ulimit -u 1: no process and no thread besides its own", QUIET, prefix=rights.few_processes(1), arrange=rights.needs_root),
+    Fault("processes-4", "ulimit -u 4", QUIET, prefix=rights.few_processes(4), arrange=rights.needs_root),
+    Fault("processes-6", "ulimit -u 6", QUIET, prefix=rights.few_processes(6), arrange=rights.needs_root),
 ]
 
 DISKS: Final = [
@@ -146,6 +149,9 @@ DISKS: Final = [
     Fault("trace-cut", "the trace of calls is cut to half at step 10", DARK, bug=True, outside=o.cut("procs/*/calls.arrow")),
     Fault("trace-flipped", "a bit of the recorded states is flipped at step 10", DARK, bug=True, outside=o.flip("procs/*/states.arrow")),
     Fault("no-locks", "a disk without locks, hard links and sockets, as an NFS without its lock daemon", DARK, bug=True, arrange=o.no_locks, outside=o.forget_locks),
+    Fault("forbidden-run", "the run directory gets mode 000 at step 10, and the job is not above permissions", DARK, bug=True, prefix=rights.ordinary(), arrange=rights.needs_root,
+          outside=rights.forbid("", 0), leaves=frozenset({"verify/live/socket"})),
+    Fault("forbidden-trace", "the same with the folder of the trace", DARK, bug=True, prefix=rights.ordinary(), arrange=rights.needs_root, outside=rights.forbid("procs", 0)),
     Fault("two-jobs", "a second job is given the same run directory", FOUND, bug=True, outside=o.second_job),
 ]
 

@@ -50,7 +50,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # else the interpreter complains while it shuts down
         return EXIT_PIPE
-    except Exception as error:  # noqa: BLE001  the last resort: scripts get the documented exit code
+    except (SystemExit, GeneratorExit):
+        raise
+    except BaseException as error:  # noqa: BLE001  the last resort: scripts get the documented exit code, also where native code panics
         if debug:
             import traceback
 

@@ -7,7 +7,7 @@ import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from proctor.cli._parts.launch import add_command, become, command_of, environment_of
+from proctor.cli._parts.launch import add_command, become, command_of, environment_of, job_first
 from proctor.cli._parts.needs import needs_of
 from proctor.errors import UsageError
 
@@ -27,16 +27,17 @@ def prepare(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Set up the run directory, then become the command: pid, signals, terminal and exit code are its own."""
-    from proctor.instrument.record.rundir import create_run, write_boot
-
     program, command = command_of(args, "proctor record -o RUN -- python train.py")
     if args.every < 1 or args.warmup < 0:
         raise UsageError("--every must be at least 1 and --warmup at least 0")
-    config = _config(args)
-    target = Path(args.output)
-    create_run(target, command, overwrite=args.overwrite, sampling={"every": args.every, "warmup": args.warmup})
-    boot = write_boot(target, config)
-    return become(program, command, environment_of(boot, config.run))
+    with job_first(program, command):
+        from proctor.instrument.record.rundir import create_run, write_boot
+
+        config = _config(args)
+        target = Path(args.output)
+        create_run(target, command, overwrite=args.overwrite, sampling={"every": args.every, "warmup": args.warmup})
+        environment = environment_of(write_boot(target, config), config.run)
+    return become(program, command, environment)
 
 
 def _config(args: argparse.Namespace) -> RecordConfig:

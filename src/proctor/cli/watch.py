@@ -23,7 +23,14 @@ from typing import TYPE_CHECKING, Any, Final
 
 from proctor.cli._parts.budget import DEFAULT, share_of
 from proctor.cli._parts.inputs import add_packs
-from proctor.cli._parts.launch import add_command, become, command_of, environment_of, hand_on_signals
+from proctor.cli._parts.launch import (
+    add_command,
+    become,
+    command_of,
+    environment_of,
+    hand_on_signals,
+    job_first,
+)
 from proctor.cli._parts.needs import needs_of
 from proctor.cli._parts.project import leave_out, set_defaults
 from proctor.cli._parts.watching import LEVELS, add_verifier, settings_of
@@ -60,10 +67,21 @@ def prepare(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Start the verifier, then become the command, or wait for it."""
-    from proctor.instrument.record.rundir import write_boot
-    from proctor.verify.service.processes import begin
-
     program, command = command_of(args, "proctor watch -i PACK -- python train.py")
+    with job_first(program, command):
+        settings, environment = _prepared(args, command)
+    if args.verifier:
+        return become(program, command, environment)
+    if args.fail_on is not None or os.getpid() == 1:
+        return _supervise(program, command, environment, settings)
+    _begin(settings, os.getpid(), aloud=sys.stderr.isatty(), apart=True)
+    return become(program, command, environment)
+
+
+def _prepared(args: argparse.Namespace, command: list[str]) -> tuple[Settings, dict[str, str]]:
+    """Make the run directory; what the verifier is told, and the environment of the command."""
+    from proctor.instrument.record.rundir import write_boot
+
     budget = share_of_command(args)
     warmup_s = _warm_up(args, budget)
     if args.every < 1 or args.warmup < 0:
@@ -83,13 +101,18 @@ def run(args: argparse.Namespace) -> int:
         from proctor.invariants.wire.peer import make_token
 
         make_token(Path(settings.token_file))
-    environment = environment_of(boot, config.run)
-    if args.verifier:
-        return become(program, command, environment)
-    if args.fail_on is not None or os.getpid() == 1:
-        return _supervise(program, command, environment, settings)
-    begin(settings, os.getpid(), aloud=sys.stderr.isatty(), apart=True)
-    return become(program, command, environment)
+    return settings, environment_of(boot, config.run)
+
+
+def _begin(settings: Settings, pid: int, *, aloud: bool, apart: bool) -> subprocess.Popen[bytes] | None:
+    """Start the verifier, see `begin`; where that cannot be, the command is recorded all the same."""
+    try:
+        from proctor.verify.service.processes import begin
+
+        return begin(settings, pid, aloud=aloud, apart=apart)
+    except (TraceError, OSError) as e:
+        print(f"proctor: {e}; the command runs unwatched, and is recorded  →  proctor check {settings.run}", file=sys.stderr)
+        return None
 
 
 def share_of_command(args: argparse.Namespace) -> float:
@@ -163,8 +186,6 @@ class _EnoughError(Exception):
 
 def _supervise(program: str, command: list[str], environment: dict[str, str], settings: Settings) -> int:
     """Run the command as a child, then wait for what the verifier says."""
-    from proctor.verify.service.processes import begin
-
     child: subprocess.Popen[bytes] | None = None
 
     def forward(number: int, _: object) -> None:
@@ -181,11 +202,7 @@ def _supervise(program: str, command: list[str], environment: dict[str, str], se
         child = subprocess.Popen(command, executable=program, env=environment)
     except OSError as e:
         raise UsageError(f"{command[0]}: cannot be run: {e.strerror or e}") from None
-    try:
-        verifier = begin(settings, child.pid, aloud=True, apart=False)
-    except TraceError as e:
-        print(f"proctor: {e}; the command runs unwatched", file=sys.stderr)
-        verifier = None
+    verifier = _begin(settings, child.pid, aloud=True, apart=False)
     code = child.wait()
     code = 128 - code if code < 0 else code
     trouble = "no verdict"

@@ -7,10 +7,10 @@ import time
 from pathlib import Path
 
 import pytest
-from helpers.clock import CC, Clock
 from helpers.live.network import THERE, link, other_host
 from helpers.live.receivers import PagerDuty, free_port, wait_until
 from helpers.live.watching import PROCTOR, bare, config, environment, job, losses, pagerduty_at, verdict
+from helpers.system.clock import CC, Clock
 
 DAY_S = 86400
 

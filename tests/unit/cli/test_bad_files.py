@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 from helpers.processes import process
 from helpers.runs import write_run
+from helpers.system.rights import bound_to_permissions
 
 from proctor.cli import main
 from proctor.invariants.pack import Pack, write_pack
@@ -57,6 +58,7 @@ BAD: dict[str, Make] = {
     "number": _bytes(b"7"),
     "huge-number": _bytes(b'{"schema": 1' + b"0" * 5000 + b"}"),
     "other-shape": _bytes(b'{"schema": "one", "known": {}, "suppress": 3, "invariants": 4}'),
+    "forbidden": lambda path: path.touch(0),
     "other-keys": _bytes(b'{"supress": [], "knwon": []}'),
 }
 ROLES = ("pack", "suppressions.json", "suppressions.toml", "baseline", "run.json", "calls.arrow", "names.arrow", "plan.toml", "plan.json",
@@ -134,7 +136,8 @@ def test_a_bad_file_is_one_line_and_exit_2(role: str, tmp_path: Path, capsys: py
         path.unlink(missing_ok=True)
         BAD[kind](path)
         began = time.process_time()
-        code = main(arguments)
+        with bound_to_permissions():
+            code = main(arguments)
         os.chdir(here)  # where `proctor.toml` is read
         spent = time.process_time() - began
         said = [line for line in capsys.readouterr().err.splitlines() if line.strip()]

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import os
 import shlex
 import shutil
 import signal
-from collections.abc import Sequence
+import sys
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import NoReturn
 
-from proctor.errors import UsageError
+from proctor.errors import ProctorError, UsageError
 
 
 def add_command(parser: argparse.ArgumentParser) -> None:
@@ -28,10 +30,22 @@ def command_of(args: argparse.Namespace, hint: str) -> tuple[str, list[str]]:
     command = args.command[1:] if args.command[:1] == ["--"] else []
     if not command:
         raise UsageError("no command", hint=hint)
-    program = shutil.which(command[0])
-    if program is None:
-        raise UsageError(f"{command[0]}: command not found")
-    return program, command
+    return _program(command[0]), command
+
+
+def _program(name: str) -> str:
+    """The file that a command's first word names: as a shell finds it, or a path that this process may execute with the rights that it has now.
+
+    `shutil.which` asks for the rights of the real user: capabilities and a set user do not count for it.
+    """
+    program = shutil.which(name)
+    if program is not None:
+        return program
+    if os.sep in name and Path(name).is_file():
+        if os.access(name, os.X_OK, effective_ids=os.access in os.supports_effective_ids):
+            return name
+        raise UsageError(f"{name}: may not be executed", hint="chmod +x, or put its interpreter ahead of it")
+    raise UsageError(f"{name}: command not found")
 
 
 def words(text: str, option: str) -> list[str]:
@@ -63,6 +77,22 @@ def become(program: str, command: Sequence[str], environment: dict[str, str]) ->
         os.execvpe(program, list(command), environment)
     except OSError as e:
         raise UsageError(f"{command[0]}: cannot be run: {e.strerror or e}") from None
+
+
+@contextlib.contextmanager
+def job_first(program: str, command: Sequence[str]) -> Iterator[None]:
+    """What breaks within, while Proctor prepares, keeps no command from running: it is said, and this process becomes the command, unwatched.
+
+    What the user can mend (`ProctorError`) and interruptions pass.
+    """
+    try:
+        yield
+    except (ProctorError, KeyboardInterrupt, SystemExit):
+        raise
+    except BaseException as error:  # noqa: BLE001  a panic of native code is no `Exception`
+        why = " ".join(f"{type(error).__name__}: {error}".split())[:300]
+        print(f"proctor: internal error: {why}; the command runs unwatched", file=sys.stderr, flush=True)
+        become(program, command, dict(os.environ))
 
 
 def hand_on_signals() -> None:

@@ -1,0 +1,1 @@
+"""What the operating system gives to the processes of a test: a time of day, permissions."""
