@@ -91,7 +91,8 @@ class Sequences(EarlyProbe):
         if self.left <= 0:
             return
         told = kwargs or {}
-        query, mask = args[0] if args else told.get("query"), args[3] if len(args) > 3 else told.get("attn_mask")
+        query: Any = args[0] if args else told.get("query")
+        mask = args[3] if len(args) > 3 else told.get("attn_mask")
         if told.get("is_causal") or (len(args) > 5 and args[5]) or _triangular(mask):
             self._causal.add(int(query.shape[-2]))
 
