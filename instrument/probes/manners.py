@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import inspect
 import math
+import weakref
 from collections.abc import Iterator
 from typing import Any, Final
 
@@ -110,20 +111,24 @@ class Manners(Probe):
     def _meet(self, thing: Any, function: str) -> None:
         """Before the first call of a method of an object: what that call changes is a change, too."""
         known = self._objects.get(id(thing))
-        if known is not None and known.thing is thing:
+        if known is not None and known.thing() is thing:
             return
         owner, _, method = function.rpartition(".")
-        if len(self._objects) < _OBJECTS and owner.endswith(f".{type(thing).__qualname__}") and hasattr(type(thing), method):
-            self._objects[id(thing)] = _Held(thing, owner)
+        numbers = _numbers(thing)
+        if numbers and len(self._objects) < _OBJECTS and owner.endswith(f".{type(thing).__qualname__}") and hasattr(type(thing), method):
+            try:
+                self._objects[id(thing)] = _Held(weakref.ref(thing), owner, numbers)  # a batch, say, has to go when the program lets it go
+            except TypeError:
+                return
 
     def _hold(self, thing: Any) -> None:
         known = self._objects.get(id(thing))
-        if known is None or known.thing is not thing:
+        if known is None or known.thing() is not thing:
             return
         known.calls += 1
         if known.calls > _WATCHED and known.calls % _THEN_EVERY:
             return
-        for name, old, new in known.changed():
+        for name, old, new in known.changed(_numbers(thing)):
             self.sink.number(known.owner, new, kind=Value.MANNER, facts={"mode": "steady", "has": "", "lacks": name, "seen": f"{name} was {old:.6g} and is {new:.6g}"})
         if known.calls in _PASSES_AT and known.numbers:
             self.sink.number(known.owner, 1.0, kind=Value.MANNER, facts={"mode": "steady", "has": "|".join(sorted(known.numbers)), "lacks": ""})
@@ -132,13 +137,11 @@ class Manners(Probe):
 class _Held:
     """An object whose methods are called, and the floats that it held."""
 
-    def __init__(self, thing: Any, owner: str) -> None:
-        self.thing, self.owner, self.calls = thing, owner, 0
-        self.numbers = _numbers(thing)
+    def __init__(self, thing: weakref.ref[Any], owner: str, numbers: dict[str, float]) -> None:
+        self.thing, self.owner, self.numbers, self.calls = thing, owner, numbers, 0
 
-    def changed(self) -> list[tuple[str, float, float]]:
+    def changed(self, now: dict[str, float]) -> list[tuple[str, float, float]]:
         """Numbers that are not as they were; each is said once."""
-        now = _numbers(self.thing)
         found = [(name, old, now[name]) for name, old in self.numbers.items() if name in now and now[name] != old]
         for name, _, _ in found:
             del self.numbers[name]
@@ -146,8 +149,11 @@ class _Held:
 
 
 def _numbers(thing: Any) -> dict[str, float]:
-    """Finite floats that an object holds by a name of its own."""
-    held = getattr(thing, "__dict__", None)
+    """Finite floats that an object holds by a name of its own; nothing of the program runs for it."""
+    try:
+        held = object.__getattribute__(thing, "__dict__")
+    except AttributeError:
+        return {}
     if type(held) is not dict:
         return {}
     return {name: value for name, value in list(held.items())[:_ATTRIBUTES] if type(value) is float and math.isfinite(value) and not name.startswith("_")}

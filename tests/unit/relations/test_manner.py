@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from pathlib import Path
 
 import pytest
@@ -9,11 +10,14 @@ import torch
 from helpers.runs import write_run
 from helpers.trained import record
 
+from proctor.instrument.config import RecordConfig
+from proctor.instrument.probes import Sink
 from proctor.instrument.probes.graphs import kinds_of
-from proctor.instrument.probes.manners import words
+from proctor.instrument.probes.manners import Manners, words
 from proctor.invariants.invariant import Hypothesis, Standing
 from proctor.invariants.relations import registry
 from proctor.invariants.trace import Trace
+from proctor.native import Recorder
 
 PROGRAMS = {
     "program": """
@@ -168,3 +172,21 @@ def test_operations_of_a_graph_leave_out_what_sizes_decide() -> None:
     x = torch.ones(2, 3, 4, requires_grad=True)
     both = [kinds_of([torch.nn.functional.linear(v, torch.ones(4, 4, requires_grad=True)).tanh().sum().grad_fn]) for v in (x, x[0])]
     assert both[0] == both[1] == {"Tanh", "Sum"}
+
+
+class _Batch:
+    def __init__(self) -> None:
+        self.share = 0.5
+
+    def __getattr__(self, name: str) -> object:
+        raise AssertionError(f"{name} was asked for by the probe")
+
+
+def test_an_object_whose_numbers_are_watched_is_not_kept_alive_and_none_of_its_code_runs() -> None:
+    probe, batch = Manners(Sink(Recorder(), lambda: 0, RecordConfig(run="run"), lambda: True)), _Batch()
+    gone = weakref.ref(batch)
+    probe._meet(batch, f"{__name__}._Batch.__init__")
+    probe._hold(batch)
+    assert probe._objects[id(batch)].numbers == {"share": 0.5}
+    del batch
+    assert gone() is None
