@@ -74,7 +74,8 @@ def run(args: argparse.Namespace) -> int:
         return become(program, command, environment)
     if args.fail_on is not None or os.getpid() == 1:
         return _supervise(program, command, environment, settings)
-    _begin(settings, os.getpid(), aloud=sys.stderr.isatty(), apart=True)
+    with job_first(program, command):
+        _begin(settings, os.getpid(), aloud=sys.stderr.isatty(), apart=True)
     return become(program, command, environment)
 
 
