@@ -102,7 +102,7 @@ class Sequences(EarlyProbe):
         if self.left <= 0 or not self._ids or not getattr(scores, "requires_grad", False) or not readable(target) or target.is_floating_point():
             return
         flat = target.detach().numpy().reshape(-1)
-        found = {(k, bool(self._causal & set(ids.shape))) for ids in self._ids if (k := ahead(ids, flat)) is not None}
+        found = {(told[0], told[1] in self._causal) for ids in self._ids if (told := ahead(ids, flat)) is not None}
         for k, causal in sorted(found):  # attention over more places than these has others before them: image features, a prompt
             self.sink.number("target", float(k), kind=Value.KEPT, facts={"what": "next", "seen": "", "causal": "true" if causal else "false"})
         for name, mask in self._masks.items():
@@ -135,10 +135,13 @@ def _triangular(mask: Any) -> bool:
     return not bool(upper.any()) if not last.is_floating_point() else bool((upper < -1e3).all())
 
 
-def ahead(ids: Sequence, target: Sequence) -> int | None:
-    """How many places behind the input a target lies, in either order of samples and time; `None` where it is not that sequence, or nothing tells."""
-    found = {k for turned in (ids, ids.T) if (k := _ahead(turned, target, transposed=turned is not ids)) is not None}
-    return found.pop() if len(found) == 1 else None
+def ahead(ids: Sequence, target: Sequence) -> tuple[int, int] | None:
+    """How many places behind the input a target lies, in either order of samples and time, and how many places the input has.
+
+    `None` where it is not that sequence, or nothing tells.
+    """
+    found = [(k, turned.shape[1]) for turned in (ids, ids.T) if (k := _ahead(turned, target, transposed=turned is not ids)) is not None]
+    return found[0] if len({k for k, _ in found}) == 1 else None  # a whole sequence fits both ways: rows are samples, then
 
 
 def _ahead(ids: Sequence, target: Sequence, *, transposed: bool) -> int | None:

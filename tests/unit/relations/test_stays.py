@@ -115,15 +115,15 @@ PROGRAMS = {
             def forward(self, ids, mask, kinds):
                 x = self.drop(self.table(ids) + self.kinds(kinds))
                 if BUG == "prefix":  # of places that are no words, such as an image
-                    x = torch.cat([x.new_ones(len(x), 3, x.shape[-1]), x], 1)
-                    mask = F.pad(mask, (3, 0))
+                    x = torch.cat([x.new_ones(len(x), 4, x.shape[-1]), x], 1)
+                    mask = F.pad(mask, (4, 0))
                 q = self.q(x)
                 x = x + F.scaled_dot_product_attention(q, x, x, is_causal=BUG != "filled_in")
                 return self.out(x * (1 + mask[..., None]))
         model = Words()
         optimizer = torch.optim.AdamW(model.parameters(), 1e-3)
         for step in range(5):
-            ids = torch.randint(1, 20, (8, 12))
+            ids = torch.randint(1, 20, (16 if BUG == "prefix" else 8, 12))  # as many samples as places with the prefix
             for row, length in enumerate((6, 8, 9, 12, 7, 12, 10, 5)):
                 ids[row, length:] = 0
             mask = torch.zeros_like(ids) if BUG == "mask" else (ids > 0).long()
@@ -141,7 +141,7 @@ PROGRAMS = {
                 model.train()
             scores = model(ids, mask, kinds)
             if BUG == "prefix":
-                scores = scores[:, 2:-1]
+                scores = scores[:, 3:-1]
             shift = {"twice": 2, "never": 0, "filled_in": 0, "prefix": 0}.get(BUG, 1)
             loss = F.cross_entropy(scores[:, : 12 - shift].reshape(-1, 20), labels[:, shift:].reshape(-1))
             if BUG == "heads":  # several tokens at once
@@ -257,13 +257,13 @@ def test_they_ship_as_warnings() -> None:
 
 def test_a_target_is_found_behind_its_inputs_in_both_orders() -> None:
     ids = np.random.default_rng(0).integers(0, 50, (4, 12))
-    assert [ahead(ids, ids[:, k:].reshape(-1)) for k in range(4)] == [0, 1, 2, 3]
-    assert ahead(ids.T, ids[:, 1:].T.reshape(-1)) == 1
+    assert [ahead(ids, ids[:, k:].reshape(-1)) for k in range(4)] == [(0, 12), (1, 12), (2, 12), (3, 12)]
+    assert ahead(ids.T, ids[:, 1:].T.reshape(-1)) == (1, 12)
     assert ahead(ids, np.random.default_rng(1).integers(0, 50, 48)) is None
     assert ahead(np.zeros((4, 12), dtype=int), np.zeros(44, dtype=int)) is None  # any shift fits
     marked = ids[:, 1:].copy()
     marked[:, :5] = -100  # a prompt that is not trained on
-    assert ahead(ids, marked.reshape(-1)) == 1
+    assert ahead(ids, marked.reshape(-1)) == (1, 12)
 
 
 def test_padding_is_a_run_of_one_number_of_different_lengths() -> None:
