@@ -26,6 +26,7 @@ from proctor.invariants.relations import Relation
 from proctor.invariants.trace import Process
 
 _COINCIDENT = "says what another rule says"
+_OF_ONE = "a manner of one program among several"
 
 
 @dataclass(frozen=True)
@@ -109,7 +110,10 @@ def _conclude(task: Conclude, done: Concluded) -> None:
     public = [rule for rule in rules if not private_name(rule.hypothesis, rule.precondition, libraries)]
     if len(public) < len(rules):
         dropped[Why.PRIVATE] += len(rules) - len(public)
-    rules, gone = redundant.without_coincident(public, hypotheses, examples)
+    shared = [rule for rule in public if not relation.own or rule.support.programs == len(set(programs))]
+    if len(shared) < len(public):
+        dropped[_OF_ONE] += len(public) - len(shared)
+    rules, gone = redundant.without_coincident(shared, hypotheses, examples)
     if gone:
         dropped[_COINCIDENT] += len(gone)
     rules = identified(rules, dict(zip(ids, task.runs, strict=True)))

@@ -95,6 +95,8 @@ class Relation(ABC):
     standing: ClassVar[Standing] = Standing.HABIT
     # Lower is more upstream: orders violations of one step inside an incident.
     upstream: ClassVar[int] = 5
+    # Its rules speak of one program with its options: where several programs teach a pack, which is then meant for others, all have to keep one.
+    own: ClassVar[bool] = False
     # Parameters that only narrow where a rule looks: without them it judges the same records, and more.
     narrowing: ClassVar[frozenset[str]] = frozenset()
 

@@ -6,7 +6,7 @@ same switch or dimension each time; `each`, a function is called in each step; `
 given or gives is such as in health (a share, varied, …), `leaves`, it does not write into an argument, `writes`, it does, and `steady`, a number that an object
 holds stays (`instrument/probes/manners.py`); `moment`, what a moment of an optimizer is made of (`instrument/probes/moments.py`).
 
-All are habits: held within one family of programs, and never shipped. What is counted is such as no seed, size, depth or batch changes, and a rule is made of
+All are habits: held within one family of programs, of the program's own runs or of all programs that teach a pack, and never shipped. What is counted is such as no seed, size, depth or batch changes, and a rule is made of
 what all looks of all runs keep.
 
 Catches a mask, a weight or a group that is no longer handed on, a term of the loss that is thrown away or detached, a collective or an update of an average that is left out,
@@ -72,6 +72,7 @@ class Manner(Relation):
 
     name = "manner"
     code = "PR126"
+    own: ClassVar[bool] = True
     upstream: ClassVar[int] = 2
     ahead: ClassVar[int] = 1
     reach: ClassVar[int | None] = 1
@@ -127,4 +128,4 @@ class Manner(Relation):
 def _parts(hypothesis: Hypothesis) -> tuple[str, str]:
     """What a rule speaks of, and what it says of that."""
     subject, _, what = hypothesis.text("what").partition(_calls.OF)
-    return subject, what
+    return subject, what.partition(_told.AMONG)[0]

@@ -13,6 +13,7 @@ from proctor.invariants.relations.views import sightings as _sightings
 from proctor.invariants.schema import Value
 from proctor.invariants.trace import Trace
 
+AMONG: Final = " among "
 BACKWARDS: Final = frozenset({"torch.Tensor.backward", "torch.autograd.backward"})
 
 
@@ -46,8 +47,22 @@ def _words(trace: Trace, mode: str, wanted: Collection[str], function: str = "",
 
 
 def made(trace: Trace, wanted: Collection[str]) -> pl.DataFrame:
-    """One row an operation and look at the graph of a loss."""
-    return _words(trace, "made", wanted, "torch.Tensor.backward", closed=True)
+    """One row an operation and look at the graph of a loss.
+
+    A rule keeps all operations of the loss that it comes from: a loss with one that is not among them is of another model or option, and breaks no rule.
+    """
+    looks, asked, found = _rows(trace, "made"), _calls._by_subject(wanted), []
+    made_of = [frozenset(filter(None, look["has"].split("|"))) for look in looks]
+    every: dict[str, set[str]] = {}
+    for look, has in zip(looks, made_of, strict=True):
+        every.setdefault(look["text"], set(asked.get(look["text"], ()))).update(f"{word}{AMONG}{', '.join(sorted(has))}" for word in has)
+    for look, has in zip(looks, made_of, strict=True):
+        for word in sorted(every[look["text"]]):
+            operation, _, known = word.partition(AMONG)
+            if operation in has or has <= set(known.split(", ")):
+                seen = f"it is made of {', '.join(sorted(has))}"
+                found.append(_calls._row(look, f"{look['text']}{_calls.OF}{word}", operation in has, seen, "torch.Tensor.backward", operation))
+    return _calls._finish(trace, found, "made")
 
 
 def holds(trace: Trace, wanted: Collection[str]) -> pl.DataFrame:

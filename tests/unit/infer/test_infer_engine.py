@@ -25,6 +25,17 @@ def test_rules_carry_precondition_support_text_and_severity() -> None:
     assert report.rules == 2 and report.errors == {}
 
 
+def test_what_is_a_programs_own_is_kept_where_all_programs_keep_it() -> None:
+    class OwnCalls(OnlyCalls):
+        own = True
+
+    rules, report = infer(trace(CALLS), [OwnCalls()], strict=True)
+    assert [rule.text for rule in rules] == ["step is all that is called"]  # zero_grad is so in one of two programs
+    assert report.dropped["a manner of one program among several"] == 1
+    alone, _ = infer(trace(CALLS, runs=1), [OwnCalls()], strict=True)
+    assert len(alone) == 2
+
+
 def test_every_hypothesis_that_was_proposed_is_accounted_for() -> None:
     _, report = infer(trace(CALLS), [OnlyCalls()], strict=True)
     (tally,) = report.tallies
