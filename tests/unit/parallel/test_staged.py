@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import itertools
 
 import pytest
@@ -197,9 +198,11 @@ class Sometimes(nn.Module):
 
 
 def test_a_gradient_that_a_backward_does_not_add_to_is_not_reduced_again():
+    torch.manual_seed(0)
+    start = Sometimes()  # once: the ranks are threads, and draw from one generator
+
     def rank(number: int | None):
-        torch.manual_seed(0)
-        one = Sometimes()
+        one = copy.deepcopy(start)
         if number is not None:
             parallelize(one, Plan("dp=2").style("batch", "", "dp"), seed=0)
         for both in (True, False):
