@@ -10,6 +10,9 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 from helpers.warm import python
+from proctor.invariants.invariant import Hypothesis
+from proctor.invariants.relations import registry
+from proctor.invariants.trace import Trace
 
 RUNNER = """
 import json, sys
@@ -48,3 +51,12 @@ def record(folder: Path, programs: Mapping[str, str], jobs: Iterable[Job]) -> No
     command = [python(), "-W", "ignore", "-c", RUNNER, json.dumps(told)]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=900, check=False)
     assert done.returncode == 0, done.stderr[-3000:]
+
+
+def failed_of(relation: str, mode: str, run: Path) -> list[str]:
+    """What a mode of a relation, whose rules speak of updates, says of a run."""
+    known, trace = registry()[relation], Trace.load([run])
+    rule = Hypothesis.of(relation, mode=mode, what="updates")
+    frame = known.examples(trace, [rule]).frame
+    assert frame.height
+    return [f"{detail.variable}: {detail.seen}" for row in frame.filter(~frame["passed"]).to_dicts() for detail in (known.detail(trace, rule, row),)]

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from helpers.trained import record
+from helpers.trained import failed_of, record
 
 pytest.importorskip("torch")
 
@@ -222,26 +222,16 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def failed(run: Path, mode: str) -> list[str]:
-    """What a mode says of a run."""
-    relation = registry()["stays"]
-    rule = Hypothesis.of("stays", mode=mode, what="updates")
-    trace = Trace.load([run])
-    frame = relation.examples(trace, [rule]).frame
-    assert frame.height
-    return [f"{detail.variable}: {detail.seen}" for row in frame.filter(~frame["passed"]).to_dicts() for detail in (relation.detail(trace, rule, row),)]
-
-
 @pytest.mark.parametrize(("program", "bug"), list(WRONG))
 def test_one_wrong_line_is_told_by_its_mode_and_by_no_other(runs: Path, program: str, bug: str) -> None:
-    said = {mode: failed(runs / f"{program}-{bug}", mode) for mode in stays.SAYS}
+    said = {mode: failed_of("stays", mode, runs / f"{program}-{bug}") for mode in stays.SAYS}
     also = {"product", "update"} - {bug} if bug in ("coarse", "product", "update") else set()  # in half precision both go together
     assert {mode for mode, texts in said.items() if texts} - also == {WRONG[program, bug]}, said
 
 
 @pytest.mark.parametrize(("program", "manner"), RIGHT)
 def test_right_manners_break_no_mode(runs: Path, program: str, manner: str) -> None:
-    said = {mode: failed(runs / f"{program}-{manner or 'right'}", mode) for mode in stays.SAYS}
+    said = {mode: failed_of("stays", mode, runs / f"{program}-{manner or 'right'}") for mode in stays.SAYS}
     assert not any(said.values()), said
 
 
