@@ -10,6 +10,7 @@ Only dense CPU tensors of at most 65,536 elements are looked at. Cost: 20 to 100
 
 from __future__ import annotations
 
+import contextlib
 import inspect
 import math
 import weakref
@@ -114,16 +115,13 @@ class Manners(Probe):
         if known is not None and known.thing() is thing:
             return
         owner, _, method = function.rpartition(".")
-        numbers = _numbers(thing)
-        if numbers and len(self._objects) < _OBJECTS and owner.endswith(f".{type(thing).__qualname__}") and hasattr(type(thing), method):
-            try:
-                self._objects[id(thing)] = _Held(weakref.ref(thing), owner, numbers)  # a batch, say, has to go when the program lets it go
-            except TypeError:
-                return
+        if len(self._objects) < _OBJECTS and owner.endswith(f".{type(thing).__qualname__}") and hasattr(type(thing), method):
+            with contextlib.suppress(TypeError):  # held weakly, where that can be: a batch, say, has to go when the program lets it go
+                self._objects[id(thing)] = _Held(weakref.ref(thing), owner, _numbers(thing))
 
     def _hold(self, thing: Any) -> None:
         known = self._objects.get(id(thing))
-        if known is None or known.thing() is not thing:
+        if known is None or not known.numbers or known.thing() is not thing:
             return
         known.calls += 1
         if known.calls > _WATCHED and known.calls % _THEN_EVERY:
