@@ -50,10 +50,10 @@ def prepare(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Carry it out."""
     os.environ["OMP_NUM_THREADS"] = "1"  # before torch is imported: a process with OpenMP's threads cannot be forked
+    require_torch("oracle fuzz")
     if args.what:
         if args.what[0] != "replay" or len(args.what) != 2:
             raise UsageError(f"fuzz {' '.join(args.what)}: not understood", hint="proctor oracle fuzz replay FILE, or options only")
-        require_torch("oracle fuzz")
         return _replay(Path(args.what[1]), args)
     return _campaign(args)
 
@@ -75,7 +75,6 @@ def _campaign(args: argparse.Namespace) -> int:
     for name in ("rows", "workers"):
         if getattr(args, name) < 1:
             raise UsageError(f"--{name} {getattr(args, name)}: at least 1")
-    require_torch("oracle fuzz")
     from proctor.oracle.fuzz.running.warm import warm_up
     from proctor.oracle.fuzz.sessions import session
     from proctor.oracle.fuzz.sessions.journal import Journal
