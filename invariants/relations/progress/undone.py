@@ -11,7 +11,6 @@ from typing import Final
 
 import polars as pl
 
-from proctor.invariants.relations.views import frames as _frames
 from proctor.invariants.trace import Trace
 
 _IN_A_ROW: Final = 3
