@@ -47,6 +47,7 @@ _FIELDS: Final = ("module", "kind", "position", "wrapper", "phase", "family")
 _SCOPE: Final = ("wrapper",)
 _KEEP: Final = 4  # passing examples of one parameter in one process
 _KEEP_FAILING: Final = 64
+_ROUNDING: Final = 1e-6  # of a norm: averaged weights that are interpolated in and out again come back so far off
 # Calls that are meant to set parameters: what they leave is no edit.
 _SETS: Final = (
     r"torch\.nn\.Module\.(load_state_dict|to|half|float|double|bfloat16|cuda|cpu)", r"torch\.load", r"torch\.nn\.init\..*",
@@ -250,7 +251,9 @@ def _find_evaluated(trace: Trace) -> pl.DataFrame:
     turns = turns.join(steps, on=["proc", "step"], how="left", maintain_order="left").with_columns(pl.col("_eval").fill_null(value=False))
     # Who writes parameters whenever it likes (clipping, averaging over ranks) writes them for other reasons.
     writers = turns.filter(~pl.col("_eval") & ~pl.col("passed").fill_null(value=True))["proc"].unique()
-    return _finish(trace, turns.filter(pl.col("_eval") & ~pl.col("proc").is_in(writers.implode())))
+    turns = turns.filter(pl.col("_eval") & ~pl.col("proc").is_in(writers.implode()))
+    rounded = ((pl.col("_a") - pl.col("_b")).abs() <= _ROUNDING * pl.col("_a").abs()).fill_null(value=False)
+    return _finish(trace, turns.with_columns(pl.when(pl.col("passed") | ~rounded).then("passed").alias("passed")))
 
 
 def _frozen(trace: Trace) -> pl.DataFrame:
