@@ -272,7 +272,7 @@ class Machine:
             cx.inner = self._between(r, rank.at) if self._seen or self._named else None
             cx.recorded = self._recorded(r, rank, node)
             args = [self._argument(r, rank, node, a) for a in node.args]
-            named = {k: self._argument(r, rank, node, a) for k, a in node.kwargs.items() if k not in _IGNORED and a is not None}
+            named = {k: self._argument(r, rank, node, a) for k, a in node.kwargs.items() if k not in IGNORED and a is not None}
             try:
                 if many:
                     results = _over_lists(cx, means, args, named, len(node.outs))
@@ -361,7 +361,7 @@ class Machine:
 
 _LOWEST = -1e30
 _SAME = 1e-4  # of a number that was read in single precision
-_IGNORED = frozenset({"dtype", "layout", "device", "pin_memory", "memory_format", "generator", "non_blocking", "implicit", "sparse_grad"})
+IGNORED = frozenset({"dtype", "layout", "device", "pin_memory", "memory_format", "generator", "non_blocking", "implicit", "sparse_grad"})
 
 
 def literal(domain: Domain, block: Array) -> Array:

@@ -7,8 +7,9 @@ lanes of an axis is kept once.
 
 from __future__ import annotations
 
+import itertools
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Sequence
 from fractions import Fraction
 from typing import Any, Final
 
@@ -64,6 +65,17 @@ def widened(a: Array, lanes: Lanes) -> Array:
         return a
     found = values(a, axes)
     return packed(np.broadcast_to(found, (*found.shape[: found.ndim - axes], *lanes)), axes)
+
+
+def at_lane(v: Array, at: Sequence[int | None]) -> Array:
+    """Values of a lane, or of a slice of lanes; what is the same on all is taken as it is."""
+    axes, lead = len(at), v.ndim - len(at)
+    return v[(..., *(slice(None) if x is None or v.shape[lead + k] == 1 else slice(x, x + 1) for k, x in enumerate(at)))] if axes else v
+
+
+def places(lanes: Lanes) -> Iterator[tuple[int | None, ...]]:
+    """Of all lanes; None along an axis on which all are the same."""
+    yield from itertools.product(*([None] if n == 1 else range(n) for n in lanes))
 
 
 class Laned:

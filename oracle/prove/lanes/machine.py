@@ -7,28 +7,32 @@ computed by torch, from the integers and (in doubles) floats of each lane, and c
 from __future__ import annotations
 
 import itertools
+import math
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import msgspec
 import numpy as np
 
-from proctor.oracle.prove import collectives
-from proctor.oracle.prove.by_torch import called, tensor_of
+from proctor.oracle.prove import collectives, meanings
+from proctor.oracle.prove.by_torch import called, called_many, tensor_of
 from proctor.oracle.prove.domains import Domain
+from proctor.oracle.prove.lanes import batched
 from proctor.oracle.prove.lanes.domain import (
     Laned,
     Lanes,
+    at_lane,
     common,
     lanes_of,
     of_lanes,
     packed,
+    places,
     values,
     widened,
 )
 from proctor.oracle.prove.lanes.family import Family, Shifted, Unlike, World, axes_of
-from proctor.oracle.prove.machine import Machine, Misfit, Seen, Stuck, _Rank, _view, literal
+from proctor.oracle.prove.machine import IGNORED, Machine, Misfit, Seen, Stuck, _Rank, _view, literal
 from proctor.oracle.prove.meanings import Floats
 from proctor.oracle.prove.recording.operators import RANDOM
 from proctor.oracle.prove.tape import Array, Node, Window
@@ -124,7 +128,7 @@ class LaneMachine(Machine):
 
         def read(member: int, w: Window) -> Array:
             which, at = members[member]
-            a = packed(_at(spread[which, w], at), self._axes)
+            a = packed(at_lane(spread[which, w], at), self._axes)
             return widened(a, self._laned.lanes) if w.kind == "f" else a
 
         joint = collectives.Joint(self.d, [nodes[which] for which, _ in members], read)
@@ -189,8 +193,10 @@ class LaneMachine(Machine):
             self._now = again
             return self._meant(r, rank, node, wanted)
         cut = [n > 1 for n in loop]
+        if again is None and (at_once := self._at_once(r, rank, node, (cut, loop))) is not None:
+            return at_once
         parts: list[list[tuple[tuple[int | None, ...], Array]]] = [[] for _ in node.outs]
-        for at in _places(loop):
+        for at in places(loop):
             self._at = at
             self._now = None if again is None else [None if a is None else self._part(a) for a in again]
             for k, found in enumerate(self._meant(r, rank, self._placed(r, rank.at, node, at), wanted)):
@@ -198,6 +204,32 @@ class LaneMachine(Machine):
                     parts[k].append((at, np.asarray(found)))
         self._at, self._now = (None,) * self._axes, None
         return [self._side_by_side(part, cut) if part else None for part in parts]
+
+    def _at_once(self, r: int, rank: _Rank, node: Node, loop: tuple[list[bool], Lanes]) -> list[Array | None] | None:
+        """Results on lanes whose integers differ, by a rule of `batched.py`; None where there is none, or who looks on wants each lane."""
+        means, by, axes = meanings.find(node.op), batched.find(node.op), self._axes
+        if means is None or by is None or len(node.outs) != 1 or node.outs[0] is None or self._seen or self._named or rank.at in self._world.families[r].varied:
+            return None
+        (cut, lanes), cx, rest = loop, self._cx, self._laned.lanes
+        cx.sizes, cx.inner, cx.recorded = [(math.prod(n for n, c in zip(lanes, cut) if c), *node.outs[0].size)], None, [None]
+
+        def given(value: Any) -> Any:
+            if isinstance(value, dict) and "t" in value and (w := node.ins[value["t"]]).kind != "f":
+                whole = batched.first(values(self.read(r, w), axes), cut, lanes).reshape(-1, *w.size)
+                return whole.astype(bool) if w.kind == "b" else whole
+            found = self._argument(r, rank, node, value)
+            return Floats(packed(batched.first(values(found.a, axes), cut, lanes), axes)) if isinstance(found, Floats) else found
+
+        try:
+            self._laned.lanes = tuple(n if c else m for c, n, m in zip(cut, lanes, rest))
+            arguments, named = [given(a) for a in node.args], {k: given(v) for k, v in node.kwargs.items() if k not in IGNORED and v is not None}
+            self._laned.lanes = rest
+            found = by(cx, means, arguments, named)
+        except (NotImplementedError, TypeError, ValueError, IndexError):
+            return None
+        finally:
+            self._laned.lanes = rest
+        return [packed(batched.last(values(np.asarray(found), axes), cut, lanes), axes)]
 
     def _varied(self, r: int, at: int) -> list[Lanes]:
         """Lanes on which a node has arguments of its own."""
@@ -214,7 +246,7 @@ class LaneMachine(Machine):
         return msgspec.structs.replace(node, args=arguments)
 
     def _part(self, a: Array) -> Array:
-        return packed(_at(values(a, self._axes), self._at), self._axes)
+        return packed(at_lane(values(a, self._axes), self._at), self._axes)
 
     def _recorded(self, r: int, rank: _Rank, node: Node) -> list[Array | None]:
         now = self._now or [None] * len(node.values)
@@ -246,19 +278,33 @@ class LaneMachine(Machine):
             return self.integers[r, rank.at]
         if self.d.name != "f64" and from_floats(node):
             raise NotImplementedError(f"{node.op} at {node.place}: integers that are made of floats are those of doubles")
-        spread = common([lanes for _, lanes in taken] + self._varied(r, rank.at), self._axes)
+        spread, own = common([lanes for _, lanes in taken], self._axes), common(self._varied(r, rank.at), self._axes)
         inputs = [values(self.read(r, w), self._axes) for w in node.ins]
+        joint = [n > 1 and own[k] == 1 for k, n in enumerate(spread)]  # lanes that are done together
+        spread = tuple(max(n, m) for n, m in zip(spread, own))
         parts: list[list[tuple[tuple[int | None, ...], Array]]] = [[] for _ in node.outs]
-        for at in _places(spread):
-            placed = self._placed(r, rank.at, node, at)
-            tensors = [tensor_of(_at(a, at).reshape(w.size), w.kind) for a, w in zip(inputs, node.ins)]
-            for k, found in enumerate(called(placed, tensors)):
+        for at in places(tuple(1 if j else n for j, n in zip(joint, spread))):
+            for k, found in enumerate(self._by_torch(self._placed(r, rank.at, node, at), [at_lane(a, at) for a in inputs], joint, spread)):
                 if found is not None and node.values[k] >= 0:
                     parts[k].append((at, found))
-        result = [self._side_by_side(part, [n > 1 for n in spread]) if part else None for part in parts]
+        result = [self._side_by_side(part, [n > 1 and not j for n, j in zip(spread, joint)]) if part else None for part in parts]
         self._compare(family, rank.at, result, computed)
         self.integers[r, rank.at] = result
         return result
+
+    def _by_torch(self, node: Node, inputs: Sequence[Array], joint: Sequence[bool], lanes: Lanes) -> list[Array | None]:
+        """An operation by torch's kernel: results on lanes that are done together, which stand behind."""
+        if any(joint):
+            wide = [any(j and n > 1 for j, n in zip(joint, a.shape[a.ndim - self._axes :])) for a in inputs]
+            tensors = [tensor_of((batched.first(a, joint, lanes) if many else a).reshape(*([-1] if many else []), *w.size), w.kind) for a, many, w in zip(inputs, wide, node.ins)]
+            if (found := called_many(node, tensors, wide)) is not None:
+                return [None if a is None else packed(batched.last(a.reshape(a.shape + (1,) * self._axes), joint, lanes), self._axes) for a in found]
+        parts: list[list[tuple[tuple[int | None, ...], Array]]] = [[] for _ in node.outs]
+        for at in places(tuple(n if j else 1 for j, n in zip(joint, lanes))):
+            for k, one in enumerate(called(node, [tensor_of(at_lane(a, at).reshape(w.size), w.kind) for a, w in zip(inputs, node.ins)])):
+                if one is not None:
+                    parts[k].append((at, one))
+        return [self._side_by_side(part, joint) if part else None for part in parts]
 
     def _compare(self, family: Family, at: int, found: Sequence[Array | None], computed: bool) -> None:
         """What was computed with what the ranks had. On a fake process group they have not the floats that others sent them."""
@@ -267,7 +313,7 @@ class LaneMachine(Machine):
                 a = found[k] if k < len(found) else None
                 if slot < 0 or a is None:
                     continue
-                here = np.asarray(packed(_at(values(a, self._axes), spot), self._axes)).reshape(-1)
+                here = np.asarray(packed(at_lane(values(a, self._axes), spot), self._axes)).reshape(-1)
                 self.checked += 1
                 if not np.allclose(here, tape.blocks[slot].astype(here.dtype), rtol=1e-6):
                     if not computed:
@@ -285,11 +331,11 @@ class LaneMachine(Machine):
         for dim, (n, s) in enumerate(zip(w.size, w.stride)):
             grid = grid + (np.arange(n) * s).reshape((-1,) + (1,) * (len(w.size) - dim - 1))
         lanes = common([lanes_of(storage, self._axes), tuple(n if s else 1 for n, s in zip(self._world.sizes, w.steps))], self._axes)
-        places = np.indices(lanes)
-        moved = sum((s * places[k] for k, s in enumerate(w.steps)), np.zeros(lanes, np.int64))
+        spots = np.indices(lanes)
+        moved = sum((s * spots[k] for k, s in enumerate(w.steps)), np.zeros(lanes, np.int64))
         held = values(storage, self._axes)
         at = grid.reshape(grid.shape + (1,) * self._axes) + moved
-        lane = tuple(np.broadcast_to(places[k] if held.shape[1 + k] > 1 else 0, at.shape) for k in range(self._axes))
+        lane = tuple(np.broadcast_to(spots[k] if held.shape[1 + k] > 1 else 0, at.shape) for k in range(self._axes))
         return packed(held[(at, *lane)], self._axes)
 
     def _write(self, rank: _Rank, w: Window, value: Array) -> None:
@@ -331,16 +377,6 @@ class LaneMachine(Machine):
         made = np.zeros(max(rank.extents[w.storage], w.end), given.dtype)
         made[: len(given)] = given[: len(made)]
         return made
-
-
-def _at(v: Array, at: Sequence[int | None]) -> Array:
-    """Values of a lane, or of a slice of lanes; what is the same on all is taken as it is."""
-    axes, lead = len(at), v.ndim - len(at)
-    return v[(..., *(slice(None) if x is None or v.shape[lead + k] == 1 else slice(x, x + 1) for k, x in enumerate(at)))] if axes else v
-
-
-def _places(lanes: Lanes) -> Iterator[tuple[int | None, ...]]:
-    yield from itertools.product(*([None] if n == 1 else range(n) for n in lanes))
 
 
 def _numbers(node: Node) -> list[int]:

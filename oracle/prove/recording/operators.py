@@ -19,6 +19,8 @@ RANDOM: Final = frozenset({
     "uniform_", "native_dropout", "multinomial", "exponential_", "random_",
 })
 TURNED: Final = ("aten.transpose_.", "aten.t_.", "aten.squeeze_.", "aten.unsqueeze_.", "aten.as_strided_.", "aten.detach_.")  # in place, of how a tensor is looked at
+PLAIN: Final = frozenset({torch.Tensor, torch.nn.Parameter})
+COMPLEX_KINDS: Final = frozenset({torch.complex32, torch.complex64, torch.complex128})
 _OWN: Final = (os.path.dirname(torch.__file__) + os.sep, os.path.dirname(__file__) + os.sep)
 _NUMPY: Final = torch._C.TensorBase.numpy  # what a program reads by is followed, and this is not the program
 _LIBRARY: Final = ("site-packages", "dist-packages", "/lib/python", "<frozen", "<string>", "<__array")
@@ -62,14 +64,22 @@ def user_frame() -> str:
     frame: Any = sys._getframe(1)
     fallback = ""
     while frame is not None:
-        path = frame.f_code.co_filename
-        if not path.startswith(_OWN):
-            said = f"{path}:{frame.f_lineno} {frame.f_code.co_name}"
-            if not any(library in path for library in _LIBRARY):
+        whose = _whose(frame.f_code.co_filename)
+        if whose and not (fallback and whose == "a library's"):
+            said = f"{frame.f_code.co_filename}:{frame.f_lineno} {frame.f_code.co_name}"
+            if whose == "the user's":
                 return said
-            fallback = fallback or said
+            fallback = said
         frame = frame.f_back
     return fallback
+
+
+@functools.cache
+def _whose(path: str) -> str:
+    """Of a file: ours or torch's "", a library's, or the user's."""
+    if path.startswith(_OWN):
+        return ""
+    return "a library's" if any(library in path for library in _LIBRARY) else "the user's"
 
 
 def imagined(t: torch.Tensor) -> bool:
@@ -90,6 +100,12 @@ def tensors(value: Any) -> list[torch.Tensor]:
     return []
 
 
+def counts(args: Any, kwargs: Any) -> bool:
+    """Whether an operation takes integers and truth values alone: what it gives is taken as recorded, and needs no meaning."""
+    given = tensors([args, kwargs])
+    return bool(given) and not any(t.is_floating_point() or t.is_complex() for t in given)
+
+
 def results(result: Any) -> list[torch.Tensor | None]:
     """Results by position: a gradient that nobody wants is None, and keeps its place."""
     if isinstance(result, torch.Tensor):
@@ -104,23 +120,35 @@ def _writes(func: Any) -> bool:
 
 
 def written(func: Any, args: Any, kwargs: Any) -> list[torch.Tensor]:
-    found: list[torch.Tensor] = []
+    return [t for position, name in _written(func) for t in tensors(args[position] if position < len(args) else kwargs.get(name))]
+
+
+@functools.cache
+def _written(func: Any) -> list[tuple[int, str]]:
+    """Number and name of the arguments that an operator writes to."""
+    found = []
     for position, argument in enumerate(func._schema.arguments):
         written = argument.alias_info is not None and argument.alias_info.is_write
         if not written and func.namespace == "c10d" and "send" not in str(func):
             written = argument.name in ("tensors", "output_tensors", "output_tensor", "output", "tensor", "output_buffer")
         if written:
-            found += tensors(args[position] if position < len(args) else kwargs.get(argument.name))
+            found.append((position, argument.name))
     return found
 
 
 def others(func: Any, result: Any) -> list[torch.Tensor]:
     """Results of a writing operation that are not what it writes to."""
     values = result if isinstance(result, list | tuple) else [result]
-    returns = func._schema.returns
-    if func.namespace == "c10d" or len(returns) != len(values):
+    fresh = _fresh(func)
+    if func.namespace == "c10d" or len(fresh) != len(values) or True not in fresh:
         return []
-    return [t for r, v in zip(returns, values) if r.alias_info is None for t in tensors(v)]
+    return [t for new, v in zip(fresh, values) if new for t in tensors(v)]
+
+
+@functools.cache
+def _fresh(func: Any) -> list[bool]:
+    """Of each result, whether it is none of the arguments."""
+    return [r.alias_info is None for r in func._schema.returns]
 
 
 def hidden(base: str, args: Any) -> list[torch.Tensor]:
@@ -131,16 +159,16 @@ def hidden(base: str, args: Any) -> list[torch.Tensor]:
 
 
 def view_of(outs: list[torch.Tensor], ins: list[torch.Tensor]) -> bool:
-    there = {t.untyped_storage()._cdata for t in ins}
+    there = [t.untyped_storage()._cdata for t in ins]
     return bool(outs) and all(t.untyped_storage()._cdata in there for t in outs)
 
 
 def window_of(storage: int, t: torch.Tensor) -> Window:
     """How a tensor looks at its storage. A complex one is an array of pairs of reals, as `view_as_real` shows it."""
-    offset, size, stride = t.storage_offset(), tuple(t.shape), tuple(t.stride())
-    if t.is_complex():
-        offset, size, stride = 2 * offset, (*size, 2), (*(2 * s for s in stride), 1)
-    return Window(storage, offset, size, stride, kind_of(t))
+    dtype = t.dtype
+    if dtype in COMPLEX_KINDS:
+        return Window(storage, 2 * t.storage_offset(), (*t.shape, 2), (*(2 * s for s in t.stride()), 1), "f")
+    return Window(storage, t.storage_offset(), tuple(t.shape), t.stride(), _kind(dtype))
 
 
 def kind_of(t: torch.Tensor) -> str:

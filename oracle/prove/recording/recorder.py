@@ -16,10 +16,13 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from proctor.oracle.prove.recording.before import Before
 from proctor.oracle.prove.recording.operators import (
+    COMPLEX_KINDS,
     FRESH,
+    PLAIN,
     RANDOM,
     Operator,
     array_of,
+    counts,
     group_of,
     hidden,
     imagined,
@@ -71,7 +74,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[misc]  # torch is not typed h
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
-        if any(t not in self._seen_plain and self._wraps(t) for t in types):
+        if not self._seen_plain.issuperset(types) and any(self._wraps(t) for t in types):
             return NotImplemented
         how = operator(func)
         if not self.on or how.silent or unreal(types, kwargs):
@@ -83,7 +86,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[misc]  # torch is not typed h
             result = func(*args, **kwargs)
             if isinstance(result, torch.Tensor) and result.untyped_storage()._cdata == args[0].untyped_storage()._cdata:
                 return result  # else it has made a copy, and is done once more to be recorded
-        if how.made_of is not None:
+        if how.made_of is not None and not counts(args, kwargs):
             with self:
                 result = how.made_of(*args, **kwargs)
             if result is not NotImplemented:
@@ -113,21 +116,31 @@ class Recorder(TorchDispatchMode):  # type: ignore[misc]  # torch is not typed h
         name = how.name
         node = Node(name)
         ins: list[torch.Tensor] = []
-        plain, named = [self._plain(a, ins) for a in args], {k: self._plain(v, ins) for k, v in kwargs.items()}
-        if not how.view and any(t.is_conj() or t.is_neg() for t in ins):
-            args, kwargs = self._physical(tuple(args)), {k: self._physical(v) for k, v in kwargs.items()}
-            ins = []
-            plain, named = [self._plain(a, ins) for a in args], {k: self._plain(v, ins) for k, v in kwargs.items()}
-        if any(imagined(t) for t in ins) or torch._C._get_dispatch_mode(torch._C._TorchDispatchModeKey.FAKE) is not None:
+        node.args = [self._plain(a, ins) for a in args]
+        if kwargs:
+            node.kwargs = {k: self._plain(v, ins) for k, v in kwargs.items()}
+        unusual = False  # conjugates, complex numbers, tensors that are not there
+        for t in ins:
+            unusual = unusual or t.is_meta or t.dtype in COMPLEX_KINDS or t.is_neg() or type(t) not in PLAIN
+        if unusual:
+            if not how.view and any(t.is_conj() or t.is_neg() for t in ins):
+                return self._record(func, how, self._physical(tuple(args)), {k: self._physical(v) for k, v in kwargs.items()})
+            if any(imagined(t) for t in ins):
+                return func(*args, **kwargs)
+        if torch._C._get_dispatch_mode(torch._C._TorchDispatchModeKey.FAKE) is not None:
             return func(*args, **kwargs)
-        node.args, node.kwargs = plain, named
         node.ins = [self.window(t) for t in ins]
         result = func(*args, **kwargs)
-        found = [*written(func, args, kwargs), *others(func, result)] if how.writes else [*results(result), *hidden(how.base, args)]
+        if how.writes:
+            found = [*written(func, args, kwargs), *others(func, result)]
+        else:
+            found = [result] if isinstance(result, torch.Tensor) else [*results(result), *hidden(how.base, args)]
         outs = [t for t in found if t is not None]
-        if any(imagined(t) for t in outs):
-            return result
-        if not how.talks and any(t.is_complex() for t in (*ins, *outs)):
+        for t in outs:
+            if t.is_meta or (type(t) not in PLAIN and imagined(t)):
+                return result
+            unusual = unusual or t.dtype in COMPLEX_KINDS
+        if unusual and not how.talks and any(t.is_complex() for t in (*ins, *outs)):
             node.op = f"{COMPLEX}{name.partition('.')[2]}"
         if name == "aten._local_scalar_dense.default":
             return self._number(node, result)
@@ -165,7 +178,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[misc]  # torch is not typed h
                 self._sent[w.storage] = len(self.tape.nodes)
 
     def _sent_in(self, windows: list[Window]) -> list[int]:
-        return [self._sent[w.storage] for w in windows if w.storage in self._sent]
+        return [self._sent[w.storage] for w in windows if w.storage in self._sent] if self._sent else []
 
     def _use_sent(self, nodes: list[int]) -> None:
         """Integers that others would have sent go into what is taken as it was recorded."""
@@ -178,9 +191,10 @@ class Recorder(TorchDispatchMode):  # type: ignore[misc]  # torch is not typed h
             self._use_sent([self._sent[known[0]]])
 
     def _taint(self, node: Node, talks: bool) -> None:
-        if any((w.kind == "f" and w.numel) or w.storage in self._decided for w in node.ins):
-            self._decided.update(w.storage for w in node.outs if w is not None and w.kind != "f")
-        if talks or any(w.storage in self._absent for w in node.ins):
+        other = [w.storage for w in node.outs if w is not None and w.kind != "f"]
+        if other and any((w.kind == "f" and w.numel) or w.storage in self._decided for w in node.ins):
+            self._decided.update(other)
+        if talks or (self._absent and any(w.storage in self._absent for w in node.ins)):
             self._absent.update(w.storage for w in (*node.outs, *(node.ins if talks else ())) if w is not None and w.kind == "f")
             if not talks:
                 self._imagine(node)
@@ -194,7 +208,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[misc]  # torch is not typed h
             self.tape.imagined.append(len(self.tape.nodes))
 
     def _matter(self, windows: list[Window]) -> None:
-        for w in windows:
+        for w in windows if self._beside else ():
             node = self._beside.pop(w.storage, None)
             if node is not None and node not in self.tape.imagined:
                 self.tape.imagined.append(node)
@@ -270,7 +284,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[misc]  # torch is not typed h
         """Slot of what a result is: of integers always, of floats when no float went into it."""
         if made.kind != "f":
             return self._block(array_of(t.detach()))
-        base, computed = how.base, [w.storage for w in node.ins if w.kind == "f" and w.numel]
+        base, computed = how.base, [w.storage for w in node.ins if w.kind == "f" and 0 not in w.size]
         counted = base not in FRESH and self._counted.issuperset(computed) and not self._sent_in(node.ins)
         (self._counted.add if counted else self._counted.discard)(made.storage)
         known = bool(computed) and how.known  # such as a histogram of integers, for which there is no meaning
@@ -299,7 +313,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[misc]  # torch is not typed h
         """An argument as the tape has it; tensors are added to `ins`."""
         if isinstance(value, torch.Tensor):
             ins.append(value)
-            return {"c" if value.is_complex() else "t": len(ins) - 1}
+            return {"c" if value.dtype in COMPLEX_KINDS else "t": len(ins) - 1}
         if value is None or isinstance(value, (int, str)):
             return value
         if isinstance(value, (list, tuple)):

@@ -18,7 +18,7 @@ from proctor.oracle.prove.recording.world import tape_of
 from proctor.oracle.prove.tape import Node, Tape, collective
 from proctor.oracle.prove.verdict import Verdict
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[4] / "benchmarks"))
+sys.path.insert(0, str(Path(__file__).resolve().parents[5] / "benchmarks"))
 
 from prove_models import Size, step
 

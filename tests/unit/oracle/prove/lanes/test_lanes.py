@@ -21,7 +21,7 @@ from proctor.oracle.prove.lanes.routed import routed
 from proctor.oracle.prove.prover import decide
 from proctor.oracle.prove.recording.world import tape_of
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[4] / "benchmarks"))
+sys.path.insert(0, str(Path(__file__).resolve().parents[5] / "benchmarks"))
 
 from msgspec import structs
 from prove_models import Size, step
