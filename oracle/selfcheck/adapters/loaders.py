@@ -1,7 +1,7 @@
 """torch's loaders: which samples each rank reads, noted in one run and read again, by one rank all of them, in another (`program/ranks.py`).
 
 Nothing is offered here: what is done is said by `VARIABLE`, "torch.utils.data:WHAT FOLDER". WHAT is `note` (write down what this rank's loaders read and its learning rates), `apart` (read
-the same again), `union` (one rank reads what all did, batch by batch, in the order of the ranks), `first` (what the first rank did), or `twice` (that, each batch twice). Loaders are known by the
+the same again), `union` (one rank reads what all did, batch by batch, in the order of the ranks), `own` (its own), `first` (what the first rank did), or `twice` (that, each batch twice). Loaders are known by the
 order in which they are first read, since libraries make new ones out of those of the program. Where a loader gives its own samples no numbers (`IterableDataset`), only their count is kept.
 """
 
@@ -18,7 +18,7 @@ from weakref import WeakKeyDictionary
 from proctor.oracle.selfcheck.adapters import Adapter, register
 
 LIBRARY: Final = "torch.utils.data"
-WAYS: Final = ("note", "apart", "union", "first", "twice")
+WAYS: Final = ("note", "apart", "union", "own", "first", "twice")
 MAX_BATCHES: Final = 512  # of a rank, that are written down
 MAX_LINE_BYTES: Final = 1 << 22
 
@@ -41,8 +41,10 @@ class LoadersAdapter(Adapter):
 
         told = Noted(Path(folder)) if way == "note" else Read(Path(folder), way)
         _rates(told)
-        if way in ("apart", "union"):
+        if way in ("apart", "union", "own"):
             _by_sample()
+        if way == "own":
+            return
         wrappers: WeakKeyDictionary[Any, Numbers] = WeakKeyDictionary()
         original = DataLoader._index_sampler.fget  # what loader and workers read alike, and `len` counts; torch has no public name for it
 

@@ -8,8 +8,8 @@ as by `proctor oracle run`.
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Final
 
@@ -48,15 +48,26 @@ class Ranks(ProgramRelation):
         alike = self._same_samples(program, seen, told)
         if alike is not None:
             return [alike]
-        together = self._digests(program, one, home / "one", "union", told)
-        if len(together) != 1:
-            raise NotApplicable("the program starts several ranks, however many it is told")
-        _union(seen, next(iter(together.values())))
-        if any("batch" in line for found in notes(told).values() for line in found):
+        way = self._way(program, one, home, seen, told)
+        if way == "union":
             self._follows_batch(program, one, home, told)
         said = f"one rank with the batches of all against {len(seen)} ranks"
-        commands = [["env", f"{VARIABLE}={LIBRARY}:{way} {told.resolve()}", *command] for way, command in (("union", one), ("apart", several))]
+        commands = [["env", f"{VARIABLE}={LIBRARY}:{way} {told.resolve()}", *command] for way, command in ((way, one), ("apart", several))]
         return [compared(self, said, home / "recorded", commands, program.timeout_s)]
+
+    def _way(self, program: Program, one: Sequence[str], home: Path, seen: Mapping[int, list[Line]], told: Path) -> str:
+        """How one rank reads what all did: those batches together; or its own, more of them in an update, where the program accumulates more on fewer ranks or cuts its data by itself."""
+        read = any("batch" in line for found in notes(told).values() for line in found)
+        whys = []
+        for way in ("union", "own") if read else ("own",):
+            together = self._digests(program, one, home / way, way, told)
+            if len(together) != 1:
+                raise NotApplicable("the program starts several ranks, however many it is told")
+            why = _apart(seen.values(), next(iter(together.values())))
+            if not why:
+                return way
+            whys.append(why)
+        raise NotApplicable(whys[0])
 
     def _digests(self, program: Program, command: Sequence[str], folder: Path, way: str, told: Path) -> dict[int, list[Line]]:
         """What each rank computed with."""
@@ -121,28 +132,37 @@ def _nothing_drawn(seen: Mapping[int, list[Line]]) -> None:
         raise NotApplicable(f"{drew.name} draws random numbers beside those of dropout, others on each rank")
 
 
-def _union(seen: Mapping[int, list[Line]], one: Sequence[Line]) -> None:
-    """Row by row, the batches of the ranks are those of one."""
-    parts = [_given(found) for found in seen.values()]
-    whole = _given(one)
-    if any(len(p) != len(whole) for p in parts):
-        raise NotApplicable(f"models are called {len(whole)} times on one rank and {len(parts[0])} times on each of {len(parts)}")
-    for at, line in enumerate(whole):
-        theirs = [p[at] for p in parts]
-        if all(t.digest == line.digest for t in theirs):  # no batch: positions, a mask for all
-            continue
-        if any(t.name != line.name for t in theirs) or not any(_adds_up([t.rows for t in theirs], line.rows, axis) for axis in range(len(line.rows))):
-            raise NotApplicable(f"batches of the ranks are not that of one ({line.name}, update {line.step}): data are drawn, augmented, padded or cut otherwise")
+def _apart(seen: Iterable[list[Line]], one: Sequence[Line]) -> str:
+    """Why the batches of the ranks are not that of one, row by row in any order, in each update; "" where they are."""
+    parts, whole = [_given(found) for found in seen], _given(one)
+    if not whole:
+        return "no module is called for training on one rank"
+    wrapped = {name for _, name in whole}.isdisjoint(name for _, name in parts[0])  # on several ranks another module is called, around that of one (lightning)
+    for (step, name), lines_of_one in whole.items():
+        places = [place for place in parts[0] if place[0] == step] if wrapped else [(step, name)]
+        if not any(_together([p.get(place, []) for p in parts], lines_of_one) for place in places):
+            return f"batches of the ranks are not that of one ({name}, update {step}): data are drawn, augmented, padded or cut otherwise"
+    return ""
 
 
-def _given(found: Sequence[Line]) -> list[Line]:
-    return [x for x in found if x.kind == "input" and x.step <= UPDATES]
+def _given(found: Iterable[Line]) -> dict[tuple[int, str], list[Line]]:
+    """What models were given, by update and name."""
+    out: dict[tuple[int, str], list[Line]] = defaultdict(list)
+    for line in found:
+        if line.kind == "input" and line.step <= UPDATES:
+            out[line.step, line.name].append(line)
+    return out
 
 
-def _adds_up(parts: Sequence[list[list[str]]], whole: list[list[str]], axis: int) -> bool:
-    if any(axis >= len(rows) for rows in parts):
+def _together(parts: Sequence[Sequence[Line]], whole: Sequence[Line]) -> bool:
+    """Whether ranks were given the rows of one, in any order; or the same in each call on all: positions, a mask."""
+    if not all(parts):
         return False
-    return sum((Counter(rows[axis]) for rows in parts), Counter()) == Counter(whole[axis])
+    return len({line.digest for found in (*parts, whole) for line in found}) == 1 or any(_rows([x for found in parts for x in found], axis) == _rows(whole, axis) != Counter() for axis in range(2))
+
+
+def _rows(found: Iterable[Line], axis: int) -> Counter[str]:
+    return sum((Counter(line.rows[axis]) for line in found if axis < len(line.rows)), Counter())
 
 
 def _size(found: Sequence[Line]) -> float:

@@ -18,7 +18,7 @@ from proctor.oracle.selfcheck.adapters.loaders import LoadersAdapter, Noted, Num
 from proctor.oracle.selfcheck.facts import CheckConfig, Facts, Line
 from proctor.oracle.selfcheck.launch import Launched, alone, on_ranks, unwatched
 from proctor.oracle.selfcheck.program import Program
-from proctor.oracle.selfcheck.program.ranks import Ranks, _size, _union
+from proctor.oracle.selfcheck.program.ranks import Ranks, _apart, _size
 from proctor.oracle.selfcheck.watching.watch import Watch
 
 
@@ -82,17 +82,24 @@ def line(rows: list[str], name: str = "Net 0", axis: int = 0) -> Line:
 @given(st.lists(st.text(alphabet="abc", min_size=1, max_size=2), min_size=2, max_size=8), st.data())
 def test_the_ranks_batches_are_one_in_any_order_and_nothing_else_is(rows: list[str], data: st.DataObject) -> None:
     cut = data.draw(st.integers(1, len(rows) - 1))
-    seen = {0: [line(rows[:cut])], 1: [line(rows[cut:])]}
-    _union(seen, [line(data.draw(st.permutations(rows)))])
-    with pytest.raises(NotApplicable, match="not that of one"):
-        _union(seen, [line([*rows[:-1], "other"])])
+    parts = [[line(rows[:cut])], [line(rows[cut:])]]
+    assert not _apart(parts, [line(data.draw(st.permutations(rows)))])
+    assert not _apart(parts, [line(rows[:cut]), line(rows[cut:])])  # one rank accumulates what two compute at once
+    assert "not that of one" in _apart(parts, [line([*rows[:-1], "other"])])
 
 
 def test_batches_along_the_second_axis_and_what_all_ranks_have_alike() -> None:
     both = line(["pos"], "Net 1")
-    _union({0: [line(["a"], axis=1), both], 1: [line(["b"], axis=1), both]}, [line(["b", "a"], axis=1), both])
-    with pytest.raises(NotApplicable, match="called"):
-        _union({0: [line(["a"])], 1: [line(["b"])]}, [line(["a"]), line(["b"])])
+    assert not _apart([[line(["a"], axis=1), both], [line(["b"], axis=1), both]], [line(["b", "a"], axis=1), both])
+    assert _apart([[line(["a"])], [line(["b"])]], [line(["a"]), line(["b"]), line(["c"])])
+    assert _apart([[line(["a"])], []], [line(["a"])])
+    assert "no module" in _apart([[line(["a"])], [line(["b"])]], [])
+
+
+def test_a_module_around_the_model_may_be_called_on_several_ranks() -> None:
+    around = [[line([str(rank)], "Lit 0"), line([f"label {rank}"], "Lit 1")] for rank in (0, 1)]
+    assert not _apart(around, [line(["1", "0"])])
+    assert "not that of one" in _apart(around, [line(["1", "2"])])
 
 
 def test_a_gradient_is_measured_before_it_is_clipped() -> None:
