@@ -1,8 +1,8 @@
 """torch's loaders: which samples each rank reads, noted in one run and read again, by one rank all of them, in another (`program/ranks.py`).
 
 Nothing is offered here: what is done is said by `VARIABLE`, "torch.utils.data:WHAT FOLDER". WHAT is `note` (write down what this rank's loaders read and its learning rates), `apart` (read
-the same again), `union` (one rank reads what all did, batch by batch, in the order of the ranks), `own` (its own), `first` (what the first rank did), or `twice` (that, each batch twice). Loaders are known by the
-order in which they are first read, since libraries make new ones out of those of the program. Where a loader gives its own samples no numbers (`IterableDataset`), only their count is kept.
+the same again), `union` (one rank reads what all did, batch by batch, in the order of the ranks), `own` (its own), `first` (what the first rank did), or `twice` (that, each batch twice). Turns of loaders are known by the
+order in which they begin, since libraries make new loaders out of those of the program. Where both are recorded, generators are seeded: a program that seeds itself overrides that. Where a loader gives its own samples no numbers (`IterableDataset`), only their count is kept.
 """
 
 from __future__ import annotations
@@ -42,6 +42,9 @@ class LoadersAdapter(Adapter):
         told = Noted(Path(folder)) if way == "note" else Read(Path(folder), way)
         _rates(told)
         if way in ("apart", "union", "own"):
+            from proctor.oracle.selfcheck.watching.step import seeded
+
+            seeded(0)
             _by_sample()
         if way == "own":
             return
@@ -67,12 +70,11 @@ class Numbers:
     """
 
     def __init__(self, sampler: Any, told: Noted | Read, *, alone: bool) -> None:
-        self._sampler, self._told, self._alone, self._loader = sampler, told, alone, -1
+        self._sampler, self._told, self._alone = sampler, told, alone
 
     def __iter__(self) -> Iterator[Any]:
-        if self._loader < 0:
-            self._loader = self._told.begin()
-        return self._sampler.__iter__() if self._alone else self._told.batches(self._loader, iter(self._sampler))
+        turn = self._told.begin()
+        return self._sampler.__iter__() if self._alone else self._told.batches(turn, iter(self._sampler))
 
     def __len__(self) -> int:
         own = len(self._sampler)
@@ -93,7 +95,7 @@ class Noted:
         self._folder, self._loaders, self._count = folder, 0, 0
 
     def begin(self) -> int:
-        """A loader is read for the first time: its number."""
+        """A loader is read from its beginning, once more or for the first time: the number of that turn."""
         self._loaders += 1
         return self._loaders - 1
 

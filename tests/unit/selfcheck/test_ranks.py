@@ -165,3 +165,11 @@ def test_a_backward_that_hands_nothing_on_ends_no_watching_and_what_ends_it_is_s
     watch.fail(ValueError("strange"))
     assert watch.over
     assert unwatched(Launched(tmp_path)) == "rank1 could not be watched any longer: ValueError: strange"
+
+
+def test_a_loader_that_is_read_again_begins_again(tmp_path: Path) -> None:
+    noted = Numbers([[1], [2]], Noted(tmp_path), alone=False)
+    assert next(iter(noted)) == [1]  # a look at the first batch, before the epoch
+    assert list(noted) == [[1], [2]]
+    again = Numbers([[8], [9]], Read(tmp_path, "first"), alone=False)
+    assert next(iter(again)) == [1] and list(again) == [[1], [2]]
