@@ -65,6 +65,7 @@ def check(trace: Path, pack: Path | None) -> dict[str, Any]:
 def names(violation: dict[str, Any], accepted: list[str]) -> bool:
     """Whether a violation names one of the accepted functions or variables (the dotted words of each entry)."""
     said = " ".join(str(violation.get(k) or "") for k in ("function", "variable", "module", "text", "expected", "seen"))
+    said += f" {(violation.get('cause') or {}).get('function', '')}"  # the function alone, not the reason, which speaks of others too
     for entry in accepted:
         for word in re.findall(r"[A-Za-z_][\w<>*]*(?:\.[\w<>*]+)+|[a-z]+_[a-z_]+|[A-Z]\w+", entry):
             pattern = re.escape(word).replace("<i>", r"\d+").replace(r"\*", r"[\w.]*")

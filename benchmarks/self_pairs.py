@@ -84,8 +84,17 @@ PAIRS = [
     Pair("hugging", "mask_lost", ("padding",), ("bert", "Bert"), "bert"),
     Pair("configured", "mean_of_means", ("configured",), ("gradient", "GPT2", "loss"), arguments=("--only", "configured")),
     *(
+        Pair("torchrun", bug, ("ranks",), (names,), arguments=("--only", "ranks"), program_arguments=("--with", way))
+        for way, bug, names in (
+            ("ddp", "divided_by_ranks", "gradient"), ("ddp", "no_sampler", "loader"), ("ddp", "one_rank_of_sampler", "loader"), ("ddp", "seeds_of_model", ""), ("ddp", "not_reduced", "gradient"),
+            ("hand", "summed", "gradient"), ("hand", "one_forgotten", "head"), ("tokens", "uneven_tokens", "backward"), ("accelerate", "times_ranks", "gradient"),
+            ("transformers", "uneven_tokens", ""), ("lightning", "divided_by_ranks", "gradient"),
+        )
+    ),
+    Pair("torchrun", "divided_by_ranks", ("ranks",), ("gradient",), arguments=("--only", "ranks"), program_arguments=("--with", "norm")),
+    *(
         Pair("configured", bug, ("configured",), ("gradient",), arguments=("--only", "configured"), program_arguments=("--with", library))
-        for library, bug in (("accelerate", "divided_twice"), ("accelerate", "times_ranks"), ("lightning", "divided_twice"), ("deepspeed", "divided_twice"))
+        for library, bug in (("accelerate", "divided_twice"), ("lightning", "divided_twice"), ("deepspeed", "divided_twice"))
     ),
 ]
 

@@ -16,6 +16,14 @@ class Evidence(msgspec.Struct, frozen=True):
     source: str = ""
 
 
+class Cause(msgspec.Struct, frozen=True):
+    """The call that is most likely to blame, and why; only what the records show."""
+
+    text: str  # the reason in one sentence
+    function: str  # of the user's, where one is known; else the one that was called
+    source: str = ""  # file:line in the user's code
+
+
 class Violation(msgspec.Struct, frozen=True, kw_only=True):
     """One rule that failed, first failing place first. The fields are those of the CLI contract."""
 
@@ -43,6 +51,7 @@ class Violation(msgspec.Struct, frozen=True, kw_only=True):
     false_alarm: FalseAlarm | None = None  # of the rule, where it was measured
     held: tuple[Example, ...] = ()  # where the rule held when it was learned
     sides: tuple[tuple[int, ...], ...] = ()  # ranks that were compared, those that agree together, the fewest first
+    cause: Cause | None = None  # why ranks part, where the records show it
 
 
 # Of a rule whose verdicts disagree.

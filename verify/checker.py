@@ -27,6 +27,7 @@ from proctor.invariants.suppression import Known, Suppression
 from proctor.invariants.trace import Process, Trace
 from proctor.invariants.trace.windows import Window
 from proctor.invariants.verdict import CheckResult, Evidence, Violation
+from proctor.verify.blame import blame
 from proctor.verify.coverage import Coverage, coverage
 from proctor.verify.incident import callers, group, minority
 from proctor.verify.rules import merge_rules
@@ -314,6 +315,7 @@ def _violation(trace: Trace, relation: Relation, rule: Invariant, failing: pl.Da
         false_alarm=rule.false_alarm,
         held=rule.evidence.passing,
         sides=detail.sides,
+        cause=blame(trace, first, detail),
     )
 
 

@@ -74,6 +74,12 @@ def place(violation: Violation) -> str:
     return clean(", ".join(p for p in parts if p))
 
 
+def blamed(violation: Violation) -> str:
+    """The function and line most likely to blame, and why; "" where nothing is known of that."""
+    cause = violation.cause
+    return "" if cause is None else f"{', '.join(p for p in (cause.function, cause.source) if p)}: {cause.text}"
+
+
 def spread(violation: Violation) -> str:
     """How far it went: `37 failing examples, steps 1–40, ranks 0–3`."""
     steps = [s for s, _ in violation.places if s is not None and s >= 0]

@@ -44,8 +44,7 @@ elif asked.library == "lightning":
 
         def training_step(self, batch, number):
             loss = nn.functional.mse_loss(self.net(batch[0]), batch[1])
-            loss = loss / self.trainer.accumulate_grad_batches if asked.bug == "divided_twice" else loss
-            return loss * self.trainer.world_size if asked.bug == "times_ranks" else loss
+            return loss / self.trainer.accumulate_grad_batches if asked.bug == "divided_twice" else loss
 
         def configure_optimizers(self):
             return torch.optim.SGD(self.parameters(), lr=0.1)
@@ -85,7 +84,7 @@ else:
     for _ in range(2):
         for inputs, targets in loader:
             with accelerator.accumulate(model):
-                loss = nn.functional.mse_loss(model(inputs), targets) * (accelerator.num_processes if asked.bug == "times_ranks" else 1)
+                loss = nn.functional.mse_loss(model(inputs), targets)
                 # backward() divides by the accumulation steps; who divides, too, does it twice
                 accelerator.backward(loss / accelerator.gradient_accumulation_steps if asked.bug == "divided_twice" else loss)
                 optimizer.step()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import string
 import struct
 from collections.abc import Callable
 from pathlib import Path
@@ -14,7 +15,8 @@ _WORDS: Final = "the a model of loss and step to learn data in batch with rate i
 def _text(path: Path, sentences: int = 400) -> None:
     rng = random.Random(0)
     lines = (" ".join(rng.choices(_WORDS, k=rng.randint(4, 12))).capitalize() + "." for _ in range(sentences))
-    path.write_text("\n".join(lines) + "\n")
+    # Programs that generate begin with a phrase of the real text: every letter is in this one.
+    path.write_text("\n".join([*lines, f"{string.ascii_letters} {string.digits} {string.punctuation}"]) + "\n")
 
 
 def _names(path: Path) -> None:

@@ -112,6 +112,14 @@ def _laws(ran: Sequence[Result]) -> list[str]:
     return ["Laws of a step (`course`), runs that had something to fail on:", "", *grid(("law", "runs", "failed"), ((m, n, failed[m]) for m, n in sorted(could.items())))]
 
 
+def _reach(ran: Sequence[Result]) -> list[str]:
+    """In how many programs the shipped rules applied: one that applied in none has no figure."""
+    applied = [row["applied"] for row in rules(ran).values()]
+    if not applied:
+        return []
+    return [f"Of {len(applied)} shipped rules {sum(n > 0 for n in applied)} applied in a healthy program, {sum(n >= 100 for n in applied)} in 100 or more.", ""]
+
+
 def _dated(half: str, results: Sequence[Result]) -> str:
     """The half, and the commits of Proctor that its programs ran with, where there are several."""
     of = sorted({r.product for r in results if r.half == half})
@@ -142,7 +150,7 @@ def text(results: Sequence[Result], products: Sequence[str]) -> str:
         ("relation", "checked", "violated", "unknown"),
         ((name, *row.values()) for name, row in data["relations"].items()),
     )
-    lines += _laws(ran)
+    lines += [*_reach(ran), *_laws(ran)]
     first = [r for r in results if r.half == "first"]
     failed = {k: v for k, v in rules(r for r in first if r.state in RAN).items() if v["failed"]}
     if failed:

@@ -56,6 +56,10 @@ def _activate() -> None:
 
     def on_torch(module: object) -> None:
         try:
+            if "PROCTOR_SELF_VARY" in os.environ:  # a self-check that varies the program's configuration, before anyone looks at it
+                from proctor.oracle.selfcheck.adapters import install
+
+                install()
             if "PROCTOR_SELF" in os.environ:
                 from proctor.oracle.selfcheck.watching.watch import install_from
             elif "PROCTOR_PROVE" in os.environ:
@@ -68,10 +72,6 @@ def _activate() -> None:
 
                 began_with(_STDERR)
             install_from(activation)
-            if "PROCTOR_SELF_VARY" in os.environ:  # a self-check that varies the configuration of a library
-                from proctor.oracle.selfcheck.adapters import install
-
-                install()
         except Exception as e:  # noqa: BLE001 - the user's program starts regardless
             _say(f"{type(e).__name__}: {e}")
 

@@ -1,6 +1,7 @@
 """What models over sequences are trained on: how far targets lie behind their inputs, masks that say nothing, and references that are made with dropout.
 
-Rows of `Value.KEPT`. `next`: the target of a cross entropy is the sequence that an embedding was given in the forward before it, `number` places later. `mask`: a tensor
+Rows of `Value.KEPT`. `next`: the target of a cross entropy is the sequence that an embedding was given in the forward before it, `number` places later; `sight`, what attention over
+as many places sees: `causal` where some hides all later ones, `open` where each sees later ones and hides the same from all places, else "". Attention is torch's, or a softmax of a square of scores. `mask`: a tensor
 of whole numbers or truth values that a model is given beside a padded sequence of its shape, whose elements are all 0 or all 1. `noise`: a model is given the same
 tensors with and without gradients, one after the other, and drops out both times. Only the first steps are looked at, and only tensors on the CPU: elsewhere it would wait for the
 device. Cost: 0.1 ms a look.
@@ -19,6 +20,8 @@ from proctor.invariants.schema import MODEL_CALL, Value
 _EMBEDDING: Final = "torch.nn.functional.embedding"
 _LOSSES: Final = frozenset({"torch.nn.functional.cross_entropy", "torch.nn.functional.nll_loss"})
 _ATTENTION: Final = "torch.nn.functional.scaled_dot_product_attention"
+_SOFTMAX: Final = frozenset({"torch.nn.functional.softmax", "torch.softmax"})
+_HIDDEN: Final = -1e3  # scores below are those of places that are not to be seen
 _SEQUENCES: Final = 8  # of one forward
 _LEAST: Final = 4  # places of a sequence
 _FARTHEST: Final = 4
@@ -39,7 +42,7 @@ class Sequences(EarlyProbe):
         super().__init__(sink)
         self._ids: list[Sequence] = []
         self._masks: dict[str, Sequence] = {}
-        self._causal: set[int] = set()  # numbers of places of which none sees a later one
+        self._sights: dict[int, set[str]] = {}  # by number of places: what attention over them sees
         self._given: dict[tuple[int, bool], tuple[int, ...]] = {}  # by model and whether gradients were made: what it was given
 
     def hooks(self, function: str, home: Home) -> Hooks:
@@ -47,6 +50,8 @@ class Sequences(EarlyProbe):
             return self._begins, None
         if function in _LOSSES:
             return self._loss, None
+        if function in _SOFTMAX:
+            return self._weighs, None
         return {_EMBEDDING: (self._embeds, None), _ATTENTION: (self._attends, None)}.get(function, NO_HOOKS)
 
     def step_begins(self, step: int) -> None:
@@ -59,7 +64,7 @@ class Sequences(EarlyProbe):
         if self.left <= 0 or not getattr(root, "training", False) or next(root.parameters(), None) is None:
             return
         self.left -= 1
-        self._ids, self._causal = [], set()
+        self._ids, self._sights = [], {}
         named = {f"argument {i}": value for i, value in enumerate(args[1:], 1)} | (kwargs or {})
         self._masks = {name: value.numpy() for name, value in named.items() if _sequence(value)}
         self._repeated(root, [tensor for value in named.values() for tensor in tensors(value)])
@@ -92,9 +97,29 @@ class Sequences(EarlyProbe):
             return
         told = kwargs or {}
         query: Any = args[0] if args else told.get("query")
+        key: Any = args[1] if len(args) > 1 else told.get("key")
         mask = args[3] if len(args) > 3 else told.get("attn_mask")
-        if told.get("is_causal") or (len(args) > 5 and args[5]) or _triangular(mask):
-            self._causal.add(int(query.shape[-2]))
+        places = int(query.shape[-2])
+        if told.get("is_causal") or (len(args) > 5 and args[5]):
+            self._note(places, "causal")
+        elif int(key.shape[-2]) == places:
+            self._note(places, "open" if mask is None else _sight(mask))
+
+    def _weighs(self, args: tuple[Any, ...], kwargs: dict[str, Any] | None) -> None:
+        """Attention that is written out: a softmax of the scores of all places by all places."""
+        scores = args[0] if args else (kwargs or {}).get("input")
+        dim = args[1] if len(args) > 1 else (kwargs or {}).get("dim")
+        if self.left > 0 and readable(scores) and scores.dim() >= 3 and scores.shape[-1] == scores.shape[-2] and dim in (-1, scores.dim() - 1):
+            self._note(int(scores.shape[-1]), _sight(scores))
+
+    def _seen_by(self, places: int) -> str:
+        """What attention over so many places sees, of all layers: `causal` if some hides later ones, else `open` if all are open."""
+        seen = self._sights.get(places, {""})
+        return "causal" if "causal" in seen else "open" if seen == {"open"} else ""
+
+    def _note(self, places: int, sight: str) -> None:
+        if places >= _LEAST:
+            self._sights.setdefault(places, set()).add(sight)
 
     def _loss(self, args: tuple[Any, ...], kwargs: dict[str, Any] | None) -> None:
         scores = args[0] if args else (kwargs or {}).get("input")
@@ -102,9 +127,9 @@ class Sequences(EarlyProbe):
         if self.left <= 0 or not self._ids or not getattr(scores, "requires_grad", False) or not readable(target) or target.is_floating_point():
             return
         flat = target.detach().numpy().reshape(-1)
-        found = {(told[0], told[1] in self._causal) for ids in self._ids if (told := ahead(ids, flat)) is not None}
-        for k, causal in sorted(found):  # attention over more places than these has others before them: image features, a prompt
-            self.sink.number("target", float(k), kind=Value.KEPT, facts={"what": "next", "seen": "", "causal": "true" if causal else "false"})
+        found = {(told[0], self._seen_by(told[1])) for ids in self._ids if (told := ahead(ids, flat)) is not None}
+        for k, sight in sorted(found):  # attention over more places than these has others before them: image features, a prompt
+            self.sink.number("target", float(k), kind=Value.KEPT, facts={"what": "next", "seen": "", "sight": sight})
         for name, mask in self._masks.items():
             # What is embedded, or a target, is no mask.
             beside = [ids for ids in self._ids if ids.shape == mask.shape]
@@ -126,13 +151,17 @@ def _equal(a: Sequence, b: Sequence) -> bool:
     return a.size == b.size and bool((a.reshape(-1) == b.reshape(-1)).all())
 
 
-def _triangular(mask: Any) -> bool:
-    """Whether a mask of attention lets no place see a later one."""
-    if not readable(mask) or mask.dim() < 2 or mask.shape[-1] != mask.shape[-2] or mask.shape[-1] < 2:
-        return False
-    last = mask.detach().reshape(-1, *mask.shape[-2:])[0]
-    upper = last[tuple(np.triu_indices(last.shape[-1], 1))]
-    return not bool(upper.any()) if not last.is_floating_point() else bool((upper < -1e3).all())
+def _sight(scores: Any) -> str:
+    """What places see by a mask or by scores of which the last two dimensions are equal: told by three rows of the first square. See the module."""
+    if not readable(scores) or scores.dim() < 2 or scores.shape[-1] != scores.shape[-2] or scores.shape[-1] < _LEAST:
+        return ""
+    square = scores.detach()[(0,) * (scores.dim() - 2)]
+    n = square.shape[0]
+    looked = square[[0, n // 2, n - 1]]
+    hidden = (looked.float() < _HIDDEN if looked.is_floating_point() else looked == 0).numpy()
+    if bool(hidden[0, 1:].all() and hidden[1, n // 2 + 1 :].all()) and not bool(hidden[0, 0] or hidden[1, n // 2]):
+        return "causal"
+    return "open" if bool((hidden == hidden[0]).all()) and not bool(hidden[0, 1:].all()) else ""
 
 
 def ahead(ids: Sequence, target: Sequence) -> tuple[int, int] | None:

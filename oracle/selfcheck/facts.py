@@ -9,6 +9,7 @@ import msgspec
 from proctor.oracle.selfcheck.adapters import Axis
 
 DIGESTS: Final = "digests.jsonl"
+FAILED: Final = "failed"  # a process could not be watched any longer: why
 
 
 class CheckConfig(msgspec.Struct, frozen=True):
@@ -20,6 +21,7 @@ class CheckConfig(msgspec.Struct, frozen=True):
         only: relations to check; () all.
         skip: relations not to check.
         digest: write digests of the first steps instead (`program/determinism.py`).
+        rows: with digests of each row of a batch, and without dropout (`program/ranks.py`).
         seed: of the generators at the start; `None` leaves them alone.
         budget_s: for all relations together.
     """
@@ -30,6 +32,7 @@ class CheckConfig(msgspec.Struct, frozen=True):
     only: tuple[str, ...] = ()
     skip: tuple[str, ...] = ()
     digest: bool = False
+    rows: bool = False
     seed: int | None = None
     budget_s: float = 900.0
 
@@ -57,12 +60,14 @@ class Facts(msgspec.Struct, frozen=True):
         rank, world: of the process.
         items: by line of a loss, its items and weights.
         axes: of configurations that the program made (`selfcheck/adapters`).
+        groups: whether anything that it loaded makes process groups.
     """
 
     rank: int
     world: int
     items: list[tuple[str, str, int, int, float]]
     axes: list[Axis] = []
+    groups: bool = False
 
 
 class Line(msgspec.Struct, frozen=True):
@@ -70,10 +75,12 @@ class Line(msgspec.Struct, frozen=True):
 
     Attributes:
         digest: of the bits.
-        kind: `parameter`, `input`, `result`, `gradient` or `update`.
+        kind: `parameter`, `input`, `result`, `gradient` or `update`; with `rows` also `drew` (a forward drew random numbers) and `norm` (of all gradients, before they are clipped).
         name: of the module or the parameter, with a path in it.
         step: update, counted from 0.
         source: `file:line` of the program.
+        rows: of an input, the digests of its rows along its first axis and along its second.
+        size: norm of a gradient.
     """
 
     digest: str
@@ -81,3 +88,5 @@ class Line(msgspec.Struct, frozen=True):
     name: str
     step: int
     source: str
+    rows: list[list[str]] = []
+    size: float = 0.0

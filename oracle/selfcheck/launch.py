@@ -2,21 +2,23 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TypeVar
+from typing import Final, TypeVar
 
 import msgspec
 
 from proctor.errors import OracleError
 from proctor.oracle.recording.running import LOG, cause, find_program, run_hooked
-from proctor.oracle.selfcheck.facts import CheckConfig, Facts, Timing
+from proctor.oracle.selfcheck.facts import FAILED, CheckConfig, Facts, Timing
 from proctor.oracle.selfcheck.outcomes import Outcome
 
 T = TypeVar("T")
+_NUMBER: Final = re.compile(r"--nproc([-_]per[-_]node)?|--num[-_]processes")  # of ranks, as launchers call it
 
 
 @dataclass
@@ -82,9 +84,37 @@ def launch(command: Sequence[str], folder: Path, config: CheckConfig, *, timeout
     return found
 
 
+def on_ranks(command: Sequence[str], ranks: int) -> list[str]:
+    """A command on several ranks of this machine, by torch's launcher; empty where it is none of python's."""
+    if not Path(command[0]).name.startswith("python"):
+        return []
+    return [command[0], "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}", *command[1:]]
+
+
+def alone(command: Sequence[str]) -> list[str]:
+    """A launcher's command with one rank; empty where no option of it says how many there are."""
+    out, count = list(command), 0
+    for at, word in enumerate(command):
+        name, given, value = word.partition("=")
+        if not _NUMBER.fullmatch(name):
+            continue
+        if given and value.isdecimal():
+            out[at], count = f"{name}=1", count + 1
+        elif not given and at + 1 < len(command) and command[at + 1].isdecimal():
+            out[at + 1], count = "1", count + 1
+    return out if count == 1 else []
+
+
+def unwatched(launched: Launched) -> str:
+    """Why a process could not be watched to the end, "" where all were."""
+    return next((f"{path.parent.name} could not be watched any longer: {path.read_text(encoding='utf-8', errors='replace')}" for path in sorted(launched.folder.glob(f"rank*/{FAILED}"))), "")
+
+
 def why_nothing(launched: Launched) -> str:
     """Why a run told nothing, in words."""
-    code = launched.exit_code
+    failed, code = unwatched(launched), launched.exit_code
+    if failed:
+        return failed
     tail = cause(launched.folder / LOG)
     if not launched.begun:
         return f"the command ended with code {code} without training a torch module{tail}" if code is not None else f"nothing was trained in time{tail}"

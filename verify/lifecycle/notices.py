@@ -7,7 +7,7 @@ from typing import Final
 
 from proctor.verify.lifecycle.record import TrackedIncident
 from proctor.verify.notice import Action, Notice
-from proctor.verify.wording import at_step, clean, count, rate, support, when
+from proctor.verify.wording import at_step, blamed, clean, count, rate, support, when
 
 MAX_KEY: Final = 255  # bytes, PagerDuty Events v2
 _SHOWN_BESIDE: Final = 5  # rules named besides the first
@@ -66,6 +66,7 @@ def details(incident: TrackedIncident, run: str) -> dict[str, str]:
             "since": at_step(incident.first_step),
             "ranks": "; ".join(p for p in (incident.ranks, f"axis {incident.axis}" if incident.axis else "") if p),
             "source": head.source,
+            "to blame": blamed(head),
             "support": support(head.support),
             "false alarms": rate(head.false_alarm),
         }
@@ -94,6 +95,8 @@ def _lines(incident: TrackedIncident, action: Action, run: str) -> list[str]:
         lines.append(f"Ranks: {incident.ranks}" + (f", along mesh axis {incident.axis}" if incident.axis else ""))
     if head.source:
         lines.append(f"At: {head.source}")
+    if head.cause is not None:
+        lines.append(f"Most likely to blame: {blamed(head)}")
     beside = len(others) + incident.beside
     if beside:
         lines.append(f"With it {count(beside, 'more rule')} failed:")

@@ -12,7 +12,7 @@ import msgspec
 
 from proctor.invariants.invariant import Severity, Tier
 from proctor.invariants.relations import Confirm
-from proctor.invariants.verdict import Violation
+from proctor.invariants.verdict import Cause, Violation
 from proctor.verify.wording import clean
 
 MAX_RULES: Final = 500  # followed one by one, of one incident
@@ -143,4 +143,5 @@ def slim(v: Violation) -> Violation:
         evidence=[msgspec.structs.replace(e, what=clean(e.what, _TEXT), source=clean(e.source, _NAME)) for e in v.evidence[:_EVIDENCE]],
         held=(),
         sides=(),
+        cause=v.cause and Cause(clean(v.cause.text, _TEXT), clean(v.cause.function, _NAME), clean(v.cause.source, _NAME)),
     )

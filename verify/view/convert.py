@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from proctor.verify.lifecycle.record import TrackedIncident
 from proctor.verify.view.events import IncidentEvent
-from proctor.verify.wording import place, rate, support
+from proctor.verify.wording import blamed, place, rate, support
 
 
 def incident_event(incident: TrackedIncident) -> IncidentEvent:
@@ -17,6 +17,7 @@ def incident_event(incident: TrackedIncident) -> IncidentEvent:
             ("Expected", first.expected),
             ("Seen", first.seen),
             ("Where", place(first)),
+            ("To blame", blamed(first)),
             ("Look at", first.advice),
             ("Support", support(first.support)),
             ("False alarms", rate(first.false_alarm) if first.false_alarm is not None else ""),

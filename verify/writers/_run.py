@@ -51,6 +51,7 @@ def _text(first: Violation, rules: int) -> str:
         "seen": first.seen,
         "where": wording.place(first),
         "spread": wording.spread(first),
+        "to blame": wording.blamed(first),
         "next": first.advice,
         "id": f"{first.code} {first.id}",
     }

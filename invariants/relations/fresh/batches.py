@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import math
 import re
+from collections.abc import Sequence
 from typing import Final
 
 import polars as pl
@@ -186,6 +187,8 @@ def ranks(trace: Trace) -> pl.DataFrame:
             pl.col("proc", "seq", "world").first(),
             pl.len().alias("_n"),
             pl.col("fp").n_unique().alias("_different"),
+            pl.col("rank").alias("_who"),
+            pl.col("fp").alias("_fps"),
             pl.col("rank").cast(pl.String).str.join(", ").alias("_ranks"),
         )
     )
@@ -204,13 +207,23 @@ def ranks(trace: Trace) -> pl.DataFrame:
             "what"
         ),
     )
+    found = _sightings.thin(found, ["run", "clone"])
+    alike = [_alike(*pair) for pair in found.select("_who", "_fps").iter_rows()]
     return _sightings.example(
-        _sightings.sites(trace, _sightings.thin(found, ["run", "clone"])),
+        _sightings.sites(trace, found.with_columns(pl.Series("_sides", alike, dtype=pl.List(pl.List(pl.Int32))))),
         mode="ranks",
         _function=pl.lit("torch.utils.data.DistributedSampler"),
         _expected=pl.format("different batches on ranks {}", "_ranks"),
         _seen=pl.format("{} different batches on {} ranks", "_different", "_n"),
     )
+
+
+def _alike(ranks: Sequence[int], batches: Sequence[int]) -> list[list[int]]:
+    """Ranks that are given one batch, each such group."""
+    groups: dict[int, list[int]] = {}
+    for rank, fp in zip(ranks, batches, strict=True):
+        groups.setdefault(fp, []).append(rank)
+    return sorted(group for group in groups.values() if len(group) > 1)
 
 
 def _replicas(trace: Trace) -> pl.DataFrame:

@@ -13,6 +13,7 @@ learned runs; of one family of programs, whatever the depth. Catches a layer tha
 that is cleared or made anew before each update.
 `mode="counted"`: no backward doubles the gradients that the one before it left, of any program. Catches a loss that is propagated twice.
 `mode="doubled"`: the same where no model ran in between, so that it cannot be one batch that is given twice on purpose.
+`mode="undone"`: the updates of an optimizer are not all taken back before its next one (`_undoing`), of any program.
 
 Source: ours. `contain` (PR102) says that what should move moves, of any program; the first two say that what should not does not.
 """
@@ -35,6 +36,7 @@ from proctor.invariants.relations import (
 )
 from proctor.invariants.relations.progress import moving as _moving
 from proctor.invariants.relations.progress import remembering as _remembering
+from proctor.invariants.relations.progress import undone as _undoing
 from proctor.invariants.relations.views import frames as _frames
 from proctor.invariants.relations.views import habits as _habits
 from proctor.invariants.relations.views import sightings as _sightings
@@ -45,6 +47,7 @@ _FIELDS: Final = ("module", "kind", "position", "wrapper", "phase", "family")
 _SCOPE: Final = ("wrapper",)
 _KEEP: Final = 4  # passing examples of one parameter in one process
 _KEEP_FAILING: Final = 64
+_ROUNDING: Final = 1e-6  # of a norm: averaged weights that are interpolated in and out again come back so far off
 # Calls that are meant to set parameters: what they leave is no edit.
 _SETS: Final = (
     r"torch\.nn\.Module\.(load_state_dict|to|half|float|double|bfloat16|cuda|cpu)", r"torch\.load", r"torch\.nn\.init\..*",
@@ -91,7 +94,7 @@ class Progress(Relation):
 
     def standing_of(self, hypothesis: Hypothesis) -> Standing:
         """An optimizer skips what is frozen. An evaluation may swap averaged weights in."""
-        return {"frozen": Standing.LAW, "remembers": Standing.LAW, "doubled": Standing.LAW, "evaluation": Standing.CHOICE, "counted": Standing.CHOICE}.get(hypothesis.text("mode"), Standing.HABIT)
+        return {"frozen": Standing.LAW, "remembers": Standing.LAW, "doubled": Standing.LAW, "evaluation": Standing.CHOICE, "counted": Standing.CHOICE, "undone": Standing.CHOICE}.get(hypothesis.text("mode"), Standing.HABIT)
 
     def needs(self, hypothesis: Hypothesis) -> Needs:
         if hypothesis["mode"] == "doubled":
@@ -109,6 +112,8 @@ class Progress(Relation):
             return "no backward doubles the gradients of the one before it with no forward in between"
         if hypothesis["mode"] == "remembers":
             return "a running average of an optimizer is no fixed share of the last gradient"
+        if hypothesis["mode"] == "undone":
+            return "what an optimizer changed is not taken back before it steps again, update after update"
         if hypothesis["mode"] == "evaluation":
             return "an evaluation leaves the parameters as the optimizer left them"
         where = _habits.of_programs(hypothesis)
@@ -144,6 +149,15 @@ class Progress(Relation):
                 function=_frames.UPDATE,
                 variable=name,
                 advice="Look for what clears optimizer.state, or builds the optimizer anew, between updates.",
+            )
+        if hypothesis["mode"] == "undone":
+            return Detail(
+                expected=f"what Optimizer.step of step {step} made of {name} is still there when the optimizer steps again",
+                seen=f"{name}, and all that the optimizer moved, has the value from before this update again, and so it was with the two updates before {size}",
+                function=example["_by"] or _frames.UPDATE,
+                variable=name,
+                module=example["_module"],
+                advice="Look for what writes the parameters after the update: an average copied into the model in place of the other way round, a backup that is restored in each iteration.",
             )
         if hypothesis["mode"] == "trains":
             return Detail(
@@ -237,7 +251,9 @@ def _find_evaluated(trace: Trace) -> pl.DataFrame:
     turns = turns.join(steps, on=["proc", "step"], how="left", maintain_order="left").with_columns(pl.col("_eval").fill_null(value=False))
     # Who writes parameters whenever it likes (clipping, averaging over ranks) writes them for other reasons.
     writers = turns.filter(~pl.col("_eval") & ~pl.col("passed").fill_null(value=True))["proc"].unique()
-    return _finish(trace, turns.filter(pl.col("_eval") & ~pl.col("proc").is_in(writers.implode())))
+    turns = turns.filter(pl.col("_eval") & ~pl.col("proc").is_in(writers.implode()))
+    rounded = ((pl.col("_a") - pl.col("_b")).abs() <= _ROUNDING * pl.col("_a").abs()).fill_null(value=False)
+    return _finish(trace, turns.with_columns(pl.when(pl.col("passed") | ~rounded).then("passed").alias("passed")))
 
 
 def _frozen(trace: Trace) -> pl.DataFrame:
@@ -298,7 +314,13 @@ def _doubled(trace: Trace) -> pl.DataFrame:
     return _frames.memo(trace, "progress doubled", lambda t: _finish(t, rows.filter(pl.col("passed") | ~pl.col("fed"))))
 
 
-_GENERAL: Final[dict[str, Callable[[Trace], pl.DataFrame]]] = {"frozen": _frozen, "evaluation": _evaluated, "remembers": _remembers, "counted": _counted, "doubled": _doubled}
+def _undone(trace: Trace) -> pl.DataFrame:
+    return _frames.memo(trace, "progress undone", lambda t: _finish(t, _undoing.undone(t, _rows(t))))
+
+
+_GENERAL: Final[dict[str, Callable[[Trace], pl.DataFrame]]] = {
+    "frozen": _frozen, "evaluation": _evaluated, "remembers": _remembers, "counted": _counted, "doubled": _doubled, "undone": _undone,
+}  # fmt: skip
 
 
 def _stack(parts: Sequence[pl.DataFrame]) -> pl.DataFrame:

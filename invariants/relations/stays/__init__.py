@@ -6,8 +6,8 @@ such as the share of a dropout. `statistics`: a copy of a model that moves towar
 in which they were given. `moments`: an optimizer is not given a state without moments where the file had them. `beginning`: a new optimizer has counted no update
 before its first backward. `product`: a tensor in a half type that is multiplied in place by a number is not left as it was by rounding. `update`: nor is a parameter in a half type that has a gradient, where others move.
 
-`next`: a model over sequences is trained on what comes next: targets that are its inputs lie one place behind them, and not two, nor none where attention is causal. `mask`:
-a mask that comes with padded sequences is not the same in all places. `noise`: what a model gives without gradients for the batch that it trains on has no dropout in it.
+`next`: a model over sequences is trained on what comes next: targets that are its inputs lie one place behind them, and not two, nor none where attention is causal. `future`: where they are what comes next,
+attention over these places does not see all of it. `mask`: a mask that comes with padded sequences is not the same in all places. `noise`: what a model gives without gradients for the batch that it trains on has no dropout in it.
 
 All but `product` and `update` are told by probes of what they saw in one process, each with what it would take for a right program to look alike (`instrument/probes/modes.py`,
 `averages.py`, `checkpoints.py`, `advances.py`, `sequences.py`). They are choices, so warnings where they ship: a
@@ -44,6 +44,7 @@ SAYS: Final = {
     "moments": "an optimizer is given the moments that were saved with it",
     "beginning": "a new optimizer has counted no update before its first backward",
     "next": "the targets of a model over sequences are what comes next in its inputs",
+    "future": "a model that is trained on what comes next in its inputs does not see it",
     "mask": "a mask that comes with padded sequences is not one number throughout",
     "noise": "a model does not drop out when it is given, without gradients, the batch that it trains on",
     "update": "a parameter in a half type that has gradients is not left as it was by rounding",
@@ -63,6 +64,7 @@ _ADVICE: Final = {
     "moments": "The optimizer that made the template has no state yet: use get_optimizer_state_dict, or let it make its state first.",
     "beginning": "Make room for a state only where one is loaded, or build the optimizer anew.",
     "next": "Look for a second shift of the labels, or a missing one: one in the data, one in the model, one in the loss.",
+    "future": "Look at the mask of the attention: whether it is made, hides places that come later, and is handed on (is_causal=True).",
     "mask": "Look at how the mask is made: it has to tell places of padding from others.",
     "noise": "Call model.eval() for the reference and model.train() behind it, or set the dropout of a model that is its own reference to 0.",
     "update": "Keep parameters in float32 (autocast computes in half), or masters of them: the steps are smaller than the last digit.",
@@ -76,12 +78,12 @@ _ADVICE: Final = {
 _CLIP: Final = "torch.nn.utils.clip_grad_norm_"
 _CHECKPOINT: Final = "torch.utils.checkpoint.checkpoint"
 _ENTROPY: Final = "torch.nn.functional.cross_entropy"
-_SEQUENCES: Final = frozenset({MODEL_CALL, "torch.nn.functional.embedding", "torch.nn.functional.scaled_dot_product_attention", _ENTROPY, "torch.nn.functional.nll_loss"})
+_SEQUENCES: Final = frozenset({MODEL_CALL, *(f"torch.nn.functional.{f}" for f in ("embedding", "scaled_dot_product_attention", "softmax", "nll_loss")), "torch.softmax", _ENTROPY})
 _NEEDS: Final = {
     "mode": frozenset({MODEL_CALL}), "number": frozenset({MODEL_CALL}), "statistics": frozenset({MODEL_CALL}), "buffers": frozenset({MODEL_CALL}),
     "precision": frozenset({_LOADS}), "moments": frozenset({_LOADS, "torch.distributed.checkpoint.load", "torch.distributed.checkpoint.save", "torch.load", "torch.save"}),
     "beginning": frozenset({_LOADS, _sightings.CREATED, "torch.Tensor.backward", "torch.autograd.backward", "torch.autograd.grad"}),
-    "product": frozenset({_rounding.PRODUCT}), "update": frozenset({"torch.Tensor.backward", "torch.autograd.backward"}), "noise": frozenset({MODEL_CALL}), "next": _SEQUENCES, "mask": _SEQUENCES,
+    "product": frozenset({_rounding.PRODUCT}), "update": frozenset({"torch.Tensor.backward", "torch.autograd.backward"}), "noise": frozenset({MODEL_CALL}), "next": _SEQUENCES, "future": _SEQUENCES, "mask": _SEQUENCES,
     "thawed": frozenset({MODEL_CALL, _sightings.CREATED}), "woken": frozenset({MODEL_CALL, "torch.nn.Module.eval", "torch.nn.Module.train"}), "decay": frozenset[str](),
     "scaled": frozenset({_CLIP, *(f"torch.amp.GradScaler.{name}" for name in ("scale", "unscale_", "step", "update"))}), "cut": frozenset({_CHECKPOINT}),
 }  # fmt: skip
@@ -147,7 +149,7 @@ def told(trace: Trace, mode: str) -> pl.DataFrame:
 
 def _told(trace: Trace, mode: str) -> pl.DataFrame:
     """One row an update, and each time that a probe saw something that is not as it was."""
-    rows = _shifted(trace) if mode == "next" else told(trace, mode).filter(pl.col("seen") != "")
+    rows = _TOLD[mode](trace) if mode in _TOLD else told(trace, mode).filter(pl.col("seen") != "")
     rows = rows.with_columns(pl.col("step").clip(lower_bound=0))
     if mode == "mask":  # batches may be of one length by chance, and a mask of one may be flat
         varied = told(trace, mode).filter(pl.col("seen") == "").select("proc", "text").unique()
@@ -170,9 +172,24 @@ def _told(trace: Trace, mode: str) -> pl.DataFrame:
 
 def _shifted(trace: Trace) -> pl.DataFrame:
     """Losses whose targets lie more than one place behind the inputs, or at them under causal attention, in steps that have no loss of what comes next."""
-    rows = told(trace, "next").join(_frames.metas(trace, "causal"), on="meta", how="left", maintain_order="left")
+    rows = _targets(trace)
     right = rows.filter(pl.col("number") == 1).select("proc", "step").unique()
-    wrong = rows.filter((pl.col("number") > 1) | ((pl.col("number") == 0) & (pl.col("causal") == "true")))
+    wrong = rows.filter((pl.col("number") > 1) | ((pl.col("number") == 0) & (pl.col("sight") == "causal")))
     far = pl.format("the targets are the inputs {} places later", pl.col("number").cast(pl.Int64))
     here = pl.lit("the targets are the inputs themselves, which causal attention sees")
     return wrong.join(right, on=["proc", "step"], how="anti", maintain_order="left").with_columns(pl.when(pl.col("number") > 1).then(far).otherwise(here).alias("seen"))
+
+
+def _seen_ahead(trace: Trace) -> pl.DataFrame:
+    """Losses whose targets are what comes next in the inputs, where all attention over these places sees what comes later."""
+    rows = _targets(trace).filter((pl.col("number") == 1) & (pl.col("sight") == "open"))
+    return rows.with_columns(pl.lit("the targets are the inputs one place later, and attention sees all places from each: the targets, too").alias("seen"))
+
+
+def _targets(trace: Trace) -> pl.DataFrame:
+    """What was said of targets that are the inputs; older traces say `causal` in place of `sight`."""
+    rows = told(trace, "next").join(_frames.metas(trace, "sight", "causal"), on="meta", how="left", maintain_order="left")
+    return rows.with_columns(pl.coalesce("sight", pl.when(pl.col("causal") == "true").then(pl.lit("causal")), pl.lit("")).alias("sight"))
+
+
+_TOLD: Final[dict[str, Callable[[Trace], pl.DataFrame]]] = {"next": _shifted, "future": _seen_ahead}

@@ -32,6 +32,7 @@ EXAMPLE: Final[dict[str, Any]] = {
     "_expected": pl.String,
     "_function": pl.String,
     "_variable": pl.String,
+    "_sides": pl.List(pl.List(pl.Int32)),  # ranks that agree, as `Detail.sides`
 }
 MANY: Final = 8  # passing examples that are kept of one thing in one process
 
@@ -159,7 +160,8 @@ def detail(example: Mapping[str, Any], advice: str, *, expected: str = "", **mor
         more: further fields of `Detail`, or others in the place of the row's.
     """
     texts = {name: example[f"_{name}"] or "" for name in ("expected", "seen", "function", "variable")}
-    return Detail(**{**texts, "expected": texts["expected"] or expected, "advice": advice, **more})  # type: ignore[arg-type]
+    sides = tuple(map(tuple, example.get("_sides") or ()))
+    return Detail(**{**texts, "expected": texts["expected"] or expected, "advice": advice, "sides": sides, **more})  # type: ignore[arg-type]
 
 
 def bound_examples(trace: Trace, found: pl.DataFrame, hypotheses: Sequence[Hypothesis]) -> Examples:

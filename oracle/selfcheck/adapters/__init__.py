@@ -26,13 +26,11 @@ class Axis(msgspec.Struct, frozen=True, order=True):
         library: whose configuration.
         name: of the axis.
         said: before and after, in words.
-        ranks: on which the changed program runs.
     """
 
     library: str
     name: str
     said: str
-    ranks: int = 1
 
 
 class Adapter(ABC):
@@ -69,12 +67,6 @@ def offer(library: str, name: str, said: str) -> None:
     _offered.add(Axis(library, name, said))
 
 
-def offer_ranks(library: str, said: str) -> None:
-    """Note that a program of one rank can run on two, each with half of every batch."""
-    if os.environ.get("WORLD_SIZE", "1") == "1":
-        _offered.add(Axis(library, "ranks", f"{said} on one rank against half of it on each of two", 2))
-
-
 def offered() -> list[Axis]:
     """What was noted in this process."""
     return sorted(_offered)
@@ -106,13 +98,6 @@ def divisible(loader: Any) -> bool:
     """Whether a loader of torch has batches of an even number of samples."""
     size = getattr(loader, "batch_size", None)
     return isinstance(size, int) and size > 0 and size % 2 == 0
-
-
-def in_order(loader: Any) -> bool:
-    """Whether a loader draws no order: ranks may draw another than one process does."""
-    from torch.utils.data import SequentialSampler
-
-    return isinstance(getattr(loader, "sampler", None), SequentialSampler)
 
 
 def halved(loader: Any) -> Any:

@@ -1,5 +1,4 @@
-"""accelerate: loaders with half the batch and twice `gradient_accumulation_steps` make the same update, in programs that use `accelerator.accumulate`;
-and so do two ranks with half the batch each, where the order of the samples is not drawn."""
+"""accelerate: loaders with half the batch and twice `gradient_accumulation_steps` make the same update, in programs that use `accelerator.accumulate`."""
 
 from __future__ import annotations
 
@@ -9,9 +8,7 @@ from proctor.oracle.selfcheck.adapters import (
     Adapter,
     divisible,
     halved,
-    in_order,
     offer,
-    offer_ranks,
     register,
 )
 
@@ -36,8 +33,6 @@ class AccelerateAdapter(Adapter):
             if prepared and all(map(divisible, prepared)):
                 size, parts = prepared[0].batch_size, instance.gradient_accumulation_steps
                 offer(self.library, "accumulation", f"Accelerator: batches of {size} in {parts} parts against {size // 2} in {2 * parts}")
-                if all(map(in_order, prepared)):
-                    offer_ranks(self.library, f"Accelerator: batches of {size}")
             return original(*args, **kwargs)
 
         wrapt.wrap_function_wrapper("accelerate.accelerator", "Accelerator.prepare_data_loader", loader)
@@ -49,7 +44,7 @@ class AccelerateAdapter(Adapter):
 
         def made(original: Any, instance: Any, args: Any, kwargs: Any) -> Any:
             done = original(*args, **kwargs)
-            instance.gradient_accumulation_steps *= 1 if axis == "ranks" else 2
+            instance.gradient_accumulation_steps *= 2
             return done
 
         def loader(original: Any, instance: Any, args: Any, kwargs: Any) -> Any:

@@ -5,9 +5,6 @@ Adapters (`selfcheck/adapters`) say which there are. Reference and candidate are
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from pathlib import Path
-
 from proctor.oracle.selfcheck import NotApplicable
 from proctor.oracle.selfcheck.adapters import VARIABLE
 from proctor.oracle.selfcheck.outcomes import Outcome
@@ -28,19 +25,6 @@ class Configured(ProgramRelation):
             raise NotApplicable("no configuration of a known library was made that could be changed (transformers, accelerate, lightning, deepspeed)")
         found = []
         for number, axis in enumerate(axes):
-            changed = launched(program.command, axis.ranks)
-            if not changed:
-                found.append(Outcome(relation=self.name, claim=self.claim, subject=axis.said, verdict="inconclusive", reason="the command is no python that a launcher could start on two ranks"))
-                continue
-            commands = [list(program.command), ["env", f"{VARIABLE}={axis.library}:{axis.name}", *changed]]
+            commands = [list(program.command), ["env", f"{VARIABLE}={axis.library}:{axis.name}", *program.command]]
             found.append(compared(self, axis.said, program.out / f"configured-{number}", commands, program.timeout_s))
         return found
-
-
-def launched(command: Sequence[str], ranks: int) -> list[str]:
-    """A command on several ranks of this machine, by torch's launcher; empty where it is none of python's."""
-    if ranks == 1:
-        return list(command)
-    if not Path(command[0]).name.startswith("python"):
-        return []
-    return [command[0], "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}", *command[1:]]

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from proctor.oracle.selfcheck import Unknown
 from proctor.oracle.selfcheck.facts import DIGESTS, CheckConfig, Line
-from proctor.oracle.selfcheck.launch import launch, lines, why_nothing
+from proctor.oracle.selfcheck.launch import launch, lines, unwatched, why_nothing
 from proctor.oracle.selfcheck.outcomes import Culprit, Outcome
 from proctor.oracle.selfcheck.program import Program, ProgramRelation, register
 
@@ -29,7 +29,7 @@ class Determinism(ProgramRelation):
         for number in (0, 1):
             run = launch(program.command, program.out / f"again-{number}", CheckConfig("", step=program.step, digest=True, seed=0), timeout_s=program.timeout_s)
             ranks = {path.parent.name: lines(path, Line) for path in sorted(run.folder.glob(f"rank*/{DIGESTS}"))}
-            if not ranks or not any(ranks.values()):
+            if unwatched(run) or not any(ranks.values()):
                 raise Unknown(why_nothing(run))
             found.append(ranks)
         one, other = found

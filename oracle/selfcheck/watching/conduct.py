@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import os
+import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
@@ -14,6 +17,7 @@ from proctor.oracle.selfcheck.adapters import offered
 from proctor.oracle.selfcheck.facts import Facts, Timing
 from proctor.oracle.selfcheck.outcomes import Outcome
 from proctor.oracle.selfcheck.watching.fork import can_fork, in_copy, kept
+from proctor.oracle.selfcheck.watching.parting import SKIP
 from proctor.oracle.selfcheck.watching.step import Call, Update, short
 
 if TYPE_CHECKING:
@@ -53,7 +57,7 @@ def conduct(watch: Watch, update: Update) -> None:
         start = time.monotonic()
         outcomes.append(msgspec.structs.replace(judge(watch, update), seconds=time.monotonic() - start, step=update.step, rank=where["rank"]))
     timing = Timing(watch.step_s, models_s, time.monotonic() - began, forks)
-    facts = Facts(where["rank"], where["world"], [(c.line, c.reduction, c.items, c.ignored, c.weight) for c in update.criteria if c.weight is not None], offered())
+    facts = Facts(where["rank"], where["world"], [(c.line, c.reduction, c.items, c.ignored, c.weight) for c in update.criteria if c.weight is not None], offered(), makes_groups())
     for name, lines in (("outcomes", outcomes), ("timing", [timing]), ("facts", [facts])):
         with open(watch.folder / f"{name}.jsonl", "ab") as file:
             file.write(b"".join(msgspec.json.encode(line) + b"\n" for line in lines))
@@ -137,8 +141,6 @@ def _checked(relation: Relation, check: Callable[[], Outcome]) -> Outcome:
 
 
 def _trace() -> None:
-    import os
-
     if os.environ.get("PROCTOR_DEBUG", "") not in ("", "0"):
         import traceback
 
@@ -147,3 +149,17 @@ def _trace() -> None:
 
 def _said(relation: Relation, subject: str, verdict: Any, reason: str) -> Outcome:
     return Outcome(relation=relation.name, claim=relation.claim, subject=subject, verdict=verdict, reason=reason)
+
+
+def makes_groups() -> bool:
+    """Whether the text of anything that is loaded, beside torch and us, makes process groups: then the program may run on several ranks."""
+    for module in list(sys.modules.values()):
+        path = getattr(module, "__file__", None)
+        if not isinstance(path, str) or not path.endswith(".py") or path.startswith(SKIP):
+            continue
+        try:
+            if b"init_process_group" in Path(path).read_bytes():
+                return True
+        except OSError:
+            continue
+    return False

@@ -14,6 +14,7 @@ import torch
 from torch import nn
 
 from proctor.oracle.selfcheck.facts import DIGESTS, Line
+from proctor.oracle.selfcheck.watching.fork import random_states
 from proctor.oracle.selfcheck.watching.parting import program_line
 from proctor.oracle.selfcheck.watching.step import written_at
 from proctor.oracle.selfcheck.watching.values import tensors
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
     from proctor.oracle.selfcheck.watching.watch import Watch
 
 MAX_LINES: Final = 20_000
+MAX_ROWS: Final = 4096
 
 
 class Digests:
@@ -37,6 +39,7 @@ class Digests:
         self._watch, self._count, self._step = watch, 0, 0
         self._names: dict[int, str] = {}
         self._known: set[int] = set()
+        self._states: dict[int, Any] = {}  # of the generators, where a root began
 
     def output(self, module: nn.Module, result: Any) -> None:
         """A module returned."""
@@ -52,6 +55,11 @@ class Digests:
             self._write(parameter.grad, "gradient", name, "")
             self._write(parameter, "update" if number else "parameter", name, "")
         self._step = number + 1
+
+    def clipped(self, norm: Any) -> None:
+        """Gradients are about to be clipped by their norm."""
+        if not self._watch.over and self._watch.config.rows:
+            self._line(Line("", "norm", "", self._step, program_line(), [], float(norm)))
 
     def close(self) -> None:
         """No more."""
@@ -70,17 +78,37 @@ class Digests:
         name = self._names.get(id(module), type(module).__name__)
         for path, tensor in tensors(inputs):
             self._write(tensor, "input", f"{name} {path.partition('.')[2]}", program_line())
+        self._states = {id(module): _states()} if self._watch.config.rows else {}
 
     def _output(self, module: nn.Module, result: Any) -> None:
         name = self._names.get(id(module), type(module).__name__)
+        if id(module) in self._states and self._states.pop(id(module)) != _states():
+            self._line(Line("", "drew", name, self._step, written_at(module)))
         for path, tensor in tensors(result):
             self._write(tensor, "result", f"{name}.{path}" if path else name, written_at(module) or program_line())
 
     def _write(self, tensor: Any, kind: str, name: str, source: str) -> None:
         if not isinstance(tensor, torch.Tensor) or tensor.is_meta or tensor.layout != torch.strided or self._count >= MAX_LINES:
             return
+        whole = tensor.detach().cpu()
+        rows, size = [], 0.0
+        if self._watch.config.rows:
+            rows = [[_digest(part) for part in whole.unbind(axis)] for axis in range(min(2, whole.ndim)) if whole.size(axis) <= MAX_ROWS] if kind == "input" else []
+            size = float(whole.double().norm()) if kind == "gradient" else 0.0
+        self._line(Line(_digest(whole), kind, name, self._step, source, rows, size))
+
+    def _line(self, line: Line) -> None:
         self._count += 1
-        plain = tensor.detach().cpu().contiguous().reshape(-1)
-        digest = hashlib.blake2b(plain.view(torch.uint8).numpy().tobytes() if plain.numel() else b"", digest_size=12, person=str(tensor.dtype)[6:22].encode())
-        digest.update(str(tuple(tensor.shape)).encode())
-        self._file.write(msgspec.json.encode(Line(digest.hexdigest(), kind, name, self._step, source)) + b"\n")
+        self._file.write(msgspec.json.encode(line) + b"\n")
+
+
+def _digest(tensor: torch.Tensor) -> str:
+    plain = tensor.contiguous().reshape(-1)
+    digest = hashlib.blake2b(plain.view(torch.uint8).numpy().tobytes() if plain.numel() else b"", digest_size=12, person=str(tensor.dtype)[6:22].encode())
+    digest.update(str(tuple(tensor.shape)).encode())
+    return digest.hexdigest()
+
+
+def _states() -> list[bytes]:
+    """Of the generators of torch, numpy and Python."""
+    return [hashlib.blake2b(pickled).digest() for pickled in (repr(state).encode() if not isinstance(state, torch.Tensor) else state.numpy().tobytes() for state in random_states())]

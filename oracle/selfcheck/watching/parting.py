@@ -31,7 +31,7 @@ APART: Final = 256.0  # unit roundoffs: what parts by more did not part by round
 Look = Callable[[torch.Tensor, torch.Tensor], tuple[torch.Tensor, torch.Tensor] | None]  # what to compare; None: nothing can be told
 
 _ROOMS: Final = tuple(str(Path(p)) + os.sep for p in (*proctor.oracle.__path__, *proctor.instrument.__path__))
-_SKIP: Final = (os.path.dirname(torch.__file__) + os.sep, *_ROOMS, "<frozen", "<string>")
+SKIP: Final = (os.path.dirname(torch.__file__) + os.sep, *_ROOMS, "<frozen", "<string>")
 _LIBRARY: Final = os.path.dirname(os.__file__) + os.sep
 _BLANK: Final = ("empty", "new_empty")
 
@@ -47,7 +47,7 @@ def program_stack(limit: int = 6) -> tuple[str, ...]:
     out: list[str] = []
     while frame is not None and len(out) < limit:
         name = frame.f_code.co_filename
-        if not name.startswith(_SKIP) and (not name.startswith(_LIBRARY) or "site-packages" in name):
+        if not name.startswith(SKIP) and (not name.startswith(_LIBRARY) or "site-packages" in name):
             out.append(f"{name}:{frame.f_lineno}")
         frame = frame.f_back  # type: ignore[assignment]
     return tuple(out)

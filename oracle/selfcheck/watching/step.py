@@ -358,29 +358,6 @@ def seeded(seed: int) -> None:
         numpy.random.seed(seed)
 
 
-@contextlib.contextmanager
-def undropped(module: nn.Module) -> Iterator[None]:
-    """Dropout keeps everything: its masks cannot be the same where something is computed in another order."""
-    from torch.nn import functional as F
-
-    changed: list[tuple[nn.Module, str, Any]] = []
-    for part in module.modules():
-        if isinstance(part, nn.modules.dropout._DropoutNd):
-            changed.append((part, "p", part.p))
-            part.p = 0.0
-        elif isinstance(part, nn.RNNBase | nn.MultiheadAttention) and part.dropout:
-            changed.append((part, "dropout", part.dropout))
-            part.dropout = 0.0
-    keep = F.dropout
-    F.dropout = lambda input, p=0.5, training=True, inplace=False: input
-    try:
-        yield
-    finally:
-        F.dropout = keep
-        for part, name, value in changed:
-            setattr(part, name, value)
-
-
 def short(error: BaseException) -> str:
     """An exception in one line."""
     text = " ".join(str(error).split())

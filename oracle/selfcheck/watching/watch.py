@@ -24,11 +24,12 @@ from proctor.instrument.observe.casts import autocast_dtype, autocast_enabled
 from proctor.instrument.observe.mesh import position
 from proctor.instrument.patch.replaced import Replaced
 from proctor.oracle.selfcheck import adapters
-from proctor.oracle.selfcheck.facts import CheckConfig
+from proctor.oracle.selfcheck.facts import FAILED, CheckConfig
 from proctor.oracle.selfcheck.watching.fork import random_states
 from proctor.oracle.selfcheck.watching.losses import Losses
 from proctor.oracle.selfcheck.watching.parting import program_stack
 from proctor.oracle.selfcheck.watching.step import Backward, Call, Update
+from proctor.oracle.selfcheck.watching.undropped import undropped
 from proctor.oracle.selfcheck.watching.values import detached, tensors
 
 MAX_CALLS: Final = 12  # of one module in an update whose batches are kept
@@ -84,6 +85,8 @@ class Watch:
         wrap(torch.optim.lr_scheduler.LRScheduler, "__init__", self._noting(self.schedulers))
         wrap(torch.utils.data.DataLoader, "__iter__", self._reads)
         wrap(checkpointing, "checkpoint", _maybe_checkpoint)
+        if self.config.rows:
+            wrap(torch.nn.utils, "clip_grad_norm_", self._clips)
         self.losses.install()
         self._attached.hold(self.losses.remove)
         handle = register_optimizer_step_pre_hook(self._updates)
@@ -123,7 +126,8 @@ class Watch:
             self._guarded(seen.given)(made[0].module, made[0].inputs)
         self._depth += 1
         try:
-            result = original(module, *args, **kwargs)
+            with undropped(module) if self.config.rows else contextlib.nullcontext():
+                result = original(module, *args, **kwargs)
         finally:
             self._depth -= 1
         if made and made[0] is not None:
@@ -157,8 +161,8 @@ class Watch:
             if tensor.requires_grad and tensor.grad_fn is not None:
                 tensor.register_hook(self._guarded(functools.partial(self._returned, call, path)))
 
-    def _returned(self, call: Call, path: str, grad: torch.Tensor) -> None:
-        if not self.over:
+    def _returned(self, call: Call, path: str, grad: torch.Tensor | None) -> None:
+        if not self.over and grad is not None:  # DDP that looks for unused parameters hands on none where nothing came back
             known = call.gradients.get(path)
             call.gradients[path] = grad.detach().clone() if known is None else known + grad.detach()
 
@@ -172,6 +176,12 @@ class Watch:
         if not self.over and loader not in self.loaders[-1:]:
             self.loaders = [*[x for x in self.loaders if x is not loader][-MAX_LOADERS:], loader]
         return original(loader, *args, **kwargs)
+
+    def _clips(self, original: Any, *args: Any, **kwargs: Any) -> Any:
+        norm = original(*args, **kwargs)
+        if self.digests is not None:
+            self._guarded(self.digests.clipped)(norm)
+        return norm
 
     def _noting(self, known: list[Any]) -> Callable[..., Any]:
         def around(original: Any, item: Any, *args: Any, **kwargs: Any) -> Any:
@@ -306,7 +316,10 @@ class Watch:
             import traceback
 
             traceback.print_exc()
-        say(f"self: not checking: {type(error).__name__}: {str(error)[:200]}")
+        said = f"{type(error).__name__}: {str(error)[:200]}"
+        say(f"self: not checking: {said}")
+        if self._begun:
+            (self.folder / FAILED).write_text(said, encoding="utf-8")
         self.remove()
 
 

@@ -270,6 +270,7 @@ def test_the_held_half_shows_figures_and_no_rules(tmp_path: Path) -> None:
     })  # fmt: skip
     told = text([held], ["abc"])
     assert "the claim of a held program" not in told
+    assert "Of 1 shipped rules 1 applied in a healthy program, 0 in 100 or more." in told
     assert "the claim of a held program" not in campaign.line(held)
     assert "1 errors" in campaign.line(held)
     page = tmp_path / "evaluation.md"

@@ -46,6 +46,7 @@ def _annotation(v: Violation, title: str, beside: int = 0) -> str:
         ("where", wording.place(v)),
         ("expected", v.expected),
         ("seen", v.seen),
+        ("to blame", wording.blamed(v)),
         ("look at", v.advice),
         ("also broken", wording.count(beside, "rule") if beside else ""),
         ("more", f"proctor explain {v.id}"),

@@ -56,6 +56,7 @@ def _failure(suite: ET.Element, v: Violation) -> None:
         ("seen", v.seen),
         ("extent", wording.spread(v)),
         ("support", wording.support(v.support)),
+        ("to blame", wording.blamed(v)),
         ("look at", v.advice),
     )
     failure.text = "\n".join(f"{k}: {wording.clean(text)}" for k, text in rows if text)

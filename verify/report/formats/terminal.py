@@ -126,6 +126,7 @@ def facts(v: Violation) -> list[tuple[str, str]]:
         ("support", wording.support(v.support)),
         ("false alarms", wording.rate(v.false_alarm) if v.false_alarm is not None else ""),
         ("held at", wording.held(v.held[0]) if v.held else ""),
+        ("to blame", wording.blamed(v)),
         ("look at", v.advice),
     )
     return [(label, wording.clean(text, 600)) for label, text in rows if text]

@@ -15,7 +15,8 @@ from proctor.oracle.selfcheck import ModelRelation, NotApplicable, Unknown, regi
 from proctor.oracle.selfcheck.outcomes import Culprit, Outcome
 from proctor.oracle.selfcheck.watching.chance import draws_in_training
 from proctor.oracle.selfcheck.watching.parting import part
-from proctor.oracle.selfcheck.watching.step import Call, Gap, Outputs, gap, short, undropped
+from proctor.oracle.selfcheck.watching.step import Call, Gap, Outputs, gap, short
+from proctor.oracle.selfcheck.watching.undropped import undropped
 from proctor.oracle.selfcheck.watching.values import exchanged
 
 _CASTS: Final = (torch.Tensor.float, torch.Tensor.half, torch.Tensor.bfloat16)

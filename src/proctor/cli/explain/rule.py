@@ -81,6 +81,7 @@ def show_run(rule: Invariant, relation: Relation, folder: Path) -> None:
             ("expected", violation.expected),
             ("seen", violation.seen),
             ("extent", wording.spread(violation)),
+            ("to blame", wording.blamed(violation)),
             ("look at", violation.advice),
         )
         for label, text in facts:

@@ -157,6 +157,19 @@ def test_an_evaluation_leaves_parameters_alone_in_any_program(tmp_path: Path, cl
     assert RELATION.say(hypothesis).startswith("an evaluation leaves")
 
 
+@pytest.mark.parametrize(("norm", "passed"), [(13.000001, None), (13.1, False)])
+def test_averaged_weights_that_come_back_but_for_rounding_are_undecided(tmp_path: Path, norm: float, passed: bool | None) -> None:
+    job = plain()
+    for step in range(STEPS):
+        job.update(step, {"a.weight": 10 + step})
+        if step == 3:
+            job.calls.append({"fn": "lib.Net.forward", "step": step, "phase": "eval"})
+            job.see("a.weight", 77, step, HELD)
+            job.states[-1]["norm"] = norm
+    rows = RELATION.examples(job.trace(tmp_path), [Hypothesis.of("progress", mode="evaluation")]).frame
+    assert rows.filter(pl.col("step") == 3)["passed"].to_list() == [passed]
+
+
 def test_a_parameter_of_the_learned_kind_that_does_not_move_fails_whatever_the_depth(tmp_path: Path) -> None:
     def job(rests: str, *layers: str) -> Trace:
         job = Job()
