@@ -6,7 +6,7 @@
 
 The program is `prove_models.py` at the row's layers, mesh and microbatches, all of them, with a small width (two heads of two elements a tensor
 parallel rank), two tokens and one row a microbatch. Its schedule is what was recorded. Few ranks are run, all are judged: EQUAL is a test at random points
-of a finite field. It becomes PROVED by a small program of the same kind (two of each axis, two layers a stage, three microbatches), which is proved by formulas, where every
+of a finite field. It becomes PROVED by a small program of the same kind (two of each axis, three stages, three layers a stage, three microbatches), which is proved by formulas, where every
 operation of the large one has the surroundings of one there (`--proof 0`: without). `--proofs` proves small meshes of the same program by formulas. `--layers` cuts layers,
 and says so. A row: verdict, ranks that were run, seconds of CPU of all processes, seconds, MiB of the largest process. `--write` puts the rows of `--out` into the page, and runs nothing.
 """
@@ -47,9 +47,9 @@ PROOFS = {
 
 
 def less(size: Size) -> Size:
-    """A small program of the same kind."""
-    pp = min(size.pp, 2)
-    return Size(layers=3 if pp == 1 else 4, dp=min(size.dp, 2), tp=min(size.tp, 2), pp=pp, microbatches=min(size.microbatches, 3), experts=size.experts)
+    """A small program of the same kind: it has a stage in the middle, and a layer in the middle of it."""
+    pp = min(size.pp, 3)
+    return Size(layers=3 * pp, dp=min(size.dp, 2), tp=min(size.tp, 2), pp=pp, microbatches=min(size.microbatches, 3), experts=size.experts)
 
 
 def judged(name: str, size: Size, jobs: int, proof_s: float, many: bool) -> dict[str, Any]:

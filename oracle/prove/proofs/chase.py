@@ -16,7 +16,7 @@ import numpy as np
 from proctor.oracle.prove.domains.applied import APPLIED, Applied
 from proctor.oracle.prove.domains.poly import ONE, ZERO
 from proctor.oracle.prove.proofs.lemma import Lemmas
-from proctor.oracle.prove.proofs.sweep import Place, Rows, Side
+from proctor.oracle.prove.proofs.sweep import Place, Rows, Side, kind_of
 from proctor.oracle.prove.tape import Array, Node, Tape, live
 
 Merges = dict[str, list[list[int]]]
@@ -51,7 +51,7 @@ class Chase:
             self._again((rank, node, k), view)
             name_groups(self._d, view)
             self._zeros.made((rank, node, k), self._tape, view)
-            self._rows.made(rank, node, k, view)
+            self._rows.made(rank, node, k, view, kind_of(self._tape.nodes[node], k))
 
     def _again(self, place: Place, view: Array) -> None:
         """What the reference computed before, by another operation: one formula, one element."""
@@ -98,7 +98,7 @@ class Chase:
 
     def _left(self, place: Place, view: Array) -> bool:
         """Replace what is shown; whether something is left whose value the reference has and whose formula is another one."""
-        flat, left = view.reshape(-1).copy(), False
+        flat, left, kind = view.reshape(-1).copy(), False, kind_of(self._tapes[place[0]].nodes[place[1]], place[2])
         todo = (flat > ONE) & ~self._d.is_named(flat)  # what is a result of the reference already stays it
         met: Counter[tuple[int, int, Fraction]] = Counter()
         for factor in self._factors:
@@ -109,19 +109,27 @@ class Chase:
             if not hit.size:
                 continue
             todo[hit] = False
-            to = [self._rows.place(row) for row in rows[hit].tolist()]
-            met.update((node, k, factor) for node, k, _ in to)
-            left |= self._replace(place, flat, hit, self._rows.ids[rows[hit]], to, factor)
+            alike = self._rows.alike(place, view.shape, factor, kind)
+            first, rest = hit[alike[hit] >= 0], hit[alike[hit] < 0]
+            for spots, found in ((first, alike), (rest, rows)):
+                met.update((node, k, factor) for node, k, _ in map(self._rows.place, found[spots].tolist()))
+                other = self._replace(place, flat, spots, found[spots], factor)
+                if spots is first:  # what the same operation did not make in the same way may have been made by another one
+                    other = self._replace(place, flat, other, rows[other], factor)
+                left |= bool(other.size)
         key = self._here.keys(place, view.shape)
         if key is not None and (zero := np.flatnonzero(todo & (key.reshape(-1) == 0))).size:
             self._put_zeros(place, flat, zero, [one for one, _ in met.most_common(1)])
         view[...] = flat.reshape(view.shape)
         return left
 
-    def _replace(self, place: Place, flat: Array, spots: Array, target: Array, to: Sequence[tuple[int, int, int]], factor: Fraction) -> bool:
-        """Put the reference's elements where they are shown to be the same; whether one is not."""
+    def _replace(self, place: Place, flat: Array, spots: Array, rows: Array, factor: Fraction) -> Array:
+        """Put the reference's elements of some rows where they are shown to be the same; spots at which they are not."""
+        return self._put(place, flat, spots, self._rows.ids[rows], [self._rows.place(row) for row in rows.tolist()], factor) if spots.size else spots
+
+    def _put(self, place: Place, flat: Array, spots: Array, target: Array, to: Sequence[tuple[int, int, int]], factor: Fraction) -> Array:
         scaled = target if factor == 1 else self._d.mul(target, np.asarray(self._d.const(1 / factor)))
-        other, left = np.flatnonzero(flat[spots] != scaled), False
+        other, left = np.flatnonzero(flat[spots] != scaled), [spots[:0]]
         for part in _by_group(self._d, target[other]):
             chosen = other[part]
             if self._lemmas.same(flat[spots[chosen]], scaled[chosen]):
@@ -129,8 +137,8 @@ class Chase:
                 found = [[int(spots[c]), *to[c], factor.numerator, factor.denominator] for c in chosen.tolist()]
                 self.merges.setdefault(_key("candidate", place), []).extend(found)
             else:
-                left = True
-        return left
+                left.append(spots[chosen])
+        return np.concatenate(left)
 
     def _put_zeros(self, place: Place, flat: Array, spots: Array, met: Sequence[tuple[int, int, Fraction]]) -> None:
         """What is 0 tells nothing of where it comes from: it is sought where its neighbours are, or where the same operation is."""
@@ -140,7 +148,7 @@ class Chase:
             at, ids = self._zeros.of.get((n, k), (np.zeros(0, np.int64),) * 2)
             for start in range(0, len(at) - len(spots) + 1, max(1, min(len(spots), len(at) - len(spots)))):
                 chosen = slice(start, start + len(spots))
-                if not self._replace(place, flat, spots, ids[chosen], [(n, k, int(x)) for x in at[chosen]], factor):
+                if not self._put(place, flat, spots, ids[chosen], [(n, k, int(x)) for x in at[chosen]], factor).size:
                     return
 
 

@@ -7,6 +7,7 @@ difference is written out, name by name; if it is 0 the reference's formula take
 
 from __future__ import annotations
 
+import hashlib
 import time
 from collections.abc import Sequence
 from fractions import Fraction
@@ -17,7 +18,7 @@ import numpy as np
 from proctor.oracle.prove.domains.field import P
 from proctor.oracle.prove.domains.poly import ZERO, OutOfBudget, Poly
 from proctor.oracle.prove.locate import Observed
-from proctor.oracle.prove.tape import Array, Tape
+from proctor.oracle.prove.tape import Array, Node, Tape
 
 Place = tuple[int, int, int]  # rank, node, number of the result
 Results = dict[Place, Array]
@@ -110,17 +111,17 @@ class Rows:
 
     def __init__(self, there: Side, here: Side) -> None:
         self._there, self._here = there, here
-        self._made: list[tuple[Array, Array, Array, tuple[int, int]]] = []
-        self.ids = self._where = self._keys = np.zeros(1, np.int64)
+        self._made: list[tuple[Array, Array, Array, tuple[int, int], int]] = []
+        self.ids = self._where = self._keys = self._alike = np.zeros(1, np.int64)
         self._values = np.zeros(1)
-        self._by_key = self._by_value = np.full(1, -1, np.int64)
+        self._by_key = self._by_value = self._by_alike = np.full(1, -1, np.int64)
         self._nodes: list[tuple[int, int]] = []
 
-    def made(self, rank: int, node: int, k: int, view: Array) -> None:
-        """A result of the reference."""
+    def made(self, rank: int, node: int, k: int, view: Array, kind: int = 0) -> None:
+        """A result of the reference; `kind`: of its operation (`kind_of`)."""
         key, value = self._there.keys((rank, node, k), view.shape), self._there.doubles((rank, node, k), view.shape)
         if key is not None and value is not None:
-            self._made.append((key.reshape(-1), value.reshape(-1), view.reshape(-1).copy(), (node, k)))
+            self._made.append((key.reshape(-1), value.reshape(-1), view.reshape(-1).copy(), (node, k), kind))
 
     def place(self, row: int) -> tuple[int, int, int]:
         """Node, number of the result and position of a row."""
@@ -146,14 +147,33 @@ class Rows:
             found[hit] = self._by_key[at[hit]]
         return found
 
+    def alike(self, place: Place, shape: tuple[int, ...], factor: Fraction, kind: int) -> Array:
+        """As `of`, but of the operations of a kind alone: where several results have one value, such as a part of softmax's gradient and the rest of it,
+        the one that the same operation made is the same formula at sight."""
+        if self._made:
+            self._order()
+        key = self._here.keys(place, shape, factor)
+        if key is None:
+            return np.full(int(np.prod(shape)), -1, np.int64)
+        key = key.reshape(-1)
+        at = _at(self._alike, key ^ kind)
+        return np.where((self._alike[at] == key ^ kind) & (key != 0), self._by_alike[at], -1)
+
     def _order(self) -> None:
         """The reference's elements as rows, and their keys and doubles in order."""
-        self.ids = np.concatenate([view for _, _, view, _ in self._made])
-        self._where = np.concatenate([np.stack([np.full(len(view), n), np.arange(len(view))], 1) for n, (_, _, view, _) in enumerate(self._made)])
-        self._nodes = [node for _, _, _, node in self._made]
-        self._keys, self._by_key = np.unique(np.concatenate([key for key, _, _, _ in self._made]), return_index=True)
-        self._values, self._by_value = np.unique(np.concatenate([value for _, value, _, _ in self._made]), return_index=True)
+        self.ids = np.concatenate([view for _, _, view, _, _ in self._made])
+        self._where = np.concatenate([np.stack([np.full(len(view), n), np.arange(len(view))], 1) for n, (_, _, view, _, _) in enumerate(self._made)])
+        self._nodes = [node for _, _, _, node, _ in self._made]
+        self._keys, self._by_key = np.unique(np.concatenate([key for key, _, _, _, _ in self._made]), return_index=True)
+        self._alike, self._by_alike = np.unique(np.concatenate([key ^ kind for key, _, _, _, kind in self._made]), return_index=True)
+        self._values, self._by_value = np.unique(np.concatenate([value for _, value, _, _, _ in self._made]), return_index=True)
         self._made = []
+
+
+def kind_of(node: Node, k: int) -> int:
+    """A number of an operation in its module, and of its result."""
+    text = f"{node.op} {node.module} {node.phase} {k}"
+    return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "little", signed=True)
 
 
 class Sweep:
