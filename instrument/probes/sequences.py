@@ -107,7 +107,7 @@ class Sequences(EarlyProbe):
 
     def _weighs(self, args: tuple[Any, ...], kwargs: dict[str, Any] | None) -> None:
         """Attention that is written out: a softmax of the scores of all places by all places."""
-        scores = args[0] if args else (kwargs or {}).get("input")
+        scores: Any = args[0] if args else (kwargs or {}).get("input")
         dim = args[1] if len(args) > 1 else (kwargs or {}).get("dim")
         if self.left > 0 and readable(scores) and scores.dim() >= 3 and scores.shape[-1] == scores.shape[-2] and dim in (-1, scores.dim() - 1):
             self._note(int(scores.shape[-1]), _sight(scores))
