@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from proctor.cli import main
+from proctor.oracle.prove.lanes import spread
 
 SCRIPT = '''
 import sys, tempfile, os
@@ -162,7 +163,9 @@ def test_a_plan_on_a_large_mesh_is_proved_by_a_small_one_on_a_cluster_too(tmp_pa
     verdict = json.loads(out.read_text())
     assert verdict["verdict"] == "EQUAL" and "not proved" in verdict["why"], verdict
     assert main([*judge[:2], "--small", "python x.py", *judge[3:], "--", *program, "16"]) == 2
-    assert main([*judge, "--dask", "nowhere:1", "--", *program, "16"]) == 2
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(spread, "_CONNECT_S", 1)
+        assert main([*judge, "--dask", "nowhere:1", "--", *program, "16"]) == 2
 
 
 def test_a_program_that_refuses_its_world_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

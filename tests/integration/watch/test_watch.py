@@ -69,7 +69,7 @@ def test_a_page_is_delivered_once_though_receiver_and_verifier_were_down(tmp_pat
     port = free_port()
     run = tmp_path / "run"
     page = config(tmp_path, pagerduty_at(port))
-    process = watch(run, "--page", str(page), arguments=("--iters", "900", "--part-at", "20", "--pause", "0.05"))
+    process = watch(run, "--page", str(page), arguments=("--iters", "500", "--part-at", "20", "--pause", "0.05"))
     incidents = run / "verify" / "incidents.json"
     try:
         assert wait_until(lambda: incidents.exists() and b"firing" in incidents.read_bytes(), 300), "not found live"

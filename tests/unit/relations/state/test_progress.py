@@ -70,7 +70,7 @@ def test_a_parameter_that_only_the_optimizer_moves_passes(tmp_path: Path) -> Non
     for step in range(STEPS):
         job.update(step, {"a.weight": 10 + step})
     trace = job.trace(tmp_path)
-    assert {h["mode"] for h in RELATION.propose(trace)} == {"between", "trains"}
+    assert {h["mode"] for h in RELATION.propose(trace)} == {"between", "trains", "undone"}
     assert failing(trace).is_empty()
 
 
@@ -86,7 +86,7 @@ def test_an_edit_between_two_updates_is_named_with_its_step(tmp_path: Path) -> N
     detail = RELATION.detail(trace, between(trace)[0], bad.row(0, named=True))
     assert detail.variable == "a.weight"
     assert "after Optimizer.step of step 2" in detail.seen
-    assert {h["mode"] for h in RELATION.propose(trace)} == {"trains"}  # a program that does so teaches no rule on edits
+    assert {h["mode"] for h in RELATION.propose(trace)} == {"trains", "undone"}  # a program that does so teaches no rule on edits
 
 
 def test_values_swapped_in_and_back_are_fine(tmp_path: Path) -> None:
@@ -126,7 +126,7 @@ def test_a_frozen_parameter_that_its_optimizer_moves_fails(tmp_path: Path) -> No
     for step in range(STEPS):
         job.update(step, {"a.weight": 10 + step})
     healthy = job.trace(tmp_path)
-    assert {h["mode"] for h in RELATION.propose(healthy)} == {"between", "frozen", "trains"}
+    assert {h["mode"] for h in RELATION.propose(healthy)} == {"between", "frozen", "trains", "undone"}
     job.update(STEPS, {"b.weight": 6}, FROZEN)
     bad = failing(job.trace(tmp_path), [Hypothesis.of("progress", mode="frozen")])
     assert bad.select("step", "_name").rows() == [(STEPS, "b.weight")]
