@@ -197,6 +197,7 @@ class Merge:
             "contexts": self._stack("context"),
             "texts": {kind: list(index) for kind, index in self.index.items()},
             "held": pl.concat(self.held) if self.held else None,
+            "ends": self.window is None or self.window.last,
             "notes": self.notes + [f"rank {p.rank}: {n}" for p in self.processes for n in p.notes],
         }
 

@@ -42,6 +42,7 @@ class Trace:
     values: pl.DataFrame = field(default_factory=lambda: empty("values"))
     held: pl.DataFrame | None = None  # of a window: proc, var of all variables that the whole has states of
     past: dict[str, pl.DataFrame] = field(default_factory=dict)  # of a run that goes on: what relations remember of it
+    ends: bool = True  # nothing comes behind what it holds; not so of a window that others follow
     over: int = -2  # of a run that goes on: the last step that all processes have ended
     since: int = 1 << 30  # of a run that goes on: the first of the steps that are judged now
     hang_after_s: float = math.inf  # of a run that goes on: a longer wait for another rank is told, whatever a rule grants

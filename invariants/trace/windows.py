@@ -49,6 +49,11 @@ class Window:
     reach: int = REACH
     now: int = FOREVER
 
+    @property
+    def last(self) -> bool:
+        """Whether it holds all that comes behind its first step."""
+        return self.end >= FOREVER and self.now >= FOREVER
+
     def core(self, steps: pl.Expr) -> pl.Expr:
         """Whether examples of these steps count; those of no particular step do in the first window."""
         inside = (steps >= self.first) & (steps < self.end)
@@ -100,6 +105,7 @@ def cut(trace: Trace, window: Window) -> Trace:
         states=states,
         values=kept(trace.values),
         contexts=trace.contexts.filter(pl.Series(mine)) if len(mine) else trace.contexts,
+        ends=trace.ends and window.last,
     )
     if trace.states.width:
         part.held = trace.states.select("proc", "var").unique() if trace.held is None else trace.held

@@ -247,7 +247,7 @@ class OnlineChecker:
     def _prepare(self, window: Window, *, last: bool) -> tuple[Trace, Coverage]:
         """The records of a round and what they can show."""
         trace = self._window(window)
-        trace.since = window.first
+        trace.since, trace.ends = window.first, last
         if last:
             return trace, coverage(trace)
         trace.over = window.now

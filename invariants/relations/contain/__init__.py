@@ -320,10 +320,10 @@ def _gone(trace: Trace, functions: set[str]) -> pl.DataFrame:
 
 
 def _gaps(trace: Trace, calls: pl.DataFrame) -> pl.Series:
-    """Whether a call ran across steps that were not sampled, so that what it contains is not all known."""
+    """Whether a call ran across steps that were not sampled, or on behind a window that others follow, so that what it contains is not all known."""
     seen = _frames.seen_steps(trace).filter(pl.col("step") >= 0).sort("proc", "step")
     whole = seen.group_by("proc").agg((pl.col("step").max() - pl.col("step").min() + 1 != pl.len()).alias("_holes"))
-    holes = whole.filter("_holes")["proc"]
+    holes = whole.filter(pl.col("_holes") | (not trace.ends))["proc"]
     if holes.is_empty():
         return pl.Series("_gap", np.zeros(calls.height, dtype=bool))
     # Its end is before the first later call that is not inside it; between the two steps there must be no hole.
