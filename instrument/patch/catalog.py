@@ -38,7 +38,7 @@ isfinite isnan manual_seed seed get_rng_state set_rng_state save load
 """.split()
 
 _TENSOR = """
-add_ sub_ mul_ div_ copy_ zero_ fill_ normal_ uniform_ clamp_ masked_fill_ lerp_ detach_ requires_grad_ to backward
+add_ sub_ mul_ div_ copy_ zero_ fill_ normal_ uniform_ clamp_ masked_fill_ lerp_ detach_ requires_grad_ to softmax backward
 """.split()
 
 _COLLECTIVES = """

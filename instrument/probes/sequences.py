@@ -20,7 +20,7 @@ from proctor.invariants.schema import MODEL_CALL, Value
 _EMBEDDING: Final = "torch.nn.functional.embedding"
 _LOSSES: Final = frozenset({"torch.nn.functional.cross_entropy", "torch.nn.functional.nll_loss"})
 _ATTENTION: Final = "torch.nn.functional.scaled_dot_product_attention"
-_SOFTMAX: Final = frozenset({"torch.nn.functional.softmax", "torch.softmax"})
+_SOFTMAX: Final = frozenset({"torch.nn.functional.softmax", "torch.softmax", "torch.Tensor.softmax"})
 _HIDDEN: Final = -1e3  # scores below are those of places that are not to be seen
 _SEQUENCES: Final = 8  # of one forward
 _LEAST: Final = 4  # places of a sequence

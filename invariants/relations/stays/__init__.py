@@ -78,7 +78,7 @@ _ADVICE: Final = {
 _CLIP: Final = "torch.nn.utils.clip_grad_norm_"
 _CHECKPOINT: Final = "torch.utils.checkpoint.checkpoint"
 _ENTROPY: Final = "torch.nn.functional.cross_entropy"
-_SEQUENCES: Final = frozenset({MODEL_CALL, *(f"torch.nn.functional.{f}" for f in ("embedding", "scaled_dot_product_attention", "softmax", "nll_loss")), "torch.softmax", _ENTROPY})
+_SEQUENCES: Final = frozenset({MODEL_CALL, *(f"torch.nn.functional.{f}" for f in ("embedding", "scaled_dot_product_attention", "softmax", "nll_loss")), "torch.softmax", "torch.Tensor.softmax", _ENTROPY})
 _NEEDS: Final = {
     "mode": frozenset({MODEL_CALL}), "number": frozenset({MODEL_CALL}), "statistics": frozenset({MODEL_CALL}), "buffers": frozenset({MODEL_CALL}),
     "precision": frozenset({_LOADS}), "moments": frozenset({_LOADS, "torch.distributed.checkpoint.load", "torch.distributed.checkpoint.save", "torch.load", "torch.save"}),

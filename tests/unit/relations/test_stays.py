@@ -126,9 +126,10 @@ PROGRAMS = {
                 seen = torch.ones(12, 12).tril()
                 if BUG == "written_prefix":  # a prompt that sees all of itself
                     seen[:4, :4] = 1
-                if BUG == "written_sees":
+                if BUG in ("written_sees", "written_method_sees"):
                     seen = torch.ones(12, 12)
-                return F.softmax((q @ x.transpose(-2, -1)).masked_fill(seen == 0, float("-inf")), -1) @ x
+                scores = (q @ x.transpose(-2, -1)).masked_fill(seen == 0, float("-inf"))
+                return (scores.softmax(dim=-1) if "method" in BUG else F.softmax(scores, -1)) @ x
         model = Words()
         optimizer = torch.optim.AdamW(model.parameters(), 1e-3)
         for step in range(5):
@@ -217,10 +218,11 @@ WRONG = {
     ("evaluated", "child"): "mode", ("evaluated", "left"): "mode", ("evaluated", "number"): "number", ("evaluated", "stale"): "statistics",
     ("evaluated", "paired"): "buffers", ("evaluated", "scaled"): "buffers", ("resumed", "coarse"): "precision",
     ("resumed", "dummy"): "beginning", ("words", "twice"): "next", ("words", "never"): "next", ("words", "written_never"): "next",
-    ("words", "sees"): "future", ("words", "written_sees"): "future", ("words", "mask"): "mask", ("words", "noise"): "noise",
+    ("words", "sees"): "future", ("words", "written_sees"): "future", ("words", "written_method_sees"): "future", ("words", "mask"): "mask", ("words", "noise"): "noise",
     ("halves", "product"): "product", ("halves", "update"): "update",
 }  # fmt: skip
-RIGHT = [("evaluated", ""), ("resumed", ""), ("resumed", "anew"), ("words", ""), ("words", "filled_in"), ("words", "prefix"), ("words", "heads"), ("words", "written"), ("words", "written_prefix"), ("words", "reference"), ("words", "quiet"), ("halves", ""), ("manners", "")]
+RIGHT = [("evaluated", ""), ("resumed", ""), ("resumed", "anew"), ("words", ""), ("words", "filled_in"), ("words", "prefix"), ("words", "heads"), ("words", "written"), ("words", "written_prefix"), ("words", "written_method"), ("words", "reference"), ("words", "quiet"), ("halves", ""), ("manners", "")]
+RIGHT = [("evaluated", ""), ("resumed", ""), ("resumed", "anew"), ("words", ""), ("words", "filled_in"), ("words", "prefix"), ("words", "heads"), ("words", "written"), ("words", "written_prefix"), ("words", "written_method"), ("words", "reference"), ("words", "quiet"), ("halves", ""), ("manners", "")]
 
 ELSEWHERE = {"thawed", "woken", "scaled", "cut", "decay"}  # test_parts_that_stay.py
 
