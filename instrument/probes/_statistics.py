@@ -14,7 +14,6 @@ from proctor.instrument.probes import _copies
 
 _ELEMENTS: Final = 6  # of a buffer
 _BUFFERS: Final = 64
-_ROOTS: Final = 64
 _TELLING: Final = 3  # different elements, by which a buffer is known
 _TIMES: Final = 2  # moves after which something is known to move
 
@@ -39,17 +38,16 @@ class Statistics:
                 pair = (weakref.ref(module), weakref.ref(theirs[path]))
                 self._buffers += [(f"{path}.{key}" if path else key, *pair, key) for key in module._buffers if key in theirs[path]._buffers]
         self._norms = [name for name, module, _, key in self._buffers if _normalises(module()) and key in ("running_mean", "running_var")]
-        self._roots: dict[int, tuple[weakref.ref[Any], bool]] = {}
         self._seen: dict[str, tuple[list[float], list[float]]] = {}  # of the copy, of the model
         self._model_moves: dict[str, int] = {}
         self._copy_moved: set[str] = set()
         self._steps = 0
         self._trained = False
 
-    def called(self, root: Any) -> bool | str | None:
+    def called(self) -> bool | str | None:
         """The copy, or what it lies in, is called: what is stale, True if nothing is, None where nothing can be said."""
         copy = self._copy()
-        if copy is None or not self._buffers or not self._lies_in(root, copy):
+        if copy is None or not self._buffers:
             return None
         if copy.training:
             self._trained = True
@@ -59,14 +57,6 @@ class Statistics:
             return None
         stale = next((name for name in moving if name not in self._copy_moved), None)
         return True if stale is None else f"{stale} is what it was when the copy was made, where the model's moves, and the copy is evaluated with it"
-
-    def _lies_in(self, root: Any, copy: Any) -> bool:
-        known = self._roots.get(id(root))
-        if known is None or known[0]() is not root:
-            if len(self._roots) >= _ROOTS:
-                return False
-            known = self._roots[id(root)] = weakref.ref(root), any(module is copy for module in root.modules())
-        return known[1]
 
     def step(self, *, moved: bool) -> bool | str | None:
         """A step is over, in which the parameters of the copy moved or not: what strayed, True if nothing did, None if there was nothing to stray."""

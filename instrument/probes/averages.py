@@ -8,7 +8,8 @@ copy; meta `side` says what is measured:
 * `old`: the same towards the model as it was before the step;
 * `move`: `number` is the largest move of an element of the copy, `norm` its largest distance from the model, in these units.
 
-Rows of `Value.KEPT` say of a copy that is a module whether its buffers follow (`_statistics.py`): `statistics` when it is evaluated, `buffers` at the end of a step.
+Rows of `Value.KEPT` say of a copy that is a module whether its buffers follow (`_statistics.py`): `statistics` when it is evaluated, `buffers` at the end of a step; and
+`rests`, when it is evaluated again, whether it has moved since (`_resting.py`).
 
 Cost: 10 µs a copy and tensor of a step; one look for copies, as long as a garbage collection, at two steps of a run.
 """
@@ -19,7 +20,17 @@ import weakref
 from collections.abc import Sequence
 from typing import Any, Final
 
-from proctor.instrument.probes import NO_HOOKS, Home, Hooks, Probe, Sink, _copies, _statistics, register
+from proctor.instrument.probes import (
+    NO_HOOKS,
+    Home,
+    Hooks,
+    Probe,
+    Sink,
+    _copies,
+    _resting,
+    _statistics,
+    register,
+)
 from proctor.invariants.schema import MODEL_CALL, Value
 
 _UPDATE: Final = "torch.optim.Optimizer.step"
@@ -40,8 +51,11 @@ class _Known:
         self.values: list[float] = []
         self.model: list[float] = []
         modules = [ref() for ref in copy.modules or ()]
-        self.statistics = _statistics.Statistics(*modules) if modules and None not in modules else None
-        self.rows = 0  # of what its buffers do
+        whole = bool(modules) and None not in modules
+        self.statistics = _statistics.Statistics(*modules) if whole else None
+        self.roots = _resting.Roots(*modules) if whole else None
+        self.resting = _resting.Resting(copy)
+        self.rows = 0  # of what its buffers and evaluations do
 
 
 @register
@@ -65,10 +79,21 @@ class Averages(Probe):
     def _called(self, args: tuple[Any, ...], kwargs: dict[str, Any] | None) -> None:
         module = args[0]
         for known in self._known:
-            if known.statistics is not None and known.rows < _ROWS:
-                self._tell(known, "statistics", known.statistics.called(module))
-        if len(self._models) < _MODELS and module.training and not any(ref() is module for ref in self._models):
+            if known.roots is not None and known.statistics is not None and known.rows < _ROWS:
+                self._evaluated(known, known.statistics, known.roots.of(module), module, [*args[1:], *(kwargs or {}).values()])
+        if len(self._models) < _MODELS and not any(ref() is module for ref in self._models) and _learns(module):
             self._models.append(weakref.ref(module))
+
+    def _evaluated(self, known: _Known, statistics: _statistics.Statistics, inside: tuple[bool, ...], root: Any, values: list[Any]) -> None:
+        import torch
+
+        copy, model = inside
+        if copy:
+            self._tell(known, "statistics", statistics.called())
+        if model:
+            known.resting.trains() if root.training and torch.is_grad_enabled() else known.resting.looks()
+        elif copy and not root.training and not torch.is_grad_enabled():
+            self._tell(known, "rests", known.resting.called(values))
 
     def _updates(self, args: tuple[Any, ...], kwargs: dict[str, Any] | None) -> None:
         if id(args[0]) not in self._optimizers:
@@ -122,11 +147,16 @@ class Averages(Probe):
             return
         known.rows += 1
         seen = "" if found is True else f"{found} ({known.copy.label.removeprefix('module ')})"
-        place = known.place if found is True else str(found).partition(" ")[0]
-        self.sink.number(place, 1.0, kind=Value.KEPT, call=None if what == "statistics" else 0, facts={"what": what, "seen": seen})
+        place = known.place if found is True or what == "rests" else str(found).partition(" ")[0]
+        self.sink.number(place, 1.0, kind=Value.KEPT, call=0 if what == "buffers" else None, facts={"what": what, "seen": seen})
 
     def _put(self, known: _Known, side: str, number: float, norm: float) -> None:
         self.sink.measured(Value.AVERAGE, known.place, {"side": side}, (0, norm, 0), number, item=-1, call=0)
+
+
+def _learns(module: Any) -> bool:
+    """Whether this is a model that trains; augmentations and losses are modules, too, and are called by themselves."""
+    return bool(module.training) and any(p.requires_grad for p in module.parameters())
 
 
 def _fit(moved: Sequence[float], before: Sequence[float], model: Sequence[float], scale: Sequence[float]) -> tuple[float, float]:

@@ -54,7 +54,7 @@ class Thawing(Probe):
 
     def _called(self, args: tuple[Any, ...], kwargs: dict[str, Any] | None) -> None:
         model = args[0]
-        if id(model) in self._models or len(self._models) >= _MODELS or not model.training:
+        if id(model) in self._models or len(self._models) >= _MODELS or not model.training or next(model.parameters(), None) is None:
             return
         self._models.add(id(model))
         frozen = [(name, p) for name, p in list(model.named_parameters())[:_FROZEN] if not p.requires_grad]

@@ -59,7 +59,7 @@ class Waking(Probe):
             return
         import torch
 
-        if not root.training or not torch.is_grad_enabled():
+        if not root.training or not torch.is_grad_enabled() or next(root.parameters(), None) is None:  # augmentations and losses are modules, too
             return
         self._looks[id(root)] = looks + 1
         paths = {id(m): path for path, m in root.named_modules()}

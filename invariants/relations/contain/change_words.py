@@ -18,6 +18,7 @@ CLAIMS: Final = {
     (_frames.UPDATE, "grad", "some"): "an optimizer that steps holds parameters that get gradients",
     (STEP, "data", "held"): "a parameter that gets gradients, in the midst of parameters that an optimizer holds, is held by one",
     (STEP, "data", "module"): "an optimizer holds all parameters of a layer that get gradients, or none",
+    (STEP, "data", "twin"): "of several models of one class that get gradients an optimizer holds each, if it holds one",
     (STEP, "grad", "each"): "every trained parameter that always had a gradient has one when its optimizer steps",
     (_checkpoints.SAVE, "data", "saved"): "what is saved of a model holds all its parameters",
     (STEP, "grad", "input"): "the first layer of a model has a gradient of this step when its optimizer steps",
@@ -71,6 +72,12 @@ WORDS: Final = {
         "{name}, which gets gradients, is in an optimizer as others of its layer are",
         "{name} never updated: it got a gradient in step {step} and no optimizer holds it, while one holds others of its layer",
         "Add it to a parameter group, or freeze it (requires_grad=False) if it is not to train.",
+    ),
+    (STEP, "data", "twin"): (
+        _frames.UPDATE,
+        "{name} is in an optimizer, as it is of another model of its class",
+        "{name} never updated: it got a gradient in step {step} and no optimizer holds it, while one holds another model of its class",
+        "Give the parameters of this model to an optimizer, too; if it is not to train, compute what it gives under torch.no_grad or freeze it (requires_grad=False).",
     ),
     (STEP, "grad", "each"): (
         "torch.Tensor.backward",

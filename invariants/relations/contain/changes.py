@@ -15,26 +15,24 @@ import polars as pl
 from proctor.invariants.invariant import Hypothesis, Standing
 from proctor.invariants.relations import Detail, Needs
 from proctor.invariants.relations.contain.change_words import CLAIMS, STEP, WORDS, ZERO_GRAD
+from proctor.invariants.relations.contain.held import held_by_optimizer, twins, whole_modules
 from proctor.invariants.relations.contain.trained import (
     changed_data,
+    decided,
+    finish,
     held_parameters,
     parameters,
-    pushed,
     trainable,
 )
 from proctor.invariants.relations.views import checkpoints as _checkpoints
 from proctor.invariants.relations.views import frames as _frames
-from proctor.invariants.schema import StateFlag
+from proctor.invariants.schema import MODEL_CALL, StateFlag
 from proctor.invariants.trace import Trace
 
 _BOUND: Final = ("each", "saved")
 FIELDS: Final = ("module", "kind", "position", "dtype", "wrapper", "in_optimizer", "optimizer")
 SCOPE: Final = ("dtype",)
-_KEEP: Final = 8  # passing examples of one parameter in one process
-# A gradient this much smaller than its parameter may not move it: float32 keeps 6e-8 of a value, times a small rate.
-_MIN_RATIO: Final = 1e-4
 _FEW: Final = 2  # numbers in a tensor
-_LOW_PRECISION: Final = ("bfloat16", "float16")
 _NORMALISATION: Final = "(?i)norm"
 
 
@@ -91,6 +89,8 @@ def standing(hypothesis: Hypothesis) -> Standing:
 def needs(hypothesis: Hypothesis) -> Needs:
     if hypothesis["who"] == "saved":
         return Needs(frozenset({_checkpoints.SAVE, hypothesis.text("slot")} - {""}), frozenset({"data"}))
+    if hypothesis["who"] == "twin":
+        return Needs(frozenset({_frames.UPDATE, MODEL_CALL}), frozenset({"data", "grad"}))
     acts = {_frames.UPDATE} if hypothesis["parent"] == STEP else {_frames.UPDATE, hypothesis.text("parent")}
     return Needs(frozenset(acts), frozenset({"data", "grad"}))
 
@@ -130,7 +130,7 @@ def _updated_by_call(trace: Trace) -> pl.DataFrame:
     inner = moved.join(_frames.inner_backwards(trace), on=["proc", "call"]).select("proc", "var", "update", pl.lit(value=True).alias("changed"))
     during = pl.concat([during, inner]).unique()
     rows = rows.join(during, on=["proc", "var", "update"], how="left", maintain_order="left")
-    return _finish(trace, _moved(rows, pl.col("changed").fill_null(value=False)).with_columns(pl.col("update").alias("seq")))
+    return finish(trace, _moved(rows, pl.col("changed").fill_null(value=False)).with_columns(pl.col("update").alias("seq")))
 
 
 def _updated_in_step(trace: Trace) -> pl.DataFrame:
@@ -147,62 +147,10 @@ def _updated_in_step(trace: Trace) -> pl.DataFrame:
     passed = pl.col("changed").fill_null(value=False) | (copied & pl.col("_late").fill_null(value=False))
     known = pl.when(copied).then("_next").otherwise("_whole").fill_null(value=False)
     never = pl.when(pl.col("update").is_null()).then(pl.lit("; no optimizer step in this process at all"))
-    return _finish(trace, _moved(rows.filter(passed | known), passed).with_columns(never.otherwise(pl.lit("")).alias("_cause")))
+    return finish(trace, _moved(rows.filter(passed | known), passed).with_columns(never.otherwise(pl.lit("")).alias("_cause")))
 
 
-def _held_by_optimizer(trace: Trace) -> pl.DataFrame:
-    """What gets gradients among parameters that an optimizer holds is held, too, or changed by other means.
 
-    To leave out what comes first, or all but a small part, is a way to fine-tune; a hole is not.
-    """
-    mine = ["proc", "model"]
-    rows = pushed(trace).filter((pl.col("model") != "") & pl.col("covered") & pl.col("update").is_not_null())
-    inside = pl.col("optimizer").is_not_null()
-    sizes = rows.group_by(*mine, "var").agg(
-        inside.any().alias("_in"), (~inside).any().alias("_out"), pl.col("numel").max(), (pl.col("position") != "middle").first().alias("_end")
-    )
-    sizes = sizes.with_columns((pl.col("_in") | ~pl.col("_out")).alias("_in"))
-    models = sizes.group_by(mine).agg(
-        pl.col("var").filter("_in").min().alias("_first"),
-        pl.col("numel").filter("_in").sum().alias("_held"),
-        pl.col("numel").filter("_out").sum().alias("_loose"),
-        (pl.col("_in") | ~pl.col("_end")).all().alias("_ends"),
-    )
-    rows = rows.join(models, on=mine, how="left", maintain_order="left")
-    rows = rows.join(_moved_loose(trace), on=["proc", "var", "step"], how="left", maintain_order="left")
-    passed = inside | pl.col("changed").fill_null(value=False)
-    hole = (pl.col("_first") < pl.col("var")) & (pl.col("_ends") | (pl.col("_held") >= pl.col("_loose")))
-    whole = _frames.whole_steps(trace).with_columns(pl.lit(value=True).alias("_whole"))
-    rows = rows.join(whole, on=["proc", "step"], how="left", maintain_order="left")
-    rows = rows.filter(passed | (hole & pl.col("_whole").fill_null(value=False)))
-    return _finish(trace, _decided(rows, passed))
-
-
-def _moved_loose(trace: Trace) -> pl.DataFrame:
-    """Steps in which a tensor changed that no optimizer holds: proc, var, step, changed."""
-    # Two tensors may have one name, the one that the optimizer holds and the one that took its place.
-    loose = _frames.rows(trace).join(_frames.metas(trace, "optimizer"), on="meta", how="left", maintain_order="left")
-    loose = loose.filter(pl.col("optimizer").is_null()).select(
-        "proc", "var", "step", (pl.col("fp") != pl.col("fp").shift(1)).over("proc", "var").fill_null(value=False).alias("changed")
-    )
-    return loose.filter("changed").unique()
-
-
-def _whole_modules(trace: Trace) -> pl.DataFrame:
-    """Of one module, an optimizer holds all parameters that get gradients in its updates, or none.
-
-    Only modules of torch, of which part is held and part is not: nobody fine-tunes a weight and forgets its bias on purpose without freezing it.
-    """
-    rows = pushed(trace).filter((pl.col("model") != "") & pl.col("covered") & pl.col("update").is_not_null() & pl.col("module").str.starts_with("torch.nn."))
-    inside = pl.col("optimizer").is_not_null()
-    path = [*("proc", "model", "step"), pl.col("name").str.replace(r"\.?[^.]*$", "").alias("_path")]
-    rows = rows.join(_moved_loose(trace), on=["proc", "var", "step"], how="left", maintain_order="left").filter(pl.len().over(path) > 1)
-    passed = inside | pl.col("changed").fill_null(value=False)
-    # Where an optimizer takes all of one kind only, or leaves one kind out everywhere, that is meant.
-    kinds = inside.any().over("proc", "kind") & (pl.col("kind").n_unique().over("proc") > 1)
-    rows = rows.join(_frames.whole_steps(trace).with_columns(pl.lit(value=True).alias("_whole")), on=["proc", "step"], how="left", maintain_order="left")
-    rows = rows.filter(passed | (inside.any().over(path) & kinds & pl.col("_whole").fill_null(value=False)))
-    return _finish(trace, _decided(rows, passed))
 
 
 def _optimizer_has_work(trace: Trace) -> pl.DataFrame:
@@ -228,7 +176,7 @@ def _optimizer_has_work(trace: Trace) -> pl.DataFrame:
     good = steps.filter("passed").join(held, on=["proc", "optimizer"])
     whole = _frames.whole_steps(trace)
     bad = steps.filter(~pl.col("passed")).join(loose, on=["proc", "step"]).join(whole, on=["proc", "step"], how="semi")
-    return _finish(trace, pl.concat([good, bad.select(good.columns)]))
+    return finish(trace, pl.concat([good, bad.select(good.columns)]))
 
 
 def _output_learns(trace: Trace) -> pl.DataFrame:
@@ -255,7 +203,7 @@ def _output_learns(trace: Trace) -> pl.DataFrame:
     passed = pl.col("changed").fill_null(value=False)
     rows = rows.filter(passed | pl.col("frozen") | pl.col("_pushed").fill_null(value=False))
     cause = pl.when("frozen").then(pl.lit("; requires_grad is False, while other parameters change")).otherwise(pl.lit(""))
-    return _finish(trace, rows.with_columns(passed.alias("passed"), cause.alias("_cause")))
+    return finish(trace, rows.with_columns(passed.alias("passed"), cause.alias("_cause")))
 
 
 def _cleared(trace: Trace) -> pl.DataFrame:
@@ -278,7 +226,7 @@ def _cleared(trace: Trace) -> pl.DataFrame:
     # Held by another optimizer at that time, it was not this one's to clear.
     mine = mine.filter((pl.col("_holder") == pl.col("optimizer")).fill_null(value=True))
     mine = mine.join(after, on=["proc", "var", "seq"], how="left", maintain_order="left")
-    return _finish(trace, mine.with_columns(pl.col("_empty").fill_null(value=False).alias("passed")))
+    return finish(trace, mine.with_columns(pl.col("_empty").fill_null(value=False).alias("passed")))
 
 
 def _gets_gradient(trace: Trace) -> pl.DataFrame:
@@ -299,7 +247,7 @@ def _gets_gradient(trace: Trace) -> pl.DataFrame:
     # A head or an expert that did not run has no gradient, and that is right.
     rows = rows.join(_ran(trace), on=["proc", "step", "path"], how="left", maintain_order="left")
     rows = rows.filter(pl.col("passed") | pl.col("_ran").fill_null(value=False))
-    return _finish(trace, _learning(trace, rows))
+    return finish(trace, _learning(trace, rows))
 
 
 def _learning(trace: Trace, rows: pl.DataFrame) -> pl.DataFrame:
@@ -331,7 +279,7 @@ def _each_gets_gradient(trace: Trace) -> pl.DataFrame:
     slot = pl.col("name").str.replace_all(r"\d+", "*")
     rows = rows.with_columns(passed.alias("passed"), slot.alias("slot")).join(trace.families, on="proc", how="left")
     rows = rows.with_columns(pl.col("family").fill_null("").alias("bound"))
-    return _finish(trace, _learning(trace, rows))
+    return finish(trace, _learning(trace, rows))
 
 
 def _ran(trace: Trace) -> pl.DataFrame:
@@ -343,31 +291,11 @@ def _ran(trace: Trace) -> pl.DataFrame:
     return calls.drop_nulls("path").select("proc", "step", "path", pl.lit(value=True).alias("_ran")).unique()
 
 
-def _decided(rows: pl.DataFrame, passed: pl.Expr) -> pl.DataFrame:
-    """Without failures that rounding explains."""
-    small = pl.col("norm") < _MIN_RATIO * pl.col("_size")
-    coarse = pl.col("dtype").is_in(_LOW_PRECISION) & (pl.col("ndim").cast(pl.Int32) < 2)
-    return rows.with_columns(passed.alias("passed")).filter(pl.col("passed") | ~(small.fill_null(value=True) | coarse.fill_null(value=True)))
-
 
 def _moved(rows: pl.DataFrame, passed: pl.Expr) -> pl.DataFrame:
-    """As `_decided`, and without failures that chance explains: momentum may cancel the gradient of a single number to the bit."""
-    return _decided(rows, passed).filter(pl.col("passed") | (pl.col("numel") >= _FEW).fill_null(value=True))
+    """As `decided`, and without failures that chance explains: momentum may cancel the gradient of a single number to the bit."""
+    return decided(rows, passed).filter(pl.col("passed") | (pl.col("numel") >= _FEW).fill_null(value=True))
 
-
-def _finish(trace: Trace, rows: pl.DataFrame) -> pl.DataFrame:
-    kinds = _frames.updates(trace).select("proc", "optimizer", "kind").drop_nulls().unique(["proc", "optimizer"])
-    rows = rows.sort("step", "proc", "var", maintain_order=True)
-    rows = rows.filter(~pl.col("passed") | (pl.col("passed").cum_sum().over("proc", "name", _frames.news(trace)) <= _KEEP))
-    rows = rows.join(kinds.rename({"kind": "_kind"}), on=["proc", "optimizer"], how="left", maintain_order="left")
-    extra = [c for c in ("family", "_cause", "bound", "slot") if c in rows.columns]
-    return rows.select(
-        "proc", "step", "seq", pl.col("site").fill_null(0), "passed", "module", "kind", "position", "dtype", "wrapper", *extra,
-        pl.when(pl.col("optimizer").is_null()).then(pl.lit("false")).otherwise(pl.lit("true")).alias("in_optimizer"),
-        pl.col("_kind").alias("optimizer"),
-        pl.when(pl.col("step") > 0).then(pl.lit("later")).otherwise(pl.lit("first")).alias("first"),
-        pl.col("name").alias("_name"), pl.col("module").alias("_module"),
-    )  # fmt: skip
 
 
 _View = Callable[[Trace], pl.DataFrame]
@@ -377,8 +305,9 @@ _VIEWS: Final[dict[tuple[str, str, str], _View]] = {
     (STEP, "data", "output"): lambda t: _frames.memo(t, "output learns", _output_learns),
     (ZERO_GRAD, "grad", "trainable"): lambda t: _frames.memo(t, "cleared", _cleared),
     (_frames.UPDATE, "grad", "some"): lambda t: _frames.memo(t, "optimizer has work", _optimizer_has_work),
-    (STEP, "data", "held"): lambda t: _frames.memo(t, "held by optimizer", _held_by_optimizer),
-    (STEP, "data", "module"): lambda t: _frames.memo(t, "held by module", _whole_modules),
+    (STEP, "data", "held"): lambda t: _frames.memo(t, "held by optimizer", held_by_optimizer),
+    (STEP, "data", "module"): lambda t: _frames.memo(t, "held by module", whole_modules),
+    (STEP, "data", "twin"): lambda t: _frames.memo(t, "twins", twins),
     (STEP, "grad", "input"): lambda t: _frames.memo(t, "input gets gradient", _gets_gradient),
     (STEP, "grad", "each"): lambda t: _frames.memo(t, "each gets gradient", _each_gets_gradient),
     (_checkpoints.SAVE, "data", "saved"): _checkpoints.saved,

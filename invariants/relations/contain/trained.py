@@ -16,6 +16,10 @@ from proctor.invariants.relations.views import frames as _frames
 from proctor.invariants.schema import StateFlag
 from proctor.invariants.trace import Trace
 
+_KEEP: Final = 8  # passing examples of one parameter in one process
+# A gradient this much smaller than its parameter may not move it: float32 keeps 6e-8 of a value, times a small rate.
+_MIN_RATIO: Final = 1e-4
+_LOW_PRECISION: Final = ("bfloat16", "float16")
 _SAID: Final = ("requires_grad", "optimizer", "lr_zero", "dtype", "wrapper", "ndim", "shape")
 
 
@@ -99,3 +103,26 @@ def _unused_gradients(trace: Trace) -> pl.DataFrame:
     grads = grads.group_by("proc", "var", "step", maintain_order=True).agg(pl.col("flags", "meta", "norm", "seq").last())
     grads = grads.filter(pl.col("step").n_unique().over("proc") > 2)
     return grads.with_columns(pl.lit(None, dtype=pl.UInt32).alias("update"), pl.lit(0, dtype=pl.UInt32).alias("site"))
+
+
+def decided(rows: pl.DataFrame, passed: pl.Expr) -> pl.DataFrame:
+    """Without failures that rounding explains."""
+    small = pl.col("norm") < _MIN_RATIO * pl.col("_size")
+    coarse = pl.col("dtype").is_in(_LOW_PRECISION) & (pl.col("ndim").cast(pl.Int32) < 2)
+    return rows.with_columns(passed.alias("passed")).filter(pl.col("passed") | ~(small.fill_null(value=True) | coarse.fill_null(value=True)))
+
+
+def finish(trace: Trace, rows: pl.DataFrame) -> pl.DataFrame:
+    """The columns of a view; of what passed again and again the first rows."""
+    kinds = _frames.updates(trace).select("proc", "optimizer", "kind").drop_nulls().unique(["proc", "optimizer"])
+    rows = rows.sort("step", "proc", "var", maintain_order=True)
+    rows = rows.filter(~pl.col("passed") | (pl.col("passed").cum_sum().over("proc", "name", _frames.news(trace)) <= _KEEP))
+    rows = rows.join(kinds.rename({"kind": "_kind"}), on=["proc", "optimizer"], how="left", maintain_order="left")
+    extra = [c for c in ("family", "_cause", "bound", "slot") if c in rows.columns]
+    return rows.select(
+        "proc", "step", "seq", pl.col("site").fill_null(0), "passed", "module", "kind", "position", "dtype", "wrapper", *extra,
+        pl.when(pl.col("optimizer").is_null()).then(pl.lit("false")).otherwise(pl.lit("true")).alias("in_optimizer"),
+        pl.col("_kind").alias("optimizer"),
+        pl.when(pl.col("step") > 0).then(pl.lit("later")).otherwise(pl.lit("first")).alias("first"),
+        pl.col("name").alias("_name"), pl.col("module").alias("_module"),
+    )  # fmt: skip

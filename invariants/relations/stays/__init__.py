@@ -2,7 +2,8 @@
 
 `mode`: modules that drop out or normalise by batches train in the mode behind an evaluation that they trained in before it. `number`: so do the numbers of modules,
 such as the share of a dropout. `statistics`: a copy of a model that moves towards it is not evaluated with batch statistics of the time when the copy was made.
-`buffers`: a buffer of a copy that is the model's does not leave it while the model's stays. `precision`: an optimizer that loads moments holds them in the precision
+`buffers`: a buffer of a copy that is the model's does not leave it while the model's stays. `rests`: a copy that is evaluated again on the same data, in place of the model
+that trains, has moved since. `precision`: an optimizer that loads moments holds them in the precision
 in which they were given. `moments`: an optimizer is not given a state without moments where the file had them. `beginning`: a new optimizer has counted no update
 before its first backward. `product`: a tensor in a half type that is multiplied in place by a number is not left as it was by rounding. `update`: nor is a parameter in a half type that has a gradient, where others move.
 
@@ -40,6 +41,7 @@ SAYS: Final = {
     "number": "an evaluation leaves the numbers of modules as they were in training",
     "statistics": "a copy that moves towards a model is evaluated with batch statistics that have moved, too",
     "buffers": "a buffer of a copy that is the model's does not leave it while the model's stays",
+    "rests": "a copy of a model that is evaluated in its place, again on the same data, has moved since",
     "precision": "an optimizer that loads moments holds them in the precision in which they were given",
     "moments": "an optimizer is given the moments that were saved with it",
     "beginning": "a new optimizer has counted no update before its first backward",
@@ -60,6 +62,7 @@ _ADVICE: Final = {
     "number": "Look for an assignment in forward, or in the evaluation, that is not taken back: compute the number anew in each call.",
     "statistics": "Copy or average the buffers, too (AveragedModel(use_buffers=True)), or compute them anew (update_bn) before the evaluation.",
     "buffers": "Look at how buffers of the copy are paired with those of the model: by name, not by order.",
+    "rests": "Update the average behind each update of the optimizer (update_parameters, ema.update), or evaluate the model that trains.",
     "precision": "Build the model in the precision in which it trained before the optimizer is built and loaded.",
     "moments": "The optimizer that made the template has no state yet: use get_optimizer_state_dict, or let it make its state first.",
     "beginning": "Make room for a state only where one is loaded, or build the optimizer anew.",
@@ -80,7 +83,7 @@ _CHECKPOINT: Final = "torch.utils.checkpoint.checkpoint"
 _ENTROPY: Final = "torch.nn.functional.cross_entropy"
 _SEQUENCES: Final = frozenset({MODEL_CALL, *(f"torch.nn.functional.{f}" for f in ("embedding", "scaled_dot_product_attention", "softmax", "nll_loss")), "torch.softmax", "torch.Tensor.softmax", _ENTROPY})
 _NEEDS: Final = {
-    "mode": frozenset({MODEL_CALL}), "number": frozenset({MODEL_CALL}), "statistics": frozenset({MODEL_CALL}), "buffers": frozenset({MODEL_CALL}),
+    "mode": frozenset({MODEL_CALL}), "number": frozenset({MODEL_CALL}), "statistics": frozenset({MODEL_CALL}), "buffers": frozenset({MODEL_CALL}), "rests": frozenset({MODEL_CALL}),
     "precision": frozenset({_LOADS}), "moments": frozenset({_LOADS, "torch.distributed.checkpoint.load", "torch.distributed.checkpoint.save", "torch.load", "torch.save"}),
     "beginning": frozenset({_LOADS, _sightings.CREATED, "torch.Tensor.backward", "torch.autograd.backward", "torch.autograd.grad"}),
     "product": frozenset({_rounding.PRODUCT}), "update": frozenset({"torch.Tensor.backward", "torch.autograd.backward"}), "noise": frozenset({MODEL_CALL}), "next": _SEQUENCES, "future": _SEQUENCES, "mask": _SEQUENCES,

@@ -1,0 +1,108 @@
+"""Evaluations of a copy of a model that say the same again: read by `averages`, one object for each copy that is a module.
+
+`rests`: the copy is evaluated as it was evaluated before, with the same first batch and the same weights, while the model trained between the two and was not itself
+evaluated. An average that nobody updates, or a model that was copied too early. A teacher or a reference is called once between two forwards of the model that trains,
+or beside forwards of the model without gradients: no evaluation.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Iterator, Sequence
+from typing import Any, Final
+
+from proctor.instrument.probes import _copies
+
+_ELEMENTS: Final = 6  # of a tensor
+_LEAST: Final = 2  # calls of an evaluation
+_INPUTS: Final = 8  # tensors of a call
+_LARGEST: Final = 1 << 24  # elements
+_ROOTS: Final = 64
+
+
+class Resting:
+    """Evaluations of one copy.
+
+    Args:
+        copy: the copy and the tensors in it that are looked at.
+    """
+
+    def __init__(self, copy: _copies.Copy) -> None:
+        self._pairs = copy.pairs
+        self._calls = 0  # of the copy in evaluation mode since the model last trained
+        self._beside = False  # the model was called without gradients since then
+        self._given: Sequence[int] = ()
+        self._last: tuple[Sequence[int], list[float], list[float]] | None = None  # what the last evaluation was given; the copy and the model at that time
+
+    def trains(self) -> None:
+        """The model is called to train: what came before is over."""
+        self._calls, self._beside = 0, False
+
+    def looks(self) -> None:
+        """The model is called, and does not train."""
+        self._beside = True
+
+    def called(self, values: Sequence[Any]) -> bool | str | None:
+        """The copy is called in evaluation mode: what rests, True if it moved, None where nothing can be said."""
+        self._calls += 1
+        if self._calls == 1:
+            self._given = _prints(values)
+        if self._calls != _LEAST or self._beside or not self._given:
+            return None
+        copy = _copies.values(iter(c for c, _ in self._pairs), _ELEMENTS)
+        model = _copies.values(iter(p for _, p in self._pairs), _ELEMENTS)
+        before, self._last = self._last, None if copy is None or model is None else (self._given, copy, model)
+        if before is None or self._last is None or before[0] != self._given or before[2] == model:
+            return None
+        if before[1] != copy:
+            return True
+        return "the copy is evaluated again on the same data and has not changed since, while the model trained and is not evaluated"
+
+
+def _prints(values: Sequence[Any]) -> Sequence[int]:
+    """Of the tensors of a call; none where they are elsewhere than on the CPU, or too large."""
+    from proctor.instrument.observe.fingerprint import fingerprint_all
+
+    given = [tensor for value in values for tensor in _tensors(value)]
+    if not given or len(given) > _INPUTS or not all(_readable(tensor) for tensor in given):
+        return ()
+    return tuple(summary.fp for summary in fingerprint_all([tensor.detach() for tensor in given]))
+
+
+def _tensors(value: Any) -> Iterator[Any]:
+    import torch
+
+    if isinstance(value, torch.Tensor):
+        yield value
+    elif type(value) in (list, tuple, dict):
+        for inner in list(value.values() if isinstance(value, dict) else value)[:_INPUTS]:
+            if isinstance(inner, torch.Tensor):
+                yield inner
+
+
+def _readable(tensor: Any) -> bool:
+    import torch
+
+    return type(tensor) is torch.Tensor and tensor.device.type == "cpu" and tensor.layout is torch.strided and not tensor.is_quantized and 0 < tensor.numel() <= _LARGEST
+
+
+class Roots:
+    """Which modules lie in which roots.
+
+    Args:
+        modules: a copy and its model.
+    """
+
+    def __init__(self, *modules: Any) -> None:
+        self._modules = [weakref.ref(module) for module in modules]
+        self._known: dict[int, tuple[weakref.ref[Any], tuple[bool, ...]]] = {}
+
+    def of(self, root: Any) -> tuple[bool, ...]:
+        """For each module whether it lies in this root."""
+        known = self._known.get(id(root))
+        if known is None or known[0]() is not root:
+            inside = {id(module) for module in root.modules()}
+            if len(self._known) >= _ROOTS:
+                return tuple(False for _ in self._modules)
+            known = self._known[id(root)] = weakref.ref(root), tuple((m := ref()) is not None and id(m) in inside for ref in self._modules)
+        return known[1]
