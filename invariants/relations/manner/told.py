@@ -1,4 +1,4 @@
-"""Manners that probes tell (`instrument/probes/manners.py`, `graphs.py`, `moments.py`)."""
+"""Manners that probes tell (`instrument/probes/manners.py`, `graphs.py`, `moments.py`, `unseen.py`)."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import polars as pl
 from proctor.invariants.relations.manner import calls as _calls
 from proctor.invariants.relations.views import frames as _frames
 from proctor.invariants.relations.views import sightings as _sightings
-from proctor.invariants.schema import Value
+from proctor.invariants.schema import MODEL_CALL, Value
 from proctor.invariants.trace import Trace
 
 AMONG: Final = " among "
@@ -83,6 +83,11 @@ def writes(trace: Trace, wanted: Collection[str]) -> pl.DataFrame:
 def steady(trace: Trace, wanted: Collection[str]) -> pl.DataFrame:
     """One row a number of an object, and one more for each time that it changed."""
     return _words(trace, "steady", wanted)
+
+
+def unseen(trace: Trace, wanted: Collection[str]) -> pl.DataFrame:
+    """One row a batch of an evaluation: passed if no sample of it was trained on, failed if all were."""
+    return _words(trace, "unseen", wanted, MODEL_CALL)
 
 
 def moment(trace: Trace, wanted: Collection[str]) -> pl.DataFrame:

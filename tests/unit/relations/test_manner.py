@@ -96,11 +96,17 @@ PROGRAMS = {
             optimizer.zero_grad()
             if BUG != "skipped":
                 average.update(model)
+            if step % 4 == 3:
+                model.eval()
+                with torch.no_grad():
+                    model(ids if BUG == "leak" else torch.randint(0, 9, (8, 6)), mask)
+                model.train()
     """,
 }
 WRONG = {
     "mask": ("given", "Attention.forward"), "dimension": ("told", "softmax"), "skipped": ("each", "Average.update"), "awake": ("mode", "BatchNorm1d"), "thrown": ("made", "Scaler"),
     "share": ("holds", "weigh"), "padding": ("holds", "labels_of"), "place": ("leaves", "normalised"), "rate": ("steady", "decay"), "decay": ("moment", "Lion"),
+    "leak": ("unseen", "not trained on"),
 }  # fmt: skip
 RELATION = registry()["manner"]
 

@@ -1,0 +1,83 @@
+"""Whether an evaluation sees samples that the model was trained on.
+
+Rows of `Value.MANNER`, mode `unseen`, of the first evaluations of each model: its batch `has` none of the samples that were trained on, or `lacks` this, as all of them were. A batch of
+which some were says nothing: samples may be alike. A sample is known by some elements of its row in the first tensor that a model is given, on the CPU; one that is constant, as padding is,
+does not count. An augmented sample is another one.
+
+Cost: 1 µs a sample of the first 65,536 that are trained on, and of 64 batches of evaluations.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any, Final
+
+import numpy as np
+
+from proctor.instrument.observe.modules import class_name
+from proctor.instrument.probes import NO_HOOKS, Home, Hooks, Probe, Sink, register
+from proctor.invariants.schema import MODEL_CALL, Value
+
+NOT_TRAINED: Final = "samples that it was not trained on"
+_ELEMENTS: Final = 64  # of a sample
+_LEAST: Final = 4  # elements of a sample, and different samples of a batch
+_SAMPLES: Final = 1 << 16
+_LOOKS: Final = 64
+_LARGEST: Final = 1 << 26  # elements of a batch
+
+
+@register
+class Unseen(Probe):
+    """Samples of evaluations."""
+
+    name = "unseen"
+    kinds = frozenset({Value.MANNER})
+
+    def __init__(self, sink: Sink) -> None:
+        super().__init__(sink)
+        self._trained: set[int] = set()
+        self._left = _LOOKS
+
+    def hooks(self, function: str, home: Home) -> Hooks:
+        return (self._called, None) if function == MODEL_CALL else NO_HOOKS
+
+    def _called(self, args: tuple[Any, ...], kwargs: dict[str, Any] | None) -> None:
+        import torch
+
+        model, grads = args[0], torch.is_grad_enabled()
+        if self._left <= 0 or model.training != grads or next(model.parameters(), None) is None:
+            return
+        samples = _samples([*args[1:], *(kwargs or {}).values()])
+        if grads:
+            if len(self._trained) < _SAMPLES:
+                self._trained.update(samples)
+            return
+        if len(samples) < _LEAST or not self._trained:
+            return
+        self._left -= 1
+        share = len(samples & self._trained) / len(samples)
+        if len(self._trained) >= _SAMPLES and share == 0:
+            return  # not all that was trained on is remembered
+        if share in (0, 1):
+            has, lacks = (NOT_TRAINED, "") if share == 0 else ("", NOT_TRAINED)
+            seen = "" if share == 0 else f"all {len(samples)} samples of the batch were trained on"
+            self.sink.number(class_name(model), share, kind=Value.MANNER, facts={"mode": "unseen", "has": has, "lacks": lacks, "seen": seen})
+
+
+def _samples(values: Iterable[Any]) -> set[int]:
+    """Of the first tensor of several rows, a number for each row."""
+    import torch
+
+    for value in values:
+        if type(value) is not torch.Tensor or value.dim() < 2:
+            continue
+        if value.device.type != "cpu" or value.layout is not torch.strided or not 0 < value.numel() <= _LARGEST or value.is_complex() or value.is_quantized:
+            return set()
+        rows = value.detach().reshape(value.shape[0], -1)
+        if rows.shape[1] < _LEAST:
+            return set()
+        told = rows[:, :: max(1, rows.shape[1] // _ELEMENTS)][:, :_ELEMENTS]
+        told = (told.float() if told.dtype is torch.bfloat16 else told).contiguous().numpy()
+        varied = np.ptp(told, axis=1) != 0 if told.dtype != np.bool_ else np.ones(len(told), dtype=bool)
+        return {hash(row.tobytes()) for row in told[varied]}
+    return set()
