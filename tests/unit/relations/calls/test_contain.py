@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import zlib
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +15,6 @@ from proctor.invariants.pack import Pack
 from proctor.invariants.relations.contain import EventContain
 from proctor.invariants.schema import StateFlag
 from proctor.invariants.trace import Trace
-from proctor.invariants.trace.windows import Window, cut
 from proctor.invariants.verdict import CheckResult
 from proctor.verify.checker import check
 
@@ -154,21 +152,6 @@ def test_a_call_across_steps_that_were_not_sampled_is_unknown(tmp_path: Path) ->
     rules = [r for r in learn(epochs(tmp_path / "a", (0, 1, 2, 3, 4))) if r.hypothesis["child"] == "lib.evaluate"]
     assert rules
     assert not judge(epochs(tmp_path / "b", (0, 10, 20, 30)), rules).violations
-
-
-def test_a_call_that_goes_on_behind_a_window_is_unknown(tmp_path: Path) -> None:
-    calls: list[dict[str, Any]] = []
-    for step in range(0, 15, 3):
-        calls.append({"fn": "lib.run_epoch", "step": step, "dur": 5_000_000})
-        epoch = len(calls)
-        calls += [{"fn": "lib.batch", "step": step + i, "parent": epoch} for i in range(3)]
-        calls.append({"fn": "lib.evaluate", "step": step + 2, "parent": epoch})
-    whole = Trace.load([write_run(tmp_path / "a", [{"calls": calls}])])
-    rules = [r for r in learn(whole) if r.hypothesis["child"] == "lib.evaluate"]
-    first = cut(whole, Window(-1, 10, reach=0))  # the fourth epoch is in its first step
-    assert rules
-    assert not judge(first, rules).violations
-    assert judge(replace(first, ends=True), rules).violations
 
 
 def test_rules_about_what_a_trace_lacks_are_not_triggered(tmp_path: Path, rules: list[Invariant]) -> None:
