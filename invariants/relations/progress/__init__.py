@@ -113,7 +113,7 @@ class Progress(Relation):
         if hypothesis["mode"] == "remembers":
             return "a running average of an optimizer is no fixed share of the last gradient"
         if hypothesis["mode"] == "undone":
-            return "what an optimizer changed is not taken back before it steps again, update after update"
+            return "what an optimizer changed is not taken back before it steps again, neither update after update nor to the beginning again and again"
         if hypothesis["mode"] == "evaluation":
             return "an evaluation leaves the parameters as the optimizer left them"
         where = _habits.of_programs(hypothesis)
@@ -153,7 +153,7 @@ class Progress(Relation):
         if hypothesis["mode"] == "undone":
             return Detail(
                 expected=f"what Optimizer.step of step {step} made of {name} is still there when the optimizer steps again",
-                seen=f"{name}, and all that the optimizer moved, has the value from before this update again, and so it was with the two updates before {size}",
+                seen=f"{name}, and all that the optimizer moved, {size}",
                 function=example["_by"] or _frames.UPDATE,
                 variable=name,
                 module=example["_module"],
@@ -294,10 +294,12 @@ def _finish(trace: Trace, rows: pl.DataFrame) -> pl.DataFrame:
         .otherwise((~ok).cum_sum().over("proc", _frames.news(trace)) <= _KEEP_FAILING)
     )
     by = pl.col("_by") if "_by" in rows.columns else pl.lit("")
+    size = pl.format("(norm {} before, {} after)", pl.col("_a").round(6), pl.col("_b").round(6))
+    norms = pl.col("_norms") if "_norms" in rows.columns else size
     return rows.select(
         "passed", "proc", "step", "seq", pl.col("site").fill_null(0), "module", "kind", "position", "wrapper", "phase", "family",
         pl.col("name").alias("_name"), pl.col("module").alias("_module"), by.fill_null("").alias("_by"),
-        pl.format("(norm {} before, {} after)", pl.col("_a").round(6), pl.col("_b").round(6)).fill_null("").alias("_norms"),
+        norms.fill_null("").alias("_norms"),
     )  # fmt: skip
 
 

@@ -62,7 +62,7 @@ PROGRAMS = {
             if (BUG != "goes_on_evaluating" or epoch == 0) and BUG != "no_eval":
                 model.train()
             kept = pair = None
-            for a in loader:
+            for i, a in enumerate(loader):
                 a = kept = a if kept is None or BUG not in ("keeps_batch", "keeps_each") else kept
                 if BUG == "keeps_pairs":
                     a, pair = (pair, None) if pair is not None else (a, a)
@@ -85,7 +85,7 @@ PROGRAMS = {
                     optimizer.step()
                 if BUG == "clips_last":
                     clip()
-                if BUG == "taken_back":
+                if BUG == "taken_back" or (BUG == "average_rests" and i % 3 == 2):
                     model.load_state_dict(averaged.state_dict())
             if BUG != "no_schedule":
                 schedule.step()
@@ -226,6 +226,7 @@ FAULTS = {  # fault: law, a word of what was seen, step
     "eval_forgotten": ("restored", "as it was all along", 7),
     "detached": ("fed", "none of its 8 parameters", 1),
     "taken_back": ("undone", "has the value from before this update again", 2),
+    "average_rests": ("undone", "from before the first update again, for the third time", 10),
 }
 
 
