@@ -94,9 +94,14 @@ def joined(rank: int, world: int) -> Iterator[None]:
 def _forget_meshes() -> None:
     """DTensor keeps how it cut for the rank before this one, and would cut for this one alike."""
     import torch.distributed.tensor._redistribute as redistribute
-    from torch.distributed.tensor.debug import _clear_sharding_prop_cache
+    from torch.distributed.tensor import DTensor, debug
 
-    _clear_sharding_prop_cache()
+    clear = getattr(debug, "_clear_sharding_prop_cache", None)  # of torch 2.10
+    if clear is None:
+        propagate: Any = DTensor._op_dispatcher.sharding_propagator.propagate_op_sharding
+        clear = getattr(getattr(propagate, "cache", None), "cache_clear", None)
+    if clear is not None:
+        clear()
     for name in ("_gen_transform_infos", "_gen_transform_infos_non_cached"):
         clear = getattr(getattr(redistribute, name, None), "cache_clear", None)
         if clear is not None:
