@@ -51,6 +51,8 @@ def test_the_same_parts_as_torch_computes(texts: tuple[str, str]) -> None:
     compute = getattr(utils, "_compute_local_shape_and_global_offset", None)
     if compute is None or not hasattr(types, "_StridedShard"):
         pytest.skip("this torch computes it elsewhere")
+    if any("_S" in t for t in texts) and texts != ("_S(0, 2)", "S(0)") and "local_shard_size_and_offset" not in vars(types._StridedShard):
+        pytest.skip("this torch knows a strided shard only where a shard of the same dimension follows")
     made = {"S(0)": types.Shard(0), "S(1)": types.Shard(1), "R": types.Replicate(), "_S(0, 2)": types._StridedShard(0, split_factor=2)}
     layout = layout_of(MESH, [str(made[t]) for t in texts])
     assert layout == layout_of(MESH, [repr(made[t]) for t in texts])
