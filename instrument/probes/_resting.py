@@ -34,20 +34,10 @@ class Resting:
         self._given: Sequence[int] = ()
         self._last: tuple[Sequence[int], list[float], list[float]] | None = None  # what the last evaluation was given; the copy and the model at that time
 
-    def trains(self) -> None:
-        """The model is called to train: what came before is over."""
-        self._calls, self._beside = 0, False
-
-    def looks(self) -> None:
-        """The model is called, and does not train."""
-        self._beside = True
-
-    def called(self, values: Sequence[Any]) -> bool | str | None:
-        """The copy is called in evaluation mode: what rests, True if it moved, None where nothing can be said."""
-        self._calls += 1
-        if self._calls == 1:
-            self._given = _prints(values)
-        if self._calls != _LEAST or self._beside or not self._given:
+    def trains(self) -> bool | str | None:
+        """The model is called to train, so that an evaluation is over: what rests, True if the copy moved, None where nothing can be said."""
+        whole, self._calls, self._beside = self._calls >= _LEAST and not self._beside, 0, False
+        if not whole or not self._given:
             return None
         copy = _copies.values(iter(c for c, _ in self._pairs), _ELEMENTS)
         model = _copies.values(iter(p for _, p in self._pairs), _ELEMENTS)
@@ -57,6 +47,16 @@ class Resting:
         if before[1] != copy:
             return True
         return "the copy is evaluated again on the same data and has not changed since, while the model trained and is not evaluated"
+
+    def looks(self) -> None:
+        """The model is called, and does not train."""
+        self._beside = True
+
+    def called(self, values: Sequence[Any]) -> None:
+        """The copy is called in evaluation mode."""
+        self._calls += 1
+        if self._calls == 1:
+            self._given = _prints(values)
 
 
 def _prints(values: Sequence[Any]) -> Sequence[int]:

@@ -90,10 +90,12 @@ class Averages(Probe):
         copy, model = inside
         if copy:
             self._tell(known, "statistics", statistics.called())
-        if model:
-            known.resting.trains() if root.training and torch.is_grad_enabled() else known.resting.looks()
+        if model and root.training and torch.is_grad_enabled():
+            self._tell(known, "rests", known.resting.trains())
+        elif model:
+            known.resting.looks()
         elif copy and not root.training and not torch.is_grad_enabled():
-            self._tell(known, "rests", known.resting.called(values))
+            known.resting.called(values)
 
     def _updates(self, args: tuple[Any, ...], kwargs: dict[str, Any] | None) -> None:
         if id(args[0]) not in self._optimizers:

@@ -41,6 +41,8 @@ PROGRAMS = {
                             average(batch)
                         if BUG in ("beside", "teacher"):
                             net(batch)
+                    if BUG == "behind":
+                        net(batches[0])
                     net.train()
     """,
     "evaluated": """
@@ -249,7 +251,7 @@ WRONG = {
     ("words", "sees"): "future", ("words", "written_sees"): "future", ("words", "written_method_sees"): "future", ("words", "mask"): "mask", ("words", "noise"): "noise",
     ("halves", "product"): "product", ("halves", "update"): "update",
 }  # fmt: skip
-RIGHT = [("rested", ""), ("rested", "teacher"), ("rested", "beside"), ("evaluated", ""), ("resumed", ""), ("resumed", "anew"), ("words", ""), ("words", "filled_in"), ("words", "prefix"), ("words", "heads"), ("words", "written"), ("words", "written_prefix"), ("words", "written_method"), ("words", "reference"), ("words", "quiet"), ("halves", ""), ("manners", "")]
+RIGHT = [("rested", ""), ("rested", "teacher"), ("rested", "beside"), ("rested", "behind"), ("evaluated", ""), ("resumed", ""), ("resumed", "anew"), ("words", ""), ("words", "filled_in"), ("words", "prefix"), ("words", "heads"), ("words", "written"), ("words", "written_prefix"), ("words", "written_method"), ("words", "reference"), ("words", "quiet"), ("halves", ""), ("manners", "")]
 
 ELSEWHERE = {"thawed", "woken", "scaled", "cut", "decay"}  # test_parts_that_stay.py
 
