@@ -202,12 +202,18 @@ def _judge(trace: Trace, what: str, bound: float) -> pl.DataFrame:
         wealth = _norms.log_wealth(mine, _RATE)
         rows = rows.with_columns(wealth.alias("_wealth"), (pl.int_range(pl.len()).over(mine) + 1).alias("update"))
         high = pl.col("_wealth") > _norms.level(ALPHA)
+    size, rise = _short(pl.col("norm")), _short(10 ** pl.col("rise"))
     seen = {
-        "burst": pl.format("gradients of norm {}, {} times the largest before", pl.col("norm").round_sig_figs(3), (10 ** pl.col("rise")).round_sig_figs(3)),
-        "drift": pl.format("gradients of norm {}, {} times the median before, and so again and again", pl.col("norm").round_sig_figs(3), (10 ** pl.col("rise")).round_sig_figs(3)),
-        "growth": pl.format("weights of norm {}, {} times as before", pl.col("norm").round_sig_figs(3), (10 ** pl.col("rise")).round_sig_figs(3)),
+        "burst": pl.format("gradients of norm {}, {} times the largest before", size, rise),
+        "drift": pl.format("gradients of norm {}, {} times the median before, and so again and again", size, rise),
+        "growth": pl.format("weights of norm {}, {} times as before", size, rise),
     }[what]
     return rows.with_columns(pl.when(~high | ~pl.col("lossy")).then(~high).alias("passed"), seen.alias("_seen"))
+
+
+def _short(number: pl.Expr) -> pl.Expr:
+    """Three digits of it; as a double some show fifteen nines."""
+    return number.round_sig_figs(3).cast(pl.Float32)
 
 
 # -- frames ------------------------------------------------------------------------------------------------------------
