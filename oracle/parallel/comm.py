@@ -30,6 +30,11 @@ class Comm(Protocol):
         """Position on every axis."""
         ...
 
+    @property
+    def arrives(self) -> bool:
+        """Whether ranks get what others send; a fake process group gives each its own."""
+        ...
+
     def all_reduce(self, tensor: torch.Tensor, axes: Sequence[str], op: str = "sum") -> torch.Tensor:
         """Combine over the ranks along the axes together; may overwrite `tensor`. op: one of `REDUCTIONS`."""
         ...
@@ -69,6 +74,11 @@ class Alone:
 
     def __init__(self, mesh: Mesh) -> None:
         self.mesh, self.rank = mesh, 0
+
+    @property
+    def arrives(self) -> bool:
+        """See `Comm`."""
+        return True
 
     @property
     def coords(self) -> dict[str, int]:
@@ -120,6 +130,11 @@ class Processes:
         self._direct = False  # and whether it was torch's own
         named = dist.ReduceOp
         self._ops = {"sum": named.SUM, "avg": named.SUM, "max": named.MAX, "min": named.MIN}
+
+    @property
+    def arrives(self) -> bool:
+        """See `Comm`."""
+        return str(self._dist.get_backend()) != "fake"
 
     @property
     def coords(self) -> dict[str, int]:

@@ -79,6 +79,11 @@ class Thread:
         self.world, self.rank, self.mesh = world, rank, mesh
 
     @property
+    def arrives(self) -> bool:
+        """See `Comm`."""
+        return True
+
+    @property
     def coords(self) -> dict[str, int]:
         """See `Comm`."""
         return self.mesh.coords(self.rank)

@@ -1,7 +1,8 @@
 """Transitions around the forward of modules: all that a run adds to a model beside the hooks of draws.
 
 What enters or leaves a module is handed on as the program passes it, with tensors in their new layout.
-In the first forward it also compares what a rule says a tensor comes as with what the edge before left it as.
+In the first forward it also compares what a rule says a tensor comes as with what the edge before left it as, and data that ranks are to
+cut with each other: each is to be given all of it.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import copy
 import functools
+import hashlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Final
 
@@ -71,12 +73,30 @@ class Edge:
     def _compare(self, tensor: torch.Tensor) -> None:
         left: Edge | None = getattr(tensor, _LEFT, None)
         if left is None:
+            self._all_given_the_same(tensor)
             return
         there, here = (_cuts(layout, tensor.dim(), self.axes & left.axes) for layout in (left.move.target, self.move.source))
         if there != here:
             raise OracleError(
                 f"{self.name} comes as ({self.move.source}), says the plan, and {left.name} leaves it as ({left.move.target})",
                 hint="make `from` of the one the `to` of the other",
+            )
+
+
+    def _all_given_the_same(self, tensor: torch.Tensor) -> None:
+        """Data that comes whole and is cut here is the same on all ranks that cut it; each asks the others, so that all refuse."""
+        axes = [step.target.axis for step in self.move.there if step.source is None and step.target is not None and not step.target.reduction]
+        plain = type(tensor) is torch.Tensor and tensor.layout is torch.strided and tensor.device.type != "meta"
+        if not axes or self.rule.at != "input" or tensor.requires_grad or not plain or not self.move.comm.arrives:
+            return
+        digest = hashlib.blake2b(repr((tuple(tensor.shape), tensor.dtype)).encode(), digest_size=4)
+        digest.update(tensor.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy().tobytes())
+        mine = int.from_bytes(digest.digest(), "big")
+        most = self.move.comm.all_reduce(torch.tensor([mine, -mine], device=tensor.device), axes, "max")
+        if int(most[0]) != -int(most[1]):
+            raise OracleError(
+                f"{self.name} comes whole, says the plan, and each rank takes its part of it along {', '.join(axes)}; ranks were given different data",
+                hint="give all ranks the whole batch; or, where each reads its own part, say in the plan that it comes cut: `from` like `to`",
             )
 
 

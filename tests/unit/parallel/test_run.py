@@ -193,6 +193,19 @@ def test_a_pending_gradient_that_is_forgotten_is_named_before_the_first_update()
         run_threads(step, 4)
 
 
+def test_a_batch_that_is_another_on_each_rank_is_refused_where_the_plan_cuts_it():
+    from proctor.oracle import Plan
+
+    rules = Plan("dp=2").style("batch", "", "dp")
+
+    def step(rank, apart):
+        parallelize(torch.nn.Linear(4, 4), rules)(torch.ones(4, 4) + (rank if apart else 0))
+
+    run_threads(lambda rank: step(rank, apart=False), 2)
+    with pytest.raises(OracleError, match=r"input of the model comes whole, says the plan, .* along dp; ranks were given different data"):
+        run_threads(lambda rank: step(rank, apart=True), 2)
+
+
 def test_edges_that_disagree_are_named_in_the_first_forward():
     wrong = plan().on(mesh(1, 2)).redistribute(r"layers\.\d+\.norm2", at="output", dst={"tp": 1})
 
