@@ -252,7 +252,7 @@ def judge(
             failing = rows[failed[rows]]
             violation = _violation(trace, relation, rule, frame[failing]) if len(failing) else None
             # A rule that never applied is hidden only where there is nothing left to apply it to.
-            blind = c in ends and (len(rows) > 0 or starts[c] == stops[c])
+            blind = c in ends and bool(len(rows) > 0 or starts[c] == stops[c])
             yield Judged(rule, len(rows), len(failing), int(undecided[rows].sum()), violation, blind)
 
 

@@ -1,7 +1,7 @@
 """Violations of one cause become one incident: what started it first, what followed from it after.
 
 Two violations are one cause when they start within a step of each other and touch the same variable, function,
-module subtree or deviating ranks, or when one's function calls the other's. What starts later and touches the same
+module subtree or deviating ranks, when one's function calls the other's, or when one relation says the same of two functions. What starts later and touches the same
 variable, function, module or deviating ranks is taken for the earlier one's consequence.
 """
 
@@ -177,9 +177,11 @@ def own_keys(v: Violation, ranks: int) -> set[Key]:
 
 
 def module_keys(v: Violation) -> set[Key]:
-    """What encloses it: two violations that share one of these and start within a step are one cause."""
+    """What encloses it, and what is said of it: two violations that share one of these and start within a step are one cause."""
     # A violation's `module` may be a class: what encloses `torch.nn.Linear` says nothing about the model.
     keys: set[Key] = {("module", v.module)} if v.module else set()
+    if v.function and not v.variable:
+        keys.add(("said", f"{v.relation} {v.seen}"))
     path = _owner(_tensor(v.variable))
     while path:  # every enclosing module: siblings of one subtree meet there
         keys.add(("module", path))

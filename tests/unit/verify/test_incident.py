@@ -70,7 +70,7 @@ def test_same_subject_within_a_step_is_one_incident(a, b):
     [
         ({"variable": "fc1.weight"}, {"variable": "fc2.weight"}),
         ({"variable": "weight"}, {"variable": "bias"}),
-        ({"function": "f"}, {"function": "g"}),
+        ({"function": "f", "seen": "one thing"}, {"function": "g", "seen": "another"}),
         ({"module": "torch.nn.Linear"}, {"module": "torch.nn.LayerNorm"}),
         ({}, {}),
     ],
@@ -102,7 +102,7 @@ def test_the_same_deviating_ranks_are_one_cause_and_all_ranks_are_none():
 
 
 def test_caller_and_callee_are_one_cause():
-    pair = [violation("a", 1, function="outer"), violation("b", 1, function="inner")]
+    pair = [violation("a", 1, function="outer", seen="one thing"), violation("b", 1, function="inner", seen="another")]
     assert ids(group(pair, calls=frozenset({("outer", "inner")}))) == [["a", "b"]]
     assert len(group(pair)) == 2
 
@@ -147,6 +147,15 @@ def test_storm_is_one_incident_that_says_so():
     assert len(one.violations) == STORM + 1
     assert one.title.endswith("and 20 more rules at once")
     assert len(group(items[:-1])) == STORM
+
+
+def test_what_one_relation_says_of_several_functions_at_once_is_one_cause() -> None:
+    items = [violation(f"f{i}", 7, function=f"net.part{i}", seen="step 7 does not call it") for i in range(3)]
+    assert [len(incident.violations) for incident in group(items)] == [3]
+    later = violation("g", 12, function="net.other", seen="step 7 does not call it")
+    other = violation("h", 7, function="net.another", seen="step 7 calls it twice")
+    named = violation("i", 7, function="net.named", variable="a.weight", seen="step 7 does not call it")
+    assert [len(incident.violations) for incident in group([*items, later, other, named])] == [3, 1, 1, 1]
 
 
 def test_order_of_input_does_not_matter():
