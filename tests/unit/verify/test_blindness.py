@@ -105,7 +105,12 @@ def test_a_rule_on_numbers_that_are_recorded_no_more_is_unknown(tmp_path: Path) 
     assert any(COUNT in note and "numbers from step 3" in note for note in result.notes)
     seen = live(run, Monotone())
     assert (seen.violations, seen.checked, seen.unknown) == ([], 0, 1)
-    assert {type(n) for n in (seen.checked, seen.unknown, seen.not_triggered)} == {int}  # the live view writes them as JSON
+
+
+def test_the_numbers_of_a_verdict_are_plain_where_nothing_was_recorded(tmp_path: Path) -> None:
+    seen = live(counted(tmp_path / "run", [LEFT_OUT] * 5), Monotone())
+    numbers = (seen.checked, seen.unknown, seen.not_triggered)
+    assert numbers == (0, 1, 0) and {type(n) for n in numbers} == {int}  # the live view writes them as JSON
 
 
 def test_a_reset_before_numbers_end_is_still_found(tmp_path: Path) -> None:
