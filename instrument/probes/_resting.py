@@ -11,6 +11,7 @@ import weakref
 from collections.abc import Iterator, Sequence
 from typing import Any, Final
 
+from proctor.instrument.observe import content
 from proctor.instrument.probes import _copies
 
 _ELEMENTS: Final = 6  # of a tensor
@@ -83,7 +84,9 @@ def _tensors(value: Any) -> Iterator[Any]:
 def _readable(tensor: Any) -> bool:
     import torch
 
-    return type(tensor) is torch.Tensor and tensor.device.type == "cpu" and tensor.layout is torch.strided and not tensor.is_quantized and 0 < tensor.numel() <= _LARGEST
+    if type(tensor) is not torch.Tensor or tensor.device.type != "cpu" or tensor.layout is not torch.strided:
+        return False
+    return not tensor.is_quantized and 0 < tensor.numel() <= _LARGEST and content.readable(tensor) is not None
 
 
 class Roots:

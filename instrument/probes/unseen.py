@@ -14,6 +14,7 @@ from typing import Any, Final
 
 import numpy as np
 
+from proctor.instrument.observe import content
 from proctor.instrument.observe.modules import class_name
 from proctor.instrument.probes import NO_HOOKS, Home, Hooks, Probe, Sink, register
 from proctor.invariants.schema import MODEL_CALL, Value
@@ -72,6 +73,8 @@ def _samples(values: Iterable[Any]) -> set[int]:
         if type(value) is not torch.Tensor or value.dim() < 2:
             continue
         if value.device.type != "cpu" or value.layout is not torch.strided or not 0 < value.numel() <= _LARGEST or value.is_complex() or value.is_quantized:
+            return set()
+        if content.readable(value) is None:  # a tensor of torch.func, say, has no memory of its own
             return set()
         rows = value.detach().reshape(value.shape[0], -1)
         if rows.shape[1] < _LEAST:
