@@ -2,7 +2,7 @@
 
     python -m benchmarks.mutants FOLDER --work DIR [--sample N] [--seed S] [--programs A,B] [--operators A,B] [--rejudge] [--write]
 
-FOLDER holds the checkouts (`<owner>+<name>`) of the repositories in `programs.toml`. Everything made lies in DIR, one JSON file a mutant;
+FOLDER holds the checkouts (`<owner>+<name>`) of the repositories in `programs.toml`, or with `--wild HALF` of those of the wild corpus. Everything made lies in DIR, one JSON file a mutant;
 a second call goes on where the first ended. `--rejudge` judges the kept recordings anew, after a change of rules.
 """
 
@@ -14,7 +14,7 @@ import sys
 import time
 from pathlib import Path
 
-from .programs import HERE, Warm, read
+from .programs import HERE, Warm, corpus, read
 from .registry import load
 from .runner import Matrix
 from .table import render
@@ -28,6 +28,9 @@ def main() -> int:
     parser.add_argument("folder", type=Path)
     parser.add_argument("--work", type=Path, required=True)
     parser.add_argument("--manifest", type=Path, default=HERE / "programs.toml")
+    parser.add_argument("--wild", choices=("first", "second"), help="the programs of this half of the wild corpus, instead")
+    parser.add_argument("--steps", type=int, default=0, help="updates after which a wild program ends, where it would end sooner")
+    parser.add_argument("--number", type=int, help="programs at most that are ready, in the order of the manifest, of a corpus in turn")
     parser.add_argument("--sample", type=int, default=80, help="mutants to run, spread over operators")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--programs", default="", help="only these, by name")
@@ -47,13 +50,14 @@ def main() -> int:
     if not args.folder.is_dir():
         print(f"{args.folder}: no such folder of checkouts", file=sys.stderr)
         return 2
-    programs = [p for p in read(args.manifest) if not args.programs or p.name in args.programs.split(",")]
+    known = corpus(args.wild, args.steps, args.folder) if args.wild else read(args.manifest)
+    programs = [p for p in known if not args.programs or p.name in args.programs.split(",")]
     chosen = {n: o for n, o in operators.items() if not args.operators or n in args.operators.split(",")}
-    warm = Warm(timeout_s=args.timeout_s, memory_mib=args.memory_mib)
+    warm = Warm(args.folder, timeout_s=args.timeout_s, memory_mib=args.memory_mib)
     until = time.monotonic() + args.budget_s
     try:
         matrix = Matrix(programs, chosen, args.folder, args.work.resolve(), warm, rejudge=args.rejudge)
-        results = matrix.run(args.sample, args.seed, until)
+        results = matrix.run(args.sample, args.seed, until, args.number)
     finally:
         warm.close()
     text = render(results)

@@ -1,4 +1,4 @@
-"""The programs: read from `programs.toml`, copied from their checkouts into a scratch folder, and run."""
+"""The programs: read from `programs.toml` or from the wild corpus, copied from their checkouts into a scratch folder, and run."""
 
 from __future__ import annotations
 
@@ -11,14 +11,25 @@ import tomllib
 from dataclasses import dataclass, field
 from pathlib import Path
 
+import msgspec
+
 from benchmarks.forks import Forks
+from benchmarks.wild import manifest
+from benchmarks.wild.__main__ import chosen as in_turn
+from benchmarks.wild.attempt import FIXED, importable
+from benchmarks.wild.checkout import checkout
+from benchmarks.wild.files import make
 
 HERE = Path(__file__).resolve().parent
 
 
 @dataclass(frozen=True)
 class Program:
-    """One healthy program, as `programs.toml` describes it."""
+    """One healthy program, as `programs.toml` describes it.
+
+    Args:
+        wild: the same as the wild corpus has it; its shims give data and bound the program then.
+    """
 
     name: str
     repository: str
@@ -30,6 +41,7 @@ class Program:
     prepare: str = ""
     ranks: int = 1
     standin: bool = False
+    wild: manifest.Program | None = None
 
     @property
     def files(self) -> list[str]:
@@ -39,6 +51,30 @@ class Program:
 def read(path: Path) -> list[Program]:
     """The programs of a manifest."""
     return [Program(**entry) for entry in tomllib.loads(path.read_text())["program"]]
+
+
+def corpus(half: str, steps: int, checkouts: Path) -> list[Program]:
+    """Programs of one half of the wild corpus that have one process and no bug of their own, of all projects in turn.
+
+    Args:
+        steps: updates after which a program ends, where the manifest has fewer; 0 leaves them as they are.
+        checkouts: folder of the projects; what is not there is fetched by git.
+    """
+    projects = [p for p in manifest.read_corpus() if p.half == half]
+    places: dict[str, Path | None] = {}
+    found = []
+    for wild in in_turn(projects, half, ""):
+        if wild.skip or wild.bug or wild.launcher != "python" or not all(map(importable, wild.needs)):
+            continue
+        if wild.project not in places:
+            places[wild.project], remark = checkout(next(p for p in projects if p.name == wild.project), checkouts)
+            if remark:
+                print(remark, file=sys.stderr)
+        if places[wild.project] is not None:
+            script = str(Path(wild.path).relative_to(wild.place))
+            bounded = msgspec.structs.replace(wild, steps=max(wild.steps, steps) if wild.steps else 0)
+            found.append(Program(wild.name, wild.project.replace("+", "/", 1), wild.place, script, list(wild.arguments), wild=bounded))
+    return found
 
 
 def prepare(program: Program, checkouts: Path, target: Path) -> None:
@@ -53,6 +89,8 @@ def prepare(program: Program, checkouts: Path, target: Path) -> None:
         raise FileNotFoundError(f"{origin}: no checkout of {program.repository}")
     shutil.rmtree(target, ignore_errors=True)
     shutil.copytree(origin, target, ignore=shutil.ignore_patterns(".git"))
+    if program.wild is not None:
+        make(target, program.wild.files)
     if program.prepare:
         made = subprocess.run([sys.executable, "-c", program.prepare], cwd=target, capture_output=True, text=True, timeout=240)
         if made.returncode:
@@ -68,11 +106,17 @@ def prepare(program: Program, checkouts: Path, target: Path) -> None:
 
 
 class Warm:
-    """Runs programs with the start-up hook of mutants (`start/`), in forks of one process."""
+    """Runs programs with the start-up hook of mutants (`start/`), in forks of one process.
 
-    def __init__(self, *, timeout_s: float, memory_mib: int) -> None:
-        clean = {k: v for k, v in os.environ.items() if not k.startswith("MUTANTS_")}
-        clean |= {"OMP_NUM_THREADS": "1", "PYTHONHASHSEED": "0", "MPLBACKEND": "agg"}
+    Args:
+        checkouts: their folder: a wild program may import what another folder of its project holds.
+        timeout_s: for one program.
+        memory_mib: address space of each process of a program.
+    """
+
+    def __init__(self, checkouts: Path, *, timeout_s: float, memory_mib: int) -> None:
+        self._checkouts = checkouts.resolve()
+        clean = {k: v for k, v in os.environ.items() if not k.startswith(("MUTANTS_", "PROCTOR_", "WILD_"))} | FIXED
         self._forks = Forks(HERE / "start" / "sitecustomize.py", clean, timeout_s=timeout_s, memory_mib=memory_mib)
 
     def run(
@@ -91,9 +135,22 @@ class Warm:
             shutil.rmtree(digest, ignore_errors=True)
             digest.mkdir(parents=True)
             told["MUTANTS_DIGEST"] = str(digest)
+        path: list[str] = []
+        if (wild := program.wild) is not None:
+            told |= {"WILD_SHIMS": ",".join(wild.shims), "WILD_STEPS": str(wild.steps), "WILD_BATCH": str(wild.batch), "HOME": str(folder)}
+            path = [str(manifest.SHIMS), str(self._installed(wild, folder.parent / f"{folder.name}-packages"))]
         log = folder.parent / f"{folder.name}.log"
-        code = self._forks.run(program.script, program.arguments, folder, log, told, ranks=program.ranks, record=record)
+        code = self._forks.run(program.script, program.arguments, folder, log, told, ranks=program.ranks, record=record, path=path)
         return code, log.read_text(errors="replace")[-3000:] if log.exists() else ""
+
+    def _installed(self, wild: manifest.Program, folder: Path) -> Path:
+        """A folder in which the packages of its project are found that a program imports."""
+        shutil.rmtree(folder, ignore_errors=True)
+        packages = folder / "site-packages"
+        packages.mkdir(parents=True)
+        for link in wild.links:
+            (packages / Path(link).name).symlink_to(self._checkouts / wild.project / link)
+        return packages
 
     def close(self) -> None:
         """End the process."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import itertools
 import json
 import random
 import shutil
@@ -57,9 +58,10 @@ class Matrix:
         self._baselines: dict[str, dict[str, Any]] = {}
         self._fresh: set[Path] = set()  # packs that this call has learned
 
-    def run(self, sample: int, seed: int, until: float = float("inf")) -> list[dict[str, Any]]:
-        """Run a sample of mutants; what an earlier call has finished is read."""
-        self._programs = [p for p in self._programs if self._baseline(p)["state"] == "ready"]
+    def run(self, sample: int, seed: int, until: float = float("inf"), number: int | None = None) -> list[dict[str, Any]]:
+        """Run a sample of mutants of the first `number` programs that are ready; what an earlier call has finished is read."""
+        ready = (p for p in self._programs if self._baseline(p)["state"] == "ready")
+        self._programs = list(itertools.islice(ready, number))
         chosen = choose(self._programs, self._operators, self._sources, sample, seed)
         results = []
         for mutant in chosen:

@@ -210,8 +210,19 @@ def _standins() -> None:
     module.install()
 
 
+def _shims(torch) -> None:
+    """Start the shims of a wild program, whose folder is on the path; they come before what is planted."""
+    shims = os.path.join(os.path.dirname(_ROOT), "wild", "shims", "site-packages", "sitecustomize.py")
+    spec = importlib.util.spec_from_file_location("sitecustomize.wild", shims)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    module.begin(torch)
+
+
 def begin(torch) -> None:
     """Act in a process that has imported torch already (`benchmarks/forks.py`)."""
+    if os.environ.get("WILD_SHIMS") is not None:
+        _shims(torch)
     if os.environ.get("MUTANTS_STANDIN"):
         _standins()
     _on_torch(torch)

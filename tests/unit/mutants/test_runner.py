@@ -11,9 +11,11 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[3]))
 from benchmarks.mutants import judge, runner
+from benchmarks.mutants import programs as sources
 from benchmarks.mutants.programs import HERE, Program, prepare, read
 from benchmarks.mutants.registry import Operator, load
 from benchmarks.mutants.table import render
+from benchmarks.wild import manifest
 
 SOURCE = """
 def train(model, opt, data):
@@ -189,3 +191,21 @@ def test_the_manifest_can_be_read_and_a_wrong_edit_is_said(tmp_path: Path, check
         prepare(wrong, checkouts, tmp_path / "copy")
     with pytest.raises(FileNotFoundError, match="no checkout of z/lab"):
         prepare(Program("z", "z/lab", ".", "main.py", []), checkouts, tmp_path / "copy")
+
+
+def test_programs_of_the_wild_corpus_take_turns_and_keep_their_shims(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def project(name: str, half: str, **more: object) -> manifest.Project:
+        whole = [manifest.Program(project=name, half=half, path=f"code/{n}.py", trains="a line", files={"data/in.txt": "text"}, shims=("limit",), **more) for n in ("a", "b")]  # type: ignore[arg-type]
+        return manifest.Project(name=name, repository="", commit="", licence="", half=half, programs=tuple(whole))
+
+    known = [project("one+x", "first"), project("two+y", "first"), project("far+z", "second"), project("bad+w", "first", bug="clips first")]
+    monkeypatch.setattr(manifest, "read_corpus", lambda: known)
+    monkeypatch.setattr(sources, "checkout", lambda project, folder: (folder / project.name, ""))
+    for name in ("one+x", "two+y"):
+        (tmp_path / name / "code").mkdir(parents=True)
+        (tmp_path / name / "code" / "a.py").write_text("import torch")
+    found = sources.corpus("first", 40, tmp_path)
+    assert [p.name for p in found] == ["one+x--code-a", "two+y--code-a", "one+x--code-b", "two+y--code-b"]
+    assert [(p.wild.steps, p.wild.shims) for p in found if p.wild] == [(40, ("limit",))] * 4
+    prepare(found[0], tmp_path, tmp_path / "copy")
+    assert found[0].script == "a.py" and (tmp_path / "copy" / "a.py").is_file() and (tmp_path / "copy" / "data" / "in.txt").read_text()
