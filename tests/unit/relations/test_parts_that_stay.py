@@ -1,4 +1,4 @@
-"""Modes of `stays` on parts of a program: parameters that are thawed, frozen norms, clipping behind a scaler, checkpoints, moments."""
+"""Modes of `stays` on parts of a program: parameters that are thawed, frozen norms, clipping behind a scaler, checkpoints, moments, gradients of microbatches, schedulers."""
 
 from __future__ import annotations
 
@@ -123,15 +123,110 @@ PROGRAMS = {
             optimizer.step()
             optimizer.zero_grad()
     """,
+    "accumulates": """
+        model, critic = nn.Linear(6, WIDTH), nn.Linear(WIDTH, 3)
+        optimizer = torch.optim.SGD(model.parameters(), 0.1)
+        second = torch.optim.SGD(critic.parameters(), 0.1)
+        def propagate(loss):
+            loss.backward()
+        def loss():
+            x = torch.randn(16, 6)
+            return F.cross_entropy(critic(model(x)), x[:, :3].argmax(1)) / 4
+        for step in range(12):
+            if BUG == "closure":
+                def closure():
+                    optimizer.zero_grad()
+                    propagate(loss())
+                propagate(loss())
+                optimizer.step(closure)
+                optimizer.zero_grad(), second.zero_grad()
+                continue
+            parts = []
+            for part in range(4):
+                if BUG in ("cleared", "cleared_model") or BUG == "skipped" and (step, part) in ((0, 1), (5, 1)) or BUG in ("tasks", "kept", "zeroed"):
+                    if BUG != "cleared_model":
+                        optimizer.zero_grad(set_to_none=BUG != "zeroed")
+                        second.zero_grad(set_to_none=BUG != "zeroed") if BUG != "kept" else None
+                    else:
+                        model.zero_grad(), critic.zero_grad()
+                if BUG == "attacked":
+                    for _ in range(2):
+                        x = torch.randn(16, 6, requires_grad=True)
+                        critic(model(x)).sum().backward()
+                        optimizer.zero_grad(), second.zero_grad()
+                    propagate(loss())
+                    break
+                propagate(loss())
+                if BUG == "two":  # one of two optimizers steps behind its own pass, and what that gave the other is cleared
+                    (optimizer if part % 2 else second).step()
+                    optimizer.zero_grad(), second.zero_grad()
+                if BUG == "by_hand" and part < 3:
+                    with torch.no_grad():
+                        for p in (*model.parameters(), *critic.parameters()):
+                            p -= 0.01 * p.grad
+                    optimizer.zero_grad(), second.zero_grad()
+                parts.append([p.grad.clone() for p in (*model.parameters(), *critic.parameters()) if p.grad is not None])
+            if BUG == "tasks":
+                for p, *grads in zip([*model.parameters(), *critic.parameters()], *parts):
+                    p.grad = torch.stack(grads).mean(0)
+            optimizer.step(), second.step()
+            optimizer.zero_grad(), second.zero_grad()
+    """,
+    "schedules": """
+        model = nn.Linear(6, 3)
+        optimizer = torch.optim.SGD(model.parameters(), 0.1)
+        other = torch.optim.SGD(nn.Linear(2, 2).parameters(), 0.1)
+        class Plan:
+            def __init__(self):
+                self.scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 2)
+                self.second = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda n: 1.0) if BUG == "two" else None
+        plan = Plan()
+        x = torch.randn(40, 6)
+        data = TensorDataset(x, x[:, :3].argmax(1))
+        first, second = DataLoader(data, 8, shuffle=True), DataLoader(data, 10)
+        def batches():
+            given = iter(first)
+            while True:
+                try:
+                    yield next(given)
+                except StopIteration:
+                    given = iter(first)
+                    yield next(given)
+        def train(epoch, features, labels):
+            F.cross_entropy(model(features), labels).backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            if BUG == "by_hand":
+                for group in optimizer.param_groups:
+                    group["lr"] = 0.1 / (epoch + 2)
+        stream = batches()
+        for epoch in range(1 if BUG == "once" else 3):
+            if BUG == "asks":
+                for _ in range(5):
+                    train(epoch, *next(stream))
+            else:
+                for features, labels in first:
+                    train(epoch, features, labels)
+            with torch.no_grad():
+                for features, labels in second:
+                    model(features)
+            LINE
+    """,
 }
 WRONG = {
     ("thaws", "lost"): "thawed", ("freezes", "woken"): "woken", ("scales", "clipped"): "scaled", ("checkpoints", "cut"): "cut",
     ("moments", "length"): "decay", ("moments", "share"): "decay",
+    ("never", "never"): "stepped", ("never", "asks"): "stepped", ("accumulates", "cleared"): "lost", ("accumulates", "cleared_model"): "lost",
 }  # fmt: skip
 RIGHT = [
     ("thaws", ""), ("thaws", "anew"), ("thaws", "by hand"), ("freezes", ""), ("freezes", "meant"), ("freezes", "later"), ("scales", ""), ("scales", "list"), ("scales", "off"),
     ("checkpoints", ""), ("checkpoints", "frozen"), ("moments", ""), ("moments", "trust"),
+    ("schedules", ""), ("never", "two"), ("never", "once"), ("never", "by_hand"), ("warms_up", ""),
+    *(("accumulates", manner) for manner in ("", "closure", "skipped", "tasks", "kept", "zeroed", "attacked", "two", "by_hand")),
 ]  # fmt: skip
+# What a program's lines are is the question: each has its own.
+for name, line in {"never": "pass", "schedules": "plan.scheduler.step()", "warms_up": "if epoch >= 10: plan.scheduler.step()"}.items():
+    PROGRAMS[name] = PROGRAMS["schedules"].replace("LINE", line)
 MODES = tuple(sorted(set(WRONG.values())))
 
 
