@@ -101,6 +101,16 @@ def readable(tensor: Tensor) -> Tensor | None:
     return tensor if needed <= tensor.untyped_storage().nbytes() and tensor.data_ptr() else None
 
 
+def plain(value: Any, largest: int) -> bool:
+    """Whether a value is a dense tensor on the CPU, of no subclass but parameters and of 1 to `largest` elements, that is there to be read."""
+    import torch
+
+    return (
+        type(value) in (torch.Tensor, torch.nn.Parameter) and value.device.type == "cpu" and value.layout is torch.strided
+        and 0 < value.numel() <= largest and not value.is_quantized and readable(value) is not None
+    )  # fmt: skip
+
+
 def _capturing(tensor: Tensor) -> bool:
     import torch
 

@@ -21,6 +21,7 @@ _CONTAINERS: Final = frozenset({*_MAPPINGS, list, tuple})
 _TENSORS: Final = 6  # of a copy that are looked at
 _LEAST: Final = 2  # elements, below which a tensor says too little
 _MAX_PARAMETERS: Final = 4096
+_ROOTS: Final = 64
 
 Pair = tuple["weakref.ref[Any]", "weakref.ref[Any]"]  # tensor of the copy, tensor of the model
 
@@ -126,3 +127,25 @@ def elements_of(tensor: Any, count: int) -> list[float]:
     step = max(1, flat.numel() // count)
     told: list[float] = flat[::step][:count].tolist()
     return told
+
+
+class Roots:
+    """Which modules lie in which roots.
+
+    Args:
+        modules: a copy and its model.
+    """
+
+    def __init__(self, *modules: Any) -> None:
+        self._modules = [weakref.ref(module) for module in modules]
+        self._known: dict[int, tuple[weakref.ref[Any], tuple[bool, ...]]] = {}
+
+    def of(self, root: Any) -> tuple[bool, ...]:
+        """For each module whether it lies in this root."""
+        known = self._known.get(id(root))
+        if known is None or known[0]() is not root:
+            inside = {id(module) for module in root.modules()}
+            if len(self._known) >= _ROOTS:
+                return tuple(False for _ in self._modules)
+            known = self._known[id(root)] = weakref.ref(root), tuple((m := ref()) is not None and id(m) in inside for ref in self._modules)
+        return known[1]

@@ -7,7 +7,6 @@ or beside forwards of the model without gradients: no evaluation.
 
 from __future__ import annotations
 
-import weakref
 from collections.abc import Iterator, Sequence
 from typing import Any, Final
 
@@ -18,7 +17,6 @@ _ELEMENTS: Final = 6  # of a tensor
 _LEAST: Final = 2  # calls of an evaluation
 _INPUTS: Final = 8  # tensors of a call
 _LARGEST: Final = 1 << 24  # elements
-_ROOTS: Final = 64
 
 
 class Resting:
@@ -65,7 +63,7 @@ def _prints(values: Sequence[Any]) -> Sequence[int]:
     from proctor.instrument.observe.fingerprint import fingerprint_all
 
     given = [tensor for value in values for tensor in _tensors(value)]
-    if not given or len(given) > _INPUTS or not all(_readable(tensor) for tensor in given):
+    if not given or len(given) > _INPUTS or not all(content.plain(tensor, _LARGEST) for tensor in given):
         return ()
     return tuple(summary.fp for summary in fingerprint_all([tensor.detach() for tensor in given]))
 
@@ -79,33 +77,3 @@ def _tensors(value: Any) -> Iterator[Any]:
         for inner in list(value.values() if isinstance(value, dict) else value)[:_INPUTS]:
             if isinstance(inner, torch.Tensor):
                 yield inner
-
-
-def _readable(tensor: Any) -> bool:
-    import torch
-
-    if type(tensor) is not torch.Tensor or tensor.device.type != "cpu" or tensor.layout is not torch.strided:
-        return False
-    return not tensor.is_quantized and 0 < tensor.numel() <= _LARGEST and content.readable(tensor) is not None
-
-
-class Roots:
-    """Which modules lie in which roots.
-
-    Args:
-        modules: a copy and its model.
-    """
-
-    def __init__(self, *modules: Any) -> None:
-        self._modules = [weakref.ref(module) for module in modules]
-        self._known: dict[int, tuple[weakref.ref[Any], tuple[bool, ...]]] = {}
-
-    def of(self, root: Any) -> tuple[bool, ...]:
-        """For each module whether it lies in this root."""
-        known = self._known.get(id(root))
-        if known is None or known[0]() is not root:
-            inside = {id(module) for module in root.modules()}
-            if len(self._known) >= _ROOTS:
-                return tuple(False for _ in self._modules)
-            known = self._known[id(root)] = weakref.ref(root), tuple((m := ref()) is not None and id(m) in inside for ref in self._modules)
-        return known[1]

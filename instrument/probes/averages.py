@@ -53,7 +53,7 @@ class _Known:
         modules = [ref() for ref in copy.modules or ()]
         whole = bool(modules) and None not in modules
         self.statistics = _statistics.Statistics(*modules) if whole else None
-        self.roots = _resting.Roots(*modules) if whole else None
+        self.roots = _copies.Roots(*modules) if whole else None
         self.resting = _resting.Resting(copy)
         self.rows = 0  # of what its buffers and evaluations do
 

@@ -14,6 +14,7 @@ from typing import Any, Final
 
 import numpy as np
 
+from proctor.instrument.observe import content
 from proctor.instrument.probes import NO_HOOKS, EarlyProbe, Home, Hooks, Sink, register
 from proctor.instrument.probes.source.formulas import is_loss_name
 from proctor.invariants.schema import MODEL_CALL, Value
@@ -98,15 +99,7 @@ def tensors(value: Any, depth: int = 3) -> Iterator[Any]:
 
 def readable(value: Any) -> bool:
     """A plain tensor of several rows on the CPU, not too large, whose memory is there."""
-    import torch
-
-    from proctor.instrument.observe import content
-
-    return (
-        type(value) in (torch.Tensor, torch.nn.Parameter) and value.device.type == "cpu" and value.layout is torch.strided
-        and value.dim() > 0 and value.shape[0] > 1 and 0 < value.numel() <= _LARGEST and not value.is_complex() and not value.is_quantized
-        and content.readable(value) is not None
-    )  # fmt: skip
+    return content.plain(value, _LARGEST) and value.dim() > 0 and value.shape[0] > 1 and not value.is_complex()
 
 
 def looks(tensor: Any) -> Iterator[tuple[int, float]]:

@@ -72,9 +72,7 @@ def _samples(values: Iterable[Any]) -> set[int]:
     for value in values:
         if type(value) is not torch.Tensor or value.dim() < 2:
             continue
-        if value.device.type != "cpu" or value.layout is not torch.strided or not 0 < value.numel() <= _LARGEST or value.is_complex() or value.is_quantized:
-            return set()
-        if content.readable(value) is None:  # a tensor of torch.func, say, has no memory of its own
+        if not content.plain(value, _LARGEST) or value.is_complex():
             return set()
         rows = value.detach().reshape(value.shape[0], -1)
         if rows.shape[1] < _LEAST:

@@ -82,7 +82,6 @@ class Edge:
                 hint="make `from` of the one the `to` of the other",
             )
 
-
     def _all_given_the_same(self, tensor: torch.Tensor) -> None:
         """Data that comes whole and is cut here is the same on all ranks that cut it; each asks the others, so that all refuse."""
         axes = [step.target.axis for step in self.move.there if step.source is None and step.target is not None and not step.target.reduction]
