@@ -1,6 +1,6 @@
 """Whether a scheduler that is built is ever stepped.
 
-One row of `Value.KEPT`, `stepped`, for each scheduler whose optimizer updates in a second pass over all that it trains on: by then it has stepped. One that has not says nothing where the program
+One row of `Value.KEPT`, `stepped`, for each scheduler whose optimizer updates in a second pass over all that it trains on, or behind a second evaluation: by then it has stepped. One that has not says nothing where the program
 may step it later: where some line of the program's own code, besides those that the optimizers update at, speaks of a `step` (a warm-up without the scheduler; an environment that is stepped looks alike),
 where a library updates the optimizer, where an optimizer has several schedulers, or where the rate moves without it.
 
@@ -32,6 +32,7 @@ _BACKWARDS: Final = frozenset({"torch.Tensor.backward", "torch.autograd.backward
 _SCHEDULERS: Final = 16
 _LOADERS: Final = 64
 _LINES: Final = 64  # at which optimizers update
+_EVALUATIONS: Final = 2
 _CODES: Final = 4000  # functions of the program that are looked at
 
 
@@ -73,7 +74,8 @@ class Schedules(Probe):
         self._known: list[_Scheduler] = []
         self._loaders: dict[int, _Loader] = {}
         self._iterators: dict[int, _Loader] = {}
-        self._asked: set[int] = set()  # loaders that gave a batch since the last backward pass
+        self._asked: dict[int, int] = {}  # batches that each loader gave since the last backward pass
+        self._evaluations = 0  # since the last scheduler was built
         self._newest: _Loader | None = None
         self._lines: set[tuple[str, int]] = set()
 
@@ -90,6 +92,7 @@ class Schedules(Probe):
         if raised or getattr(args[0], "optimizer", None) is None or len(self._known) >= _SCHEDULERS:
             return
         self._known.append(_Scheduler(args[0]))
+        self._evaluations = 0
         for loader in self._loaders.values():
             loader.again()
 
@@ -111,12 +114,16 @@ class Schedules(Probe):
     def _given(self, args: tuple[Any, ...], kwargs: dict[str, Any] | None, result: Any, raised: bool) -> None:
         loader = self._iterators.get(id(args[0]))
         if loader is not None and not raised:
-            self._asked.add(id(loader))
+            self._asked[id(loader)] = self._asked.get(id(loader), 0) + 1
 
     def _propagated(self, args: tuple[Any, ...], kwargs: dict[str, Any] | None, result: Any, raised: bool) -> None:
-        for loader in self._iterators.values() if self._asked else ():
-            if id(loader) in self._asked:
+        # Who was asked for more batches than another was evaluated on.
+        fewest = min(self._asked.values(), default=0)
+        trains = any(loader.trains for loader in self._loaders.values())
+        for loader in self._iterators.values() if fewest else ():
+            if self._asked.get(id(loader)) == fewest:
                 loader.trained = loader.trains = True
+        self._evaluations += trains and any(count > fewest for count in self._asked.values())
         self._asked.clear()
 
     def _updates(self, args: tuple[Any, ...], kwargs: dict[str, Any] | None) -> None:
@@ -127,7 +134,8 @@ class Schedules(Probe):
         if frame is not None and len(self._lines) < _LINES:
             self._lines.add((frame.f_code.co_filename, frame.f_lineno))
         loaders = [loader for loader in self._loaders.values() if loader.trains and loader.ref() is not None]
-        if not loaders or any(loader.over < 1 for loader in loaders):
+        again = bool(loaders) and all(loader.over >= 1 for loader in loaders)
+        if not again and self._evaluations < _EVALUATIONS:
             return
         self._known = [known for known in self._known if known not in mine]
         scheduler = mine[0].ref()
@@ -136,7 +144,7 @@ class Schedules(Probe):
         never = scheduler.last_epoch == mine[0].epoch
         if never and (_rates(args[0]) != mine[0].rates or frame is None or self._speaks_of_it(frame)):
             return
-        seen = f"{type(scheduler).__name__} of {type(args[0]).__name__} has never stepped, in a second pass over the data, and no line of the program steps it" if never else ""
+        seen = f"{type(scheduler).__name__} of {type(args[0]).__name__} has never stepped, {'in a second pass over the data' if again else 'behind a second evaluation'}, and no line of the program steps it" if never else ""
         self.sink.number(type(scheduler).__name__, float(never), kind=Value.KEPT, facts={"what": "stepped", "seen": seen})
 
     def _caller(self) -> types.FrameType | None:

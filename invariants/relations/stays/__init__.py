@@ -56,7 +56,7 @@ SAYS: Final = {
     "scaled": "gradients behind a loss scaler are unscaled before they are clipped",
     "cut": "a checkpointed function whose parameters train gives a result that they get gradients through",
     "lost": "what the backward passes of one line gave is not cleared before an update applies it",
-    "stepped": "a scheduler has stepped when its optimizer trains on its data a second time",
+    "stepped": "a scheduler has stepped when its optimizer trains on its data a second time, or behind a second evaluation",
     "decay": "an optimizer keeps the same share of the moments of all parameters of a group, and each has its own length",
 }
 _ADVICE: Final = {

@@ -201,8 +201,8 @@ PROGRAMS = {
                     group["lr"] = 0.1 / (epoch + 2)
         stream = batches()
         for epoch in range(1 if BUG == "once" else 3):
-            if BUG == "asks":
-                for _ in range(5):
+            if BUG in ("asks", "asks_long"):
+                for _ in range(5 if BUG == "asks" else 1):
                     train(epoch, *next(stream))
             else:
                 for features, labels in first:
@@ -216,7 +216,7 @@ PROGRAMS = {
 WRONG = {
     ("thaws", "lost"): "thawed", ("freezes", "woken"): "woken", ("scales", "clipped"): "scaled", ("checkpoints", "cut"): "cut",
     ("moments", "length"): "decay", ("moments", "share"): "decay",
-    ("never", "never"): "stepped", ("never", "asks"): "stepped", ("accumulates", "cleared"): "lost", ("accumulates", "cleared_model"): "lost",
+    ("never", "never"): "stepped", ("never", "asks"): "stepped", ("never", "asks_long"): "stepped", ("accumulates", "cleared"): "lost", ("accumulates", "cleared_model"): "lost",
 }  # fmt: skip
 RIGHT = [
     ("thaws", ""), ("thaws", "anew"), ("thaws", "by hand"), ("freezes", ""), ("freezes", "meant"), ("freezes", "later"), ("scales", ""), ("scales", "list"), ("scales", "off"),
