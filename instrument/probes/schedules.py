@@ -192,10 +192,10 @@ def _codes(frame: types.FrameType | None, prefixes: tuple[str, ...]) -> Iterator
     while frame is not None:
         waiting.append(frame.f_code)
         frame = frame.f_back
-    modules = [m for n, m in list(sys.modules.items()) if isinstance(m, types.ModuleType) and (n == "__main__" or not _library(m.__dict__.get("__file__"), prefixes))]
-    names = {m.__name__ for m in modules}
+    modules = [m for n, m in list(sys.modules.items()) if issubclass(type(m), types.ModuleType) and (n == "__main__" or not _library(m.__dict__.get("__file__"), prefixes))]
+    names = {m.__dict__.get("__name__") for m in modules}
     for module in modules:
-        waiting.extend(list(vars(module).values()))
+        waiting.extend(list(module.__dict__.values()))
     seen: set[int] = set()
     while waiting:
         value = waiting.pop()
@@ -204,18 +204,19 @@ def _codes(frame: types.FrameType | None, prefixes: tuple[str, ...]) -> Iterator
         if id(value) in seen:
             continue
         seen.add(id(value))
-        if isinstance(value, types.CodeType):
+        kind = type(value)  # `isinstance` would ask a proxy for its class
+        if kind is types.CodeType:
             if not _library(value.co_filename, prefixes):
                 yield value
-                waiting.extend(c for c in value.co_consts if isinstance(c, types.CodeType))
-        elif isinstance(value, type):
-            if value.__module__ in names:
-                waiting.extend(list(vars(value).values()))
-        elif isinstance(value, staticmethod | classmethod | types.MethodType):
+                waiting.extend(c for c in value.co_consts if type(c) is types.CodeType)
+        elif issubclass(kind, type):
+            if type.__getattribute__(value, "__dict__").get("__module__") in names:
+                waiting.extend(list(type.__getattribute__(value, "__dict__").values()))
+        elif kind in (staticmethod, classmethod, types.MethodType):
             waiting.append(value.__func__)
-        elif isinstance(value, property):
+        elif kind is property:
             waiting.append(value.fget)
-        elif isinstance(value, types.FunctionType):
+        elif kind is types.FunctionType:
             waiting.append(value.__code__)
             for cell in value.__closure__ or ():
                 with contextlib.suppress(ValueError):  # not yet filled
