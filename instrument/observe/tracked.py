@@ -8,6 +8,7 @@ kept alive. Out: slots in a fixed order, each with the code of its variable and 
 from __future__ import annotations
 
 import json
+import math
 import weakref
 from collections.abc import Callable, Iterable
 from functools import partial
@@ -59,6 +60,7 @@ class Tracked:
         self._group: dict[int, int] = {}  # id of a parameter → which of the groups of that optimizer it is in
         self._models: dict[str, list[weakref.ref[Any]]] = {}  # models by class, in the order in which they were found
         self._zero_lr: dict[str, set[int]] = {}
+        self._rates: dict[str, dict[int, int]] = {}  # decade of the learning rate of each parameter, by optimizer: -3 of 0.002
         self._wrapped: dict[int, str] = {}
         self._scanned_at = 0
         self.layout = 0  # counts what may have changed which parameters and buffers there are, or how they are called
@@ -129,11 +131,13 @@ class Tracked:
                 self._changed()
 
     def note_lr(self, optimizer: Any) -> None:
-        """Remember which parameters an update leaves alone because their learning rate is zero."""
+        """Remember which parameters an update leaves alone because their learning rate is zero, and how large it is for the others."""
         label = self._labels.get(id(optimizer), "")
         zero = {id(p) for group in optimizer.param_groups if is_zero(group.get("lr")) for p in group["params"]}
-        if zero != self._zero_lr.get(label, set()):
-            self._zero_lr[label] = zero
+        decades = [(group["params"], decade(group.get("lr"))) for group in optimizer.param_groups]
+        rates = {id(p): at for params, at in decades if at is not None for p in params}
+        if zero != self._zero_lr.get(label, set()) or rates != self._rates.get(label, {}):
+            self._zero_lr[label], self._rates[label] = zero, rates
             self._describe_again(self._params.values())
 
     def _describe_again(self, entries: Iterable[tuple[Any, Slot, Slot, dict[str, Any]]]) -> None:
@@ -260,6 +264,7 @@ class Tracked:
             "optimizer": self._holder.get(id(t)),
             "group": self._group.get(id(t)),
             "lr_zero": id(t) in self._zero_lr.get(self._holder.get(id(t), ""), ()),
+            "rate": self._rates.get(self._holder.get(id(t), ""), {}).get(id(t)),
             "wrapper": description.get("wrapper") or None,
         }
         placements = getattr(t, "placements", None)
@@ -330,5 +335,13 @@ def is_zero(lr: Any) -> bool:
 
     Of a rate in a tensor this is known on the CPU only: to ask a device would wait for it.
     """
-    known = isinstance(lr, int | float) or (getattr(getattr(lr, "device", None), "type", "") == "cpu" and lr.numel() == 1)
-    return known and abs(float(lr)) < 1e-6
+    return _known(lr) and abs(float(lr)) < 1e-6
+
+
+def decade(lr: Any) -> int | None:
+    """The power of ten that a learning rate lies above; None where it is zero or not known, as in a tensor on a device."""
+    return math.floor(math.log10(abs(float(lr)))) if _known(lr) and math.isfinite(lr) and lr else None
+
+
+def _known(lr: Any) -> bool:
+    return isinstance(lr, int | float) or (getattr(getattr(lr, "device", None), "type", "") == "cpu" and lr.numel() == 1)

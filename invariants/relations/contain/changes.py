@@ -198,7 +198,7 @@ def _output_learns(trace: Trace) -> pl.DataFrame:
     moving = changes.join(held.select("proc", "var", "model"), on=["proc", "var"]).select("proc", "model", "step").unique()
     steps = steps.join(moving, on=["proc", "model", "step"], how="semi").join(_frames.whole_steps(trace), on=["proc", "step"], how="semi")
     rows = last.join(steps, on=["proc", "model"]).join(changes, on=["proc", "var", "step"], how="left")
-    pushed = trainable(trace).select("proc", "var", "step", pl.lit(value=True).alias("_pushed"))
+    pushed = decided(trainable(trace), pl.lit(value=False)).select("proc", "var", "step", pl.lit(value=True).alias("_pushed"))
     rows = rows.join(pushed, on=["proc", "var", "step"], how="left")
     passed = pl.col("changed").fill_null(value=False)
     rows = rows.filter(passed | pl.col("frozen") | pl.col("_pushed").fill_null(value=False))

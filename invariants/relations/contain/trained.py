@@ -16,9 +16,12 @@ from proctor.invariants.relations.views import frames as _frames
 from proctor.invariants.schema import StateFlag
 from proctor.invariants.trace import Trace
 
+_PLAIN: Final = "torch.optim.SGD"
 _KEEP: Final = 8  # passing examples of one parameter in one process
 # A gradient this much smaller than its parameter may not move it: float32 keeps 6e-8 of a value, times a small rate.
 _MIN_RATIO: Final = 1e-4
+_HALF_DIGIT: Final = 2.0**-23  # of a float32: a change that is smaller may be none
+_LEAST_MEAN: Final = 1e-2  # of an element's gradient and its size, as optimizers with moments see them
 _LOW_PRECISION: Final = ("bfloat16", "float16")
 _SAID: Final = ("requires_grad", "optimizer", "lr_zero", "dtype", "wrapper", "ndim", "shape")
 
@@ -92,7 +95,14 @@ def _find_pushed(trace: Trace) -> pl.DataFrame:
     used = used.drop("meta").sort("step").join_asof(sizes, on="step", by=["proc", "var"], strategy="backward", check_sortedness=False)
     # The rate that an update used is told by the values after it.
     idle = _frames.metas(trace, "lr_zero").filter(pl.col("lr_zero") == "true")
-    return used.join(idle, on="meta", how="anti", maintain_order="left")
+    used = used.join(idle, on="meta", how="anti", maintain_order="left")
+    return with_kind(trace, used.join(_frames.metas(trace, "rate"), on="meta", how="left", maintain_order="left"))
+
+
+def with_kind(trace: Trace, rows: pl.DataFrame) -> pl.DataFrame:
+    """Rows with the class of their optimizer."""
+    kinds = _frames.updates(trace).select("proc", "optimizer", pl.col("kind").alias("_kind")).drop_nulls().unique(["proc", "optimizer"])
+    return rows.join(kinds, on=["proc", "optimizer"], how="left", maintain_order="left")
 
 
 def _unused_gradients(trace: Trace) -> pl.DataFrame:
@@ -108,16 +118,27 @@ def _unused_gradients(trace: Trace) -> pl.DataFrame:
 def decided(rows: pl.DataFrame, passed: pl.Expr) -> pl.DataFrame:
     """Without failures that rounding explains."""
     small = pl.col("norm") < _MIN_RATIO * pl.col("_size")
-    coarse = pl.col("dtype").is_in(_LOW_PRECISION) & (pl.col("ndim").cast(pl.Int32) < 2)
-    return rows.with_columns(passed.alias("passed")).filter(pl.col("passed") | ~(small.fill_null(value=True) | coarse.fill_null(value=True)))
+    vector = pl.col("ndim").cast(pl.Int32) < 2
+    coarse = pl.col("dtype").is_in(_LOW_PRECISION) & vector
+    explained = small.fill_null(value=True) | coarse.fill_null(value=True) | _rounded(vector).fill_null(value=False)
+    return rows.with_columns(passed.alias("passed")).filter(pl.col("passed") | ~explained)
+
+
+def _rounded(vector: pl.Expr) -> pl.Expr:
+    """Whether the learning rate is so small that no element may move: at the beginning of a warm-up, or the end of a decay.
+
+    All elements of a vector may have one size, as those of a norm have at first; of a matrix some are small. An update of SGD is as large as its gradient; of others the rate tells.
+    """
+    rate = 10.0 ** pl.col("rate").cast(pl.Int32, strict=False)
+    moves = pl.when(pl.col("_kind") == _PLAIN).then(pl.col("norm")).otherwise(_LEAST_MEAN * pl.col("numel").sqrt())
+    return rate * moves * pl.when(vector).then(1).otherwise(pl.col("numel")) < _HALF_DIGIT * pl.col("_size")
 
 
 def finish(trace: Trace, rows: pl.DataFrame) -> pl.DataFrame:
     """The columns of a view; of what passed again and again the first rows."""
-    kinds = _frames.updates(trace).select("proc", "optimizer", "kind").drop_nulls().unique(["proc", "optimizer"])
     rows = rows.sort("step", "proc", "var", maintain_order=True)
     rows = rows.filter(~pl.col("passed") | (pl.col("passed").cum_sum().over("proc", "name", _frames.news(trace)) <= _KEEP))
-    rows = rows.join(kinds.rename({"kind": "_kind"}), on=["proc", "optimizer"], how="left", maintain_order="left")
+    rows = rows if "_kind" in rows.columns else with_kind(trace, rows)
     extra = [c for c in ("family", "_cause", "bound", "slot") if c in rows.columns]
     return rows.select(
         "proc", "step", "seq", pl.col("site").fill_null(0), "passed", "module", "kind", "position", "dtype", "wrapper", *extra,

@@ -1,0 +1,60 @@
+"""`contain`: parameters that a small learning rate cannot move, and such that it can and does not."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from helpers.trained import record
+
+pytest.importorskip("torch")
+
+from proctor.invariants.pack import read_pack
+from proctor.invariants.trace import Trace
+from proctor.verify.checker import check
+
+PACK = Path(__file__).resolve().parents[4] / "invariants" / "packs" / "torch.json"
+PROGRAMS = {
+    "rates": """
+        class Net(nn.Module):
+            def __init__(self):
+                super().__init__()
+                self.fc, self.norm, self.last = nn.Linear(6, WIDTH), nn.LayerNorm(WIDTH), nn.Linear(WIDTH, 3)
+            def forward(self, x):
+                return self.last(self.norm(self.fc(x)))
+        class Holding(torch.optim.SGD):
+            def step(self, closure=None):
+                kept = self.param_groups[0]["params"][2].detach().clone()
+                super().step(closure)
+                if BUG == "held":
+                    self.param_groups[0]["params"][2].data.copy_(kept)
+        net = Net()
+        kind, rate = {"sgd": (torch.optim.SGD, 4e-6), "adam": (torch.optim.Adam, 2e-6), "held": (Holding, 0.1), "falls": (torch.optim.SGD, 0.1)}[BUG]
+        optimizer = kind(net.parameters(), rate)
+        for step in range(12):
+            x = torch.randn(16, 6)
+            (F.cross_entropy(net(x), x[:, :3].argmax(1)) / (1 if BUG == "held" else 20)).backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            if BUG == "falls" and step == 5:
+                optimizer.param_groups[0]["lr"] = 3e-6
+    """,
+}
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("rates")
+    record(folder, PROGRAMS, [("rates", bug, 0, 8, bug) for bug in ("sgd", "adam", "held", "falls")])
+    return folder
+
+
+@pytest.mark.parametrize("manner", ["sgd", "adam", "falls"])
+def test_a_rate_that_is_too_small_to_move_a_vector_is_no_missing_update(runs: Path, manner: str) -> None:
+    found = check(Trace.load([runs / f"rates-{manner}"]), [read_pack(PACK)]).violations
+    assert not [v for v in found if v.relation == "contain"], [v.seen for v in found]
+
+
+def test_a_vector_that_its_rate_moves_and_that_stays_is_found(runs: Path) -> None:
+    found = [v for v in check(Trace.load([runs / "rates-held"]), [read_pack(PACK)]).violations if v.relation == "contain"]
+    assert {v.variable for v in found} == {"norm.weight"}
