@@ -24,7 +24,8 @@ class Neighbours(ModelRelation):
 
     def check(self, call: Call) -> Outcome:
         """See the class."""
-        results, batch = call.baseline, batch_of(call)
+        batch = batch_of(call)
+        results = call.baseline
         other = _others(call, batch)
         if all(same_bits(t, other_t) for (_, t), other_t in zip(call.named_inputs.values(), _leaves(other), strict=True)):
             raise Unknown("all samples of the batch are equal, so there is nothing to exchange")

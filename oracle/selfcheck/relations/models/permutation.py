@@ -22,7 +22,8 @@ class Permutation(ModelRelation):
 
     def check(self, call: Call) -> Outcome:
         """See the class."""
-        results, batch = call.baseline, batch_of(call)
+        batch = batch_of(call)
+        results = call.baseline
         order = rotation(batch.size)
         other = permuted(call, batch, order)
         seen = tried(call, other, "a permuted batch")

@@ -8,6 +8,7 @@ differently is seen by `tokens` and by running the program on other numbers of r
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -31,7 +32,7 @@ class World(ModelRelation):
 
     def check(self, call: Call) -> Outcome:
         """See the class."""
-        batch = batch_of(call)
+        batch = _as_in_training(call, batch_of(call))
         if any(p not in batch.outputs for p in call.gradients):
             raise NotApplicable("it returns a loss of the whole batch, which need not add up over samples")
         if not call.gradients:
@@ -86,6 +87,16 @@ class World(ModelRelation):
             for name, slope in call.derive(args, gradients=slopes)[1].items():
                 total[name] = total[name] + slope if name in total else slope
         return total
+
+
+def _as_in_training(call: Call, batch: Batch) -> Batch:
+    """Where samples lie in what it returned in the step: in training a model may return other things than in evaluation."""
+    axis, found = next(iter(batch.outputs.values())), dict(batch.outputs)
+    for path in call.gradients:
+        shape = call.results[path][0] if path in call.results else ()
+        if path not in found and axis < len(shape) and shape[axis] == batch.size and shape.count(batch.size) == 1:
+            found[path] = axis
+    return replace(batch, outputs=found)
 
 
 def _terms(call: Call) -> int:

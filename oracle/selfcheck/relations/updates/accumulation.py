@@ -54,7 +54,7 @@ class Accumulation(UpdateRelation):
             return Outcome(
                 relation=self.name, verdict="different", reason=f"each of {number} microbatches counts with its whole mean: the update's gradient is {number} × that of one large batch (gradient scale {number})",
                 expected=f"each mean counts 1/{number}", seen="each counts 1",
-                culprit=Culprit("", "backward", stack[0] if stack else criteria[0].line), error=number - 1.0, advice=f"divide the loss by {number} before backward",
+                culprit=_counted(criteria[0], stack), error=number - 1.0, advice=f"divide the loss by {number} before backward",
             )  # fmt: skip
         if mean and once and all(abs(w * number * number - 1.0) < EVEN for w in weights):
             return Outcome(
@@ -73,3 +73,10 @@ class Accumulation(UpdateRelation):
             expected="every item that is not ignored weighs the same, as in one large batch", seen=f"weights from {low:.3g} to {high:.3g}",
             culprit=where, error=high / low - 1.0, advice="sum the losses and divide by the number of items of all microbatches",
         )  # fmt: skip
+
+
+def _counted(criterion: Criterion, stack: Sequence[str]) -> Culprit:
+    """The backward pass; where a library makes that, the program's own loss."""
+    places = [("backward", line) for line in stack[:1]] + [(criterion.function, criterion.line)] + [("backward", line) for line in stack[1:]]
+    name, line = next(((n, x) for n, x in places if x and "site-packages" not in x), places[0])
+    return Culprit("", name, line)
