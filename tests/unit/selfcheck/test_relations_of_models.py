@@ -337,3 +337,21 @@ def test_an_input_that_a_later_part_of_a_model_leaves_alone_is_no_bug():
     with pytest.raises(NotApplicable, match="later part"):
         verdict("inputs", call_of(stage, ids, batch().requires_grad_()))
     assert verdict("inputs", call_of(stage, ids, batch())).verdict == "different"
+
+
+class Tagged(Padded):
+    def forward(self, ids, attention_mask, labels):
+        logits = self.head(self.embed(ids))
+        return F.cross_entropy(logits.transpose(1, 2), labels), logits
+
+
+@pytest.mark.parametrize(("at_padding", "wanted"), [(-100, "equivalent"), (0, "different")])
+def test_a_loss_does_not_depend_on_how_far_a_batch_is_padded(at_padding, wanted):
+    ids = torch.randint(1, 20, (4, 9), generator=torch.Generator().manual_seed(5))
+    mask = torch.ones(4, 9, dtype=torch.long)
+    mask[1, 6:] = mask[3, 4:] = 0
+    ids, labels = ids * mask, torch.where(mask.bool(), ids % 3, torch.tensor(at_padding))
+    found = verdict("padding", call_of(Tagged(True), ids, mask, labels=labels))
+    assert found.verdict == wanted and (wanted == "equivalent" or "one position of padding more" in found.reason)
+    whole = torch.ones_like(mask)
+    assert verdict("padding", call_of(Tagged(True), ids, whole, labels=labels)).verdict == "equivalent"  # nothing is padded: nobody knows with what
