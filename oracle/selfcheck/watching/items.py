@@ -53,4 +53,4 @@ def read_by_number() -> None:
         self.dataset = by_number(self.dataset)
         return original(self, numbers)
 
-    fetch._MapDatasetFetcher.fetch = items  # type: ignore[method-assign]
+    fetch._MapDatasetFetcher.fetch = items

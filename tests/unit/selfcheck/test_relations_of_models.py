@@ -261,6 +261,23 @@ def test_a_mask_that_lets_the_future_through_is_found(diagonal, wanted):
         assert "softmax" in found.culprit.op
 
 
+class Heads(Language):
+    """Two heads, so that scores are computed in a shape of as many rows as there are positions: 4 samples, 8 positions."""
+
+    def forward(self, ids):
+        x, t = self.embed(ids), ids.shape[1]
+        q, k = (y.unflatten(-1, (2, 4)).transpose(1, 2) for y in (self.qk(x), x))
+        scores = q @ k.transpose(2, 3)
+        scores = scores.masked_fill(torch.ones(t, t, dtype=torch.bool).triu(self.diagonal), float("-inf"))
+        return self.head(x + torch.softmax(scores, -1).mean(1) @ self.v(x))
+
+
+def test_the_softmax_is_named_where_an_axis_is_as_long_as_the_sequence_by_accident():
+    ids = torch.randint(0, 20, (4, 9), generator=torch.Generator().manual_seed(5))
+    found = verdict("causal", call_of(Heads(2), ids[:, :-1], targets=[ids[:, 1:].reshape(-1)]))
+    assert found.verdict == "different" and "softmax" in found.culprit.op, found.culprit
+
+
 class Scoring(nn.Module):
     """Returns its loss alone, of tokens that it cuts itself."""
 

@@ -135,8 +135,9 @@ def _early(length: int, cut: int) -> Look:
         if not one.is_floating_point():
             return one, one  # tokens and targets are given; a target is a later token
         axes = [a for a in range(one.ndim) if one.size(a) == length]
-        if not axes:
-            return None
+        flat = one.ndim == 2 and one.size(0) > length and one.size(0) % length == 0
+        if not axes or len(axes) > 2 or flat:
+            return None  # another axis is as long by accident, and which are positions cannot be told
         for axis in axes if len(axes) == 2 and one.ndim >= 3 else axes[:1]:
             one, other = one.narrow(axis, 0, cut), other.narrow(axis, 0, cut)
         return one, other
