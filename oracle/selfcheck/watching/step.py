@@ -231,9 +231,10 @@ class Call:
         Args:
             run: results by name.
         """
-        return [self._with_noise(run, sample) for sample in range(SAMPLES)]
+        return [self.shaken(run, sample) for sample in range(SAMPLES)]
 
-    def _with_noise(self, run: Callable[[], Mapping[str, torch.Tensor]], sample: int) -> Mapping[str, torch.Tensor]:
+    def shaken(self, run: Callable[[], Mapping[str, torch.Tensor]], sample: int, loud: float = 1.0) -> Mapping[str, torch.Tensor]:
+        """One run with noise of so many roundings."""
         hooks = []
         for name, module in self.module.named_modules():
             counted = [0]
@@ -245,7 +246,7 @@ class Call:
                     if tensor.dtype not in UNIT or not tensor.numel():
                         return tensor
                     with torch.no_grad(), _disable_current_modes():  # its random numbers are not the program's
-                        factor = noisy(torch.ones_like(tensor, dtype=torch.float64), UNIT[tensor.dtype], sample, name, path, counted[0])
+                        factor = noisy(torch.ones_like(tensor, dtype=torch.float64), loud * UNIT[tensor.dtype], sample, name, path, counted[0])
                     return (tensor * factor.to(torch.float64)).to(tensor.dtype)
 
                 return exchanged(result, moved)

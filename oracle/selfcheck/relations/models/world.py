@@ -18,6 +18,7 @@ from proctor.oracle.selfcheck import ModelRelation, NotApplicable, Unknown, regi
 from proctor.oracle.selfcheck.outcomes import Outcome
 from proctor.oracle.selfcheck.watching.axes import Batch, batch_of
 from proctor.oracle.selfcheck.watching.chance import draws_in_training
+from proctor.oracle.selfcheck.watching.kinks import refuse_kinks
 from proctor.oracle.selfcheck.watching.parting import Look, part
 from proctor.oracle.selfcheck.watching.step import Call, Gap, Outputs, gap, short
 from proctor.oracle.selfcheck.watching.undropped import undropped
@@ -58,6 +59,8 @@ class World(ModelRelation):
                 return Outcome(relation=self.name, verdict="equivalent", error=worst.error, tolerance=worst.tolerance, reason=f"gradients of {len(whole)} parameters add up over the halves of the batch")
             if draws_in_training(call, whole):
                 raise Unknown("the model draws random numbers in training, beside those of dropout")
+            if not lost:
+                refuse_kinks(call, whole, worst, lambda: call.derive()[1])
         return self._differs(call, batch, worst, lost)
 
     def _apart(self, call: Call, batch: Batch, whole: Outputs) -> bool:
