@@ -2,7 +2,7 @@
 
 Nothing is offered here: what is done is said by `VARIABLE`, "torch.utils.data:WHAT FOLDER". WHAT is `note` (write down what this rank's loaders read and its learning rates), `apart` (read
 the same again), `union` (one rank reads what all did, batch by batch, in the order of the ranks), `own` (its own), `first` (what the first rank did), or `twice` (that, each batch twice). Turns of loaders are known by the
-order in which they begin, since libraries make new loaders out of those of the program. Where both are recorded, generators are seeded: a program that seeds itself overrides that. Where a loader gives its own samples no numbers (`IterableDataset`), only their count is kept.
+order in which they begin, since libraries make new loaders out of those of the program. Where both are recorded, generators are seeded: a program that seeds itself overrides that. What changes an item by chance (augmentation) is drawn by the item's number. Where a loader gives its own samples no numbers (`IterableDataset`), only their count is kept.
 """
 
 from __future__ import annotations
@@ -41,6 +41,9 @@ class LoadersAdapter(Adapter):
 
         told = Noted(Path(folder)) if way == "note" else Read(Path(folder), way)
         _rates(told)
+        from proctor.oracle.selfcheck.watching.items import read_by_number
+
+        read_by_number()
         if way in ("apart", "union", "own"):
             from proctor.oracle.selfcheck.watching.step import seeded
 

@@ -52,5 +52,5 @@ class Determinism(ProgramRelation):
             relation=self.name, claim=self.claim, subject="the program", verdict="different",
             reason=f"the first thing that differs is the {what}, in update {line.step} on {rank}: {hint}", expected="the same bits", seen="others",
             culprit=Culprit(line.name.partition(" ")[0], "", line.source), step=line.step,
-            advice="look for sets and os.listdir that are iterated, hash(), time(), uuid, and generators of one's own",
+            advice="look for sets and os.listdir that are iterated, hash(), time(), uuid, queues that several workers fill, and generators of one's own (an environment's, too)",
         )  # fmt: skip

@@ -7,6 +7,7 @@ samples. Nodes of a graph and results that relate samples to each other are no s
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Final
@@ -98,6 +99,9 @@ def _batch_of(call: Call) -> Batch:
         outputs = _permutes(call, batch, results)
         if outputs is not None:
             return Batch(batch.size, batch.inputs, outputs, True, "its results are permuted as the batch is")
+    quiet = _without_noise(call, found, results)
+    if quiet is not None:
+        return quiet
     said = _conventions(call)
     batch = found[0]
     if any(list(t.shape).count(batch.size) > 1 for t in (*(t for _, t in call.named_inputs.values()), *results.values())):
@@ -107,6 +111,24 @@ def _batch_of(call: Call) -> Batch:
     if not said and batch.size not in (call.loader_batch, *(len(t) for t in call.targets if t.ndim)):
         raise NotApplicable("which axis holds samples cannot be told: neither its layers nor a loader say so")
     return Batch(batch.size, batch.inputs, batch.outputs, False, "its layers or its loader say that the first axis holds samples")
+
+
+def _without_noise(call: Call, found: list[Batch], results: Outputs) -> Batch | None:
+    """The batch of a model that draws a sample's noise by its place: looked for with one number a draw, which stays so for this call."""
+    other = tried(call, call.inputs, "other random numbers", functools.partial(call.evaluate, seed=1))
+    if all(same_bits(t, other[p]) for p, t in results.items() if p in other):
+        return None
+    call.without_noise(True)
+    try:
+        results = call.baseline
+        for batch in found:
+            outputs = _permutes(call, batch, results)
+            if outputs is not None:
+                return Batch(batch.size, batch.inputs, outputs, True, "its results are permuted as the batch is, where noise is the same for all samples")
+    except Unknown:
+        pass
+    call.without_noise(False)
+    return None
 
 
 def permuted(call: Call, batch: Batch, order: torch.Tensor) -> tuple[object, ...]:

@@ -149,6 +149,8 @@ class _Second(_Log):
             elif self._parts(*pair):
                 self.found = self._source(given) or op
                 return
+            else:
+                self._mixed.pop(_storage(other), None)  # the same memory in a shape in which it can be told, and it has not parted
 
     def _keep(self, tensor: torch.Tensor) -> None:
         """Keep its memory, not the tensor: a factory function copies what somebody else holds, and that is an operation more."""

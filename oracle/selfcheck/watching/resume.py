@@ -149,7 +149,7 @@ def _state(update: Update) -> dict[str, Any]:
 def _resumed(watch: Watch, folder: Path) -> None:
     """In the fork that waited: load, do the step, leave the results."""
     try:
-        state = torch.load(folder / "state.pt", weights_only=True)
+        state = torch.load(folder / "state.pt", weights_only=False)  # of this program's own process, in a folder of its own: arguments may be anything
         objects = {id(o): o for o in gc.get_objects() if issubclass(type(o), nn.Module | torch.optim.Optimizer | torch.optim.lr_scheduler.LRScheduler)}
         for kind in ("models", "optimizers", "schedulers"):
             for number, values in state[kind]:

@@ -14,11 +14,13 @@ from typing import Any, Final
 
 import torch
 from torch import nn
+from torch.utils._python_dispatch import _disable_current_modes
 
 from proctor.oracle.collect.edges.taps import noisy
 from proctor.oracle.selfcheck import NotApplicable, Unknown
 from proctor.oracle.selfcheck.outcomes import Culprit
 from proctor.oracle.selfcheck.watching.fork import set_random_states
+from proctor.oracle.selfcheck.watching.undrawn import Undrawn
 from proctor.oracle.selfcheck.watching.values import UNIT, copied, difference, exchanged, tensors
 
 SAMPLES: Final = 4  # one noise sample can be 2× too low, four ≤ 1.25× (docs/evaluation.md)
@@ -77,6 +79,7 @@ class Call:
         targets: of losses that were computed after it.
         loader_batch: size of the batches of the program's loader, 0 where it is not known.
         batch: what `axes.batch_of` found.
+        undrawn: each draw of random numbers gives the same one for all samples (`undrawn`).
     """
 
     module: nn.Module
@@ -92,6 +95,7 @@ class Call:
     targets: list[torch.Tensor] = field(default_factory=list)
     loader_batch: int = 0
     batch: Any = None
+    undrawn: bool = False
 
     # -- running it ---------------------------------------------------------------------------------------------
 
@@ -107,7 +111,7 @@ class Call:
         before = self.modes()
         try:
             self.module.train(training)
-            with torch.no_grad(), self.casting():
+            with torch.no_grad(), self.casting(), self.drawing():
                 seeded(seed)
                 found = self.module(*_fresh(given[0]), **_fresh(given[1]))
                 return {path: t.detach() for path, t in tensors(found)}
@@ -137,7 +141,7 @@ class Call:
             return tensor.to(dtype) if dtype is not None and tensor.is_floating_point() else tensor
 
         set_random_states(self.random)
-        with torch.enable_grad(), self.casting():
+        with torch.enable_grad(), self.casting(), self.drawing():
             made = exchanged(given, lambda _, t: cast(copied(t)))
             found = dict(tensors((self.module if call is None else call)(*made[0], **made[1])))
         slopes = self.gradients if gradients is None else gradients
@@ -164,6 +168,16 @@ class Call:
             return contextlib.nullcontext()
         mode: contextlib.AbstractContextManager[Any] = torch.autocast(self.device, dtype=self.autocast)
         return mode
+
+    def drawing(self) -> contextlib.AbstractContextManager[Any]:
+        """Random numbers as the program draws them, or the same for all samples."""
+        return Undrawn() if self.undrawn else contextlib.nullcontext()
+
+    def without_noise(self, undrawn: bool) -> None:
+        """From here on, draws give the same number for all samples, or not."""
+        if self.undrawn != undrawn:
+            self.undrawn = undrawn
+            self.__dict__.pop("baseline", None)
 
     @property
     def device(self) -> str:
@@ -217,9 +231,10 @@ class Call:
         Args:
             run: results by name.
         """
-        return [self._with_noise(run, sample) for sample in range(SAMPLES)]
+        return [self.shaken(run, sample) for sample in range(SAMPLES)]
 
-    def _with_noise(self, run: Callable[[], Mapping[str, torch.Tensor]], sample: int) -> Mapping[str, torch.Tensor]:
+    def shaken(self, run: Callable[[], Mapping[str, torch.Tensor]], sample: int, loud: float = 1.0) -> Mapping[str, torch.Tensor]:
+        """One run with noise of so many roundings."""
         hooks = []
         for name, module in self.module.named_modules():
             counted = [0]
@@ -230,8 +245,8 @@ class Call:
                 def moved(path: str, tensor: torch.Tensor) -> torch.Tensor:
                     if tensor.dtype not in UNIT or not tensor.numel():
                         return tensor
-                    with torch.no_grad():
-                        factor = noisy(torch.ones_like(tensor, dtype=torch.float64), UNIT[tensor.dtype], sample, name, path, counted[0])
+                    with torch.no_grad(), _disable_current_modes():  # its random numbers are not the program's
+                        factor = noisy(torch.ones_like(tensor, dtype=torch.float64), loud * UNIT[tensor.dtype], sample, name, path, counted[0])
                     return (tensor * factor.to(torch.float64)).to(tensor.dtype)
 
                 return exchanged(result, moved)

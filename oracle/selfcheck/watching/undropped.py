@@ -23,11 +23,11 @@ def undropped(module: nn.Module) -> Iterator[None]:
             part.dropout = 0.0
     keep, attention = F.dropout, F.scaled_dot_product_attention
 
-    def attended(query: Any, key: Any, value: Any, attn_mask: Any = None, dropout_p: float = 0.0, **named: Any) -> Any:
-        return attention(query, key, value, attn_mask, 0.0, **named)
+    def attended(query: Any, key: Any, value: Any, attn_mask: Any = None, dropout_p: float = 0.0, *rest: Any, **named: Any) -> Any:
+        return attention(query, key, value, attn_mask, 0.0, *rest, **named)
 
     F.dropout = lambda input, p=0.5, training=True, inplace=False: input
-    F.scaled_dot_product_attention = attended  # type: ignore[assignment]
+    F.scaled_dot_product_attention = attended
     try:
         yield
     finally:

@@ -1,4 +1,4 @@
-"""Tensors within the arguments and results of a call: found, exchanged, compared."""
+"""Tensors within the arguments and results of a call: found, exchanged, compared. Arrays of numpy count as tensors."""
 
 from __future__ import annotations
 
@@ -14,9 +14,11 @@ UNIT: Final = {torch.float64: 2.0**-53, torch.float32: 2.0**-24, torch.float16: 
 
 
 def tensors(value: Any, path: str = "", depth: int = 0) -> Iterator[tuple[str, torch.Tensor]]:
-    """Tensors of nested tuples, lists, mappings, dataclasses and packed sequences, with their paths."""
+    """Tensors of nested tuples, lists, mappings, dataclasses and packed sequences, with their paths; a copy of an array of numbers."""
     if isinstance(value, torch.Tensor):
         yield path, value
+    elif (array := _of_array(value)) is not None:
+        yield path, array
     elif depth >= MAX_DEPTH:
         return
     elif isinstance(value, Mapping):
@@ -36,10 +38,12 @@ def exchanged(value: Any, change: Callable[[str, torch.Tensor], torch.Tensor], p
 
     Args:
         value: arguments of a call.
-        change: path and tensor → the tensor in its place.
+        change: path and tensor → the tensor in its place; an array is given as a tensor, and is an array again.
     """
     if isinstance(value, torch.Tensor):
         return change(path, value)
+    if (array := _of_array(value)) is not None:
+        return change(path, array).detach().cpu().numpy()
     if depth >= MAX_DEPTH:
         return value
 
@@ -65,6 +69,16 @@ def exchanged(value: Any, change: Callable[[str, torch.Tensor], torch.Tensor], p
         except (TypeError, ValueError):
             return value
     return value
+
+
+def _of_array(value: Any) -> torch.Tensor | None:
+    """A tensor with the numbers of an array; `None` where it is none, or has other items than torch's."""
+    if type(value).__module__ != "numpy" or type(value).__name__ != "ndarray" or not value.ndim:
+        return None
+    try:
+        return torch.from_numpy(value.copy())
+    except (TypeError, ValueError):
+        return None
 
 
 def detached(value: Any) -> Any:

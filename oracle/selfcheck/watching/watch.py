@@ -137,10 +137,10 @@ class Watch:
         return result
 
     def _begin(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        self._renew()
         module = unwrapped(module)
         if not any(p.requires_grad for p in module.parameters()):
-            return None
+            return None  # a metric, a loss: also after an update, where a trainer logs, before the next has begun
+        self._renew()
         self.roots.setdefault(id(module), module)
         if not self._begun:
             self._begun = True
@@ -194,10 +194,26 @@ class Watch:
 
     # -- updates ------------------------------------------------------------------------------------------------
 
-    def _updates(self, optimizer: Any, args: Any, kwargs: Any) -> None:
-        """Before an optimizer steps."""
-        if not self.over:
-            self._guarded(self._look)(optimizer)
+    def _updates(self, optimizer: Any, args: Any, kwargs: Any) -> tuple[Any, Any] | None:
+        """Before an optimizer steps; with a closure, when that has computed the gradients for the first time."""
+        if self.over:
+            return None
+        look = self._guarded(self._look)
+        closure = kwargs.get("closure", args[1] if len(args) > 1 else None)
+        if not callable(closure):
+            look(optimizer)
+            return None
+        times: list[bool] = []
+
+        @functools.wraps(closure)
+        def seen() -> Any:
+            loss = closure()
+            if not times and not self.over:
+                look(optimizer)
+            times.append(True)
+            return loss
+
+        return ((args[0], seen, *args[2:]), kwargs) if len(args) > 1 else (args, {**kwargs, "closure": seen})
 
     def _look(self, optimizer: Any) -> None:
         if getattr(optimizer, "_optim_dict", None) is not None or _inner(optimizer, self.optimizers):

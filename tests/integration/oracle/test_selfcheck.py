@@ -84,6 +84,28 @@ def test_a_planted_bug_is_found_and_its_line_is_named(tmp_path: Path, bug: str, 
         assert line in script.read_text().splitlines()[int(found["culprit"]["source"].rpartition(":")[2]) - 1]
 
 
+CLOSURE = PROGRAM.replace("    optimizer.zero_grad()\n    parts", "    parts").replace("    for b, z in parts:\n", """    def closure():
+        optimizer.zero_grad()
+        for b, z in parts:
+            loss = F.cross_entropy(net(b), z)
+            (loss if BUG == "accumulation" else loss / 2).backward()
+        return loss
+    loss = optimizer.step(closure)
+    nn.Flatten()(loss.detach().reshape(1, 1))  # as a trainer logs: a module without parameters
+""").replace("""        loss = F.cross_entropy(net(b), z)
+        (loss if BUG == "accumulation" else loss / 2).backward()
+    optimizer.step()
+""", "")  # fmt: skip
+
+
+@pytest.mark.parametrize(("bug", "verdict"), [("", "equivalent"), ("accumulation", "different")])
+def test_an_update_by_a_closure_is_the_one_that_the_closure_computes(tmp_path: Path, bug: str, verdict: str):
+    assert CLOSURE.count("cross_entropy") == 1
+    _, report, _ = check(tmp_path, "--only", "accumulation", "--only", "neighbours", "--only", "resume", "--to-the-end", bug=bug, program=CLOSURE)
+    found = {o["relation"]: o["verdict"] for o in report["outcomes"]}
+    assert found == {"accumulation": verdict, "neighbours": "equivalent", "resume": "equivalent"}
+
+
 @pytest.mark.slow
 def test_the_same_seed_and_another_order_of_a_set_is_found(tmp_path: Path):
     program = PROGRAM.replace("x = torch.randn(160, 6)", "x = torch.randn(160, 6) * torch.tensor([float(hash(w) % 7) for w in 'abcdef'])")

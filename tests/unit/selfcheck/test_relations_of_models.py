@@ -6,6 +6,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
+import numpy as np  # noqa: E402
 import torch.nn.functional as F  # noqa: E402
 from torch import nn  # noqa: E402
 
@@ -20,6 +21,7 @@ def call_of(module, *args, targets=(), **kwargs):
     torch.manual_seed(0)
     call = Call(module, type(module).__name__, args, kwargs, random_states(), module.training, targets=list(targets))
     out = dict(tensors(module(*args, **kwargs)))
+    call.results = {p: (tuple(t.shape), t.dtype) for p, t in out.items()}
     wanted = {p: t for p, t in out.items() if t.requires_grad}
     slopes = torch.autograd.grad(sum((t * t).mean() for t in wanted.values()), list(wanted.values()))
     call.gradients = dict(zip(wanted, slopes, strict=True))
@@ -112,10 +114,79 @@ def test_a_sum_over_many_samples_rounds_otherwise_in_halves(rows):
     assert verdict("world", call_of(nn.Sequential(nn.Linear(30, 1), nn.Sigmoid()), torch.randn(rows, 30) + 1)).verdict == "equivalent"
 
 
-@pytest.mark.parametrize("name", ["precision", "world"])
-def test_noise_of_a_models_own_is_no_difference_of_types_or_halves(name):
+def test_noise_of_a_models_own_is_no_difference_of_types():
     with pytest.raises(Unknown, match="draws random"):
-        verdict(name, call_of(Net(lambda net, h: h + torch.randn_like(h)), batch(), targets=[torch.zeros(8)]))
+        verdict("precision", call_of(Net(lambda net, h: h + torch.randn_like(h)), batch(), targets=[torch.zeros(8)]))
+
+
+NOISES = [
+    lambda h: torch.randn_like(h), lambda h: torch.distributions.Normal(h, h.exp()).rsample() - h, lambda h: torch.rand(h.shape), lambda h: torch.bernoulli(torch.full_like(h, 0.4)),
+    lambda h: torch.randint(0, 5, h.shape), lambda h: torch.empty_like(h).exponential_(2.0), lambda h: torch.empty_like(h).normal_(1.0, 0.1),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("number", range(len(NOISES)))
+def test_a_model_with_noise_of_its_own_is_judged_where_the_noise_is_one_for_all_samples(number):
+    healthy = call_of(Net(lambda net, h: h + NOISES[number](h)), batch())
+    for name in ("neighbours", "permutation", "world"):
+        assert verdict(name, healthy).verdict == "equivalent", name
+    assert verdict("repeatable", healthy).verdict in ("by-design", "different")  # `bernoulli` is dropout's own
+    mixed = call_of(Net(lambda net, h: h - h.mean(0) + NOISES[number](h)), batch())
+    for name in ("neighbours", "world"):
+        found = verdict(name, mixed)
+        assert found.verdict == "different" and "test_relations_of_models.py" in found.culprit.source, found
+
+
+def test_an_order_by_chance_is_not_judged():
+    with pytest.raises(NotApplicable):
+        verdict("neighbours", call_of(Net(lambda net, h: h + h[torch.randperm(len(h))]), batch()))
+
+
+class Scored(nn.Module):
+    """Scores of the next item of each user: arrays come in, and the positions to come are an input, too."""
+
+    def __init__(self, mask=True):
+        super().__init__()
+        torch.manual_seed(2)
+        self.emb, self.attend, self.mask = nn.Embedding(20, 8), nn.MultiheadAttention(8, 1, batch_first=True), mask
+
+    def forward(self, users, seen, following):
+        x = self.emb(torch.LongTensor(seen))
+        late = torch.ones(x.size(1), x.size(1), dtype=torch.bool).triu(1) if self.mask else None
+        x = self.attend(x, x, x, attn_mask=late, need_weights=False)[0]
+        return (x * self.emb(torch.LongTensor(following))).sum(-1)
+
+
+def _items():
+    whole = torch.randint(1, 20, (6, 9), generator=torch.Generator().manual_seed(4)).numpy()
+    return np.arange(6), whole[:, :-1], whole[:, 1:]
+
+
+def test_arrays_of_numpy_are_inputs():
+    call = call_of(Scored(), *_items())
+    for name in ("neighbours", "permutation", "world", "causal"):
+        assert verdict(name, call).verdict == "equivalent", name
+    assert verdict("inputs", call).verdict == "by-design"  # numbers of the samples
+
+
+def test_a_model_is_causal_whose_other_input_is_one_further():
+    found = verdict("causal", call_of(Scored(mask=False), *_items()))
+    assert found.verdict == "different" and found.culprit.module == "attend"
+
+
+def test_samples_are_found_in_what_a_model_returns_in_training_alone():
+    class Two(nn.Module):
+        def __init__(self, body):
+            super().__init__()
+            torch.manual_seed(2)
+            self.fc, self.body = nn.Linear(6, 3), body
+
+        def forward(self, x):
+            h = self.body(self.fc(x))
+            return h if self.training else (h, [h * 2])
+
+    assert verdict("world", call_of(Two(torch.tanh), batch())).verdict == "equivalent"
+    assert verdict("world", call_of(Two(lambda h: h / len(h)), batch())).verdict == "different"
 
 
 def test_nodes_of_a_graph_are_no_samples():
@@ -188,6 +259,23 @@ def test_a_mask_that_lets_the_future_through_is_found(diagonal, wanted):
     assert found.verdict == wanted
     if wanted == "different":
         assert "softmax" in found.culprit.op
+
+
+class Heads(Language):
+    """Two heads, so that scores are computed in a shape of as many rows as there are positions: 4 samples, 8 positions."""
+
+    def forward(self, ids):
+        x, t = self.embed(ids), ids.shape[1]
+        q, k = (y.unflatten(-1, (2, 4)).transpose(1, 2) for y in (self.qk(x), x))
+        scores = q @ k.transpose(2, 3)
+        scores = scores.masked_fill(torch.ones(t, t, dtype=torch.bool).triu(self.diagonal), float("-inf"))
+        return self.head(x + torch.softmax(scores, -1).mean(1) @ self.v(x))
+
+
+def test_the_softmax_is_named_where_an_axis_is_as_long_as_the_sequence_by_accident():
+    ids = torch.randint(0, 20, (4, 9), generator=torch.Generator().manual_seed(5))
+    found = verdict("causal", call_of(Heads(2), ids[:, :-1], targets=[ids[:, 1:].reshape(-1)]))
+    assert found.verdict == "different" and "softmax" in found.culprit.op, found.culprit
 
 
 class Scoring(nn.Module):
@@ -266,3 +354,21 @@ def test_an_input_that_a_later_part_of_a_model_leaves_alone_is_no_bug():
     with pytest.raises(NotApplicable, match="later part"):
         verdict("inputs", call_of(stage, ids, batch().requires_grad_()))
     assert verdict("inputs", call_of(stage, ids, batch())).verdict == "different"
+
+
+class Tagged(Padded):
+    def forward(self, ids, attention_mask, labels):
+        logits = self.head(self.embed(ids))
+        return F.cross_entropy(logits.transpose(1, 2), labels), logits
+
+
+@pytest.mark.parametrize(("at_padding", "wanted"), [(-100, "equivalent"), (0, "different")])
+def test_a_loss_does_not_depend_on_how_far_a_batch_is_padded(at_padding, wanted):
+    ids = torch.randint(1, 20, (4, 9), generator=torch.Generator().manual_seed(5))
+    mask = torch.ones(4, 9, dtype=torch.long)
+    mask[1, 6:] = mask[3, 4:] = 0
+    ids, labels = ids * mask, torch.where(mask.bool(), ids % 3, torch.tensor(at_padding))
+    found = verdict("padding", call_of(Tagged(True), ids, mask, labels=labels))
+    assert found.verdict == wanted and (wanted == "equivalent" or "one position of padding more" in found.reason)
+    whole = torch.ones_like(mask)
+    assert verdict("padding", call_of(Tagged(True), ids, whole, labels=labels)).verdict == "equivalent"  # nothing is padded: nobody knows with what

@@ -173,3 +173,24 @@ def test_workers_give_the_batches_of_none(data, wanted):
     loader = DataLoader(data, batch_size=4, shuffle=not isinstance(data, IterableDataset))
     found = registry()["workers"].check(update_of(model, torch.optim.SGD(model.parameters(), lr=0.1), loaders=[loader]))
     assert found.verdict == wanted
+
+
+def test_a_sum_of_means_is_at_the_programs_own_line_where_a_library_goes_back():
+    model = trained(nn.Linear(4, 1))
+    stack = ("/x/site-packages/accelerate/accelerator.py:9", "train.py:70")
+    parts = [Criterion("cross_entropy", "mean", 8, 0, "train.py:12", 1.0, i) for i in range(2)]
+    found = registry()["accumulation"].check(update_of(model, torch.optim.SGD(model.parameters(), lr=0.1), backwards=[Backward(stack)] * 2, criteria=parts))
+    assert found.verdict == "different" and found.culprit.source == "train.py:12"
+
+
+@pytest.mark.parametrize(("weights", "verdict"), [((0.5, 0.5), "equivalent"), ((0.25, 0.75), "equivalent"), ((0.01, 0.01), "unknown"), ((1.0, 1.0), "different")])
+def test_weights_that_no_division_explains_are_undecided(weights, verdict):
+    model = trained(nn.Linear(4, 1))
+    items = (2, 6) if weights == (0.25, 0.75) else (4, 4)
+    parts = [Criterion("mse_loss", "mean", n, 0, "train.py:12", w, i) for i, (n, w) in enumerate(zip(items, weights, strict=True))]
+    update = update_of(model, torch.optim.SGD(model.parameters(), lr=0.1), backwards=[Backward(("train.py:70",))] * 2, criteria=parts)
+    if verdict == "unknown":
+        with pytest.raises(Unknown, match="not 1/2"):
+            registry()["accumulation"].check(update)
+    else:
+        assert registry()["accumulation"].check(update).verdict == verdict

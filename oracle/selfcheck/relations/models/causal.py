@@ -1,6 +1,6 @@
 """A causal model's past does not depend on its future.
 
-A model is taken for causal if the program trains it to predict the next token (the targets of a loss are its inputs, one further), or if most
+A model is taken for causal if the program trains it to predict the next token (the targets of a loss, or another input, are its inputs, one further), or if most
 of its results do not see the future. Where the model returns its loss alone, what that loss is given is looked at. Catches masks that are off by one, missing, or of the wrong side, and pads on the wrong side.
 """
 
@@ -46,7 +46,7 @@ class Causal(ModelRelation):
         if not there:
             raise NotApplicable("no result has as many positions as the input")
         if not _predicts_next(call, ids, axis):
-            raise NotApplicable("nothing says that it is causal: its targets are not its inputs one further")
+            raise NotApplicable("nothing says that it is causal: neither targets nor another input are its tokens one further")
         for cut in sorted({length - 1, length // 2, 1}):
             found = self._cut(call, run, results, path, axis, cut, there)
             if found is not None:
@@ -97,13 +97,14 @@ def _tokens(call: Call) -> tuple[str, torch.Tensor, int]:
         axis = next((a for a in (1, 0) if tensor.size(a) >= LEAST and _predicts_next(call, tensor, a)), None)
         if axis is not None:
             return path, tensor, axis
-    raise NotApplicable("no input of tokens whose next ones are the targets of a loss")
+    raise NotApplicable("no input of tokens whose next ones are the targets of a loss, or another input")
 
 
 def _predicts_next(call: Call, ids: torch.Tensor, axis: int) -> bool:
     """Whether the targets of a loss are the tokens, one further: as many, or all but the last."""
     following = ids.narrow(axis, 1, ids.size(axis) - 1)
-    for target in call.targets:
+    beside = [t for _, t in call.named_inputs.values() if t.shape == ids.shape and t is not ids and t.dtype != torch.bool]
+    for target in (*call.targets, *beside):
         if target.is_floating_point() or not target.numel():
             continue
         flat = target.reshape(-1).to(ids.device)
@@ -134,8 +135,9 @@ def _early(length: int, cut: int) -> Look:
         if not one.is_floating_point():
             return one, one  # tokens and targets are given; a target is a later token
         axes = [a for a in range(one.ndim) if one.size(a) == length]
-        if not axes:
-            return None
+        flat = one.ndim == 2 and one.size(0) > length and one.size(0) % length == 0
+        if not axes or len(axes) > 2 or flat:
+            return None  # another axis is as long by accident, and which are positions cannot be told
         for axis in axes if len(axes) == 2 and one.ndim >= 3 else axes[:1]:
             one, other = one.narrow(axis, 0, cut), other.narrow(axis, 0, cut)
         return one, other

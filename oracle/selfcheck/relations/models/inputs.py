@@ -38,6 +38,9 @@ class Inputs(ModelRelation):
             (moved if matters else idle).append(name)
         if idle and any(t.requires_grad for _, t in call.named_inputs.values()):
             raise NotApplicable(f"{', '.join(idle)} has no part in a result, but activations come in beside it: the module is a later part of a model, which may leave it to the first one")
+        numbers = {n: _numbers(t) for n, t in call.named_inputs.values()}
+        if idle and all(numbers[n] for n in idle):
+            return Outcome(relation=self.name, verdict="by-design", reason=f"{', '.join(idle)} has no part in any result, and numbers the samples: as many different whole numbers as there are samples", culprit=call.place())
         if idle:
             where = written_at(call.module)
             return Outcome(
@@ -49,6 +52,12 @@ class Inputs(ModelRelation):
         if not moved:
             raise (Unknown if unable else NotApplicable)(f"no input could be exchanged{said}" if unable else "it takes no tensors")
         return Outcome(relation=self.name, verdict="equivalent", reason=f"{', '.join(moved[:6])} {'matters' if len(moved) == 1 else 'matter'}{said}")
+
+
+def _numbers(tensor: torch.Tensor) -> bool:
+    """Whether it tells samples apart and nothing else: identifiers come in beside features and are often left alone."""
+    whole = not (tensor.is_floating_point() or tensor.is_complex() or tensor.dtype == torch.bool)
+    return whole and tensor.ndim == 1 and tensor.numel() > 1 and int(tensor.unique().numel()) == tensor.numel()
 
 
 def _matters(call: Call, path: str, other: torch.Tensor, results: Outputs) -> bool:

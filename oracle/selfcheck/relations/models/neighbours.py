@@ -24,7 +24,8 @@ class Neighbours(ModelRelation):
 
     def check(self, call: Call) -> Outcome:
         """See the class."""
-        results, batch = call.baseline, batch_of(call)
+        batch = batch_of(call)
+        results = call.baseline
         other = _others(call, batch)
         if all(same_bits(t, other_t) for (_, t), other_t in zip(call.named_inputs.values(), _leaves(other), strict=True)):
             raise Unknown("all samples of the batch are equal, so there is nothing to exchange")
@@ -53,11 +54,11 @@ def row_of(batch: Batch) -> Look:
     """A look at the first sample of any tensor that has samples along an axis, or B times as many rows."""
 
     def look(one: torch.Tensor, other: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor] | None:
-        for axis in range(min(3, one.ndim)):
-            if one.size(axis) == batch.size:
-                return one.select(axis, 0), other.select(axis, 0)
-        first = set(batch.inputs.values()) == {0}
-        if first and one.ndim and one.size(0) > batch.size and one.size(0) % batch.size == 0:
+        axis = next((a for a in range(min(3, one.ndim)) if one.size(a) == batch.size), None)
+        flat = set(batch.inputs.values()) == {0} and one.ndim > 0 and one.size(0) > batch.size and one.size(0) % batch.size == 0
+        if axis is not None:  # unless it is as long by accident, and the rows are those of all samples
+            return None if flat else (one.select(axis, 0), other.select(axis, 0))
+        if flat:
             rows = one.size(0) // batch.size
             return one[:rows], other[:rows]
         return None

@@ -1,7 +1,8 @@
 """Padding does not change what is not padding: what a mask hides has no part in the rest.
 
 Applies where the model takes a mask beside its tokens. Where a batch has no padding, the last positions are made some. Catches masks that are ignored,
-inverted, or applied after the softmax, and means over padded positions.
+inverted, or applied after the softmax, and means over padded positions. A loss that the model returns must not change with one position of padding more:
+labels that are no padding there, and means that count it.
 """
 
 from __future__ import annotations
@@ -38,6 +39,9 @@ class Padding(ModelRelation):
         def select(outputs: Mapping[str, torch.Tensor]) -> Outputs:
             return {p: _shown(t, shown) for p, t in outputs.items() if t.ndim and _per_sample(t, shown)}
 
+        counted = self._longer(call, mask_path, hidden_is)
+        if counted is not None:
+            return counted
         if not select(one) or not results:
             raise NotApplicable("no result belongs to samples or positions")
         worst = gap(select(one), select(other), lambda: [select(s) for s in call.noise(lambda: call.evaluate(masked))])
@@ -52,6 +56,44 @@ class Padding(ModelRelation):
             culprit=culprit or call.place(), error=worst.error, tolerance=worst.tolerance,
             advice=f"look whether {name} reaches every attention and every mean over positions, and what its ones mean; {tokens.ndim}-dimensional {hides}",
         )  # fmt: skip
+
+
+    def _longer(self, call: Call, mask_path: str, hidden_is: bool) -> Outcome | None:
+        """One position of padding more: a loss that the model returns stays."""
+        longer = _one_more(call, mask_path, hidden_is)
+        losses = {p: t for p, t in call.baseline.items() if t.numel() == 1 and t.is_floating_point() and p in call.gradients}
+        if longer is None or not losses:
+            return None
+        try:
+            seen = call.evaluate(longer)
+        except Exception:  # noqa: BLE001 - the program's own code: its positions may be at an end
+            return None
+        worst = gap(losses, {p: seen[p] for p in losses if p in seen}, lambda: [{p: s[p] for p in losses} for s in call.noise(call.evaluate)])
+        if worst.ratio <= 1.0:
+            return None
+        mask = call.named_inputs[mask_path][0]
+        return Outcome(
+            relation=self.name, verdict="different", reason=f"the loss changes by {worst.error:.2g} of its size when the batch gets one position of padding more: positions that {mask} hides count in it",
+            expected="the loss of a batch does not depend on how far it is padded", seen=f"it does, {worst.ratio:.0f} × what rounding does", culprit=call.place(), error=worst.error, tolerance=worst.tolerance,
+            advice="look for labels at padded positions: they must be those that the loss ignores (-100, or its ignore_index), and a mean must count what is shown",
+        )  # fmt: skip
+
+
+def _one_more(call: Call, mask_path: str, hidden_is: bool) -> tuple[object, ...] | None:
+    """The batch with one position of padding more at the end, made of what its padding is made of; `None` where it has none there, or of several kinds."""
+    mask = call.named_inputs[mask_path][1]
+    hidden = mask.bool() == hidden_is
+    end = hidden[:, -1]
+    if not bool(end.any()) or bool((hidden[:, 1:] < hidden[:, :-1]).any()):
+        return None  # nothing is hidden at the end, or something is shown behind what is hidden
+    columns: dict[str, torch.Tensor] = {}
+    for path, (_, tensor) in call.named_inputs.items():
+        if tensor.ndim >= 2 and tensor.shape[:2] == mask.shape:
+            kinds = tensor[hidden].unique()
+            if tensor.ndim > 2 or kinds.numel() != 1:
+                return None
+            columns[path] = kinds[0]
+    return tuple(exchanged(call.inputs, lambda p, t: torch.cat([t, columns[p].expand(len(t), 1)], 1) if p in columns else t))
 
 
 def _mask(call: Call) -> tuple[str, str, bool]:

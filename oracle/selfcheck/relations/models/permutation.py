@@ -22,7 +22,8 @@ class Permutation(ModelRelation):
 
     def check(self, call: Call) -> Outcome:
         """See the class."""
-        results, batch = call.baseline, batch_of(call)
+        batch = batch_of(call)
+        results = call.baseline
         order = rotation(batch.size)
         other = permuted(call, batch, order)
         seen = tried(call, other, "a permuted batch")
@@ -47,10 +48,11 @@ def moved(batch: Batch, order: torch.Tensor) -> Look:
     """A look at tensors with samples along an axis, brought back to one order."""
 
     def look(one: torch.Tensor, other: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor] | None:
-        for axis in range(min(3, one.ndim)):
-            if one.size(axis) == batch.size:
-                return one.index_select(axis, order), other
-        if set(batch.inputs.values()) == {0} and one.ndim and one.size(0) > batch.size and one.size(0) % batch.size == 0:
+        axis = next((a for a in range(min(3, one.ndim)) if one.size(a) == batch.size), None)
+        flat = set(batch.inputs.values()) == {0} and one.ndim > 0 and one.size(0) > batch.size and one.size(0) % batch.size == 0
+        if axis is not None:
+            return None if flat else (one.index_select(axis, order), other)
+        if flat:
             rows = one.size(0) // batch.size
             return one.unflatten(0, (batch.size, rows)).index_select(0, order).flatten(0, 1), other
         return None

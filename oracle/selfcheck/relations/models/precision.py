@@ -14,6 +14,7 @@ from torch.overrides import TorchFunctionMode
 from proctor.oracle.selfcheck import ModelRelation, NotApplicable, Unknown, register
 from proctor.oracle.selfcheck.outcomes import Culprit, Outcome
 from proctor.oracle.selfcheck.watching.chance import draws_in_training
+from proctor.oracle.selfcheck.watching.kinks import refuse_kinks
 from proctor.oracle.selfcheck.watching.parting import part
 from proctor.oracle.selfcheck.watching.step import Call, Gap, Outputs, gap, short
 from proctor.oracle.selfcheck.watching.undropped import undropped
@@ -77,6 +78,8 @@ class Precision(ModelRelation):
             if worst.ratio > MARGIN and worst.error > LEAST and _counts(a, worst):
                 if draws_in_training(call, slopes):
                     raise Unknown("the model draws random numbers, beside those of dropout, which are others in float64")
+                if b is wide_slopes:
+                    refuse_kinks(call, a, worst, lambda: call.derive()[1])
                 return self._differs(call, kind, worst)
         return Outcome(relation=self.name, verdict="equivalent", reason=f"{len(one)} results and {len(slopes)} gradients agree but for rounding")
 

@@ -8,6 +8,7 @@ differently is seen by `tokens` and by running the program on other numbers of r
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -17,6 +18,7 @@ from proctor.oracle.selfcheck import ModelRelation, NotApplicable, Unknown, regi
 from proctor.oracle.selfcheck.outcomes import Outcome
 from proctor.oracle.selfcheck.watching.axes import Batch, batch_of
 from proctor.oracle.selfcheck.watching.chance import draws_in_training
+from proctor.oracle.selfcheck.watching.kinks import refuse_kinks
 from proctor.oracle.selfcheck.watching.parting import Look, part
 from proctor.oracle.selfcheck.watching.step import Call, Gap, Outputs, gap, short
 from proctor.oracle.selfcheck.watching.undropped import undropped
@@ -31,7 +33,7 @@ class World(ModelRelation):
 
     def check(self, call: Call) -> Outcome:
         """See the class."""
-        batch = batch_of(call)
+        batch = _as_in_training(call, batch_of(call))
         if any(p not in batch.outputs for p in call.gradients):
             raise NotApplicable("it returns a loss of the whole batch, which need not add up over samples")
         if not call.gradients:
@@ -57,6 +59,8 @@ class World(ModelRelation):
                 return Outcome(relation=self.name, verdict="equivalent", error=worst.error, tolerance=worst.tolerance, reason=f"gradients of {len(whole)} parameters add up over the halves of the batch")
             if draws_in_training(call, whole):
                 raise Unknown("the model draws random numbers in training, beside those of dropout")
+            if not lost:
+                refuse_kinks(call, whole, worst, lambda: call.derive()[1])
         return self._differs(call, batch, worst, lost)
 
     def _apart(self, call: Call, batch: Batch, whole: Outputs) -> bool:
@@ -86,6 +90,16 @@ class World(ModelRelation):
             for name, slope in call.derive(args, gradients=slopes)[1].items():
                 total[name] = total[name] + slope if name in total else slope
         return total
+
+
+def _as_in_training(call: Call, batch: Batch) -> Batch:
+    """Where samples lie in what it returned in the step: in training a model may return other things than in evaluation."""
+    axis, found = next(iter(batch.outputs.values())), dict(batch.outputs)
+    for path in call.gradients:
+        shape = call.results[path][0] if path in call.results else ()
+        if path not in found and axis < len(shape) and shape[axis] == batch.size and shape.count(batch.size) == 1:
+            found[path] = axis
+    return replace(batch, outputs=found)
 
 
 def _terms(call: Call) -> int:

@@ -43,6 +43,8 @@ class Accumulation(UpdateRelation):
             found = self._judge(criteria, len(numbers), update.backwards[numbers[0]].stack)
             if found is not None:
                 return found
+        if not any(_known(criteria, len(numbers)) for criteria in used):
+            raise Unknown(f"items of {len(numbers)} microbatches weigh the same, but their means count {used[0][0].weight:.3g} each, not 1/{len(numbers)}: whether that was divided by their number is not known")
         return Outcome(relation=self.name, verdict="equivalent", reason=f"{len(numbers)} microbatches: their samples weigh what those of one batch do")
 
     def _judge(self, criteria: Sequence[Criterion], number: int, stack: tuple[str, ...]) -> Outcome | None:
@@ -54,7 +56,7 @@ class Accumulation(UpdateRelation):
             return Outcome(
                 relation=self.name, verdict="different", reason=f"each of {number} microbatches counts with its whole mean: the update's gradient is {number} × that of one large batch (gradient scale {number})",
                 expected=f"each mean counts 1/{number}", seen="each counts 1",
-                culprit=Culprit("", "backward", stack[0] if stack else criteria[0].line), error=number - 1.0, advice=f"divide the loss by {number} before backward",
+                culprit=_counted(criteria[0], stack), error=number - 1.0, advice=f"divide the loss by {number} before backward",
             )  # fmt: skip
         if mean and once and all(abs(w * number * number - 1.0) < EVEN for w in weights):
             return Outcome(
@@ -73,3 +75,17 @@ class Accumulation(UpdateRelation):
             expected="every item that is not ignored weighs the same, as in one large batch", seen=f"weights from {low:.3g} to {high:.3g}",
             culprit=where, error=high / low - 1.0, advice="sum the losses and divide by the number of items of all microbatches",
         )  # fmt: skip
+
+
+def _known(criteria: Sequence[Criterion], number: int) -> bool:
+    """Whether equal weights say that a loss was divided: sums, means that count 1/n, and means that are equal since batches are."""
+    if criteria[0].reduction != "mean":
+        return True
+    return abs(sum(c.weight or 0.0 for c in criteria) - len(criteria) / number) < EVEN
+
+
+def _counted(criterion: Criterion, stack: Sequence[str]) -> Culprit:
+    """The backward pass; where a library makes that, the program's own loss."""
+    places = [("backward", line) for line in stack[:1]] + [(criterion.function, criterion.line)] + [("backward", line) for line in stack[1:]]
+    name, line = next(((n, x) for n, x in places if x and "site-packages" not in x), places[0])
+    return Culprit("", name, line)

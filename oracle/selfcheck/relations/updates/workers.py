@@ -1,7 +1,8 @@
 """A loader with two workers gives the batches of a loader with none.
 
 The program's own dataset, sampler and collate function, read twice from the same seeds. Catches streams that every worker reads whole, datasets that
-share a position or a file between workers, and caches. Samples that are changed by chance are no matter: then only streams are judged.
+share a position or a file between workers, and caches. What changes an item by chance is drawn by the item's number, so that it is the same in both;
+where a batch is changed by chance, only streams are judged.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from torch.utils.data import DataLoader, IterableDataset
 
 from proctor.oracle.selfcheck import NotApplicable, Unknown, UpdateRelation, register
 from proctor.oracle.selfcheck.outcomes import Culprit, Outcome
+from proctor.oracle.selfcheck.watching.items import by_number
 from proctor.oracle.selfcheck.watching.step import Update, seeded, short
 from proctor.oracle.selfcheck.watching.values import tensors
 
@@ -71,7 +73,7 @@ def _read(loader: DataLoader[Any], workers: int, seed: int) -> list[str]:
     if workers == 0 and seed == 0:
         torch.empty((), dtype=torch.int64).random_()  # what a loader draws for the seed of its workers
     made: DataLoader[Any] = DataLoader(
-        loader.dataset, num_workers=workers, collate_fn=loader.collate_fn, worker_init_fn=loader.worker_init_fn, timeout=120 if workers else 0,
+        by_number(loader.dataset), num_workers=workers, collate_fn=loader.collate_fn, worker_init_fn=loader.worker_init_fn, timeout=120 if workers else 0,
         multiprocessing_context="fork" if workers else None, **sampler,
     )  # fmt: skip
     found = [_digest(batch) for batch in itertools.islice(_whole(made), BATCHES)]
