@@ -10,6 +10,7 @@ together in other numbers (`machine.py`, `domains/`): doubles, a finite field, p
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -42,7 +43,7 @@ def prove(reference: Program, candidate: Program, plan: Plan | str, *, proof_s: 
     from proctor.errors import OracleError
     from proctor.oracle.prove import lanes
     from proctor.oracle.prove.cache import Cache
-    from proctor.oracle.prove.lanes.spread import forking
+    from proctor.oracle.prove.lanes.spread import forking, uncollected
     from proctor.oracle.prove.prover import decide
     from proctor.oracle.prove.recording.world import tape_of
 
@@ -50,7 +51,8 @@ def prove(reference: Program, candidate: Program, plan: Plan | str, *, proof_s: 
     if not plan.mesh.axes:
         raise OracleError("the plan does not say how many ranks there are", hint='prove(reference, candidate, "tp=2")')
     kept = Cache(cache) if cache is not None else None
-    alone = tape_of(reference)
+    with uncollected() if many else nullcontext():
+        alone = tape_of(reference)
     if many:
 
         def less() -> lanes.Reduced:

@@ -55,8 +55,8 @@ class _Rank:
         self.imagined = set(tape.imagined)
         for node in tape.nodes:
             for w in (*node.ins, *node.outs):
-                if w is not None:
-                    self.extents[w.storage] = max(self.extents[w.storage], w.end)
+                if w is not None and (end := w.end) > self.extents[w.storage]:
+                    self.extents[w.storage] = end
         for held in tape.held:
             self.extents[held.window.storage] = max(self.extents[held.window.storage], held.window.end)
 
@@ -248,7 +248,7 @@ class Machine:
         self._tell(r, rank.at, [w for k in wanted if (w := node.outs[k]) is not None and w.kind == "f"])
 
     def _tell(self, r: int, at: int, windows: list[Window]) -> None:
-        if windows and (self._seen or self._named):
+        if (self._seen or self._named) and windows:
             self._show(r, at, [self.read(r, w) for w in windows], 0)
 
     def _show(self, r: int, at: int, views: list[Array], first: int) -> None:

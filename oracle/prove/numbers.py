@@ -61,8 +61,19 @@ def real(value: float) -> Fraction | Root:
     return found
 
 
+_KEPT = 4096  # numbers of one array of which it is kept
+
+
 def written_down(values: NDArray[np.float64]) -> NDArray[np.bool_]:
     """Which of recorded numbers are ones that a program writes down: not finite, or of a denominator up to 64 and not large."""
+    numbers = values.tobytes()
+    found = _written_down(numbers) if values.size <= _KEPT else _written_down.__wrapped__(numbers)
+    return np.frombuffer(found, np.bool_).reshape(values.shape)
+
+
+@functools.lru_cache(4096)
+def _written_down(numbers: bytes) -> bytes:
+    values = np.frombuffer(numbers, np.float64)
     single = values.astype(np.float32)
     found = ~np.isfinite(values)
     with np.errstate(all="ignore"):
@@ -70,4 +81,4 @@ def written_down(values: NDArray[np.float64]) -> NDArray[np.bool_]:
             near = np.round(values * denominator) / denominator
             found |= (near.astype(np.float32) == single) & (np.abs(values) <= 1 << 20)
     # what random numbers of float32 meet by chance: a grid of 64ths and below has 1,260 points in each unit
-    return found
+    return found.tobytes()

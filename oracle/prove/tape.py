@@ -10,7 +10,9 @@ up or which experts it goes to decides what is computed at all.
 
 from __future__ import annotations
 
+import functools
 import itertools
+import math
 from pathlib import Path
 from typing import Any, Final
 
@@ -44,17 +46,18 @@ class Window(msgspec.Struct, frozen=True, array_like=True, gc=False):
     @property
     def numel(self) -> int:
         """How many elements it shows."""
-        n = 1
-        for s in self.size:
-            n *= s
-        return n
+        return math.prod(self.size)
 
     @property
     def end(self) -> int:
         """One more than the last element of the storage that it reaches."""
-        if not self.numel:
-            return self.offset
-        return self.offset + 1 + sum((n - 1) * s for n, s in zip(self.size, self.stride))
+        return self.offset + _reach(self.size, self.stride)
+
+
+@functools.lru_cache(1 << 14)
+def _reach(size: tuple[int, ...], stride: tuple[int, ...]) -> int:
+    """How many elements of a storage a window spans."""
+    return 0 if 0 in size else 1 + sum((n - 1) * s for n, s in zip(size, stride))
 
 
 def contiguous(storage: int, size: tuple[int, ...], kind: str) -> Window:
@@ -228,6 +231,19 @@ def live(tape: Tape) -> set[int]:
             found.add(at)
             storages.update(w.storage for w in node.ins)
             read.update(numbers([node.args, node.kwargs]))
+    return found
+
+
+def last_uses(tape: Tape) -> dict[int, list[int]]:
+    """Storages that no later node reads or writes, by node."""
+    last: dict[int, int] = {}
+    for at, node in enumerate(tape.nodes):
+        for w in (*node.ins, *node.outs):
+            if w is not None:
+                last[w.storage] = at
+    found: dict[int, list[int]] = {}
+    for storage, at in last.items():
+        found.setdefault(at, []).append(storage)
     return found
 
 

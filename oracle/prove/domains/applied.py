@@ -1,6 +1,7 @@
 """Formulas that are not written out: an element is one of the results of an operation on elements, and nothing is computed.
 
-An operation on arrays gives new ids, unless the same operation was done on the same ids before. So a step of any size costs what
+An operation on arrays gives new ids, unless the same operation was done on the same ids before; elements that one operation makes of the same ids, such as rows
+of one token, have one id. So a step of any size costs what
 moving its ids costs; what a formula says is written out where two of them have to be compared, a few operations deep (`proofs/lemma.py`).
 What is simple enough is done at once: x + 0, x · 0, x · 1, and -inf.
 """
@@ -8,6 +9,7 @@ What is simple enough is done at once: x + 0, x · 0, x · 1, and -inf.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from fractions import Fraction
 from typing import Any, Final
 
@@ -109,7 +111,7 @@ class Applied:
         if found is None:
             count = math.prod(shape)
             base = self._group(APPLIED, Application(op, params, tuple(a.copy() for a in inputs), shape), count)
-            found = self._known[key] = np.arange(base, base + count, dtype=np.int64).reshape(shape)
+            found = self._known[key] = np.asarray(base + _first_alike(op, params, inputs, shape)).reshape(shape)
             found.flags.writeable = False
         return found
 
@@ -205,3 +207,32 @@ class Applied:
         """The largest along an axis."""
         axis %= a.ndim
         return self._apply("largest", (axis,), (a,), tuple(n for k, n in enumerate(a.shape) if k != axis))
+
+
+def _first_alike(op: str, params: tuple[Any, ...], inputs: Sequence[Array], shape: tuple[int, ...]) -> Array:
+    """For each element of a result the number of the first one that is made of the same elements in the same way."""
+    if op == "matmul":
+        a, b = inputs
+        lead = shape[:-2]
+        rows = _numbered(np.broadcast_to(a, (*lead, *a.shape[-2:])).reshape(-1, a.shape[-1])).reshape(*lead, shape[-2], 1)
+        columns = _numbered(np.broadcast_to(b, (*lead, *b.shape[-2:])).swapaxes(-1, -2).reshape(-1, b.shape[-2])).reshape(*lead, 1, shape[-1])
+        parts = [np.broadcast_to(n, shape).reshape(-1, 1) for n in (rows, columns)]
+    elif op in ("sum", "largest"):
+        a, axes = inputs[0], params[0] if op == "sum" else params
+        kept = [k for k in range(a.ndim) if k not in axes]
+        parts = [a.transpose(*kept, *axes).reshape(math.prod(shape), -1)]
+    else:
+        parts = [(a if a.size == math.prod(shape) else np.broadcast_to(a, shape)).reshape(-1, 1) for a in inputs]
+    return _numbered(np.concatenate(parts, 1) if len(parts) > 1 else parts[0])
+
+
+def _numbered(rows: Array) -> Array:
+    """For each row the number of the first one like it."""
+    if not rows.shape[1]:
+        return np.zeros(len(rows), np.int64)
+    if rows.shape[1] == 1:
+        flat: Array = rows.reshape(-1)
+    else:
+        flat = np.ascontiguousarray(rows).view(np.dtype((np.void, rows.itemsize * rows.shape[1]))).reshape(-1)
+    _, first, back = np.unique(flat, return_index=True, return_inverse=True)
+    return np.asarray(first[back.reshape(-1)], np.int64)

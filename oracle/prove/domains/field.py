@@ -72,13 +72,11 @@ class Field:
 
     def add(self, a: Array, b: Array) -> Array:
         """a + b; NINF if one is."""
-        found = np.asarray(a + b)
-        return _absorbing(found - P * (found >= P), a, b)
+        return _absorbing(_lifted(a + b - P), a, b)
 
     def sub(self, a: Array, b: Array) -> Array:
         """a - b; NINF if one is."""
-        found = np.asarray(a - b)
-        return _absorbing(found + P * (found < 0), a, b)
+        return _absorbing(_lifted(a - b), a, b)
 
     def mul(self, a: Array, b: Array) -> Array:
         """a · b; NINF if one is, but for a factor of 0."""
@@ -110,13 +108,9 @@ class Field:
 
     def inv(self, a: Array) -> Array:
         """By Fermat; of 0 an element of its own."""
-        result, base, power = np.ones_like(a), np.where(a < 0, 0, a), P - 2
-        while power:
-            if power & 1:
-                result = result * base % P
-            base = base * base % P
-            power >>= 1
-        return np.where(a == 0, self.symbol(np.array([77]))[0], result)
+        a = np.asarray(a)
+        found = _inverses(np.where(a <= 0, 1, a).reshape(-1)).reshape(a.shape)
+        return np.where(a <= 0, np.where(a < 0, 0, self.symbol(np.array([77]))[0]), found)
 
     def sum(self, a: Array, axes: tuple[int, ...], keep: bool = False) -> Array:
         """Sum over axes."""
@@ -127,14 +121,15 @@ class Field:
 
     def matmul(self, a: Array, b: Array) -> Array:
         """Exact in doubles: one factor in 16-bit halves, blocks of the contraction."""
+        a, b = (np.where(x < 0, P - 1, x) if x.size and x.min() < 0 else x for x in (a, b))
         b64 = b.astype(np.float64, order="C")  # as BLAS wants it
         low, high = (a & 0xFFFF).astype(np.float64, order="C"), (a >> 16).astype(np.float64, order="C")
         total: Array | int = 0
         for k in range(0, a.shape[-1], _BLOCK):
             part = b64[..., k : k + _BLOCK, :]
-            lower = (low[..., k : k + _BLOCK] @ part).astype(np.int64) % P
-            upper = (high[..., k : k + _BLOCK] @ part).astype(np.int64) % P
-            total = (total + lower + (upper << 16)) % P
+            lower = (low[..., k : k + _BLOCK] @ part).astype(np.int64)
+            upper = (high[..., k : k + _BLOCK] @ part).astype(np.int64)
+            total = _reduced(total + lower + (_reduced(upper) << 16))
         return np.asarray(total) if a.shape[-1] else np.zeros((*a.shape[:-1], b.shape[-1]), np.int64)
 
     def apply(self, name: str, *args: Array) -> Array:
@@ -175,14 +170,31 @@ class Field:
         return x if wide else (x % np.uint64(P)).astype(np.int64)  # type: ignore[no-any-return]
 
 
+def _inverses(a: Array) -> Array:
+    """Of elements that are not 0: of products of two, then of these two, so that there is one power for all."""
+    if a.size == 1:
+        return np.array([pow(int(a[0]), P - 2, P)], np.int64)
+    if not a.size:
+        return a
+    even = np.concatenate([a, np.ones(1, np.int64)]) if a.size % 2 else a
+    one, two = np.split(even, 2)
+    both = _inverses(_reduced(one * two))
+    return np.concatenate([_reduced(both * two), _reduced(both * one)])[: a.size]
+
+
 def _reduced(product: Any) -> Array:
     """Below p: 2³¹ is 1, so what is above the lowest 31 bits is added to them."""
-    found = np.asarray((product & P) + (product >> 31))
-    return np.asarray(found - P * (found >= P))
+    return _lifted((product & P) + (product >> 31) - P)
+
+
+def _lifted(found: Any) -> Array:
+    """What is below 0 gets p: without a comparison, which is slower. `found` is written to."""
+    found += (found >> 63) & P
+    return np.asarray(found)
 
 
 def _absorbing(found: Array, a: Array, b: Array, zero: bool = False) -> Array:
-    if (np.size(a) and np.min(a) < 0) or (np.size(b) and np.min(b) < 0):
+    if (a.size and a.min() < 0) or (b.size and b.min() < 0):
         lost = (a < 0) | (b < 0)
         if zero:
             lost = lost & (a != 0) & (b != 0)

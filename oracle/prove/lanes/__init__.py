@@ -28,7 +28,7 @@ from proctor.oracle.prove.lanes.locate import Known, Watch
 from proctor.oracle.prove.lanes.machine import Integers, LaneMachine, from_floats
 from proctor.oracle.prove.lanes.reduced import Reduced, apart, lesser, lift
 from proctor.oracle.prove.lanes.routed import routed
-from proctor.oracle.prove.lanes.spread import Spread, here
+from proctor.oracle.prove.lanes.spread import Spread, here, uncollected
 from proctor.oracle.prove.leaves import Alignment, align, content, keys
 from proctor.oracle.prove.machine import Stuck, literal
 from proctor.oracle.prove.made_up import relied_on
@@ -107,7 +107,8 @@ def _whole(verdict: Verdict, reference: Tape, world: World, plan: Plan, spread: 
     verdict.seconds["candidate"] = time.monotonic() - began
     began = time.monotonic()
     try:
-        _judge(verdict, reference, world, plan, spread)
+        with uncollected():
+            _judge(verdict, reference, world, plan, spread)
     finally:
         verdict.seconds["refutation"] = time.monotonic() - began
     return world

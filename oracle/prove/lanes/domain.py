@@ -7,6 +7,7 @@ lanes of an axis is kept once.
 
 from __future__ import annotations
 
+import functools
 import itertools
 import math
 from collections.abc import Iterable, Iterator, Sequence
@@ -23,6 +24,7 @@ Lanes = tuple[int, ...]  # how many along each axis; 1 where all are the same
 _FIELD: Final = "v"
 
 
+@functools.lru_cache(1024)
 def of_lanes(dtype: Any, lanes: Lanes) -> Any:
     """The type of an element; a plain one where there is one lane."""
     return np.dtype([(_FIELD, dtype, lanes)]) if math.prod(lanes) > 1 else np.dtype(dtype)
@@ -140,11 +142,12 @@ class Laned:
         if not a.dtype.names and not b.dtype.names:
             return self.of.matmul(a, b)
         most, n = max(a.ndim, b.ndim), self.axes
-        first = [np.moveaxis(values(x.reshape((1,) * (most - x.ndim) + x.shape), n), range(most, most + n), range(n)) for x in (a, b)]
+        ahead = (*range(most, most + n), *range(most))
+        first = [values(x.reshape((1,) * (most - x.ndim) + x.shape), n).transpose(ahead) for x in (a, b)]
         x, y = first
         fold = tuple(k for k in range(n) if x.shape[k] > 1 and y.shape[k] == 1) if most == 2 else ()
         if not fold:
-            return packed(np.moveaxis(self.of.matmul(x, y), range(n), range(most, most + n)), n)
+            return packed(self.of.matmul(x, y).transpose(*range(n, n + most), *range(n)), n)
         # one factor is the same on these lanes, such as a parameter on data parallel ranks: they are rows of one product
         rest = [k for k in range(n) if k not in fold]
         rows = x.transpose(*rest, *fold, n, n + 1)

@@ -19,7 +19,7 @@ import numpy as np
 
 from proctor.errors import OracleError
 from proctor.oracle.plans.mesh import Mesh
-from proctor.oracle.prove.lanes.spread import Spread, here
+from proctor.oracle.prove.lanes.spread import Spread, here, uncollected
 from proctor.oracle.prove.recording.operators import RANDOM
 from proctor.oracle.prove.tape import Array, Node, Tape, Window, collective
 
@@ -96,6 +96,7 @@ class World(msgspec.Struct):
         return sorted(tape.rank for family in self.families for _, tape in family.samples)
 
 
+@uncollected()
 def gathered(record: Record, mesh: Mesh, spread: Spread = here, *, alike: bool = True) -> World:
     """Run as many ranks as are needed.
 

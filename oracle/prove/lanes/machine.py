@@ -35,7 +35,7 @@ from proctor.oracle.prove.lanes.family import Family, Shifted, Unlike, World, ax
 from proctor.oracle.prove.machine import IGNORED, Machine, Misfit, Seen, Stuck, _Rank, _view, literal
 from proctor.oracle.prove.meanings import Floats
 from proctor.oracle.prove.recording.operators import RANDOM
-from proctor.oracle.prove.tape import Array, Node, Window
+from proctor.oracle.prove.tape import Array, Node, Window, last_uses
 
 Integers = dict[tuple[int, int], list[Array | None]]
 _Group = tuple[tuple[int, ...], tuple[tuple[int, tuple[int | None, ...]], ...]]
@@ -61,7 +61,7 @@ class LaneMachine(Machine):
         self._known_groups: dict[tuple[int, tuple[int, ...]], _Group] = {}
         self._joint: dict[tuple[_Group, int], dict[int, Node]] = defaultdict(dict)
         self._turns: list[dict[_Group, int]] = [defaultdict(int) for _ in world.families]
-        self._last = [_last_uses(rank) for rank in self._ranks]
+        self._last = [last_uses(rank.tape) for rank in self._ranks]
 
     def _do(self, r: int, rank: _Rank, node: Node) -> bool:
         self._laned.lanes = (1,) * self._axes
@@ -155,10 +155,10 @@ class LaneMachine(Machine):
     # -- one family
 
     def _compute(self, r: int, rank: _Rank, node: Node) -> None:
-        taken = [(w, lanes_of(self.read(r, w), self._axes)) for w in node.ins]
+        taken = [(w, self._lanes_at(rank, w)) for w in node.ins]
         again = self._again(r, rank, node, taken) if any(v >= 0 for v in node.values) else None
         loop = common([n for w, n in taken if w.kind != "f"] + self._varied(r, rank.at) + [lanes_of(a, self._axes) for a in again or () if a is not None], self._axes)
-        numbers = [lanes_of(rank.reads[n], self._axes) for n in _numbers(node) if n in rank.reads]
+        numbers = [lanes_of(rank.reads[n], self._axes) for n in _numbers(node) if n in rank.reads] if rank.reads else []
         floats = common([n for w, n in taken if w.kind == "f"] + numbers, self._axes)
         wanted = [k for k, w in enumerate(node.outs) if w is not None and node.values[k] < 0 and w.numel]
         results: list[Array | None] = [None] * len(node.outs)
@@ -322,6 +322,11 @@ class LaneMachine(Machine):
 
     # -- storages
 
+    def _lanes_at(self, rank: _Rank, w: Window) -> Lanes:
+        """Of what `read` gives."""
+        lanes = lanes_of(self._storage(rank, w), self._axes)
+        return common([lanes, tuple(n if s else 1 for n, s in zip(self._world.sizes, w.steps))], self._axes) if isinstance(w, Shifted) else lanes
+
     def read(self, r: int, w: Window) -> Array:
         """What a window shows on all lanes: a view, but for windows that lie elsewhere on each."""
         storage = self._storage(self._ranks[r], w)
@@ -386,15 +391,3 @@ def _numbers(node: Node) -> list[int]:
 def from_floats(node: Node) -> bool:
     """Whether numbers that are taken as recorded may come from floats, so that they are those that doubles give."""
     return max(node.values, default=-1) >= 0 and any(w.kind == "f" and w.numel for w in node.ins)
-
-
-def _last_uses(rank: _Rank) -> dict[int, list[int]]:
-    last: dict[int, int] = {}
-    for at, node in enumerate(rank.tape.nodes):
-        for w in (*node.ins, *node.outs):
-            if w is not None:
-                last[w.storage] = at
-    found: dict[int, list[int]] = defaultdict(list)
-    for storage, at in last.items():
-        found[at].append(storage)
-    return found

@@ -19,6 +19,7 @@ from proctor.oracle.plans.plan import Plan
 from proctor.oracle.prove.cache import Cache
 from proctor.oracle.prove.lanes.family import Family, Unlike, World
 from proctor.oracle.prove.lanes.skeleton import REACH, Skeleton
+from proctor.oracle.prove.lanes.spread import uncollected
 from proctor.oracle.prove.prover import decide
 from proctor.oracle.prove.tape import Tape
 from proctor.oracle.prove.verdict import Verdict
@@ -49,10 +50,11 @@ def lift(verdict: Verdict, reference: Tape, world: World, record: Callable[[], R
     """
     began = time.monotonic()
     try:
-        small = record()
-        verdict.seconds["small program"], began = time.monotonic() - began, time.monotonic()
-        pieces = Skeleton(small.reference, apart(small))
-        strange = Skeleton(reference, world).strange(pieces)
+        with uncollected():
+            small = record()
+            verdict.seconds["small program"], began = time.monotonic() - began, time.monotonic()
+            pieces = Skeleton(small.reference, apart(small))
+            strange = Skeleton(reference, world).strange(pieces)
     except (Unlike, OracleError) as why:
         verdict.why += f"; not proved: {str(why).removeprefix('PR-E600').strip()}"
         return

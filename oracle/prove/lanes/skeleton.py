@@ -9,6 +9,7 @@ program is found. That numbers which were left out are right is not looked at he
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import re
 from collections import defaultdict
@@ -62,7 +63,7 @@ class Skeleton:
         edges: list[tuple[int, int, int, bool]] = []  # from, to, how it is taken, whether it is added to in place
         for which, (side, tape) in enumerate(self._tapes):
             start, flow = int(self._starts[which]), Flow(tape)
-            held = {h.window.storage: _NUMBER.sub("#", h.name) for h in tape.held}
+            held = {h.window.storage: _nameless(h.name) for h in tape.held}
             for at, node in enumerate(tape.nodes):
                 base[start + at] = self._hash(f"{side} {self._said(node, tape, held)}")
                 kept = {w.storage for w in node.outs if w is not None}
@@ -72,7 +73,9 @@ class Skeleton:
         edges += self._sent()
         if not edges:
             return _mixed(base)
-        source, to, slot, added = (np.array(column) for column in zip(*sorted(edges, key=lambda e: e[1])))
+        source, to, slot, added = (np.array(column) for column in zip(*edges))
+        order = np.argsort(to, kind="stable")
+        source, to, slot, added = source[order], to[order], slot[order], added[order]
         adds = np.concatenate([[node.op in _ADDS for node in tape.nodes] for _, tape in self._tapes])
         added |= adds[to] & (base[source] == base[to]) & (np.bincount(source, minlength=len(base))[source] == 1)  # nothing else takes what was added up so far
         begins = np.flatnonzero(np.r_[True, to[1:] != to[:-1]])
@@ -118,7 +121,7 @@ class Skeleton:
         else:
             arguments = ["n" if k in _BEGINS.get(node.op, ()) else _plain(a) for k, a in enumerate(node.args)], {k: _plain(v) for k, v in node.kwargs.items()}
         looks = [(_look(w), held.get(w.storage, "")) for w in node.ins]
-        return f"{node.op} {arguments} {far} {_NUMBER.sub('#', node.detail)} {_NUMBER.sub('#', node.module)} {node.phase} {looks} {[None if w is None else _look(w) for w in node.outs]}"
+        return f"{node.op} {arguments} {far} {_nameless(node.detail)} {_nameless(node.module)} {node.phase} {looks} {[None if w is None else _look(w) for w in node.outs]}"
 
     def _hash(self, text: str) -> int:
         if text not in self._known:
@@ -126,10 +129,21 @@ class Skeleton:
         return self._known[text]
 
 
+@functools.lru_cache(1 << 14)
+def _nameless(text: str) -> str:
+    """A name without its numbers."""
+    return _NUMBER.sub("#", text)
+
+
 def _look(w: Window) -> str:
     """How a tensor lies in its storage, without sizes, but for those that are 1: these are not as good as any."""
-    order = sorted((k for k, n in enumerate(w.size) if n > 1), key=lambda k: (-w.stride[k], k))
-    return f"{w.kind}{len(w.size)}{order}{[k for k, s in enumerate(w.stride) if s == 0 and w.size[k] > 1]}"
+    return _seen(w.kind, w.size, w.stride)
+
+
+@functools.lru_cache(1 << 14)
+def _seen(kind: str, size: tuple[int, ...], stride: tuple[int, ...]) -> str:
+    order = sorted((k for k, n in enumerate(size) if n > 1), key=lambda k: (-stride[k], k))
+    return f"{kind}{len(size)}{order}{[k for k, s in enumerate(stride) if s == 0 and size[k] > 1]}"
 
 
 def _plain(value: Any) -> Any:

@@ -66,15 +66,25 @@ def here(calls: Calls) -> Iterator[Any]:
     yield from (call() for call in calls)
 
 
+@contextmanager
+def uncollected() -> Iterator[None]:
+    """Nothing looks for cycles, of which tapes have none: looking at millions of operations again and again takes long."""
+    was = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was:
+            gc.enable()
+
+
 def _packed(call: Callable[[], Any]) -> bytes:
     """What a function returns or raises."""
-    gc.disable()  # tapes have no cycles
-    try:
-        return pickle.dumps((True, call()), protocol=5)
-    except Exception as error:  # noqa: BLE001 - it is raised again where it was asked for
-        return pickle.dumps((False, error), protocol=5)
-    finally:
-        gc.enable()
+    with uncollected():
+        try:
+            return pickle.dumps((True, call()), protocol=5)
+        except Exception as error:  # noqa: BLE001 - it is raised again where it was asked for
+            return pickle.dumps((False, error), protocol=5)
 
 
 def _result(packed: bytes) -> Any:
@@ -111,4 +121,4 @@ def _forked(calls: Calls, jobs: int) -> Iterator[Any]:
             path.unlink()
 
 
-__all__ = ["Calls", "Spread", "forking", "here", "on_dask"]
+__all__ = ["Calls", "Spread", "forking", "here", "on_dask", "uncollected"]

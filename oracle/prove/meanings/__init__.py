@@ -7,6 +7,7 @@ An operator without a meaning is opaque: it is listed, and nothing that depends 
 
 from __future__ import annotations
 
+import functools
 import importlib
 import pkgutil
 from collections.abc import Callable
@@ -90,11 +91,13 @@ def meaning(*names: str) -> Callable[[F], F]:
     def register(function: F) -> F:
         for name in names:
             _MEANINGS[name] = function
+        base_of.cache_clear()
         return function
 
     return register
 
 
+@functools.cache
 def base_of(op: str) -> tuple[str, bool]:
     """ "aten._foreach_add_.List" → ("add", True): the name that a meaning is registered by, and whether it goes over lists."""
     parts = op.split(".")

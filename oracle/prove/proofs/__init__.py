@@ -1,7 +1,7 @@
 """The proof: both programs once more as formulas, compared where both sides computed the same values.
 
-By lemmas first (`chase.py`): small ones, each shown once for all layers, microbatches and ranks that bring it again. Where a tenth of the time leaves
-something open, by polynomials of the whole step, cut by names (`sweep.py`); then by lemmas once more, with the time that is left. That values agree, in two fields or in doubles, only says where to look. Equal
+By lemmas first (`chase.py`): small ones, each shown once for all layers, microbatches and ranks that bring it again. Where half of the time leaves
+something open, by polynomials of the whole step, cut by names (`sweep.py`). That values agree, in two fields or in doubles, only says where to look. Equal
 formulas of an output are a proof over the rationals with uninterpreted functions, at this shape; unequal ones prove nothing.
 """
 
@@ -23,8 +23,7 @@ from proctor.oracle.prove.proofs.lemma import Lemmas
 from proctor.oracle.prove.proofs.sweep import Replay, Side, Sweep, factors_of, results
 from proctor.oracle.prove.tape import Tape
 
-_FIRST: Final = 0.1  # of the time, for a first try by lemmas: where they help, they are quick
-_WHOLE: Final = 0.45  # …, then for the whole step; what is left is for lemmas, if time was what they lacked
+_FIRST: Final = 0.5  # of the time, for lemmas; what is left is for the whole step
 
 
 class Proof(msgspec.Struct):
@@ -38,7 +37,6 @@ class Proof(msgspec.Struct):
         parts: of what is open, the first operation whose values are the reference's and whose formulas are not.
         local: it is by lemmas: `lemmas` alone are the proof, and there are no names.
         shown, used: how many different lemmas were shown, and how often one was used.
-        lacked_time: the search by lemmas ended before its end.
     """
 
     open: list[tuple[str, str, int]] = []
@@ -51,7 +49,6 @@ class Proof(msgspec.Struct):
     local: bool = False
     shown: int = 0
     used: int = 0
-    lacked_time: bool = False
 
 
 def attempt(
@@ -86,13 +83,7 @@ def attempt(
     first = local(began + _FIRST * budget_s)
     if not first.open and not first.why:
         return first
-    second = whole(time.process_time() + _WHOLE * budget_s)
-    if not second.open and not second.why:
-        return second
-    if first.lacked_time:
-        first = local(began + budget_s)
-        if not first.open and not first.why:
-            return first
+    second = whole(began + budget_s)
     if second.why:
         second.open, second.parts = first.open, first.parts
         second.polynomials, second.atoms = second.polynomials + first.polynomials, second.atoms + first.atoms
@@ -110,7 +101,7 @@ def _by_lemmas(reference: Tape, candidate: Sequence[Tape], alignment: Alignment,
                 if isinstance(guide, Again):  # a proof that is checked is whole or none
                     break
     except OutOfBudget as error:
-        return Proof(why=f"the proof is out of budget: {error}", polynomials=lemmas.polynomials, atoms=lemmas.atoms, lacked_time=True)
+        return Proof(why=f"the proof is out of budget: {error}", polynomials=lemmas.polynomials, atoms=lemmas.atoms)
     except NotShown as error:
         return Proof(why=str(error), polynomials=lemmas.polynomials, atoms=lemmas.atoms)
     opaque = bool(runs.reference.opaque or runs.candidate.opaque)

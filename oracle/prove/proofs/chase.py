@@ -21,6 +21,7 @@ from proctor.oracle.prove.tape import Array, Node, Tape, live
 
 Merges = dict[str, list[list[int]]]
 _TRIES: Final = 12
+_NEAR: Final = (0, 1, 2)  # depths at which the reference's own elements are compared
 _KEYS: Final = {ZERO: 0, ONE: (1 << 31) ^ 1}  # as `joined` makes them
 _CONSTANT: Final = -1  # in the place of the reference's node
 
@@ -64,7 +65,8 @@ class Chase:
         other = np.flatnonzero((flat != target) & (flat > ONE) & (target > ONE) & ~self._d.is_named(flat))
         for part in _by_group(self._d, target[other]):
             chosen = other[part]
-            if self._lemmas.same(flat[chosen], target[chosen], (0, 1)):
+            chosen = chosen[self._lemmas.alike(flat[chosen], target[chosen], _NEAR)]
+            if chosen.size:
                 flat[chosen] = target[chosen]
                 found += [[at, earlier[at][1][1], earlier[at][1][2], earlier[at][2], 1, 1] for at in chosen.tolist()]
         if found:
@@ -90,7 +92,8 @@ class Chase:
             flat = np.flatnonzero(there.reshape(-1))
             ids = view.reshape(-1)[flat]
             for part in _by_group(self._d, ids):
-                if self._lemmas.same(ids[part], np.full(part.size, value, np.int64), (0, 1, 2)):
+                part = part[self._lemmas.alike(ids[part], np.full(part.size, value, np.int64), _NEAR)]
+                if part.size:
                     found = view.reshape(-1).copy()
                     found[flat[part]] = value
                     view[...] = found.reshape(view.shape)
@@ -131,13 +134,13 @@ class Chase:
         scaled = target if factor == 1 else self._d.mul(target, np.asarray(self._d.const(1 / factor)))
         other, left = np.flatnonzero(flat[spots] != scaled), [spots[:0]]
         for part in _by_group(self._d, target[other]):
-            chosen = other[part]
-            if self._lemmas.same(flat[spots[chosen]], scaled[chosen]):
+            alike = self._lemmas.alike(flat[spots[other[part]]], scaled[other[part]])
+            chosen = other[part[alike]]
+            left.append(spots[other[part[~alike]]])
+            if chosen.size:
                 flat[spots[chosen]] = scaled[chosen]
                 found = [[int(spots[c]), *to[c], factor.numerator, factor.denominator] for c in chosen.tolist()]
                 self.merges.setdefault(_key("candidate", place), []).extend(found)
-            else:
-                left.append(spots[chosen])
         return np.concatenate(left)
 
     def _put_zeros(self, place: Place, flat: Array, spots: Array, met: Sequence[tuple[int, int, Fraction]]) -> None:

@@ -22,6 +22,7 @@ from proctor.oracle.prove.tape import Array
 _DEPTHS: Final = (0, 1, 2, 4, 8)  # how many cuts are looked behind, one after the other
 _MOST_OPERATIONS: Final = 160
 _MOST_ELEMENTS: Final = 60_000
+_TRIES: Final = 12  # elements of one lemma that are not shown to be the same
 _TERMS: Final = 1_500_000
 _SECONDS: Final = 10.0  # for one depth of a lemma
 _APP: Final = 1 << 62
@@ -40,7 +41,7 @@ class Lemmas:
     def __init__(self, domain: Applied, until: float) -> None:
         self.domain = self._d = domain
         self._until = until
-        self._known: dict[bytes, bool] = {}
+        self._known: dict[bytes, Array] = {}
         self.shown = self.used = self.polynomials = self.atoms = 0
 
     def same(self, here: Array, there: Array, depths: Sequence[int] = _DEPTHS) -> bool:
@@ -49,25 +50,35 @@ class Lemmas:
         Raises:
             OutOfBudget: the time of the whole proof is over.
         """
-        if np.array_equal(here, there):
-            return True
-        done = None
+        return bool(self.alike(here, there, depths).all())
+
+    def alike(self, here: Array, there: Array, depths: Sequence[int] = _DEPTHS) -> Array:
+        """Which elements of two lists are shown to be the same formulas: each at the first depth that is enough.
+
+        Raises:
+            OutOfBudget: the time of the whole proof is over.
+        """
+        here, there = here.reshape(-1), there.reshape(-1)
+        alike, done = np.asarray(here == there), None
         for depth in depths:
+            rest = np.flatnonzero(~alike)
+            if not rest.size:
+                break
             if time.process_time() > self._until:
                 raise OutOfBudget("more time than the budget allows")
-            cone = self._cone(here, there, depth)
+            cone = self._cone(here[rest], there[rest], depth)
             if cone is None or cone == done:
-                return False
+                break
             done = cone
-            key, leaves = self._key(here, there, cone)
+            key, leaves = self._key(here[rest], there[rest], cone)
             found = self._known.get(key)
             if found is None:
-                found = self._known[key] = self._show(here, there, cone, leaves)
-                self.shown += found
-            if found:
+                found = self._known[key] = self._show(here[rest], there[rest], cone, leaves)
+                self.shown += bool(found.any())
+            if found.any():
                 self.used += 1
-                return True
-        return False
+                alike[rest[found]] = True
+        return alike
 
     def _cone(self, here: Array, there: Array, depth: int) -> list[int] | None:
         """Groups that are written out, in the order in which they are met; None when there are too many."""
@@ -117,9 +128,11 @@ class Lemmas:
         key = hashlib.blake2b(text.encode() + codes.tobytes(), digest_size=20).digest()
         return key, dict(zip(leaves.tolist(), rank.tolist()))
 
-    def _show(self, here: Array, there: Array, cone: list[int], leaves: dict[int, int]) -> bool:
+    def _show(self, here: Array, there: Array, cone: list[int], leaves: dict[int, int]) -> Array:
         poly = Poly(_TERMS, min(self._until, time.process_time() + _SECONDS))
         values: dict[int, Array] = {}
+        symbols: dict[int, int] = {}
+        shown, tries = np.zeros(here.size, bool), _TRIES
 
         def read(ids: Array) -> Array:
             distinct, back = np.unique(ids, return_inverse=True)
@@ -131,21 +144,26 @@ class Lemmas:
                 elif self._d.kinds[group] == CONST:
                     found[k] = poly.const(self._d.groups[group])
                 else:
-                    found[k] = poly.symbol(np.array([leaves[x]]))[0]
+                    found[k] = symbols[x]
             return found[back].reshape(ids.shape)
 
         try:
+            symbols.update(zip(leaves, poly.symbol(np.array(list(leaves.values()), np.int64)).tolist()))
             for group in sorted(cone):  # what goes in was made before
                 one = self._d.groups[group]
                 result = np.asarray(_OPERATIONS[one.op](poly, [read(a) for a in one.inputs], one.params)).reshape(-1)
                 values[group] = poly.each(poly.name_of, result) if self._d.named[group] else result
-            pairs = zip(read(here.reshape(-1)).tolist(), read(there.reshape(-1)).tolist())
-            return all(poly.same(x, y) for x, y in pairs)
+            pairs = zip(read(here).tolist(), read(there).tolist())
+            for k, (x, y) in enumerate(pairs):
+                shown[k] = poly.same(x, y)
+                tries -= not shown[k]
+                if not tries:
+                    break
         except (OutOfBudget, NotImplementedError):
-            return False
-        finally:
-            self.polynomials += len(poly.polys)
-            self.atoms += len(poly.atoms)
+            pass  # what was shown until then is
+        self.polynomials += len(poly.polys)
+        self.atoms += len(poly.atoms)
+        return shown
 
 
 _OPERATIONS: Final[dict[str, Any]] = {

@@ -6,6 +6,7 @@ import functools
 import os
 import sys
 from collections.abc import Callable
+from types import CodeType
 from typing import Any, Final, NamedTuple
 
 import torch
@@ -19,6 +20,7 @@ RANDOM: Final = frozenset({
     "uniform_", "native_dropout", "multinomial", "exponential_", "random_",
 })
 TURNED: Final = ("aten.transpose_.", "aten.t_.", "aten.squeeze_.", "aten.unsqueeze_.", "aten.as_strided_.", "aten.detach_.")  # in place, of how a tensor is looked at
+FAKE: Final = "FakeTensor"
 PLAIN: Final = frozenset({torch.Tensor, torch.nn.Parameter})
 COMPLEX_KINDS: Final = frozenset({torch.complex32, torch.complex64, torch.complex128})
 _OWN: Final = (os.path.dirname(torch.__file__) + os.sep, os.path.dirname(__file__) + os.sep)
@@ -37,6 +39,7 @@ class Operator(NamedTuple):
         known: has a meaning.
         view: gives a view of its first argument, which is its only tensor, where that can be.
         made_of: torch's decomposition, where there is no meaning for the whole.
+        inner: a library's own operator, of which the operations inside are recorded.
     """
 
     name: str
@@ -47,16 +50,27 @@ class Operator(NamedTuple):
     known: bool
     view: bool
     made_of: Callable[..., Any] | None
+    inner: bool
 
 
-@functools.cache
+_OPERATORS: Final[dict[int, tuple[Operator, Any]]] = {}
+
+
 def operator(func: Any) -> Operator:
+    """What is known of it, found by its address: its own hash is a function of Python. It is held, so that its address is not given away again."""
+    found = _OPERATORS.get(id(func))
+    if found is None:
+        found = _OPERATORS[id(func)] = _operator(func), func
+    return found[0]
+
+
+def _operator(func: Any) -> Operator:
     from proctor.oracle.prove.meanings import known
 
     name, schema = f"{func}", func._schema
     view = len(schema.returns) == 1 and schema.returns[0].alias_info is not None and not func._schema.is_mutable and [k for k, a in enumerate(schema.arguments) if "Tensor" in str(a.type)] == [0]
     talks = name.startswith(("c10d.", "_c10d_functional"))
-    return Operator(name, name.split(".")[1] if "." in name else name, name.startswith((*SILENT, *TURNED)), _writes(func), talks, known(name), view, _decompositions().get(func))
+    return Operator(name, name.split(".")[1] if "." in name else name, name.startswith((*SILENT, *TURNED)), _writes(func), talks, known(name), view, _decompositions().get(func), name.startswith("fsdp."))
 
 
 def user_frame() -> str:
@@ -64,14 +78,27 @@ def user_frame() -> str:
     frame: Any = sys._getframe(1)
     fallback = ""
     while frame is not None:
-        whose = _whose(frame.f_code.co_filename)
+        code = frame.f_code
+        whose = _whose(code.co_filename)
         if whose and not (fallback and whose == "a library's"):
-            said = f"{frame.f_code.co_filename}:{frame.f_lineno} {frame.f_code.co_name}"
+            said = _said(code, frame.f_lasti)
             if whose == "the user's":
                 return said
             fallback = said
         frame = frame.f_back
     return fallback
+
+
+_LINES: Final[dict[tuple[int, int], tuple[str, CodeType]]] = {}
+
+
+def _said(code: CodeType, at: int) -> str:
+    """A line of code, by the instruction that runs; code is held, as in `operator`: that of two copies of a file is equal."""
+    found = _LINES.get((id(code), at))
+    if found is None:
+        line = next((line for first, last, line in code.co_lines() if first <= at < last and line is not None), code.co_firstlineno)
+        found = _LINES[id(code), at] = f"{code.co_filename}:{line} {code.co_name}", code
+    return found[0]
 
 
 @functools.cache
@@ -83,11 +110,11 @@ def _whose(path: str) -> str:
 
 
 def imagined(t: torch.Tensor) -> bool:
-    return t.is_meta or type(t).__name__ == "FakeTensor"
+    return t.is_meta or type(t).__name__ == FAKE
 
 
 def unreal(types: Any, kwargs: Any) -> bool:
-    return any(t.__name__ == "FakeTensor" for t in types) or ("device" in kwargs and str(kwargs["device"]).startswith("meta"))
+    return any(t.__name__ == FAKE for t in types) or ("device" in kwargs and str(kwargs["device"]).startswith("meta"))
 
 
 def tensors(value: Any) -> list[torch.Tensor]:
@@ -156,11 +183,6 @@ def hidden(base: str, args: Any) -> list[torch.Tensor]:
     if base != "native_batch_norm" or len(args) < 6 or not args[5]:
         return []
     return [t for t in args[3:5] if isinstance(t, torch.Tensor)]
-
-
-def view_of(outs: list[torch.Tensor], ins: list[torch.Tensor]) -> bool:
-    there = [t.untyped_storage()._cdata for t in ins]
-    return bool(outs) and all(t.untyped_storage()._cdata in there for t in outs)
 
 
 def window_of(storage: int, t: torch.Tensor) -> Window:

@@ -17,6 +17,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from proctor.oracle.prove.recording.before import Before
 from proctor.oracle.prove.recording.operators import (
     COMPLEX_KINDS,
+    FAKE,
     FRESH,
     PLAIN,
     RANDOM,
@@ -33,7 +34,6 @@ from proctor.oracle.prove.recording.operators import (
     results,
     unreal,
     user_frame,
-    view_of,
     whole,
     window_of,
     written,
@@ -74,12 +74,13 @@ class Recorder(TorchDispatchMode):  # type: ignore[misc]  # torch is not typed h
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
-        if not self._seen_plain.issuperset(types) and any(self._wraps(t) for t in types):
+        odd = not self._seen_plain.issuperset(types)
+        if odd and any(self._wraps(t) for t in types):
             return NotImplemented
         how = operator(func)
-        if not self.on or how.silent or unreal(types, kwargs):
+        if not self.on or how.silent or ((odd or "device" in kwargs) and unreal(types, kwargs)):
             return func(*args, **kwargs)
-        if how.name.startswith("fsdp."):
+        if how.inner:
             with self:
                 return kernel(func)(*args, **kwargs)
         if how.view and self._owned(args[0]):
@@ -100,7 +101,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[misc]  # torch is not typed h
     def _wraps(self, kind: type) -> bool:
         """Whether tensors of a type are wrappers of others."""
         found = hasattr(kind, "__tensor_flatten__")
-        if not found:
+        if not found and kind.__name__ != FAKE:
             self._seen_plain.add(kind)
         return found
 
@@ -129,7 +130,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[misc]  # torch is not typed h
                 return func(*args, **kwargs)
         if torch._C._get_dispatch_mode(torch._C._TorchDispatchModeKey.FAKE) is not None:
             return func(*args, **kwargs)
-        node.ins = [self.window(t) for t in ins]
+        node.ins = taken = [self.window(t) for t in ins]
         result = func(*args, **kwargs)
         if how.writes:
             found = [*written(func, args, kwargs), *others(func, result)]
@@ -144,10 +145,10 @@ class Recorder(TorchDispatchMode):  # type: ignore[misc]  # torch is not typed h
             node.op = f"{COMPLEX}{name.partition('.')[2]}"
         if name == "aten._local_scalar_dense.default":
             return self._number(node, result)
-        if not how.writes and view_of(outs, ins):
-            return result
-        base = how.base
         node.outs = [None if t is None else self._made(t) for t in found]
+        if not how.writes and outs and all(w is None or any(w.storage == v.storage for v in taken) for w in node.outs):
+            return result  # a view
+        base = how.base
         node.values = [-1 if t is None else self._value(t, how, node, w) for t, w in zip(found, node.outs)]
         if how.talks:
             node.ranks, node.detail = group_of(args, kwargs), self._reduction()

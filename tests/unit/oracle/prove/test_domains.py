@@ -137,3 +137,18 @@ def test_one_product_of_long_sums_keeps_the_time() -> None:
     with pytest.raises(OutOfBudget, match="more time"):
         domain.mul(a, b)  # nine million products
     assert time.process_time() - began < 3
+
+
+def test_the_field_is_that_of_whole_numbers() -> None:
+    rng, field = np.random.default_rng(0), Field(1)
+    for shape in ((1,), (7,), (3, 5), (2, 33)):
+        a, b = rng.integers(1, P, shape), rng.integers(0, P, shape)
+        a.flat[0], b.flat[0] = P - 1, P - 1
+        for name, right in (("add", lambda x, y: (x + y) % P), ("sub", lambda x, y: (x - y) % P), ("mul", lambda x, y: x * y % P)):
+            assert getattr(field, name)(a, b).reshape(-1).tolist() == [right(x, y) for x, y in zip(a.reshape(-1).tolist(), b.reshape(-1).tolist())]
+        inverse = field.inv(a)
+        assert inverse.shape == shape and (field.mul(a, inverse) == 1).all()
+    assert field.inv(np.array([0, 5, NINF, 0]))[0] == field.inv(np.array([0]))[0] != 0
+    assert int(field.inv(np.asarray(np.int64(2)))) == int(field.const(Fraction(1, 2)))
+    a, b = rng.integers(P - 5, P, (3, 70)), rng.integers(P - 5, P, (70, 2))
+    assert field.matmul(a, b).tolist() == [[sum(x * y for x, y in zip(row, column)) % P for column in zip(*b.tolist())] for row in a.tolist()]

@@ -1,0 +1,105 @@
+"""Formulas that are not written out, and lemmas about them."""
+
+from __future__ import annotations
+
+import time
+
+import numpy as np
+import pytest
+import torch
+from helpers.oracle.prove_programs import who
+from torch import nn
+
+from proctor.oracle.prove import assert_proved
+from proctor.oracle.prove.domains.applied import Applied
+from proctor.oracle.prove.domains.poly import Poly
+from proctor.oracle.prove.proofs.lemma import Lemmas
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_elements_have_one_id_only_if_they_are_one_formula(seed: int) -> None:
+    """Against polynomials, in which equal formulas are equal numbers."""
+    rng = np.random.default_rng(seed)
+    keys = rng.integers(1, 4, (2, 3, 3))
+    applied, poly = Applied(), Poly()
+    both = [(applied.symbol(keys), poly.symbol(keys))]
+    for _ in range(6):
+        (a, x), (b, y) = (both[k] for k in rng.integers(0, len(both), 2))
+        made = [
+            lambda d, a, b: d.matmul(a, b), lambda d, a, b: d.add(a, b), lambda d, a, b: d.mul(a, b[:, :1]), lambda d, a, b: d.apply("exp", a),
+            lambda d, a, b: d.sub(a, d.sum(b, (2,), True)), lambda d, a, b: d.add(d.sum(a, (0, 1)), b), lambda d, a, b: d.mul(a, d.largest(b, 1)[:, None]),
+        ][rng.integers(0, 7)]  # fmt: skip
+        both.append((made(applied, a, b), made(poly, x, y)))
+    for ids, polys in both:
+        assert ids.shape == polys.shape
+        where: dict[int, int] = {}
+        for i, p in zip(ids.reshape(-1).tolist(), polys.reshape(-1).tolist()):
+            assert where.setdefault(i, p) == p
+
+
+def test_rows_of_one_token_are_one_row() -> None:
+    applied = Applied()
+    x, w = applied.symbol(np.array([[1, 2], [3, 4], [1, 2]])), applied.symbol(np.arange(4).reshape(2, 2) + 10)
+    made = applied.apply("exp", applied.matmul(x, w))
+    np.testing.assert_array_equal(made[0], made[2])
+    assert len(np.unique(made)) == 4
+    assert len(np.unique(applied.sum(made, (1,)))) == 2
+
+
+def test_some_elements_of_a_lemma_are_shown_where_others_are_not() -> None:
+    applied = Applied()
+    lemmas = Lemmas(applied, time.process_time() + 60)
+    a, b, c = (applied.symbol(np.arange(3) + 10 * k + 1) for k in range(3))
+    one = applied.mul(applied.add(a, b), c)
+    other = applied.add(applied.mul(a, c), applied.mul(b, c))
+    mixed = np.array([other[0], other[2], other[2]])
+    assert lemmas.alike(one, mixed).tolist() == [True, False, True]
+    assert lemmas.alike(one, other).all() and lemmas.same(one, other)
+    assert not lemmas.same(one, mixed)
+
+
+def test_a_lemma_that_ends_early_shows_no_more_than_it_has() -> None:
+    """Twelve elements that are not alike end it: those behind them stay open, and are not taken for shown."""
+    applied = Applied()
+    lemmas = Lemmas(applied, time.process_time() + 60)
+    a, b = (applied.symbol(np.arange(30) + 100 * k + 1) for k in range(2))
+    one, other = applied.add(a, b), np.concatenate([applied.mul(a, b)[:20], applied.add(b, a)[20:]])
+    assert not lemmas.alike(one, other)[:20].any()
+
+
+def rows_alike() -> None:
+    """Attention over three rows that begin with one token, one of them with the same token again; by data parallel ranks, one sequence each."""
+    rank, world = who()
+    torch.manual_seed(1)
+    model = nn.ModuleList([nn.Embedding(5, 4), nn.Linear(4, 12, bias=False), nn.Linear(4, 5)])
+
+    class Model(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.parts = model
+
+        def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+            x = self.parts[0](tokens)
+            for _ in range(2):
+                q, k, v = self.parts[1](x).chunk(3, -1)
+                scores = (q @ k.transpose(-1, -2)).masked_fill(torch.ones(tokens.shape[1], tokens.shape[1]).triu(1).bool(), float("-inf"))
+                x = x + scores.softmax(-1) @ v
+            found: torch.Tensor = self.parts[2](x)
+            return found
+
+    whole = Model()
+    tokens, target = torch.tensor([[1, 1, 3], [1, 2, 3], [1, 2, 4]]), torch.tensor([[1, 3, 0], [2, 3, 1], [2, 4, 0]])
+    mine = slice(rank * 3 // world, (rank + 1) * 3 // world)
+    update = torch.optim.SGD(whole.parameters(), lr=0.1)
+    nn.functional.cross_entropy(whole(tokens[mine]).flatten(0, 1), target[mine].flatten()).backward()
+    for parameter in whole.parameters():
+        assert parameter.grad is not None
+        if world > 1:
+            torch.distributed.all_reduce(parameter.grad)
+            parameter.grad /= world
+    update.step()
+
+
+def test_repeated_tokens_leave_nothing_to_the_whole_step() -> None:
+    verdict = assert_proved(rows_alike, rows_alike, "dp=3")
+    assert verdict.local
