@@ -3,10 +3,10 @@
 `after`: in each step in which a copy moves, it moves towards the model as the step left it. `before`: towards the model as it
 was before the step, as in programs that average in their forward. `steady`: at the rate of the step before. `moves`: in every
 step. These are habits of a program, held where all runs of its family keep them. `between`: a copy that has moved as an average
-goes on so, and `away`: none moves away from the model, along the line between the two; of any program.
+goes on so, `away`: none moves away from the model, along the line between the two, and `keeps`: none goes more than nine tenths of the way, and not all of it, step by step; of any program.
 
 Catches an average that is taken before the update, of another model or of an old one, that misses some tensors, whose two sides
-are swapped, whose decay drifts, one that is not updated any more, and one that is pushed away from the model (a sign). Source: ours.
+or weights are swapped, whose decay drifts, one that is not updated any more, and one that is pushed away from the model (a sign). Source: ours.
 """
 
 from __future__ import annotations
@@ -24,9 +24,11 @@ from proctor.invariants.schema import MODEL_CALL, Value
 from proctor.invariants.trace import Trace
 
 _HABITS: Final = ("after", "before", "steady", "moves")
-_GENERAL: Final = ("between", "away")
+_GENERAL: Final = ("between", "away", "keeps")
 _ROUNDING: Final = 16.0  # units of rounding that an average in place may deviate by
 _TOLD: Final = 256.0  # units below which a move, or a distance, is too small to tell a rate from
+_MOST: Final = 0.9  # of the way to the model; a decay that warms up begins with less
+_SEVERAL: Final = 3  # steps in a row
 _LEAST: Final = 4  # steps in which a habit was kept
 _WHAT: Final = "copy"
 _SAYS: Final = {
@@ -35,6 +37,7 @@ _SAYS: Final = {
     "steady": "a copy of the model moves at the rate at which it moved in the step before",
     "moves": "a copy of the model moves in every step",
     "between": "a copy of the model that has moved as an average lies between its old value and the model",
+    "keeps": "a copy of the model that moves as an average keeps more than a tenth of itself",
     "away": "a copy of the model that moves along the line between itself and the model moves towards the model",
 }
 _ADVICE: Final = {
@@ -44,6 +47,7 @@ _ADVICE: Final = {
     "steady": "Look at what the decay is computed from, and at how often the average is updated in a step.",
     "moves": "Look at what decides whether the average is updated, and which object it is that is updated.",
     "between": "Look for tensors that the average misses or takes from another model, and for writes to it by others.",
+    "keeps": "Look at the two weights: average = decay * average + (1 - decay) * model, with a decay near 1.",
     "away": "Look at the sign: average += (model - average) * rate; a difference the other way round has to be subtracted.",
 }
 
@@ -129,6 +133,11 @@ def _moves(trace: Trace) -> pl.DataFrame:
         "moves": (pl.col("gap") >= _TOLD, pl.col("move") > 0),
         "between": (pl.col("_moved") & pl.col("_next") & pl.col("_was"), pl.col("now") | pl.col("old")),
     }
+    # All of the way is a copy, which is made anew in each step.
+    swapped = pl.col("now") & moved & (pl.col("rate_now") > _MOST) & (pl.col("gap") >= 4 * _ROUNDING)
+    before = [pl.col("_swapped").shift(k).over(group) & ((pl.col("step") - pl.col("step").shift(k)).over(group) == k) for k in range(1, _SEVERAL)]
+    rows = rows.with_columns(swapped.alias("_swapped")).with_columns(pl.all_horizontal(pl.col("_swapped"), *before).fill_null(value=False).alias("_swapped"))
+    modes["keeps"] = (pl.col("now") & moved, ~pl.col("_swapped"))
     rate = pl.col("rate_now").round_sig_figs(4)
     seen = {
         "steady": pl.concat_str(pl.lit("rate "), rate, pl.lit(" after "), pl.col("_rate_before").round_sig_figs(4)),
@@ -141,6 +150,7 @@ def _moves(trace: Trace) -> pl.DataFrame:
     exact = [(pl.col(f"off_{side}") <= _ROUNDING, pl.col(f"rate_{side}")) for side in ("now", "old")]
     told = (pl.col("move") >= _TOLD) & (pl.col("gap") >= _TOLD)
     modes["away"] = (told & pl.any_horizontal(fits & (speed != 0) for fits, speed in exact), pl.any_horizontal(fits & (speed > 0) for fits, speed in exact))
+    seen["keeps"] = pl.concat_str(pl.lit("it goes "), rate, pl.lit(f" of the way to the model, {_SEVERAL} steps in a row"))
     seen["away"] = pl.concat_str(pl.lit("it moves away from the model, by "), (-pl.col("rate_now")).round_sig_figs(4), pl.lit(" of the distance"))
     parts = []
     for mode, (about, passed) in modes.items():

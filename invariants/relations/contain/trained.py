@@ -16,7 +16,7 @@ from proctor.invariants.relations.views import frames as _frames
 from proctor.invariants.schema import StateFlag
 from proctor.invariants.trace import Trace
 
-_PLAIN: Final = "torch.optim.SGD"
+_PLAIN: Final = "torch.optim.sgd.SGD"
 _KEEP: Final = 8  # passing examples of one parameter in one process
 # A gradient this much smaller than its parameter may not move it: float32 keeps 6e-8 of a value, times a small rate.
 _MIN_RATIO: Final = 1e-4

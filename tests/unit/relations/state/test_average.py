@@ -127,8 +127,8 @@ def modes(run: Trace) -> set[str]:
 
 
 def test_what_an_average_does_is_learned_wherever_it_is_kept(tmp_path: Path) -> None:
-    assert modes(recorded(tmp_path, module())) == {"after", "steady", "moves", "between", "away"}
-    assert modes(recorded(tmp_path, shadow)) == {"after", "steady", "moves", "between", "away"}
+    assert modes(recorded(tmp_path, module())) == {"after", "steady", "moves", "between", "away", "keeps"}
+    assert modes(recorded(tmp_path, shadow)) == {"after", "steady", "moves", "between", "away", "keeps"}
     assert "after" in modes(recorded(tmp_path, running))
     assert "steady" not in modes(recorded(tmp_path, running)), "a running mean moves ever less"
 
@@ -187,6 +187,34 @@ def test_an_average_that_is_pushed_away_from_the_model_is_told_by_any_program(tm
     healthy, run = (RELATION.examples(recorded(tmp_path, make), [rule]).frame for make in (shadow, pushed))
     assert healthy.height and healthy["passed"].all()
     assert run.height and not run["passed"].any()
+    assert RELATION.standing_of(rule) is Standing.CHOICE
+
+
+def test_an_average_whose_weights_are_swapped_is_told_by_any_program(tmp_path: Path) -> None:
+    def warming(net: Any) -> tuple[Any, Act]:
+        ema = copy.deepcopy(net)
+
+        def act(net: Any, step: int) -> None:
+            with torch.no_grad():
+                for a, p in zip(ema.parameters(), net.parameters()):
+                    a.lerp_(p, 1 - min(0.99, (1 + step) / (10 + step)))
+
+        return ema, act
+
+    def copied(net: Any) -> tuple[Any, Act]:
+        kept = copy.deepcopy(net)
+        return kept, lambda net, step: kept.load_state_dict(net.state_dict())
+
+    rule = Hypothesis.of("average", mode="keeps", what="copy")
+    for healthy in (module(), module(0.2), warming, copied, shadow, running):
+        frame = RELATION.examples(recorded(tmp_path, healthy), [rule]).frame
+        assert frame.height and frame["passed"].all()
+    for decay in (0.01, 0.05):
+        run = recorded(tmp_path, module(decay))
+        frame = RELATION.examples(run, [rule]).frame
+        bad = frame.filter(~frame["passed"])
+        assert bad.height > 3
+        assert RELATION.detail(run, rule, bad.row(0, named=True)).seen == f"it goes {1 - decay} of the way to the model, 3 steps in a row"
     assert RELATION.standing_of(rule) is Standing.CHOICE
 
 
