@@ -27,6 +27,8 @@ _THEN_EVERY: Final = 16
 _TENSORS: Final = 8  # of one call
 _LARGEST: Final = 1 << 16
 _FEWEST: Final = 8  # elements
+_SEVERAL: Final = 4  # values
+_VALUES: Final = 1024  # elements whose values are counted
 _LAST_STEP: Final = 64
 _ATTRIBUTES: Final = 32
 _OBJECTS: Final = 512
@@ -199,8 +201,10 @@ def words(tensor: Any) -> tuple[list[str], list[str]]:
         return [], []
     with torch.no_grad():
         data = tensor.detach()
-        first = data.reshape(-1)[0]
-        has, lacks = ([], ["it has more than one value"]) if bool((data == first).all()) else (["it has more than one value"], [])
+        values = data.reshape(-1)[:_VALUES].unique().numel()
+        varied = "it has more than one value"
+        # Of few different ones, such as actions that are drawn, all may be one by chance.
+        has, lacks = [varied] if values >= _SEVERAL else [], [varied] if values == 1 and bool((data == data.reshape(-1)[0]).all()) else []
         if not data.is_floating_point():
             if data.dtype in (torch.int64, torch.int32):
                 negative = "some of it is negative"

@@ -1,7 +1,7 @@
 """A program goes on where it was: numbers that were saved are restored, counters do not go back, batches do not come again.
 
 `numbers`: after a load an optimizer goes on with the options and the count of updates that it was given, and a scheduler whose state
-is in the file is given it before training goes on. `onward`: a counter of the program never goes back. `again`: what is trained on
+is in the file is given it before training goes on. `onward`: a counter of the program does not go back behind a load. `again`: what is trained on
 after a load was not trained on before it. `parts`: what a program saves to go on from has the parts that it had. `pass`: a pass over a loader gives as many batches as the one before it at the same line.
 
 Each is a habit of a program, held where all its runs keep it; to fine-tune with another rate, to train one fold after the other and
@@ -32,7 +32,9 @@ from proctor.invariants.trace import Trace
 _GIVEN: Final = "torch.optim.Optimizer.load_state_dict"
 _SCHEDULE_GIVEN: Final = "torch.optim.lr_scheduler.LRScheduler.load_state_dict"
 _POSITION: Final = "['last_epoch']"
+_LOADS: Final = ("torch.load", _GIVEN, _SCHEDULE_GIVEN, "torch.nn.Module.load_state_dict")
 _SOON: Final = 3  # steps after a load whose batches are looked at
+_COUNTS: Final = 3  # steps of one size by which a number is known to count
 _REMEMBERED: Final = 100_000  # batches
 _ROUNDING: Final = 1e-9  # relative
 _WHATS: Final = {"numbers": "optimizers and schedulers", "again": "batches", "pass": "passes"}
@@ -74,7 +76,7 @@ class Resumed(Relation):
 
     def examples(self, trace: Trace, hypotheses: Sequence[Hypothesis]) -> Examples:
         return _habits.examples(
-            trace, pl.concat([_of_loads(trace), _onward(trace).drop("_counts"), _saved_parts.examples(trace, hypotheses)]), hypotheses
+            trace, pl.concat([_of_loads(trace), _behind_loads(trace, _onward(trace).drop("_counts")), _saved_parts.examples(trace, hypotheses)]), hypotheses
         )
 
     def remember(self, trace: Trace, first: int, end: int) -> pl.DataFrame | None:
@@ -236,7 +238,7 @@ def _counters(trace: Trace) -> pl.DataFrame:
     """Which whole numbers count in this process: proc, what, _counts."""
     moved = _frames.memo(trace, "resumed looks", _looks).filter(pl.col("change").fill_null(0) != 0)
     near = pl.col("change").filter("next")
-    return moved.group_by("proc", pl.col("text").alias("what")).agg(((near.n_unique() == 1) & (near > 0).all() & (near.len() > 0)).alias("_counts"))
+    return moved.group_by("proc", pl.col("text").alias("what")).agg(((near.n_unique() == 1) & (near > 0).all() & (near.len() >= _COUNTS)).alias("_counts"))
 
 
 def _onward(trace: Trace) -> pl.DataFrame:
@@ -255,6 +257,14 @@ def _find_onward(trace: Trace) -> pl.DataFrame:
         _function=pl.col("text").str.extract(r"^(.*):"), _expected=pl.format("{} at least {}", name, "_before"), _seen=pl.format("{} after {}", "number", "_before"),
     )  # fmt: skip
     return found.with_columns(rows["_counts"].fill_null(value=False))
+
+
+def _behind_loads(trace: Trace, rows: pl.DataFrame) -> pl.DataFrame:
+    """A number that goes back where nothing was loaded may count episodes: undecided."""
+    loads = _frames.calls_of(trace, *map(re.escape, _LOADS)).group_by("proc").agg(pl.col("seq").min().alias("_load"))
+    rows = rows.join(loads, on="proc", how="left", maintain_order="left")
+    decided = pl.col("passed") | (pl.col("_load") <= pl.col("seq")).fill_null(value=False)
+    return rows.with_columns(pl.when(decided).then("passed").alias("passed")).drop("_load")
 
 
 def _finish(trace: Trace, rows: pl.DataFrame, mode: str, **columns: Any) -> pl.DataFrame:

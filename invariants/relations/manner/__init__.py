@@ -5,13 +5,13 @@ same switch or dimension each time; `each`, a function is called in each step; `
 `ranks`, the random states of ranks differ. Told by probes (`told.py`): `made`, the loss is made with an operation (`instrument/probes/graphs.py`); `holds`, what a function is
 given or gives is such as in health (a share, varied, …), `leaves`, it does not write into an argument, `writes`, it does, and `steady`, a number that an object
 holds stays (`instrument/probes/manners.py`); `moment`, what a moment of an optimizer is made of (`instrument/probes/moments.py`); `unseen`, an evaluation sees no sample
-that was trained on (`instrument/probes/unseen.py`).
+that was trained on (`instrument/probes/unseen.py`); `beside`, a step calls another model of the class that it trains (`instrument/probes/beside.py`).
 
 All are habits: held within one family of programs, of the program's own runs or of all programs that teach a pack, and never shipped. What is counted is such as no seed, size, depth or batch changes, and a rule is made of
 what all looks of all runs keep.
 
 Catches a mask, a weight or a group that is no longer handed on, a term of the loss that is thrown away or detached, a collective or an update of an average that is left out,
-a layer that wakes, an in-place operation that reaches its caller's tensor, a coefficient that drifts, one noise on all ranks, an evaluation that reads the training data. Source: ours.
+a layer that wakes, an in-place operation that reaches its caller's tensor, a coefficient that drifts, one noise on all ranks, an evaluation that reads the training data, a model that is its own target. Source: ours.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from proctor.invariants.trace import Trace
 # Each takes the subjects that rules speak of, and adds those of the trace.
 _PARTS: Final[dict[str, Callable[[Trace, Collection[str]], pl.DataFrame]]] = {
     "given": _calls.given, "told": _calls.told, "each": _calls.each, "mode": _calls.mode, "ranks": _calls.ranks, "made": _told.made,
-    "holds": _told.holds, "leaves": _told.leaves, "writes": _told.writes, "steady": _told.steady, "moment": _told.moment, "unseen": _told.unseen,
+    "holds": _told.holds, "leaves": _told.leaves, "writes": _told.writes, "steady": _told.steady, "moment": _told.moment, "unseen": _told.unseen, "beside": _told.beside,
 }  # fmt: skip
 _SAYS: Final = {
     "given": "{0} is given {1}",
@@ -51,6 +51,7 @@ _SAYS: Final = {
     "steady": "{1} of {0} stays as it is",
     "moment": "{0} is made of {1}",
     "unseen": "{0} is evaluated on {1}",
+    "beside": "a step that trains {0} calls {1}",
 }
 _ADVICE: Final = {
     "given": "Compare the call with the one in the healthy version: an argument is no longer handed on.",
@@ -64,9 +65,10 @@ _ADVICE: Final = {
     "writes": "Look for an operation that gave a new tensor instead of changing this one.",
     "steady": "Look for what assigns to this number: a value of one step that overwrites the option it is computed from.",
     "unseen": "Look at which loader, or part of the data, the evaluation reads: it is the one of the training.",
+    "beside": "Look at which object is called: the model that trains stands in the place of its target, teacher or average.",
     "moment": "Look at what is done with the gradient before it goes into the moment, and with the moment before the next update.",
 }
-_VALUES: Final = {"made": "manner", "holds": "manner", "leaves": "manner", "writes": "manner", "steady": "manner", "moment": "manner", "unseen": "manner", "ranks": "rng"}
+_VALUES: Final = {"made": "manner", "holds": "manner", "leaves": "manner", "writes": "manner", "steady": "manner", "moment": "manner", "unseen": "manner", "beside": "manner", "ranks": "rng"}
 
 
 @register

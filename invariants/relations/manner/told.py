@@ -1,4 +1,4 @@
-"""Manners that probes tell (`instrument/probes/manners.py`, `graphs.py`, `moments.py`, `unseen.py`)."""
+"""Manners that probes tell (`instrument/probes/manners.py`, `graphs.py`, `moments.py`, `unseen.py`, `beside.py`)."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def _words(trace: Trace, mode: str, wanted: Collection[str], function: str = "",
         subject, _, variable = look["text"].partition(", ")
         for word in sorted(every[look["text"]]):
             if word in has or word in lacks or closed:
-                seen = look["seen"] or (f"it is made of {', '.join(sorted(has))}" if closed else f"not so: {word}")
+                seen = look["seen"] or (f"it is made of {', '.join(sorted(has))}" if closed else "here it is not so")
                 found.append(_calls._row(look, f"{look['text']}{_calls.OF}{word}", word in has, seen, function or (look["function"] if mode == "steady" else subject), variable or (word if closed or mode == "steady" else "")))
     return _calls._finish(trace, found, mode)
 
@@ -88,6 +88,11 @@ def steady(trace: Trace, wanted: Collection[str]) -> pl.DataFrame:
 def unseen(trace: Trace, wanted: Collection[str]) -> pl.DataFrame:
     """One row a batch of an evaluation: passed if no sample of it was trained on, failed if all were."""
     return _words(trace, "unseen", wanted, MODEL_CALL)
+
+
+def beside(trace: Trace, wanted: Collection[str]) -> pl.DataFrame:
+    """One row a step and class of a model that trains: passed if another of the class ran without training."""
+    return _words(trace, "beside", wanted, MODEL_CALL)
 
 
 def moment(trace: Trace, wanted: Collection[str]) -> pl.DataFrame:
