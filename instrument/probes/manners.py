@@ -197,7 +197,7 @@ def words(tensor: Any) -> tuple[list[str], list[str]]:
     """Words that are true of a tensor, and those that are clearly not; of others it says nothing."""
     import torch
 
-    if tensor.numel() < _FEWEST:
+    if tensor.numel() < _FEWEST or (tensor.is_floating_point() and tensor.itemsize == 1):  # torch counts no values of float8
         return [], []
     with torch.no_grad():
         data = tensor.detach()

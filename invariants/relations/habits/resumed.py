@@ -32,7 +32,7 @@ from proctor.invariants.trace import Trace
 _GIVEN: Final = "torch.optim.Optimizer.load_state_dict"
 _SCHEDULE_GIVEN: Final = "torch.optim.lr_scheduler.LRScheduler.load_state_dict"
 _POSITION: Final = "['last_epoch']"
-_LOADS: Final = ("torch.load", _GIVEN, _SCHEDULE_GIVEN, "torch.nn.Module.load_state_dict")
+_LOADS: Final = ("torch.load", _GIVEN, _SCHEDULE_GIVEN)  # a target network is given a state, too
 _SOON: Final = 3  # steps after a load whose batches are looked at
 _COUNTS: Final = 3  # steps of one size by which a number is known to count
 _REMEMBERED: Final = 100_000  # batches
