@@ -241,16 +241,19 @@ def differences(one: Tape, two: Tape, mesh: Mesh) -> dict[tuple[str, int, int], 
     for k, (x, y) in enumerate(zip(one.held, two.held)):
         _windows(found, ("held", k, 0), x.window, y.window)
     for at, (m, n) in enumerate(zip(one.nodes, two.nodes)):
-        if m.op != n.op or m.detail != n.detail or len(m.ins) != len(n.ins) or len(m.outs) != len(n.outs) or [v < 0 for v in m.values] != [v < 0 for v in n.values]:
+        if m.op != n.op or m.detail != n.detail or len(m.ins) != len(n.ins) or len(m.outs) != len(n.outs) or (m.values != n.values and [v < 0 for v in m.values] != [v < 0 for v in n.values]):
             raise Unlike(f"{m.op} at {m.place or m.module} and {n.op}")
-        for k, (v, w) in enumerate(zip(m.ins, n.ins)):
-            _windows(found, ("in", at, k), v, w)
-        for k, (p, q) in enumerate(zip(m.outs, n.outs)):
-            if (p is None) != (q is None):
-                raise Unlike(f"{m.op}: other results")
-            if p is not None and q is not None:
-                _windows(found, ("out", at, k), p, q)
-        _arguments(found, at, (m, one), (n, two), mesh)
+        if m.ins != n.ins:
+            for k, (v, w) in enumerate(zip(m.ins, n.ins)):
+                _windows(found, ("in", at, k), v, w)
+        if m.outs != n.outs:
+            for k, (p, q) in enumerate(zip(m.outs, n.outs)):
+                if (p is None) != (q is None):
+                    raise Unlike(f"{m.op}: other results")
+                if p is not None and q is not None:
+                    _windows(found, ("out", at, k), p, q)
+        if m.args != n.args or m.kwargs != n.kwargs or m.ranks or n.ranks or collective(m.op) or m.op.split(".")[1] in RANDOM:
+            _arguments(found, at, (m, one), (n, two), mesh)
     _leaves(one, two)
     return found
 

@@ -203,14 +203,16 @@ class Again:
 
     def _do(self, text: str, place: Place, view: Array) -> None:
         rows = self.merges.get(_key(text, place), [])
-        flat = view.reshape(-1).copy()
+        made = view.reshape(-1).copy()
+        flat = made.copy()
         for factor in dict.fromkeys((row[1] == _CONSTANT, row[4], row[5]) for row in rows):
             chosen = [row for row in rows if (row[1] == _CONSTANT, row[4], row[5]) == factor]
             spots = np.array([row[0] for row in chosen])
             if factor[0]:
                 target = scaled = np.array([ONE if row[3] else ZERO for row in chosen], np.int64)
             else:
-                target = np.array([self._kept[row[1], row[2]][row[3]] for row in chosen])
+                own = place[1:] if text == "reference" else None  # an element of the same result, as it was made
+                target = np.array([(made if (row[1], row[2]) == own else self._kept[row[1], row[2]])[row[3]] for row in chosen])
                 scaled = self._d.mul(target, np.asarray(self._d.const(Fraction(factor[2], factor[1]))))
             for part in _by_group(self._d, flat[spots] if factor[0] else target):
                 if not self._lemmas.same(flat[spots[part]], scaled[part]):

@@ -40,6 +40,8 @@ class Operator(NamedTuple):
         view: gives a view of its first argument, which is its only tensor, where that can be.
         made_of: torch's decomposition, where there is no meaning for the whole.
         inner: a library's own operator, of which the operations inside are recorded.
+        takes: what is in the tensors that it is given, and not their shapes alone.
+        plain: draws no random numbers, and gives no memory that nothing was written to.
     """
 
     name: str
@@ -51,6 +53,8 @@ class Operator(NamedTuple):
     view: bool
     made_of: Callable[..., Any] | None
     inner: bool
+    takes: bool
+    plain: bool
 
 
 _OPERATORS: Final[dict[int, tuple[Operator, Any]]] = {}
@@ -70,7 +74,9 @@ def _operator(func: Any) -> Operator:
     name, schema = f"{func}", func._schema
     view = len(schema.returns) == 1 and schema.returns[0].alias_info is not None and not func._schema.is_mutable and [k for k, a in enumerate(schema.arguments) if "Tensor" in str(a.type)] == [0]
     talks = name.startswith(("c10d.", "_c10d_functional"))
-    return Operator(name, name.split(".")[1] if "." in name else name, name.startswith((*SILENT, *TURNED)), _writes(func), talks, known(name), view, _decompositions().get(func), name.startswith("fsdp."))
+    base = name.split(".")[1] if "." in name else name
+    takes = not base.startswith("new_") and (base in RANDOM or not base.endswith("_like"))
+    return Operator(name, base, name.startswith((*SILENT, *TURNED)), _writes(func), talks, known(name), view, _decompositions().get(func), name.startswith("fsdp."), takes, base not in RANDOM and base not in FRESH)
 
 
 def user_frame() -> str:

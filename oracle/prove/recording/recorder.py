@@ -145,11 +145,11 @@ class Recorder(TorchDispatchMode):  # type: ignore[misc]  # torch is not typed h
             node.op = f"{COMPLEX}{name.partition('.')[2]}"
         if name == "aten._local_scalar_dense.default":
             return self._number(node, result)
-        node.outs = [None if t is None else self._made(t) for t in found]
-        if not how.writes and outs and all(w is None or any(w.storage == v.storage for v in taken) for w in node.outs):
+        node.outs = made = [None if t is None else self._made(t) for t in found]
+        if not how.writes and outs and all(w is None or any(w.storage == v.storage for v in taken) for w in made):
             return result  # a view
         base = how.base
-        node.values = [-1 if t is None else self._value(t, how, node, w) for t, w in zip(found, node.outs)]
+        node.values = [-1 if t is None else self._value(t, how, node, w) for t, w in zip(found, made)]
         if how.talks:
             node.ranks, node.detail = group_of(args, kwargs), self._reduction()
             node.values = [-1] * len(found)
@@ -160,13 +160,14 @@ class Recorder(TorchDispatchMode):  # type: ignore[misc]  # torch is not typed h
             self._use_sent(sent)
         if not outs and not name.startswith("c10d"):
             return result
-        if "_out" in base or name.endswith("out"):
+        if kwargs and ("_out" in base or name.endswith("out")):
             node.kwargs.pop("out", None)
-        if base in RANDOM and any(w.kind == "f" for w in node.outs if w is not None):
+        if base in RANDOM and any(w.kind == "f" for w in made if w is not None):
             self.note(f"the random numbers that this run drew ({name})")
         self._locate(node)
-        self._matter(node.ins)
-        if not base.startswith("new_") and (base in RANDOM or not base.endswith("_like")):  # these take a shape, not what is in it
+        if self._beside:
+            self._matter(taken)
+        if how.takes:
             self._taint(node, how.talks and not self.real)
         self.tape.nodes.append(node)
         return result
@@ -192,9 +193,9 @@ class Recorder(TorchDispatchMode):  # type: ignore[misc]  # torch is not typed h
             self._use_sent([self._sent[known[0]]])
 
     def _taint(self, node: Node, talks: bool) -> None:
-        other = [w.storage for w in node.outs if w is not None and w.kind != "f"]
-        if other and any((w.kind == "f" and w.numel) or w.storage in self._decided for w in node.ins):
-            self._decided.update(other)
+        for made in node.outs:
+            if made is not None and made.kind != "f" and any((w.kind == "f" and w.numel) or w.storage in self._decided for w in node.ins):
+                self._decided.add(made.storage)
         if talks or (self._absent and any(w.storage in self._absent for w in node.ins)):
             self._absent.update(w.storage for w in (*node.outs, *(node.ins if talks else ())) if w is not None and w.kind == "f")
             if not talks:
@@ -286,6 +287,9 @@ class Recorder(TorchDispatchMode):  # type: ignore[misc]  # torch is not typed h
         if made.kind != "f":
             return self._block(array_of(t.detach()))
         base, computed = how.base, [w.storage for w in node.ins if w.kind == "f" and 0 not in w.size]
+        if computed and how.known and how.plain and computed[0] not in self._counted:
+            self._counted.discard(made.storage)
+            return -1  # of most operations
         counted = base not in FRESH and self._counted.issuperset(computed) and not self._sent_in(node.ins)
         (self._counted.add if counted else self._counted.discard)(made.storage)
         known = bool(computed) and how.known  # such as a histogram of integers, for which there is no meaning
@@ -318,7 +322,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[misc]  # torch is not typed h
         if value is None or isinstance(value, (int, str)):
             return value
         if isinstance(value, (list, tuple)):
-            return [self._plain(v, ins) for v in value]
+            return list(value) if all(type(v) is int for v in value) else [self._plain(v, ins) for v in value]
         if isinstance(value, float):
             if value in self._read:
                 return {"r": self._read[value], "v": value}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -10,10 +11,13 @@ import torch
 from helpers.oracle.prove_programs import who
 from torch import nn
 
-from proctor.oracle.prove import assert_proved
 from proctor.oracle.prove.domains.applied import Applied
 from proctor.oracle.prove.domains.poly import Poly
+from proctor.oracle.prove.leaves import align
+from proctor.oracle.prove.proofs.file import check, save
 from proctor.oracle.prove.proofs.lemma import Lemmas
+from proctor.oracle.prove.prover import decide
+from proctor.oracle.prove.recording.world import tape_of
 
 
 @pytest.mark.parametrize("seed", range(20))
@@ -100,6 +104,9 @@ def rows_alike() -> None:
     update.step()
 
 
-def test_repeated_tokens_leave_nothing_to_the_whole_step() -> None:
-    verdict = assert_proved(rows_alike, rows_alike, "dp=3")
-    assert verdict.local
+def test_repeated_tokens_leave_nothing_to_the_whole_step_and_the_proof_is_checked_again(tmp_path: Path) -> None:
+    reference, candidate = tape_of(rows_alike), [tape_of(rows_alike, rank, 3) for rank in range(3)]
+    verdict = decide(reference, candidate)
+    assert verdict.verdict == "PROVED" and verdict.local, str(verdict)
+    save(tmp_path / "step.proof", verdict, reference, candidate, align(reference, candidate))
+    assert check(tmp_path / "step.proof").verdict == "PROVED"
