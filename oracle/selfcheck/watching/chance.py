@@ -1,9 +1,21 @@
-"""Whether a model draws random numbers beside those of dropout: another type, or another part of the batch, then draws others."""
+"""Differences that may be chance: another type, or another part of a batch, draws other random numbers, and rounding turns a unit at a kink.
+
+Where a unit of a ReLU or a maximum lies within rounding of its kink, its gradient jumps. Four samples of noise of one rounding may all leave it where it is. Before a
+gradient is told, louder noise is drawn: what that moves as far is no verdict.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Final
+
+from proctor.oracle.selfcheck import Unknown
 from proctor.oracle.selfcheck.watching.fork import random_states
-from proctor.oracle.selfcheck.watching.step import Call, Outputs, gap, seeded
+from proctor.oracle.selfcheck.watching.step import MULTIPLE, SAMPLES, Call, Gap, Outputs, gap, seeded
+from proctor.oracle.selfcheck.watching.values import difference
+
+LOUD: Final = 8.0  # roundings: those of the layers before add up at the edge
+MORE: Final = 8  # samples
 
 
 def draws_in_training(call: Call, whole: Outputs) -> bool:
@@ -16,3 +28,24 @@ def draws_in_training(call: Call, whole: Outputs) -> bool:
     finally:
         call.random = before
     return gap(whole, other).ratio > 1e3
+
+
+def refuse_kinks(call: Call, found: Outputs, worst: Gap, run: Callable[[], Outputs]) -> None:
+    """Nothing, unless noise moves a gradient as far as it is off.
+
+    Args:
+        call: of the model.
+        found: gradients, the trusted ones.
+        worst: how far one of them is off.
+        run: computes them.
+
+    Raises:
+        Unknown: it does.
+    """
+    if worst.name not in found:
+        return
+    off = worst.error * difference(found[worst.name], found[worst.name])[1]
+    for sample in range(SAMPLES, SAMPLES + MORE):
+        moved = call.shaken(run, sample, LOUD).get(worst.name)
+        if moved is not None and MULTIPLE * difference(found[worst.name], moved)[0] >= off:
+            raise Unknown(f"the gradient of {worst.name} is at a kink (a ReLU or a maximum): noise of a few roundings moves it as far as it is off, {worst.error:.2g} of its norm")

@@ -11,8 +11,8 @@ torch = pytest.importorskip("torch")
 from torch import nn  # noqa: E402
 
 from proctor.oracle.selfcheck import Unknown, registry  # noqa: E402
+from proctor.oracle.selfcheck.watching.chance import refuse_kinks  # noqa: E402
 from proctor.oracle.selfcheck.watching.fork import random_states  # noqa: E402
-from proctor.oracle.selfcheck.watching.kinks import refuse_kinks  # noqa: E402
 from proctor.oracle.selfcheck.watching.step import Call, Gap  # noqa: E402
 
 

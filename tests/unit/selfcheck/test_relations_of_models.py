@@ -169,6 +169,18 @@ def test_arrays_of_numpy_are_inputs():
     assert verdict("inputs", call).verdict == "by-design"  # numbers of the samples
 
 
+def test_steps_that_are_read_and_have_no_part_are_no_numbers_of_samples():
+    class Timeless(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.fc = nn.Linear(6, 3)
+
+        def forward(self, x, t):
+            return self.fc(x) + 0 * t.unsqueeze(1)
+
+    assert verdict("inputs", call_of(Timeless(), batch(), torch.tensor([5, 1, 7, 3, 9, 2, 8, 4]))).verdict == "different"
+
+
 def test_a_model_is_causal_whose_other_input_is_one_further():
     found = verdict("causal", call_of(Scored(mask=False), *_items()))
     assert found.verdict == "different" and found.culprit.module == "attend"

@@ -5,6 +5,9 @@ Catches an input that is overwritten, forgotten, or detached from the results. A
 
 from __future__ import annotations
 
+import dis
+import inspect
+
 import torch
 
 from proctor.oracle.selfcheck import ModelRelation, NotApplicable, Unknown, register
@@ -38,9 +41,9 @@ class Inputs(ModelRelation):
             (moved if matters else idle).append(name)
         if idle and any(t.requires_grad for _, t in call.named_inputs.values()):
             raise NotApplicable(f"{', '.join(idle)} has no part in a result, but activations come in beside it: the module is a later part of a model, which may leave it to the first one")
-        numbers = {n: _numbers(t) for n, t in call.named_inputs.values()}
-        if idle and all(numbers[n] for n in idle):
-            return Outcome(relation=self.name, verdict="by-design", reason=f"{', '.join(idle)} has no part in any result, and numbers the samples: as many different whole numbers as there are samples", culprit=call.place())
+        numbers = {n for n, t in call.named_inputs.values() if _numbers(t) and not _read(call, n)}
+        if idle and numbers.issuperset(idle):
+            return Outcome(relation=self.name, verdict="by-design", reason=f"{', '.join(idle)} numbers the samples (as many different whole numbers as there are samples), and the forward never reads it", culprit=call.place())
         if idle:
             where = written_at(call.module)
             return Outcome(
@@ -58,6 +61,14 @@ def _numbers(tensor: torch.Tensor) -> bool:
     """Whether it tells samples apart and nothing else: identifiers come in beside features and are often left alone."""
     whole = not (tensor.is_floating_point() or tensor.is_complex() or tensor.dtype == torch.bool)
     return whole and tensor.ndim == 1 and tensor.numel() > 1 and int(tensor.unique().numel()) == tensor.numel()
+
+
+def _read(call: Call, name: str) -> bool:
+    """Whether the forward does anything with an argument; true where its code is not there to look at."""
+    code = getattr(inspect.unwrap(type(call.module).forward), "__code__", None)
+    if code is None or name not in code.co_varnames or name in code.co_cellvars:
+        return True
+    return any(name == i.argval or (isinstance(i.argval, tuple) and name in i.argval) for i in dis.get_instructions(code) if i.opname.startswith("LOAD_FAST"))
 
 
 def _matters(call: Call, path: str, other: torch.Tensor, results: Outputs) -> bool:

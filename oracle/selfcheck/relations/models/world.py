@@ -17,8 +17,7 @@ from torch import nn
 from proctor.oracle.selfcheck import ModelRelation, NotApplicable, Unknown, register
 from proctor.oracle.selfcheck.outcomes import Outcome
 from proctor.oracle.selfcheck.watching.axes import Batch, batch_of
-from proctor.oracle.selfcheck.watching.chance import draws_in_training
-from proctor.oracle.selfcheck.watching.kinks import refuse_kinks
+from proctor.oracle.selfcheck.watching.chance import draws_in_training, refuse_kinks
 from proctor.oracle.selfcheck.watching.parting import Look, part
 from proctor.oracle.selfcheck.watching.step import Call, Gap, Outputs, gap, short
 from proctor.oracle.selfcheck.watching.undropped import undropped
