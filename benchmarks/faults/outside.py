@@ -142,9 +142,8 @@ def flip(pattern: str) -> Outside:
 
 def second_job(stage: Stage) -> None:
     if stage.run is not None:
-        command = [*PROCTOR, "watch", "-o", str(stage.run), "--", sys.executable, "-c", "print('ran')"]
         for more in ((), ("--overwrite",)):
-            words = [*command[:4], *more, *command[4:]]
+            words = [*PROCTOR, "watch", *more, "-o", str(stage.run), "--", sys.executable, "-c", "print('ran')"]
             done = subprocess.run(words, capture_output=True, text=True, timeout=200, check=False)
             if done.returncode != 2 or "ran" in done.stdout or len(done.stderr.strip().splitlines()) != 1:
                 raise AssertionError(f"a second job was taken: {done.returncode} {done.stdout} {done.stderr}")
