@@ -60,6 +60,7 @@ class Tracked:
         self._group: dict[int, int] = {}  # id of a parameter → which of the groups of that optimizer it is in
         self._models: dict[str, list[weakref.ref[Any]]] = {}  # models by class, in the order in which they were found
         self._zero_lr: dict[str, set[int]] = {}
+        self._said: dict[str, list[tuple[int, int, bool, int | None]]] = {}  # of each group of an optimizer, what the last two follow from
         self._rates: dict[str, dict[int, int]] = {}  # decade of the learning rate of each parameter, by optimizer: -3 of 0.002
         self._wrapped: dict[int, str] = {}
         self._scanned_at = 0
@@ -133,9 +134,13 @@ class Tracked:
     def note_lr(self, optimizer: Any) -> None:
         """Remember which parameters an update leaves alone because their learning rate is zero, and how large it is for the others."""
         label = self._labels.get(id(optimizer), "")
-        zero = {id(p) for group in optimizer.param_groups if is_zero(group.get("lr")) for p in group["params"]}
-        decades = [(group["params"], decade(group.get("lr"))) for group in optimizer.param_groups]
-        rates = {id(p): at for params, at in decades if at is not None for p in params}
+        groups = [(group["params"], group.get("lr")) for group in optimizer.param_groups]
+        said = [(len(params), id(params[0]) if params else 0, is_zero(lr), decade(lr)) for params, lr in groups]
+        if said == self._said.get(label):
+            return
+        self._said[label] = said
+        zero = {id(p) for params, lr in groups if is_zero(lr) for p in params}
+        rates = {id(p): at for params, lr in groups if (at := decade(lr)) is not None for p in params}
         if zero != self._zero_lr.get(label, set()) or rates != self._rates.get(label, {}):
             self._zero_lr[label], self._rates[label] = zero, rates
             self._describe_again(self._params.values())
