@@ -170,7 +170,7 @@ class LaneMachine(Machine):
                 continue
             if node.values[k] >= 0:
                 found = again[k] if again is not None else None
-                self._write(rank, w, self._known(rank.tape.blocks[node.values[k]], w) if found is None else self._literals(found) if w.kind == "f" else found)
+                self._write(rank, w, self._known(rank.tape.blocks[node.values[k]], w) if found is None else _literals(self._laned.of, found, self._axes) if w.kind == "f" else found)
             elif w.numel:
                 result = results[k]
                 if result is not None:
@@ -179,11 +179,6 @@ class LaneMachine(Machine):
 
     def _known(self, block: Array, w: Window) -> Array:
         return np.asarray(block.astype(np.int64) if w.kind != "f" else self.literal(block)).reshape(w.size)
-
-    def _literals(self, found: Array) -> Array:
-        """Recorded floats of all lanes as the domain's elements."""
-        v = values(found, self._axes)
-        return packed(np.asarray(literal(self._laned.of, v.reshape(-1))).reshape(v.shape), self._axes)
 
     def _by_lane(self, r: int, rank: _Rank, node: Node, wanted: list[int], lanes: tuple[Lanes, Lanes], again: list[Array | None] | None) -> list[Array | None]:
         """Results; where integers differ, lane by lane."""
@@ -382,6 +377,12 @@ class LaneMachine(Machine):
         made = np.zeros(max(rank.extents[w.storage], w.end), given.dtype)
         made[: len(given)] = given[: len(made)]
         return made
+
+
+def _literals(domain: Domain, found: Array, axes: int) -> Array:
+    """Recorded floats of all lanes as a domain's elements."""
+    v = values(found, axes)
+    return packed(np.asarray(literal(domain, v.reshape(-1))).reshape(v.shape), axes)
 
 
 def _numbers(node: Node) -> list[int]:
