@@ -16,7 +16,7 @@ import msgspec
 from benchmarks.forks import Forks
 from benchmarks.wild import manifest
 from benchmarks.wild.__main__ import chosen as in_turn
-from benchmarks.wild.attempt import FIXED, importable
+from benchmarks.wild.attempt import FIXED, importable, installed
 from benchmarks.wild.checkout import checkout
 from benchmarks.wild.files import make
 
@@ -138,19 +138,12 @@ class Warm:
         path: list[str] = []
         if (wild := program.wild) is not None:
             told |= {"WILD_SHIMS": ",".join(wild.shims), "WILD_STEPS": str(wild.steps), "WILD_BATCH": str(wild.batch), "HOME": str(folder)}
-            path = [str(manifest.SHIMS), str(self._installed(wild, folder.parent / f"{folder.name}-packages"))]
+            packages = folder.parent / f"{folder.name}-packages"
+            shutil.rmtree(packages, ignore_errors=True)
+            path = [str(manifest.SHIMS), str(installed(wild, self._checkouts / wild.project, packages))]
         log = folder.parent / f"{folder.name}.log"
         code = self._forks.run(program.script, program.arguments, folder, log, told, ranks=program.ranks, record=record, path=path)
         return code, log.read_text(errors="replace")[-3000:] if log.exists() else ""
-
-    def _installed(self, wild: manifest.Program, folder: Path) -> Path:
-        """A folder in which the packages of its project are found that a program imports."""
-        shutil.rmtree(folder, ignore_errors=True)
-        packages = folder / "site-packages"
-        packages.mkdir(parents=True)
-        for link in wild.links:
-            (packages / Path(link).name).symlink_to(self._checkouts / wild.project / link)
-        return packages
 
     def close(self) -> None:
         """End the process."""

@@ -195,19 +195,25 @@ def _bits(program: Program, checkout: Path, work: Path, bare: Arm, watched: Arm,
 
 def lay_out(program: Program, checkout: Path, folder: Path) -> tuple[Path, Path, str]:
     """A copy of a program in a folder: where it runs, the folder of packages that it finds there, and its script."""
-    place, installed = folder / "program", folder / "site-packages"
+    place = folder / "program"
     _copy(checkout / program.place, place)
     make(place, program.files)
-    installed.mkdir(parents=True)
+    return place, installed(program, checkout, folder), str(Path(program.path).relative_to(program.place))
+
+
+def installed(program: Program, checkout: Path, folder: Path) -> Path:
+    """A folder in this one, in which the packages of its project are found that a program imports."""
+    packages = folder / "site-packages"
+    packages.mkdir(parents=True)
     for link in program.links:
-        (installed / Path(link).name).symlink_to(checkout / link)
-    return place, installed, str(Path(program.path).relative_to(program.place))
+        (packages / Path(link).name).symlink_to(checkout / link)
+    return packages
 
 
 def _arm(
     program: Program, checkout: Path, folder: Path, before: Sequence[str], warm: Warm | None = None, record: Path | None = None, stir: int = 0
 ) -> Arm:
-    place, installed, script = lay_out(program, checkout, folder)
+    place, packages, script = lay_out(program, checkout, folder)
     digests = folder / "digest"
     digests.mkdir()
     kind, _, ranks = program.launcher.partition(" ")
@@ -222,7 +228,7 @@ def _arm(
         log = folder / "stdout"
         started, used = time.monotonic(), 0.0
         code = warm.forks.run(
-            script, program.arguments, place, log, own, ranks=int(ranks or 1), path=[str(SHIMS), str(installed)],
+            script, program.arguments, place, log, own, ranks=int(ranks or 1), path=[str(SHIMS), str(packages)],
             record=record, timeout_s=program.timeout_s,
         )  # fmt: skip
         text = log.read_bytes()[-1_000_000:].decode(errors="replace") if log.exists() else ""
@@ -232,7 +238,7 @@ def _arm(
         )  # fmt: skip
     environment = {
         **{k: v for k, v in os.environ.items() if not k.startswith(("PROCTOR_", "WILD_"))}, **FIXED, **own,
-        "PYTHONPATH": os.pathsep.join([str(SHIMS), str(installed)]),
+        "PYTHONPATH": os.pathsep.join([str(SHIMS), str(packages)]),
     }  # fmt: skip
     out, err = folder / "stdout", folder / "stderr"
     started, used = time.monotonic(), resource.getrusage(resource.RUSAGE_CHILDREN)
