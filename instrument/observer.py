@@ -53,7 +53,9 @@ class Observer:
         self.patches = Patches(self.recorder, None if self.budget is None else self.budget.meter)
         self.clock = StepClock()
         self.contexts = ContextTable(self.clock)
-        self.sink = Sink(self.recorder, self._value_ctx, config, self._wants_values)
+        self.looks = Looks(self)
+        self.look, self.turns = self.looks.look, self.looks.turns
+        self.sink = Sink(self.recorder, self._value_ctx, config, self._wants_values, self.turns.gradients)
         self.probes = Probes(self.sink, self.guard.run)
         self.guard.step, self.guard.on_end = lambda: self.clock.step, self.output.went_blind
         self.guard.ends |= self.probes.ends()
@@ -64,8 +66,6 @@ class Observer:
         self.unseen: list[str] = []  # functions that can be called past their taps
         self.makes_run = False  # no command made the run directory: arming does
         self.sampled = self._sampled_before = True
-        self.looks = Looks(self)
-        self.look, self.turns = self.looks.look, self.looks.turns
         self._arming = threading.Lock()
         self.writer: Any = None
         self.tracker: Any = None
@@ -126,7 +126,7 @@ class Observer:
             from proctor.instrument.replay.inside import Replayer as kind
         else:
             from proctor.instrument.capsules.ring import Capsules as kind
-        self.capsules = kind(self.config, self.tracker, self.clock, self.guard, self._keeps_steps, about)
+        self.capsules = kind(self.config, self.tracker, self.clock, self.guard, self._keeps_steps, about, self.turns.gradients)
         if self.budget is not None:
             self.capsules.looks_next = self.budget.looks_next
 
@@ -278,7 +278,7 @@ class Observer:
         return self.armed and not self.inert and not self.finished
 
     def _wants_values(self) -> bool:
-        return self.sampled and self.recorder.enabled and not self.inert and not self.finished
+        return self.sampled and self.recorder.enabled and not self.inert and not self.finished and not self.turns.broken
 
     def new_step(self) -> None:
         """The clock is about to count a new step."""

@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from time import monotonic  # our own: a program may put another clock into `time`
 from typing import Any, Final
 
@@ -45,6 +45,7 @@ class Capsules(CapsuleHooks):
         config: `capsules` steps are kept, within `capsule_budget` bytes of memory.
         live: whether this step is recorded.
         facts: what a capsule says about the process.
+        read: gradients of parameters (`Turns.gradients`).
     """
 
     def __init__(
@@ -55,9 +56,10 @@ class Capsules(CapsuleHooks):
         guard: Guard,
         live: Callable[[], bool],
         facts: Callable[[], Facts],
+        read: Callable[[Iterable[Any]], list[Any] | None],
     ) -> None:
         super().__init__(clock, guard, live)
-        self.config, self.tracker = config, tracker
+        self.config, self.tracker, self._read = config, tracker, read
         self._optimizers_seen = config.watches("optimizer")  # by the tracker at each update
         self._steps = max(config.capsules, 1)
         self._room = config.capsule_budget // (2 * self._steps)  # bytes of a step's state, and half as many of its batches, and of its arguments
@@ -209,7 +211,7 @@ class Capsules(CapsuleHooks):
         return self._names
 
     def _take_gradients(self, step: HeldStep) -> None:
-        found, missing = gradients(self.tracker, self._named_now())
+        found, missing = gradients(self.tracker, self._named_now(), self._read)
         size = sum(tensor.nbytes for _, tensor in found if tensor is not None)
         if step.nbytes + size > 2 * self._room and self.config.capsule_values != "always":
             found, missing = [], ["gradients before the first backward: over the budget"]

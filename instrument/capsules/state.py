@@ -136,14 +136,18 @@ def collect(
     return found, groups, missing
 
 
-def gradients(tracker: StateTracker, known: dict[Any, str] | None = None) -> tuple[list[Found], list[str]]:
+def gradients(tracker: StateTracker, known: dict[Any, str], read: Callable[[Iterable[Tensor]], list[Tensor | None] | None]) -> tuple[list[Found], list[str]]:
     """What accumulates before a backward: values, and what cannot be read.
 
     Args:
         known: what `names` gives now.
+        read: `Turns.gradients`.
     """
-    known = names(tracker) if known is None else known
-    there = [(known[key], grad) for key, p in tracker.parameters() if (grad := p.grad) is not None]
+    tracked = list(tracker.parameters())
+    grads = read(p for _, p in tracked)
+    if grads is None:
+        return [], ["gradients before the first backward: another thread wrote them"]
+    there = [(known[key], grad) for (key, _), grad in zip(tracked, grads) if grad is not None]
     plain = [(name, readable(grad)) for name, grad in there]
     missing = [f"gradient {name}: its memory cannot be read" for name, grad in plain if grad is None]
     return [(Value("gradient", name), grad) for name, grad in plain if grad is not None], missing

@@ -29,6 +29,7 @@ MAX_VALUES = 1_000_000  # rows in memory when the writer cannot keep up
 Before = Callable[[tuple[Any, ...], dict[str, Any] | None], None]
 After = Callable[[tuple[Any, ...], dict[str, Any] | None, Any, bool], None]
 Hooks = tuple[Before | None, After | None]
+Gradients = Callable[[Iterable[Any]], list[Any] | None]
 NO_HOOKS: Hooks = (None, None)
 FIRST_STEPS: Final = 4  # of an `EarlyProbe`
 
@@ -49,11 +50,18 @@ class Sink:
         context: code of the present context.
         config: which kinds are wanted.
         live: whether rows are wanted now (a sampled step of a process that is recorded).
+        gradients: of parameters, or None where another thread may write them now (`steps/turns.py`). Probes read none themselves.
     """
 
     def __init__(
-        self, recorder: Recorder, context: Callable[[], int], config: RecordConfig, live: Callable[[], bool]
+        self,
+        recorder: Recorder,
+        context: Callable[[], int],
+        config: RecordConfig,
+        live: Callable[[], bool],
+        gradients: Gradients | None = None,
     ) -> None:
+        self.gradients: Gradients = gradients or (lambda parameters: [p.grad for p in parameters])
         self.recorder, self.config = recorder, config
         self._context, self._live = context, live
         self.rows: list[tuple[Any, ...]] = []

@@ -68,7 +68,7 @@ class Advances(Probe):
             return
         known.updates += 1
         if known.updates == 1:
-            known.dummy = not args[0].state and self._backwards == known.backwards and _nothing(args[0])
+            known.dummy = not args[0].state and self._backwards == known.backwards and self._nothing(args[0])
             return
         del self._known[id(args[0])]
         counts = [count for state in args[0].state.values() if (count := _count(state)) is not None]
@@ -77,15 +77,15 @@ class Advances(Probe):
         seen = f"the state of {type(args[0]).__name__} counts {max(counts):.0f} update, whose gradients were all zero, before any backward; no load_state_dict took it back" if known.dummy else ""
         self.sink.number("step", max(counts), kind=Value.KEPT, facts={"what": "beginning", "seen": seen})
 
+    def _nothing(self, optimizer: Any) -> bool:
+        """Whether an optimizer has gradients, and all are zero."""
+        import torch
 
-def _nothing(optimizer: Any) -> bool:
-    """Whether an optimizer has gradients, and all are zero."""
-    grads = [p.grad for group in optimizer.param_groups for p in group["params"] if p.grad is not None]
-    import torch
-
-    # What is spread over ranks is not asked: it would talk to them.
-    plain = all(type(grad) is torch.Tensor for grad in grads)
-    return plain and bool(grads) and not any(bool((grad.detach() != 0).any()) for grad in grads)
+        read = self.sink.gradients(p for group in optimizer.param_groups for p in group["params"])
+        grads = [grad for grad in read or () if grad is not None]
+        # What is spread over ranks is not asked: it would talk to them.
+        plain = all(type(grad) is torch.Tensor for grad in grads)
+        return plain and bool(grads) and not any(bool((grad.detach() != 0).any()) for grad in grads)
 
 
 def _count(state: Any) -> float | None:

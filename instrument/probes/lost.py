@@ -49,9 +49,6 @@ class _Known:
         every = () if optimizer is None else (p for group in optimizer.param_groups for p in group["params"] if p.is_leaf)
         return islice(every, most)
 
-    def gradients(self) -> list[tuple[int, int]]:
-        return [(id(p.grad), _version(p.grad)) for p in self.held(_LOOKED_AT) if p.grad is not None]
-
     def versions(self) -> list[int]:
         return [_version(p) for p in self.held(_LOOKED_AT)]
 
@@ -102,7 +99,8 @@ class Lost(Probe):
 
     def _settle(self) -> None:
         """Between two passes something was cleared: what the first gave is lost, unless some of it is left, or zeros in its place, or parameters have moved: that may be what it was for."""
-        left = any(p.grad is not None for known in self._known.values() for p in known.held())
+        read = self.sink.gradients(p for known in self._known.values() for p in known.held())
+        left = read is None or any(grad is not None for grad in read)
         left = left or any(known.given and known.versions() != known.weights for known in self._known.values())
         for known in self._known.values():
             if left:
@@ -122,7 +120,7 @@ class Lost(Probe):
 
     def _rewritten(self, args: tuple[Any, ...], kwargs: dict[str, Any] | None, result: Any, raised: bool) -> None:
         for known in () if self._over else self._known.values():
-            known.given, known.weights = known.gradients(), known.versions()
+            known.given, known.weights = self._gradients(known), known.versions()
 
     def _cleared(self, args: tuple[Any, ...], kwargs: dict[str, Any] | None, result: Any, raised: bool) -> None:
         self._cleared_since = not self._over and not self._within and any(known.lines for known in self._known.values())
@@ -134,7 +132,7 @@ class Lost(Probe):
             return
         last = known.lines[-1] if len(known.lines) > len(known.lost) else ""
         lost = sum(line == last for line in known.lost)
-        as_given = bool(known.given) and known.gradients() == known.given
+        as_given = bool(known.given) and self._gradients(known) == known.given
         known.times = known.times + 1 if last and lost and as_given else 0
         known.updates += 1
         if known.times == _TIMES or (len(known.lines) > 1 and not known.lost):
@@ -146,6 +144,11 @@ class Lost(Probe):
         self._within = max(0, self._within - 1)
         for known in self._known.values():  # whatever another optimizer moved, the passes before it were for that
             known.lines, known.lost, known.given = [], [], []
+
+    def _gradients(self, known: _Known) -> list[tuple[int, int]]:
+        read = self.sink.gradients(known.held(_LOOKED_AT))
+        self._over = self._over or read is None
+        return [(id(grad), _version(grad)) for grad in read or () if grad is not None]
 
     def _line(self) -> str:
         """The user's line that asked for this pass; "" without one."""

@@ -36,9 +36,9 @@ Numbers = np.ndarray[Any, Any]
 class _Open:
     """A parameter before an update."""
 
-    def __init__(self, parameter: Any, group: int, state: Any) -> None:
+    def __init__(self, parameter: Any, grad: Any, group: int, state: Any) -> None:
         self.parameter, self.group = parameter, group
-        self.grad, self.data = _read(parameter.grad), _read(parameter)
+        self.gradient, self.data = _read(grad), _read(parameter)
         self.old = {key: _read(value) for key, value in list(state.items())[:16] if _like(value, parameter)}
         self.lengths = {key: float(state[key].detach().norm()) for key in self.old}
 
@@ -66,9 +66,9 @@ class Moments(EarlyProbe):
         self.left -= 1
         found: list[_Open] = []
         for i, group in enumerate(optimizer.param_groups):
-            for p in group["params"]:
-                if len(found) < _PARAMETERS and p.grad is not None and p in optimizer.state and _like(p, p) and _like(p.grad, p):
-                    opened = _Open(p, i, optimizer.state[p])
+            for p, grad in zip(group["params"], self.sink.gradients(group["params"]) or ()):
+                if len(found) < _PARAMETERS and grad is not None and p in optimizer.state and _like(p, p) and _like(grad, p):
+                    opened = _Open(p, grad, i, optimizer.state[p])
                     if opened.old:
                         found.append(opened)
         self._open = (optimizer, found) if found else None
@@ -86,7 +86,7 @@ class Moments(EarlyProbe):
                 if _like(state.get(key), one.parameter):
                     new = _read(state[key])
                     lengths.setdefault(key, []).extend((one.lengths[key], float(state[key].detach().norm())))
-                    fits.setdefault(key, []).append((one, fit(new, (one.old[key], one.grad, one.grad**2, one.data), _ROUNDING[_dtype(state[key])])))
+                    fits.setdefault(key, []).append((one, fit(new, (one.old[key], one.gradient, one.gradient**2, one.data), _ROUNDING[_dtype(state[key])])))
         for key, told in fits.items():
             self._tell(type(optimizer).__name__, key, told, lengths[key])
 

@@ -75,7 +75,9 @@ class Thawing(Probe):
     def _updates(self, args: tuple[Any, ...], kwargs: dict[str, Any] | None) -> None:
         self._know(args[0])
         for thawed in list(self._thawed):
-            mine = [(name, p, first) for name, ref, first in thawed.parameters if (p := ref()) is not None and p.requires_grad and p.grad is not None]
+            asked = [(name, p, first) for name, ref, first in thawed.parameters if (p := ref()) is not None and p.requires_grad]
+            grads = self.sink.gradients(p for _, p, _ in asked) or ()
+            mine = [one for one, grad in zip(asked, grads) if grad is not None]
             if not mine:
                 continue
             thawed.updates += 1

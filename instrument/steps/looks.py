@@ -6,8 +6,6 @@ A look takes its turn (`turns.py`), so that no other thread writes what it reads
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from proctor.instrument.observe.state import Look
@@ -38,7 +36,7 @@ class Looks:
             return
         recorder = observer.recorder
         where = recorder.current_call if call is None else call
-        with self._turn() as mine:
+        with self.turns.look() as mine:
             if mine:
                 observer.guard.run("state", self._observe, recorder.current_seq, where, edge, what)
 
@@ -48,14 +46,14 @@ class Looks:
         sentinel = observer.sentinel
         if sentinel is None or not sentinel.due(observer.clock.step) or not observer.writes():
             return
-        with self._turn() as mine:
+        with self.turns.look() as mine:
             if mine:
                 observer.guard.run("glance", sentinel.glance, observer.clock.step)
 
     def resume(self) -> None:
         """Steps were left out: what is now is what later changes are held against."""
         everything = dict.fromkeys(("data", "grad", "buffers", "optimizer"), Look.FORCE)
-        with self._turn() as mine:
+        with self.turns.look() as mine:
             if mine:
                 self._observe(0, 0, 0, {**everything, "silent": True})
 
@@ -63,15 +61,6 @@ class Looks:
         """The last one of the process."""
         self._observer.steps.by_hand.look()
         self.look(0, 0, data=Look.HINT, grad=Look.HINT)
-
-    @contextmanager
-    def _turn(self) -> Iterator[bool]:
-        mine = self.turns.begin_look()
-        try:
-            yield mine
-        finally:
-            if mine:
-                self.turns.end_look()
 
     def _observe(self, seq: int, call: int, edge: int, what: dict[str, Any]) -> None:
         contexts = self._observer.contexts

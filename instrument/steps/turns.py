@@ -1,7 +1,7 @@
 """Who may read tensors when a program trains in several threads.
 
 The observer reads the gradients of all models; a backward pass, a clearing or an update writes them without holding the interpreter's lock.
-Reading one while another thread replaces it ends the process. So a thread that looks says so first and then asks whether another one
+Reading one while another thread replaces it ends the process. So whoever reads gradients asks here (`look`, `gradients`): a thread that looks says so first and then asks whether another one
 writes; one that begins to write says so first and then waits for looks to end (`looks.py`, `guarded_write`). Threads of autograd's own
 engine take no turns: they work for a backward that is known.
 
@@ -15,7 +15,8 @@ from __future__ import annotations
 import threading
 import time
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from typing import Any, Final
 
 LONGEST_WAIT_S: Final = 60.0  # for a look of another thread, which takes milliseconds
@@ -97,20 +98,33 @@ class Turns:
         if any(other.optimizers and loop.optimizers.isdisjoint(other.optimizers) for other in loop.crossed):
             self._break()
 
-    def begin_look(self) -> bool:
-        """Whether this thread may read tensors now; then `end_look` must follow."""
+    @contextmanager
+    def look(self) -> Iterator[bool]:
+        """Whether this thread may read tensors within the block."""
+        me = threading.get_ident()
+        if me in self._looking:
+            yield True  # one look within another
+            return
+        mine = self._begin_look(me)
+        try:
+            yield mine
+        finally:
+            self._looking.discard(me)
+
+    def gradients(self, parameters: Iterable[Any]) -> list[Any] | None:
+        """The gradient of each parameter, None for one that has none; None for all where another thread may write them now."""
+        with self.look() as mine:
+            return [p.grad for p in parameters] if mine else None
+
+    def _begin_look(self, me: int) -> bool:
         if self.broken:
             return False
-        me = threading.get_ident()
         self._looking.add(me)
         if self._others(me):
             self._looking.discard(me)
             self._break()
             return False
         return True
-
-    def end_look(self) -> None:
-        self._looking.discard(threading.get_ident())
 
     def busy(self) -> bool:
         """Whether a call that writes gradients runs, in any thread."""

@@ -21,6 +21,7 @@ from proctor.instrument.config import RecordConfig
 from proctor.instrument.guard import Guard
 from proctor.instrument.observe.state import StateTracker
 from proctor.instrument.steps.clock import StepClock
+from proctor.instrument.steps.turns import Turns
 from proctor.invariants.capsule import capsules_of, read_capsule
 
 
@@ -35,7 +36,7 @@ class Job:
         self.tracker = tracker = StateTracker(lambda kind, text: hash((kind, text)) & 0xFFFF, self.config.watches)
         tracker.add_optimizer(self.optimizer, "#0")
         facts = Facts("train.py", ("python", "train.py"), "/", {}, 0, 1, {}, {"torch": "2"}, ())
-        self.kept = Capsules(self.config, tracker, self.clock, self.guard, lambda: True, lambda: facts)
+        self.kept = Capsules(self.config, tracker, self.clock, self.guard, lambda: True, lambda: facts, Turns(lambda: None).gradients)
         self.clock.on_change = self.kept.clock_moved
         self.clock.optimizer_created(1)
 

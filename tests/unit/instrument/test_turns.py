@@ -3,8 +3,13 @@
 from __future__ import annotations
 
 import _thread
+import ast
 import threading
+from pathlib import Path
 
+import pytest
+
+from proctor.instrument import probes
 from proctor.instrument.steps.turns import Turns
 
 
@@ -39,15 +44,19 @@ def turns() -> tuple[Turns, list[str]]:
     return Turns(lambda: told.append("broken")), told
 
 
+def looks(ours: Turns) -> bool:
+    with ours.look() as mine:
+        return mine
+
+
 def test_one_thread_writes_and_looks_as_it_likes() -> None:
     ours, told = turns()
     ours.begin_write()
     ours.begin_write()  # one within another
-    assert ours.begin_look()
-    ours.end_look()
+    assert looks(ours)
     ours.end_write()
     ours.end_write()
-    assert ours.begin_look() and not told
+    assert looks(ours) and not told
 
 
 def test_a_thread_that_trained_before_another_one_is_no_trouble() -> None:
@@ -56,26 +65,36 @@ def test_a_thread_that_trained_before_another_one_is_no_trouble() -> None:
     other.do(ours.begin_write)
     other.do(ours.end_write)
     ours.begin_write()
-    assert ours.begin_look() and not told
+    assert looks(ours) and not told
 
 
 def test_nobody_looks_while_another_thread_writes_and_never_after_that() -> None:
     ours, told = turns()
     other = Thread()
     other.do(ours.begin_write)
-    assert not ours.begin_look() and told == ["broken"]
+    assert not looks(ours) and told == ["broken"]
     other.do(ours.end_write)
-    assert not ours.begin_look() and told == ["broken"]  # said once
+    assert not looks(ours) and told == ["broken"]  # said once
 
 
 def test_who_begins_to_write_waits_for_the_look_of_another_thread() -> None:
     ours, told = turns()
     other = Thread()
-    assert ours.begin_look()
-    other.begin(ours.begin_write)
-    assert not other.wait(0.2)
-    ours.end_look()
+    with ours.look() as mine:
+        assert mine and looks(ours)  # one within another
+        other.begin(ours.begin_write)
+        assert not other.wait(0.2)
     assert other.wait() and not told
+
+
+def test_gradients_are_read_only_while_nobody_else_writes_them() -> None:
+    torch = pytest.importorskip("torch")
+    weight, bare = torch.nn.Parameter(torch.ones(2)), torch.nn.Parameter(torch.ones(2))
+    weight.grad = torch.ones(2)
+    ours, told = turns()
+    assert ours.gradients([weight, bare]) == [weight.grad, None]
+    Thread().do(ours.begin_write)
+    assert ours.gradients([weight, bare]) is None and told == ["broken"]
 
 
 def test_two_threads_that_write_at_once_are_seen() -> None:
@@ -92,8 +111,7 @@ def test_a_thread_of_autograds_engine_works_for_the_backward_that_runs() -> None
 
     def nested() -> None:  # a recomputation, in a thread that Python did not start
         ours.begin_write()
-        told.append("looks" if ours.begin_look() else "does not look")
-        ours.end_look()
+        told.append("looks" if looks(ours) else "does not look")
         ours.end_write()
         done.set()
 
@@ -101,7 +119,7 @@ def test_a_thread_of_autograds_engine_works_for_the_backward_that_runs() -> None
     _thread.start_new_thread(nested, ())
     assert done.wait(60)
     ours.end_write()
-    assert told == ["looks"] and ours.begin_look()
+    assert told == ["looks"] and looks(ours)
 
 
 def step(ours: Turns, optimizer: int) -> None:
@@ -160,3 +178,10 @@ def test_loops_without_an_optimizer_are_their_threads_own() -> None:
     ours.updated()
     other.do(lambda: (act(ours), ours.updated()))
     assert told == ["broken"]
+
+
+def test_probes_ask_the_sink_for_gradients() -> None:
+    """One that read them itself, while the backward of another thread replaced them, ended the process."""
+    home = Path(probes.__file__).parent
+    nodes = [(path, node) for path in home.rglob("*.py") for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))]
+    assert [path for path, node in nodes if isinstance(node, ast.Attribute) and node.attr == "grad"] == [home / "__init__.py"]
