@@ -142,9 +142,11 @@ class Sender:
 
     def _push(self) -> bool:
         """Send what waits at once; False when the sender's thread does not know of something that is left for it."""
-        if self._closing.is_set() or not self._turn.acquire(blocking=False):
-            return False
+        held: list[bool] = []
         try:
+            held.extend(map(self._turn.acquire, (False,)))  # one call: see `TraceWriter.step_ended`
+            if not held[0] or self._closing.is_set():
+                return False
             link = self._link
             if link is None or link.out:
                 return True  # it looks when it has connected, and when the socket takes more
@@ -154,7 +156,8 @@ class Sender:
         except Exception:  # noqa: BLE001  the sender's thread meets it, too, and knows what to do
             return False
         finally:
-            self._turn.release()
+            if held and held[0]:
+                self._turn.release()
 
     def inform(self, info: dict[str, Any]) -> None:
         """The process's `process.json` has changed."""
@@ -229,8 +232,8 @@ class Sender:
         Raises:
             OSError, FrameError: the connection is over.
         """
+        self._info = None  # first: what changes while we ask is news
         name, host, info = self._hello()
-        self._info = None
         link.say(Hello(name, host[:256], self._start, _plain(info)))
         leaving = False
         while True:

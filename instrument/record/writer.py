@@ -165,16 +165,20 @@ class TraceWriter:
                 self._wake.set()
         elif monotonic() - self._told_at >= self._pause:
             small = waiting <= STREAM_HERE_ROWS and step >= SETTLING_STEPS and not self._behind and not self._news
-            if not small or not self._lock.acquire(blocking=False):
-                self._wake.set()
-                return
+            held: list[bool] = []
             try:
-                self._guard.run("writer", self._hand_over)
+                if small:
+                    held.extend(map(self._lock.acquire, (False,)))  # one call, so that an interrupt cannot come between taking the lock and knowing of it
+                if held and held[0]:
+                    self._guard.run("writer", self._hand_over)
+                else:
+                    self._wake.set()
             except BaseException:  # raised by a signal handler of the program's, who knows where
-                self.torn += waiting
+                self.torn += waiting if held and held[0] else 0
                 raise
             finally:
-                self._lock.release()
+                if held and held[0]:
+                    self._lock.release()
 
     def passed(self, step: int) -> None:
         """A step begins, and the one before left no rows; the verifier learns of it when the thread flushes."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import threading
 import time
 from collections.abc import Iterator
@@ -121,3 +122,28 @@ def test_an_exception_of_a_signal_handler_passes_and_what_it_cost_is_counted(pro
     with pytest.raises(KeyboardInterrupt):
         process.writer.step_ended(20, STEP)
     assert process.writer.torn == 20 and not process.writer._lock.locked()
+
+
+def test_an_interrupt_at_any_moment_leaves_no_lock_taken(process: Process) -> None:
+    """One between taking the lock and knowing of it left the lock taken for ever: the process hung at its exit."""
+
+    def interrupt(number: int, frame: Any) -> None:
+        raise KeyboardInterrupt
+
+    process.writer._guard.run = lambda probe, function, *args: None  # type: ignore[method-assign]
+    before = signal.signal(signal.SIGALRM, interrupt)
+    interrupted = 0
+    try:
+        for i in range(3000):
+            try:
+                signal.setitimer(signal.ITIMER_REAL, 1e-5 + i % 97 * 1e-6)
+                for _ in range(200):
+                    process.writer.step_ended(20, STEP)
+                signal.setitimer(signal.ITIMER_REAL, 0)
+            except KeyboardInterrupt:
+                interrupted += 1
+            assert not process.writer._lock.locked()
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
+    assert interrupted > 2000

@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 from helpers.live.transport import Rows as Made
@@ -78,6 +79,7 @@ def test_rows_arrive_in_order_with_what_the_process_says_of_itself(tmp_path: Pat
         sent = [made.next(names=1) for _ in range(40)]
         for step, rows in enumerate(sent):
             assert end.offer(encoded(rows), step)
+        assert until(lambda: end.connected)  # what it is told before, its greeting says
         end.inform({"rank": 0, "finished": True})
         end.close()
         events = take(inbox, lambda e: bool(of(Left, e)))
@@ -88,6 +90,21 @@ def test_rows_arrive_in_order_with_what_the_process_says_of_itself(tmp_path: Pat
         assert all(event.records[t].equals(rows[t]) for t in rows)
     assert events[-1].how == "bye"
     assert server.stats().refused == {}
+
+
+def test_what_changes_while_a_process_greets_is_told_after_it(tmp_path: Path) -> None:
+    end = sender(tmp_path)
+
+    def greets() -> tuple[str, str, dict[str, Any]]:
+        end.inform({"rank": 0, "finished": True})
+        return "0-1", "here", {"rank": 0}
+
+    end._hello = greets
+    with serving(tmp_path) as (_, inbox):
+        end.start()
+        events = take(inbox, lambda e: bool(of(Told, e)))
+        end.close()
+    assert [e.info for e in of(Told, events)] == [{"rank": 0, "finished": True}]
 
 
 def test_more_than_a_frame_holds_comes_in_parts_and_the_step_with_the_last(tmp_path: Path) -> None:
