@@ -8,6 +8,9 @@ copy; meta `side` says what is measured:
 * `old`: the same towards the model as it was before the step;
 * `move`: `number` is the largest move of an element of the copy, `norm` its largest distance from the model, in these units.
 
+A fourth row, `begin`, comes once, when a copy first moves as an average: `number` is how many of the tensors that are looked at, of `norm`, were then farther from the
+model's than training can have brought them. It began as something else.
+
 Rows of `Value.KEPT` say of a copy that is a module whether its buffers follow (`_statistics.py`): `statistics` when it is evaluated, `buffers` at the end of a step; and
 `rests`, when it is evaluated again, whether it has moved since (`_resting.py`).
 
@@ -16,6 +19,7 @@ Cost: 10 µs a copy and tensor of a step; one look for copies, as long as a garb
 
 from __future__ import annotations
 
+import math
 import weakref
 from collections.abc import Sequence
 from typing import Any, Final
@@ -40,6 +44,10 @@ _MODELS: Final = 4
 _EPSILON: Final = 2.0**-23  # of float32; copies in other precisions deviate more
 _TINY: Final = 2.0**-100
 _ROWS: Final = 64  # of what the buffers of one copy do
+_PART: Final = 0.5  # of the way to the model, below which a move is that of an average
+_EXACT: Final = 16.0  # units of rounding that it may deviate by
+_FAR: Final = 0.5  # of the length of the model's tensor,
+_TIMES: Final = 8.0  # and in moves of the model, one a step
 
 
 class _Known:
@@ -50,6 +58,7 @@ class _Known:
         self.step = -2
         self.values: list[float] = []
         self.model: list[float] = []
+        self.begun = False
         modules = [ref() for ref in copy.modules or ()]
         whole = bool(modules) and None not in modules
         self.statistics = _statistics.Statistics(*modules) if whole else None
@@ -135,7 +144,10 @@ class Averages(Probe):
         if known.step == step - 1 and len(now) == len(known.values):
             scale = [_EPSILON * max(abs(a), abs(b), abs(c), _TINY) for a, b, c in zip(now, known.values, model)]
             moved = [a - b for a, b in zip(now, known.values)]
-            self._put(known, "now", *_fit(moved, known.values, model, scale))
+            rate, off = _fit(moved, known.values, model, scale)
+            self._put(known, "now", rate, off)
+            if not known.begun and 0 < rate < _PART and off <= _EXACT:
+                self._begins(known, model, step)
             self._put(known, "old", *_fit(moved, known.values, known.model, scale))
             farthest = max(abs(m - a) / s for m, a, s in zip(model, now, scale))
             self._put(known, "move", most := max(abs(m) / s for m, s in zip(moved, scale)), farthest)
@@ -143,6 +155,22 @@ class Averages(Probe):
                 self._tell(known, "buffers", known.statistics.step(moved=most > 0))
         known.step, known.values, known.model = step, now, model
         return True
+
+    def _begins(self, known: _Known, model: list[float], step: int) -> None:
+        """The copy has moved as an average for the first time."""
+        sizes = [min(_ELEMENTS, p.numel()) for _, ref in known.copy.pairs if (p := ref()) is not None]
+        far = told = begin = 0
+        for size in sizes:
+            was, then, now = (side[begin : begin + size] for side in (known.values, known.model, model))
+            begin += size
+            away, moved = math.dist(was, then), math.dist(then, now)
+            if not moved:
+                continue  # it rests, and says nothing of how fast it moves
+            told += 1
+            far += away > _FAR * math.hypot(*then) and away > _TIMES * (step + 1) * moved
+        known.begun = told > 0
+        if told:
+            self._put(known, "begin", far, told)
 
     def _tell(self, known: _Known, what: str, found: bool | str | None) -> None:
         if found is None:

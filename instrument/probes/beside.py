@@ -2,23 +2,38 @@
 
 Rows of `Value.MANNER`, mode `beside`, of every four of the first steps in which something trained: the class of a model that ran for training `has` another of its class beside it, or `lacks` it in all
 four (updates of a policy between those of its critics call no target). A program that calls the model itself in the place of
-its target makes as many calls as before, and only which object is called is another. A call is no training where gradients are off, or where no parameter of what is called takes part.
+its target makes as many calls as before, and only which object is called is another. Of the others it says, too, whether all of them train or all evaluate (a teacher that an evaluation
+left in its mode), and whether what they are given is another input (a second view) or what the model is given that trains. A call is no training where gradients are off, or where no parameter of what is called takes part.
 
-Cost: a microsecond a call of a model, of 64 steps.
+Cost: some microseconds a call of a model, of 64 steps.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any, Final
 
 from proctor.instrument.observe.modules import class_name
 from proctor.instrument.probes import NO_HOOKS, Home, Hooks, Probe, Sink, register
+from proctor.instrument.probes.judged import readable
 from proctor.invariants.schema import MODEL_CALL, Value
 
 ANOTHER: Final = "another of its class, which it does not train"
+_MODES: Final = {True: "another of its class, in training mode", False: "another of its class, in evaluation mode"}
+_INPUTS: Final = {True: "another of its class, on what it is given itself", False: "another of its class, on another input"}
+_ELEMENTS: Final = 4096  # of an input
 _STEPS: Final = 64
 _TOGETHER: Final = 4
 _CLASSES: Final = 16
+
+
+class _Calls:
+    """What was called of one class: ids of models, their modes, and what they were given."""
+
+    def __init__(self) -> None:
+        self.models: set[int] = set()
+        self.modes: set[bool] = set()
+        self.inputs: set[int] = set()
 
 
 @register
@@ -31,8 +46,8 @@ class Beside(Probe):
     def __init__(self, sink: Sink) -> None:
         super().__init__(sink)
         self._left = _STEPS
-        self._trained: dict[str, set[int]] = {}  # ids of what ran, by class
-        self._other: dict[str, set[int]] = {}
+        self._trained: dict[str, _Calls] = {}  # by class
+        self._other: dict[str, _Calls] = {}
 
     def hooks(self, function: str, home: Home) -> Hooks:
         return (self._called, None) if function == MODEL_CALL else NO_HOOKS
@@ -47,9 +62,12 @@ class Beside(Probe):
         if first is None:  # a loss, an augmentation
             return
         trains = torch.is_grad_enabled() and (first.requires_grad or any(p.requires_grad for p in model.parameters()))
-        into = self._trained if trains else self._other
-        if len(into) < _CLASSES or class_name(model) in into:
-            into.setdefault(class_name(model), set()).add(id(model))
+        into, name = self._trained if trains else self._other, class_name(model)
+        if len(into) < _CLASSES or name in into:
+            calls = into.setdefault(name, _Calls())
+            calls.models.add(id(model))
+            calls.modes.add(bool(model.training))
+            calls.inputs |= _inputs(args[1:])
 
     def step_begins(self, step: int) -> None:
         if self._left <= 0 or not self.sink.live or not self._trained:
@@ -60,9 +78,31 @@ class Beside(Probe):
         trained, other = self._trained, self._other
         self._trained, self._other = {}, {}
         for name, mine in sorted(trained.items()):
-            there = bool(other.get(name, set()) - mine)
-            seen = "" if there else f"only the {name.rpartition('.')[2]} that trains was called"
-            self.sink.number(name, float(there), kind=Value.MANNER, call=0, facts={"mode": "beside", "has": ANOTHER if there else "", "lacks": "" if there else ANOTHER, "seen": seen})
+            beside, short = other.get(name, _Calls()), name.rpartition(".")[2]
+            if not beside.models - mine.models:
+                self._say(name, "", ANOTHER, f"only the {short} that trains was called")
+                continue
+            self._say(name, ANOTHER, "", "")
+            if beside.models & mine.models:
+                continue  # the model that trains is evaluated, too, and its calls are not told apart
+            if len(beside.modes) == 1:
+                mode = next(iter(beside.modes))
+                self._say(name, _MODES[mode], _MODES[not mode], f"each {short} that was called beside it was in {'training' if mode else 'evaluation'} mode")
+            common = bool(beside.inputs & mine.inputs)
+            if beside.inputs and mine.inputs and (not common or beside.inputs <= mine.inputs):
+                seen = f"each {short} that was called beside it was given {'what it was given itself' if common else 'another input'}"
+                self._say(name, _INPUTS[common], _INPUTS[not common], seen)
+
+    def _say(self, name: str, has: str, lacks: str, seen: str) -> None:
+        self.sink.number(name, float(bool(has)), kind=Value.MANNER, call=0, facts={"mode": "beside", "has": has, "lacks": lacks, "seen": seen})
+
+
+def _inputs(values: Iterable[Any]) -> set[int]:
+    """Fingerprints of the tensors on the CPU that a model is given, of their first elements."""
+    from proctor.instrument.observe.fingerprint import fingerprint_all
+
+    found = [value.detach().reshape(-1)[:_ELEMENTS] for value in values if readable(value) and value.is_contiguous() and value.numel() > 1]
+    return {summary.fp for summary in fingerprint_all(found)} if found else set()
 
     def thinned(self) -> None:
         self._left = 0  # of a step that is left out nobody knows what was called

@@ -1,8 +1,8 @@
 """What the program's own functions do with tensors, and whether numbers that their objects hold stay.
 
 Rows of `Value.MANNER`, of the first calls of each function. `holds`: words that are true of a tensor that it was given or gave (`has`), or clearly not (`lacks`): a share (all
-elements lie within 0 and 1), nothing negative, unit rows, rows that sum to 1, some negative whole number (`-100`, which losses leave out), more than one value;
-and that the result is none of the arguments. `leaves` and `writes`: whether an argument is another after the call. `steady`: a float of an object, in each
+elements lie within 0 and 1), nothing negative, unit rows, rows that sum to 1, some negative whole number (`-100`, which losses leave out), more than one value, gradients flow
+through it or none do, where its triangle begins (a mask); that the result is none of the arguments, and that the next call is given it (the state of a recurrent model, a memory). `leaves` and `writes`: whether an argument is another after the call. `steady`: a float of an object, in each
 call of one of its methods in the first steps.
 
 Only dense CPU tensors of at most 65,536 elements are looked at. Cost: 20 to 100 µs a tensor, of twelve calls of a function; 2 µs for the numbers of an object, of 64 calls and then of each sixteenth.
@@ -14,6 +14,7 @@ import contextlib
 import inspect
 import math
 import weakref
+from collections import Counter
 from collections.abc import Iterator
 from typing import Any, Final
 
@@ -22,6 +23,13 @@ from proctor.instrument.probes.judged import readable
 from proctor.invariants.schema import Value
 
 _CALLS: Final = 12  # of one function
+_CHAIN: Final = 4  # calls after which what none was given of the last one's results is not carried on
+_NESTED: Final = 16  # tensors of a state
+_PLACES: Final = 4  # rows of a mask
+_HIDDEN: Final = -1e3  # in a mask that is added to scores
+_FLOWS: Final = ("gradients flow through it", "no gradients flow through it")
+_TRIANGLE: Final = {-1: "one place before", 0: "on", 1: "right behind", 2: "one place more behind"}
+_CARRIED: Final = "the next call is given it"
 _WATCHED: Final = 64  # calls of methods of one object, before only each sixteenth is looked at
 _THEN_EVERY: Final = 16
 _TENSORS: Final = 8  # of one call
@@ -36,6 +44,7 @@ _PASSES_AT: Final = (4, 5, 6)  # calls after which numbers that stayed are said 
 _AFTER: Final = {"leaves": "it is as it was before the call", "writes": "it is another after the call"}
 
 Seen = list[tuple[str, Any, int]]  # name, tensor, fingerprint
+Print = tuple[tuple[int, ...], int]  # shape and fingerprint
 
 
 @register
@@ -49,7 +58,8 @@ class Manners(Probe):
         super().__init__(sink)
         self._over = False
         self._calls: dict[str, int] = {}
-        self._open: list[tuple[int, Seen]] = []
+        self._open: list[tuple[int, Seen, frozenset[Print]]] = []
+        self._chains: dict[str, _Chain] = {}
         self._objects: dict[int, _Held] = {}
 
     def hooks(self, function: str, home: Home) -> Hooks:
@@ -66,15 +76,17 @@ class Manners(Probe):
             if args:
                 self._meet(args[0], function)
             if calls <= _CALLS:
-                self._open.append((self.sink.call, _fingerprinted(_given(names, args, kwargs))))
+                given = [found for i, value in enumerate([*args, *(kwargs or {}).values()]) for found in _nested(str(i), value)]
+                self._open.append((self.sink.call, _fingerprinted(_given(names, args, kwargs)), frozenset(_prints(given).values())))
 
         def after(args: tuple[Any, ...], kwargs: dict[str, Any] | None, result: Any, raised: bool) -> None:
             while self._open and self._open[-1][0] > self.sink.call:
                 self._open.pop()  # left by an exception
             if self._open and self._open[-1][0] == self.sink.call:
-                _, given = self._open.pop()
+                _, given, prints = self._open.pop()
                 if not raised:
                     self._compare(function, given, result)
+                    self._carry(function, prints, result)
             if args and not self._over and not raised:
                 self._hold(args[0])
 
@@ -84,6 +96,7 @@ class Manners(Probe):
         if step > _LAST_STEP:
             self._over = True
             self._open.clear()
+            self._chains.clear()
             self._objects.clear()
 
     # -- tensors --------------------------------------------------------------------------------------------------
@@ -101,8 +114,27 @@ class Manners(Probe):
                 self._say(function, name, "holds", "" if same else "it is none of the arguments", "it is none of the arguments" if same else "")
             self._holds(function, name, tensor)
 
+    def _carry(self, function: str, given: frozenset[Print], result: Any) -> None:
+        """Whether calls are given what the one before gave."""
+        chain = self._chains.setdefault(function, _Chain())
+        chain.calls += 1
+        chain.carried.update(name for name, told in chain.last.items() if told in given)
+        now = _prints(list(_nested("result", result)))
+        chain.last = {name: told for name, told in now.items() if told != chain.last.get(name) and told not in given}  # what stays as it is says nothing
+        chain.seen.update(chain.last.keys())
+        if chain.calls < _CALLS:
+            return
+        for name, times in chain.seen.items():
+            if times > _CHAIN and 2 * chain.carried[name] >= times - 1:
+                self._say(function, name, "holds", _CARRIED, "")
+            elif times > _CHAIN and not chain.carried[name]:
+                self._say(function, name, "holds", "", _CARRIED)
+
     def _holds(self, function: str, name: str, tensor: Any) -> None:
         has, lacks = words(tensor)
+        flows = _flows(tensor)
+        if flows is not None:
+            has, lacks = [*has, _FLOWS[not flows]], [*lacks, _FLOWS[flows]]
         if has or lacks:
             self._say(function, name, "holds", "|".join(has), "|".join(lacks))
 
@@ -132,6 +164,16 @@ class Manners(Probe):
             self.sink.number(known.owner, new, kind=Value.MANNER, facts={"mode": "steady", "has": "", "lacks": name, "seen": f"{name} was {old:.6g} and is {new:.6g}"})
         if known.calls in _PASSES_AT and known.numbers:
             self.sink.number(known.owner, 1.0, kind=Value.MANNER, facts={"mode": "steady", "has": "|".join(sorted(known.numbers)), "lacks": ""})
+
+
+class _Chain:
+    """What the calls of a function handed on, from one to the next."""
+
+    def __init__(self) -> None:
+        self.calls = 0
+        self.last: dict[str, Print] = {}
+        self.seen: Counter[str] = Counter()
+        self.carried: Counter[str] = Counter()
 
 
 class _Held:
@@ -185,10 +227,33 @@ def _tensors(name: str, value: Any) -> Iterator[tuple[str, Any]]:
                 yield f"{name}[{i}]", item
 
 
-def _fingerprinted(found: list[tuple[str, Any]]) -> Seen:
+def _nested(name: str, value: Any, depth: int = 3) -> Iterator[tuple[str, Any]]:
+    """The tensors of a state: one, or those in tuples and lists of them."""
+    if readable(value):
+        yield name, value
+    elif depth and type(value) in (tuple, list) and len(value) <= _TENSORS:
+        for i, item in enumerate(value):
+            yield from _nested(f"{name}[{i}]", item, depth - 1)
+
+
+def _prints(found: list[tuple[str, Any]]) -> dict[str, Print]:
+    kept = [(name, tensor) for name, tensor in found if _FEWEST <= tensor.numel() <= _LARGEST and tensor.is_floating_point()][:_NESTED]
+    return {name: (tuple(tensor.shape), fp) for name, tensor, fp in _fingerprinted(kept, _NESTED)}
+
+
+def _flows(tensor: Any) -> bool | None:
+    """Whether gradients flow through a tensor; None where none flow through anything."""
+    import torch
+
+    if not tensor.is_floating_point():
+        return None
+    return True if tensor.requires_grad else False if torch.is_grad_enabled() else None
+
+
+def _fingerprinted(found: list[tuple[str, Any]], most: int = _TENSORS) -> Seen:
     from proctor.instrument.observe.fingerprint import fingerprint_all
 
-    kept = [(name, tensor) for name, tensor in found if tensor.numel() <= _LARGEST][:_TENSORS]
+    kept = [(name, tensor) for name, tensor in found if tensor.numel() <= _LARGEST][:most]
     prints = fingerprint_all([tensor.detach() for _, tensor in kept]) if kept else []
     return [(name, tensor, summary[0]) for (name, tensor), summary in zip(kept, prints)]
 
@@ -205,6 +270,9 @@ def words(tensor: Any) -> tuple[list[str], list[str]]:
         varied = "it has more than one value"
         # Of few different ones, such as actions that are drawn, all may be one by chance.
         has, lacks = [varied] if values >= _SEVERAL else [], [varied] if values == 1 and bool((data == data.reshape(-1)[0]).all()) else []
+        if values <= _SEVERAL and (found := _triangle(data)) is not None:
+            has.append(_begins(found))
+            lacks += [_begins(other) for other in _TRIANGLE if other != found]
         if not data.is_floating_point():
             if data.dtype in (torch.int64, torch.int32):
                 negative = "some of it is negative"
@@ -217,6 +285,29 @@ def words(tensor: Any) -> tuple[list[str], list[str]]:
         if data.dim() > 1 and data.shape[-1] > 1:
             _rows(data.flatten(0, -2), has, lacks)
     return has, lacks
+
+
+def _begins(offset: int) -> str:
+    return f"its triangle begins {_TRIANGLE[offset]} the diagonal"
+
+
+def _triangle(data: Any) -> int | None:
+    """Of a mask, by how many places each row sees, or hides, more than the one above: where its triangle begins, counted from the diagonal that ends in the last corner."""
+    import torch
+
+    square = data.squeeze()
+    if square.dim() < 2:
+        return None
+    square = square[(0,) * (square.dim() - 2)]
+    rows, places = square.shape
+    if rows < _PLACES or places < rows:
+        return None
+    marked = (square < _HIDDEN) if square.is_floating_point() and bool((square < _HIDDEN).any()) else square != 0
+    for offset in _TRIANGLE:
+        upper = torch.ones_like(marked).triu(offset + places - rows)
+        if bool((marked == upper).all()) or bool((marked == ~upper).all()):
+            return offset
+    return None
 
 
 def _shares(data: Any, has: list[str], lacks: list[str]) -> None:

@@ -1,7 +1,7 @@
 """What models over sequences are trained on: how far targets lie behind their inputs, masks that say nothing, and references that are made with dropout.
 
 Rows of `Value.KEPT`. `next`: the target of a cross entropy is the sequence that an embedding was given in the forward before it, `number` places later; `sight`, what attention over
-as many places sees: `causal` where some hides all later ones, `open` where each sees later ones and hides the same from all places, else "". Attention is torch's, or a softmax of a square of scores. `mask`: a tensor
+as many places sees: `causal` where some hides all later ones, `ahead` where each sees one place more than it may, and no more, `open` where each sees later ones and hides the same from all places, else "". Attention is torch's, or a softmax of a square of scores. `mask`: a tensor
 of whole numbers or truth values that a model is given beside a padded sequence of its shape, whose elements are all 0 or all 1. `noise`: a model is given the same
 tensors with and without gradients, one after the other, and drops out both times. Only the first steps are looked at, and only tensors on the CPU: elsewhere it would wait for the
 device. Cost: 0.1 ms a look.
@@ -113,9 +113,9 @@ class Sequences(EarlyProbe):
             self._note(int(scores.shape[-1]), _sight(scores))
 
     def _seen_by(self, places: int) -> str:
-        """What attention over so many places sees, of all layers: `causal` if some hides later ones, else `open` if all are open."""
+        """What attention over so many places sees, of all layers: `causal` if some hides later ones, else what all see."""
         seen = self._sights.get(places, {""})
-        return "causal" if "causal" in seen else "open" if seen == {"open"} else ""
+        return "causal" if "causal" in seen else next(iter(seen)) if len(seen) == 1 else ""
 
     def _note(self, places: int, sight: str) -> None:
         if places >= _LEAST:
@@ -159,8 +159,9 @@ def _sight(scores: Any) -> str:
     n = square.shape[0]
     looked = square[[0, n // 2, n - 1]]
     hidden = (looked.float() < _HIDDEN if looked.is_floating_point() else looked == 0).numpy()
-    if bool(hidden[0, 1:].all() and hidden[1, n // 2 + 1 :].all()) and not bool(hidden[0, 0] or hidden[1, n // 2]):
-        return "causal"
+    for name, more in (("causal", 1), ("ahead", 2)):
+        if bool(hidden[0, more:].all() and hidden[1, n // 2 + more :].all()) and not bool(hidden[0, :more].any() or hidden[1, n // 2 : n // 2 + more].any()):
+            return name
     return "open" if bool((hidden == hidden[0]).all()) and not bool(hidden[0, 1:].all()) else ""
 
 

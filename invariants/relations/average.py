@@ -3,10 +3,11 @@
 `after`: in each step in which a copy moves, it moves towards the model as the step left it. `before`: towards the model as it
 was before the step, as in programs that average in their forward. `steady`: at the rate of the step before. `moves`: in every
 step. These are habits of a program, held where all runs of its family keep them. `between`: a copy that has moved as an average
-goes on so, `away`: none moves away from the model, along the line between the two, and `keeps`: none goes more than nine tenths of the way, and not all of it, step by step; of any program.
+goes on so, `away`: none moves away from the model, along the line between the two, `keeps`: none goes more than nine tenths of the way, and not all of it, step by step, and `starts`: what moves as an average began as a copy
+of the model; of any program.
 
 Catches an average that is taken before the update, of another model or of an old one, that misses some tensors, whose two sides
-or weights are swapped, whose decay drifts, one that is not updated any more, and one that is pushed away from the model (a sign). Source: ours.
+or weights are swapped, whose decay drifts, one that began with weights of its own, one that is not updated any more, and one that is pushed away from the model (a sign). Source: ours.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from proctor.invariants.schema import MODEL_CALL, Value
 from proctor.invariants.trace import Trace
 
 _HABITS: Final = ("after", "before", "steady", "moves")
-_GENERAL: Final = ("between", "away", "keeps")
+_GENERAL: Final = ("between", "away", "keeps", "starts")
 _ROUNDING: Final = 16.0  # units of rounding that an average in place may deviate by
 _TOLD: Final = 256.0  # units below which a move, or a distance, is too small to tell a rate from
 _MOST: Final = 0.9  # of the way to the model; a decay that warms up begins with less
@@ -38,6 +39,7 @@ _SAYS: Final = {
     "moves": "a copy of the model moves in every step",
     "between": "a copy of the model that has moved as an average lies between its old value and the model",
     "keeps": "a copy of the model that moves as an average keeps more than a tenth of itself",
+    "starts": "what moves as an average of the model began as a copy of it",
     "away": "a copy of the model that moves along the line between itself and the model moves towards the model",
 }
 _ADVICE: Final = {
@@ -48,6 +50,7 @@ _ADVICE: Final = {
     "moves": "Look at what decides whether the average is updated, and which object it is that is updated.",
     "between": "Look for tensors that the average misses or takes from another model, and for writes to it by others.",
     "keeps": "Look at the two weights: average = decay * average + (1 - decay) * model, with a decay near 1.",
+    "starts": "Copy the model's weights into it before the training: target.load_state_dict(model.state_dict()), or copy.deepcopy(model).",
     "away": "Look at the sign: average += (model - average) * rate; a difference the other way round has to be subtracted.",
 }
 
@@ -91,13 +94,26 @@ class Average(Relation):
 
 
 def _every(trace: Trace) -> pl.DataFrame:
-    return _sightings.of_parts(trace, "average", {"moves": _moves})
+    return _sightings.of_parts(trace, "average", {"moves": _moves, "begins": _begins})
+
+
+def _measured(trace: Trace) -> pl.DataFrame:
+    rows = _sightings.sightings(trace, Value.AVERAGE).join(_frames.metas(trace, "side"), on="meta", how="left", maintain_order="left")
+    return rows.filter(pl.col("number").is_finite() & pl.col("norm").is_finite()).with_columns(pl.col("norm").cast(pl.Float64))
+
+
+def _begins(trace: Trace) -> pl.DataFrame:
+    """Examples of `starts`: one a copy. A single tensor of several that is far away is no sign: it may have been drawn anew, as a head is."""
+    far, of = pl.col("number"), pl.col("norm")
+    passed = pl.when(far == 0).then(True).when((far >= 2) | (far == of)).then(False)
+    rows = _measured(trace).filter(pl.col("side") == "begin").with_columns(passed.alias("passed"))
+    seen = pl.format("when it first moved as an average, {} of {} tensors that were looked at were far from the model's", far.cast(pl.Int64), of.cast(pl.Int64))
+    return _sightings.example(rows.filter(pl.col("passed").is_not_null()), mode="starts", what=_WHAT, _variable=pl.col("text"), _seen=seen, _expected=pl.lit(_SAYS["starts"]))
 
 
 def _steps(trace: Trace) -> pl.DataFrame:
     """One row a copy and step: proc, step, text (the copy), rate and off of both sides, move, gap."""
-    rows = _sightings.sightings(trace, Value.AVERAGE).join(_frames.metas(trace, "side"), on="meta", how="left", maintain_order="left")
-    rows = rows.filter(pl.col("number").is_finite() & pl.col("norm").is_finite()).with_columns(pl.col("norm").cast(pl.Float64))
+    rows = _measured(trace)
     key = ["proc", "step", "text"]
     found = rows.filter(pl.col("side") == "move").select(*key, pl.col("number").alias("move"), pl.col("norm").alias("gap"))
     for side in ("now", "old"):

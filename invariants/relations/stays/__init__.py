@@ -8,7 +8,7 @@ in which they were given. `moments`: an optimizer is not given a state without m
 before its first backward. `product`: a tensor in a half type that is multiplied in place by a number is not left as it was by rounding. `update`: nor is a parameter in a half type that has a gradient, where others move. `lost`: gradients of microbatches are not cleared before an update applies them. `stepped`: a scheduler is stepped.
 
 `next`: a model over sequences is trained on what comes next: targets that are its inputs lie one place behind them, and not two, nor none where attention is causal. `future`: where they are what comes next,
-attention over these places does not see all of it. `mask`: a mask that comes with padded sequences is not the same in all places. `noise`: what a model gives without gradients for the batch that it trains on has no dropout in it.
+attention over these places sees neither all of it nor the next place. `mask`: a mask that comes with padded sequences is not the same in all places. `noise`: what a model gives without gradients for the batch that it trains on has no dropout in it.
 
 All but `product` and `update` are told by probes of what they saw in one process, each with what it would take for a right program to look alike (`instrument/probes/modes.py`,
 `averages.py`, `checkpoints.py`, `advances.py`, `sequences.py`, `lost.py`, `schedules.py`). They are choices, so warnings where they ship: a
@@ -191,9 +191,10 @@ def _shifted(trace: Trace) -> pl.DataFrame:
 
 
 def _seen_ahead(trace: Trace) -> pl.DataFrame:
-    """Losses whose targets are what comes next in the inputs, where all attention over these places sees what comes later."""
-    rows = _targets(trace).filter((pl.col("number") == 1) & (pl.col("sight") == "open"))
-    return rows.with_columns(pl.lit("the targets are the inputs one place later, and attention sees all places from each: the targets, too").alias("seen"))
+    """Losses whose targets are what comes next in the inputs, where all attention over these places sees what comes later, or the next place."""
+    rows = _targets(trace).filter((pl.col("number") == 1) & pl.col("sight").is_in(["open", "ahead"]))
+    sees = pl.when(pl.col("sight") == "open").then(pl.lit("all places from each: the targets, too")).otherwise(pl.lit("one place more than it may: the target; the mask begins one place too late"))
+    return rows.with_columns(pl.concat_str(pl.lit("the targets are the inputs one place later, and attention sees "), sees).alias("seen"))
 
 
 def _targets(trace: Trace) -> pl.DataFrame:

@@ -63,6 +63,12 @@ PROGRAMS = {
         def normalised(scores):
             copy = scores if BUG == "place" else scores.clone()
             return copy.sub_(copy.mean())
+        def ahead_of(size):
+            return torch.full((size, size), float("-inf")).triu(2 if BUG == "wide" else 1)
+        def stored(queue, rows):
+            return torch.cat([queue, rows.detach()])[-8:]
+        def recurrent(x, state):
+            return [tuple(torch.tanh(h + x) for h in layer) for layer in state]
         def labels_of(ids):
             labels = ids.clone()
             if BUG != "padding":
@@ -86,7 +92,9 @@ PROGRAMS = {
         optimizer, average = Lion(model.parameters()), Average(model)
         target = Net().requires_grad_(False)
         target.attention.norm.eval()
-        for step in range(10):
+        student, teacher = (nn.Sequential(nn.Linear(WIDTH, 4), nn.Dropout(0.1)) for _ in range(2))
+        queue, state = torch.zeros(8, 9), [(torch.zeros(4, WIDTH), torch.zeros(4, WIDTH))]
+        for step in range(16):
             ids = torch.randint(0, 9, (8, 6))
             mask = torch.ones(6, 6).tril().bool()
             if BUG != "awake":
@@ -95,7 +103,16 @@ PROGRAMS = {
                 (model if BUG == "alias" else target)(ids, mask)
             noise = weigh(torch.rand(16) * 9 + 0.1)
             centred = normalised(torch.rand(16))
-            loss_of(model(ids, mask), labels_of(ids)).mul(noise.mean()).backward()
+            scores, _ = model(ids, mask), ahead_of(WIDTH)
+            queue = stored(queue, scores[:, 0] if BUG == "attached" else scores[:, 0].detach())
+            new = recurrent(torch.rand(4, WIDTH), state)
+            state = state if BUG == "forgets" else [tuple(h.clone() for h in layer) for layer in new]
+            student(images := torch.rand(4, 3, WIDTH)).sum().backward()
+            if BUG == "stale" and step == 0:
+                teacher.eval()
+            with torch.no_grad():
+                teacher(images if BUG == "view" else images + 0.1 * torch.rand(4, 3, WIDTH))
+            loss_of(scores, labels_of(ids)).mul(noise.mean()).backward()
             optimizer.step()
             optimizer.zero_grad()
             if BUG != "skipped":
@@ -110,7 +127,8 @@ PROGRAMS = {
 WRONG = {
     "mask": ("given", "Attention.forward"), "dimension": ("told", "softmax"), "skipped": ("each", "Average.update"), "awake": ("mode", "BatchNorm1d"), "thrown": ("made", "Scaler"),
     "share": ("holds", "weigh"), "padding": ("holds", "labels_of"), "place": ("leaves", "normalised"), "rate": ("steady", "decay"), "decay": ("moment", "Lion"),
-    "leak": ("unseen", "not trained on"), "alias": ("beside", "only the Net that trains"),
+    "wide": ("holds", "right behind the diagonal"), "attached": ("holds", "no gradients flow"), "forgets": ("holds", "the next call is given it"),
+    "stale": ("beside", "in evaluation mode"), "view": ("beside", "given what it was given itself"), "leak": ("unseen", "not trained on"), "alias": ("beside", "only the Net that trains"),
 }  # fmt: skip
 RELATION = registry()["manner"]
 

@@ -155,6 +155,10 @@ PROGRAMS = {
                 seen = torch.ones(12, 12).tril()
                 if BUG == "written_prefix":  # a prompt that sees all of itself
                     seen[:4, :4] = 1
+                if BUG == "written_window":  # each place sees some before it
+                    seen = seen.triu(-3)
+                if BUG == "written_ahead":
+                    seen = torch.ones(12, 12).tril(1)
                 if BUG in ("written_sees", "written_method_sees"):
                     seen = torch.ones(12, 12)
                 scores = (q @ x.transpose(-2, -1)).masked_fill(seen == 0, float("-inf"))
@@ -248,10 +252,10 @@ WRONG = {
     ("evaluated", "child"): "mode", ("evaluated", "left"): "mode", ("evaluated", "number"): "number", ("evaluated", "stale"): "statistics",
     ("evaluated", "paired"): "buffers", ("evaluated", "scaled"): "buffers", ("resumed", "coarse"): "precision",
     ("resumed", "dummy"): "beginning", ("words", "twice"): "next", ("words", "never"): "next", ("words", "written_never"): "next",
-    ("words", "sees"): "future", ("words", "written_sees"): "future", ("words", "written_method_sees"): "future", ("words", "mask"): "mask", ("words", "noise"): "noise",
+    ("words", "sees"): "future", ("words", "written_sees"): "future", ("words", "written_ahead"): "future", ("words", "written_method_sees"): "future", ("words", "mask"): "mask", ("words", "noise"): "noise",
     ("halves", "product"): "product", ("halves", "update"): "update",
 }  # fmt: skip
-RIGHT = [("rested", ""), ("rested", "teacher"), ("rested", "beside"), ("rested", "behind"), ("evaluated", ""), ("resumed", ""), ("resumed", "anew"), ("words", ""), ("words", "filled_in"), ("words", "prefix"), ("words", "heads"), ("words", "written"), ("words", "written_prefix"), ("words", "written_method"), ("words", "reference"), ("words", "quiet"), ("halves", ""), ("manners", "")]
+RIGHT = [("rested", ""), ("rested", "teacher"), ("rested", "beside"), ("rested", "behind"), ("evaluated", ""), ("resumed", ""), ("resumed", "anew"), ("words", ""), ("words", "filled_in"), ("words", "prefix"), ("words", "heads"), ("words", "written"), ("words", "written_window"), ("words", "written_prefix"), ("words", "written_method"), ("words", "reference"), ("words", "quiet"), ("halves", ""), ("manners", "")]
 
 ELSEWHERE = {"thawed", "woken", "scaled", "cut", "decay", "lost", "stepped"}  # test_parts_that_stay.py
 

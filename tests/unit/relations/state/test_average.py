@@ -40,7 +40,7 @@ class Net(torch.nn.Module):
         return self.head(self.body(x))  # type: ignore[no-any-return]
 
 
-def recorded(path: Path, make: Callable[[Any], tuple[Any, Act]], *, before: bool = False, **info: Any) -> Trace:
+def recorded(path: Path, make: Callable[[Any], tuple[Any, Act]], *, before: bool = False, rate: float = 0.5, **info: Any) -> Trace:
     """Train a net; an act, made with what it keeps, runs after each update or before it."""
     sink = Sink(Recorder(), lambda: 0, RecordConfig(run=str(path)), lambda: True)
     probe = Averages(sink)
@@ -51,7 +51,7 @@ def recorded(path: Path, make: Callable[[Any], tuple[Any, Act]], *, before: bool
     assert updates is not None
     torch.manual_seed(0)
     net = Net()
-    optimizer = torch.optim.SGD(net.parameters(), lr=0.5)
+    optimizer = torch.optim.SGD(net.parameters(), lr=rate)
     kept, act = make(net)
     values: list[dict[str, Any]] = []
     for step in range(STEPS):
@@ -127,8 +127,8 @@ def modes(run: Trace) -> set[str]:
 
 
 def test_what_an_average_does_is_learned_wherever_it_is_kept(tmp_path: Path) -> None:
-    assert modes(recorded(tmp_path, module())) == {"after", "steady", "moves", "between", "away", "keeps"}
-    assert modes(recorded(tmp_path, shadow)) == {"after", "steady", "moves", "between", "away", "keeps"}
+    assert modes(recorded(tmp_path, module())) == {"after", "steady", "moves", "between", "away", "keeps", "starts"}
+    assert modes(recorded(tmp_path, shadow)) == {"after", "steady", "moves", "between", "away", "keeps", "starts"}
     assert "after" in modes(recorded(tmp_path, running))
     assert "steady" not in modes(recorded(tmp_path, running)), "a running mean moves ever less"
 
@@ -215,6 +215,33 @@ def test_an_average_whose_weights_are_swapped_is_told_by_any_program(tmp_path: P
         bad = frame.filter(~frame["passed"])
         assert bad.height > 3
         assert RELATION.detail(run, rule, bad.row(0, named=True)).seen == f"it goes {1 - decay} of the way to the model, 3 steps in a row"
+    assert RELATION.standing_of(rule) is Standing.CHOICE
+
+
+def test_an_average_that_did_not_begin_as_a_copy_is_told_by_any_program(tmp_path: Path) -> None:
+    def averaged(ema: Any, decay: float = 0.99, begins: int = 0) -> tuple[Any, Act]:
+        def act(net: Any, step: int) -> None:
+            with torch.no_grad():
+                for a, p in zip(ema.parameters(), net.parameters()):
+                    a.lerp_(p, 1 - decay) if step >= begins else None
+
+        return ema, act
+
+    def copied_first(net: Any) -> tuple[Any, Act]:
+        ema = Net()
+        steps = averaged(ema)[1]
+        return ema, lambda net, step: steps(net, step) if step else ema.load_state_dict(net.state_dict())
+
+    rule = Hypothesis.of("average", mode="starts", what="copy")
+    for healthy in (module(), module(0.6), shadow, running, copied_first, lambda net: averaged(copy.deepcopy(net), begins=6)):
+        frame = RELATION.examples(recorded(tmp_path, healthy, rate=0.01), [rule]).frame
+        assert frame.height == 1 and frame["passed"].all()
+    run = recorded(tmp_path, lambda net: averaged(Net()), rate=0.01)
+    frame = RELATION.examples(run, [rule]).frame
+    assert frame["passed"].to_list() == [False]
+    assert "4 of 4 tensors that were looked at were far from the model's" in RELATION.detail(run, rule, frame.row(0, named=True)).seen
+    for fast in (module(), lambda net: averaged(Net())):  # where training goes as far in some steps, nothing can be said against it
+        assert RELATION.examples(recorded(tmp_path, fast, rate=2.0), [rule]).frame["passed"].all()
     assert RELATION.standing_of(rule) is Standing.CHOICE
 
 
