@@ -34,6 +34,7 @@ _DIMENSIONS: Final = {
     **dict.fromkeys(("softmax", "log_softmax", "logsumexp", "sum", "mean", "std", "var", "cumsum", "argmax", "stack", "cat", "gather", "index_select"), "1"),
     **dict.fromkeys(("norm", "normalize"), "2"),
 }  # fmt: skip
+_PHASES: Final = {"train": " while the model trains", "eval": " while the model is evaluated"}
 _SWITCHES: Final = r"^[^\[\].]+\.value$"
 _LAYERS: Final = re.compile(r"torch\.nn\.(\w*BatchNorm\w*|InstanceNorm\w+|\w*Dropout\w*)\.forward")
 
@@ -113,21 +114,29 @@ def _switches(function: str, features: Mapping[str, Plain]) -> dict[str, str]:
 
 
 def told(trace: Trace, wanted: Collection[str]) -> pl.DataFrame:
-    """One row a subject, switch and distinct call of a function of torch: passed if the switch is given as it says."""
+    """One row a subject, switch and distinct call of a function of torch: passed if the switch is given as it says. `training` follows the phase."""
     rows = []
     asked = _by_subject(wanted)
+    phases = {circ: _PHASES.get(phase, "") for circ, phase in circumstances_of(trace).select("circ", "phase").iter_rows()}
     kinds = re.compile(rf"{_TORCH.pattern}|torch\.({'|'.join(_DIMENSIONS)})$")
     for subject, function, calls in _subjects(trace, kinds):
         if not is_torch(function) or function.endswith(".forward"):
             continue
         every = [(row, _switches(function, trace.features[row["args"]])) for row in calls if _given(trace.features[row["args"]]) is not None]
-        said = {f"{name}={value}" for _, switches in every for name, value in switches.items()} | asked.get(subject, set())
+        said = {(name, value, phases[row["circ"]] if name == "training" else "") for row, switches in every for name, value in switches.items()}
+        said |= {(name, *_phased(value)) for one in asked.get(subject, ()) for name, _, value in [one.partition("=")]}
         for row, switches in every:
-            for one in sorted(said):
-                name, _, value = one.partition("=")
-                seen = f"{name} is {switches.get(name, 'not given')}"
-                rows.append(_row(row, f"{subject}{OF}{one}", switches.get(name) == value, seen, function, name))
+            for name, value, phase in sorted(said):
+                if phase in ("", phases[row["circ"]]):
+                    seen = f"{name} is {switches.get(name, 'not given')}{phase}"
+                    rows.append(_row(row, f"{subject}{OF}{name}={value}{phase}", switches.get(name) == value, seen, function, name))
     return _finish(trace, rows, "told")
+
+
+def _phased(value: str) -> tuple[str, str]:
+    """A switch's value, and the words for a phase behind it."""
+    phase = next((words for words in _PHASES.values() if value.endswith(words)), "")
+    return value.removesuffix(phase), phase
 
 
 def each(trace: Trace, wanted: Collection[str]) -> pl.DataFrame:

@@ -67,6 +67,12 @@ PROGRAMS = {
             return torch.full((size, size), float("-inf")).triu(2 if BUG == "wide" else 1)
         def stored(queue, rows):
             return torch.cat([queue, rows.detach()])[-8:]
+        class Dropped(nn.Module):
+            def __init__(self):
+                super().__init__()
+                self.layer = nn.Linear(WIDTH, 1)
+            def forward(self, x):
+                return self.layer(F.dropout(x, 0.1, training=self.training or BUG == "always"))
         def recurrent(x, state):
             return [tuple(torch.tanh(h + x) for h in layer) for layer in state]
         def labels_of(ids):
@@ -93,6 +99,7 @@ PROGRAMS = {
         target = Net().requires_grad_(False)
         target.attention.norm.eval()
         student, teacher = (nn.Sequential(nn.Linear(WIDTH, 4), nn.Dropout(0.1)) for _ in range(2))
+        dropped = Dropped()
         queue, state = torch.zeros(8, 9), [(torch.zeros(4, WIDTH), torch.zeros(4, WIDTH))]
         for step in range(16):
             ids = torch.randint(0, 9, (8, 6))
@@ -107,6 +114,10 @@ PROGRAMS = {
             queue = stored(queue, scores[:, 0] if BUG == "attached" else scores[:, 0].detach())
             new = recurrent(torch.rand(4, WIDTH), state)
             state = state if BUG == "forgets" else [tuple(h.clone() for h in layer) for layer in new]
+            for training in (True, False):
+                dropped.train(training)
+                with torch.set_grad_enabled(training):
+                    dropped(torch.rand(4, WIDTH))
             student(images := torch.rand(4, 3, WIDTH)).sum().backward()
             if BUG == "stale" and step == 0:
                 teacher.eval()
@@ -128,7 +139,7 @@ WRONG = {
     "mask": ("given", "Attention.forward"), "dimension": ("told", "softmax"), "skipped": ("each", "Average.update"), "awake": ("mode", "BatchNorm1d"), "thrown": ("made", "Scaler"),
     "share": ("holds", "weigh"), "padding": ("holds", "labels_of"), "place": ("leaves", "normalised"), "rate": ("steady", "decay"), "decay": ("moment", "Lion"),
     "wide": ("holds", "right behind the diagonal"), "attached": ("holds", "no gradients flow"), "forgets": ("holds", "the next call is given it"),
-    "stale": ("beside", "in evaluation mode"), "view": ("beside", "given what it was given itself"), "leak": ("unseen", "not trained on"), "alias": ("beside", "only the Net that trains"),
+    "always": ("told", "while the model is evaluated"), "stale": ("beside", "in evaluation mode"), "view": ("beside", "given what it was given itself"), "leak": ("unseen", "not trained on"), "alias": ("beside", "only the Net that trains"),
 }  # fmt: skip
 RELATION = registry()["manner"]
 
