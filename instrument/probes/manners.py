@@ -2,7 +2,8 @@
 
 Rows of `Value.MANNER`, of the first calls of each function. `holds`: words that are true of a tensor that it was given or gave (`has`), or clearly not (`lacks`): a share (all
 elements lie within 0 and 1), nothing negative, unit rows, rows that sum to 1, some negative whole number (`-100`, which losses leave out), more than one value, gradients flow
-through it or none do, where its triangle begins (a mask); that the result is none of the arguments, and that the next call is given it (the state of a recurrent model, a memory). `leaves` and `writes`: whether an argument is another after the call. `steady`: a float of an object, in each
+through it or none do, where its triangle begins (a mask); that the result is none of the arguments, and that one of the next calls is given it (the state of a
+recurrent model, a memory), which is asked of whole models, too. `leaves` and `writes`: whether an argument is another after the call. `steady`: a float of an object, in each
 call of one of its methods in the first steps.
 
 Only dense CPU tensors of at most 65,536 elements are looked at. Cost: 20 to 100 µs a tensor, of twelve calls of a function; 2 µs for the numbers of an object, of 64 calls and then of each sixteenth.
@@ -14,22 +15,25 @@ import contextlib
 import inspect
 import math
 import weakref
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Iterator
 from typing import Any, Final
 
+from proctor.instrument.observe import content
+from proctor.instrument.observe.modules import class_name
 from proctor.instrument.probes import NO_HOOKS, Home, Hooks, Probe, Sink, register
 from proctor.instrument.probes.judged import readable
-from proctor.invariants.schema import Value
+from proctor.invariants.schema import MODEL_CALL, Value
 
 _CALLS: Final = 12  # of one function
-_CHAIN: Final = 4  # calls after which what none was given of the last one's results is not carried on
+_AGO: Final = 4  # calls in which a state comes back: of each microbatch or part, say, there is one
+_CHAIN: Final = 4  # results of which none came back, fewer show nothing
 _NESTED: Final = 16  # tensors of a state
 _PLACES: Final = 4  # rows of a mask
 _HIDDEN: Final = -1e3  # in a mask that is added to scores
 _FLOWS: Final = ("gradients flow through it", "no gradients flow through it")
 _TRIANGLE: Final = {-1: "one place before", 0: "on", 1: "right behind", 2: "one place more behind"}
-_CARRIED: Final = "the next call is given it"
+_CARRIED: Final = "a later call is given it"
 _WATCHED: Final = 64  # calls of methods of one object, before only each sixteenth is looked at
 _THEN_EVERY: Final = 16
 _TENSORS: Final = 8  # of one call
@@ -63,6 +67,8 @@ class Manners(Probe):
         self._objects: dict[int, _Held] = {}
 
     def hooks(self, function: str, home: Home) -> Hooks:
+        if function == MODEL_CALL:
+            return self._model_begins, self._model_ends
         if home is not Home.USER or function.rpartition(".")[2] == "__init__":
             return NO_HOOKS
         names: list[str] = []
@@ -76,8 +82,7 @@ class Manners(Probe):
             if args:
                 self._meet(args[0], function)
             if calls <= _CALLS:
-                given = [found for i, value in enumerate([*args, *(kwargs or {}).values()]) for found in _nested(str(i), value)]
-                self._open.append((self.sink.call, _fingerprinted(_given(names, args, kwargs)), frozenset(_prints(given).values())))
+                self._open.append((self.sink.call, _fingerprinted(_given(names, args, kwargs)), _all_prints(args, kwargs)))
 
         def after(args: tuple[Any, ...], kwargs: dict[str, Any] | None, result: Any, raised: bool) -> None:
             while self._open and self._open[-1][0] > self.sink.call:
@@ -91,6 +96,16 @@ class Manners(Probe):
                 self._hold(args[0])
 
         return before, after
+
+    def _model_begins(self, args: tuple[Any, ...], kwargs: dict[str, Any] | None) -> None:
+        chain = self._chains.setdefault(_model(args[0]), _Chain())
+        chain.given = None if self._over or chain.calls >= _CALLS else _all_prints(args[1:], kwargs)
+
+    def _model_ends(self, args: tuple[Any, ...], kwargs: dict[str, Any] | None, result: Any, raised: bool) -> None:
+        name = _model(args[0])
+        chain = self._chains.get(name)
+        if chain is not None and chain.given is not None and not raised:
+            self._carry(name, chain.given, result)
 
     def step_begins(self, step: int) -> None:
         if step > _LAST_STEP:
@@ -115,19 +130,24 @@ class Manners(Probe):
             self._holds(function, name, tensor)
 
     def _carry(self, function: str, given: frozenset[Print], result: Any) -> None:
-        """Whether calls are given what the one before gave."""
+        """Whether calls are given what one of those before gave."""
         chain = self._chains.setdefault(function, _Chain())
         chain.calls += 1
-        chain.carried.update(name for name, told in chain.last.items() if told in given)
+        for results in chain.last:
+            for name in [name for name, told in results.items() if told in given]:
+                chain.carried[name] += 1
+                del results[name]
         now = _prints(list(_nested("result", result)))
-        chain.last = {name: told for name, told in now.items() if told != chain.last.get(name) and told not in given}  # what stays as it is says nothing
-        chain.seen.update(chain.last.keys())
+        before = {told for results in chain.last for told in results.values()} | given
+        chain.last.append({name: told for name, told in now.items() if told not in before})  # what stays as it is says nothing
+        if chain.calls <= _CALLS - _AGO:
+            chain.seen.update(chain.last[-1].keys())
         if chain.calls < _CALLS:
             return
         for name, times in chain.seen.items():
-            if times > _CHAIN and 2 * chain.carried[name] >= times - 1:
+            if times >= _CHAIN and 2 * chain.carried[name] >= times:
                 self._say(function, name, "holds", _CARRIED, "")
-            elif times > _CHAIN and not chain.carried[name]:
+            elif times >= _CHAIN and not chain.carried[name]:
                 self._say(function, name, "holds", "", _CARRIED)
 
     def _holds(self, function: str, name: str, tensor: Any) -> None:
@@ -171,7 +191,8 @@ class _Chain:
 
     def __init__(self) -> None:
         self.calls = 0
-        self.last: dict[str, Print] = {}
+        self.given: frozenset[Print] | None = None  # what the call is given that runs
+        self.last: deque[dict[str, Print]] = deque(maxlen=_AGO)  # results that have not come back
         self.seen: Counter[str] = Counter()
         self.carried: Counter[str] = Counter()
 
@@ -229,7 +250,7 @@ def _tensors(name: str, value: Any) -> Iterator[tuple[str, Any]]:
 
 def _nested(name: str, value: Any, depth: int = 3) -> Iterator[tuple[str, Any]]:
     """The tensors of a state: one, or those in tuples and lists of them."""
-    if readable(value):
+    if content.plain(value, _LARGEST) and not value.is_complex():
         yield name, value
     elif depth and type(value) in (tuple, list) and len(value) <= _TENSORS:
         for i, item in enumerate(value):
@@ -239,6 +260,15 @@ def _nested(name: str, value: Any, depth: int = 3) -> Iterator[tuple[str, Any]]:
 def _prints(found: list[tuple[str, Any]]) -> dict[str, Print]:
     kept = [(name, tensor) for name, tensor in found if _FEWEST <= tensor.numel() <= _LARGEST and tensor.is_floating_point()][:_NESTED]
     return {name: (tuple(tensor.shape), fp) for name, tensor, fp in _fingerprinted(kept, _NESTED)}
+
+
+def _all_prints(args: tuple[Any, ...], kwargs: dict[str, Any] | None) -> frozenset[Print]:
+    given = [found for i, value in enumerate([*args, *(kwargs or {}).values()]) for found in _nested(str(i), value)]
+    return frozenset(_prints(given).values())
+
+
+def _model(model: Any) -> str:
+    return f"{MODEL_CALL} of {class_name(model)}"
 
 
 def _flows(tensor: Any) -> bool | None:

@@ -18,8 +18,8 @@ BACKWARDS: Final = frozenset({"torch.Tensor.backward", "torch.autograd.backward"
 
 
 def function_of(subject: str) -> str:
-    """The function of `function, argument name`."""
-    return subject.partition(",")[0]
+    """The function of `function, argument name`, or of `<model>.forward of a class, result`."""
+    return subject.partition(",")[0].partition(" of ")[0]
 
 
 def _rows(trace: Trace, mode: str) -> list[dict[str, Any]]:

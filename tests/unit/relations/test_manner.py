@@ -73,6 +73,12 @@ PROGRAMS = {
                 self.layer = nn.Linear(WIDTH, 1)
             def forward(self, x):
                 return self.layer(F.dropout(x, 0.1, training=self.training or BUG == "always"))
+        class Recurrent(nn.Module):
+            def __init__(self):
+                super().__init__()
+                self.cell = nn.LSTM(WIDTH, WIDTH)
+            def forward(self, x, state):
+                return self.cell(x, state)
         def recurrent(x, state):
             return [tuple(torch.tanh(h + x) for h in layer) for layer in state]
         def labels_of(ids):
@@ -99,7 +105,7 @@ PROGRAMS = {
         target = Net().requires_grad_(False)
         target.attention.norm.eval()
         student, teacher = (nn.Sequential(nn.Linear(WIDTH, 4), nn.Dropout(0.1)) for _ in range(2))
-        dropped = Dropped()
+        dropped, lstm, hidden = Dropped(), Recurrent(), None
         queue, state = torch.zeros(8, 9), [(torch.zeros(4, WIDTH), torch.zeros(4, WIDTH))]
         for step in range(16):
             ids = torch.randint(0, 9, (8, 6))
@@ -114,6 +120,8 @@ PROGRAMS = {
             queue = stored(queue, scores[:, 0] if BUG == "attached" else scores[:, 0].detach())
             new = recurrent(torch.rand(4, WIDTH), state)
             state = state if BUG == "forgets" else [tuple(h.clone() for h in layer) for layer in new]
+            output, new = lstm(torch.rand(3, 4, WIDTH), hidden)
+            hidden = None if BUG == "resets" else tuple(h.detach() for h in new)
             for training in (True, False):
                 dropped.train(training)
                 with torch.set_grad_enabled(training):
@@ -138,7 +146,7 @@ PROGRAMS = {
 WRONG = {
     "mask": ("given", "Attention.forward"), "dimension": ("told", "softmax"), "skipped": ("each", "Average.update"), "awake": ("mode", "BatchNorm1d"), "thrown": ("made", "Scaler"),
     "share": ("holds", "weigh"), "padding": ("holds", "labels_of"), "place": ("leaves", "normalised"), "rate": ("steady", "decay"), "decay": ("moment", "Lion"),
-    "wide": ("holds", "right behind the diagonal"), "attached": ("holds", "no gradients flow"), "forgets": ("holds", "the next call is given it"),
+    "wide": ("holds", "right behind the diagonal"), "attached": ("holds", "no gradients flow"), "forgets": ("holds", "a later call is given it"), "resets": ("holds", "<model>.forward of __main__.Recurrent"),
     "always": ("told", "while the model is evaluated"), "stale": ("beside", "in evaluation mode"), "view": ("beside", "given what it was given itself"), "leak": ("unseen", "not trained on"), "alias": ("beside", "only the Net that trains"),
 }  # fmt: skip
 RELATION = registry()["manner"]
