@@ -1,7 +1,8 @@
 """Conditions and preconditions: when a rule applies (TrainCheck §3.5–3.6).
 
 An example is a row whose columns are *fields*. A field holds one text, the value that all records of the example
-share, and is null where they do not share one or do not have it. For examples of several records a second,
+share, and is null where they do not share one or do not have it. `UNTOLD` stands for one that a call had and that was not recorded: no condition
+on its value, or on that there is none, is met. For examples of several records a second,
 boolean column `<field>~` says whether the records agree.
 """
 
@@ -15,6 +16,7 @@ from typing import Final
 import msgspec
 import polars as pl
 
+UNTOLD: Final = "(not recorded)"
 AGREE: Final = "~"  # suffix of the column that says whether the records of an example agree on a field
 
 

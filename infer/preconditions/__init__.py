@@ -144,7 +144,7 @@ def _with_scope(
     kept = dict.fromkeys(conditions)
     for k, code in scope:
         known = constant(seen, k, code)
-        if code not in (MIXED, UNSET):  # a value says more than that there is one, or that it is the same
+        if known and code != UNSET:  # a value says more than that there is one, or that it is the same
             kept.pop(Condition(seen.fields[k], Kind.CONSISTENT), None)
             kept.pop(Condition(seen.fields[k], Kind.EXIST), None)
         kept.update(dict.fromkeys(known))

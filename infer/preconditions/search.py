@@ -15,7 +15,7 @@ import numpy as np
 
 from proctor.infer.preconditions.compress import AGREES, DIFFERS, UNSET, Array, Circumstances
 from proctor.infer.preconditions.tree import leaves
-from proctor.invariants.condition import Condition, Kind
+from proctor.invariants.condition import UNTOLD, Condition, Kind
 
 MAX_CLAUSES = 6
 MAX_UNCOVERED = 0.05  # share of the passing examples that may be left without a clause
@@ -132,8 +132,9 @@ class Search:
             met_N = codes_N == code
             if code == UNSET and paired:
                 met_N &= agree_N == AGREES
-            text = "" if code == UNSET else self.seen.values[k][code - 1]
-            yield Kind.CONSTANT, text, constant(self.seen, k, code), met_N
+            conditions = constant(self.seen, k, code)
+            if conditions:
+                yield Kind.CONSTANT, "" if code == UNSET else self.seen.values[k][code - 1], conditions, met_N
         if codes_N.min() == UNSET:
             yield Kind.EXIST, "", (Condition(name, Kind.EXIST),), codes_N != UNSET
 
@@ -264,9 +265,9 @@ def _weakest(shared: list[Literal], every_failing: int) -> tuple[Literal, ...]:
 
 
 def constant(seen: Circumstances, k: int, code: int) -> tuple[Condition, ...]:
-    """CONSTANT as conditions. A null of several records may also mean that they differ, so *not set* takes two."""
+    """CONSTANT as conditions; none where nothing is known. A null of several records may also mean that they differ, so *not set* takes two."""
     name = seen.fields[k]
-    if code == MIXED:
+    if code == MIXED or (code != UNSET and seen.values[k][code - 1] == UNTOLD):
         return ()
     if code != UNSET:
         return (Condition(name, Kind.CONSTANT, seen.values[k][code - 1]),)

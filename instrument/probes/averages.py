@@ -8,8 +8,8 @@ copy; meta `side` says what is measured:
 * `old`: the same towards the model as it was before the step;
 * `move`: `number` is the largest move of an element of the copy, `norm` its largest distance from the model, in these units.
 
-A fourth row, `begin`, comes once, when a copy first moves as an average: `number` is how many of the tensors that are looked at, of `norm`, were then farther from the
-model's than training can have brought them. It began as something else.
+A fourth row, `begin`, comes once, when a copy first moves as an average that remembers its beginning: `number` is how many of the tensors that are looked at, of `norm`, were
+then farther from the model's than training can have brought them, and in another direction. It began as something else.
 
 Rows of `Value.KEPT` say of a copy that is a module whether its buffers follow (`_statistics.py`): `statistics` when it is evaluated, `buffers` at the end of a step; and
 `rests`, when it is evaluated again, whether it has moved since (`_resting.py`).
@@ -44,10 +44,11 @@ _MODELS: Final = 4
 _EPSILON: Final = 2.0**-23  # of float32; copies in other precisions deviate more
 _TINY: Final = 2.0**-100
 _ROWS: Final = 64  # of what the buffers of one copy do
-_PART: Final = 0.5  # of the way to the model, below which a move is that of an average
+_SLOW: Final = 0.15  # of the way to the model; faster ones forget where they began, as a mean that starts with another model's weights
 _EXACT: Final = 16.0  # units of rounding that it may deviate by
 _FAR: Final = 0.5  # of the length of the model's tensor,
-_TIMES: Final = 8.0  # and in moves of the model, one a step
+_TIMES: Final = 8.0  # and in moves of the model, one a step,
+_ALONG: Final = 0.7  # and cosine: a mean that grows from zero has the direction of the model
 
 
 class _Known:
@@ -144,11 +145,11 @@ class Averages(Probe):
         if known.step == step - 1 and len(now) == len(known.values):
             scale = [_EPSILON * max(abs(a), abs(b), abs(c), _TINY) for a, b, c in zip(now, known.values, model)]
             moved = [a - b for a, b in zip(now, known.values)]
-            rate, off = _fit(moved, known.values, model, scale)
-            self._put(known, "now", rate, off)
-            if not known.begun and 0 < rate < _PART and off <= _EXACT:
+            fits = {"now": _fit(moved, known.values, model, scale), "old": _fit(moved, known.values, known.model, scale)}
+            for side, (rate, off) in fits.items():
+                self._put(known, side, rate, off)
+            if not known.begun and any(0 < rate < _SLOW and off <= _EXACT for rate, off in fits.values()):
                 self._begins(known, model, step)
-            self._put(known, "old", *_fit(moved, known.values, known.model, scale))
             farthest = max(abs(m - a) / s for m, a, s in zip(model, now, scale))
             self._put(known, "move", most := max(abs(m) / s for m, s in zip(moved, scale)), farthest)
             if known.statistics is not None and known.rows < _ROWS:
@@ -167,7 +168,9 @@ class Averages(Probe):
             if not moved:
                 continue  # it rests, and says nothing of how fast it moves
             told += 1
-            far += away > _FAR * math.hypot(*then) and away > _TIMES * (step + 1) * moved
+            length = math.hypot(*then)
+            along = sum(a * b for a, b in zip(was, then)) / (length * math.hypot(*was) or 1.0)
+            far += away > _FAR * length and away > _TIMES * (step + 1) * moved and along < _ALONG
         known.begun = told > 0
         if told:
             self._put(known, "begin", far, told)

@@ -18,7 +18,7 @@ from typing import Any, ClassVar, Final
 import numpy as np
 import polars as pl
 
-from proctor.invariants.condition import AGREE, Precondition
+from proctor.invariants.condition import AGREE, UNTOLD, Precondition
 from proctor.invariants.invariant import Hypothesis, Standing, Support
 from proctor.invariants.relations import Detail, Examples, Needs, Reads, Relation, register
 from proctor.invariants.relations._surveys import Fold
@@ -302,6 +302,10 @@ def _features(trace: Trace, codes: Sequence[int]) -> pl.DataFrame:
                 table.setdefault(path, {})[code] = value
             elif value is None and path.endswith(".value"):
                 table.setdefault(path, {})[code] = "None"
+    for code in codes:
+        missing = trace.left_out.get(code, frozenset())
+        for path in table if "" in missing else missing & table.keys():
+            table[path].setdefault(code, UNTOLD)
     standard = {"training": table.pop("0.training", {}), "self": table.pop("0.type", {})}
     common = sorted(sorted(table), key=lambda p: -len(table[p]))[:_FEATURES]
     columns = standard | {f"argument {p}": table[p] for p in sorted(common)}

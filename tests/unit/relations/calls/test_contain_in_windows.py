@@ -9,6 +9,7 @@ from typing import Any
 from helpers.runs import write_run
 
 from proctor.infer.engine import infer
+from proctor.invariants.condition import UNTOLD
 from proctor.invariants.pack import Pack
 from proctor.invariants.relations.contain import EventContain
 from proctor.invariants.trace import Trace
@@ -31,3 +32,24 @@ def test_a_call_that_goes_on_behind_a_window_is_unknown(tmp_path: Path) -> None:
     assert rules
     assert not check(first, [Pack(rules)], relations={"contain": RELATION}).violations
     assert check(replace(first, ends=True), [Pack(rules)], relations={"contain": RELATION}).violations
+
+
+def test_a_value_that_was_not_recorded_is_not_taken_for_one_that_is_not_set(tmp_path: Path) -> None:
+    """A meter is made for each new name. From step 4 on values are left out, as of a function with too many different calls."""
+
+    def calls(steps: int) -> list[dict[str, Any]]:
+        found: list[dict[str, Any]] = []
+        for step in range(steps):
+            for name in ("loss", "error", "rate", "time", "size"):  # behind step 4 those of an evaluation
+                value = {"e": "str"} if step >= 4 else name
+                found.append({"fn": "lib.Meters.update", "step": step, "args": {"a": [{"e": "lib.Meters"}, value], "k": {}}})
+                if step in (0, 4):
+                    found.append({"fn": "lib.Meter.begin", "step": step, "parent": len(found)})
+        return found
+
+    own = Trace.load([write_run(tmp_path / "own", [{"calls": calls(5)}])])
+    assert own.left_out
+    rules = infer(own, [RELATION], strict=True)[0]
+    assert not [r for r in rules for clause in r.precondition.any_of for c in clause if c.value is None or UNTOLD in (c.value or "")]
+    longer = Trace.load([write_run(tmp_path / "longer", [{"calls": calls(9)}])])
+    assert not check(longer, [Pack(rules)], relations={"contain": RELATION}).violations

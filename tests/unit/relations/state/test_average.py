@@ -227,20 +227,41 @@ def test_an_average_that_did_not_begin_as_a_copy_is_told_by_any_program(tmp_path
 
         return ema, act
 
+    def warming(net: Any) -> tuple[Any, Act]:
+        ema = Net()  # its own weights count 1/2, 1/6, 1/24 … of the average
+
+        def act(net: Any, step: int) -> None:
+            with torch.no_grad():
+                for a, p in zip(ema.parameters(), net.parameters()):
+                    a.lerp_(p, max(1 / (step + 2), 0.08))
+
+        return ema, act
+
+    def grown(net: Any) -> tuple[Any, Act]:
+        held = [torch.zeros_like(p) for p in net.parameters()]  # whoever reads it divides by 1 - decay ** steps
+
+        def act(net: Any, step: int) -> None:
+            for s, p in zip(held, net.parameters()):
+                s.lerp_(p.detach(), 0.05)
+
+        return held, act
+
     def copied_first(net: Any) -> tuple[Any, Act]:
         ema = Net()
         steps = averaged(ema)[1]
         return ema, lambda net, step: steps(net, step) if step else ema.load_state_dict(net.state_dict())
 
     rule = Hypothesis.of("average", mode="starts", what="copy")
-    for healthy in (module(), module(0.6), shadow, running, copied_first, lambda net: averaged(copy.deepcopy(net), begins=6)):
+    for healthy in (module(0.95), shadow, warming, grown, copied_first, lambda net: averaged(copy.deepcopy(net), begins=6)):
         frame = RELATION.examples(recorded(tmp_path, healthy, rate=0.01), [rule]).frame
         assert frame.height == 1 and frame["passed"].all()
-    run = recorded(tmp_path, lambda net: averaged(Net()), rate=0.01)
-    frame = RELATION.examples(run, [rule]).frame
-    assert frame["passed"].to_list() == [False]
+    assert RELATION.examples(recorded(tmp_path, module(0.6), rate=0.01), [rule]).frame.is_empty()
+    for before in (False, True):  # the average may be taken in the forward
+        run = recorded(tmp_path, lambda net: averaged(Net()), rate=0.01, before=before)
+        frame = RELATION.examples(run, [rule]).frame
+        assert frame["passed"].to_list() == [False]
     assert "4 of 4 tensors that were looked at were far from the model's" in RELATION.detail(run, rule, frame.row(0, named=True)).seen
-    for fast in (module(), lambda net: averaged(Net())):  # where training goes as far in some steps, nothing can be said against it
+    for fast in (module(0.95), lambda net: averaged(Net())):  # where training goes as far in some steps, nothing can be said against it
         assert RELATION.examples(recorded(tmp_path, fast, rate=2.0), [rule]).frame["passed"].all()
     assert RELATION.standing_of(rule) is Standing.CHOICE
 
