@@ -177,7 +177,9 @@ def seen_steps(trace: Trace) -> pl.DataFrame:
 
 
 def _seen_steps(trace: Trace) -> pl.DataFrame:
-    spans = [_of_steps(trace, table) for table in (trace.calls, trace.states)]
+    # A part of a run also holds the last state of each variable from before it, of steps that it holds nothing else of.
+    part = trace.held is not None and trace.calls.height > 0
+    spans = [_of_steps(trace, table) for table in ((trace.calls,) if part else (trace.calls, trace.states))]
     procs, steps = (np.concatenate(column) for column in zip(*spans, strict=True))
     pairs = np.unique(procs << 32 | steps + 1)
     seen = {"proc": pl.Series(pairs >> 32, dtype=pl.UInt16), "step": pl.Series((pairs & 0xFFFFFFFF) - 1, dtype=pl.Int32)}

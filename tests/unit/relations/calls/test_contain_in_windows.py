@@ -1,4 +1,4 @@
-"""`contain`: what a call contains, where a part of the run is held."""
+"""Relations where a part of the run is held: what a call contains, and how long a pass is."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from proctor.infer.engine import infer
 from proctor.invariants.condition import UNTOLD
 from proctor.invariants.pack import Pack
 from proctor.invariants.relations.contain import EventContain
+from proctor.invariants.relations.habits.resumed import Resumed
 from proctor.invariants.trace import Trace
 from proctor.invariants.trace.windows import Window, cut
 from proctor.verify.checker import check
@@ -53,3 +54,22 @@ def test_a_value_that_was_not_recorded_is_not_taken_for_one_that_is_not_set(tmp_
     assert not [r for r in rules for clause in r.precondition.any_of for c in clause if c.value is None or UNTOLD in (c.value or "")]
     longer = Trace.load([write_run(tmp_path / "longer", [{"calls": calls(9)}])])
     assert not check(longer, [Pack(rules)], relations={"contain": RELATION}).violations
+
+
+def test_a_pass_over_a_loader_that_a_window_holds_in_part_is_not_counted(tmp_path: Path) -> None:
+    """A window that begins in step 7 holds steps 0 to 2, and from 4 on; of step 3 it has the last states of variables, and no batch."""
+    loader = "torch.utils.data.DataLoader."
+    calls: list[dict[str, Any]] = [{"fn": f"{loader}__iter__", "step": -1, "site": "train.py:9"}]
+    for step in range(33):
+        calls.append({"fn": f"{loader}__next__", "step": step - 1, "site": "train.py:9"})
+        calls.append({"fn": "torch.optim.Optimizer.step", "step": step})
+        if step % 11 == 10:
+            calls.append({"fn": f"{loader}__next__", "step": step, "site": "train.py:9", "raised": True})
+            calls.append({"fn": f"{loader}__iter__", "step": step, "site": "train.py:9"})
+    states = [{"var": {"model": "Net", "name": "weight"}, "step": step, "fp": step + 1} for step in range(33)]
+    whole = Trace.load([write_run(tmp_path / "run", [{"calls": calls, "states": states}])])
+    relation = Resumed()
+    rules = [h for h in relation.propose(whole) if h["mode"] == "pass"]
+    assert relation.examples(whole, rules).frame["passed"].to_list() == [True, True]
+    told = [relation.examples(cut(whole, Window(first, 30)), rules).frame["passed"] for first in range(3, 30)]
+    assert all(passed.all() for passed in told) and any(len(passed) for passed in told)
