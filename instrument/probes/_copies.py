@@ -1,6 +1,6 @@
 """Objects of the program that hold a tensor for each parameter of a model: averages, target networks, teachers, shadows.
 
-A module of the same class and shapes, a mapping by the parameters' names, a list in their order. Found by one look at what the
+A module of the same class and shapes, be it a frozen part of the model itself (a key encoder), a mapping by the parameters' names, a list in their order. Found by one look at what the
 garbage collector knows; nothing is kept alive, and nothing of the user's runs.
 """
 
@@ -18,11 +18,13 @@ from proctor.invariants.codec.variable import unwrapped
 MAX_COPIES: Final = 8
 _MAPPINGS: Final = frozenset({dict, OrderedDict})
 _CONTAINERS: Final = frozenset({*_MAPPINGS, list, tuple})
-_TENSORS: Final = 6  # of a copy that are looked at
+_MATRICES: Final = 4  # of a copy that are looked at: they are drawn at random,
+_OTHERS: Final = 2  # where norms and biases begin alike
 _LEAST: Final = 2  # elements, below which a tensor says too little
 _MAX_PARAMETERS: Final = 4096
 _ROOTS: Final = 64
 
+Shapes = tuple[tuple[str, tuple[int, ...]], ...]
 Pair = tuple["weakref.ref[Any]", "weakref.ref[Any]"]  # tensor of the copy, tensor of the model
 
 
@@ -45,7 +47,8 @@ def find(model: Any, held: set[int]) -> list[Copy]:
     if not 0 < len(names) <= _MAX_PARAMETERS:
         return []
     own = {id(m) for m in model.modules()}
-    by_class = _submodules(model)
+    by_shapes = _submodules(model)
+    kinds = {kind for kind, _ in by_shapes}
     modules, others = [], []
     objects = gc.get_objects()
     for o in objects:
@@ -53,16 +56,18 @@ def find(model: Any, held: set[int]) -> list[Copy]:
         if kind in _CONTAINERS:
             if len(o) == len(names) or (len(o) > len(names) and kind in _MAPPINGS and names.keys() <= o.keys()):
                 others.append(o)
-        elif kind in by_class and id(o) not in own:
+        elif kind in kinds and (id(o) not in own or not any(p.requires_grad for p in o.parameters())):
             modules.append(o)
     del objects
     found: list[Copy] = []
-    seen: set[int] = {id(p) for p in model.parameters()} | held
+    seen: set[int] = {id(p) for p in names.values()} | held
     for module in sorted(modules, key=lambda m: -sum(1 for _ in m.parameters())):
-        source = next((s for s in by_class[type(module)] if _shapes(s) == _shapes(module)), None)
+        source = by_shapes.get((type(module), _shapes(module)))
         if source is not None:
             pairs = list(zip(module.parameters(), source.parameters()))
-            _keep(found, seen, f"module {class_name(module)}", pairs, (weakref.ref(module), weakref.ref(source)))
+            # A part of the model runs in its forward: there is no evaluation of its own.
+            both = None if id(module) in own else (weakref.ref(module), weakref.ref(source))
+            _keep(found, seen, f"module {class_name(module)}", pairs, both)
     for thing in others:
         if type(thing) in (list, tuple):
             pairs = list(zip(thing, names.values()))
@@ -82,9 +87,15 @@ def _keep(
         return
     seen.update(id(c) for c, _ in pairs)
     told = [(c, p) for c, p in pairs if p.requires_grad and p.numel() >= _LEAST and p.device.type == "cpu" and p.is_floating_point()]
-    every = max(1, -(-len(told) // _TENSORS))
+    matrices, others = [i for i, (c, _) in enumerate(told) if c.dim() > 1], [i for i, (c, _) in enumerate(told) if c.dim() <= 1]
+    looked = sorted(_spread(matrices, _MATRICES + max(0, _OTHERS - len(others))) + _spread(others, _OTHERS + max(0, _MATRICES - len(matrices))))
     if told:
-        found.append(Copy(label, tuple((weakref.ref(c), weakref.ref(p)) for c, p in told[::every]), modules))
+        found.append(Copy(label, tuple((weakref.ref(told[i][0]), weakref.ref(told[i][1])) for i in looked), modules))
+
+
+def _spread(places: list[int], most: int) -> list[int]:
+    """At most so many of them, from all over."""
+    return places[:: max(1, -(-len(places) // most))]
 
 
 def _alike(c: Any, p: Any) -> bool:
@@ -97,17 +108,17 @@ def _alike(c: Any, p: Any) -> bool:
     )  # fmt: skip
 
 
-def _submodules(model: Any) -> dict[type, list[Any]]:
-    """The model and, of each class that it has one module of, that module, where it has parameters to train."""
-    found: dict[type, list[Any]] = {}
+def _submodules(model: Any) -> dict[tuple[type, Shapes], Any]:
+    """The model and each of its modules that has parameters to train, by class and shapes, where no other is like it."""
+    found: dict[tuple[type, Shapes], list[Any]] = {}
     for module in model.modules():
         if any(p.requires_grad for p in module.parameters()):
-            found.setdefault(type(module), []).append(module)
-    return {kind: several[:1] for kind, several in found.items() if len(several) == 1 or several[0] is model}
+            found.setdefault((type(module), _shapes(module)), []).append(module)
+    return {key: several[0] for key, several in found.items() if len(several) == 1}
 
 
-def _shapes(module: Any) -> list[tuple[str, Any]]:
-    return [(n, tuple(p.shape)) for n, p in module.named_parameters()]
+def _shapes(module: Any) -> Shapes:
+    return tuple((n, tuple(p.shape)) for n, p in module.named_parameters())
 
 
 def values(refs: Iterator[Any], elements: int) -> list[float] | None:

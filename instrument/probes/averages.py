@@ -47,7 +47,7 @@ _ROWS: Final = 64  # of what the buffers of one copy do
 _SLOW: Final = 0.15  # of the way to the model; faster ones forget where they began, as a mean that starts with another model's weights
 _EXACT: Final = 16.0  # units of rounding that it may deviate by
 _FAR: Final = 0.5  # of the length of the model's tensor,
-_TIMES: Final = 8.0  # and in moves of the model, one a step,
+_TIMES: Final = 2.0  # and in moves of the model, one a step,
 _ALONG: Final = 0.7  # and cosine: a mean that grows from zero has the direction of the model
 
 
@@ -125,7 +125,7 @@ class Averages(Probe):
 
     def _look(self) -> None:
         optimizers = [o for ref in self._optimizers.values() if (o := ref()) is not None]
-        held = {id(p) for o in optimizers for group in o.param_groups for p in group["params"]}
+        held = {id(p) for o in optimizers for group in o.param_groups for p in group["params"] if p.requires_grad}
         mine = {id(ref()) for known in self._known for ref, _ in known.copy.pairs}
         for model_ref in self._models:
             model = model_ref()

@@ -40,7 +40,7 @@ class Net(torch.nn.Module):
         return self.head(self.body(x))  # type: ignore[no-any-return]
 
 
-def recorded(path: Path, make: Callable[[Any], tuple[Any, Act]], *, before: bool = False, rate: float = 0.5, **info: Any) -> Trace:
+def recorded(path: Path, make: Callable[[Any], tuple[Any, Act]], *, before: bool = False, rate: float = 0.5, build: Callable[[], Any] = Net, **info: Any) -> Trace:
     """Train a net; an act, made with what it keeps, runs after each update or before it."""
     sink = Sink(Recorder(), lambda: 0, RecordConfig(run=str(path)), lambda: True)
     probe = Averages(sink)
@@ -50,7 +50,7 @@ def recorded(path: Path, make: Callable[[Any], tuple[Any, Act]], *, before: bool
     assert called is not None
     assert updates is not None
     torch.manual_seed(0)
-    net = Net()
+    net = build()
     optimizer = torch.optim.SGD(net.parameters(), lr=rate)
     kept, act = make(net)
     values: list[dict[str, Any]] = []
@@ -308,3 +308,27 @@ def test_records_that_are_missing_break_nothing(tmp_path: Path) -> None:
     thinned = recorded(tmp_path, module(), dropped=5)
     thinned.values = thinned.values.filter(thinned.values["ctx"] % 3 != 0)
     assert broken(healthy, thinned) == set()
+
+
+class Pair(torch.nn.Module):
+    """A model that holds its own average, as a momentum encoder is."""
+
+    def __init__(self, copied: bool) -> None:
+        super().__init__()
+        self.query, self.key = (torch.nn.Sequential(torch.nn.Linear(6, 8), torch.nn.Tanh(), torch.nn.Linear(8, 3)) for _ in range(2))
+        self.key.requires_grad_(requires_grad=False)
+        if copied:
+            self.key.load_state_dict(self.query.state_dict())
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        with torch.no_grad():
+            for k, q in zip(self.key.parameters(), self.query.parameters()):
+                k.lerp_(q, 0.01)
+        return self.query(x)  # type: ignore[no-any-return]
+
+
+@pytest.mark.parametrize("copied", [True, False])
+def test_an_average_within_the_model_is_found(tmp_path: Path, copied: bool) -> None:
+    run = recorded(tmp_path, lambda net: (None, lambda net, step: None), rate=0.01, build=lambda: Pair(copied))
+    assert "before" in modes(run)
+    assert RELATION.examples(run, [Hypothesis.of("average", mode="starts", what="copy")]).frame["passed"].to_list() == [copied]
