@@ -173,7 +173,8 @@ class Tracked:
             var = Variable(
                 model, clean, "", "parameter", class_name(owner), kind, position, alias if alias != clean else ""
             )
-            self._add_parameter(p, var, {"wrapper": wrapper or self._wrapped.get(id(p), ""), "model": model})
+            about = {"wrapper": wrapper or self._wrapped.get(id(p), ""), "model": model}
+            self._add_parameter(p, var, about if root is inner else about | {"root": class_name(root)})
         if self.watches("buffer"):
             for name, b in root.named_buffers():
                 prefix, _, kind = name.rpartition(".")
@@ -239,6 +240,9 @@ class Tracked:
                 twin = self._var(msgspec.structs.replace(var, attr="data"))
                 if twin not in known[1].twins and twin != known[1].var:
                     known[1].twins.append(twin)
+            if extra.get("root", known[3].get("root")) != known[3].get("root"):  # it was wrapped since
+                known[3]["root"] = extra["root"]
+                known[1].meta = known[2].meta = self._meta(p, known[3])
             return
         description = dict(extra)
         meta = self._meta(p, description)
@@ -272,6 +276,8 @@ class Tracked:
             "rate": self._rates.get(self._holder.get(id(t), ""), {}).get(id(t)),
             "wrapper": description.get("wrapper") or None,
         }
+        if "root" in description:
+            meta["root"] = description["root"]
         placements = getattr(t, "placements", None)
         if placements is not None:
             meta["placement"] = ",".join(type(p).__name__ + (str(p.dim) if hasattr(p, "dim") else "") for p in placements)

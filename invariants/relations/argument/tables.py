@@ -318,9 +318,11 @@ def _wrapped_modes(trace: Trace, flags: pl.DataFrame) -> pl.DataFrame:
 
 
 def _models(trace: Trace, forwards: pl.DataFrame) -> pl.DataFrame:
-    """Forwards of what has parameters, or calls at once a module that has, where anything has: a loss that is a module runs last before each backward, and never evaluates."""
+    """Forwards of what has parameters, wraps it, or calls at once a module that has, where anything has: a loss that is a module runs last before each backward, and never evaluates."""
     known = _frames.owned(trace).filter(pl.col("role") == "parameter").select(pl.col("model").str.split("#").list.first().alias("class"), "var")
-    held = trace.states.select("proc", "var").unique().join(known, on="var").select("proc", "class").unique()
+    held = trace.states.select("proc", "var").unique().join(known, on="var").select("proc", "class")
+    wrappers = trace.states.select("proc", "meta").unique().join(_frames.metas(trace, "root"), on="meta").select("proc", pl.col("root").alias("class"))
+    held = pl.concat([held, wrappers.drop_nulls()]).unique()
     for of, found in (("class", "_owns"), ("_class", "_wraps")):
         forwards = forwards.join(held.select("proc", pl.col("class").alias(of), pl.lit(value=True).alias(found)), on=["proc", of], how="left", maintain_order="left")
     forwards = forwards.with_columns(pl.any_horizontal(pl.col("_owns", "_wraps").fill_null(value=False)).alias("_owner"))

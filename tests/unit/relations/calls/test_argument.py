@@ -143,6 +143,29 @@ def test_training_goes_on_in_evaluation_mode(tmp_path: Path) -> None:
     assert not violations(RELATION, rules, load(tmp_path, [program(*after, model="__main__.D")]))
 
 
+def test_a_wrapped_model_is_judged_and_not_the_loss_behind_it(tmp_path: Path) -> None:
+    """Where no rule asks for the model's own forward, only the wrapper's is recorded; and a loss that is a module always trains."""
+    rules = learn(RELATION, load(tmp_path, [loop()], [loop(model="__main__.B")]))
+    wrapper = "torch.nn.parallel.distributed.DistributedDataParallel"
+
+    def wrapped(mode: int, told: bool) -> list[Any]:
+        job = loop(model="__main__.C")
+        for state in job["states"]:
+            state["meta"] = {**state["meta"], "root": wrapper} if told else state["meta"]
+        rows: list[dict[str, Any]] = []
+        for row in job["calls"]:
+            if row["fn"].endswith("forward"):
+                row = {**row, "fn": f"{wrapper}.forward", "args": {**row["args"], "a": [{"M": wrapper, "p": "", "t": 1 if row["step"] < 3 else mode}]}}
+                loss = {**row, "fn": "torch.nn.CrossEntropyLoss.forward", "args": {**row["args"], "a": [{"M": "torch.nn.CrossEntropyLoss", "p": "", "t": 1}]}}
+                rows += [row, loss]
+            else:
+                rows.append(row)
+        return violations(RELATION, rules, load(tmp_path, [{**job, "calls": rows}]))
+
+    assert wrapped(0, told=True) and not wrapped(1, told=True)
+    assert not wrapped(0, told=False)  # of older traces
+
+
 def test_a_part_that_was_set_to_train_after_the_rest_evaluates(tmp_path: Path) -> None:
     rules = learn(RELATION, load(tmp_path, [loop()], [loop(model="__main__.B")]))
 
@@ -306,3 +329,19 @@ def test_every_functional_dropout_is_recorded_and_judged(tmp_path: Path, name: s
     whole = f"torch.nn.functional.{name}"
     assert {whole, ATTENTION} <= RELATION.needs(rule.hypothesis).functions
     assert {whole, ATTENTION} <= {p.name for p in catalog.points()}
+
+
+def test_a_wrapper_is_recorded_whether_it_comes_before_the_optimizer_or_after_it() -> None:
+    torch = pytest.importorskip("torch")
+    from proctor.instrument.observe.state import StateTracker
+
+    for early in (True, False):
+        told: list[str] = []
+        tracker = StateTracker(lambda kind, text: told.append(text) or len(told), lambda attr: True)
+        model = torch.nn.Linear(2, 2)
+        wrapper = torch.nn.DataParallel(model) if early else None
+        tracker.add_optimizer(torch.optim.SGD(model.parameters(), 0.1), "#0")
+        assert any('"root"' in text for text in told) is early
+        wrapper = wrapper or torch.nn.DataParallel(model)
+        tracker.add_model(wrapper)
+        assert any('"root": "torch.nn.parallel.data_parallel.DataParallel"' in text for text in told)
