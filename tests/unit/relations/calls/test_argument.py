@@ -337,7 +337,12 @@ def test_a_wrapper_is_recorded_whether_it_comes_before_the_optimizer_or_after_it
 
     for early in (True, False):
         told: list[str] = []
-        tracker = StateTracker(lambda kind, text: told.append(text) or len(told), lambda attr: True)
+
+        def intern(kind: Any, text: str, told: list[str] = told) -> int:
+            told.append(text)
+            return len(told)
+
+        tracker = StateTracker(intern, lambda attr: True)
         model = torch.nn.Linear(2, 2)
         wrapper = torch.nn.DataParallel(model) if early else None
         tracker.add_optimizer(torch.optim.SGD(model.parameters(), 0.1), "#0")
