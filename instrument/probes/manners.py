@@ -3,7 +3,7 @@
 Rows of `Value.MANNER`, of the first calls of each function. `holds`: words that are true of a tensor that it was given or gave (`has`), or clearly not (`lacks`): a share (all
 elements lie within 0 and 1), nothing negative, unit rows, rows that sum to 1, some negative whole number (`-100`, which losses leave out), more than one value, gradients flow
 through it or none do, where its triangle begins (a mask); that the result is none of the arguments, and that one of the next calls is given it (the state of a
-recurrent model, a memory), which is asked of whole models, too. `leaves` and `writes`: whether an argument is another after the call. `steady`: a float of an object, in each
+recurrent model, a memory). Of whole models the last is asked, and whether gradients flow through their results (a target without a stop). `leaves` and `writes`: whether an argument is another after the call. `steady`: a float of an object, in each
 call of one of its methods in the first steps.
 
 Only dense CPU tensors of at most 65,536 elements are looked at. Cost: 20 to 100 µs a tensor, of twelve calls of a function; 2 µs for the numbers of an object, of 64 calls and then of each sixteenth.
@@ -17,6 +17,7 @@ import math
 import weakref
 from collections import Counter, deque
 from collections.abc import Iterator
+from itertools import islice
 from typing import Any, Final
 
 from proctor.instrument.observe import content
@@ -106,6 +107,10 @@ class Manners(Probe):
         chain = self._chains.get(name)
         if chain is not None and chain.given is not None and not raised:
             self._carry(name, chain.given, result)
+            for place, tensor in islice(_nested("result", result), _TENSORS):
+                flows = _flows(tensor)
+                if flows is not None:
+                    self._say(name, place, "holds", _FLOWS[not flows], _FLOWS[flows])
 
     def step_begins(self, step: int) -> None:
         if step > _LAST_STEP:

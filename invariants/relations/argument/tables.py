@@ -71,7 +71,7 @@ def _build(trace: Trace) -> dict[str, pl.DataFrame]:
     training, evaluating = _model_modes(trace)
     return {
         "passes": pl.concat([_passes(trace, collectives), _row(_switches.given(trace), "passed")]),
-        "same": _same(given),
+        "same": _same(trace, given),
         "ranks_same": _row(ranks, "_same"),
         "ranks_distinct": _row(
             ranks.filter((pl.col("kind") == "i") & (pl.col("function").is_in(_SEEDS) | pl.col("own_code"))),
@@ -180,11 +180,15 @@ def _passes(trace: Trace, collectives: pl.DataFrame) -> pl.DataFrame:
     return _row(both, "passed")
 
 
-def _same(given: pl.DataFrame) -> pl.DataFrame:
+def _same(trace: Trace, given: pl.DataFrame) -> pl.DataFrame:
     """Words and switches that are the same in all calls of a process. Numbers count something."""
     one = ("proc", "function", "feature")
     rows = given.filter(pl.col("own_code") & pl.col("kind").is_in(["b", "s"])).sort("proc", "seq")
-    rows = rows.filter(pl.len().over(one) >= _MIN_CALLS)
+    # A truth value of each epoch may be a result (`is_best`) that was the same by chance, or since training went well.
+    steps = calls_of(trace).group_by("proc").agg(pl.col("step").n_unique().alias("_steps"))
+    rows = rows.join(steps, on="proc", maintain_order="left")
+    often = (pl.col("kind") != "b") | (2 * pl.len().over(one) >= pl.col("_steps"))
+    rows = rows.filter((pl.len().over(one) >= _MIN_CALLS) & often).drop("_steps")
     first = pl.col("seq") == pl.col("seq").min().over(one)
     rows = rows.with_columns((pl.col("_seen") == pl.col("_seen").first().over(one)).alias("passed")).filter(
         ~first

@@ -78,7 +78,8 @@ PROGRAMS = {
                 super().__init__()
                 self.cell = nn.LSTM(WIDTH, WIDTH)
             def forward(self, x, state):
-                return self.cell(x, state)
+                output, state = self.cell(x, state)
+                return output, state if BUG == "unstopped" else tuple(h.detach() for h in state)
         def recurrent(x, state):
             return [tuple(torch.tanh(h + x) for h in layer) for layer in state]
         def labels_of(ids):
@@ -146,7 +147,7 @@ PROGRAMS = {
 WRONG = {
     "mask": ("given", "Attention.forward"), "dimension": ("told", "softmax"), "skipped": ("each", "Average.update"), "awake": ("mode", "BatchNorm1d"), "thrown": ("made", "Scaler"),
     "share": ("holds", "weigh"), "padding": ("holds", "labels_of"), "place": ("leaves", "normalised"), "rate": ("steady", "decay"), "decay": ("moment", "Lion"),
-    "wide": ("holds", "right behind the diagonal"), "attached": ("holds", "no gradients flow"), "forgets": ("holds", "a later call is given it"), "resets": ("holds", "<model>.forward of __main__.Recurrent"),
+    "wide": ("holds", "right behind the diagonal"), "attached": ("holds", "no gradients flow"), "forgets": ("holds", "a later call is given it"), "unstopped": ("holds", "forward of __main__.Recurrent, result[1][0]: no gradients flow"), "resets": ("holds", "<model>.forward of __main__.Recurrent"),
     "always": ("told", "while the model is evaluated"), "stale": ("beside", "in evaluation mode"), "view": ("beside", "given what it was given itself"), "leak": ("unseen", "not trained on"), "alias": ("beside", "only the Net that trains"),
 }  # fmt: skip
 RELATION = registry()["manner"]

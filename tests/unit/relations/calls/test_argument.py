@@ -119,6 +119,16 @@ def test_switch_that_changes_between_calls(tmp_path: Path) -> None:
     )
 
 
+def test_a_result_of_each_epoch_is_no_switch(tmp_path: Path) -> None:
+    """That each epoch was the best so far says nothing of another run."""
+
+    def rules(every: int) -> set[tuple[Any, Any]]:
+        saves = [call("__main__.save", {"epoch": 1}, True, step=step) for step in range(0, 40, every)]
+        return {(h["mode"], h["fn"]) for h in RELATION.propose(load(tmp_path, [program(*saves, steps=40)]))}
+
+    assert ("same", "__main__.save") in rules(1) and ("same", "__main__.save") not in rules(10)
+
+
 def evaluation(model: str, training: int, grad: bool, step: int = 2) -> dict[str, Any]:
     return call(
         f"{model}.forward",
