@@ -2,7 +2,7 @@
 
 Rows of `Value.MANNER`, of the first calls of each function. `holds`: words that are true of a tensor that it was given or gave (`has`), or clearly not (`lacks`): a share (all
 elements lie within 0 and 1), nothing negative, unit rows, rows that sum to 1, some negative whole number (`-100`, which losses leave out), more than one value, gradients flow
-through it or none do, where its triangle begins (a mask); that the result is none of the arguments, and that one of the next calls is given it (the state of a
+through it or none do, where its triangle begins (a mask); that the result is none of the arguments, an argument none of the others, and that one of the next calls is given it (the state of a
 recurrent model, a memory). Of whole models the last is asked, and whether gradients flow through their results (a target without a stop). `leaves` and `writes`: whether an argument is another after the call. `steady`: a float of an object, in each
 call of one of its methods in the first steps.
 
@@ -34,6 +34,7 @@ _PLACES: Final = 4  # rows of a mask
 _HIDDEN: Final = -1e3  # in a mask that is added to scores
 _FLOWS: Final = ("gradients flow through it", "no gradients flow through it")
 _TRIANGLE: Final = {-1: "one place before", 0: "on", 1: "right behind", 2: "one place more behind"}
+_APART: Final = "it is none of the other arguments"
 _CARRIED: Final = "a later call is given it"
 _WATCHED: Final = 64  # calls of methods of one object, before only each sixteenth is looked at
 _THEN_EVERY: Final = 16
@@ -100,7 +101,10 @@ class Manners(Probe):
 
     def _model_begins(self, args: tuple[Any, ...], kwargs: dict[str, Any] | None) -> None:
         chain = self._chains.setdefault(_model(args[0]), _Chain())
-        chain.given = None if self._over or chain.calls >= _CALLS else _all_prints(args[1:], kwargs)
+        chain.given = None
+        if not self._over and chain.calls < _CALLS:
+            chain.given = _all_prints(args[1:], kwargs)
+            self._tell_apart(_model(args[0]), _fingerprinted(_given([], args[1:], kwargs)))
 
     def _model_ends(self, args: tuple[Any, ...], kwargs: dict[str, Any] | None, result: Any, raised: bool) -> None:
         name = _model(args[0])
@@ -127,12 +131,20 @@ class Manners(Probe):
             for mode, held in (("leaves", old == new), ("writes", old != new)):
                 self._say(function, f"argument {name}", mode, _AFTER[mode] if held else "", "" if held else _AFTER[mode])
             self._holds(function, f"argument {name}", tensor)
+        self._tell_apart(function, given)
         for name, tensor, new in _fingerprinted(list(_tensors("result", result))):
             alike = [argument for argument, other, _ in given if other.shape == tensor.shape and other.dtype == tensor.dtype]
             if alike:
                 same = [argument for argument, other, old in given if old == new and other.shape == tensor.shape]
                 self._say(function, name, "holds", "" if same else "it is none of the arguments", "it is none of the arguments" if same else "")
             self._holds(function, name, tensor)
+
+    def _tell_apart(self, function: str, given: Seen) -> None:
+        """Whether arguments of one shape are different, as two views of a sample are."""
+        for name, tensor, fp in given:
+            alike = [other for known, like, other in given if known != name and like.shape == tensor.shape and like.dtype == tensor.dtype]
+            if alike and tensor.numel() >= _FEWEST:
+                self._say(function, f"argument {name}", "holds", _APART if fp not in alike else "", _APART if fp in alike else "")
 
     def _carry(self, function: str, given: frozenset[Print], result: Any) -> None:
         """Whether calls are given what one of those before gave."""

@@ -80,6 +80,12 @@ PROGRAMS = {
             def forward(self, x, state):
                 output, state = self.cell(x, state)
                 return output, state if BUG == "unstopped" else tuple(h.detach() for h in state)
+        class Views(nn.Module):
+            def __init__(self):
+                super().__init__()
+                self.layer = nn.Linear(WIDTH, 2)
+            def forward(self, first, second):
+                return self.layer(first) - self.layer(second)
         def recurrent(x, state):
             return [tuple(torch.tanh(h + x) for h in layer) for layer in state]
         def labels_of(ids):
@@ -106,7 +112,7 @@ PROGRAMS = {
         target = Net().requires_grad_(False)
         target.attention.norm.eval()
         student, teacher = (nn.Sequential(nn.Linear(WIDTH, 4), nn.Dropout(0.1)) for _ in range(2))
-        dropped, lstm, hidden = Dropped(), Recurrent(), None
+        dropped, lstm, hidden, views = Dropped(), Recurrent(), None, Views()
         queue, state = torch.zeros(8, 9), [(torch.zeros(4, WIDTH), torch.zeros(4, WIDTH))]
         for step in range(16):
             ids = torch.randint(0, 9, (8, 6))
@@ -127,6 +133,8 @@ PROGRAMS = {
                 dropped.train(training)
                 with torch.set_grad_enabled(training):
                     dropped(torch.rand(4, WIDTH))
+            first = torch.rand(4, WIDTH)
+            views(first, first.clone() if BUG == "twice" else first + 0.1)
             student(images := torch.rand(4, 3, WIDTH)).sum().backward()
             if BUG == "stale" and step == 0:
                 teacher.eval()
@@ -147,7 +155,7 @@ PROGRAMS = {
 WRONG = {
     "mask": ("given", "Attention.forward"), "dimension": ("told", "softmax"), "skipped": ("each", "Average.update"), "awake": ("mode", "BatchNorm1d"), "thrown": ("made", "Scaler"),
     "share": ("holds", "weigh"), "padding": ("holds", "labels_of"), "place": ("leaves", "normalised"), "rate": ("steady", "decay"), "decay": ("moment", "Lion"),
-    "wide": ("holds", "right behind the diagonal"), "attached": ("holds", "no gradients flow"), "forgets": ("holds", "a later call is given it"), "unstopped": ("holds", "forward of __main__.Recurrent, result[1][0]: no gradients flow"), "resets": ("holds", "<model>.forward of __main__.Recurrent"),
+    "wide": ("holds", "right behind the diagonal"), "attached": ("holds", "no gradients flow"), "forgets": ("holds", "a later call is given it"), "twice": ("holds", "forward of __main__.Views, argument 0: it is none of the other arguments"), "unstopped": ("holds", "forward of __main__.Recurrent, result[1][0]: no gradients flow"), "resets": ("holds", "<model>.forward of __main__.Recurrent"),
     "always": ("told", "while the model is evaluated"), "stale": ("beside", "in evaluation mode"), "view": ("beside", "given what it was given itself"), "leak": ("unseen", "not trained on"), "alias": ("beside", "only the Net that trains"),
 }  # fmt: skip
 RELATION = registry()["manner"]
