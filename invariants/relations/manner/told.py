@@ -41,14 +41,14 @@ def _words(trace: Trace, mode: str, wanted: Collection[str], function: str = "",
         subject, _, variable = look["text"].partition(", ")
         for word in sorted(every[look["text"]]):
             if word in has or word in lacks or closed:
-                seen = look["seen"] or (f"it is made of {', '.join(sorted(has))}" if closed else f"here it is not so{_also(has)}")
+                seen = look["seen"] or (f"it is made of {', '.join(sorted(has))}" if closed else f"not true here: {word}{_also(has)}")
                 found.append(_calls._row(look, f"{look['text']}{_calls.OF}{word}", word in has, seen, function or (look["function"] if mode == "steady" else subject), variable or (word if closed or mode == "steady" else "")))
     return _calls._finish(trace, found, mode)
 
 
 def _also(has: set[str]) -> str:
     """What is true of it instead, for the text of a violation."""
-    return f", but: {'; '.join(sorted(has))}" if has else ""
+    return f", but {'; '.join(sorted(has))}" if has else ""
 
 
 def made(trace: Trace, wanted: Collection[str]) -> pl.DataFrame:
