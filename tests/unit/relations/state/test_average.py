@@ -218,7 +218,7 @@ def test_an_average_whose_weights_are_swapped_is_told_by_any_program(tmp_path: P
     assert RELATION.standing_of(rule) is Standing.CHOICE
 
 
-def test_an_average_that_did_not_begin_as_a_copy_is_told_by_any_program(tmp_path: Path) -> None:
+def test_an_average_that_did_not_begin_as_a_copy_is_told(tmp_path: Path) -> None:
     def averaged(ema: Any, decay: float = 0.99, begins: int = 0) -> tuple[Any, Act]:
         def act(net: Any, step: int) -> None:
             with torch.no_grad():
