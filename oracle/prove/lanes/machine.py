@@ -6,6 +6,7 @@ computed by torch, from the integers and (in doubles) floats of each lane, and c
 
 from __future__ import annotations
 
+import functools
 import itertools
 import math
 from collections import defaultdict
@@ -41,7 +42,7 @@ Integers = dict[tuple[int, int], list[Array | None]]
 # Operators whose meanings are the domain's arithmetic alone, which takes arrays of other lanes as they are.
 _ARITHMETIC: Final = frozenset({
     "mm", "bmm", "matmul", "addmm", "linear", "mul", "add", "sub", "rsub", "div", "neg", "square", "pow", "rsqrt", "sqrt", "silu", "silu_backward", "sigmoid_backward",
-    "tanh_backward", "_softmax", "_softmax_backward_data", "addcdiv", "lerp", "copy",
+    "tanh_backward", "_softmax", "_softmax_backward_data", "addcdiv", "lerp", "copy", "sum", "mean", "clone", "_to_copy", "_unsafe_view", "detach", "alias",
 })  # fmt: skip
 _Group = tuple[tuple[int, ...], tuple[tuple[int, tuple[int | None, ...]], ...]]
 
@@ -62,7 +63,6 @@ class LaneMachine(Storages):
         self.checked = self.apart = 0
         self._at: tuple[int | None, ...] = (None,) * self._axes
         self._now: list[Array | None] | None = None
-        self._narrow = False
         self._known_groups: dict[tuple[int, tuple[int, ...]], _Group] = {}
         self._joint: dict[tuple[_Group, int], dict[int, Node]] = defaultdict(dict)
         self._turns: list[dict[_Group, int]] = [defaultdict(int) for _ in world.families]
@@ -72,11 +72,32 @@ class LaneMachine(Storages):
         if self.only is not None and rank.at not in self.only[r]:
             return True
         self._laned.lanes = self._one
-        done = super()._do(r, rank, node)
+        done = (not rank.pending and self._quick(r, rank, node)) or super()._do(r, rank, node)
         if done:
             for storage in self._last[r].get(rank.at, ()):
                 rank.storages.pop(storage, None)
         return done
+
+    def _quick(self, r: int, rank: _Rank, node: Node) -> bool:
+        """Do what most operations are: arithmetic of floats. False where it is none."""
+        means = _arithmetic(node.op)
+        if means is None or len(node.outs) != 1 or max(node.values, default=-1) >= 0 or rank.at in self.world.families[r].varied:
+            return False
+        out, cx, ins = node.outs[0], self._cx, node.ins
+        if out is None or 0 in out.size:
+            return False
+        for w in ins:
+            if w.kind != "f":
+                return False
+        cx.sizes, cx.recorded, cx.inner = [out.size], [None], self._between(r, rank.at) if self._seen else None
+        try:
+            args = [Floats(self.read(r, ins[a["t"]])) if type(a) is dict and "t" in a else self._argument(r, rank, node, a) for a in node.args]
+            found = means(cx, *args, **{k: self._argument(r, rank, node, a) for k, a in node.kwargs.items() if k not in IGNORED and a is not None})
+        except (NotImplementedError, TypeError, ValueError, IndexError):
+            return False  # it is tried with all lanes, and else is opaque
+        self._keep(rank, node, out, np.asarray(found))
+        self._tell(r, rank.at, [out])
+        return True
 
     # -- other ranks
 
@@ -195,15 +216,10 @@ class LaneMachine(Storages):
         self._laned.lanes = tuple(1 if loop[k] > 1 else n for k, n in enumerate(floats))
         if max(loop, default=1) == 1:
             self._now = again
-            self._narrow = meanings.base_of(node.op)[0] in _ARITHMETIC
-            if self._narrow:
-                self._laned.lanes = self._one
-            at_once = self._meant(r, rank, node, wanted)
-            self._narrow = False
-            return at_once
+            return self._meant(r, rank, node, wanted)
         cut = [n > 1 for n in loop]
-        if again is None and (batch := self._at_once(r, rank, node, (cut, loop))) is not None:
-            return batch
+        if again is None and (at_once := self._at_once(r, rank, node, (cut, loop))) is not None:
+            return at_once
         parts: list[list[tuple[tuple[int | None, ...], Array]]] = [[] for _ in node.outs]
         for at in places(loop):
             self._at = at
@@ -269,9 +285,7 @@ class LaneMachine(Storages):
             a = self.read(r, w)
             if any(x is not None for x in self._at):
                 a = self._part(a)
-            if w.kind == "f":
-                return Floats(a if self._narrow else widened(a, self._laned.lanes))
-            return a.astype(bool) if w.kind == "b" else a
+            return Floats(widened(a, self._laned.lanes)) if w.kind == "f" else (a.astype(bool) if w.kind == "b" else a)
         if isinstance(value, dict) and "r" in value and value["r"] in rank.reads:
             a = rank.reads[value["r"]]
             return Floats(widened(self._part(a) if any(x is not None for x in self._at) else a, self._laned.lanes))
@@ -330,6 +344,13 @@ class LaneMachine(Storages):
                     if not computed:
                         raise Unlike(f"{family.tape.nodes[at].op} at {family.tape.nodes[at].place}: rank {tape.rank} has other integers than follow from its place")
                     self.apart += 1
+
+
+@functools.lru_cache(1024)
+def _arithmetic(op: str) -> meanings.Meaning | None:
+    """Meaning of an operator that is arithmetic."""
+    base, many = meanings.base_of(op)
+    return meanings.find(op) if base in _ARITHMETIC and not many else None
 
 
 def _literals(domain: Domain, found: Array, axes: int) -> Array:
