@@ -6,6 +6,7 @@ transfer and waits later. Nothing here knows what is proved; `Machine.run` leave
 
 from __future__ import annotations
 
+import functools
 import itertools
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
@@ -110,7 +111,7 @@ class Machine:
         node = rank.tape.nodes[rank.at]
         late = next((rank.asked[w.storage] for w in node.ins if w.storage in rank.pending), None)
         if late is not None:
-            return f"waits for what is to come of rank {self._peer(late)} in {late.op} at {late.place or late.module}"
+            return f"waits for what is to come of rank {self.peer(late)} in {late.op} at {late.place or late.module}"
         return f"waits in {node.op} of ranks {list(node.ranks)} at {node.place or node.module}"
 
     def _advance(self, r: int) -> bool:
@@ -130,7 +131,7 @@ class Machine:
         if rank.pending and not all(self._arrived(rank, w.storage) for w in node.ins):
             return False
         if name in collectives.SEND and node.op.startswith("c10d"):
-            self._mail[(r, self._peer(node), int(node.args[3] or 0))].append([self.read(r, w).copy() for w in node.ins])
+            self._mail[(r, self.peer(node), int(node.args[3] or 0))].append([self.read(r, w).copy() for w in node.ins])
         elif collective(node.op):
             return self._join(r, node)
         elif node.op == MARK:
@@ -147,13 +148,14 @@ class Machine:
 
     # -- other ranks
 
-    def _peer(self, node: Node) -> int:
+    def peer(self, node: Node) -> int:
+        """The rank that a send goes to, or a receive comes from."""
         peer = int(node.args[2])
         return node.ranks[peer] if peer < len(node.ranks) else peer
 
     def _receive(self, r: int, rank: _Rank, node: Node) -> bool:
         for w in node.ins:
-            rank.pending[w.storage] = (w, (self._peer(node), r, int(node.args[3] or 0)))
+            rank.pending[w.storage] = (w, (self.peer(node), r, int(node.args[3] or 0)))
             rank.asked[w.storage] = node
         return True
 
@@ -275,7 +277,7 @@ class Machine:
             named = {k: self._argument(r, rank, node, a) for k, a in node.kwargs.items() if k not in IGNORED and a is not None}
             try:
                 if many:
-                    results = _over_lists(cx, means, args, named, len(node.outs))
+                    results = meanings.over_lists(cx, means, args, named, len(node.outs))
                 else:
                     found = means(cx, *args, **named)
                     results = list(found) if isinstance(found, tuple) else [found]
@@ -381,16 +383,10 @@ def literal(domain: Domain, block: Array) -> Array:
 
 def _view(storage: Array, w: Window) -> Array:
     item = storage.itemsize
-    return np.ndarray(w.size, storage.dtype, storage, w.offset * item, tuple(s * item for s in w.stride))
+    return np.ndarray(w.size, storage.dtype, storage, w.offset * item, _steps(w.stride, item))
 
 
-def _over_lists(cx: Context, means: meanings.Meaning, args: list[Any], named: dict[str, Any], count: int) -> list[Array | None]:
-    """A `_foreach_` form: the meaning once for each entry of its lists."""
-    found: list[Array | None] = []
-    sizes = cx.sizes
-    for k in range(count):
-        cx.sizes = [sizes[k]]
-        one = [a[k] if isinstance(a, list) else a for a in args]
-        result = means(cx, *one, **{n: (v[k] if isinstance(v, list) else v) for n, v in named.items()})
-        found.append(result[0] if isinstance(result, tuple) else result)
-    return found
+@functools.lru_cache(1 << 14)
+def _steps(stride: tuple[int, ...], item: int) -> tuple[int, ...]:
+    """In bytes."""
+    return tuple(s * item for s in stride)

@@ -75,6 +75,13 @@ class F64:
         """Matrix products."""
         return a @ b
 
+    def dot(self, a: Array, b: Array, axis: int) -> Array:
+        """Sum of products."""
+        found = a.take(0, axis) * b.take(0, axis)
+        for k in range(1, a.shape[axis]):
+            found = found + a.take(k, axis) * b.take(k, axis)
+        return np.asarray(found)
+
     def apply(self, name: str, *args: Array) -> Array:
         """The function itself."""
         base = name.partition(":")[0]

@@ -19,7 +19,9 @@ from proctor.oracle.prove.tape import Array
 
 P: Final = 2**31 - 1
 NINF: Final = -1
-_BLOCK: Final = 32  # terms of 2^16 · 2^31 that a double sums exactly: 2^53 / 2^47 = 64
+_BLOCK: Final = 64  # terms of 2^16 · 2^31 that a double sums exactly: 2^53 / 2^47
+_FEW: Final = 2048  # elements up to which a division is quicker than more operations
+_CACHED: Final = 16384  # elements that are worked on at a time
 _SMALL: Final = 256  # roots of more elements than norms have are not kept: by chance one would be met again
 
 
@@ -72,7 +74,7 @@ class Field:
 
     def add(self, a: Array, b: Array) -> Array:
         """a + b; NINF if one is."""
-        return _absorbing(_lifted(a + b - P), a, b)
+        return _absorbing(_lowered(a + b), a, b)
 
     def sub(self, a: Array, b: Array) -> Array:
         """a - b; NINF if one is."""
@@ -121,16 +123,36 @@ class Field:
 
     def matmul(self, a: Array, b: Array) -> Array:
         """Exact in doubles: one factor in 16-bit halves, blocks of the contraction."""
-        a, b = (np.where(x < 0, P - 1, x) if x.size and x.min() < 0 else x for x in (a, b))
+        if not a.shape[-1]:
+            return np.zeros((*np.broadcast_shapes(a.shape[:-2], b.shape[:-2]), a.shape[-2], b.shape[-1]), np.int64)
+        a, b = _without_ninf(a), _without_ninf(b)
         b64 = b.astype(np.float64, order="C")  # as BLAS wants it
-        low, high = (a & 0xFFFF).astype(np.float64, order="C"), (a >> 16).astype(np.float64, order="C")
-        total: Array | int = 0
+        rows = a.shape[-2]
+        halves = np.empty((*a.shape[:-2], 2 * rows, a.shape[-1]), np.float64)
+        halves[..., :rows, :], halves[..., rows:, :] = a & 0xFFFF, a >> 16
+        total: Array | None = None
         for k in range(0, a.shape[-1], _BLOCK):
-            part = b64[..., k : k + _BLOCK, :]
-            lower = (low[..., k : k + _BLOCK] @ part).astype(np.int64)
-            upper = (high[..., k : k + _BLOCK] @ part).astype(np.int64)
-            total = _reduced(total + lower + (_reduced(upper) << 16))
-        return np.asarray(total) if a.shape[-1] else np.zeros((*a.shape[:-1], b.shape[-1]), np.int64)
+            found = (halves[..., k : k + _BLOCK] @ b64[..., k : k + _BLOCK, :]).astype(np.int64)
+            upper = _reduced(found[..., rows:, :])
+            upper <<= 16
+            upper += found[..., :rows, :]
+            if total is not None:
+                upper += total
+            total = _reduced(upper)
+        return np.asarray(total)
+
+    def dot(self, a: Array, b: Array, axis: int) -> Array:
+        """As many at a time as a processor's cache holds."""
+        a, b = _without_ninf(a), _without_ninf(b)
+        shape = np.broadcast_shapes(a.shape[:axis] + a.shape[axis + 1 :], b.shape[:axis] + b.shape[axis + 1 :])
+        each = max(1, _CACHED * shape[0] // max(1, math.prod(shape))) if axis and shape else 0
+        if not each or each >= shape[0]:
+            return _dot(a, b, axis)
+        found = np.empty(shape, np.int64)
+        for k in range(0, shape[0], each):
+            some = slice(k, k + each)
+            found[some] = _dot(a[some] if a.shape[0] > 1 else a, b[some] if b.shape[0] > 1 else b, axis)
+        return found
 
     def apply(self, name: str, *args: Array) -> Array:
         """A random oracle; exp and log know 0 and 1, roots are remembered."""
@@ -182,15 +204,49 @@ def _inverses(a: Array) -> Array:
     return np.concatenate([_reduced(both * two), _reduced(both * one)])[: a.size]
 
 
+def _dot(a: Array, b: Array, axis: int) -> Array:
+    """By the way, two products at once: they are below 2p², which is below 2⁶³."""
+    total: Array | None = None
+    for k in range(0, a.shape[axis], 2):
+        found = a.take(k, axis) * b.take(k, axis)
+        if k + 1 < a.shape[axis]:
+            found += a.take(k + 1, axis) * b.take(k + 1, axis)
+            bits = found.view(np.uint64)
+            np.minimum(bits, bits - np.uint64(P * P), out=bits)  # p² is 0, and as numbers without a sign those below 0 are the largest
+        found = _reduced(found)
+        total = found if total is None else _lowered(total + found)
+    return np.asarray(total)
+
+
 def _reduced(product: Any) -> Array:
-    """Below p: 2³¹ is 1, so what is above the lowest 31 bits is added to them."""
-    return _lifted((product & P) + (product >> 31) - P)
+    """A number up to p², below p: 2³¹ is 1, so what is above the lowest 31 bits is added to them."""
+    if product.size < _FEW:
+        return np.asarray(product % P)
+    high = product >> 31
+    low = product & P
+    low += high
+    return _lowered(low)
+
+
+def _lowered(found: Any) -> Array:
+    """What is below 2p, below p. Without a comparison: as numbers without a sign, those below 0 are the largest."""
+    if found.size < _FEW:
+        return np.asarray(found % P)
+    bits = found.view(np.uint64)
+    return np.asarray(np.minimum(bits, bits - np.uint64(P)).view(np.int64))
 
 
 def _lifted(found: Any) -> Array:
-    """What is below 0 gets p: without a comparison, which is slower. `found` is written to."""
-    found += (found >> 63) & P
-    return np.asarray(found)
+    """What is not below -p, from 0."""
+    if found.size < _FEW:
+        return np.asarray(found % P)
+    bits = found.view(np.uint64)
+    return np.asarray(np.minimum(bits, bits + np.uint64(P)).view(np.int64))
+
+
+def _without_ninf(a: Array) -> Array:
+    """NINF as the element that it is in a product of matrices."""
+    return np.where(a < 0, P - 1, a) if a.size and a.min() < 0 else a
 
 
 def _absorbing(found: Array, a: Array, b: Array, zero: bool = False) -> Array:

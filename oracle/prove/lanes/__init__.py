@@ -22,10 +22,11 @@ from proctor.oracle.prove.cache import Cache
 from proctor.oracle.prove.domains import Domain
 from proctor.oracle.prove.domains.f64 import F64
 from proctor.oracle.prove.domains.field import Field, P
-from proctor.oracle.prove.lanes.domain import packed, values
+from proctor.oracle.prove.lanes.domain import Wide, packed, values
 from proctor.oracle.prove.lanes.family import Family, Record, Unlike, World, gathered, indices
 from proctor.oracle.prove.lanes.locate import Known, Watch
 from proctor.oracle.prove.lanes.machine import Integers, LaneMachine, from_floats
+from proctor.oracle.prove.lanes.needed import needed
 from proctor.oracle.prove.lanes.reduced import Reduced, apart, lesser, lift
 from proctor.oracle.prove.lanes.routed import routed
 from proctor.oracle.prove.lanes.spread import Spread, here, uncollected
@@ -96,7 +97,9 @@ def _routed(small: Reduced) -> Reduced:
     at = {(k, held.name): indices(f, alignment.index, held.name, ()) for k, f in enumerate(world.families) for held in f.tape.held if (f.tape.rank, held.name) in alignment.of}
     domain, integers = F64(), Integers()
     try:
-        LaneMachine(world, domain, _elements(domain, small.reference, world, at, alignment), integers).run()
+        machine = LaneMachine(world, domain, _elements(domain, small.reference, world, at, alignment), integers)
+        machine.only = needed(machine)
+        machine.run()
     except (Stuck, NotImplementedError) as why:
         raise Unlike(str(why)) from None
     return small._replace(candidate=routed(small.candidate, integers))
@@ -130,26 +133,25 @@ def _judge(verdict: Verdict, reference: Tape, world: World, plan: Plan, spread: 
     integers: tuple[Integers, Integers] = ({}, {})
     before = judge.starting_values(reference)
 
-    def one(domain: Domain) -> _Run:
+    def one(domain: Wide, part: bool = False) -> _Run:
         there = LaneMachine(alone, domain, _elements(domain, reference, alone, {}, alignment), integers[0])
-        there.run()
         here = LaneMachine(world, domain, _elements(domain, reference, world, at, alignment), integers[1])
-        here.run()
+        for machine in (there, here):
+            machine.only = needed(machine) if part else None
+            machine.run()
         return _Run(_compared(there, here, world, at, alignment, before if domain.name == "f64" else None), {**there.opaque, **here.opaque}, here.apart, here.checked)
 
     tapes = [reference, *(f.tape for f in world.families)]
-    doubles = one(F64()) if any(from_floats(node) for tape in tapes for node in tape.nodes) else None  # first: integers come from it
+    early = one(F64(), part=True) if any(from_floats(node) for tape in tapes for node in tape.nodes) else None  # first: integers come from it
     for again in range(ATTEMPTS):  # two elements of a field may meet by chance
         both = list(spread([functools.partial(one, Field(seed + 100 * again)) for seed in judge.SEEDS]))
         if both[0].outputs == both[1].outputs:
             break
-    if doubles is None and all(equal for run in both for equal, _, _ in run.outputs.values()):
-        doubles = both[0]  # nothing is refuted, and they would only say the same once more
-    elif doubles is None:
-        doubles = one(F64())
+    agree = all(equal for run in both for equal, _, _ in run.outputs.values())
+    doubles = both[0] if agree else one(F64())  # where nothing is refuted, they would only say the same once more
     runs = [doubles, *both]
-    if doubles.apart:
-        verdict.assumed.append(f"integers that are computed from floats are those that doubles give ({doubles.apart} of {doubles.checked} are others where ranks were run: a fake process group carries no floats)")
+    if early is not None and early.apart:
+        verdict.assumed.append(f"integers that are computed from floats are those that doubles give ({early.apart} of {early.checked} are others where ranks were run: a fake process group carries no floats)")
     opaque = {k: v for run in runs for k, v in run.opaque.items()}
     verdict.opaque = [f"{op} at {place}" for op, place in opaque.items()]
     verdict.outputs = len(doubles.outputs)

@@ -12,7 +12,7 @@ import itertools
 import math
 from collections.abc import Iterable, Iterator, Sequence
 from fractions import Fraction
-from typing import Any, Final
+from typing import Any, Final, Protocol
 
 import numpy as np
 
@@ -22,6 +22,7 @@ from proctor.oracle.prove.tape import Array
 
 Lanes = tuple[int, ...]  # how many along each axis; 1 where all are the same
 _FIELD: Final = "v"
+_SHORT: Final = 3  # addends
 
 
 @functools.lru_cache(1024)
@@ -80,10 +81,18 @@ def places(lanes: Lanes) -> Iterator[tuple[int | None, ...]]:
     yield from itertools.product(*([None] if n == 1 else range(n) for n in lanes))
 
 
+class Wide(Domain, Protocol):
+    """A domain that can also add up products along an axis of larger arrays."""
+
+    def dot(self, a: Array, b: Array, axis: int) -> Array:
+        """Σ a · b along an axis; the others broadcast."""
+        ...
+
+
 class Laned:
     """See the module. `lanes`: of the arrays that the next operations are about; their constants get as many."""
 
-    def __init__(self, domain: Domain, axes: int) -> None:
+    def __init__(self, domain: Wide, axes: int) -> None:
         self.of, self.axes = domain, axes
         self.name, self.dtype = domain.name, domain.dtype
         self.lanes: Lanes = (1,) * axes
@@ -139,6 +148,8 @@ class Laned:
 
     def matmul(self, a: Array, b: Array) -> Array:
         """Matrix products, on each lane."""
+        if 0 < a.shape[-1] <= _SHORT and min(a.ndim, b.ndim) > 1:
+            return self._short(a, b)
         if not a.dtype.names and not b.dtype.names:
             return self.of.matmul(a, b)
         most, n = max(a.ndim, b.ndim), self.axes
@@ -156,6 +167,16 @@ class Laned:
         found = found.reshape(*found.shape[: len(rest)], *folded, x.shape[-2], y.shape[-1])
         back = [[*rest, *fold].index(k) for k in range(n)]
         return packed(found.transpose(n, n + 1, *back), n)
+
+    def _short(self, a: Array, b: Array) -> Array:
+        """Matrix products of which each element is a sum of few: element by element lanes stay where they are, and there is nothing to be turned round."""
+        n, most = self.axes if a.dtype.names or b.dtype.names else 0, max(a.ndim, b.ndim)
+        if n and lanes_of(a, n) != lanes_of(b, n):  # what is the same on some lanes is small beside the result, and long rows are quick
+            both = common([lanes_of(a, n), lanes_of(b, n)], n)
+            a, b = widened(a, both), widened(b, both)
+        x, y = (values(v, n) if n else v for v in (a.reshape((1,) * (most - a.ndim) + a.shape), b.reshape((1,) * (most - b.ndim) + b.shape)))
+        found = self.of.dot(np.expand_dims(x, most), np.expand_dims(y, most - 2), most - 1)
+        return packed(found, n) if n else found
 
     def apply(self, name: str, *args: Array) -> Array:
         """A function."""

@@ -6,11 +6,12 @@ computed by torch, from the integers and (in doubles) floats of each lane, and c
 
 from __future__ import annotations
 
+import functools
 import itertools
 import math
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, Final
 
 import msgspec
 import numpy as np
@@ -20,28 +21,33 @@ from proctor.oracle.prove.by_torch import called, called_many, tensor_of
 from proctor.oracle.prove.domains import Domain
 from proctor.oracle.prove.lanes import batched
 from proctor.oracle.prove.lanes.domain import (
-    Laned,
     Lanes,
+    Wide,
     at_lane,
     common,
     lanes_of,
-    of_lanes,
     packed,
     places,
     values,
     widened,
 )
-from proctor.oracle.prove.lanes.family import Family, Shifted, Unlike, World, axes_of
-from proctor.oracle.prove.machine import IGNORED, Machine, Misfit, Seen, Stuck, _Rank, _view, literal
+from proctor.oracle.prove.lanes.family import Family, Unlike, World, axes_of
+from proctor.oracle.prove.lanes.storages import Storages
+from proctor.oracle.prove.machine import IGNORED, Misfit, Seen, Stuck, _Rank, literal
 from proctor.oracle.prove.meanings import Floats
 from proctor.oracle.prove.recording.operators import RANDOM
 from proctor.oracle.prove.tape import Array, Node, Window, last_uses
 
 Integers = dict[tuple[int, int], list[Array | None]]
+# Operators whose meanings are the domain's arithmetic alone, which takes arrays of other lanes as they are.
+_ARITHMETIC: Final = frozenset({
+    "mm", "bmm", "matmul", "addmm", "linear", "mul", "add", "sub", "rsub", "div", "neg", "square", "pow", "rsqrt", "sqrt", "silu", "silu_backward", "sigmoid_backward",
+    "tanh_backward", "_softmax", "_softmax_backward_data", "addcdiv", "lerp", "copy", "sum", "mean", "clone", "_to_copy", "_unsafe_view", "detach", "alias",
+})  # fmt: skip
 _Group = tuple[tuple[int, ...], tuple[tuple[int, tuple[int | None, ...]], ...]]
 
 
-class LaneMachine(Machine):
+class LaneMachine(Storages):
     """See the module.
 
     Args:
@@ -50,11 +56,10 @@ class LaneMachine(Machine):
         seen: as of `Machine`, with families for ranks.
     """
 
-    def __init__(self, world: World, domain: Domain, leaves: Mapping[tuple[int, int], Array], integers: Integers, seen: Seen | None = None) -> None:
-        self._world, self._axes = world, len(world.lanes)
-        self._laned = Laned(domain, self._axes)
-        super().__init__([family.tape for family in world.families], self._laned, leaves, seen)
+    def __init__(self, world: World, domain: Wide, leaves: Mapping[tuple[int, int], Array], integers: Integers, seen: Seen | None = None) -> None:
+        super().__init__(world, domain, leaves, seen)
         self.integers = integers
+        self.only: list[set[int]] | None = None  # operations of each family; others are left out
         self.checked = self.apart = 0
         self._at: tuple[int | None, ...] = (None,) * self._axes
         self._now: list[Array | None] | None = None
@@ -64,25 +69,50 @@ class LaneMachine(Machine):
         self._last = [last_uses(rank.tape) for rank in self._ranks]
 
     def _do(self, r: int, rank: _Rank, node: Node) -> bool:
-        self._laned.lanes = (1,) * self._axes
-        done = super()._do(r, rank, node)
+        if self.only is not None and rank.at not in self.only[r]:
+            return True
+        self._laned.lanes = self._one
+        done = (not rank.pending and self._quick(r, rank, node)) or super()._do(r, rank, node)
         if done:
             for storage in self._last[r].get(rank.at, ()):
                 rank.storages.pop(storage, None)
         return done
 
+    def _quick(self, r: int, rank: _Rank, node: Node) -> bool:
+        """Do what most operations are: arithmetic of floats. False where it is none."""
+        means = _arithmetic(node.op)
+        if means is None or len(node.outs) != 1 or max(node.values, default=-1) >= 0 or rank.at in self.world.families[r].varied:
+            return False
+        out, cx, ins = node.outs[0], self._cx, node.ins
+        if out is None or 0 in out.size:
+            return False
+        for w in ins:
+            if w.kind != "f":
+                return False
+        cx.sizes, cx.recorded, cx.inner = [out.size], [None], self._between(r, rank.at) if self._seen else None
+        try:
+            args = [Floats(self.read(r, ins[a["t"]])) if type(a) is dict and "t" in a else self._argument(r, rank, node, a) for a in node.args]
+            found = means(cx, *args, **{k: self._argument(r, rank, node, a) for k, a in node.kwargs.items() if k not in IGNORED and a is not None})
+        except (NotImplementedError, TypeError, ValueError, IndexError):
+            return False  # it is tried with all lanes, and else is opaque
+        self._keep(rank, node, out, np.asarray(found))
+        self._tell(r, rank.at, [out])
+        return True
+
     # -- other ranks
 
-    def _peer(self, node: Node) -> int:
-        which, lane = self._world.split(super()._peer(node))
+    def peer(self, node: Node) -> int:
+        """The family that a send goes to, or a receive comes from."""
+        which, lane = self.world.split(super().peer(node))
         if any(lane):
             raise NotImplementedError(f"{node.op} to another place along an axis of lanes")
         return which
 
-    def _group(self, r: int, node: Node) -> _Group:
+    def group(self, r: int, node: Node) -> _Group:
+        """Axes of a collective's group, and who is in it."""
         key = r, node.ranks
         if key not in self._known_groups:
-            mesh, world = self._world.mesh, self._world
+            mesh, world = self.world.mesh, self.world
             axes = axes_of(node.ranks, self._ranks[r].tape.rank, mesh)
             here = np.unravel_index(self._ranks[r].tape.rank, mesh.sizes) if mesh.sizes else ()
             members = []
@@ -93,7 +123,7 @@ class LaneMachine(Machine):
         return self._known_groups[key]
 
     def _join(self, r: int, node: Node) -> bool:
-        group = self._group(r, node)
+        group = self.group(r, node)
         if (r, self._ranks[r].at) in self._finished:
             self._finished.discard((r, self._ranks[r].at))
             self._turns[r][group] += 1
@@ -147,7 +177,7 @@ class LaneMachine(Machine):
         first = values(np.asarray(parts[0][1]), self._axes)
         shape = first.shape[: first.ndim - self._axes]
         most = common((lanes_of(np.asarray(a), self._axes) for _, a in parts), self._axes)
-        made = np.zeros((*shape, *(self._world.sizes[k] if cut[k] else n for k, n in enumerate(most))), first.dtype)
+        made = np.zeros((*shape, *(self.world.sizes[k] if cut[k] else n for k, n in enumerate(most))), first.dtype)
         for at, a in parts:
             made[(..., *(slice(None) if x is None else slice(x, x + 1) for x in at))] = values(np.asarray(a), self._axes).reshape((*shape, *lanes_of(np.asarray(a), self._axes)))
         return packed(made, self._axes)
@@ -164,7 +194,7 @@ class LaneMachine(Machine):
         results: list[Array | None] = [None] * len(node.outs)
         if wanted:
             results = self._by_lane(r, rank, node, wanted, (loop, floats), again)
-        self._laned.lanes = (1,) * self._axes
+        self._laned.lanes = self._one
         for k, w in enumerate(node.outs):
             if w is None:
                 continue
@@ -174,7 +204,7 @@ class LaneMachine(Machine):
             elif w.numel:
                 result = results[k]
                 if result is not None:
-                    self._write(rank, w, result)
+                    self._keep(rank, node, w, np.asarray(result))
         self._tell(r, rank.at, [w for k in wanted if (w := node.outs[k]) is not None and w.kind == "f"])
 
     def _known(self, block: Array, w: Window) -> Array:
@@ -184,7 +214,7 @@ class LaneMachine(Machine):
         """Results; where integers differ, lane by lane."""
         loop, floats = lanes
         self._laned.lanes = tuple(1 if loop[k] > 1 else n for k, n in enumerate(floats))
-        if all(n == 1 for n in loop):
+        if max(loop, default=1) == 1:
             self._now = again
             return self._meant(r, rank, node, wanted)
         cut = [n > 1 for n in loop]
@@ -203,7 +233,7 @@ class LaneMachine(Machine):
     def _at_once(self, r: int, rank: _Rank, node: Node, loop: tuple[list[bool], Lanes]) -> list[Array | None] | None:
         """Results on lanes whose integers differ, by a rule of `batched.py`; None where there is none, or who looks on wants each lane."""
         means, by, axes = meanings.find(node.op), batched.find(node.op), self._axes
-        if means is None or by is None or len(node.outs) != 1 or node.outs[0] is None or self._seen or self._named or rank.at in self._world.families[r].varied:
+        if means is None or by is None or len(node.outs) != 1 or node.outs[0] is None or self._seen or self._named or rank.at in self.world.families[r].varied:
             return None
         (cut, lanes), cx, rest = loop, self._cx, self._laned.lanes
         cx.sizes, cx.inner, cx.recorded = [(math.prod(n for n, c in zip(lanes, cut) if c), *node.outs[0].size)], None, [None]
@@ -228,11 +258,11 @@ class LaneMachine(Machine):
 
     def _varied(self, r: int, at: int) -> list[Lanes]:
         """Lanes on which a node has arguments of its own."""
-        return [tuple(n if s else 1 for n, s in zip(self._world.sizes, steps)) for _, steps in self._world.families[r].varied.get(at, [])]
+        return [tuple(n if s else 1 for n, s in zip(self.world.sizes, steps)) for _, steps in self.world.families[r].varied.get(at, [])]
 
     def _placed(self, r: int, at: int, node: Node, lane: Sequence[int | None]) -> Node:
         """A node with the arguments of a lane."""
-        varied = self._world.families[r].varied.get(at)
+        varied = self.world.families[r].varied.get(at)
         if not varied:
             return node
         arguments = list(node.args)
@@ -265,7 +295,7 @@ class LaneMachine(Machine):
 
     def _again(self, r: int, rank: _Rank, node: Node, taken: Sequence[tuple[Window, Lanes]]) -> list[Array | None] | None:
         """Integers that lanes have of their own, computed; None where they are as recorded."""
-        family = self._world.families[r]
+        family = self.world.families[r]
         computed = any(w.kind == "f" and w.numel for w, _ in taken) and any(w is not None and w.kind != "f" for w in node.outs)
         if node.op.split(".")[1] in RANDOM or not (rank.at in family.varied or computed or any(n > 1 for _, lanes in taken for n in lanes)):
             return None
@@ -315,68 +345,12 @@ class LaneMachine(Machine):
                         raise Unlike(f"{family.tape.nodes[at].op} at {family.tape.nodes[at].place}: rank {tape.rank} has other integers than follow from its place")
                     self.apart += 1
 
-    # -- storages
 
-    def _lanes_at(self, rank: _Rank, w: Window) -> Lanes:
-        """Of what `read` gives."""
-        lanes = lanes_of(self._storage(rank, w), self._axes)
-        return common([lanes, tuple(n if s else 1 for n, s in zip(self._world.sizes, w.steps))], self._axes) if isinstance(w, Shifted) else lanes
-
-    def read(self, r: int, w: Window) -> Array:
-        """What a window shows on all lanes: a view, but for windows that lie elsewhere on each."""
-        storage = self._storage(self._ranks[r], w)
-        if not isinstance(w, Shifted):
-            return _view(storage, w)
-        grid = np.zeros(w.size, np.int64) + w.offset
-        for dim, (n, s) in enumerate(zip(w.size, w.stride)):
-            grid = grid + (np.arange(n) * s).reshape((-1,) + (1,) * (len(w.size) - dim - 1))
-        lanes = common([lanes_of(storage, self._axes), tuple(n if s else 1 for n, s in zip(self._world.sizes, w.steps))], self._axes)
-        spots = np.indices(lanes)
-        moved = sum((s * spots[k] for k, s in enumerate(w.steps)), np.zeros(lanes, np.int64))
-        held = values(storage, self._axes)
-        at = grid.reshape(grid.shape + (1,) * self._axes) + moved
-        lane = tuple(np.broadcast_to(spots[k] if held.shape[1 + k] > 1 else 0, at.shape) for k in range(self._axes))
-        return packed(held[(at, *lane)], self._axes)
-
-    def _write(self, rank: _Rank, w: Window, value: Array) -> None:
-        storage = self._storage(rank, w)
-        value = np.asarray(value)
-        have, given = lanes_of(storage, self._axes), lanes_of(value, self._axes)
-        if isinstance(w, Shifted):
-            self._write_shifted(rank, w, value)
-            return
-        lanes = given if w.numel == len(storage) and value.size == w.numel else common([have, given], self._axes)
-        if lanes != have:
-            dtype = storage.dtype[0] if storage.dtype.names else storage.dtype
-            storage = np.zeros(len(storage), of_lanes(dtype.base, lanes)) if w.numel == len(storage) else widened(storage, lanes).copy()
-            rank.storages[w.storage] = storage
-        value = widened(value, lanes)
-        _view(storage, w)[...] = value.reshape(w.size) if value.size == w.numel else value
-
-    def _write_shifted(self, rank: _Rank, w: Shifted, value: Array) -> None:
-        steps = tuple(n if s else 1 for n, s in zip(self._world.sizes, w.steps))
-        lanes = common([lanes_of(rank.storages[w.storage], self._axes), lanes_of(value, self._axes), steps], self._axes)
-        storage = rank.storages[w.storage] = widened(rank.storages[w.storage], lanes).copy()
-        held, given = values(storage, self._axes), values(widened(value, lanes), self._axes)
-        for at in np.ndindex(*lanes):
-            lane = np.ascontiguousarray(held[(slice(None), *at)])
-            moved = Window(w.storage, w.offset + sum(s * x for s, x in zip(w.steps, at)), w.size, w.stride, w.kind)
-            _view(lane, moved)[...] = given[(..., *at)].reshape(w.size)
-            held[(slice(None), *at)] = lane
-
-    def _storage(self, rank: _Rank, w: Window) -> Array:
-        found = rank.storages.get(w.storage)
-        if found is None:  # as long as any of its windows needs
-            found = rank.storages[w.storage] = self._born(rank, w)
-        return found
-
-    def _born(self, rank: _Rank, w: Window) -> Array:
-        given = self._leaves.get((rank.tape.rank, w.storage))
-        if given is None or not given.dtype.names:
-            return super()._born(rank, w)
-        made = np.zeros(max(rank.extents[w.storage], w.end), given.dtype)
-        made[: len(given)] = given[: len(made)]
-        return made
+@functools.lru_cache(1024)
+def _arithmetic(op: str) -> meanings.Meaning | None:
+    """Meaning of an operator that is arithmetic."""
+    base, many = meanings.base_of(op)
+    return meanings.find(op) if base in _ARITHMETIC and not many else None
 
 
 def _literals(domain: Domain, found: Array, axes: int) -> Array:

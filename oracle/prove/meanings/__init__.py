@@ -122,5 +122,17 @@ def known(op: str) -> bool:
     return find(op) is not None
 
 
+def over_lists(cx: Context, means: Meaning, args: list[Any], named: dict[str, Any], count: int) -> list[Array | None]:
+    """A `_foreach_` form: the meaning once for each entry of its lists."""
+    found: list[Array | None] = []
+    sizes = cx.sizes
+    for k in range(count):
+        cx.sizes = [sizes[k]]
+        one = [a[k] if isinstance(a, list) else a for a in args]
+        result = means(cx, *one, **{n: (v[k] if isinstance(v, list) else v) for n, v in named.items()})
+        found.append(result[0] if isinstance(result, tuple) else result)
+    return found
+
+
 for _found in pkgutil.iter_modules(__path__):
     importlib.import_module(f"{__name__}.{_found.name}")

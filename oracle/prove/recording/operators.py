@@ -191,12 +191,17 @@ def hidden(base: str, args: Any) -> list[torch.Tensor]:
     return [t for t in args[3:5] if isinstance(t, torch.Tensor)]
 
 
+_KINDS: Final[dict[torch.dtype, str]] = {}
+
+
 def window_of(storage: int, t: torch.Tensor) -> Window:
     """How a tensor looks at its storage. A complex one is an array of pairs of reals, as `view_as_real` shows it."""
-    dtype = t.dtype
-    if dtype in COMPLEX_KINDS:
-        return Window(storage, 2 * t.storage_offset(), (*t.shape, 2), (*(2 * s for s in t.stride()), 1), "f")
-    return Window(storage, t.storage_offset(), tuple(t.shape), t.stride(), _kind(dtype))
+    kind = _KINDS.get(t.dtype)
+    if kind is None:
+        if t.dtype in COMPLEX_KINDS:
+            return Window(storage, 2 * t.storage_offset(), (*t.shape, 2), (*(2 * s for s in t.stride()), 1), "f")
+        kind = _KINDS[t.dtype] = _kind(t.dtype)
+    return Window(storage, t.storage_offset(), tuple(t.shape), t.stride(), kind)
 
 
 def kind_of(t: torch.Tensor) -> str:

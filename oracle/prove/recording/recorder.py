@@ -193,13 +193,26 @@ class Recorder(TorchDispatchMode):  # type: ignore[misc]  # torch is not typed h
             self._use_sent([self._sent[known[0]]])
 
     def _taint(self, node: Node, talks: bool) -> None:
+        absent, whole = talks, True  # of floats that are not there; nothing but floats is made
+        if not talks and self._absent:
+            for w in node.ins:
+                if w.storage in self._absent:
+                    absent = True
+                    break
         for made in node.outs:
-            if made is not None and made.kind != "f" and any((w.kind == "f" and w.numel) or w.storage in self._decided for w in node.ins):
+            if made is None:
+                continue
+            if made.kind == "f":
+                if absent:
+                    self._absent.add(made.storage)
+                continue
+            whole = False
+            if any((w.kind == "f" and w.numel) or w.storage in self._decided for w in node.ins):
                 self._decided.add(made.storage)
-        if talks or (self._absent and any(w.storage in self._absent for w in node.ins)):
-            self._absent.update(w.storage for w in (*node.outs, *(node.ins if talks else ())) if w is not None and w.kind == "f")
-            if not talks:
-                self._imagine(node)
+        if talks:
+            self._absent.update(w.storage for w in node.ins if w.kind == "f")
+        elif absent and not whole:
+            self._imagine(node)
 
     def _imagine(self, node: Node) -> None:
         """Integers that come of floats that are not there. Those that come beside floats, such as where the largest is, count once they are used."""

@@ -28,6 +28,27 @@ def test_sums_and_products_obey_the_laws_of_a_ring(domain: Field | Poly) -> None
     assert not np.array_equal(domain.matmul(a.reshape(2, 2), b.reshape(2, 2)), domain.matmul(b.reshape(2, 2), a.reshape(2, 2)))
 
 
+@pytest.mark.parametrize("count", [5, 5000])  # few and many elements go other ways
+def test_the_field_is_whole_numbers_modulo_p(count: int) -> None:
+    field, dice = Field(1), np.random.default_rng(count)
+    a, b = (np.where(dice.random(count) < 0.5, P - 1 - dice.integers(0, 3, count), dice.integers(0, P, count)) for _ in range(2))
+    pairs = [(int(x), int(y)) for x, y in zip(a, b)]
+    assert field.add(a, b).tolist() == [(x + y) % P for x, y in pairs]
+    assert field.sub(a, b).tolist() == [(x - y) % P for x, y in pairs]
+    assert field.mul(a, b).tolist() == [x * y % P for x, y in pairs]
+
+
+@pytest.mark.parametrize("shape", [(3, 2, 4), (90, 3, 70), (5, 130, 6), (3, 0, 2)])
+def test_products_of_matrices_are_exact(shape: tuple[int, int, int]) -> None:
+    n, k, m = shape
+    field, dice = Field(1), np.random.default_rng(k)
+    a, b = (np.where(dice.random(size) < 0.5, P - 1 - dice.integers(0, 3, size), dice.integers(0, P, size)) for size in ((n, k), (k, m)))
+    exact = (a.astype(object)[:, :, None] * b.astype(object)[None]).sum(1) % P
+    assert field.matmul(a, b).tolist() == exact.tolist()
+    if k:
+        assert field.dot(a[:, :, None], b[None], 1).tolist() == exact.tolist()
+
+
 def test_an_inverse_cancels_and_a_root_squares_away(domain: Field | Poly) -> None:
     a = domain.symbol(np.arange(3) + 1)
     one = domain.const(Fraction(1))

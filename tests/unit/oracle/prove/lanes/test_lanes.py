@@ -13,13 +13,19 @@ import torch.distributed as dist
 from helpers.oracle.prove_pipes import by_hand
 from helpers.oracle.prove_programs import data_parallel, tensor_parallel, who
 
+from proctor.oracle.plans.mesh import Mesh
 from proctor.oracle.plans.plan import Plan
 from proctor.oracle.prove import lanes, prove
+from proctor.oracle.prove.domains.f64 import F64
 from proctor.oracle.prove.domains.field import Field
 from proctor.oracle.prove.lanes.domain import Laned, packed, values
+from proctor.oracle.prove.lanes.family import Family, World
+from proctor.oracle.prove.lanes.machine import Integers, LaneMachine
+from proctor.oracle.prove.lanes.needed import needed
 from proctor.oracle.prove.lanes.routed import routed
 from proctor.oracle.prove.prover import decide
 from proctor.oracle.prove.recording.world import tape_of
+from proctor.oracle.prove.tape import Array
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[5] / "benchmarks"))
 
@@ -117,3 +123,43 @@ def test_an_operation_on_lanes_is_that_on_each() -> None:
         for j in range(2):
             assert np.array_equal(both[..., i, j], field.mul(a[..., i, 0], b[..., 0, j]))
             assert np.array_equal(product[..., i, j], field.matmul(a[..., i, 0], b.swapaxes(0, 1)[..., 0, j]))
+    few = values(laned.matmul(packed(a[:, :2], 2), packed(b[:2], 2)), 2)
+    assert all(np.array_equal(few[..., i, j], field.matmul(a[:, :2, i, 0], b[:2, :, 0, j])) for i in range(5) for j in range(2))
+
+
+def test_integers_of_floats_are_the_same_where_only_what_they_come_from_is_done() -> None:
+    size = Size(layers=3, pp=2, dp=2, tp=2, microbatches=2, experts=True)
+    small = lanes.Reduced(tape_of(step(size)), [tape_of(step(size), rank, 8) for rank in range(8)], Plan(size.mesh))
+    found = []
+    for part in (False, True):
+        integers: Integers = {}
+        machine = LaneMachine(lanes.apart(small), F64(), {}, integers)
+        machine.only = needed(machine) if part else None
+        machine.run()
+        found.append((integers, machine))
+    (whole, _), (part_of_it, machine) = found
+    assert machine.only is not None
+    assert whole.keys() == part_of_it.keys() and whole
+    assert all(np.array_equal(a, b) for key in whole for a, b in zip(whole[key], part_of_it[key]) if a is not None and b is not None)
+    assert sum(map(len, machine.only)) < 0.6 * sum(len(tape.nodes) for tape in small.candidate)
+    assert not any(node.phase != "forward" and at in some for tape, some in zip(small.candidate, machine.only) for at, node in enumerate(tape.nodes))
+
+
+def test_a_copy_is_not_what_it_was_made_of() -> None:
+    def copied() -> None:
+        model = torch.nn.Linear(3, 3)
+        x = model(torch.ones(4, 3))
+        other = x.detach().clone()
+        other[1:].mul_(3.0)
+        (x * other).sum().backward()
+        torch.optim.SGD(model.parameters(), lr=0.1).step()
+
+    tape = tape_of(copied)
+    at, node = next((k, n) for k, n in enumerate(tape.nodes) if n.op.startswith("aten.clone"))
+    (first,), (second,) = node.ins, node.outs
+    assert second is not None
+    shown: list[Array] = []
+    machine = LaneMachine(World(Mesh(), (), [()], [Family(tape, [((), tape)])]), F64(), {}, {}, lambda r, k, views, n: shown.append(machine.read(0, first).copy()) if k in (at, at + 1) else None)
+    machine.run()
+    assert tape.nodes[at + 1].op.startswith("aten.mul_") and len(shown) == 2
+    np.testing.assert_array_equal(shown[0], shown[1])
