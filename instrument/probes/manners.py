@@ -28,6 +28,7 @@ from proctor.invariants.schema import MODEL_CALL, Value
 
 _CALLS: Final = 12  # of one function
 _AGO: Final = 4  # calls in which a state comes back: of each microbatch or part, say, there is one
+_LOOKS: Final = 3  # at what came back: one shows no manner
 _CHAIN: Final = 4  # results of which none came back, fewer show nothing
 _NESTED: Final = 16  # tensors of a state
 _PLACES: Final = 4  # rows of a mask
@@ -159,7 +160,7 @@ class Manners(Probe):
         chain.last.append({name: told for name, told in now.items() if told not in before})  # what stays as it is says nothing
         if chain.calls <= _CALLS - _AGO:
             chain.seen.update(chain.last[-1].keys())
-        if chain.calls < _CALLS:
+        if chain.calls <= _CALLS - _LOOKS:
             return
         for name, times in chain.seen.items():
             if times >= _CHAIN and 2 * chain.carried[name] >= times:

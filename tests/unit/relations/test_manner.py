@@ -10,6 +10,7 @@ import torch
 from helpers.runs import write_run
 from helpers.trained import record
 
+from proctor.infer.engine import infer
 from proctor.instrument.config import RecordConfig
 from proctor.instrument.probes import Sink
 from proctor.instrument.probes.graphs import kinds_of
@@ -246,3 +247,8 @@ def test_an_object_whose_numbers_are_watched_is_not_kept_alive_and_none_of_its_c
     assert probe._objects[id(batch)].numbers == {"share": 0.5}
     del batch
     assert gone() is None
+
+
+def test_what_a_later_call_is_given_is_learned_from_one_run(runs: Path) -> None:
+    rules = infer(Trace.load([runs / "program-own"]), [RELATION])[0]
+    assert {"__main__.recurrent, result[0][0]: a later call is given it", "__main__.Net: another of its class, which it does not train"} <= {r.hypothesis.text("what") for r in rules}
