@@ -8,7 +8,7 @@ copy; meta `side` says what is measured:
 * `old`: the same towards the model as it was before the step;
 * `move`: `number` is the largest move of an element of the copy, `norm` its largest distance from the model, in these units.
 
-A fourth row, `begin`, comes once, when a copy first moves as an average that remembers its beginning: `number` is how many of the tensors that are looked at, of `norm`, were
+A fourth row, `begin`, comes with the first moves of a copy as an average that remembers its beginning: `number` is how many of the tensors that are looked at, of `norm`, were
 then farther from the model's than training can have brought them, and in another direction. It began as something else.
 
 Rows of `Value.KEPT` say of a copy that is a module whether its buffers follow (`_statistics.py`): `statistics` when it is evaluated, `buffers` at the end of a step; and
@@ -44,6 +44,7 @@ _MODELS: Final = 4
 _EPSILON: Final = 2.0**-23  # of float32; copies in other precisions deviate more
 _TINY: Final = 2.0**-100
 _ROWS: Final = 64  # of what the buffers of one copy do
+_BEGINNINGS: Final = 3  # moves: one shows no manner
 _SLOW: Final = 0.15  # of the way to the model; faster ones forget where they began, as a mean that starts with another model's weights
 _EXACT: Final = 16.0  # units of rounding that it may deviate by
 _FAR: Final = 0.5  # of the length of the model's tensor,
@@ -59,7 +60,7 @@ class _Known:
         self.step = -2
         self.values: list[float] = []
         self.model: list[float] = []
-        self.begun = False
+        self.begun = 0  # rows that say how it began
         modules = [ref() for ref in copy.modules or ()]
         whole = bool(modules) and None not in modules
         self.statistics = _statistics.Statistics(*modules) if whole else None
@@ -148,7 +149,7 @@ class Averages(Probe):
             fits = {"now": _fit(moved, known.values, model, scale), "old": _fit(moved, known.values, known.model, scale)}
             for side, (rate, off) in fits.items():
                 self._put(known, side, rate, off)
-            if not known.begun and any(0 < rate < _SLOW and off <= _EXACT for rate, off in fits.values()):
+            if known.begun < _BEGINNINGS and any(0 < rate < _SLOW and off <= _EXACT for rate, off in fits.values()):
                 self._begins(known, model, step)
             farthest = max(abs(m - a) / s for m, a, s in zip(model, now, scale))
             self._put(known, "move", most := max(abs(m) / s for m, s in zip(moved, scale)), farthest)
@@ -158,7 +159,7 @@ class Averages(Probe):
         return True
 
     def _begins(self, known: _Known, model: list[float], step: int) -> None:
-        """The copy has moved as an average for the first time."""
+        """The copy has moved as an average."""
         sizes = [min(_ELEMENTS, p.numel()) for _, ref in known.copy.pairs if (p := ref()) is not None]
         far = told = begin = 0
         for size in sizes:
@@ -171,8 +172,8 @@ class Averages(Probe):
             length = math.hypot(*then)
             along = sum(a * b for a, b in zip(was, then)) / (length * math.hypot(*was) or 1.0)
             far += away > _FAR * length and away > _TIMES * (step + 1) * moved and along < _ALONG
-        known.begun = told > 0
         if told:
+            known.begun += 1
             self._put(known, "begin", far, told)
 
     def _tell(self, known: _Known, what: str, found: bool | str | None) -> None:

@@ -103,7 +103,7 @@ def _measured(trace: Trace) -> pl.DataFrame:
 
 
 def _begins(trace: Trace) -> pl.DataFrame:
-    """Examples of `starts`: one a copy. A single tensor of several that is far away is no sign: it may have been drawn anew, as a head is."""
+    """Examples of `starts`: some of each copy. A single tensor of several that is far away is no sign: it may have been drawn anew, as a head is."""
     far, of = pl.col("number"), pl.col("norm")
     passed = pl.when(far == 0).then(True).when((far >= 2) | (far == of)).then(False)
     rows = _measured(trace).filter(pl.col("side") == "begin").with_columns(passed.alias("passed"))
