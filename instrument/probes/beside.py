@@ -93,6 +93,9 @@ class Beside(Probe):
                 seen = f"each {short} that was called beside it was given {'what it was given itself' if common else 'another input'}"
                 self._say(name, _INPUTS[common], _INPUTS[not common], seen)
 
+    def thinned(self) -> None:
+        self._left = 0  # of a step that is left out nobody knows what was called
+
     def _say(self, name: str, has: str, lacks: str, seen: str) -> None:
         self.sink.number(name, float(bool(has)), kind=Value.MANNER, call=0, facts={"mode": "beside", "has": has, "lacks": lacks, "seen": seen})
 
@@ -103,6 +106,3 @@ def _inputs(values: Iterable[Any]) -> set[int]:
 
     found = [value.detach().reshape(-1)[:_ELEMENTS] for value in values if readable(value) and value.is_contiguous() and value.numel() > 1]
     return {summary.fp for summary in fingerprint_all(found)} if found else set()
-
-    def thinned(self) -> None:
-        self._left = 0  # of a step that is left out nobody knows what was called

@@ -101,16 +101,21 @@ class Manners(Probe):
         return before, after
 
     def _model_begins(self, args: tuple[Any, ...], kwargs: dict[str, Any] | None) -> None:
-        chain = self._chains.setdefault(_model(args[0]), _Chain())
+        if self._over:
+            return
+        name = _model(args[0])
+        chain = self._chains.setdefault(name, _Chain())
         chain.given = None
-        if not self._over and chain.calls < _CALLS:
+        if chain.calls < _CALLS:
             chain.given = _all_prints(args[1:], kwargs)
-            self._tell_apart(_model(args[0]), _fingerprinted(_given([], args[1:], kwargs)))
+            self._tell_apart(name, _fingerprinted(_given([], args[1:], kwargs)))
 
     def _model_ends(self, args: tuple[Any, ...], kwargs: dict[str, Any] | None, result: Any, raised: bool) -> None:
+        if self._over or raised:
+            return
         name = _model(args[0])
         chain = self._chains.get(name)
-        if chain is not None and chain.given is not None and not raised:
+        if chain is not None and chain.given is not None:
             self._carry(name, chain.given, result)
             for place, tensor in islice(_nested("result", result), _TENSORS):
                 flows = _flows(tensor)

@@ -13,6 +13,7 @@ from helpers.trained import record
 from proctor.infer.engine import infer
 from proctor.instrument.config import RecordConfig
 from proctor.instrument.probes import Sink
+from proctor.instrument.probes.beside import Beside
 from proctor.instrument.probes.graphs import kinds_of
 from proctor.instrument.probes.manners import Manners, words
 from proctor.invariants.invariant import Hypothesis, Standing
@@ -252,3 +253,10 @@ def test_an_object_whose_numbers_are_watched_is_not_kept_alive_and_none_of_its_c
 def test_what_a_later_call_is_given_is_learned_from_one_run(runs: Path) -> None:
     rules = infer(Trace.load([runs / "program-own"]), [RELATION])[0]
     assert {"__main__.recurrent, result[0][0]: a later call is given it", "__main__.Net: another of its class, which it does not train"} <= {r.hypothesis.text("what") for r in rules}
+
+
+def test_what_runs_beside_is_not_told_where_steps_are_left_out() -> None:
+    probe = Beside(Sink(Recorder(), lambda: 0, RecordConfig(run="run"), lambda: True))
+    probe.thinned()
+    probe._called((torch.nn.Linear(2, 2), torch.ones(1, 2)), None)
+    assert not probe._trained
