@@ -143,7 +143,7 @@ def gradients(tracker: StateTracker, known: dict[Any, str], read: Callable[[Iter
         known: what `names` gives now.
         read: `Turns.gradients`.
     """
-    tracked = list(tracker.parameters())
+    tracked = tracker.parameters()
     grads = read(p for _, p in tracked)
     if grads is None:
         return [], ["gradients before the first backward: another thread wrote them"]

@@ -87,15 +87,15 @@ def _keep(
         return
     seen.update(id(c) for c, _ in pairs)
     told = [(c, p) for c, p in pairs if p.requires_grad and p.numel() >= _LEAST and p.device.type == "cpu" and p.is_floating_point()]
-    matrices, others = [i for i, (c, _) in enumerate(told) if c.dim() > 1], [i for i, (c, _) in enumerate(told) if c.dim() <= 1]
-    looked = sorted(_spread(matrices, _MATRICES + max(0, _OTHERS - len(others))) + _spread(others, _OTHERS + max(0, _MATRICES - len(matrices))))
+    matrices, others = [pair for pair in told if pair[0].dim() > 1], [pair for pair in told if pair[0].dim() <= 1]
+    looked = _spread(matrices, _MATRICES + max(0, _OTHERS - len(others))) + _spread(others, _OTHERS + max(0, _MATRICES - len(matrices)))
     if told:
-        found.append(Copy(label, tuple((weakref.ref(told[i][0]), weakref.ref(told[i][1])) for i in looked), modules))
+        found.append(Copy(label, tuple((weakref.ref(c), weakref.ref(p)) for c, p in looked), modules))
 
 
-def _spread(places: list[int], most: int) -> list[int]:
+def _spread(pairs: list[tuple[Any, Any]], most: int) -> list[tuple[Any, Any]]:
     """At most so many of them, from all over."""
-    return places[:: max(1, -(-len(places) // most))]
+    return pairs[:: max(1, -(-len(pairs) // most))]
 
 
 def _alike(c: Any, p: Any) -> bool:
