@@ -71,9 +71,11 @@ def test_figures_that_ask_to_be_believed_are_those_that_were_measured() -> None:
     assert f"{second[2]} healthy programs, {second[3]} with errors, {second[4]} with pages" in said
     assert f"{across[3]} false alarms in {across[2]} checked rules" in said
     assert f"{second[7]} programs of the second half could be compared" in said and second[8] == "0"
-    # The last table of planted bugs is of programs that nobody had looked at.
-    planted = [rows[source][1].split(" (")[0] for source in ("shipped packs", "own healthy run, another seed", "two other programs")]
-    assert "the shipped rules find {}, rules of the program's own healthy run {}, rules of two other programs {}.".format(*planted) in said
+    # The table that the command writes: the latest, of programs of the held half.
+    held = measured.split("<!-- mutants -->")[1]
+    planted = [found for source in ("shipped packs", "own healthy run, another seed", "two other programs") for found in re.findall(rf"^\| {source} \| (\d+ of \d+ \(\d+ %\)) ", held, re.M)[:1]]
+    told = "the shipped rules find {}, rules of the program's own healthy run with another seed {}, rules of two other programs {}."
+    assert told.format(*planted) in said
     for figure in ("36 of 36", "6 of 9"):
         assert figure in said and figure in measured
     share = 100 * (1 - 0.05 ** (1 / int(second[2])))
