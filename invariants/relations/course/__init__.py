@@ -13,7 +13,7 @@ is set to evaluate for batches that it does not train on. `scheduled`: a schedul
 norms and biases from matrices differ in an option; a configuration may make them alike. `halved`: a layer does not train its bias alone, where the others
 train both. Of these two and of `rebuilt`, too few healthy programs have what they speak of. `used`: an optimizer whose gradients are made and cleared steps some time. `scored`: a loss
 that normalises scores is given no probabilities, one that wants log-probabilities gets such. `digits`: what layers are given and give has the digits of its type,
-where nothing computes in a half type on purpose. `rebuilt`: who loads an optimizer, builds a scheduler and loads that, goes on with the rate that was loaded.
+where nothing computes in a half type on purpose. `leftover`: an optimizer does not apply what the backward for another one left behind. `rebuilt`: who loads an optimizer, builds a scheduler and loads that, goes on with the rate that was loaded.
 
 They hold of any program, so they ship. What makes a failure sure is taken from the run itself: the update that moves nothing, the fingerprint that is the same,
 the training forwards before the evaluation. Where the run does not tell, there is no example. Each update passes those modes that it does not
@@ -36,6 +36,7 @@ from proctor.invariants.relations.course import choices as _choices
 from proctor.invariants.relations.course import clipping as _clipping
 from proctor.invariants.relations.course import groups as _groups
 from proctor.invariants.relations.course import judged as _judged
+from proctor.invariants.relations.course import leftover as _leftover
 from proctor.invariants.relations.course import loading as _loading
 from proctor.invariants.relations.course import modes as _modes
 from proctor.invariants.relations.course import resting as _resting
@@ -53,7 +54,7 @@ _PARTS: Final = {
     "reversed": _groups.reversed_decay, "parted": _groups.parted, "halved": _groups.halved,
     "rebuilt": _resuming.rebuilt, "advances": _choices.advances, "examined": _choices.examined, "scheduled": _choices.scheduled,
     "aligned": _judged.aligned, "scored": _judged.scored, "digits": _judged.digits, "used": _resting.used,
-    "consumes": _loading.consumes, "rounds": _judged.rounds,
+    "consumes": _loading.consumes, "rounds": _judged.rounds, "leftover": _leftover.leftover,
     "restored": lambda trace: _modes.restored(trace, _choices.evaluations(trace)),
 }  # fmt: skip
 _UPDATES: Final = frozenset({_frames.UPDATE, *_updating.BACKWARDS})
@@ -81,6 +82,7 @@ _SAYS: Final = {
     "consumes": "a loop that a shuffling loader gives new batches does not train on one of them again and again",
     "restored": "a model that drops out or normalises by batches, and is set to train after an evaluation, evaluates in evaluation mode",
     "rounds": "a layer that is given the digits of float32 gives them",
+    "leftover": "gradients of a backward for other optimizers are cleared before the backward for this one",
 }
 _ADVICE: Final = {
     "fed": "Look for a backward that is missing or comes behind the update, a detach or no_grad before the loss, and a clearing in between.",
@@ -105,6 +107,7 @@ _ADVICE: Final = {
     "consumes": "Look at what the loop does with the batch that it is given: one that is kept from before the loop, or from the first pass.",
     "restored": "Call model.eval() before the evaluation.",
     "rounds": "Look for what computes this layer in a half type: a cast inside of it, a kernel that was put in its place.",
+    "leftover": "Clear the gradients before the backward: this optimizer's zero_grad ran before another part's backward filled them again.",
     "parted": "Give the group of norms and biases a weight decay of 0, or make one group.",
 }
 _NEEDS: Final = {
@@ -132,6 +135,7 @@ _CHOICES: Final = {
     "scored": Needs(_judged.NEEDS["scored"][0] | {_frames.UPDATE}, values=_judged.NEEDS["scored"][1]),
     "digits": Needs(_judged.NEEDS["digits"][0] | {_frames.UPDATE}, values=_judged.NEEDS["digits"][1]),
     "used": Needs(_UPDATES | {"torch.optim.Optimizer.zero_grad", _sightings.CREATED}, frozenset({"grad", "data"})),
+    "leftover": Needs(_UPDATES | {"torch.Tensor.zero_", "torch.Tensor.fill_"}, frozenset({"grad"})),
     "rebuilt": Needs(
         frozenset({_frames.UPDATE, _updating.MADE, _updating.SCHEDULE, _resuming.OPTIMIZER_GIVEN, _resuming.SCHEDULER_GIVEN}), values=frozenset({"option"})
     ),
@@ -165,7 +169,7 @@ class Course(Relation):
 
     def reads_of(self, hypothesis: Hypothesis) -> Reads:
         mode = hypothesis["mode"]
-        return "calls" if mode in ("clips", "successive", "evaluates", "resumes", "restored", "examined", "scheduled") else "records" if mode in ("fed", "again", "used") else "draws" if mode in ("advances", "batch", "consumes") else "numbers"
+        return "calls" if mode in ("clips", "successive", "evaluates", "resumes", "restored", "examined", "scheduled") else "records" if mode in ("fed", "again", "used", "leftover") else "draws" if mode in ("advances", "batch", "consumes") else "numbers"
 
     def standing_of(self, hypothesis: Hypothesis) -> Standing:
         """What a program may do on purpose, though seldom, is a choice."""

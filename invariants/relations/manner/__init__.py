@@ -5,13 +5,15 @@ same switch or dimension each time; `each`, a function is called in each step; `
 `ranks`, the random states of ranks differ. Told by probes (`told.py`): `made`, the loss is made with an operation (`instrument/probes/graphs.py`); `holds`, what a function is
 given or gives is such as in health (a share, varied, …), `leaves`, it does not write into an argument, `writes`, it does, and `steady`, a number that an object
 holds stays (`instrument/probes/manners.py`); `moment`, what a moment of an optimizer is made of (`instrument/probes/moments.py`); `unseen`, an evaluation sees no sample
-that was trained on (`instrument/probes/unseen.py`); `beside`, a step calls another model of the class that it trains (`instrument/probes/beside.py`).
+that was trained on (`instrument/probes/unseen.py`); `beside`, a step calls another model of the class that it trains (`instrument/probes/beside.py`); `uses`, a function uses an operation of torch or calls a function of the
+program, and `order`, one of two before the other (`instrument/probes/operations.py`).
 
 All are habits: held within one family of programs, of the program's own runs or of all programs that teach a pack, and never shipped. What is counted is such as no seed, size, depth or batch changes, and a rule is made of
 what all looks of all runs keep.
 
 Catches a mask, a weight or a group that is no longer handed on, a term of the loss that is thrown away or detached, a collective or an update of an average that is left out,
-a layer that wakes, an in-place operation that reaches its caller's tensor, a coefficient that drifts, one noise on all ranks, an evaluation that reads the training data, a model that is its own target. Source: ours.
+a layer that wakes, an in-place operation that reaches its caller's tensor, a coefficient that drifts, one noise on all ranks, an evaluation that reads the training data, a model that is its own target,
+a `detach`, a normalisation or a term that is left out, or that stands a line too late. Source: ours.
 """
 
 from __future__ import annotations
@@ -37,6 +39,7 @@ from proctor.invariants.trace import Trace
 _PARTS: Final[dict[str, Callable[[Trace, Collection[str]], pl.DataFrame]]] = {
     "given": _calls.given, "told": _calls.told, "each": _calls.each, "mode": _calls.mode, "ranks": _calls.ranks, "made": _told.made,
     "holds": _told.holds, "leaves": _told.leaves, "writes": _told.writes, "steady": _told.steady, "moment": _told.moment, "unseen": _told.unseen, "beside": _told.beside,
+    "uses": _told.uses, "order": _told.order,
 }  # fmt: skip
 _SAYS: Final = {
     "given": "{0} is given {1}",
@@ -52,6 +55,8 @@ _SAYS: Final = {
     "moment": "{0} is made of {1}",
     "unseen": "{0} is evaluated on {1}",
     "beside": "a step that trains {0} calls {1}",
+    "uses": "{0} uses {1}",
+    "order": "{0} uses {1}",
 }
 _ADVICE: Final = {
     "given": "Compare the call with the one in the healthy version: an argument is no longer handed on.",
@@ -66,9 +71,11 @@ _ADVICE: Final = {
     "steady": "Look for what assigns to this number: a value of one step that overwrites the option it is computed from.",
     "unseen": "Look at which loader, or part of the data, the evaluation reads: it is the one of the training.",
     "beside": "Look at which object is called: the model that trains stands in the place of its target, teacher or average.",
+    "uses": "Compare the function with the healthy version: it leaves out an operation, or computes in another way.",
+    "order": "Compare the function with the healthy version: something is computed before what it should follow.",
     "moment": "Look at what is done with the gradient before it goes into the moment, and with the moment before the next update.",
 }
-_VALUES: Final = {"made": "manner", "holds": "manner", "leaves": "manner", "writes": "manner", "steady": "manner", "moment": "manner", "unseen": "manner", "beside": "manner", "ranks": "rng"}
+_VALUES: Final = {"made": "manner", "holds": "manner", "leaves": "manner", "writes": "manner", "steady": "manner", "moment": "manner", "unseen": "manner", "beside": "manner", "uses": "manner", "order": "manner", "ranks": "rng"}
 
 
 @register
@@ -103,7 +110,7 @@ class Manner(Relation):
             functions |= {name for name in subject.split(_calls.BY) if name}
         if mode == "mode":
             functions.add(_calls.layer_of(subject))
-        if mode in ("holds", "leaves", "writes"):
+        if mode in ("holds", "leaves", "writes", "uses", "order"):
             functions.add(_told.function_of(subject))
         if mode == "made":
             functions |= _told.BACKWARDS

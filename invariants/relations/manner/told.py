@@ -1,8 +1,9 @@
-"""Manners that probes tell (`instrument/probes/manners.py`, `graphs.py`, `moments.py`, `unseen.py`, `beside.py`)."""
+"""Manners that probes tell (`instrument/probes/manners.py`, `graphs.py`, `moments.py`, `unseen.py`, `beside.py`, `operations.py`)."""
 
 from __future__ import annotations
 
 from collections.abc import Collection
+from itertools import pairwise
 from typing import Any, Final
 
 import polars as pl
@@ -14,12 +15,13 @@ from proctor.invariants.schema import MODEL_CALL, Value
 from proctor.invariants.trace import Trace
 
 AMONG: Final = " among "
+BEFORE: Final = " before "
 BACKWARDS: Final = frozenset({"torch.Tensor.backward", "torch.autograd.backward"})
 
 
 def function_of(subject: str) -> str:
-    """The function of `function, argument name`, or of `<model>.forward of a class, result`."""
-    return subject.partition(",")[0].partition(" of ")[0]
+    """The function of `function, argument name`, of `<model>.forward of a class, result`, or of `function looked at > function`."""
+    return subject.partition(",")[0].partition(_calls.BY)[0].partition(" of ")[0]
 
 
 def _rows(trace: Trace, mode: str) -> list[dict[str, Any]]:
@@ -42,7 +44,7 @@ def _words(trace: Trace, mode: str, wanted: Collection[str], function: str = "",
         for word in sorted(every[look["text"]]):
             if word in has or word in lacks or closed:
                 seen = look["seen"] or (f"it is made of {', '.join(sorted(has))}" if closed else f"not true here: {word}{_also(has)}")
-                found.append(_calls._row(look, f"{look['text']}{_calls.OF}{word}", word in has, seen, function or (look["function"] if mode == "steady" else subject), variable or (word if closed or mode == "steady" else "")))
+                found.append(_calls._row(look, f"{look['text']}{_calls.OF}{word}", word in has, seen, function or (look["function"] if mode == "steady" else caller_of(subject) if _calls.BY in subject else subject), variable or (word if closed or mode == "steady" else "")))
     return _calls._finish(trace, found, mode)
 
 
@@ -103,3 +105,30 @@ def beside(trace: Trace, wanted: Collection[str]) -> pl.DataFrame:
 def moment(trace: Trace, wanted: Collection[str]) -> pl.DataFrame:
     """One row a moment of an optimizer and look."""
     return _words(trace, "moment", wanted, _frames.UPDATE, closed=True)
+
+
+def uses(trace: Trace, wanted: Collection[str]) -> pl.DataFrame:
+    """One row an operation and look at what a function uses: passed if it is used."""
+    return _words(trace, "uses", wanted, closed=True)
+
+
+def order(trace: Trace, wanted: Collection[str]) -> pl.DataFrame:
+    """One row a look and two operations that followed each other in a look at the function: passed if the first comes first. Of looks that use both."""
+    looks, asked = _rows(trace, "uses"), _calls._by_subject(wanted)
+    every: dict[str, set[str]] = {}
+    used = [list(filter(None, look["has"].split("|"))) for look in looks]
+    for look, names in zip(looks, used, strict=True):
+        every.setdefault(look["text"], set(asked.get(look["text"], ()))).update(f"{a}{BEFORE}{b}" for a, b in pairwise(names))
+    found = []
+    for look, names in zip(looks, used, strict=True):
+        at = {name: i for i, name in enumerate(names)}
+        for word in sorted(every[look["text"]]):
+            first, _, second = word.partition(BEFORE)
+            if first in at and second in at:
+                found.append(_calls._row(look, f"{look['text']}{_calls.OF}{word}", at[first] < at[second], f"{second} comes before {first}", caller_of(look["text"]), first))
+    return _calls._finish(trace, found, "order")
+
+
+def caller_of(subject: str) -> str:
+    """The function that uses something, of `function looked at > function`."""
+    return subject.rpartition(_calls.BY)[2].partition(" of ")[0]

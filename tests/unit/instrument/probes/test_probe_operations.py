@@ -1,0 +1,238 @@
+"""What the program's functions use: rules of one run, on runs with one wrong line; and that a program does not notice."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from helpers.trained import record
+
+from proctor.instrument.config import RecordConfig
+from proctor.instrument.probes import Home, Sink
+from proctor.instrument.probes.operations import LAST_STEP, Operations
+from proctor.invariants.invariant import Hypothesis
+from proctor.invariants.relations import registry
+from proctor.invariants.schema import MODEL_CALL, Value
+from proctor.invariants.trace import Trace
+from proctor.native import Recorder
+
+PROGRAMS = {
+    "program": """
+        import json
+        from pathlib import Path
+        class Attention(nn.Module):
+            def __init__(self):
+                super().__init__()
+                self.qkv, self.norm = nn.Linear(WIDTH, 3 * WIDTH), nn.LayerNorm(WIDTH)
+            def forward(self, x):
+                q, k, v = self.qkv(self.norm(x)).chunk(3, -1)
+                scores = q @ k.transpose(1, 2)
+                if BUG != "unscaled":
+                    scores = scores / WIDTH ** 0.5
+                return x + scores.softmax(-1) @ v
+        class Net(nn.Module):
+            def __init__(self):
+                super().__init__()
+                self.attention, self.out = Attention(), nn.Linear(WIDTH, 3)
+            def forward(self, x):
+                return self.out(self.attention(x)).mean(1)
+        class Codes(nn.Module):
+            def __init__(self):
+                super().__init__()
+                self.layer = nn.Linear(WIDTH, 2)
+                self.register_buffer("codes", torch.randn(4, 2))
+            def renew(self, z):
+                self.codes.lerp_(z.detach().mean(0), 0.01)
+            def forward(self, x):
+                z = self.layer(x)
+                if BUG == "first" and self.training:
+                    self.renew(z)
+                near = self.codes[torch.cdist(z, self.codes).argmin(1)]
+                if BUG != "first" and self.training:
+                    self.renew(z)
+                return z + (near - z if BUG == "through" else (near - z).detach())
+        def priorities(values, wanted):
+            errors = (values - wanted).detach()
+            return [e + 1e-5 for e in (errors.square() if BUG == "squares" else errors.abs())]
+        def train_step(model, x, y):
+            optimizer.zero_grad()
+            x = x + 0.1 * (torch.ones_like(x) if BUG == "noise" else torch.randn_like(x))
+            loss = F.cross_entropy(model(x), y)
+            loss.backward()
+            optimizer.step()
+            return loss.item()
+        calls = {"layer_norm": 0}
+        real = F.layer_norm
+        def layer_norm(*args, **kwargs):
+            calls["layer_norm"] += 1
+            return real(*args, **kwargs)
+        F.layer_norm = layer_norm
+        model, codes = Net(), Codes()
+        encoder = nn.TransformerEncoder(nn.TransformerEncoderLayer(WIDTH, 2, 8, batch_first=True), 1, enable_nested_tensor=False)
+        optimizer = torch.optim.SGD([*model.parameters(), *codes.parameters(), *encoder.parameters()], 0.1)
+        losses = []
+        def evaluate(x):
+            encoder.eval()
+            with torch.no_grad():
+                found = encoder(x).sum().item()
+            encoder.train()
+            return found
+        for step in range(12):
+            x = torch.randn(8, 4, WIDTH)
+            codes(x[:, 0]).square().mean().backward()
+            losses.append(train_step(model, x, torch.randint(0, 3, (8,))))
+            losses += [p.item() for p in priorities(x[:, 0, 0], x[:, 1, 0])]
+            losses.append(evaluate(x))
+        F.layer_norm = real
+        Path(OUT + ".json").write_text(json.dumps({"losses": losses, "calls": calls}))
+    """,
+}
+WRONG = {
+    "unscaled": ("uses", "Attention.forward div"), "through": ("uses", "Codes.forward detach"), "squares": ("uses", "priorities abs"),
+    "noise": ("uses", "train_step randn_like"), "first": ("order", "Codes.forward"),
+}  # fmt: skip
+RELATION = registry()["manner"]
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("operations")
+    record(folder, PROGRAMS, [*(("program", bug, 0, 8, bug) for bug in WRONG), ("program", "own", 1, 12, ""), ("program", "right", 0, 8, "")])
+    return folder
+
+
+def rules(runs: Path) -> list[Hypothesis]:
+    return [h for h in RELATION.propose(Trace.load([runs / "program-own"])) if h.text("mode") in ("uses", "order")]
+
+
+def failed(run: Path, known: list[Hypothesis]) -> list[tuple[str, str]]:
+    trace = Trace.load([run])
+    frame = RELATION.examples(trace, known).frame
+    assert frame.height
+    rows = [(known[row["hyp"]], row) for row in frame.filter(~frame["passed"]).to_dicts()]
+    return [(h.text("mode"), f"{d.function} {d.variable} {d.seen}") for h, row in rows for d in (RELATION.detail(trace, h, row),)]
+
+
+@pytest.mark.parametrize("bug", list(WRONG))
+def test_one_operation_that_is_left_out_or_misplaced_is_named(runs: Path, bug: str) -> None:
+    mode, name = WRONG[bug]
+    said = failed(runs / f"program-{bug}", rules(runs))
+    assert any(m == mode and name in text for m, text in said), said
+
+
+def test_another_seed_and_size_use_the_same(runs: Path) -> None:
+    assert failed(runs / "program-right", rules(runs)) == []
+
+
+def test_the_program_computes_what_it_computes_alone_and_nothing_runs_twice(runs: Path) -> None:
+    text, out = (runs / "program.py").read_text(), runs / "bare"
+    torch.manual_seed(0)
+    exec(compile(text, str(runs / "program.py"), "exec"), {"__name__": "__main__", "SEED": 0, "WIDTH": 8, "BUG": "", "OUT": str(out)})
+    assert json.loads((runs / "bare.json").read_text()) == json.loads((runs / "program-right.json").read_text())
+    trace = Trace.load([runs / "program-right"])
+    made = {name: (trace.calls["fn"] == code).sum() for code, name in enumerate(trace.functions) if name}
+    assert made["torch.Tensor.backward"] == 24 and made["torch.nn.functional.cross_entropy"] == 12
+
+
+def probe() -> Operations:
+    return Operations(Sink(Recorder(), lambda: 0, RecordConfig(run="run"), lambda: True))
+
+
+def stack() -> int:
+    return len(torch.overrides._get_current_function_mode_stack())
+
+
+def test_the_mode_is_off_behind_each_call_and_an_error_of_ours_stays_in_the_hook(monkeypatch: pytest.MonkeyPatch) -> None:
+    watch = probe()
+    before, after = watch.hooks("program.loss", Home.USER)
+    assert before is not None and after is not None
+    for call in range(3):
+        before((), None)
+        assert stack() == (call > 0)
+        torch.ones(2).tanh()
+        after((), None, None, call == 2)
+        assert stack() == 0
+    before((), None)
+    monkeypatch.setattr("proctor.instrument.probes.operations._plain", lambda name: 1 / 0)
+    assert torch.ones(2).tanh().numel() == 2
+    with pytest.raises(ZeroDivisionError):
+        after((), None, None, False)
+    assert stack() == 0
+
+
+def test_a_mode_that_the_program_leaves_above_ours_is_not_taken_off() -> None:
+    watch = probe()
+    before, after = watch.hooks("program.setup", Home.USER)
+    assert before is not None and after is not None
+    before((), None)
+    after((), None, None, False)
+    before((), None)
+    theirs = torch.device("cpu")
+    with theirs:
+        after((), None, None, False)
+        assert stack() == 2
+        assert float(torch.ones(2).sum()) == 2
+    before((), None)  # the next one takes off what was left
+    assert stack() == 1
+    after((), None, None, False)
+    assert stack() == 0
+
+
+def test_nothing_is_looked_at_where_attention_may_take_kernels_of_inference_or_something_is_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
+    watch = probe()
+    begins, ends = watch.hooks(MODEL_CALL, Home.TORCH)
+    before, after = watch.hooks("program.evaluate", Home.USER)
+    assert begins is not None and ends is not None and before is not None and after is not None
+    model = torch.nn.TransformerEncoderLayer(4, 1, 4).eval()
+    before((), None)
+    after((), None, None, False)
+    before((), None)
+    assert stack() == 1
+    begins((model,), None)
+    assert stack() == 0
+    ends((model,), None, None, False)
+    after((), None, None, False)
+    assert stack() == 0
+    dynamo = sys.modules.get("torch._dynamo.eval_frame")
+    if dynamo is None:
+        pytest.skip("this torch has not loaded its compiler")
+    monkeypatch.setattr(dynamo, "cached_backends", {1: object()})
+    before((), None)
+    assert stack() == 0
+    after((), None, None, False)
+
+
+def test_calls_with_several_updates_and_late_ones_are_not_looked_at() -> None:
+    watch = probe()
+    before, after = watch.hooks("program.epoch", Home.USER)
+    updates, _ = watch.hooks("torch.optim.Optimizer.step", Home.TORCH)
+    assert before is not None and after is not None and updates is not None
+    before((), None)
+    for _ in range(3):
+        updates((), None)
+    after((), None, None, False)
+    before((), None)
+    assert stack() == 0
+    after((), None, None, False)
+    watch.step_begins(LAST_STEP + 1)
+    before((), None)
+    before((), None)
+    assert stack() == 0
+    assert Value.MANNER in watch.kinds
+
+
+def test_a_look_ends_where_steps_begin_to_be_left_out() -> None:
+    watch = probe()
+    before, after = watch.hooks("program.train_step", Home.USER)
+    assert before is not None and after is not None
+    before((), None)
+    after((), None, None, False)
+    before((), None)
+    assert stack() == 1
+    watch.thinned()
+    assert stack() == 0
+    before((), None)
+    assert stack() == 0
