@@ -6,7 +6,7 @@ same switch or dimension each time; `each`, a function is called in each step; `
 given or gives is such as in health (a share, varied, …), `leaves`, it does not write into an argument, `writes`, it does, and `steady`, a number that an object
 holds stays (`instrument/probes/manners.py`); `moment`, what a moment of an optimizer is made of (`instrument/probes/moments.py`); `unseen`, an evaluation sees no sample
 that was trained on (`instrument/probes/unseen.py`); `beside`, a step calls another model of the class that it trains (`instrument/probes/beside.py`); `uses`, a function uses an operation of torch or calls a function of the
-program, and `order`, one of two before the other (`instrument/probes/operations.py`).
+program, and `then`, another one behind it (`instrument/probes/operations.py`).
 
 All are habits: held within one family of programs, of the program's own runs or of all programs that teach a pack, and never shipped. What is counted is such as no seed, size, depth or batch changes, and a rule is made of
 what all looks of all runs keep.
@@ -39,7 +39,7 @@ from proctor.invariants.trace import Trace
 _PARTS: Final[dict[str, Callable[[Trace, Collection[str]], pl.DataFrame]]] = {
     "given": _calls.given, "told": _calls.told, "each": _calls.each, "mode": _calls.mode, "ranks": _calls.ranks, "made": _told.made,
     "holds": _told.holds, "leaves": _told.leaves, "writes": _told.writes, "steady": _told.steady, "moment": _told.moment, "unseen": _told.unseen, "beside": _told.beside,
-    "uses": _told.uses, "order": _told.order,
+    "uses": _told.uses, "then": _told.then,
 }  # fmt: skip
 _SAYS: Final = {
     "given": "{0} is given {1}",
@@ -56,7 +56,7 @@ _SAYS: Final = {
     "unseen": "{0} is evaluated on {1}",
     "beside": "a step that trains {0} calls {1}",
     "uses": "{0} uses {1}",
-    "order": "{0} uses {1}",
+    "then": "{0} uses {1}",
 }
 _ADVICE: Final = {
     "given": "Compare the call with the one in the healthy version: an argument is no longer handed on.",
@@ -72,10 +72,10 @@ _ADVICE: Final = {
     "unseen": "Look at which loader, or part of the data, the evaluation reads: it is the one of the training.",
     "beside": "Look at which object is called: the model that trains stands in the place of its target, teacher or average.",
     "uses": "Compare the function with the healthy version: it leaves out an operation, or computes in another way.",
-    "order": "Compare the function with the healthy version: something is computed before what it should follow.",
+    "then": "Compare the function with the healthy version: it leaves out an operation, or does one before what it should follow.",
     "moment": "Look at what is done with the gradient before it goes into the moment, and with the moment before the next update.",
 }
-_VALUES: Final = {"made": "manner", "holds": "manner", "leaves": "manner", "writes": "manner", "steady": "manner", "moment": "manner", "unseen": "manner", "beside": "manner", "uses": "manner", "order": "manner", "ranks": "rng"}
+_VALUES: Final = {"made": "manner", "holds": "manner", "leaves": "manner", "writes": "manner", "steady": "manner", "moment": "manner", "unseen": "manner", "beside": "manner", "uses": "manner", "then": "manner", "ranks": "rng"}
 
 
 @register
@@ -110,7 +110,7 @@ class Manner(Relation):
             functions |= {name for name in subject.split(_calls.BY) if name}
         if mode == "mode":
             functions.add(_calls.layer_of(subject))
-        if mode in ("holds", "leaves", "writes", "uses", "order"):
+        if mode in ("holds", "leaves", "writes", "uses", "then"):
             functions.add(_told.function_of(subject))
         if mode == "made":
             functions |= _told.BACKWARDS

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from itertools import pairwise
 from typing import Any, Final
 
@@ -15,7 +15,8 @@ from proctor.invariants.schema import MODEL_CALL, Value
 from proctor.invariants.trace import Trace
 
 AMONG: Final = " among "
-BEFORE: Final = " before "
+THEN: Final = " and then "
+_NAMES: Final = 24  # of the operations in the text of a violation
 BACKWARDS: Final = frozenset({"torch.Tensor.backward", "torch.autograd.backward"})
 
 
@@ -108,25 +109,35 @@ def moment(trace: Trace, wanted: Collection[str]) -> pl.DataFrame:
 
 
 def uses(trace: Trace, wanted: Collection[str]) -> pl.DataFrame:
-    """One row an operation and look at what a function uses: passed if it is used."""
-    return _words(trace, "uses", wanted, closed=True)
+    """One row a look at what a function uses, and operation that comes first in a look at it: passed if it is used."""
+    return _used(trace, wanted, "uses", lambda names: names[:1], lambda names, word: word in names)
 
 
-def order(trace: Trace, wanted: Collection[str]) -> pl.DataFrame:
-    """One row a look and two operations that followed each other in a look at the function: passed if the first comes first. Of looks that use both."""
+def then(trace: Trace, wanted: Collection[str]) -> pl.DataFrame:
+    """One row a look, and two operations that followed each other in a look at the function: passed if the second is used behind the first. Of looks that use the first."""
+
+    def holds(names: list[str], word: str) -> bool | None:
+        first, _, second = word.partition(THEN)
+        return None if first not in names else second in names and names.index(first) < names.index(second)
+
+    return _used(trace, wanted, "then", lambda names: [f"{a}{THEN}{b}" for a, b in pairwise(names)], holds)
+
+
+def _used(trace: Trace, wanted: Collection[str], mode: str, words: Callable[[list[str]], list[str]], holds: Callable[[list[str], str], bool | None]) -> pl.DataFrame:
     looks, asked = _rows(trace, "uses"), _calls._by_subject(wanted)
-    every: dict[str, set[str]] = {}
+    every: dict[str, dict[str, None]] = {}
     used = [list(filter(None, look["has"].split("|"))) for look in looks]
     for look, names in zip(looks, used, strict=True):
-        every.setdefault(look["text"], set(asked.get(look["text"], ()))).update(f"{a}{BEFORE}{b}" for a, b in pairwise(names))
+        every.setdefault(look["text"], dict.fromkeys(sorted(asked.get(look["text"], ())))).update(dict.fromkeys(words(names)))
     found = []
     for look, names in zip(looks, used, strict=True):
-        at = {name: i for i, name in enumerate(names)}
-        for word in sorted(every[look["text"]]):
-            first, _, second = word.partition(BEFORE)
-            if first in at and second in at:
-                found.append(_calls._row(look, f"{look['text']}{_calls.OF}{word}", at[first] < at[second], f"{second} comes before {first}", caller_of(look["text"]), first))
-    return _calls._finish(trace, found, "order")
+        for word in every[look["text"]]:
+            passed = holds(names, word)
+            if passed is not None:
+                last = word.rpartition(THEN)[2]
+                seen = f"{last} comes before {word.partition(THEN)[0]}" if last in names else f"it does not use {last}: {', '.join(names[:_NAMES])}"
+                found.append(_calls._row(look, f"{look['text']}{_calls.OF}{word}", passed, seen, caller_of(look["text"]), last))
+    return _calls._finish(trace, found, mode)
 
 
 def caller_of(subject: str) -> str:

@@ -91,8 +91,8 @@ PROGRAMS = {
     """,
 }
 WRONG = {
-    "unscaled": ("uses", "Attention.forward div"), "through": ("uses", "Codes.forward detach"), "squares": ("uses", "priorities abs"),
-    "noise": ("uses", "train_step randn_like"), "first": ("order", "Codes.forward"),
+    "unscaled": "Attention.forward div it does not use div", "through": "Codes.forward detach it does not use detach", "squares": "priorities abs it does not use abs",
+    "noise": "train_step randn_like it does not use randn_like", "first": "Codes.forward renew() renew() comes before",
 }  # fmt: skip
 RELATION = registry()["manner"]
 
@@ -105,22 +105,21 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def rules(runs: Path) -> list[Hypothesis]:
-    return [h for h in RELATION.propose(Trace.load([runs / "program-own"])) if h.text("mode") in ("uses", "order")]
+    return [h for h in RELATION.propose(Trace.load([runs / "program-own"])) if h.text("mode") in ("uses", "then")]
 
 
-def failed(run: Path, known: list[Hypothesis]) -> list[tuple[str, str]]:
+def failed(run: Path, known: list[Hypothesis]) -> list[str]:
     trace = Trace.load([run])
     frame = RELATION.examples(trace, known).frame
     assert frame.height
     rows = [(known[row["hyp"]], row) for row in frame.filter(~frame["passed"]).to_dicts()]
-    return [(h.text("mode"), f"{d.function} {d.variable} {d.seen}") for h, row in rows for d in (RELATION.detail(trace, h, row),)]
+    return [f"{d.function} {d.variable} {d.seen}" for h, row in rows for d in (RELATION.detail(trace, h, row),)]
 
 
 @pytest.mark.parametrize("bug", list(WRONG))
 def test_one_operation_that_is_left_out_or_misplaced_is_named(runs: Path, bug: str) -> None:
-    mode, name = WRONG[bug]
     said = failed(runs / f"program-{bug}", rules(runs))
-    assert any(m == mode and name in text for m, text in said), said
+    assert any(WRONG[bug] in text for text in said), said
 
 
 def test_another_seed_and_size_use_the_same(runs: Path) -> None:
