@@ -2,7 +2,8 @@
 
 Rows of `Value.MANNER`, mode `uses`: of a few early calls of each function of the program, and of each model that trains, what each of the program's
 functions on the stack used, in the order of the first use. `has` holds names of operations (`softmax`, `detach`) and, with `()`, of functions
-of the program that it called. What a library does belongs to the function of the program that called the library. Looked at in this way are
+of the program that it called. What a library does belongs to the function of the program that called the library, but for what
+torch's optimizers and helpers compute. Looked at in this way are
 calls that a function mode of torch is on for; the mode hands each operation on as it is.
 
 A mode changes two things in torch, and both are kept from happening: attention's inference kernels are not taken while one is on (so it is off while a model
@@ -35,6 +36,7 @@ _NAMES: Final = 96  # of one function, in one look
 _FUNCTIONS: Final = 64  # in one look
 _FRAMES: Final = 80  # up from an operation
 _OPERATIONS: Final = 20_000  # of one look
+_HIDDEN: Final = ("torch.optim", "torch.nn.utils", "torch.distributed", "torch.utils", "torch.amp", "torch.cuda")  # whose own arithmetic goes by options and devices
 _RUNS: Final = frozenset({"<listcomp>", "<dictcomp>", "<setcomp>", "<genexpr>", "<lambda>"})  # parts of the function that they stand in
 # What only says how elements lie, or asks what a tensor is: written in one way or another, and without a meaning of its own.
 _LAYOUT: Final = frozenset(
@@ -195,7 +197,7 @@ class _Look:
                 break
             code = frame.f_code
             whose = _whose(code, frame)
-            if whose == "ours":
+            if whose == "ours" or (whose == "hidden" and not inner):
                 return
             if whose == "user" and code.co_name not in _RUNS:
                 self._note(_called(code, frame), f"{inner}()" if inner else name)
@@ -276,7 +278,8 @@ def _whose(code: types.CodeType, frame: types.FrameType) -> str:
             known = "ours"
         else:
             theirs = not code.co_filename.startswith("<") and os.path.abspath(code.co_filename).startswith(_PREFIXES[0])
-            known = "library" if theirs or code.co_filename.startswith("<") else "user"
+            hidden = theirs and f"{module}.".startswith(tuple(f"{name}." for name in _HIDDEN))
+            known = "hidden" if hidden else "library" if theirs or code.co_filename.startswith("<") else "user"
         if len(_KNOWN) > 4096:
             _KNOWN.clear()
         _KNOWN[code] = known

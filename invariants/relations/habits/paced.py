@@ -1,7 +1,8 @@
 """A learning-rate schedule keeps the pace of its optimizer: one step of the scheduler for each update.
 
 Held by programs all of whose runs keep it. `moves` and `rests` look at the options themselves, at the first updates of a pass over the
-data, whoever sets them: an option that moves with each update does so in every run, and one that rests rests. Catches a scheduler that
+data, whoever sets them: an option that moves with each update does so in every run, and one that rests rests. `falls` and `peaks` look at the course of an option: one that only
+falls once it has fallen does not go back to where it began, and one that falls behind its warmup does not stay there. Catches a scheduler that
 is stepped for each microbatch, twice in an update (by the loop and by a library), by one rank more than by others, for each batch
 where it counts epochs, or not at all although others are, and a rate that is computed and never set. Source: ours; `sequence` (PR103) says only
 that a scheduler is stepped in a step, not which one and how often.
@@ -35,7 +36,10 @@ _EPOCH: Final = "epoch"
 _SAYS: Final = {
     "moves": "{option} of {kind} moves with each of the first updates",
     "rests": "{option} of {kind} rests in the first updates of a pass over the data",
+    "falls": "{option} of {kind} does not rise again once it has fallen",
+    "peaks": "{option} of {kind} falls as soon as it has stopped rising",
 }
+_FLAT: Final = 4  # updates behind a rise without a change
 _LOOKS: Final = 4  # at the options of an optimizer: what `instrument/probes/options.py` tells of its first updates
 
 
@@ -63,7 +67,7 @@ class Paced(Relation):
 
     def survey(self, trace: Trace) -> pl.DataFrame:
         found, options = _every(trace), pl.col("mode").is_in([*_SAYS])
-        return self.merge([_habits.survey(self.name, found.filter(~options & (~_once_a_pass(trace) | pl.col("mode").is_in([_AT_MOST, _EPOCH]))), _LEAST), _habits.survey(self.name, found.filter(options), _LOOKS - 1)])
+        return self.merge([_habits.survey(self.name, found.filter(~options & (~_once_a_pass(trace) | pl.col("mode").is_in([_AT_MOST, _EPOCH]))), _LEAST), _habits.survey(self.name, found.filter(options & (pl.col("mode") != "peaks")), _LOOKS - 1), _habits.survey(self.name, found.filter(pl.col("mode") == "peaks"), 1)])
 
     def examples(self, trace: Trace, hypotheses: Sequence[Hypothesis]) -> Examples:
         return _habits.examples(trace, _every(trace), hypotheses)
@@ -95,7 +99,7 @@ class Paced(Relation):
 
 
 def _every(trace: Trace) -> pl.DataFrame:
-    return _sightings.of_parts(trace, "paced", {"once": _once, "single": _single, "epoch": epochs, "options": _options})
+    return _sightings.of_parts(trace, "paced", {"once": _once, "single": _single, "epoch": epochs, "options": _options, "course": _course})
 
 
 def _once_a_pass(trace: Trace) -> pl.Expr:
@@ -211,6 +215,36 @@ def _options(trace: Trace) -> pl.DataFrame:
     # Without a loader nobody knows where a pass ends.
     for mode, passed, rows in (("moves", moved, looks), ("rests", ~moved, looks.filter(loads))):
         rows = rows.with_columns(pl.when(passed | ~lossy).then(passed).alias("passed"))
+        found.append(_sightings.example(rows, mode=mode, _variable=pl.col("text"), _expected=pl.format("{} " + mode, "text"), _seen=seen))
+    return pl.concat(found)
+
+
+def _course(trace: Trace) -> pl.DataFrame:
+    """Changes of options behind their first fall (`falls`: passed if it falls on), and rises that are over (`peaks`: passed if the next update's is a fall)."""
+    rows = _sightings.sightings(trace, Value.OPTION).join(_frames.metas(trace, "when"), on="meta", how="left", maintain_order="left")
+    rows = rows.filter((pl.col("when") == "update") & (pl.col("text") != "step") & (pl.col("step") >= 0))
+    mine = ["proc", "optimizer", "text"]
+    updates = _frames.updates(trace).drop_nulls("optimizer").select("proc", "seq", "optimizer", "step", pl.col("kind").alias("_kind"), pl.int_range(pl.len()).over("proc", "optimizer").alias("_nth"))
+    looks = rows.drop("step").join(updates, on=["proc", "seq"], how="inner", maintain_order="left").drop_nulls("_kind")
+    looks = looks.group_by(*mine, "_kind", "seq", "step", "_nth", maintain_order=True).agg(pl.col("number").sum().alias("_now")).sort("proc", "seq", maintain_order=True)
+    # Of the first updates all values are there, of others those that are new.
+    change = (pl.col("_now") - pl.col("_now").shift(1)).over(mine)
+    looks = looks.with_columns(change.alias("_change"), pl.col("_now").shift(1).over(mine).alias("_before")).filter(pl.col("_change") != 0)
+    fallen = (pl.col("_change") < 0).cast(pl.Int32).cum_sum().shift(1).over(mine).fill_null(0) > 0
+    following = (pl.col(c).shift(-1).over(mine).alias(f"_later{c}") for c in ("_change", "_nth"))
+    looks = looks.with_columns(fallen.alias("_fallen"), *following, pl.concat_str("text", pl.lit(" of "), "_kind").alias("what"))
+    # A rise is over where the next updates have been seen, step by step, and nothing changed.
+    ahead = updates.select("proc", "optimizer", (pl.col("_nth") - _FLAT).alias("_nth"), (pl.col("step") - _FLAT).alias("_there"))
+    looks = looks.join(ahead, on=["proc", "optimizer", "_nth"], how="left", maintain_order="left")
+    rests = (pl.col("_there") <= pl.col("step")).fill_null(value=False) & (pl.col("_later_nth") > pl.col("_nth") + _FLAT).fill_null(value=True)
+    turns = (pl.col("_later_nth") == pl.col("_nth") + 1) & (pl.col("_later_change") < 0)
+    lossy = pl.col("proc").is_in([i for i, p in enumerate(trace.processes) if p.dropped > 0])
+    looks, found = _habits.with_family(trace, _sightings.sites(trace, looks)), []
+    risen = pl.format("{} after {}, and it had fallen before", *(pl.col(c).round_sig_figs(4) for c in ("_now", "_before")))
+    stayed = pl.format(f"{{}} after {{}}, and no change in the {_FLAT} updates behind it", *(pl.col(c).round_sig_figs(4) for c in ("_now", "_before")))
+    for mode, passed, rows, seen in (("falls", pl.col("_change") < 0, looks.filter("_fallen"), risen), ("peaks", turns.fill_null(value=False), looks.filter((pl.col("_change") > 0) & (turns | rests)), stayed)):
+        rows = rows.with_columns(pl.when(passed | ~lossy).then(passed).alias("passed"))
+        rows = rows.filter(pl.int_range(pl.len()).over("proc", "what", "passed", _frames.news(trace)) < _sightings.MANY)
         found.append(_sightings.example(rows, mode=mode, _variable=pl.col("text"), _expected=pl.format("{} " + mode, "text"), _seen=seen))
     return pl.concat(found)
 

@@ -136,6 +136,11 @@ def test_the_program_computes_what_it_computes_alone_and_nothing_runs_twice(runs
     assert made["torch.Tensor.backward"] == 24 and made["torch.nn.functional.cross_entropy"] == 12
 
 
+def test_what_an_optimizer_computes_is_not_the_programs(runs: Path) -> None:
+    used = [h.text("what") for h in rules(runs) if h.text("what").startswith("__main__.train_step: ")]
+    assert used and not any(word in " ".join(used) for word in ("add_", "_foreach", "sub_"))
+
+
 def probe() -> Operations:
     return Operations(Sink(Recorder(), lambda: 0, RecordConfig(run="run"), lambda: True))
 
