@@ -2,6 +2,7 @@
 
 Rows of `Value.KEPT`. `scaled`: at each `GradScaler.step` of an optimizer whose gradients were clipped since the loss was scaled: they were unscaled before. `cut`: a function that
 is checkpointed, and has parameters that train, gives something that they get gradients through. A reentrant checkpoint all of whose inputs are without gradients gives none.
+`rescaled`: an optimizer is stepped by the scaler that has stepped it before, unless that one still exists, or the new one was given a state.
 
 Cost: some Python at each call of these functions.
 """
@@ -9,6 +10,7 @@ Cost: some Python at each call of these functions.
 from __future__ import annotations
 
 import functools
+import weakref
 from collections.abc import Iterator
 from typing import Any, Final
 
@@ -23,7 +25,7 @@ _ROWS: Final = 16  # of each kind
 
 @register
 class Scaling(Probe):
-    """Clipping behind a loss scaler, and checkpoints that end gradients."""
+    """Clipping behind a loss scaler, scalers that are made anew, and checkpoints that end gradients."""
 
     name = "scaling"
     kinds = frozenset({Value.KEPT})
@@ -33,14 +35,16 @@ class Scaling(Probe):
         self._scaled = False
         self._unscaled: set[int] = set()  # ids of optimizers
         self._clipped: dict[int, bool] = {}  # ids of parameters whose gradients were clipped, and whether some optimizer's had been unscaled
-        self._cuts = self._steps = _ROWS
+        self._cuts = self._steps = self._changes = _ROWS
+        self._scalers: dict[int, tuple[weakref.ref[Any], weakref.ref[Any]]] = {}  # id of an optimizer → it, and who stepped it last
+        self._given: weakref.WeakSet[Any] = weakref.WeakSet()  # scalers with a loaded state
 
     def hooks(self, function: str, home: Home) -> Hooks:
         if function in _CLIPS:
             return self._clips, None
         if function == _CHECKPOINT:
             return None, self._checkpoints
-        scaler = {"scale": (self._scales, None), "unscale_": (self._unscales, None), "step": (self._updates, None), "update": (self._over, None)}
+        scaler = {"scale": (self._scales, None), "unscale_": (self._unscales, None), "step": (self._updates, None), "update": (self._over, None), "load_state_dict": (self._loads, None)}
         return scaler.get(function.removeprefix(_SCALER), NO_HOOKS) if function.startswith(_SCALER) else NO_HOOKS
 
     def _scales(self, args: tuple[Any, ...], kwargs: dict[str, Any] | None) -> None:
@@ -64,10 +68,29 @@ class Scaling(Probe):
             return
         self._clipped.update({id(p): bool(self._unscaled) for p in given})
 
+    def _loads(self, args: tuple[Any, ...], kwargs: dict[str, Any] | None) -> None:
+        self._given.add(args[0])
+
+    def _stepped_by(self, scaler: Any, optimizer: Any) -> None:
+        held, before = self._scalers.get(id(optimizer), (None, None))
+        name = type(optimizer).__name__
+        if held is None or before is None or held() is not optimizer:
+            self._scalers[id(optimizer)] = weakref.ref(optimizer), weakref.ref(scaler)
+            self.sink.number(name, 1.0, kind=Value.KEPT, facts={"what": "rescaled", "seen": ""})
+        elif before() is not scaler:
+            anew = before() is None and scaler not in self._given
+            self._scalers[id(optimizer)] = held, weakref.ref(scaler)
+            if anew and self._changes > 0:
+                self._changes -= 1
+                self.sink.number(name, 1.0, kind=Value.KEPT, facts={"what": "rescaled", "seen": f"{name} is stepped by a new scaler, which has to find its scale again and skips updates for that; the one before is gone"})
+
     def _updates(self, args: tuple[Any, ...], kwargs: dict[str, Any] | None) -> None:
-        if not self._scaled or not self._clipped or len(args) < 2 or self._steps <= 0:
+        if not self._scaled or len(args) < 2:
             return
         optimizer = args[1]
+        self._stepped_by(args[0], optimizer)
+        if not self._clipped or self._steps <= 0:
+            return
         held = {id(p) for group in optimizer.param_groups for p in group["params"]}
         mine = [before for key, before in self._clipped.items() if key == 0 or key in held]
         if mine:

@@ -6,6 +6,7 @@ such as the share of a dropout. `statistics`: a copy of a model that moves towar
 that trains, has moved since. `precision`: an optimizer that loads moments holds them in the precision
 in which they were given. `moments`: an optimizer is not given a state without moments where the file had them. `beginning`: a new optimizer has counted no update
 before its first backward. `product`: a tensor in a half type that is multiplied in place by a number is not left as it was by rounding. `update`: nor is a parameter in a half type that has a gradient, where others move. `lost`: gradients of microbatches are not cleared before an update applies them. `stepped`: a scheduler is stepped.
+`rescaled`: a loss scaler is not made anew while its optimizer goes on.
 
 `next`: a model over sequences is trained on what comes next: targets that are its inputs lie one place behind them, and not two, nor none where attention is causal. `future`: where they are what comes next,
 attention over these places sees neither all of it nor the next place. `mask`: a mask that comes with padded sequences is not the same in all places. `noise`: what a model gives without gradients for the batch that it trains on has no dropout in it.
@@ -54,6 +55,7 @@ SAYS: Final = {
     "thawed": "a parameter that is thawed while the model trains, and has gradients, is in an optimizer",
     "woken": "a frozen part that was set to evaluate before the training evaluates while the model trains",
     "scaled": "gradients behind a loss scaler are unscaled before they are clipped",
+    "rescaled": "an optimizer goes on with the gradient scaler that has stepped it",
     "cut": "a checkpointed function whose parameters train gives a result that they get gradients through",
     "lost": "what the backward passes of one line gave is not cleared before an update applies it",
     "stepped": "a scheduler has stepped when its optimizer trains on its data a second time, or behind a second evaluation",
@@ -76,6 +78,7 @@ _ADVICE: Final = {
     "thawed": "Give the parameters to the optimizer when they are thawed: add_param_group, or a new optimizer.",
     "woken": "Override train() of the model so that this part stays in evaluation mode, or call eval() of it behind each train().",
     "scaled": "Call scaler.unscale_(optimizer) behind backward and before the clipping.",
+    "rescaled": "Make the GradScaler once, before the first epoch; behind a restart give it its state.",
     "cut": "Use checkpoint(..., use_reentrant=False), or let the inputs require gradients (enable_input_require_grads).",
     "lost": "Clear gradients once for each update, in front of its first backward pass, and not for each microbatch.",
     "stepped": "Look for the call of scheduler.step, once an epoch or an update.",
@@ -94,11 +97,12 @@ _NEEDS: Final = {
     "product": frozenset({_rounding.PRODUCT}), "update": frozenset({"torch.Tensor.backward", "torch.autograd.backward"}), "noise": frozenset({MODEL_CALL}), "next": _SEQUENCES, "future": _SEQUENCES, "mask": _SEQUENCES,
     "thawed": frozenset({MODEL_CALL, _sightings.CREATED}), "woken": frozenset({MODEL_CALL, "torch.nn.Module.eval", "torch.nn.Module.train"}), "decay": frozenset[str](),
     "scaled": frozenset({_CLIP, *(f"torch.amp.GradScaler.{name}" for name in ("scale", "unscale_", "step", "update"))}), "cut": frozenset({_CHECKPOINT}),
+    "rescaled": frozenset(f"torch.amp.GradScaler.{name}" for name in ("scale", "step", "update", "load_state_dict")),
     "stepped": frozenset({"torch.Tensor.backward", "torch.autograd.backward", _SCHEDULED, "torch.utils.data.DataLoader.__iter__", "torch.utils.data.DataLoader.__next__"}),
     "lost": frozenset({"torch.Tensor.backward", "torch.autograd.backward", "torch.optim.Optimizer.zero_grad", "torch.nn.Module.zero_grad", _sightings.CREATED}),
 }  # fmt: skip
 _FORWARDS: Final = 2  # in which a mask says nothing
-_FUNCTIONS: Final = {"precision": _LOADS, "moments": _LOADS, "beginning": _frames.UPDATE, "product": _rounding.PRODUCT, "update": _frames.UPDATE, "thawed": _frames.UPDATE, "scaled": _CLIP, "cut": _CHECKPOINT, "decay": _frames.UPDATE, "lost": _frames.UPDATE, "stepped": _frames.UPDATE}
+_FUNCTIONS: Final = {"precision": _LOADS, "moments": _LOADS, "beginning": _frames.UPDATE, "product": _rounding.PRODUCT, "update": _frames.UPDATE, "thawed": _frames.UPDATE, "scaled": _CLIP, "rescaled": "torch.amp.GradScaler.step", "cut": _CHECKPOINT, "decay": _frames.UPDATE, "lost": _frames.UPDATE, "stepped": _frames.UPDATE}
 _PARTS: Final[dict[str, Callable[[Trace], pl.DataFrame]]] = {"product": _rounding.product, "update": _rounding.update}
 
 

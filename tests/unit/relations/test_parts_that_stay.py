@@ -67,7 +67,14 @@ PROGRAMS = {
         model = nn.Sequential(nn.Linear(6, WIDTH), nn.ReLU(), nn.Linear(WIDTH, 3))
         optimizer = torch.optim.SGD(model.parameters(), 1e-2)
         scaler = torch.amp.GradScaler("cpu", enabled=BUG != "off")
+        others = []
         for step in range(4):
+            if BUG in ("anew", "given", "both") and step == 2:
+                state = scaler.state_dict()
+                others += [scaler] if BUG == "both" else []
+                scaler = torch.amp.GradScaler("cpu")
+                if BUG == "given":
+                    scaler.load_state_dict(state)
             x = torch.randn(16, 6)
             scaler.scale(F.cross_entropy(model(x), x[:, :3].argmax(1))).backward()
             if BUG not in ("clipped", "off"):
@@ -214,12 +221,12 @@ PROGRAMS = {
     """,
 }
 WRONG = {
-    ("thaws", "lost"): "thawed", ("freezes", "woken"): "woken", ("scales", "clipped"): "scaled", ("checkpoints", "cut"): "cut",
+    ("thaws", "lost"): "thawed", ("freezes", "woken"): "woken", ("scales", "clipped"): "scaled", ("scales", "anew"): "rescaled", ("checkpoints", "cut"): "cut",
     ("moments", "length"): "decay", ("moments", "share"): "decay",
     ("never", "never"): "stepped", ("never", "asks"): "stepped", ("never", "asks_long"): "stepped", ("accumulates", "cleared"): "lost", ("accumulates", "cleared_model"): "lost",
 }  # fmt: skip
 RIGHT = [
-    ("thaws", ""), ("thaws", "anew"), ("thaws", "by hand"), ("freezes", ""), ("freezes", "meant"), ("freezes", "later"), ("scales", ""), ("scales", "list"), ("scales", "off"),
+    ("thaws", ""), ("thaws", "anew"), ("thaws", "by hand"), ("freezes", ""), ("freezes", "meant"), ("freezes", "later"), ("scales", ""), ("scales", "list"), ("scales", "off"), ("scales", "given"), ("scales", "both"),
     ("checkpoints", ""), ("checkpoints", "frozen"), ("moments", ""), ("moments", "trust"),
     ("schedules", ""), ("never", "two"), ("never", "once"), ("never", "by_hand"), ("warms_up", ""),
     *(("accumulates", manner) for manner in ("", "closure", "skipped", "tasks", "kept", "zeroed", "attacked", "two", "by_hand")),
