@@ -2,8 +2,8 @@
 
 Rows of `Value.MANNER`, mode `uses`: of a few early calls of each function of the program, and of each model that trains, what each of the program's
 functions on the stack used, in the order of the first use. `has` holds names of operations (`softmax`, `detach`) and, with `()`, of functions
-of the program that it called. What a library does belongs to the function of the program that called the library, but for what
-torch's optimizers and helpers compute. Looked at in this way are
+of the program that it called. What layers and functions of torch do belongs to the function of the program that called them; what other libraries do, and what
+torch's optimizers and helpers compute, is their own affair. Looked at in this way are
 calls that a function mode of torch is on for; the mode hands each operation on as it is.
 
 A mode changes two things in torch, and both are kept from happening: attention's inference kernels are not taken while one is on (so it is off while a model
@@ -197,7 +197,7 @@ class _Look:
                 break
             code = frame.f_code
             whose = _whose(code, frame)
-            if whose == "ours" or (whose == "hidden" and not inner):
+            if whose == "ours" or (whose in ("hidden", "library") and not inner):
                 return
             if whose == "user" and code.co_name not in _RUNS:
                 self._note(_called(code, frame), f"{inner}()" if inner else name)
@@ -279,7 +279,7 @@ def _whose(code: types.CodeType, frame: types.FrameType) -> str:
         else:
             theirs = not code.co_filename.startswith("<") and os.path.abspath(code.co_filename).startswith(_PREFIXES[0])
             hidden = theirs and f"{module}.".startswith(tuple(f"{name}." for name in _HIDDEN))
-            known = "hidden" if hidden else "library" if theirs or code.co_filename.startswith("<") else "user"
+            known = "hidden" if hidden else "torch" if module.partition(".")[0] == "torch" else "library" if theirs or code.co_filename.startswith("<") else "user"
         if len(_KNOWN) > 4096:
             _KNOWN.clear()
         _KNOWN[code] = known

@@ -16,6 +16,7 @@ from proctor.invariants.trace import Trace
 
 AMONG: Final = " among "
 THEN: Final = " and then "
+_SEEN: Final = 3  # looks at a function, fewer show no manner
 _NAMES: Final = 24  # of the operations in the text of a violation
 BACKWARDS: Final = frozenset({"torch.Tensor.backward", "torch.autograd.backward"})
 
@@ -127,12 +128,21 @@ def _used(trace: Trace, wanted: Collection[str], mode: str, words: Callable[[lis
     looks, asked = _rows(trace, "uses"), _calls._by_subject(wanted)
     every: dict[str, dict[str, None]] = {}
     used = [list(filter(None, look["has"].split("|"))) for look in looks]
+    of_function: dict[tuple[int, str], list[list[str]]] = {}
     for look, names in zip(looks, used, strict=True):
         every.setdefault(look["text"], dict.fromkeys(sorted(asked.get(look["text"], ())))).update(dict.fromkeys(words(names)))
+        of_function.setdefault((look["proc"], _function(look["text"])), []).append(names)
     found = []
     for look, names in zip(looks, used, strict=True):
+        alike = of_function[look["proc"], _function(look["text"])]
         for word in every[look["text"]]:
             passed = holds(names, word)
+            # What a function does now and then is no manner, from wherever it is called, and what was seen once or twice shows none.
+            said = [one for one in (holds(names, word) for names in alike) if one is not None]
+            if passed is False and word in asked.get(look["text"], ()):
+                passed = None if any(said) or len(said) < _SEEN else False
+            elif passed and word not in asked.get(look["text"], ()):
+                passed = None if not all(said) or len(said) < _SEEN else True
             if passed is not None:
                 last = word.rpartition(THEN)[2]
                 seen = f"{last} comes before {word.partition(THEN)[0]}" if last in names else f"it does not use {last}: {', '.join(names[:_NAMES])}"
@@ -140,6 +150,10 @@ def _used(trace: Trace, wanted: Collection[str], mode: str, words: Callable[[lis
     return _calls._finish(trace, found, mode)
 
 
+def _function(subject: str) -> str:
+    return subject.rpartition(_calls.BY)[2]
+
+
 def caller_of(subject: str) -> str:
     """The function that uses something, of `function looked at > function`."""
-    return subject.rpartition(_calls.BY)[2].partition(" of ")[0]
+    return _function(subject).partition(" of ")[0]
