@@ -2,9 +2,10 @@
 
 An optimizer with several groups tells kinds of parameters apart: norms and biases without weight decay, embeddings at another
 rate. `none`: the option is 0 for this kind while it is not for others of the same optimizer. `less`: it is less than the most
-that others have. `most`: none has more. What the numbers are is up to the user; who has less is up to the program.
+that others have. `most`: none has more. What the numbers are is up to the user; who has less is up to the program. `some`: an option that rests is
+not 0 for all that optimizers of a class hold.
 
-Catches weight decay that reaches norms, groups that were swapped or merged into one, a group that lost its own learning rate.
+Catches weight decay that reaches norms, groups that were swapped or merged into one, a group that lost its own learning rate, an option of a configuration that does not reach the optimizer.
 An option that is the same for all, in health, has no rule. Source: ours.
 """
 
@@ -29,6 +30,7 @@ _SAYS: Final = {
     "none": "no {option} for {kind} where others of the optimizer have some",
     "less": "less {option} for {kind} than for others of the optimizer",
     "most": "no kind of the optimizer with more {option} than {kind}",
+    "some": "{option} of {kind} is not 0 in all its groups",
 }
 _ROUNDING: Final = 1e-9  # relative
 
@@ -55,6 +57,8 @@ class Option(Relation):
 
     def say(self, hypothesis: Hypothesis) -> str:
         option, _, kind = hypothesis.text("what").partition(" of ")
+        if hypothesis["mode"] == "some":
+            return _SAYS["some"].format(option=option, kind=kind) + _habits.of_programs(hypothesis)
         return "the groups of an optimizer give " + _SAYS[hypothesis.text("mode")].format(option=option, kind=kind) + _habits.of_programs(hypothesis)
 
     def detail(self, trace: Trace, hypothesis: Hypothesis, example: Mapping[str, Any]) -> Detail:
@@ -69,7 +73,7 @@ class Option(Relation):
 
 
 def _every(trace: Trace) -> pl.DataFrame:
-    return _sightings.of_parts(trace, "option", {"ranks": _ranks})
+    return _sightings.of_parts(trace, "option", {"ranks": _ranks, "some": _some})
 
 
 def _ranks(trace: Trace) -> pl.DataFrame:
@@ -96,6 +100,21 @@ def _ranks(trace: Trace) -> pl.DataFrame:
         pl.lit(", and the most in its optimizer is "), pl.col("top").round_sig_figs(4),
     )  # fmt: skip
     return _sightings.example(rows, _seen=seen_text, _variable=pl.col("name"))
+
+
+def _some(trace: Trace) -> pl.DataFrame:
+    """One row an option that rests and class of optimizers, of each optimizer: passed if a group has more than 0 of it."""
+    rows = _sightings.sightings(trace, Value.OPTION).join(_frames.metas(trace, "when"), on="meta", how="left", maintain_order="left")
+    rows = rows.filter((pl.col("when") == "update") & (pl.col("text") != "step") & (pl.col("step") >= 0)).drop("step")
+    calls = _frames.updates(trace).select("proc", "seq", "step", "optimizer", pl.col("kind").alias("_class"))
+    rows = rows.join(calls, on=["proc", "seq"], how="inner", maintain_order="left").drop_nulls(["optimizer", "_class"]).sort("proc", "seq", maintain_order=True)
+    mine = ["proc", "optimizer", "_class", "text"]
+    # A rate that begins or ends at 0 is a schedule's.
+    rests = pl.col("number").n_unique().over(*mine, "item") == 1
+    rows = rows.filter(rests.all().over(mine)).group_by(mine, maintain_order=True).agg(pl.col("seq", "step").first(), pl.col("number").max(), (pl.col("number") >= 0).all().alias("_counts"))
+    rows = rows.filter("_counts").with_columns((pl.col("number") > 0).alias("passed"), pl.concat_str("text", pl.lit(" of "), pl.col("_class").str.split(".").list.last()).alias("what"))
+    rows = _habits.with_family(trace, _sightings.sites(trace, rows))
+    return _sightings.example(rows, mode="some", _seen=pl.concat_str("text", pl.lit(" is 0 in all groups of "), "optimizer"), _variable=pl.col("text"))
 
 
 def _ranked(trace: Trace) -> pl.DataFrame:

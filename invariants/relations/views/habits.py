@@ -50,7 +50,8 @@ def _families(trace: Trace) -> pl.DataFrame:
     alone = known.filter(common)
     if alone.is_empty():
         return known.select("proc", "family")
-    parameters = trace.variables.filter((pl.col("role") == "parameter") & (pl.col("attr") == "data") & (pl.col("alias") == "")).select("var", pl.col("name").str.split(".").list.head(-1).alias("_part"))
+    parameters = trace.variables.filter((pl.col("role") == "parameter") & (pl.col("attr") == "data") & (pl.col("alias") == "")).select("var", pl.col("name").str.split(".").alias("_part"))
+    parameters = parameters.with_columns(pl.col("_part").list.slice(0, pl.col("_part").list.len() - 1))
     held = trace.states.select("proc", "var").unique().join(alone.select("proc"), on="proc", how="semi").join(parameters, on="var").select("proc", "_part").explode("_part")
     named = held.filter(pl.col("_part").str.contains("[A-Za-z]")).group_by("proc").agg(pl.col("_part").unique().sort())
     named = named.filter(pl.col("_part").list.len() >= _NAMED).select("proc", pl.format(" {}{}", pl.lit(_PARTS), pl.col("_part").list.join(",")).alias("_names"))

@@ -1,9 +1,10 @@
-"""The course of an option of an optimizer: what falls behind its warmup neither stays at the top nor goes back."""
+"""Options of an optimizer: what falls behind its warmup neither stays at the top nor goes back, and an option that reaches it is not 0."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
+import polars as pl
 import pytest
 from helpers.trained import record
 
@@ -15,7 +16,7 @@ PROGRAMS = {
     "program": """
         model = nn.Linear(WIDTH, 1)
         model.named, model.other = nn.Linear(1, 1), nn.Linear(1, 1)
-        optimizer = torch.optim.SGD(model.parameters(), 0.1)
+        optimizer = torch.optim.SGD(model.parameters(), 0.1, momentum=0.0 if BUG == "unset" else 0.5 + WIDTH / 100)
         def rate(update):
             if BUG == "again":
                 update = update % 8
@@ -41,7 +42,7 @@ RELATION = registry()["paced"]
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("rates")
-    record(folder, PROGRAMS, [("program", how or "right", 0, 6, how) for how in ("", "again", "stays", "plateau", "waves", "short")])
+    record(folder, PROGRAMS, [("program", how or "right", 0, 6, how) for how in ("", "again", "stays", "plateau", "waves", "short", "unset")] + [("program", "other", 1, 9, "")])
     return folder
 
 
@@ -71,3 +72,13 @@ def test_the_same_schedule_over_another_length_is_told_nothing(runs: Path, how: 
 def test_plateaus_and_waves_teach_no_course(runs: Path) -> None:
     assert set(rules(runs / "program-plateau")) == {"falls"}
     assert set(rules(runs / "program-waves")) <= {"peaks"}
+
+
+def test_an_option_that_does_not_reach_its_optimizer_is_told(runs: Path) -> None:
+    relation = registry()["option"]
+    known = [h for h in relation.propose(Trace.load([runs / "program-other"])) if h.text("mode") == "some"]
+    assert [relation.say(h) for h in known] == ["momentum of SGD is not 0 in all its groups, in programs of named,other, torch.nn.Linear"]
+    wrong, right = (Trace.load([runs / f"program-{name}"]) for name in ("unset", "right"))
+    rows = relation.examples(wrong, known).frame.filter(~pl.col("passed")).to_dicts()
+    assert [relation.detail(wrong, known[0], row).seen for row in rows] == ["momentum is 0 in all groups of #0"]
+    assert relation.examples(right, known).frame["passed"].all()
