@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection
-from itertools import pairwise
+from itertools import islice, pairwise
 from typing import Any, Final
 
 import polars as pl
@@ -117,35 +117,36 @@ def uses(trace: Trace, wanted: Collection[str]) -> pl.DataFrame:
 def then(trace: Trace, wanted: Collection[str]) -> pl.DataFrame:
     """One row a look, and two operations that followed each other in a look at the function: passed if the second is used behind the first. Of looks that use the first."""
 
-    def holds(names: list[str], word: str) -> bool | None:
+    def holds(names: dict[str, int], word: str) -> bool | None:
         first, _, second = word.partition(THEN)
-        return None if first not in names else second in names and names.index(first) < names.index(second)
+        return None if first not in names else names.get(second, -1) > names[first]
 
     return _used(trace, wanted, "then", lambda names: [f"{a}{THEN}{b}" for a, b in pairwise(names)], holds)
 
 
-def _used(trace: Trace, wanted: Collection[str], mode: str, words: Callable[[list[str]], list[str]], holds: Callable[[list[str], str], bool | None]) -> pl.DataFrame:
+def _used(trace: Trace, wanted: Collection[str], mode: str, words: Callable[[list[str]], list[str]], holds: Callable[[dict[str, int], str], bool | None]) -> pl.DataFrame:
     looks, asked = _rows(trace, "uses"), _calls._by_subject(wanted)
     every: dict[str, dict[str, None]] = {}
-    used = [list(filter(None, look["has"].split("|"))) for look in looks]
-    of_function: dict[tuple[int, str], list[list[str]]] = {}
+    used = [{name: i for i, name in enumerate(filter(None, look["has"].split("|")))} for look in looks]
+    of_function: dict[tuple[int, str], list[dict[str, int]]] = {}
     for look, names in zip(looks, used, strict=True):
-        every.setdefault(look["text"], dict.fromkeys(sorted(asked.get(look["text"], ())))).update(dict.fromkeys(words(names)))
+        every.setdefault(look["text"], dict.fromkeys(sorted(asked.get(look["text"], ())))).update(dict.fromkeys(words(list(names))))
         of_function.setdefault((look["proc"], _function(look["text"])), []).append(names)
     found = []
+    manners: dict[tuple[int, str, str], bool | None] = {}  # of a function and what is said of it, from wherever it is called: always, never or None
     for look, names in zip(looks, used, strict=True):
-        alike = of_function[look["proc"], _function(look["text"])]
+        function = look["proc"], _function(look["text"])
         for word in every[look["text"]]:
             passed = holds(names, word)
-            # What a function does now and then is no manner, from wherever it is called, and what was seen once or twice shows none.
-            said = [one for one in (holds(names, word) for names in alike) if one is not None]
-            if passed is False and word in asked.get(look["text"], ()):
-                passed = None if any(said) or len(said) < _SEEN else False
-            elif passed and word not in asked.get(look["text"], ()):
-                passed = None if not all(said) or len(said) < _SEEN else True
+            if (*function, word) not in manners:
+                said = [one for one in (holds(each, word) for each in of_function[function]) if one is not None]
+                manners[*function, word] = said[0] if len(said) >= _SEEN and len(set(said)) == 1 else None
+            # What a function does now and then is no manner, and what was seen once or twice shows none; but a rule holds where it is kept.
+            if passed is not manners[*function, word] and not (passed and word in asked.get(look["text"], ())):
+                passed = None
             if passed is not None:
                 last = word.rpartition(THEN)[2]
-                seen = f"{last} comes before {word.partition(THEN)[0]}" if last in names else f"it does not use {last}: {', '.join(names[:_NAMES])}"
+                seen = f"{last} comes before {word.partition(THEN)[0]}" if last in names else f"it does not use {last}: {', '.join(islice(names, _NAMES))}"
                 found.append(_calls._row(look, f"{look['text']}{_calls.OF}{word}", passed, seen, caller_of(look["text"]), last))
     return _calls._finish(trace, found, mode)
 
