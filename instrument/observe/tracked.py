@@ -21,6 +21,7 @@ from proctor.instrument.observe.seen import LastSeen, Places, Seen
 from proctor.invariants.codec.variable import Variable, apart
 from proctor.invariants.schema import Name
 
+_HOLDERS = 4  # optimizers of one parameter that are told
 _RESCAN_EVERY = 64  # steps between looks for parameters that were added in place
 
 
@@ -42,6 +43,16 @@ class Slot:
         self.at = at  # its row in `LastSeen`
 
 
+def _in_order(roots: list[Any], order: dict[int, int]) -> list[Any]:
+    """Models in the order of what is asked for, by place. Of two that share a layer, the one that has more of it first: the order of the collector is another in each run."""
+
+    def place(root: Any) -> tuple[int, int, str]:
+        own = [order[id(p)] for p in root.parameters() if id(p) in order]
+        return min(own, default=len(order)), -len(own), class_name(root)
+
+    return sorted(roots, key=place)
+
+
 class Tracked:
     """The tensors of one process that are looked at."""
 
@@ -57,6 +68,7 @@ class Tracked:
         self._optimizers: dict[int, weakref.ref[Any]] = {}
         self._labels: dict[int, str] = {}  # id of an optimizer → its label
         self._holder: dict[int, str] = {}  # id of a parameter → label of the optimizer that holds it
+        self._holders: dict[int, list[str]] = {}  # labels of all that have held it, the last few
         self._group: dict[int, int] = {}  # id of a parameter → which of the groups of that optimizer it is in
         self._models: dict[str, list[weakref.ref[Any]]] = {}  # models by class, in the order in which they were found
         self._zero_lr: dict[str, set[int]] = {}
@@ -96,11 +108,15 @@ class Tracked:
         label = self._labels.get(id(optimizer), "")
         params = [p for group in optimizer.param_groups for p in group["params"]]
         self._holder.update((id(p), label) for p in params)
+        for p in params:
+            known = self._holders.setdefault(id(p), [])
+            if label not in known:
+                known[:] = [*known[-_HOLDERS + 1 :], label]
         self._group.update((id(p), i) for i, group in enumerate(optimizer.param_groups) for p in group["params"])
         missing = {id(p) for p in params} - self._params.keys()
         if missing:
             order = {id(p): i for i, p in enumerate(params)}  # the same on all ranks and in all runs, unlike that of the collector
-            for root in sorted(roots_owning(missing), key=lambda r: min(order.get(id(p), len(order)) for p in r.parameters())):
+            for root in _in_order(roots_owning(missing), order):
                 self.add_model(root)
         for i, p in enumerate(params):
             if id(p) not in self._params:
@@ -117,7 +133,7 @@ class Tracked:
         missing = order.keys() - self._params.keys()
         if not missing:
             return
-        for root in sorted(roots_owning(missing), key=lambda r: min(order.get(id(p), len(order)) for p in r.parameters())):
+        for root in _in_order(roots_owning(missing), order):
             self.add_model(root)
         for name, p in leaves:
             if id(p) not in self._params:
@@ -278,6 +294,8 @@ class Tracked:
         }
         if "root" in description:
             meta["root"] = description["root"]
+        if len(holders := self._holders.get(id(t), ())) > 1:
+            meta["holders"] = ",".join(sorted(holders))
         placements = getattr(t, "placements", None)
         if placements is not None:
             meta["placement"] = ",".join(type(p).__name__ + (str(p.dim) if hasattr(p, "dim") else "") for p in placements)

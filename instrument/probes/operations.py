@@ -28,7 +28,7 @@ from proctor.instrument.probes import NO_HOOKS, Home, Hooks, Probe, Sink, regist
 from proctor.invariants.schema import MODEL_CALL, Value
 from proctor.native import is_tap
 
-LAST_STEP: Final = 16
+LAST_STEP: Final = 64
 _UPDATE: Final = "torch.optim.Optimizer.step"
 _LOOKS: Final = 6  # of a function
 _UPDATES: Final = 2  # in a call; one with more is not a part of a step

@@ -41,19 +41,20 @@ def examples(trace: Trace, mode: str, bad: pl.DataFrame, *, function: str, of: p
 
 
 def gradients(trace: Trace) -> pl.DataFrame:
-    """Looks at gradients of what an optimizer holds, in order: proc, var, optimizer, name, moment, step, flags, fp, norm."""
+    """Looks at gradients of what an optimizer holds, in order: proc, var, optimizer, holders ("#0,#2": all that hold it), name, moment, step, flags, fp, norm."""
     return _frames.memo(trace, "course gradients", _gradients)
 
 
 def _gradients(trace: Trace) -> pl.DataFrame:
     names = trace.variables.filter((pl.col("attr") == "grad") & (pl.col("alias") == "")).select("var", "name")
     rows = _frames.rows(trace).join(names, on="var", how="inner", maintain_order="left")
-    holders = _frames.metas(trace, "optimizer")
+    holders = _frames.metas(trace, "optimizer", "holders")
     rows = rows.join(holders, on="meta", how="left", maintain_order="left")
     # Looked at before it was held, it is the holder's all the same.
     holder = pl.col("optimizer").drop_nulls().last().over("proc", "var")
     rows = rows.with_columns(pl.coalesce("optimizer", holder).alias("optimizer")).drop_nulls("optimizer")
-    return rows.with_columns(moment(pl.col("edge"))).sort("proc", "moment", maintain_order=True)
+    all_of = pl.coalesce("holders", "optimizer").last().over("proc", "var").alias("holders")
+    return rows.with_columns(moment(pl.col("edge")), all_of).sort("proc", "moment", maintain_order=True)
 
 
 def _moved(trace: Trace) -> pl.DataFrame:

@@ -11,6 +11,7 @@ import pytest
 
 from proctor.instrument.observe import state
 from proctor.instrument.observe.state import Look, StateTracker
+from proctor.instrument.observe.tracked import _in_order
 
 torch = pytest.importorskip("torch")
 nn = torch.nn
@@ -233,3 +234,10 @@ def test_a_wrapper_is_the_model_that_it_wraps_and_a_new_model_takes_the_place_of
     fresh = Critic()
     tracker.add_model(fresh)
     assert {m for m, _ in models_of(names)} == {"Critic"}
+
+
+def test_a_layer_that_two_models_share_belongs_to_the_one_that_has_more_of_the_optimizer_in_whatever_order_they_are_found() -> None:
+    encoder = torch.nn.Linear(3, 3)
+    actor, critic = torch.nn.Sequential(encoder, torch.nn.Linear(3, 2)), torch.nn.ModuleList([encoder, torch.nn.Linear(3, 1)])
+    order = {id(p): i for i, p in enumerate(actor.parameters())}
+    assert all([m is actor for m in _in_order(models, order)] == [True, False] for models in ([actor, critic], [critic, actor]))

@@ -39,6 +39,22 @@ PROGRAMS = {
             optimizers[1].zero_grad()
             optimizers[2].zero_grad()
     """,
+    "twice": """
+        shared, critic, decoder = nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, 1), nn.Linear(WIDTH, WIDTH)
+        one = torch.optim.SGD([*shared.parameters(), *critic.parameters()], 0.01)
+        two = torch.optim.SGD([*decoder.parameters(), *shared.parameters()], 0.01)
+        for step in range(8):
+            x = torch.randn(8, WIDTH)
+            one.zero_grad()
+            critic(shared(x)).square().mean().backward()
+            one.step()
+            if BUG:
+                decoder.zero_grad()
+            else:
+                two.zero_grad()
+            (decoder(shared(x)) - x).square().mean().backward()
+            two.step()
+    """,
 }
 HEALTHY = ("", "accumulates", "by hand", "in place")
 
@@ -46,7 +62,7 @@ HEALTHY = ("", "accumulates", "by hand", "in place")
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("leftover")
-    record(folder, PROGRAMS, [("program", how or "right", 0, 6, how) for how in (*HEALTHY, "cleared behind")])
+    record(folder, PROGRAMS, [("program", how or "right", 0, 6, how) for how in (*HEALTHY, "cleared behind")] + [("twice", how or "right", 0, 6, how) for how in ("", "wrong")])
     return folder
 
 
@@ -58,3 +74,9 @@ def test_what_another_backward_left_is_told_with_its_optimizers(runs: Path) -> N
 @pytest.mark.parametrize("how", HEALTHY)
 def test_who_clears_or_accumulates_is_told_nothing(runs: Path, how: str) -> None:
     assert failed_of("course", "leftover", runs / f"program-{how or 'right'}") == []
+
+
+def test_what_two_optimizers_hold_is_cleared_for_each(runs: Path) -> None:
+    assert failed_of("course", "leftover", runs / "twice-right") == []
+    said = failed_of("course", "leftover", runs / "twice-wrong")
+    assert said and all("steps with gradients of 2 parameters" in text for text in said)

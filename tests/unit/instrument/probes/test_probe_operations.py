@@ -141,6 +141,14 @@ def test_what_an_optimizer_computes_is_not_the_programs(runs: Path) -> None:
     assert used and not any(word in " ".join(used) for word in ("add_", "_foreach", "sub_"))
 
 
+@pytest.fixture(autouse=True)
+def nothing_was_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Other tests of this process may have."""
+    dynamo = sys.modules.get("torch._dynamo.eval_frame")
+    if dynamo is not None:
+        monkeypatch.setattr(dynamo, "cached_backends", {1: None})
+
+
 def probe() -> Operations:
     return Operations(Sink(Recorder(), lambda: 0, RecordConfig(run="run"), lambda: True))
 
