@@ -10,7 +10,8 @@ together in other numbers (`machine.py`, `domains/`): doubles, a finite field, p
 
 from __future__ import annotations
 
-from contextlib import nullcontext
+import functools
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -19,6 +20,7 @@ from proctor.oracle.plans.plan import Plan
 from proctor.oracle.prove.verdict import Culprit, Verdict
 
 if TYPE_CHECKING:
+    from proctor.oracle.prove.cache import Cache
     from proctor.oracle.prove.recording.world import Program
     from proctor.oracle.prove.tape import Tape
 
@@ -32,7 +34,7 @@ def prove(reference: Program, candidate: Program, plan: Plan | str, *, proof_s: 
         plan: with the mesh that says how many ranks there are ("dp=2,tp=2"), and layouts that are not found by content.
         proof_s: how long a proof may take, in seconds of CPU; 0 for refutation alone.
         many: for large meshes: run a few ranks of each kind, judge all of them together; a proof is that of `small` (`lanes/`).
-        jobs: processes at once, with `many`.
+        jobs: processes at once, with `many`; of several, one proves `small` from the beginning.
         small: with `many`: (reference, candidate, mesh) of the same kind with fewer layers, microbatches and ranks, which is proved by formulas;
             or a mesh alone, of the same functions. What it says of the large program: `lanes/reduced.py`.
         cache: a folder in which verdicts and proofs are kept by content; None to judge anew.
@@ -41,9 +43,7 @@ def prove(reference: Program, candidate: Program, plan: Plan | str, *, proof_s: 
         OracleError: a function raises or trains nothing, or the plan has no mesh.
     """
     from proctor.errors import OracleError
-    from proctor.oracle.prove import lanes
     from proctor.oracle.prove.cache import Cache
-    from proctor.oracle.prove.lanes.spread import forking, uncollected
     from proctor.oracle.prove.prover import decide
     from proctor.oracle.prove.recording.world import tape_of
 
@@ -51,20 +51,33 @@ def prove(reference: Program, candidate: Program, plan: Plan | str, *, proof_s: 
     if not plan.mesh.axes:
         raise OracleError("the plan does not say how many ranks there are", hint='prove(reference, candidate, "tp=2")')
     kept = Cache(cache) if cache is not None else None
-    with uncollected() if many else nullcontext():
-        alone = tape_of(reference)
     if many:
-
-        def less() -> lanes.Reduced:
-            given = (reference, candidate, small) if isinstance(small, str) else small
-            assert given is not None
-            there = plan.on(Mesh.parse(given[2]))
-            return lanes.Reduced(alone if given[0] is reference else tape_of(given[0]), _all(given[1], there), there)
-
-        return lanes.decide(alone, lambda ranks: [tape_of(candidate, rank, plan.mesh.world) for rank in ranks], plan, forking(jobs), small=less if small is not None else None, proof_s=proof_s, cache=kept)
+        return _on_many(reference, candidate, plan, small=small, jobs=jobs, proof_s=proof_s, cache=kept)
     if small is not None:
         raise OracleError("a small program goes with many=True", hint="without it the program itself is proved")
-    return decide(alone, _all(candidate, plan), plan, proof_s=proof_s, cache=kept)
+    return decide(tape_of(reference), _all(candidate, plan), plan, proof_s=proof_s, cache=kept)
+
+
+def _on_many(reference: Program, candidate: Program, plan: Plan, *, small: tuple[Program, Program, str] | str | None, jobs: int, proof_s: float, cache: Cache | None) -> Verdict:
+    from proctor.oracle.prove import lanes
+    from proctor.oracle.prove.lanes.spread import forking, uncollected
+    from proctor.oracle.prove.recording.world import tape_of
+
+    given = (reference, candidate, small) if isinstance(small, str) else small
+    spread, recorded = forking(jobs), functools.cache(uncollected()(lambda: tape_of(reference)))
+
+    def less() -> lanes.Reduced:
+        assert given is not None
+        there = plan.on(Mesh.parse(given[2]))
+        return lanes.Reduced(recorded() if given[0] is reference else tape_of(given[0]), _all(given[1], there), there)
+
+    def ranks(asked: Sequence[int]) -> list[Tape]:
+        return [tape_of(candidate, rank, plan.mesh.world) for rank in asked]
+
+    if given is not None and given[0] is reference:
+        recorded()  # before there are two processes that need it
+    with lanes.proving(spread, less if given is not None else None, proof_s, cache) as ahead:
+        return lanes.decide(recorded(), ranks, plan, spread, small=less if given is not None else None, proof_s=proof_s, cache=cache, ahead=ahead)
 
 
 def _all(candidate: Program, plan: Plan) -> list[Tape]:

@@ -22,6 +22,7 @@ NINF: Final = -1
 _BLOCK: Final = 64  # terms of 2^16 · 2^31 that a double sums exactly: 2^53 / 2^47
 _FEW: Final = 2048  # elements up to which a division is quicker than more operations
 _CACHED: Final = 16384  # elements that are worked on at a time
+_PRIME: Final = np.uint64(P)
 _SMALL: Final = 256  # roots of more elements than norms have are not kept: by chance one would be met again
 
 
@@ -219,29 +220,34 @@ def _dot(a: Array, b: Array, axis: int) -> Array:
 
 
 def _reduced(product: Any) -> Array:
-    """A number up to p², below p: 2³¹ is 1, so what is above the lowest 31 bits is added to them."""
+    """A number up to p², below p: 2³¹ is 1, so what is above the lowest 31 bits is added to them. As of `_lowered`, it is put in the place of what is given."""
     if product.size < _FEW:
         return np.asarray(product % P)
     high = product >> 31
-    low = product & P
-    low += high
-    return _lowered(low)
+    product &= P
+    product += high
+    return _least(product, np.subtract(product.view(np.uint64), _PRIME, out=high.view(np.uint64)))
 
 
 def _lowered(found: Any) -> Array:
     """What is below 2p, below p. Without a comparison: as numbers without a sign, those below 0 are the largest."""
     if found.size < _FEW:
         return np.asarray(found % P)
-    bits = found.view(np.uint64)
-    return np.asarray(np.minimum(bits, bits - np.uint64(P)).view(np.int64))
+    return _least(found, found.view(np.uint64) - _PRIME)
 
 
 def _lifted(found: Any) -> Array:
     """What is not below -p, from 0."""
     if found.size < _FEW:
         return np.asarray(found % P)
+    return _least(found, found.view(np.uint64) + _PRIME)
+
+
+def _least(found: Any, other: Any) -> Array:
+    """As numbers without a sign."""
     bits = found.view(np.uint64)
-    return np.asarray(np.minimum(bits, bits + np.uint64(P)).view(np.int64))
+    np.minimum(bits, other, out=bits)
+    return np.asarray(found)
 
 
 def _without_ninf(a: Array) -> Array:

@@ -11,6 +11,7 @@ from __future__ import annotations
 import functools
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -27,9 +28,9 @@ from proctor.oracle.prove.lanes.family import Family, Record, Unlike, World, gat
 from proctor.oracle.prove.lanes.locate import Known, Watch
 from proctor.oracle.prove.lanes.machine import Integers, LaneMachine, from_floats
 from proctor.oracle.prove.lanes.needed import needed
-from proctor.oracle.prove.lanes.reduced import Reduced, apart, lesser, lift
+from proctor.oracle.prove.lanes.reduced import Reduced, apart, lesser, lift, show
 from proctor.oracle.prove.lanes.routed import routed
-from proctor.oracle.prove.lanes.spread import Spread, here, uncollected
+from proctor.oracle.prove.lanes.spread import Beside, Forking, Spread, here, uncollected
 from proctor.oracle.prove.leaves import Alignment, align, content, keys
 from proctor.oracle.prove.machine import Stuck, literal
 from proctor.oracle.prove.made_up import relied_on
@@ -49,7 +50,7 @@ class _Run(NamedTuple):
     checked: int
 
 
-def decide(reference: Tape, record: Record, plan: Plan, spread: Spread = here, *, small: Callable[[], Reduced] | None = None, proof_s: float = 120.0, cache: Cache | None = None) -> Verdict:
+def decide(reference: Tape, record: Record, plan: Plan, spread: Spread = here, *, small: Callable[[], Reduced] | None = None, proof_s: float = 120.0, cache: Cache | None = None, ahead: Beside | None = None) -> Verdict:
     """Judge a program on a mesh of any size.
 
     Args:
@@ -60,6 +61,7 @@ def decide(reference: Tape, record: Record, plan: Plan, spread: Spread = here, *
         small: records a smaller program of the same kind, to be proved by formulas where the large one is EQUAL (`reduced.py`).
         proof_s: seconds of CPU that its proof may take; 0 for none.
         cache: of such proofs.
+        ahead: what `small` gives, and its proof, if these were begun before (`proving`).
 
     Raises:
         OracleError: a rank cannot be recorded.
@@ -82,8 +84,23 @@ def decide(reference: Tape, record: Record, plan: Plan, spread: Spread = here, *
         verdict.culprit = Culprit(stuck.kind, said=str(stuck)[:400])
     else:
         if small is not None and proof_s > 0 and verdict.verdict == "EQUAL":
-            lift(verdict, reference, world, lambda: _routed(small()), proof_s, cache)
+            lift(verdict, reference, world, lambda: _routed(small()), proof_s, cache, ahead)
     return verdict
+
+
+@contextmanager
+def proving(spread: Spread, small: Callable[[], Reduced] | None, proof_s: float, cache: Cache | None = None) -> Iterator[Beside | None]:
+    """Begin to prove a small program beside what follows, for `decide`. None where one thing is done after the other, or on a cluster: it is proved at the end then.
+
+    Args:
+        spread: where what follows is done; with several jobs, this is one of them.
+        small, proof_s, cache: as of `decide`.
+    """
+    if small is None or proof_s <= 0 or not isinstance(spread, Forking):
+        yield None
+        return
+    with spread.beside(lambda: show(lambda: _routed(small()), proof_s, cache)) as ahead:
+        yield ahead
 
 
 def _routed(small: Reduced) -> Reduced:
@@ -293,4 +310,4 @@ def _not_covered(reference: Tape, at: Mapping[tuple[int, str], Array], alignment
     return [name for name in marked if name in sizes and len(np.unique(np.concatenate(parts.get(name, [np.zeros(0, np.int64)])))) < sizes[name]]
 
 
-__all__ = ["Reduced", "decide", "lesser"]
+__all__ = ["Reduced", "decide", "lesser", "proving"]

@@ -13,15 +13,18 @@ import time
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
+import msgspec
+import numpy as np
+
 from proctor.errors import OracleError
 from proctor.oracle.plans.mesh import Mesh
 from proctor.oracle.plans.plan import Plan
 from proctor.oracle.prove.cache import Cache
 from proctor.oracle.prove.lanes.family import Family, Unlike, World
 from proctor.oracle.prove.lanes.skeleton import REACH, Skeleton
-from proctor.oracle.prove.lanes.spread import uncollected
+from proctor.oracle.prove.lanes.spread import Beside, uncollected
 from proctor.oracle.prove.prover import decide
-from proctor.oracle.prove.tape import Tape
+from proctor.oracle.prove.tape import Array, Tape
 from proctor.oracle.prove.verdict import Verdict
 
 
@@ -38,7 +41,46 @@ def lesser(mesh: Mesh) -> Mesh:
     return Mesh(mesh.axes, tuple(min(n, 2) for n in mesh.sizes))
 
 
-def lift(verdict: Verdict, reference: Tape, world: World, record: Callable[[], Reduced], proof_s: float, cache: Cache | None = None) -> None:
+class Shown(NamedTuple):
+    """What a large program takes from a small one.
+
+    Attributes:
+        plan: with its mesh.
+        colours: surroundings of its operations, each once.
+        proved: its verdict; None where that is not known yet.
+        seconds: of what took long.
+        said: by the cache.
+    """
+
+    plan: Plan
+    colours: Array
+    proved: Verdict | None
+    seconds: dict[str, float]
+    said: Sequence[str] = ()
+
+
+def pieces(small: Reduced) -> Array:
+    """Surroundings of all operations of a small program.
+
+    Raises:
+        Unlike: its groups are not those of a mesh.
+    """
+    return np.unique(Skeleton(small.reference, apart(small)).colours)
+
+
+def show(record: Callable[[], Reduced], proof_s: float, cache: Cache | None) -> Shown:
+    """All that is to be known of a small program, in a process of its own."""
+    began, seconds = time.monotonic(), {}
+    with uncollected():
+        small = record()
+        seconds["small program"], began = time.monotonic() - began, time.monotonic()
+        colours = pieces(small)
+    proved = decide(small.reference, small.candidate, small.plan, proof_s=proof_s, cache=cache)
+    seconds["proof of the small program"] = time.monotonic() - began
+    return Shown(small.plan, colours, msgspec.structs.replace(proved, cuts={}, lemmas={}), seconds, cache.said if cache is not None else ())
+
+
+def lift(verdict: Verdict, reference: Tape, world: World, record: Callable[[], Reduced], proof_s: float, cache: Cache | None = None, ahead: Beside | None = None) -> None:
     """Make an EQUAL of a large program PROVED, or say why it stays EQUAL.
 
     Args:
@@ -47,34 +89,45 @@ def lift(verdict: Verdict, reference: Tape, world: World, record: Callable[[], R
         record: records a small one of the same kind.
         proof_s: seconds of CPU that the small program's proof may take.
         cache: of proofs; many large programs have the same small one.
+        ahead: `show`, which began earlier; where it gives nothing, all is done here.
     """
-    began = time.monotonic()
+    began, small = time.monotonic(), None
     try:
         with uncollected():
-            small = record()
-            verdict.seconds["small program"], began = time.monotonic() - began, time.monotonic()
-            pieces = Skeleton(small.reference, apart(small))
-            strange = Skeleton(reference, world).strange(pieces)
+            skeleton = Skeleton(reference, world)
+            verdict.seconds["skeleton"], began = time.monotonic() - began, time.monotonic()
+            shown: Shown | None = ahead.found() if ahead is not None else None
+            if shown is None:
+                began = time.monotonic()
+                small = record()
+                verdict.seconds["small program"], began = time.monotonic() - began, time.monotonic()
+                shown = Shown(small.plan, pieces(small), None, {})
+                verdict.seconds["skeleton"] += time.monotonic() - began
+            strange = skeleton.strange(shown.colours)
     except (Unlike, OracleError) as why:
         verdict.why += f"; not proved: {str(why).removeprefix('PR-E600').strip()}"
         return
-    finally:
-        verdict.seconds["skeleton"] = time.monotonic() - began
+    verdict.seconds.update(shown.seconds)
+    if cache is not None:
+        cache.said += shown.said
     if strange:
         verdict.why += f"; not proved: the small program has no operation with the surroundings of {strange}"
         return
-    began = time.monotonic()
-    proved = decide(small.reference, small.candidate, small.plan, proof_s=proof_s, cache=cache)
-    verdict.seconds["proof of the small program"] = time.monotonic() - began
+    proved = shown.proved
+    if proved is None:
+        assert small is not None
+        began = time.monotonic()
+        proved = decide(small.reference, small.candidate, small.plan, proof_s=proof_s, cache=cache)
+        verdict.seconds["proof of the small program"] = time.monotonic() - began
     if proved.verdict != "PROVED":
         verdict.why += f"; not proved: the small program is {proved.verdict}: {proved.why}"
         return
     verdict.verdict = "PROVED"
     verdict.why = (
-        f"the small program ({small.plan.mesh}) is proved by formulas: {proved.why}; every operation here has the surroundings of one there ({pieces.distinct} different ones, "
+        f"the small program ({shown.plan.mesh}) is proved by formulas: {proved.why}; every operation here has the surroundings of one there ({len(shown.colours)} different ones, "
         f"{REACH} operations back); and {verdict.why}"
     )
-    verdict.assumed.append(f"sizes, and how many layers, microbatches and ranks there are, do not matter to a formula: those of {small.plan.mesh} stand for those of {world.mesh}")
+    verdict.assumed.append(f"sizes, and how many layers, microbatches and ranks there are, do not matter to a formula: those of {shown.plan.mesh} stand for those of {world.mesh}")
 
 
 def apart(small: Reduced) -> World:
@@ -84,4 +137,4 @@ def apart(small: Reduced) -> World:
     return World(mesh, (), places, [Family(tape, [((), tape)]) for tape in small.candidate])
 
 
-__all__ = ["Reduced", "apart", "lesser", "lift"]
+__all__ = ["Reduced", "Shown", "apart", "lesser", "lift", "show"]

@@ -43,20 +43,15 @@ class Skeleton:
         self._known: dict[str, int] = {}
         self.colours = self._coloured()
 
-    def strange(self, small: Skeleton) -> str:
-        """The first operation whose surroundings the small program does not have; "" when it has them all."""
-        other = np.flatnonzero(~np.isin(self.colours, small.colours))
+    def strange(self, small: Array) -> str:
+        """The first operation whose surroundings the small program, which has these `colours`, does not have; "" when it has them all."""
+        other = np.flatnonzero(~np.isin(self.colours, small))
         if not other.size:
             return ""
         which = int(np.searchsorted(self._starts, other[0], side="right")) - 1
         side, tape = self._tapes[which]
         node = tape.nodes[int(other[0] - self._starts[which])]
         return f"{node.op} in {node.module or 'no module'} ({node.phase}) at {node.place or 'no line'}, of {'rank ' + str(tape.rank) if side == 'candidate' else 'the reference'}"
-
-    @property
-    def distinct(self) -> int:
-        """How many different surroundings there are."""
-        return len(np.unique(self.colours))
 
     def _coloured(self) -> Array:
         base = np.zeros(int(self._starts[-1]), np.uint64)

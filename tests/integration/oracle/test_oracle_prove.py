@@ -147,6 +147,14 @@ def test_a_plan_is_judged_before_any_run(tmp_path: Path, capsys: pytest.CaptureF
     assert len(said) == 1 and "matches nothing" in said[0]
 
 
+def test_a_plan_on_a_large_mesh_is_proved_beside_by_one_of_several_jobs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "train.py").write_text(ALONE)
+    (tmp_path / "plan.toml").write_text(TENSOR.replace("sizes = [2]", "sizes = [4]"))
+    assert main(["oracle", "prove", "--many", "--jobs", "2", "--plan", str(tmp_path / "plan.toml"), "--no-cache", "--", sys.executable, str(tmp_path / "train.py")]) == 0
+    said = capsys.readouterr().out
+    assert "PROVED: the small program (tp=2)" in said and "ranks 0, 1, 3 (3 of 4)" in said, said
+
+
 def test_a_plan_on_a_large_mesh_is_proved_by_a_small_one_on_a_cluster_too(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     distributed = pytest.importorskip("dask.distributed")
     wide = ALONE.replace("nn.Linear(4, 8), nn.GELU(), nn.Linear(8, 4)", "nn.Linear(4, width), nn.GELU(), nn.Linear(width, 4)").replace("torch.manual_seed(0)", "width = int(sys.argv[1])\ntorch.manual_seed(0)")

@@ -129,7 +129,8 @@ def _many(args: argparse.Namespace, plan: Plan, cache: Cache | None, spread: Spr
         return lanes.Reduced(reference, _by_plan(args, other or args.command, mesh, spread), plan.on(mesh))
 
     record = functools.partial(tapes_by_plan, args.command, Path(args.plan), plan.mesh, timeout_s=args.timeout)
-    verdict = lanes.decide(alone, record, plan, spread, small=small, proof_s=args.proof, cache=cache)
+    with lanes.proving(spread, small, args.proof, cache) as ahead:
+        verdict = lanes.decide(alone, record, plan, spread, small=small, proof_s=args.proof, cache=cache, ahead=ahead)
     verdict.seconds = {"reference": recorded_s, **verdict.seconds}
     return verdict
 

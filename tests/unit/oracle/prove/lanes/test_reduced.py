@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import sys
 from pathlib import Path
 
 import pytest
-from msgspec import structs
+from msgspec import structs, to_builtins
 
 from proctor.oracle.plans.mesh import Mesh
 from proctor.oracle.plans.plan import Plan
-from proctor.oracle.prove import prove
+from proctor.oracle.prove import lanes, prove
+from proctor.oracle.prove.lanes import spread
 from proctor.oracle.prove.lanes.family import Family, World
 from proctor.oracle.prove.lanes.reduced import Reduced, lift
 from proctor.oracle.prove.lanes.skeleton import Skeleton
+from proctor.oracle.prove.lanes.spread import Beside
 from proctor.oracle.prove.recording.world import tape_of
 from proctor.oracle.prove.tape import Node, Tape, collective
 from proctor.oracle.prove.verdict import Verdict
@@ -52,7 +56,7 @@ def small(less: tuple[Tape, list[Tape]]) -> Skeleton:
 
 
 def test_more_layers_ranks_and_microbatches_are_the_same_pieces(large: Both, small: Skeleton) -> None:
-    assert skeleton(*large, 4).strange(small) == ""
+    assert skeleton(*large, 4).strange(small.colours) == ""
 
 
 @pytest.mark.parametrize("change", ["operation", "left out", "reduction", "other input", "number"])
@@ -60,7 +64,7 @@ def test_one_operation_of_one_layer_and_microbatch_is_seen(large: Both, small: S
     reference, rank = large
     tape = structs.replace(rank, nodes=[structs.replace(node, args=list(node.args), ins=list(node.ins)) for node in rank.nodes])
     tape.nodes[:] = changed(tape.nodes, change)
-    assert "candidate" not in (said := skeleton(reference, tape, 4).strange(small)) and "rank 0" in said
+    assert "candidate" not in (said := skeleton(reference, tape, 4).strange(small.colours)) and "rank 0" in said
 
 
 def changed(nodes: list[Node], change: str) -> list[Node]:
@@ -85,7 +89,7 @@ def changed(nodes: list[Node], change: str) -> list[Node]:
 
 def test_more_experts_are_a_longer_sum() -> None:
     many, few = (tape_of(step(Size(layers=3, tp=tp, experts=True))) for tp in (4, 2))
-    assert skeleton(many, many, 1).strange(skeleton(few, few, 1)) == ""
+    assert skeleton(many, many, 1).strange(skeleton(few, few, 1).colours) == ""
 
 
 def test_a_sum_that_something_else_takes_on_its_way_is_seen() -> None:
@@ -95,7 +99,7 @@ def test_a_sum_that_something_else_takes_on_its_way_is_seen() -> None:
     target = next(k for k in range(adds[5], len(nodes)) if nodes[k].op == "aten.mul.Tensor")
     nodes[target].ins[0] = nodes[adds[5]].ins[0]  # what was added up so far, in the place of an expert's result
     few = tape_of(step(Size(layers=3, tp=2, experts=True)))
-    assert skeleton(structs.replace(tape, nodes=nodes), tape, 1).strange(skeleton(few, few, 1)) != ""
+    assert skeleton(structs.replace(tape, nodes=nodes), tape, 1).strange(skeleton(few, few, 1).colours) != ""
 
 
 def test_a_large_program_is_proved_by_a_small_one() -> None:
@@ -103,6 +107,51 @@ def test_a_large_program_is_proved_by_a_small_one() -> None:
     verdict = prove(step(size), step(size), size.mesh, many=True, small=(step(other), step(other), other.mesh))
     assert verdict.verdict == "PROVED" and "random points" in verdict.why, str(verdict)
     assert any("stand for those of" in text for text in verdict.assumed)
+
+
+def same(verdict: Verdict) -> dict[str, object]:
+    """All of a verdict but how long it took."""
+    return to_builtins(structs.replace(verdict, seconds={}))  # type: ignore[no-any-return]
+
+
+def test_a_proof_that_is_made_beside_says_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    size, other = Size(layers=3, dp=5), Size(layers=3, dp=2)
+    started: list[int] = []
+    monkeypatch.setattr(spread, "Beside", lambda call: started.append(1) or Beside(call))
+    alone, beside = (prove(step(size), step(size), size.mesh, many=True, jobs=jobs, small=(step(other), step(other), other.mesh)) for jobs in (1, 2))
+    assert same(alone) == same(beside) and alone.verdict == "PROVED" and started == [1]
+    assert alone.seconds.keys() == beside.seconds.keys()
+
+
+def test_a_mesh_alone_is_proved_beside_as_well() -> None:
+    program = step(Size(layers=1, dp=4))
+    one, two = (prove(program, program, "dp=4", many=True, jobs=jobs, small="dp=2") for jobs in (1, 2))
+    assert same(one) == same(two)
+
+
+@pytest.mark.parametrize("end", ["killed", "raises"])
+def test_a_proof_that_fails_beside_is_made_here(monkeypatch: pytest.MonkeyPatch, end: str) -> None:
+    own = os.getpid()
+
+    def fails(*args: object) -> object:
+        assert os.getpid() != own
+        if end == "killed":
+            os.kill(os.getpid(), signal.SIGKILL)
+        raise MemoryError
+
+    monkeypatch.setattr(lanes, "show", fails)
+    size, other = Size(layers=3, dp=3), Size(layers=3, dp=2)
+    verdict = prove(step(size), step(size), size.mesh, many=True, jobs=2, small=(step(other), step(other), other.mesh))
+    assert verdict.verdict == "PROVED" and verdict.seconds["proof of the small program"] > 0
+
+
+def test_nothing_runs_beside_where_there_is_nothing_to_prove(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(spread, "Beside", None)
+    size = Size(layers=1, dp=3)
+    small = (step(size), step(size), size.mesh)
+    assert prove(step(size), step(size), size.mesh, many=True, jobs=2).verdict == "EQUAL"
+    assert prove(step(size), step(size), size.mesh, many=True, jobs=2, small=small, proof_s=0).verdict == "EQUAL"
+    assert prove(step(size), step(size), size.mesh, many=True, jobs=1, small=small).verdict in ("EQUAL", "PROVED")
 
 
 def test_without_a_proof_of_the_small_one_it_stays_equal(large: Both, less: tuple[Tape, list[Tape]]) -> None:
