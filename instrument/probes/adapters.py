@@ -12,6 +12,7 @@ Cost: a walk through the model for each of at most 64 updates.
 from __future__ import annotations
 
 import sys
+import weakref
 from collections.abc import Iterator
 from typing import Any, Final
 
@@ -56,6 +57,7 @@ class Adapters(Usage):
         self._looks: list[_Look] = []  # since the last update
         self._collected: list[set[int]] = []  # what is written, of each `save_pretrained` that runs
         self._kept: set[int] = set()  # what was saved otherwise since the last update
+        self._trained: dict[int, weakref.ref[Any]] = {}  # parameters that an optimizer held at an update
         self._unsaved: dict[int, str] = {}  # names of what trained and was not, by where it lies
 
     def hooks(self, function: str, home: Home) -> Hooks:
@@ -94,6 +96,7 @@ class Adapters(Usage):
         held = {id(p) for p in self.held()}
         mine = {id(p) for group in args[0].param_groups for p in group["params"]}
         models: dict[int, list[_Look]] = {}
+        self._trained |= {id(p): weakref.ref(p) for group in args[0].param_groups for p in group["params"] if p.requires_grad}
         for look in looks:
             models.setdefault(id(look.model), []).append(look)
         for found in models.values():
@@ -146,8 +149,9 @@ class Adapters(Usage):
             self.say("saved", name, f"save_pretrained of {name} writes an adapter without a tensor")
             return
         named = options.get("selected_adapters") is not None or len(args) > 3
-        held, adapters = {id(p) for p in self.held()}, {id(p) for p in self._adapters(model)} if named else set()
-        trained = {_place(p): path for path, p in model.named_parameters() if p.requires_grad and id(p) in held and id(p) not in adapters and _place(p)}
+        adapters = {id(p) for p in self._adapters(model)} if named else set()
+        mine = ((path, p) for path, p in model.named_parameters() if p.requires_grad and id(p) not in adapters and _place(p))
+        trained = {_place(p): path for path, p in mine if (ref := self._trained.get(id(p))) is not None and ref() is p}
         missing = {place: path for place, path in trained.items() if place not in written and place not in self._kept}
         if trained and not missing:
             self.say("saved", name)
