@@ -56,6 +56,7 @@ class Adapters(Usage):
         self._left, self._most = _UPDATES, _MOST
         self._looks: list[_Look] = []  # since the last update
         self._collected: list[set[int]] = []  # what is written, of each `save_pretrained` that runs
+        self._listing = 0  # calls that list the state of an adapter, and ask the whole model for its own
         self._kept: set[int] = set()  # what was saved otherwise since the last update
         self._trained: dict[int, weakref.ref[Any]] = {}  # parameters that an optimizer held at an update
         self._unsaved: dict[int, str] = {}  # names of what trained and was not, by where it lies
@@ -66,7 +67,7 @@ class Adapters(Usage):
         if function in _KEEPS:
             return (lambda args, kwargs: self._keeps(args)), None
         return {
-            MADE: (None, self.made), MODEL_CALL: (self._called, None), UPDATE: (self._updates, None), _SAVE: (self._saves, self._saved), _STATE: (None, self._listed),
+            MADE: (None, self.made), MODEL_CALL: (self._called, None), UPDATE: (self._updates, None), _SAVE: (self._saves, self._saved), _STATE: (self._lists, self._listed),
             _LOAD: (None, self._loaded), _STATE_DICT: (None, self._asked),
         }.get(function, NO_HOOKS)  # fmt: skip
 
@@ -131,7 +132,11 @@ class Adapters(Usage):
     def _saves(self, args: tuple[Any, ...], kwargs: dict[str, Any] | None) -> None:
         self._collected.append(set())
 
+    def _lists(self, args: tuple[Any, ...], kwargs: dict[str, Any] | None) -> None:
+        self._listing += 1
+
     def _listed(self, args: tuple[Any, ...], kwargs: dict[str, Any] | None, result: Any, raised: bool) -> None:
+        self._listing -= 1
         found = set() if raised else set(_places(result))
         if self._collected:
             self._collected[-1] |= found
@@ -169,7 +174,7 @@ class Adapters(Usage):
             self._keep(set(_places(args[0]) if args else ()))
 
     def _asked(self, args: tuple[Any, ...], kwargs: dict[str, Any] | None, result: Any, raised: bool) -> None:
-        if not self._collected and not raised and "peft" in sys.modules:
+        if not self._collected and not self._listing and not raised and "peft" in sys.modules:
             self._keep(set(_places(result)))
 
     def _keep(self, places: set[int]) -> None:

@@ -42,7 +42,7 @@ _LOSSES: Final = frozenset(f"torch.nn.functional.{name}" for name in ("mse_loss"
 _CODES: Final = frozenset({"diffusers.AutoencoderKL.encode", "diffusers.DiagonalGaussianDistribution.sample", "diffusers.DiagonalGaussianDistribution.mode"})
 _AVERAGES: Final = frozenset({f"diffusers.EMAModel.{name}" for name in ("__init__", "step", "copy_to", "store", "restore", "save_pretrained")} | {_sightings.CREATED})
 _ENGINE: Final = frozenset({f"deepspeed.DeepSpeedEngine.{name}" for name in ("forward", "backward", "step", "save_checkpoint", "load_checkpoint")} | {"torch.Tensor.backward", "torch.autograd.backward"})
-_MODES: Final = {
+MODES: Final = {
     "peft": {
         "merged": _Mode("an adapter that trains is not merged into its base", "Call unmerge_adapter() behind what the adapters were merged for: merged, they get no gradient.", _ADAPTERS),
         "enabled": _Mode("the adapters of a model that trains are not all switched off", "Look for disable_adapter() around the forward that trains, or a disable that nothing ends.", _ADAPTERS),
@@ -112,7 +112,7 @@ class Usage(Relation):
 
 
 def _mode(hypothesis: Hypothesis) -> _Mode:
-    return _MODES[hypothesis.text("what")][hypothesis.text("mode")]
+    return MODES[hypothesis.text("what")][hypothesis.text("mode")]
 
 
 def _told(trace: Trace) -> pl.DataFrame:
@@ -122,7 +122,7 @@ def _told(trace: Trace) -> pl.DataFrame:
 def _every(trace: Trace) -> pl.DataFrame:
     """What probes said, in the form of `sightings.EXAMPLE`. What was seen between two steps belongs to the update before."""
     rows = _sightings.sightings(trace, Value.USAGE).join(_frames.metas(trace, "library", "mode", "seen"), on="meta", how="left", maintain_order="left")
-    rows = rows.filter(pl.struct("library", "mode").is_in([{"library": library, "mode": mode} for library, modes in _MODES.items() for mode in modes]))
+    rows = rows.filter(pl.struct("library", "mode").is_in([{"library": library, "mode": mode} for library, modes in MODES.items() for mode in modes]))
     rows = _sightings.sites(trace, rows.with_columns(pl.col("step").clip(lower_bound=0)))
     lossy = pl.col("proc").is_in([i for i, p in enumerate(trace.processes) if p.dropped > 0])
     passed = pl.when(pl.col("seen") == "").then(pl.lit(value=True)).when(~lossy).then(pl.lit(value=False))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -70,9 +71,24 @@ def test_what_did_not_end_well_teaches_nothing(corpus: Path) -> None:
     ("processes", "area"),
     [([{}], "torch"), ([{}, {}], "distributed"), ([{"transformers": "5.0"}, {"transformers": "5.0"}], "transformers"), ([{"transformers": "5.0", "peft": "0.17"}], "peft")],
 )
-def test_a_program_teaches_the_pack_of_its_topmost_library(tmp_path: Path, processes: list[dict[str, str]], area: str) -> None:
+def test_a_program_teaches_the_pack_of_its_topmost_library(tmp_path: Path, processes: list[dict[str, str]], area: str, monkeypatch: pytest.MonkeyPatch) -> None:
     recorded(tmp_path / "run", *processes)
+    monkeypatch.setattr(pack_members.Trace, "load", lambda runs: SimpleNamespace(functions=["torch.add", "peft.get_peft_model"]))
     assert pack_members.area([tmp_path / "run"], LIBRARIES) == area
+
+
+def test_a_library_that_another_one_imports_is_not_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    recorded(tmp_path / "run", {"transformers": "5.0", "peft": "0.17"})
+    monkeypatch.setattr(pack_members.Trace, "load", lambda runs: SimpleNamespace(functions=["torch.add", "transformers.Trainer.train"]))
+    assert pack_members.area([tmp_path / "run"], LIBRARIES) == "transformers"
+
+
+def test_a_new_pack_of_a_library_says_nothing_that_the_torch_pack_says(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    torch = next(read_pack(path) for path in shipped() if path.stem == "torch")
+    monkeypatch.setattr(make_packs, "run", lambda *command, **options: SimpleNamespace(returncode=0))
+    monkeypatch.setattr(make_packs, "read_pack", lambda path: torch)
+    assert make_packs.learn(tmp_path, "peft-fold1", [], 1).invariants == []
+    assert make_packs.learn(tmp_path, "torch", [], 1).invariants
 
 
 def test_programs_of_one_project_are_held_out_together(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
