@@ -2,8 +2,8 @@
 
     python benchmarks/library_bugs.py [--work DIR] [--only peft] [--table FILE]
 
-Programs: `benchmarks/library_bugs/<library>_*.py`; no pack is made from them. Each names its bugs in its docstring, and plants one with `--bug`. It runs as it is with three seeds, and once with each bug, recorded whole, in
-the environment of this interpreter; a library that is not installed is left out. A bug that ends with an error is one that nobody needs to be told of, and does not count. *Found* is a violation of any severity; an alarm on the
+Programs: `benchmarks/library_bugs/<library>_*.py`; no pack is made from them. Each names its bugs in its docstring, and plants one with `--bug`; `*_kinds.py` have
+right trainings only, one a kind. Each runs as it is (with two seeds, or in each kind) and with each bug, recorded whole, in the environment of this interpreter; a library that is not installed is left out. A bug that ends with an error is one that nobody needs to be told of, and does not count. *Found* is a violation of any severity; an alarm on the
 program as it is, is false.
 """
 
@@ -11,8 +11,8 @@ from __future__ import annotations
 
 import argparse
 import importlib.util
+import os
 import re
-import subprocess
 import sys
 import tempfile
 from pathlib import Path
@@ -20,46 +20,57 @@ from typing import Final, NamedTuple
 
 sys.path.insert(0, str(Path(__file__).parent))
 from evaluation import ROOT
-from exam import PROCTOR, run
+from forks import Forks
 
-from proctor.invariants.pack import Pack, read_pack
+from proctor.invariants.pack import read_pack
 from proctor.invariants.trace import Trace
 from proctor.verify.checker import check
 
 PROGRAMS: Final = ROOT / "benchmarks" / "library_bugs"
 PACKS: Final = ROOT / "invariants" / "packs"
-SEEDS: Final = ("0", "1", "2")
+SEEDS: Final = ("0", "1")
+
+
+WARM: Final = """
+import contextlib, sys
+for name in ("transformers.models.gpt2.modeling_gpt2", "transformers.models.t5.modeling_t5", "diffusers.models.unets.unet_2d_condition", "diffusers.models.unets.unet_2d", "diffusers.models.autoencoders.autoencoder_kl", "deepspeed"):
+    with contextlib.suppress(ImportError), contextlib.redirect_stdout(sys.stderr):  # peft is left to the programs, since its functions are imported by name among its modules
+        __import__(name)
+def begin(torch):
+    torch.set_num_threads(1)
+"""
 
 
 class Told(NamedTuple):
-    """What packs said of one run."""
+    """What packs said of one run: how many rules were checked, and severity and text of what is violated, by the torch pack and by the library's."""
 
     checked: int
-    found: tuple[str, ...]  # severity and text of each violation
+    torch: tuple[str, ...]
+    library: tuple[str, ...]
 
 
-def record(program: Path, work: Path, *options: str) -> Path | None:
+def record(forks: Forks, program: Path, work: Path, *options: str) -> Path | None:
     """The recording, made once; None where the program does not end well."""
     out = work / "-".join([program.stem, *(o.removeprefix("--") for o in options)])
     if not (out / "ended").exists():
-        command = [*PROCTOR, "record", "--overwrite", "-o", str(out), "--", sys.executable, "-W", "ignore", str(program), *options]
-        try:
-            code = run(command, timeout_s=600).returncode
-        except subprocess.TimeoutExpired:
-            code = 124
         out.mkdir(parents=True, exist_ok=True)
+        code = forks.run(str(program), options, program.parent, out.with_suffix(".log"), {}, record=out)
         (out / "ended").write_text(str(code))
     return out if (out / "ended").read_text() == "0" else None
 
 
-def told(out: Path, *packs: Pack) -> Told:
-    result = check(Trace.load([out]), list(packs))
-    return Told(result.checked, tuple(f"{v.severity.name.lower()}: {v.text}" for v in result.violations))
+def told(out: Path, library: str) -> Told:
+    torch, path = read_pack(PACKS / "torch.json"), PACKS / f"{library}.json"
+    result = check(Trace.load([out]), [torch, *([read_pack(path)] if path.exists() else [])])
+    own = {rule.id for rule in torch.invariants}
+    said = [(v.id in own, f"{v.severity.name.lower()}: {v.text}") for v in result.violations]
+    return Told(result.checked, tuple(text for mine, text in said if mine), tuple(text for mine, text in said if not mine))
 
 
-def bugs_of(program: Path) -> list[str]:
-    listed = re.search(r"^Bugs: (.+)$", program.read_text(), re.MULTILINE)
-    return listed[1].split(", ") if listed else []
+def listed(program: Path, word: str) -> list[str]:
+    """What the docstring of a program names behind a word."""
+    found = re.search(rf"^{word}: (.+)$", program.read_text(), re.MULTILINE)
+    return found[1].split(", ") if found else []
 
 
 def main() -> int:
@@ -70,38 +81,38 @@ def main() -> int:
     args = parser.parse_args()
     work = (args.work or Path(tempfile.mkdtemp(prefix="proctor-library-bugs-"))).resolve()
     work.mkdir(parents=True, exist_ok=True)
-    torch = read_pack(PACKS / "torch.json")
-    rows = ["| program, bug | torch pack | with the library's |", "|---|---|---|"]
+    start = work / "start.py"
+    start.write_text(WARM)
+    forks = Forks(start, dict(os.environ) | {"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", "PYTHONWARNINGS": "ignore"}, timeout_s=600, memory_mib=65_536)
+    rows = ["| program, bug | torch pack | the library's |", "|---|---|---|"]
     totals: dict[str, list[int]] = {}
     for program in sorted(PROGRAMS.glob("*_*.py")):
         library = program.stem.partition("_")[0]
         if args.only not in program.name or importlib.util.find_spec(library) is None:
             continue
-        both = [torch, *([read_pack(path)] if (path := PACKS / f"{library}.json").exists() else [])]
-        total = totals.setdefault(library, [0] * 6)  # bugs, found by torch, found by both, healthy runs, those with an alarm, rules checked
-        for seed in SEEDS:
-            out = record(program, work, "--seed", seed)
+        total = totals.setdefault(library, [0] * 7)  # bugs, found by torch, by the library's, by either, healthy runs, those with an alarm, rules checked
+        for options in [("--kind", kind) for kind in listed(program, "Kinds")] or [("--seed", seed) for seed in SEEDS]:
+            out = record(forks, program, work, *options)
             if out is None:
-                print(f"{program.stem} (seed {seed}) does not run here", flush=True)
+                print(f"{program.stem} ({options[1]}) does not run here", flush=True)
                 continue
-            said = told(out, *both)
-            total[3:] = [total[3] + 1, total[4] + bool(said.found), total[5] + said.checked]
-            for text in said.found:
-                print(f"  FALSE {program.stem} (seed {seed}): {text}", flush=True)
-        for bug in bugs_of(program):
-            out = record(program, work, "--bug", bug)
+            said = told(out, library)
+            total[4:] = [total[4] + 1, total[5] + bool(said.torch or said.library), total[6] + said.checked]
+            for text in (*said.torch, *said.library):
+                print(f"  FALSE {program.stem} ({options[1]}): {text}", flush=True)
+        for bug in listed(program, "Bugs"):
+            out = record(forks, program, work, "--bug", bug)
             if out is None:
                 rows.append(f"| {program.stem}, {bug} | ends with an error | |")
-                print(rows[-1], flush=True)
-                continue
-            alone, beside = told(out, torch), told(out, *both)
-            more = [text for text in beside.found if text not in alone.found]
-            total[:3] = [total[0] + 1, total[1] + bool(alone.found), total[2] + bool(beside.found)]
-            rows.append(f"| {program.stem}, {bug} | {'; '.join(alone.found) or '–'} | {'; '.join(more) or '–'} |")
+            else:
+                said = told(out, library)
+                total[:4] = [total[0] + 1, total[1] + bool(said.torch), total[2] + bool(said.library), total[3] + bool(said.torch or said.library)]
+                rows.append(f"| {program.stem}, {bug} | {'; '.join(said.torch) or '–'} | {'; '.join(said.library) or '–'} |")
             print(rows[-1], flush=True)
-    for library, (bugs, alone, beside, runs, alarms, checked) in totals.items():
-        rows.append(f"| **{library}** | {alone} of {bugs} | {beside} of {bugs} |")
-        print(f"{library}: {bugs} bugs, found by the torch pack {alone}, with the library's {beside}; {runs} healthy runs, {alarms} with a false alarm, {checked} rules checked", flush=True)
+    forks.close()
+    for library, (bugs, torch, own, either, runs, alarms, checked) in totals.items():
+        rows.append(f"| **{library}**, {bugs} bugs | {torch} | {own}, either {either} |")
+        print(f"{library}: {bugs} bugs, found by the torch pack {torch}, by the library's {own}, by either {either}; {runs} healthy runs, {alarms} with a false alarm, {checked} rules checked", flush=True)
     if args.table:
         args.table.write_text("\n".join(rows) + "\n")
     return 0

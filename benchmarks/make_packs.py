@@ -147,6 +147,7 @@ def main() -> int:
     parser.add_argument("--iters", type=int, default=20)
     parser.add_argument("--number", type=int, default=4, help="public programs of one project, at most")
     parser.add_argument("--settings", type=int, default=len(OWN), help="settings of each of our programs, at most")
+    parser.add_argument("--programs", default="", help="our programs whose names contain one of these, separated by commas (default: all)")
     parser.add_argument("--recorded", action="store_true", help="record nothing: use the recordings that are there")
     parser.add_argument("--record-only", action="store_true", help="record, and make no pack")
     parser.add_argument("--record", type=Path, help="what healthy programs of strangers said of each rule (docs/paging.md)")
@@ -158,7 +159,7 @@ def main() -> int:
     work = (args.work or Path(tempfile.mkdtemp(prefix="proctor-packs-"))).resolve()
     record = not args.recorded
     everything = public(work / "public", args.checkouts.resolve(), args.number, LIBRARIES, record=record)
-    everything += own(Bench(work, args.iters, ""), programs(""), args.settings, LIBRARIES, record=record)
+    everything += own(Bench(work, args.iters, ""), [p for p in programs("") if any(word in p.name for word in args.programs.split(","))], args.settings, LIBRARIES, record=record)
     areas: dict[str, list[Member]] = {}
     for member in everything:
         areas.setdefault(member.area, []).append(member)
