@@ -8,7 +8,8 @@ that run here are taken. One pack an area: torch (one process), distributed (sev
 installed. A rule is shipped when it says something about a stranger's program: it is no habit of the learned programs
 (`Standing`), names no function of an example and nothing that a library keeps to itself,
 asks for no example's model, holds in every run, is seen in several programs, and failed on no held-out run of the
-cross-validation inside `infer`. What the torch pack says, or has seen broken, a library's pack does not say: both are asked of a program. The figure of false alarms in a pack is measured again from outside: the programs are
+cross-validation inside `infer`. A library's pack says how the library is used (`relations/usage`), and leaves to the torch
+pack, which is asked of the same programs and made of many more, what holds without the library. The figure of false alarms in a pack is measured again from outside: the programs are
 split into folds, the pack is made without a fold and checked on it; a project is in one fold. A pack of which nothing could be held out does not ship.
 """
 
@@ -31,7 +32,7 @@ from pack_members import OWN, PUBLIC, Member, own, public
 
 from benchmarks.wild.chances import chances
 from proctor.invariants.condition import FAMILY, Kind
-from proctor.invariants.invariant import Invariant, Severity, Standing, hypothesis_id
+from proctor.invariants.invariant import Invariant, Severity, Standing
 from proctor.invariants.pack import Measured, Pack, read_pack, write_pack
 from proctor.invariants.private import libraries_of, private_name
 from proctor.invariants.record import read_records, with_records
@@ -83,22 +84,14 @@ def learn(work: Path, name: str, members: Sequence[Member], fewest: int) -> Pack
     out = work / f"shipped-{name}.json"
     out.unlink(missing_ok=True)
     runs = [str(path) for m in members for setting, path in m.runs.items() if setting in (*OWN, *PUBLIC)]
-    done = run([*PROCTOR, "infer", "-q", "--alone", "--executor", "serial", *runs, "-o", str(out)], timeout_s=INFER_S)
+    families = ["--relations", "usage"] if name.partition("-")[0] in LIBRARIES.keys() - WHOLE else []
+    done = run([*PROCTOR, "infer", "-q", "--alone", "--executor", "serial", *families, *runs, "-o", str(out)], timeout_s=INFER_S)
     if done.returncode:
         raise RuntimeError(f"infer {name}: exit {done.returncode}\n{done.stderr[-2000:]}")
     pack = read_pack(out)
     libraries = libraries_of(pack.provenance.libraries)
     kept = [as_shipped(rule) for rule in pack.invariants if speaks_to_strangers(rule, fewest, libraries)]
-    if name.partition("-")[0] in LIBRARIES.keys() - WHOLE:
-        known = said_by_torch()
-        kept = [rule for rule in kept if hypothesis_id(rule.hypothesis) not in known]
     return msgspec.structs.replace(pack, invariants=kept)
-
-
-def said_by_torch() -> set[str]:
-    """What the torch pack says, and what it has seen broken, by `hypothesis_id`."""
-    pack = read_pack(OUT / "torch.json")
-    return {hypothesis_id(rule.hypothesis) for rule in pack.invariants} | {refuted.hypothesis for refuted in pack.refuted}
 
 
 def held_out(work: Path, name: str, members: Sequence[Member], folds: int, fewest: int) -> Measured:
@@ -163,7 +156,7 @@ def main() -> int:
     areas: dict[str, list[Member]] = {}
     for member in everything:
         areas.setdefault(member.area, []).append(member)
-    for name, members in sorted(areas.items(), key=lambda item: (item[0] in LIBRARIES, item[0])):  # the torch pack first, which those of libraries read
+    for name, members in sorted(areas.items()):
         if args.only not in name or args.record_only:
             continue
         fewest = MIN_PROGRAMS[name]

@@ -1,7 +1,8 @@
 """A library is used as it is meant: adapters of peft train and are saved, diffusers' noise schedulers and averages are asked for what they give, DeepSpeed's engine is left its work.
 
 Told by a probe of each library (`instrument/probes/adapters.py`, `denoising.py`, `engines.py`), which says at each place that it knows whether all is well there. So an example is a place that had something to fail on, and
-a program that uses a library otherwise, or none, has none. All but `fed` and `updates` are choices, so warnings where they ship: a right program may do so on purpose, though seldom.
+a program that uses a library otherwise, or none, has none. They are choices, so warnings where they ship: a
+right program may do so on purpose, though seldom.
 
 Source: ours; each mode is something that the library's documentation asks for.
 """
@@ -73,7 +74,6 @@ MODES: Final = {
         "clipped": _Mode("gradients that are clipped beside an engine are there", "Set gradient_clipping in the engine's configuration.", _ENGINE | {"torch.nn.utils.clip_grad_norm_", "torch.nn.utils.clip_grad_value_"}),
     },
 }  # fmt: skip
-_LAWS: Final = frozenset({("deepspeed", "fed"), ("deepspeed", "updates")})
 
 
 @register
@@ -97,9 +97,6 @@ class Usage(Relation):
 
     def reads_of(self, hypothesis: Hypothesis) -> Reads:
         return "numbers"
-
-    def standing_of(self, hypothesis: Hypothesis) -> Standing:
-        return Standing.LAW if (hypothesis["what"], hypothesis["mode"]) in _LAWS else self.standing
 
     def needs(self, hypothesis: Hypothesis) -> Needs:
         return Needs(_mode(hypothesis).functions | {_frames.UPDATE}, values=frozenset({"usage"}))

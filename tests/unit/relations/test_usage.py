@@ -197,7 +197,7 @@ def test_each_mode_that_a_right_program_shows_is_learned_from_it(runs: Path, lib
     assert learned >= {mode for mode, _ in FAULTS[library].values()} - {"clipped"}
     for mode in MODES[library]:
         rule = Hypothesis.of("usage", mode=mode, what=library)
-        assert relation.standing_of(rule) in (Standing.CHOICE, Standing.LAW)
+        assert relation.standing_of(rule) is Standing.CHOICE  # a warning, wherever it ships
         assert relation.needs(rule).functions
         assert relation.say(rule).startswith(f"{library}: ")
 
