@@ -1,6 +1,6 @@
 """Mistakes that users of a library make, planted into small ordinary programs: what the torch pack alone finds, and what the library's pack finds beside it.
 
-    python benchmarks/library_bugs.py [--work DIR] [--only peft] [--table FILE]
+    python benchmarks/library_bugs.py [--work DIR] [--only peft,deepspeed] [--table FILE]
 
 Programs: `benchmarks/library_bugs/<library>_*.py`; no pack is made from them. Each names its bugs in its docstring, and plants one with `--bug`; `*_kinds.py` have
 right trainings only, one a kind. Each runs as it is (with two seeds, or in each kind) and with each bug, recorded whole, in the environment of this interpreter; a library that is not installed is left out. A bug that ends with an error is one that nobody needs to be told of, and does not count. *Found* is a violation of any severity; an alarm on the
@@ -31,10 +31,15 @@ PACKS: Final = ROOT / "invariants" / "packs"
 SEEDS: Final = ("0", "1")
 
 
-WARM: Final = """
+# What one process imports for all programs of a library. peft is left to each: its functions are imported by name among its modules, before anybody looks.
+WARM: Final = {
+    "peft": "", "deepspeed": "deepspeed",
+    "diffusers": "diffusers.models.unets.unet_2d_condition diffusers.models.unets.unet_2d diffusers.models.autoencoders.autoencoder_kl transformers.models.t5.modeling_t5",
+}  # fmt: skip
+START: Final = """
 import contextlib, sys
-for name in ("transformers.models.gpt2.modeling_gpt2", "transformers.models.t5.modeling_t5", "diffusers.models.unets.unet_2d_condition", "diffusers.models.unets.unet_2d", "diffusers.models.autoencoders.autoencoder_kl", "deepspeed"):
-    with contextlib.suppress(ImportError), contextlib.redirect_stdout(sys.stderr):  # peft is left to the programs, since its functions are imported by name among its modules
+for name in {!r}:
+    with contextlib.redirect_stdout(sys.stderr):
         __import__(name)
 def begin(torch):
     torch.set_num_threads(1)
@@ -76,20 +81,24 @@ def listed(program: Path, word: str) -> list[str]:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--work", type=Path)
-    parser.add_argument("--only", default="", help="programs whose name contains this")
+    parser.add_argument("--only", default="", help="programs whose names contain one of these, separated by commas")
     parser.add_argument("--table", type=Path)
     args = parser.parse_args()
     work = (args.work or Path(tempfile.mkdtemp(prefix="proctor-library-bugs-"))).resolve()
     work.mkdir(parents=True, exist_ok=True)
-    start = work / "start.py"
-    start.write_text(WARM)
-    forks = Forks(start, dict(os.environ) | {"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", "PYTHONWARNINGS": "ignore"}, timeout_s=600, memory_mib=65_536)
+    environment = dict(os.environ) | {"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", "PYTHONWARNINGS": "ignore"}
+    processes: dict[str, Forks] = {}
     rows = ["| program, bug | torch pack | the library's |", "|---|---|---|"]
     totals: dict[str, list[int]] = {}
     for program in sorted(PROGRAMS.glob("*_*.py")):
         library = program.stem.partition("_")[0]
-        if args.only not in program.name or importlib.util.find_spec(library) is None:
+        if not any(word in program.name for word in args.only.split(",")) or importlib.util.find_spec(library) is None:
             continue
+        if library not in processes:
+            start = work / f"start_{library}.py"
+            start.write_text(START.format(WARM[library].split()))
+            processes[library] = Forks(start, environment, timeout_s=600, memory_mib=65_536)
+        forks = processes[library]
         total = totals.setdefault(library, [0] * 7)  # bugs, found by torch, by the library's, by either, healthy runs, those with an alarm, rules checked
         for options in [("--kind", kind) for kind in listed(program, "Kinds")] or [("--seed", seed) for seed in SEEDS]:
             out = record(forks, program, work, *options)
@@ -109,7 +118,8 @@ def main() -> int:
                 total[:4] = [total[0] + 1, total[1] + bool(said.torch), total[2] + bool(said.library), total[3] + bool(said.torch or said.library)]
                 rows.append(f"| {program.stem}, {bug} | {'; '.join(said.torch) or '–'} | {'; '.join(said.library) or '–'} |")
             print(rows[-1], flush=True)
-    forks.close()
+    for forks in processes.values():
+        forks.close()
     for library, (bugs, torch, own, either, runs, alarms, checked) in totals.items():
         rows.append(f"| **{library}**, {bugs} bugs | {torch} | {own}, either {either} |")
         print(f"{library}: {bugs} bugs, found by the torch pack {torch}, by the library's {own}, by either {either}; {runs} healthy runs, {alarms} with a false alarm, {checked} rules checked", flush=True)

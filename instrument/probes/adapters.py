@@ -1,6 +1,6 @@
 """Whether adapters of peft take part in the training that they are made for, and are saved and loaded whole.
 
-Rows of `Value.USAGE`, library `peft`, of the first updates, and of the first behind each call that makes, activates, merges or loads an adapter. Of the layers of the model whose forward the update follows, which carry
+Rows of `Value.USAGE`, library `peft`, of the first updates, and of the first behind each call that makes, activates, merges or loads an adapter, or builds an optimizer. Of the layers of the model whose forward the update follows, which carry
 an adapter: `merged`: none was merged into its base, where its adapter gets no gradient. `enabled`: not all of them were switched off in each forward of the step. `held`: what of an active adapter is to train is in an optimizer.
 `frozen`: not all of the active adapters are frozen where something else of the model trains. `base`: a weight under an adapter is in no optimizer to train. Of files, `saved`: what `save_pretrained` is asked to
 write has all that trained, unless the rest is saved elsewhere before the next update; `loaded`: each tensor of a state belongs to something, and each of the adapter has one.
@@ -56,6 +56,7 @@ class Adapters(Usage):
         self._left, self._most = _UPDATES, _MOST
         self._looks: list[_Look] = []  # since the last update
         self._collected: list[set[int]] = []  # what is written, of each `save_pretrained` that runs
+        self._listed_here = False  # whether the `save_pretrained` that runs has listed a state: one that was imported before anybody looked is not seen to
         self._listing = 0  # calls that list the state of an adapter, and ask the whole model for its own
         self._kept: set[int] = set()  # what was saved otherwise since the last update
         self._trained: dict[int, weakref.ref[Any]] = {}  # parameters that an optimizer held at an update
@@ -67,12 +68,16 @@ class Adapters(Usage):
         if function in _KEEPS:
             return (lambda args, kwargs: self._keeps(args)), None
         return {
-            MADE: (None, self.made), MODEL_CALL: (self._called, None), UPDATE: (self._updates, None), _SAVE: (self._saves, self._saved), _STATE: (self._lists, self._listed),
+            MADE: (None, self._built), MODEL_CALL: (self._called, None), UPDATE: (self._updates, None), _SAVE: (self._saves, self._saved), _STATE: (self._lists, self._listed),
             _LOAD: (None, self._loaded), _STATE_DICT: (None, self._asked),
         }.get(function, NO_HOOKS)  # fmt: skip
 
     def closing(self) -> None:
         self._settle(call=0)
+
+    def _built(self, args: tuple[Any, ...], kwargs: dict[str, Any] | None, result: Any, raised: bool) -> None:
+        self.made(args, kwargs, result, raised)
+        self._left = _UPDATES
 
     def _changed(self, args: tuple[Any, ...], kwargs: dict[str, Any] | None, result: Any, raised: bool) -> None:
         self._left = _UPDATES
@@ -131,6 +136,7 @@ class Adapters(Usage):
 
     def _saves(self, args: tuple[Any, ...], kwargs: dict[str, Any] | None) -> None:
         self._collected.append(set())
+        self._listed_here = False
 
     def _lists(self, args: tuple[Any, ...], kwargs: dict[str, Any] | None) -> None:
         self._listing += 1
@@ -138,6 +144,7 @@ class Adapters(Usage):
     def _listed(self, args: tuple[Any, ...], kwargs: dict[str, Any] | None, result: Any, raised: bool) -> None:
         self._listing -= 1
         found = set() if raised else set(_places(result))
+        self._listed_here = not raised
         if self._collected:
             self._collected[-1] |= found
         else:
@@ -147,7 +154,7 @@ class Adapters(Usage):
         written = self._collected.pop() if self._collected else set()
         model, options = args[0], kwargs or {}
         given = options.get("state_dict") is not None or options.get("path_initial_model_for_weight_conversion") is not None
-        if raised or given or any(getattr(config, "is_prompt_learning", True) for config in model.peft_config.values()):
+        if raised or given or not self._listed_here or any(getattr(config, "is_prompt_learning", True) for config in model.peft_config.values()):
             return
         name = class_name(model).rpartition(".")[2]
         if not written:
