@@ -1,6 +1,6 @@
 """Whether adapters of peft take part in the training that they are made for, and are saved and loaded whole.
 
-Rows of `Value.USAGE`, library `peft`, of the first updates, and of the first behind each call that makes, activates, merges or loads an adapter, or builds an optimizer. Of the layers of the model whose forward the update follows, which carry
+Rows of `Value.USAGE`, library `peft`, of the first updates, and of the first behind each call that makes, activates, merges or loads an adapter, or builds an optimizer, and of each eighth. Of the layers of the model whose forward the update follows, which carry
 an adapter: `merged`: none was merged into its base, where its adapter gets no gradient. `enabled`: not all of them were switched off in each forward of the step. `held`: what of an active adapter is to train is in an optimizer.
 `frozen`: not all of the active adapters are frozen where something else of the model trains. `base`: a weight under an adapter is in no optimizer to train. Of files, `saved`: what `save_pretrained` is asked to
 write has all that trained, unless the rest is saved elsewhere before the next update; `loaded`: each tensor of a state belongs to something, and each of the adapter has one.
@@ -29,7 +29,8 @@ _CHANGES: Final = frozenset(
 )
 _KEEPS: Final = {"torch.save": 0, "safetensors.torch.save_file": 0, "safetensors.torch.save_model": 0}  # place of what is saved
 _STATE_DICT: Final = "torch.nn.Module.state_dict"
-_UPDATES: Final = 4  # behind a change, that are looked at
+_UPDATES: Final = 4  # behind a change, that are looked at,
+_EACH: Final = 8  # and one in so many
 _MOST: Final = 64
 _FORWARDS: Final = 16  # of one step
 _DEPTH: Final = 4
@@ -54,6 +55,7 @@ class Adapters(Usage):
     def __init__(self, sink: Sink) -> None:
         super().__init__(sink)
         self._left, self._most = _UPDATES, _MOST
+        self._updated = 0
         self._looks: list[_Look] = []  # since the last update
         self._collected: list[set[int]] = []  # what is written, of each `save_pretrained` that runs
         self._listed_here = False  # whether the `save_pretrained` that runs has listed a state: one that was imported before anybody looked is not seen to
@@ -84,7 +86,7 @@ class Adapters(Usage):
 
     def _called(self, args: tuple[Any, ...], kwargs: dict[str, Any] | None) -> None:
         library = sys.modules.get("peft.tuners.tuners_utils")
-        if library is None or self._left <= 0 or self._most <= 0 or len(self._looks) >= _FORWARDS:
+        if library is None or self._most <= 0 or (self._left <= 0 and self._updated % _EACH) or len(self._looks) >= _FORWARDS:
             return
         import torch
 
@@ -96,6 +98,7 @@ class Adapters(Usage):
 
     def _updates(self, args: tuple[Any, ...], kwargs: dict[str, Any] | None) -> None:
         self._settle()
+        self._updated += 1
         looks, self._looks = self._looks, []
         if not looks:
             return
