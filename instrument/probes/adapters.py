@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import sys
 import weakref
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any, Final
 
 from proctor.instrument.observe.modules import class_name, unwrap
@@ -57,7 +57,7 @@ class Adapters(Usage):
         self._left, self._most = _UPDATES, _MOST
         self._updated = 0
         self._looks: list[_Look] = []  # since the last update
-        self._collected: list[set[int]] = []  # what is written, of each `save_pretrained` that runs
+        self._collected: list[set[int | str]] = []  # what is written, of each `save_pretrained` that runs: where it lies, and how it is called
         self._listed_here = False  # whether the `save_pretrained` that runs has listed a state: one that was imported before anybody looked is not seen to
         self._listing = 0  # calls that list the state of an adapter, and ask the whole model for its own
         self._kept: set[int] = set()  # what was saved otherwise since the last update
@@ -146,10 +146,10 @@ class Adapters(Usage):
 
     def _listed(self, args: tuple[Any, ...], kwargs: dict[str, Any] | None, result: Any, raised: bool) -> None:
         self._listing -= 1
-        found = set() if raised else set(_places(result))
+        found: set[int] = set() if raised else set(_places(result))
         self._listed_here = not raised
         if self._collected:
-            self._collected[-1] |= found
+            self._collected[-1] |= found | (set(result) if isinstance(result, dict) else set())
         else:
             self._keep(found)
 
@@ -167,7 +167,7 @@ class Adapters(Usage):
         adapters = {id(p) for p in self._adapters(model)} if named else set()
         mine = ((path, p) for path, p in model.named_parameters() if p.requires_grad and id(p) not in adapters and _place(p))
         trained = {_place(p): path for path, p in mine if (ref := self._trained.get(id(p))) is not None and ref() is p}
-        missing = {place: path for place, path in trained.items() if place not in written and place not in self._kept}
+        missing = {place: path for place, path in trained.items() if place not in written and place not in self._kept and not written.intersection(_names(path, model.peft_config))}
         if trained and not missing:
             self.say("saved", name)
         self._unsaved |= missing
@@ -212,6 +212,12 @@ class Adapters(Usage):
             self.say("loaded", name, f"a state that is loaded into {name} has tensors that belong to nothing, such as {unexpected[0]}")
         else:
             self.say("loaded", name, f"a state that is loaded into {name} has nothing for {missing[0]}" if missing else "")
+
+
+def _names(path: str, adapters: Iterable[str]) -> set[str]:
+    """What a parameter is called in a file, which has no adapter's name: a method may save a part of it (AdaLoRA its ranks)."""
+    parts = path.split(".")
+    return {".".join(part for part in parts if part not in (adapter, "modules_to_save")) for adapter in adapters if adapter in parts}
 
 
 def _active(layers: list[Any]) -> str:
