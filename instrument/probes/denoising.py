@@ -59,6 +59,7 @@ class Denoising(Usage):
         self._coder: weakref.ref[Any] | None = None  # the autoencoder that encoded last
         self._latents: list[weakref.ref[Any]] = []  # of it, in this step
         self._trained: set[int] = set()  # ids of parameters that an optimizer held at an update
+        self._updating = 0  # the optimizer of the last update
         self._averages = Averages(self)
 
     def hooks(self, function: str, home: Home) -> Hooks:
@@ -179,12 +180,13 @@ class Denoising(Usage):
         if "diffusers" not in sys.modules:
             return
         self._averages.updates(args[0])
+        if self._updating != id(args[0]):  # also where nothing is noised: an autoencoder trains before its latents are
+            self._updating = id(args[0])
+            self._trained |= {id(p) for group in args[0].param_groups for p in group["params"]}
         if not self._noised:
             self._beside.clear()
             return
         self._left -= 1
-        if len(self._trained) < 1 << 16:
-            self._trained |= {id(p) for group in args[0].param_groups for p in group["params"]}
         for ref, drops in self._beside.values():
             model = ref()
             if model is not None:
