@@ -8,7 +8,8 @@ that run here are taken. One pack an area: torch (one process), distributed (sev
 installed. A rule is shipped when it says something about a stranger's program: it is no habit of the learned programs
 (`Standing`), names no function of an example and nothing that a library keeps to itself,
 asks for no example's model, holds in every run, is seen in several programs, and failed on no held-out run of the
-cross-validation inside `infer`. The figure of false alarms in a pack is measured again from outside: the programs are
+cross-validation inside `infer`. A library's pack says how the library is used (`relations/usage`), and leaves to the torch
+pack, which is asked of the same programs and made of many more, what holds without the library. The figure of false alarms in a pack is measured again from outside: the programs are
 split into folds, the pack is made without a fold and checked on it; a project is in one fold. A pack of which nothing could be held out does not ship.
 """
 
@@ -42,9 +43,12 @@ from proctor.verify.checker import check
 OUT = ROOT / "invariants" / "packs"
 TORCH = ">=2.6,<3"
 # Those that a run is known to use, by an integration: each before the libraries that it is built on.
-LIBRARIES = {"deepspeed": ">=0.15", "transformers": ">=4.40", "accelerate": ">=0.30", "lightning": ">=2.2"}
+LIBRARIES = {
+    "deepspeed": ">=0.15", "diffusers": ">=0.30", "peft": ">=0.15", "transformers": ">=4.40", "accelerate": ">=0.30", "lightning": ">=2.2",
+}  # fmt: skip
 MIN_PROGRAMS = {"torch": 3} | dict.fromkeys(("distributed", *LIBRARIES), 2)
 INFER_S = 3600
+WHOLE = frozenset({"transformers", "accelerate", "lightning"})  # libraries whose packs say what the torch pack says, too: they are older
 UNMEASURED = frozenset({"lightning", "transformers"})  # they ship from before packs had to have a figure, until they are made again
 
 
@@ -80,7 +84,8 @@ def learn(work: Path, name: str, members: Sequence[Member], fewest: int) -> Pack
     out = work / f"shipped-{name}.json"
     out.unlink(missing_ok=True)
     runs = [str(path) for m in members for setting, path in m.runs.items() if setting in (*OWN, *PUBLIC)]
-    done = run([*PROCTOR, "infer", "-q", "--alone", "--executor", "serial", *runs, "-o", str(out)], timeout_s=INFER_S)
+    families = ["--relations", "usage"] if name.partition("-")[0] in LIBRARIES.keys() - WHOLE else []
+    done = run([*PROCTOR, "infer", "-q", "--alone", "--executor", "serial", *families, *runs, "-o", str(out)], timeout_s=INFER_S)
     if done.returncode:
         raise RuntimeError(f"infer {name}: exit {done.returncode}\n{done.stderr[-2000:]}")
     pack = read_pack(out)
@@ -135,6 +140,7 @@ def main() -> int:
     parser.add_argument("--iters", type=int, default=20)
     parser.add_argument("--number", type=int, default=4, help="public programs of one project, at most")
     parser.add_argument("--settings", type=int, default=len(OWN), help="settings of each of our programs, at most")
+    parser.add_argument("--programs", default="", help="our programs whose names contain one of these, separated by commas (default: all)")
     parser.add_argument("--recorded", action="store_true", help="record nothing: use the recordings that are there")
     parser.add_argument("--record-only", action="store_true", help="record, and make no pack")
     parser.add_argument("--record", type=Path, help="what healthy programs of strangers said of each rule (docs/paging.md)")
@@ -146,7 +152,7 @@ def main() -> int:
     work = (args.work or Path(tempfile.mkdtemp(prefix="proctor-packs-"))).resolve()
     record = not args.recorded
     everything = public(work / "public", args.checkouts.resolve(), args.number, LIBRARIES, record=record)
-    everything += own(Bench(work, args.iters, ""), programs(""), args.settings, LIBRARIES, record=record)
+    everything += own(Bench(work, args.iters, ""), [p for p in programs("") if any(word in p.name for word in args.programs.split(","))], args.settings, LIBRARIES, record=record)
     areas: dict[str, list[Member]] = {}
     for member in everything:
         areas.setdefault(member.area, []).append(member)

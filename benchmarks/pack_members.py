@@ -22,7 +22,8 @@ from truths import Wild
 
 from benchmarks.wild.attempt import importable
 from benchmarks.wild.manifest import read_corpus
-from proctor.invariants.fit import said
+from proctor.invariants.fit import called, said
+from proctor.invariants.trace import Trace
 
 OWN = ("seed0", "size", "batch", "lr", "seed1")  # in the order in which they are taken
 PUBLIC = ("seed0", "batch")
@@ -108,7 +109,14 @@ def public(work: Path, checkouts: Path, number: int, libraries: Iterable[str], *
 
 
 def area(runs: Iterable[Path], libraries: Iterable[str]) -> str:
-    """`distributed` for what runs on several ranks, else the first of these libraries that was used, else `torch`; a library's pack takes its programs of several ranks, too."""
-    processes = [msgspec.json.decode(path.read_bytes()) for run in runs for path in sorted(run.glob("procs/*/process.json"))]
+    """`distributed` for what runs on several ranks, else the first of these libraries that was used, else `torch`; a library's pack takes its programs of several ranks, too.
+
+    A library that others import (transformers imports peft) was used where its functions were called.
+    """
+    found = list(runs)
+    processes = [msgspec.json.decode(path.read_bytes()) for run in found for path in sorted(run.glob("procs/*/process.json"))]
     used = {name for process in processes for name in said(process)}
-    return next((name for name in libraries if name in used), "distributed" if len(processes) > 1 else "torch")
+    there = [name for name in libraries if name in used]
+    if len(there) > 1:
+        there = [name for name in there if name in called(name for run in found for name in Trace.load([run]).functions)] or there
+    return there[0] if there else "distributed" if len(processes) > 1 else "torch"

@@ -1,4 +1,4 @@
-"""DeepSpeed: the engine's public methods."""
+"""DeepSpeed: the engine's public methods, and its own schedulers'."""
 
 from __future__ import annotations
 
@@ -11,4 +11,5 @@ POINTS: dict[str, dict[str, tuple[str, ...]]] = {
                             "allreduce_gradients", "clip_fp32_gradients", "is_gradient_accumulation_boundary"),
     },
     "deepspeed.runtime.pipe.engine": {"PipelineEngine": ("train_batch", "eval_batch")},
+    "deepspeed.runtime.lr_schedules": {name: ("step",) for name in ("LRRangeTest", "OneCycle", "WarmupLR", "WarmupCosineLR")},
 }

@@ -152,14 +152,28 @@ class Tracked:
         label = self._labels.get(id(optimizer), "")
         groups = [(group["params"], group.get("lr")) for group in optimizer.param_groups]
         said = [(len(params), id(params[0]) if params else 0, is_zero(lr), decade(lr)) for params, lr in groups]
-        if said == self._said.get(label):
+        before = self._said.get(label)
+        if said == before:
             return
         self._said[label] = said
+        if before is None or [one[:2] for one in before] != [one[:2] for one in said]:
+            self.let_go(optimizer)
         zero = {id(p) for params, lr in groups if is_zero(lr) for p in params}
         rates = {id(p): at for params, lr in groups if (at := decade(lr)) is not None for p in params}
         if zero != self._zero_lr.get(label, set()) or rates != self._rates.get(label, {}):
             self._zero_lr[label], self._rates[label] = zero, rates
             self._describe_again(self._params.values())
+
+    def let_go(self, optimizer: Any) -> None:
+        """What an optimizer held when it was made, and holds no more: somebody put other tensors into its groups, such as flat masters of what they held."""
+        label = self._labels.get(id(optimizer), "")
+        held = {id(p) for group in optimizer.param_groups for p in group["params"]}
+        gone = [key for key, holder in self._holder.items() if holder == label and key not in held]
+        for key in gone:
+            del self._holder[key]
+            self._group.pop(key, None)
+        if gone:
+            self.refresh_optimizer(optimizer)
 
     def _describe_again(self, entries: Iterable[tuple[Any, Slot, Slot, dict[str, Any]]]) -> None:
         for ref, data, grad, description in entries:

@@ -119,6 +119,8 @@ class Steps:
         if training and self._observer.armed:
             if self._clock.step == 0:
                 self._guard.run("state", self._observer.tracker.rescan, 0)  # a layer replaced after the optimizer was built
+                for _, optimizer in self._observer.tracker.optimizers():
+                    self._guard.run("state", self._observer.tracker.let_go, optimizer)
             if not self._observer.tracker.knows(module) and self._clock.step >= 0 and any(True for _ in module.parameters()):
                 self._guard.run("state", self._observer.tracker.add_model, module)
             self._look(0, data=Look.HINT, grad=Look.HINT)

@@ -66,6 +66,53 @@ ACCELERATE = """
         optimizer.step()
 """
 
+PEFT = """
+    import torch
+    from peft import LoraConfig, get_peft_model
+    torch.manual_seed(0)
+    net = torch.nn.Sequential(torch.nn.Linear(8, 16), torch.nn.ReLU(), torch.nn.Linear(16, 1))
+    model = get_peft_model(net, LoraConfig(r=2, target_modules=["0"], modules_to_save=["2"]))
+    optimizer = torch.optim.AdamW([p for p in model.parameters() if p.requires_grad], lr=1e-2)
+    x = torch.randn(64, 8)
+    for batch in x.split(16):
+        torch.nn.functional.mse_loss(model(batch), batch.sum(1, keepdim=True)).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    model.save_pretrained(OUT)
+"""
+
+DIFFUSERS = """
+    import torch
+    from diffusers import DDPMScheduler, UNet2DModel
+    from diffusers.training_utils import EMAModel
+    torch.manual_seed(0)
+    model = UNet2DModel(sample_size=8, in_channels=1, out_channels=1, layers_per_block=1, block_out_channels=(4, 4), norm_num_groups=2,
+                        down_block_types=("DownBlock2D",) * 2, up_block_types=("UpBlock2D",) * 2)
+    scheduler, average = DDPMScheduler(100), EMAModel(model.parameters())
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+    for _ in range(4):
+        clean, noise, steps = torch.randn(4, 1, 8, 8), torch.randn(4, 1, 8, 8), torch.randint(0, 100, (4,))
+        torch.nn.functional.mse_loss(model(scheduler.add_noise(clean, noise, steps), steps).sample, noise).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        average.step(model.parameters())
+    average.copy_to(model.parameters())
+"""
+
+DEEPSPEED = """
+    import os, torch
+    for name, value in (("RANK", "0"), ("LOCAL_RANK", "0"), ("WORLD_SIZE", "1"), ("MASTER_ADDR", "127.0.0.1"), ("MASTER_PORT", "0")):
+        os.environ.setdefault(name, value)
+    import deepspeed
+    torch.manual_seed(0)
+    model = torch.nn.Linear(8, 1)
+    engine, *_ = deepspeed.initialize(model=model, model_parameters=model.parameters(), config={
+        "train_micro_batch_size_per_gpu": 4, "gradient_accumulation_steps": 2, "optimizer": {"type": "AdamW", "params": {"lr": 1e-2, "torch_adam": True}}})
+    for batch in torch.randn(64, 8).split(8):
+        engine.backward(torch.nn.functional.mse_loss(engine(batch), batch.sum(1, keepdim=True)))
+        engine.step()
+"""
+
 
 @pytest.mark.parametrize(
     ("library", "program", "functions"),
@@ -73,6 +120,9 @@ ACCELERATE = """
         ("transformers", TRAINER, {"transformers.Trainer.training_step", "accelerate.Accelerator.backward"}),
         ("lightning", LIGHTNING, {"lightning.Trainer.fit", "lightning.LightningModule.optimizer_step"}),
         ("accelerate", ACCELERATE, {"accelerate.Accelerator.prepare", "accelerate.Accelerator.clip_grad_norm_"}),
+        ("peft", PEFT, {"peft.get_peft_model", "peft.PeftModel.save_pretrained", "peft.get_peft_model_state_dict"}),
+        ("diffusers", DIFFUSERS, {"diffusers.DDPMScheduler.add_noise", "diffusers.EMAModel.step", "diffusers.EMAModel.copy_to"}),
+        ("deepspeed", DEEPSPEED, {"deepspeed.initialize", "deepspeed.DeepSpeedEngine.backward", "deepspeed.DeepSpeedEngine.step"}),
     ],
 )
 def test_library_is_recorded_and_its_result_unchanged(library: str, program: str, functions: set[str], tmp_path: Path) -> None:

@@ -46,7 +46,7 @@ def _find_held(trace: Trace) -> pl.DataFrame:
     seen = trace.states.select("proc", "var", "meta").unique(maintain_order=True).join(told, on="meta", how="left", maintain_order="left")
     held = seen.group_by("proc", "var", maintain_order=True).agg(
         (pl.col("requires_grad") == "false").all().alias("frozen"),
-        pl.col("optimizer").drop_nulls().last(),
+        pl.col("optimizer").last(),  # what an optimizer was made with, and holds no more, is not its own
         pl.col("numel").max(),
         pl.col("dtype", "wrapper").last(),
     )

@@ -51,7 +51,7 @@ def _gradients(trace: Trace) -> pl.DataFrame:
     holders = _frames.metas(trace, "optimizer", "holders")
     rows = rows.join(holders, on="meta", how="left", maintain_order="left")
     # Looked at before it was held, it is the holder's all the same.
-    holder = pl.col("optimizer").drop_nulls().last().over("proc", "var")
+    holder = pl.col("optimizer").last().over("proc", "var")
     rows = rows.with_columns(pl.coalesce("optimizer", holder).alias("optimizer")).drop_nulls("optimizer")
     all_of = pl.coalesce("holders", "optimizer").last().over("proc", "var").alias("holders")
     return rows.with_columns(moment(pl.col("edge")), all_of).sort("proc", "moment", maintain_order=True)

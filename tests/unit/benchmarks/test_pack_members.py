@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -70,9 +72,25 @@ def test_what_did_not_end_well_teaches_nothing(corpus: Path) -> None:
     ("processes", "area"),
     [([{}], "torch"), ([{}, {}], "distributed"), ([{"transformers": "5.0"}, {"transformers": "5.0"}], "transformers"), ([{"transformers": "5.0", "peft": "0.17"}], "peft")],
 )
-def test_a_program_teaches_the_pack_of_its_topmost_library(tmp_path: Path, processes: list[dict[str, str]], area: str) -> None:
+def test_a_program_teaches_the_pack_of_its_topmost_library(tmp_path: Path, processes: list[dict[str, str]], area: str, monkeypatch: pytest.MonkeyPatch) -> None:
     recorded(tmp_path / "run", *processes)
+    monkeypatch.setattr(pack_members.Trace, "load", lambda runs: SimpleNamespace(functions=["torch.add", "peft.get_peft_model"]))
     assert pack_members.area([tmp_path / "run"], LIBRARIES) == area
+
+
+def test_a_library_that_another_one_imports_is_not_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    recorded(tmp_path / "run", {"transformers": "5.0", "peft": "0.17"})
+    monkeypatch.setattr(pack_members.Trace, "load", lambda runs: SimpleNamespace(functions=["torch.add", "transformers.Trainer.train"]))
+    assert pack_members.area([tmp_path / "run"], LIBRARIES) == "transformers"
+
+
+@pytest.mark.parametrize(("area", "families"), [("peft", ["usage"]), ("deepspeed-fold1", ["usage"]), ("torch", []), ("transformers", [])])
+def test_a_new_pack_of_a_library_says_how_the_library_is_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, area: str, families: list[str]) -> None:
+    ran: list[list[str]] = []
+    monkeypatch.setattr(make_packs, "run", lambda command, **options: ran.append(command) or SimpleNamespace(returncode=0))
+    monkeypatch.setattr(make_packs, "read_pack", lambda path: Pack([]))
+    make_packs.learn(tmp_path, area, [], 1)
+    assert [after for word, after in itertools.pairwise(ran[0]) if word == "--relations"] == families
 
 
 def test_programs_of_one_project_are_held_out_together(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

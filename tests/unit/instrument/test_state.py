@@ -241,3 +241,16 @@ def test_a_layer_that_two_models_share_belongs_to_the_one_that_has_more_of_the_o
     actor, critic = torch.nn.Sequential(encoder, torch.nn.Linear(3, 2)), torch.nn.ModuleList([encoder, torch.nn.Linear(3, 1)])
     order = {id(p): i for i, p in enumerate(actor.parameters())}
     assert all([m is actor for m in _in_order(models, order)] == [True, False] for models in ([actor, critic], [critic, actor]))
+
+
+def test_what_an_optimizer_was_made_with_and_holds_no_more_is_not_its_own(tracker: StateTracker, names: Names) -> None:
+    model = nn.Linear(2, 2)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    tracker.add_optimizer(optimizer, "#0")
+    flat = nn.Parameter(torch.cat([p.detach().flatten() for p in model.parameters()]))
+    optimizer.param_groups[0]["params"] = [flat]
+    tracker.let_go(optimizer)
+    rows = look(tracker, data=Look.FORCE)
+    assert "optimizer#0.0.data" in {names.variable(row) for row in rows}
+    holders = {names.variable(row): json.loads(names.texts[row[5]])["optimizer"] for row in rows}
+    assert holders == {"weight.data": None, "bias.data": None, "optimizer#0.0.data": "#0"}

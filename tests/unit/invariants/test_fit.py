@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 
 import pytest
 from helpers.processes import process
 from helpers.runs import write_run
 
-from proctor.invariants.fit import misfit, parse_requirement, used, within
+from proctor.invariants.fit import load_packs, misfit, parse_requirement, used, within
 from proctor.invariants.trace import Trace
 
 
@@ -65,3 +66,15 @@ def test_what_a_run_uses_is_read_from_its_calls_and_processes(tmp_path):
     file.write_text(json.dumps(info))
     expected = {"torch": {"2.6.0+cpu"}, "transformers": set(), "accelerate": {"1.2"}}
     assert used(Trace.load([run])) == expected
+
+
+@pytest.mark.parametrize(("library", "version"), [("peft", "0.21.2"), ("diffusers", "0.42.1"), ("deepspeed", "0.19.8"), ("transformers", "5.24.0"), ("accelerate", "1.15.0"), ("lightning", "2.6.6")])
+def test_a_run_that_imports_a_library_is_judged_by_its_pack_and_no_other_run_is(library: str, version: str, tmp_path: Path) -> None:
+    taken = []
+    for name, libraries in (("with", {library: version}), ("without", {})):
+        run = write_run(tmp_path / name, [process() | {"calls": [{"fn": "torch.add", "step": 0}]}])
+        (file,) = (run / "procs").glob("*/process.json")
+        file.write_text(json.dumps(json.loads(file.read_text()) | {"torch": "2.13.0+cpu", "libraries": libraries}))
+        taken.append({Path(pack).stem for pack in load_packs([], Trace.load([run]))[1]})
+    assert library in taken[0]
+    assert taken[0] - taken[1] == {library}
