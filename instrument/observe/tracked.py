@@ -172,6 +172,7 @@ class Tracked:
         for key in gone:
             del self._holder[key]
             self._group.pop(key, None)
+            self._holders[key] = [other for other in self._holders.get(key, []) if other != label]
         if gone:
             self.refresh_optimizer(optimizer)
 
