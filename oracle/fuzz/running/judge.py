@@ -162,7 +162,7 @@ def digest(seen: Seen) -> tuple[str, int]:
     """What ranks that hold the same must have in common: the place, and a checksum of the bits."""
     place = ""
     if isinstance(seen.index, tuple):
-        place = ",".join(f"{s.start}:{s.stop}" for s in seen.index)
+        place = ",".join(f"{s.start}:{s.stop}" if isinstance(s, slice) else str(zlib.crc32(s.tobytes())) for s in seen.index)
     return f"{seen.kind}/{seen.name}|{place}", zlib.crc32(np.ascontiguousarray(seen.values).tobytes())
 
 

@@ -14,12 +14,13 @@ from proctor.oracle.fuzz.running.evaluate import Runner
 from proctor.oracle.fuzz.running.judge import SHAKEN, Difference, Reference, judge
 from proctor.oracle.fuzz.running.observe import Seen
 from proctor.oracle.fuzz.running.outcome import Outcome, Symptom, outcome_of, refusals
-from proctor.oracle.fuzz.running.rank import plain_message, shake
+from proctor.oracle.fuzz.running.rank import describe, plain_message, shake
 from proctor.oracle.fuzz.running.worlds import Answer
 from proctor.oracle.fuzz.search.attribute import minimal, triggers
 from proctor.oracle.fuzz.search.campaign import Campaign, Pair, Row
 from proctor.oracle.fuzz.search.findings import Finding, holds, needs, read_known, shipped, signature, toml
 from proctor.oracle.fuzz.search.shrink import shrunk
+from proctor.oracle.fuzz.sessions.confirm import confirm
 from proctor.oracle.fuzz.sessions.journal import Asked, Journal
 from proctor.oracle.fuzz.sessions.script import merged, script_of
 from proctor.oracle.fuzz.space import Point
@@ -115,6 +116,39 @@ def test_a_script_is_short_compiles_and_needs_the_library_alone(kind: str | None
     imported |= {str(n.module).partition(".")[0] for n in ast.walk(tree) if isinstance(n, ast.ImportFrom)}
     assert imported <= {"os", "sys", "tempfile", "zlib", "copy", "torch", "contextlib", "datetime", "functools"}
     assert len(script_of(a_finding(None, first), "2.13.0").splitlines()) < 60
+
+
+def test_a_script_of_two_programs_runs_one_after_the_other() -> None:
+    first = Difference(1, "parameter", "layers.0.0.weight", 1.0, 1e-8, 1.0, candidate="1", reference="2")
+    text = script_of(a_finding({"world": 3, "wrapper": "fsdp2", "disk": "save", "before_world": 2, "before": "ddp"}, first), "2.13.0")
+    ast.parse(text)
+    assert text.index("'store1')), 2, ") < text.index("'store')), 3, ") and "build1(rank, world)" in text and len(text.splitlines()) < 76
+
+
+@pytest.mark.parametrize("kind", ["gradient", "parameter", "state", "output"])
+def test_a_script_of_flat_parameters_looks_at_the_ranks_part(kind: str) -> None:
+    first = Difference(0, kind, "layers.0.0.weight" + (":exp_avg" if kind == "state" else ""), 1.0, 1e-8, 1.0, candidate="1", reference="2")
+    text = script_of(a_finding({"world": 2, "wrapper": "fsdp1", "optimizer": "Adam", "clip": "2", "precision": "float32"}, first), "2.13.0")
+    ast.parse(text)
+    assert "net.clip_grad_norm_(0.5, norm_type=float('2'))" in text and ("piece(net, 'layers.0.0.weight')" in text) == (kind != "output")
+
+
+def test_a_script_that_is_no_program_confirms_nothing(tmp_path: Path) -> None:
+    (tmp_path / "script.py").write_text("for x in y:\nelse: pass\n")
+    assert "no program" in confirm(tmp_path / "script.py")[0]
+
+
+def test_what_each_rank_met_is_told_of_a_checkpoint_that_fails() -> None:
+    import torch
+    from torch.distributed.checkpoint.api import CheckpointException, _wrap_exception
+
+    with pytest.raises(BaseException, match="Checkpoint") as raised:  # noqa: PT012
+        try:
+            torch.load("/nowhere/at/all")
+        except OSError as e:
+            raise CheckpointException("write", {1: _wrap_exception(e)}) from None
+    told = describe(raised.value)
+    assert told["type"] == "FileNotFoundError" and "nowhere" in told["message"] and told["where"].startswith("torch/serialization.py")
 
 
 def test_a_tensor_is_judged_by_the_references_own_noise() -> None:

@@ -1,0 +1,69 @@
+"""Axes on real ranks: healthy settings agree, and what is planted into the library is found where it is planted."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from helpers.fuzzing import alone
+
+MODEL = {"layers": ["mlp", "layernorm"], "width": 5}
+
+
+def test_checkpoints_on_disk_come_back_at_another_number_of_ranks(tmp_path: Path) -> None:
+    """What is put together of the shards of others is planted wrong: it shows where the number of ranks changes or one file is made, and only there."""
+    alone(
+        f"""
+        base = {{"wrapper": "fsdp2", "optimizer": "Adam"}}
+        here = [{{**base, "world": 2, "disk": form}} for form in ("save", "async", "full", "flat", "from torch")]
+        there = [{{**base, "world": 2, "disk": "save", "before_world": 3}}, {{**base, "world": 1, "disk": "save", "before_world": 2}},
+                 {{**base, "world": 2, "disk": "save", "before": "tp", "before_world": 3, "scheduler": "OneCycleLR"}}, {{**base, "world": 2, "disk": "to torch"}}]
+        less = [{{**base, "world": 3, "disk": "save", "before_world": 1, "before": "none"}}, {{"wrapper": "tp", "world": 2, "disk": "save", "before": "ddp"}}]
+
+        def planted():
+            from torch.distributed.checkpoint import DefaultLoadPlanner
+            DefaultLoadPlanner.commit_tensor = lambda self, item, tensor: tensor.mul_(1.5 if any(item.dest_offsets) else 1)
+
+        for plant, wrong in ((None, 0), (planted, len(there))):
+            with Worlds(timeout_s=200, prepare=plant) as worlds:
+                found = Runner(worlds).run_all([Scenario("chain", {MODEL!r}, {{"batch": 6}}, s) for s in here + less + there])
+                assert not list(worlds.folder.glob("saved-*"))
+            wanted = ["ok"] * (len(here + less + there) - wrong) + ["inconsistent"] * wrong
+            assert [o.verdict for o in found] == wanted, found
+        """,
+        tmp_path,
+    )
+
+
+def test_flat_parameters_agree_part_by_part(tmp_path: Path) -> None:
+    """FSDP1 in all of its strategies; what is planted into one rank's shard is found there. Its whole optimizer state of original parameters is wrong in the library as it is."""
+    alone(
+        f"""
+        base = {{"wrapper": "fsdp1", "optimizer": "Adam"}}
+        names = ("FULL_SHARD", "SHARD_GRAD_OP", "NO_SHARD", "HYBRID_SHARD", "_HYBRID_SHARD_ZERO2")
+        settings = [{{**base, "world": 4, **({{"fsdp1_strategy": s}} if s != "FULL_SHARD" else {{}}), **({{"fsdp1_orig": True}} if o else {{}})}} for s in names for o in (0, 1)]
+        settings += [{{**base, "world": 2, "fsdp1_units": "each", "accumulate": 2, "sync": "last"}}, {{**base, "world": 3, "split": "one empty"}},
+                     {{**base, "world": 2, "fsdp1_state": "LOCAL_STATE_DICT"}}, {{**base, "world": 2, "fsdp1_state": "SHARDED_STATE_DICT", "fsdp1_orig": True}},
+                     {{**base, "world": 2, "disk": "save", "before": "ddp"}}, {{**base, "world": 3, "precision": "float32", "clip": "2"}}]
+        whole = {{**base, "world": 2, "fsdp1_state": "FULL_STATE_DICT"}}
+        scenarios = [Scenario("chain", {MODEL!r}, {{"batch": 6}}, s) for s in settings]
+
+        def planted():
+            import torch.distributed as dist
+            name = "reduce_scatter_single" if hasattr(dist, "reduce_scatter_single") else "reduce_scatter_tensor"
+            plain = getattr(dist, name)
+            def wrong(out, *args, **kwargs):
+                plain(out, *args, **kwargs)
+                if dist.get_rank() == 1:
+                    out.mul_(2)
+            setattr(dist, name, wrong)
+
+        with Worlds(timeout_s=200) as worlds:
+            found = Runner(worlds).run_all([*scenarios, *(Scenario("chain", {MODEL!r}, {{"batch": 6}}, s) for s in (whole, {{**whole, "fsdp1_orig": True}}))])
+            assert [o.verdict for o in found] == ["ok"] * (len(settings) + 1) + ["inconsistent"], [(o.verdict, o.why) for o in found]
+            assert found[-1].first.kind == "state" and found[-1].first.module == "Linear", found[-1]
+        with Worlds(timeout_s=200, prepare=planted) as worlds:
+            found = Runner(worlds).run_all([s for s in scenarios if "fsdp1_strategy" not in s.setting][:2])
+            assert {{(o.verdict, o.first.kind, o.first.rank) for o in found}} == {{("inconsistent", "gradient", 1)}}, found
+        """,
+        tmp_path,
+    )
