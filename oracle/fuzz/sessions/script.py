@@ -187,7 +187,7 @@ def _taken(kind: str, name: str) -> list[str]:
     if kind in ("output", "evaluation"):
         return ["return torch.cat([out for _, out in seen]), torch.cat([part for part, _ in seen])"]
     name, _, key = name.partition(":")
-    lines = [f"p = dict(getattr(net, 'module', net).{'named_buffers' if kind == 'buffer' else 'named_parameters'}())[{name!r}]"]
+    lines = [f"p = {{n.replace('_orig_mod.', ''): p for n, p in getattr(net, 'module', net).{'named_buffers' if kind == 'buffer' else 'named_parameters'}()}}[{name!r}]"]
     value = {"gradient": "p.grad", "clipped": "p.grad", "state": f"getattr(opt, 'optim', opt).state[p].get({key!r})"}.get(kind, "p.detach()")
     lines.append(f"t = {value}")
     return [*lines, "return t.full_tensor() if hasattr(t, 'full_tensor') else t, None"]
