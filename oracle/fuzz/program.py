@@ -174,7 +174,7 @@ def _train(draft: Draft, contexts: int, *, evaluated: bool) -> tuple[str, ...]:
             "with torch.no_grad():",
             f"    part = {draft.rows}",
             f"    out = {draft.evaluation or draft.forward}",
-            f'yield "evaluation", {draft.steps}, net, opt, [(part, out)]',
+            f'yield "evaluation", {draft.steps}, net, opt, {draft.evaluated}',
         ]
     return ("def train(rank, world):", *_indented(lines, 1))
 
@@ -186,9 +186,11 @@ def _indented(lines: list[str], levels: int) -> list[str]:
 def _passes(draft: Draft, managers: list[str]) -> list[str]:
     """Forward and backward passes of all microbatches."""
     loss = f"((out - y[part]) ** 2).sum().div(n){draft.scale.replace(' * ', '.mul(') + ')' if draft.scale else ''}"
-    inner = [f"out = {draft.forward}", draft.backward.format(loss=loss)]
+    inner = draft.passes or [f"out = {draft.forward}", draft.backward.format(loss=loss)]
     for manager in managers:
         inner = [f"with {manager}:", *_indented(inner, 1)]
+    if draft.passes:
+        return [draft.zero_grad, *inner]
     last = any("last" in line for line in (*draft.before_part, *managers))
     return [
         draft.zero_grad,

@@ -22,7 +22,7 @@ _WHOLE: Final = "StateDictOptions(full_state_dict=True)"
 # What is saved once is not written over; without flattening a dictionary of tensors is one object of one rank; the third pins memory for an accelerator.
 _LEFT_OUT: Final = ("overwrite", "flatten_state_dict", "cache_staged_state_dict")
 _NUMBERS: Final = {"thread_count": 2}
-_BEFORE: Final = ("none", "ddp", "fsdp2", "hsdp", "tp", "tp_fsdp2", "fsdp1")  # wrappers that a first life may have
+_BEFORE: Final = ("none", "ddp", "fsdp2", "hsdp", "tp", "tp_fsdp2", "fsdp1", "pipeline")  # wrappers that a first life may have
 
 
 def switches() -> tuple[str, ...]:

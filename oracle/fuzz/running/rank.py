@@ -25,7 +25,7 @@ import numpy as np
 import torch
 
 from proctor.oracle.fuzz.running import judge, kept
-from proctor.oracle.fuzz.running.observe import Array, module_types, observe
+from proctor.oracle.fuzz.running.observe import Array, module_types, observe, parameters
 
 EVERY: Final = 12  # tasks between collections
 _KEPT: Final = 4  # references in memory
@@ -100,7 +100,8 @@ def run(task: dict[str, Any], rank: int, world: int) -> dict[str, Any]:
                     key, sum_ = judge.digest(one)
                     digests[f"{step}/{key}"] = sum_
         if moment == "backward" and not task["tolerance"]:
-            lost = reference.missing(names, step)
+            own = {name for name, _ in parameters(net)} if hasattr(net, "schedule") else None  # a stage of a pipeline has no others
+            lost = [name for name in reference.missing(names, step) if own is None or name in own]
             differences += [judge.Difference(step, "gradient", n, judge.MISSING, 0.0, 0.0, "no gradient", rank=rank) for n in lost]
     types = module_types(net) if differences else {}
     named = [msgspec.structs.replace(d, module=types.get(d.name.partition(":")[0], ""), rank=rank) for d in differences]
@@ -197,7 +198,8 @@ def plain_message(message: str) -> str:
     line = next((part for part in message.splitlines() if part.strip()), "")
     for _ in range(3):  # what is in brackets is data: shapes, placements, arguments
         line = re.sub(r"\([^()]*\)|\[[^\[\]]*\]", "", line)
-    line = re.sub(r"(^'|: )(\w+)\.[\w.\-]+\.(\w+)('?\.?$)", r"\1\2.….\3\4", line)  # the name of a parameter, at the end or alone: its first and last word are not
+    line = re.sub(r"^'\w+\.[\w.\-]+\.(\w+)'$", r"'….\1'", line)  # the name of a parameter alone
+    line = re.sub(r": (\w+)\.[\w.\-]+\.(\w+)(\.?$)", r": \1.….\2\3", line)  # and at the end, where its first word may be a part of a state
     line = re.sub(r"0x[0-9a-f]+|(?:/[\w.\-]+)+|-?\d+(?:\.\d+)?(?:e-?\d+)?", "#", line)
     return line[:160].strip()
 

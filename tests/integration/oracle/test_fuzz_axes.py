@@ -63,6 +63,37 @@ def test_compiled_models_agree_and_are_compiled(tmp_path: Path) -> None:
     )
 
 
+def test_pipelines_agree_in_every_schedule(tmp_path: Path) -> None:
+    """A stage that sends its neighbour another gradient is planted: the stages before it differ. Evaluation in V shape raises in the library as it is."""
+    alone(
+        """
+        from proctor.oracle.fuzz.axes.pipelined import _SCHEDULES, _SHAPED
+        layers = {"layers": ["linear", "mlp", "layernorm", "linear", "gelu"], "width": 5}
+        base = {"world": 2, "wrapper": "pipeline", "optimizer": "Adam"}
+        settings = [{**base, "pipe_micro": "two a rank", **({"pipe_schedule": s} if s != "ScheduleGPipe" else {}), **({} if s in _SHAPED else {"pipe_eval": True})} for s in _SCHEDULES]
+        settings += [{**base, "pipe_scale": True}, {**base, "disk": "flat"}, {**base, "disk": "flat", "before": "ddp"}, {**base, "wrapper": "fsdp2", "disk": "flat", "before": "pipeline"}]
+        scenarios = [Scenario("chain", layers, {"batch": 8}, s) for s in settings]
+        shaped = Scenario("chain", layers, {"batch": 8}, {**base, "pipe_schedule": "ScheduleZBVZeroBubble", "pipe_eval": True})
+
+        def planted():
+            from torch.distributed.pipelining.stage import PipelineStage
+            whole = PipelineStage.get_bwd_send_ops
+            def wrong(stage, chunk):
+                if stage.stage_index == 1 and chunk in stage.bwd_cache:
+                    stage.bwd_cache[chunk] = tuple(g if g is None else g * 2 for g in stage.bwd_cache[chunk])
+                return whole(stage, chunk)
+            PipelineStage.get_bwd_send_ops = wrong
+
+        for plant, wanted in ((None, "ok"), (planted, "inconsistent")):
+            with Worlds(timeout_s=200, prepare=plant) as worlds:
+                found = Runner(worlds).run_all(scenarios[:2] if plant else [*scenarios, shaped])
+            assert [o.verdict for o in found] == ([wanted] * 2 if plant else ["ok"] * len(scenarios) + ["crash"]), [(o.verdict, o.why) for o in found]
+            assert not plant or {(o.first.kind, o.first.rank) for o in found} == {("gradient", 0)}, found
+        """,
+        tmp_path,
+    )
+
+
 def test_the_state_that_is_asked_for_before_training_changes_it(tmp_path: Path) -> None:
     """`get_state_dict` makes a step of an optimizer without state, so that Adam counts one too many: a mistake of the library as it is. SGD has nothing to count."""
     alone(

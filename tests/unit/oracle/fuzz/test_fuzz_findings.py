@@ -76,6 +76,13 @@ def test_messages_of_one_cause_are_one_signature() -> None:
     assert first == other
 
 
+def test_names_of_parameters_are_no_part_of_a_message() -> None:
+    said = "Missing key in checkpoint state_dict: opt.state.{}.step."
+    assert plain_message(said.format("experts.0.0.weight")) == plain_message(said.format("unused.weight")) != plain_message("Missing key in checkpoint state_dict: opt.param_groups.")
+    assert plain_message("'experts.0.0.weight'") == plain_message("'bags.1.weight'") != plain_message("'weight'")
+    assert "aten.pow_.Scalar" in plain_message("aten.pow_.Scalar: in-place operations that require placement changes")
+
+
 def test_a_known_list_survives_toml_and_knows_its_versions(tmp_path: Path) -> None:
     finding = a_finding()
     file = tmp_path / "known.toml"

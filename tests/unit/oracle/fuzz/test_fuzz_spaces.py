@@ -23,7 +23,7 @@ from proctor.oracle.fuzz.running.rank import program_of
 from proctor.oracle.fuzz.search.cover import Cover, pairs
 from proctor.oracle.fuzz.search.findings import needs, signature
 from proctor.oracle.fuzz.search.shrink import steps
-from proctor.oracle.fuzz.space import Choice, drawn, simpler
+from proctor.oracle.fuzz.space import Choice, Point, drawn, simpler
 from proctor.oracle.fuzz.spec import INPUT, Scenario, decode, encode, read
 
 TEMPLATES = [t.name for t in all_templates("torch")]
@@ -133,15 +133,18 @@ def test_every_axis_writes_something_that_compiles() -> None:
             template, kinds = "operator", [frozenset({"operator"})]
         if axis.name.startswith("hand_"):
             template, kinds = "collective", [frozenset({"collective", *more}) for more in ((), ("complex values",))]
+        if axis.name.startswith("pipe_"):
+            template, kinds = "chain", [plain | {"pipeline of 8", "rows 8"}]
         for value in axis.choice.values[1:]:
-            if value in ("dmp", "dtensor", "by_hand", "accelerate") or (axis.name == "acc_ddp" and str(value).partition("=")[0] not in _passed_on()):
+            if value in ("dmp", "dtensor", "by_hand", "accelerate", "pipeline") or (axis.name == "acc_ddp" and str(value).partition("=")[0] not in _passed_on()):
                 continue
             found = next((s for traits in kinds for s in _settings_with(axis.name, value) if not why_invalid(s, traits)), None)
             assert found is not None, (axis.name, value)
-            texts = _texts(Scenario(template, {}, {}, found))
+            model: Point = {"layers": ["linear", "mlp"] * 4} if axis.name.startswith("pipe_") else {}
+            texts = _texts(Scenario(template, model, {}, found))
             for text in texts:
                 compile(text, "here", "exec")
-            assert texts != _texts(Scenario(template, {}, {}, {k: v for k, v in found.items() if k != axis.name})) or "world" in axis.name
+            assert texts != _texts(Scenario(template, model, {}, {k: v for k, v in found.items() if k != axis.name})) or "world" in axis.name
 
 
 def _texts(scenario: Scenario) -> list[str]:
@@ -152,7 +155,7 @@ def _texts(scenario: Scenario) -> list[str]:
 def _settings_with(name: str, value: object) -> list[dict[str, object]]:
     bases: list[dict[str, object]] = [{}, {"world": 2, "wrapper": "ddp"}, {"world": 2, "wrapper": "fsdp2"}, {"world": 2, "wrapper": "zero"}, {"world": 2, "wrapper": "tp"},
                                       {"world": 4, "wrapper": "fsdp2"}, {"world": 2, "wrapper": "dmp", "precision": "float32"}, {"precision": "float32"},
-                                      {"world": 2, "wrapper": "fsdp1"}, {"world": 4, "wrapper": "fsdp1"}, {"world": 2, "wrapper": "accelerate"}, {"world": 2, "wrapper": "dtensor"}, {"world": 4, "wrapper": "dtensor", "dt_mesh": "square"},
+                                      {"world": 2, "wrapper": "fsdp1"}, {"world": 4, "wrapper": "fsdp1"}, {"world": 2, "wrapper": "pipeline"}, {"world": 2, "wrapper": "pipeline", "pipe_micro": "two a rank"}, {"world": 2, "wrapper": "accelerate"}, {"world": 2, "wrapper": "dtensor"}, {"world": 4, "wrapper": "dtensor", "dt_mesh": "square"},
                                       {"world": 2, "wrapper": "by_hand"}, {"world": 2, "wrapper": "by_hand", "hand_call": "all_reduce"}]
     extra: list[dict[str, object]] = [{}, {"disk": "save"}, {"disk": "save", "before_world": 1}, {"disk": "save", "before_world": 4}, {"groups": "matrices"}, {"accumulate": 2}, {"clip": "2"}, {"world": 4}]
     extra += [{"optimizer": o, **g} for o in arguments() for g in ({}, {"groups": "matrices"}, {"groups": "bags"})]
@@ -175,6 +178,18 @@ def test_a_checkpoint_of_another_program_is_saved_by_a_first_life() -> None:
                        ({"before": "hsdp", "before_world": 2}, "four ranks"), ({"resume": "full"}, "resumed already")):
         point = {k: v for k, v in {**setting, **more}.items() if v != "no"}
         assert said in why_invalid(point, traits), more  # type: ignore[arg-type]
+
+
+def test_a_pipelines_stages_are_the_layers_of_a_chain_and_each_has_parameters() -> None:
+    layers = ["relu", "linear", "gelu", "mlp", "rmsnorm"]
+    scenario = Scenario("chain", {"layers": layers}, {"batch": 8}, {"world": 3, "wrapper": "pipeline"})  # type: ignore[dict-item]
+    assert [[int(x.partition("[")[2][:-1]) for x in part] for part in model_code(scenario).stages] == [[0, 1, 2], [3], [4]]
+    assert "pipeline of 3" in facts(scenario) and "rows alike" in why_invalid(scenario.setting, facts(scenario))
+    assert not why_invalid({"world": 2, "wrapper": "pipeline"}, facts(scenario))
+    assert "no chain" in why_invalid({"world": 2, "wrapper": "pipeline", "pipe_schedule": "ScheduleLoopedBFS"}, facts(scenario))
+    assert "no chain" in why_invalid({"world": 2, "wrapper": "pipeline"}, facts(Scenario("chain", {"layers": layers, "skip": "all"}, {"batch": 8})))  # type: ignore[dict-item]
+    known = {a.name: a for a in all_axes()}
+    assert {"Schedule1F1B", "ScheduleInterleaved1F1B", "ScheduleZBVZeroBubble"} <= set(known["pipe_schedule"].choice.values)
 
 
 def test_rows_are_drawn_around_the_axes_that_are_asked_for() -> None:
