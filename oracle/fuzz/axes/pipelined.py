@@ -19,7 +19,7 @@ _OURS: Final[dict[str, tuple[Value, ...]]] = {"wrapper": ("pipeline",)}
 _SCHEDULES: Final = ("ScheduleGPipe", *(name for name in sorted(pipelining.__all__) if name.startswith("Schedule") and name != "ScheduleGPipe"))
 _SHAPED: Final = tuple(name for name in _SCHEDULES if "V" in name)
 _PROGRAM: Final[dict[str, tuple[Value, ...]]] = {
-    "groups": ("one", "named"), "clip": ("no", "value"), "accumulate": (1,), "resume": ("no", "plain", "asked"), "disk": ("no", "flat"), "compile": ("no", "units"), "split": ("even",),
+    "groups": ("one", "named"), "clip": ("no", "value"), "accumulate": (1,), "resume": ("no", "plain", "asked"), "disk": ("no", "flat"), "compile": ("no", "units"), "recompute": ("no", "non-reentrant"), "split": ("even",),
 }  # fmt: skip
 _LOCAL: Final = "the layer's statistics are those of a microbatch"
 

@@ -159,6 +159,8 @@ FOR_ROWS: Final[tuple[Point, ...]] = (
     {"acc_ddp": "find_unused_parameters=True"},
     {"accumulate": 2},
     {"disk": "save"},
+    {"disk": "flat"},
+    {"pipe_micro": "two a rank"},
 )
 
 

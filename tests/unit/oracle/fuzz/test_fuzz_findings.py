@@ -240,3 +240,11 @@ def test_a_trigger_set_without_an_optimizer_is_not_taken_to_hold_for_all() -> No
     campaign._optimizers["x"].add("Rprop")
     assert campaign._general("x", {"resume": "full", "optimizer": "Adam"})
     assert campaign._general("shipped", {"optimizer": "Adam"})
+
+
+def test_values_that_left_all_bounds_have_a_place_and_no_exception() -> None:
+    whole = 1e160 * np.linspace(1.0, 2.0, 12).reshape(4, 3)
+    other = whole.copy()
+    other[1, 2] *= 1.5
+    found = judge(Seen("parameter", "w", other), 0, Reference({"0/parameter/w": whole}, {"0/parameter/w": 1e155}, 2e-7, steady=True), 0.0)
+    assert found is not None and found.error > 1e159
