@@ -91,7 +91,7 @@ def _loading(value: str, *, scheduler: bool) -> list[str]:
 class Disk(Axis):
     """How the state goes to the disk and comes back: at once, in a thread, whole, flat, by way of a file of `torch.save` in both directions."""
 
-    choice = Choice("disk", ("no", *_FORMS), rare=0.4)
+    choice = Choice("disk", ("no", *_FORMS), rare=0.15)
     order = 71
     rules = (
         Rule("invalid", "it is resumed already", unless={"disk": ("no",), "resume": ("no",)}),
@@ -135,7 +135,7 @@ class _Option(Axis):
 class DiskSwitch(_Option):
     """A switch of the writer or of the planner."""
 
-    choice = Choice("disk_switch", ("", *switches()), rare=0.5)
+    choice = Choice("disk_switch", ("", *switches()), rare=0.1)
     rules = (Rule("invalid", "the file becomes a checkpoint without a planner", when={"disk": ("from torch",)}, unless={"disk_switch": ("",)}),)
 
 
@@ -159,11 +159,11 @@ def _neutral_of(name: str) -> Value:
 class Before(_Life):
     """The wrapper of the program that saves."""
 
-    choice = Choice("before", ("same", *_BEFORE), rare=0.5)
+    choice = Choice("before", ("same", *_BEFORE), rare=0.15)
 
 
 @register
 class BeforeWorld(_Life):
     """How many ranks the program that saves has."""
 
-    choice = Choice("before_world", (0, 1, 2, 3, 4), rare=0.5)
+    choice = Choice("before_world", (0, 1, 2, 3, 4), rare=0.15)

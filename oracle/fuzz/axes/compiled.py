@@ -13,7 +13,7 @@ _RESET = "torch._dynamo.reset()"
 class Compile(Axis):
     """What is compiled: the model before it is wrapped, each of its units, or what the wrapper made of it."""
 
-    choice = Choice("compile", ("no", "model", "units", "wrapped"), rare=0.15)
+    choice = Choice("compile", ("no", "model", "units", "wrapped"), rare=0.02)
     order = 32  # after recomputation, before the wrapper
     rules = (
         Rule("invalid", "parameters are cut by the names of their layers, which compiled units change", when={"compile": ("units",), "wrapper": ("tp", "tp_fsdp2")}),

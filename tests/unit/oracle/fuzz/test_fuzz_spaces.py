@@ -18,7 +18,7 @@ from proctor.oracle.fuzz.axes.optimizer import arguments, options
 from proctor.oracle.fuzz.facts import facts
 from proctor.oracle.fuzz.models import all_templates
 from proctor.oracle.fuzz.program import first_of, model_code, program, reference_of
-from proctor.oracle.fuzz.running.outcome import Symptom
+from proctor.oracle.fuzz.running.outcome import Symptom, refusals
 from proctor.oracle.fuzz.running.rank import program_of
 from proctor.oracle.fuzz.search.cover import Cover, pairs
 from proctor.oracle.fuzz.search.findings import needs, signature
@@ -190,6 +190,20 @@ def test_a_pipelines_stages_are_the_layers_of_a_chain_and_each_has_parameters() 
     assert "no chain" in why_invalid({"world": 2, "wrapper": "pipeline"}, facts(Scenario("chain", {"layers": layers, "skip": "all"}, {"batch": 8})))  # type: ignore[dict-item]
     known = {a.name: a for a in all_axes()}
     assert {"Schedule1F1B", "ScheduleInterleaved1F1B", "ScheduleZBVZeroBubble"} <= set(known["pipe_schedule"].choice.values)
+
+
+def test_what_was_told_falsely_is_declared_or_no_program() -> None:
+    scenario = Scenario("chain", {}, {"batch": 8}, {"world": 2, "wrapper": "ddp", "implementation": "lr=tensor", "disk": "save", "before_world": 1})
+    first = first_of(scenario)
+    assert first is not None and first.setting["implementation"] == "lr=tensor"  # what is saved is of the same type as what it is loaded into
+    for axis, wrapper in (("fsdp_policy", "fsdp2"), ("fsdp1_policy", "fsdp1")):
+        rules = declared({"world": 2, "wrapper": wrapper, axis: "param_dtype=torch.bfloat16"}, frozenset({"routed"}))
+        assert "different" in {r.effect for r in rules} and "router" in next(r.why for r in rules if r.effect == "different")
+    stack = facts(Scenario("stack", {"layers": ["linear"] * 4}, {"batch": 8}))  # type: ignore[dict-item]
+    assert why_invalid({"world": 2, "wrapper": "pipeline", "recompute": "reentrant"}, stack) and not why_invalid({"world": 2, "wrapper": "pipeline", "recompute": "non-reentrant"}, stack)
+    assert not [s for s in next(a for a in all_axes() if a.name == "disk_switch").choice.values if "cache_staged" in str(s)]
+    assert [why for pattern, why in refusals() if pattern.search("DeviceMesh is not compatible with LOCAL_STATE_DICT")]
+    assert "double" in why_invalid({"world": 2, "wrapper": "fsdp1", "clip": "2"}, stack)
 
 
 def test_rows_are_drawn_around_the_axes_that_are_asked_for() -> None:
