@@ -173,6 +173,14 @@ def test_a_tensor_is_judged_by_the_references_own_noise() -> None:
     assert doubled is not None and "scale 2" in doubled.way
 
 
+def test_what_is_mathematically_zero_is_the_rounding_of_its_terms_in_bfloat16() -> None:
+    known = Reference({"0/gradient/w": np.ones(4), "0/gradient/b": np.full(4, 1e-17)}, {}, 2e-7, steady=True)
+    bias = Seen("gradient", "b", np.full(4, 2e-3))
+    assert judge(bias, 0, known, 0.15) is None  # half of what bfloat16 rounds away of terms as large as the other gradients
+    assert judge(bias, 0, known, 0.0) is not None and judge(bias, 0, known, 3e-5) is not None
+    assert judge(Seen("gradient", "b", np.full(4, 2e-2)), 0, known, 0.15) is not None
+
+
 def test_noise_turns_signs_that_rounding_made_and_leaves_zeros() -> None:
     torch = pytest.importorskip("torch")
     given = torch.tensor([0.5, -0.25, 0.0, *[3e-18] * 16, 1e-6], dtype=torch.float64)
