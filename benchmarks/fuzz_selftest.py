@@ -33,6 +33,9 @@ ONLY: dict[str, tuple[str, ...]] = {
     "fsdp_policy": (),
     "wrapper": ("ddp", "fsdp2", "hsdp", "tp", "tp_fsdp2", "zero"),  # planted bugs are in these
     "disk": (),
+    "disk_switch": (),
+    "before": (),
+    "before_world": (),
     "compile": (),
 }
 MODELS = (("chain", {"layers": ["mlp", "layernorm", "linear"], "frozen": "first"}), ("transformer", {}))

@@ -40,6 +40,7 @@ class Cover:
         # A library that has no wrapper of its own (transformers) is put into torch's.
         ours = tuple(n for n, w in wrappers().items() if w.library in libraries) or tuple(n for n, w in wrappers().items() if w.library == "torch")
         self._only = {"wrapper": ours, **(only or {})}
+        self._repairs = tuple(more for more in FOR_ROWS if all(self._allows(name, value) for name, value in more.items()))
 
     def programs(self, rng: random.Random, traits: frozenset[str], number: int) -> list[Point]:
         """Programs for the rows of one model: an optimizer and a little more; each can be trained by one process.
@@ -110,18 +111,18 @@ class Cover:
             drawn = {**program, **(wanted or {})} if number < 48 else dict(program)
             self._set(drawn, self._by_name["world"], rng)
             drawn.setdefault("wrapper", rng.choice(fitting))
-            repaired = _repaired(drawn, traits, FOR_ROWS)
+            repaired = _repaired(drawn, traits, self._repairs)
             if repaired is not None:
                 point = repaired
                 break
         names = [a.name for a in self.axes if not a.program and a.name not in ("world", "wrapper")]
-        return self._more(point, rng.sample(names, len(names)), rng, traits, rng.randint(0, MOST), FOR_ROWS)
+        return self._more(point, rng.sample(names, len(names)), rng, traits, rng.randint(0, MOST), self._repairs)
 
     def _fitting(self, traits: frozenset[str]) -> tuple[Value, ...]:
         """Wrappers that go with a model on some number of ranks: a model of one operator has one of its own."""
         if traits not in self._wrappers:
             named = [v for v in self._by_name["wrapper"].choice.values[1:] if self._allows("wrapper", v)]
-            found = [v for v in named if any(_repaired({"world": n, "wrapper": v}, traits, (*FOR_ROWS, *FOR_PROGRAMS)) for n in (2, 4))]
+            found = [v for v in named if any(_repaired({"world": n, "wrapper": v}, traits, (*self._repairs, *FOR_PROGRAMS)) for n in (2, 4))]
             self._wrappers[traits] = tuple(found or named)
         return self._wrappers[traits]
 

@@ -192,6 +192,12 @@ def test_a_pipelines_stages_are_the_layers_of_a_chain_and_each_has_parameters() 
     assert {"Schedule1F1B", "ScheduleInterleaved1F1B", "ScheduleZBVZeroBubble"} <= set(known["pipe_schedule"].choice.values)
 
 
+def test_what_is_not_allowed_does_not_come_back_as_a_repair() -> None:
+    cover, traits = Cover(only={"disk": (), "compile": ()}), facts(Scenario("chain", {"layers": ["mlp"]}, {"batch": 8}))
+    rows = [cover.row(random.Random(n), traits) for n in range(60)]
+    assert not [r for r in rows if {"disk", "disk_switch", "before", "before_world", "compile"} & set(r)] and len({str(r) for r in rows}) > 40
+
+
 def test_what_was_told_falsely_is_declared_or_no_program() -> None:
     scenario = Scenario("chain", {}, {"batch": 8}, {"world": 2, "wrapper": "ddp", "implementation": "lr=tensor", "disk": "save", "before_world": 1})
     first = first_of(scenario)
