@@ -31,6 +31,12 @@ ONLY: dict[str, tuple[str, ...]] = {
     "resume": ("full", "sharded"),
     "recompute": ("non-reentrant",),
     "fsdp_policy": (),
+    "wrapper": ("ddp", "fsdp2", "hsdp", "tp", "tp_fsdp2", "zero"),  # planted bugs are in these
+    "disk": (),
+    "disk_switch": (),
+    "before": (),
+    "before_world": (),
+    "compile": (),
 }
 MODELS = (("chain", {"layers": ["mlp", "layernorm", "linear"], "frozen": "first"}), ("transformer", {}))
 

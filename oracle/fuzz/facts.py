@@ -2,7 +2,7 @@
 
 The model is made once on torch's meta device, which has shapes and no numbers. Facts are words, as traits are, so that a `Rule` can name them:
 "divides by N" (the last dimensions of all matrices do), "matrix" (there is one), "trains" (something requires a gradient), "wholly cut" (tensor parallelism cuts
-every parameter), "rows N" (of the batch).
+every parameter), "rows N" (of the batch), "pipeline of N" (parts that make the model one after the other).
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ DIVISORS: Final = (2, 3, 4)
 def facts(scenario: Scenario) -> frozenset[str]:
     """Traits and facts of a scenario's model and input."""
     code = model_code(scenario)
-    return code.traits | _shapes(code.net, code.after, tuple(code.tensor_parallel)) | {f"rows {scenario.given('batch')}"}
+    return code.traits | _shapes(code.net, code.after, tuple(code.tensor_parallel)) | {f"rows {scenario.given('batch')}", f"pipeline of {len(code.stages)}"}
 
 
 @lru_cache(256)

@@ -20,6 +20,7 @@ from typing import Final
 import msgspec
 
 from proctor.oracle.fuzz.axes import axis_of, program_of, whole
+from proctor.oracle.fuzz.axes.checkpoint import first_life
 from proctor.oracle.fuzz.axes.draft import Draft
 from proctor.oracle.fuzz.models import ModelCode, template_of
 from proctor.oracle.fuzz.spec import Scenario
@@ -72,7 +73,13 @@ def reference_of(scenario: Scenario) -> Scenario:
     return scenario.with_setting(program_of(scenario.setting))
 
 
-def program(scenario: Scenario, *, permuted: int = 0, contexts: int | None = None, evaluated: bool = True) -> Program:
+def first_of(scenario: Scenario) -> Scenario | None:
+    """The scenario of the program that saves what this one begins with; None if it begins by itself."""
+    setting = first_life(scenario.setting)
+    return None if setting is None else scenario.with_setting(setting)
+
+
+def program(scenario: Scenario, *, permuted: int = 0, contexts: int | None = None, evaluated: bool = True, life: int | None = None) -> Program:
     """Write a scenario down.
 
     Args:
@@ -80,8 +87,10 @@ def program(scenario: Scenario, *, permuted: int = 0, contexts: int | None = Non
         permuted: a seed by which rows are dealt in another order, for the noise; 0 for their own.
         evaluated: whether the model is evaluated at the end.
         contexts: context managers that there must be at least; None for what the scenario has.
+        life: 1 for a program that saves after one step and ends; None for what the scenario says.
     """
-    draft = _draft(scenario)
+    draft = _draft(scenario, life)
+    evaluated = evaluated and draft.life != 1
     if permuted:
         draft.rows = f"torch.randperm(n, generator=torch.Generator().manual_seed({permuted}))"
         draft.accumulate = 1 if draft.code.traits & {"local statistics", "torchrec"} else 2
@@ -102,8 +111,9 @@ def contexts_of(scenario: Scenario) -> int:
     return len(_draft(scenario).contexts)
 
 
-def _draft(scenario: Scenario) -> Draft:
-    draft = Draft(model_code(scenario), int(str(scenario.given("steps"))), int(str(scenario.given("batch"))))
+def _draft(scenario: Scenario, life: int | None = None) -> Draft:
+    life = (2 if first_life(scenario.setting) else 0) if life is None else life
+    draft = Draft(model_code(scenario), 1 if life == 1 else int(str(scenario.given("steps"))), int(str(scenario.given("batch"))), life=life)
     given = whole(scenario.setting)
     axes = sorted((axis_of(name) for name in scenario.setting), key=lambda a: (a.order, a.name))
     for axis in axes:
@@ -143,11 +153,13 @@ def _train(draft: Draft, contexts: int, *, evaluated: bool) -> tuple[str, ...]:
     lines = [
         "net, opt = build(rank, world)",
         *([f"scheduler = {draft.scheduler}"] if draft.scheduler else []),
+        *draft.before_loop,
         f"for step in range({draft.steps}):",
         "    x, y = batch(step)",
         f"    n, seen = {draft.batch}, []",
         f"    rows = {draft.rows}",
         f"    parts = rows.tensor_split({draft.accumulate})",
+        *([f"    if step < {draft.first}: continue  # it was done before"] if draft.first else []),
         *_indented(_closure(draft, managers) if draft.closure else _passes(draft, managers), 1),
         *([] if draft.closure else _indented(_backward(draft), 1)),
         "    opt.step(closure)" if draft.closure else "    opt.step()",
@@ -162,7 +174,7 @@ def _train(draft: Draft, contexts: int, *, evaluated: bool) -> tuple[str, ...]:
             "with torch.no_grad():",
             f"    part = {draft.rows}",
             f"    out = {draft.evaluation or draft.forward}",
-            f'yield "evaluation", {draft.steps}, net, opt, [(part, out)]',
+            f'yield "evaluation", {draft.steps}, net, opt, {draft.evaluated}',
         ]
     return ("def train(rank, world):", *_indented(lines, 1))
 
@@ -174,9 +186,11 @@ def _indented(lines: list[str], levels: int) -> list[str]:
 def _passes(draft: Draft, managers: list[str]) -> list[str]:
     """Forward and backward passes of all microbatches."""
     loss = f"((out - y[part]) ** 2).sum().div(n){draft.scale.replace(' * ', '.mul(') + ')' if draft.scale else ''}"
-    inner = [f"out = {draft.forward}", draft.backward.format(loss=loss)]
+    inner = draft.passes or [f"out = {draft.forward}", draft.backward.format(loss=loss)]
     for manager in managers:
         inner = [f"with {manager}:", *_indented(inner, 1)]
+    if draft.passes:
+        return [draft.zero_grad, *inner]
     last = any("last" in line for line in (*draft.before_part, *managers))
     return [
         draft.zero_grad,

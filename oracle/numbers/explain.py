@@ -139,11 +139,12 @@ def _region(candidate: Array, reference: Array, dtype: str, tolerance: float, ki
     with np.errstate(invalid="ignore", over="ignore"):
         c, r = (as_float(x, dtype).astype(np.float64) for x in (candidate, reference))
         squares = np.nan_to_num((c - r) ** 2).reshape(*candidate.shape, -1).sum(axis=-1)
+        least = np.square(np.float64(tolerance))  # that of values that left all bounds has no square
     box: list[slice] = []
     words: list[str] = []
     for dim, extent in enumerate(candidate.shape):
         along = squares.sum(axis=tuple(i for i in range(squares.ndim) if i != dim))
-        wrong = np.flatnonzero(along > tolerance**2 / extent)
+        wrong = np.flatnonzero(along > least / extent)
         low, high = (int(wrong[0]), int(wrong[-1]) + 1) if wrong.size else (0, extent)
         if extent > 1 and wrong.size and high - low <= _PART * extent:
             box.append(slice(low, high))

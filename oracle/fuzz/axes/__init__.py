@@ -122,6 +122,10 @@ class Wrapper(ABC):
     library: ClassVar[str] = "torch"
     rules: ClassVar[tuple[Rule, ...]] = ()
 
+    def invalid(self, setting: Point, traits: frozenset[str]) -> str:
+        """Why it cannot wrap a model so; "" if it can. For what `rules` cannot say."""
+        return ""
+
     @abstractmethod
     def apply(self, draft: Draft, setting: Point) -> None:
         """Write it into the draft: how the model is wrapped, which rows a rank has, what the loss is multiplied by."""

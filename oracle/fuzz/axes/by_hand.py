@@ -77,7 +77,7 @@ _LAYOUTS: Final = {
     "transposed": "t.clone().movedim(0, -1).contiguous().movedim(-1, 0) if t.ndim else t.clone()",
     "strided": "torch.stack([t, torch.zeros_like(t)], -1)[..., 0]",
     "offset": "torch.stack([torch.zeros_like(t), t])[1]",
-    "channels last": "t.contiguous(memory_format={4: torch.channels_last, 5: torch.channels_last_3d}.get(t.ndim, torch.preserve_format))",
+    "channels last": "t.contiguous(memory_format={4: torch.channels_last, 5: torch.channels_last_3d}.get(t.ndim, torch.contiguous_format))",
     "conjugate": "t.conj().resolve_conj().conj()",
     "negative": "torch.complex(torch.zeros_like(t), -t).conj().imag",
 }

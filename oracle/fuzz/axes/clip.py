@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from proctor.oracle.fuzz.axes import Axis, register
+from proctor.oracle.fuzz.axes import Axis, Rule, register
 from proctor.oracle.fuzz.axes.draft import Draft
 from proctor.oracle.fuzz.space import Choice, Point, Value
 
@@ -19,7 +19,7 @@ class Clip(Axis):
         if value == "value":
             draft.after_backward.append("nn.utils.clip_grad_value_(net.parameters(), 0.05)")
         else:
-            draft.after_backward.append(f"nn.utils.clip_grad_norm_(net.parameters(), 0.5, norm_type=float('{value}'))")
+            draft.after_backward.append(draft.clip_norm.format(limits=f"0.5, norm_type=float('{value}')"))
 
 
 @register
@@ -28,6 +28,7 @@ class ClipForeach(Axis):
 
     order = 60
     choice = Choice("clip_foreach", ("", "True", "False"))
+    rules = (Rule("invalid", "FSDP1's own clipping has no such argument", when={"wrapper": ("fsdp1",)}, unless={"clip_foreach": ("",)}),)
 
     def invalid(self, value: Value, setting: Point, traits: frozenset[str]) -> str:
         """As `Axis.invalid`."""

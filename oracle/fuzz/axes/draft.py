@@ -36,6 +36,12 @@ class Draft:
         evaluation: expression of what is compared of the evaluated model; "" for `forward`.
         prelude: lines at the top of `build`, after `net` is made and before it is wrapped.
         closure: whether the optimizer calls for the loss itself.
+        passes: statements in place of the forward and backward passes of microbatches; empty for these.
+        evaluated: expression of the rows and outputs of the evaluated model.
+        clip_norm: statement that clips gradients by their norm, with `{limits}`.
+        life: 1 for a program that trains one step, saves and ends, 2 for one that goes on from there, 0 for one that does both.
+        first: step that the program begins with.
+        before_loop: lines after model, optimizer and scheduler are made.
     """
 
     code: ModelCode
@@ -64,6 +70,12 @@ class Draft:
     closure: bool = False
     scheduler: str = ""
     zero_grad: str = "net.zero_grad()"
+    passes: list[str] = field(default_factory=list)
+    evaluated: str = "[(part, out)]"
+    clip_norm: str = "nn.utils.clip_grad_norm_(net.parameters(), {limits})"
+    life: int = 0
+    first: int = 0
+    before_loop: list[str] = field(default_factory=list)
 
     def add_import(self, line: str) -> None:
         """Import something once."""

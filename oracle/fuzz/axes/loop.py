@@ -52,12 +52,12 @@ class Sync(Axis):
     order = 61
     rules = (
         Rule("invalid", "there is one microbatch", when={"sync": ("last",), "accumulate": (1,)}),
-        Rule("invalid", "nothing is reduced", when={"sync": ("last",)}, unless={"wrapper": ("ddp", "zero", "fsdp2", "hsdp", "replicate")}),
+        Rule("invalid", "nothing is reduced", when={"sync": ("last",)}, unless={"wrapper": ("ddp", "zero", "fsdp2", "hsdp", "fsdp1", "replicate")}),
     )
 
     def apply(self, value: Value, draft: Draft, setting: Point) -> None:
         """As `Axis.apply`."""
-        if setting["wrapper"] in ("ddp", "zero"):
+        if setting["wrapper"] in ("ddp", "zero", "fsdp1"):
             draft.contexts.append("nullcontext() if last else net.no_sync()")
             draft.add_import("from contextlib import nullcontext")
         else:

@@ -16,9 +16,9 @@ _OPTIONS = {
 
 @register
 class Resume(Axis):
-    """`get_state_dict` and `set_state_dict` of torch's distributed checkpoint in several forms, or the optimizer's own methods."""
+    """`get_state_dict` and `set_state_dict` of torch's distributed checkpoint in several forms, or the optimizer's own methods; or the state is asked for before training, and nothing is loaded."""
 
-    choice = Choice("resume", ("no", "plain", *_OPTIONS), rare=0.5)
+    choice = Choice("resume", ("no", "plain", *_OPTIONS, "asked"), rare=0.5)
     order = 70
     rules = (
         Rule("invalid", "the schedule would follow the optimizer from before", when={"scheduler": ("ExponentialLR", "OneCycleLR")}, unless={"resume": ("no",)}),
@@ -38,6 +38,9 @@ class Resume(Axis):
             draft.add_import("import copy")
             return
         draft.add_import("from torch.distributed.checkpoint.state_dict import StateDictOptions, get_state_dict, set_state_dict")
+        if value == "asked":
+            draft.after_build.append("get_state_dict(net, opt)")
+            return
         draft.add_import("import copy")
         draft.after_step += [
             "if step == 0:",

@@ -22,6 +22,10 @@ class WrapperAxis(Axis):
             Rule("invalid", "without a wrapper there is nothing to distribute", when={"wrapper": ("none",)}, unless={"world": (1,)}),
         )
 
+    def invalid(self, value: Value, setting: Point, traits: frozenset[str]) -> str:
+        """As `Axis.invalid`."""
+        return wrappers()[str(value)].invalid(setting, traits)
+
     def apply(self, value: Value, draft: Draft, setting: Point) -> None:
         """As `Axis.apply`."""
         wrappers()[str(value)].apply(draft, setting)

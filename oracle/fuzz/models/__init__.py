@@ -30,7 +30,7 @@ class ModelCode(msgspec.Struct, frozen=True):
         units: expressions of the modules that FSDP shards by themselves.
         tensor_parallel: name of a module → "linear" or "embedding": what tensor parallelism can cut.
         pairs: names of linear layers that follow one another with nothing between them that mixes features.
-        stages: expressions of modules that form a pipeline when called one after the other; empty if none do.
+        stages: expressions of modules that make the model when called one after the other, in parts of which each has parameters; empty if none do.
         traits: what constraints and reports ask about ("batchnorm", "sparse", "tied", "unused", "frozen", …).
         subject: the one operator that the model is made of; an inconsistency of another one is another finding. "" for models of layers.
     """
@@ -42,7 +42,7 @@ class ModelCode(msgspec.Struct, frozen=True):
     units: tuple[str, ...] = ()
     tensor_parallel: dict[str, str] = {}
     pairs: tuple[tuple[str, str], ...] = ()
-    stages: tuple[str, ...] = ()
+    stages: tuple[tuple[str, ...], ...] = ()
     traits: frozenset[str] = frozenset()
     subject: str = ""
 

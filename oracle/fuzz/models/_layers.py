@@ -23,6 +23,8 @@ LAYERS: Final[dict[str, tuple[str, frozenset[str], str]]] = {
     "batchnorm": ("nn.BatchNorm1d(D)", frozenset({"local statistics"}), ""),
 }
 
+FUNCTIONS: Final = frozenset({"gelu", "relu"})  # layers without parameters
+
 
 def constructor(layer: str, width: int) -> str:
     """The expression that makes a layer."""

@@ -48,6 +48,16 @@ class Chain(Template):
             units=tuple(f"net.layers[{i}]" for i in range(len(layers))),
             tensor_parallel=_layers.parallel(layers, "layers"),
             pairs=_layers.pairs(layers, "layers"),
-            stages=tuple(f"net.layers[{i}]" for i in range(len(layers))) if plain else (),
+            stages=_stages(layers) if plain else (),
             traits=_layers.traits(layers) | _parts.traits(point) | ({"twice"} if point["twice"] else frozenset()),
         )
+
+
+def _stages(layers: list[str]) -> tuple[tuple[str, ...], ...]:
+    """Layers in parts: a function goes with the layer before it, or with the first one."""
+    parts: list[list[str]] = []
+    for i, layer in enumerate(layers):
+        if not parts or (layer not in _layers.FUNCTIONS and not {layers[j] for j in range(i)} <= _layers.FUNCTIONS):
+            parts.append([])
+        parts[-1].append(f"net.layers[{i}]")
+    return tuple(map(tuple, parts))

@@ -7,6 +7,8 @@ once something differs by more than the floor, and what differed is then judged 
 from __future__ import annotations
 
 import re
+import shutil
+import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Final
@@ -14,9 +16,9 @@ from typing import Any, Final
 import msgspec
 
 from proctor.errors import OracleError
-from proctor.oracle.fuzz.axes import declared, whole, why_invalid
+from proctor.oracle.fuzz.axes import Rule, declared, whole, why_invalid
 from proctor.oracle.fuzz.facts import facts
-from proctor.oracle.fuzz.program import program, reference_of
+from proctor.oracle.fuzz.program import first_of, program, reference_of
 from proctor.oracle.fuzz.running import judge
 from proctor.oracle.fuzz.running.child import REFERENCES
 from proctor.oracle.fuzz.running.outcome import Outcome, outcome_of
@@ -79,25 +81,50 @@ class Runner:
                 found[job.number] = Outcome("no program", why=made.why)
             else:
                 ready.append(job)
-        for number, answer in self.worlds.run_all([(j.scenario.world, self._task(j)) for j in ready]):
-            job = ready[number]
-            _room(self.worlds.folder, answer)
-            found[job.number] = outcome_of(answer, declared(job.scenario.setting, facts(job.scenario)))
-        self.runs += len(ready)
+        folders = {j.number: self._folder(j) for j in ready}
+        try:
+            ready = self._first_lives(ready, folders, found)
+            for number, answer in self.worlds.run_all([(j.scenario.world, self._task(j.scenario, j, folders[j.number])) for j in ready]):
+                job = ready[number]
+                _room(self.worlds.folder, answer)
+                found[job.number] = outcome_of(answer, _declared(job.scenario))
+        finally:
+            for folder in filter(None, folders.values()):
+                shutil.rmtree(folder, ignore_errors=True)
+        self.runs += len(folders)
 
-    def _task(self, job: Job) -> dict[str, Any]:
-        scenario = job.scenario
+    def _folder(self, job: Job) -> str:
+        """Where a program saves; "" if it does not."""
+        return tempfile.mkdtemp(prefix="saved-", dir=self.worlds.folder) if "disk" in job.scenario.setting else ""
+
+    def _first_lives(self, jobs: list[Job], folders: dict[int, str], found: dict[int, Outcome]) -> list[Job]:
+        """Run the programs that save for others; gives the jobs that can go on from there, or that begin by themselves."""
+        first = [(job, one) for job in jobs if (one := first_of(job.scenario)) is not None]
+        ended = set()
+        for number, answer in self.worlds.run_all([(one.world, self._task(one, job, folders[job.number], life=1)) for job, one in first]):
+            job = first[number][0]
+            _room(self.worlds.folder, answer)
+            if not answer.well:
+                outcome = outcome_of(answer, _declared(job.scenario))
+                if outcome.failed and (job.noise or outcome.verdict != "inconsistent"):  # it is looked into where it is no first life
+                    outcome = Outcome("no program", why=f"the program that saves fails by itself: {outcome.why}"[:300])
+                found[job.number] = outcome
+                ended.add(job.number)
+        return [job for job in jobs if job.number not in ended]
+
+    def _task(self, scenario: Scenario, job: Job, folder: str, life: int | None = None) -> dict[str, Any]:
         given = whole(scenario.setting)
         precision = str(given["precision"])
         floor = judge.FLOORS["autocast" if precision == "autocast" else f"torch.{precision}"]
         return {
-            "codes": program(scenario).codes(),
+            "codes": program(scenario, life=life).codes(),
+            "folder": folder,
             "reference": self._reference(job).path,
             "floor": floor,
-            "tolerance": _tolerance(scenario),
+            "tolerance": _tolerance(job.scenario),
             "steady": given["optimizer"] in judge.STEADY,
             # What differs is asked again with the noise known, or is declared: a world in which something raised before need not be doubted.
-            "settled": not job.noise or any(r.effect == "different" for r in declared(scenario.setting, facts(scenario))),
+            "settled": not job.noise or any(r.effect == "different" for r in _declared(job.scenario)),
         }
 
     def _reference(self, job: Job) -> Made:
@@ -123,7 +150,13 @@ class Runner:
 
 def _tolerance(scenario: Scenario) -> float:
     """Declared for the setting; 0 for none."""
-    return max((r.tolerance for r in declared(scenario.setting, facts(scenario))), default=0.0)
+    return max((r.tolerance for r in _declared(scenario)), default=0.0)
+
+
+def _declared(scenario: Scenario) -> list[Rule]:
+    """What is declared of a setting, and of that of the program that saves for it."""
+    first = first_of(scenario)
+    return [r for one in (scenario, first) if one is not None for r in declared(one.setting, facts(one))]
 
 
 def _room(folder: Path, answer: Answer) -> None:

@@ -24,6 +24,8 @@ SHAKEN: Final = 8 * 2.0**-52  # of the largest gradient: how far gradients of no
 SINGLE: Final = 1e-6  # counters and products that optimizers keep in single precision, whatever the parameters have
 MISSING: Final = 1e300
 _SMALL: Final = 1e-3  # of the largest element of a kind: below it a tensor is taken for zero
+_COARSE: Final = 0.05  # floors from here on are of bfloat16
+_COARSELY_SMALL: Final = 2.0**-5  # what is mathematically zero is a sum of terms that bfloat16 rounded, each by up to 2⁻⁹ of itself
 STEADY: Final = ("SGD",)  # optimizers that do not make noise larger
 MAX_REPORTED: Final = 40
 
@@ -87,7 +89,8 @@ class Reference:
         """The largest difference that is no mistake."""
         found = self._allowed.get((key, floor))
         if found is None:
-            size = max(self._largest[key], _SMALL * self.sizes[key.split("/")[1]])
+            small = _COARSELY_SMALL if floor >= _COARSE else _SMALL
+            size = max(self._largest[key], small * self.sizes[key.split("/")[1]])
             found = self._allowed[key, floor] = max(floor * size, NOISE * self.noise.get(key, 0.0))
         return found
 
@@ -162,7 +165,7 @@ def digest(seen: Seen) -> tuple[str, int]:
     """What ranks that hold the same must have in common: the place, and a checksum of the bits."""
     place = ""
     if isinstance(seen.index, tuple):
-        place = ",".join(f"{s.start}:{s.stop}" for s in seen.index)
+        place = ",".join(f"{s.start}:{s.stop}" if isinstance(s, slice) else str(zlib.crc32(s.tobytes())) for s in seen.index)
     return f"{seen.kind}/{seen.name}|{place}", zlib.crc32(np.ascontiguousarray(seen.values).tobytes())
 
 

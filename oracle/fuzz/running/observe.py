@@ -36,7 +36,7 @@ class Seen(msgspec.Struct, frozen=True):
     kind: str
     name: str
     values: Array
-    index: tuple[slice, ...] | Array | None = None
+    index: tuple[slice | Array, ...] | Array | None = None
     sharded: bool = False
 
 
@@ -52,7 +52,11 @@ def observe(moment: str, net: Any, opt: Any, seen: Any) -> Iterator[Seen]:
     for part, out in seen:
         kind = "evaluation" if moment == "evaluation" else "output"
         yield Seen(kind, "", _whole(out), part.numpy(), sharded=True)
-    if moment in ("backward", "clipped"):
+    if type(net).__name__ == "FullyShardedDataParallel" and moment != "evaluation":
+        from proctor.oracle.fuzz.running import flat
+
+        yield from flat.observe(moment, net, opt)
+    elif moment in ("backward", "clipped"):
         for name, p in parameters(net):
             if p.grad is not None:
                 yield _seen("gradient" if moment == "backward" else "clipped", name, p.grad)
@@ -64,6 +68,7 @@ def observe(moment: str, net: Any, opt: Any, seen: Any) -> Iterator[Seen]:
         for name, p in named:
             if name not in tables:
                 yield _seen("parameter", name, p.detach())
+    if moment == "update":
         for name, b in unwrapped(net).named_buffers():
             yield _seen("buffer", clean(name), b)
 
@@ -98,9 +103,9 @@ def _tables(net: Any) -> dict[str, list[Seen]]:
         for shard in value.local_shards() if hasattr(value, "local_shards") else ():
             offsets, sizes = shard.metadata.shard_offsets, shard.metadata.shard_sizes
             place = tuple(slice(o, o + s) for o, s in zip(offsets, sizes, strict=True))
-            parts.append(Seen("parameter", name, _array(shard.tensor), place, sharded=True))
+            parts.append(Seen("parameter", name, array_of(shard.tensor), place, sharded=True))
         if not hasattr(value, "local_shards"):
-            parts.append(Seen("parameter", name, _array(value)))
+            parts.append(Seen("parameter", name, array_of(value)))
     return found
 
 
@@ -108,11 +113,19 @@ def module_types(net: Any) -> dict[str, str]:
     """Name of a parameter or buffer → the class of the module that owns it."""
     inner = unwrapped(net)
     found = {}
+    if type(net).__name__ == "FullyShardedDataParallel":
+        from proctor.oracle.fuzz.running import flat
+
+        found.update(flat.module_types(net, _class))
     for path, module in inner.named_modules():
-        base = next((c.__name__ for c in type(module).__mro__ if not c.__name__.startswith("FSDP")), "")
+        base = _class(module)
         for name, _ in (*module.named_parameters(recurse=False), *module.named_buffers(recurse=False)):
             found[clean(f"{path}.{name}" if path else name)] = base
     return found
+
+
+def _class(module: Any) -> str:
+    return next((c.__name__ for c in type(module).__mro__ if not c.__name__.startswith("FSDP")), "")
 
 
 def _state(named: list[tuple[str, Any]], opt: Any) -> Iterator[Seen]:
@@ -131,9 +144,9 @@ def _seen(kind: str, name: str, value: Any, like: Any = None) -> Seen:
         return Seen(kind, name, np.asarray(float(value)))
     place = _place(value)
     if place is not None:
-        return Seen(kind, name, _array(value.to_local()), place, sharded=True)
+        return Seen(kind, name, array_of(value.to_local()), place, sharded=True)
     if like is not None and not isinstance(value, DTensor) and isinstance(like, DTensor) and value.ndim and value.shape == like.to_local().shape:
-        return Seen(kind, name, _array(value), _place(like), sharded=True)
+        return Seen(kind, name, array_of(value), _place(like), sharded=True)
     return Seen(kind, name, _whole(value), sharded=isinstance(value, DTensor))
 
 
@@ -151,10 +164,11 @@ def _local(shape: torch.Size, mesh: Any, placements: tuple[Any, ...]) -> tuple[s
 
 
 def _whole(value: Any) -> Array:
-    return _array(value.full_tensor() if isinstance(value, DTensor) else value)
+    return array_of(value.full_tensor() if isinstance(value, DTensor) else value)
 
 
-def _array(value: Any) -> Array:
+def array_of(value: Any) -> Array:
+    """A tensor's values, as float64 or as integers."""
     value = value.detach()
     if value.dtype is torch.float64 and value.layout is torch.strided and value.device.type == "cpu":
         return value.numpy()  # type: ignore[no-any-return]

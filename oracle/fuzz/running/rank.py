@@ -25,7 +25,7 @@ import numpy as np
 import torch
 
 from proctor.oracle.fuzz.running import judge, kept
-from proctor.oracle.fuzz.running.observe import Array, module_types, observe
+from proctor.oracle.fuzz.running.observe import Array, module_types, observe, parameters
 
 EVERY: Final = 12  # tasks between collections
 _KEPT: Final = 4  # references in memory
@@ -69,9 +69,9 @@ def _seed() -> None:
     torch.default_generator.manual_seed(0)  # `torch.manual_seed` notes a stack for devices that are not there: 1 ms
 
 
-def program_of(codes: list[str]) -> dict[str, Any]:
-    """The names of a program; `codes` are of `Program.codes`."""
-    names: dict[str, Any] = {"__name__": "fuzzed"}
+def program_of(codes: list[str], folder: str = "") -> dict[str, Any]:
+    """The names of a program; `codes` are of `Program.codes`, `folder` is where it saves."""
+    names: dict[str, Any] = {"__name__": "fuzzed", "folder": folder}
     for code in codes:
         exec(_loaded(code), names)  # our own text: `proctor.oracle.fuzz.program` wrote it
     return names
@@ -88,7 +88,7 @@ def run(task: dict[str, Any], rank: int, world: int) -> dict[str, Any]:
     differences: list[judge.Difference] = []
     digests: dict[str, int] = {}
     net: Any = None
-    for moment, step, net, opt, seen in program_of(task["codes"])["train"](rank, world):
+    for moment, step, net, opt, seen in program_of(task["codes"], task.get("folder", ""))["train"](rank, world):
         names = set()
         with torch.no_grad():  # a DTensor's local part is then at hand, without a node
             for one in observe(moment, net, opt, seen):
@@ -100,7 +100,8 @@ def run(task: dict[str, Any], rank: int, world: int) -> dict[str, Any]:
                     key, sum_ = judge.digest(one)
                     digests[f"{step}/{key}"] = sum_
         if moment == "backward" and not task["tolerance"]:
-            lost = reference.missing(names, step)
+            own = {name for name, _ in parameters(net)} if hasattr(net, "schedule") else None  # a stage of a pipeline has no others
+            lost = [name for name in reference.missing(names, step) if own is None or name in own]
             differences += [judge.Difference(step, "gradient", n, judge.MISSING, 0.0, 0.0, "no gradient", rank=rank) for n in lost]
     types = module_types(net) if differences else {}
     named = [msgspec.structs.replace(d, module=types.get(d.name.partition(":")[0], ""), rank=rank) for d in differences]
@@ -180,12 +181,15 @@ def shake(gradients: list[torch.Tensor], generator: torch.Generator, by: float) 
 
 def describe(error: BaseException) -> dict[str, Any]:
     """An exception as data: its type, its message, the innermost frame in a library, and the traceback's end."""
+    text = "".join(traceback.format_exception(error))
     frames = traceback.extract_tb(error.__traceback__)
+    failures = getattr(error, "failures", None)
+    if isinstance(failures, dict) and failures:  # torch's `CheckpointException` tells of ranks alone; what each of them met is in it
+        error, frames = min(failures.items())[1]
     library = [f for f in frames if "site-packages" in f.filename]
     where = ""
     if library:
         where = f"{library[-1].filename.rpartition('site-packages/')[2]}:{library[-1].name}"
-    text = "".join(traceback.format_exception(error))
     return {"type": type(error).__name__, "message": str(error)[:2000], "where": where, "traceback": text[-6000:]}
 
 
@@ -194,6 +198,8 @@ def plain_message(message: str) -> str:
     line = next((part for part in message.splitlines() if part.strip()), "")
     for _ in range(3):  # what is in brackets is data: shapes, placements, arguments
         line = re.sub(r"\([^()]*\)|\[[^\[\]]*\]", "", line)
+    line = re.sub(r"^'\w+\.[\w.\-]+\.(\w+)'$", r"'….\1'", line)  # the name of a parameter alone
+    line = re.sub(r": (\w+)\.[\w.\-]+\.(\w+)(\.?$)", r": \1.….\2\3", line)  # and at the end, where its first word may be a part of a state
     line = re.sub(r"0x[0-9a-f]+|(?:/[\w.\-]+)+|-?\d+(?:\.\d+)?(?:e-?\d+)?", "#", line)
     return line[:160].strip()
 

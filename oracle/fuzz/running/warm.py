@@ -9,6 +9,7 @@ with another rank's shard).
 from __future__ import annotations
 
 import gc
+import importlib
 import os
 import warnings
 from contextlib import redirect_stderr, redirect_stdout, suppress
@@ -23,6 +24,7 @@ _SETTINGS: Final[tuple[Point, ...]] = (
     {"wrapper": "fsdp2", "optimizer": "Adam", "clip": "2", "resume": "full"},
     {"wrapper": "tp", "tp_style": "pairs"},
     {"wrapper": "zero"},
+    {"wrapper": "ddp", "compile": "model"},
 )
 
 
@@ -32,8 +34,6 @@ def warm_up(more: tuple[str, ...] = ()) -> None:
     Args:
         more: modules to import besides.
     """
-    import importlib
-
     import torch
 
     torch.set_num_threads(1)
@@ -62,4 +62,5 @@ def _run_all() -> None:
                 for _ in program_of(codes)["train"](0, 1):
                     pass
     finally:
+        importlib.import_module("torch._dynamo").reset()  # what it compiled here is not for ranks
         dist.destroy_process_group()

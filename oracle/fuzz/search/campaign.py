@@ -76,9 +76,10 @@ def following(number: int, workers: int) -> int:
 class Campaign:
     """State of a campaign in one process."""
 
-    def __init__(self, runner: Runner, seed: int, known: list[Known], *, libraries: tuple[str, ...] = ("torch",), rows: int = ROWS, models: tuple[str, ...] = ()) -> None:
+    def __init__(self, runner: Runner, seed: int, known: list[Known], *, libraries: tuple[str, ...] = ("torch",), rows: int = ROWS, models: tuple[str, ...] = (),
+                 axes: tuple[str, ...] = ()) -> None:
         self.runner, self.seed, self.known, self.rows = runner, seed, known, rows
-        self.cover = Cover(libraries)
+        self.cover = Cover(libraries, around=axes)
         # A library that has no models of its own (accelerate) is given torch's.
         drawn_from = [t for library in libraries for t in all_templates(library) or all_templates("torch")]
         self.templates = [t for t in drawn_from if not models or t.name in models]

@@ -29,16 +29,18 @@ Pair = tuple[str, str, str, str]
 class Cover:
     """Pairs that have been held, and rows that hold others."""
 
-    def __init__(self, libraries: tuple[str, ...] = ("torch",), only: dict[str, tuple[str, ...]] | None = None) -> None:
+    def __init__(self, libraries: tuple[str, ...] = ("torch",), only: dict[str, tuple[str, ...]] | None = None, around: tuple[str, ...] = ()) -> None:
         self.axes = all_axes(("torch", *libraries))  # a library's models are trained with torch's optimizers
         self.libraries = libraries
         self.held: dict[Pair, int] = {}
         self.values: Counter[tuple[str, str]] = Counter()  # of an axis, so often
+        self._around_these = around  # "axis" or "axis=value"; every row is drawn around one of them
         self._by_name = {a.name: a for a in self.axes}
         self._wrappers: dict[frozenset[str], tuple[Value, ...]] = {}
         # A library that has no wrapper of its own (transformers) is put into torch's.
         ours = tuple(n for n, w in wrappers().items() if w.library in libraries) or tuple(n for n, w in wrappers().items() if w.library == "torch")
         self._only = {"wrapper": ours, **(only or {})}
+        self._repairs = tuple(more for more in FOR_ROWS if all(self._allows(name, value) for name, value in more.items()))
 
     def programs(self, rng: random.Random, traits: frozenset[str], number: int) -> list[Point]:
         """Programs for the rows of one model: an optimizer and a little more; each can be trained by one process.
@@ -72,7 +74,7 @@ class Cover:
         best, most = {}, -1.0
         for number in range(CANDIDATES):
             given = self.programs(rng, traits, 2)[-1] if program is None else program
-            point = self._drawn(rng, traits, given) if number else self._around(rng, traits, given)
+            point = self._drawn(rng, traits, given) if number and not self._around_these else self._around(rng, traits, given)
             fresh = FRESH * sum(one not in self.values for one in _values(point))
             new = fresh + sum(1.0 / (1 + self.held.get(p, 0)) for p in pairs(point)) / COST[int(str(point.get("world", 1)))]
             if new > most:
@@ -91,12 +93,15 @@ class Cover:
 
     def _around(self, rng: random.Random, traits: frozenset[str], program: Point) -> Point:
         """A valid setting with the value that was held least, if a wrapper is found for it; it counts as held then, so that the next row has another."""
-        free = [(a.name, str(v)) for a in self.axes if not a.program for v in a.choice.values if v != a.choice.neutral and self._allows(a.name, v)]
+        free = [(a.name, str(v)) for a in self.axes if not a.program for v in a.choice.values if v != a.choice.neutral and self._allows(a.name, v) and self._wanted(a.name, v)]
         least = min(self.values[one] for one in free)
         name, text = rng.choice([one for one in free if self.values[one] == least])
         self.values[name, text] += 1
         value = next(v for v in self._by_name[name].choice.values if str(v) == text)
         return self._drawn(rng, traits, program, {name: value})
+
+    def _wanted(self, axis: str, value: Value) -> bool:
+        return not self._around_these or axis in self._around_these or f"{axis}={value}" in self._around_these
 
     def _drawn(self, rng: random.Random, traits: frozenset[str], program: Point, wanted: Point | None = None) -> Point:
         """A valid setting by chance: axes are set one after the other, and left neutral where a value does not fit; what is wanted is tried first."""
@@ -106,18 +111,18 @@ class Cover:
             drawn = {**program, **(wanted or {})} if number < 48 else dict(program)
             self._set(drawn, self._by_name["world"], rng)
             drawn.setdefault("wrapper", rng.choice(fitting))
-            repaired = _repaired(drawn, traits, FOR_ROWS)
+            repaired = _repaired(drawn, traits, self._repairs)
             if repaired is not None:
                 point = repaired
                 break
         names = [a.name for a in self.axes if not a.program and a.name not in ("world", "wrapper")]
-        return self._more(point, rng.sample(names, len(names)), rng, traits, rng.randint(0, MOST), FOR_ROWS)
+        return self._more(point, rng.sample(names, len(names)), rng, traits, rng.randint(0, MOST), self._repairs)
 
     def _fitting(self, traits: frozenset[str]) -> tuple[Value, ...]:
         """Wrappers that go with a model on some number of ranks: a model of one operator has one of its own."""
         if traits not in self._wrappers:
             named = [v for v in self._by_name["wrapper"].choice.values[1:] if self._allows("wrapper", v)]
-            found = [v for v in named if any(_repaired({"world": n, "wrapper": v}, traits, (*FOR_ROWS, *FOR_PROGRAMS)) for n in (2, 4))]
+            found = [v for v in named if any(_repaired({"world": n, "wrapper": v}, traits, (*self._repairs, *FOR_PROGRAMS)) for n in (2, 4))]
             self._wrappers[traits] = tuple(found or named)
         return self._wrappers[traits]
 
@@ -154,6 +159,9 @@ FOR_ROWS: Final[tuple[Point, ...]] = (
     {"ddp": "find_unused_parameters=True"},
     {"acc_ddp": "find_unused_parameters=True"},
     {"accumulate": 2},
+    {"disk": "save"},
+    {"disk": "flat"},
+    {"pipe_micro": "two a rank"},
 )
 
 

@@ -22,6 +22,10 @@ def confirm(script: Path, timeout_s: float = TIMEOUT_S) -> tuple[str, str]:
     Returns:
         "yes" or why not, and the end of what it printed.
     """
+    try:
+        compile(script.read_text(), str(script), "exec")
+    except SyntaxError as e:  # it would end with 1 as well
+        return f"its script is no program: {e}", ""
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONWARNINGS": "ignore"}
     with subprocess.Popen(
         [sys.executable, str(script)], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, env=environment, start_new_session=True, cwd=script.parent

@@ -11,9 +11,10 @@ import textwrap
 from collections.abc import Sequence
 from typing import Final
 
-from proctor.oracle.fuzz.program import contexts_of, program, reference_of
+from proctor.oracle.fuzz.program import contexts_of, first_of, program, reference_of
 from proctor.oracle.fuzz.running.outcome import sentence
 from proctor.oracle.fuzz.search.findings import Finding
+from proctor.oracle.fuzz.spec import Scenario
 
 MAX_LINES: Final = 58
 WIDTH: Final = 165  # of joined lines
@@ -32,21 +33,34 @@ def script_of(finding: Finding, version: str) -> str:
     evaluated = first.kind == "evaluation" if first is not None else _raised_evaluated(finding)
     candidate = program(scenario, evaluated=evaluated)
     reference = program(reference_of(scenario), contexts=contexts_of(scenario), evaluated=evaluated)
+    imports, saving, before = _first_life(scenario)
     said = sentence(first) if first is not None else finding.outcome.why
     setting = ", ".join(f"{k}={v}" for k, v in finding.triggers.items())
     title = " ".join(f"torch {version}: {setting}: {said}".split()).replace("\\", "/").replace('"', "'")[:380]
     head = textwrap.wrap(f'"""{title}"""', 140)
     lines = [
         *head,
-        *_imports([*candidate.imports, *reference.imports]),
+        *_imports([*candidate.imports, *reference.imports, *imports]),
         *candidate.net,
         *candidate.make,
         *candidate.batch,
         *merged(reference.build, candidate.build),
         *merged(reference.train, candidate.train),
-        *(_crash(scenario.world) if first is None else _compare(finding, scenario.world)),
+        *saving,
+        *(_crash(scenario.world, before) if first is None else _compare(finding, scenario.world, before)),
     ]
     return "\n".join(_short(lines)) + "\n"
+
+
+def _first_life(scenario: Scenario) -> tuple[tuple[str, ...], list[str], int]:
+    """Imports and functions of the program that saves, and its ranks; 0 where there is none."""
+    one = first_of(scenario)
+    if one is None:
+        return (), [], 0
+    saves = program(one, life=1)
+    build = [f"def build1{saves.build[0].removeprefix('def build')}", *saves.build[1:]]
+    train = ["def train1(rank, world):", *(line.replace("build(rank, world)", "build1(rank, world)") for line in saves.train[1:])]
+    return saves.imports, [*build, *train], one.world
 
 
 def _raised_evaluated(finding: Finding) -> bool:
@@ -115,7 +129,11 @@ def _imports(lines: Sequence[str]) -> list[str]:
     return [f"import {', '.join(dict.fromkeys(['datetime', 'os', 'sys', 'tempfile', *plain]))}", *(line for line in unique if not line.startswith("import "))]
 
 
-def _run(world: int, body: Sequence[str]) -> list[str]:
+def _run(world: int, before: int, body: Sequence[str]) -> list[str]:
+    if before:
+        body = ["if file.endswith('1'):", "    for _ in train1(rank, world): pass", "    return", *body]
+    start = f"torch.multiprocessing.start_processes(main, ({world}, os.path.join(folder, 'store')), {world}, start_method='fork')"
+    first = f"torch.multiprocessing.start_processes(main, ({before}, os.path.join(folder, 'store1')), {before}, start_method='fork')"
     return [
         "def main(rank, world, file):",
         "    torch.set_num_threads(1)",
@@ -124,48 +142,81 @@ def _run(world: int, body: Sequence[str]) -> list[str]:
         "if __name__ == '__main__':",
         "    for _ in train(0, 0): pass  # one process, nothing distributed: runs",
         "    with tempfile.TemporaryDirectory() as folder:",
-        f"        torch.multiprocessing.start_processes(main, ({world}, os.path.join(folder, 'store')), {world}, start_method='fork')",
+        *([f"        {first}  # saves, and ends"] if before else []),
+        f"        {start}",
     ]
 
 
-def _crash(world: int) -> list[str]:
-    return _run(world, ["for _ in train(rank, world): pass"])
+def _crash(world: int, before: int) -> list[str]:
+    return _run(world, before, ["for _ in train(rank, world): pass"])
 
 
-def _compare(finding: Finding, world: int) -> list[str]:
+def _compare(finding: Finding, world: int, before: int) -> list[str]:
     """Look at the tensor that differs first, in both."""
     first = finding.outcome.first
     assert first is not None
     moment = {"output": "backward", "gradient": "backward", "clipped": "clipped", "evaluation": "evaluation"}.get(first.kind, "update")
     if first.kind in ("output", "gradient", "clipped") and finding.scenario.setting.get("optimizer") == "LBFGS":
         moment = "update"
+    flat = finding.scenario.setting.get("wrapper") == "fsdp1" and first.kind not in ("output", "evaluation", "buffer")
     lines = [
+        *(_PIECE if flat else ()),
         "def look(rank, world):",
         "    for moment, step, net, opt, seen in train(rank, world):",
         f"        if (moment, step) == ({moment!r}, {first.step}):",
-        *(f"            {line}" for line in _taken(first.kind, first.name)),
+        *(f"            {line}" for line in (_piece_taken if flat else _taken)(first.kind, first.name)),
     ]
     body = ["(got, rows), want = look(rank, world), look(0, 0)[0]"]
     if first.kind in ("output", "evaluation"):
         body.append("want = want[rows]")
-    body += [
-        "error = (got - want).abs().max().item() if got is not None and got.numel() else 0.0",
-        f"wrong = got is None or not error <= {first.allowed:.3g}",
-        "print(f'rank {rank}: off by {error:.3g}', got.flatten()[:4].tolist(), 'for', want.flatten()[:4].tolist())"
-        if first.candidate else "print(f'rank {rank}:', got, 'for', want)",
-        "sys.exit(int(wrong))",
-    ]
-    return [*lines, *_run(world, body)]
+    if flat:
+        body.append("want = None if want is None else want.flatten()[rows]")
+    if first.candidate:
+        body += [
+            "error = (got - want).abs().max().item() if got is not None and got.numel() else 0.0",
+            f"wrong = got is None or not error <= {first.allowed:.3g}",
+            "print(f'rank {rank}: off by {error:.3g}', got.flatten()[:4].tolist(), 'for', want.flatten()[:4].tolist())",
+        ]
+    else:  # one of the two has none, or of another shape
+        body += ["wrong = getattr(got, 'shape', None) != getattr(want, 'shape', None)", "print(f'rank {rank}:', got, 'for', want)"]
+    body.append("sys.exit(int(wrong))")
+    return [*lines, *_run(world, before, body)]
 
 
 def _taken(kind: str, name: str) -> list[str]:
     if kind in ("output", "evaluation"):
         return ["return torch.cat([out for _, out in seen]), torch.cat([part for part, _ in seen])"]
     name, _, key = name.partition(":")
-    lines = [f"p = dict(getattr(net, 'module', net).{'named_buffers' if kind == 'buffer' else 'named_parameters'}())[{name!r}]"]
-    value = {"gradient": "p.grad", "clipped": "p.grad", "state": f"getattr(opt, 'optim', opt).state[p][{key!r}]"}.get(kind, "p.detach()")
+    lines = [f"p = {{n.replace('_orig_mod.', ''): p for n, p in getattr(net, 'module', net).{'named_buffers' if kind == 'buffer' else 'named_parameters'}()}}[{name!r}]"]
+    value = {"gradient": "p.grad", "clipped": "p.grad", "state": f"getattr(opt, 'optim', opt).state[p].get({key!r})"}.get(kind, "p.detach()")
     lines.append(f"t = {value}")
     return [*lines, "return t.full_tensor() if hasattr(t, 'full_tensor') else t, None"]
+
+
+# Of a program under FSDP1: what its optimizer holds of a parameter, where that lies in it, and which elements of the parameter it is.
+_PIECE: Final = (
+    "def piece(net, name):",
+    "    for path, m in net.named_modules():",
+    "        flat = m._handle.flat_param if isinstance(m, FSDP) and m._handle else None",
+    "        for i, fqn in enumerate(() if flat is None else flat._fqns):",
+    "            if f'{path}.{fqn}'.replace('_fsdp_wrapped_module.', '').strip('.') == name:",
+    "                s, begin = flat._shard_param_infos[i] if m._handle.uses_sharded_strategy else None, sum(flat._numels[:i])",
+    "                if s and not s.in_shard: return None, None, None",
+    "                rows = slice(s.intra_param_start_idx, s.intra_param_end_idx + 1) if s else slice(None)",
+    "                part = slice(s.offset_in_shard, s.offset_in_shard + s.numel_in_shard) if s else slice(begin, begin + flat._numels[i])",
+    "                return (flat._params[i], slice(None), rows) if flat._params else (flat, part, rows)",
+)
+
+
+def _piece_taken(kind: str, name: str) -> list[str]:
+    name, _, key = name.partition(":")
+    value = {"gradient": "p.grad", "clipped": "p.grad", "state": f"opt.state[p].get({key!r})"}.get(kind, "p.detach()")
+    return [
+        f"p, part, rows = piece(net, {name!r}) if world else (dict(net.named_parameters())[{name!r}], slice(None), None)",
+        "if p is None: return torch.zeros(0), slice(0)  # other ranks have all of it",
+        f"t = {value}",
+        "return t.flatten()[part] if world and t is not None and t.ndim else t, rows",
+    ]
 
 
 def _short(lines: Sequence[str]) -> list[str]:

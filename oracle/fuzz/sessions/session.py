@@ -75,7 +75,7 @@ def _work(
     worker: int, journal: Journal, asked: Asked, limits: Limits, known: list[Known], tell: Tell, prepare: Callable[[], None] | None, end: float
 ) -> bool:
     with Worlds(timeout_s=limits.timeout_s, prepare=prepare) as worlds:
-        campaign = Campaign(Runner(worlds), asked.seed, known, libraries=asked.libraries, rows=asked.rows, models=asked.models)
+        campaign = Campaign(Runner(worlds), asked.seed, known, libraries=asked.libraries, rows=asked.rows, models=asked.models, axes=asked.axes)
         number = _restored(campaign, journal, worker, asked.workers)
         try:
             while time.monotonic() < end and (limits.pairs is None or number < limits.pairs):

@@ -36,6 +36,7 @@ def prepare(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--budget", default="10m", metavar="TIME", help="end after so long: 90, 30s, 10m, 2h (default 10m)")
     parser.add_argument("--library", default="torch", metavar="NAMES", help=f"whose wrappers and models, with commas: {', '.join(LIBRARIES)} (default torch)")
     parser.add_argument("--models", default="", metavar="NAMES", help="these templates alone, with commas (operator, collective, chain, …; default all of the library)")
+    parser.add_argument("--axes", default="", metavar="NAMES", help="draw each setting around one of these, with commas: disk, before_world, wrapper=fsdp1, … (default all)")
     parser.add_argument("--seed", type=int, default=0, metavar="N", help="models and settings follow from it (default 0)")
     parser.add_argument("--pairs", type=int, metavar="N", help="end after so many models")
     parser.add_argument("--rows", type=int, default=16, metavar="N", help="settings for each model (default 16)")
@@ -112,7 +113,7 @@ def _asked(args: argparse.Namespace) -> Asked:
     missing = [name for name in libraries if not found[name]]
     if missing:
         raise UsageError(f"--library {args.library}: {', '.join(missing)} is not installed", hint="docs/fuzz.md, Libraries, says what to install")
-    return Asked(args.seed, libraries, args.rows, args.workers, found, models=_models(args.models, libraries))
+    return Asked(args.seed, libraries, args.rows, args.workers, found, models=_models(args.models, libraries), axes=_axes(args.axes))
 
 
 def _models(text: str, libraries: tuple[str, ...]) -> tuple[str, ...]:
@@ -122,6 +123,18 @@ def _models(text: str, libraries: tuple[str, ...]) -> tuple[str, ...]:
     known = {t.name for library in libraries for t in all_templates(library) or all_templates("torch")}
     if unknown := [name for name in names if name not in known]:
         raise UsageError(f"--models {text}: unknown: {', '.join(unknown)}", hint=f"models: {', '.join(sorted(known))}")
+    return names
+
+
+def _axes(text: str) -> tuple[str, ...]:
+    from proctor.oracle.fuzz.axes import all_axes
+
+    names = tuple(dict.fromkeys(name.strip() for name in text.split(",") if name.strip()))
+    known = {a.name: [str(v) for v in a.choice.values] for a in all_axes() if not a.program}
+    for name in names:
+        axis, equals, value = name.partition("=")
+        if axis not in known or (equals and value not in known[axis]):
+            raise UsageError(f"--axes {text}: unknown: {name}", hint=f"{axis}: {', '.join(known[axis])}" if axis in known else f"axes: {', '.join(sorted(known))}")
     return names
 
 

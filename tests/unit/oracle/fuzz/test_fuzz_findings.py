@@ -14,12 +14,13 @@ from proctor.oracle.fuzz.running.evaluate import Runner
 from proctor.oracle.fuzz.running.judge import SHAKEN, Difference, Reference, judge
 from proctor.oracle.fuzz.running.observe import Seen
 from proctor.oracle.fuzz.running.outcome import Outcome, Symptom, outcome_of, refusals
-from proctor.oracle.fuzz.running.rank import plain_message, shake
+from proctor.oracle.fuzz.running.rank import describe, plain_message, shake
 from proctor.oracle.fuzz.running.worlds import Answer
 from proctor.oracle.fuzz.search.attribute import minimal, triggers
 from proctor.oracle.fuzz.search.campaign import Campaign, Pair, Row
 from proctor.oracle.fuzz.search.findings import Finding, holds, needs, read_known, shipped, signature, toml
 from proctor.oracle.fuzz.search.shrink import shrunk
+from proctor.oracle.fuzz.sessions.confirm import confirm
 from proctor.oracle.fuzz.sessions.journal import Asked, Journal
 from proctor.oracle.fuzz.sessions.script import merged, script_of
 from proctor.oracle.fuzz.space import Point
@@ -75,6 +76,13 @@ def test_messages_of_one_cause_are_one_signature() -> None:
     assert first == other
 
 
+def test_names_of_parameters_are_no_part_of_a_message() -> None:
+    said = "Missing key in checkpoint state_dict: opt.state.{}.step."
+    assert plain_message(said.format("experts.0.0.weight")) == plain_message(said.format("unused.weight")) != plain_message("Missing key in checkpoint state_dict: opt.param_groups.")
+    assert plain_message("'experts.0.0.weight'") == plain_message("'bags.1.weight'") != plain_message("'weight'")
+    assert "aten.pow_.Scalar" in plain_message("aten.pow_.Scalar: in-place operations that require placement changes")
+
+
 def test_a_known_list_survives_toml_and_knows_its_versions(tmp_path: Path) -> None:
     finding = a_finding()
     file = tmp_path / "known.toml"
@@ -117,6 +125,39 @@ def test_a_script_is_short_compiles_and_needs_the_library_alone(kind: str | None
     assert len(script_of(a_finding(None, first), "2.13.0").splitlines()) < 60
 
 
+def test_a_script_of_two_programs_runs_one_after_the_other() -> None:
+    first = Difference(1, "parameter", "layers.0.0.weight", 1.0, 1e-8, 1.0, candidate="1", reference="2")
+    text = script_of(a_finding({"world": 3, "wrapper": "fsdp2", "disk": "save", "before_world": 2, "before": "ddp"}, first), "2.13.0")
+    ast.parse(text)
+    assert text.index("'store1')), 2, ") < text.index("'store')), 3, ") and "build1(rank, world)" in text and len(text.splitlines()) < 76
+
+
+@pytest.mark.parametrize("kind", ["gradient", "parameter", "state", "output"])
+def test_a_script_of_flat_parameters_looks_at_the_ranks_part(kind: str) -> None:
+    first = Difference(0, kind, "layers.0.0.weight" + (":exp_avg" if kind == "state" else ""), 1.0, 1e-8, 1.0, candidate="1", reference="2")
+    text = script_of(a_finding({"world": 2, "wrapper": "fsdp1", "optimizer": "Adam", "clip": "2", "precision": "float32"}, first), "2.13.0")
+    ast.parse(text)
+    assert "net.clip_grad_norm_(0.5, norm_type=float('2'))" in text and ("piece(net, 'layers.0.0.weight')" in text) == (kind != "output")
+
+
+def test_a_script_that_is_no_program_confirms_nothing(tmp_path: Path) -> None:
+    (tmp_path / "script.py").write_text("for x in y:\nelse: pass\n")
+    assert "no program" in confirm(tmp_path / "script.py")[0]
+
+
+def test_what_each_rank_met_is_told_of_a_checkpoint_that_fails() -> None:
+    import torch
+    from torch.distributed.checkpoint.api import CheckpointException, _wrap_exception
+
+    with pytest.raises(BaseException, match="Checkpoint") as raised:  # noqa: PT012
+        try:
+            torch.load("/nowhere/at/all")
+        except OSError as e:
+            raise CheckpointException("write", {1: _wrap_exception(e)}) from None
+    told = describe(raised.value)
+    assert told["type"] == "FileNotFoundError" and "nowhere" in told["message"] and told["where"].startswith("torch/serialization.py")
+
+
 def test_a_tensor_is_judged_by_the_references_own_noise() -> None:
     whole = np.linspace(1.0, 2.0, 8)
     key = "0/parameter/w"
@@ -130,6 +171,14 @@ def test_a_tensor_is_judged_by_the_references_own_noise() -> None:
     assert judge(Seen("parameter", "w", whole * np.nan), 0, calm, 0.0) is not None
     doubled = judge(Seen("parameter", "w", 2 * whole), 0, calm, 0.0)
     assert doubled is not None and "scale 2" in doubled.way
+
+
+def test_what_is_mathematically_zero_is_the_rounding_of_its_terms_in_bfloat16() -> None:
+    known = Reference({"0/gradient/w": np.ones(4), "0/gradient/b": np.full(4, 1e-17)}, {}, 2e-7, steady=True)
+    bias = Seen("gradient", "b", np.full(4, 2e-3))
+    assert judge(bias, 0, known, 0.15) is None  # half of what bfloat16 rounds away of terms as large as the other gradients
+    assert judge(bias, 0, known, 0.0) is not None and judge(bias, 0, known, 3e-5) is not None
+    assert judge(Seen("gradient", "b", np.full(4, 2e-2)), 0, known, 0.15) is not None
 
 
 def test_noise_turns_signs_that_rounding_made_and_leaves_zeros() -> None:
@@ -199,3 +248,12 @@ def test_a_trigger_set_without_an_optimizer_is_not_taken_to_hold_for_all() -> No
     campaign._optimizers["x"].add("Rprop")
     assert campaign._general("x", {"resume": "full", "optimizer": "Adam"})
     assert campaign._general("shipped", {"optimizer": "Adam"})
+
+
+def test_values_that_left_all_bounds_have_a_place_and_no_exception() -> None:
+    whole = 1e160 * np.linspace(1.0, 2.0, 12).reshape(4, 3)
+    other = whole.copy()
+    other[1, 2] *= 1.5
+    with np.errstate(over="ignore"):
+        found = judge(Seen("parameter", "w", other), 0, Reference({"0/parameter/w": whole}, {"0/parameter/w": 1e155}, 2e-7, steady=True), 0.0)
+    assert found is not None and found.error > 1e159

@@ -17,13 +17,13 @@ from proctor.oracle.fuzz.axes.accelerate import _passed_on
 from proctor.oracle.fuzz.axes.optimizer import arguments, options
 from proctor.oracle.fuzz.facts import facts
 from proctor.oracle.fuzz.models import all_templates
-from proctor.oracle.fuzz.program import model_code, program, reference_of
-from proctor.oracle.fuzz.running.outcome import Symptom
+from proctor.oracle.fuzz.program import first_of, model_code, program, reference_of
+from proctor.oracle.fuzz.running.outcome import Symptom, refusals
 from proctor.oracle.fuzz.running.rank import program_of
 from proctor.oracle.fuzz.search.cover import Cover, pairs
 from proctor.oracle.fuzz.search.findings import needs, signature
 from proctor.oracle.fuzz.search.shrink import steps
-from proctor.oracle.fuzz.space import Choice, drawn, simpler
+from proctor.oracle.fuzz.space import Choice, Point, drawn, simpler
 from proctor.oracle.fuzz.spec import INPUT, Scenario, decode, encode, read
 
 TEMPLATES = [t.name for t in all_templates("torch")]
@@ -133,24 +133,90 @@ def test_every_axis_writes_something_that_compiles() -> None:
             template, kinds = "operator", [frozenset({"operator"})]
         if axis.name.startswith("hand_"):
             template, kinds = "collective", [frozenset({"collective", *more}) for more in ((), ("complex values",))]
+        if axis.name.startswith("pipe_"):
+            template, kinds = "chain", [plain | {"pipeline of 8", "rows 8"}]
         for value in axis.choice.values[1:]:
-            if value in ("dmp", "dtensor", "by_hand", "accelerate") or (axis.name == "acc_ddp" and str(value).partition("=")[0] not in _passed_on()):
+            if value in ("dmp", "dtensor", "by_hand", "accelerate", "pipeline") or (axis.name == "acc_ddp" and str(value).partition("=")[0] not in _passed_on()):
                 continue
             found = next((s for traits in kinds for s in _settings_with(axis.name, value) if not why_invalid(s, traits)), None)
             assert found is not None, (axis.name, value)
-            text = program(Scenario(template, {}, {}, found)).text()
-            compile(text, "here", "exec")
-            assert text != program(Scenario(template, {}, {}, {k: v for k, v in found.items() if k != axis.name})).text() or axis.name == "world"
+            model: Point = {"layers": ["linear", "mlp"] * 4} if axis.name.startswith("pipe_") else {}
+            texts = _texts(Scenario(template, model, {}, found))
+            for text in texts:
+                compile(text, "here", "exec")
+            assert texts != _texts(Scenario(template, model, {}, {k: v for k, v in found.items() if k != axis.name})) or "world" in axis.name
+
+
+def _texts(scenario: Scenario) -> list[str]:
+    first = first_of(scenario)
+    return [program(scenario).text(), *([program(first, life=1).text()] if first is not None else [])]
 
 
 def _settings_with(name: str, value: object) -> list[dict[str, object]]:
     bases: list[dict[str, object]] = [{}, {"world": 2, "wrapper": "ddp"}, {"world": 2, "wrapper": "fsdp2"}, {"world": 2, "wrapper": "zero"}, {"world": 2, "wrapper": "tp"},
                                       {"world": 4, "wrapper": "fsdp2"}, {"world": 2, "wrapper": "dmp", "precision": "float32"}, {"precision": "float32"},
-                                      {"world": 2, "wrapper": "accelerate"}, {"world": 2, "wrapper": "dtensor"}, {"world": 4, "wrapper": "dtensor", "dt_mesh": "square"},
+                                      {"world": 2, "wrapper": "fsdp1"}, {"world": 4, "wrapper": "fsdp1"}, {"world": 2, "wrapper": "pipeline"}, {"world": 2, "wrapper": "pipeline", "pipe_micro": "two a rank"}, {"world": 2, "wrapper": "accelerate"}, {"world": 2, "wrapper": "dtensor"}, {"world": 4, "wrapper": "dtensor", "dt_mesh": "square"},
                                       {"world": 2, "wrapper": "by_hand"}, {"world": 2, "wrapper": "by_hand", "hand_call": "all_reduce"}]
-    extra: list[dict[str, object]] = [{}, {"groups": "matrices"}, {"accumulate": 2}, {"clip": "2"}, {"world": 4}]
+    extra: list[dict[str, object]] = [{}, {"disk": "save"}, {"disk": "save", "before_world": 1}, {"disk": "save", "before_world": 4}, {"groups": "matrices"}, {"accumulate": 2}, {"clip": "2"}, {"world": 4}]
     extra += [{"optimizer": o, **g} for o in arguments() for g in ({}, {"groups": "matrices"}, {"groups": "bags"})]
     return [{**b, **e, name: value} for b in bases for e in extra]
+
+
+def test_a_checkpoint_of_another_program_is_saved_by_a_first_life() -> None:
+    setting: dict[str, object] = {"world": 3, "wrapper": "fsdp2", "optimizer": "Adam", "scheduler": "OneCycleLR", "disk": "save", "before": "ddp", "before_world": 2}
+    scenario = Scenario("chain", {"layers": ["mlp"]}, {"batch": 6, "steps": 3}, setting)  # type: ignore[arg-type]
+    first = first_of(scenario)
+    assert first is not None and first.setting == {"world": 2, "wrapper": "ddp", "optimizer": "Adam", "scheduler": "OneCycleLR", "disk": "save"}
+    saves, goes_on = program(first, life=1).text(), program(scenario).text()
+    assert "range(1)" in saves and "dcp.save(" in saves and "dcp.load(" not in saves and "eval()" not in saves and "DDP(" in saves
+    assert "step < 1: continue" in goes_on and "dcp.load(" in goes_on and "dcp.save(" not in goes_on and "scheduler.load_state_dict" in goes_on
+    alone = scenario.with_setting({k: v for k, v in scenario.setting.items() if not k.startswith("before")})
+    assert first_of(alone) is None and "dcp.save(" in program(alone).text() and "dcp.load(" in program(alone).text()
+    traits = facts(scenario)
+    assert not why_invalid(scenario.setting, traits)
+    for more, said in (({"before": "fsdp2", "before_world": 3}, "same program"), ({"before": "none"}, "nothing to distribute"), ({"disk": "no"}, "goes to the disk"),
+                       ({"before": "hsdp", "before_world": 2}, "four ranks"), ({"resume": "full"}, "resumed already")):
+        point = {k: v for k, v in {**setting, **more}.items() if v != "no"}
+        assert said in why_invalid(point, traits), more  # type: ignore[arg-type]
+
+
+def test_a_pipelines_stages_are_the_layers_of_a_chain_and_each_has_parameters() -> None:
+    layers = ["relu", "linear", "gelu", "mlp", "rmsnorm"]
+    scenario = Scenario("chain", {"layers": layers}, {"batch": 8}, {"world": 3, "wrapper": "pipeline"})  # type: ignore[dict-item]
+    assert [[int(x.partition("[")[2][:-1]) for x in part] for part in model_code(scenario).stages] == [[0, 1, 2], [3], [4]]
+    assert "pipeline of 3" in facts(scenario) and "rows alike" in why_invalid(scenario.setting, facts(scenario))
+    assert not why_invalid({"world": 2, "wrapper": "pipeline"}, facts(scenario))
+    assert "no chain" in why_invalid({"world": 2, "wrapper": "pipeline", "pipe_schedule": "ScheduleLoopedBFS"}, facts(scenario))
+    assert "no chain" in why_invalid({"world": 2, "wrapper": "pipeline"}, facts(Scenario("chain", {"layers": layers, "skip": "all"}, {"batch": 8})))  # type: ignore[dict-item]
+    known = {a.name: a for a in all_axes()}
+    assert {"Schedule1F1B", "ScheduleInterleaved1F1B", "ScheduleZBVZeroBubble"} <= set(known["pipe_schedule"].choice.values)
+
+
+def test_what_is_not_allowed_does_not_come_back_as_a_repair() -> None:
+    cover, traits = Cover(only={"disk": (), "compile": ()}), facts(Scenario("chain", {"layers": ["mlp"]}, {"batch": 8}))
+    rows = [cover.row(random.Random(n), traits) for n in range(60)]
+    assert not [r for r in rows if {"disk", "disk_switch", "before", "before_world", "compile"} & set(r)] and len({str(r) for r in rows}) > 40
+
+
+def test_what_was_told_falsely_is_declared_or_no_program() -> None:
+    scenario = Scenario("chain", {}, {"batch": 8}, {"world": 2, "wrapper": "ddp", "implementation": "lr=tensor", "disk": "save", "before_world": 1})
+    first = first_of(scenario)
+    assert first is not None and first.setting["implementation"] == "lr=tensor"  # what is saved is of the same type as what it is loaded into
+    for axis, wrapper in (("fsdp_policy", "fsdp2"), ("fsdp1_policy", "fsdp1")):
+        rules = declared({"world": 2, "wrapper": wrapper, axis: "param_dtype=torch.bfloat16"}, frozenset({"routed"}))
+        assert "different" in {r.effect for r in rules} and "router" in next(r.why for r in rules if r.effect == "different")
+    stack = facts(Scenario("stack", {"layers": ["linear"] * 4}, {"batch": 8}))  # type: ignore[dict-item]
+    assert why_invalid({"world": 2, "wrapper": "pipeline", "recompute": "reentrant"}, stack) and not why_invalid({"world": 2, "wrapper": "pipeline", "recompute": "non-reentrant"}, stack)
+    assert not [s for s in next(a for a in all_axes() if a.name == "disk_switch").choice.values if "cache_staged" in str(s)]
+    assert [why for pattern, why in refusals() if pattern.search("DeviceMesh is not compatible with LOCAL_STATE_DICT")]
+    assert "double" in why_invalid({"world": 2, "wrapper": "fsdp1", "clip": "2"}, stack)
+
+
+def test_rows_are_drawn_around_the_axes_that_are_asked_for() -> None:
+    cover, traits = Cover(around=("before_world", "wrapper=hsdp")), facts(Scenario("chain", {"layers": ["mlp"]}, {"batch": 8}))
+    rows = [cover.row(random.Random(n), traits) for n in range(24)]
+    assert sum("before_world" in r or r.get("wrapper") == "hsdp" for r in rows) >= 22
+    assert len({r["before_world"] for r in rows if "before_world" in r}) >= 3
 
 
 def test_a_model_of_one_operator_has_its_own_wrapper_and_is_a_finding_of_its_own() -> None:

@@ -327,6 +327,8 @@ def test_a_campaign_leaves_a_directory_that_can_be_resumed(tmp_path: Path) -> No
         (["--resume", "nowhere"], "no campaign"),
         (["--workers", "0"], "at least 1"),
         (["--known", "none.toml"], "No such file"),
+        (["--axes", "before_world,disc"], "unknown: disc"),
+        (["--axes", "world=7"], "world: 1, 2, 3, 4"),
     ],
 )
 def test_bad_input_is_one_line_and_exit_code_two(tmp_path: Path, arguments: list[str], said: str) -> None:
