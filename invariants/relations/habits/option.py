@@ -22,6 +22,7 @@ from proctor.invariants.relations import Detail, Examples, Needs, Relation, regi
 from proctor.invariants.relations.views import frames as _frames
 from proctor.invariants.relations.views import habits as _habits
 from proctor.invariants.relations.views import sightings as _sightings
+from proctor.invariants.relations.views.calls import ENOUGH
 from proctor.invariants.schema import Value
 from proctor.invariants.trace import Trace
 
@@ -103,7 +104,7 @@ def _ranks(trace: Trace) -> pl.DataFrame:
 
 
 def _some(trace: Trace) -> pl.DataFrame:
-    """One row an option that rests and class of optimizers, of each optimizer: passed if a group has more than 0 of it."""
+    """One row a first look at an option that rests and class of optimizers: passed if a group has more than 0 of it."""
     rows = _sightings.sightings(trace, Value.OPTION).join(_frames.metas(trace, "when"), on="meta", how="left", maintain_order="left")
     rows = rows.filter((pl.col("when") == "update") & (pl.col("text") != "step") & (pl.col("step") >= 0)).drop("step")
     calls = _frames.updates(trace).select("proc", "seq", "step", "optimizer", pl.col("kind").alias("_class"))
@@ -111,8 +112,12 @@ def _some(trace: Trace) -> pl.DataFrame:
     mine = ["proc", "optimizer", "_class", "text"]
     # A rate that begins or ends at 0 is a schedule's.
     rests = pl.col("number").n_unique().over(*mine, "item") == 1
-    rows = rows.filter(rests.all().over(mine)).group_by(mine, maintain_order=True).agg(pl.col("seq", "step").first(), pl.col("number").max(), (pl.col("number") >= 0).all().alias("_counts"))
-    rows = rows.filter("_counts").with_columns((pl.col("number") > 0).alias("passed"), pl.concat_str("text", pl.lit(" of "), pl.col("_class").str.split(".").list.last()).alias("what"))
+    rows = rows.filter(rests.all().over(mine)).group_by(*mine, "seq", "step", maintain_order=True).agg(pl.col("number").max(), (pl.col("number") >= 0).all().alias("_counts"))
+    rows = rows.filter(pl.int_range(pl.len()).over(mine) < ENOUGH)
+    # Of a group whose number was lost, nobody knows whether it was 0.
+    whole = ~pl.col("proc").is_in([i for i, p in enumerate(trace.processes) if p.dropped > 0])
+    some = pl.col("number") > 0
+    rows = rows.filter("_counts").with_columns(pl.when(some | whole).then(some).alias("passed"), pl.concat_str("text", pl.lit(" of "), pl.col("_class").str.split(".").list.last()).alias("what"))
     rows = _habits.with_family(trace, _sightings.sites(trace, rows))
     return _sightings.example(rows, mode="some", _seen=pl.concat_str("text", pl.lit(" is 0 in all groups of "), "optimizer"), _variable=pl.col("text"))
 

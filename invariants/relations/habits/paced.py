@@ -23,6 +23,7 @@ from proctor.invariants.relations.fresh import batches as _fresh_batches
 from proctor.invariants.relations.views import frames as _frames
 from proctor.invariants.relations.views import habits as _habits
 from proctor.invariants.relations.views import sightings as _sightings
+from proctor.invariants.relations.views.calls import ENOUGH
 from proctor.invariants.schema import Value
 from proctor.invariants.trace import Trace
 from proctor.invariants.trace.windows import PROLOGUE
@@ -245,6 +246,8 @@ def _course(trace: Trace) -> pl.DataFrame:
     for mode, passed, rows, seen in (("falls", pl.col("_change") < 0, looks.filter("_fallen"), risen), ("peaks", turns.fill_null(value=False), looks.filter((pl.col("_change") > 0) & (turns | rests)), stayed)):
         rows = rows.with_columns(pl.when(passed | ~lossy).then(passed).alias("passed"))
         rows = rows.filter(pl.int_range(pl.len()).over("proc", "what", "passed", _frames.news(trace)) < _sightings.MANY)
+        # A schedule has one peak, which is enough for a rule.
+        rows = pl.concat([rows] * ENOUGH) if mode == "peaks" else rows
         found.append(_sightings.example(rows, mode=mode, _variable=pl.col("text"), _expected=pl.format("{} " + mode, "text"), _seen=seen))
     return pl.concat(found)
 

@@ -8,6 +8,7 @@ import polars as pl
 import pytest
 from helpers.trained import record
 
+from proctor.infer.engine import infer
 from proctor.invariants.invariant import Hypothesis
 from proctor.invariants.relations import registry
 from proctor.invariants.trace import Trace
@@ -80,5 +81,10 @@ def test_an_option_that_does_not_reach_its_optimizer_is_told(runs: Path) -> None
     assert [relation.say(h) for h in known] == ["momentum of SGD is not 0 in all its groups, in programs of named,other, torch.nn.Linear"]
     wrong, right = (Trace.load([runs / f"program-{name}"]) for name in ("unset", "right"))
     rows = relation.examples(wrong, known).frame.filter(~pl.col("passed")).to_dicts()
-    assert [relation.detail(wrong, known[0], row).seen for row in rows] == ["momentum is 0 in all groups of #0"]
+    assert {relation.detail(wrong, known[0], row).seen for row in rows} == {"momentum is 0 in all groups of #0"}
     assert relation.examples(right, known).frame["passed"].all()
+
+
+def test_they_are_learned_from_one_run(runs: Path) -> None:
+    trace = Trace.load([runs / "program-right"])
+    assert {r.hypothesis.text("mode") for r in infer(trace, [RELATION, registry()["option"]])[0]} >= {"falls", "peaks", "some"}
