@@ -23,7 +23,6 @@ from proctor.invariants.relations.views import frames as _frames
 from proctor.invariants.relations.views import habits as _habits
 from proctor.invariants.relations.views import sightings as _sightings
 from proctor.invariants.relations.views.calls import ENOUGH
-from proctor.invariants.schema import Value
 from proctor.invariants.trace import Trace
 
 _RANKS: Final = ("none", "less", "most")
@@ -105,8 +104,7 @@ def _ranks(trace: Trace) -> pl.DataFrame:
 
 def _some(trace: Trace) -> pl.DataFrame:
     """One row a first look at an option that rests and class of optimizers: passed if a group has more than 0 of it."""
-    rows = _sightings.sightings(trace, Value.OPTION).join(_frames.metas(trace, "when"), on="meta", how="left", maintain_order="left")
-    rows = rows.filter((pl.col("when") == "update") & (pl.col("text") != "step") & (pl.col("step") >= 0)).drop("step")
+    rows = _sightings.options(trace).drop("step")
     calls = _frames.updates(trace).select("proc", "seq", "step", "optimizer", pl.col("kind").alias("_class"))
     rows = rows.join(calls, on=["proc", "seq"], how="inner", maintain_order="left").drop_nulls(["optimizer", "_class"]).sort("proc", "seq", maintain_order=True)
     mine = ["proc", "optimizer", "_class", "text"]
@@ -124,8 +122,7 @@ def _some(trace: Trace) -> pl.DataFrame:
 
 def _ranked(trace: Trace) -> pl.DataFrame:
     """One row a parameter and look at an option of its group: proc, seq, step, held, place, kind, name, number, top, rank, differs."""
-    rows = _sightings.sightings(trace, Value.OPTION).join(_frames.metas(trace, "when"), on="meta", how="left", maintain_order="left")
-    rows = rows.filter((pl.col("when") == "update") & (pl.col("text") != "step") & (pl.col("step") >= 0))
+    rows = _sightings.options(trace)
     calls = _frames.calls_of(trace, re.escape(_frames.UPDATE)).select("proc", "seq", "args")
     rows = rows.join(calls, on=["proc", "seq"], how="inner", maintain_order="left")
     rows = rows.join(_frames.arguments(trace, rows["args"], held="0.name"), on="args", how="left", maintain_order="left")

@@ -24,7 +24,6 @@ from proctor.invariants.relations.views import frames as _frames
 from proctor.invariants.relations.views import habits as _habits
 from proctor.invariants.relations.views import sightings as _sightings
 from proctor.invariants.relations.views.calls import ENOUGH
-from proctor.invariants.schema import Value
 from proctor.invariants.trace import Trace
 from proctor.invariants.trace.windows import PROLOGUE
 
@@ -195,8 +194,7 @@ def _options(trace: Trace) -> pl.DataFrame:
 
     What moves from one pass over the data to the next tells nothing, and of a job that resumes the first updates are not the first.
     """
-    rows = _sightings.sightings(trace, Value.OPTION).join(_frames.metas(trace, "when"), on="meta", how="left", maintain_order="left")
-    rows = rows.filter((pl.col("when") == "update") & (pl.col("text") != "step") & (pl.col("step") >= 0))
+    rows = _sightings.options(trace)
     calls = _frames.updates(trace).select("proc", "seq", "optimizer", "kind", pl.int_range(pl.len()).over("proc", "optimizer").alias("_nth"))
     rows = rows.join(calls.rename({"kind": "_kind"}), on=["proc", "seq"], how="inner", maintain_order="left").drop_nulls(["optimizer", "_kind"])
     rows = rows.filter((pl.col("_nth") < _LOOKS) & (pl.col("step") < PROLOGUE + 1)).sort("proc", "seq", "item", maintain_order=True)
@@ -222,8 +220,7 @@ def _options(trace: Trace) -> pl.DataFrame:
 
 def _course(trace: Trace) -> pl.DataFrame:
     """Changes of options behind their first fall (`falls`: passed if it falls on), and rises that are over (`peaks`: passed if the next update's is a fall)."""
-    rows = _sightings.sightings(trace, Value.OPTION).join(_frames.metas(trace, "when"), on="meta", how="left", maintain_order="left")
-    rows = rows.filter((pl.col("when") == "update") & (pl.col("text") != "step") & (pl.col("step") >= 0))
+    rows = _sightings.options(trace)
     mine = ["proc", "optimizer", "text"]
     updates = _frames.updates(trace).drop_nulls("optimizer").select("proc", "seq", "optimizer", "step", pl.col("kind").alias("_kind"), pl.int_range(pl.len()).over("proc", "optimizer").alias("_nth"))
     looks = rows.drop("step").join(updates, on=["proc", "seq"], how="inner", maintain_order="left").drop_nulls("_kind")

@@ -63,6 +63,12 @@ def _sightings(trace: Trace, kind: Value) -> pl.DataFrame:
     return with_session(trace, found.with_columns(pl.col("step").fill_null(-1)))
 
 
+def options(trace: Trace) -> pl.DataFrame:
+    """Options of groups at updates: the columns of `sightings`, and `when`; not how many updates were counted."""
+    rows = sightings(trace, Value.OPTION).join(_frames.metas(trace, "when"), on="meta", how="left", maintain_order="left")
+    return rows.filter((pl.col("when") == "update") & (pl.col("text") != "step") & (pl.col("step") >= 0))
+
+
 def with_session(trace: Trace, rows: pl.DataFrame) -> pl.DataFrame:
     """Add `session`: how many optimizers had been constructed; rows without a call belong to what follows their step."""
     created = _frames.memo(trace, "optimizers created", _created)
