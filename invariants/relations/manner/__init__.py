@@ -5,15 +5,15 @@ same switch or dimension each time; `each`, a function is called in each step; `
 `ranks`, the random states of ranks differ. Told by probes (`told.py`): `made`, the loss is made with an operation (`instrument/probes/graphs.py`); `holds`, what a function is
 given or gives is such as in health (a share, varied, …), `leaves`, it does not write into an argument, `writes`, it does, and `steady`, a number that an object
 holds stays (`instrument/probes/manners.py`); `moment`, what a moment of an optimizer is made of (`instrument/probes/moments.py`); `unseen`, an evaluation sees no sample
-that was trained on (`instrument/probes/unseen.py`); `beside`, a step calls another model of the class that it trains (`instrument/probes/beside.py`); `uses`, a function uses an operation of torch or calls a function of the
-program, and `then`, another one behind it (`instrument/probes/operations.py`).
+that was trained on (`instrument/probes/unseen.py`); `beside`, a step calls another model of the class that it trains (`instrument/probes/beside.py`); of functions (`used.py`): `uses`, a function uses an operation of torch or calls a function of the
+program, `then`, another one behind it, `places`, at so many places of it, and `only`, no other one (`instrument/probes/operations.py`).
 
 All are habits: held within one family of programs, of the program's own runs or of all programs that teach a pack, and never shipped. What is counted is such as no seed, size, depth or batch changes, and a rule is made of
 what all looks of all runs keep.
 
 Catches a mask, a weight or a group that is no longer handed on, a term of the loss that is thrown away or detached, a collective or an update of an average that is left out,
 a layer that wakes, an in-place operation that reaches its caller's tensor, a coefficient that drifts, one noise on all ranks, an evaluation that reads the training data, a model that is its own target,
-a `detach`, a normalisation or a term that is left out, or that stands a line too late. Source: ours.
+a `detach`, a normalisation or a term that is left out, added, or that stands a line too late. Source: ours.
 """
 
 from __future__ import annotations
@@ -28,6 +28,7 @@ from proctor.invariants.invariant import Hypothesis, Support
 from proctor.invariants.relations import Detail, Examples, Needs, Relation, register
 from proctor.invariants.relations.manner import calls as _calls
 from proctor.invariants.relations.manner import told as _told
+from proctor.invariants.relations.manner import used as _used
 from proctor.invariants.relations.views import frames as _frames
 from proctor.invariants.relations.views import habits as _habits
 from proctor.invariants.relations.views import sightings as _sightings
@@ -39,7 +40,7 @@ from proctor.invariants.trace import Trace
 _PARTS: Final[dict[str, Callable[[Trace, Collection[str]], pl.DataFrame]]] = {
     "given": _calls.given, "told": _calls.told, "each": _calls.each, "mode": _calls.mode, "ranks": _calls.ranks, "made": _told.made,
     "holds": _told.holds, "leaves": _told.leaves, "writes": _told.writes, "steady": _told.steady, "moment": _told.moment, "unseen": _told.unseen, "beside": _told.beside,
-    "uses": _told.uses, "then": _told.then,
+    "uses": _used.uses, "then": _used.then, "places": _used.places, "only": _used.only,
 }  # fmt: skip
 _SAYS: Final = {
     "given": "{0} is given {1}",
@@ -57,6 +58,8 @@ _SAYS: Final = {
     "beside": "a step that trains {0} calls {1}",
     "uses": "{0} uses {1}",
     "then": "{0} uses {1}",
+    "places": "{0} uses {1}",
+    "only": "{0} uses {1}",
 }
 _ADVICE: Final = {
     "given": "Compare the call with the one in the healthy version: an argument is no longer handed on.",
@@ -73,9 +76,11 @@ _ADVICE: Final = {
     "beside": "Look at which object is called: the model that trains stands in the place of its target, teacher or average.",
     "uses": "Compare the function with the healthy version: it leaves out an operation, or computes in another way.",
     "then": "Compare the function with the healthy version: it leaves out an operation, or does one before what it should follow.",
+    "places": "Compare the function with the healthy version: it does something once more, or once less.",
+    "only": "Compare the function with the healthy version: it does something that it did not do.",
     "moment": "Look at what is done with the gradient before it goes into the moment, and with the moment before the next update.",
 }
-_VALUES: Final = {"made": "manner", "holds": "manner", "leaves": "manner", "writes": "manner", "steady": "manner", "moment": "manner", "unseen": "manner", "beside": "manner", "uses": "manner", "then": "manner", "ranks": "rng"}
+_VALUES: Final = {"made": "manner", "holds": "manner", "leaves": "manner", "writes": "manner", "steady": "manner", "moment": "manner", "unseen": "manner", "beside": "manner", "uses": "manner", "then": "manner", "places": "manner", "only": "manner", "ranks": "rng"}
 
 
 @register
@@ -110,7 +115,7 @@ class Manner(Relation):
             functions |= {name for name in subject.split(_calls.BY) if name}
         if mode == "mode":
             functions.add(_calls.layer_of(subject))
-        if mode in ("holds", "leaves", "writes", "uses", "then"):
+        if mode in ("holds", "leaves", "writes", "uses", "then", "places", "only") and not subject.startswith(_used.STEP + _calls.BY):
             functions.add(_told.function_of(subject))
         if mode == "made":
             functions |= _told.BACKWARDS
@@ -122,7 +127,8 @@ class Manner(Relation):
     def say(self, hypothesis: Hypothesis) -> str:
         subject, what = _parts(hypothesis)
         by, _, function = subject.rpartition(_calls.BY)
-        subject = f"{function}, called by {by}," if by else subject
+        if by:
+            subject = f"{function}, in {by}," if by == _used.STEP else f"{function}, called by {by},"
         return _SAYS[hypothesis.text("mode")].format(subject, what) + _habits.of_programs(hypothesis)
 
     def detail(self, trace: Trace, hypothesis: Hypothesis, example: Mapping[str, Any]) -> Detail:
@@ -132,7 +138,7 @@ class Manner(Relation):
             seen=example["_seen"] or "",
             function=example["_function"] or "",
             variable=example["_variable"] or "",
-            module=subject.partition(_calls.BY)[0] if _calls.BY in subject else "",
+            module=subject.partition(_calls.BY)[0] if _calls.BY in subject and not subject.startswith(_used.STEP) else "",
             advice=_ADVICE[mode],
         )
 

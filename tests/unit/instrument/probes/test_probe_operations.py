@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
 from pathlib import Path
 
@@ -11,8 +12,8 @@ import torch
 from helpers.trained import record
 
 from proctor.instrument.config import RecordConfig
-from proctor.instrument.probes import Home, Sink
-from proctor.instrument.probes.operations import LAST_STEP, Operations
+from proctor.instrument.probes import Home, Hooks, Sink
+from proctor.instrument.probes.operations import LAST_STEP, STEPS, Operations
 from proctor.invariants.invariant import Hypothesis
 from proctor.invariants.relations import registry
 from proctor.invariants.schema import MODEL_CALL, Value
@@ -89,23 +90,89 @@ PROGRAMS = {
         F.layer_norm = real
         Path(OUT + ".json").write_text(json.dumps({"losses": losses, "calls": calls}))
     """,
+    "loops": """
+        import json
+        from pathlib import Path
+        class Rounded(torch.autograd.Function):
+            @staticmethod
+            def forward(ctx, x):
+                return x.floor() if BUG == "floored" else x.round()
+            @staticmethod
+            def backward(ctx, grad):
+                return grad.neg()
+        class Net(nn.Module):
+            def __init__(self):
+                super().__init__()
+                self.layers, self.drop = nn.ModuleList(nn.Linear(WIDTH, WIDTH) for _ in range(WIDTH // 4)), nn.Dropout(0.1)
+                self.label, self.domain = nn.Linear(WIDTH, 3), nn.Linear(WIDTH, 2)
+            def forward(self, x):
+                for layer in self.layers:
+                    x = layer(x).relu()
+                return self.label(self.drop(x)), self.domain(Rounded.apply(x))
+        def target(values, after, done):
+            wanted = values + 0.9 * (after if BUG == "endless" else after * (1 - done))
+            return values.detach() - wanted if BUG == "detached" else values - wanted
+        def forget(state):
+            state.zero_()
+        def validate(model, x):
+            if BUG != "trains_on":
+                model.eval()
+            with torch.no_grad():
+                label, _ = model(x)
+            model.train()
+            return label.sum().item()
+        def train_epoch(model, optimizer):
+            state = torch.zeros(WIDTH)
+            for i in range(7):
+                x = torch.randn(8, WIDTH)
+                label, domain = model(x)
+                kind = torch.zeros(8) if BUG == "one_kind" else torch.ones(8)
+                loss = F.cross_entropy(label, torch.randint(0, 3, (8,))) + F.cross_entropy(domain, kind.long()) + target(label[:, 0], label[:, 1], kind).square().mean()
+                if BUG == "twice":
+                    loss = loss + F.cross_entropy(label, torch.randint(0, 3, (8,)))
+                optimizer.zero_grad()
+                loss.backward()
+                if BUG == "late":
+                    optimizer.step()
+                for p in model.domain.parameters():
+                    p.grad.data *= 0.5
+                if BUG != "late":
+                    optimizer.step()
+                if BUG != "remembers":
+                    forget(state)
+                losses.append(loss.item())
+        losses = []
+        model = Net()
+        optimizer = torch.optim.SGD(model.parameters(), 0.01)
+        for epoch in range(12):
+            train_epoch(model, optimizer)
+            losses.append(validate(model, torch.randn(8, WIDTH)))
+        Path(OUT + ".json").write_text(json.dumps({"losses": losses, "calls": {}}))
+    """,
 }
 WRONG = {
     "unscaled": "Attention.forward div it does not use div", "through": "Codes.forward detach it does not use detach", "squares": "priorities abs it does not use abs",
     "noise": "train_step randn_like it does not use randn_like", "first": "Codes.forward renew() renew() comes before",
 }  # fmt: skip
+LOOPS = {
+    "floored": "Rounded.forward round it does not use round", "endless": "target mul it uses mul at 1", "detached": "target detach it uses detach, too",
+    "trains_on": "validate Net in evaluation mode without gradients it does not use Net in evaluation mode", "one_kind": "train_epoch ones it does not use ones",
+    "twice": "train_epoch cross_entropy it uses cross_entropy at 3", "late": "train_epoch step of an optimizer step of an optimizer comes before mul", "remembers": "train_epoch forget() it does not use forget()",
+}  # fmt: skip
 RELATION = registry()["manner"]
+MODES = ("uses", "then", "places", "only")
 
 
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("operations")
-    record(folder, PROGRAMS, [*(("program", bug, 0, 8, bug) for bug in WRONG), ("program", "own", 1, 12, ""), ("program", "right", 0, 8, "")])
+    wrong = [*(("program", bug, 0, 8, bug) for bug in WRONG), *(("loops", bug, 0, 8, bug) for bug in LOOPS)]
+    record(folder, PROGRAMS, [*wrong, *((program, *how) for program in PROGRAMS for how in (("own", 1, 12, ""), ("right", 0, 8, "")))])
     return folder
 
 
-def rules(runs: Path) -> list[Hypothesis]:
-    return [h for h in RELATION.propose(Trace.load([runs / "program-own"])) if h.text("mode") in ("uses", "then")]
+def rules(runs: Path, program: str = "program") -> list[Hypothesis]:
+    return [h for h in RELATION.propose(Trace.load([runs / f"{program}-own"])) if h.text("mode") in MODES]
 
 
 def failed(run: Path, known: list[Hypothesis]) -> list[str]:
@@ -122,15 +189,25 @@ def test_one_operation_that_is_left_out_or_misplaced_is_named(runs: Path, bug: s
     assert any(WRONG[bug] in text for text in said), said
 
 
-def test_another_seed_and_size_use_the_same(runs: Path) -> None:
-    assert failed(runs / "program-right", rules(runs)) == []
+@pytest.mark.parametrize("bug", list(LOOPS))
+def test_one_line_of_a_loop_is_named(runs: Path, bug: str) -> None:
+    said = failed(runs / f"loops-{bug}", rules(runs, "loops"))
+    assert any(LOOPS[bug] in text for text in said), said
 
 
-def test_the_program_computes_what_it_computes_alone_and_nothing_runs_twice(runs: Path) -> None:
-    text, out = (runs / "program.py").read_text(), runs / "bare"
-    torch.manual_seed(0)
-    exec(compile(text, str(runs / "program.py"), "exec"), {"__name__": "__main__", "SEED": 0, "WIDTH": 8, "BUG": "", "OUT": str(out)})
-    assert json.loads((runs / "bare.json").read_text()) == json.loads((runs / "program-right.json").read_text())
+@pytest.mark.parametrize("program", list(PROGRAMS))
+def test_another_seed_size_and_depth_use_the_same(runs: Path, program: str) -> None:
+    assert failed(runs / f"{program}-right", rules(runs, program)) == []
+
+
+@pytest.mark.parametrize("program", list(PROGRAMS))
+def test_the_program_computes_what_it_computes_alone(runs: Path, program: str) -> None:
+    text, out = (runs / f"{program}.py").read_text(), runs / f"{program}-bare"
+    exec(compile(text, str(runs / f"{program}.py"), "exec"), {"__name__": "__main__", "SEED": 0, "WIDTH": 8, "BUG": "", "OUT": str(out)})
+    assert json.loads((runs / f"{program}-bare.json").read_text()) == json.loads((runs / f"{program}-right.json").read_text())
+
+
+def test_nothing_runs_twice(runs: Path) -> None:
     trace = Trace.load([runs / "program-right"])
     made = {name: (trace.calls["fn"] == code).sum() for code, name in enumerate(trace.functions) if name}
     assert made["torch.Tensor.backward"] == 24 and made["torch.nn.functional.cross_entropy"] == 12
@@ -168,7 +245,7 @@ def test_the_mode_is_off_behind_each_call_and_an_error_of_ours_stays_in_the_hook
         after((), None, None, call == 2)
         assert stack() == 0
     before((), None)
-    monkeypatch.setattr("proctor.instrument.probes.operations._plain", lambda name: 1 / 0)
+    monkeypatch.setattr("proctor.instrument.probes._looks._plain", lambda name: 1 / 0)
     assert torch.ones(2).tanh().numel() == 2
     with pytest.raises(ZeroDivisionError):
         after((), None, None, False)
@@ -248,3 +325,39 @@ def test_a_look_ends_where_steps_begin_to_be_left_out() -> None:
     assert stack() == 0
     before((), None)
     assert stack() == 0
+
+
+def test_a_step_is_looked_at_where_no_mode_is_on_and_a_forked_child_computes_without_ours() -> None:
+    watch = probe()
+    with torch.device("cpu"):  # it would take our mode off at its end, and stay on itself
+        watch.step_begins(STEPS[0])
+        assert stack() == 1
+    watch.step_begins(STEPS[0] + 1)
+    assert stack() == 0
+    watch.step_begins(STEPS[1])
+    assert stack() == 1
+    child = os.fork()
+    if child == 0:
+        os._exit(stack())
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    assert stack() == 1
+    watch.step_begins(STEPS[1] + 1)
+    assert stack() == 0
+
+
+def test_what_is_called_seldom_is_looked_at_late_and_what_is_called_often_is_not() -> None:
+    watch = probe()
+    seldom, often = (watch.hooks(f"program.{name}", Home.USER) for name in ("evaluate", "loss"))
+
+    def call(hooks: Hooks) -> int:
+        before, after = hooks
+        assert before is not None and after is not None
+        before((), None)
+        on = stack()
+        after((), None, None, False)
+        return on
+
+    assert [call(often) for _ in range(9)] == [0, *[1] * 6, 0, 0]
+    assert call(seldom) == 0
+    watch.step_begins(LAST_STEP + 1)
+    assert call(seldom) == 1 and call(often) == 0

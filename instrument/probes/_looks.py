@@ -1,0 +1,254 @@
+"""Which operations of torch are asked for while one call or one step runs, and by which function of the program: used by `operations.py`.
+
+A look is given each operation by a function mode of torch, walks up the frames to the functions of the program that asked for it, and notes it there with its place.
+What comes out is `Look.found`: `{"__main__.train": {"randn_like": {place}, "loss_of()": {place}, "backward": {place, place}}}`, in the order of first uses.
+"""
+
+from __future__ import annotations
+
+import dis
+import gc
+import os
+import re
+import sys
+import types
+from collections.abc import Callable
+from typing import Any, Final
+
+from proctor.instrument.patch.usercode import library_prefixes
+from proctor.native import is_tap
+
+STEP: Final = "a step"
+_NAMES: Final = 96  # of one function, in one look
+_FUNCTIONS: Final = 64  # in one look
+_FRAMES: Final = 80  # up from an operation
+_OPERATIONS: Final = 20_000  # of one look
+_HIDDEN: Final = ("torch.optim", "torch.nn.utils", "torch.distributed", "torch.utils", "torch.amp", "torch.cuda")  # whose own arithmetic goes by options and devices
+_RUNS: Final = frozenset({"<listcomp>", "<dictcomp>", "<setcomp>", "<genexpr>", "<lambda>"})  # parts of the function that they stand in
+# What only says how elements lie, or asks what a tensor is: written in one way or another, and without a meaning of its own.
+_LAYOUT: Final = frozenset(
+    """view reshape flatten unflatten contiguous expand expand_as view_as reshape_as size dim ndimension numel nelement stride storage_offset is_contiguous item tolist numpy cpu
+    data_ptr element_size untyped_storage type is_floating_point is_complex get_device requires_grad_ retain_grad register_hook __get__ __set__ __len__ __iter__ __repr__ __format__
+    __bool__ __int__ __float__ __index__ __contains__ __hash__ __deepcopy__ __reduce_ex__ __setstate__ to pin_memory cuda is_pinned is_same_size is_shared share_memory_""".split()
+)
+
+
+class Look:
+    """What one call uses, or one step."""
+
+    def __init__(self, function: str, call: int, updates: int) -> None:
+        self.function, self.call, self.updates = function, call, updates
+        self.found: dict[str, dict[str, set[tuple[int, int]]]] = {}
+        self.whole = True  # all of it was seen
+        self.error: Exception | None = None
+        self._left = _OPERATIONS
+        outside = _outside(sys._getframe())
+        self._end = None if function == STEP else outside
+        # Loops that a step begins in, from the innermost: numbers of their frames, since a frame that is held holds all that its function does.
+        self._loops = _loops(outside) if function == STEP else None
+        self._mode = _mode(self.used)
+        self._on = False
+
+    def begins(self) -> None:
+        from torch.overrides import _get_current_function_mode
+
+        if self._loops is not None and _get_current_function_mode() is not None:
+            self._left = 0  # a mode of the program's may end within the step, and would take ours off in its own place
+            return
+        self._mode.__enter__()
+        self._on = True
+        _LOOKING.append(self)
+
+    def ends(self) -> bool:
+        """Take the mode off; whether that is done. One that the program put above it, and left there, has the effects that ours has."""
+        from torch.overrides import _get_current_function_mode
+
+        self._left = 0
+        if self._on and _get_current_function_mode() is self._mode:
+            self._mode.__exit__(None, None, None)
+            self._on = False
+            _LOOKING.remove(self)
+        return not self._on
+
+    def used(self, name: str, frame: types.FrameType) -> None:
+        """An operation, and the frame that asked for it. Runs in the program's call, so nothing comes out of it."""
+        if self._left <= 0:
+            self.whole = False
+            return
+        self._left -= 1
+        try:
+            self._place(_plain(name), frame)
+        except Exception as e:  # noqa: BLE001 - told in the hook that ends the look
+            self.error, self._left = e, 0
+
+    def happens(self, what: str) -> None:
+        """What is no operation, wherever it is asked for."""
+        frame = _outside(sys._getframe())
+        while frame is not None and frame is not self._end and _whose(frame.f_code, frame) != "user":
+            frame = frame.f_back
+        if frame is not None and frame is not self._end:
+            self.used(what, frame)
+
+    def _place(self, name: str, frame: types.FrameType | None) -> None:
+        inner = ""
+        for _ in range(_FRAMES):
+            if frame is None or frame is self._end:
+                break
+            code = frame.f_code
+            whose = _whose(code, frame)
+            if whose == "ours" or (whose in ("hidden", "library") and not inner) or (whose == "hidden" and self._loops is not None):
+                return
+            if whose == "user" and code.co_name not in _RUNS:
+                looped = self._looped(frame)
+                if self._loops is None or looped or _of_autograd(frame):
+                    self._note(_called(code, frame), f"{inner}()" if inner else name, (id(code), frame.f_lasti))
+                if looped:
+                    return  # who has called it did so before the step began
+                inner = code.co_name
+            frame = frame.f_back
+        if not inner and self._loops is None:
+            self._note("", name, (0, 0))
+
+    def _looped(self, frame: types.FrameType) -> bool:
+        """Whether a step began in this frame. Loops within it have ended, then, and what was seen of them is a part of a step."""
+        at = next((i for i, (number, _) in enumerate(self._loops or ()) if number == id(frame)), None)
+        if at is None or self._loops is None:
+            return False
+        for _, function in self._loops[:at]:
+            self.found.pop(function, None)
+        del self._loops[:at]
+        return True
+
+    def _note(self, function: str, name: str, place: tuple[int, int]) -> None:
+        used = self.found.get(function)
+        if used is None:
+            if len(self.found) >= _FUNCTIONS:
+                self.whole = False
+                return
+            used = self.found[function] = {}
+        if name in used or len(used) < _NAMES:
+            used.setdefault(name, set()).add(place)
+        else:
+            self.whole = False
+
+
+_LOOKING: list[Look] = []  # whose mode is on
+
+
+def _forked() -> None:
+    """A child computes without it."""
+    for look in list(_LOOKING):
+        look.ends()
+
+
+os.register_at_fork(after_in_child=_forked)
+
+
+def _loops(frame: types.FrameType | None) -> list[tuple[int, str]]:
+    """Frames of functions of the program, from the innermost, that stand in a loop now, and their names."""
+    found = []
+    while frame is not None:
+        if _whose(frame.f_code, frame) == "user" and any(first <= frame.f_lasti <= last for first, last in _spans(frame.f_code)):
+            found.append((id(frame), _called(frame.f_code, frame)))
+        frame = frame.f_back
+    return found
+
+
+def _spans(code: types.CodeType) -> list[tuple[int, int]]:
+    """Where the loops of a function begin and end: what a jump goes back over."""
+    if code not in _SPANS:
+        jumps = [(i.argval, i.offset) for i in dis.get_instructions(code) if "JUMP" in i.opname]
+        _SPANS[code] = [(to, at) for to, at in jumps if type(to) is int and to <= at]
+    return _SPANS[code]
+
+
+def _of_autograd(frame: types.FrameType) -> bool:
+    """Whether this is the forward of an autograd function, of which no call is recorded. Torch takes modes off while a backward runs."""
+    by = frame.f_back
+    return by is not None and str(by.f_globals.get("__name__", "")).startswith("torch.autograd")
+
+
+def _mode(used: Callable[[str, types.FrameType], None]) -> Any:
+    """A mode that tells of each operation of torch, by its name, and hands it on."""
+    if not _MODES:
+        from torch.overrides import TorchFunctionMode
+
+        class Watching(TorchFunctionMode):  # type: ignore[misc]
+            def __init__(self, tell: Callable[[str, types.FrameType], None]) -> None:
+                super().__init__()
+                self.tell = tell
+
+            def __torch_function__(self, func: Any, kinds: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None) -> Any:
+                frame = sys._getframe(1)
+                name = getattr(func, "__name__", "")
+                if name not in _LAYOUT and type(name) is str and (not name.startswith("_") or name.startswith("__")):
+                    self.tell(name, frame)
+                return _original(func, name, frame)(*args, **(kwargs or {}))
+
+        _MODES.append(Watching)
+    return _MODES[0](used)
+
+
+def _original(func: Any, name: str, frame: types.FrameType) -> Any:
+    """What torch would go on with if no mode were on.
+
+    Torch asks for functions again by their names, so a mode is handed what stands there: a tap of ours, or a wrapper of the program's, that this call has gone through already.
+    """
+    if type(func) is not types.FunctionType and not is_tap(func):
+        return func
+    import torch
+
+    if frame.f_code is not torch.overrides.handle_torch_function.__code__ or frame.f_back is None:  # C++ asks
+        return next((found for home in (torch._C.TensorBase, torch._C._VariableFunctions) if (found := getattr(home, name, None)) is not None), func)
+    body = frame.f_back.f_code
+    code = getattr(func, "__code__", None)
+    if code is body and not is_tap(func):
+        return func
+    if code is not None and code is not body and not is_tap(func) and code.co_filename.startswith(os.path.dirname(torch.__file__)):
+        return func  # torch's own way: one function that stands for several
+    if body not in _BODIES:
+        _BODIES[body] = next((f for f in gc.get_referrers(body) if type(f) is types.FunctionType and f.__code__ is body), func)
+    return _BODIES[body]
+
+
+_MODES: list[Any] = []
+_SPANS: dict[types.CodeType, list[tuple[int, int]]] = {}
+_BODIES: dict[types.CodeType, Any] = {}
+_KNOWN: dict[types.CodeType, str] = {}
+_PREFIXES: list[tuple[str, ...]] = []
+
+
+def _whose(code: types.CodeType, frame: types.FrameType) -> str:
+    known = _KNOWN.get(code)
+    if known is None:
+        if not _PREFIXES:
+            _PREFIXES.append(library_prefixes())
+        module = str(frame.f_globals.get("__name__", ""))
+        if module.partition(".")[0] == "proctor":
+            known = "ours"
+        else:
+            theirs = not code.co_filename.startswith("<") and os.path.abspath(code.co_filename).startswith(_PREFIXES[0])
+            hidden = theirs and f"{module}.".startswith(tuple(f"{name}." for name in _HIDDEN))
+            known = "hidden" if hidden else "torch" if module.partition(".")[0] == "torch" else "library" if theirs or code.co_filename.startswith("<") else "user"
+        if len(_KNOWN) > 4096:
+            _KNOWN.clear()
+        _KNOWN[code] = known
+    return known
+
+
+def _called(code: types.CodeType, frame: types.FrameType) -> str:
+    module = str(frame.f_globals.get("__name__", ""))
+    return f"{'__main__' if module == '__mp_main__' else module}.{code.co_qualname.rpartition('<locals>.')[2]}"
+
+
+def _outside(frame: types.FrameType | None) -> types.FrameType | None:
+    """The nearest frame that is not ours."""
+    while frame is not None and _whose(frame.f_code, frame) == "ours":
+        frame = frame.f_back
+    return frame
+
+
+def _plain(name: str) -> str:
+    """`add` for `__iadd__` and `__radd__`: an operator is written in one way or another."""
+    found = re.fullmatch(r"__[ir]?(add|sub|mul|div|truediv|matmul|pow|mod|floordiv|and|or|xor)__", name)
+    return {"truediv": "div"}.get(found[1], found[1]) if found else name

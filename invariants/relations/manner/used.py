@@ -1,0 +1,137 @@
+"""Manners of functions: which operations of torch they use, in which order, at how many places (`instrument/probes/operations.py`).
+
+A look is a row `{text: "__main__.train_step", has: "randn_like|add|loss_of()|backward", places: "1|2|1|1"}`; of a function that is looked at within a call of another one, or in a step,
+text is `__main__.Net.forward > __main__.attend`, or `a step > __main__.train`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection
+from itertools import islice, pairwise
+from typing import Any, Final, NamedTuple
+
+import polars as pl
+
+from proctor.invariants.relations.manner import calls as _calls
+from proctor.invariants.relations.manner import told as _told
+from proctor.invariants.trace import Trace
+
+STEP: Final = "a step"  # in which a function was looked at, as in `instrument/probes/_looks.py`
+THEN: Final = " and then "
+NOTHING_ELSE: Final = "nothing else than "
+_PLACES: Final = " at {} places"
+_SEEN: Final = 3  # looks at a function, fewer show no manner
+_NAMES: Final = 24  # of the operations in the text of a violation
+
+
+class _Look(NamedTuple):
+    """What a function used, in the order of first uses, and at how many places."""
+
+    order: dict[str, int]
+    places: dict[str, int]
+
+
+class _Manner(NamedTuple):
+    """What looks may show: what is said of one, of all looks at one function in a run; whether a look is such, None if it says nothing; and what it is instead."""
+
+    words: Callable[[list[_Look]], list[str]]
+    holds: Callable[[_Look, str], bool | None]
+    seen: Callable[[_Look, str], tuple[str, str]]  # the operation, and a sentence
+
+
+def uses(trace: Trace, wanted: Collection[str]) -> pl.DataFrame:
+    """One row a look at what a function uses, and operation that comes first in a look at it: passed if it is used."""
+    return _rows(trace, wanted, "uses", _Manner(lambda looks: [name for look in looks for name in islice(look.order, 1)], lambda look, word: word in look.order, lambda look, word: (word, _lacks(look, word))))
+
+
+def then(trace: Trace, wanted: Collection[str]) -> pl.DataFrame:
+    """One row a look, and two operations that followed each other in a look at the function: passed if the second is used behind the first. Of looks that use the first."""
+
+    def holds(look: _Look, word: str) -> bool | None:
+        first, _, second = word.partition(THEN)
+        return None if first not in look.order else look.order.get(second, -1) > look.order[first]
+
+    def seen(look: _Look, word: str) -> tuple[str, str]:
+        first, _, last = word.partition(THEN)
+        return last, f"{last} comes before {first}" if last in look.order else _lacks(look, last)
+
+    return _rows(trace, wanted, "then", _Manner(lambda looks: [f"{a}{THEN}{b}" for look in looks for a, b in pairwise(look.order)], holds, seen))
+
+
+def places(trace: Trace, wanted: Collection[str]) -> pl.DataFrame:
+    """One row a look, and operation that stands at several places of the function: passed if it stands at as many. Of looks that use it."""
+
+    def holds(look: _Look, word: str) -> bool | None:
+        name, _, rest = word.rpartition(" at ")
+        return None if name not in look.places else rest == f"{look.places[name]} places"
+
+    def seen(look: _Look, word: str) -> tuple[str, str]:
+        name = word.rpartition(" at ")[0]
+        return name, f"it uses {name} at {look.places[name]}"
+
+    return _rows(trace, wanted, "places", _Manner(lambda looks: [name + _PLACES.format(n) for look in looks for name, n in look.places.items() if n > 1], holds, seen))
+
+
+def only(trace: Trace, wanted: Collection[str]) -> pl.DataFrame:
+    """One row a look at a function that uses the same in all looks: passed if it uses nothing else."""
+
+    def words(looks: list[_Look]) -> list[str]:
+        sets = {frozenset(look.order) for look in looks}
+        return [NOTHING_ELSE + ", ".join(sorted(of)) for of in sets if len(sets) == 1]
+
+    def holds(look: _Look, word: str) -> bool | None:
+        return not _more(look, word)
+
+    def seen(look: _Look, word: str) -> tuple[str, str]:
+        more = _more(look, word)
+        return more[0], f"it uses {', '.join(more[:_NAMES])}, too"
+
+    return _rows(trace, wanted, "only", _Manner(words, holds, seen))
+
+
+def _more(look: _Look, word: str) -> list[str]:
+    known = set(word.removeprefix(NOTHING_ELSE).split(", "))
+    return [name for name in look.order if name not in known]
+
+
+def _lacks(look: _Look, name: str) -> str:
+    return f"it does not use {name}: {', '.join(islice(look.order, _NAMES))}"
+
+
+def _look(row: dict[str, Any]) -> _Look:
+    names = list(filter(None, row["has"].split("|")))
+    places = [int(n) for n in row["places"].split("|") if n.isdecimal()]
+    return _Look({name: i for i, name in enumerate(names)}, dict(zip(names, places, strict=True)) if len(places) == len(names) else {})
+
+
+def _rows(trace: Trace, wanted: Collection[str], mode: str, manner: _Manner) -> pl.DataFrame:
+    rows, asked = _told.said(trace, "uses"), _calls._by_subject(wanted)
+    looks = [_look(row) for row in rows]
+    of_subject: dict[tuple[int, str], list[_Look]] = {}
+    of_function: dict[tuple[int, str], list[_Look]] = {}
+    for row, look in zip(rows, looks, strict=True):
+        of_subject.setdefault((row["proc"], row["text"]), []).append(look)
+        of_function.setdefault((row["proc"], _function(row["text"])), []).append(look)
+    every: dict[str, dict[str, None]] = {}
+    for (_, subject), those in of_subject.items():
+        every.setdefault(subject, dict.fromkeys(sorted(asked.get(subject, ())))).update(dict.fromkeys(manner.words(those)))
+    found = []
+    manners: dict[tuple[int, str, str], bool | None] = {}  # of a function and what is said of it, from wherever it is called: always, never or None
+    for row, look in zip(rows, looks, strict=True):
+        function = row["proc"], _function(row["text"])
+        for word in every[row["text"]]:
+            passed = manner.holds(look, word)
+            if (*function, word) not in manners:
+                said = [one for one in (manner.holds(each, word) for each in of_function[function]) if one is not None]
+                manners[*function, word] = said[0] if len(said) >= _SEEN and len(set(said)) == 1 else None
+            # What a function does now and then is no manner, and what was seen once or twice shows none; but a rule holds where it is kept.
+            if passed is not manners[*function, word] and not (passed and word in asked.get(row["text"], ())):
+                passed = None
+            if passed is not None:
+                name, seen = ("", "") if passed else manner.seen(look, word)
+                found.append(_calls._row(row, f"{row['text']}{_calls.OF}{word}", passed, seen, _told.caller_of(row["text"]), name))
+    return _calls._finish(trace, found, mode)
+
+
+def _function(subject: str) -> str:
+    return subject.rpartition(_calls.BY)[2]
