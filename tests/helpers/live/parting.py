@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import time
+from pathlib import Path
 
 import torch
 import torch.distributed as dist
@@ -27,6 +28,7 @@ def main() -> None:
     parser.add_argument("--iters", type=int, default=60)
     parser.add_argument("--part-at", type=int, default=-1)
     parser.add_argument("--pause", type=float, default=0.0, help="seconds of each step that are spent asleep")
+    parser.add_argument("--hurry", type=Path, help="a file; when it is there, no step is spent asleep any more")
     args = parser.parse_args()
     dist.init_process_group("gloo")
     rank = dist.get_rank()
@@ -47,7 +49,7 @@ def main() -> None:
                 model.module.head.weight.mul_(1.001)
         losses.append(loss.item())
         times.append(time.perf_counter() - begin)
-        time.sleep(args.pause)
+        time.sleep(0 if args.hurry and args.hurry.exists() else args.pause)
     if rank == 0:
         print("RESULT " + json.dumps({"losses": losses, "median_s": sorted(times)[len(times) // 2]}))
     dist.barrier()

@@ -69,7 +69,8 @@ def test_a_page_is_delivered_once_though_receiver_and_verifier_were_down(tmp_pat
     port = free_port()
     run = tmp_path / "run"
     page = config(tmp_path, pagerduty_at(port))
-    process = watch(run, "--page", str(page), arguments=("--iters", "500", "--part-at", "20", "--pause", "0.05"))
+    hurry = tmp_path / "hurry"
+    process = watch(run, "--page", str(page), arguments=("--iters", "500", "--part-at", "20", "--pause", "0.05", "--hurry", str(hurry)))
     incidents = run / "verify" / "incidents.json"
     try:
         assert wait_until(lambda: incidents.exists() and b"firing" in incidents.read_bytes(), 300), "not found live"
@@ -77,6 +78,7 @@ def test_a_page_is_delivered_once_though_receiver_and_verifier_were_down(tmp_pat
         first = verifier_of(run)
         os.kill(first, signal.SIGKILL)
         assert wait_until(lambda: verifier_of(run) not in (0, first), 120), "not started again"
+        hurry.touch()
         out, _ = process.communicate(timeout=400)
         assert process.returncode == 0 and losses(out)
     finally:
