@@ -3,7 +3,7 @@
 Rows of `Value.MANNER`, of the first calls of each function. `holds`: words that are true of a tensor that it was given or gave (`has`), or clearly not (`lacks`): a share (all
 elements lie within 0 and 1), nothing negative, unit rows, rows that sum to 1, some negative whole number (`-100`, which losses leave out), more than one value, gradients flow
 through it or none do, where its triangle begins (a mask); that the result is none of the arguments, an argument none of the others, and that one of the next calls is given it (the state of a
-recurrent model, a memory). Of whole models the last is asked, and whether gradients flow through their results (a target without a stop). `leaves` and `writes`: whether an argument is another after the call. `steady`: a float of an object, in each
+recurrent model, a memory), that it is another in each call, that its second half is not the first one again. Of whole models the last is asked, and whether gradients flow through their results (a target without a stop). `leaves` and `writes`: whether an argument is another after the call. `steady`: a float of an object, in each
 call of one of its methods in the first steps.
 
 Only dense CPU tensors of at most 65,536 elements are looked at. Cost: 20 to 100 µs a tensor, of twelve calls of a function; 2 µs for the numbers of an object, of 64 calls and then of each sixteenth.
@@ -23,6 +23,7 @@ from typing import Any, Final
 from proctor.instrument.observe import content
 from proctor.instrument.observe.modules import class_name
 from proctor.instrument.probes import NO_HOOKS, Home, Hooks, Probe, Sink, register
+from proctor.instrument.probes._repeats import Repeats, halves
 from proctor.instrument.probes.judged import readable
 from proctor.invariants.schema import MODEL_CALL, Value
 
@@ -67,6 +68,7 @@ class Manners(Probe):
         self._calls: dict[str, int] = {}
         self._open: list[tuple[int, Seen, frozenset[Print]]] = []
         self._chains: dict[str, _Chain] = {}
+        self._repeats = Repeats()
         self._objects: dict[int, _Held] = {}
 
     def hooks(self, function: str, home: Home) -> Hooks:
@@ -85,7 +87,9 @@ class Manners(Probe):
             if args:
                 self._meet(args[0], function)
             if calls <= _CALLS:
-                self._open.append((self.sink.call, _fingerprinted(_given(names, args, kwargs)), _all_prints(args, kwargs)))
+                given = _fingerprinted(_given(names, args, kwargs))
+                self._open.append((self.sink.call, given, _all_prints(args, kwargs)))
+                self._again(function, given)
 
         def after(args: tuple[Any, ...], kwargs: dict[str, Any] | None, result: Any, raised: bool) -> None:
             while self._open and self._open[-1][0] > self.sink.call:
@@ -108,7 +112,9 @@ class Manners(Probe):
         chain.given = None
         if chain.calls < _CALLS:
             chain.given = _all_prints(args[1:], kwargs)
-            self._tell_apart(name, _fingerprinted(_given([], args[1:], kwargs)))
+            given = _fingerprinted(_given([], args[1:], kwargs))
+            self._tell_apart(name, given)
+            self._again(name, given)
 
     def _model_ends(self, args: tuple[Any, ...], kwargs: dict[str, Any] | None, result: Any, raised: bool) -> None:
         if self._over or raised:
@@ -151,6 +157,10 @@ class Manners(Probe):
             alike = [other for known, like, other in given if known != name and like.shape == tensor.shape and like.dtype == tensor.dtype]
             if alike and tensor.numel() >= _FEWEST:
                 self._say(function, f"argument {name}", "holds", _APART if fp not in alike else "", _APART if fp in alike else "")
+
+    def _again(self, function: str, given: Seen) -> None:
+        for name, has, lacks in self._repeats.told(function, given, _CALLS - _LOOKS + 1):
+            self._say(function, f"argument {name}", "holds", has, lacks)
 
     def _carry(self, function: str, given: frozenset[Print], result: Any) -> None:
         """Whether calls are given what one of those before gave."""
@@ -335,6 +345,8 @@ def words(tensor: Any) -> tuple[list[str], list[str]]:
         if not bool(torch.isfinite(data).all()):
             return has, lacks
         _shares(data, has, lacks)
+        if values >= _SEVERAL:
+            halves(data, has, lacks)
         if data.dim() > 1 and data.shape[-1] > 1:
             _rows(data.flatten(0, -2), has, lacks)
     return has, lacks

@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import sys
 import threading
+import weakref
 from typing import Any, Final
 
 from proctor.instrument.observe.modules import class_name
@@ -46,6 +47,7 @@ class Operations(Probe):
         self._step = 0  # the call of the last update
         self._calls: dict[str, list[int]] = {}  # of each function: calls, looks, and whether one had several updates
         self._updates = 0
+        self._optimizers: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()  # in the order of their first steps
         self._running: list[tuple[int, str, int]] = []  # call, function and updates before it, of each first call that runs
         self._look: Look | None = None
         self._kept_off: list[int] = []  # calls of models whose kernels a mode would change
@@ -88,7 +90,7 @@ class Operations(Probe):
     def _updated(self, args: tuple[Any, ...], kwargs: dict[str, Any] | None) -> None:
         self._updates += 1
         self._step = self.sink.call
-        self._happens("step of an optimizer")
+        self._happens(f"step of optimizer {self._optimizers.setdefault(args[0], len(self._optimizers) + 1)}")
 
     def _happens(self, what: str) -> None:
         """Something that is no operation, in the call or step that is looked at."""

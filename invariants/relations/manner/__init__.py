@@ -129,12 +129,13 @@ class Manner(Relation):
         by, _, function = subject.rpartition(_calls.BY)
         if by:
             subject = f"{function}, in {by}," if by == _used.STEP else f"{function}, called by {by},"
+        what = _used.shortened(what) if hypothesis["mode"] == "only" else what
         return _SAYS[hypothesis.text("mode")].format(subject, what) + _habits.of_programs(hypothesis)
 
     def detail(self, trace: Trace, hypothesis: Hypothesis, example: Mapping[str, Any]) -> Detail:
         mode, (subject, what) = hypothesis.text("mode"), _parts(hypothesis)
         return Detail(
-            expected=_SAYS[mode].format(short(subject.rpartition(_calls.BY)[2]), what),
+            expected=_SAYS[mode].format(short(subject.rpartition(_calls.BY)[2]), _used.shortened(what) if mode == "only" else what),
             seen=example["_seen"] or "",
             function=example["_function"] or "",
             variable=example["_variable"] or "",

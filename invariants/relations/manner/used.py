@@ -21,6 +21,7 @@ THEN: Final = " and then "
 NOTHING_ELSE: Final = "nothing else than "
 _PLACES: Final = " at {} places"
 _SEEN: Final = 3  # looks at a function, fewer show no manner
+_FEW: Final = 6  # of the operations in the text of a rule
 _NAMES: Final = 24  # of the operations in the text of a violation
 
 
@@ -87,6 +88,12 @@ def only(trace: Trace, wanted: Collection[str]) -> pl.DataFrame:
         return more[0], f"it uses {', '.join(more[:_NAMES])}, too"
 
     return _rows(trace, wanted, "only", _Manner(words, holds, seen))
+
+
+def shortened(word: str) -> str:
+    """What a function uses alone, for a sentence."""
+    names = word.removeprefix(NOTHING_ELSE).split(", ")
+    return word if len(names) <= _FEW else f"{NOTHING_ELSE}{', '.join(names[:_FEW])} and {len(names) - _FEW} more"
 
 
 def _more(look: _Look, word: str) -> list[str]:

@@ -67,6 +67,10 @@ PROGRAMS = {
             return copy.sub_(copy.mean())
         def ahead_of(size):
             return torch.full((size, size), float("-inf")).triu(2 if BUG == "wide" else 1)
+        def joined(first, second):
+            return torch.cat([first, first if BUG == "joined" else second])
+        def act(state):
+            return state.tanh()
         def stored(queue, rows):
             return torch.cat([queue, rows.detach()])[-8:]
         class Dropped(nn.Module):
@@ -115,6 +119,7 @@ PROGRAMS = {
         target.attention.norm.eval()
         student, teacher = (nn.Sequential(nn.Linear(WIDTH, 4), nn.Dropout(0.1)) for _ in range(2))
         dropped, lstm, hidden, views = Dropped(), Recurrent(), None, Views()
+        seen = torch.rand(3)
         queue, state = torch.zeros(8, 9), [(torch.zeros(4, WIDTH), torch.zeros(4, WIDTH))]
         for step in range(16):
             ids = torch.randint(0, 9, (8, 6))
@@ -136,6 +141,9 @@ PROGRAMS = {
                 with torch.set_grad_enabled(training):
                     dropped(torch.rand(4, WIDTH))
             first = torch.rand(4, WIDTH)
+            joined(first, first + torch.rand(4, WIDTH))
+            seen = seen if BUG == "still" else torch.rand(3)
+            act(seen)
             views(first, first.clone() if BUG == "twice" else first + 0.1)
             student(images := torch.rand(4, 3, WIDTH)).sum().backward()
             if BUG == "stale" and step == 0:
@@ -158,6 +166,7 @@ WRONG = {
     "mask": ("given", "Attention.forward"), "dimension": ("told", "softmax"), "skipped": ("each", "Average.update"), "awake": ("mode", "BatchNorm1d"), "thrown": ("made", "Scaler"),
     "share": ("holds", "weigh"), "padding": ("holds", "labels_of"), "place": ("leaves", "normalised"), "rate": ("steady", "decay"), "decay": ("moment", "Lion"),
     "wide": ("holds", "right behind the diagonal"), "attached": ("holds", "no gradients flow"), "forgets": ("holds", "a later call is given it"), "twice": ("holds", "forward of __main__.Views, argument 0: it is none of the other arguments"), "unstopped": ("holds", "forward of __main__.Recurrent, result[1][0]: no gradients flow"), "resets": ("holds", "<model>.forward of __main__.Recurrent"),
+    "joined": ("holds", "its halves along the first dimension differ"), "still": ("holds", "argument state: it is another than in the call before"),
     "always": ("told", "while the model is evaluated"), "stale": ("beside", "in evaluation mode"), "view": ("beside", "given what it was given itself"), "leak": ("unseen", "not trained on"), "alias": ("beside", "only the Net that trains"),
 }  # fmt: skip
 RELATION = registry()["manner"]

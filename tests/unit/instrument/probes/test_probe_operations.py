@@ -157,7 +157,7 @@ WRONG = {
 LOOPS = {
     "floored": "Rounded.forward round it does not use round", "endless": "target mul it uses mul at 1", "detached": "target detach it uses detach, too",
     "trains_on": "validate Net in evaluation mode without gradients it does not use Net in evaluation mode", "one_kind": "train_epoch ones it does not use ones",
-    "twice": "train_epoch cross_entropy it uses cross_entropy at 3", "late": "train_epoch step of an optimizer step of an optimizer comes before mul", "remembers": "train_epoch forget() it does not use forget()",
+    "twice": "train_epoch cross_entropy it uses cross_entropy at 3", "late": "train_epoch step of optimizer 1 step of optimizer 1 comes before mul", "remembers": "train_epoch forget() it does not use forget()",
 }  # fmt: skip
 RELATION = registry()["manner"]
 MODES = ("uses", "then", "places", "only")
@@ -299,9 +299,10 @@ def test_calls_with_several_updates_and_late_ones_are_not_looked_at() -> None:
     before, after = watch.hooks("program.epoch", Home.USER)
     updates, _ = watch.hooks("torch.optim.Optimizer.step", Home.TORCH)
     assert before is not None and after is not None and updates is not None
+    optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))])
     before((), None)
     for _ in range(3):
-        updates((), None)
+        updates((optimizer,), None)
     after((), None, None, False)
     before((), None)
     assert stack() == 0
