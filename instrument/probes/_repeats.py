@@ -1,12 +1,22 @@
-"""Whether what a function is given comes again: in the next call, or as the second half of the same tensor. Used by `manners.py`."""
+"""Whether what a function is given comes again: in the next call, or as the second half of the same tensor; and where its numbers, and those that objects hold, go. Used by `manners.py`."""
 
 from __future__ import annotations
 
+import math
+import weakref
 from collections.abc import Iterator
 from typing import Any, Final
 
 ANOTHER: Final = "it is another than in the call before"
 _SOME: Final = 4  # calls that were given the same: fewer may be chance, or one batch that is used twice
+CHANGES: Final = "it changes"
+ONWARD: Final = "it does not begin anew"
+_LOOKS: Final = (16, 40, 48, 56)  # calls after which it is told where a number has gone
+_CHANGES: Final = 8  # fewer show no course
+_HEAD: Final = 4  # values that come again, one behind the other: it began anew
+_LAST: Final = 65_536  # calls of a function that are followed
+_ARGUMENTS: Final = 8
+_ATTRIBUTES: Final = 32
 _HALVES: Final = {0: "its halves along the first dimension differ", 1: "its halves along the second dimension differ"}
 
 
@@ -32,3 +42,86 @@ def halves(data: Any, has: list[str], lacks: list[str]) -> None:
         if data.shape[dim] >= 2 and data.shape[dim] % 2 == 0:
             first, second = data.chunk(2, dim)
             (lacks if bool((first == second).all()) else has).append(word)
+
+
+class Numbers:
+    """Floats that functions are given: whether they change, and do not come again from their first one on, as a weight would that is annealed in each epoch anew."""
+
+    def __init__(self) -> None:
+        self._known: dict[str, dict[str, _Number]] = {}
+        self._calls: dict[str, int] = {}
+
+    def told(self, function: str, names: list[str], args: tuple[Any, ...], kwargs: dict[str, Any] | None, *, over: bool) -> Iterator[tuple[str, str, str]]:
+        """Take the floats of a call: name, what is true, what is not. `over`: only of those that went on so far, until they do not."""
+        known = self._known.get(function)
+        if over and not known:
+            return
+        calls = self._calls[function] = self._calls.get(function, 0) + 1
+        if calls > _LAST:
+            self._known.pop(function, None)
+            return
+        if known is None:
+            known = self._known[function] = {}
+        pairs = [(names[i] if i < len(names) else str(i), value) for i, value in enumerate(args[:_ARGUMENTS])]
+        for name, value in [*pairs, *(kwargs or {}).items()]:
+            if type(value) is not float or value != value:
+                continue
+            number = known.get(name)
+            if number is None:
+                if over or len(known) >= _ARGUMENTS:
+                    continue
+                number = known[name] = _Number(value)
+            for has, lacks in number.meets(value, calls):
+                yield name, has, lacks
+            if over and not number.told:
+                del known[name]
+
+
+class _Number:
+    def __init__(self, value: float) -> None:
+        self.last, self.head, self.changes = value, [value], 0
+        self.again = 0  # of its first values, those that came again, one behind the other
+        self.anew = self.told = False
+
+    def meets(self, value: float, calls: int) -> Iterator[tuple[str, str]]:
+        if value != self.last:
+            self.last, self.changes = value, self.changes + 1
+            if len(self.head) < _HEAD:
+                self.head.append(value)
+            else:
+                self.again = self.again + 1 if value == self.head[self.again] else int(value == self.head[0])
+                if self.again == _HEAD:
+                    self.anew, self.again = True, 0
+                    if self.told:
+                        self.told = False
+                        yield "", ONWARD
+        if calls in _LOOKS:
+            yield (CHANGES, "") if self.changes else ("", CHANGES)
+            if self.changes >= _CHANGES:
+                self.told = not self.anew
+                yield ("", ONWARD) if self.anew else (ONWARD, "")
+
+
+class Held:
+    """An object whose methods are called, and the floats that it held."""
+
+    def __init__(self, thing: weakref.ref[Any], owner: str, numbers: dict[str, float]) -> None:
+        self.thing, self.owner, self.numbers, self.calls = thing, owner, numbers, 0
+
+    def changed(self, now: dict[str, float]) -> list[tuple[str, float, float]]:
+        """Numbers that are not as they were; each is said once."""
+        found = [(name, old, now[name]) for name, old in self.numbers.items() if name in now and now[name] != old]
+        for name, _, _ in found:
+            del self.numbers[name]
+        return found
+
+
+def numbers_of(thing: Any) -> dict[str, float]:
+    """Finite floats that an object holds by a name of its own; nothing of the program runs for it."""
+    try:
+        held = object.__getattribute__(thing, "__dict__")
+    except AttributeError:
+        return {}
+    if type(held) is not dict:
+        return {}
+    return {name: value for name, value in list(held.items())[:_ATTRIBUTES] if type(value) is float and math.isfinite(value) and not name.startswith("_")}

@@ -3,7 +3,7 @@
 Rows of `Value.MANNER`, of the first calls of each function. `holds`: words that are true of a tensor that it was given or gave (`has`), or clearly not (`lacks`): a share (all
 elements lie within 0 and 1), nothing negative, unit rows, rows that sum to 1, some negative whole number (`-100`, which losses leave out), more than one value, gradients flow
 through it or none do, where its triangle begins (a mask); that the result is none of the arguments, an argument none of the others, and that one of the next calls is given it (the state of a
-recurrent model, a memory), that it is another in each call, that its second half is not the first one again. Of whole models the last is asked, and whether gradients flow through their results (a target without a stop). `leaves` and `writes`: whether an argument is another after the call. `steady`: a float of an object, in each
+recurrent model, a memory), that it is another in each call, that its second half is not the first one again; of a float that it was given, whether it changes, and begins anew. Of whole models the last is asked, and whether gradients flow through their results (a target without a stop). `leaves` and `writes`: whether an argument is another after the call. `steady`: a float of an object, in each
 call of one of its methods in the first steps.
 
 Only dense CPU tensors of at most 65,536 elements are looked at. Cost: 20 to 100 µs a tensor, of twelve calls of a function; 2 µs for the numbers of an object, of 64 calls and then of each sixteenth.
@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import contextlib
 import inspect
-import math
 import weakref
 from collections import Counter, deque
 from collections.abc import Iterator
@@ -23,7 +22,7 @@ from typing import Any, Final
 from proctor.instrument.observe import content
 from proctor.instrument.observe.modules import class_name
 from proctor.instrument.probes import NO_HOOKS, Home, Hooks, Probe, Sink, register
-from proctor.instrument.probes._repeats import Repeats, halves
+from proctor.instrument.probes._repeats import Held, Numbers, Repeats, halves, numbers_of
 from proctor.instrument.probes.judged import readable
 from proctor.invariants.schema import MODEL_CALL, Value
 
@@ -46,7 +45,6 @@ _FEWEST: Final = 8  # elements
 _SEVERAL: Final = 4  # values
 _VALUES: Final = 1024  # elements whose values are counted
 _LAST_STEP: Final = 64
-_ATTRIBUTES: Final = 32
 _OBJECTS: Final = 512
 _PASSES_AT: Final = (4, 5, 6)  # calls after which numbers that stayed are said to stay
 _AFTER: Final = {"leaves": "it is as it was before the call", "writes": "it is another after the call"}
@@ -68,8 +66,8 @@ class Manners(Probe):
         self._calls: dict[str, int] = {}
         self._open: list[tuple[int, Seen, frozenset[Print]]] = []
         self._chains: dict[str, _Chain] = {}
-        self._repeats = Repeats()
-        self._objects: dict[int, _Held] = {}
+        self._repeats, self._numbers = Repeats(), Numbers()
+        self._objects: dict[int, Held] = {}
 
     def hooks(self, function: str, home: Home) -> Hooks:
         if function == MODEL_CALL:
@@ -79,11 +77,13 @@ class Manners(Probe):
         names: list[str] = []
 
         def before(args: tuple[Any, ...], kwargs: dict[str, Any] | None) -> None:
+            if function not in self._calls:
+                self._calls[function] = 0
+                names.extend(_names(function))
+            self._counts(function, names, args, kwargs)
             if self._over:
                 return
-            calls = self._calls[function] = self._calls.get(function, 0) + 1
-            if calls == 1:
-                names.extend(_names(function))
+            calls = self._calls[function] = self._calls[function] + 1
             if args:
                 self._meet(args[0], function)
             if calls <= _CALLS:
@@ -105,6 +105,7 @@ class Manners(Probe):
         return before, after
 
     def _model_begins(self, args: tuple[Any, ...], kwargs: dict[str, Any] | None) -> None:
+        self._counts(_model(args[0]), [], args[1:], kwargs)
         if self._over:
             return
         name = _model(args[0])
@@ -112,8 +113,7 @@ class Manners(Probe):
         chain.given = None
         if chain.calls < _CALLS:
             chain.given = _all_prints(args[1:], kwargs)
-            given = _fingerprinted(_given([], args[1:], kwargs))
-            self._tell_apart(name, given)
+            self._tell_apart(name, given := _fingerprinted(_given([], args[1:], kwargs)))
             self._again(name, given)
 
     def _model_ends(self, args: tuple[Any, ...], kwargs: dict[str, Any] | None, result: Any, raised: bool) -> None:
@@ -162,6 +162,10 @@ class Manners(Probe):
         for name, has, lacks in self._repeats.told(function, given, _CALLS - _LOOKS + 1):
             self._say(function, f"argument {name}", "holds", has, lacks)
 
+    def _counts(self, function: str, names: list[str], args: tuple[Any, ...], kwargs: dict[str, Any] | None) -> None:
+        for name, has, lacks in self._numbers.told(function, names, args, kwargs, over=self._over):
+            self._say(function, f"argument {name}", "holds", has, lacks)
+
     def _carry(self, function: str, given: frozenset[Print], result: Any) -> None:
         """Whether calls are given what one of those before gave."""
         chain = self._chains.setdefault(function, _Chain())
@@ -204,7 +208,7 @@ class Manners(Probe):
         owner, _, method = function.rpartition(".")
         if len(self._objects) < _OBJECTS and owner.endswith(f".{type(thing).__qualname__}") and hasattr(type(thing), method):
             with contextlib.suppress(TypeError):  # held weakly, where that can be: a batch, say, has to go when the program lets it go
-                self._objects[id(thing)] = _Held(weakref.ref(thing), owner, _numbers(thing))
+                self._objects[id(thing)] = Held(weakref.ref(thing), owner, numbers_of(thing))
 
     def _hold(self, thing: Any) -> None:
         known = self._objects.get(id(thing))
@@ -213,7 +217,7 @@ class Manners(Probe):
         known.calls += 1
         if known.calls > _WATCHED and known.calls % _THEN_EVERY:
             return
-        for name, old, new in known.changed(_numbers(thing)):
+        for name, old, new in known.changed(numbers_of(thing)):
             self.sink.number(known.owner, new, kind=Value.MANNER, facts={"mode": "steady", "has": "", "lacks": name, "seen": f"{name} was {old:.6g} and is {new:.6g}"})
         if known.calls in _PASSES_AT and known.numbers:
             self.sink.number(known.owner, 1.0, kind=Value.MANNER, facts={"mode": "steady", "has": "|".join(sorted(known.numbers)), "lacks": ""})
@@ -228,31 +232,6 @@ class _Chain:
         self.last: deque[dict[str, Print]] = deque(maxlen=_AGO)  # results that have not come back
         self.seen: Counter[str] = Counter()
         self.carried: Counter[str] = Counter()
-
-
-class _Held:
-    """An object whose methods are called, and the floats that it held."""
-
-    def __init__(self, thing: weakref.ref[Any], owner: str, numbers: dict[str, float]) -> None:
-        self.thing, self.owner, self.numbers, self.calls = thing, owner, numbers, 0
-
-    def changed(self, now: dict[str, float]) -> list[tuple[str, float, float]]:
-        """Numbers that are not as they were; each is said once."""
-        found = [(name, old, now[name]) for name, old in self.numbers.items() if name in now and now[name] != old]
-        for name, _, _ in found:
-            del self.numbers[name]
-        return found
-
-
-def _numbers(thing: Any) -> dict[str, float]:
-    """Finite floats that an object holds by a name of its own; nothing of the program runs for it."""
-    try:
-        held = object.__getattribute__(thing, "__dict__")
-    except AttributeError:
-        return {}
-    if type(held) is not dict:
-        return {}
-    return {name: value for name, value in list(held.items())[:_ATTRIBUTES] if type(value) is float and math.isfinite(value) and not name.startswith("_")}
 
 
 # -- tensors ---------------------------------------------------------------------------------------------------------

@@ -69,6 +69,8 @@ PROGRAMS = {
             return torch.full((size, size), float("-inf")).triu(2 if BUG == "wide" else 1)
         def joined(first, second):
             return torch.cat([first, first if BUG == "joined" else second])
+        def annealed(x, weight):
+            return x * weight
         def act(state):
             return state.tanh()
         def stored(queue, rows):
@@ -142,6 +144,8 @@ PROGRAMS = {
                     dropped(torch.rand(4, WIDTH))
             first = torch.rand(4, WIDTH)
             joined(first, first + torch.rand(4, WIDTH))
+            for part in range(4):
+                annealed(first, 0.1 * (part if BUG == "anew" else 4 * step + part))
             seen = seen if BUG == "still" else torch.rand(3)
             act(seen)
             views(first, first.clone() if BUG == "twice" else first + 0.1)
@@ -166,6 +170,7 @@ WRONG = {
     "mask": ("given", "Attention.forward"), "dimension": ("told", "softmax"), "skipped": ("each", "Average.update"), "awake": ("mode", "BatchNorm1d"), "thrown": ("made", "Scaler"),
     "share": ("holds", "weigh"), "padding": ("holds", "labels_of"), "place": ("leaves", "normalised"), "rate": ("steady", "decay"), "decay": ("moment", "Lion"),
     "wide": ("holds", "right behind the diagonal"), "attached": ("holds", "no gradients flow"), "forgets": ("holds", "a later call is given it"), "twice": ("holds", "forward of __main__.Views, argument 0: it is none of the other arguments"), "unstopped": ("holds", "forward of __main__.Recurrent, result[1][0]: no gradients flow"), "resets": ("holds", "<model>.forward of __main__.Recurrent"),
+    "anew": ("holds", "argument weight: it does not begin anew"),
     "joined": ("holds", "its halves along the first dimension differ"), "still": ("holds", "argument state: it is another than in the call before"),
     "always": ("told", "while the model is evaluated"), "stale": ("beside", "in evaluation mode"), "view": ("beside", "given what it was given itself"), "leak": ("unseen", "not trained on"), "alias": ("beside", "only the Net that trains"),
 }  # fmt: skip
