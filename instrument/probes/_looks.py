@@ -1,7 +1,7 @@
 """Which operations of torch are asked for while one call or one step runs, and by which function of the program: used by `operations.py`.
 
 A look is given each operation by a function mode of torch, walks up the frames to the functions of the program that asked for it, and notes it there with its place.
-What comes out is `Look.found`: `{"__main__.train": {"randn_like": {place}, "loss_of()": {place}, "backward": {place, place}}}`, in the order of first uses.
+What comes out is `Look.found`: `{"__main__.train": {("randn_like", …): "randn_like", ("mul", …): "mul", ("mul", …): "mul (place 2)"}}`.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from proctor.instrument.patch.usercode import library_prefixes
 from proctor.native import is_tap
 
 STEP: Final = "a step"
-_NAMES: Final = 96  # of one function, in one look
+_NAMES: Final = 128  # of one function, in one look
 _FUNCTIONS: Final = 64  # in one look
 _FRAMES: Final = 80  # up from an operation
 _OPERATIONS: Final = 20_000  # of one look
@@ -38,7 +38,7 @@ class Look:
 
     def __init__(self, function: str, call: int, updates: int) -> None:
         self.function, self.call, self.updates = function, call, updates
-        self.found: dict[str, dict[str, set[tuple[int, int]]]] = {}
+        self.found: dict[str, dict[tuple[str, int, int], str]] = {}  # of each function: operation and place, in the order of first uses, and its name
         self.whole = True  # all of it was seen
         self.error: Exception | None = None
         self._left = _OPERATIONS
@@ -126,10 +126,13 @@ class Look:
                 self.whole = False
                 return
             used = self.found[function] = {}
-        if name in used or len(used) < _NAMES:
-            used.setdefault(name, set()).add(place)
-        else:
+        if (name, *place) in used:
+            return
+        if len(used) >= _NAMES:
             self.whole = False
+            return
+        before = sum(other == name for other, _, _ in used)
+        used[name, *place] = f"{name} (place {before + 1})" if before else name
 
 
 _LOOKING: list[Look] = []  # whose mode is on

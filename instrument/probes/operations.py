@@ -2,8 +2,8 @@
 
 Rows of `Value.MANNER`, mode `uses`: of a few early calls of each function of the program, and of each model that trains, what each of the program's
 functions on the stack used, in the order of the first use. `has` holds names of operations (`softmax`, `detach`), with `()` of functions
-of the program that it called, updates, and models with the mode that they were called in; `places`, at how many places of the function each stands, which no number of rounds
-of a loop changes. What layers and functions of torch do belongs to the function of the program that called them; what other libraries do, and what
+of the program that it called, updates, and models with the mode that they were called in; what stands at several places of the function is there several times (`mul`,
+`mul (place 2)`), which no number of rounds of a loop changes. What layers and functions of torch do belongs to the function of the program that called them; what other libraries do, and what
 torch's optimizers and helpers compute, is their own affair. Of a few whole steps, likewise, what the functions used that a step begins and ends in (a training loop, or a script without
 functions) and autograd functions of the program in their forward. Looked at in this way are
 calls and steps that a function mode of torch is on for; the mode hands each operation on as it is.
@@ -162,7 +162,7 @@ class Operations(Probe):
         step = look.function == STEP
         for function, used in look.found.items() if whole and look.whole else ():
             subject = look.function if function in ("", look.function) else f"{look.function} > {function}"
-            facts = {"mode": "uses", "has": "|".join(used), "lacks": "", "places": "|".join(str(len(places)) for places in used.values())}
+            facts = {"mode": "uses", "has": "|".join(used.values()), "lacks": ""}
             self.sink.number(subject, float(len(used)), kind=Value.MANNER, facts=facts, call=self._step if step else None)
 
     def closing(self) -> None:

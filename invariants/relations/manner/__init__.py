@@ -6,7 +6,7 @@ same switch or dimension each time; `each`, a function is called in each step; `
 given or gives is such as in health (a share, varied, …), `leaves`, it does not write into an argument, `writes`, it does, and `steady`, a number that an object
 holds stays (`instrument/probes/manners.py`); `moment`, what a moment of an optimizer is made of (`instrument/probes/moments.py`); `unseen`, an evaluation sees no sample
 that was trained on (`instrument/probes/unseen.py`); `beside`, a step calls another model of the class that it trains (`instrument/probes/beside.py`); of functions (`used.py`): `uses`, a function uses an operation of torch or calls a function of the
-program, `then`, another one behind it, `places`, at so many places of it, and `only`, no other one (`instrument/probes/operations.py`).
+program, `then`, another one behind it, and `only`, no other one (`instrument/probes/operations.py`).
 
 All are habits: held within one family of programs, of the program's own runs or of all programs that teach a pack, and never shipped. What is counted is such as no seed, size, depth or batch changes, and a rule is made of
 what all looks of all runs keep.
@@ -40,7 +40,7 @@ from proctor.invariants.trace import Trace
 _PARTS: Final[dict[str, Callable[[Trace, Collection[str]], pl.DataFrame]]] = {
     "given": _calls.given, "told": _calls.told, "each": _calls.each, "mode": _calls.mode, "ranks": _calls.ranks, "made": _told.made,
     "holds": _told.holds, "leaves": _told.leaves, "writes": _told.writes, "steady": _told.steady, "moment": _told.moment, "unseen": _told.unseen, "beside": _told.beside,
-    "uses": _used.uses, "then": _used.then, "places": _used.places, "only": _used.only,
+    "uses": _used.uses, "then": _used.then, "only": _used.only,
 }  # fmt: skip
 _SAYS: Final = {
     "given": "{0} is given {1}",
@@ -58,7 +58,6 @@ _SAYS: Final = {
     "beside": "a step that trains {0} calls {1}",
     "uses": "{0} uses {1}",
     "then": "{0} uses {1}",
-    "places": "{0} uses {1}",
     "only": "{0} uses {1}",
 }
 _ADVICE: Final = {
@@ -76,11 +75,10 @@ _ADVICE: Final = {
     "beside": "Look at which object is called: the model that trains stands in the place of its target, teacher or average.",
     "uses": "Compare the function with the healthy version: it leaves out an operation, or computes in another way.",
     "then": "Compare the function with the healthy version: it leaves out an operation, or does one before what it should follow.",
-    "places": "Compare the function with the healthy version: it does something once more, or once less.",
     "only": "Compare the function with the healthy version: it does something that it did not do.",
     "moment": "Look at what is done with the gradient before it goes into the moment, and with the moment before the next update.",
 }
-_VALUES: Final = {"made": "manner", "holds": "manner", "leaves": "manner", "writes": "manner", "steady": "manner", "moment": "manner", "unseen": "manner", "beside": "manner", "uses": "manner", "then": "manner", "places": "manner", "only": "manner", "ranks": "rng"}
+_VALUES: Final = {"made": "manner", "holds": "manner", "leaves": "manner", "writes": "manner", "steady": "manner", "moment": "manner", "unseen": "manner", "beside": "manner", "uses": "manner", "then": "manner", "only": "manner", "ranks": "rng"}
 
 
 @register
@@ -115,7 +113,7 @@ class Manner(Relation):
             functions |= {name for name in subject.split(_calls.BY) if name}
         if mode == "mode":
             functions.add(_calls.layer_of(subject))
-        if mode in ("holds", "leaves", "writes", "uses", "then", "places", "only") and not subject.startswith(_used.STEP + _calls.BY):
+        if mode in ("holds", "leaves", "writes", "uses", "then", "only") and not subject.startswith(_used.STEP + _calls.BY):
             functions.add(_told.function_of(subject))
         if mode == "made":
             functions |= _told.BACKWARDS

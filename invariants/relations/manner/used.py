@@ -1,6 +1,6 @@
-"""Manners of functions: which operations of torch they use, in which order, at how many places (`instrument/probes/operations.py`).
+"""Manners of functions: which operations of torch they use, in which order, and that they use no others (`instrument/probes/operations.py`).
 
-A look is a row `{text: "__main__.train_step", has: "randn_like|add|loss_of()|backward", places: "1|2|1|1"}`; of a function that is looked at within a call of another one, or in a step,
+A look is a row `{text: "__main__.train_step", has: "randn_like|add|loss_of()|add (place 2)|backward"}`; of a function that is looked at within a call of another one, or in a step,
 text is `__main__.Net.forward > __main__.attend`, or `a step > __main__.train`.
 """
 
@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection
 from itertools import islice, pairwise
-from typing import Any, Final, NamedTuple
+from typing import Final, NamedTuple
 
 import polars as pl
 
@@ -19,17 +19,12 @@ from proctor.invariants.trace import Trace
 STEP: Final = "a step"  # in which a function was looked at, as in `instrument/probes/_looks.py`
 THEN: Final = " and then "
 NOTHING_ELSE: Final = "nothing else than "
-_PLACES: Final = " at {} places"
 _SEEN: Final = 3  # looks at a function, fewer show no manner
 _FEW: Final = 6  # of the operations in the text of a rule
 _NAMES: Final = 24  # of the operations in the text of a violation
 
 
-class _Look(NamedTuple):
-    """What a function used, in the order of first uses, and at how many places."""
-
-    order: dict[str, int]
-    places: dict[str, int]
+_Look = dict[str, int]  # what a function used, and as which
 
 
 class _Manner(NamedTuple):
@@ -42,7 +37,7 @@ class _Manner(NamedTuple):
 
 def uses(trace: Trace, wanted: Collection[str]) -> pl.DataFrame:
     """One row a look at what a function uses, and operation that comes first in a look at it: passed if it is used."""
-    return _rows(trace, wanted, "uses", _Manner(lambda looks: [name for look in looks for name in islice(look.order, 1)], lambda look, word: word in look.order, lambda look, word: (word, _lacks(look, word))))
+    return _rows(trace, wanted, "uses", _Manner(lambda looks: [name for look in looks for name in islice(look, 1)], lambda look, word: word in look, lambda look, word: (word, _lacks(look, word))))
 
 
 def then(trace: Trace, wanted: Collection[str]) -> pl.DataFrame:
@@ -50,34 +45,20 @@ def then(trace: Trace, wanted: Collection[str]) -> pl.DataFrame:
 
     def holds(look: _Look, word: str) -> bool | None:
         first, _, second = word.partition(THEN)
-        return None if first not in look.order else look.order.get(second, -1) > look.order[first]
+        return None if first not in look else look.get(second, -1) > look[first]
 
     def seen(look: _Look, word: str) -> tuple[str, str]:
         first, _, last = word.partition(THEN)
-        return last, f"{last} comes before {first}" if last in look.order else _lacks(look, last)
+        return last, f"{last} comes before {first}" if last in look else _lacks(look, last)
 
-    return _rows(trace, wanted, "then", _Manner(lambda looks: [f"{a}{THEN}{b}" for look in looks for a, b in pairwise(look.order)], holds, seen))
-
-
-def places(trace: Trace, wanted: Collection[str]) -> pl.DataFrame:
-    """One row a look, and operation that stands at several places of the function: passed if it stands at as many. Of looks that use it."""
-
-    def holds(look: _Look, word: str) -> bool | None:
-        name, _, rest = word.rpartition(" at ")
-        return None if name not in look.places else rest == f"{look.places[name]} places"
-
-    def seen(look: _Look, word: str) -> tuple[str, str]:
-        name = word.rpartition(" at ")[0]
-        return name, f"it uses {name} at {look.places[name]}"
-
-    return _rows(trace, wanted, "places", _Manner(lambda looks: [name + _PLACES.format(n) for look in looks for name, n in look.places.items() if n > 1], holds, seen))
+    return _rows(trace, wanted, "then", _Manner(lambda looks: [f"{a}{THEN}{b}" for look in looks for a, b in pairwise(look)], holds, seen))
 
 
 def only(trace: Trace, wanted: Collection[str]) -> pl.DataFrame:
     """One row a look at a function that uses the same in all looks: passed if it uses nothing else."""
 
     def words(looks: list[_Look]) -> list[str]:
-        sets = {frozenset(look.order) for look in looks}
+        sets = {frozenset(look) for look in looks}
         return [NOTHING_ELSE + ", ".join(sorted(of)) for of in sets if len(sets) == 1]
 
     def holds(look: _Look, word: str) -> bool | None:
@@ -98,22 +79,16 @@ def shortened(word: str) -> str:
 
 def _more(look: _Look, word: str) -> list[str]:
     known = set(word.removeprefix(NOTHING_ELSE).split(", "))
-    return [name for name in look.order if name not in known]
+    return [name for name in look if name not in known]
 
 
 def _lacks(look: _Look, name: str) -> str:
-    return f"it does not use {name}: {', '.join(islice(look.order, _NAMES))}"
-
-
-def _look(row: dict[str, Any]) -> _Look:
-    names = list(filter(None, row["has"].split("|")))
-    places = [int(n) for n in row["places"].split("|") if n.isdecimal()]
-    return _Look({name: i for i, name in enumerate(names)}, dict(zip(names, places, strict=True)) if len(places) == len(names) else {})
+    return f"it does not use {name}: {', '.join(islice(look, _NAMES))}"
 
 
 def _rows(trace: Trace, wanted: Collection[str], mode: str, manner: _Manner) -> pl.DataFrame:
     rows, asked = _told.said(trace, "uses"), _calls._by_subject(wanted)
-    looks = [_look(row) for row in rows]
+    looks = [{name: i for i, name in enumerate(filter(None, row["has"].split("|")))} for row in rows]
     of_subject: dict[tuple[int, str], list[_Look]] = {}
     of_function: dict[tuple[int, str], list[_Look]] = {}
     for row, look in zip(rows, looks, strict=True):

@@ -155,12 +155,12 @@ WRONG = {
     "noise": "train_step randn_like it does not use randn_like", "first": "Codes.forward renew() renew() comes before",
 }  # fmt: skip
 LOOPS = {
-    "floored": "Rounded.forward round it does not use round", "endless": "target mul it uses mul at 1", "detached": "target detach it uses detach, too",
+    "floored": "Rounded.forward round it does not use round", "endless": "target mul (place 2) it does not use mul (place 2)", "detached": "target detach it uses detach, too",
     "trains_on": "validate Net in evaluation mode without gradients it does not use Net in evaluation mode", "one_kind": "train_epoch ones it does not use ones",
-    "twice": "train_epoch cross_entropy it uses cross_entropy at 3", "late": "train_epoch step of optimizer 1 step of optimizer 1 comes before mul", "remembers": "train_epoch forget() it does not use forget()",
+    "twice": "train_epoch randint (place 2) it uses randint (place 2), cross_entropy (place 3), add (place 3), too", "late": "train_epoch step of optimizer 1 step of optimizer 1 comes before mul", "remembers": "train_epoch forget() it does not use forget()",
 }  # fmt: skip
 RELATION = registry()["manner"]
-MODES = ("uses", "then", "places", "only")
+MODES = ("uses", "then", "only")
 
 
 @pytest.fixture(scope="module")
