@@ -2,10 +2,10 @@
 
 A user's module is one whose file is neither the standard library's nor an installed package's. Its functions and the
 methods of its classes are tapped when the process begins to train, in every namespace of the user's that holds them;
-modules that are imported later are found at the next step. Left alone: dunder methods but `__call__` and `__init__`, `forward` of
+modules that are imported later, and functions that the script defines behind its model, are found at the next step. Left alone: dunder methods but `__call__` and `__init__`, `forward` of
 modules (the call of the module is recorded), generators, coroutines, properties, and autograd functions.
 
-Left alone too: a function that is held anywhere but in the user's namespaces (a registry, a callback, a running frame),
+Left alone too: a function that is held anywhere but in the user's namespaces (a registry, a callback) and by its own running calls,
 told by its reference count. Such a program may ask `fn is loss_a`, and a tap is equal to its function but not identical.
 """
 
@@ -16,6 +16,7 @@ import os
 import sys
 import sysconfig
 import types
+from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
@@ -41,6 +42,16 @@ def library_prefixes() -> tuple[str, ...]:
     return tuple(sorted(p.rstrip("/") + "/" for p in paths if p))
 
 
+def _running() -> Counter[types.CodeType]:
+    """How many calls of each function run, on all threads; each of them holds its function."""
+    found: Counter[types.CodeType] = Counter()
+    for frame in sys._current_frames().values():
+        while frame is not None:
+            found[frame.f_code] += 1
+            frame = frame.f_back  # type: ignore[assignment]
+    return found
+
+
 class UserCode:
     """Finds and taps the user's functions."""
 
@@ -50,20 +61,23 @@ class UserCode:
         self._prefixes = prefixes
         self._wants = wants
         self._seen: set[str] = set()
-        self._modules = 0
+        self._modules = self._script = 0  # how many there were, and names in the script
+        self._running: Counter[types.CodeType] = Counter()
         self.names: dict[str, Any] = {}
         self.definitions: dict[str, str] = {}  # sketches of module-level functions and classes, by name
         self.left_alone: list[str] = []  # functions that are held elsewhere, and so not observed
 
     def sweep(self) -> int:
-        """Tap what is new; returns how many functions. Costs one dict length when nothing was imported."""
-        if len(sys.modules) == self._modules:
+        """Tap what is new; returns how many functions. Costs two dict lengths when nothing was imported or defined."""
+        script = sys.modules.get("__main__")
+        names = len(vars(script)) if isinstance(script, types.ModuleType) else 0
+        if len(sys.modules) == self._modules and names == self._script:
             return 0
-        self._modules = len(sys.modules)
-        before = len(self.names)
+        self._modules, self._script = len(sys.modules), names
+        before, self._running = len(self.names), _running()
         users = [m for n, m in list(sys.modules.items()) if self._is_user(n, m)]
         for module in users:
-            if module.__name__ not in self._seen:
+            if module.__name__ not in self._seen or module is script:
                 self._seen.add(module.__name__)
                 self._tap_module(module, users)
         return len(self.names) - before
@@ -96,12 +110,16 @@ class UserCode:
                 aliases = [m for m in users if m is not module and vars(m).get(attribute) is value]
                 if not _plain(value):
                     continue
-                if sys.getrefcount(value) <= _OURS + 1 + len(aliases):
+                if sys.getrefcount(value) <= _OURS + 1 + len(aliases) + self._running[value.__code__]:
                     self._tap(module, attribute, f"{place}.{attribute}", PLAIN, aliases)
                 else:
-                    self.left_alone.append(f"{place}.{attribute}")
+                    self._leave(f"{place}.{attribute}")
             elif isinstance(value, type):
                 self._tap_class(value, place)
+
+    def _leave(self, name: str) -> None:
+        if name not in self.left_alone:
+            self.left_alone.append(name)
 
     def _define(self, name: str, value: Any) -> None:
         if len(self.definitions) < _MAX_DEFINITIONS and (sketch := sketch_of(value)):
@@ -123,8 +141,8 @@ class UserCode:
             if not isinstance(function, types.FunctionType) or is_tap(function) or not _plain(function):
                 continue
             # A static or class method holds its function twice (`__func__`, `__wrapped__`); otherwise `value` is ours too.
-            if sys.getrefcount(function) > _OURS + 2:
-                self.left_alone.append(f"{place}.{cls.__qualname__}.{attribute}")
+            if sys.getrefcount(function) > _OURS + 2 + self._running[function.__code__]:
+                self._leave(f"{place}.{cls.__qualname__}.{attribute}")
                 continue
             if issubclass(cls, Module) and attribute in ("forward", "__call__", "extra_repr"):
                 continue
