@@ -64,7 +64,7 @@ class Numbers:
             known = self._known[function] = {}
         pairs = [(names[i] if i < len(names) else str(i), value) for i, value in enumerate(args[:_ARGUMENTS])]
         for name, value in [*pairs, *(kwargs or {}).items()]:
-            if type(value) is not float or value != value:
+            if not isinstance(value, float) or value != value:  # numpy's are floats, too
                 continue
             number = known.get(name)
             if number is None:

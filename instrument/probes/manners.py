@@ -89,7 +89,7 @@ class Manners(Probe):
             if calls <= _CALLS:
                 given = _fingerprinted(_given(names, args, kwargs))
                 self._open.append((self.sink.call, given, _all_prints(args, kwargs)))
-                self._again(function, given)
+                self._again(function, [*given, *_fingerprinted(_one_row(names, args, kwargs))])
 
         def after(args: tuple[Any, ...], kwargs: dict[str, Any] | None, result: Any, raised: bool) -> None:
             while self._open and self._open[-1][0] > self.sink.call:
@@ -114,7 +114,7 @@ class Manners(Probe):
         if chain.calls < _CALLS:
             chain.given = _all_prints(args[1:], kwargs)
             self._tell_apart(name, given := _fingerprinted(_given([], args[1:], kwargs)))
-            self._again(name, given)
+            self._again(name, [*given, *_fingerprinted(_one_row([], args[1:], kwargs))])
 
     def _model_ends(self, args: tuple[Any, ...], kwargs: dict[str, Any] | None, result: Any, raised: bool) -> None:
         if self._over or raised:
@@ -245,9 +245,18 @@ def _names(function: str) -> list[str]:
     return [] if found is None else list(inspect.signature(found).parameters)
 
 
-def _given(names: list[str], args: tuple[Any, ...], kwargs: dict[str, Any] | None) -> list[tuple[str, Any]]:
+def _named(names: list[str], args: tuple[Any, ...], kwargs: dict[str, Any] | None) -> list[tuple[str, Any]]:
     pairs = [(names[i] if i < len(names) else str(i), value) for i, value in enumerate(args)]
-    return [found for name, value in [*pairs, *(kwargs or {}).items()] for found in _tensors(name, value)][:_TENSORS]
+    return [*pairs, *(kwargs or {}).items()]
+
+
+def _given(names: list[str], args: tuple[Any, ...], kwargs: dict[str, Any] | None) -> list[tuple[str, Any]]:
+    return [found for name, value in _named(names, args, kwargs) for found in _tensors(name, value)][:_TENSORS]
+
+
+def _one_row(names: list[str], args: tuple[Any, ...], kwargs: dict[str, Any] | None) -> list[tuple[str, Any]]:
+    """What an agent sees, say: of such tensors it is only asked whether they are others in each call."""
+    return [(name, value) for name, value in _named(names, args, kwargs) if content.plain(value, _LARGEST) and value.dim() > 0 and value.shape[0] == 1]
 
 
 def _tensors(name: str, value: Any) -> Iterator[tuple[str, Any]]:

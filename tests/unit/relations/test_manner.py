@@ -23,6 +23,7 @@ from proctor.native import Recorder
 
 PROGRAMS = {
     "program": """
+        import numpy
         class Scaler(torch.autograd.Function):
             @staticmethod
             def forward(ctx, x, loss):
@@ -121,7 +122,7 @@ PROGRAMS = {
         target.attention.norm.eval()
         student, teacher = (nn.Sequential(nn.Linear(WIDTH, 4), nn.Dropout(0.1)) for _ in range(2))
         dropped, lstm, hidden, views = Dropped(), Recurrent(), None, Views()
-        seen = torch.rand(3)
+        seen = torch.rand(1, 3)
         queue, state = torch.zeros(8, 9), [(torch.zeros(4, WIDTH), torch.zeros(4, WIDTH))]
         for step in range(16):
             ids = torch.randint(0, 9, (8, 6))
@@ -145,8 +146,8 @@ PROGRAMS = {
             first = torch.rand(4, WIDTH)
             joined(first, first + torch.rand(4, WIDTH))
             for part in range(4):
-                annealed(first, 0.1 * (part if BUG == "anew" else 4 * step + part))
-            seen = seen if BUG == "still" else torch.rand(3)
+                annealed(first, numpy.float64(0.1) * (part if BUG == "anew" else 4 * step + part))
+            seen = seen if BUG == "still" else torch.rand(1, 3)
             act(seen)
             views(first, first.clone() if BUG == "twice" else first + 0.1)
             student(images := torch.rand(4, 3, WIDTH)).sum().backward()
