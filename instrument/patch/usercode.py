@@ -61,7 +61,7 @@ class UserCode:
             return 0
         self._modules = len(sys.modules)
         before = len(self.names)
-        users = [m for n, m in list(sys.modules.items()) if self._is_user(n, m)]
+        users = [m for n, m in sys.modules.copy().items() if self._is_user(n, m)]
         for module in users:
             if module.__name__ not in self._seen:
                 self._seen.add(module.__name__)
