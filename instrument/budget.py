@@ -17,13 +17,13 @@ What is not looked at leaves no record, and rules take it for unknown, as they d
 from __future__ import annotations
 
 import math
-import threading
 import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Final
 
 if TYPE_CHECKING:
     from proctor.instrument.config import RecordConfig
+    from proctor.instrument.own_thread import OwnThread
 
 FREE: Final = 200  # first steps, which are all looked at where nobody says how many: most of what is wrong is wrong from the start,
 FREE_S: Final = 300.0  # and so are all steps of the first five minutes: who waits for a short job would rather have it looked at in full
@@ -130,7 +130,7 @@ class Budget:
         self,
         share: float,
         free: int,
-        threads: Callable[[], list[threading.Thread]] = list,
+        threads: Callable[[], list[OwnThread]] = list,
         clock: Callable[[], float] = time.thread_time,
         free_s: float = 0.0,
         now: Callable[[], float] = time.monotonic,
@@ -334,7 +334,7 @@ class Budget:
         }
 
 
-def make_budget(config: RecordConfig, threads: Callable[[], list[threading.Thread]]) -> Budget | None:
+def make_budget(config: RecordConfig, threads: Callable[[], list[OwnThread]]) -> Budget | None:
     """Of a process that is watched; one that is only recorded has none."""
     if not config.stream:
         return None

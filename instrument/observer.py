@@ -25,6 +25,7 @@ from proctor.instrument.observe.sentinel import Sentinel
 from proctor.instrument.observe.state import Look, StateTracker
 from proctor.instrument.observe.structure import Structure
 from proctor.instrument.output import Output, say_nothing
+from proctor.instrument.own_thread import OwnThread
 from proctor.instrument.patch import catalog
 from proctor.instrument.patch.patches import Patches
 from proctor.instrument.patch.taps import Taps
@@ -183,7 +184,7 @@ class Observer:
         if self.sleep is not None:
             self.sleep.hurry()
 
-    def _threads(self) -> list[threading.Thread]:
+    def _threads(self) -> list[OwnThread]:
         return self.writer.threads if self.writer is not None else []
 
     def close(self, leaving: bool = False) -> None:

@@ -1,7 +1,8 @@
-"""Small synthetic files under the names that programs read: a text, names, tokens. Made anew for every run, always alike."""
+"""Small synthetic files under the names that programs read: a text, names, tokens, documents. Made anew for every run, always alike."""
 
 from __future__ import annotations
 
+import json
 import random
 import string
 import struct
@@ -30,7 +31,12 @@ def _tokens(path: Path, count: int = 20_000, vocabulary: int = 50) -> None:
     path.write_bytes(struct.pack(f"<{count}H", *(rng.randrange(vocabulary) for _ in range(count))))
 
 
-MAKERS: Final[dict[str, Callable[[Path], None]]] = {"text": _text, "names": _names, "tokens": _tokens}
+def _documents(path: Path, count: int = 1000) -> None:
+    rng = random.Random(0)
+    path.write_text("".join(json.dumps({"text": " ".join(rng.choices(_WORDS, k=rng.randint(40, 400)))}) + "\n" for _ in range(count)))
+
+
+MAKERS: Final[dict[str, Callable[[Path], None]]] = {"text": _text, "names": _names, "tokens": _tokens, "documents": _documents}
 
 
 def make(folder: Path, wanted: dict[str, str]) -> None:

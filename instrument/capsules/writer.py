@@ -21,6 +21,7 @@ import msgspec
 from proctor.instrument.capsules.render import render
 from proctor.instrument.config import RecordConfig
 from proctor.instrument.guard import Guard, say
+from proctor.instrument.own_thread import OwnThread
 from proctor.instrument.record.rundir import environment
 from proctor.invariants.capsule import FOLDER, folder_name, write_capsule
 
@@ -107,7 +108,7 @@ class CapsuleWriter:
         self._newest = -1
         self._wake = threading.Event()
         self._stop = False
-        self._thread: threading.Thread | None = None
+        self._thread: OwnThread | None = None
 
     def ask(self, key: str, step: int) -> None:
         """Have a step written; never waits."""
@@ -120,7 +121,7 @@ class CapsuleWriter:
             self._keys[key] = count + 1
             self._requests.append(_Request(key, step))
             if self._thread is None:
-                self._thread = threading.Thread(target=self._loop, name="proctor-capsules", daemon=True)
+                self._thread = OwnThread(self._loop)
                 self._thread.start()
         self._wake.set()
 
@@ -134,9 +135,8 @@ class CapsuleWriter:
         """Write what can be written, and stop."""
         self._stop = True
         self._wake.set()
-        thread = self._thread
-        if thread is not None and thread.is_alive() and thread is not threading.current_thread():
-            thread.join(timeout=_LEAVE_S)
+        if self._thread is not None:
+            self._thread.join(_LEAVE_S)
 
     def _loop(self) -> None:
         while True:

@@ -154,7 +154,7 @@ class Patches(Replaced):
         Returns:
             functions that can still be called past their tap: a bound method of them is held somewhere.
         """
-        for name, module in list(sys.modules.items()):
+        for name, module in sys.modules.copy().items():
             if name.split(".")[0] in ("torch", "proctor") or not isinstance(module, types.ModuleType):
                 continue
             for attribute, value in list(vars(module).items()):
@@ -175,7 +175,7 @@ class Patches(Replaced):
         """
         classes = {
             id(value): value
-            for name, module in list(sys.modules.items()) if name.startswith("torch.nn.")
+            for name, module in sys.modules.copy().items() if name.startswith("torch.nn.")
             for value in list(vars(module).values()) if isinstance(value, type)
         }  # fmt: skip
         self._reach_defaults(f for c in classes.values() for f in vars(c).values() if type(f) is types.FunctionType)

@@ -95,12 +95,13 @@ class Taps:
         """
         if cls in self._classes:
             return
-        self._classes.add(cls)
-        for owner in cls.__mro__:
-            for method in methods:
-                if method in vars(owner):
-                    before, after = hooks.get(method, (None, None))
-                    self._tap(catalog.Point(owner, method, f"{name}.{method}", METHOD), before, after)
+        found = [(owner, method) for owner in cls.__mro__ for method in methods if method in vars(owner)]
+        if all(_binds(vars(owner)[method]) for owner, method in found):
+            self._classes.add(cls)  # else again with its next object: what stands in for a method may be gone by then
+        for owner, method in found:
+            if _binds(vars(owner)[method]):
+                before, after = hooks.get(method, (None, None))
+                self._tap(catalog.Point(owner, method, f"{name}.{method}", METHOD), before, after)
 
     def _tap(self, point: catalog.Point, before: Any = None, after: Any = None, home: Home = Home.TORCH) -> Any:
         """The tap; None where there is nothing to patch."""
@@ -234,3 +235,8 @@ def _of_library(library: str, methods: dict[str, tuple[str, ...]]) -> Callable[[
         return catalog.library_points(module, library, methods)
 
     return points
+
+
+def _binds(method: Any) -> bool:
+    """Whether it is called with its object; `Mock`, with which a test replaces a method, is not."""
+    return hasattr(type(method), "__get__")

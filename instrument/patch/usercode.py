@@ -75,7 +75,7 @@ class UserCode:
             return 0
         self._modules, self._script = len(sys.modules), names
         before, self._running = len(self.names), _running()
-        users = [m for n, m in list(sys.modules.items()) if self._is_user(n, m)]
+        users = [m for n, m in sys.modules.copy().items() if self._is_user(n, m)]
         for module in users:
             if module.__name__ not in self._seen or module is script:
                 self._seen.add(module.__name__)

@@ -192,7 +192,7 @@ def _codes(frame: types.FrameType | None, prefixes: tuple[str, ...]) -> Iterator
     while frame is not None:
         waiting.append(frame.f_code)
         frame = frame.f_back
-    modules = [m for n, m in list(sys.modules.items()) if issubclass(type(m), types.ModuleType) and (n == "__main__" or not _library(m.__dict__.get("__file__"), prefixes))]
+    modules = [m for n, m in sys.modules.copy().items() if issubclass(type(m), types.ModuleType) and (n == "__main__" or not _library(m.__dict__.get("__file__"), prefixes))]
     names = {m.__dict__.get("__name__") for m in modules}
     for module in modules:
         waiting.extend(list(module.__dict__.values()))

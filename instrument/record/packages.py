@@ -19,7 +19,7 @@ def packages() -> dict[str, str]:
     if number == _last[0]:
         return _last[1]
     found: dict[str, str] = {}
-    for name, module in list(sys.modules.items()):
+    for name, module in sys.modules.copy().items():  # `list` can be interrupted by a collection, in which a module is imported
         version = None if "." in name or module is None else getattr(module, "__dict__", {}).get("__version__")
         if isinstance(version, str) and not name.startswith("_") and len(found) < _MOST:
             found[name] = version[:_LENGTH]

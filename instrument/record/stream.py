@@ -28,6 +28,7 @@ from typing import Any, Final
 
 from proctor.errors import ProctorError
 from proctor.instrument.guard import Guard, say
+from proctor.instrument.own_thread import OwnThread
 from proctor.instrument.record.ring import RING_BYTES, Entry, Ring
 from proctor.invariants.descriptor import Bell, OwnSocket
 from proctor.invariants.schema import TABLES
@@ -92,7 +93,7 @@ class Sender:
         self._deadline: float | None = None  # of closing
         self._said = ""
         self._bell = Bell()
-        self._thread = threading.Thread(target=self._run, name="proctor-stream", daemon=True)
+        self._thread = OwnThread(self._run)
         forked = weakref.WeakMethod(self._forked)
         os.register_at_fork(after_in_child=lambda: (call := forked()) and call())
 
@@ -102,7 +103,7 @@ class Sender:
         self._thread.start()
 
     @property
-    def thread(self) -> threading.Thread:
+    def thread(self) -> OwnThread:
         return self._thread
 
     @property
@@ -171,8 +172,7 @@ class Sender:
         self._deadline = monotonic() + (timeout_s if self.connected else min(timeout_s, _ABSENT_S))
         self._closing.set()
         self._wake()
-        if self._thread.is_alive() and threading.current_thread() is not self._thread:
-            self._thread.join(timeout_s + 0.2)
+        self._thread.join(timeout_s + 0.2)
 
     def _wake(self) -> None:
         self._bell.ring()

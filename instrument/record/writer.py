@@ -30,6 +30,7 @@ import pyarrow as pa
 from pyarrow import ipc
 
 from proctor.instrument.guard import Guard, say
+from proctor.instrument.own_thread import OwnThread
 from proctor.invariants.descriptor import Descriptor
 from proctor.invariants.files import replace_file
 from proctor.invariants.schema import BLIND_FILE, TABLES
@@ -139,10 +140,10 @@ class TraceWriter:
         self._drowsy = False  # the present steps are left out: there is nothing to look for many times a second
         self._stop = False
         self._lock = threading.Lock()
-        self._thread = threading.Thread(target=self._run, name="proctor-writer", daemon=True)
+        self._thread = OwnThread(self._run)
 
     @property
-    def threads(self) -> list[threading.Thread]:
+    def threads(self) -> list[OwnThread]:
         """Those that write and send."""
         return [self._thread, *([self._sender.thread] if self._sender is not None else [])]
 
@@ -325,8 +326,7 @@ class TraceWriter:
         """Flush and stop; safe to call twice, and from `atexit`."""
         self._stop = True
         self._wake.set()
-        if self._thread.is_alive() and threading.current_thread() is not self._thread:
-            self._thread.join(timeout=5.0)
+        self._thread.join(5.0)
         self._guard.run("writer-close", self.flush)
         if self._sender is not None:
             self._guard.run("stream-close", self._sender.close)

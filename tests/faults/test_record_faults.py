@@ -232,6 +232,20 @@ def test_program_that_patches_torch_itself(tmp_path: Path) -> None:
     assert steps(tmp_path / "run") == 3
 
 
+def test_an_update_that_a_test_has_replaced_is_none_and_blinds_nothing(tmp_path: Path) -> None:
+    path = script(tmp_path, """
+        from unittest import mock
+        with mock.patch('torch.optim.SGD.step') as replaced:
+            train(2)
+        print('replaced', replaced.call_count)
+        print('final', train(3))
+    """)
+    done = record(tmp_path / "run", python(), str(path))
+    assert done.returncode == 0 and "replaced 2" in done.stdout
+    assert "is off" not in done.stderr
+    assert steps(tmp_path / "run") >= 3
+
+
 def test_an_error_of_ours_is_said_once_and_the_program_goes_on(tmp_path: Path) -> None:
     path = script(tmp_path, """
         import proctor.instrument.observe.state as state

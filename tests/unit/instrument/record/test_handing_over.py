@@ -26,13 +26,13 @@ class Peer:
     connected = True
 
     def __init__(self) -> None:
-        self.by: list[tuple[int, str]] = []
+        self.by: list[tuple[int, int]] = []
         self.takes = True
 
     def start(self) -> None: ...
 
     def offer(self, batches: dict[str, Any], reached: int) -> bool:
-        self.by.append((reached, threading.current_thread().name))
+        self.by.append((reached, threading.get_ident()))
         return self.takes
 
     def inform(self, info: dict[str, Any]) -> None: ...
@@ -64,8 +64,8 @@ def process(tmp_path: Path) -> Iterator[Process]:
     one.writer.close()
 
 
-def here() -> str:
-    return threading.current_thread().name
+def here() -> int:
+    return threading.get_ident()
 
 
 def test_a_small_flush_is_handed_over_by_the_thread_that_ends_the_step_and_reaches_the_files(process: Process) -> None:
@@ -80,7 +80,7 @@ def test_a_small_flush_is_handed_over_by_the_thread_that_ends_the_step_and_reach
 def test_what_is_large_or_tells_of_the_process_is_the_writers_work(process: Process, rows: int, step: int) -> None:
     process.writer.start()
     process.writer.step_ended(rows, step)
-    assert until(lambda: bool(process.peer.by)) and {name for _, name in process.peer.by} == {"proctor-writer"}
+    assert until(lambda: bool(process.peer.by)) and {thread for _, thread in process.peer.by} == {process.writer._thread.ident}
 
 
 def test_a_disk_that_hangs_holds_up_no_step(process: Process) -> None:
@@ -107,7 +107,7 @@ def test_the_last_step_for_a_while_is_told_by_the_writers_thread(process: Proces
     process.writer.step_ended(20, STEP)  # too soon after the last one
     assert not process.peer.by
     process.writer._pause = 0.05
-    assert until(lambda: process.peer.by == [(STEP, "proctor-writer")])
+    assert until(lambda: process.peer.by == [(STEP, process.writer._thread.ident)])
 
 
 def test_an_error_of_ours_ends_the_recording_and_not_the_step(process: Process, capsys: pytest.CaptureFixture[str]) -> None:
