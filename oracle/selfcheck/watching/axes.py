@@ -16,7 +16,8 @@ import torch
 from torch import nn
 
 from proctor.oracle.selfcheck import NotApplicable, Unknown
-from proctor.oracle.selfcheck.watching.step import Call, Outputs, gap, short
+from proctor.oracle.selfcheck.watching.gaps import gap
+from proctor.oracle.selfcheck.watching.step import Call, Outputs, short
 from proctor.oracle.selfcheck.watching.values import exchanged, same_bits
 
 AXES: Final = (0, 1)

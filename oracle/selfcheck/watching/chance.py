@@ -1,7 +1,8 @@
 """Differences that may be chance: another type, or another part of a batch, draws other random numbers, and rounding turns a unit at a kink.
 
 Where a unit of a ReLU or a maximum lies within rounding of its kink, its gradient jumps. Four samples of noise of one rounding may all leave it where it is. Before a
-gradient is told, louder noise is drawn: what that moves as far is no verdict.
+gradient is told, louder noise is drawn, of parameters and inputs, too: a sum of the first layer, or of code without modules, that cancels is turned by no noise of its result. What that
+moves as far is no verdict.
 """
 
 from __future__ import annotations
@@ -11,7 +12,8 @@ from typing import Final
 
 from proctor.oracle.selfcheck import Unknown
 from proctor.oracle.selfcheck.watching.fork import random_states
-from proctor.oracle.selfcheck.watching.step import MULTIPLE, SAMPLES, Call, Gap, Outputs, gap, seeded
+from proctor.oracle.selfcheck.watching.gaps import MULTIPLE, Gap, gap
+from proctor.oracle.selfcheck.watching.step import SAMPLES, Call, Outputs, seeded
 from proctor.oracle.selfcheck.watching.values import difference
 
 LOUD: Final = 8.0  # roundings: those of the layers before add up at the edge
@@ -46,6 +48,6 @@ def refuse_kinks(call: Call, found: Outputs, worst: Gap, run: Callable[[], Outpu
         return
     off = worst.error * difference(found[worst.name], found[worst.name])[1]
     for sample in range(SAMPLES, SAMPLES + MORE):
-        moved = call.shaken(run, sample, LOUD).get(worst.name)
+        moved = call.shaken(run, sample, LOUD, leaves=True).get(worst.name)
         if moved is not None and MULTIPLE * difference(found[worst.name], moved)[0] >= off:
             raise Unknown(f"the gradient of {worst.name} is at a kink (a ReLU or a maximum): noise of a few roundings moves it as far as it is off, {worst.error:.2g} of its norm")

@@ -26,7 +26,8 @@ from torch import nn
 from proctor.oracle.selfcheck import NotApplicable, Unknown
 from proctor.oracle.selfcheck.outcomes import Culprit, Outcome, Word
 from proctor.oracle.selfcheck.watching.fork import can_fork, in_copy, quiet
-from proctor.oracle.selfcheck.watching.step import Call, Update, gap, seeded, short, written_at
+from proctor.oracle.selfcheck.watching.gaps import gap
+from proctor.oracle.selfcheck.watching.step import Call, Update, seeded, short, written_at
 from proctor.oracle.selfcheck.watching.undropped import undropped
 from proctor.oracle.selfcheck.watching.values import difference
 

@@ -14,8 +14,9 @@ from torch.overrides import TorchFunctionMode
 from proctor.oracle.selfcheck import ModelRelation, NotApplicable, Unknown, register
 from proctor.oracle.selfcheck.outcomes import Culprit, Outcome
 from proctor.oracle.selfcheck.watching.chance import draws_in_training, refuse_kinks
+from proctor.oracle.selfcheck.watching.gaps import Gap, gap
 from proctor.oracle.selfcheck.watching.parting import part
-from proctor.oracle.selfcheck.watching.step import Call, Gap, Outputs, gap, short
+from proctor.oracle.selfcheck.watching.step import Call, Outputs, short
 from proctor.oracle.selfcheck.watching.undropped import undropped
 from proctor.oracle.selfcheck.watching.values import exchanged
 
