@@ -57,7 +57,7 @@ class Fresh:
         """Make it; `None` where no copy of the process can be made."""
         if not can_fork():
             return None
-        state, result = tempfile.TemporaryFile(), tempfile.TemporaryFile()
+        state, result = tempfile.TemporaryFile(), tempfile.TemporaryFile()  # noqa: SIM115  open as long as the fork waits
         receive, send = os.pipe()
         told, tell = os.pipe()
         pid = os.fork()

@@ -24,7 +24,7 @@ from proctor.instrument.observe.casts import autocast_dtype, autocast_enabled
 from proctor.instrument.observe.mesh import position
 from proctor.instrument.patch.replaced import Replaced
 from proctor.oracle.selfcheck import adapters
-from proctor.oracle.selfcheck.facts import FAILED, CheckConfig
+from proctor.oracle.selfcheck.facts import FAILED, WAITS, CheckConfig
 from proctor.oracle.selfcheck.watching.fork import random_states
 from proctor.oracle.selfcheck.watching.losses import Losses
 from proctor.oracle.selfcheck.watching.parting import program_stack
@@ -50,7 +50,7 @@ class Watch:
         self.config = config
         self.calls: list[Call] = []
         self.backwards: list[Backward] = []
-        self.losses = Losses(lambda: len(self.backwards), self._guarded)
+        self.losses = Losses(lambda: len(self.backwards), self.guarded)
         self.optimizers: list[Any] = []
         self.schedulers: list[Any] = []
         self.loaders: list[Any] = []
@@ -62,6 +62,7 @@ class Watch:
         self.over = False
         self.digests: Any = None
         self.fresh: Any = None
+        self.saving: Any = None
         self.step_s = 0.0
         self._depth = 0
         self._since = time.monotonic()
@@ -87,11 +88,15 @@ class Watch:
         wrap(checkpointing, "checkpoint", _maybe_checkpoint)
         if self.config.rows:
             wrap(torch.nn.utils, "clip_grad_norm_", self._clips)
+        if not self.config.digest and self.wanted("saved"):
+            from proctor.oracle.selfcheck.watching.saving import Saving
+
+            self.saving = Saving(self)
+            self.saving.install()
         self.losses.install()
         self._attached.hold(self.losses.remove)
-        handle = register_optimizer_step_pre_hook(self._updates)
-        after = register_optimizer_step_post_hook(self._updated)
-        self._attached.hold(handle.remove, after.remove)
+        register_optimizer_step_pre_hook(self._updates)  # both stay, and do nothing once all is over: torch goes through its hooks when that is decided, and a hook that goes then ends the program
+        register_optimizer_step_post_hook(self._updated)
         if self.config.seed is not None:
             from proctor.oracle.selfcheck.watching.step import seeded
 
@@ -120,10 +125,10 @@ class Watch:
                 seen.output(module, result)
             return result
         made: list[Any] = []
-        self._guarded(lambda: made.append(self._begin(module, args, kwargs)))()
+        self.guarded(lambda: made.append(self._begin(module, args, kwargs)))()
         seen = self.digests
         if seen is not None and made and made[0] is not None:
-            self._guarded(seen.given)(made[0].module, made[0].inputs)
+            self.guarded(seen.given)(made[0].module, made[0].inputs)
         self._depth += 1
         try:
             with undropped(module) if self.config.rows else contextlib.nullcontext():
@@ -131,7 +136,7 @@ class Watch:
         finally:
             self._depth -= 1
         if made and made[0] is not None:
-            self._guarded(self._end)(made[0], result)
+            self.guarded(self._end)(made[0], result)
         if seen is not None:
             seen.output(module, result)
         return result
@@ -159,7 +164,7 @@ class Watch:
         for path, tensor in tensors(result):
             call.results[path] = (tuple(tensor.shape), tensor.dtype)
             if tensor.requires_grad and tensor.grad_fn is not None:
-                tensor.register_hook(self._guarded(functools.partial(self._returned, call, path)))
+                tensor.register_hook(self.guarded(functools.partial(self._returned, call, path)))
 
     def _returned(self, call: Call, path: str, grad: torch.Tensor | None) -> None:
         if not self.over and grad is not None:  # DDP that looks for unused parameters hands on none where nothing came back
@@ -180,7 +185,7 @@ class Watch:
     def _clips(self, original: Any, *args: Any, **kwargs: Any) -> Any:
         norm = original(*args, **kwargs)
         if self.digests is not None:
-            self._guarded(self.digests.clipped)(norm)
+            self.guarded(self.digests.clipped)(norm)
         return norm
 
     def _noting(self, known: list[Any]) -> Callable[..., Any]:
@@ -198,7 +203,7 @@ class Watch:
         """Before an optimizer steps; with a closure, when that has computed the gradients for the first time."""
         if self.over:
             return None
-        look = self._guarded(self._look)
+        look = self.guarded(self._look)
         closure = kwargs.get("closure", args[1] if len(args) > 1 else None)
         if not callable(closure):
             look(optimizer)
@@ -255,6 +260,8 @@ class Watch:
         """End when every optimizer that steps had its turn, or this one is two updates further."""
         least = min(self.steps.values())
         if least >= self.config.step or number >= self.config.step + 2:
+            if self.saving is not None and self.saving.expected():
+                (self.folder / WAITS).touch()
             self._write_done()
             self.remove()
 
@@ -311,7 +318,7 @@ class Watch:
         at = next((i for i, m in enumerate(alike) if m is module), len(alike))
         return type(module).__name__ + (f"#{at + 1}" if at else "")
 
-    def _guarded(self, function: Callable[..., Any]) -> Callable[..., None]:
+    def guarded(self, function: Callable[..., Any]) -> Callable[..., None]:
         """The same function without its result and its errors: nothing of ours may reach the program."""
 
         def run(*args: Any, **kwargs: Any) -> None:
