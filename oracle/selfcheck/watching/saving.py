@@ -95,7 +95,7 @@ class Saving:
 
     def _saves(self, original: Any, value: Any, *args: Any, **kwargs: Any) -> Any:
         result = original(value, *args, **kwargs)
-        if not self._over and self._updates and not sys.is_finalizing():
+        if not self._over and not self._watch.ours and self._updates and not sys.is_finalizing():
             self._watch.guarded(self._look)(value)
         return result
 

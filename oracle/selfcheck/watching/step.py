@@ -10,7 +10,7 @@ import inspect
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import torch
 from torch import nn
@@ -24,6 +24,9 @@ from proctor.oracle.selfcheck.watching.undrawn import Undrawn
 from proctor.oracle.selfcheck.watching.values import UNIT, copied, difference, exchanged, tensors
 
 SAMPLES: Final = 4  # one noise sample can be 2× too low, four ≤ 1.25× (docs/evaluation.md)
+
+if TYPE_CHECKING:
+    from proctor.oracle.selfcheck.watching.pairs import Crossed
 
 Outputs = dict[str, torch.Tensor]
 
@@ -292,6 +295,8 @@ class Update:
         loaders: of data, the one that was read last at the end.
         checkpointed: the program computes something again in its backward passes.
         world: ranks.
+        crossed: results and targets that were broadcast to all pairs.
+        met: how often results met other tensors.
     """
 
     optimizer: Any
@@ -308,6 +313,8 @@ class Update:
     loaders: Sequence[Any] = ()
     checkpointed: bool = False
     world: int = 1
+    crossed: Sequence[Crossed] = ()
+    met: int = 0
 
     @cached_property
     def owners(self) -> dict[int, tuple[nn.Module, str, nn.Module]]:

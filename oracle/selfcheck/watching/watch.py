@@ -27,16 +27,17 @@ from proctor.oracle.selfcheck import adapters
 from proctor.oracle.selfcheck.facts import FAILED, WAITS, CheckConfig
 from proctor.oracle.selfcheck.watching.fork import random_states
 from proctor.oracle.selfcheck.watching.losses import Losses
+from proctor.oracle.selfcheck.watching.pairs import Pairs
 from proctor.oracle.selfcheck.watching.parting import program_stack
+from proctor.oracle.selfcheck.watching.recomputed import CHECKPOINTS, maybe_checkpoint
 from proctor.oracle.selfcheck.watching.step import Backward, Call, Update
 from proctor.oracle.selfcheck.watching.undropped import undropped
 from proctor.oracle.selfcheck.watching.values import detached, tensors
 
 MAX_CALLS: Final = 12  # of one module in an update whose batches are kept
 MAX_LOADERS: Final = 4
+LATER_S: Final = 10.0  # an actor makes all its updates before the critic's first, five of a critic come before one of the generator
 MAX_BATCH_BYTES: Final = 1 << 30
-
-_checkpoint = {"off": 0, "used": 0}
 
 
 class Watch:
@@ -51,6 +52,7 @@ class Watch:
         self.calls: list[Call] = []
         self.backwards: list[Backward] = []
         self.losses = Losses(lambda: len(self.backwards), self.guarded)
+        self.pairs = Pairs(self.guarded, lambda: self._outermost if self._depth else None)
         self.optimizers: list[Any] = []
         self.schedulers: list[Any] = []
         self.loaders: list[Any] = []
@@ -60,14 +62,17 @@ class Watch:
         self.steps: dict[int, int] = {}
         self.checkpointed = False
         self.over = False
+        self.ours = False  # what runs is a check
         self.digests: Any = None
         self.fresh: Any = None
         self.saving: Any = None
         self.step_s = 0.0
         self._depth = 0
+        self._outermost: Any = None
         self._since = time.monotonic()
         self._attached = Replaced()
         self._checked = 0
+        self._looked_at = 0.0  # when the first optimizer had its turn
         self._begun = False
         self._stale = False  # an optimizer has stepped: what comes now belongs to the next update
 
@@ -85,7 +90,7 @@ class Watch:
         wrap(torch.optim.Optimizer, "__init__", self._noting(self.optimizers))
         wrap(torch.optim.lr_scheduler.LRScheduler, "__init__", self._noting(self.schedulers))
         wrap(torch.utils.data.DataLoader, "__iter__", self._reads)
-        wrap(checkpointing, "checkpoint", _maybe_checkpoint)
+        wrap(checkpointing, "checkpoint", maybe_checkpoint)
         if self.config.rows:
             wrap(torch.nn.utils, "clip_grad_norm_", self._clips)
         if not self.config.digest and self.wanted("saved"):
@@ -94,6 +99,8 @@ class Watch:
             self.saving = Saving(self)
             self.saving.install()
         self.losses.install()
+        if not self.config.digest and self.wanted("paired"):
+            self.pairs.install(self._attached)
         self._attached.hold(self.losses.remove)
         register_optimizer_step_pre_hook(self._updates)  # both stay, and do nothing once all is over: torch goes through its hooks when that is decided, and a hook that goes then ends the program
         register_optimizer_step_post_hook(self._updated)
@@ -129,6 +136,7 @@ class Watch:
         seen = self.digests
         if seen is not None and made and made[0] is not None:
             self.guarded(seen.given)(made[0].module, made[0].inputs)
+        self._outermost = module
         self._depth += 1
         try:
             with undropped(module) if self.config.rows else contextlib.nullcontext():
@@ -239,6 +247,7 @@ class Watch:
             with self.paused():
                 conduct(self, update)
             self._checked += 1
+            self._looked_at = self._looked_at or time.monotonic()
         if self._checked or (self.config.digest and number >= self.config.step):
             self._finish_if_all(number)
 
@@ -255,11 +264,14 @@ class Watch:
             self._stale = False
             self.calls, self.backwards = [], []
             self.losses.begin()
+            self.pairs.begin()
 
     def _finish_if_all(self, number: int) -> None:
-        """End when every optimizer that steps had its turn, or this one is two updates further."""
-        least = min(self.steps.values())
-        if least >= self.config.step or number >= self.config.step + 2:
+        """End when every optimizer had its turn, or this one is two updates further and enough time has passed for the others to begin."""
+        wrapped = {id(getattr(o, "optimizer", None)) for o in self.optimizers}
+        known = [id(o) for o in self.optimizers if self._looked_at and id(o) not in wrapped] or list(self.steps)
+        late = time.monotonic() - self._looked_at > LATER_S
+        if all(self.steps.get(k, -1) >= self.config.step for k in known) or (late and number >= self.config.step + 2):
             if self.saving is not None and self.saving.expected():
                 (self.folder / WAITS).touch()
             self._write_done()
@@ -274,7 +286,7 @@ class Watch:
         models = [m for m in self.roots.values() if any(id(p) in held for p in m.parameters())]
         return Update(
             optimizer, type(optimizer).__name__, number, calls, list(self.losses.criteria), list(self.backwards), dict(self.moved), frozenset(self.called),
-            models, list(self.optimizers), list(self.schedulers), list(self.loaders), self.checkpointed or bool(_checkpoint["used"]), int(position()["world"]),
+            models, list(self.optimizers), list(self.schedulers), list(self.loaders), self.checkpointed or bool(CHECKPOINTS["used"]), int(position()["world"]), list(self.pairs.crossed), self.pairs.met,
         )  # fmt: skip
 
     # -- beginning and end --------------------------------------------------------------------------------------
@@ -297,11 +309,11 @@ class Watch:
     @contextlib.contextmanager
     def paused(self) -> Iterator[None]:
         """Within, what runs is ours."""
-        before, self.over = self.over, True
+        before, self.over, self.ours = self.over, True, True
         try:
             yield
         finally:
-            self.over = before
+            self.over, self.ours = before, False
 
     def wanted(self, name: str) -> bool:
         """Whether a relation was asked for."""
@@ -363,28 +375,6 @@ def unwrapped(module: nn.Module) -> nn.Module:
         if not isinstance(inner, nn.Module):
             return module
         module = inner
-
-
-@contextlib.contextmanager
-def uncheckpointed() -> Iterator[list[bool]]:
-    """Within: what is checkpointed is not. The list is not empty afterwards if anything was."""
-    found: list[bool] = []
-    before, _checkpoint["off"], _checkpoint["used"] = dict(_checkpoint), 1, 0
-    try:
-        yield found
-    finally:
-        if _checkpoint["used"]:
-            found.append(True)
-        _checkpoint.update(before)
-
-
-def _maybe_checkpoint(original: Any, function: Any, *args: Any, **kwargs: Any) -> Any:
-    _checkpoint["used"] += 1
-    if not _checkpoint["off"]:
-        return original(function, *args, **kwargs)
-    for name in ("use_reentrant", "context_fn", "determinism_check", "debug", "early_stop", "preserve_rng_state"):
-        kwargs.pop(name, None)
-    return function(*args, **kwargs)
 
 
 def _recomputing() -> bool:

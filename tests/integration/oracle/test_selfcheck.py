@@ -156,3 +156,27 @@ def test_a_checkpoint_that_leaves_out_the_optimizer_is_found(tmp_path: Path, bug
     found = next(o for o in report["outcomes"] if o["relation"] == "saved")
     assert found["verdict"] == verdict and code == int(verdict == "different"), found
     assert "torch.save" in script.read_text().splitlines()[int(found["culprit"]["source"].rpartition(":")[2]) - 1]
+
+
+VALUES = """
+import sys, torch
+from torch import nn
+torch.manual_seed(0)
+critic = nn.Sequential(nn.Linear(4, 16), nn.Tanh(), nn.Linear(16, 1))
+optimizer = torch.optim.Adam(critic.parameters(), lr=1e-2)
+for _ in range(5):
+    states, returns = torch.randn(32, 4), torch.randn(32)
+    values = critic(states) if len(sys.argv) > 1 else critic(states).squeeze(-1)
+    optimizer.zero_grad()
+    (values - returns).pow(2).mean().backward()
+    optimizer.step()
+"""
+
+
+@pytest.mark.parametrize(("bug", "verdict"), [("", "equivalent"), ("broadcast", "different")])
+def test_targets_that_are_broadcast_over_the_batch_are_found(tmp_path: Path, bug: str, verdict: str):
+    _, report, script = check(tmp_path, "--only", "paired", bug=bug, program=VALUES)
+    found = next(o for o in report["outcomes"] if o["relation"] == "paired")
+    assert found["verdict"] == verdict, found
+    if bug:
+        assert "(values - returns)" in script.read_text().splitlines()[int(found["culprit"]["source"].rpartition(":")[2]) - 1]

@@ -16,8 +16,8 @@ from torch import nn
 from proctor.oracle.selfcheck import ModelRelation, NotApplicable, Unknown, register
 from proctor.oracle.selfcheck.outcomes import Outcome
 from proctor.oracle.selfcheck.watching.gaps import gap
+from proctor.oracle.selfcheck.watching.recomputed import uncheckpointed
 from proctor.oracle.selfcheck.watching.step import Call, short
-from proctor.oracle.selfcheck.watching.watch import uncheckpointed
 
 APART: Final = 1e-5  # relative error of a gradient
 
