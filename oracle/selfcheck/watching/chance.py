@@ -18,6 +18,7 @@ from proctor.oracle.selfcheck.watching.values import difference
 
 LOUD: Final = 8.0  # roundings: those of the layers before add up at the edge
 MORE: Final = 8  # samples
+FAINT: Final = 2.0**-24
 
 
 def draws_in_training(call: Call, whole: Outputs) -> bool:
@@ -32,7 +33,7 @@ def draws_in_training(call: Call, whole: Outputs) -> bool:
     return gap(whole, other).ratio > 1e3
 
 
-def refuse_kinks(call: Call, found: Outputs, worst: Gap, run: Callable[[], Outputs]) -> None:
+def refuse_kinks(call: Call, found: Outputs, worst: Gap, run: Callable[[], Outputs], *, unit: float | None = None) -> None:
     """Nothing, unless noise moves a gradient as far as it is off.
 
     Args:
@@ -40,6 +41,8 @@ def refuse_kinks(call: Call, found: Outputs, worst: Gap, run: Callable[[], Outpu
         found: gradients, the trusted ones.
         worst: how far one of them is off.
         run: computes them.
+        unit: of a rounding, where everything runs in float64; that of each tensor's type without. Then noise that is too faint to turn a unit is drawn as well: what
+            loud noise moves in proportion is no jump.
 
     Raises:
         Unknown: it does.
@@ -47,7 +50,13 @@ def refuse_kinks(call: Call, found: Outputs, worst: Gap, run: Callable[[], Outpu
     if worst.name not in found:
         return
     off = worst.error * difference(found[worst.name], found[worst.name])[1]
+
+    def moved(sample: int, loud: float) -> float:
+        other = call.shaken(run, sample, loud, leaves=True, unit=unit).get(worst.name)
+        return difference(found[worst.name], other)[0] if other is not None else 0.0
+
+    straight = sorted(moved(sample, LOUD * FAINT) for sample in range(SAMPLES))[SAMPLES // 2 - 1] / FAINT if unit is not None else 0.0
     for sample in range(SAMPLES, SAMPLES + MORE):
-        moved = call.shaken(run, sample, LOUD, leaves=True).get(worst.name)
-        if moved is not None and MULTIPLE * difference(found[worst.name], moved)[0] >= off:
+        jump = moved(sample, LOUD)
+        if MULTIPLE * jump >= off and jump > MULTIPLE * straight:
             raise Unknown(f"the gradient of {worst.name} is at a kink (a ReLU or a maximum): noise of a few roundings moves it as far as it is off, {worst.error:.2g} of its norm")

@@ -144,7 +144,7 @@ def held(value: Any, optimizers: Sequence[Any], schedules: Sequence[Any], scaler
         states = [(f"{key} of a parameter of shape {tuple(p.shape)}", t) for p, state in optimizer.state.items() for key, t in state.items() if _counts(t)]
         found = [seen.has(t) for _, t in states]
         lost = next((n for (n, _), there in zip(states, found, strict=True) if not there), "")
-        params = [p for g in optimizer.param_groups for p in g["params"] if moved.get(id(p), False) and _counts(p)]
+        params = [p for g in optimizer.param_groups for p in g["params"] if moved.get(id(p), p.requires_grad) and _counts(p)]
         there = [seen.has(p) for p in params]
         out.append(Part("parameters", type(optimizer).__name__, number, sum(there), len(there), lost=next((f"one of shape {tuple(p.shape)}" for p, t in zip(params, there, strict=True) if not t), "")))
         needed = Counter(tuple(t.shape) for (_, t), t_found in zip(states, found, strict=True) if not t_found)

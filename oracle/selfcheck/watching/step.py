@@ -234,13 +234,14 @@ class Call:
         """
         return [self.shaken(run, sample) for sample in range(SAMPLES)]
 
-    def shaken(self, run: Callable[[], Mapping[str, torch.Tensor]], sample: int, loud: float = 1.0, *, leaves: bool = False) -> Mapping[str, torch.Tensor]:
+    def shaken(self, run: Callable[[], Mapping[str, torch.Tensor]], sample: int, loud: float = 1.0, *, leaves: bool = False, unit: float | None = None) -> Mapping[str, torch.Tensor]:
         """One run with noise of so many roundings.
 
         Args:
             run: results by name.
             sample: number of the noise.
             loud: roundings.
+            unit: one of them; that of a tensor's own type without.
             leaves: also of parameters and of what the module got. A rounded sum of products is the exact one of factors that are a little off
                 (backward error); noise of a result that cancels leaves its sign alone.
         """
@@ -249,7 +250,7 @@ class Call:
             if tensor.dtype not in UNIT or not tensor.numel():
                 return tensor
             with torch.no_grad(), _disable_current_modes():  # its random numbers are not the program's
-                factor = noisy(torch.ones_like(tensor, dtype=torch.float64), loud * UNIT[tensor.dtype], sample, name, path, count)
+                factor = noisy(torch.ones_like(tensor, dtype=torch.float64), loud * (UNIT[tensor.dtype] if unit is None else unit), sample, name, path, count)
             return (tensor * factor.to(torch.float64)).to(tensor.dtype)
 
         hooks = []

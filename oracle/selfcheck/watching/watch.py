@@ -25,6 +25,7 @@ from proctor.instrument.observe.mesh import position
 from proctor.instrument.patch.replaced import Replaced
 from proctor.oracle.selfcheck import adapters
 from proctor.oracle.selfcheck.facts import FAILED, WAITS, CheckConfig
+from proctor.oracle.selfcheck.watching.entered import entered, unwrapped
 from proctor.oracle.selfcheck.watching.fork import random_states
 from proctor.oracle.selfcheck.watching.losses import Losses
 from proctor.oracle.selfcheck.watching.pairs import Pairs
@@ -69,6 +70,7 @@ class Watch:
         self.step_s = 0.0
         self._depth = 0
         self._outermost: Any = None
+        self._routed: set[int] = set()  # models whose forward is called by its name
         self._since = time.monotonic()
         self._attached = Replaced()
         self._checked = 0
@@ -154,7 +156,14 @@ class Watch:
         if not any(p.requires_grad for p in module.parameters()):
             return None  # a metric, a loss: also after an update, where a trainer logs, before the next has begun
         self._renew()
-        self.roots.setdefault(id(module), module)
+        outer = entered(module)
+        if outer is not None and id(outer) not in self._routed:
+            self._routed.add(id(outer))
+            self._attached.wrap(type(outer), "forward", self._forwards)  # of its class: a copy of a model is called by its own
+            self.roots = {n: m for n, m in self.roots.items() if all(m is not part for part in outer.modules())}
+            self.roots[id(outer)] = outer
+        if outer is None:
+            self.roots.setdefault(id(module), module)
         if not self._begun:
             self._begun = True
             self._start()
@@ -165,6 +174,12 @@ class Watch:
         call = Call(module, self._name(module), detached(args), detached(kwargs), random_states(), module.training, cast)
         call.loader_batch = int(getattr(self.loaders[-1], "batch_size", 0) or 0) if self.loaders else 0
         return call
+
+    def _forwards(self, original: Any, module: nn.Module, *args: Any, **kwargs: Any) -> Any:
+        """A `forward` that the program calls by its name, as a call of the module."""
+        if self._depth or id(module) not in self._routed:
+            return original(module, *args, **kwargs)
+        return self._called(original, module, *args, **kwargs)
 
     def _end(self, call: Call, result: Any) -> None:
         """A root module returned: what comes back to its results is kept."""
@@ -364,17 +379,6 @@ def install_from(activation: str) -> None:
     Watch(config).install()
     if not config.digest:
         adapters.install()
-
-
-def unwrapped(module: nn.Module) -> nn.Module:
-    """The model within DDP, DataParallel and compiled wrappers: a copy of a step has no other ranks."""
-    while True:
-        inner = getattr(module, "_orig_mod", None)
-        if inner is None and type(module).__name__ in ("DistributedDataParallel", "DataParallel"):
-            inner = module.module
-        if not isinstance(inner, nn.Module):
-            return module
-        module = inner
 
 
 def _recomputing() -> bool:
