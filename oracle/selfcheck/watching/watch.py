@@ -96,7 +96,7 @@ class Watch:
         if self.config.rows:
             wrap(torch.nn.utils, "clip_grad_norm_", self._clips)
         if not self.config.digest and self.wanted("saved"):
-            from proctor.oracle.selfcheck.watching.saving import Saving
+            from proctor.oracle.selfcheck.watching.saves.saving import Saving
 
             self.saving = Saving(self)
             self.saving.install()

@@ -11,8 +11,8 @@ torch = pytest.importorskip("torch")
 
 from torch import nn  # noqa: E402
 
-from proctor.oracle.selfcheck.watching.held import held  # noqa: E402
-from proctor.oracle.selfcheck.watching.saving import judged  # noqa: E402
+from proctor.oracle.selfcheck.watching.saves.held import held  # noqa: E402
+from proctor.oracle.selfcheck.watching.saves.saving import judged  # noqa: E402
 
 
 class Training:

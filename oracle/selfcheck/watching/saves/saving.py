@@ -20,8 +20,8 @@ from proctor.instrument.patch.replaced import Replaced
 from proctor.oracle.selfcheck.facts import SAVED, WAITS
 from proctor.oracle.selfcheck.outcomes import Culprit, Outcome
 from proctor.oracle.selfcheck.watching.fork import can_fork, in_copy
-from proctor.oracle.selfcheck.watching.held import Part, held
 from proctor.oracle.selfcheck.watching.parting import SKIP, program_line
+from proctor.oracle.selfcheck.watching.saves.held import Part, held
 from proctor.oracle.selfcheck.watching.step import short
 
 if TYPE_CHECKING:
