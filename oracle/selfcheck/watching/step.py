@@ -26,7 +26,7 @@ from proctor.oracle.selfcheck.watching.values import UNIT, copied, difference, e
 SAMPLES: Final = 4  # one noise sample can be 2× too low, four ≤ 1.25× (docs/evaluation.md)
 
 if TYPE_CHECKING:
-    from proctor.oracle.selfcheck.watching.pairs import Crossed
+    from proctor.oracle.selfcheck.watching.seen.pairs import Crossed
 
 Outputs = dict[str, torch.Tensor]
 

@@ -25,12 +25,12 @@ from proctor.instrument.observe.mesh import position
 from proctor.instrument.patch.replaced import Replaced
 from proctor.oracle.selfcheck import adapters
 from proctor.oracle.selfcheck.facts import FAILED, WAITS, CheckConfig
-from proctor.oracle.selfcheck.watching.entered import entered, unwrapped
 from proctor.oracle.selfcheck.watching.fork import random_states
-from proctor.oracle.selfcheck.watching.losses import Losses
-from proctor.oracle.selfcheck.watching.pairs import Pairs
 from proctor.oracle.selfcheck.watching.parting import program_stack
-from proctor.oracle.selfcheck.watching.recomputed import CHECKPOINTS, maybe_checkpoint
+from proctor.oracle.selfcheck.watching.seen.entered import entered, unwrapped
+from proctor.oracle.selfcheck.watching.seen.losses import Losses
+from proctor.oracle.selfcheck.watching.seen.pairs import Pairs
+from proctor.oracle.selfcheck.watching.seen.recomputed import CHECKPOINTS, maybe_checkpoint
 from proctor.oracle.selfcheck.watching.step import Backward, Call, Update
 from proctor.oracle.selfcheck.watching.undropped import undropped
 from proctor.oracle.selfcheck.watching.values import detached, tensors

@@ -10,7 +10,7 @@ from torch import nn  # noqa: E402
 from torch.nn import functional as F  # noqa: E402
 
 from proctor.instrument.patch.replaced import Replaced  # noqa: E402
-from proctor.oracle.selfcheck.watching.pairs import Pairs  # noqa: E402
+from proctor.oracle.selfcheck.watching.seen.pairs import Pairs  # noqa: E402
 
 
 @pytest.fixture
