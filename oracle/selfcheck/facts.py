@@ -9,6 +9,8 @@ import msgspec
 from proctor.oracle.selfcheck.adapters import Axis
 
 DIGESTS: Final = "digests.jsonl"
+SAVED: Final = "saved.jsonl"
+WAITS: Final = "waits"  # all is checked, and the program is expected to save
 FAILED: Final = "failed"  # a process could not be watched any longer: why
 
 

@@ -14,10 +14,12 @@ import msgspec
 
 from proctor.errors import OracleError
 from proctor.oracle.recording.running import LOG, cause, find_program, run_hooked
-from proctor.oracle.selfcheck.facts import FAILED, CheckConfig, Facts, Timing
+from proctor.oracle.selfcheck.facts import FAILED, WAITS, CheckConfig, Facts, Timing
 from proctor.oracle.selfcheck.outcomes import Outcome
 
 T = TypeVar("T")
+LEAST_S: Final = 10.0
+MOST_S: Final = 60.0
 _NUMBER: Final = re.compile(r"--nproc([-_]per[-_]node)?|--num[-_]processes")  # of ranks, as launchers call it
 
 
@@ -63,6 +65,7 @@ def launch(command: Sequence[str], folder: Path, config: CheckConfig, *, timeout
     find_program(command)
     shutil.rmtree(folder, ignore_errors=True)
     began, there = time.monotonic(), str(folder.resolve())
+    patience = Patience(folder)
 
     def look(_: int, passed_s: float) -> None:
         if passed_s > timeout_s and not any(folder.glob("rank*/outcomes.jsonl")):
@@ -75,7 +78,7 @@ def launch(command: Sequence[str], folder: Path, config: CheckConfig, *, timeout
         mark="PROCTOR_SELF",
         value=there,
         variables=environment or {},
-        complete=lambda: time.monotonic() - began > timeout_s or (not to_the_end and _complete(folder)),
+        complete=lambda: time.monotonic() - began > timeout_s or (not to_the_end and _complete(folder) and patience.over(time.monotonic() - began)),
         look=look,
     )
     ranks = sorted(folder.glob("rank*"))
@@ -121,6 +124,23 @@ def why_nothing(launched: Launched) -> str:
     if code == 0:
         return "the command trained a module and ended without an update by an optimizer of torch"
     return f"the command ended with code {code} before the checked update{tail}"
+
+
+class Patience:
+    """Time for the program's first checkpoint, once all is checked: as long as it took so far, within bounds.
+
+    Args:
+        folder: of the run.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self._folder, self._until = folder, 0.0
+
+    def over(self, passed_s: float) -> bool:
+        """Whether nothing is waited for any longer."""
+        self._until = self._until or passed_s + min(max(passed_s, LEAST_S), MOST_S)
+        ranks = list(self._folder.glob("rank*"))
+        return passed_s > self._until or not all((r / WAITS).is_file() for r in ranks)
 
 
 def _read(found: Launched, ranks: Sequence[Path]) -> None:

@@ -17,7 +17,7 @@ from proctor.oracle.selfcheck.launch import Launched, launch, why_nothing
 from proctor.oracle.selfcheck.outcomes import Outcome, SelfReport, conclude
 
 NAMES: Final = (  # of relations in copies of a step; `test_registry` holds it to what there is
-    "accumulation", "causal", "checkpointing", "compile", "foreach", "inputs", "neighbours", "padding", "parameters", "permutation", "precision", "repeatable", "resume",
+    "accumulation", "causal", "checkpointing", "compile", "foreach", "inputs", "neighbours", "padding", "paired", "parameters", "permutation", "precision", "repeatable", "resume",
     "tied", "workers", "world",
 )  # fmt: skip
 

@@ -77,7 +77,7 @@ def _loading(value: str, *, scheduler: bool) -> list[str]:
         lines = [
             f"if rank == 0: dcp_to_torch_save({_AT}, {_FILE})",
             "dist.barrier()",
-            f"state = torch.load({_FILE}, weights_only=False)",
+            f"state = torch.load({_FILE}, weights_only=True)",
         ]
     else:
         lines = ["state = dict(zip(('net', 'opt'), get_state_dict(net, opt, options=options)))"]

@@ -88,6 +88,11 @@ class ZeroGrad(Axis):
 
     program = True
     choice = Choice("zero_grad", ("none", "zeros"), rare=0.4)
+    rules = tuple(
+        Rule("different", "gradients of zeros of parameters that are not used are no part of a checkpoint: they are none after it", when={"zero_grad": ("zeros",)}, unless={axis: (neutral,)},
+             traits=frozenset({"sometimes unused"}))
+        for axis, neutral in (("resume", "no"), ("disk", "no"))
+    )
 
     def apply(self, value: Value, draft: Draft, setting: Point) -> None:
         """As `Axis.apply`."""

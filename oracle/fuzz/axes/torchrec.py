@@ -25,9 +25,9 @@ _PLANS: Final = {
 }
 
 _READS: Final = {
-    "to_dict": "torch.cat(list(bags.to_dict().values()), 1)",
-    "key by key": "torch.cat([bags[key] for key in bags.keys()], 1)",
-    "regroup": "KeyedTensor.regroup([bags], [bags.keys()])[0]",
+    "to_dict": "torch.cat([value for _, value in sorted(bags.to_dict().items())], 1)",
+    "key by key": "torch.cat([bags[key] for key in sorted(bags.keys())], 1)",
+    "regroup": "KeyedTensor.regroup([bags], [sorted(bags.keys())])[0]",
 }
 _WEIGHTS: Final = ("qint8", "float16")
 _GIVEN: Final = ("float32", "qint8", "float16")

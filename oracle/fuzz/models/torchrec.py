@@ -53,7 +53,8 @@ class Recommendation(Template):
             f"        self.bags = EmbeddingBagCollection(tables=[{configs}], is_weighted={point['weighted']})",
             f"        self.dense, self.over = nn.Linear(5, {width}), nn.Linear({width * (number + 1)}, 3)",
             *_parts.init_lines(point, width),
-            "        self.read = KeyedTensor.values",
+            # A plan gives the keys in an order of its own, and says which one.
+            "        self.read = lambda bags: bags.values() if bags.keys() == sorted(bags.keys()) else torch.cat([bags[key] for key in sorted(bags.keys())], 1)",
             "    def forward(self, dense, index, weight, over=True):",
             "        there, x = index >= 0, self.dense(dense)",
             *_parts.forward_lines(point),

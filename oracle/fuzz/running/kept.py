@@ -52,6 +52,7 @@ def let_go() -> None:
     importlib.import_module("torch.distributed.distributed_c10d")._abort_process_group()
     _groups.clear()
     _forget_meshes()
+    _forget_groups()
 
 
 def _forget_meshes() -> None:
@@ -65,6 +66,14 @@ def _forget_meshes() -> None:
                 for one in (value, *inner):
                     if isinstance(one, functools._lru_cache_wrapper):
                         one.cache_clear()
+
+
+def _forget_groups() -> None:
+    """Take groups that are gone out of the globals in which libraries keep them (TorchRec its groups within a host)."""
+    for name, module in list(sys.modules.items()):
+        if name.partition(".")[0] != "torch":
+            for attribute in [a for a, value in list(vars(module).items()) if isinstance(value, dist.ProcessGroup)]:
+                setattr(module, attribute, None)
 
 
 def keep_groups() -> None:

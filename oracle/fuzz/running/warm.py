@@ -38,6 +38,7 @@ def warm_up(more: tuple[str, ...] = ()) -> None:
 
     torch.set_num_threads(1)
     warnings.simplefilter("ignore")
+    _without_monitor()
     for name in ("torch._dynamo", "torch.distributed.checkpoint.state_dict", "torch.distributed.tensor.parallel", "torch.distributed.fsdp", *more):
         importlib.import_module(name)
     with open(os.devnull, "w") as nowhere, redirect_stdout(nowhere), redirect_stderr(nowhere):
@@ -45,6 +46,12 @@ def warm_up(more: tuple[str, ...] = ()) -> None:
     # A million objects that stay: no collection of a rank need look at them, nor copy the pages that they lie on.
     gc.collect()
     gc.freeze()
+
+
+def _without_monitor() -> None:
+    """No thread of tqdm's, which dynamo begins where it is installed: a process that has one cannot be forked."""
+    with suppress(ImportError):
+        importlib.import_module("tqdm").tqdm.monitor_interval = 0
 
 
 def _run_all() -> None:

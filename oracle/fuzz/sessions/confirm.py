@@ -12,12 +12,13 @@ from typing import Final
 TIMEOUT_S: Final = 240.0
 
 
-def confirm(script: Path, timeout_s: float = TIMEOUT_S) -> tuple[str, str]:
+def confirm(script: Path, timeout_s: float = TIMEOUT_S, *, raises: str = "") -> tuple[str, str]:
     """Run a finding's script.
 
     Args:
         script: file.
         timeout_s: for all of it; a script that never ends confirms a hang.
+        raises: type of the exception that it is about, "" where it is about none; another one confirms nothing.
 
     Returns:
         "yes" or why not, and the end of what it printed.
@@ -40,6 +41,8 @@ def confirm(script: Path, timeout_s: float = TIMEOUT_S) -> tuple[str, str]:
             os.killpg(process.pid, signal.SIGKILL)
             raise
     tail = said.decode(errors="replace")[-3000:]
+    if process.returncode == 1 and raises.isidentifier() and raises not in said.decode(errors="replace"):
+        return f"its script ends with another exception than {raises}", tail
     if process.returncode == 1:
         return "yes", tail
     return f"its script ends with exit code {process.returncode}", tail

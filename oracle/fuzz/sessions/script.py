@@ -164,7 +164,7 @@ def _compare(finding: Finding, world: int, before: int) -> list[str]:
         "def look(rank, world):",
         "    for moment, step, net, opt, seen in train(rank, world):",
         f"        if (moment, step) == ({moment!r}, {first.step}):",
-        *(f"            {line}" for line in (_piece_taken if flat else _taken)(first.kind, first.name)),
+        *(f"            {line}" for line in (_piece_taken if flat else _taken)(first.kind, first.name, staged=finding.scenario.setting.get("wrapper") == "pipeline")),
     ]
     body = ["(got, rows), want = look(rank, world), look(0, 0)[0]"]
     if first.kind in ("output", "evaluation"):
@@ -183,11 +183,13 @@ def _compare(finding: Finding, world: int, before: int) -> list[str]:
     return [*lines, *_run(world, before, body)]
 
 
-def _taken(kind: str, name: str) -> list[str]:
+def _taken(kind: str, name: str, *, staged: bool = False) -> list[str]:
     if kind in ("output", "evaluation"):
         return ["return torch.cat([out for _, out in seen]), torch.cat([part for part, _ in seen])"]
     name, _, key = name.partition(":")
-    lines = [f"p = {{n.replace('_orig_mod.', ''): p for n, p in getattr(net, 'module', net).{'named_buffers' if kind == 'buffer' else 'named_parameters'}()}}[{name!r}]"]
+    lines = [f"p = {{n.replace('_orig_mod.', ''): p for n, p in getattr(net, 'module', net).{'named_buffers' if kind == 'buffer' else 'named_parameters'}()}}{f'.get({name!r})' if staged else f'[{name!r}]'}"]
+    if staged:
+        lines.append("if p is None: sys.exit(0)  # of another rank's stage")
     value = {"gradient": "p.grad", "clipped": "p.grad", "state": f"getattr(opt, 'optim', opt).state[p].get({key!r})"}.get(kind, "p.detach()")
     lines.append(f"t = {value}")
     return [*lines, "return t.full_tensor() if hasattr(t, 'full_tensor') else t, None"]
@@ -208,7 +210,7 @@ _PIECE: Final = (
 )
 
 
-def _piece_taken(kind: str, name: str) -> list[str]:
+def _piece_taken(kind: str, name: str, *, staged: bool = False) -> list[str]:
     name, _, key = name.partition(":")
     value = {"gradient": "p.grad", "clipped": "p.grad", "state": f"opt.state[p].get({key!r})"}.get(kind, "p.detach()")
     return [

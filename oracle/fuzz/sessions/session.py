@@ -109,7 +109,7 @@ def _restored(campaign: Campaign, journal: Journal, worker: int, workers: int) -
 
 def _confirmed(finding: Finding, journal: Journal, asked: Asked, tell: Tell) -> None:
     script = journal.put(finding, script_of(finding, _heading(asked)), "")
-    finding.confirmed, output = confirm(script)
+    finding.confirmed, output = confirm(script, raises=finding.outcome.symptom.what if finding.outcome.trace and finding.outcome.symptom is not None else "")
     journal.put(finding, script.read_text(), output)
     mark = "known" if finding.known else "new" if finding.confirmed == "yes" else "not confirmed"
     tell(f"{mark} {finding.id}: {setting_words(finding)}: {finding.outcome.why[:200]}")

@@ -16,7 +16,8 @@ import torch
 from torch import nn
 
 from proctor.oracle.selfcheck import NotApplicable, Unknown
-from proctor.oracle.selfcheck.watching.step import Call, Outputs, gap, short
+from proctor.oracle.selfcheck.watching.gaps import gap
+from proctor.oracle.selfcheck.watching.step import Call, Outputs, short
 from proctor.oracle.selfcheck.watching.values import exchanged, same_bits
 
 AXES: Final = (0, 1)
@@ -106,7 +107,8 @@ def _batch_of(call: Call) -> Batch:
     batch = found[0]
     if any(list(t.shape).count(batch.size) > 1 for t in (*(t for _, t in call.named_inputs.values()), *results.values())):
         raise NotApplicable(f"which axis holds samples cannot be told: several are {batch.size} long")
-    if any(size != batch.size for size in said) or next(iter(batch.inputs.values())) != 0:
+    agreed = bool(said) and said[0] == batch.size == call.loader_batch  # a layer further in may run over another axis, by design or by mistake
+    if (any(size != batch.size for size in said) and not agreed) or next(iter(batch.inputs.values())) != 0:
         raise NotApplicable("which axis holds samples cannot be told: its layers do not say that the first one does")
     if not said and batch.size not in (call.loader_batch, *(len(t) for t in call.targets if t.ndim)):
         raise NotApplicable("which axis holds samples cannot be told: neither its layers nor a loader say so")

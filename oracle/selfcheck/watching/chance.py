@@ -1,7 +1,8 @@
 """Differences that may be chance: another type, or another part of a batch, draws other random numbers, and rounding turns a unit at a kink.
 
 Where a unit of a ReLU or a maximum lies within rounding of its kink, its gradient jumps. Four samples of noise of one rounding may all leave it where it is. Before a
-gradient is told, louder noise is drawn: what that moves as far is no verdict.
+gradient is told, louder noise is drawn, of parameters and inputs, too: a sum of the first layer, or of code without modules, that cancels is turned by no noise of its result. What that
+moves as far is no verdict.
 """
 
 from __future__ import annotations
@@ -11,11 +12,13 @@ from typing import Final
 
 from proctor.oracle.selfcheck import Unknown
 from proctor.oracle.selfcheck.watching.fork import random_states
-from proctor.oracle.selfcheck.watching.step import MULTIPLE, SAMPLES, Call, Gap, Outputs, gap, seeded
+from proctor.oracle.selfcheck.watching.gaps import MULTIPLE, Gap, gap
+from proctor.oracle.selfcheck.watching.step import SAMPLES, Call, Outputs, seeded
 from proctor.oracle.selfcheck.watching.values import difference
 
 LOUD: Final = 8.0  # roundings: those of the layers before add up at the edge
 MORE: Final = 8  # samples
+FAINT: Final = 2.0**-24
 
 
 def draws_in_training(call: Call, whole: Outputs) -> bool:
@@ -30,7 +33,7 @@ def draws_in_training(call: Call, whole: Outputs) -> bool:
     return gap(whole, other).ratio > 1e3
 
 
-def refuse_kinks(call: Call, found: Outputs, worst: Gap, run: Callable[[], Outputs]) -> None:
+def refuse_kinks(call: Call, found: Outputs, worst: Gap, run: Callable[[], Outputs], *, unit: float | None = None) -> None:
     """Nothing, unless noise moves a gradient as far as it is off.
 
     Args:
@@ -38,6 +41,8 @@ def refuse_kinks(call: Call, found: Outputs, worst: Gap, run: Callable[[], Outpu
         found: gradients, the trusted ones.
         worst: how far one of them is off.
         run: computes them.
+        unit: of a rounding, where everything runs in float64; that of each tensor's type without. Then noise that is too faint to turn a unit is drawn as well: what
+            loud noise moves in proportion is no jump.
 
     Raises:
         Unknown: it does.
@@ -45,7 +50,13 @@ def refuse_kinks(call: Call, found: Outputs, worst: Gap, run: Callable[[], Outpu
     if worst.name not in found:
         return
     off = worst.error * difference(found[worst.name], found[worst.name])[1]
+
+    def moved(sample: int, loud: float) -> float:
+        other = call.shaken(run, sample, loud, leaves=True, unit=unit).get(worst.name)
+        return difference(found[worst.name], other)[0] if other is not None else 0.0
+
+    straight = sorted(moved(sample, LOUD * FAINT) for sample in range(SAMPLES))[SAMPLES // 2 - 1] / FAINT if unit is not None else 0.0
     for sample in range(SAMPLES, SAMPLES + MORE):
-        moved = call.shaken(run, sample, LOUD).get(worst.name)
-        if moved is not None and MULTIPLE * difference(found[worst.name], moved)[0] >= off:
+        jump = moved(sample, LOUD)
+        if MULTIPLE * jump >= off and jump > MULTIPLE * straight:
             raise Unknown(f"the gradient of {worst.name} is at a kink (a ReLU or a maximum): noise of a few roundings moves it as far as it is off, {worst.error:.2g} of its norm")

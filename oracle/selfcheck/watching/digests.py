@@ -45,7 +45,7 @@ class Digests:
         """A module returned."""
         if self._watch.over or torch.compiler.is_compiling():
             return
-        self._watch._guarded(self._output)(module, result)
+        self._watch.guarded(self._output)(module, result)
 
     def update(self, optimizer: Any, number: int) -> None:
         """An optimizer is about to step; gradients, and what the last update made of the parameters."""

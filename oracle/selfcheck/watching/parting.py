@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
@@ -127,6 +127,7 @@ class _Second(_Log):
         self._ops, self._look, self._at = ops, look, 0
         self._mixed: dict[int, Op] = {}  # storage → operation after which nothing can be singled out
         self._alive: list[Any] = []  # memory that is not to be used again
+        self._blank: dict[int, int] = {}  # storage → how many of its elements nobody has written yet
 
     def saw(self, name: str, given: Any, result: Any) -> None:
         if self.found is not None:
@@ -138,8 +139,8 @@ class _Second(_Log):
             self.found = self._source(given) or (self._ops[at] if at < len(self._ops) else here)  # another way through the program
             return
         op = self._ops[at]
-        if name.startswith(_BLANK):
-            return  # memory that nobody has written yet
+        if self._unwritten(name, made):
+            return
         for one, other in zip(op.results, made, strict=True):
             pair = self._look(one, other)
             self._keep(other)
@@ -151,6 +152,24 @@ class _Second(_Log):
                 return
             else:
                 self._mixed.pop(_storage(other), None)  # the same memory in a shape in which it can be told, and it has not parted
+
+    def _unwritten(self, name: str, made: Sequence[torch.Tensor]) -> bool:
+        """Whether results are memory, or views of memory, that nobody has written yet: what lies there is chance."""
+        if name.startswith(_BLANK):
+            for tensor in made:
+                self._keep(tensor)
+                self._blank[_storage(tensor)] = tensor.numel()
+            return True
+        blank = [s for t in made if (s := _storage(t)) in self._blank]
+        if not blank or not name.endswith("_"):
+            return bool(blank)
+        for tensor in made:  # what an operation wrote in place is all written, its memory when nothing is left
+            place = _storage(tensor)
+            if self._blank.get(place, 1) <= tensor.numel():
+                self._blank.pop(place, None)
+            else:
+                self._blank[place] -= tensor.numel()
+        return False
 
     def _keep(self, tensor: torch.Tensor) -> None:
         """Keep its memory, not the tensor: a factory function copies what somebody else holds, and that is an operation more."""

@@ -13,11 +13,10 @@ import gc
 import inspect
 import io
 import os
-import shutil
+import select
 import tempfile
 from collections.abc import Sequence
-from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import IO, TYPE_CHECKING, Any, Final
 
 import msgspec
 import torch
@@ -26,7 +25,8 @@ from torch import nn
 from proctor.oracle.selfcheck import NotApplicable, Unknown
 from proctor.oracle.selfcheck.outcomes import Culprit, Outcome, Word
 from proctor.oracle.selfcheck.watching.fork import can_fork, in_copy, quiet
-from proctor.oracle.selfcheck.watching.step import Call, Update, gap, seeded, short, written_at
+from proctor.oracle.selfcheck.watching.gaps import gap
+from proctor.oracle.selfcheck.watching.step import Call, Update, seeded, short, written_at
 from proctor.oracle.selfcheck.watching.undropped import undropped
 from proctor.oracle.selfcheck.watching.values import difference
 
@@ -40,70 +40,76 @@ RATES: Final = 3  # steps of a scheduler that are compared
 
 
 class Fresh:
-    """The waiting fork.
+    """The waiting fork. What both hand each other lies in files without a name: nobody else can write what is unpickled there.
 
     Args:
         send: descriptor; what is written wakes it. Closing it ends it.
-        folder: where it finds the state and leaves its results.
+        told: descriptor; ends when the fork does, or says that it is done.
+        state, result: what it is given, and what it leaves.
         pid: of the fork.
     """
 
-    def __init__(self, send: int, folder: Path, pid: int) -> None:
-        self.send, self.folder, self.pid = send, folder, pid
+    def __init__(self, send: int, told: int, state: IO[bytes], result: IO[bytes], pid: int) -> None:
+        self.send, self.told, self.state, self.result, self.pid = send, told, state, result, pid
 
     @classmethod
     def wait(cls, watch: Watch) -> Fresh | None:
         """Make it; `None` where no copy of the process can be made."""
         if not can_fork():
             return None
-        folder = Path(tempfile.mkdtemp(prefix="proctor-self-"))
+        state, result = tempfile.TemporaryFile(), tempfile.TemporaryFile()  # noqa: SIM115  open as long as the fork waits
         receive, send = os.pipe()
+        told, tell = os.pipe()
         pid = os.fork()
         if pid:
             os.close(receive)
-            return cls(send, folder, pid)
+            os.close(tell)
+            return cls(send, told, state, result, pid)
         try:
             os.close(send)
+            os.close(told)
             quiet()
             if os.read(receive, 1) == b"g":
-                _resumed(watch, folder)
+                _resumed(watch, state, result)
+                os.write(tell, b"d")
         finally:
             os._exit(0)
 
     def go(self, state: dict[str, Any]) -> tuple[dict[str, Any], str]:
         """Wake it; what it found, and why there is nothing."""
         try:
-            torch.save(state, self.folder / "state.pt")
+            torch.save(state, self.state)
+            self.state.flush()
+            self.state.seek(0)
             os.write(self.send, b"g")
         except (OSError, RuntimeError, AttributeError, TypeError) as e:
             self.end()
             return {}, short(e)
-        os.close(self.send)
-        _, why = in_copy(lambda: self._waited(), TIMEOUT_S)
-        with contextlib.suppress(ChildProcessError):
+        why = ""
+        if not select.select([self.told], [], [], TIMEOUT_S)[0]:
+            why = f"it took longer than {TIMEOUT_S:.0f} s"
+        elif os.read(self.told, 1) != b"d":
+            why = "the process that waited has ended"
+        with contextlib.suppress(ChildProcessError, ProcessLookupError):
             if os.waitpid(self.pid, os.WNOHANG)[0] == 0:
                 os.kill(self.pid, 9)
                 os.waitpid(self.pid, 0)
+        if why:
+            return {}, why
         try:
-            found = torch.load(self.folder / "result.pt", weights_only=True)
-        except Exception as e:  # noqa: BLE001 - not there, cut off
-            found, why = {}, why or short(e)
-        shutil.rmtree(self.folder, ignore_errors=True)
-        return found, why
-
-    def _waited(self) -> bytes:
-        import time
-
-        while not (self.folder / "done").exists():
-            time.sleep(0.01)
-            os.kill(self.pid, 0)
-        return b"done"
+            self.result.seek(0)
+            return torch.load(self.result, weights_only=True), ""
+        except Exception as e:  # noqa: BLE001 - cut off
+            return {}, short(e)
 
     def end(self) -> None:
         """It is not needed."""
-        with contextlib.suppress(OSError):
-            os.close(self.send)
-        shutil.rmtree(self.folder, ignore_errors=True)
+        for descriptor in (self.send, self.told):
+            with contextlib.suppress(OSError):
+                os.close(descriptor)
+        self.send = self.told = -1
+        self.state.close()
+        self.result.close()
 
 
 def judge(watch: Watch, update: Update) -> Outcome:
@@ -146,10 +152,11 @@ def _state(update: Update) -> dict[str, Any]:
     }
 
 
-def _resumed(watch: Watch, folder: Path) -> None:
+def _resumed(watch: Watch, given: IO[bytes], left: IO[bytes]) -> None:
     """In the fork that waited: load, do the step, leave the results."""
     try:
-        state = torch.load(folder / "state.pt", weights_only=False)  # of this program's own process, in a folder of its own: arguments may be anything
+        given.seek(0)
+        state = torch.load(given, weights_only=False)  # nobody but the process that this one was forked from can have written it; arguments of a model may be anything
         objects = {id(o): o for o in gc.get_objects() if issubclass(type(o), nn.Module | torch.optim.Optimizer | torch.optim.lr_scheduler.LRScheduler)}
         for kind in ("models", "optimizers", "schedulers"):
             for number, values in state[kind]:
@@ -162,8 +169,8 @@ def _resumed(watch: Watch, folder: Path) -> None:
         result = _step(calls, [objects[n] for n, _ in state["optimizers"]], [objects[n] for n, _ in state["schedulers"]], state)
     except Exception as e:  # noqa: BLE001 - told to the process that asked
         result = {"error": short(e) if not isinstance(e, Unknown) else str(e)}
-    torch.save(result, folder / "result.pt")
-    (folder / "done").touch()
+    torch.save(result, left)
+    left.flush()
 
 
 def _step(calls: Sequence[Call], optimizers: Sequence[Any], schedulers: Sequence[Any], state: dict[str, Any]) -> dict[str, Any]:

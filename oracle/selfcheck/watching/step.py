@@ -10,7 +10,7 @@ import inspect
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import torch
 from torch import nn
@@ -24,8 +24,9 @@ from proctor.oracle.selfcheck.watching.undrawn import Undrawn
 from proctor.oracle.selfcheck.watching.values import UNIT, copied, difference, exchanged, tensors
 
 SAMPLES: Final = 4  # one noise sample can be 2× too low, four ≤ 1.25× (docs/evaluation.md)
-MULTIPLE: Final = 3.0  # of the estimate, as everywhere in the oracle
-FLOOR: Final = 4.0  # unit roundoffs: of what noise does not move
+
+if TYPE_CHECKING:
+    from proctor.oracle.selfcheck.watching.seen.pairs import Crossed
 
 Outputs = dict[str, torch.Tensor]
 
@@ -233,28 +234,45 @@ class Call:
         """
         return [self.shaken(run, sample) for sample in range(SAMPLES)]
 
-    def shaken(self, run: Callable[[], Mapping[str, torch.Tensor]], sample: int, loud: float = 1.0) -> Mapping[str, torch.Tensor]:
-        """One run with noise of so many roundings."""
+    def shaken(self, run: Callable[[], Mapping[str, torch.Tensor]], sample: int, loud: float = 1.0, *, leaves: bool = False, unit: float | None = None) -> Mapping[str, torch.Tensor]:
+        """One run with noise of so many roundings.
+
+        Args:
+            run: results by name.
+            sample: number of the noise.
+            loud: roundings.
+            unit: one of them; that of a tensor's own type without.
+            leaves: also of parameters and of what the module got. A rounded sum of products is the exact one of factors that are a little off
+                (backward error); noise of a result that cancels leaves its sign alone.
+        """
+
+        def moved(path: str, tensor: torch.Tensor, name: str, count: int) -> torch.Tensor:
+            if tensor.dtype not in UNIT or not tensor.numel():
+                return tensor
+            with torch.no_grad(), _disable_current_modes():  # its random numbers are not the program's
+                factor = noisy(torch.ones_like(tensor, dtype=torch.float64), loud * (UNIT[tensor.dtype] if unit is None else unit), sample, name, path, count)
+            return (tensor * factor.to(torch.float64)).to(tensor.dtype)
+
         hooks = []
         for name, module in self.module.named_modules():
             counted = [0]
 
             def shake(_: Any, __: Any, result: Any, name: str = name, counted: list[int] = counted) -> Any:
                 counted[0] += 1
-
-                def moved(path: str, tensor: torch.Tensor) -> torch.Tensor:
-                    if tensor.dtype not in UNIT or not tensor.numel():
-                        return tensor
-                    with torch.no_grad(), _disable_current_modes():  # its random numbers are not the program's
-                        factor = noisy(torch.ones_like(tensor, dtype=torch.float64), loud * UNIT[tensor.dtype], sample, name, path, counted[0])
-                    return (tensor * factor.to(torch.float64)).to(tensor.dtype)
-
-                return exchanged(result, moved)
+                return exchanged(result, lambda path, tensor: moved(path, tensor, name, counted[0]))
 
             hooks.append(module.register_forward_hook(shake))
+        given, kept = self.inputs, [(p, p.data) for p in self.module.parameters()] if leaves else []
         try:
+            if leaves:
+                for number, (parameter, data) in enumerate(kept):
+                    parameter.data = moved(str(number), data, "parameter", 0)
+                self.args, self.kwargs = exchanged(given, lambda path, t: t if isinstance(t, nn.Parameter) else moved(path, t.detach(), "input", 0).requires_grad_(t.requires_grad))
             return run()
         finally:
+            self.args, self.kwargs = given
+            for parameter, data in kept:
+                parameter.data = data
             for hook in hooks:
                 hook.remove()
 
@@ -278,6 +296,8 @@ class Update:
         loaders: of data, the one that was read last at the end.
         checkpointed: the program computes something again in its backward passes.
         world: ranks.
+        crossed: results and targets that were broadcast to all pairs.
+        met: how often results met other tensors.
     """
 
     optimizer: Any
@@ -294,6 +314,8 @@ class Update:
     loaders: Sequence[Any] = ()
     checkpointed: bool = False
     world: int = 1
+    crossed: Sequence[Crossed] = ()
+    met: int = 0
 
     @cached_property
     def owners(self) -> dict[int, tuple[nn.Module, str, nn.Module]]:
@@ -309,55 +331,6 @@ class Update:
         """Of the optimizer."""
         for group in self.optimizer.param_groups:
             yield from group["params"]
-
-
-# ---- comparing -----------------------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class Gap:
-    """How far two sets of tensors are from each other, at the worst.
-
-    Attributes:
-        name: of the worst tensor.
-        error: relative to its size.
-        tolerance: likewise.
-        ratio: error over tolerance; above 1 it is no rounding.
-    """
-
-    name: str = ""
-    error: float = 0.0
-    tolerance: float = 0.0
-    ratio: float = 0.0
-
-
-def gap(one: Mapping[str, torch.Tensor], other: Mapping[str, torch.Tensor], noise: Callable[[], Sequence[Mapping[str, torch.Tensor]]] | None = None, *, terms: int = 1) -> Gap:
-    """The worst difference of tensors of one name; noise is asked for only where there is any.
-
-    Args:
-        one: trusted.
-        other: judged.
-        noise: samples of `one`; without, a few roundings are allowed.
-        terms: how many numbers are added up to one, in another order in `other`. Noise at the edges of modules does not reach such a sum: its roundings
-            grow with the square root of the terms (Higham and Mary, "A new approach to probabilistic rounding error analysis", 2019).
-    """
-    apart = {n: difference(one[n], other[n]) for n in one if n in other}
-    if not any(error for error, _ in apart.values()):
-        return Gap(next(iter(apart), ""))
-    samples = noise() if noise is not None else []
-    worst = Gap()
-    whole = max((size for n, (_, size) in apart.items() if one[n].is_floating_point()), default=0.0)
-    for name, (error, size) in apart.items():
-        if not error:
-            continue
-        floor = max(FLOOR, MULTIPLE * terms**0.5) * UNIT.get(one[name].dtype, 0.0) * max(size, 1e-3 * whole if noise is not None else 0.0)
-        seen = [difference(one[name], s[name])[0] for s in samples if name in s]
-        spread = (sum(e * e for e in seen) / len(seen)) ** 0.5 if seen else 0.0
-        allowed = max(MULTIPLE * spread, floor)
-        ratio = error / allowed if allowed > 0 else float("inf")
-        if ratio > worst.ratio:
-            worst = Gap(name, error / size if size else float("inf"), allowed / size if size else float("inf"), ratio)
-    return worst
 
 
 def seeded(seed: int) -> None:

@@ -24,19 +24,21 @@ from proctor.instrument.observe.casts import autocast_dtype, autocast_enabled
 from proctor.instrument.observe.mesh import position
 from proctor.instrument.patch.replaced import Replaced
 from proctor.oracle.selfcheck import adapters
-from proctor.oracle.selfcheck.facts import FAILED, CheckConfig
+from proctor.oracle.selfcheck.facts import FAILED, WAITS, CheckConfig
 from proctor.oracle.selfcheck.watching.fork import random_states
-from proctor.oracle.selfcheck.watching.losses import Losses
 from proctor.oracle.selfcheck.watching.parting import program_stack
+from proctor.oracle.selfcheck.watching.seen.entered import entered, unwrapped
+from proctor.oracle.selfcheck.watching.seen.losses import Losses
+from proctor.oracle.selfcheck.watching.seen.pairs import Pairs
+from proctor.oracle.selfcheck.watching.seen.recomputed import CHECKPOINTS, maybe_checkpoint
 from proctor.oracle.selfcheck.watching.step import Backward, Call, Update
 from proctor.oracle.selfcheck.watching.undropped import undropped
 from proctor.oracle.selfcheck.watching.values import detached, tensors
 
 MAX_CALLS: Final = 12  # of one module in an update whose batches are kept
 MAX_LOADERS: Final = 4
+LATER_S: Final = 10.0  # an actor makes all its updates before the critic's first, five of a critic come before one of the generator
 MAX_BATCH_BYTES: Final = 1 << 30
-
-_checkpoint = {"off": 0, "used": 0}
 
 
 class Watch:
@@ -50,7 +52,8 @@ class Watch:
         self.config = config
         self.calls: list[Call] = []
         self.backwards: list[Backward] = []
-        self.losses = Losses(lambda: len(self.backwards), self._guarded)
+        self.losses = Losses(lambda: len(self.backwards), self.guarded)
+        self.pairs = Pairs(self.guarded, lambda: self._outermost if self._depth else None)
         self.optimizers: list[Any] = []
         self.schedulers: list[Any] = []
         self.loaders: list[Any] = []
@@ -60,13 +63,18 @@ class Watch:
         self.steps: dict[int, int] = {}
         self.checkpointed = False
         self.over = False
+        self.ours = False  # what runs is a check
         self.digests: Any = None
         self.fresh: Any = None
+        self.saving: Any = None
         self.step_s = 0.0
         self._depth = 0
+        self._outermost: Any = None
+        self._routed: set[int] = set()  # models whose forward is called by its name
         self._since = time.monotonic()
         self._attached = Replaced()
         self._checked = 0
+        self._looked_at = 0.0  # when the first optimizer had its turn
         self._begun = False
         self._stale = False  # an optimizer has stepped: what comes now belongs to the next update
 
@@ -84,14 +92,20 @@ class Watch:
         wrap(torch.optim.Optimizer, "__init__", self._noting(self.optimizers))
         wrap(torch.optim.lr_scheduler.LRScheduler, "__init__", self._noting(self.schedulers))
         wrap(torch.utils.data.DataLoader, "__iter__", self._reads)
-        wrap(checkpointing, "checkpoint", _maybe_checkpoint)
+        wrap(checkpointing, "checkpoint", maybe_checkpoint)
         if self.config.rows:
             wrap(torch.nn.utils, "clip_grad_norm_", self._clips)
+        if not self.config.digest and self.wanted("saved"):
+            from proctor.oracle.selfcheck.watching.saves.saving import Saving
+
+            self.saving = Saving(self)
+            self.saving.install()
         self.losses.install()
+        if not self.config.digest and self.wanted("paired"):
+            self.pairs.install(self._attached)
         self._attached.hold(self.losses.remove)
-        handle = register_optimizer_step_pre_hook(self._updates)
-        after = register_optimizer_step_post_hook(self._updated)
-        self._attached.hold(handle.remove, after.remove)
+        register_optimizer_step_pre_hook(self._updates)  # both stay, and do nothing once all is over: torch goes through its hooks when that is decided, and a hook that goes then ends the program
+        register_optimizer_step_post_hook(self._updated)
         if self.config.seed is not None:
             from proctor.oracle.selfcheck.watching.step import seeded
 
@@ -120,10 +134,11 @@ class Watch:
                 seen.output(module, result)
             return result
         made: list[Any] = []
-        self._guarded(lambda: made.append(self._begin(module, args, kwargs)))()
+        self.guarded(lambda: made.append(self._begin(module, args, kwargs)))()
         seen = self.digests
         if seen is not None and made and made[0] is not None:
-            self._guarded(seen.given)(made[0].module, made[0].inputs)
+            self.guarded(seen.given)(made[0].module, made[0].inputs)
+        self._outermost = module
         self._depth += 1
         try:
             with undropped(module) if self.config.rows else contextlib.nullcontext():
@@ -131,7 +146,7 @@ class Watch:
         finally:
             self._depth -= 1
         if made and made[0] is not None:
-            self._guarded(self._end)(made[0], result)
+            self.guarded(self._end)(made[0], result)
         if seen is not None:
             seen.output(module, result)
         return result
@@ -141,7 +156,14 @@ class Watch:
         if not any(p.requires_grad for p in module.parameters()):
             return None  # a metric, a loss: also after an update, where a trainer logs, before the next has begun
         self._renew()
-        self.roots.setdefault(id(module), module)
+        outer = entered(module)
+        if outer is not None and id(outer) not in self._routed:
+            self._routed.add(id(outer))
+            self._attached.wrap(type(outer), "forward", self._forwards)  # of its class: a copy of a model is called by its own
+            self.roots = {n: m for n, m in self.roots.items() if all(m is not part for part in outer.modules())}
+            self.roots[id(outer)] = outer
+        if outer is None:
+            self.roots.setdefault(id(module), module)
         if not self._begun:
             self._begun = True
             self._start()
@@ -153,13 +175,19 @@ class Watch:
         call.loader_batch = int(getattr(self.loaders[-1], "batch_size", 0) or 0) if self.loaders else 0
         return call
 
+    def _forwards(self, original: Any, module: nn.Module, *args: Any, **kwargs: Any) -> Any:
+        """A `forward` that the program calls by its name, as a call of the module."""
+        if self._depth or id(module) not in self._routed:
+            return original(module, *args, **kwargs)
+        return self._called(original, module, *args, **kwargs)
+
     def _end(self, call: Call, result: Any) -> None:
         """A root module returned: what comes back to its results is kept."""
         self.calls.append(call)
         for path, tensor in tensors(result):
             call.results[path] = (tuple(tensor.shape), tensor.dtype)
             if tensor.requires_grad and tensor.grad_fn is not None:
-                tensor.register_hook(self._guarded(functools.partial(self._returned, call, path)))
+                tensor.register_hook(self.guarded(functools.partial(self._returned, call, path)))
 
     def _returned(self, call: Call, path: str, grad: torch.Tensor | None) -> None:
         if not self.over and grad is not None:  # DDP that looks for unused parameters hands on none where nothing came back
@@ -180,7 +208,7 @@ class Watch:
     def _clips(self, original: Any, *args: Any, **kwargs: Any) -> Any:
         norm = original(*args, **kwargs)
         if self.digests is not None:
-            self._guarded(self.digests.clipped)(norm)
+            self.guarded(self.digests.clipped)(norm)
         return norm
 
     def _noting(self, known: list[Any]) -> Callable[..., Any]:
@@ -198,7 +226,7 @@ class Watch:
         """Before an optimizer steps; with a closure, when that has computed the gradients for the first time."""
         if self.over:
             return None
-        look = self._guarded(self._look)
+        look = self.guarded(self._look)
         closure = kwargs.get("closure", args[1] if len(args) > 1 else None)
         if not callable(closure):
             look(optimizer)
@@ -234,6 +262,7 @@ class Watch:
             with self.paused():
                 conduct(self, update)
             self._checked += 1
+            self._looked_at = self._looked_at or time.monotonic()
         if self._checked or (self.config.digest and number >= self.config.step):
             self._finish_if_all(number)
 
@@ -250,11 +279,16 @@ class Watch:
             self._stale = False
             self.calls, self.backwards = [], []
             self.losses.begin()
+            self.pairs.begin()
 
     def _finish_if_all(self, number: int) -> None:
-        """End when every optimizer that steps had its turn, or this one is two updates further."""
-        least = min(self.steps.values())
-        if least >= self.config.step or number >= self.config.step + 2:
+        """End when every optimizer had its turn, or this one is two updates further and enough time has passed for the others to begin."""
+        wrapped = {id(getattr(o, "optimizer", None)) for o in self.optimizers}
+        known = [id(o) for o in self.optimizers if self._looked_at and id(o) not in wrapped] or list(self.steps)
+        late = time.monotonic() - self._looked_at > LATER_S
+        if all(self.steps.get(k, -1) >= self.config.step for k in known) or (late and number >= self.config.step + 2):
+            if self.saving is not None and self.saving.expected():
+                (self.folder / WAITS).touch()
             self._write_done()
             self.remove()
 
@@ -267,7 +301,7 @@ class Watch:
         models = [m for m in self.roots.values() if any(id(p) in held for p in m.parameters())]
         return Update(
             optimizer, type(optimizer).__name__, number, calls, list(self.losses.criteria), list(self.backwards), dict(self.moved), frozenset(self.called),
-            models, list(self.optimizers), list(self.schedulers), list(self.loaders), self.checkpointed or bool(_checkpoint["used"]), int(position()["world"]),
+            models, list(self.optimizers), list(self.schedulers), list(self.loaders), self.checkpointed or bool(CHECKPOINTS["used"]), int(position()["world"]), list(self.pairs.crossed), self.pairs.met,
         )  # fmt: skip
 
     # -- beginning and end --------------------------------------------------------------------------------------
@@ -290,11 +324,11 @@ class Watch:
     @contextlib.contextmanager
     def paused(self) -> Iterator[None]:
         """Within, what runs is ours."""
-        before, self.over = self.over, True
+        before, self.over, self.ours = self.over, True, True
         try:
             yield
         finally:
-            self.over = before
+            self.over, self.ours = before, False
 
     def wanted(self, name: str) -> bool:
         """Whether a relation was asked for."""
@@ -311,7 +345,7 @@ class Watch:
         at = next((i for i, m in enumerate(alike) if m is module), len(alike))
         return type(module).__name__ + (f"#{at + 1}" if at else "")
 
-    def _guarded(self, function: Callable[..., Any]) -> Callable[..., None]:
+    def guarded(self, function: Callable[..., Any]) -> Callable[..., None]:
         """The same function without its result and its errors: nothing of ours may reach the program."""
 
         def run(*args: Any, **kwargs: Any) -> None:
@@ -345,39 +379,6 @@ def install_from(activation: str) -> None:
     Watch(config).install()
     if not config.digest:
         adapters.install()
-
-
-def unwrapped(module: nn.Module) -> nn.Module:
-    """The model within DDP, DataParallel and compiled wrappers: a copy of a step has no other ranks."""
-    while True:
-        inner = getattr(module, "_orig_mod", None)
-        if inner is None and type(module).__name__ in ("DistributedDataParallel", "DataParallel"):
-            inner = module.module
-        if not isinstance(inner, nn.Module):
-            return module
-        module = inner
-
-
-@contextlib.contextmanager
-def uncheckpointed() -> Iterator[list[bool]]:
-    """Within: what is checkpointed is not. The list is not empty afterwards if anything was."""
-    found: list[bool] = []
-    before, _checkpoint["off"], _checkpoint["used"] = dict(_checkpoint), 1, 0
-    try:
-        yield found
-    finally:
-        if _checkpoint["used"]:
-            found.append(True)
-        _checkpoint.update(before)
-
-
-def _maybe_checkpoint(original: Any, function: Any, *args: Any, **kwargs: Any) -> Any:
-    _checkpoint["used"] += 1
-    if not _checkpoint["off"]:
-        return original(function, *args, **kwargs)
-    for name in ("use_reentrant", "context_fn", "determinism_check", "debug", "early_stop", "preserve_rng_state"):
-        kwargs.pop(name, None)
-    return function(*args, **kwargs)
 
 
 def _recomputing() -> bool:

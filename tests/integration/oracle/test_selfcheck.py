@@ -129,3 +129,54 @@ def test_relations_within_the_process_leave_it_as_it_was(tmp_path: Path, monkeyp
     monkeypatch.delenv("PROCTOR_SELF_FORK")
     bare = subprocess.run([sys.executable, str(script)], capture_output=True, text=True, timeout=600, check=True)
     assert lines((tmp_path / "out" / "step" / "output.log").read_text(errors="replace")) == lines(bare.stdout)
+
+
+HOOKED = PROGRAM.replace("x = torch.randn", """from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
+register_optimizer_step_pre_hook(lambda *_: None), register_optimizer_step_post_hook(lambda *_: None)
+x = torch.randn""")
+
+
+def test_a_program_with_hooks_of_its_own_goes_on_when_all_is_over(tmp_path: Path):
+    code, report, _ = check(tmp_path, "--only", "parameters", "--to-the-end", program=HOOKED)
+    assert code == 0 and len(lines((tmp_path / "out" / "step" / "output.log").read_text())) == 10, report
+
+
+SAVING = PROGRAM + """
+    if BUG == "forgets":
+        torch.save({"model": net.state_dict(), "schedule": schedule.state_dict()}, sys.argv[0] + ".pt")
+    elif BUG == "whole":
+        torch.save({"model": net.state_dict(), "schedule": schedule.state_dict()}, sys.argv[0] + ".pt")
+        torch.save(optimizer.state_dict(), sys.argv[0] + ".more.pt")
+"""
+
+
+@pytest.mark.parametrize(("bug", "verdict"), [("whole", "equivalent"), ("forgets", "different")])
+def test_a_checkpoint_that_leaves_out_the_optimizer_is_found(tmp_path: Path, bug: str, verdict: str):
+    code, report, script = check(tmp_path, "--only", "saved", bug=bug, program=SAVING)
+    found = next(o for o in report["outcomes"] if o["relation"] == "saved")
+    assert found["verdict"] == verdict and code == int(verdict == "different"), found
+    assert "torch.save" in script.read_text().splitlines()[int(found["culprit"]["source"].rpartition(":")[2]) - 1]
+
+
+VALUES = """
+import sys, torch
+from torch import nn
+torch.manual_seed(0)
+critic = nn.Sequential(nn.Linear(4, 16), nn.Tanh(), nn.Linear(16, 1))
+optimizer = torch.optim.Adam(critic.parameters(), lr=1e-2)
+for _ in range(5):
+    states, returns = torch.randn(32, 4), torch.randn(32)
+    values = critic(states) if len(sys.argv) > 1 else critic(states).squeeze(-1)
+    optimizer.zero_grad()
+    (values - returns).pow(2).mean().backward()
+    optimizer.step()
+"""
+
+
+@pytest.mark.parametrize(("bug", "verdict"), [("", "equivalent"), ("broadcast", "different")])
+def test_targets_that_are_broadcast_over_the_batch_are_found(tmp_path: Path, bug: str, verdict: str):
+    _, report, script = check(tmp_path, "--only", "paired", bug=bug, program=VALUES)
+    found = next(o for o in report["outcomes"] if o["relation"] == "paired")
+    assert found["verdict"] == verdict, found
+    if bug:
+        assert "(values - returns)" in script.read_text().splitlines()[int(found["culprit"]["source"].rpartition(":")[2]) - 1]

@@ -13,7 +13,8 @@ from torch import nn  # noqa: E402
 from proctor.oracle.selfcheck import Unknown, registry  # noqa: E402
 from proctor.oracle.selfcheck.watching.chance import refuse_kinks  # noqa: E402
 from proctor.oracle.selfcheck.watching.fork import random_states  # noqa: E402
-from proctor.oracle.selfcheck.watching.step import Call, Gap  # noqa: E402
+from proctor.oracle.selfcheck.watching.gaps import Gap  # noqa: E402
+from proctor.oracle.selfcheck.watching.step import Call  # noqa: E402
 
 
 def edge() -> torch.Tensor:
@@ -27,14 +28,15 @@ def edge() -> torch.Tensor:
 
 
 class Net(nn.Module):
-    def __init__(self, short: bool = False) -> None:
+    def __init__(self, short: bool = False, first: bool = True) -> None:
         super().__init__()
         torch.manual_seed(1)
-        self.first, self.add, self.relu, self.last, self.short = nn.Identity(), nn.Linear(3, 1, bias=False), nn.ReLU(), nn.Linear(1, 2), short
+        self.add, self.relu, self.last, self.short = nn.Linear(3, 1, bias=False), nn.ReLU(), nn.Linear(1, 2), short
+        self.first = nn.Identity() if first else None
         nn.init.ones_(self.add.weight)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        h = self.relu(self.add(self.first(x)))
+        h = self.relu(self.add(x if self.first is None else self.first(x)))
         return self.last(h.half().to(x.dtype) if self.short else h)
 
 
@@ -55,6 +57,27 @@ def test_a_unit_that_rounding_turns_is_undecided():
         refuse_kinks(call, slopes, Gap("add.weight", error, 1e-6, error / 1e-6), lambda: call.derive()[1])
     with contextlib.suppress(Unknown):  # where four samples of noise turn the unit as well
         assert registry()["precision"].check(call_of(Net(), x)).verdict == "equivalent"
+
+
+class Functions(nn.Module):
+    """The same sum, with nothing inside at whose edge noise could be put."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.ones, self.last = nn.Parameter(torch.ones(1, 3)), nn.Parameter(torch.tensor([[0.3, -0.7]]))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return nn.functional.linear(x, self.ones).relu() @ self.last
+
+
+@pytest.mark.parametrize("make", [lambda: Net(first=False), Functions])
+def test_a_unit_that_meets_the_inputs_is_undecided(make):
+    x = torch.cat([edge()[None], torch.randn(7, 3, generator=torch.Generator().manual_seed(2))])
+    call = call_of(make(), x)
+    before = {n: p.detach().clone() for n, p in call.module.named_parameters()}
+    with pytest.raises(Unknown, match="kink"):
+        registry()["precision"].check(call)
+    assert call.args[0] is x and all(torch.equal(p, before[n]) for n, p in call.module.named_parameters())
 
 
 @pytest.mark.parametrize("at_edge", [False, True])

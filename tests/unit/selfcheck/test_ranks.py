@@ -158,7 +158,7 @@ def test_an_unknown_way_is_refused() -> None:
 
 def test_a_backward_that_hands_nothing_on_ends_no_watching_and_what_ends_it_is_said(tmp_path: Path) -> None:
     watch = Watch(CheckConfig(str(tmp_path), digest=True))
-    watch._guarded(watch._returned)(None, "logits", None)
+    watch.guarded(watch._returned)(None, "logits", None)
     assert not watch.over
     watch.folder, watch._begun = tmp_path / "rank1", True
     watch.folder.mkdir()

@@ -13,7 +13,7 @@ from proctor.oracle.selfcheck.run import NAMES
 
 def test_every_relation_is_known_by_name():
     assert set(NAMES) == set(registry()) | {"resume"}
-    assert set(programs()) == {"configured", "determinism", "ranks", "tokens", "vary"}
+    assert set(programs()) == {"configured", "determinism", "ranks", "saved", "tokens", "vary"}
 
 
 def test_every_relation_says_what_it_claims():

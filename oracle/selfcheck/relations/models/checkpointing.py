@@ -15,8 +15,9 @@ from torch import nn
 
 from proctor.oracle.selfcheck import ModelRelation, NotApplicable, Unknown, register
 from proctor.oracle.selfcheck.outcomes import Outcome
-from proctor.oracle.selfcheck.watching.step import Call, gap, short
-from proctor.oracle.selfcheck.watching.watch import uncheckpointed
+from proctor.oracle.selfcheck.watching.gaps import gap
+from proctor.oracle.selfcheck.watching.seen.recomputed import uncheckpointed
+from proctor.oracle.selfcheck.watching.step import Call, short
 
 APART: Final = 1e-5  # relative error of a gradient
 

@@ -12,7 +12,8 @@ import torch
 
 from proctor.oracle.selfcheck import ModelRelation, Unknown, register
 from proctor.oracle.selfcheck.outcomes import Outcome
-from proctor.oracle.selfcheck.watching.step import Call, gap, short
+from proctor.oracle.selfcheck.watching.gaps import gap
+from proctor.oracle.selfcheck.watching.step import Call, short
 from proctor.oracle.selfcheck.watching.undropped import undropped
 from proctor.oracle.selfcheck.watching.values import same_bits
 

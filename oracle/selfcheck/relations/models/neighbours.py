@@ -11,8 +11,9 @@ from torch import nn
 from proctor.oracle.selfcheck import ModelRelation, Unknown, register
 from proctor.oracle.selfcheck.outcomes import Outcome
 from proctor.oracle.selfcheck.watching.axes import Batch, batch_of, tried
+from proctor.oracle.selfcheck.watching.gaps import gap
 from proctor.oracle.selfcheck.watching.parting import Look, part
-from proctor.oracle.selfcheck.watching.step import Call, gap
+from proctor.oracle.selfcheck.watching.step import Call
 from proctor.oracle.selfcheck.watching.values import exchanged, same_bits
 
 

@@ -14,8 +14,9 @@ import torch
 from proctor.oracle.selfcheck import ModelRelation, NotApplicable, register
 from proctor.oracle.selfcheck.outcomes import Outcome
 from proctor.oracle.selfcheck.watching.axes import other_tokens, tried
+from proctor.oracle.selfcheck.watching.gaps import gap
 from proctor.oracle.selfcheck.watching.parting import Look, part
-from proctor.oracle.selfcheck.watching.step import Call, Outputs, gap
+from proctor.oracle.selfcheck.watching.step import Call, Outputs
 from proctor.oracle.selfcheck.watching.values import exchanged
 
 

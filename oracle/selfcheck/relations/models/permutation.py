@@ -10,8 +10,9 @@ import torch
 from proctor.oracle.selfcheck import ModelRelation, Unknown, register
 from proctor.oracle.selfcheck.outcomes import Outcome
 from proctor.oracle.selfcheck.watching.axes import Batch, batch_of, permuted, rotation, tried
+from proctor.oracle.selfcheck.watching.gaps import gap
 from proctor.oracle.selfcheck.watching.parting import Look, part
-from proctor.oracle.selfcheck.watching.step import Call, gap
+from proctor.oracle.selfcheck.watching.step import Call
 
 
 @register

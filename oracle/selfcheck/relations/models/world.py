@@ -18,8 +18,9 @@ from proctor.oracle.selfcheck import ModelRelation, NotApplicable, Unknown, regi
 from proctor.oracle.selfcheck.outcomes import Outcome
 from proctor.oracle.selfcheck.watching.axes import Batch, batch_of
 from proctor.oracle.selfcheck.watching.chance import draws_in_training, refuse_kinks
+from proctor.oracle.selfcheck.watching.gaps import Gap, gap
 from proctor.oracle.selfcheck.watching.parting import Look, part
-from proctor.oracle.selfcheck.watching.step import Call, Gap, Outputs, gap, short
+from proctor.oracle.selfcheck.watching.step import Call, Outputs, short
 from proctor.oracle.selfcheck.watching.undropped import undropped
 from proctor.oracle.selfcheck.watching.values import exchanged
 

@@ -14,7 +14,8 @@ import torch
 
 from proctor.oracle.selfcheck import NotApplicable, Unknown, UpdateRelation, register
 from proctor.oracle.selfcheck.outcomes import Culprit, Outcome
-from proctor.oracle.selfcheck.watching.step import Gap, Update, gap, short
+from proctor.oracle.selfcheck.watching.gaps import Gap, gap
+from proctor.oracle.selfcheck.watching.step import Update, short
 from proctor.oracle.selfcheck.watching.values import UNIT, difference
 
 PATHS: Final = ("foreach", "fused")

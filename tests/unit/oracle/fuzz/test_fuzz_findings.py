@@ -145,6 +145,49 @@ def test_a_script_that_is_no_program_confirms_nothing(tmp_path: Path) -> None:
     assert "no program" in confirm(tmp_path / "script.py")[0]
 
 
+def test_a_script_that_fails_in_another_way_confirms_nothing(tmp_path: Path) -> None:
+    (tmp_path / "script.py").write_text("raise KeyError('weight')\n")
+    assert confirm(tmp_path / "script.py", raises="ValueError")[0] == "its script ends with another exception than ValueError"
+    assert confirm(tmp_path / "script.py", raises="KeyError")[0] == confirm(tmp_path / "script.py")[0] == "yes"
+
+
+def test_a_script_of_a_pipeline_ends_well_on_ranks_without_the_parameter() -> None:
+    first = Difference(0, "gradient", "layers.1.bias", 1.0, 1e-8, 1.0, candidate="1", reference="2")
+    text = script_of(a_finding({"world": 2, "wrapper": "pipeline", "pipe_schedule": "ScheduleGPipe"}, first), "2.13.0")
+    ast.parse(text)
+    assert "if p is None: sys.exit(0)" in text and ".get('layers.1.bias')" in text
+
+
+@pytest.mark.parametrize("message", [
+    "RuntimeError: all_reduce does not support\x02on complex tensors", "ValueError: FSDP doesn't support scalar parameters. Change scalar to a 1D tensor with numel equal to 1.",
+    "RuntimeError: Cannot shard unevenly distributed tensor: dimension 1 (size 5) is not evenly divisible by mesh dimension 0 (size 2). Please redistribute the tensor before this operation.",
+    "AssertionError: num of ranks 4 doesn't divide global batch size 6",
+])  # fmt: skip
+def test_what_a_library_refuses_in_words_is_known(message: str) -> None:
+    from proctor.oracle.fuzz.running.outcome import refusals
+
+    assert any(pattern.search(message) for pattern, _ in refusals())
+
+
+def test_groups_that_libraries_keep_are_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
+    import sys
+    import types
+
+    import torch.distributed as dist
+
+    from proctor.oracle.fuzz.running import kept
+
+    class Group:
+        pass
+
+    monkeypatch.setattr(dist, "ProcessGroup", Group)
+    library = types.ModuleType("a_library")
+    library.inner, library.name = Group(), "a"
+    monkeypatch.setitem(sys.modules, "a_library", library)
+    kept._forget_groups()
+    assert library.inner is None and library.name == "a"
+
+
 def test_what_each_rank_met_is_told_of_a_checkpoint_that_fails() -> None:
     import torch
     from torch.distributed.checkpoint.api import CheckpointException, _wrap_exception

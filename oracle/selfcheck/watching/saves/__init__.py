@@ -1,0 +1,1 @@
+"""What the program itself saves, held against what it trains with."""

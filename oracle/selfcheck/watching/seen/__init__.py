@@ -1,0 +1,1 @@
+"""What is seen of the running program: losses, what meets what, which model is called, what is computed again."""
