@@ -21,7 +21,7 @@ from proctor.oracle.prove.tape import Array, Node, Tape, live
 
 Merges = dict[str, list[list[int]]]
 _TRIES: Final = 12
-_NEAR: Final = (0, 1, 2)  # depths at which the reference's own elements are compared
+_NEAR: Final = ((0, 0), (1, 1), (2, 2))  # depths at which the reference's own elements are compared
 _KEYS: Final = {ZERO: 0, ONE: (1 << 31) ^ 1}  # as `joined` makes them
 _CONSTANT: Final = -1  # in the place of the reference's node
 

@@ -21,11 +21,15 @@ from proctor.oracle.prove.domains.poly import OutOfBudget, Poly
 from proctor.oracle.prove.proofs.unfold import patterns, picked
 from proctor.oracle.prove.tape import Array
 
-_DEPTHS: Final = (0, 1, 2, 4, 8)  # how many cuts are looked behind, one after the other
+# how many cuts are looked behind, one after the other, in the candidate's formula and in the reference's; where one side is cut in between and the other is not,
+# looking behind those of both is more than is needed, and may be too much
+_DEPTHS: Final = ((0, 0), (1, 1), (0, 2), (2, 0), (2, 2), (0, 4), (4, 4), (8, 8))
 _MOST_OPERATIONS: Final = 160
-_MOST_ELEMENTS: Final = 60_000
+_MOST_ELEMENTS: Final = 2_000_000
+_TOGETHER: Final = 60_000  # of what cannot be unfolded
 _TRIES: Final = 12  # elements of one lemma that are not shown to be the same
 _TERMS: Final = 1_500_000
+_FIRST: Final = 16  # pairs of different patterns; where none of them is shown, others are not tried
 _SECONDS: Final = 10.0  # for one depth of a lemma
 _APP: Final = 1 << 62
 _NUMBER: Final = 1 << 61
@@ -46,7 +50,7 @@ class Lemmas:
         self._known: dict[bytes, Array] = {}
         self.shown = self.used = self.polynomials = self.atoms = 0
 
-    def same(self, here: Array, there: Array, depths: Sequence[int] = _DEPTHS) -> bool:
+    def same(self, here: Array, there: Array, depths: Sequence[tuple[int, int]] = _DEPTHS) -> bool:
         """Whether two lists of elements are the same formulas, one by one.
 
         Raises:
@@ -54,14 +58,14 @@ class Lemmas:
         """
         return bool(self.alike(here, there, depths).all())
 
-    def alike(self, here: Array, there: Array, depths: Sequence[int] = _DEPTHS) -> Array:
+    def alike(self, here: Array, there: Array, depths: Sequence[tuple[int, int]] = _DEPTHS) -> Array:
         """Which elements of two lists are shown to be the same formulas: each at the first depth that is enough.
 
         Raises:
             OutOfBudget: the time of the whole proof is over.
         """
         here, there = here.reshape(-1), there.reshape(-1)
-        alike, done = np.asarray(here == there), None
+        alike, done = np.asarray(here == there), list[list[int]]()
         for depth in depths:
             rest = np.flatnonzero(~alike)
             if not rest.size:
@@ -69,9 +73,9 @@ class Lemmas:
             if time.process_time() > self._until:
                 raise OutOfBudget("more time than the budget allows")
             cone = self._cone(here[rest], there[rest], depth)
-            if cone is None or cone == done:
-                break
-            done = cone
+            if cone is None or cone in done:
+                continue
+            done.append(cone)
             found = self._found(here[rest], there[rest], cone)
             if found.any():
                 self.used += 1
@@ -82,27 +86,33 @@ class Lemmas:
         """Which pairs are shown at one depth: those that are alike by one of them, others all together."""
         by_pattern = patterns(self._d, here, there, cone)
         if by_pattern is None:
+            if sum(a.size for group in cone for a in self._d.groups[group].inputs) > _TOGETHER:
+                return np.zeros(here.size, bool)
             key = self._key(here, there, cone)
             if key not in self._known:
                 self._known[key] = self._show(here, there, cone)
                 self.shown += bool(self._known[key].any())
             return self._known[key]
         new = [(key, spots[0]) for key, spots in by_pattern.items() if key not in self._known]
-        if new:
-            firsts = np.array([spot for _, spot in new])
-            shown = self._show(here[firsts], there[firsts], cone)
-            self._known.update((key, shown[k : k + 1]) for k, (key, _) in enumerate(new))
-            self.shown += int(shown.sum())
+        for part in (new[:_FIRST], new[_FIRST:]):
+            if part:
+                firsts = np.array([spot for _, spot in part])
+                shown = self._show(here[firsts], there[firsts], cone)
+                self._known.update((key, shown[k : k + 1]) for k, (key, _) in enumerate(part))
+                self.shown += int(shown.sum())
+                if not shown.any():
+                    break
         found = np.zeros(here.size, bool)
         for key, spots in by_pattern.items():
-            found[spots] = self._known[key][0]
+            found[spots] = self._known[key][0] if key in self._known else False
         return found
 
-    def _cone(self, here: Array, there: Array, depth: int) -> list[int] | None:
+    def _cone(self, here: Array, there: Array, depths: tuple[int, int]) -> list[int] | None:
         """Groups that are written out, in the order in which they are met; None when there are too many."""
         level: dict[int, int] = {}
         order: list[int] = []
-        todo: deque[tuple[Array, int]] = deque([(there, -1), (here, 0)])
+        depth = max(depths)
+        todo: deque[tuple[Array, int]] = deque([(there, depth - depths[1] - 1), (here, depth - depths[0])])
         elements = 0
         while todo:
             ids, at = todo.popleft()
