@@ -1,10 +1,12 @@
 """Correct programs that others wrote: what is said of them? None may be DIFFERENT.
 
     python benchmarks/prove_others.py [--only NAME …] [--proof S]
+    proctor oracle prove --reference "python benchmarks/prove_others.py --train 'mixtral, FSDP2'" \
+        --candidate "torchrun --nproc-per-node 2 benchmarks/prove_others.py --train 'mixtral, FSDP2'"
 
 Models of transformers, tiny and from their configurations (nothing is downloaded), trained by one step alone and in parallel on a fake
 process group: Llama, GPT-2 and Mixtral by DistributedDataParallel's, FSDP2's and DTensor's own code, Llama also by the plan that
-transformers ships for it. A row: program, verdict, seconds of CPU, and what stayed opaque.
+transformers ships for it. `--train` is one such step as a command, with real ranks by torchrun. A row: program, verdict, seconds of CPU, and what stayed opaque.
 """
 
 from __future__ import annotations
@@ -129,7 +131,13 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--only", nargs="*")
     parser.add_argument("--proof", type=float, default=120.0, metavar="S")
+    parser.add_argument("--train", choices=PROGRAMS, metavar="NAME", help="train one step of it, as a rank of torchrun's or alone, and judge nothing")
     args = parser.parse_args()
+    if args.train:
+        make, parallel, mesh = PROGRAMS[args.train]
+        if dist.is_torchelastic_launched():
+            dist.init_process_group("gloo")
+        return step(make, parallel, mesh.startswith("dp"))()
     warnings.simplefilter("ignore")
     for name, (make, parallel, mesh) in PROGRAMS.items():
         if args.only and name not in args.only:

@@ -3,19 +3,20 @@
 An operation on arrays gives new ids, unless the same operation was done on the same ids before; elements that one operation makes of the same ids, such as rows
 of one token, have one id. So a step of any size costs what
 moving its ids costs; what a formula says is written out where two of them have to be compared, a few operations deep (`proofs/lemma.py`).
-What is simple enough is done at once: x + 0, x · 0, x · 1, and -inf.
+What is simple enough is done at once: x + 0, x · 0, x · 1, and -inf; numbers in front are taken out (`scalars.py`).
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from fractions import Fraction
 from typing import Any, Final
 
 import numpy as np
 
 from proctor.oracle.prove.domains.poly import NINF, ONE, ZERO
+from proctor.oracle.prove.domains.scalars import Scalars
 from proctor.oracle.prove.numbers import Root
 from proctor.oracle.prove.tape import Array
 
@@ -54,6 +55,7 @@ class Applied:
         self._consts: dict[Any, int] = {}
         self._symbols: dict[int, int] = {}
         self._known: dict[tuple[Any, ...], Array] = {}
+        self.scalars = Scalars(self)
         for value in (Fraction(0), -math.inf, Fraction(1)):  # ZERO, NINF, ONE
             self.const(value)
 
@@ -73,17 +75,31 @@ class Applied:
         return np.searchsorted(self._bases[: len(self.groups)], ids, side="right") - 1
 
     def is_named(self, ids: Array) -> Array:
-        """Which ids are results of the reference."""
-        groups, back = np.unique(self.groups_of(ids), return_inverse=True)
+        """Which ids are results of the reference, or multiples of them."""
+        groups, back = np.unique(self.groups_of(self.scalars.cores(ids)), return_inverse=True)
         return np.array([self.named[g] != 0 for g in groups.tolist()], bool)[back].reshape(ids.shape)
 
     def base(self, group: int) -> int:
         """The first id of a group."""
         return int(self._bases[group])
 
+    def count(self, group: int) -> int:
+        """How many ids a group has."""
+        return int(self._bases[group + 1] if group + 1 < len(self.groups) else self._next) - self.base(group)
+
+    def is_const(self, group: int) -> bool:
+        """Whether it is a number."""
+        return self.kinds[group] == CONST
+
+    def multiple(self, base: int, count: int, number: int) -> int:
+        """A new group: elements that follow each other, times a constant."""
+        inputs = np.arange(base, base + count, dtype=np.int64), np.asarray(number, np.int64)
+        self._group(APPLIED, Application("mul", (), inputs, (count,)), count)
+        return len(self.groups) - 1
+
     def const(self, value: Fraction | Root | float) -> Any:
         """A number."""
-        if isinstance(value, float) and math.isfinite(value):
+        if isinstance(value, int) or (isinstance(value, float) and math.isfinite(value)):
             value = Fraction(value)
         key = value if not isinstance(value, float) else str(value)
         if key not in self._consts:
@@ -138,7 +154,7 @@ class Applied:
             lost = (a == NINF) | (b == NINF)
             return np.where(lost, NINF, np.where(a == ZERO, b, a)), lost | (a == ZERO) | (b == ZERO)
 
-        return self._pairs("add", a, b, known)
+        return self._together(lambda a, b: self._pairs("add", a, b, known), np.asarray(a), np.asarray(b))
 
     def sub(self, a: Array, b: Array) -> Array:
         """a - b."""
@@ -147,7 +163,14 @@ class Applied:
             lost = (a == NINF) | (b == NINF)
             return np.where(lost, NINF, a), lost | (b == ZERO)
 
-        return self._pairs("sub", a, b, known)
+        return self._together(lambda a, b: self._pairs("sub", a, b, known), np.asarray(a), np.asarray(b))
+
+    def _together(self, op: Callable[..., Array], *arrays: Array) -> Array:
+        """An operation that a number in front of all elements goes through."""
+        if not all(self.scalars.may(a) for a in arrays):
+            return op(*arrays)
+        parts, number = self.scalars.common(*arrays)
+        return op(*parts) if number == ONE else self.mul(op(*parts), np.asarray(number, np.int64))
 
     def mul(self, a: Array, b: Array) -> Array:
         """a · b."""
@@ -157,15 +180,32 @@ class Applied:
             lost = (a == NINF) | (b == NINF)
             return np.where(none, ZERO, np.where(lost, NINF, np.where(a == ONE, b, a))), none | lost | (a == ONE) | (b == ONE)
 
-        return self._pairs("mul", a, b, known)
+        a, b = np.asarray(a), np.asarray(b)
+        if not self.scalars.may(a, b):
+            return self._pairs("mul", a, b, known)
+        (x, m), (y, n) = self.scalars.split(a), self.scalars.split(b)
+        return self.scaled(self._pairs("mul", x, y, known), self.scalars.product(m, n))
+
+    def scaled(self, a: Array, numbers: Array) -> Array:
+        """Elements times constants, which `scalars.split` gives."""
+        core, inner = self.scalars.split(a)
+        return self.scalars.times(core, self.scalars.product(inner, numbers))
 
     def square(self, a: Array) -> Array:
         """a²."""
-        return self._alone("square", a, {ZERO: ZERO, ONE: ONE})
+        a = np.asarray(a)
+        if not self.scalars.may(a):
+            return self._alone("square", a, {ZERO: ZERO, ONE: ONE})
+        core, number = self.scalars.split(a)
+        return self.scaled(self._alone("square", core, {ZERO: ZERO, ONE: ONE}), self.scalars.product(number, number))
 
     def inv(self, a: Array) -> Array:
         """1 / a."""
-        return self._alone("inv", a, {ONE: ONE})
+        a = np.asarray(a)
+        if (a <= NINF).any() or not self.scalars.may(a):
+            return self._alone("inv", a, {ONE: ONE})
+        core, number = self.scalars.split(a)
+        return self.scaled(self._alone("inv", core, {ONE: ONE}), self.scalars.inverse(number))
 
     def _alone(self, op: str, a: Array, known: dict[int, int], params: tuple[Any, ...] = ()) -> Array:
         a = np.asarray(a)
@@ -186,12 +226,18 @@ class Applied:
             return np.zeros(shape, np.int64)
         if math.prod(a.shape[k] for k in axes) == 1:
             return a.reshape(shape)
-        return self._apply("sum", (axes, keep), (a,), shape)
+        if self.scalars.may(a):
+            kept = [k for k in range(a.ndim) if k not in axes]
+            if (found := self.scalars.sums(a.transpose(*kept, *axes).reshape(math.prod(shape), -1))) is not None:
+                return found.reshape(shape)
+        return self._together(lambda a: self._apply("sum", (axes, keep), (a,), shape), a)
 
     def matmul(self, a: Array, b: Array) -> Array:
         """Matrix products."""
         shape = (*np.broadcast_shapes(a.shape[:-2], b.shape[:-2]), a.shape[-2], b.shape[-1])
-        return self._apply("matmul", (), (a, b), shape) if a.any() and b.any() else np.zeros(shape, np.int64)
+        if not (a.any() and b.any()):
+            return np.zeros(shape, np.int64)
+        return self._together(lambda a: self._together(lambda b: self._apply("matmul", (), (a, b), shape), b), a)
 
     def apply(self, name: str, *args: Array) -> Array:
         """A function; of -inf and of 0 what is known."""

@@ -21,7 +21,7 @@ from proctor.oracle.prove.tape import Array, Node, Tape, live
 
 Merges = dict[str, list[list[int]]]
 _TRIES: Final = 12
-_NEAR: Final = (0, 1, 2)  # depths at which the reference's own elements are compared
+_NEAR: Final = ((0, 0), (1, 1), (2, 2))  # depths at which the reference's own elements are compared
 _KEYS: Final = {ZERO: 0, ONE: (1 << 31) ^ 1}  # as `joined` makes them
 _CONSTANT: Final = -1  # in the place of the reference's node
 
@@ -42,12 +42,14 @@ class Chase:
         self._zeros = Zeros(domain, there)
         self._rows = Rows(there, here)
         self._first: dict[int, tuple[int, Place, int]] = {}
+        self._known = Known(domain)
         self.merges: Merges = {}
         self.parts: tuple[int, int] | None = None
 
     def reference(self, rank: int, node: int, views: list[Array], first: int) -> None:
         """Called for every node of the reference, which runs first."""
         for k, view in enumerate(views, first):
+            self._known.put(view)
             self._constant("reference", self._there, (rank, node, k), view)
             self._again((rank, node, k), view)
             name_groups(self._d, view)
@@ -67,6 +69,7 @@ class Chase:
             chosen = other[part]
             chosen = chosen[self._lemmas.alike(flat[chosen], target[chosen], _NEAR)]
             if chosen.size:
+                self._known.learn(flat[chosen], target[chosen])
                 flat[chosen] = target[chosen]
                 found += [[at, earlier[at][1][1], earlier[at][1][2], earlier[at][2], 1, 1] for at in chosen.tolist()]
         if found:
@@ -79,6 +82,7 @@ class Chase:
             return
         for k, view in enumerate(views, first):
             place = rank, node, k
+            self._known.put(view)
             self._constant("candidate", self._here, place, view)
             if self._left(place, view) and self.parts is None and first == 0:
                 self.parts = rank, node
@@ -94,6 +98,7 @@ class Chase:
             for part in _by_group(self._d, ids):
                 part = part[self._lemmas.alike(ids[part], np.full(part.size, value, np.int64), _NEAR)]
                 if part.size:
+                    self._known.learn(ids[part], np.full(part.size, value, np.int64))
                     found = view.reshape(-1).copy()
                     found[flat[part]] = value
                     view[...] = found.reshape(view.shape)
@@ -138,6 +143,7 @@ class Chase:
             chosen = other[part[alike]]
             left.append(spots[other[part[~alike]]])
             if chosen.size:
+                self._known.learn(flat[spots[chosen]], scaled[chosen])
                 flat[spots[chosen]] = scaled[chosen]
                 found = [[int(spots[c]), *to[c], factor.numerator, factor.denominator] for c in chosen.tolist()]
                 self.merges.setdefault(_key("candidate", place), []).extend(found)
@@ -176,6 +182,31 @@ class Zeros:
         return self._like.get((node.op, node.module, node.phase), [])
 
 
+class Known:
+    """What was shown to be what: an element that is made again, by another microbatch or rank, is replaced without a lemma."""
+
+    def __init__(self, domain: Applied) -> None:
+        self._d = domain
+        self._of: dict[int, int] = {}
+        self._groups: set[int] = set()
+
+    def learn(self, ids: Array, target: Array) -> None:
+        """Elements are what others are, without the numbers in front of them."""
+        cores, numbers = self._d.scalars.split(ids)
+        target = self._d.mul(target, self._d.scalars.inverse(numbers))
+        self._of.update(zip(cores.tolist(), target.tolist()))
+        self._groups.update(np.unique(self._d.groups_of(cores)).tolist())
+
+    def put(self, view: Array) -> None:
+        """Replace what is known."""
+        if not self._groups.isdisjoint(np.unique(self._d.groups_of(self._d.scalars.cores(view))).tolist()):
+            cores, numbers = self._d.scalars.split(view)
+            distinct, back = np.unique(cores, return_inverse=True)
+            found = np.array([self._of.get(x, x) for x in distinct.tolist()], np.int64)
+            if (found != distinct).any():
+                view[...] = self._d.scaled(found[back].reshape(view.shape), numbers)
+
+
 class NotShown(Exception):
     """A proof that is checked again has a lemma that is not shown: it is none."""
 
@@ -187,6 +218,7 @@ class Again:
         self._d, self._lemmas, self.merges = domain, lemmas, merges
         self._needed = {(row[1], row[2]) for rows in merges.values() for row in rows}
         self._kept: dict[tuple[int, int], Array] = {}
+        self._known = Known(domain)
 
     def reference(self, rank: int, node: int, views: list[Array], first: int) -> None:
         """Called for every node of the reference."""
@@ -203,6 +235,7 @@ class Again:
 
     def _do(self, text: str, place: Place, view: Array) -> None:
         rows = self.merges.get(_key(text, place), [])
+        self._known.put(view)
         made = view.reshape(-1).copy()
         flat = made.copy()
         for factor in dict.fromkeys((row[1] == _CONSTANT, row[4], row[5]) for row in rows):
@@ -217,6 +250,7 @@ class Again:
             for part in _by_group(self._d, flat[spots] if factor[0] else target):
                 if not self._lemmas.same(flat[spots[part]], scaled[part]):
                     raise NotShown(f"a lemma of the proof was not shown again ({text})")
+                self._known.learn(flat[spots[part]], scaled[part])
                 flat[spots[part]] = scaled[part]
         if rows:
             view[...] = flat.reshape(view.shape)
@@ -224,7 +258,7 @@ class Again:
 
 def name_groups(domain: Applied, view: Array) -> None:
     """Formulas are cut at the operations that made these elements."""
-    for group in np.unique(domain.groups_of(view.reshape(-1))).tolist():
+    for group in np.unique(domain.groups_of(domain.scalars.cores(view.reshape(-1)))).tolist():
         if domain.kinds[group] == APPLIED:
             domain.named[group] = 1
 

@@ -2,7 +2,8 @@
 
 A lemma is about a *cone*: operations from two lists of elements back to where formulas are cut. Everything that is cut off stands for
 anything at all, so a lemma that was shown holds wherever the same cone occurs with other elements there: on another layer,
-microbatch, stage or rank. That it is the same cone is compared: operations, shapes, and which elements meet which.
+microbatch, stage or rank. That it is the same cone is compared: operations, shapes, and which elements meet which. Where pairs of elements can
+be unfolded (`unfold.py`), a lemma is about one pair, and holds for all that are like it.
 """
 
 from __future__ import annotations
@@ -17,13 +18,18 @@ import numpy as np
 
 from proctor.oracle.prove.domains.applied import APPLIED, CONST, Application, Applied
 from proctor.oracle.prove.domains.poly import OutOfBudget, Poly
+from proctor.oracle.prove.proofs.unfold import patterns, picked
 from proctor.oracle.prove.tape import Array
 
-_DEPTHS: Final = (0, 1, 2, 4, 8)  # how many cuts are looked behind, one after the other
+# how many cuts are looked behind, one after the other, in the candidate's formula and in the reference's; where one side is cut in between and the other is not,
+# looking behind those of both is more than is needed, and may be too much
+_DEPTHS: Final = ((0, 0), (1, 1), (0, 2), (2, 0), (2, 2), (0, 4), (4, 4), (8, 8))
 _MOST_OPERATIONS: Final = 160
-_MOST_ELEMENTS: Final = 60_000
+_MOST_ELEMENTS: Final = 2_000_000
+_TOGETHER: Final = 60_000  # of what cannot be unfolded
 _TRIES: Final = 12  # elements of one lemma that are not shown to be the same
 _TERMS: Final = 1_500_000
+_FIRST: Final = 16  # pairs of different patterns; where none of them is shown, others are not tried
 _SECONDS: Final = 10.0  # for one depth of a lemma
 _APP: Final = 1 << 62
 _NUMBER: Final = 1 << 61
@@ -44,7 +50,7 @@ class Lemmas:
         self._known: dict[bytes, Array] = {}
         self.shown = self.used = self.polynomials = self.atoms = 0
 
-    def same(self, here: Array, there: Array, depths: Sequence[int] = _DEPTHS) -> bool:
+    def same(self, here: Array, there: Array, depths: Sequence[tuple[int, int]] = _DEPTHS) -> bool:
         """Whether two lists of elements are the same formulas, one by one.
 
         Raises:
@@ -52,14 +58,14 @@ class Lemmas:
         """
         return bool(self.alike(here, there, depths).all())
 
-    def alike(self, here: Array, there: Array, depths: Sequence[int] = _DEPTHS) -> Array:
+    def alike(self, here: Array, there: Array, depths: Sequence[tuple[int, int]] = _DEPTHS) -> Array:
         """Which elements of two lists are shown to be the same formulas: each at the first depth that is enough.
 
         Raises:
             OutOfBudget: the time of the whole proof is over.
         """
         here, there = here.reshape(-1), there.reshape(-1)
-        alike, done = np.asarray(here == there), None
+        alike, done = np.asarray(here == there), list[list[int]]()
         for depth in depths:
             rest = np.flatnonzero(~alike)
             if not rest.size:
@@ -67,24 +73,46 @@ class Lemmas:
             if time.process_time() > self._until:
                 raise OutOfBudget("more time than the budget allows")
             cone = self._cone(here[rest], there[rest], depth)
-            if cone is None or cone == done:
-                break
-            done = cone
-            key, leaves = self._key(here[rest], there[rest], cone)
-            found = self._known.get(key)
-            if found is None:
-                found = self._known[key] = self._show(here[rest], there[rest], cone, leaves)
-                self.shown += bool(found.any())
+            if cone is None or cone in done:
+                continue
+            done.append(cone)
+            found = self._found(here[rest], there[rest], cone)
             if found.any():
                 self.used += 1
                 alike[rest[found]] = True
         return alike
 
-    def _cone(self, here: Array, there: Array, depth: int) -> list[int] | None:
+    def _found(self, here: Array, there: Array, cone: list[int]) -> Array:
+        """Which pairs are shown at one depth: those that are alike by one of them, others all together."""
+        by_pattern = patterns(self._d, here, there, cone)
+        if by_pattern is None:
+            if sum(a.size for group in cone for a in self._d.groups[group].inputs) > _TOGETHER:
+                return np.zeros(here.size, bool)
+            key = self._key(here, there, cone)
+            if key not in self._known:
+                self._known[key] = self._show(here, there, cone)
+                self.shown += bool(self._known[key].any())
+            return self._known[key]
+        new = [(key, spots[0]) for key, spots in by_pattern.items() if key not in self._known]
+        for part in (new[:_FIRST], new[_FIRST:]):
+            if part:
+                firsts = np.array([spot for _, spot in part])
+                shown = self._show(here[firsts], there[firsts], cone)
+                self._known.update((key, shown[k : k + 1]) for k, (key, _) in enumerate(part))
+                self.shown += int(shown.sum())
+                if not shown.any():
+                    break
+        found = np.zeros(here.size, bool)
+        for key, spots in by_pattern.items():
+            found[spots] = self._known[key][0] if key in self._known else False
+        return found
+
+    def _cone(self, here: Array, there: Array, depths: tuple[int, int]) -> list[int] | None:
         """Groups that are written out, in the order in which they are met; None when there are too many."""
         level: dict[int, int] = {}
         order: list[int] = []
-        todo: deque[tuple[Array, int]] = deque([(there, -1), (here, 0)])
+        depth = max(depths)
+        todo: deque[tuple[Array, int]] = deque([(there, depth - depths[1] - 1), (here, depth - depths[0])])
         elements = 0
         while todo:
             ids, at = todo.popleft()
@@ -109,8 +137,8 @@ class Lemmas:
         found: list[int] = groups[np.argsort(first)].tolist()
         return found
 
-    def _key(self, here: Array, there: Array, cone: list[int]) -> tuple[bytes, dict[int, int]]:
-        """A name of the lemma that is the same for all cones like it, and numbers of the elements that are cut off."""
+    def _key(self, here: Array, there: Array, cone: list[int]) -> bytes:
+        """A name of the lemma that is the same for all cones like it."""
         applications: list[Application] = [self._d.groups[g] for g in cone]
         arrays = [here.reshape(-1), there.reshape(-1), *(a.reshape(-1) for one in applications for a in one.inputs)]
         ids = np.concatenate(arrays)
@@ -125,13 +153,12 @@ class Lemmas:
         rank[np.argsort(first)] = np.arange(len(leaves))
         codes[free] = rank[inverse]
         text = repr([(one.op, one.params, one.shape, [a.shape for a in one.inputs]) for one in applications] + [here.size])
-        key = hashlib.blake2b(text.encode() + codes.tobytes(), digest_size=20).digest()
-        return key, dict(zip(leaves.tolist(), rank.tolist()))
+        return hashlib.blake2b(text.encode() + codes.tobytes(), digest_size=20).digest()
 
-    def _show(self, here: Array, there: Array, cone: list[int], leaves: dict[int, int]) -> Array:
+    def _show(self, here: Array, there: Array, cone: list[int]) -> Array:
         poly = Poly(_TERMS, min(self._until, time.process_time() + _SECONDS))
-        values: dict[int, Array] = {}
-        symbols: dict[int, int] = {}
+        needed, symbols = self._needed(np.concatenate([here, there]), cone)
+        values: dict[int, tuple[Array, Array]] = {}
         shown, tries = np.zeros(here.size, bool), _TRIES
 
         def read(ids: Array) -> Array:
@@ -140,7 +167,8 @@ class Lemmas:
             found = np.empty(len(distinct), np.int64)
             for k, (x, group) in enumerate(zip(distinct.tolist(), groups)):
                 if group in values:
-                    found[k] = values[group][x - self._d.base(group)]
+                    offsets, made = values[group]
+                    found[k] = made[np.searchsorted(offsets, x - self._d.base(group))]
                 elif self._d.kinds[group] == CONST:
                     found[k] = poly.const(self._d.groups[group])
                 else:
@@ -148,11 +176,11 @@ class Lemmas:
             return found[back].reshape(ids.shape)
 
         try:
-            symbols.update(zip(leaves, poly.symbol(np.array(list(leaves.values()), np.int64)).tolist()))
-            for group in sorted(cone):  # what goes in was made before
-                one = self._d.groups[group]
-                result = np.asarray(_OPERATIONS[one.op](poly, [read(a) for a in one.inputs], one.params)).reshape(-1)
-                values[group] = poly.each(poly.name_of, result) if self._d.named[group] else result
+            symbols.update(zip(symbols, poly.symbol(np.arange(len(symbols), dtype=np.int64)).tolist()))
+            for group in sorted(needed):  # what goes in was made before
+                one, (offsets, inputs) = self._d.groups[group], needed[group]
+                result = np.asarray(_OPERATIONS[one.op](poly, [read(a) for a in inputs], one.params)).reshape(-1)
+                values[group] = offsets, (poly.each(poly.name_of, result) if self._d.named[group] else result)
             pairs = zip(read(here).tolist(), read(there).tolist())
             for k, (x, y) in enumerate(pairs):
                 shown[k] = poly.same(x, y)
@@ -165,15 +193,40 @@ class Lemmas:
         self.atoms += len(poly.atoms)
         return shown
 
+    def _needed(self, ids: Array, cone: list[int]) -> tuple[dict[int, tuple[Array, list[Array]]], dict[int, int]]:
+        """Of each group that is written out the elements that are needed and what goes into them; and what is cut off."""
+        wanted: dict[int, list[Array]] = {group: [] for group in cone}
+        needed: dict[int, tuple[Array, list[Array]]] = {}
+        cut: dict[int, int] = {}
 
+        def want(ids: Array) -> None:
+            distinct = np.unique(ids)
+            groups = self._d.groups_of(distinct)
+            for group in np.unique(groups).tolist():
+                if group in wanted:
+                    wanted[group].append(distinct[groups == group] - self._d.base(group))
+                elif self._d.kinds[group] != CONST:
+                    cut.update(dict.fromkeys(distinct[groups == group].tolist(), 0))
+
+        want(ids)
+        for group in sorted(cone, reverse=True):
+            if wanted[group]:
+                offsets = np.unique(np.concatenate(wanted[group]))
+                needed[group] = offsets, picked(self._d.groups[group], offsets)
+                for a in needed[group][1]:
+                    want(a)
+        return needed, cut
+
+
+# inputs as `picked` gives them
 _OPERATIONS: Final[dict[str, Any]] = {
     "add": lambda d, a, _: d.add(*a),
     "sub": lambda d, a, _: d.sub(*a),
     "mul": lambda d, a, _: d.mul(*a),
     "square": lambda d, a, _: d.square(*a),
     "inv": lambda d, a, _: d.inv(*a),
-    "sum": lambda d, a, p: d.sum(a[0], *p),
-    "matmul": lambda d, a, _: d.matmul(*a),
+    "sum": lambda d, a, _: d.sum(a[0], (1,)),
+    "matmul": lambda d, a, _: d.matmul(a[0][:, None, :], a[1][:, :, None]),
     "apply": lambda d, a, p: d.apply(p[0], *a),
-    "largest": lambda d, a, p: d.largest(a[0], *p),
+    "largest": lambda d, a, _: d.largest(a[0], 1),
 }

@@ -92,18 +92,24 @@ def joined(a: Array, b: Array) -> Array:
 
 
 def factors_of(reference: Tape, candidate: Sequence[Tape]) -> list[Fraction]:
-    """1, and what ranks and microbatches divide by: sizes of groups, and numbers that the candidate divides by and the reference does not."""
+    """1, and what ranks and microbatches divide by: sizes of groups, and numbers by which one side divides where the other does not."""
     sizes = {len(node.ranks) for tape in candidate for node in tape.nodes if node.ranks} | {len(candidate)}
-    sizes |= {n for tape in candidate for n in divisors(tape)} - divisors(reference)
-    found = sorted(n for n in sizes if n > 1)
+    there, here = _divided(reference), {one for tape in candidate for one in _divided(tape)}
+    found = sorted(n for n in sizes | {n for _, _, n in there ^ here} if n > 1)
     return [Fraction(1), *(Fraction(n) for n in found), *(Fraction(1, n) for n in found)]
 
 
 def divisors(tape: Tape) -> set[int]:
     """Small whole numbers by which a rank divides or multiplies."""
-    numbers = [x for node in tape.nodes if node.op.startswith(("aten.div", "aten.mul")) for x in node.args if isinstance(x, int | float) and x]
-    whole = {round(max(abs(x), 1 / abs(x))) for x in numbers if min(abs(x % 1), abs((1 / x) % 1)) < 1e-9}
-    return {n for n in whole if 1 < n <= _MOST}
+    return {n for _, _, n in _divided(tape)}
+
+
+def _divided(tape: Tape) -> set[tuple[str, str, int]]:
+    """With the operation and its module: a quarter of a loss is another thing than a quarter of a score."""
+    nodes = [node for node in tape.nodes if node.op.startswith(("aten.div", "aten.mul"))]
+    numbers = [(node, x) for node in nodes for x in node.args if isinstance(x, int | float) and x]
+    whole = {(node.op, node.module, round(max(abs(x), 1 / abs(x)))) for node, x in numbers if min(abs(x % 1), abs((1 / x) % 1)) < 1e-9}
+    return {one for one in whole if 1 < one[2] <= _MOST}
 
 
 class Rows:

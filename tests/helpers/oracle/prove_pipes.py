@@ -54,8 +54,9 @@ def alone(count: int, microbatches: int) -> None:
     update.step()
 
 
-def by_hand(count: int = 2, microbatches: int = 2, order: str = "1f1b", mistake: str = "") -> Callable[[], None]:
-    """A stage on each rank, with send and recv: all forwards first ("gpipe"), or one forward, one backward ("1f1b")."""
+def by_hand(count: int = 2, microbatches: int = 2, order: str = "1f1b", mistake: str = "", late: bool = False) -> Callable[[], None]:
+    """A stage on each rank, with send and recv: all forwards first ("gpipe"), or one forward, one backward ("1f1b"). `late`: gradients are divided,
+    as torch's schedules do, and not each loss."""
 
     def train() -> None:
         rank, world = who()
@@ -80,7 +81,7 @@ def by_hand(count: int = 2, microbatches: int = 2, order: str = "1f1b", mistake:
         def backward() -> None:
             k, given, found = waiting.pop(-1 if mistake == "last first" and rank == 0 else 0)
             if rank == world - 1:
-                divided = 1 if mistake == "not divided" else microbatches
+                divided = 1 if mistake == "not divided" or late else microbatches
                 (nn.functional.mse_loss(found, target[k]) / divided).backward()
             else:
                 grad = torch.zeros(ROWS, WIDTH)
@@ -98,6 +99,9 @@ def by_hand(count: int = 2, microbatches: int = 2, order: str = "1f1b", mistake:
             forward(k)
         while waiting and not (mistake == "last left out" and len(waiting) == 1):
             backward()
+        for parameter in model.parameters() if late else ():
+            assert parameter.grad is not None
+            parameter.grad.div_(microbatches - (mistake == "divided by another"))
         update.step()
 
     return train

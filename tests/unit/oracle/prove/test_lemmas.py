@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from fractions import Fraction
 from pathlib import Path
 
 import numpy as np
@@ -14,13 +15,14 @@ from torch import nn
 from proctor.oracle.prove.domains.applied import Applied
 from proctor.oracle.prove.domains.poly import Poly
 from proctor.oracle.prove.leaves import align
+from proctor.oracle.prove.proofs.chase import Known
 from proctor.oracle.prove.proofs.file import check, save
 from proctor.oracle.prove.proofs.lemma import Lemmas
 from proctor.oracle.prove.prover import decide
 from proctor.oracle.prove.recording.world import tape_of
 
 
-@pytest.mark.parametrize("seed", range(20))
+@pytest.mark.parametrize("seed", range(60))
 def test_elements_have_one_id_only_if_they_are_one_formula(seed: int) -> None:
     """Against polynomials, in which equal formulas are equal numbers."""
     rng = np.random.default_rng(seed)
@@ -32,13 +34,33 @@ def test_elements_have_one_id_only_if_they_are_one_formula(seed: int) -> None:
         made = [
             lambda d, a, b: d.matmul(a, b), lambda d, a, b: d.add(a, b), lambda d, a, b: d.mul(a, b[:, :1]), lambda d, a, b: d.apply("exp", a),
             lambda d, a, b: d.sub(a, d.sum(b, (2,), True)), lambda d, a, b: d.add(d.sum(a, (0, 1)), b), lambda d, a, b: d.mul(a, d.largest(b, 1)[:, None]),
-        ][rng.integers(0, 7)]  # fmt: skip
+            lambda d, a, b: d.mul(a, d.const(Fraction(2, 3))), lambda d, a, b: d.mul(d.ints(np.array([[2, 0, 1]])), b), lambda d, a, b: d.inv(d.add(a, d.const(0.25))),
+            lambda d, a, b: d.sub(d.mul(a, d.const(4)), d.square(d.mul(b, d.const(2)))), lambda d, a, b: d.add(a, d.sum(d.ints(np.array([[2, 0, 3]])), (1,), True)),
+        ][rng.integers(0, 12)]  # fmt: skip
         both.append((made(applied, a, b), made(poly, x, y)))
     for ids, polys in both:
         assert ids.shape == polys.shape
         where: dict[int, int] = {}
         for i, p in zip(ids.reshape(-1).tolist(), polys.reshape(-1).tolist()):
             assert where.setdefault(i, p) == p
+
+
+def test_a_number_in_front_is_taken_out_of_what_is_linear_and_of_powers() -> None:
+    applied = Applied()
+    x, w = applied.symbol(np.arange(6).reshape(2, 3) + 1), applied.symbol(np.arange(6).reshape(3, 2) + 11)
+    four, quarter = applied.const(Fraction(4)), applied.const(Fraction(1, 4))
+
+    def same(one: np.ndarray, other: np.ndarray) -> None:
+        np.testing.assert_array_equal(one, other)
+
+    same(applied.mul(applied.mul(x, four), quarter), x)
+    same(applied.matmul(applied.mul(x, four), w), applied.mul(applied.matmul(x, w), four))
+    same(applied.sum(applied.mul(x, quarter), (1,)), applied.mul(quarter, applied.sum(x, (1,))))
+    same(applied.square(applied.mul(x, four)), applied.mul(applied.square(x), applied.const(Fraction(16))))
+    same(applied.inv(applied.mul(x, four)), applied.mul(applied.inv(x), quarter))
+    same(applied.sub(applied.mul(x, four), applied.ints(np.array([8]))), applied.mul(applied.sub(x, applied.ints(np.array([2]))), four))
+    assert (applied.add(applied.mul(x, four), x) != applied.mul(applied.add(x, x), four)).all()
+    same(applied.sum(applied.ints(np.array([[1, 2], [0, 3]])), (1,)), applied.ints(np.array([3, 3])))
 
 
 def test_rows_of_one_token_are_one_row() -> None:
@@ -48,6 +70,17 @@ def test_rows_of_one_token_are_one_row() -> None:
     np.testing.assert_array_equal(made[0], made[2])
     assert len(np.unique(made)) == 4
     assert len(np.unique(applied.sum(made, (1,)))) == 2
+
+
+def test_what_was_shown_is_put_where_it_is_made_again_with_any_number_in_front() -> None:
+    applied = Applied()
+    x, y = applied.symbol(np.arange(3) + 1), applied.symbol(np.arange(3) + 11)
+    known, three = Known(applied), applied.const(Fraction(3))
+    known.learn(applied.mul(applied.apply("exp", x), three), applied.mul(applied.apply("tanh", y), three))
+    view = np.concatenate([applied.apply("exp", x)[1:], applied.mul(applied.apply("exp", x), applied.const(Fraction(1, 2))), y])
+    known.put(view)
+    tanh = applied.apply("tanh", y)
+    np.testing.assert_array_equal(view, np.concatenate([tanh[1:], applied.mul(tanh, applied.const(Fraction(1, 2))), y]))
 
 
 def test_some_elements_of_a_lemma_are_shown_where_others_are_not() -> None:

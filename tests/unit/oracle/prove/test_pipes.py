@@ -14,6 +14,13 @@ def test_a_pipeline_by_hand_is_proved(order: str) -> None:
     assert verdict.local
 
 
+def test_what_is_divided_at_the_end_is_what_was_divided_at_the_beginning() -> None:
+    """By a number that is no size of a group, and that both sides divide by."""
+    verdict = assert_proved(by_hand(microbatches=3), by_hand(microbatches=3, late=True), "pp=2")
+    assert verdict.local
+    assert prove(by_hand(microbatches=3), by_hand(microbatches=3, late=True, mistake="divided by another"), "pp=2").verdict == "DIFFERENT"
+
+
 @pytest.mark.parametrize("mistake", ["last first", "not divided", "last left out"])
 def test_a_wrong_schedule_is_refuted(mistake: str) -> None:
     assert prove(by_hand(), by_hand(order="gpipe", mistake=mistake), "pp=2").verdict == "DIFFERENT"
