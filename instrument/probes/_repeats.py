@@ -36,12 +36,20 @@ class Repeats:
                 yield name, "" if same else ANOTHER, ANOTHER if same else ""
 
 
-def halves(data: Any, has: list[str], lacks: list[str]) -> None:
-    """Say of a tensor of varied numbers whether its second half is its first one again, as where one view is joined with itself."""
+def halves(data: Any, has: list[str], lacks: list[str], *, computed: bool) -> None:
+    """Say of a tensor of varied numbers whether its second half is its first one again, as where one view is joined with itself.
+
+    What is the same all along a dimension is no tensor that was joined: a model that collapsed gives such. Of two slices that is told of data alone, which nobody `computed`.
+    """
     for dim, word in _HALVES.items() if data.dim() > 1 else ():
-        if data.shape[dim] >= 2 and data.shape[dim] % 2 == 0:
-            first, second = data.chunk(2, dim)
-            (lacks if bool((first == second).all()) else has).append(word)
+        size = data.shape[dim]
+        if size < 2 or size % 2 or (size == 2 and (computed or dim == 0)):
+            continue
+        first, second = data.chunk(2, dim)
+        if not bool((first == second).all()):
+            has.append(word)
+        elif size == 2 or not bool((first == first.narrow(dim, 0, 1)).all()):
+            lacks.append(word)
 
 
 class Numbers:

@@ -334,7 +334,7 @@ def words(tensor: Any) -> tuple[list[str], list[str]]:
             return has, lacks
         _shares(data, has, lacks)
         if values >= _SEVERAL:
-            halves(data, has, lacks)
+            halves(data, has, lacks, computed=tensor.requires_grad)
         if data.dim() > 1 and data.shape[-1] > 1:
             _rows(data.flatten(0, -2), has, lacks)
     return has, lacks

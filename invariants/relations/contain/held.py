@@ -42,8 +42,13 @@ def held_by_optimizer(trace: Trace) -> pl.DataFrame:
     hole = (pl.col("_first") < pl.col("var")) & (pl.col("_ends") | (pl.col("_held") >= pl.col("_loose")))
     whole = _frames.whole_steps(trace).with_columns(pl.lit(value=True).alias("_whole"))
     rows = rows.join(whole, on=["proc", "step"], how="left", maintain_order="left")
-    rows = rows.filter(passed | (hole & pl.col("_whole").fill_null(value=False)))
+    rows = rows.filter(passed | (hole & pl.col("_whole").fill_null(value=False) & _again()))
     return finish(trace, decided(rows, passed))
+
+
+def _again() -> pl.Expr:
+    """Not the first step in which the parameter gets a gradient: programs that have an optimizer for each parameter make it then, one behind the other."""
+    return pl.col("step") > pl.col("step").min().over("proc", "var")
 
 
 def _moved_loose(trace: Trace) -> pl.DataFrame:
@@ -69,7 +74,7 @@ def whole_modules(trace: Trace) -> pl.DataFrame:
     # Where an optimizer takes all of one kind only, or leaves one kind out everywhere, that is meant.
     kinds = inside.any().over("proc", "kind") & (pl.col("kind").n_unique().over("proc") > 1)
     rows = rows.join(_frames.whole_steps(trace).with_columns(pl.lit(value=True).alias("_whole")), on=["proc", "step"], how="left", maintain_order="left")
-    rows = rows.filter(passed | (inside.any().over(path) & kinds & pl.col("_whole").fill_null(value=False)))
+    rows = rows.filter(passed | (inside.any().over(path) & kinds & pl.col("_whole").fill_null(value=False) & _again()))
     return finish(trace, decided(rows, passed))
 
 

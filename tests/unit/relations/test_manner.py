@@ -231,6 +231,15 @@ def test_ranks_that_draw_the_same_noise_break_a_manner_of_ranks_that_do_not(tmp_
     assert healthy["passed"].all() and healthy.height and not wrong["passed"].any() and wrong.height
 
 
+def test_halves_are_the_same_where_something_was_joined_and_not_where_a_model_collapsed() -> None:
+    rows, sources, word = torch.rand(4, 6), torch.rand(3, 1, 8), "its halves along the {} dimension differ"
+    assert word.format("first") in words(torch.cat([rows, rows]))[1]
+    assert word.format("first") in words(torch.cat([rows, rows + 1]))[0]
+    assert not any("first" in said for side in words(rows[:1].repeat(8, 1)) for said in side)
+    assert word.format("second") in words(torch.cat([sources, sources], 1))[1]
+    assert not any("second" in said for side in words(torch.cat([sources, sources], 1).requires_grad_()) for said in side)
+
+
 def test_words_are_said_where_they_are_clear_alone() -> None:
     share = torch.linspace(0.1, 0.9, 16)
     assert words(share) == (["it has more than one value", "it lies within 0 and 1", "it is not negative"], [])

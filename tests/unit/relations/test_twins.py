@@ -1,4 +1,4 @@
-"""`contain`, twins: of several models of one class that get gradients, an optimizer holds each, if it holds one."""
+"""`contain`: of several models of one class that get gradients an optimizer holds each, if it holds one; and all parameters of a layer."""
 
 from __future__ import annotations
 
@@ -43,6 +43,19 @@ PROGRAMS = {
                         p -= 0.1 * p.grad
             first.zero_grad(), second.zero_grad()
     """,
+    "each": """
+        model, optimizers = nn.Sequential(nn.Linear(6, WIDTH), nn.ReLU(), nn.Linear(WIDTH, 1)), {}
+        for step in range(6):
+            x = torch.randn(16, 6)
+            model.zero_grad()
+            F.mse_loss(model(x), x[:, :1]).backward()
+            for name, p in model.named_parameters():
+                if BUG == "forgotten" and name == "2.bias":
+                    continue
+                if name not in optimizers:
+                    optimizers[name] = torch.optim.SGD([p], 0.1)
+                optimizers[name].step()
+    """,
 }
 TWIN = Hypothesis.of("contain", kind="change", role="parameter", parent=STEP, attr="data", who="twin")
 RIGHT = ["", "copy", "judge", "frozen", "by hand"]
@@ -51,7 +64,7 @@ RIGHT = ["", "copy", "judge", "frozen", "by hand"]
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("twins")
-    record(folder, PROGRAMS, [("critics", bug or "right", 0, 8, bug) for bug in ["forgotten", *RIGHT]])
+    record(folder, PROGRAMS, [*(("critics", bug or "right", 0, 8, bug) for bug in ["forgotten", *RIGHT]), *(("each", bug or "right", 0, 8, bug) for bug in ("", "forgotten"))])
     return folder
 
 
@@ -71,3 +84,10 @@ def test_right_manners_pass(runs: Path, manner: str) -> None:
 
 def test_the_right_program_had_something_to_fail_on(runs: Path) -> None:
     assert {str(name).partition(".")[0] for name in told(runs / "critics-right")["_name"]} == {"body", "head", "Critic#2"}
+
+
+def test_an_optimizer_for_each_parameter_may_be_made_in_the_first_update(runs: Path) -> None:
+    rules = [Hypothesis.of("contain", kind="change", role="parameter", parent=STEP, attr="data", who=who) for who in ("module", "held")]
+    right, forgotten = (EventContain().examples(Trace.load([runs / f"each-{name}"]), rules).frame for name in ("right", "forgotten"))
+    assert right.filter(pl.col("passed")).height and not right.filter(~pl.col("passed")).height
+    assert forgotten.filter(~pl.col("passed"))["hyp"].unique().sort().to_list() == [0, 1]
