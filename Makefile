@@ -5,7 +5,7 @@ BIN    := $(VENV)/bin
 TORCH  := torch==2.13.0
 BUGS   ?= ../shared/bugs
 CHECKOUTS ?= ../checkouts  # of public programs, `<owner>+<name>` each
-JOBS   ?= 2  # tests at once; each may have several processes, so each of these gets one thread
+JOBS   ?= 3  # tests at once, on two cores: many wait for processes of theirs; each of these gets one thread
 # The environment is made again when what it is made from changes.
 STAMP  := $(VENV)/.ready
 

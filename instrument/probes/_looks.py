@@ -43,8 +43,8 @@ class Look:
         self.error: Exception | None = None
         self._left = _OPERATIONS
         outside = _outside(sys._getframe())
-        self._end = None if function == STEP else outside
-        # Loops that a step begins in, from the innermost: numbers of their frames, since a frame that is held holds all that its function does.
+        # Frames by their numbers: one that is held holds all that its function does. Where a call ends, and from the innermost, the loops that a step begins in.
+        self._end = None if function == STEP else id(outside)
         self._loops = _loops(outside) if function == STEP else None
         self._mode = _mode(self.used)
         self._on = False
@@ -84,15 +84,15 @@ class Look:
     def happens(self, what: str) -> None:
         """What is no operation, wherever it is asked for."""
         frame = _outside(sys._getframe())
-        while frame is not None and frame is not self._end and _whose(frame.f_code, frame) != "user":
+        while frame is not None and id(frame) != self._end and _whose(frame.f_code, frame) != "user":
             frame = frame.f_back
-        if frame is not None and frame is not self._end:
+        if frame is not None and id(frame) != self._end:
             self.used(what, frame)
 
     def _place(self, name: str, frame: types.FrameType | None) -> None:
         inner = ""
         for _ in range(_FRAMES):
-            if frame is None or frame is self._end:
+            if frame is None or id(frame) == self._end:
                 break
             code = frame.f_code
             whose = _whose(code, frame)

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import os
 import sys
+import weakref
 from pathlib import Path
 
 import pytest
@@ -362,3 +364,23 @@ def test_what_is_called_seldom_is_looked_at_late_and_what_is_called_often_is_not
     assert call(seldom) == 0
     watch.step_begins(LAST_STEP + 1)
     assert call(seldom) == 1 and call(often) == 0
+
+
+def test_no_look_keeps_what_its_caller_holds() -> None:
+    watch = probe()
+    before, after = watch.hooks("program.loss", Home.USER)
+
+    def caller() -> weakref.ref[torch.Tensor]:
+        assert before is not None and after is not None
+        held = torch.ones(2)
+        for _ in range(3):
+            before((), None)
+            held.tanh()
+            after((), None, None, False)
+        return weakref.ref(held)
+
+    gc.disable()
+    try:
+        assert caller()() is None
+    finally:
+        gc.enable()
