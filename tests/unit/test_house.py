@@ -68,3 +68,10 @@ def test_no_folder_has_too_many_files() -> None:
     folders = Counter(str(PurePath(name).parent) for name in tracked())
     excused = excused_folders()
     assert {name: n for name, n in folders.items() if n > MAX_FILES and name not in excused} == {}
+
+
+def test_no_two_files_of_tests_have_one_name() -> None:
+    """They are modules of one name to pytest, which then collects one of them alone."""
+    names = Counter(PurePath(name).name for name in tracked() if PurePath(name).name.startswith("test_"))
+    assert len(names) > 300
+    assert [name for name, n in names.items() if n > 1] == []

@@ -217,7 +217,7 @@ FAULTS = {  # fault: law, a word of what was seen, step
     "all_decay": ("parted", "have a group of their own", 0),
     "backward_twice": ("doubled", "body.weight", 0),
     "twice_in_a_row": ("batch", "again, tensor by tensor", 3),
-    "bias_left_out": ("module", "head.bias", 0),
+    "bias_left_out": ("module", "head.bias", 1),
     "weight_frozen": ("halved", "middle.weight", 0),
     "no_schedule": ("scheduled", "has never stepped", 8),
     "no_eval": ("examined", "in training mode", 7),
