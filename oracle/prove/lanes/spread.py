@@ -187,6 +187,9 @@ def _started(call: Callable[[], Any], path: Path) -> Any:
     """A forked process that writes what a function gives, as a whole or not at all."""
 
     def run() -> None:
+        import torch
+
+        torch.set_num_threads(1)  # threads of the pool are not forked, and an operation that asks for them would wait for ever
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, _leave)
         part = path.with_name(f"{path.name}.part")

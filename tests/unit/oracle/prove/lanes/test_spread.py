@@ -5,6 +5,8 @@ from __future__ import annotations
 import functools
 import os
 import signal
+import subprocess
+import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -30,6 +32,13 @@ def test_what_a_process_raises_is_raised_here(error: Exception, capfd: pytest.Ca
     with pytest.raises(type(error)) as caught:
         list(forking(2)([functools.partial(_raises, error), functools.partial(pow, 2, 3)]))
     assert str(caught.value) == str(error) and "Traceback" not in capfd.readouterr().err
+
+
+def test_a_process_does_not_wait_for_threads_that_are_not_forked() -> None:
+    text = "import torch; from proctor.oracle.prove.lanes.spread import forking; work = lambda: float(torch.ones(512, 512).tril().sum()); work(); print(list(forking(2)([work, work])))"
+    environment = {**os.environ, "OMP_NUM_THREADS": "2"}
+    done = subprocess.run([sys.executable, "-c", text], env=environment, capture_output=True, text=True, timeout=120, check=False)
+    assert done.stdout == "[131328.0, 131328.0]\n", done.stderr
 
 
 def test_a_process_that_ends_early_is_said() -> None:
