@@ -58,31 +58,40 @@ class Numbers:
     def __init__(self) -> None:
         self._known: dict[str, dict[str, _Number]] = {}
         self._calls: dict[str, int] = {}
+        self._late = False
 
-    def told(self, function: str, names: list[str], args: tuple[Any, ...], kwargs: dict[str, Any] | None, *, over: bool) -> Iterator[tuple[str, str, str]]:
-        """Take the floats of a call: name, what is true, what is not. `over`: only of those that went on so far, until they do not."""
+    def late(self) -> None:
+        """Follow only those from now on that went on so far."""
+        self._late = True
+        gone_on = {function: {name: number for name, number in known.items() if number.told} for function, known in self._known.items()}
+        self._known = {function: known for function, known in gone_on.items() if known}
+
+    def follows(self) -> bool:
+        """Whether there is anything to be told of."""
+        return bool(self._known) or not self._late
+
+    def told(self, function: str, names: list[str], args: tuple[Any, ...], kwargs: dict[str, Any] | None) -> Iterator[tuple[str, str, str]]:
+        """Take the floats of a call: name, what is true, what is not."""
         known = self._known.get(function)
-        if over and not known:
-            return
+        if known is None:
+            if self._late:
+                return
+            known = self._known[function] = {}
         calls = self._calls[function] = self._calls.get(function, 0) + 1
         if calls > _LAST:
-            self._known.pop(function, None)
+            del self._known[function]
             return
-        if known is None:
-            known = self._known[function] = {}
         pairs = [(names[i] if i < len(names) else str(i), value) for i, value in enumerate(args[:_ARGUMENTS])]
         for name, value in [*pairs, *(kwargs or {}).items()]:
             if not isinstance(value, float) or value != value:  # numpy's are floats, too
                 continue
             number = known.get(name)
             if number is None:
-                if over or len(known) >= _ARGUMENTS:
+                if self._late or len(known) >= _ARGUMENTS:
                     continue
                 number = known[name] = _Number(value)
             for has, lacks in number.meets(value, calls):
                 yield name, has, lacks
-            if over and not number.told:
-                del known[name]
 
 
 class _Number:

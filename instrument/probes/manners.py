@@ -105,10 +105,12 @@ class Manners(Probe):
         return before, after
 
     def _model_begins(self, args: tuple[Any, ...], kwargs: dict[str, Any] | None) -> None:
-        self._counts(_model(args[0]), [], args[1:], kwargs)
-        if self._over:
+        if self._over and not self._numbers.follows():
             return
         name = _model(args[0])
+        self._counts(name, [], args[1:], kwargs)
+        if self._over:
+            return
         chain = self._chains.setdefault(name, _Chain())
         chain.given = None
         if chain.calls < _CALLS:
@@ -129,8 +131,9 @@ class Manners(Probe):
                     self._say(name, place, "holds", _FLOWS[not flows], _FLOWS[flows])
 
     def step_begins(self, step: int) -> None:
-        if step > _LAST_STEP:
+        if step > _LAST_STEP and not self._over:
             self._over = True
+            self._numbers.late()
             self._open.clear()
             self._chains.clear()
             self._objects.clear()
@@ -163,7 +166,7 @@ class Manners(Probe):
             self._say(function, f"argument {name}", "holds", has, lacks)
 
     def _counts(self, function: str, names: list[str], args: tuple[Any, ...], kwargs: dict[str, Any] | None) -> None:
-        for name, has, lacks in self._numbers.told(function, names, args, kwargs, over=self._over):
+        for name, has, lacks in self._numbers.told(function, names, args, kwargs):
             self._say(function, f"argument {name}", "holds", has, lacks)
 
     def _carry(self, function: str, given: frozenset[Print], result: Any) -> None:

@@ -127,13 +127,12 @@ class Manner(Relation):
         by, _, function = subject.rpartition(_calls.BY)
         if by:
             subject = f"{function}, in {by}," if by == _used.STEP else f"{function}, called by {by},"
-        what = _used.shortened(what) if hypothesis["mode"] == "only" else what
         return _SAYS[hypothesis.text("mode")].format(subject, what) + _habits.of_programs(hypothesis)
 
     def detail(self, trace: Trace, hypothesis: Hypothesis, example: Mapping[str, Any]) -> Detail:
         mode, (subject, what) = hypothesis.text("mode"), _parts(hypothesis)
         return Detail(
-            expected=_SAYS[mode].format(short(subject.rpartition(_calls.BY)[2]), _used.shortened(what) if mode == "only" else what),
+            expected=_SAYS[mode].format(short(subject.rpartition(_calls.BY)[2]), what),
             seen=example["_seen"] or "",
             function=example["_function"] or "",
             variable=example["_variable"] or "",
@@ -143,6 +142,6 @@ class Manner(Relation):
 
 
 def _parts(hypothesis: Hypothesis) -> tuple[str, str]:
-    """What a rule speaks of, and what it says of that."""
+    """What a rule speaks of, and what it says of that, for a sentence."""
     subject, _, what = hypothesis.text("what").partition(_calls.OF)
-    return subject, what.partition(_told.AMONG)[0]
+    return subject, _used.shortened(what) if hypothesis["mode"] == "only" else what.partition(_told.AMONG)[0]

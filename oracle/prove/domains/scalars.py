@@ -118,9 +118,7 @@ class Scalars:
         """Arrays without the number that all of their elements have, and this number; constants are divided by it. ONE where there is none."""
         parts = [self.split(a) for a in arrays]
         numbers = {n for core, number in parts for n in np.unique(number[(core != ONE) & (number != ANY)]).tolist()}
-        if len(numbers) > 1 or numbers == {ONE} or any((a == NINF).any() for a in arrays):
-            return list(arrays), ONE
-        if not numbers:  # constants alone
+        if len(numbers) != 1 or numbers == {ONE} or any((a == NINF).any() for a in arrays):  # none: constants alone
             return list(arrays), ONE
         (one,) = numbers
         under = np.asarray(self._d.const(1 / self._number(one)))

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import os
-import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
@@ -17,7 +15,7 @@ from proctor.oracle.selfcheck.adapters import offered
 from proctor.oracle.selfcheck.facts import Facts, Timing
 from proctor.oracle.selfcheck.outcomes import Outcome
 from proctor.oracle.selfcheck.watching.fork import can_fork, in_copy, kept
-from proctor.oracle.selfcheck.watching.parting import SKIP
+from proctor.oracle.selfcheck.watching.seen.texts import loaded_text_has
 from proctor.oracle.selfcheck.watching.step import Call, Update, short
 
 if TYPE_CHECKING:
@@ -152,14 +150,5 @@ def _said(relation: Relation, subject: str, verdict: Any, reason: str) -> Outcom
 
 
 def makes_groups() -> bool:
-    """Whether the text of anything that is loaded, beside torch and us, makes process groups: then the program may run on several ranks."""
-    for module in list(sys.modules.values()):
-        path = getattr(module, "__file__", None)
-        if not isinstance(path, str) or not path.endswith(".py") or path.startswith(SKIP):
-            continue
-        try:
-            if b"init_process_group" in Path(path).read_bytes():
-                return True
-        except OSError:
-            continue
-    return False
+    """Whether anything that is loaded makes process groups: then the program may run on several ranks."""
+    return loaded_text_has(b"init_process_group", libraries=True)

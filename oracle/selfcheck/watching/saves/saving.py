@@ -10,7 +10,6 @@ import atexit
 import os
 import sys
 from collections.abc import Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
@@ -20,8 +19,9 @@ from proctor.instrument.patch.replaced import Replaced
 from proctor.oracle.selfcheck.facts import SAVED, WAITS
 from proctor.oracle.selfcheck.outcomes import Culprit, Outcome
 from proctor.oracle.selfcheck.watching.fork import can_fork, in_copy
-from proctor.oracle.selfcheck.watching.parting import SKIP, program_line
+from proctor.oracle.selfcheck.watching.parting import program_line
 from proctor.oracle.selfcheck.watching.saves.held import Part, held
+from proctor.oracle.selfcheck.watching.seen.texts import loaded_text_has
 from proctor.oracle.selfcheck.watching.step import short
 
 if TYPE_CHECKING:
@@ -62,18 +62,7 @@ class Saving:
 
     def expected(self) -> bool:
         """Whether a file of the program, beside libraries, saves: then it is worth waiting for."""
-        if self._over or not self._watch.wanted(NAME):
-            return False
-        for module in list(sys.modules.values()):
-            path = getattr(module, "__file__", None)
-            if not isinstance(path, str) or not path.endswith(".py") or path.startswith(SKIP) or "site-packages" in path or path.startswith(sys.base_prefix):
-                continue
-            try:
-                if b"torch.save(" in Path(path).read_bytes():
-                    return True
-            except OSError:
-                continue
-        return False
+        return not self._over and self._watch.wanted(NAME) and loaded_text_has(b"torch.save(", libraries=False)
 
     def remove(self) -> None:
         """Take everything off."""
