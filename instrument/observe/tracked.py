@@ -71,6 +71,7 @@ class Tracked:
         self._holders: dict[int, list[str]] = {}  # labels of all that have held it, the last few
         self._group: dict[int, int] = {}  # id of a parameter → which of the groups of that optimizer it is in
         self._models: dict[str, list[weakref.ref[Any]]] = {}  # models by class, in the order in which they were found
+        self._frozen: list[int] = []  # parameters that an optimizer holds and that did not train when the step began
         self._zero_lr: dict[str, set[int]] = {}
         self._said: dict[str, list[tuple[int, int, bool, int | None]]] = {}  # of each group of an optimizer, what the last two follow from
         self._rates: dict[str, dict[int, int]] = {}  # decade of the learning rate of each parameter, by optimizer: -3 of 0.002
@@ -147,8 +148,10 @@ class Tracked:
                 self._last.drop(entry[1].at, entry[2].at)
                 self._changed()
 
-    def note_lr(self, optimizer: Any) -> None:
-        """Remember which parameters an update leaves alone because their learning rate is zero, and how large it is for the others."""
+    def note_update(self, optimizer: Any) -> None:
+        """An update begins: remember what it leaves alone, since its learning rate is zero, how large that is for the others, and what trains again since the step began."""
+        thawed = [entry for key in self._frozen if (entry := self._params.get(key)) is not None and (p := entry[0]()) is not None and p.requires_grad]
+        self._describe_again(thawed)
         label = self._labels.get(id(optimizer), "")
         groups = [(group["params"], group.get("lr")) for group in optimizer.param_groups]
         said = [(len(params), id(params[0]) if params else 0, is_zero(lr), decade(lr)) for params, lr in groups]
@@ -255,8 +258,11 @@ class Tracked:
                 root = ref()
                 if root is not None:
                     self.add_model(root)
+        self._frozen = []
         for key, (ref, data, grad, description) in list(self._params.items()):
             p = ref()
+            if p is not None and not p.requires_grad and key in self._holder:
+                self._frozen.append(key)
             if p is None:
                 del self._params[key]
                 self._last.drop(data.at, grad.at)

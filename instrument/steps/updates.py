@@ -89,7 +89,7 @@ class Updates:
         if not self._idle:
             self._clock.update_begins(key_of(args[0]))
         if self._observer.armed and self._observer.sampled:
-            self._guard.run("state", self._observer.tracker.note_lr, args[0])
+            self._guard.run("state", self._observer.tracker.note_update, args[0])
         self._look(0, data=Look.HINT, grad=Look.HINT, buffers=Look.FORCE)
 
     def _update_ends(self, args: tuple[Any, ...], kwargs: Any, result: Any, raised: bool) -> None:

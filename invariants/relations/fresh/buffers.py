@@ -37,6 +37,8 @@ def _changes(trace: Trace) -> pl.DataFrame:
     # A call of a whole model does not tell which of several of one class it was.
     several = held.filter(pl.col("name").str.contains(r"#\d+\.")).select("proc", pl.lit("").alias("path")).unique()
     held = held.join(several, on=["proc", "path"], how="anti")
+    # Nor does a call of a part, where two models have it at one place, as an autoencoder and what is made of its encoder.
+    held = held.filter(pl.col("var").n_unique().over("proc", "name", "module") == 1)
     steps = held.join(ran, on=["proc", "module", "path"]).join(updates, on=["proc", "step"], how="semi")
     steps = steps.join(_frames.whole_steps(trace), on=["proc", "step"], how="semi").filter(
         pl.col("step") > pl.col("_from")

@@ -1,4 +1,4 @@
-"""Rules on gradients (`contain`) where a program thaws a part of its model in the middle of a run."""
+"""Rules on parameters and buffers where a program thaws a part of its model in the middle of a run, freezes all for an evaluation, or trains one model behind another."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from helpers.trained import record
 
 pytest.importorskip("torch")
 
+from proctor.invariants.invariant import Hypothesis
 from proctor.invariants.relations import registry
 from proctor.invariants.trace import Trace
 
@@ -34,7 +35,65 @@ PROGRAMS = {
             loss.backward()
             optimizer.step()
     """,
+    "evaluated": """
+        import io
+        model = nn.Sequential(nn.Linear(6, WIDTH), nn.ReLU(), nn.Linear(WIDTH, 1))
+        optimizer = torch.optim.SGD(model.parameters(), 0.1, momentum=0.9)
+        for step in range(12):
+            for p in model.parameters():
+                p.requires_grad = not (BUG == "momentum" and step > 6)
+            x = torch.randn(16, 6)
+            optimizer.zero_grad(set_to_none=BUG != "momentum")
+            loss = F.mse_loss(model(x.requires_grad_()), x[:, :1].detach())
+            loss.backward()
+            optimizer.step()
+            if step % 3 == 2:
+                for p in model.parameters():
+                    p.requires_grad = False
+                model(x.detach())
+                torch.save(model.state_dict(), io.BytesIO())
+    """,
+    "behind": """
+        class Encoder(nn.Module):
+            def __init__(self):
+                super().__init__()
+                self.conv, self.bn = nn.Conv2d(1, WIDTH, 3, padding=1), nn.BatchNorm2d(WIDTH)
+            def forward(self, x):
+                return self.bn(self.conv(x)).relu()
+        class Autoencoder(Encoder):
+            def __init__(self):
+                super().__init__()
+                self.back = nn.Conv2d(WIDTH, 1, 1)
+            def forward(self, x):
+                return self.back(super().forward(x))
+        first, second = Autoencoder(), Encoder()
+        for model in (first, second):
+            optimizer = torch.optim.SGD(model.parameters(), 0.1)
+            for step in range(6):
+                optimizer.zero_grad()
+                model(torch.randn(8, 1, 6, 6)).square().mean().backward()
+                optimizer.step()
+    """,
 }
+
+
+def failing(run: Path, relation: str, **what: str) -> tuple[int, list[str]]:
+    """Examples of a rule that hold, and what is seen in those that do not."""
+    rule = Hypothesis.of(relation, **what)
+    frame = registry()[relation].examples(Trace.load([run]), [rule]).frame
+    return frame.filter(frame["passed"]).height, [str(row) for row in frame.filter(~frame["passed"]).to_dicts()]
+
+
+def test_what_is_frozen_for_an_evaluation_may_train_in_the_next_update(tmp_path: Path) -> None:
+    record(tmp_path, PROGRAMS, [("evaluated", name or "right", 0, 8, name) for name in ("", "momentum")])
+    assert failing(tmp_path / "evaluated-right", "progress", mode="frozen")[1] == []
+    assert failing(tmp_path / "evaluated-momentum", "progress", mode="frozen")[1] != []
+
+
+def test_a_model_that_rests_is_not_taken_for_one_that_has_a_part_of_the_same_name(tmp_path: Path) -> None:
+    record(tmp_path, PROGRAMS, [("behind", "right", 0, 8, "")])
+    for kind in ("running_mean", "num_batches_tracked"):
+        assert failing(tmp_path / "behind-right", "fresh", mode="moves", what=f"torch.nn.BatchNorm2d.{kind}")[1] == []
 
 
 def test_a_parameter_needs_no_gradient_in_the_last_step_before_it_is_thawed(tmp_path: Path) -> None:
