@@ -273,8 +273,8 @@ def _counts(trace: Trace) -> pl.DataFrame:
     rows = _calls(trace).with_columns(pl.col("proc").is_in(done).alias("_done"))
     mine = ["run", "group", "members", "proc"]
     rows = rows.with_columns((pl.len().over(mine) == pl.col("item").max().over(mine) + 1).alias("_all"))
-    # A member that left no record at all, on another host perhaps, may have called as often as the others.
-    ranks = trace.procs.group_by("run").agg((pl.col("rank").n_unique() == pl.col("world").max()).alias("_complete"))
+    # A member that left no record at all, on another host perhaps, or is there twice, may have called as often as the others.
+    ranks = _frames.replicated_runs(trace).group_by("run").agg((pl.col("rank").n_unique() == pl.col("world").max()).alias("_complete"))
     seen = (pl.col("_complete") | (pl.col("proc").n_unique() == pl.col("size").max())).all()
     kept = (pl.col("_done") & pl.col("_all") & ~pl.col("lossy")).all()
     groups = rows.join(ranks, on="run").group_by("run", "group", "members").agg((kept & seen).alias("_known"))

@@ -223,8 +223,8 @@ def _cleared(trace: Trace) -> pl.DataFrame:
     before = grads.select("proc", "var", place.alias("_at"), (~empty).alias("_full"), "_holder")
     mine = mine.with_columns((pl.col("seq").cast(pl.Int64) * 2).alias("_at")).sort("_at")
     mine = mine.join_asof(before.sort("_at"), on="_at", by=["proc", "var"], strategy="backward", check_sortedness=False).filter("_full")
-    # Held by another optimizer at that time, it was not this one's to clear.
-    mine = mine.filter((pl.col("_holder") == pl.col("optimizer")).fill_null(value=True))
+    # Held by another optimizer at that time, or by none yet, it was not this one's to clear.
+    mine = mine.filter(pl.col("optimizer").is_null() | (pl.col("_holder") == pl.col("optimizer")))
     mine = mine.join(after, on=["proc", "var", "seq"], how="left", maintain_order="left")
     return finish(trace, mine.with_columns(pl.col("_empty").fill_null(value=False).alias("passed")))
 

@@ -124,11 +124,24 @@ def _saved(trace: Trace) -> pl.DataFrame:
 def moments(trace: Trace) -> pl.DataFrame:
     """`saved` of states that are the model's: passed if the tensor was live when the rest of its group was.
 
-    A tensor fails that never was live, or only before the rest. Groups of which no trained parameter was ever live are
-    another model (an average, a merged copy), and are left out. `passed` and `now` are null where steps without records
-    may hide the value.
+    A tensor fails that never was live, or only before the rest. Groups of which most trained parameters were never live are
+    another model (an average, a merged copy), and are left out, as is what lies beside the model's own state in one save.
+    `passed` and `now` are null where steps without records may hide the value.
     """
     return _frames.memo(trace, "saved moments", _moments)
+
+
+def _most(which: pl.Expr, met: pl.Expr, at: list[str]) -> pl.Expr:
+    """More than half of these tensors of a group were live at some time."""
+    return (which & met).sum().over(at) * 2 > which.sum().over(at)
+
+
+def _not_beside_the_model(rows: pl.DataFrame, at: list[str]) -> pl.DataFrame:
+    """Without groups that hold other values of names which another group of the same save holds as they are now."""
+    whole = rows.with_columns(pl.col("now").all().over(at).alias("_whole"))
+    model = whole.filter("_whole").select("proc", "seq", "key", pl.lit(value=True).alias("_held")).unique()
+    beside = (pl.col("_held").any().over(at) & ~pl.col("_whole")).fill_null(value=False)
+    return whole.join(model, on=["proc", "seq", "key"], how="left", maintain_order="left").filter(~beside).drop("_whole", "_held")
 
 
 def _moments(trace: Trace) -> pl.DataFrame:
@@ -136,16 +149,15 @@ def _moments(trace: Trace) -> pl.DataFrame:
     at = ["proc", "seq", "group"]
     met, parameter = pl.col("begin").is_not_null(), pl.col("role") != "buffer"
     trained = parameter & pl.col("trained")
-    known = (
-        pl.when(trained.any().over(at))
-        .then((trained & met).any().over(at))
-        .otherwise((parameter & met).any().over(at))
-    )
-    rows = rows.filter(known).join(_gaps(trace), on="proc", how="left", maintain_order="left")
+    # Of an average, norms and biases that did not move yet may be the model's; so most have to be.
+    known = pl.when(trained.any().over(at)).then(_most(trained, met, at)).otherwise(_most(parameter, met, at))
+    rows = _not_beside_the_model(rows, at).filter(known).join(_gaps(trace), on="proc", how="left", maintain_order="left")
     certain = pl.col("_gap").fill_null(_END) > pl.col("step")
     together = (met & (pl.col("end") > pl.col("begin").max().over(at))).fill_null(value=False)
+    # An average that was just begun is a copy of the parameters, and keeps the buffers that it was made with.
+    begun = ~parameter & ~pl.col("now").any().over(at)
     return rows.with_columns(
-        pl.when(together | certain).then(together).alias("passed"),
+        pl.when(together | (certain & ~begun)).then(together).alias("passed"),
         pl.when(pl.col("now") | certain).then("now").alias("now"),
         met.alias("_met"),
     )

@@ -155,8 +155,9 @@ def stuck(trace: Trace, *, least_s: float, patience_s: float) -> list[Stuck]:
     """
     found: list[Stuck] = []
     for run in range(len(trace.runs)):
-        procs = {p.rank: i for i, p in enumerate(trace.processes) if p.run == run}
-        if sum(p.run == run for p in trace.processes) != len(procs) or len(procs) < 2:
+        ranks = [(p.rank, i) for i, p in enumerate(trace.processes) if p.run == run and p.world > 1]
+        procs = dict(ranks)
+        if len(ranks) != len(procs) or len(procs) < 2:
             continue
         if any(trace.processes[i].waiting or i in _given_up(trace, least_s) for i in procs.values()):
             found += _stuck_in(trace, run, procs, least_s, patience_s)

@@ -137,7 +137,8 @@ def replicated_runs(trace: Trace) -> pl.DataFrame:
 
 
 def _replicated_runs(trace: Trace) -> pl.DataFrame:
-    taken = Counter((p.run, p.rank) for p in trace.processes)
+    # One that started the ranks, and trains by itself before or behind them, is rank 0 too, of a world of its own.
+    taken = Counter((p.run, p.rank) for p in trace.processes if p.world > 1)
     procs = [proc for proc, p in enumerate(trace.processes) if p.world > 1 and taken[p.run, p.rank] == 1]
     codes = functions_like(trace, [_POINT_TO_POINT])["fn"].to_numpy()
     talkers = trace.calls["proc"].to_numpy()[np.isin(trace.calls["fn"].to_numpy(), codes)] if len(codes) else codes

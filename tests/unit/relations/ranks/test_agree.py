@@ -205,6 +205,21 @@ def test_a_rank_that_left_no_record_is_not_taken_for_one_that_never_called(tmp_p
     assert failures(never, "count") == ["4 calls of all_reduce on rank 0"]
 
 
+def test_a_process_that_trains_alone_and_starts_the_ranks_is_none_of_them(tmp_path: Path) -> None:
+    """As a notebook or a test does: its rank is 0 as well, of a world of one."""
+    starts = rank(0, [], world=1, pid=7)
+    run = trace(tmp_path, starts, rank(0, STEADY, world=2), rank(1, STEADY, world=2))
+    assert "count" in whats(run)
+    assert failures(run, "count") == []
+    skips = trace(tmp_path, starts, rank(0, STEADY, world=2), rank(1, STEADY[:3], world=2))
+    assert failures(skips, "count") == ["4 calls of all_reduce on rank 0 against 3 calls of all_reduce on rank 1"]
+
+
+def test_a_rank_that_was_started_again_may_have_called_as_often(tmp_path: Path) -> None:
+    run = trace(tmp_path, rank(0, STEADY, world=2), rank(0, STEADY[:1], world=2, pid=7), rank(1, STEADY, world=2))
+    assert failures(run, "count") == []
+
+
 def test_patience_grows_with_the_longest_wait_of_healthy_runs(tmp_path: Path) -> None:
     slow = trace(tmp_path, rank(0, [("barrier", 0, {"dur": 9 * SECOND})] * 3), rank(1, [("barrier", 0)] * 3))
     quick = trace(tmp_path, rank(0, STEADY), rank(1, STEADY))

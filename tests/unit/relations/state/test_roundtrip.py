@@ -138,6 +138,20 @@ def test_an_average_is_another_model(tmp_path: Path) -> None:
     assert not violations(RELATION, rules, load(tmp_path, [job.rows()]))
 
 
+def test_an_average_beside_the_model_or_that_shares_a_little_with_it_is_another_one(tmp_path: Path) -> None:
+    """A norm that has not moved yet is the same in both; an average that was just begun is a copy of an earlier time."""
+    rules = rules_of(tmp_path, saving(), "moment")
+    apart = Job()
+    apart.put(SAVE, {name: 5000 + i for i, name in enumerate(NAMES)} | {"a.weight": 200})
+    assert not violations(RELATION, rules, load(tmp_path, [apart.rows()]))
+    beside = Job()
+    seq = len(beside.calls)
+    beside.put(SAVE, live(beside)).put(SAVE, live(beside) | {"b.weight": 101, "c.weight": 12345}, path="['average']")
+    for row in beside.values:
+        row["seq"] = seq + 1
+    assert not violations(RELATION, rules, load(tmp_path, [beside.rows()]))
+
+
 def test_an_earlier_state_is_whole_and_not_the_live_one(tmp_path: Path) -> None:
     job = Job()
     kept = live(job)
