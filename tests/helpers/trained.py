@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import os
 import subprocess
@@ -53,9 +54,15 @@ def record(folder: Path, programs: Mapping[str, str], jobs: Iterable[Job]) -> No
     assert done.returncode == 0, done.stderr[-3000:]
 
 
+@functools.lru_cache(maxsize=2)
+def trace_of(run: Path) -> Trace:
+    """A finished run, read once for all modes that are asked about it."""
+    return Trace.load([run])
+
+
 def failed_of(relation: str, mode: str, run: Path) -> list[str]:
     """What a mode of a relation, whose rules speak of updates, says of a run."""
-    known, trace = registry()[relation], Trace.load([run])
+    known, trace = registry()[relation], trace_of(run)
     rule = Hypothesis.of(relation, mode=mode, what="updates")
     frame = known.examples(trace, [rule]).frame
     assert frame.height

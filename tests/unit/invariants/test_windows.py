@@ -56,7 +56,7 @@ def test_a_run_larger_than_memory_gives_the_same_rules(tmp_path: Path, monkeypat
     monkeypatch.setattr(shards, "_LEAST_STEPS", 8)
     extra = ("__main__.report", "torch.nn.utils.clip_grad_norm_")
     body = ("zero_grad", "forward", "backward", extra[1], "step", extra[0])
-    paths = [write_run(tmp_path / f"run{i}", [loop(steps=48, body=body) for _ in range(2)], program=f"p{i}.py") for i in range(2)]
+    paths = [write_run(tmp_path / f"run{i}", [loop(steps=24, body=body) for _ in range(2)], program=f"p{i}.py") for i in range(2)]
     relations = list(registry().values())
     pieces = shards.of_runs(paths, memory_bytes=50_000)
     assert len(pieces) > 4 and all(p.window is not None for p in pieces)

@@ -6,14 +6,13 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from helpers.trained import failed_of, record
+from helpers.trained import failed_of, record, trace_of
 
 pytest.importorskip("torch")
 
 from proctor.instrument.probes.moments import fit
 from proctor.invariants.invariant import Hypothesis, Standing
 from proctor.invariants.relations import registry, stays
-from proctor.invariants.trace import Trace
 
 PROGRAMS = {
     "thaws": """
@@ -257,7 +256,7 @@ def test_right_manners_break_none_of_them(runs: Path, program: str, manner: str)
 
 
 def test_the_right_programs_had_something_to_fail_on(runs: Path) -> None:
-    seen = {mode for program, manner in RIGHT for mode in MODES if not stays.told(Trace.load([runs / f"{program}-{manner or 'right'}"]), mode).is_empty()}
+    seen = {mode for program, manner in RIGHT for mode in MODES if not stays.told(trace_of(runs / f"{program}-{manner or 'right'}"), mode).is_empty()}
     assert seen == set(MODES)
 
 

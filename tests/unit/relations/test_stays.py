@@ -6,14 +6,13 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from helpers.trained import failed_of, record
+from helpers.trained import failed_of, record, trace_of
 
 pytest.importorskip("torch")
 
 from proctor.instrument.probes.sequences import ahead, padded
 from proctor.invariants.invariant import Hypothesis, Standing
 from proctor.invariants.relations import registry, stays
-from proctor.invariants.trace import Trace
 
 PROGRAMS = {
     "rested": """
@@ -281,7 +280,7 @@ def test_right_manners_break_no_mode(runs: Path, program: str, manner: str) -> N
 
 
 def test_the_right_programs_had_something_to_fail_on(runs: Path) -> None:
-    seen = {mode for program, manner in RIGHT for mode in stays.SAYS if not stays.told(Trace.load([runs / f"{program}-{manner or 'right'}"]), mode).is_empty()}
+    seen = {mode for program, manner in RIGHT for mode in stays.SAYS if not stays.told(trace_of(runs / f"{program}-{manner or 'right'}"), mode).is_empty()}
     assert seen - ELSEWHERE == set(stays.SAYS) - {"product", "update", "future"} - ELSEWHERE  # what `next` is told is also what `future` reads
 
 
