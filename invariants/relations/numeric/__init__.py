@@ -183,7 +183,8 @@ def _step_growth(trace: Trace) -> pl.DataFrame:
     rows = _norms.weights(trace).sort("proc", "optimizer", "step")
     past = pl.col("norm").shift(1).over("proc", "optimizer")
     rows = rows.with_columns((pl.col("norm") / past).log10().alias("rise"), past.alias("past"))
-    return rows.filter(pl.col("rise").is_finite())
+    # A layer that is given to the optimizer later, as one that thaws, brings its weights with it.
+    return rows.filter(pl.col("rise").is_finite() & ~pl.col("more"))
 
 
 _MEASURED: Final[dict[str, Callable[[Trace], pl.DataFrame]]] = {

@@ -48,7 +48,7 @@ def _gradients(trace: Trace) -> pl.DataFrame:
 
 
 def weights(trace: Trace) -> pl.DataFrame:
-    """Norm of all parameters of each optimizer after each step: proc, optimizer, step, seq, site, lossy, norm."""
+    """Norm of all parameters of each optimizer after each step: proc, optimizer, step, seq, site, lossy, norm, more (some are seen for the first time)."""
     return _frames.memo(trace, "optimizer weights", lambda t: _with_past(t, "weights", _weights(t)))
 
 
@@ -58,8 +58,9 @@ def _weights(trace: Trace) -> pl.DataFrame:
     data = data.filter(pl.col("optimizer").is_not_null() & ~_frames.has(_BAD)).sort("step", "seq")
     # A sum over parameters that change in different steps: the sum of the changes.
     square = pl.col("norm").cast(pl.Float64).pow(2)
-    data = data.with_columns((square - square.shift(1).over("proc", "var").fill_null(0.0)).alias("_change"))
-    total = data.group_by("proc", "optimizer", "step", maintain_order=True).agg(pl.col("_change").sum(), pl.col("seq").last())
+    before = square.shift(1).over("proc", "var")
+    data = data.with_columns((square - before.fill_null(0.0)).alias("_change"), before.is_null().alias("more"))
+    total = data.group_by("proc", "optimizer", "step", maintain_order=True).agg(pl.col("_change").sum(), pl.col("seq").last(), pl.col("more").any())
     total = total.sort("proc", "optimizer", "step").with_columns(
         pl.col("_change").cum_sum().over("proc", "optimizer").clip(lower_bound=0.0).sqrt().alias("norm"), pl.lit(0, dtype=pl.UInt32).alias("site")
     )

@@ -53,6 +53,23 @@ PROGRAMS = {
                 model(x.detach())
                 torch.save(model.state_dict(), io.BytesIO())
     """,
+    "given_later": """
+        body, head = nn.Linear(6, 64), nn.Linear(64, 1)
+        with torch.no_grad():
+            head.weight.mul_(0.01)
+        body.requires_grad_(False)
+        optimizer = torch.optim.SGD(head.parameters(), 0.01)
+        for step in range(14):
+            if step == 8 and BUG != "never":
+                body.requires_grad_(True)
+                optimizer.add_param_group({"params": body.parameters()})
+            optimizer.zero_grad()
+            head(body(torch.randn(16, 6)).relu()).square().mean().backward()
+            optimizer.step()
+            if BUG == "jumps" and step == 11:
+                with torch.no_grad():
+                    body.weight.mul_(50)
+    """,
     "behind": """
         class Encoder(nn.Module):
             def __init__(self):
@@ -88,6 +105,12 @@ def test_what_is_frozen_for_an_evaluation_may_train_in_the_next_update(tmp_path:
     record(tmp_path, PROGRAMS, [("evaluated", name or "right", 0, 8, name) for name in ("", "momentum")])
     assert failing(tmp_path / "evaluated-right", "progress", mode="frozen")[1] == []
     assert failing(tmp_path / "evaluated-momentum", "progress", mode="frozen")[1] != []
+
+
+def test_weights_that_an_optimizer_is_given_later_are_no_growth_of_its_weights(tmp_path: Path) -> None:
+    record(tmp_path, PROGRAMS, [("given_later", name or "right", 0, 8, name) for name in ("", "jumps")])
+    assert failing(tmp_path / "given_later-right", "numeric", what="growth", bound="1")[1] == []
+    assert failing(tmp_path / "given_later-jumps", "numeric", what="growth", bound="1")[1] != []
 
 
 def test_a_model_that_rests_is_not_taken_for_one_that_has_a_part_of_the_same_name(tmp_path: Path) -> None:
