@@ -232,13 +232,16 @@ def _cleared(trace: Trace) -> pl.DataFrame:
 def _gets_gradient(trace: Trace) -> pl.DataFrame:
     """The first layer has a gradient of this step when its optimizer steps.
 
-    What comes later may be left out of the loss (a pooler, an auxiliary head); what comes first feeds all the rest.
+    What comes later may be left out of the loss (a pooler, an auxiliary head); what comes first feeds all the rest. A step in which
+    nothing that the optimizer holds has one says nothing of the first layer: averages of batch norms are taken so.
     """
     first = (pl.col("position") == "first") & pl.col("module").str.starts_with("torch.nn.")
     held = held_parameters(trace).filter(pl.col("optimizer").is_not_null() & ~pl.col("frozen") & (pl.col("model") != "") & first)
     steps = _frames.updates(trace).select("proc", "step", "seq", "site", "optimizer").filter(pl.col("step") >= 0)
     rows = held.join(steps, on=["proc", "optimizer"])
     fresh = _frames.used_gradients(trace).select("proc", pl.col("var").alias("grad"), "step", pl.lit(value=True).alias("_fresh"))
+    holders = held_parameters(trace).select("proc", "grad", "optimizer").drop_nulls()
+    rows = rows.join(fresh.join(holders, on=["proc", "grad"]), on=["proc", "step", "optimizer"], how="semi", maintain_order="left")
     rows = rows.join(fresh, on=["proc", "grad", "step"], how="left")
     grads = _frames.rows(trace).select("proc", pl.col("var").alias("grad"), "step", _frames.has(int(StateFlag.ZERO)).alias("_zero"))
     rows = rows.sort("step").join_asof(grads.sort("step"), on="step", by=["proc", "grad"], strategy="backward", check_sortedness=False)

@@ -70,6 +70,23 @@ PROGRAMS = {
                 with torch.no_grad():
                     body.weight.mul_(50)
     """,
+    "measures": """
+        class Net(nn.Module):
+            def __init__(self):
+                super().__init__()
+                self.first, self.second = nn.Linear(6, WIDTH), nn.Linear(WIDTH, 1)
+            def forward(self, x):
+                hidden = self.first(x).relu()
+                return self.second(hidden.detach() if BUG == "detached" and step in (5, 6) else hidden)
+        model = Net()
+        optimizer = torch.optim.SGD(model.parameters(), 0.01)
+        for step in range(9):
+            optimizer.zero_grad()
+            loss = model(torch.randn(16, 6)).square().mean()
+            if step < 7:
+                loss.backward()
+            optimizer.step()
+    """,
     "behind": """
         class Encoder(nn.Module):
             def __init__(self):
@@ -111,6 +128,13 @@ def test_weights_that_an_optimizer_is_given_later_are_no_growth_of_its_weights(t
     record(tmp_path, PROGRAMS, [("given_later", name or "right", 0, 8, name) for name in ("", "jumps")])
     assert failing(tmp_path / "given_later-right", "numeric", what="growth", bound="1")[1] == []
     assert failing(tmp_path / "given_later-jumps", "numeric", what="growth", bound="1")[1] != []
+
+
+def test_a_step_without_any_gradient_says_nothing_of_the_first_layer(tmp_path: Path) -> None:
+    record(tmp_path, PROGRAMS, [("measures", name or "right", 0, 8, name) for name in ("", "detached")])
+    rule = {"kind": "change", "parent": "<step>", "attr": "grad", "role": "parameter", "who": "input"}
+    assert failing(tmp_path / "measures-right", "contain", **rule)[1] == []
+    assert failing(tmp_path / "measures-detached", "contain", **rule)[1] != []
 
 
 def test_a_model_that_rests_is_not_taken_for_one_that_has_a_part_of_the_same_name(tmp_path: Path) -> None:
