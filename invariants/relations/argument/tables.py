@@ -275,7 +275,7 @@ def _dropping(trace: Trace) -> pl.DataFrame:
 def _keeps_all(function: str, given: Mapping[str, Plain], inner: bool) -> tuple[bool | None, str]:
     """Whether a call is told to drop nothing, and what it says; `None` where whoever wrote it means it to drop, or it says nothing.
 
-    `training` is true unless it is given. Who writes `training=True` means it, and what a dropout module does is what it was set to.
+    `training` is true unless it is given. Who writes `training=True` means it, and what a dropout module does is what it was set to. With a probability of zero it says nothing.
     Attention has only a probability, zero unless it is given.
 
     Args:
@@ -286,6 +286,8 @@ def _keeps_all(function: str, given: Mapping[str, Plain], inner: bool) -> tuple[
     if function == ATTENTION:
         p = given.get("dropout_p.value", given.get("4.value", ""))
         return (None if p == "" or (p and inner) else not p), f"{name} is given dropout_p={p}"
+    if given.get("p.value", given.get("1.value", "")) == 0:
+        return None, ""  # it drops nothing, whatever it is told
     told = given.get("training.value", given.get("2.value", ""))
     if told == "":
         return (None if inner else False), f"{name} is not told whether it trains, and drops then"

@@ -25,10 +25,10 @@ def batch(trace: Trace) -> pl.DataFrame:
     rows = _batches.batches(trace).sort("seq")
     for calls in (loaded, begun):
         rows = rows.join_asof(calls.sort("seq"), on="seq", by="proc", strategy="backward", check_sortedness=False)
-    rows = rows.sort("proc", "seq").drop_nulls(["_next", "_epoch"]).unique(["proc", "_next"], keep="first", maintain_order=True)
+    rows = _batches.whole(trace, rows.sort("proc", "seq").drop_nulls(["_next", "_epoch"]))
     rows = rows.filter(~pl.col("flat") & (pl.col("numbers") >= _batches.ENOUGH))
     group = ["proc", "session", "_epoch"]
-    same = (pl.col("fp") == pl.col("fp").shift(1)).over(group)
+    same = _batches.again(1).over(group)
     # Batches that were seen one after the other: of a step without records nothing is known.
     near = (pl.col("step") <= pl.col("step").shift(1).over(group) + 1).fill_null(value=False)
     differed = (~same).fill_null(value=False).cum_max().over(group)

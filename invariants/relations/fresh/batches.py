@@ -77,14 +77,10 @@ def consecutive(trace: Trace) -> pl.DataFrame:
             check_sortedness=False,
             coalesce=False,
         )
-    # One batch may be given to several models, or to one in parts: the first call stands for it.
     rows = rows.sort("proc", "seq").filter(pl.col("_next").is_not_null() & pl.col("_epoch").is_not_null())
-    rows = rows.unique(["proc", "_next"], keep="first", maintain_order=True).filter(~pl.col("flat"))
+    rows = whole(trace, rows).filter(~pl.col("flat"))
     group = ["proc", "session", "_epoch"]
-    same = [
-        (pl.col("fp") == pl.col("fp").shift(k)).over(group).fill_null(value=False)
-        for k in range(1, _BACK + 1)
-    ]
+    same = [again(k).over(group).fill_null(value=False) for k in range(1, _BACK + 1)]
     rows = rows.with_columns(
         (~pl.any_horizontal(same)).alias("passed"), pl.int_range(pl.len()).over(group).alias("_nth")
     )
@@ -99,14 +95,35 @@ def consecutive(trace: Trace) -> pl.DataFrame:
     )
 
 
+def whole(trace: Trace, rows: pl.DataFrame) -> pl.DataFrame:
+    """Rows of `batches` with `_next`, the call that gave a batch, one row a batch: with _all (all training forwards that were given something of it) and
+    _came (what the loader gave, null where no row tells).
+
+    One batch may be given to several models, or to one in parts, as pictures that are compared and those that they are compared with: the first call stands for it.
+    """
+    came = _sightings.sightings(trace, Value.HANDED).filter(pl.col("text").str.starts_with("loader"))
+    came = came.group_by("proc", pl.col("seq").alias("_next"), maintain_order=True).agg(pl.struct("text", "item", "fp", "meta").hash(0).sum().alias("_came"))
+    rows = rows.with_columns(pl.col("fp").unique().sort().hash(0).sum().over("proc", "_next").alias("_all"))
+    rows = rows.unique(["proc", "_next"], keep="first", maintain_order=True)
+    return rows.join(came, on=["proc", "_next"], how="left", maintain_order="left")
+
+
+def again(back: int) -> pl.Expr:
+    """Of rows of `whole`: whether a batch is the one that came so many before it."""
+    first, every, came = (pl.col(c) == pl.col(c).shift(back) for c in ("fp", "_all", "_came"))
+    return first & came.fill_null(every)
+
+
 def other_batches(trace: Trace) -> pl.DataFrame:
     """One row a step and the one before it in the same pass over a loader: passed if it trains on another batch, whoever made it."""
     begun = _frames.calls_of(trace, re.escape(ITER)).select("proc", "seq", pl.col("seq").alias("_pass"))
-    rows = batches(trace).filter(~pl.col("flat") & (pl.col("step") >= 0)).sort("proc", "seq").unique(["proc", "step"], keep="first", maintain_order=True)
+    rows = batches(trace).filter(~pl.col("flat") & (pl.col("step") >= 0)).sort("proc", "seq")
+    rows = rows.with_columns(pl.col("fp").unique().sort().hash(0).sum().over("proc", "step").alias("_all"))
+    rows = rows.unique(["proc", "step"], keep="first", maintain_order=True)
     rows = rows.sort("seq").join_asof(begun.sort("seq"), on="seq", by="proc", strategy="backward", check_sortedness=False).sort("proc", "seq")
     rows = rows.drop_nulls("_pass")  # without a loader an agent may begin each episode alike
     same = [pl.col(c) == pl.col(c).shift(1).over("proc") for c in ("session", "_pass")]
-    rows = rows.with_columns((pl.col("fp") != pl.col("fp").shift(1).over("proc")).alias("passed"), (pl.col("step") == pl.col("step").shift(1).over("proc") + 1).alias("_next"), pl.all_horizontal(same).alias("_same"))
+    rows = rows.with_columns((pl.col("_all") != pl.col("_all").shift(1).over("proc")).alias("passed"), (pl.col("step") == pl.col("step").shift(1).over("proc") + 1).alias("_next"), pl.all_horizontal(same).alias("_same"))
     rows = _habits.with_family(trace, rows.filter(pl.col("_next") & pl.col("_same")))
     return _sightings.example(
         _sightings.sites(trace, _sightings.thin(rows, ["proc", "session"])), mode="another", what="batch", _function=NEXT,

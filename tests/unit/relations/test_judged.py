@@ -108,6 +108,24 @@ PROGRAMS = {
             F.mse_loss(out.float(), a[:, :3]).backward()
             optimizer.step()
     """,
+    "parts": """
+        class Episodes(torch.utils.data.Dataset):
+            def __len__(self):
+                return 12
+            def __getitem__(self, i):
+                g = torch.Generator().manual_seed(i)
+                shots = torch.ones(8, 12).cumsum(0) if i in (4, 5, 7) else torch.randn(8, 12, generator=g)
+                if BUG == "again" and i == 5:
+                    g.manual_seed(4)
+                return torch.cat([shots, torch.randn(16, 12, generator=g)])
+        model = nn.Sequential(nn.Linear(12, WIDTH), nn.ReLU(), nn.Linear(WIDTH, 4))
+        optimizer = torch.optim.SGD(model.parameters(), 0.01)
+        for episode in DataLoader(Episodes(), batch_size=None):
+            shots, queries = model(episode[:8]), model(episode[8:])
+            optimizer.zero_grad()
+            F.cross_entropy(-torch.cdist(queries, shots), torch.arange(16) % 8).backward()
+            optimizer.step()
+    """,
 }
 FAULTS = {  # fault: mode, a word of what was seen
     "rolled": ("aligned", "in another order than the samples"),
@@ -156,6 +174,16 @@ def test_what_a_step_draws_is_no_order_of_the_samples(runs: Path) -> None:
     order = Hypothesis.of("fresh", mode="order", what="loader")
     seen = [registry()["fresh"].examples(Trace.load([runs / f"plain-{bug}"]), [order]).frame["passed"].to_list() for bug in ("right", "in_order")]
     assert [set(passed) for passed in seen] == [{True}, {False}]
+
+
+def test_a_batch_that_the_model_is_given_in_parts_is_another_one_if_any_part_is(tmp_path: Path) -> None:
+    """As pictures that are compared, and those that they are compared with, which come again by chance."""
+    record(tmp_path, PROGRAMS, [("parts", bug or "right", 0, 24, bug) for bug in ("", "again")])
+    rules = [Hypothesis.of("fresh", mode="batch", what="loader"), Hypothesis.of("fresh", mode="another", what="batch"), Hypothesis.of("course", mode="batch", what="updates")]
+    for bug, whole in (("right", True), ("again", False)):
+        trace = Trace.load([tmp_path / f"parts-{bug}"])
+        passed = [registry()[rule.relation].examples(trace, [rule]).frame["passed"].drop_nulls() for rule in rules]
+        assert [rows.all() for rows in passed] == [whole] * 3 and all(rows.len() for rows in passed)
 
 
 def test_a_loss_looks_at_what_came_with_the_samples_only() -> None:

@@ -245,7 +245,7 @@ def test_needs_and_sentences(tmp_path: Path) -> None:
 
 
 def functional(
-    how: dict[str, Any] | None, *, model: str, inner: str = "__main__.Block.forward", name: str = "dropout"
+    how: dict[str, Any] | None, *, model: str, inner: str = "__main__.Block.forward", name: str = "dropout", p: float = 0.5
 ) -> dict[str, Any]:
     """A model that evaluates and drops in it; `how` are named arguments of the functional dropout of this name."""
     rows = []
@@ -274,7 +274,7 @@ def functional(
             call(
                 f"torch.nn.functional.{name}",
                 tensor(8, 4),
-                0.5,
+                p,
                 named=how or {},
                 parent=3 * step + 2,
                 step=step,
@@ -296,6 +296,7 @@ def test_functional_dropout_goes_on_in_evaluation(tmp_path: Path) -> None:
     sampled = load(tmp_path, [functional({"training": True}, model="__main__.C", inner=module)])
     assert not violations(RELATION, rules, meant)
     assert not violations(RELATION, rules, sampled)
+    assert not violations(RELATION, rules, load(tmp_path, [functional(None, model="__main__.C", p=0.0)])), "it drops nothing"
 
 
 def attention(p: float | None, *, model: str, training: int = 0, inner: str = "__main__.Block.forward", grad: bool = False) -> dict[str, Any]:
