@@ -109,7 +109,7 @@ class Numeric(Relation):
         return {
             "applied": "an update does not apply gradients that are not finite",
             "finite": "parameters that are finite stay finite",
-            "alive": "an optimizer that steps has a gradient that is not zero",
+            "alive": "an optimizer that steps again and again has a gradient that is not zero",
             "burst": f"the norm of all gradients stays below {bound} times all earlier ones of its run",
             "drift": f"the norm of all gradients is not time and again more than {bound} times its median so far",
             "growth": f"the norm of all weights does not grow to more than {bound} times in one step",
@@ -160,13 +160,18 @@ def _finite(trace: Trace) -> pl.DataFrame:
 
 
 def _alive(trace: Trace) -> pl.DataFrame:
-    """One row an update of several gradients: passed if one of them is not zero. With a learning rate of 0 none is used."""
+    """One row an update of several gradients: passed if one of them, or of the update before, is not zero. With a learning rate of 0 none is used.
+
+    Once it may be right: a hinge that all samples of a batch are behind, a ratio that is clipped for all of them.
+    """
     rows = _norms.gradients(trace).filter(pl.col("count") > 1)
     used = _frames.used_gradients(trace).join(_frames.metas(trace, "optimizer", "lr_zero"), on="meta").filter(pl.col("lr_zero") == "true")
     resting = used.filter(_frames.has(int(StateFlag.ZERO))).select("proc", "optimizer", "step").unique()
     rows = rows.join(resting, on=["proc", "optimizer", "step"], how="anti", maintain_order="left")
-    passed = pl.when(~pl.col("zero") | ~pl.col("lossy")).then(~pl.col("zero"))
-    return rows.with_columns(passed.alias("passed"), pl.format("all {} gradients are zero", "count").alias("_seen"))
+    rows = rows.sort("proc", "optimizer", "step")
+    both = pl.col("zero") & pl.col("zero").shift(1).over("proc", "optimizer").fill_null(value=False)
+    passed = pl.when(~both | ~pl.col("lossy")).then(~both)
+    return rows.with_columns(passed.alias("passed"), pl.format("all {} gradients are zero, as in the update before", "count").alias("_seen"))
 
 
 _SIMPLE_VIEWS: Final[dict[str, Callable[[Trace], pl.DataFrame]]] = {

@@ -9,6 +9,7 @@ that the rule is of one family of programs for good.
 momentum that go on moving what was frozen in mid-training.
 `mode="trains"`: every parameter of the model has moved after its first two updates (`_moving`), but for those that did not in the
 learned runs; of one family of programs, whatever the depth. Catches a layer that was frozen, detached, or left out of the optimizer.
+`mode="learns"`: a model that has moved by the end of the third step in the learned runs does so; of one family. Catches a whole model that no optimizer is given.
 `mode="remembers"`: a running average of an optimizer is no fixed share of the last gradient (`_remembering`), of any program. Catches a state
 that is cleared or made anew before each update.
 `mode="counted"`: no backward doubles the gradients that the one before it left, of any program. Catches a loss that is propagated twice.
@@ -76,6 +77,7 @@ class Progress(Relation):
         general = [Hypothesis.of("progress", mode=mode) for mode, view in _GENERAL.items() if view(trace)["passed"].any()]
         broken = [h for h, kept in moved.items() if not kept]
         trains = [Hypothesis.of("progress", mode="trains", family=family, but=but) for family, but in _moving.exceptions(trace)]
+        trains += [Hypothesis.of("progress", mode="learns", family=family, what=what) for family, what in _moving.learning(trace)]
         return _surveys.of_hypotheses([*moved, *general, *trains], broken)
 
     def examples(self, trace: Trace, hypotheses: Sequence[Hypothesis]) -> Examples:
@@ -85,8 +87,9 @@ class Progress(Relation):
             index = pl.DataFrame(families, schema={"hyp": pl.UInt32, "family": pl.String}, orient="row")
             parts.append(_between(trace).join(index, on="family"))
         for i, h in enumerate(hypotheses):
-            if h["mode"] == "trains":
-                rows = _moving.moved(trace).filter((pl.col("family") == h.text("family")) & ~pl.col("what").is_in(h.text("but").split()))
+            if h["mode"] in ("trains", "learns"):
+                mine = ~pl.col("what").is_in(h.text("but").split()) if h["mode"] == "trains" else pl.col("what") == h.text("what")
+                rows = (_moving.moved if h["mode"] == "trains" else _moving.models)(trace).filter((pl.col("family") == h.text("family")) & mine)
                 parts.append(_finish(trace, rows).with_columns(pl.lit(i, dtype=pl.UInt32).alias("hyp")))
             if h["mode"] in _GENERAL:
                 parts.append(_GENERAL[h.text("mode")](trace).with_columns(pl.lit(i, dtype=pl.UInt32).alias("hyp")))
@@ -120,6 +123,8 @@ class Progress(Relation):
         if hypothesis["mode"] == "trains":
             but = f", but for {hypothesis.text('but').replace(' ', ', ')}" if hypothesis.get("but") else ""
             return f"every parameter has moved after two updates of its model{but}{where}"
+        if hypothesis["mode"] == "learns":
+            return f"{hypothesis['what']} has moved by the end of the third step{where}"
         return f"between two steps of its optimizer a parameter keeps its value{where}"
 
     def detail(self, trace: Trace, hypothesis: Hypothesis, example: Mapping[str, Any]) -> Detail:
@@ -159,10 +164,11 @@ class Progress(Relation):
                 module=example["_module"],
                 advice="Look for what writes the parameters after the update: an average copied into the model in place of the other way round, a backup that is restored in each iteration.",
             )
-        if hypothesis["mode"] == "trains":
+        if hypothesis["mode"] in ("trains", "learns"):
+            whole = hypothesis["mode"] == "learns"
             return Detail(
-                expected=f"{name} moves in the first two updates of its model, as in the learned runs",
-                seen=f"{name} has not moved by the end of step {step}",
+                expected=f"{hypothesis['what']} moves in the first three steps, as in the learned runs" if whole else f"{name} moves in the first two updates of its model, as in the learned runs",
+                seen=f"none of its parameters, such as {name}, has moved by the end of step {step}" if whole else f"{name} has not moved by the end of step {step}",
                 function=_frames.UPDATE,
                 variable=name,
                 module=example["_module"],

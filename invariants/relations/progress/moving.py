@@ -56,3 +56,35 @@ def exceptions(trace: Trace) -> list[tuple[str, str]]:
     )  # fmt: skip
     found = found.filter(pl.col("_some") & (pl.col("_but").list.len() <= _EXCEPTIONS))
     return sorted({(family, " ".join(but)) for family, but in found.select("family", "_but").iter_rows()})
+
+
+def models(trace: Trace) -> pl.DataFrame:
+    """One row a model of a process whose first three steps updated something: passed if one of its parameters has moved by then. The columns of `moved`; `what` is the class of the model, and `name` its first parameter."""
+    return _frames.memo(trace, "models that move", _models)
+
+
+def _models(trace: Trace) -> pl.DataFrame:
+    about = _frames.owned(trace).filter((pl.col("role") == "parameter") & (pl.col("attr") == "data") & (pl.col("model") != ""))
+    about = about.select("var", "name", "model", "module", "kind", "position", pl.col("model").str.replace(r"#\d+$", "").alias("what"))
+    rows = _frames.data_by_step(trace).join(about, on="var", how="inner", maintain_order="left")
+    updates = _frames.updates(trace).filter((pl.col("step") >= 0) & (pl.col("step") < PROLOGUE))
+    updates = updates.join(_frames.whole_steps(trace), on=["proc", "step"], how="semi").group_by("proc").agg(
+        pl.col("step").n_unique().alias("_n"), pl.col("seq", "site", "phase").last()
+    ).filter(pl.col("_n") == PROLOGUE)  # fmt: skip
+    mine = rows.sort("step", maintain_order=True).group_by("proc", "what", maintain_order=True).agg(
+        pl.col("name", "module", "kind", "position", "norm", "meta", "var").first(),
+        (pl.col("changed") & (pl.col("step") >= 0) & (pl.col("step") < PROLOGUE)).any().alias("moves"), pl.col("step").min().alias("_seen"),
+    ).filter(pl.col("_seen") < 1).join(updates, on="proc", how="inner", maintain_order="left")  # fmt: skip
+    mine = mine.join(_frames.metas(trace, "wrapper"), on="meta", how="left", maintain_order="left")
+    known = ~pl.col("proc").is_in([i for i, p in enumerate(trace.processes) if p.dropped > 0])
+    return _habits.with_family(trace, mine).select(
+        "what", "proc", "family", "name", "module", "kind", "position", "wrapper", "phase", "site", pl.col("seq").fill_null(0),
+        pl.lit(PROLOGUE - 1, dtype=pl.Int32).alias("step"), pl.col("norm").alias("_a"), pl.col("norm").alias("_b"), "var", pl.when(pl.col("moves") | known).then("moves").alias("passed"),
+    )  # fmt: skip
+
+
+def learning(trace: Trace) -> list[tuple[str, str]]:
+    """Classes of models that have moved in all processes that hold them, with the family; of an only model nothing is said here."""
+    found = models(trace).drop_nulls(["family", "passed"]).filter(pl.col("what").n_unique().over("proc") > 1)
+    found = found.group_by("family", "what").agg(pl.col("passed").all())
+    return sorted(found.filter("passed").select("family", "what").iter_rows())

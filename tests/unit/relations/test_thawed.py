@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import polars as pl
 import pytest
 from helpers.trained import record
 
@@ -87,6 +88,20 @@ PROGRAMS = {
                 loss.backward()
             optimizer.step()
     """,
+    "two": """
+        class Encoder(nn.Linear): pass
+        class Decoder(nn.Linear): pass
+        class Teacher(nn.Linear): pass
+        encoder, decoder, teacher = Encoder(6, WIDTH), Decoder(WIDTH, 6), Teacher(6, 6)
+        held = [encoder] if BUG == "left_out" else [encoder, decoder]
+        optimizer = torch.optim.SGD([p for m in held for p in m.parameters()], 0.01)
+        for step in range(8):
+            x = torch.randn(16, 6)
+            loss = (decoder(encoder(x).relu()) - teacher(x)).square().mean()
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+    """,
     "behind": """
         class Encoder(nn.Module):
             def __init__(self):
@@ -135,6 +150,20 @@ def test_a_step_without_any_gradient_says_nothing_of_the_first_layer(tmp_path: P
     rule = {"kind": "change", "parent": "<step>", "attr": "grad", "role": "parameter", "who": "input"}
     assert failing(tmp_path / "measures-right", "contain", **rule)[1] == []
     assert failing(tmp_path / "measures-detached", "contain", **rule)[1] != []
+
+
+def test_a_model_that_no_optimizer_is_given_is_named(tmp_path: Path) -> None:
+    record(tmp_path, PROGRAMS, [("two", "right", 0, 8, ""), ("two", "other", 1, 12, ""), ("two", "left_out", 0, 8, "left_out")])
+    progress = registry()["progress"]
+    right, other, wrong = (Trace.load([tmp_path / f"two-{name}"]) for name in ("right", "other", "left_out"))
+    rules = [h for h in progress.propose(right) if h["mode"] == "learns"]
+    assert sorted(h.text("what").rpartition(".")[2] for h in rules) == ["Decoder", "Encoder"]
+    frame = progress.examples(other, rules).frame
+    assert frame["passed"].all() and frame.height == 2
+    (row,) = progress.examples(wrong, rules).frame.filter(~pl.col("passed")).to_dicts()
+    rule = rules[row["hyp"]]
+    assert rule.text("what").endswith("Decoder") and "has moved by the end of the third step" in progress.say(rule)
+    assert progress.detail(wrong, rule, row).seen == "none of its parameters, such as weight, has moved by the end of step 2"
 
 
 def test_a_model_that_rests_is_not_taken_for_one_that_has_a_part_of_the_same_name(tmp_path: Path) -> None:

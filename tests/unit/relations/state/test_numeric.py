@@ -98,7 +98,8 @@ def test_a_parameter_that_becomes_not_finite_is_named_once(tmp_path: Path) -> No
 
 
 def test_gradients_that_are_all_zero_are_told(tmp_path: Path) -> None:
-    assert failing(job(tmp_path, [1.0] * 6, flags={4: StateFlag.ZERO}), "alive") == [4]
+    assert failing(job(tmp_path, [1.0] * 6, flags={3: StateFlag.ZERO, 4: StateFlag.ZERO}), "alive") == [4]
+    assert failing(job(tmp_path, [1.0] * 6, flags={2: StateFlag.ZERO, 4: StateFlag.ZERO}), "alive") == [], "once it may be right"
 
 
 def test_a_burst_is_held_against_the_runs_own_past(tmp_path: Path) -> None:
