@@ -286,11 +286,9 @@ def _keeps_all(function: str, given: Mapping[str, Plain], inner: bool) -> tuple[
     if function == ATTENTION:
         p = given.get("dropout_p.value", given.get("4.value", ""))
         return (None if p == "" or (p and inner) else not p), f"{name} is given dropout_p={p}"
-    if given.get("p.value", given.get("1.value", "")) == 0:
-        return None, ""  # it drops nothing, whatever it is told
-    told = given.get("training.value", given.get("2.value", ""))
-    if told == "":
-        return (None if inner else False), f"{name} is not told whether it trains, and drops then"
+    p, told = given.get("p.value", given.get("1.value", "")), given.get("training.value", given.get("2.value", ""))
+    if told == "" or p == 0:
+        return (None if inner or p == 0 else False), f"{name} is not told whether it trains, and drops then"
     return (None if told else True), f"{name} is told that it does not train"
 
 
