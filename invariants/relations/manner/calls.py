@@ -59,16 +59,24 @@ def _row(row: Mapping[str, Any], what: str, passed: bool, seen: str, function: s
     return place | {"what": what, "passed": passed, "_seen": "" if passed else seen, "_function": function, "_variable": variable}
 
 
-def _subjects(trace: Trace, kinds: re.Pattern[str]) -> list[tuple[str, str, list[dict[str, Any]]]]:
-    """Calls by subject: the subject, its function, and distinct calls of one process and step number from 0 on; those of which there are enough."""
+def _subjects(trace: Trace, kinds: re.Pattern[str], asked: Collection[str] | None = None) -> list[tuple[str, str, list[dict[str, Any]]]]:
+    """Calls by subject: the subject, its function, and distinct calls of one process and step number from 0 on; those of which there are enough.
+
+    Args:
+        asked: subjects of rules; if they are named, a function of the program that several others call is a subject with each of these, too.
+    """
     names = trace.functions
     found: dict[tuple[int, str], tuple[str, list[dict[str, Any]]]] = {}
     wanted = [code for code, name in enumerate(names) if name and (kinds.match(name) or not is_torch(name))]
     calls = distinct_of(trace).filter(pl.col("fn").is_in(wanted) & (pl.col("step") >= 0))
+    callers = dict(calls.group_by("fn").agg(pl.col("pfn").n_unique()).iter_rows())
     for row in calls.iter_rows(named=True):
-        function = names[row["fn"]]
-        subject = _subject(function, names[row["pfn"]] or "")
-        if subject:
+        function, caller = names[row["fn"]], names[row["pfn"]] or ""
+        subjects = [_subject(function, caller)]
+        if asked is not None and not is_torch(function) and caller and not is_torch(caller):
+            called = f"{caller}{BY}{function}"
+            subjects += [called] if callers[row["fn"]] > 1 or called in asked else []
+        for subject in filter(None, subjects):
             found.setdefault((row["proc"], subject), (function, []))[1].append(row)
     # What looks like an earlier call is an example, too; three are enough for a rule.
     return [(subject, function, [row for row in rows for _ in range(min(row["calls"], ENOUGH))]) for (_, subject), (function, rows) in found.items() if sum(row["calls"] for row in rows) >= _CALLS]
@@ -92,10 +100,16 @@ def _by_subject(wanted: Iterable[str]) -> dict[str, set[str]]:
 
 def given(trace: Trace, wanted: Collection[str]) -> pl.DataFrame:
     """One row a subject, argument and distinct call: passed if the argument was given, and is not None."""
-    asked, rows = _by_subject(wanted), []
-    for subject, function, calls in _subjects(trace, _TORCH):
+    asked, rows, always = _by_subject(wanted), [], dict[str, set[str]]()
+    for subject, function, calls in _subjects(trace, _TORCH, asked):
         places = [(row, _given(trace.features[row["args"]])) for row in calls]
-        every = set().union(*(place for _, place in places if place is not None)) - (_FIRST if is_torch(function) else {"0"}) | {said.removeprefix("argument ") for said in asked.get(subject, ())}
+        sets = [place for _, place in places if place is not None]
+        every = set().union(*sets) - (_FIRST if is_torch(function) else {"0"})
+        if subject == function:
+            always[function] = set.intersection(*sets) if sets else set()
+        elif not is_torch(function):  # what all callers give is said of the function alone, which comes first
+            every -= always.get(function, set())
+        every |= {said.removeprefix("argument ") for said in asked.get(subject, ())}
         for row, place in places:
             if place is not None:
                 rows += [_row(row, f"{subject}{OF}argument {name}", name in place, f"argument {name} is None or not given", function, name) for name in sorted(every)]
