@@ -13,7 +13,7 @@ is set to evaluate for batches that it does not train on. `scheduled`: a schedul
 norms and biases from matrices differ in an option; a configuration may make them alike. `halved`: a layer does not train its bias alone, where the others
 train both. Of these two and of `rebuilt`, too few healthy programs have what they speak of. `used`: an optimizer whose gradients are made and cleared steps some time. `scored`: a loss
 that normalises scores is given no probabilities, one that wants log-probabilities gets such. `digits`: what layers are given and give has the digits of its type,
-where nothing computes in a half type on purpose. `leftover`: an optimizer does not apply what the backward for another one left behind. `rebuilt`: who loads an optimizer, builds a scheduler and loads that, goes on with the rate that was loaded.
+where nothing computes in a half type on purpose. `reaches`: what a clipping changed is applied by one of the updates before the next backward. `leftover`: an optimizer does not apply what the backward for another one left behind. `rebuilt`: who loads an optimizer, builds a scheduler and loads that, goes on with the rate that was loaded.
 
 They hold of any program, so they ship. What makes a failure sure is taken from the run itself: the update that moves nothing, the fingerprint that is the same,
 the training forwards before the evaluation. Where the run does not tell, there is no example. Each update passes those modes that it does not
@@ -49,7 +49,7 @@ from proctor.invariants.schema import MODEL_CALL
 from proctor.invariants.trace import Trace
 
 _PARTS: Final = {
-    "fed": _updating.fed, "again": _updating.again, "successive": _updating.successive, "clips": _clipping.clips, "shrinks": _clipping.shrinks,
+    "fed": _updating.fed, "again": _updating.again, "successive": _updating.successive, "clips": _clipping.clips, "shrinks": _clipping.shrinks, "reaches": _clipping.reaches,
     "evaluates": _modes.evaluates, "resumes": _modes.resumes, "masks": _modes.masks, "batch": _loading.batch,
     "reversed": _groups.reversed_decay, "parted": _groups.parted, "halved": _groups.halved,
     "rebuilt": _resuming.rebuilt, "advances": _choices.advances, "examined": _choices.examined, "scheduled": _choices.scheduled,
@@ -64,6 +64,7 @@ _SAYS: Final = {
     "successive": "a scheduler does not step twice with nothing in between",
     "clips": "what is clipped between two updates is clipped behind a backward",
     "shrinks": "gradients that were clipped to a norm have no greater one",
+    "reaches": "an update applies what a clipping before it has changed",
     "evaluates": "eval() puts a model into evaluation mode",
     "resumes": "a model that trains with dropout or batch statistics does so after an evaluation, too",
     "masks": "a dropout of training draws another mask in each step",
@@ -90,6 +91,7 @@ _ADVICE: Final = {
     "successive": "Look for a second scheduler.step: its own, or one in a library that was given the scheduler.",
     "clips": "Put the clipping between backward and optimizer.step; elsewhere it clips gradients that were applied, or none.",
     "shrinks": "Look at what was given to the clipping: copies, other parameters, or a function that only computes the norm.",
+    "reaches": "Look at whose parameters the clipping is given: those of the optimizer that steps next are not.",
     "evaluates": "Look for a module that overrides train(), and for what sets `training` behind it.",
     "resumes": "Call model.train() again after the evaluation.",
     "masks": "Seed once, before the training.",
@@ -126,6 +128,7 @@ _NEEDS: Final = {
     "rounds": Needs(_judged.NEEDS["rounds"][0] | {_frames.UPDATE}, values=_judged.NEEDS["rounds"][1]),
 }
 _CHOICES: Final = {
+    "reaches": Needs(_UPDATES | {_clipping.CLIP}, frozenset({"grad"})),
     "restored": Needs(_UPDATES | {MODEL_CALL, _modes.NORMALISES, *MODE_SETTERS, *DROPOUTS} | _batches.LOOP),
     "advances": Needs(_UPDATES | {MODEL_CALL} | _batches.LOOP | {*_batches.DRAWS}, values=frozenset({"batch", "handed"})),
     "examined": Needs(_UPDATES | {MODEL_CALL, _modes.NORMALISES, *MODE_SETTERS, *DROPOUTS} | _batches.LOOP),
@@ -141,7 +144,7 @@ _CHOICES: Final = {
     ),
 }
 _SIGNATURES: Final = {
-    "clips": ((_clipping.CLIP, ""),), "shrinks": ((_clipping.CLIP, ""),),
+    "clips": ((_clipping.CLIP, ""),), "shrinks": ((_clipping.CLIP, ""),), "reaches": ((_clipping.CLIP, ""),),
     "masks": ((_modes.SEED, ""), *((name, "") for name in sorted(DROPOUTS))),
     "resumes": ((MODEL_CALL, "0.training"), *((name, "") for name in sorted(DROPOUTS))),
 }  # fmt: skip
@@ -169,7 +172,7 @@ class Course(Relation):
 
     def reads_of(self, hypothesis: Hypothesis) -> Reads:
         mode = hypothesis["mode"]
-        return "calls" if mode in ("clips", "successive", "evaluates", "resumes", "restored", "examined", "scheduled") else "records" if mode in ("fed", "again", "used", "leftover") else "draws" if mode in ("advances", "batch", "consumes") else "numbers"
+        return "calls" if mode in ("clips", "successive", "evaluates", "resumes", "restored", "examined", "scheduled") else "records" if mode in ("fed", "again", "used", "leftover", "reaches") else "draws" if mode in ("advances", "batch", "consumes") else "numbers"
 
     def standing_of(self, hypothesis: Hypothesis) -> Standing:
         """What a program may do on purpose, though seldom, is a choice."""

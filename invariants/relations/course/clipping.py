@@ -65,6 +65,29 @@ def _limited(trace: Trace) -> pl.DataFrame:
     return calls.join(known, on="args", how="left", maintain_order="left").drop_nulls("most")
 
 
+def reaches(trace: Trace) -> pl.DataFrame:
+    """One row an update: failed if updates follow a clipping before the next backward, and none of them is of an optimizer that holds a gradient which the clipping changed.
+
+    Who clips what several optimizers hold, and steps one of them, applies some of it. Without an update before the next backward nothing is said.
+    """
+    inner = _frames.inner_backwards(trace)["proc"].unique()
+    limited = _limited(trace).filter((pl.col("step") >= 0) & ~pl.col("proc").is_in(inner.implode()))
+    changed = gradients(trace).filter(pl.col("edge") == 1).with_columns(pl.col("holders").str.split(",").alias("optimizer"))
+    changed = changed.select("proc", pl.col("call").alias("seq"), "name", "optimizer").explode("optimizer")
+    rows = limited.select("proc", "step", "seq", "site").join(changed, on=["proc", "seq"], how="inner", maintain_order="left")
+    clipped = rows.unique(["proc", "seq"], keep="first", maintain_order=True).drop("optimizer").sort("seq")
+    backwards = _frames.calls_of(trace, *map(re.escape, BACKWARDS)).select("proc", "seq", pl.col("seq").alias("_next")).sort("seq")
+    clipped = clipped.join_asof(backwards, on="seq", by="proc", strategy="forward", check_sortedness=False)
+    updates = _frames.updates(trace).select("proc", pl.col("seq").alias("_update"), pl.col("optimizer").alias("_by"))
+    between = (pl.col("_update") > pl.col("seq")) & (pl.col("_update") < pl.col("_next").fill_null((1 << 32) - 1))
+    followed = clipped.join(updates, on="proc", how="inner").filter(between)
+    mine = rows.select("proc", "seq", pl.col("optimizer").alias("_by")).unique()
+    applied = followed.join(mine, on=["proc", "seq", "_by"], how="semi").select("proc", "seq").unique()
+    bad = followed.unique(["proc", "seq"], keep="first").sort("proc", "seq").join(applied, on=["proc", "seq"], how="anti", maintain_order="left")
+    said = pl.format("clipping changed gradients, such as that of {}, which no update before the next backward applies", "name")
+    return examples(trace, "reaches", bad.select("proc", "step", "seq", "site", said.alias("_seen"), pl.format("{}.grad", "name").alias("_variable")), function=CLIP)
+
+
 def shrinks(trace: Trace) -> pl.DataFrame:
     """One row an update: failed if a clipping found a greater norm than it was to leave, and changed no gradient."""
     clipped = _limited(trace).filter("two")

@@ -273,3 +273,28 @@ def test_each_law_is_learned_from_a_program_that_keeps_it_and_may_be_shipped(run
     relation = registry()[LAWS[law].relation]
     assert LAWS[law] in relation.propose(Trace.load([runs / "laws-right"]))
     assert relation.standing_of(LAWS[law]) is (Standing.CHOICE if law in (*_CHOICES, "undone") else Standing.LAW)
+
+
+ACTOR_AND_CRITIC = """
+    actor, critic = nn.Linear(6, WIDTH), nn.Linear(6, 1)
+    optimizers = [torch.optim.Adam(m.parameters(), 0.01) for m in (actor, critic)]
+    for step in range(8):
+        x = torch.randn(16, 6)
+        optimizers[1].zero_grad()
+        (critic(x) - 9).square().mean().backward()
+        optimizers[1].step()
+        optimizers[0].zero_grad()
+        (10 * actor(x)).square().mean().backward()
+        clipped = {"wrong": [*critic.parameters()], "both": [*actor.parameters(), *critic.parameters()]}.get(BUG, [*actor.parameters()])
+        torch.nn.utils.clip_grad_norm_(clipped, 0.01)
+        optimizers[0].step()
+"""
+
+
+def test_what_is_clipped_is_what_the_next_update_applies(tmp_path: Path) -> None:
+    record(tmp_path, {"agent": ACTOR_AND_CRITIC}, [("agent", name, 0, 8, name) for name in ("right", "both", "wrong")])
+    law = LAWS["reaches"]
+    found = {name: failing(Trace.load([tmp_path / f"agent-{name}"]), law) for name in ("right", "both", "wrong")}
+    assert [found[name].height for name in ("right", "both")] == [0, 0] and found["wrong"]["step"][0] == 0
+    detail = registry()["course"].detail(Trace.load([tmp_path / "agent-wrong"]), law, found["wrong"].row(0, named=True))
+    assert "which no update before the next backward applies" in detail.seen and detail.variable.endswith("weight.grad")
