@@ -135,6 +135,8 @@ class Machine:
         elif collective(node.op):
             return self._join(r, node)
         elif node.op == MARK:
+            if self._named:
+                self._named(r, rank.at, [self.read(r, node.ins[0])], 0)
             self.marks[r].setdefault(node.detail, self.read(r, node.ins[0]).copy())
         elif node.op == READ:
             rank.reads[rank.at] = self.read(r, node.ins[0]).reshape(())

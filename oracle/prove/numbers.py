@@ -40,13 +40,39 @@ def rational(value: float, single: bool = False) -> Fraction:
 
 
 class Root(msgspec.Struct, frozen=True):
-    """A positive root of a fraction, of degree 2 or 4: what programs scale attention and norms by."""
+    """A root of a fraction, of degree 2 or 4, or what is as much below 0: what programs scale attention and norms by."""
 
     of: Fraction
     degree: int
+    negative: bool = False
 
     def __float__(self) -> float:
-        return math.pow(self.of, 1 / self.degree)
+        found = math.pow(self.of, 1 / self.degree)
+        return -found if self.negative else found
+
+
+def product(a: Fraction | Root, b: Fraction | Root) -> Fraction | Root:
+    """a · b, as the fraction or the root of least degree that it is."""
+    if isinstance(a, Fraction) and isinstance(b, Fraction):
+        return a * b
+    degree = max(one.degree for one in (a, b) if isinstance(one, Root))
+    of, negative = Fraction(1), False
+    for one in (a, b):
+        of *= one.of ** (degree // one.degree) if isinstance(one, Root) else abs(one) ** degree
+        negative ^= one.negative if isinstance(one, Root) else one < 0
+    while degree > 1 and (root := _square_root(of)) is not None:
+        of, degree = root, degree // 2
+    return Root(of, degree, negative) if degree > 1 and of else -of if negative else of
+
+
+def inverse(a: Fraction | Root) -> Fraction | Root:
+    """1 / a."""
+    return Root(1 / a.of, a.degree, a.negative) if isinstance(a, Root) else 1 / a
+
+
+def _square_root(of: Fraction) -> Fraction | None:
+    over, under = math.isqrt(of.numerator), math.isqrt(of.denominator)
+    return Fraction(over, under) if over * over == of.numerator and under * under == of.denominator else None
 
 
 @functools.lru_cache(65536)

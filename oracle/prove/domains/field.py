@@ -59,6 +59,8 @@ class Field:
 
     def _root(self, value: Root) -> Any:
         """Where a number has a root that is a square itself, that one, so that products of roots are right; else a symbol."""
+        if value.negative:
+            return self.mul(np.array([self.const(Root(value.of, value.degree))]), np.array([P - 1]))[0]
         square = int(self.const(value.of if value.degree == 2 else Root(value.of, 2)))
         if pow(square, (P - 1) // 2, P) == 1:
             return np.int64(pow(square, (P + 1) // 4, P))

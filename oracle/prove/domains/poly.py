@@ -100,8 +100,8 @@ class Poly:
     def const(self, value: Fraction | Root | float) -> Any:
         """A number."""
         if isinstance(value, Root):
-            inner = self.const(value.of if value.degree == 2 else Root(value.of, 2))
-            return np.int64(self._function("sqrt", (int(inner),)))
+            inner = int(self.const(value.of if value.degree == 2 else Root(value.of, 2)))
+            return self._times(self._function("sqrt", (inner,)), int(self.const(Fraction(-1)))) if value.negative else self._function("sqrt", (inner,))
         if isinstance(value, float):
             if value == -math.inf:
                 return np.int64(NINF)

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 
 from proctor.oracle.prove.domains.poly import NINF, ONE, ZERO
+from proctor.oracle.prove.numbers import Root, inverse, product
 from proctor.oracle.prove.tape import Array
 
 if TYPE_CHECKING:
@@ -28,11 +29,11 @@ class Scalars:
         self._of: dict[int, tuple[int, int]] = {}  # group → (its core's group, constant)
         self._products: dict[tuple[int, int], int] = {}
 
-    def value(self, x: int) -> Fraction | None:
-        """The rational number that an element is."""
+    def value(self, x: int) -> Fraction | Root | None:
+        """The number that an element is; None of -inf, and of what is no number."""
         group = int(self._d.groups_of(np.asarray(x)))
         found = self._d.groups[group] if self._d.is_const(group) else None
-        return found if isinstance(found, Fraction) else None
+        return found if isinstance(found, Fraction | Root) else None
 
     def may(self, *arrays: Array) -> bool:
         """Whether numbers may be taken out: some elements are looked at, most arrays are all of one kind."""
@@ -47,7 +48,7 @@ class Scalars:
         if x <= ONE:
             return x == NINF
         group = int(self._d.groups_of(np.asarray(x)))
-        return group not in self._of and not isinstance(self._d.groups[group], Fraction)
+        return group not in self._of and not isinstance(self._d.groups[group], Fraction | Root)
 
     def split(self, a: Array) -> tuple[Array, Array]:
         """(elements without their numbers, the numbers as constants); a constant is a number times 1."""
@@ -57,7 +58,7 @@ class Scalars:
             if group in self._of:
                 core, numbers[k] = self._of[group]
                 shift[k] = self._d.base(core) - self._d.base(group)
-            elif isinstance(self._d.groups[group], Fraction):
+            elif isinstance(self._d.groups[group], Fraction | Root):
                 base = self._d.base(group)
                 shift[k], numbers[k] = (0, ANY) if base == ZERO else (ONE - base, base)
         back = back.reshape(a.shape)
@@ -101,15 +102,15 @@ class Scalars:
         if ANY in (x, y):
             return ANY
         if (x, y) not in self._products:
-            self._products[x, y] = int(self._d.const(self._number(x) * self._number(y)))
+            self._products[x, y] = int(self._d.const(product(self._number(x), self._number(y))))
         return self._products[x, y]
 
     def inverse(self, a: Array) -> Array:
         """1 / a of constants."""
         found, back = np.unique(a, return_inverse=True)
-        return np.array([int(self._d.const(1 / self._number(x))) for x in found.tolist()], np.int64)[back].reshape(a.shape)
+        return np.array([int(self._d.const(inverse(self._number(x)))) for x in found.tolist()], np.int64)[back].reshape(a.shape)
 
-    def _number(self, x: int) -> Fraction:
+    def _number(self, x: int) -> Fraction | Root:
         found = self.value(x)
         assert found is not None
         return found
@@ -121,14 +122,14 @@ class Scalars:
         if len(numbers) != 1 or numbers == {ONE} or any((a == NINF).any() for a in arrays):  # none: constants alone
             return list(arrays), ONE
         (one,) = numbers
-        under = np.asarray(self._d.const(1 / self._number(one)))
+        under = np.asarray(self._d.const(inverse(self._number(one))))
         return [np.where(core == ONE, self.times(core, self.product(number, under)), core) for core, number in parts], one
 
     def sums(self, rows: Array) -> Array | None:
-        """Of constants, along the last axis; None where they are something else."""
+        """Of fractions, along the last axis; None where there is something else."""
         distinct, back = np.unique(rows, return_inverse=True)
         values: list[Any] = [self.value(x) for x in distinct.tolist()]
-        if any(v is None for v in values):
+        if not all(isinstance(v, Fraction) for v in values):
             return None
         lines, again = np.unique(back.reshape(-1, rows.shape[-1]), axis=0, return_inverse=True)
         found = np.array([int(self._d.const(sum((values[k] for k in line), Fraction(0)))) for line in lines.tolist()], np.int64)

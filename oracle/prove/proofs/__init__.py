@@ -68,7 +68,7 @@ def attempt(
 
     def local(until: float) -> Proof:
         lemmas = Lemmas(Applied(), until)
-        return _by_lemmas(reference, candidate, alignment, lemmas, Chase(lemmas.domain, lemmas, (there, here), factors, (reference, candidate)))
+        return _by_lemmas(reference, candidate, alignment, lemmas, Chase(lemmas.domain, lemmas, (there, here), factors, (reference, candidate), alignment))
 
     def whole(until: float) -> Proof:
         domain = Poly(terms, until)

@@ -15,9 +15,10 @@ import numpy as np
 
 from proctor.oracle.prove.domains.applied import APPLIED, Applied
 from proctor.oracle.prove.domains.poly import ONE, ZERO
+from proctor.oracle.prove.leaves import Alignment
 from proctor.oracle.prove.proofs.lemma import Lemmas
 from proctor.oracle.prove.proofs.sweep import Place, Rows, Side, kind_of
-from proctor.oracle.prove.tape import Array, Node, Tape, live
+from proctor.oracle.prove.tape import MARK, Array, Node, Tape, live
 
 Merges = dict[str, list[list[int]]]
 _TRIES: Final = 12
@@ -34,14 +35,15 @@ class Chase:
         parts: the first operation of the candidate, as (rank, node), whose values are the reference's and whose formulas are not.
     """
 
-    def __init__(self, domain: Applied, lemmas: Lemmas, sides: tuple[Side, Side], factors: Sequence[Fraction], tapes: tuple[Tape, Sequence[Tape]]) -> None:
-        self._d, self._lemmas, self._factors = domain, lemmas, factors
+    def __init__(self, domain: Applied, lemmas: Lemmas, sides: tuple[Side, Side], factors: Sequence[Fraction], tapes: tuple[Tape, Sequence[Tape]], alignment: Alignment) -> None:
+        self._d, self._lemmas, self._factors, self._alignment = domain, lemmas, factors, alignment
         self._there, self._here = there, here = sides
         self._tape, self._tapes = tapes
         self._live = [live(tape) for tape in self._tapes]
         self._zeros = Zeros(domain, there)
         self._rows = Rows(there, here)
         self._first: dict[int, tuple[int, Place, int]] = {}
+        self._marked: dict[str, tuple[int, Array]] = {}
         self._known = Known(domain)
         self.merges: Merges = {}
         self.parts: tuple[int, int] | None = None
@@ -55,6 +57,8 @@ class Chase:
             name_groups(self._d, view)
             self._zeros.made((rank, node, k), self._tape, view)
             self._rows.made(rank, node, k, view, kind_of(self._tape.nodes[node], k))
+        if self._tape.nodes[node].op == MARK:
+            self._marked.setdefault(self._tape.nodes[node].detail, (node, views[0].reshape(-1).copy()))
 
     def _again(self, place: Place, view: Array) -> None:
         """What the reference computed before, by another operation: one formula, one element."""
@@ -86,6 +90,21 @@ class Chase:
             self._constant("candidate", self._here, place, view)
             if self._left(place, view) and self.parts is None and first == 0:
                 self.parts = rank, node
+        if self._tapes[rank].nodes[node].op == MARK:
+            self._output((rank, node, 0), views[0])
+
+    def _output(self, place: Place, view: Array) -> None:
+        """A gradient is to be the reference's of the same parameter, whatever its values are: where it is 0, they are rounding."""
+        what, _, own = self._tapes[place[0]].nodes[place[1]].detail.partition(" ")
+        own_name, index = self._alignment.of.get((place[0], own)), self._alignment.index.get((place[0], own))
+        found = self._marked.get(f"{what} {own_name}")
+        if found is None or index is None or index.size != view.size:
+            return
+        node, ids = found
+        flat, spots = view.reshape(-1).copy(), np.flatnonzero(index >= 0)
+        at = index.reshape(-1)[spots]
+        self._put(place, flat, spots, ids[at], [(node, 0, int(x)) for x in at], Fraction(1))
+        view[...] = flat.reshape(view.shape)
 
     def _constant(self, text: str, side: Side, place: Place, view: Array) -> None:
         """What is 0 or 1 in both fields, such as the gradient of what softmax does not see."""

@@ -32,6 +32,13 @@ def test_a_cut_sequence(make: Callable[[str], Program], mistake: str, mesh: str,
     assert verdict.verdict == word, str(verdict)
 
 
+@pytest.mark.parametrize("mesh", ["cp=2", "cp=3"])
+def test_keys_that_go_round_are_proved(mesh: str) -> None:
+    """What softmax subtracts is another one in each part, and the gradient of the keys' bias is 0: doubles have rounding there."""
+    verdict = prove(ring(), ring(), mesh, proof_s=120)
+    assert verdict.verdict == "PROVED" and verdict.local, str(verdict)
+
+
 def test_an_expert_that_gets_no_token() -> None:
     means = find("aten.index_add.default")
     assert means is not None

@@ -8,9 +8,10 @@ from fractions import Fraction
 import numpy as np
 import pytest
 
+from proctor.oracle.prove.domains.f64 import F64
 from proctor.oracle.prove.domains.field import NINF, Field, P
 from proctor.oracle.prove.domains.poly import OutOfBudget, Poly
-from proctor.oracle.prove.numbers import Root, rational, real
+from proctor.oracle.prove.numbers import Root, inverse, product, rational, real
 
 
 @pytest.fixture(params=["field", "poly"])
@@ -119,6 +120,24 @@ def test_numbers_of_a_program_are_what_it_meant() -> None:
     assert rational(1 / 3) == Fraction(1, 3) and rational(0.1) == Fraction(1, 10) and rational(1e-5) == Fraction(1, 100000)
     assert real(0.5**0.5) == Root(Fraction(1, 2), 2) and real(32**-0.25) == Root(Fraction(1, 32), 4)
     assert Field(1).const(float("-inf")) == NINF
+
+
+def test_a_product_of_roots_is_the_number_of_least_degree() -> None:
+    half, eighth = Root(Fraction(1, 2), 2), Root(Fraction(1, 8), 4)
+    assert product(half, half) == Fraction(1, 2) and product(product(half, Fraction(-2)), half) == -1
+    assert product(Root(Fraction(1, 4), 4), half) == Fraction(1, 2) and product(eighth, inverse(eighth)) == 1 and product(Fraction(0), half) == 0
+    assert product(product(eighth, eighth), product(eighth, eighth)) == Fraction(1, 8)
+    numbers: list[Fraction | Root] = [half, eighth, Root(Fraction(3), 4, True), Fraction(-5, 3), Root(Fraction(2, 3), 2, True)]
+    for a in numbers:
+        assert float(inverse(a)) == pytest.approx(1 / float(a)) and float(F64().const(a)) == pytest.approx(float(a))
+        for b in numbers:
+            assert float(product(a, b)) == pytest.approx(float(a) * float(b))
+
+
+def test_a_number_below_0_that_is_a_root(domain: Field | Poly) -> None:
+    one = np.asarray(domain.const(Root(Fraction(3), 2, True)))
+    assert int(domain.add(one, np.asarray(domain.const(Root(Fraction(3), 2))))) == 0
+    assert int(domain.square(one)) == int(domain.const(Fraction(3)))
 
 
 def test_the_largest_cancels_in_a_softmax_and_parts_of_it_are_the_whole() -> None:

@@ -13,8 +13,10 @@ from helpers.oracle.prove_programs import who
 from torch import nn
 
 from proctor.oracle.prove.domains.applied import Applied
+from proctor.oracle.prove.domains.f64 import F64
 from proctor.oracle.prove.domains.poly import Poly
 from proctor.oracle.prove.leaves import align
+from proctor.oracle.prove.numbers import Root
 from proctor.oracle.prove.proofs.chase import Known
 from proctor.oracle.prove.proofs.file import check, save
 from proctor.oracle.prove.proofs.lemma import Lemmas
@@ -61,6 +63,35 @@ def test_a_number_in_front_is_taken_out_of_what_is_linear_and_of_powers() -> Non
     same(applied.sub(applied.mul(x, four), applied.ints(np.array([8]))), applied.mul(applied.sub(x, applied.ints(np.array([2]))), four))
     assert (applied.add(applied.mul(x, four), x) != applied.mul(applied.add(x, x), four)).all()
     same(applied.sum(applied.ints(np.array([[1, 2], [0, 3]])), (1,)), applied.ints(np.array([3, 3])))
+
+
+@pytest.mark.parametrize("seed", range(30))
+def test_roots_in_front_are_taken_out_and_stay_the_same_numbers(seed: int) -> None:
+    """Against doubles."""
+    rng = np.random.default_rng(seed)
+    keys = rng.integers(1, 1 << 30, (2, 3, 3))
+    applied, doubles = Applied(), F64()
+    both = [(applied.symbol(keys), doubles.symbol(keys))]
+    for _ in range(6):
+        (a, x), (b, y) = (both[k] for k in rng.integers(0, len(both), 2))
+        root = [Root(Fraction(1, 2), 2), Root(Fraction(2), 4, True), Root(Fraction(8), 4), Fraction(-3)][rng.integers(0, 4)]
+        made = [
+            lambda d, a, b, r: d.matmul(d.mul(a, d.const(r)), b), lambda d, a, b, r: d.add(d.mul(a, d.const(r)), d.mul(b, d.const(r))), lambda d, a, b, r: d.sub(a, d.mul(b, d.const(r))),
+            lambda d, a, b, r: d.square(d.mul(a, d.const(r))), lambda d, a, b, r: d.sum(d.mul(a, d.const(r)), (1,), True), lambda d, a, b, r: d.add(a, d.sum(d.mul(np.broadcast_to(d.const(r), (3,)), d.const(r)), (0,))),
+            lambda d, a, b, r: d.inv(d.mul(a, d.const(r))),
+        ][rng.integers(0, 7)]  # fmt: skip
+        both.append((np.broadcast_to(made(applied, a, b, root), (2, 3, 3)), np.broadcast_to(made(doubles, x, y, root), (2, 3, 3))))
+    where: dict[int, float] = {}
+    for ids, numbers in both:
+        for i, p in zip(ids.reshape(-1).tolist(), numbers.reshape(-1).tolist()):
+            assert where.setdefault(i, p) == pytest.approx(p, rel=1e-6)
+
+
+def test_a_scale_in_two_halves_is_the_scale() -> None:
+    applied = Applied()
+    x, y = applied.symbol(np.arange(6).reshape(2, 3) + 1), applied.symbol(np.arange(6).reshape(3, 2) + 11)
+    root, half = applied.const(Root(Fraction(1, 2), 2)), applied.const(Fraction(1, 2))
+    np.testing.assert_array_equal(applied.matmul(applied.mul(x, root), applied.mul(y, root)), applied.mul(applied.matmul(x, y), half))
 
 
 def test_rows_of_one_token_are_one_row() -> None:
