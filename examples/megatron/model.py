@@ -73,7 +73,8 @@ def make_config(args):
         add_bias_linear=not args.experts,      # experts with bias fail on torch 2.13 (in-place on a view)
         num_moe_experts=args.experts or None,
         moe_router_topk=2,
-        moe_router_load_balancing_type="none",
+        moe_router_load_balancing_type="aux_loss" if args.balance else "none",
+        moe_aux_loss_coeff=args.balance,
         moe_token_dispatcher_type="alltoall",
         hidden_dropout=0.0,
         attention_dropout=0.0,

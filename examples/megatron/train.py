@@ -59,12 +59,14 @@ def make_parser():
     group.add_argument("--swiglu", action="store_true")
     group.add_argument("--tied", action="store_true", help="one weight for the embedding and the output layer")
     group.add_argument("--experts", type=int, default=0)
+    group.add_argument("--balance", type=float, default=0.0, help="weight of the loss that balances the experts")
     group.add_argument("--vocab", type=int, default=128)
     group.add_argument("--length", type=int, default=32, help="tokens of a sequence")
     group.add_argument("--batch-size", type=int, default=2, help="sequences of a micro batch")
     group.add_argument("--micro-batches", type=int, default=4, help="micro batches of a step, over all data parallel ranks")
     group.add_argument("--iters", type=int, default=1)
     group.add_argument("--lr", type=float, default=1e-3)
+    group.add_argument("--clip", type=float, default=1.0, help="norm to which gradients are clipped, 0 for none")
     group.add_argument("--seed", type=int, default=0)
     return parser
 
@@ -108,7 +110,7 @@ def build(args):
             optimizer="adam",
             lr=args.lr,
             weight_decay=0.01,
-            clip_grad=1.0,
+            clip_grad=args.clip,
             bf16=args.dtype == "bf16",
             params_dtype=config.params_dtype,
             use_distributed_optimizer=args.distributed_optimizer,

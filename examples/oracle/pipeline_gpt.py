@@ -3,7 +3,7 @@
     python pipeline_gpt.py                                             # the reference: one device, one stage
     python pipeline_gpt.py --nprocs 2 --schedule 1f1b
     torchrun --nproc-per-node 4 pipeline_gpt.py --nprocs 4 --schedule gpipe
-    python pipeline_gpt.py --nprocs 2 --schedule interleaved           # two (virtual) stages on each rank
+    python pipeline_gpt.py --nprocs 2 --schedule interleaved           # two (virtual) stages on each rank; so do zerobubble and zbv
 
 Every stage is a GPT that keeps its own layers under their global index and has no embedding or head unless it is the
 first or the last. With `--tied` both of those hold the word embedding, and its two gradients are summed.
@@ -16,9 +16,23 @@ import torch
 import torch.distributed as dist
 import torch.nn as nn
 from launch import launch, run_steps
-from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleGPipe, ScheduleInterleaved1F1B
+from torch.distributed.pipelining import (
+    PipelineStage,
+    Schedule1F1B,
+    ScheduleGPipe,
+    ScheduleInterleaved1F1B,
+    ScheduleInterleavedZeroBubble,
+    ScheduleZBVZeroBubble,
+)
 
-SCHEDULES = {"gpipe": ScheduleGPipe, "1f1b": Schedule1F1B, "interleaved": ScheduleInterleaved1F1B}
+SCHEDULES = {
+    "gpipe": ScheduleGPipe,
+    "1f1b": Schedule1F1B,
+    "interleaved": ScheduleInterleaved1F1B,
+    "zerobubble": ScheduleInterleavedZeroBubble,  # backward in two parts: of inputs, and of weights
+    "zbv": ScheduleZBVZeroBubble,                 # the same; the first rank holds the first stage and the last one
+}
+TWO_STAGES = ("interleaved", "zerobubble", "zbv")  # on each rank
 
 
 def divide(layers, stages):
@@ -41,9 +55,11 @@ class Job:
 
     def __init__(self, rank, world, args):
         self.args, self.rank, self.world = args, rank, world
-        self.virtual = 2 if args.schedule == "interleaved" and world > 1 else 1
+        self.virtual = 2 if args.schedule in TWO_STAGES and world > 1 else 1
         self.stages = world * self.virtual
         self.indices = range(rank, self.stages, world)            # of the stages of this rank
+        if args.schedule == "zbv" and world > 1:
+            self.indices = (rank, self.stages - 1 - rank)
         self.division = divide(args.layers, self.stages)
         self.loss = gpt.next_token_loss
         self.loss_scale = 1 / args.microbatches
@@ -87,7 +103,7 @@ class Job:
         tokens = batch.flatten(0, 1)         # the schedule cuts it into the same microbatches again
         inputs = (tokens[:, :-1],) if self.rank == 0 else ()
         losses = []
-        if self.rank == self.world - 1:
+        if self.stages - 1 in self.indices:
             self.schedule.step(*inputs, target=tokens[:, 1:], losses=losses)
         else:
             self.schedule.step(*inputs)
@@ -149,11 +165,13 @@ def arguments(argv=None):
     parser.add_argument("--schedule", choices=SCHEDULES, default="1f1b")
     parser.add_argument("--bug", choices=injected.names("pipeline_gpt"), help="a mistake of injected.py")
     args = parser.parse_args(argv)
-    stages = args.nprocs * (2 if args.schedule == "interleaved" and args.nprocs > 1 else 1)
+    stages = args.nprocs * (2 if args.schedule in TWO_STAGES and args.nprocs > 1 else 1)
     if args.layers < stages:
         parser.error(f"--layers {args.layers}: {stages} stages need a layer each")
-    if args.schedule == "interleaved" and args.microbatches % args.nprocs:
+    if args.schedule in ("interleaved", "zerobubble") and args.microbatches % args.nprocs:
         parser.error("the interleaved schedule needs a multiple of --nprocs microbatches")
+    if args.schedule == "zbv" and args.tied:
+        parser.error("--tied: both ends are on the first rank under zbv, and nothing sums their gradients here")
     return args
 
 

@@ -116,14 +116,19 @@ class Scalars:
         return found
 
     def common(self, *arrays: Array) -> tuple[list[Array], int]:
-        """Arrays without the number that all of their elements have, and this number; constants are divided by it. ONE where there is none."""
+        """Arrays without a number that is in front of them; constants are divided by it. ONE where there is none.
+
+        Where elements have several, such as the gradients of queries and keys beside those of values, it is the smallest, so what is left is the same for arrays that are multiples of each other.
+        """
         parts = [self.split(a) for a in arrays]
-        numbers = {n for core, number in parts for n in np.unique(number[(core != ONE) & (number != ANY)]).tolist()}
-        if len(numbers) != 1 or numbers == {ONE} or any((a == NINF).any() for a in arrays):  # none: constants alone
+        numbers = list(dict.fromkeys(n for core, number in parts for n in _in_order(number[(core != ONE) & (number != ANY)])))
+        if not numbers or numbers == [ONE] or any((a == NINF).any() for a in arrays):  # none: constants alone
             return list(arrays), ONE
-        (one,) = numbers
+        one = min(numbers, key=lambda n: abs(float(self._number(n))))
+        if one == ONE:
+            return list(arrays), ONE
         under = np.asarray(self._d.const(inverse(self._number(one))))
-        return [np.where(core == ONE, self.times(core, self.product(number, under)), core) for core, number in parts], one
+        return [self.times(core, self.product(number, under)) for core, number in parts], one
 
     def sums(self, rows: Array) -> Array | None:
         """Of fractions, along the last axis; None where there is something else."""
@@ -134,3 +139,10 @@ class Scalars:
         lines, again = np.unique(back.reshape(-1, rows.shape[-1]), axis=0, return_inverse=True)
         found = np.array([int(self._d.const(sum((values[k] for k in line), Fraction(0)))) for line in lines.tolist()], np.int64)
         return found[again.reshape(-1)].reshape(rows.shape[:-1])
+
+
+def _in_order(numbers: Array) -> list[int]:
+    """Those that there are, in the order in which they are first met."""
+    found, first = np.unique(numbers, return_index=True)
+    ordered: list[int] = found[np.argsort(first)].tolist()
+    return ordered

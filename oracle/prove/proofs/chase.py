@@ -40,6 +40,7 @@ class Chase:
         self._there, self._here = there, here = sides
         self._tape, self._tapes = tapes
         self._live = [live(tape) for tape in self._tapes]
+        self._going = {rank: max((k for k, one in enumerate(tape.nodes) if one.op == MARK), default=-1) for rank, tape in enumerate(self._tapes)}
         self._zeros = Zeros(domain, there)
         self._rows = Rows(there, here)
         self._first: dict[int, tuple[int, Place, int]] = {}
@@ -82,7 +83,7 @@ class Chase:
 
     def candidate(self, rank: int, node: int, views: list[Array], first: int) -> None:
         """Called for every node of the candidate."""
-        if node not in self._live[rank]:
+        if node not in self._live[rank] or not self._going:  # behind the last output of all ranks nothing is left to show
             return
         for k, view in enumerate(views, first):
             place = rank, node, k
@@ -92,6 +93,8 @@ class Chase:
                 self.parts = rank, node
         if self._tapes[rank].nodes[node].op == MARK:
             self._output((rank, node, 0), views[0])
+            if node == self._going.get(rank):
+                del self._going[rank]
 
     def _output(self, place: Place, view: Array) -> None:
         """A gradient is to be the reference's of the same parameter, whatever its values are: where it is 0, they are rounding."""

@@ -94,6 +94,18 @@ def test_a_scale_in_two_halves_is_the_scale() -> None:
     np.testing.assert_array_equal(applied.matmul(applied.mul(x, root), applied.mul(y, root)), applied.mul(applied.matmul(x, y), half))
 
 
+def test_of_several_numbers_the_smallest_is_taken_out() -> None:
+    """Gradients of queries and keys have a root in front, those of values beside them have none."""
+    applied = Applied()
+    x, y, w = (applied.symbol(np.arange(4).reshape(2, 2) + start) for start in (1, 11, 21))
+    both = np.concatenate([applied.mul(x, applied.const(Root(Fraction(1, 2), 2))), y], 1)
+    w = np.concatenate([w, w])
+    for number in (Fraction(4), Fraction(-1, 3), Root(Fraction(1, 8), 2)):
+        times = applied.const(number)
+        np.testing.assert_array_equal(applied.matmul(applied.mul(both, times), w), applied.mul(applied.matmul(both, w), times))
+    assert (applied.matmul(both, w) != applied.matmul(np.concatenate([x, y], 1), w)).all()
+
+
 def test_rows_of_one_token_are_one_row() -> None:
     applied = Applied()
     x, w = applied.symbol(np.array([[1, 2], [3, 4], [1, 2]])), applied.symbol(np.arange(4).reshape(2, 2) + 10)
