@@ -42,7 +42,8 @@ class Differences:
         if not terms:
             return True
         self._left -= 1
-        self._p.look_at_the_time()
+        if self._left % 8 == 0 or len(terms) > _LONG // 8:
+            self._p.look_at_the_time()
         if len(terms) == 1 or self._left < 0 or len(terms) > _LONG:
             return False
         powers = {a: p for m in terms for a, p in self._p.monomials[m] if self._p.atoms[a][0] == "sum"}

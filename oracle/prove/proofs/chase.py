@@ -72,7 +72,7 @@ class Chase:
         other = np.flatnonzero((flat != target) & (flat > ONE) & (target > ONE) & ~self._d.is_named(flat))
         for part in _by_group(self._d, target[other]):
             chosen = other[part]
-            chosen = chosen[self._lemmas.alike(flat[chosen], target[chosen], _NEAR)]
+            chosen = chosen[self._lemmas.alike(flat[chosen], target[chosen], _NEAR, needed=False)]
             if chosen.size:
                 self._known.learn(flat[chosen], target[chosen])
                 flat[chosen] = target[chosen]
@@ -118,7 +118,7 @@ class Chase:
             flat = np.flatnonzero(there.reshape(-1))
             ids = view.reshape(-1)[flat]
             for part in _by_group(self._d, ids):
-                part = part[self._lemmas.alike(ids[part], np.full(part.size, value, np.int64), _NEAR)]
+                part = part[self._lemmas.alike(ids[part], np.full(part.size, value, np.int64), _NEAR, needed=False)]
                 if part.size:
                     self._known.learn(ids[part], np.full(part.size, value, np.int64))
                     found = view.reshape(-1).copy()

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import hashlib
 import time
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Sequence
 from typing import Any, Final
 
@@ -31,6 +31,7 @@ _TRIES: Final = 12  # elements of one lemma that are not shown to be the same
 _TERMS: Final = 1_500_000
 _FIRST: Final = 16  # pairs of different patterns; where none of them is shown, others are not tried
 _SECONDS: Final = 10.0  # for one depth of a lemma
+_VAIN: Final = 3  # attempts at formulas of the same operations, of which none was shown, where a lemma is not needed
 _APP: Final = 1 << 62
 _NUMBER: Final = 1 << 61
 
@@ -48,6 +49,7 @@ class Lemmas:
         self.domain = self._d = domain
         self._until = until
         self._known: dict[bytes, Array] = {}
+        self._vain: Counter[tuple[str, ...]] = Counter()
         self.shown = self.used = self.polynomials = self.atoms = 0
 
     def same(self, here: Array, there: Array, depths: Sequence[tuple[int, int]] = _DEPTHS) -> bool:
@@ -58,8 +60,12 @@ class Lemmas:
         """
         return bool(self.alike(here, there, depths).all())
 
-    def alike(self, here: Array, there: Array, depths: Sequence[tuple[int, int]] = _DEPTHS) -> Array:
+    def alike(self, here: Array, there: Array, depths: Sequence[tuple[int, int]] = _DEPTHS, *, needed: bool = True) -> Array:
         """Which elements of two lists are shown to be the same formulas: each at the first depth that is enough.
+
+        Args:
+            depths: that are tried.
+            needed: False where it only spares work later, such as a gradient of the reference that is 0: what failed in a few layers or microbatches is not tried in all of them.
 
         Raises:
             OutOfBudget: the time of the whole proof is over.
@@ -76,7 +82,11 @@ class Lemmas:
             if cone is None or cone in done:
                 continue
             done.append(cone)
+            kind = tuple(self._d.groups[group].op for group in cone)
+            if not needed and self._vain[kind] >= _VAIN:
+                continue
             found = self._found(here[rest], there[rest], cone)
+            self._vain[kind] = 0 if found.any() else self._vain[kind] + 1
             if found.any():
                 self.used += 1
                 alike[rest[found]] = True
