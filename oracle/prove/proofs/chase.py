@@ -22,6 +22,7 @@ from proctor.oracle.prove.tape import MARK, Array, Node, Tape, live
 
 Merges = dict[str, list[list[int]]]
 _TRIES: Final = 12
+_FEW: Final = 16  # of many elements that doubles alone say to be the same, those that are looked at before the others
 _NEAR: Final = ((0, 0), (1, 1), (2, 2))  # depths at which the reference's own elements are compared
 _KEYS: Final = {ZERO: 0, ONE: (1 << 31) ^ 1}  # as `joined` makes them
 _CONSTANT: Final = -1  # in the place of the reference's node
@@ -139,6 +140,9 @@ class Chase:
             if not hit.size:
                 continue
             todo[hit] = False
+            near = hit[self._rows.only_near[hit]]
+            if near.size > _FEW and self._none_of(flat, near[:: near.size // _FEW], rows, factor):
+                left, hit = True, hit[~self._rows.only_near[hit]]
             alike = self._rows.alike(place, view.shape, factor, kind)
             first, rest = hit[alike[hit] >= 0], hit[alike[hit] < 0]
             for spots, found in ((first, alike), (rest, rows)):
@@ -152,6 +156,11 @@ class Chase:
             self._put_zeros(place, flat, zero, [one for one, _ in met.most_common(1)])
         view[...] = flat.reshape(view.shape)
         return left
+
+    def _none_of(self, flat: Array, spots: Array, rows: Array, factor: Fraction) -> bool:
+        """Whether none of some elements, which doubles alone say to be the reference's, is shown: a sum without a bias that begins with zeros has the values of the one with it."""
+        scaled = self._d.mul(self._rows.ids[rows[spots]], np.asarray(self._d.const(1 / factor)))
+        return not self._lemmas.alike(flat[spots], scaled).any()
 
     def _replace(self, place: Place, flat: Array, spots: Array, rows: Array, factor: Fraction) -> Array:
         """Put the reference's elements of some rows where they are shown to be the same; spots at which they are not."""

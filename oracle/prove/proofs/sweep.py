@@ -113,7 +113,12 @@ def _divided(tape: Tape) -> set[tuple[str, str, int]]:
 
 
 class Rows:
-    """The reference's elements, to be found by their values. `ids`: of the domain, by row."""
+    """The reference's elements, to be found by their values.
+
+    Attributes:
+        ids: of the domain, by row.
+        only_near: of the elements that `of` was asked for last, those that doubles alone say to be the same.
+    """
 
     def __init__(self, there: Side, here: Side) -> None:
         self._there, self._here = there, here
@@ -122,6 +127,7 @@ class Rows:
         self._values = np.zeros(1)
         self._by_key = self._by_value = self._by_alike = np.full(1, -1, np.int64)
         self._nodes: list[tuple[int, int]] = []
+        self.only_near = np.zeros(0, bool)
 
     def made(self, rank: int, node: int, k: int, view: Array, kind: int = 0) -> None:
         """A result of the reference; `kind`: of its operation (`kind_of`)."""
@@ -151,6 +157,9 @@ class Rows:
             at = _at(self._keys, key)
             hit = (self._keys[at] == key) & (key != 0)
             found[hit] = self._by_key[at[hit]]
+            self.only_near = (found >= 0) & ~hit
+        else:
+            self.only_near = found >= 0
         return found
 
     def alike(self, place: Place, shape: tuple[int, ...], factor: Fraction, kind: int) -> Array:
