@@ -39,6 +39,8 @@ class Look:
     def __init__(self, function: str, call: int, updates: int) -> None:
         self.function, self.call, self.updates = function, call, updates
         self.found: dict[str, dict[tuple[str, int, int], str]] = {}  # of each function: operation and place, in the order of first uses, and its name
+        self.modes: dict[str, set[str]] = {}  # of methods of modules: in which their module was
+        self.methods: set[str] = set()
         self.whole = True  # all of it was seen
         self.error: Exception | None = None
         self._left = _OPERATIONS
@@ -80,6 +82,24 @@ class Look:
             self._place(_plain(name), frame)
         except Exception as e:  # noqa: BLE001 - told in the hook that ends the look
             self.error, self._left = e, 0
+
+    def enters(self, function: str, mode: str, *, seen: bool = True) -> None:
+        """A method is called, or left, whose module trains or evaluates; `seen` of those that are told of even if they use nothing."""
+        if function in self.modes or len(self.modes) < _FUNCTIONS:
+            self.modes.setdefault(function, set()).add(mode)
+            if seen:
+                self.methods.add(function)
+
+    def mode_of(self, function: str) -> str:
+        """The mode of a method's module; "" where it is no such method, or was called in both."""
+        found = self.modes.get(function, set())
+        return next(iter(found)) if len(found) == 1 else ""
+
+    def told(self) -> dict[str, list[str]]:
+        """What each function used; of methods that were called and used nothing, that."""
+        used = {function or self.function: list(names.values()) for function, names in self.found.items()}
+        idle = self.methods if self.function != STEP else ()
+        return used | {function: [] for function in idle if function not in used}
 
     def happens(self, what: str) -> None:
         """What is no operation, wherever it is asked for."""

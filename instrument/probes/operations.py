@@ -4,7 +4,8 @@ Rows of `Value.MANNER`, mode `uses`: of a few early calls of each function of th
 functions on the stack used, in the order of the first use. `has` holds names of operations (`softmax`, `detach`), with `()` of functions
 of the program that it called, updates, and models with the mode that they were called in; what stands at several places of the function is there several times (`mul`,
 `mul (place 2)`), which no number of rounds of a loop changes. What layers and functions of torch do belongs to the function of the program that called them; what other libraries do, and what
-torch's optimizers and helpers compute, is their own affair. Of a few whole steps, likewise, what the functions used that a step begins and ends in (a training loop, or a script without
+torch's optimizers and helpers compute, is their own affair. Of methods of a module `self` holds its mode, where it was one all along:
+both modes have looks of their own. Of a few whole steps, likewise, what the functions used that a step begins and ends in (a training loop, or a script without
 functions) and autograd functions of the program in their forward. Looked at in this way are
 calls and steps that a function mode of torch is on for; the mode hands each operation on as it is.
 
@@ -45,10 +46,10 @@ class Operations(Probe):
         self._over = False  # nothing is looked at any more
         self._late = False
         self._step = 0  # the call of the last update
-        self._calls: dict[str, list[int]] = {}  # of each function: calls, looks, and whether one had several updates
+        self._calls: dict[tuple[str, str], list[int]] = {}  # of each function and mode of its module: calls, looks, and whether one had several updates
         self._updates = 0
         self._optimizers: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()  # in the order of their first steps
-        self._running: list[tuple[int, str, int]] = []  # call, function and updates before it, of each first call that runs
+        self._running: list[tuple[int, tuple[str, str], int]] = []  # call, function and updates before it, of each first call that runs
         self._look: Look | None = None
         self._kept_off: list[int] = []  # calls of models whose kernels a mode would change
         self._stuck: Look | None = None  # whose mode could not be taken off
@@ -61,7 +62,7 @@ class Operations(Probe):
             return self._model_begins, self._model_ends
         if home is not Home.USER or function.rpartition(".")[2] == "__init__":
             return NO_HOOKS
-        return (lambda args, kwargs: self._begins(function)), (lambda args, kwargs, result, raised: self._ends(raised))
+        return (lambda args, kwargs: self._begins(function, _mode_of(function, args))), (lambda args, kwargs, result, raised: self._leaves(function, args, raised))
 
     def step_begins(self, step: int) -> None:
         if threading.get_ident() != self._thread:
@@ -115,7 +116,9 @@ class Operations(Probe):
         if self._look is not None and next(model.parameters(), None) is not None:
             self._happens(_asked(model))
         if model.training:
-            self._begins(f"{MODEL_CALL} of {class_name(model)}")
+            self._begins(f"{MODEL_CALL} of {class_name(model)}", "")
+        if self._look is not None:
+            self._look.enters(_forward(model), _word(model), seen=False)
 
     def _model_ends(self, args: tuple[Any, ...], kwargs: dict[str, Any] | None, result: Any, raised: bool) -> None:
         if threading.get_ident() != self._thread:
@@ -127,21 +130,30 @@ class Operations(Probe):
     def _idle(self) -> bool:
         return (self._look is None and self._over) or threading.get_ident() != self._thread
 
-    def _begins(self, function: str) -> None:
+    def _leaves(self, function: str, args: tuple[Any, ...], raised: bool) -> None:
+        if self._look is not None and (mode := _mode_of(function, args)):
+            self._look.enters(function, mode)  # it may have changed it
+        self._ends(raised)
+
+    def _begins(self, function: str, mode: str) -> None:
         if self._stuck is not None and self._thread == threading.get_ident() and self._stuck.ends():
             self._stuck = None
         if self._idle():
             return
-        known = self._calls.setdefault(function, [0, 0, 0])
+        if self._look is not None and mode:
+            self._look.enters(function, mode)
+        known = self._calls.setdefault((function, mode), [0, 0, 0])
         if self._late and known[0] >= _SELDOM:
             return
         known[0] += 1
         if known[0] == 1:
-            self._running.append((self.sink.call, function, self._updates))
+            self._running.append((self.sink.call, (function, mode), self._updates))
         elif self._look is None and not self._kept_off and known[1] < _LOOKS and not known[2] and not _compiles():
             known[1] += 1
             self._look = Look(function, self.sink.call, self._updates)
             self._look.begins()
+            if mode:
+                self._look.enters(function, mode)
 
     def _ends(self, raised: bool) -> None:
         if threading.get_ident() != self._thread:
@@ -160,9 +172,9 @@ class Operations(Probe):
         if look.error is not None:
             raise look.error
         step = look.function == STEP
-        for function, used in look.found.items() if whole and look.whole else ():
-            subject = look.function if function in ("", look.function) else f"{look.function} > {function}"
-            facts = {"mode": "uses", "has": "|".join(used.values()), "lacks": ""}
+        for function, used in look.told().items() if whole and look.whole else ():
+            subject = look.function if function == look.function else f"{look.function} > {function}"
+            facts = {"mode": "uses", "has": "|".join(used), "lacks": "", "self": look.mode_of(function)}
             self.sink.number(subject, float(len(used)), kind=Value.MANNER, facts=facts, call=self._step if step else None)
 
     def closing(self) -> None:
@@ -174,6 +186,31 @@ def _asked(model: Any) -> str:
 
     gradients = "" if torch.is_grad_enabled() else " without gradients"
     return f"{type(model).__name__} in {'training' if model.training else 'evaluation'} mode{gradients}"
+
+
+def _word(module: Any) -> str:
+    return "trains" if module.training else "evaluates"
+
+
+def _mode_of(function: str, args: tuple[Any, ...]) -> str:
+    """The mode of the module whose method is called; "" of other functions."""
+    import torch
+
+    if not args or not isinstance(args[0], torch.nn.Module):
+        return ""
+    owner = function.rpartition(".")[0]
+    methods = any(owner.endswith(f".{_plain_name(kind)}") for kind in type(args[0]).__mro__)
+    return _word(args[0]) if methods else ""
+
+
+def _forward(module: Any) -> str:
+    forward = type(module).forward
+    home = str(getattr(forward, "__module__", ""))
+    return f"{'__main__' if home == '__mp_main__' else home}.{_plain_name(forward)}"
+
+
+def _plain_name(thing: Any) -> str:
+    return str(getattr(thing, "__qualname__", "")).rpartition("<locals>.")[2]
 
 
 def _infers(model: Any) -> bool:

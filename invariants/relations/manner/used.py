@@ -1,11 +1,13 @@
 """Manners of functions: which operations of torch they use, in which order, and that they use no others (`instrument/probes/operations.py`).
 
 A look is a row `{text: "__main__.train_step", has: "randn_like|add|loss_of()|add (place 2)|backward"}`; of a function that is looked at within a call of another one, or in a step,
-text is `__main__.Net.forward > __main__.attend`, or `a step > __main__.train`.
+text is `__main__.Net.forward > __main__.attend`, or `a step > __main__.train`. `self` is the mode of a method's module: what is true in one of them alone is said with
+the mode.
 """
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Collection
 from itertools import islice, pairwise
 from typing import Final, NamedTuple
@@ -22,6 +24,7 @@ NOTHING_ELSE: Final = "nothing else than "
 _SEEN: Final = 3  # looks at a function, fewer show no manner
 _FEW: Final = 6  # of the operations in the text of a rule
 _NAMES: Final = 24  # of the operations in the text of a violation
+_WHILE: Final = {"trains": " while it trains", "evaluates": " while it is evaluated"}
 
 
 _Look = dict[str, int]  # what a function used, and as which
@@ -73,8 +76,15 @@ def only(trace: Trace, wanted: Collection[str]) -> pl.DataFrame:
 
 def shortened(word: str) -> str:
     """What a function uses alone, for a sentence."""
+    word, mode = _parted(word)
+    word = word if word != NOTHING_ELSE else "no operation"
     names = word.removeprefix(NOTHING_ELSE).split(", ")
-    return word if len(names) <= _FEW else f"{NOTHING_ELSE}{', '.join(names[:_FEW])} and {len(names) - _FEW} more"
+    return (word if len(names) <= _FEW else f"{NOTHING_ELSE}{', '.join(names[:_FEW])} and {len(names) - _FEW} more") + _WHILE.get(mode, "")
+
+
+def _parted(word: str) -> tuple[str, str]:
+    """What is said, and of which mode of the module; "" of any."""
+    return next(((word.removesuffix(said), mode) for mode, said in _WHILE.items() if word.endswith(said)), (word, ""))
 
 
 def _more(look: _Look, word: str) -> list[str]:
@@ -83,36 +93,52 @@ def _more(look: _Look, word: str) -> list[str]:
 
 
 def _lacks(look: _Look, name: str) -> str:
-    return f"it does not use {name}: {', '.join(islice(look, _NAMES))}"
+    return f"it does not use {name}: {', '.join(islice(look, _NAMES)) or 'nothing at all'}"
 
 
-def _rows(trace: Trace, wanted: Collection[str], mode: str, manner: _Manner) -> pl.DataFrame:
+def _rows(trace: Trace, wanted: Collection[str], kind: str, manner: _Manner) -> pl.DataFrame:
     rows, asked = _told.said(trace, "uses"), _calls._by_subject(wanted)
     looks = [{name: i for i, name in enumerate(filter(None, row["has"].split("|")))} for row in rows]
-    of_subject: dict[tuple[int, str], list[_Look]] = {}
-    of_function: dict[tuple[int, str], list[_Look]] = {}
+    of_subject: dict[tuple[int, str], list[tuple[_Look, str]]] = {}
+    of_function: dict[tuple[int, str], list[tuple[_Look, str]]] = {}
     for row, look in zip(rows, looks, strict=True):
-        of_subject.setdefault((row["proc"], row["text"]), []).append(look)
-        of_function.setdefault((row["proc"], _function(row["text"])), []).append(look)
-    every: dict[str, dict[str, None]] = {}
-    for (_, subject), those in of_subject.items():
-        every.setdefault(subject, dict.fromkeys(sorted(asked.get(subject, ())))).update(dict.fromkeys(manner.words(those)))
-    found = []
+        of_subject.setdefault((row["proc"], row["text"]), []).append((look, row["self"]))
+        of_function.setdefault((row["proc"], _function(row["text"])), []).append((look, row["self"]))
+
+    def holds(look: _Look, mode: str, word: str) -> bool | None:
+        base, of = _parted(word)
+        return manner.holds(look, base) if of in ("", mode) else None
+
     manners: dict[tuple[int, str, str], bool | None] = {}  # of a function and what is said of it, from wherever it is called: always, never or None
+
+    def always(proc: int, function: str, word: str) -> bool | None:
+        key = proc, function, word
+        if key not in manners:
+            said = [one for one in (holds(look, mode, word) for look, mode in of_function[proc, function]) if one is not None]
+            manners[key] = said[0] if len(said) >= _SEEN and len(set(said)) == 1 else None
+        return manners[key]
+
+    every: dict[str, dict[str, None]] = {}
+    for (proc, subject), those in of_subject.items():
+        words = every.setdefault(subject, dict.fromkeys(sorted(asked.get(subject, ()))))
+        words.update(dict.fromkeys(manner.words([look for look, _ in those])))
+        modes = Counter(mode for _, mode in of_function[proc, _function(subject)])
+        for mode, said in _WHILE.items() if all(modes[mode] >= _SEEN for mode in _WHILE) else ():
+            of_mode = manner.words([look for look, its in those if its == mode])
+            words.update(dict.fromkeys(f"{word}{said}" for word in of_mode if always(proc, _function(subject), word) is None))
+    found = []
     for row, look in zip(rows, looks, strict=True):
-        function = row["proc"], _function(row["text"])
         for word in every[row["text"]]:
-            passed = manner.holds(look, word)
-            if (*function, word) not in manners:
-                said = [one for one in (manner.holds(each, word) for each in of_function[function]) if one is not None]
-                manners[*function, word] = said[0] if len(said) >= _SEEN and len(set(said)) == 1 else None
+            passed = holds(look, row["self"], word)
             # What a function does now and then is no manner, and what was seen once or twice shows none; but a rule holds where it is kept.
-            if passed is not manners[*function, word] and not (passed and word in asked.get(row["text"], ())):
+            if passed is not always(row["proc"], _function(row["text"]), word) and not (passed and word in asked.get(row["text"], ())):
                 passed = None
             if passed is not None:
-                name, seen = ("", "") if passed else manner.seen(look, word)
+                base, mode = _parted(word)
+                name, seen = ("", "") if passed else manner.seen(look, base)
+                seen = f"{_WHILE[mode].strip()}, {seen}" if seen and mode else seen
                 found.append(_calls._row(row, f"{row['text']}{_calls.OF}{word}", passed, seen, _told.caller_of(row["text"]), name))
-    return _calls._finish(trace, found, mode)
+    return _calls._finish(trace, found, kind)
 
 
 def _function(subject: str) -> str:

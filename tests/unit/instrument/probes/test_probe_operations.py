@@ -57,6 +57,16 @@ PROGRAMS = {
                 if BUG != "first" and self.training:
                     self.renew(z)
                 return z + (near - z if BUG == "through" else (near - z).detach())
+        class Sampled(nn.Module):
+            def __init__(self):
+                super().__init__()
+                self.layer = nn.Linear(WIDTH, 2)
+            def sample(self, mean):
+                if self.training != (BUG == "swapped"):
+                    return mean + torch.randn_like(mean)
+                return mean
+            def forward(self, x):
+                return self.sample(self.layer(x))
         def priorities(values, wanted):
             errors = (values - wanted).detach()
             return [e + 1e-5 for e in (errors.square() if BUG == "squares" else errors.abs())]
@@ -73,19 +83,22 @@ PROGRAMS = {
             calls["layer_norm"] += 1
             return real(*args, **kwargs)
         F.layer_norm = layer_norm
-        model, codes = Net(), Codes()
+        model, codes, sampled = Net(), Codes(), Sampled()
         encoder = nn.TransformerEncoder(nn.TransformerEncoderLayer(WIDTH, 2, 8, batch_first=True), 1, enable_nested_tensor=False)
-        optimizer = torch.optim.SGD([*model.parameters(), *codes.parameters(), *encoder.parameters()], 0.1)
+        optimizer = torch.optim.SGD([*model.parameters(), *codes.parameters(), *encoder.parameters(), *sampled.parameters()], 0.1)
         losses = []
         def evaluate(x):
             encoder.eval()
             with torch.no_grad():
                 found = encoder(x).sum().item()
+                sampled.eval()
+                found += sampled(x[:, 0]).sum().item()
             encoder.train()
+            sampled.train()
             return found
         for step in range(12):
             x = torch.randn(8, 4, WIDTH)
-            codes(x[:, 0]).square().mean().backward()
+            (codes(x[:, 0]).square().mean() + sampled(x[:, 0]).square().mean()).backward()
             losses.append(train_step(model, x, torch.randint(0, 3, (8,))))
             losses += [p.item() for p in priorities(x[:, 0, 0], x[:, 1, 0])]
             losses.append(evaluate(x))
@@ -155,6 +168,7 @@ PROGRAMS = {
 WRONG = {
     "unscaled": "Attention.forward div it does not use div", "through": "Codes.forward detach it does not use detach", "squares": "priorities abs it does not use abs",
     "noise": "train_step randn_like it does not use randn_like", "first": "Codes.forward renew() renew() comes before",
+    "swapped": "Sampled.sample randn_like while it is evaluated, it uses randn_like, add, too",
 }  # fmt: skip
 LOOPS = {
     "floored": "Rounded.forward round it does not use round", "endless": "target mul (place 2) it does not use mul (place 2)", "detached": "target detach it uses detach, too",
