@@ -1,7 +1,7 @@
 """Which operations of torch are asked for while one call or one step runs, and by which function of the program: used by `operations.py`.
 
 A look is given each operation by a function mode of torch, walks up the frames to the functions of the program that asked for it, and notes it there with its place.
-What comes out is `Look.found`: `{"__main__.train": {("randn_like", …): "randn_like", ("mul", …): "mul", ("mul", …): "mul (place 2)"}}`.
+What comes out is `Look.told()`, from `Look.found`: `{"__main__.train": {("randn_like", …): "randn_like", ("mul", …): "mul", ("mul", …): "mul (place 2)"}}`.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from proctor.instrument.patch.usercode import library_prefixes
 from proctor.native import is_tap
 
 STEP: Final = "a step"
+OPENING: Final = ", up to its first update"  # behind a function that was looked at so far
 _NAMES: Final = 128  # of one function, in one look
 _FUNCTIONS: Final = 64  # in one look
 _FRAMES: Final = 80  # up from an operation
@@ -36,8 +37,8 @@ _LAYOUT: Final = frozenset(
 class Look:
     """What one call uses, or one step."""
 
-    def __init__(self, function: str, call: int, updates: int) -> None:
-        self.function, self.call, self.updates = function, call, updates
+    def __init__(self, function: str, call: int, updates: int, *, opening: bool = False) -> None:
+        self.function, self.call, self.updates, self.opening = function, call, updates, opening
         self.found: dict[str, dict[tuple[str, int, int], str]] = {}  # of each function: operation and place, in the order of first uses, and its name
         self.modes: dict[str, set[str]] = {}  # of methods of modules: in which their module was
         self.methods: set[str] = set()
@@ -47,7 +48,10 @@ class Look:
         outside = _outside(sys._getframe())
         # Frames by their numbers: one that is held holds all that its function does. Where a call ends, and from the innermost, the loops that a step begins in.
         self._end = None if function == STEP else id(outside)
-        self._loops = _loops(outside) if function == STEP else None
+        self._loops: list[tuple[int, str]] | None = None
+        self.begun: dict[str, set[str]] = {}  # of functions that a step begins in: what they had called
+        if function == STEP:
+            self._loops, self.begun = _loops(outside)
         self._mode = _mode(self.used)
         self._on = False
 
@@ -167,14 +171,22 @@ def _forked() -> None:
 os.register_at_fork(after_in_child=_forked)
 
 
-def _loops(frame: types.FrameType | None) -> list[tuple[int, str]]:
-    """Frames of functions of the program, from the innermost, that stand in a loop now, and their names."""
-    found = []
+def _loops(frame: types.FrameType | None) -> tuple[list[tuple[int, str]], dict[str, set[str]]]:
+    """Frames of functions of the program, from the innermost, that stand in a loop now, with their names; and what each of these has called that still runs."""
+    found: list[tuple[int, str]] = []
+    begun: dict[str, set[str]] = {}
+    inner = ""
     while frame is not None:
-        if _whose(frame.f_code, frame) == "user" and any(first <= frame.f_lasti <= last for first, last in _spans(frame.f_code)):
-            found.append((id(frame), _called(frame.f_code, frame)))
+        code = frame.f_code
+        if _whose(code, frame) == "user":
+            if any(first <= frame.f_lasti <= last for first, last in _spans(code)):
+                found.append((id(frame), _called(code, frame)))
+                if inner:
+                    begun.setdefault(found[-1][1], set()).add(f"{inner}()")
+            if code.co_name not in _RUNS:
+                inner = code.co_name
         frame = frame.f_back
-    return found
+    return found, begun
 
 
 def _spans(code: types.CodeType) -> list[tuple[int, int]]:

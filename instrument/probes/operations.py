@@ -11,7 +11,7 @@ calls and steps that a function mode of torch is on for; the mode hands each ope
 
 A mode changes two things in torch, and both are kept from happening: attention's inference kernels are not taken while one is on (so it is off while a model
 that has them evaluates), and what `torch.compile` made would be compiled again (so nothing is looked at in a process that compiles). The first call of a function is not
-looked at, nor is one that contained several updates: it may take long. Cost: 3 to 10 µs an operation of the calls that are looked at.
+looked at: it may take long. Of one that contained several updates (an epoch, an update of PPO) calls are looked at up to their first update. Cost: 3 to 10 µs an operation of the calls that are looked at.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from typing import Any, Final
 
 from proctor.instrument.observe.modules import class_name
 from proctor.instrument.probes import NO_HOOKS, Home, Hooks, Probe, Sink, register
-from proctor.instrument.probes._looks import STEP, Look
+from proctor.instrument.probes._looks import OPENING, STEP, Look
 from proctor.invariants.schema import MODEL_CALL, Value
 
 LAST_STEP: Final = 64
@@ -89,6 +89,10 @@ class Operations(Probe):
             self._stuck = None if look.ends() else look
 
     def _updated(self, args: tuple[Any, ...], kwargs: dict[str, Any] | None) -> None:
+        if self._look is not None and self._look.opening and threading.get_ident() == self._thread:
+            look = self._look
+            self._drop()
+            self._tell(look)
         self._updates += 1
         self._step = self.sink.call
         self._happens(f"step of optimizer {self._optimizers.setdefault(args[0], len(self._optimizers) + 1)}")
@@ -146,11 +150,13 @@ class Operations(Probe):
         if self._late and known[0] >= _SELDOM:
             return
         known[0] += 1
-        if known[0] == 1:
+        first = known[0] == 1
+        if first:
             self._running.append((self.sink.call, (function, mode), self._updates))
-        elif self._look is None and not self._kept_off and known[1] < _LOOKS and not known[2] and not _compiles():
+        # What is called first when training goes on already may be an epoch, whose first call began before anything was observed.
+        if self._look is None and not self._kept_off and known[1] < _LOOKS and (not first or self._updates > _UPDATES) and not _compiles():
             known[1] += 1
-            self._look = Look(function, self.sink.call, self._updates)
+            self._look = Look(function, self.sink.call, self._updates, opening=first or bool(known[2]))
             self._look.begins()
             if mode:
                 self._look.enters(function, mode)
@@ -166,7 +172,7 @@ class Operations(Probe):
         if look is None or look.function == STEP or look.call < call:
             return
         self._drop()
-        self._tell(look, whole=look.call == call and not raised and self._updates - look.updates <= _UPDATES)
+        self._tell(look, whole=look.call == call and not raised and not look.opening and self._updates - look.updates <= _UPDATES)
 
     def _tell(self, look: Look, *, whole: bool = True) -> None:
         if look.error is not None:
@@ -174,8 +180,12 @@ class Operations(Probe):
         step = look.function == STEP
         for function, used in look.told().items() if whole and look.whole else ():
             subject = look.function if function == look.function else f"{look.function} > {function}"
-            facts = {"mode": "uses", "has": "|".join(used), "lacks": "", "self": look.mode_of(function)}
-            self.sink.number(subject, float(len(used)), kind=Value.MANNER, facts=facts, call=self._step if step else None)
+            if look.opening:
+                if function != look.function:
+                    continue  # it may have begun alone
+                subject += OPENING
+            facts = {"mode": "uses", "has": "|".join(used), "lacks": "", "self": look.mode_of(function), "begun": "|".join(sorted(look.begun.get(function, ())))}
+            self.sink.number(subject, float(len(used)), kind=Value.MANNER, facts=facts, call=self._step if step else look.call if look.opening else None)
 
     def closing(self) -> None:
         self._drop()

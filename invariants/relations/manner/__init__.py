@@ -123,11 +123,13 @@ class Manner(Relation):
         return frozenset({(_parts(hypothesis)[0].split(_calls.BY)[-1], "")}) if hypothesis["mode"] == "told" else frozenset()
 
     def say(self, hypothesis: Hypothesis) -> str:
-        subject, what = _parts(hypothesis)
+        mode, (subject, what) = hypothesis.text("mode"), _parts(hypothesis)
         by, _, function = subject.rpartition(_calls.BY)
         if by:
             subject = f"{function}, in {by}," if by == _used.STEP else f"{function}, called by {by},"
-        return _SAYS[hypothesis.text("mode")].format(subject, what) + _habits.of_programs(hypothesis)
+        elif mode in ("uses", "then", "only") and ", " in subject:
+            subject += ","
+        return _SAYS[mode].format(subject, what) + _habits.of_programs(hypothesis)
 
     def detail(self, trace: Trace, hypothesis: Hypothesis, example: Mapping[str, Any]) -> Detail:
         mode, (subject, what) = hypothesis.text("mode"), _parts(hypothesis)

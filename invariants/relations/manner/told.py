@@ -23,8 +23,8 @@ def function_of(subject: str) -> str:
 
 
 def said(trace: Trace, mode: str) -> list[dict[str, Any]]:
-    """What probes said of a mode: text (the subject), `has` and `lacks` (words), `seen`, `self` (the mode of a method's module), and where."""
-    rows = _sightings.sightings(trace, Value.MANNER).join(_frames.metas(trace, "mode", "has", "lacks", "seen", "self"), on="meta", how="left", maintain_order="left")
+    """What probes said of a mode: text (the subject), `has` and `lacks` (words), `seen`, `self` (the mode of a method's module), `begun` (calls that ran when a step began), and where."""
+    rows = _sightings.sightings(trace, Value.MANNER).join(_frames.metas(trace, "mode", "has", "lacks", "seen", "self", "begun"), on="meta", how="left", maintain_order="left")
     rows = _sightings.sites(trace, rows.filter((pl.col("mode") == mode) & (pl.col("step") >= 0)))
     return list(rows.fill_null("").iter_rows(named=True))
 
@@ -107,4 +107,4 @@ def moment(trace: Trace, wanted: Collection[str]) -> pl.DataFrame:
 
 def caller_of(subject: str) -> str:
     """The function that uses something, of `function looked at > function`."""
-    return subject.rpartition(_calls.BY)[2].partition(" of ")[0]
+    return subject.rpartition(_calls.BY)[2].partition(",")[0].partition(" of ")[0]

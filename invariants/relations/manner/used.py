@@ -1,7 +1,7 @@
 """Manners of functions: which operations of torch they use, in which order, and that they use no others (`instrument/probes/operations.py`).
 
 A look is a row `{text: "__main__.train_step", has: "randn_like|add|loss_of()|add (place 2)|backward"}`; of a function that is looked at within a call of another one, or in a step,
-text is `__main__.Net.forward > __main__.attend`, or `a step > __main__.train`. `self` is the mode of a method's module: what is true in one of them alone is said with
+text is `__main__.Net.forward > __main__.attend`, or `a step > __main__.train`; of one that trains for several updates it is `__main__.train, up to its first update`. `self` is the mode of a method's module: what is true in one of them alone is said with
 the mode.
 """
 
@@ -27,7 +27,12 @@ _NAMES: Final = 24  # of the operations in the text of a violation
 _WHILE: Final = {"trains": " while it trains", "evaluates": " while it is evaluated"}
 
 
-_Look = dict[str, int]  # what a function used, and as which
+class _Look(dict[str, int]):
+    """What a function used, and as which."""
+
+    def __init__(self, has: str, begun: str) -> None:
+        super().__init__({name: i for i, name in enumerate(filter(None, has.split("|")))})
+        self.begun = frozenset(filter(None, begun.split("|")))  # calls that ran when the step began
 
 
 class _Manner(NamedTuple):
@@ -58,11 +63,14 @@ def then(trace: Trace, wanted: Collection[str]) -> pl.DataFrame:
 
 
 def only(trace: Trace, wanted: Collection[str]) -> pl.DataFrame:
-    """One row a look at a function that uses the same in all looks: passed if it uses nothing else."""
+    """One row a look at a function that uses the same in all looks: passed if it uses nothing else.
+
+    A step may begin within a call, of which its function is not told then; begun elsewhere, as by a line before that call, the step has it.
+    """
 
     def words(looks: list[_Look]) -> list[str]:
         sets = {frozenset(look) for look in looks}
-        return [NOTHING_ELSE + ", ".join(sorted(of)) for of in sets if len(sets) == 1]
+        return [NOTHING_ELSE + ", ".join(sorted(of.union(*(look.begun for look in looks)))) for of in sets if len(sets) == 1]
 
     def holds(look: _Look, word: str) -> bool | None:
         return not _more(look, word)
@@ -98,7 +106,7 @@ def _lacks(look: _Look, name: str) -> str:
 
 def _rows(trace: Trace, wanted: Collection[str], kind: str, manner: _Manner) -> pl.DataFrame:
     rows, asked = _told.said(trace, "uses"), _calls._by_subject(wanted)
-    looks = [{name: i for i, name in enumerate(filter(None, row["has"].split("|")))} for row in rows]
+    looks = [_Look(row["has"], row["begun"]) for row in rows]
     of_subject: dict[tuple[int, str], list[tuple[_Look, str]]] = {}
     of_function: dict[tuple[int, str], list[tuple[_Look, str]]] = {}
     for row, look in zip(rows, looks, strict=True):
