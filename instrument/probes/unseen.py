@@ -1,10 +1,10 @@
-"""Whether an evaluation sees samples that the model was trained on.
+"""Whether an evaluation sees samples that the model was trained on, and whether the batches of the training are put together anew.
 
 Rows of `Value.MANNER`, mode `unseen`, of the first evaluations of each model: its batch `has` none of the samples that were trained on, or `lacks` this, as all of them were. A batch of
 which some were says nothing: samples may be alike. A sample is known by some elements of its row in the first tensor that a model is given, on the CPU; one that is constant, as padding is,
-does not count. An augmented sample is another one.
+does not count. An augmented sample is another one. Mode `holds` of the batches of each model: when samples come again, they come in other batches (`_anew.py`).
 
-Cost: 1 µs a sample of the first 65,536 that are trained on, and of 64 batches of evaluations.
+Cost: 1 µs a sample of the first 65,536 that are trained on, or of 256 batches of each model, and of 64 batches of evaluations.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ import numpy as np
 from proctor.instrument.observe import content
 from proctor.instrument.observe.modules import class_name
 from proctor.instrument.probes import NO_HOOKS, Home, Hooks, Probe, Sink, register
+from proctor.instrument.probes._anew import ANEW, Anew
 from proctor.invariants.schema import MODEL_CALL, Value
 
 NOT_TRAINED: Final = "samples that it was not trained on"
@@ -25,6 +26,7 @@ _LEAST: Final = 4  # elements of a sample, and different samples of a batch
 _SAMPLES: Final = 1 << 16
 _LOOKS: Final = 64
 _LARGEST: Final = 1 << 26  # elements of a batch
+_MODELS: Final = 16  # whose batches are compared
 
 
 @register
@@ -38,6 +40,7 @@ class Unseen(Probe):
         super().__init__(sink)
         self._trained: set[int] = set()
         self._left = _LOOKS
+        self._anew: dict[str, Anew] = {}
 
     def hooks(self, function: str, home: Home) -> Hooks:
         return (self._called, None) if function == MODEL_CALL else NO_HOOKS
@@ -46,12 +49,21 @@ class Unseen(Probe):
         import torch
 
         model, grads = args[0], torch.is_grad_enabled()
-        if self._left <= 0 or model.training != grads or next(model.parameters(), None) is None:
+        if model.training != grads or next(model.parameters(), None) is None:
+            return
+        name = class_name(model)
+        if grads and name not in self._anew and len(self._anew) < _MODELS:
+            self._anew[name] = Anew()
+        anew = self._anew.get(name) if grads else None
+        follows = anew is not None and not anew.over
+        if (self._left <= 0 or (grads and len(self._trained) >= _SAMPLES)) and not follows:
             return
         samples = _samples([*args[1:], *(kwargs or {}).values()])
         if grads:
             if len(self._trained) < _SAMPLES:
                 self._trained.update(samples)
+            if anew is not None and follows and len(samples) >= _LEAST:
+                self._again(name, anew.meets(samples))
             return
         if len(samples) < _LEAST or not self._trained:
             return
@@ -62,7 +74,12 @@ class Unseen(Probe):
         if share in (0, 1):
             has, lacks = (NOT_TRAINED, "") if share == 0 else ("", NOT_TRAINED)
             seen = "" if share == 0 else f"all {len(samples)} samples of the batch were trained on"
-            self.sink.number(class_name(model), share, kind=Value.MANNER, facts={"mode": "unseen", "has": has, "lacks": lacks, "seen": seen})
+            self.sink.number(name, share, kind=Value.MANNER, facts={"mode": "unseen", "has": has, "lacks": lacks, "seen": seen})
+
+    def _again(self, model: str, new: bool | None) -> None:
+        if new is not None:
+            facts = {"mode": "holds", "has": ANEW if new else "", "lacks": "" if new else ANEW, "seen": "" if new else "earlier batches come again, with the same samples"}
+            self.sink.number(f"{MODEL_CALL} of {model}, batches of the training", 1.0, kind=Value.MANNER, facts=facts)
 
 
 def _samples(values: Iterable[Any]) -> set[int]:

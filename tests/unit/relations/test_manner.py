@@ -13,6 +13,7 @@ from helpers.trained import record
 from proctor.infer.engine import infer
 from proctor.instrument.config import RecordConfig
 from proctor.instrument.probes import Sink
+from proctor.instrument.probes._anew import Anew
 from proctor.instrument.probes.beside import Beside
 from proctor.instrument.probes.graphs import kinds_of
 from proctor.instrument.probes.manners import Manners, words
@@ -123,7 +124,13 @@ PROGRAMS = {
         student, teacher = (nn.Sequential(nn.Linear(WIDTH, 4), nn.Dropout(0.1)) for _ in range(2))
         dropped, lstm, hidden, views = Dropped(), Recurrent(), None, Views()
         seen = torch.rand(1, 3)
+        table, order, ranker = torch.rand(40, 6), torch.arange(40), nn.Linear(6, 1)
         queue, state = torch.zeros(8, 9), [(torch.zeros(4, WIDTH), torch.zeros(4, WIDTH))]
+        for epoch in range(3):
+            if BUG != "unshuffled":
+                order = torch.randperm(40)
+            for part in order.split(4):
+                ranker(table[part]).sum().backward()
         for step in range(16):
             ids = torch.randint(0, 9, (8, 6))
             mask = torch.ones(6, 6).tril().bool()
@@ -171,6 +178,7 @@ WRONG = {
     "mask": ("given", "Attention.forward"), "dimension": ("told", "softmax"), "skipped": ("each", "Average.update"), "awake": ("mode", "BatchNorm1d"), "thrown": ("made", "Scaler"),
     "share": ("holds", "weigh"), "padding": ("holds", "labels_of"), "place": ("leaves", "normalised"), "rate": ("steady", "decay"), "decay": ("moment", "Lion"),
     "wide": ("holds", "right behind the diagonal"), "attached": ("holds", "no gradients flow"), "forgets": ("holds", "a later call is given it"), "twice": ("holds", "forward of __main__.Views, argument 0: it is none of the other arguments"), "unstopped": ("holds", "forward of __main__.Recurrent, result[1][0]: no gradients flow"), "resets": ("holds", "<model>.forward of __main__.Recurrent"),
+    "unshuffled": ("holds", "put together anew"),
     "anew": ("holds", "argument weight: it does not begin anew"),
     "joined": ("holds", "its halves along the first dimension differ"), "still": ("holds", "argument state: it is another than in the call before"),
     "always": ("told", "while the model is evaluated"), "stale": ("beside", "in evaluation mode"), "view": ("beside", "given what it was given itself"), "leak": ("unseen", "not trained on"), "alias": ("beside", "only the Net that trains"),
@@ -284,3 +292,14 @@ def test_what_runs_beside_is_not_told_where_steps_are_left_out() -> None:
     probe.thinned()
     probe._called((torch.nn.Linear(2, 2), torch.ones(1, 2)), None)
     assert not probe._trained
+
+
+def test_batches_that_come_again_are_told_behind_several_and_what_a_step_uses_twice_is_not() -> None:
+    def told(batches: list[set[int]]) -> list[bool]:
+        anew = Anew()
+        return [said for batch in batches for said in [anew.meets(batch)] if said is not None]
+
+    epoch, other = [[set(range(start + i, 24, 6)) for i in range(6)] for start in (0, 0)], [set(range(4 * i, 4 * i + 4)) for i in range(6)]
+    assert told([*epoch[0], *epoch[1], *epoch[0]]) == [False, False, False]
+    assert told([*epoch[0], *other]) == [True]
+    assert told([batch for batch in epoch[0] for _ in range(3)]) == told(epoch[0][:2] * 8) == []
