@@ -3,7 +3,7 @@
 Rows of `Value.MANNER`, of the first calls of each function. `holds`: words that are true of a tensor that it was given or gave (`has`), or clearly not (`lacks`): a share (all
 elements lie within 0 and 1), nothing negative, unit rows, rows that sum to 1, some negative whole number (`-100`, which losses leave out), more than one value, gradients flow
 through it or none do, where its triangle begins (a mask); that the result is none of the arguments, an argument none of the others, and that one of the next calls is given it (the state of a
-recurrent model, a memory), that it is another in each call, that its second half is not the first one again; of a float that it was given, whether it changes, and begins anew. Of whole models the last is asked, and whether gradients flow through their results (a target without a stop). `leaves` and `writes`: whether an argument is another after the call. `steady`: a float of an object, in each
+recurrent model, a memory), that it is another in each call, that its second half is not the first one again, that it begins where what it is cut from begins, or behind (a target that is shifted); of a float that it was given, whether it changes, and begins anew. Of whole models the last is asked, and whether gradients flow through their results (a target without a stop). `leaves` and `writes`: whether an argument is another after the call. `steady`: a float of an object, in each
 call of one of its methods in the first steps.
 
 Only dense CPU tensors of at most 65,536 elements are looked at. Cost: 20 to 100 µs a tensor, of twelve calls of a function; 2 µs for the numbers of an object, of 64 calls and then of each sixteenth.
@@ -22,6 +22,7 @@ from typing import Any, Final
 from proctor.instrument.observe import content
 from proctor.instrument.observe.modules import class_name
 from proctor.instrument.probes import NO_HOOKS, Home, Hooks, Probe, Sink, register
+from proctor.instrument.probes._cuts import Cuts
 from proctor.instrument.probes._repeats import Held, Numbers, Repeats, halves, numbers_of
 from proctor.instrument.probes.judged import readable
 from proctor.invariants.schema import MODEL_CALL, Value
@@ -66,7 +67,7 @@ class Manners(Probe):
         self._calls: dict[str, int] = {}
         self._open: list[tuple[int, Seen, frozenset[Print]]] = []
         self._chains: dict[str, _Chain] = {}
-        self._repeats, self._numbers = Repeats(), Numbers()
+        self._repeats, self._numbers, self._cuts = Repeats(), Numbers(), Cuts()
         self._objects: dict[int, Held] = {}
 
     def hooks(self, function: str, home: Home) -> Hooks:
@@ -162,7 +163,7 @@ class Manners(Probe):
                 self._say(function, f"argument {name}", "holds", _APART if fp not in alike else "", _APART if fp in alike else "")
 
     def _again(self, function: str, given: Seen) -> None:
-        for name, has, lacks in self._repeats.told(function, given, _CALLS - _LOOKS + 1):
+        for name, has, lacks in [*self._repeats.told(function, given, _CALLS - _LOOKS + 1), *self._cuts.told(function, given)]:
             self._say(function, f"argument {name}", "holds", has, lacks)
 
     def _counts(self, function: str, names: list[str], args: tuple[Any, ...], kwargs: dict[str, Any] | None) -> None:

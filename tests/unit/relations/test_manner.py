@@ -14,6 +14,7 @@ from proctor.infer.engine import infer
 from proctor.instrument.config import RecordConfig
 from proctor.instrument.probes import Sink
 from proctor.instrument.probes._anew import Anew
+from proctor.instrument.probes._cuts import AT, BEHIND, Cuts
 from proctor.instrument.probes.beside import Beside
 from proctor.instrument.probes.graphs import kinds_of
 from proctor.instrument.probes.manners import Manners, words
@@ -75,6 +76,8 @@ PROGRAMS = {
             return x * weight
         def act(state):
             return state.tanh()
+        def distance(output, target):
+            return (output - target).square().mean()
         def stored(queue, rows):
             return torch.cat([queue, rows.detach()])[-8:]
         class Dropped(nn.Module):
@@ -156,6 +159,11 @@ PROGRAMS = {
                 annealed(first, numpy.float64(0.1) * (part if BUG == "anew" else 4 * step + part))
             seen = seen if BUG == "still" else torch.rand(1, 3)
             act(seen)
+            track = torch.rand(8, 5, 3)
+            if step % 8 == 2:
+                with torch.no_grad():
+                    distance(torch.rand(8, 4, 3), track[:, :-1])
+            distance(torch.rand(8, 4, 3), track[:, :-1] if BUG == "unshifted" else track[:, 1:])
             views(first, first.clone() if BUG == "twice" else first + 0.1)
             student(images := torch.rand(4, 3, WIDTH)).sum().backward()
             if BUG == "stale" and step == 0:
@@ -178,7 +186,7 @@ WRONG = {
     "mask": ("given", "Attention.forward"), "dimension": ("told", "softmax"), "skipped": ("each", "Average.update"), "awake": ("mode", "BatchNorm1d"), "thrown": ("made", "Scaler"),
     "share": ("holds", "weigh"), "padding": ("holds", "labels_of"), "place": ("leaves", "normalised"), "rate": ("steady", "decay"), "decay": ("moment", "Lion"),
     "wide": ("holds", "right behind the diagonal"), "attached": ("holds", "no gradients flow"), "forgets": ("holds", "a later call is given it"), "twice": ("holds", "forward of __main__.Views, argument 0: it is none of the other arguments"), "unstopped": ("holds", "forward of __main__.Recurrent, result[1][0]: no gradients flow"), "resets": ("holds", "<model>.forward of __main__.Recurrent"),
-    "unshuffled": ("holds", "put together anew"),
+    "unshifted": ("holds", "distance, argument target: it begins behind the beginning of what it is cut from"), "unshuffled": ("holds", "put together anew"),
     "anew": ("holds", "argument weight: it does not begin anew"),
     "joined": ("holds", "its halves along the first dimension differ"), "still": ("holds", "argument state: it is another than in the call before"),
     "always": ("told", "while the model is evaluated"), "stale": ("beside", "in evaluation mode"), "view": ("beside", "given what it was given itself"), "leak": ("unseen", "not trained on"), "alias": ("beside", "only the Net that trains"),
@@ -292,6 +300,17 @@ def test_what_runs_beside_is_not_told_where_steps_are_left_out() -> None:
     probe.thinned()
     probe._called((torch.nn.Linear(2, 2), torch.ones(1, 2)), None)
     assert not probe._trained
+
+
+def test_where_a_view_begins_is_told_of_what_is_cut_at_one_place() -> None:
+    def told(views: list[torch.Tensor]) -> list[tuple[str, str, str]]:
+        cuts = Cuts()
+        return [said for view in views * 2 for said in cuts.told("f", [("x", view, 0)])]
+
+    data = torch.rand(8, 6, 2)
+    assert told([data[i : i + 2, 1:] for i in range(4)]) == [("x", BEHIND, AT)]
+    assert told([data[i : i + 2, :-1] for i in range(4)]) == [("x", AT, BEHIND)]
+    assert told([data[:, i : i + 3] for i in (1, 2, 1, 3)]) == told([data[:, 1:].clone()] * 4) == told([data.transpose(0, 1)[1:]] * 4) == told([data.detach()] * 4) == []
 
 
 def test_batches_that_come_again_are_told_behind_several_and_what_a_step_uses_twice_is_not() -> None:
