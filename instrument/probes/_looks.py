@@ -42,6 +42,7 @@ class Look:
         self.found: dict[str, dict[tuple[str, int, int], str]] = {}  # of each function: operation and place, in the order of first uses, and its name
         self.modes: dict[str, set[str]] = {}  # of methods of modules: in which their module was
         self.methods: set[str] = set()
+        self.guess = False  # nobody knows whether it contains updates
         self.whole = True  # all of it was seen
         self.error: Exception | None = None
         self._left = _OPERATIONS

@@ -117,6 +117,8 @@ class Operations(Probe):
                 self._drop()
         if infers:
             return
+        if self._look is not None and self._look.guess and not model.training:
+            self._drop()  # an evaluation, whose functions are looked at themselves
         if self._look is not None and next(model.parameters(), None) is not None:
             self._happens(_asked(model))
         if model.training:
@@ -135,7 +137,7 @@ class Operations(Probe):
         return (self._look is None and self._over) or threading.get_ident() != self._thread
 
     def _leaves(self, function: str, args: tuple[Any, ...], raised: bool) -> None:
-        if self._look is not None and (mode := _mode_of(function, args)):
+        if self._look is not None and threading.get_ident() == self._thread and (mode := _mode_of(function, args)):
             self._look.enters(function, mode)  # it may have changed it
         self._ends(raised)
 
@@ -157,6 +159,7 @@ class Operations(Probe):
         if self._look is None and not self._kept_off and known[1] < _LOOKS and (not first or self._updates > _UPDATES) and not _compiles():
             known[1] += 1
             self._look = Look(function, self.sink.call, self._updates, opening=first or bool(known[2]))
+            self._look.guess = first
             self._look.begins()
             if mode:
                 self._look.enters(function, mode)
@@ -208,9 +211,16 @@ def _mode_of(function: str, args: tuple[Any, ...]) -> str:
 
     if not args or not isinstance(args[0], torch.nn.Module):
         return ""
-    owner = function.rpartition(".")[0]
-    methods = any(owner.endswith(f".{_plain_name(kind)}") for kind in type(args[0]).__mro__)
-    return _word(args[0]) if methods else ""
+    key = function, type(args[0])
+    if key not in _METHODS:
+        if len(_METHODS) >= 4096:
+            _METHODS.clear()
+        owner = function.rpartition(".")[0]
+        _METHODS[key] = any(owner.endswith(f".{_plain_name(kind)}") for kind in key[1].__mro__)
+    return _word(args[0]) if _METHODS[key] else ""
+
+
+_METHODS: dict[tuple[str, type], bool] = {}  # functions that are methods of a class
 
 
 def _forward(module: Any) -> str:

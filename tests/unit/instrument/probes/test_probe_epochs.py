@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 
 import pytest
+import torch
 from helpers.trained import record
 
+from proctor.instrument.config import RecordConfig
+from proctor.instrument.probes import Home, Sink
+from proctor.instrument.probes.operations import Operations
 from proctor.invariants.invariant import Hypothesis
 from proctor.invariants.relations import registry
+from proctor.invariants.schema import MODEL_CALL
 from proctor.invariants.trace import Trace
+from proctor.native import Recorder
 
 PROGRAMS = {
     "program": """
@@ -75,3 +82,22 @@ def test_a_call_in_which_steps_began_is_not_told_as_new_where_they_begin_before_
 
 def test_another_seed_and_size_use_the_same(runs: Path) -> None:
     assert failed(runs / "program-right", rules(runs)) == []
+
+
+def test_what_is_first_called_when_training_goes_on_is_looked_at_until_a_model_evaluates_in_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    dynamo = sys.modules.get("torch._dynamo.eval_frame")  # other tests of this process may have compiled
+    if dynamo is not None:
+        monkeypatch.setattr(dynamo, "cached_backends", {1: None})
+    watch = Operations(Sink(Recorder(), lambda: 0, RecordConfig(run="run"), lambda: True))
+    before, after = watch.hooks("program.evaluate", Home.USER)
+    model_begins, _ = watch.hooks(MODEL_CALL, Home.TORCH)
+    updates, _ = watch.hooks("torch.optim.Optimizer.step", Home.TORCH)
+    assert before is not None and after is not None and model_begins is not None and updates is not None
+    optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))])
+    for _ in range(3):
+        updates((optimizer,), None)
+    before((), None)
+    assert len(torch.overrides._get_current_function_mode_stack()) == 1
+    model_begins((torch.nn.Linear(2, 2).eval(),), None)
+    assert len(torch.overrides._get_current_function_mode_stack()) == 0
+    after((), None, None, False)
