@@ -43,6 +43,7 @@ class Look:
         self.modes: dict[str, set[str]] = {}  # of methods of modules: in which their module was
         self.methods: set[str] = set()
         self.guess = False  # nobody knows whether it contains updates
+        self.running: set[str] = set()  # functions that still run when it is told of
         self.whole = True  # all of it was seen
         self.error: Exception | None = None
         self._left = _OPERATIONS
@@ -99,6 +100,15 @@ class Look:
         """The mode of a method's module; "" where it is no such method, or was called in both."""
         found = self.modes.get(function, set())
         return next(iter(found)) if len(found) == 1 else ""
+
+    def on_the_stack(self) -> set[str]:
+        """Functions of the program that run now, within what is looked at."""
+        frame, found = _outside(sys._getframe()), {self.function}
+        while frame is not None and id(frame) != self._end:
+            if _whose(frame.f_code, frame) == "user":
+                found.add(_called(frame.f_code, frame))
+            frame = frame.f_back
+        return found
 
     def told(self) -> dict[str, list[str]]:
         """What each function used; of methods that were called and used nothing, that."""

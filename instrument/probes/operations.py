@@ -91,6 +91,7 @@ class Operations(Probe):
     def _updated(self, args: tuple[Any, ...], kwargs: dict[str, Any] | None) -> None:
         if self._look is not None and self._look.opening and threading.get_ident() == self._thread:
             look = self._look
+            look.running = look.on_the_stack()
             self._drop()
             self._tell(look)
         self._updates += 1
@@ -183,9 +184,9 @@ class Operations(Probe):
         step = look.function == STEP
         for function, used in look.told().items() if whole and look.whole else ():
             subject = look.function if function == look.function else f"{look.function} > {function}"
-            if look.opening:
+            if look.opening and function in look.running:
                 if function != look.function:
-                    continue  # it may have begun alone
+                    continue  # it has begun alone
                 subject += OPENING
             facts = {"mode": "uses", "has": "|".join(used), "lacks": "", "self": look.mode_of(function), "begun": "|".join(sorted(look.begun.get(function, ())))}
             self.sink.number(subject, float(len(used)), kind=Value.MANNER, facts=facts, call=self._step if step else look.call if look.opening else None)

@@ -30,7 +30,10 @@ PROGRAMS = {
             actors.zero_grad()
             loss.backward()
             actors.step()
+        def scaled(weights):
+            return (weights - weights.mean()) / (1 if BUG == "unscaled" else weights.std())
         def learn(x, weights):
+            weights = scaled(weights)
             for _ in range(3):
                 order = torch.randperm(len(x))
                 x, weights = x[order].clone(), weights.clone() if BUG == "unordered" else weights[order].clone()
@@ -52,7 +55,7 @@ RELATION = registry()["manner"]
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("epochs")
-    record(folder, PROGRAMS, [*(("program", bug, 0, 8, bug) for bug in ("unordered", "live")), ("program", "own", 1, 12, ""), ("program", "right", 0, 8, "")])
+    record(folder, PROGRAMS, [*(("program", bug, 0, 8, bug) for bug in ("unordered", "live", "unscaled")), ("program", "own", 1, 12, ""), ("program", "right", 0, 8, "")])
     return folder
 
 
@@ -71,6 +74,11 @@ def test_a_line_before_the_first_update_of_an_epoch_is_named(runs: Path) -> None
     said = failed(runs / "program-unordered", rules(runs))
     assert ("__main__.learn", "comes before") in [(text.partition(" ")[0], "comes before") for _, text in said if "clone (place 2) comes before __getitem__ (place 2)" in text], said
     assert any(rule.startswith("__main__.learn, up to its first update, uses __getitem__ (place 2) and then clone (place 2)") for rule, _ in said), said
+
+
+def test_what_it_calls_before_is_looked_at_as_a_whole(runs: Path) -> None:
+    said = [text for _, text in failed(runs / "program-unscaled", rules(runs))]
+    assert any("scaled std it does not use std" in text for text in said), said
 
 
 def test_a_call_in_which_steps_began_is_not_told_as_new_where_they_begin_before_it(runs: Path) -> None:
