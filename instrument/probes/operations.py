@@ -16,6 +16,7 @@ looked at: it may take long. Of one that contained several updates (an epoch, an
 
 from __future__ import annotations
 
+import inspect
 import sys
 import threading
 import weakref
@@ -203,7 +204,7 @@ def _asked(model: Any) -> str:
 
 
 def _word(module: Any) -> str:
-    return "trains" if module.training else "evaluates"
+    return "trains" if getattr(module, "training", True) else "evaluates"  # a method may run before its module is made
 
 
 def _mode_of(function: str, args: tuple[Any, ...]) -> str:
@@ -225,7 +226,7 @@ _METHODS: dict[tuple[str, type], bool] = {}  # functions that are methods of a c
 
 
 def _forward(module: Any) -> str:
-    forward = type(module).forward
+    forward = inspect.getattr_static(type(module), "forward", None)  # that of a scripted model raises where its class is asked
     home = str(getattr(forward, "__module__", ""))
     return f"{'__main__' if home == '__mp_main__' else home}.{_plain_name(forward)}"
 

@@ -11,6 +11,7 @@ from helpers.warm import python
 
 pytest.importorskip("torch")
 import proctor
+from proctor import native
 
 PROGRAM = """
 import warnings
@@ -57,7 +58,7 @@ def test_a_model_is_captured_as_without_us_and_training_goes_on(tmp_path: Path) 
     assert bare.returncode == 0, bare.stderr
     recorded = run(sys.executable, "-m", "proctor.cli", "record", "-o", str(tmp_path / "run"), "--", python(), str(script))
     assert recorded.returncode == 0, recorded.stderr
-    if proctor.native.ACTIVE == "native":  # the twin's frame stands in the places that a graph names
+    if native.ACTIVE == "native":  # the twin's frame stands in the places that a graph names
         assert recorded.stdout == bare.stdout
     else:
         assert recorded.stdout.splitlines()[-1] == bare.stdout.splitlines()[-1]
