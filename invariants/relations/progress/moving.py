@@ -59,7 +59,7 @@ def exceptions(trace: Trace) -> list[tuple[str, str]]:
 
 
 def models(trace: Trace) -> pl.DataFrame:
-    """One row a model of a process whose first three steps updated something: passed if one of its parameters has moved by then. The columns of `moved`; `what` is the class of the model, and `name` its first parameter."""
+    """One row a parameter, in a process whose first three steps updated something: passed if its model has moved by then. The columns of `moved`; `what` is the class of the model."""
     return _frames.memo(trace, "models that move", _models)
 
 
@@ -71,10 +71,10 @@ def _models(trace: Trace) -> pl.DataFrame:
     updates = updates.join(_frames.whole_steps(trace), on=["proc", "step"], how="semi").group_by("proc").agg(
         pl.col("step").n_unique().alias("_n"), pl.col("seq", "site", "phase").last()
     ).filter(pl.col("_n") == PROLOGUE)  # fmt: skip
-    mine = rows.sort("step", maintain_order=True).group_by("proc", "what", maintain_order=True).agg(
-        pl.col("name", "module", "kind", "position", "norm", "meta", "var").first(),
-        (pl.col("changed") & (pl.col("step") >= 0) & (pl.col("step") < PROLOGUE)).any().alias("moves"), pl.col("step").min().alias("_seen"),
-    ).filter(pl.col("_seen") < 1).join(updates, on="proc", how="inner", maintain_order="left")  # fmt: skip
+    moves = (pl.col("changed") & (pl.col("step") >= 0) & (pl.col("step") < PROLOGUE)).any().over("proc", "what")
+    rows = rows.sort("step", maintain_order=True).with_columns(moves.alias("moves"), pl.col("step").min().over("proc", "what").alias("_seen"))
+    mine = rows.filter(pl.col("_seen") < 1).unique(["proc", "var"], keep="first", maintain_order=True).drop("step", "seq", "site", "phase", strict=False)
+    mine = mine.join(updates, on="proc", how="inner", maintain_order="left")
     mine = mine.join(_frames.metas(trace, "wrapper"), on="meta", how="left", maintain_order="left")
     known = ~pl.col("proc").is_in([i for i, p in enumerate(trace.processes) if p.dropped > 0])
     return _habits.with_family(trace, mine).select(
