@@ -63,7 +63,7 @@ class Operations(Probe):
             return self._model_begins, self._model_ends
         if home is not Home.USER or function.rpartition(".")[2] == "__init__":
             return NO_HOOKS
-        return (lambda args, kwargs: self._begins(function, _mode_of(function, args))), (lambda args, kwargs, result, raised: self._leaves(function, args, raised))
+        return (lambda args, kwargs: self._begins(function, args)), (lambda args, kwargs, result, raised: self._leaves(function, args, raised))
 
     def step_begins(self, step: int) -> None:
         if threading.get_ident() != self._thread:
@@ -124,7 +124,7 @@ class Operations(Probe):
         if self._look is not None and next(model.parameters(), None) is not None:
             self._happens(_asked(model))
         if model.training:
-            self._begins(f"{MODEL_CALL} of {class_name(model)}", "")
+            self._begins(f"{MODEL_CALL} of {class_name(model)}", ())
         if self._look is not None:
             self._look.enters(_forward(model), _word(model), seen=False)
 
@@ -143,11 +143,12 @@ class Operations(Probe):
             self._look.enters(function, mode)  # it may have changed it
         self._ends(raised)
 
-    def _begins(self, function: str, mode: str) -> None:
+    def _begins(self, function: str, args: tuple[Any, ...]) -> None:
         if self._stuck is not None and self._thread == threading.get_ident() and self._stuck.ends():
             self._stuck = None
         if self._idle():
             return
+        mode = _mode_of(function, args)
         if self._look is not None and mode:
             self._look.enters(function, mode)
         known = self._calls.setdefault((function, mode), [0, 0, 0])

@@ -8,7 +8,7 @@ from typing import Final
 
 import polars as pl
 
-from proctor.invariants.relations.course.updating import BACKWARDS, examples, gradients
+from proctor.invariants.relations.course.updating import BACKWARDS, by_holder, examples, gradients
 from proctor.invariants.relations.views import frames as _frames
 from proctor.invariants.schema import Value
 from proctor.invariants.trace import Trace
@@ -72,8 +72,7 @@ def reaches(trace: Trace) -> pl.DataFrame:
     """
     inner = _frames.inner_backwards(trace)["proc"].unique()
     limited = _limited(trace).filter((pl.col("step") >= 0) & ~pl.col("proc").is_in(inner.implode()))
-    changed = gradients(trace).filter(pl.col("edge") == 1).with_columns(pl.col("holders").str.split(",").alias("optimizer"))
-    changed = changed.select("proc", pl.col("call").alias("seq"), "name", "optimizer").explode("optimizer")
+    changed = by_holder(gradients(trace).filter(pl.col("edge") == 1)).select("proc", pl.col("call").alias("seq"), "name", "optimizer")
     rows = limited.select("proc", "step", "seq", "site").join(changed, on=["proc", "seq"], how="inner", maintain_order="left")
     clipped = rows.unique(["proc", "seq"], keep="first", maintain_order=True).drop("optimizer").sort("seq")
     backwards = _frames.calls_of(trace, *map(re.escape, BACKWARDS)).select("proc", "seq", pl.col("seq").alias("_next")).sort("seq")

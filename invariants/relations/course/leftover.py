@@ -11,7 +11,7 @@ from typing import Final
 
 import polars as pl
 
-from proctor.invariants.relations.course.updating import BACKWARDS, examples, gradients, moment
+from proctor.invariants.relations.course.updating import BACKWARDS, by_holder, examples, gradients, moment
 from proctor.invariants.relations.views import frames as _frames
 from proctor.invariants.schema import StateFlag
 from proctor.invariants.trace import Trace
@@ -65,5 +65,4 @@ def _pairs(trace: Trace, backwards: pl.DataFrame) -> pl.DataFrame:
     hidden = _frames.calls_of(trace, _ZEROED).select("proc", moment(pl.lit(1))).with_columns(pl.col("moment").alias("_hidden")).sort("moment")
     wrote = wrote.sort("moment").join_asof(gone, on="moment", by=["proc", "var"], check_sortedness=False).join_asof(hidden, on="moment", by="proc", check_sortedness=False)
     kept = wrote.filter(~((pl.col("_gone") > pl.col("_before_moment")).fill_null(value=False) | (pl.col("_hidden") > pl.col("_before_moment")).fill_null(value=False)))
-    # Of what several hold, as an encoder that is trained by two losses, each may be the one that steps.
-    return kept.with_columns(pl.col("holders").str.split(",").alias("optimizer")).explode("optimizer").select("proc", "optimizer", "name", pl.col("_before_call").alias("_first"), pl.col("call").alias("back"))
+    return by_holder(kept).select("proc", "optimizer", "name", pl.col("_before_call").alias("_first"), pl.col("call").alias("back"))

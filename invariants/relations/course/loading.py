@@ -60,7 +60,7 @@ def repeated(trace: Trace) -> pl.DataFrame:
 def _repeated(trace: Trace) -> pl.DataFrame:
     rows = _batches.batches(trace).filter((pl.col("step") >= 0) & ~pl.col("flat"))
     rows = rows.group_by("proc", "step", maintain_order=True).agg(
-        pl.col("session", "seq").first(), pl.col("fp").unique().sort().hash(0).alias("_all"), pl.col("numbers").max(),
+        pl.col("session", "seq").first(), _batches.every_forward().alias("_all"), pl.col("numbers").max(),
     ).filter(pl.col("numbers") >= _batches.ENOUGH).sort("proc", "step")  # fmt: skip
     drawn = _batches.drawn(trace)
     rows = rows.sort("seq").join_asof(drawn.sort("seq"), on="seq", by="proc", strategy="backward", check_sortedness=False).sort("proc", "step")

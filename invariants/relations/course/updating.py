@@ -57,6 +57,11 @@ def _gradients(trace: Trace) -> pl.DataFrame:
     return rows.with_columns(moment(pl.col("edge")), all_of).sort("proc", "moment", maintain_order=True)
 
 
+def by_holder(rows: pl.DataFrame) -> pl.DataFrame:
+    """Rows of `gradients`, one for each optimizer that holds the parameter: of what several hold, as an encoder that is trained by two losses, each may be the one that steps."""
+    return rows.with_columns(pl.col("holders").str.split(",").alias("optimizer")).explode("optimizer")
+
+
 def _moved(trace: Trace) -> pl.DataFrame:
     """Updates that moved a parameter: proc, seq."""
     about = _frames.owned(trace).filter((pl.col("role") == "parameter") & (pl.col("attr") == "data"))

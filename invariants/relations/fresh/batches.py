@@ -95,6 +95,11 @@ def consecutive(trace: Trace) -> pl.DataFrame:
     )
 
 
+def every_forward() -> pl.Expr:
+    """Of rows of `batches` that belong together: what all these forwards were given, in any order and however often."""
+    return pl.col("fp").unique().hash(0).sum()
+
+
 def whole(trace: Trace, rows: pl.DataFrame) -> pl.DataFrame:
     """Rows of `batches` with `_next`, the call that gave a batch, one row a batch: with _all (all training forwards that were given something of it) and
     _came (what the loader gave, null where no row tells).
@@ -103,7 +108,7 @@ def whole(trace: Trace, rows: pl.DataFrame) -> pl.DataFrame:
     """
     came = _sightings.sightings(trace, Value.HANDED).filter(pl.col("text").str.starts_with("loader"))
     came = came.group_by("proc", pl.col("seq").alias("_next"), maintain_order=True).agg(pl.struct("text", "item", "fp", "meta").hash(0).sum().alias("_came"))
-    rows = rows.with_columns(pl.col("fp").unique().sort().hash(0).sum().over("proc", "_next").alias("_all"))
+    rows = rows.with_columns(every_forward().over("proc", "_next").alias("_all"))
     rows = rows.unique(["proc", "_next"], keep="first", maintain_order=True)
     return rows.join(came, on=["proc", "_next"], how="left", maintain_order="left")
 
@@ -118,7 +123,7 @@ def other_batches(trace: Trace) -> pl.DataFrame:
     """One row a step and the one before it in the same pass over a loader: passed if it trains on another batch, whoever made it."""
     begun = _frames.calls_of(trace, re.escape(ITER)).select("proc", "seq", pl.col("seq").alias("_pass"))
     rows = batches(trace).filter(~pl.col("flat") & (pl.col("step") >= 0)).sort("proc", "seq")
-    rows = rows.with_columns(pl.col("fp").unique().sort().hash(0).sum().over("proc", "step").alias("_all"))
+    rows = rows.with_columns(every_forward().over("proc", "step").alias("_all"))
     rows = rows.unique(["proc", "step"], keep="first", maintain_order=True)
     rows = rows.sort("seq").join_asof(begun.sort("seq"), on="seq", by="proc", strategy="backward", check_sortedness=False).sort("proc", "seq")
     rows = rows.drop_nulls("_pass")  # without a loader an agent may begin each episode alike

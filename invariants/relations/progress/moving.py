@@ -38,10 +38,14 @@ def _moved(trace: Trace) -> pl.DataFrame:
         pl.col("name", "model", "module", "kind", "position", "what", "norm", "meta").first(),
         pl.col("step").filter(pl.col("changed") & (pl.col("step") >= 0)).min().alias("_first"),
     ).join(second, on=["proc", "model"], how="inner", maintain_order="left")  # fmt: skip
-    mine = mine.join(_frames.metas(trace, "wrapper"), on="meta", how="left", maintain_order="left")
-    moves = (pl.col("_first") <= pl.col("_at")).fill_null(value=False)
+    return _examples(trace, mine, (pl.col("_first") <= pl.col("_at")).fill_null(value=False))
+
+
+def _examples(trace: Trace, mine: pl.DataFrame, moves: pl.Expr) -> pl.DataFrame:
+    """Rows of parameters, judged at the end of step `_at`; where records are lost, only what moved is known."""
     known = ~pl.col("proc").is_in([i for i, p in enumerate(trace.processes) if p.dropped > 0])
     last = _frames.updates(trace).group_by("proc", "step").agg(pl.col("seq", "site", "phase").last())
+    mine = mine.join(_frames.metas(trace, "wrapper"), on="meta", how="left", maintain_order="left")
     mine = mine.join(last, left_on=["proc", "_at"], right_on=["proc", "step"], how="left", maintain_order="left")
     return _habits.with_family(trace, mine).select(
         "what", "proc", "family", "name", "module", "kind", "position", "wrapper", "phase", "site", pl.col("seq").fill_null(0),
@@ -67,20 +71,13 @@ def _models(trace: Trace) -> pl.DataFrame:
     about = _frames.owned(trace).filter((pl.col("role") == "parameter") & (pl.col("attr") == "data") & (pl.col("model") != ""))
     about = about.select("var", "name", "model", "module", "kind", "position", pl.col("model").str.replace(r"#\d+$", "").alias("what"))
     rows = _frames.data_by_step(trace).join(about, on="var", how="inner", maintain_order="left")
-    updates = _frames.updates(trace).filter((pl.col("step") >= 0) & (pl.col("step") < PROLOGUE))
-    updates = updates.join(_frames.whole_steps(trace), on=["proc", "step"], how="semi").group_by("proc").agg(
-        pl.col("step").n_unique().alias("_n"), pl.col("seq", "site", "phase").last()
-    ).filter(pl.col("_n") == PROLOGUE)  # fmt: skip
+    steps = _frames.updates(trace).filter((pl.col("step") >= 0) & (pl.col("step") < PROLOGUE)).join(_frames.whole_steps(trace), on=["proc", "step"], how="semi")
+    begun = steps.group_by("proc").agg(pl.col("step").n_unique().alias("_n"), pl.col("step").max().alias("_at")).filter(pl.col("_n") == PROLOGUE)
     moves = (pl.col("changed") & (pl.col("step") >= 0) & (pl.col("step") < PROLOGUE)).any().over("proc", "what")
     rows = rows.sort("step", maintain_order=True).with_columns(moves.alias("moves"), pl.col("step").min().over("proc", "what").alias("_seen"))
-    mine = rows.filter(pl.col("_seen") < 1).unique(["proc", "var"], keep="first", maintain_order=True).drop("step", "seq", "site", "phase", strict=False)
-    mine = mine.join(updates, on="proc", how="inner", maintain_order="left")
-    mine = mine.join(_frames.metas(trace, "wrapper"), on="meta", how="left", maintain_order="left")
-    known = ~pl.col("proc").is_in([i for i, p in enumerate(trace.processes) if p.dropped > 0])
-    return _habits.with_family(trace, mine).select(
-        "what", "proc", "family", "name", "module", "kind", "position", "wrapper", "phase", "site", pl.col("seq").fill_null(0),
-        pl.lit(PROLOGUE - 1, dtype=pl.Int32).alias("step"), pl.col("norm").alias("_a"), pl.col("norm").alias("_b"), "var", pl.when(pl.col("moves") | known).then("moves").alias("passed"),
-    )  # fmt: skip
+    mine = rows.filter(pl.col("_seen") < 1).unique(["proc", "var"], keep="first", maintain_order=True)
+    mine = mine.select("proc", "var", "name", "module", "kind", "position", "what", "norm", "meta", "moves").join(begun, on="proc", how="inner", maintain_order="left")
+    return _examples(trace, mine, pl.col("moves"))
 
 
 def learning(trace: Trace) -> list[tuple[str, str]]:
