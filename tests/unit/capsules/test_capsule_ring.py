@@ -118,16 +118,17 @@ def test_a_costly_state_is_copied_at_every_nth_step(tmp_path: Path) -> None:
 
 def test_what_took_long_once_is_not_held_against_the_copies(tmp_path: Path) -> None:
     job = Job(tmp_path, capsule_values="auto")
+    pace = job.kept.pace
+    pace._adapt = lambda: None  # type: ignore[method-assign]  # each step has values, however slow this machine is
     job.steps(1)
-    job.kept.pace.spent = 9.0  # of the first step, which imports
+    pace.spent = 900.0  # of the first step, which imports
     job.steps(3)
-    assert 0 < job.kept.pace.whole < 1
-    job.kept.pace.spent = 9.0
+    assert 0 < pace.whole < 100
+    pace.spent = 900.0
     job.steps(1)
-    assert job.kept.pace.whole > 2 or job.kept.pace.bare > 2
-    job.kept.pace.interval = 1
+    assert pace.whole > 200
     job.steps(2)
-    assert job.kept.pace.whole < 1
+    assert pace.whole < 100
 
 
 def test_optimizers_that_no_pack_asks_for_are_looked_at_where_their_state_is_kept(tmp_path: Path) -> None:
