@@ -32,6 +32,7 @@ class Guard:
         ended: what is recorded no more (`invariants.blindness`), and the step in which that began.
         step: gives the present step.
         on_end: called after something was added to `ended`.
+        off: labels of what raised, which runs no more.
         ends: what the probes of the owner record, by label; of labels that nobody knows it is everything.
     """
 
@@ -42,20 +43,26 @@ class Guard:
         self.on_end: Callable[[], None] | None = None
         self.ends: dict[str, tuple[str, ...]] = {}
         self.notes: list[str] = []
-        self._disabled: set[str] = set()
+        self.off: set[str] = set()
         self._lock = threading.Lock()
 
     def run(self, probe: str, function: Callable[..., Any], *args: Any) -> Any:
         """Call `function(*args)`; `None` when it raised or was disabled by an earlier error."""
-        if probe in self._disabled:
+        if probe in self.off:
             return None
         try:
             return function(*args)
         except Exception as e:
-            if from_handler(e):
-                raise  # it is the program's, whose handler of a signal ran here
-            self.report(probe, e)
+            if not self.takes(probe, e):
+                raise
             return None
+
+    def takes(self, probe: str, error: Exception) -> bool:
+        """Report an error of ours; False for one of the program's, whose handler of a signal ran there: raise it again."""
+        if from_handler(error):
+            return False
+        self.report(probe, error)
+        return True
 
     def guarded(self, probe: str, function: Callable[..., Any]) -> Callable[..., None]:
         """The same function for where its result is not wanted: without its errors, and without a call after the first."""
@@ -70,9 +77,9 @@ class Guard:
         """Count an error and say it once on stderr; later ones of the same probe are silent."""
         with self._lock:
             self.errors += 1
-            if probe in self._disabled:
+            if probe in self.off:
                 return
-            self._disabled.add(probe)
+            self.off.add(probe)
             note = self.told(probe, error)
             self.notes.append(note)
             step = self.step()
@@ -106,7 +113,7 @@ class Guard:
         return self.ends.get(probe) or _ENDS.get(probe, (ALL,))
 
     def disabled(self, probe: str) -> bool:
-        return probe in self._disabled
+        return probe in self.off
 
 
 class _Terminal:

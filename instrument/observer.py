@@ -57,7 +57,7 @@ class Observer:
         self.looks = Looks(self)
         self.look, self.turns = self.looks.look, self.looks.turns
         self.sink = Sink(self.recorder, self._value_ctx, config, self._wants_values, self.turns.gradients)
-        self.probes = Probes(self.sink, self.guard.run)
+        self.probes = Probes(self.sink, self.guard)
         self.guard.step, self.guard.on_end = lambda: self.clock.step, self.output.went_blind
         self.guard.ends |= self.probes.ends()
         self.user = UserCode(self.patches, library_prefixes(), self._wants_user, self.probes)

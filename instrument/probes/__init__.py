@@ -16,6 +16,7 @@ from enum import Enum
 from typing import Any, ClassVar, Final
 
 from proctor.instrument.config import RecordConfig
+from proctor.instrument.guard import Guard
 from proctor.instrument.observe.fingerprint import fingerprint_all
 from proctor.instrument.record.rows import take
 from proctor.invariants.blindness import VALUES
@@ -63,7 +64,7 @@ class Sink:
     ) -> None:
         self.gradients: Gradients = gradients or (lambda parameters: [p.grad for p in parameters])
         self.recorder, self.config = recorder, config
-        self._context, self._live = context, live
+        self._context, self.wants = context, live
         self.rows: list[tuple[Any, ...]] = []
         self._metas: dict[tuple[Any, ...], int] = {}
         self.dropped = 0
@@ -71,7 +72,7 @@ class Sink:
 
     @property
     def live(self) -> bool:
-        return self._live()
+        return self.wants()
 
     @property
     def call(self) -> int:
@@ -214,6 +215,7 @@ class EarlyProbe(Probe):
 
 
 _REGISTRY: dict[str, type[Probe]] = {}
+_Hook = tuple[Probe | None, Callable[..., None]]  # whose it is: None, it was given to the tap
 
 
 def register(cls: type[Probe]) -> type[Probe]:
@@ -235,11 +237,11 @@ class Probes:
 
     Args:
         sink: shared by all.
-        run: `Guard.run`, the place where errors of ours end.
+        guard: where errors of ours end.
     """
 
-    def __init__(self, sink: Sink, run: Callable[..., Any]) -> None:
-        self.sink, self._run = sink, run
+    def __init__(self, sink: Sink, guard: Guard) -> None:
+        self.sink, self._guard, self._run = sink, guard, guard.run
         wanted = [p for p in registry().values() if any(sink.config.keeps(kind) for kind in p.kinds)]
         self._probes = [probe(sink) for probe in wanted]
 
@@ -253,18 +255,18 @@ class Probes:
 
     def both(self, function: str, home: Home, before: Before | None = None, after: After | None = None) -> tuple[Hooks, Hooks]:
         """As `around`, and what of it must run in steps that are left out: the given ones, and those of steady probes."""
-        befores: list[tuple[bool, Before]] = [(True, before)] if before else []
-        afters: list[tuple[bool, After]] = []
+        befores: list[_Hook] = [(None, before)] if before else []
+        afters: list[_Hook] = []
         for probe in self._probes if self.sink.config.wants(function) else ():
             first, last = probe.hooks(function, home)
             if first is not None:
-                befores.append((probe.steady, self._guarded_before(probe, first)))
+                befores.append((probe, first))
             if last is not None:
-                afters.append((probe.steady, self._guarded_after(probe, last)))
+                afters.append((probe, last))
         if after:
-            afters.append((True, after))
-        whole = chain([h for _, h in befores]), chain([h for _, h in afters])
-        return whole, (chain([h for steady, h in befores if steady]), chain([h for steady, h in afters if steady]))
+            afters.append((None, after))
+        steady = [[(probe, hook) for probe, hook in hooks if probe is None or probe.steady] for hooks in (befores, afters)]
+        return (self._as_one(befores), self._as_one(afters)), (self._as_one(steady[0]), self._as_one(steady[1]))
 
     def step_begins(self, step: int) -> None:
         for probe in self._probes:
@@ -289,23 +291,32 @@ class Probes:
             out |= self._run(f"values: {probe.name}", probe.facts) or {}
         return out
 
-    def _guarded_before(self, probe: Probe, hook: Before) -> Before:
-        label, sink, run, steady = f"values: {probe.name}", self.sink, self._run, probe.steady
+    def _as_one(self, hooks: list[_Hook]) -> Any:
+        """Hooks as one, of which a call takes as little as it can: a model may be called thousands of times a step.
 
-        def before(args: tuple[Any, ...], kwargs: dict[str, Any] | None) -> None:
-            if steady or sink.live:
-                run(label, hook, args, kwargs)
+        Those of probes run while rows are wanted, or always if steady; the given ones guard themselves.
+        """
+        if len(hooks) <= 1 and all(probe is None for probe, _ in hooks):
+            return hooks[0][1] if hooks else None
+        wants, off, takes = self.sink.wants, self._guard.off, self._guard.takes
+        several = tuple(("" if probe is None else f"values: {probe.name}", probe is None or probe.steady, hook) for probe, hook in hooks)
 
-        return before
+        def call(*args: Any) -> None:
+            wanted = None  # asked behind the first of the given ones: it may begin a step
+            for label, always, hook in several:
+                if not label:
+                    hook(*args)
+                    continue
+                if wanted is None:
+                    wanted = wants()
+                if (wanted or always) and label not in off:
+                    try:
+                        hook(*args)
+                    except Exception as e:
+                        if not takes(label, e):
+                            raise
 
-    def _guarded_after(self, probe: Probe, hook: After) -> After:
-        label, sink, run, steady = f"values: {probe.name}", self.sink, self._run, probe.steady
-
-        def after(args: tuple[Any, ...], kwargs: dict[str, Any] | None, result: Any, raised: bool) -> None:
-            if steady or sink.live:
-                run(label, hook, args, kwargs, result, raised)
-
-        return after
+        return call
 
 
 def chain(hooks: list[Any]) -> Any:

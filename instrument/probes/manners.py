@@ -112,7 +112,7 @@ class Manners(Probe):
         self._counts(name, [], args[1:], kwargs)
         if self._over:
             return
-        chain = self._chains.setdefault(name, _Chain())
+        chain = self._chains.get(name) or self._chains.setdefault(name, _Chain())
         chain.given = None
         if chain.calls < _CALLS:
             chain.given = _all_prints(args[1:], kwargs)

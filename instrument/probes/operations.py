@@ -52,6 +52,7 @@ class Operations(Probe):
         self._optimizers: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()  # in the order of their first steps
         self._running: list[tuple[int, tuple[str, str], int]] = []  # call, function and updates before it, of each first call that runs
         self._look: Look | None = None
+        self._attentive: dict[int, tuple[weakref.ref[Any], list[Any]]] = {}  # by id of a model called in this step: its layers that have such kernels
         self._kept_off: list[int] = []  # calls of models whose kernels a mode would change
         self._stuck: Look | None = None  # whose mode could not be taken off
         self._thread = threading.get_ident()
@@ -69,6 +70,7 @@ class Operations(Probe):
         if threading.get_ident() != self._thread:
             return
         self._late = step > LAST_STEP
+        self._attentive.clear()
         if self._stuck is not None and self._stuck.ends():
             self._stuck = None
         look = self._look
@@ -112,7 +114,7 @@ class Operations(Probe):
             return
         model, infers = args[0], True
         try:
-            infers = _infers(model)
+            infers = self._infers(model)
         finally:
             if infers:
                 self._kept_off.append(self.sink.call)
@@ -135,7 +137,19 @@ class Operations(Probe):
             self._kept_off.pop()
         self._ends(raised)
 
+    def _infers(self, model: Any) -> bool:
+        """Whether a call of this model may take kernels of attention that torch keeps for inference."""
+        import torch
+
+        known = self._attentive.get(id(model))
+        if known is None or known[0]() is not model:
+            kinds = (torch.nn.MultiheadAttention, torch.nn.TransformerEncoderLayer, torch.nn.TransformerEncoder)
+            known = self._attentive[id(model)] = weakref.ref(model), [m for m in model.modules() if isinstance(m, kinds)]
+        return any(not (m.training and torch.is_grad_enabled()) for m in known[1])
+
     def _idle(self) -> bool:
+        if self._look is not None and not self._look.whole and threading.get_ident() == self._thread:
+            self._drop()  # nothing is told of it, and its mode costs what it costs to the end
         return (self._look is None and self._over) or threading.get_ident() != self._thread
 
     def _leaves(self, function: str, args: tuple[Any, ...], raised: bool) -> None:
@@ -234,14 +248,6 @@ def _forward(module: Any) -> str:
 
 def _plain_name(thing: Any) -> str:
     return str(getattr(thing, "__qualname__", "")).rpartition("<locals>.")[2]
-
-
-def _infers(model: Any) -> bool:
-    """Whether a call of this model may take kernels of attention that torch keeps for inference."""
-    import torch
-
-    kinds = (torch.nn.MultiheadAttention, torch.nn.TransformerEncoderLayer, torch.nn.TransformerEncoder)
-    return any(isinstance(m, kinds) and not (m.training and torch.is_grad_enabled()) for m in model.modules())
 
 
 def _compiles() -> bool:

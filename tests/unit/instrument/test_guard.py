@@ -28,11 +28,12 @@ def guard() -> Guard:
 
 @pytest.mark.parametrize("name", sorted(registry()))
 def test_of_each_probe_that_dies_its_values_end(name: str, guard: Guard, capsys: pytest.CaptureFixture[str]) -> None:
-    probes = Probes(Sink(Recorder(), lambda: 0, RecordConfig(run=""), lambda: True), guard.run)
+    probes = Probes(Sink(Recorder(), lambda: 0, RecordConfig(run=""), lambda: True), guard)
     guard.ends |= probes.ends()
     probe = next(p for p in probes._probes if p.name == name)
-    probes._guarded_before(probe, broken)((), None)
-    probes._guarded_after(probe, broken)((), None, None, False)
+    hook = probes._as_one([(probe, broken)])
+    hook((), None)
+    hook((), None, None, False)
     assert guard.ended == [(f"values {kind.name.lower()}", 7) for kind in sorted(probe.kinds)]
     assert capsys.readouterr().err.count("is off after") == 1
 
