@@ -80,6 +80,7 @@ class Value(IntEnum):
     KEPT = 20  # whether something that training rests on is as it was (the place names it): meta `what`, and `seen` where it is not (`relations/stays`)
     MANNER = 21  # what a function of the program, a loss or an optimizer does with what it has: meta `mode`, `has`, `lacks`, `seen` (`relations/manner`)
     USAGE = 22  # whether the program uses a library as it is meant: meta `library`, `mode`, and `seen` where it does not (`relations/usage`)
+    SPENT = 23  # a backward pass began at losses that are all exactly 0 (`instrument/probes/spent.py`)
 
 
 CALLS: Final = pa.schema(

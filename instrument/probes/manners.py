@@ -23,7 +23,8 @@ from proctor.instrument.observe import content
 from proctor.instrument.observe.modules import class_name
 from proctor.instrument.probes import NO_HOOKS, Home, Hooks, Probe, Sink, register
 from proctor.instrument.probes._cuts import Cuts
-from proctor.instrument.probes._repeats import Held, Numbers, Repeats, halves, numbers_of
+from proctor.instrument.probes._repeats import Held, Numbers, Repeats, numbers_of
+from proctor.instrument.probes._words import FEWEST, words
 from proctor.instrument.probes.judged import readable
 from proctor.invariants.schema import MODEL_CALL, Value
 
@@ -32,19 +33,13 @@ _AGO: Final = 4  # calls in which a state comes back: of each microbatch or part
 _LOOKS: Final = 3  # at what came back: one shows no manner
 _CHAIN: Final = 4  # results of which none came back, fewer show nothing
 _NESTED: Final = 16  # tensors of a state
-_PLACES: Final = 4  # rows of a mask
-_HIDDEN: Final = -1e3  # in a mask that is added to scores
 _FLOWS: Final = ("gradients flow through it", "no gradients flow through it")
-_TRIANGLE: Final = {-1: "one place before", 0: "on", 1: "right behind", 2: "one place more behind"}
 _APART: Final = "it is none of the other arguments"
 _CARRIED: Final = "a later call is given it"
 _WATCHED: Final = 64  # calls of methods of one object, before only each sixteenth is looked at
 _THEN_EVERY: Final = 16
 _TENSORS: Final = 8  # of one call
 _LARGEST: Final = 1 << 16
-_FEWEST: Final = 8  # elements
-_SEVERAL: Final = 4  # values
-_VALUES: Final = 1024  # elements whose values are counted
 _LAST_STEP: Final = 64
 _OBJECTS: Final = 512
 _PASSES_AT: Final = (4, 5, 6)  # calls after which numbers that stayed are said to stay
@@ -159,7 +154,7 @@ class Manners(Probe):
         """Whether arguments of one shape are different, as two views of a sample are."""
         for name, tensor, fp in given:
             alike = [other for known, like, other in given if known != name and like.shape == tensor.shape and like.dtype == tensor.dtype]
-            if alike and tensor.numel() >= _FEWEST:
+            if alike and tensor.numel() >= FEWEST:
                 self._say(function, f"argument {name}", "holds", _APART if fp not in alike else "", _APART if fp in alike else "")
 
     def _again(self, function: str, given: Seen) -> None:
@@ -283,7 +278,7 @@ def _nested(name: str, value: Any, depth: int = 3) -> Iterator[tuple[str, Any]]:
 
 
 def _prints(found: list[tuple[str, Any]]) -> dict[str, Print]:
-    kept = [(name, tensor) for name, tensor in found if _FEWEST <= tensor.numel() <= _LARGEST and tensor.is_floating_point()][:_NESTED]
+    kept = [(name, tensor) for name, tensor in found if FEWEST <= tensor.numel() <= _LARGEST and tensor.is_floating_point()][:_NESTED]
     return {name: (tuple(tensor.shape), fp) for name, tensor, fp in _fingerprinted(kept, _NESTED)}
 
 
@@ -311,79 +306,3 @@ def _fingerprinted(found: list[tuple[str, Any]], most: int = _TENSORS) -> Seen:
     kept = [(name, tensor) for name, tensor in found if tensor.numel() <= _LARGEST][:most]
     prints = fingerprint_all([tensor.detach() for _, tensor in kept]) if kept else []
     return [(name, tensor, summary[0]) for (name, tensor), summary in zip(kept, prints)]
-
-
-def words(tensor: Any) -> tuple[list[str], list[str]]:
-    """Words that are true of a tensor, and those that are clearly not; of others it says nothing."""
-    import torch
-
-    if tensor.numel() < _FEWEST or (tensor.is_floating_point() and tensor.itemsize == 1):  # torch counts no values of float8
-        return [], []
-    with torch.no_grad():
-        data = tensor.detach()
-        values = data.reshape(-1)[:_VALUES].unique().numel()
-        varied = "it has more than one value"
-        # Of few different ones, such as actions that are drawn, all may be one by chance.
-        has, lacks = [varied] if values >= _SEVERAL else [], [varied] if values == 1 and bool((data == data.reshape(-1)[0]).all()) else []
-        if values <= _SEVERAL and (found := _triangle(data)) is not None:
-            has.append(_begins(found))
-            lacks += [_begins(other) for other in _TRIANGLE if other != found]
-        if not data.is_floating_point():
-            if data.dtype in (torch.int64, torch.int32):
-                negative = "some of it is negative"
-                (has if bool((data < 0).any()) else lacks).append(negative)
-            return has, lacks
-        data = data.float()
-        if not bool(torch.isfinite(data).all()):
-            return has, lacks
-        _shares(data, has, lacks)
-        if values >= _SEVERAL:
-            halves(data, has, lacks, computed=tensor.requires_grad)
-        if data.dim() > 1 and data.shape[-1] > 1:
-            _rows(data.flatten(0, -2), has, lacks)
-    return has, lacks
-
-
-def _begins(offset: int) -> str:
-    return f"its triangle begins {_TRIANGLE[offset]} the diagonal"
-
-
-def _triangle(data: Any) -> int | None:
-    """Of a mask, by how many places each row sees, or hides, more than the one above: where its triangle begins, counted from the diagonal that ends in the last corner."""
-    import torch
-
-    square = data.squeeze()
-    if square.dim() < 2:
-        return None
-    square = square[(0,) * (square.dim() - 2)]
-    rows, places = square.shape
-    if rows < _PLACES or places < rows:
-        return None
-    marked = (square < _HIDDEN) if square.is_floating_point() and bool((square < _HIDDEN).any()) else square != 0
-    for offset in _TRIANGLE:
-        upper = torch.ones_like(marked).triu(offset + places - rows)
-        if bool((marked == upper).all()) or bool((marked == ~upper).all()):
-            return offset
-    return None
-
-
-def _shares(data: Any, has: list[str], lacks: list[str]) -> None:
-    outside = float(((data < 0) | (data > 1)).float().mean())
-    if outside == 0:
-        has.append("it lies within 0 and 1")
-    elif outside > 0.5:
-        lacks.append("it lies within 0 and 1")
-    below = float((data < 0).float().mean())
-    if below == 0:
-        has.append("it is not negative")
-    elif below > 0.25:
-        lacks.append("it is not negative")
-
-
-def _rows(rows: Any, has: list[str], lacks: list[str]) -> None:
-    for word, sizes in (("its rows have length 1", rows.norm(dim=1)), ("its rows sum to 1", rows.sum(1))):
-        off = (sizes - 1).abs()
-        if bool((off < 1e-3).all()):
-            has.append(word)
-        elif float((off > 1e-2).float().mean()) > 0.5:
-            lacks.append(word)

@@ -48,7 +48,7 @@ def _words(trace: Trace, mode: str, wanted: Collection[str], function: str = "",
 
 def _also(has: set[str]) -> str:
     """What is true of it instead, for the text of a violation."""
-    return f", but {'; '.join(sorted(has))}" if has else ""
+    return f" (what is true: {'; '.join(sorted(has))})" if has else ""
 
 
 def made(trace: Trace, wanted: Collection[str]) -> pl.DataFrame:

@@ -23,7 +23,8 @@ from proctor.invariants.invariant import Hypothesis, Severity, Standing
 from proctor.invariants.relations import Confirm, Detail, Examples, Needs, Reads, Relation, _surveys, register
 from proctor.invariants.relations.numeric import norms as _norms
 from proctor.invariants.relations.views import frames as _frames
-from proctor.invariants.schema import StateFlag
+from proctor.invariants.relations.views import sightings as _sightings
+from proctor.invariants.schema import StateFlag, Value
 from proctor.invariants.trace import Trace
 
 ALPHA: Final = 1e-4  # probability of a false alarm of `drift` over a whole run
@@ -31,6 +32,7 @@ _RATE: Final = 0.02  # granted rate of exceedances; a learned run has none in it
 _MIN_UPDATES: Final = 20
 _WIDEN: Final = {"burst": 1.5, "drift": 0.75, "growth": 0.5}  # powers of ten above the largest that was learned
 _LEAST: Final = {"burst": 2.5, "drift": 1.0, "growth": 1.0}
+_BACKWARD: Final = "torch.autograd.backward"
 _SIMPLE: Final = ("applied", "finite", "alive")
 _FIELDS: Final = ("optimizer", "wrapper", "family")
 _KEEP: Final = 4
@@ -102,7 +104,8 @@ class Numeric(Relation):
 
     def needs(self, hypothesis: Hypothesis) -> Needs:
         states = {"finite": {"data"}, "growth": {"data"}, "applied": {"data", "grad"}}.get(hypothesis.text("what"), {"grad"})
-        return Needs(frozenset({_frames.UPDATE}), frozenset(states))
+        functions = {_frames.UPDATE, *((_BACKWARD,) if hypothesis["what"] == "alive" else ())}
+        return Needs(frozenset(functions), frozenset(states), frozenset({"spent"} if hypothesis["what"] == "alive" else ()))
 
     def say(self, hypothesis: Hypothesis) -> str:
         bound = f"{10 ** float(hypothesis.text('bound') or 0):.3g}"
@@ -162,13 +165,18 @@ def _finite(trace: Trace) -> pl.DataFrame:
 def _alive(trace: Trace) -> pl.DataFrame:
     """One row an update of several gradients: passed if one of them, or of the update before, is not zero. With a learning rate of 0 none is used.
 
-    Once it may be right: a hinge that all samples of a batch are behind, a ratio that is clipped for all of them.
+    Once it may be right: a ratio that is clipped for all samples of a batch. So may be many that began at a loss of exactly 0, as of a hinge that all are
+    behind, if the optimizer has had a gradient before.
     """
     rows = _norms.gradients(trace).filter(pl.col("count") > 1)
     used = _frames.used_gradients(trace).join(_frames.metas(trace, "optimizer", "lr_zero"), on="meta").filter(pl.col("lr_zero") == "true")
     resting = used.filter(_frames.has(int(StateFlag.ZERO))).select("proc", "optimizer", "step").unique()
     rows = rows.join(resting, on=["proc", "optimizer", "step"], how="anti", maintain_order="left")
     rows = rows.sort("proc", "optimizer", "step")
+    spent = _sightings.sightings(trace, Value.SPENT).select("proc", "step", pl.lit(value=True).alias("_spent")).unique()
+    rows = rows.join(spent, on=["proc", "step"], how="left", maintain_order="left")
+    learned = (~pl.col("zero")).cum_max().over("proc", "optimizer")
+    rows = rows.with_columns(pl.col("zero") & ~(pl.col("_spent").fill_null(value=False) & learned)).drop("_spent")
     both = pl.col("zero") & pl.col("zero").shift(1).over("proc", "optimizer").fill_null(value=False)
     passed = pl.when(~both | ~pl.col("lossy")).then(~both)
     return rows.with_columns(passed.alias("passed"), pl.format("all {} gradients are zero, as in the update before", "count").alias("_seen"))

@@ -15,9 +15,10 @@ from proctor.instrument.config import RecordConfig
 from proctor.instrument.probes import Sink
 from proctor.instrument.probes._anew import Anew
 from proctor.instrument.probes._cuts import AT, BEHIND, Cuts
+from proctor.instrument.probes._words import words
 from proctor.instrument.probes.beside import Beside
 from proctor.instrument.probes.graphs import kinds_of
-from proctor.instrument.probes.manners import Manners, words
+from proctor.instrument.probes.manners import Manners
 from proctor.invariants.invariant import Hypothesis, Standing
 from proctor.invariants.relations import registry
 from proctor.invariants.trace import Trace

@@ -11,23 +11,34 @@ import numpy as np
 import polars as pl
 import pytest
 from helpers.runs import write_run
+from helpers.trained import record
 
 from proctor.invariants.invariant import Hypothesis, Severity
 from proctor.invariants.relations import numeric
 from proctor.invariants.relations.numeric import Numeric
 from proctor.invariants.relations.numeric import norms as _norms
-from proctor.invariants.schema import StateFlag
+from proctor.invariants.relations.views import sightings as _sightings
+from proctor.invariants.schema import StateFlag, Value
 from proctor.invariants.trace import Trace
 
 RELATION = Numeric()
 META = {"requires_grad": True, "in_optimizer": True, "optimizer": "#0"}
 UPDATE = {"fn": "torch.optim.Optimizer.step", "args": {"a": [{"O": "torch.optim.SGD", "v": "#0", "a": {}}], "k": {}}, "site": "train.py:9"}
 _numbers = itertools.count()
+PROGRAM = """
+    model = nn.Linear(WIDTH, 1)
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    for step in range(4):
+        optimizer.zero_grad()
+        loss = (model(torch.ones(2, WIDTH)) * (step < 2)).square().sum()
+        loss.backward()
+        optimizer.step()
+"""
 
 
 def job(
     folder: Path, grads: Sequence[float], *, weights: Sequence[float] = (), flags: dict[int, StateFlag] | None = None,
-    kept: Sequence[int] = (), broken: Sequence[int] = (), **info: Any,
+    kept: Sequence[int] = (), broken: Sequence[int] = (), spent: Sequence[int] = (), **info: Any,
 ) -> Trace:  # fmt: skip
     """One process whose gradients have these norms at its updates.
 
@@ -35,9 +46,11 @@ def job(
         flags: of both gradients, by step.
         kept: steps whose update changes nothing.
         broken: steps after which a parameter is not finite.
+        spent: steps whose loss is exactly 0.
     """
     calls: list[dict[str, Any]] = []
     states: list[dict[str, Any]] = []
+    values: list[dict[str, Any]] = []
 
     def see(name: str, attr: str, step: int, fp: int, norm: float, flag: int, call: int) -> None:
         var = {"name": name, "attr": attr, "module": "torch.nn.Linear", "kind": "weight"}
@@ -47,13 +60,15 @@ def job(
         see(name, "data", -1, 1, 1.0, 0, 0)
     for step, norm in enumerate(grads):
         calls.append({"fn": "torch.Tensor.backward", "step": step})
+        if step in spent:
+            values.append({"kind": "spent", "seq": len(calls), "place": "loss", "number": 0.0, "step": step})
         for name in ("a.weight", "b.weight"):
             see(name, "grad", step, 100 + step, norm, int((flags or {}).get(step, 0)), len(calls))
         calls.append({**UPDATE, "step": step})
         for name in ("a.weight", "b.weight") if step not in kept else ():
             flag = int(StateFlag.NONFINITE) if step in broken else 0
             see(name, "data", step, 200 + step, weights[step] if weights else 1.0, flag, len(calls))
-    return Trace.load([write_run(folder / f"run{next(_numbers)}", [{"calls": calls, "states": states, **info}])])
+    return Trace.load([write_run(folder / f"run{next(_numbers)}", [{"calls": calls, "states": states, "values": values, **info}])])
 
 
 def failing(trace: Trace, what: str, **params: str) -> list[int]:
@@ -100,6 +115,20 @@ def test_a_parameter_that_becomes_not_finite_is_named_once(tmp_path: Path) -> No
 def test_gradients_that_are_all_zero_are_told(tmp_path: Path) -> None:
     assert failing(job(tmp_path, [1.0] * 6, flags={3: StateFlag.ZERO, 4: StateFlag.ZERO}), "alive") == [4]
     assert failing(job(tmp_path, [1.0] * 6, flags={2: StateFlag.ZERO, 4: StateFlag.ZERO}), "alive") == [], "once it may be right"
+
+
+def test_a_loss_of_which_nothing_is_left_gives_no_gradient_and_that_is_right(tmp_path: Path) -> None:
+    none = dict.fromkeys(range(6), StateFlag.ZERO)
+    late = {step: none[step] for step in (3, 4, 5)}
+    assert failing(job(tmp_path, [1.0] * 6, flags=late, spent=(3, 4, 5)), "alive") == []
+    assert failing(job(tmp_path, [1.0] * 6, flags=late, spent=(3,)), "alive") == [5]
+    assert failing(job(tmp_path, [1.0] * 6, flags=none, spent=range(6)), "alive") == [1, 2, 3, 4, 5], "it never had one: a term that is always 0"
+
+
+def test_a_backward_from_zero_is_noted_and_from_another_number_not(tmp_path: Path) -> None:
+    record(tmp_path, {"hinge": PROGRAM}, [("hinge", "run", 0, 4, "")])
+    rows = _sightings.sightings(Trace.load([tmp_path / "hinge-run"]), Value.SPENT)
+    assert rows["step"].to_list() == [2, 3]
 
 
 def test_a_burst_is_held_against_the_runs_own_past(tmp_path: Path) -> None:

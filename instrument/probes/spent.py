@@ -1,0 +1,32 @@
+"""Whether a backward pass begins at losses that are all exactly 0.
+
+A row of `Value.SPENT` for each such pass. Behind a hinge that all samples of a batch have passed there is nothing to learn: gradients are rightly zero (`numeric`, `alive`).
+Cost: a number is read from each loss on the CPU; a device is not asked.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+from proctor.instrument.probes import NO_HOOKS, Home, Hooks, Probe, register
+from proctor.instrument.probes.source import reading
+from proctor.invariants.schema import Value
+
+_BACKWARD: Final = "torch.autograd.backward"  # which `Tensor.backward` calls, too
+
+
+@register
+class Spent(Probe):
+    """Losses of which nothing is left."""
+
+    name = "spent"
+    kinds = frozenset({Value.SPENT})
+
+    def hooks(self, function: str, home: Home) -> Hooks:
+        return (self._backward, None) if function == _BACKWARD else NO_HOOKS
+
+    def _backward(self, args: tuple[Any, ...], kwargs: dict[str, Any] | None) -> None:
+        given: Any = args[0] if args else (kwargs or {}).get("tensors")
+        losses = given if isinstance(given, list | tuple) else [given]
+        if losses and all(reading.number(loss) == 0.0 for loss in losses):
+            self.sink.number("loss", 0.0, kind=Value.SPENT)
