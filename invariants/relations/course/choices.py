@@ -36,7 +36,7 @@ def evaluations(trace: Trace) -> pl.DataFrame:
 
 
 def _evaluations(trace: Trace) -> pl.DataFrame:
-    runs = tables(trace)["evaluating"].filter(~pl.col("passed") & (pl.col("step") >= 0) & pl.col("proc").is_in(chancy(trace).implode()))
+    runs = tables(trace)["evaluating"].filter(~pl.col("passed") & (pl.col("step") >= 0)).join(chancy(trace), on=["proc", "class"], how="semi", maintain_order="left")
     nexts = _frames.calls_of(trace, re.escape(_batches.NEXT)).select("proc", "seq", pl.col("seq").alias("_given")).sort("seq")
     rows = runs.sort("seq").join_asof(nexts, on="seq", by="proc", strategy="backward", check_sortedness=False).drop_nulls("_given")
     later = nexts.select("proc", pl.col("seq").alias("_after"), pl.col("seq"))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from typing import Final
 
+import numpy as np
 import polars as pl
 
 from proctor.invariants.relations.argument.tables import DROPOUTS, MODE_SETTERS, TRAIN, tables
@@ -35,12 +36,12 @@ def evaluates(trace: Trace) -> pl.DataFrame:
 def resumes(trace: Trace) -> pl.DataFrame:
     """One row an update, and each forward that trains in the mode of an evaluation that was set since the model trained in training mode.
 
-    Only of processes whose training drops out or normalises by batches: for others the mode makes no difference.
+    Only of models that drop out or normalise by batches in training: for others the mode makes no difference.
     """
     fed = tables(trace)["training"].filter(pl.col("step") >= 0).sort("proc", "seq")
     mine = ["proc", "class"]
     fed = fed.with_columns(pl.col("passed").cum_max().over(mine).fill_null(value=False).alias("_began"))
-    bad = fed.filter(~pl.col("passed") & pl.col("_began") & pl.col("proc").is_in(chancy(trace).implode()))
+    bad = fed.filter(~pl.col("passed") & pl.col("_began")).join(chancy(trace), on=mine, how="semi", maintain_order="left")
     modes = modes_set(trace)
     bad = bad.sort("seq").join_asof(modes.sort("seq"), on="seq", by=mine, strategy="backward", check_sortedness=False).sort("proc", "seq")
     bad = bad.filter((pl.col("_mode") == "eval").fill_null(value=False)).unique(["proc", "step"], keep="first", maintain_order=True)
@@ -60,11 +61,26 @@ def modes_set(trace: Trace) -> pl.DataFrame:
     return pl.DataFrame(found, schema={"proc": pl.UInt16, "class": pl.String, "seq": pl.UInt32, "_mode": pl.String}, orient="row")
 
 
-def chancy(trace: Trace) -> pl.Series:
-    """Processes in which a function drops out, or normalises by the batch, in training."""
+def chancy(trace: Trace) -> pl.DataFrame:
+    """Classes in a call of which something drops out, or normalises by the batch: proc, class."""
+    return _frames.memo(trace, "classes whose mode matters", _chancy)
+
+
+def _chancy(trace: Trace) -> pl.DataFrame:
+    calls = trace.calls
     codes = [code for code, name in enumerate(trace.functions) if name in DROPOUTS or name == NORMALISES]
-    calls = trace.calls.filter(pl.col("fn").is_in(codes)).select("proc", "fn", "args").unique(maintain_order=True)
-    return pl.Series("proc", sorted({proc for proc, fn, args in calls.iter_rows() if _acts(trace, fn, args)}), dtype=pl.UInt16)
+    candidates = calls.with_row_index("row").filter(pl.col("fn").is_in(codes)).select("row", "fn", "args")
+    distinct = candidates.select("fn", "args").unique(maintain_order=True)
+    acting = distinct.filter(pl.Series([_acts(trace, fn, args) for fn, args in distinct.iter_rows()], dtype=pl.Boolean))
+    up = _frames.enclosing(trace)
+    within = up[candidates.join(acting, on=["fn", "args"], how="semi")["row"].to_numpy()]
+    found = [pl.DataFrame(schema=calls.select("proc", "args").schema)]
+    while (within := np.unique(within[within >= 0])).size:
+        found.append(calls[within].select("proc", "args"))
+        within = up[within]
+    around = pl.concat(found).unique()
+    told = _frames.arguments(trace, around["args"], **{"class": "0.type"})
+    return around.join(told, on="args", how="inner").select("proc", "class").drop_nulls().unique()
 
 
 def _acts(trace: Trace, fn: int, args: int) -> bool:

@@ -46,6 +46,10 @@ def _changes(trace: Trace) -> pl.DataFrame:
     found = steps.join(changed, on=["proc", "var", "step"], how="left").with_columns(
         pl.col("seq").is_not_null().alias("_changed")
     )
+    # What moved last in an evaluation is made of parameters, as spectral norm's weight is: nothing has changed them since.
+    last = rows.filter("fresh").select("proc", "var", pl.col("step") + 1, (pl.col("phase") == "eval").alias("_evaluated")).unique(["proc", "var", "step"], keep="last", maintain_order=True)
+    found = found.sort("step").join_asof(last.sort("step"), on="step", by=["proc", "var"], strategy="backward", check_sortedness=False)
+    found = found.filter(pl.col("_changed") | ~pl.col("_evaluated").fill_null(value=False)).drop("_evaluated")
     families = trace.families
     found = (
         found.join(families, on="proc", how="left")

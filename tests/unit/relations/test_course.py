@@ -170,6 +170,30 @@ PROGRAMS = {
                 for a in DataLoader(x, 16):
                     criterion(model(a), a[:, :3].argmax(1))
     """,
+    # A network of functions, which is told its mode; the only module is a transform of the samples, which has none that matters.
+    "functional": """
+        class Scaled(nn.Module):
+            def forward(self, x):
+                return (x - 0.1) / 0.9
+        class Rows(torch.utils.data.Dataset):
+            def __init__(self, x): self.x, self.scale = x, Scaled()
+            def __len__(self): return len(self.x)
+            def __getitem__(self, i): return self.scale(self.x[i])
+        weights = [torch.randn(16, WIDTH, requires_grad=True), torch.randn(WIDTH, 3, requires_grad=True)]
+        mean, var = torch.zeros(WIDTH), torch.ones(WIDTH)
+        def net(x, training):
+            h = F.batch_norm(x @ weights[0], mean, var, training=training)
+            return F.dropout(h, 0.1, training=training) @ weights[1]
+        optimizer = torch.optim.SGD(weights, lr=1e-2)
+        for epoch in range(3):
+            for a in DataLoader(Rows(torch.randn(48, 16)), 8):
+                optimizer.zero_grad()
+                net(a, True).square().mean().backward()
+                optimizer.step()
+            with torch.no_grad():
+                for a in DataLoader(Rows(torch.randn(32, 16)), 8):
+                    net(a, False)
+    """,
     # One layer with a part that is fixed on purpose: the scale of a weight norm, or the recurrent matrix.
     "scale": """
         last = torch.nn.utils.weight_norm(nn.Linear(WIDTH, 3))

@@ -236,6 +236,14 @@ def test_a_statistic_that_stands_still(tmp_path: Path) -> None:
     assert not violations(RELATION, rules, load(tmp_path, [buffered([99] * 6, training=0)]))
 
 
+def test_what_an_evaluation_makes_anew_of_parameters_may_be_the_same_in_the_next_step(tmp_path: Path) -> None:
+    rules = [r for r in learn(RELATION, load(tmp_path, [buffered(range(6))])) if r.hypothesis["mode"] == "moves"]
+    rests = buffered([0, 1, 2, 2, 4, 4])
+    assert {d.seen for d in details(RELATION, rules, load(tmp_path, [rests]))} == {"the value of the step before"}
+    evaluated = {**rests, "states": [{**row, "phase": "eval"} if row.get("fp") in (2, 4) and row["step"] >= 2 else row for row in rests["states"]]}
+    assert not violations(RELATION, rules, load(tmp_path, [evaluated]))
+
+
 def test_a_constant_that_is_written_to(tmp_path: Path) -> None:
     rules = [
         r for r in learn(RELATION, load(tmp_path, [buffered([99] * 6)])) if r.hypothesis["mode"] == "still"
