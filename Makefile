@@ -24,7 +24,7 @@ demo: setup
 	PATH="$(abspath $(BIN)):$$PATH" $(BIN)/python examples/demo.py
 
 test: setup
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(JOBS) --dist worksteal
+	OMP_NUM_THREADS=1 POLARS_MAX_THREADS=1 $(BIN)/python -m pytest -n $(JOBS) --dist worksteal
 
 test-slow: setup
 	PROCTOR_SLOW=1 $(BIN)/python -m pytest -m slow

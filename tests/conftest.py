@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import gc
 import os
 import shutil
 import signal
@@ -20,6 +21,7 @@ os.environ["XDG_CACHE_HOME"] = tempfile.mkdtemp(prefix="proctor-tests-")  # what
 atexit.register(shutil.rmtree, os.environ["XDG_CACHE_HOME"], ignore_errors=True)
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # a shell's background job; programs of tests would inherit it, and Ctrl-C would not reach them
     signal.signal(signal.SIGINT, signal.default_int_handler)
+gc.set_threshold(10_000, 10, 10)  # a full collection walks all that thousands of tests hold
 os.environ.pop("COLUMNS", None)  # what is printed is as wide as into a file, also where a terminal or a runner says its width
 
 
