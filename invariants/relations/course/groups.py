@@ -72,10 +72,12 @@ def _find_decays(trace: Trace) -> pl.DataFrame:
     calls = _frames.updates(trace).select("proc", "seq", "site", pl.col("optimizer").alias("held")).drop_nulls("held")
     rows = rows.join(calls, on=["proc", "seq"], how="inner", maintain_order="left").with_columns(pl.col("item").cast(pl.String).alias("group"))
     look = ["proc", "seq", "step", "site", "held"]
-    options = rows.group_by(*look, "text").agg(pl.col("number").n_unique().alias("_n"), pl.len().alias("_of"))
+    # Rates of a warm-up that begins at 0 are alike in its first step alone.
+    rests = (pl.col("text").first() == "lr") & (pl.col("number") == 0).all()
+    options = rows.group_by(*look, "text").agg(((pl.col("number").n_unique() == 1) & ~rests).alias("_one"), pl.len().alias("_of"))
     groups = rows.group_by(look).agg(pl.col("group").n_unique().alias("_groups"))
     alike = options.join(groups, on=look).group_by(look, maintain_order=True).agg(
-        ((pl.col("_n") == 1) & (pl.col("_of") == pl.col("_groups"))).all().alias("_alike"), pl.col("_groups").first()
+        (pl.col("_one") & (pl.col("_of") == pl.col("_groups"))).all().alias("_alike"), pl.col("_groups").first()
     )  # fmt: skip
     decays = rows.filter(pl.col("text") == _DECAY).select(*look, "group", "number")
     shapes = trace.metas.select("meta", pl.col("shape").map_elements(_dims, return_dtype=pl.Int64).alias("_dims")) if "shape" in trace.metas.columns else None

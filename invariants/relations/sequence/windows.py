@@ -232,16 +232,21 @@ def circumstances(trace: Trace) -> pl.DataFrame:
 
 
 def renewals(trace: Trace) -> pl.DataFrame:
-    """Passes over a shuffling sampler but the first of each process: proc, step, seq, site, passed.
+    """Passes of the training over a shuffling sampler but the first of each process: proc, step, seq, site, passed.
 
-    passed: `set_epoch` was called since the pass before. Without it each epoch has the order of the first.
+    passed: `set_epoch` was called since the pass before. Without it each epoch has the order of the first. An evaluation may
+    have the same order each time: its next forward has no gradients.
     """
 
     def build() -> pl.DataFrame:
         features = features_of(trace)
         shuffles = features.filter((pl.col("name") == "0.shuffle") & (pl.col("value") == "true"))
         passes = calls_of(trace).join(shuffles.select(pl.col("code").alias("args")), on="args", how="semi")
-        passes = passes.join(named(trace, SAMPLER_ITER), on=["proc", "seq"], how="semi").sort("proc", "seq")
+        passes = passes.join(named(trace, SAMPLER_ITER), on=["proc", "seq"], how="semi").sort("seq")
+        phases = circumstances_of(trace).select("circ", ((pl.col("grad") == "true") & (pl.col("phase") == "train")).alias("_trains"))
+        runs = calls_of(trace).filter("root").join(phases, on="circ").select("proc", "seq", "_trains").sort("seq")
+        passes = passes.join_asof(runs, on="seq", by="proc", strategy="forward", check_sortedness=False)
+        passes = passes.filter(pl.col("_trains").fill_null(value=False)).drop("_trains").sort("proc", "seq")
         passes = passes.with_columns(pl.col("seq").shift(1).over("proc").alias("_last")).drop_nulls("_last")
         set_ = named(trace, SET_EPOCH).with_columns(pl.col("seq").alias("_set")).sort("seq")
         found = passes.sort("seq").join_asof(

@@ -194,6 +194,18 @@ PROGRAMS = {
                 for a in DataLoader(Rows(torch.randn(32, 16)), 8):
                     net(a, False)
     """,
+    # Groups that part norms and biases by their rate, which a warm-up begins at 0.
+    "warm_up": """
+        model = nn.Sequential(nn.Linear(16, WIDTH), nn.BatchNorm1d(WIDTH), nn.Linear(WIDTH, 3))
+        parts = [[p for p in model.parameters() if (p.ndim > 1) is matrices] for matrices in (True, False)]
+        optimizer = torch.optim.SGD([{"params": part} for part in parts], lr=0.0, weight_decay=1e-4)
+        for step, a in enumerate(DataLoader(torch.randn(48, 16), 8)):
+            for group, rate in zip(optimizer.param_groups, (0.2, 0.01)):
+                group["lr"] = rate * step / 10
+            optimizer.zero_grad()
+            model(a).square().mean().backward()
+            optimizer.step()
+    """,
     # One layer with a part that is fixed on purpose: the scale of a weight norm, or the recurrent matrix.
     "scale": """
         last = torch.nn.utils.weight_norm(nn.Linear(WIDTH, 3))

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from helpers.loops import STEP, ZERO_GRAD, call, details, holds, learn, load, loop, violations
+from helpers.loops import ROOT, STEP, ZERO_GRAD, call, details, holds, learn, load, loop, violations
 
 from proctor.invariants.relations.sequence import CallSequence
 
@@ -167,13 +167,15 @@ def test_order_of_ranks_and_split_by_process_change_nothing(tmp_path: Path) -> N
     assert texts[0] == texts[1] == texts[2] != set()
 
 
-def epochs(*, renewed: bool, model: str = "__main__.Net", shuffle: bool = True) -> dict[str, Any]:
+def epochs(*, renewed: bool, model: str = "__main__.Net", shuffle: bool = True, evaluates: bool = False) -> dict[str, Any]:
     sampler = {"O": "torch.utils.data.distributed.DistributedSampler", "a": {"shuffle": shuffle}}
     process = loop(2, model=model)
     for epoch in range(5):
         if renewed:
             process["calls"].append(call(EPOCH, sampler, epoch, step=2 + epoch))
-        process["calls"].append(call(ITER, sampler, step=2 + epoch))
+        for how in ({}, {"phase": "eval", "grad": False})[: 1 + evaluates]:
+            process["calls"].append(call(ITER, sampler, step=2 + epoch))
+            process["calls"].append(call(f"{model}.forward", {"M": model, "p": "", "t": 1}, step=2 + epoch, flags=ROOT, **how))
     return process
 
 
@@ -184,6 +186,7 @@ def test_epoch_that_is_never_set(tmp_path: Path) -> None:
     (detail,) = details(RELATION, rules, load(tmp_path, [epochs(renewed=False, model="__main__.C")]))
     assert detail.function == EPOCH
     ordered = load(tmp_path, [epochs(renewed=False, model="__main__.C", shuffle=False)])
+    assert not violations(RELATION, rules, load(tmp_path, [epochs(renewed=True, model="__main__.C", evaluates=True)])), "its order says nothing"
     assert not violations(RELATION, rules, ordered)
 
 
