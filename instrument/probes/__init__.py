@@ -302,7 +302,7 @@ class Probes:
         several = tuple(("" if probe is None else f"values: {probe.name}", probe is None or probe.steady, hook) for probe, hook in hooks)
 
         def call(*args: Any) -> None:
-            wanted = None  # asked behind the first of the given ones: it may begin a step
+            wanted = None  # asked behind the given one, which may begin a step
             for label, always, hook in several:
                 if not label:
                     hook(*args)

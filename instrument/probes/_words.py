@@ -5,6 +5,7 @@ What comes out for a matrix of probabilities: `(["it has more than one value", "
 
 from __future__ import annotations
 
+import contextlib
 from typing import Any, Final
 
 from proctor.instrument.probes._repeats import halves
@@ -94,7 +95,10 @@ def _shares(data: Any, has: list[str], lacks: list[str], made: str, summed: bool
 
 def _made(tensor: Any) -> tuple[str, bool]:
     """The operation that a tensor's numbers are of, behind what moves them, means and sums; "" where gradients do not tell. And whether they were summed up."""
-    node, summed = tensor.grad_fn, False
+    node, summed = None, False
+    if tensor.requires_grad:
+        with contextlib.suppress(RuntimeError):  # torch refuses it of a view that is no part of a graph any more
+            node = tensor.grad_fn
     for _ in range(_BEHIND):
         if node is None:
             break

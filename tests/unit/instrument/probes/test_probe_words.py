@@ -30,3 +30,13 @@ def test_what_lies_on_one_side_by_what_made_it_or_up_to_the_border(compute: Call
     has, lacks = words(compute(X))
     assert (SHARE in has, POSITIVE in has) == (share, positive)
     assert not {SHARE, POSITIVE} & set(lacks)
+
+
+def test_a_view_of_which_torch_tells_no_graph_is_read_all_the_same() -> None:
+    base = torch.rand(4, 16)
+    with torch.no_grad():
+        view = base[1]
+    base.mul_(torch.ones(16, requires_grad=True))
+    with pytest.raises(RuntimeError):
+        _ = view.grad_fn
+    assert "it has more than one value" in words(view)[0]
