@@ -99,7 +99,7 @@ def main() -> int:
     print(f"{'workload':12} {'bare ms':>8} {'full':>7} {'(wall)':>7} {'select':>7} {'(wall)':>7} "
           f"{'rec/step':>9} {'B/rec':>6} {'rec/step':>9} {'B/rec':>6} {'rules':>6}")
     with tempfile.TemporaryDirectory(prefix="proctor-bench-") as work:
-        for name, factor in (("mnist", 1), ("gcn", 3), ("transformer", 1)):
+        for name, factor in (("mnist", 1), ("gcn", 3), ("transformer", 1), ("solver", 2), ("acting", 3)):
             if args.only not in name:
                 continue
             r = measure(name, args.steps * factor, args.rounds, args.rules, Path(work))

@@ -1,4 +1,4 @@
-"""The three programs that overhead is measured on: sizes as in the peer's figures (findings/traincheck.md).
+"""The programs that overhead is measured on: three of sizes as in the peer's figures (findings/traincheck.md), and two that call a small model hundreds of times a step.
 
     python workloads.py NAME STEPS [BLOCK]
 
@@ -154,11 +154,56 @@ def transformer(steps: int, size: int) -> Blocks:
             return blocks
 
 
+class Field(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.into, self.out = nn.Linear(8, 128), nn.Linear(128, 8)
+
+    def forward(self, t: float, z: torch.Tensor) -> torch.Tensor:
+        return self.out(self.into(z).relu()).tanh()
+
+
+def solver(steps: int, size: int) -> Blocks:
+    """A differential equation: its model is called at each of 200 times, and gradients go through all of them."""
+    model, x = Field(), torch.randn(32, 8)
+    optimizer = torch.optim.Adam(model.parameters(), lr=1e-3)
+    blocks = Blocks(steps, size)
+    while True:
+        optimizer.zero_grad()
+        z = x
+        for i in range(200):
+            z = z + model(i / 200, z) / 200
+        z.square().mean().backward()
+        optimizer.step()
+        if not blocks.step():
+            return blocks
+
+
+def acting(steps: int, size: int) -> Blocks:
+    """A policy: it acts 200 times without gradients, and learns from what it saw."""
+    policy = nn.Sequential(nn.Linear(8, 64), nn.Tanh(), nn.Linear(64, 4))
+    optimizer = torch.optim.Adam(policy.parameters(), lr=1e-3)
+    blocks = Blocks(steps, size)
+    while True:
+        seen, state = [], torch.randn(1, 8)
+        for _ in range(200):
+            with torch.no_grad():
+                action = policy(state).argmax(1)
+            seen.append((state, action))
+            state = torch.randn(1, 8) + 0.1 * action
+        states, actions = (torch.cat(parts) for parts in zip(*seen))
+        optimizer.zero_grad()
+        F.cross_entropy(policy(states), actions).backward()
+        optimizer.step()
+        if not blocks.step():
+            return blocks
+
+
 def main() -> None:
     name, steps, size = sys.argv[1], int(sys.argv[2]), int((sys.argv[3:] or ["5"])[0])
     torch.set_num_threads(1)
     torch.manual_seed(0)
-    blocks = {"mnist": mnist, "gcn": gcn, "transformer": transformer}[name](steps, size)
+    blocks = {"mnist": mnist, "gcn": gcn, "transformer": transformer, "solver": solver, "acting": acting}[name](steps, size)
     print("TIMES " + json.dumps(blocks.times))
 
 
