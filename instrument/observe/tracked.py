@@ -242,8 +242,7 @@ class Tracked:
         """Remember that a tree is driven by DDP, FSDP, … (a fact for preconditions)."""
         for p in root.parameters():
             self._wrapped[id(p)] = wrapper
-            known = self._params.get(id(p))
-            if known is not None:
+            if (known := self._params.get(id(p))) is not None:
                 known[3]["wrapper"] = wrapper
                 known[1].meta = known[2].meta = self._meta(p, known[3])
 
@@ -251,14 +250,12 @@ class Tracked:
         return id(root) in self._roots and self._roots[id(root)]() is root
 
     def rescan(self, step: int) -> None:
-        """Look for parameters added, replaced, frozen or unfrozen; cheap ones at every step, all now and then."""
-        if step < 3 or step - self._scanned_at >= _RESCAN_EVERY:
-            self._scanned_at = step
-            for ref in list(self._roots.values()):
-                root = ref()
-                if root is not None:
-                    self.add_model(root)
-        self._frozen = []
+        """Look for parameters added, replaced, frozen or unfrozen; cheap ones at every step, all now and then, and where one is gone: another may have its place."""
+        due = step < 3 or step - self._scanned_at >= _RESCAN_EVERY
+        for root in _alive(self._roots.values()) if due else ():
+            self.add_model(root)
+        self._scanned_at = step if due else self._scanned_at
+        self._frozen, known = [], len(self._params)
         for key, (ref, data, grad, description) in list(self._params.items()):
             p = ref()
             if p is not None and not p.requires_grad and key in self._holder:
@@ -269,6 +266,8 @@ class Tracked:
                 self._changed()
             elif p.requires_grad != description.get("requires_grad"):
                 data.meta = grad.meta = self._meta(p, description)
+        for root in _alive(self._roots.values()) if len(self._params) < known and not due else ():
+            self.add_model(root)
 
     def _add_parameter(self, p: Any, var: Variable, extra: dict[str, Any]) -> None:
         known = self._params.get(id(p))
@@ -395,3 +394,7 @@ def decade(lr: Any) -> int | None:
 
 def _known(lr: Any) -> bool:
     return isinstance(lr, int | float) or (getattr(getattr(lr, "device", None), "type", "") == "cpu" and lr.numel() == 1)
+
+
+def _alive(refs: Iterable[weakref.ref[Any]]) -> list[Any]:
+    return [root for ref in list(refs) if (root := ref()) is not None]

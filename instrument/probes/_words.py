@@ -46,7 +46,8 @@ def words(tensor: Any) -> tuple[list[str], list[str]]:
         data = data.float()
         if not bool(torch.isfinite(data).all()):
             return has, lacks
-        _shares(data, has, lacks, *_made(tensor))
+        if values > 1:  # zeros, as of a state that begins, lie on any side
+            _shares(data, has, lacks, *_made(tensor))
         if values >= _SEVERAL:
             halves(data, has, lacks, computed=tensor.requires_grad)
         if data.dim() > 1 and data.shape[-1] > 1:

@@ -163,6 +163,18 @@ def test_freezing_and_python_attributes_are_in_the_meta(tracker: StateTracker, n
     assert any('"attr.tensor_model_parallel": true' in t for t in names.texts)
 
 
+def test_a_parameter_that_takes_the_place_of_one_that_is_gone_is_tracked_at_the_next_step(tracker: StateTracker, names: Names) -> None:
+    model = nn.Linear(2, 2)
+    tracker.add_model(model)
+    look(tracker, data=Look.FORCE)
+    tracker.rescan(5)
+    model.bias = nn.Parameter(torch.ones(2))
+    gc.collect()
+    assert changed(tracker, names, data=Look.FORCE) == set()
+    tracker.rescan(6)
+    assert changed(tracker, names, data=Look.FORCE) == {"bias.data"}
+
+
 def test_tracking_keeps_nothing_alive(tracker: StateTracker) -> None:
     model = nn.Linear(2, 2)
     tracker.add_optimizer(torch.optim.Adam(model.parameters()), "#0")

@@ -24,6 +24,7 @@ X = torch.linspace(-1, 1, 64).requires_grad_()
         (lambda x: x.square(), True, True),
         (lambda x: (0.4 + 0.02 * x).detach(), False, False),
         (lambda x: (x.detach() + 1) / 2, True, True),
+        (lambda x: 0 * x.detach(), False, False),
     ],
 )
 def test_what_lies_on_one_side_by_what_made_it_or_up_to_the_border(compute: Callable[[torch.Tensor], torch.Tensor], share: bool, positive: bool) -> None:
