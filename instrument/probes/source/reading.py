@@ -45,13 +45,14 @@ def number(value: Any) -> float | None:
 
 def _tensor_number(tensor: Any) -> float | None:
     with torch._C.DisableTorchFunction():
-        plain = type(tensor) in (torch.Tensor, torch.nn.Parameter)
-        if not plain or tensor.dim() != 0 or tensor.device.type != "cpu" or tensor.is_complex():
+        # Of a class of the program's, too, whose own methods do not run then; not of one that runs at each operation.
+        plain = type(tensor).__torch_dispatch__ is torch._C._disabled_torch_dispatch_impl
+        if not plain or torch.Tensor.dim(tensor) != 0 or torch.Tensor.device.__get__(tensor).type != "cpu" or torch.Tensor.is_complex(tensor):
             return None
         # Reading one would run the user's dispatch mode; inside `vmap` and `grad` there is no value to read.
         if torch._C._len_torch_dispatch_stack() or torch._C._functorch.is_functorch_wrapped_tensor(tensor):
             return None
-        return float(tensor.detach())
+        return float(torch.Tensor.detach(tensor).as_subclass(torch.Tensor))
 
 
 def length(thing: Any) -> float | None:

@@ -270,8 +270,21 @@ def test_a_name_that_may_be_out_of_date_has_no_formula(source: str) -> None:
     assert not {"x", "o.x"} & made(source).keys()
 
 
+class Own(torch.Tensor):
+    """A tensor of a program's own class."""
+
+    def fails(self, *_: Any, **__: Any) -> Any:
+        raise AssertionError
+
+    dim = detach = __float__ = item = is_complex = fails  # type: ignore[assignment]
+    device = property(fails)  # type: ignore[assignment]
+    __torch_function__ = classmethod(fails)  # type: ignore[assignment]
+
+
+
 def test_numbers_are_read_without_asking_a_device() -> None:
     assert _reading.number(torch.tensor(2.5, requires_grad=True)) == 2.5
+    assert _reading.number(torch.tensor(2.5).as_subclass(Own)) == 2.5, "none of its methods runs"
     assert _reading.number(torch.ones(1)) is None and _reading.number(torch.empty((), device="meta")) is None
     seen: list[Any] = []
     torch.func.vmap(lambda x: (seen.append(_reading.number(x.sum())), x)[1])(torch.ones(2, 3))
