@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 
 _DENOMINATOR: Final = 4096
 _DIGITS: Final = 12
+_PRIMES: Final = 10_000
 
 
 @functools.lru_cache(65536)
@@ -63,6 +64,32 @@ def product(a: Fraction | Root, b: Fraction | Root) -> Fraction | Root:
     while degree > 1 and (root := _square_root(of)) is not None:
         of, degree = root, degree // 2
     return Root(of, degree, negative) if degree > 1 and of else -of if negative else of
+
+
+def primes(root: Root) -> tuple[Fraction, dict[int, Fraction]]:
+    """A root as a fraction times powers of primes between 0 and 1, so equal numbers are written in one way; a large factor that is not found is taken as a prime."""
+    over, powers = Fraction(-1 if root.negative else 1), dict[int, Fraction]()
+    for whole, sign in ((root.of.numerator, 1), (root.of.denominator, -1)):
+        for prime, times in _factors(whole):
+            times = times * sign
+            over *= Fraction(prime) ** (times // root.degree)
+            if times % root.degree:
+                powers[prime] = Fraction(times % root.degree, root.degree)
+    return over, powers
+
+
+def _factors(whole: int) -> list[tuple[int, int]]:
+    found, prime = [], 2
+    while prime < _PRIMES and prime * prime <= whole:
+        times = 0
+        while whole % prime == 0:
+            whole, times = whole // prime, times + 1
+        found += [(prime, times)] if times else []
+        prime += 1
+    root, power = math.isqrt(whole), 1
+    while whole > 1 and root * root == whole:
+        whole, root, power = root, math.isqrt(root), 2 * power
+    return [*found, (whole, power)] if whole > 1 else found
 
 
 def inverse(a: Fraction | Root) -> Fraction | Root:

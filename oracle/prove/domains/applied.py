@@ -1,7 +1,7 @@
 """Formulas that are not written out: an element is one of the results of an operation on elements, and nothing is computed.
 
-An operation on arrays gives new ids, unless the same operation was done on the same ids before; elements that one operation makes of the same ids, such as rows
-of one token, have one id. So a step of any size costs what
+An operation on arrays gives new ids; elements that the same operation made of the same ids before (`interned.py`), such as rows
+of one token, or of a part of the batch, have the ids that they had. So a step of any size costs what
 moving its ids costs; what a formula says is written out where two of them have to be compared, a few operations deep (`proofs/lemma.py`).
 What is simple enough is done at once: x + 0, x · 0, x · 1, and -inf; numbers in front are taken out (`scalars.py`).
 """
@@ -9,12 +9,12 @@ What is simple enough is done at once: x + 0, x · 0, x · 1, and -inf; numbers 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
 from fractions import Fraction
 from typing import Any, Final
 
 import numpy as np
 
+from proctor.oracle.prove.domains.interned import Interned
 from proctor.oracle.prove.domains.poly import NINF, ONE, ZERO
 from proctor.oracle.prove.domains.scalars import Scalars
 from proctor.oracle.prove.numbers import Root
@@ -55,6 +55,7 @@ class Applied:
         self._consts: dict[Any, int] = {}
         self._symbols: dict[int, int] = {}
         self._known: dict[tuple[Any, ...], Array] = {}
+        self._interned = Interned()
         self.scalars = Scalars(self)
         for value in (Fraction(0), -math.inf, Fraction(1)):  # ZERO, NINF, ONE
             self.const(value)
@@ -68,6 +69,7 @@ class Applied:
         self.kinds.append(kind)
         self.named.append(0)
         self.groups.append(what)
+        self.scalars.flag(kind, what)
         return int(base)
 
     def groups_of(self, ids: Array) -> Array:
@@ -125,9 +127,14 @@ class Applied:
         key = (op, params, *((a.shape, a.tobytes()) for a in inputs))
         found = self._known.get(key)
         if found is None:
-            count = math.prod(shape)
-            base = self._group(APPLIED, Application(op, params, tuple(a.copy() for a in inputs), shape), count)
-            found = self._known[key] = np.asarray(base + _first_alike(op, params, inputs, shape)).reshape(shape)
+            keys, flat, known = self._interned.find(op, params, inputs, shape)
+            if (new := np.flatnonzero(flat < 0)).size:
+                base = self._group(APPLIED, Application(op, params, tuple(a.copy() for a in inputs), shape), math.prod(shape))
+                distinct, first, back = np.unique(keys[new], return_index=True, return_inverse=True)
+                ids = base + new[first]
+                flat[new] = ids[back]
+                self._interned.keep(known, distinct, ids)
+            found = self._known[key] = flat.reshape(shape)
             found.flags.writeable = False
         return found
 
@@ -154,7 +161,7 @@ class Applied:
             lost = (a == NINF) | (b == NINF)
             return np.where(lost, NINF, np.where(a == ZERO, b, a)), lost | (a == ZERO) | (b == ZERO)
 
-        return self._together(lambda a, b: self._pairs("add", a, b, known), np.asarray(a), np.asarray(b))
+        return self._together("add", np.asarray(a), np.asarray(b), known)
 
     def sub(self, a: Array, b: Array) -> Array:
         """a - b."""
@@ -163,14 +170,16 @@ class Applied:
             lost = (a == NINF) | (b == NINF)
             return np.where(lost, NINF, a), lost | (b == ZERO)
 
-        return self._together(lambda a, b: self._pairs("sub", a, b, known), np.asarray(a), np.asarray(b))
+        return self._together("sub", np.asarray(a), np.asarray(b), known)
 
-    def _together(self, op: Callable[..., Array], *arrays: Array) -> Array:
-        """An operation that a number in front of all elements goes through."""
-        if not all(self.scalars.may(a) for a in arrays):
-            return op(*arrays)
-        parts, number = self.scalars.common(*arrays)
-        return op(*parts) if number == ONE else self.mul(op(*parts), np.asarray(number, np.int64))
+    def _together(self, op: str, a: Array, b: Array, known: Any) -> Array:
+        """An elementwise operation that a number in front of both elements goes through."""
+        if not (self.scalars.may(a) and self.scalars.may(b)):
+            return self._pairs(op, a, b, known)
+        a, b = np.broadcast_arrays(a, b)
+        rows, numbers = self.scalars.taken_out(np.stack([a.reshape(-1), b.reshape(-1)], 1), every=True)
+        found = self._pairs(op, rows[:, 0].reshape(a.shape), rows[:, 1].reshape(a.shape), known)
+        return self.scaled(found, numbers.reshape(a.shape))
 
     def mul(self, a: Array, b: Array) -> Array:
         """a · b."""
@@ -226,18 +235,25 @@ class Applied:
             return np.zeros(shape, np.int64)
         if math.prod(a.shape[k] for k in axes) == 1:
             return a.reshape(shape)
-        if self.scalars.may(a):
-            kept = [k for k in range(a.ndim) if k not in axes]
-            if (found := self.scalars.sums(a.transpose(*kept, *axes).reshape(math.prod(shape), -1))) is not None:
-                return found.reshape(shape)
-        return self._together(lambda a: self._apply("sum", (axes, keep), (a,), shape), a)
+        kept = [k for k in range(a.ndim) if k not in axes]
+        rows = a.transpose(*kept, *axes).reshape(math.prod(shape), -1)
+        found, done = self.scalars.sums(rows)
+        if not done.all():
+            (rows, numbers) = self.scalars.taken_out(rows[~done]) if self.scalars.may(rows[~done]) else (rows[~done], np.asarray(ONE))
+            found[~done] = self.scaled(self._apply("sum", ((1,), False), (rows,), (len(rows),)), numbers)
+        return found.reshape(shape)
 
     def matmul(self, a: Array, b: Array) -> Array:
         """Matrix products."""
         shape = (*np.broadcast_shapes(a.shape[:-2], b.shape[:-2]), a.shape[-2], b.shape[-1])
         if not (a.any() and b.any()):
             return np.zeros(shape, np.int64)
-        return self._together(lambda a: self._together(lambda b: self._apply("matmul", (), (a, b), shape), b), a)
+        if not self.scalars.may(a, b):
+            return self._apply("matmul", (), (a, b), shape)
+        b = b.swapaxes(-1, -2)
+        (rows, m), (columns, n) = (self.scalars.taken_out(x.reshape(-1, x.shape[-1])) for x in (a, b))
+        found = self._apply("matmul", (), (rows.reshape(a.shape), columns.reshape(b.shape).swapaxes(-1, -2)), shape)
+        return self.scaled(found, self.scalars.product(m.reshape(a.shape[:-1])[..., None], n.reshape(b.shape[:-1])[..., None, :]))
 
     def apply(self, name: str, *args: Array) -> Array:
         """A function; of -inf and of 0 what is known."""
@@ -253,32 +269,3 @@ class Applied:
         """The largest along an axis."""
         axis %= a.ndim
         return self._apply("largest", (axis,), (a,), tuple(n for k, n in enumerate(a.shape) if k != axis))
-
-
-def _first_alike(op: str, params: tuple[Any, ...], inputs: Sequence[Array], shape: tuple[int, ...]) -> Array:
-    """For each element of a result the number of the first one that is made of the same elements in the same way."""
-    if op == "matmul":
-        a, b = inputs
-        lead = shape[:-2]
-        rows = _numbered(np.broadcast_to(a, (*lead, *a.shape[-2:])).reshape(-1, a.shape[-1])).reshape(*lead, shape[-2], 1)
-        columns = _numbered(np.broadcast_to(b, (*lead, *b.shape[-2:])).swapaxes(-1, -2).reshape(-1, b.shape[-2])).reshape(*lead, 1, shape[-1])
-        parts = [np.broadcast_to(n, shape).reshape(-1, 1) for n in (rows, columns)]
-    elif op in ("sum", "largest"):
-        a, axes = inputs[0], params[0] if op == "sum" else params
-        kept = [k for k in range(a.ndim) if k not in axes]
-        parts = [a.transpose(*kept, *axes).reshape(math.prod(shape), -1)]
-    else:
-        parts = [(a if a.size == math.prod(shape) else np.broadcast_to(a, shape)).reshape(-1, 1) for a in inputs]
-    return _numbered(np.concatenate(parts, 1) if len(parts) > 1 else parts[0])
-
-
-def _numbered(rows: Array) -> Array:
-    """For each row the number of the first one like it."""
-    if not rows.shape[1]:
-        return np.zeros(len(rows), np.int64)
-    if rows.shape[1] == 1:
-        flat: Array = rows.reshape(-1)
-    else:
-        flat = np.ascontiguousarray(rows).view(np.dtype((np.void, rows.itemsize * rows.shape[1]))).reshape(-1)
-    _, first, back = np.unique(flat, return_index=True, return_inverse=True)
-    return np.asarray(first[back.reshape(-1)], np.int64)

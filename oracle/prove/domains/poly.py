@@ -18,8 +18,9 @@ from typing import Any, Final
 
 import numpy as np
 
+from proctor.oracle.prove.domains.powers import Whole, alone, folded, small, whole_part
 from proctor.oracle.prove.domains.vanish import Differences
-from proctor.oracle.prove.numbers import Root
+from proctor.oracle.prove.numbers import Root, primes
 from proctor.oracle.prove.tape import Array
 
 Number = int | Fraction
@@ -51,6 +52,7 @@ class Poly:
         self.monomials: list[Factors] = [()]
         self._monomial_ids: dict[Factors, int] = {(): _UNIT}
         self._products: dict[tuple[int, int], int] = {}
+        self._whole: Whole = {}
         self.atoms: list[tuple[Any, ...]] = []
         self._atom_ids: dict[tuple[Any, ...], int] = {}
         self._computed: dict[str, dict[int, int]] = defaultdict(dict)
@@ -77,7 +79,7 @@ class Poly:
             raise OutOfBudget("more time than the budget allows")
 
     def _of(self, terms: dict[int, Number]) -> int:
-        return self._intern(tuple(sorted((m, c) for m, c in terms.items() if c)))
+        return self._intern(tuple(sorted((m, c) for m, c in self.folded(terms).items() if c)))
 
     def _atom(self, what: tuple[Any, ...]) -> int:
         found = self._atom_ids.get(what)
@@ -92,7 +94,13 @@ class Poly:
         if found is None:
             found = self._monomial_ids[factors] = len(self.monomials)
             self.monomials.append(factors)
+            if (whole := whole_part(factors, self.atoms)) is not None:
+                self._whole[found] = self.monomial(whole[0]), whole[1]
         return found
+
+    def folded(self, terms: dict[int, Number]) -> dict[int, Number]:
+        """Terms in which no power of a prime is a whole number."""
+        return terms if not self._whole or self._whole.keys().isdisjoint(terms) else folded(terms, self._whole)
 
     def _single(self, what: tuple[Any, ...]) -> int:
         return self._intern(((self.monomial(((self._atom(what), 1),)), 1),))
@@ -100,8 +108,8 @@ class Poly:
     def const(self, value: Fraction | Root | float) -> Any:
         """A number."""
         if isinstance(value, Root):
-            inner = int(self.const(value.of if value.degree == 2 else Root(value.of, 2)))
-            return self._times(self._function("sqrt", (inner,)), int(self.const(Fraction(-1)))) if value.negative else self._function("sqrt", (inner,))
+            over, powers = primes(value)
+            return np.int64(self._of({self.monomial(tuple(sorted((self._atom(("prime", p)), e) for p, e in powers.items()))): small(over)}))
         if isinstance(value, float):
             if value == -math.inf:
                 return np.int64(NINF)
@@ -215,10 +223,10 @@ class Poly:
             return self._single(("1/0",))
         if len(terms) == 1:
             m, c = terms[0]
-            return self._of({self.monomial(tuple((a, -p) for a, p in self.monomials[m])): _small(1 / Fraction(c))})
+            return self._of({self.monomial(tuple((a, -p) for a, p in self.monomials[m])): small(1 / Fraction(c))})
         c, m, q = self._projected(x)
         inverse = self.monomial(tuple((a, -p) for a, p in self.monomials[m]))
-        return self._of({self.product(inverse, self.monomial(((self._atom(("sum", q)), -1),))): _small(1 / Fraction(c))})
+        return self._of({self.product(inverse, self.monomial(((self._atom(("sum", q)), -1),))): small(1 / Fraction(c))})
 
     def _projected(self, x: int) -> tuple[Number, int, int]:
         """A factor, the product of what all terms have in common, and the polynomial without them: its first coefficient is 1."""
@@ -230,7 +238,7 @@ class Poly:
                 without = self.monomial(tuple((a, -p) for a, p in self.monomials[m]))
                 terms = tuple(sorted((self.product(n, without), c) for n, c in terms))
             c = terms[0][1]
-            found = self._parts[x] = c, m, self._intern(terms if c == 1 else tuple((n, _small(Fraction(d) / c)) for n, d in terms))
+            found = self._parts[x] = c, m, self._intern(terms if c == 1 else tuple((n, small(Fraction(d) / c)) for n, d in terms))
         return found
 
     def _common(self, terms: Terms) -> int:
@@ -328,6 +336,8 @@ class Poly:
             return ZERO if x == ONE else NINF if x == ZERO else self._logarithm(x)
         if name == "maximum":
             return self._greatest(args)
+        if name == "sqrt" and len(self.polys[x]) == 1 and self.polys[x][0][0] == _UNIT and x != NINF and self.polys[x][0][1] > 0:
+            return int(self.const(Root(Fraction(self.polys[x][0][1]), 2)))
         if (name in ("sqrt", "relu", "abs", "tanh", "sin", "erf", "sign") and x == ZERO) or (name == "sqrt" and x == ONE):
             return x
         return self._single((name, *(self.name_of(arg) for arg in args)))
@@ -345,7 +355,7 @@ class Poly:
             elif kind == "largest":
                 factor = self._times(factor, self._power_of_e(self._of({m: 1}), c))
             elif kind == "sum" and any(self._alone(n)[0] in ("log", "largest") for n, _ in self.polys[inner]):
-                todo += [(n, _small(Fraction(c) * d)) for n, d in self.polys[inner]]
+                todo += [(n, small(Fraction(c) * d)) for n, d in self.polys[inner]]
             else:
                 rest[m] = rest.get(m, 0) + c
         named = self.name_of(self._of(rest))
@@ -353,12 +363,7 @@ class Poly:
         return factor if named == ZERO else self._times(factor, self._power_of_e(self._of({m: 1}), c))
 
     def _alone(self, m: int) -> tuple[str, int]:
-        """(kind, first argument) of a monomial that is one atom."""
-        factors = self.monomials[m] if m >= 0 else ()
-        if len(factors) == 1 and factors[0][1] == 1:
-            atom = self.atoms[factors[0][0]]
-            return atom[0], atom[1] if len(atom) > 1 and isinstance(atom[1], int) else 0
-        return "", 0
+        return alone(self.monomials[m] if m >= 0 else (), self.atoms)
 
     def _power_of_e(self, x: int, c: Number) -> int:
         return self._intern(((self.monomial(((self._atom(("exp", x)), c),)), 1),))
@@ -393,7 +398,3 @@ class Poly:
         if len(members) < 2:
             return members.pop() if members else NINF
         return self._single(("largest", *sorted(members)))
-
-
-def _small(value: Fraction) -> Number:
-    return int(value) if value.denominator == 1 else value

@@ -18,6 +18,9 @@ if TYPE_CHECKING:
     from proctor.oracle.prove.domains.applied import Applied
 
 ANY: Final = -1  # 0 is any number times 0
+CONST: Final = 0  # as `applied.py` calls it
+_TAKEN: Final = 1
+_FRACTION: Final = 2
 
 
 class Scalars:
@@ -28,6 +31,7 @@ class Scalars:
         self._made: dict[tuple[int, int], int] = {}
         self._of: dict[int, tuple[int, int]] = {}  # group → (its core's group, constant)
         self._products: dict[tuple[int, int], int] = {}
+        self.flags = bytearray()  # by group: a multiple, or a number other than 0 and 1; a fraction
 
     def value(self, x: int) -> Fraction | Root | None:
         """The number that an element is; None of -inf, and of what is no number."""
@@ -36,19 +40,14 @@ class Scalars:
         return found if isinstance(found, Fraction | Root) else None
 
     def may(self, *arrays: Array) -> bool:
-        """Whether numbers may be taken out: some elements are looked at, most arrays are all of one kind."""
-        for a in arrays:
-            flat = a.reshape(-1)
-            if flat.size and all(self._plain(int(flat[k])) for k in {0, flat.size // 2, flat.size - 1}):
-                continue
-            return True
-        return False
+        """Whether there are numbers to be taken out."""
+        flags = np.frombuffer(bytes(self.flags), np.uint8)
+        return any(bool((flags[self._d.groups_of(a)] & _TAKEN).any()) for a in arrays)
 
-    def _plain(self, x: int) -> bool:
-        if x <= ONE:
-            return x == NINF
-        group = int(self._d.groups_of(np.asarray(x)))
-        return group not in self._of and not isinstance(self._d.groups[group], Fraction | Root)
+    def flag(self, kind: int, what: Any) -> None:
+        """Called for each new group."""
+        number = kind == CONST and isinstance(what, Fraction | Root)
+        self.flags.append((_TAKEN if number and what not in (0, 1) else 0) | (_FRACTION if number and isinstance(what, Fraction) else 0))
 
     def split(self, a: Array) -> tuple[Array, Array]:
         """(elements without their numbers, the numbers as constants); a constant is a number times 1."""
@@ -90,13 +89,19 @@ class Scalars:
         if found is None:
             found = self._made[group, number] = self._d.multiple(base, self._d.count(group), number)
             self._of[found] = group, number
+            self.flags[found] = _TAKEN
         return self._d.base(found) - base
 
     def product(self, a: Array, b: Array) -> Array:
         """Of constants, one by one."""
-        pairs, back = np.unique(np.stack([x.reshape(-1) for x in np.broadcast_arrays(a, b)], 1), axis=0, return_inverse=True)
-        found = np.array([self._product(x, y) for x, y in pairs.tolist()], np.int64)
-        return found[back.reshape(-1)].reshape(np.broadcast_shapes(a.shape, b.shape))
+        a, b = np.broadcast_arrays(a, b)
+        for one, other in ((a, b), (b, a)):
+            if (other == ONE).all():
+                return np.asarray(one)
+        (left, first), (right, second) = (np.unique(x, return_inverse=True) for x in (a, b))
+        pairs, back = np.unique(first.reshape(-1) * len(right) + second.reshape(-1), return_inverse=True)
+        found = np.array([self._product(int(left[k // len(right)]), int(right[k % len(right)])) for k in pairs.tolist()], np.int64)
+        return np.asarray(found[back.reshape(-1)].reshape(a.shape))
 
     def _product(self, x: int, y: int) -> int:
         if ANY in (x, y):
@@ -115,34 +120,31 @@ class Scalars:
         assert found is not None
         return found
 
-    def common(self, *arrays: Array) -> tuple[list[Array], int]:
-        """Arrays without a number that is in front of them; constants are divided by it. ONE where there is none.
+    def taken_out(self, rows: Array, every: bool = False) -> tuple[Array, Array]:
+        """Rows without the number that is in front of each, and these numbers; constants in a row are divided by it.
 
-        Where elements have several, such as the gradients of queries and keys beside those of values, it is the smallest, so what is left is the same for arrays that are multiples of each other.
+        Where elements of a row have several, such as the gradients of queries and keys beside those of values, it is the smallest, so what is left is the same for rows that are multiples of each other,
+        whatever stands beside them in an array.
+
+        Args:
+            every: a row in which an element has no number stays: such as x + log s, which laws of exp are about.
         """
-        parts = [self.split(a) for a in arrays]
-        numbers = list(dict.fromkeys(n for core, number in parts for n in _in_order(number[(core != ONE) & (number != ANY)])))
-        if not numbers or numbers == [ONE] or any((a == NINF).any() for a in arrays):  # none: constants alone
-            return list(arrays), ONE
-        one = min(numbers, key=lambda n: abs(float(self._number(n))))
-        if one == ONE:
-            return list(arrays), ONE
-        under = np.asarray(self._d.const(inverse(self._number(one))))
-        return [self.times(core, self.product(number, under)) for core, number in parts], one
+        core, number = self.split(rows)
+        distinct, back = np.unique(number, return_inverse=True)
+        sizes = np.array([np.inf if n == ANY else abs(float(self._number(n))) for n in distinct.tolist()])[back.reshape(number.shape)]
+        sizes[(core == ONE) | (rows == NINF)] = np.inf
+        at = sizes.argmin(1, keepdims=True)
+        plain = ((number == ONE) & (core != ONE)).any(1, keepdims=True)
+        none = (plain & every) | np.isinf(np.take_along_axis(sizes, at, 1)) | (rows == NINF).any(1, keepdims=True)
+        found = np.where(none, ONE, np.take_along_axis(number, at, 1))
+        return (rows if (found == ONE).all() else self.times(core, self.product(number, self.inverse(found)))), found[:, 0]
 
-    def sums(self, rows: Array) -> Array | None:
-        """Of fractions, along the last axis; None where there is something else."""
-        distinct, back = np.unique(rows, return_inverse=True)
-        values: list[Any] = [self.value(x) for x in distinct.tolist()]
-        if not all(isinstance(v, Fraction) for v in values):
-            return None
-        lines, again = np.unique(back.reshape(-1, rows.shape[-1]), axis=0, return_inverse=True)
-        found = np.array([int(self._d.const(sum((values[k] for k in line), Fraction(0)))) for line in lines.tolist()], np.int64)
-        return found[again.reshape(-1)].reshape(rows.shape[:-1])
-
-
-def _in_order(numbers: Array) -> list[int]:
-    """Those that there are, in the order in which they are first met."""
-    found, first = np.unique(numbers, return_index=True)
-    ordered: list[int] = found[np.argsort(first)].tolist()
-    return ordered
+    def sums(self, rows: Array) -> tuple[Array, Array]:
+        """What rows of fractions add up to; which rows these are."""
+        found = np.zeros(len(rows), np.int64)
+        done = (np.frombuffer(bytes(self.flags), np.uint8)[self._d.groups_of(rows)] & _FRACTION).astype(bool).all(1)
+        if done.any():
+            lines, back = np.unique(rows[done], axis=0, return_inverse=True)
+            values: list[list[Any]] = [[self.value(x) for x in line] for line in lines.tolist()]
+            found[done] = np.array([int(self._d.const(sum(line, Fraction(0)))) for line in values])[back.reshape(-1)]
+        return found, np.asarray(done)

@@ -38,7 +38,7 @@ class Differences:
         return self._known[key]
 
     def _vanishes(self, terms: Sum) -> bool:
-        terms = {m: c for m, c in terms.items() if c}
+        terms = {m: c for m, c in self._p.folded(terms).items() if c}
         if not terms:
             return True
         self._left -= 1

@@ -192,3 +192,18 @@ def test_the_field_is_that_of_whole_numbers() -> None:
     assert int(field.inv(np.asarray(np.int64(2)))) == int(field.const(Fraction(1, 2)))
     a, b = rng.integers(P - 5, P, (3, 70)), rng.integers(P - 5, P, (70, 2))
     assert field.matmul(a, b).tolist() == [[sum(x * y for x, y in zip(row, column)) % P for column in zip(*b.tolist())] for row in a.tolist()]
+
+
+@pytest.mark.parametrize(("one", "other", "both"), [("1/294912", "2", "1/147456"), ("2", "3", "6"), ("1/2", "8", "4"), ("5/12", "3/20", "1/16"), ("10007", "10007/4", "100140049/4")])
+def test_roots_of_numbers_are_one_whatever_they_are_multiplied_of(one: str, other: str, both: str) -> None:
+    poly = Poly()
+    for degree in (2, 4):
+        x, y, z = (poly.const(Root(Fraction(text), degree)) for text in (one, other, both))
+        assert poly.mul(x, y) == z
+        assert poly.mul(z, poly.inv(x)) == y
+        assert poly.mul(x, poly.inv(x)) == poly.const(Fraction(1))
+    assert poly.apply("sqrt", poly.const(Fraction(one))) == poly.const(Root(Fraction(one), 2))
+    a, b = poly.symbol(np.arange(2) + 1)
+    root = poly.const(Root(Fraction(2), 2))
+    assert poly.same(int(poly.mul(root, poly.name_of(int(poly.add(poly.mul(root, a), poly.mul(root, b)))))), int(poly.mul(poly.const(Fraction(2)), poly.add(a, b))))
+    assert not poly.same(int(poly.mul(root, a)), int(poly.mul(poly.const(Root(Fraction(3), 2)), a)))

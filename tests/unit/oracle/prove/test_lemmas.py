@@ -115,6 +115,31 @@ def test_rows_of_one_token_are_one_row() -> None:
     assert len(np.unique(applied.sum(made, (1,)))) == 2
 
 
+def test_what_is_made_of_a_part_of_the_rows_is_that_part_of_what_is_made_of_all() -> None:
+    applied = Applied()
+    x, w, b = applied.symbol(np.arange(12).reshape(4, 3) + 1), applied.symbol(np.arange(6).reshape(3, 2) + 101), applied.symbol(np.arange(2) + 201)
+
+    def made(x: np.ndarray) -> np.ndarray:
+        h = applied.add(applied.matmul(x, w), b)
+        return applied.mul(applied.apply("exp", h), applied.inv(applied.sum(h, (1,), True)))
+
+    whole, groups = made(x), len(applied.groups)
+    np.testing.assert_array_equal(made(x[2:]), whole[2:])
+    np.testing.assert_array_equal(made(x[[3, 0]]), whole[[3, 0]])
+    assert len(applied.groups) == groups
+    assert (applied.matmul(x[:, :2], w[:2]) != applied.matmul(x, w)).all()
+    assert (applied.apply("maximum", x[0], x[1]) != applied.apply("maximum", x[1], x[0])).all()
+
+
+def test_numbers_in_front_of_a_row_do_not_depend_on_the_rows_beside_it() -> None:
+    applied = Applied()
+    x, w, root = applied.symbol(np.arange(6).reshape(2, 3) + 1), applied.symbol(np.arange(6).reshape(3, 2) + 11), applied.const(Root(Fraction(2), 2))
+    both = np.concatenate([applied.mul(x[:1], root), x[1:]])
+    np.testing.assert_array_equal(applied.matmul(both, w)[1:], applied.matmul(x, w)[1:])
+    np.testing.assert_array_equal(applied.matmul(both, w)[:1], applied.mul(applied.matmul(x, w)[:1], root))
+    np.testing.assert_array_equal(applied.sum(both, (1,))[0], applied.mul(applied.sum(x, (1,))[0], root))
+
+
 def test_what_was_shown_is_put_where_it_is_made_again_with_any_number_in_front() -> None:
     applied = Applied()
     x, y = applied.symbol(np.arange(3) + 1), applied.symbol(np.arange(3) + 11)
