@@ -48,7 +48,7 @@ class Interned:
             a, axes = inputs[0], params[0] if op == "sum" else params
             kept = [k for k in range(a.ndim) if k not in axes]
             return self._numbered(a.transpose(*kept, *axes).reshape(math.prod(shape), -1))
-        parts = [np.broadcast_to(a, shape).reshape(-1) for a in inputs]
+        parts = [a.reshape(-1) if a.size == math.prod(shape) else np.broadcast_to(a, shape).reshape(-1) for a in inputs]
         if len(parts) == 1:
             return parts[0]
         if len(parts) == 2 and max(part.max(initial=0) for part in parts) < _LARGEST:

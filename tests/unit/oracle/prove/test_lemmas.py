@@ -128,6 +128,8 @@ def test_what_is_made_of_a_part_of_the_rows_is_that_part_of_what_is_made_of_all(
     np.testing.assert_array_equal(made(x[[3, 0]]), whole[[3, 0]])
     assert len(applied.groups) == groups
     assert (applied.matmul(x[:, :2], w[:2]) != applied.matmul(x, w)).all()
+    total = applied.sum(x, (0, 1))  # an array of no axes
+    assert applied.apply("sqrt", applied.add(total, total)).shape == applied.sub(applied.mul(total, applied.const(Fraction(2))), applied.inv(total)).shape == ()
     assert (applied.apply("maximum", x[0], x[1]) != applied.apply("maximum", x[1], x[0])).all()
 
 
