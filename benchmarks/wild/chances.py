@@ -44,7 +44,7 @@ def _drawn(trace: Trace) -> bool:
 
 def _restored(trace: Trace) -> bool:
     free = tables(trace)["evaluating"].filter(pl.col("step") >= 0)
-    return _calls(trace, TRAIN) > 0 and not free.filter(pl.col("proc").is_in(modes.chancy(trace).implode())).is_empty()
+    return _calls(trace, TRAIN) > 0 and not free.join(modes.chancy(trace), on=["proc", "class"], how="semi").is_empty()
 
 
 def _groups(trace: Trace) -> bool:

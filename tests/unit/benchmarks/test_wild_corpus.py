@@ -1,4 +1,4 @@
-"""The wild corpus: its manifests, what is kept between campaigns, its tables. No program is trained here."""
+"""The wild corpus: its manifests, what is kept between campaigns, its tables. Programs of it are not trained here."""
 
 from __future__ import annotations
 
@@ -10,13 +10,17 @@ import msgspec
 import pytest
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[3]))
+from helpers.trained import record
+
 from benchmarks.wild import __main__ as campaign
 from benchmarks.wild import attempt as attempts
 from benchmarks.wild import files
 from benchmarks.wild.attempt import Arm, Result, attempt, shown
+from benchmarks.wild.chances import chances
 from benchmarks.wild.manifest import ManifestError, Program, read_corpus, read_project
 from benchmarks.wild.suites import Outcome, outcomes, read_suites
 from benchmarks.wild.table import as_json, records, rules, text, write_section
+from proctor.invariants.trace import Trace
 
 GOOD = """
 repository = "https://github.com/owner/name"
@@ -295,3 +299,26 @@ def test_outcomes_of_a_suite_are_compared_test_by_test(tmp_path: Path) -> None:
     assert Outcome(name="s", state="run", bare=bare, attached={"t::a": "passed"}).different == ["t::b", "t::c"]
     report.write_text("<cut")
     assert outcomes(report) == {}
+
+
+PROGRAM = """
+    model, loader = nn.Sequential(nn.Linear(16, WIDTH), nn.Dropout(0.1), nn.Linear(WIDTH, 3)), DataLoader(torch.randn(24, 16), 8)
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-2, weight_decay=1e-4)
+    for epoch in range(2):
+        model.train()
+        for x in loader:
+            optimizer.zero_grad()
+            F.cross_entropy(model(x), x[:, :3].argmax(1)).backward()
+            optimizer.step()
+        model.eval()
+        with torch.no_grad():
+            for x in loader:
+                model(x)
+"""
+
+
+def test_what_a_run_could_have_failed_on_is_asked_of_the_run(tmp_path: Path) -> None:
+    record(tmp_path, {"trains": PROGRAM}, [("trains", "run", 0, 4, "")])
+    found = chances(Trace.load([tmp_path / "trains-run"]))
+    assert {"fed", "again", "evaluates", "resumes", "restored", "masks", "batch", "scored"} <= set(found)
+    assert not {"clips", "successive", "parted"} & set(found)
