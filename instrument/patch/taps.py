@@ -14,7 +14,7 @@ import wrapt
 
 from proctor.instrument.patch import catalog
 from proctor.instrument.patch.patches import ASIDE, METHOD, MODULE_CALL, Hooks
-from proctor.instrument.probes import Home, chain
+from proctor.instrument.probes import Home
 from proctor.instrument.steps.asleep import COLLECTIVE, QUIET, act_of
 from proctor.invariants.schema import MODEL_CALL
 
@@ -56,7 +56,7 @@ class Taps:
             before, after = hooks.get(name, (None, None))
             if before is after is None and name not in capsules.EVERY_STEP:
                 spared.add(name)
-            hooks[name] = chain([h for h in (before, own[0]) if h]), chain([h for h in (after, own[1]) if h])
+            hooks[name] = _chain([h for h in (before, own[0]) if h]), _chain([h for h in (after, own[1]) if h])
         for point in catalog.points():
             before, after = hooks.pop(point.name, (None, None))
             tap = self._tap(point, before, after)
@@ -220,6 +220,19 @@ class Taps:
         found = catalog.untried(library, tried)
         if found:
             self._observer.output.notes.append(f"{library} {found} was not tried with this version of Proctor ({' to '.join(tried)} were); it is observed all the same")
+
+
+def _chain(hooks: list[Any]) -> Any:
+    """Several hooks of one kind as one; `None` for none."""
+    if len(hooks) <= 1:
+        return hooks[0] if hooks else None
+    several = tuple(hooks)
+
+    def chained(*args: Any) -> None:
+        for hook in several:
+            hook(*args)
+
+    return chained
 
 
 def _position(name: str, function: Any) -> int:

@@ -317,16 +317,3 @@ class Probes:
                             raise
 
         return call
-
-
-def chain(hooks: list[Any]) -> Any:
-    """Several hooks of one kind as one; `None` for none."""
-    if len(hooks) <= 1:
-        return hooks[0] if hooks else None
-    several = tuple(hooks)
-
-    def chained(*args: Any) -> None:
-        for hook in several:
-            hook(*args)
-
-    return chained

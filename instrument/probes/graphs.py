@@ -13,7 +13,7 @@ from typing import Any, Final
 from proctor.instrument.probes import NO_HOOKS, EarlyProbe, Home, Hooks, Sink, register
 from proctor.invariants.schema import Value
 
-_BACKWARD: Final = "torch.autograd.backward"  # which `Tensor.backward` calls, too
+BACKWARD: Final = "torch.autograd.backward"  # which `Tensor.backward` calls, too
 _NODES: Final = 20_000
 _OF_STEP: Final = 4  # backwards of one step that are told apart
 _LAYOUT: Final = frozenset(
@@ -36,7 +36,7 @@ class Graphs(EarlyProbe):
         self._nth = 0
 
     def hooks(self, function: str, home: Home) -> Hooks:
-        return (self._backward, None) if function == _BACKWARD else NO_HOOKS
+        return (self._backward, None) if function == BACKWARD else NO_HOOKS
 
     def step_begins(self, step: int) -> None:
         super().step_begins(step)
@@ -45,15 +45,20 @@ class Graphs(EarlyProbe):
     def _backward(self, args: tuple[Any, ...], kwargs: dict[str, Any] | None) -> None:
         if self.left <= 0:
             return
-        given: Any = args[0] if args else (kwargs or {}).get("tensors")
         nth, self._nth = self._nth, self._nth + 1
-        roots = [node for t in (given if isinstance(given, list | tuple) else [given]) if (node := getattr(t, "grad_fn", None)) is not None]
+        roots = [node for t in losses(args, kwargs) if (node := getattr(t, "grad_fn", None)) is not None]
         if not roots or nth >= _OF_STEP:
             return
         self.left -= 1
         found = kinds_of(roots)
         if found is not None:
             self.sink.number(f"backward {nth + 1} of a step", float(len(found)), kind=Value.MANNER, facts={"mode": "made", "has": "|".join(sorted(found))})
+
+
+def losses(args: tuple[Any, ...], kwargs: dict[str, Any] | None) -> list[Any]:
+    """What a backward pass begins at."""
+    given: Any = args[0] if args else (kwargs or {}).get("tensors")
+    return list(given) if isinstance(given, list | tuple) else [given]
 
 
 def kinds_of(roots: list[Any]) -> set[str] | None:

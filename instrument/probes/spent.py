@@ -6,13 +6,12 @@ Cost: a number is read from each loss on the CPU; a device is not asked.
 
 from __future__ import annotations
 
-from typing import Any, Final
+from typing import Any
 
 from proctor.instrument.probes import NO_HOOKS, Home, Hooks, Probe, register
+from proctor.instrument.probes.graphs import BACKWARD, losses
 from proctor.instrument.probes.source import reading
 from proctor.invariants.schema import Value
-
-_BACKWARD: Final = "torch.autograd.backward"  # which `Tensor.backward` calls, too
 
 
 @register
@@ -23,10 +22,9 @@ class Spent(Probe):
     kinds = frozenset({Value.SPENT})
 
     def hooks(self, function: str, home: Home) -> Hooks:
-        return (self._backward, None) if function == _BACKWARD else NO_HOOKS
+        return (self._backward, None) if function == BACKWARD else NO_HOOKS
 
     def _backward(self, args: tuple[Any, ...], kwargs: dict[str, Any] | None) -> None:
-        given: Any = args[0] if args else (kwargs or {}).get("tensors")
-        losses = given if isinstance(given, list | tuple) else [given]
-        if losses and all(reading.number(loss) == 0.0 for loss in losses):
+        given = losses(args, kwargs)
+        if given and all(reading.number(loss) == 0.0 for loss in given):
             self.sink.number("loss", 0.0, kind=Value.SPENT)

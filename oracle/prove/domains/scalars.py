@@ -41,8 +41,10 @@ class Scalars:
 
     def may(self, *arrays: Array) -> bool:
         """Whether there are numbers to be taken out."""
-        flags = np.frombuffer(bytes(self.flags), np.uint8)
-        return any(bool((flags[self._d.groups_of(a)] & _TAKEN).any()) for a in arrays)
+        return any(bool((self._flags_of(a) & _TAKEN).any()) for a in arrays)
+
+    def _flags_of(self, a: Array) -> Array:
+        return np.asarray(np.frombuffer(self.flags, np.uint8)[self._d.groups_of(a)])  # a copy: what is looked into may not grow
 
     def flag(self, kind: int, what: Any) -> None:
         """Called for each new group."""
@@ -142,7 +144,7 @@ class Scalars:
     def sums(self, rows: Array) -> tuple[Array, Array]:
         """What rows of fractions add up to; which rows these are."""
         found = np.zeros(len(rows), np.int64)
-        done = (np.frombuffer(bytes(self.flags), np.uint8)[self._d.groups_of(rows)] & _FRACTION).astype(bool).all(1)
+        done = (self._flags_of(rows) & _FRACTION).astype(bool).all(1)
         if done.any():
             lines, back = np.unique(rows[done], axis=0, return_inverse=True)
             values: list[list[Any]] = [[self.value(x) for x in line] for line in lines.tolist()]
