@@ -7,7 +7,8 @@ that trains one step with that wrapper on so many ranks and ends (`first_life`);
 from __future__ import annotations
 
 import inspect
-from typing import Final
+from collections.abc import Mapping
+from typing import ClassVar, Final
 
 from torch.distributed.checkpoint import DefaultSavePlanner, FileSystemWriter
 
@@ -92,6 +93,7 @@ class Disk(Axis):
     """How the state goes to the disk and comes back: at once, in a thread, whole, flat, by way of a file of `torch.save` in both directions."""
 
     choice = Choice("disk", ("no", *_FORMS), rare=0.15)
+    costs: ClassVar[Mapping[str, float]] = {"save": 1.5, "async": 1.5, "flat": 1.5, "full": 3.0, "to torch": 2.0, "from torch": 3.0}
     order = 71
     rules = (
         Rule("invalid", "it is resumed already", unless={"disk": ("no",), "resume": ("no",)}),
@@ -160,6 +162,7 @@ class Before(_Life):
     """The wrapper of the program that saves."""
 
     choice = Choice("before", ("same", *_BEFORE), rare=0.15)
+    costs: ClassVar[Mapping[str, float]] = dict.fromkeys(_BEFORE, 1.0)
 
 
 @register
@@ -167,3 +170,4 @@ class BeforeWorld(_Life):
     """How many ranks the program that saves has."""
 
     choice = Choice("before_world", (0, 1, 2, 3, 4), rare=0.15)
+    costs: ClassVar[Mapping[str, float]] = {"1": 0.5, "2": 0.5, "3": 1.0, "4": 1.0}

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import ClassVar
+
 from proctor.oracle.fuzz.axes import Axis, Rule, register
 from proctor.oracle.fuzz.axes.draft import Draft
 from proctor.oracle.fuzz.space import Choice, Point, Value
@@ -14,6 +17,7 @@ class Compile(Axis):
     """What is compiled: the model before it is wrapped, each of its units, or what the wrapper made of it."""
 
     choice = Choice("compile", ("no", "model", "units", "wrapped"), rare=0.02)
+    costs: ClassVar[Mapping[str, float]] = {"model": 20.0, "units": 20.0, "wrapped": 20.0}
     order = 32  # after recomputation, before the wrapper
     rules = (
         Rule("invalid", "parameters are cut by the names of their layers, which compiled units change", when={"compile": ("units",), "wrapper": ("tp", "tp_fsdp2")}),

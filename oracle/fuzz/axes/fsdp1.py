@@ -151,10 +151,11 @@ class State(_Option):
         """As `Axis.apply`."""
         draft.add_import("from torch.distributed.fsdp import StateDictType")
         draft.add_import("import copy")
+        draft.add_import("from torch.utils._pytree import tree_map")
         kind = f"FSDP.state_dict_type(net, StateDictType.{value})"
         draft.after_step += [
             "if step == 0:",
-            f"    with {kind}: saved = copy.deepcopy((net.state_dict(), FSDP.optim_state_dict(net, opt)))",
+            f"    with {kind}: saved = tree_map(copy.deepcopy, (net.state_dict(), FSDP.optim_state_dict(net, opt)))",  # a ShardedTensor looks through all that was copied before
             "    net, opt = build(rank, world)",
             f"    with {kind}: net.load_state_dict(saved[0]), opt.load_state_dict(FSDP.optim_state_dict_to_load(net, opt, saved[1]))",
         ]

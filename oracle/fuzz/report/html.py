@@ -27,6 +27,7 @@ def render(summary: Summary, journal: Journal) -> str:
             "mark": "known" if f.known else "new" if f.confirmed == "yes" else "not confirmed",
             "triggers": setting_words(f),
             "why": f.outcome.why,
+            "culprit": f.culprit,
             "others": f.outcome.others,
             "count": f.count,
             "known": f.known,

@@ -22,6 +22,8 @@ def render(summary: Summary, folder: str) -> str:
         mark = "known" if finding.known else "NEW" if finding.confirmed == "yes" else "not confirmed"
         lines.append(f"\n{mark}  {finding.id}  {setting_words(finding)}  ({finding.count} times)")
         lines.append(f"    {finding.outcome.why}")
+        if finding.culprit:
+            lines.append(f"    {finding.culprit}")
         if finding.known:
             lines.append(f"    known as {finding.known}")
         elif finding.confirmed != "yes":

@@ -14,13 +14,15 @@ import socket
 import stat
 import sys
 from collections.abc import Callable
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from datetime import timedelta
 from pathlib import Path
 from typing import Any, Final
 
 import torch
 import torch.distributed as dist
+from torch._guards import detect_fake_mode
+from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.distributed.tensor import debug
 
 Group = Any  # `ProcessGroup`; built without distributed there is none
@@ -96,7 +98,8 @@ def keep_groups() -> None:
 def keep_shapes() -> None:
     """Ask once what shape an operator returns: DTensor runs it on tensors without memory for each new placement, though no placement goes into that.
 
-    What is kept holds for arguments of the same shapes, strides, types and devices and equal other arguments; what raises is asked again.
+    What is kept holds for arguments of the same shapes, strides, types and devices and equal other arguments; what raises is asked again. All questions are asked in one
+    mode of tensors without memory: a new one notes the stack, which takes as long as the question of a small operator.
     """
     with suppress(ImportError, AttributeError):
         prop: Any = importlib.import_module("torch.distributed.tensor._sharding_prop").ShardingPropagator
@@ -105,6 +108,7 @@ def keep_shapes() -> None:
 
 def _asked_once(ask: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
     found: dict[Any, Any] = {}
+    without_memory = FakeTensorMode()
 
     def asked(propagator: Any, schema: Any) -> Any:
         try:
@@ -113,7 +117,8 @@ def _asked_once(ask: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
         except (TypeError, AttributeError):  # an argument that cannot be compared
             return ask(propagator, schema)
         if known is _UNKNOWN:
-            known = found[key] = ask(propagator, schema)
+            with nullcontext() if detect_fake_mode() else without_memory:  # a compiler that traces has a mode of its own
+                known = found[key] = ask(propagator, schema)
         return known
 
     return asked

@@ -27,7 +27,7 @@ from proctor.oracle.fuzz.space import Point, Value, drawn
 from proctor.oracle.fuzz.spec import INPUT, Scenario
 
 ROWS: Final = 16  # settings of a pair
-INPUTS: Final = 5  # pairs in a row that are of one model (D3: 10): ranks then know its shapes, which is half of what a new model costs them
+INPUTS: Final = 10  # pairs in a row that are of one model, as in D3: ranks then know its shapes, which are half of what a new model costs them
 SHARED: Final = 4  # of them are of one program, so that they share a reference
 AGAIN: Final = 0.02  # of settings that a finding explains are run all the same, so that they are counted; asked of up to eight candidates for a row
 NEUTRAL: Final = "SGD"  # the optimizer of a setting that names none

@@ -1,7 +1,7 @@
 """Which settings are tried: rows that hold pairs of values which no row held before.
 
 Two values of two axes make a pair; most bugs need one or two (D3, table III). Rows are drawn by chance, repaired until they are programs, and the one
-with most new pairs for its ranks is taken (the greedy part of AETG, Cohen et al. 1997). What was held is remembered across models: a row of
+with most new pairs for its time (its ranks, and what its values cost) is taken (the greedy part of AETG, Cohen et al. 1997). What was held is remembered across models: a row of
 all axes would otherwise need hundreds of rows for each. One candidate of each row is drawn around the value that was held least: a switch with its
 wrapper and its model is rare by chance, and a bug behind it would wait for dozens of rows. Rows of one model share a few programs (`programs`), since each needs a reference of its own.
 """
@@ -76,7 +76,7 @@ class Cover:
             given = self.programs(rng, traits, 2)[-1] if program is None else program
             point = self._drawn(rng, traits, given) if number and not self._around_these else self._around(rng, traits, given)
             fresh = FRESH * sum(one not in self.values for one in _values(point))
-            new = fresh + sum(1.0 / (1 + self.held.get(p, 0)) for p in pairs(point)) / COST[int(str(point.get("world", 1)))]
+            new = fresh + sum(1.0 / (1 + self.held.get(p, 0)) for p in pairs(point)) / self._cost(point)
             if new > most:
                 if passed(point):
                     self.hold(point)  # else what is known to fail would look new for ever
@@ -84,6 +84,10 @@ class Cover:
                     best, most = point, new
         self.hold(best)
         return best
+
+    def _cost(self, point: Point) -> float:
+        """Of a row: a checkpoint on disk, or a compiled model, takes the time of several other rows."""
+        return COST[int(str(point.get("world", 1)))] * (1.0 + sum(self._by_name[name].cost(value) for name, value in point.items()))
 
     def hold(self, point: Point) -> None:
         """Remember that a row was tried."""

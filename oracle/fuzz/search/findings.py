@@ -82,6 +82,7 @@ class Finding(msgspec.Struct):
         runs: that attribution and shrinking took.
         confirmed: "" until its script ran; then "yes", or why not.
         known: id of the known finding that it is; "" for a new one.
+        culprit: where the oracle sees the programs part (`sessions.culprit`); "" where it was not asked.
     """
 
     id: str
@@ -94,6 +95,7 @@ class Finding(msgspec.Struct):
     runs: int = 0
     confirmed: str = ""
     known: str = ""
+    culprit: str = ""
 
     def as_known(self, library: str, version: str, reason: str = "") -> Known:
         """The entry of a known list that it would be."""

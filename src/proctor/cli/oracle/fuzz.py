@@ -44,6 +44,7 @@ def prepare(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--timeout", type=float, default=20.0, metavar="S", help="of one setting; then it hangs (default 20)")
     parser.add_argument("--resume", metavar="DIR", help="go on with a campaign")
     parser.add_argument("--known", metavar="FILE", help="findings that are known, besides those that are shipped")
+    parser.add_argument("--no-localise", action="store_true", help="do not ask the oracle where the programs of an inconsistency part (20 s each, after the budget)")
     parser.add_argument("--regress", action="store_true", help="say only what is new; for a library's CI")
     parser.add_argument("-o", "--output", metavar="DIR", default=".proctor-fuzz", help="the campaign's directory (default .proctor-fuzz)")
 
@@ -78,6 +79,7 @@ def _campaign(args: argparse.Namespace) -> int:
             raise UsageError(f"--{name} {getattr(args, name)}: at least 1")
     from proctor.oracle.fuzz.running.warm import warm_up
     from proctor.oracle.fuzz.sessions import session
+    from proctor.oracle.fuzz.sessions.culprit import locate
     from proctor.oracle.fuzz.sessions.journal import Journal
 
     journal = Journal(Path(args.resume or args.output))
@@ -92,6 +94,11 @@ def _campaign(args: argparse.Namespace) -> int:
         signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that ranks and files go with us
         warm_up(_modules(asked.libraries))
         interrupted = session.run(journal, asked, session.Limits(budget, args.pairs, args.timeout), known, teller)
+        if not interrupted and not args.no_localise:
+            try:
+                locate(journal, teller)
+            except KeyboardInterrupt:
+                interrupted = True
         return _reported(journal, asked, interrupted=interrupted, regress=args.regress)
 
 
