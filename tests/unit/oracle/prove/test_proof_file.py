@@ -7,7 +7,10 @@ import zipfile
 from pathlib import Path
 
 import pytest
-from helpers.oracle.prove_programs import data_parallel
+import torch
+import torch.distributed as dist
+from helpers.oracle.prove_programs import data_parallel, who
+from torch import nn
 
 from proctor.errors import OracleError
 from proctor.oracle.prove.leaves import align
@@ -42,8 +45,26 @@ def test_without_names_a_proof_is_out_of_budget_and_not_believed(proof: Path, tm
     assert verdict.verdict == "UNPROVED" and "out of budget" in verdict.why
 
 
-def test_a_file_that_places_nothing_proves_nothing(proof: Path, tmp_path: Path) -> None:
-    verdict = check(changed(proof, tmp_path / "p", placed=[]))
+def one_layer() -> None:
+    """A step of a linear layer, the rows cut over all ranks: small enough to be multiplied out where nothing cuts it."""
+    torch.manual_seed(0)
+    rank, world = who()
+    model = nn.Linear(3, 2)
+    update = torch.optim.SGD(model.parameters(), lr=0.1)
+    model(torch.randn(4, 3).chunk(world)[rank]).square().mean().backward()
+    for parameter in model.parameters():
+        if world > 1:
+            assert parameter.grad is not None
+            dist.all_reduce(parameter.grad)
+            parameter.grad /= world
+    update.step()
+
+
+def test_a_file_that_places_nothing_proves_nothing(tmp_path: Path) -> None:
+    reference, candidate = tape_of(one_layer), [tape_of(one_layer, r, 2) for r in range(2)]
+    save(tmp_path / "right", decide(reference, candidate), reference, candidate, align(reference, candidate))
+    assert check(tmp_path / "right").verdict == "PROVED"
+    verdict = check(changed(tmp_path / "right", tmp_path / "p", placed=[]))
     assert verdict.verdict == "UNPROVED" and verdict.exit_code == 3
 
 
