@@ -28,7 +28,9 @@ if TYPE_CHECKING:
 FREE: Final = 200  # first steps, which are all looked at where nobody says how many: most of what is wrong is wrong from the start,
 FREE_S: Final = 300.0  # and so are all steps of the first five minutes: who waits for a short job would rather have it looked at in full
 BLOCK: Final = 3  # neighbouring steps that are looked at together
-MAX_LEVEL: Final = 10  # one block in 1024
+MAX_LEVEL: Final = 10  # one block in 1024, however long steps are; 6,138 steps without a look at most
+DEEPEST: Final = 13  # where steps are so short that no more than
+LONGEST_S: Final = 120.0  # go by without a look
 FOCUS: Final = 24  # steps that are all looked at when something is wrong
 _CALL_S: Final = 4e-7  # what recording a call costs (benchmarks/tap.py)
 _ROUND: Final = 1 / 16  # weight of a new step in the running means
@@ -155,6 +157,8 @@ class Budget:
         self._slept_since = 0.0  # since when there are such
         self._woken = False  # by another thread, or by what was seen in the present step
         self._highest = 0  # level so far
+        self._lasts = _Mean()  # seconds on the wall of a step
+        self._counted = (0.0, 0)  # when that was taken last, and steps by then
         self._said: dict[str, Any] = {}
         self._said_at = 0.0
         self.round: Callable[[], int] = lambda: 0  # steps in which every piece of a parameter is glanced at
@@ -299,9 +303,21 @@ class Budget:
         rest = self._asleep.value if self._asleep.seen else thin  # of most steps; a block has a thin one on each side
         room = _AIM * self.share * self._unwatched_s - rest
         dear = self._full.value + self._hidden_s() + 2 * max(0.0, thin - rest) / BLOCK - rest
-        wanted = 0 if dear <= room else MAX_LEVEL if room <= 0 else min(MAX_LEVEL, math.ceil(math.log2(dear / room)))
+        deepest = self._deepest()
+        wanted = 0 if dear <= room else deepest if room <= 0 else min(deepest, math.ceil(math.log2(dear / room)))
         self.level = wanted if wanted > self.level else max(wanted, self.level - 1)
         self._highest = max(self._highest, self.level)
+
+    def _deepest(self) -> int:
+        """The highest level: steps that take milliseconds may have more of them without a look."""
+        now, (before, steps) = self._now(), self._counted
+        self._counted = now, self.steps
+        if before and self.steps > steps:
+            self._lasts.add((now - before) / (self.steps - steps))
+        level = MAX_LEVEL
+        while self._lasts.seen >= _SETTLED and level < DEEPEST and longest_gap(level + 1) * self._lasts.value <= LONGEST_S:
+            level += 1
+        return level
 
     @property
     def _unwatched_s(self) -> float:

@@ -159,21 +159,21 @@ def test_a_plan_on_a_large_mesh_is_proved_by_a_small_one_on_a_cluster_too(tmp_pa
     distributed = pytest.importorskip("dask.distributed")
     wide = ALONE.replace("nn.Linear(4, 8), nn.GELU(), nn.Linear(8, 4)", "nn.Linear(4, width), nn.GELU(), nn.Linear(width, 4)").replace("torch.manual_seed(0)", "width = int(sys.argv[1])\ntorch.manual_seed(0)")
     (tmp_path / "train.py").write_text(wide)
-    (tmp_path / "plan.toml").write_text(TENSOR.replace("sizes = [2]", "sizes = [8]"))
+    (tmp_path / "plan.toml").write_text(TENSOR.replace("sizes = [2]", "sizes = [4]"))
     judge = ["oracle", "prove", "--many", "--plan", str(tmp_path / "plan.toml"), "--no-cache"]
     program = [sys.executable, str(tmp_path / "train.py")]
     with distributed.LocalCluster(n_workers=1, threads_per_worker=1, processes=True, dashboard_address=None) as cluster:
-        assert main([*judge, "--dask", cluster.scheduler_address, "--", *program, "16"]) == 0
+        assert main([*judge, "--dask", cluster.scheduler_address, "--", *program, "8"]) == 0
     said = capsys.readouterr().out
-    assert "PROVED: the small program (tp=2)" in said and "ranks 0, 1, 7 (3 of 8)" in said, said
+    assert "PROVED: the small program (tp=2)" in said and "ranks 0, 1, 3 (3 of 4)" in said, said
     out = tmp_path / "verdict.json"
-    assert main([*judge, "--small", " ".join([*program, "3.5"]), "--json", str(out), "--", *program, "16"]) == 0
+    assert main([*judge, "--small", " ".join([*program, "3.5"]), "--json", str(out), "--", *program, "8"]) == 0
     verdict = json.loads(out.read_text())
     assert verdict["verdict"] == "EQUAL" and "not proved" in verdict["why"], verdict
-    assert main([*judge[:2], "--small", "python x.py", *judge[3:], "--", *program, "16"]) == 2
+    assert main([*judge[:2], "--small", "python x.py", *judge[3:], "--", *program, "8"]) == 2
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(spread, "_CONNECT_S", 1)
-        assert main([*judge, "--dask", "nowhere:1", "--", *program, "16"]) == 2
+        assert main([*judge, "--dask", "nowhere:1", "--", *program, "8"]) == 2
 
 
 def test_a_program_that_refuses_its_world_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

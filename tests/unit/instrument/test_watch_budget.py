@@ -85,6 +85,16 @@ def test_the_share_is_kept(full: float, thin: float) -> None:
     assert budget.looked > 20 + 4_000 // (BLOCK << MAX_LEVEL) // 2
 
 
+@pytest.mark.parametrize(("bare", "gap"), [(1.0, 6_138), (0.012, 6_138), (0.009, 12_282), (0.002, 49_146), (0.0001, 49_146)])
+def test_short_steps_have_more_of_them_without_a_look_but_no_more_than_two_minutes(bare: float, gap: int) -> None:
+    """A look that costs as much as a hundred steps."""
+    clock = Clock()
+    budget = Budget(0.01, 20, clock=clock, now=clock)
+    run(budget, clock, range(60_000), bare=bare, full=100 * bare, thin=0.0)
+    assert budget.facts()["overhead"]["delay"] == gap
+    assert gap == longest_gap(MAX_LEVEL) or gap * bare <= 120.0
+
+
 def test_what_a_look_throws_out_of_caches_is_of_the_share_too() -> None:
     clock = Clock()
     budget = Budget(0.05, 20, clock=clock)
