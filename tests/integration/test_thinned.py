@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 
 from helpers.live.watching import PROCTOR
+from helpers.warm import python
 
 # Two optimizers, one of which rests now and then, and dropout in one of two models: what was judged wrongly across gaps.
 PROGRAM = """
@@ -37,7 +38,7 @@ def watched(folder: Path, *options: str) -> tuple[str, str, Path]:
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     done = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=300, check=False)
     assert done.returncode == 0, done.stderr
-    bare = subprocess.run([sys.executable, str(folder / "train.py")], capture_output=True, text=True, env=environment, timeout=300, check=True)
+    bare = subprocess.run([python(), str(folder / "train.py")], capture_output=True, text=True, env=environment, timeout=300, check=True)
     return done.stdout, bare.stdout, run
 
 
@@ -104,7 +105,7 @@ def test_a_program_that_breaks_our_writer_is_not_judged_clean(tmp_path: Path) ->
     def ran(*command: str) -> subprocess.CompletedProcess[str]:
         return subprocess.run([*command], capture_output=True, text=True, env=environment, timeout=300, check=False)
 
-    bare, watched = ran(sys.executable, str(tmp_path / "train.py")), ran(*PROCTOR, "record", "-o", str(run), "--", sys.executable, str(tmp_path / "train.py"))
+    bare, watched = ran(python(), str(tmp_path / "train.py")), ran(*PROCTOR, "record", "-o", str(run), "--", python(), str(tmp_path / "train.py"))
     assert (watched.returncode, watched.stdout) == (0, bare.stdout)
     assert "probe writer is off" in watched.stderr
     checked = ran(*PROCTOR, "check", str(run))

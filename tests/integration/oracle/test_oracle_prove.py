@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from helpers.warm import python
 
 from proctor.cli import main
 from proctor.oracle.prove.lanes import spread
@@ -53,7 +54,7 @@ if __name__ == "__main__":
 def script(tmp_path: Path) -> str:
     path = tmp_path / "train.py"
     path.write_text(SCRIPT)
-    return f"{sys.executable} {path}"
+    return f"{python()} {path}"
 
 
 def test_commands_are_proved_and_the_proof_is_checked(script: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -75,7 +76,7 @@ def test_a_gradient_that_is_not_reduced_is_refuted(script: str, tmp_path: Path) 
 def test_bad_input_is_one_line(script: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["oracle", "prove", "--reference", f"{script} 1"]) == 2
     assert main(["oracle", "prove", "--check", str(tmp_path / "none")]) == 2
-    assert main(["oracle", "prove", "--reference", f"{sys.executable} -c pass", "--candidate", f"{script} 2"]) == 2
+    assert main(["oracle", "prove", "--reference", f"{python()} -c pass", "--candidate", f"{script} 2"]) == 2
     said = [line for line in capsys.readouterr().err.splitlines() if line.strip()]
     assert len(said) == 3 and "without training" in said[-1]
 
@@ -178,7 +179,7 @@ def test_a_plan_on_a_large_mesh_is_proved_by_a_small_one_on_a_cluster_too(tmp_pa
 
 def test_a_program_that_refuses_its_world_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "train.py").write_text(ALONE)
-    command = f"{sys.executable} {tmp_path / 'train.py'}"
+    command = f"{python()} {tmp_path / 'train.py'}"
     assert main(["oracle", "prove", "--reference", command, "--candidate", f"{command} refuse"]) == 2
     said = [line for line in capsys.readouterr().err.splitlines() if line.strip()]
     assert len(said) == 1 and "one too many" in said[0], said

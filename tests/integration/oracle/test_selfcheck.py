@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from helpers.warm import python
 
 pytest.importorskip("torch")
 
@@ -51,7 +52,7 @@ def check(tmp_path: Path, *arguments: str, bug: str = "", program: str = PROGRAM
     script = tmp_path / "train.py"
     script.write_text(program)
     done = subprocess.run(
-        [sys.executable, "-m", "proctor.cli", "oracle", "self", "--format", "json", "-o", str(tmp_path / "out"), *arguments, "--", sys.executable, str(script), *([bug] if bug else [])],
+        [sys.executable, "-m", "proctor.cli", "oracle", "self", "--format", "json", "-o", str(tmp_path / "out"), *arguments, "--", python(), str(script), *([bug] if bug else [])],
         capture_output=True, text=True, timeout=600, check=False,
     )  # fmt: skip
     assert done.stdout, done.stderr
@@ -70,7 +71,7 @@ def test_a_healthy_program_is_equivalent_and_its_losses_are_the_same_bits(tmp_pa
         assert verdicts[name] == "equivalent", name
     assert verdicts["world"] == "by-design" and verdicts["compile"] == "inconclusive" and verdicts["causal"] == "not-applicable"
     assert all(o["reason"] for o in report["outcomes"])
-    bare = subprocess.run([sys.executable, str(script)], capture_output=True, text=True, timeout=600, check=True)
+    bare = subprocess.run([python(), str(script)], capture_output=True, text=True, timeout=600, check=True)
     watched = (tmp_path / "out" / "step" / "output.log").read_text(errors="replace")
     assert lines(watched) == lines(bare.stdout) and len(lines(watched)) == 10
 
@@ -127,7 +128,7 @@ def test_relations_within_the_process_leave_it_as_it_was(tmp_path: Path, monkeyp
     code, report, script = check(tmp_path, *FAST, "--skip", "workers", "--to-the-end")
     assert code == 0, report["outcomes"][0]
     monkeypatch.delenv("PROCTOR_SELF_FORK")
-    bare = subprocess.run([sys.executable, str(script)], capture_output=True, text=True, timeout=600, check=True)
+    bare = subprocess.run([python(), str(script)], capture_output=True, text=True, timeout=600, check=True)
     assert lines((tmp_path / "out" / "step" / "output.log").read_text(errors="replace")) == lines(bare.stdout)
 
 
