@@ -28,6 +28,12 @@ _SETTINGS: Final[tuple[Point, ...]] = (
 )
 
 
+def modules_of(libraries: tuple[str, ...]) -> tuple[str, ...]:
+    """What a campaign of some libraries imports before ranks are forked."""
+    own = {"torchrec": ("torchrec.distributed", "torchrec.inference.modules"), "transformers": ("transformers.modeling_utils",)}
+    return tuple(module for name in libraries for module in own.get(name, (name,)))
+
+
 def warm_up(more: tuple[str, ...] = ()) -> None:
     """Import and run everything once.
 

@@ -20,6 +20,7 @@ from proctor.oracle.fuzz.program import model_code
 from proctor.oracle.fuzz.running.evaluate import Runner
 from proctor.oracle.fuzz.running.outcome import Outcome, Symptom
 from proctor.oracle.fuzz.search.attribute import minimal
+from proctor.oracle.fuzz.search.board import Board
 from proctor.oracle.fuzz.search.cover import Cover
 from proctor.oracle.fuzz.search.findings import Finding, Known, needs, signature
 from proctor.oracle.fuzz.search.shrink import shrunk
@@ -31,6 +32,8 @@ INPUTS: Final = 10  # pairs in a row that are of one model, as in D3: ranks then
 SHARED: Final = 4  # of them are of one program, so that they share a reference
 AGAIN: Final = 0.02  # of settings that a finding explains are run all the same, so that they are counted; asked of up to eight candidates for a row
 NEUTRAL: Final = "SGD"  # the optimizer of a setting that names none
+LATER: Final = 4  # failures of one symptom are kept while another worker looks into it
+WAIT_S: Final = 0.5  # between looks at what other workers do
 HANGS: Final = 2  # of one symptom are looked into; each run of one costs its timeout
 
 
@@ -74,11 +77,11 @@ def following(number: int, workers: int) -> int:
 
 
 class Campaign:
-    """State of a campaign in one process."""
+    """State of a campaign in one process. With a `board` there are other workers, and none of them makes small what another one does."""
 
     def __init__(self, runner: Runner, seed: int, known: list[Known], *, libraries: tuple[str, ...] = ("torch",), rows: int = ROWS, models: tuple[str, ...] = (),
-                 axes: tuple[str, ...] = ()) -> None:
-        self.runner, self.seed, self.known, self.rows = runner, seed, known, rows
+                 axes: tuple[str, ...] = (), board: Board | None = None) -> None:
+        self.runner, self.seed, self.known, self.rows, self.board = runner, seed, known, rows, board
         self.cover = Cover(libraries, around=axes)
         # A library that has no models of its own (accelerate) is given torch's.
         drawn_from = [t for library in libraries for t in all_templates(library) or all_templates("torch")]
@@ -86,10 +89,12 @@ class Campaign:
         self.findings: dict[str, Finding] = {}
         self.counted: Counter[str] = Counter()
         self._hangs: Counter[Symptom] = Counter()
+        self._later: defaultdict[Symptom, list[tuple[Scenario, Outcome]]] = defaultdict(list)  # another worker looks into them
         self._optimizers: defaultdict[str, set[Value]] = defaultdict(set)  # finding → optimizers under which it was seen
 
     def pair(self, number: int, until: float = float("inf")) -> Iterator[Finding | Pair]:
         """Draw a pair and run it; gives new findings, then the pair. After `until` (monotonic) failures are no longer looked into."""
+        yield from self.settled(until)
         rng = random.Random(f"{self.seed}/{number}")
         scenario = self.drawn(number)
         traits = facts(scenario)
@@ -140,11 +145,37 @@ class Campaign:
                 self.findings[by].count += 1
             yield by
             return
-        if symptom.verdict == "hang":
-            self._hangs[symptom] += 1
-            if self._hangs[symptom] > HANGS:
-                return
-        yield from self._new(scenario, outcome, symptom)
+        if self.board is not None and not self.board.claim(symptom):
+            if len(self._later[symptom]) < LATER:
+                self._later[symptom].append((scenario, outcome))
+            return
+        try:
+            self._hangs[symptom] += symptom.verdict == "hang"
+            if self._hangs[symptom] <= HANGS:
+                yield from self._new(scenario, outcome, symptom)
+        finally:
+            if self.board is not None:
+                self.board.release(symptom)
+
+    def settled(self, until: float = float("inf")) -> Iterator[Finding]:
+        """Take up what other workers found, and look again at failures that were left to them; gives findings that are new after all."""
+        self._hear()
+        waiting, self._later = self._later, defaultdict(list)
+        for scenario, outcome in (one for several in waiting.values() for one in several):
+            if time.monotonic() < until:
+                yield from (found for found in self.explain(scenario, outcome) if isinstance(found, Finding))
+
+    def ended(self, until: float) -> Iterator[Finding]:
+        """After the last pair: wait for workers that look into failures of this one."""
+        yield from self.settled(until)
+        while self._later and time.monotonic() < until:
+            time.sleep(WAIT_S)
+            yield from self.settled(until)
+
+    def _hear(self) -> None:
+        for finding in self.board.news(self.findings) if self.board is not None else ():
+            self.findings[finding.id] = finding
+            self._optimizers[finding.id] |= {s.setting.get("optimizer", NEUTRAL) for s in (finding.found, finding.scenario)}
 
     def _new(self, scenario: Scenario, outcome: Outcome, symptom: Symptom) -> Iterator[Finding | str]:
         before = self.runner.runs
@@ -162,6 +193,7 @@ class Campaign:
             self.counted["not seen again"] += 1
             return
         id_ = signature(final.symptom, least, model_code(small).subject)
+        self._hear()
         if id_ in self.findings:
             self.findings[id_].count += 1
             yield id_

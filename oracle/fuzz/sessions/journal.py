@@ -3,6 +3,7 @@
     campaign.json            seed, libraries, rows, version of torch
     journal-<w>.jsonl        one line a pair, of worker w; a torn last line is left out
     findings/<id>/           scenario.json, script.py, output.txt
+    claims/                  failures that workers look into at the moment (`search/board.py`)
     report.json report.html known.toml
     lock                     held by the campaign that runs here
 """
@@ -126,7 +127,9 @@ class Journal:
             folder.mkdir(parents=True, exist_ok=True)
             (folder / "script.py").write_text(script)
             (folder / "output.txt").write_text(output)
-            (folder / "scenario.json").write_bytes(msgspec.json.format(msgspec.json.encode(finding)))
+            part = folder / f"scenario.{os.getpid()}.part"  # other workers read it
+            part.write_bytes(msgspec.json.format(msgspec.json.encode(finding)))
+            part.replace(folder / "scenario.json")
         return folder / "script.py"
 
     def findings(self) -> list[Finding]:

@@ -1,17 +1,19 @@
 """One invocation of a campaign: workers, budget, journal, confirmation, Ctrl-C, resume.
 
-A worker is a process forked from this one once it is warm; worker w of W runs the pairs of models w, w + W, … and writes its own journal. The
-parent shows progress and merges findings by signature.
+A worker is a process forked from this one once it is warm; worker w of W runs the pairs of models w, w + W, … and writes its own journal. It hears of the others' findings
+before each pair (`search/board.py`). The parent shows progress and merges findings by signature.
 """
 
 from __future__ import annotations
 
 import ctypes
 import os
+import shutil
 import signal
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
 from typing import Final
 
 import msgspec
@@ -20,11 +22,13 @@ from proctor.errors import ProctorError
 from proctor.oracle.fuzz.running.child import STOPS
 from proctor.oracle.fuzz.running.evaluate import Runner
 from proctor.oracle.fuzz.running.worlds import Worlds, undisturbed
+from proctor.oracle.fuzz.search.board import CLAIMS, Board
 from proctor.oracle.fuzz.search.campaign import INPUTS, Campaign, Pair, following
 from proctor.oracle.fuzz.search.findings import Finding, Known
 from proctor.oracle.fuzz.sessions.confirm import confirm
 from proctor.oracle.fuzz.sessions.journal import Asked, Journal
 from proctor.oracle.fuzz.sessions.script import script_of
+from proctor.oracle.fuzz.space import Point
 
 _POLL_S: Final = 0.2
 
@@ -58,64 +62,125 @@ def run(journal: Journal, asked: Asked, limits: Limits, known: list[Known], tell
         prepare: called in each rank (a mutation of the library, in the self-test).
     """
     end = time.monotonic() + limits.budget_s
-    try:
-        for finding in journal.findings():
-            if not finding.confirmed:  # it was interrupted there
-                _confirmed(finding, journal, asked, tell)
-    except KeyboardInterrupt:
+    if not confirmed(journal, asked, tell):
         return True
+    shutil.rmtree(journal.path / CLAIMS, ignore_errors=True)  # of workers that are gone
+
+    def work(worker: int) -> bool:
+        board = Board(journal.path, str(worker)) if asked.workers > 1 else None
+        numbers = _numbers(journal, worker, asked.workers, limits.pairs)
+        return worked(Share(journal, asked, known, limits.timeout_s, end, held(journal), worker, board), numbers, tell, prepare)
+
     if asked.workers == 1:
-        return _work(0, journal, asked, limits, known, tell, prepare, end)
+        return work(0)
     with undisturbed():
-        children = [_forked(w, journal, asked, limits, known, tell, prepare, end) for w in range(asked.workers)]
+        children = [_forked(work, w) for w in range(asked.workers)]
     return _waited(children)
 
 
-def _work(
-    worker: int, journal: Journal, asked: Asked, limits: Limits, known: list[Known], tell: Tell, prepare: Callable[[], None] | None, end: float
-) -> bool:
-    with Worlds(timeout_s=limits.timeout_s, prepare=prepare) as worlds:
-        campaign = Campaign(Runner(worlds), asked.seed, known, libraries=asked.libraries, rows=asked.rows, models=asked.models, axes=asked.axes)
-        number = _restored(campaign, journal, worker, asked.workers)
+def confirmed(journal: Journal, asked: Asked, tell: Tell) -> bool:
+    """Confirm findings whose scripts were interrupted; False if this is, too."""
+    try:
+        for finding in journal.findings():
+            if not finding.confirmed:
+                _confirmed(finding, journal, asked, tell)
+    except KeyboardInterrupt:
+        return False
+    return True
+
+
+@dataclass(frozen=True)
+class Share:
+    """What one process does of a campaign.
+
+    Attributes:
+        journal, asked, known: of the campaign.
+        timeout_s: of one scenario.
+        end: when it ends (monotonic).
+        held: settings that were run.
+        worker: number of its journal.
+        board: by which it hears of other workers; None where there are none.
+        given: findings besides those that lie in the directory.
+    """
+
+    journal: Journal
+    asked: Asked
+    known: list[Known]
+    timeout_s: float
+    end: float
+    held: tuple[Point, ...] = ()
+    worker: int = 0
+    board: Board | None = None
+    given: tuple[Finding, ...] = ()
+
+
+def worked(share: Share, numbers: Iterable[int], tell: Tell, prepare: Callable[[], None] | None = None) -> bool:
+    """Run pairs and write them down; returns whether it was interrupted.
+
+    Args:
+        share: of a campaign.
+        numbers: of pairs, as many as there is time for.
+        tell: takes lines.
+        prepare: called in each rank.
+    """
+    asked, journal = share.asked, share.journal
+    given = {f.id: f for f in (*share.given, *journal.findings())}
+    with Worlds(timeout_s=share.timeout_s, prepare=prepare) as worlds:
+        campaign = Campaign(Runner(worlds), asked.seed, share.known, libraries=asked.libraries, rows=asked.rows, models=asked.models, axes=asked.axes, board=share.board)
+        campaign.findings.update(given)
+        for setting in share.held:
+            campaign.cover.hold(setting)
+        ours = []
         try:
-            while time.monotonic() < end and (limits.pairs is None or number < limits.pairs):
-                for found in campaign.pair(number, until=end):
-                    if isinstance(found, Finding):
-                        _confirmed(found, journal, asked, tell)
-                    else:
-                        journal.add(worker, found)
-                        tell(_progress(campaign, found, end))
-                number = following(number, asked.workers)
+            for found in _pairs(campaign, numbers, share.end):
+                if isinstance(found, Finding):
+                    ours.append(found)
+                    _confirmed(found, journal, asked, tell)
+                else:
+                    journal.add(share.worker, found)
+                    tell(_progress(campaign, found, share.end))
         except KeyboardInterrupt:
             return True
         finally:
-            for finding in campaign.findings.values():
+            for finding in ours:
                 _counted(finding, journal)
     return False
 
 
-def _restored(campaign: Campaign, journal: Journal, worker: int, workers: int) -> int:
-    """Take up what the journal holds; returns the next pair's number."""
+def held(journal: Journal) -> tuple[Point, ...]:
+    """Settings that the journal holds."""
+    return tuple(row.setting for _, pair in journal.pairs() for row in pair.rows)
+
+
+def _pairs(campaign: Campaign, numbers: Iterable[int], end: float) -> Iterator[Finding | Pair]:
+    for number in numbers:
+        if time.monotonic() >= end:
+            break
+        yield from campaign.pair(number, until=end)
+    yield from campaign.ended(end)
+
+
+def _numbers(journal: Journal, worker: int, workers: int, most: int | None) -> Iterator[int]:
+    """Pairs of a worker that come after those that the journal holds of it."""
     number = worker * INPUTS
     for w, pair in journal.pairs():
         if w == worker:
             number = max(number, following(pair.number, workers))
-        for row in pair.rows:
-            campaign.cover.hold(row.setting)
-    for finding in journal.findings():
-        campaign.findings[finding.id] = finding
-    return number
+    while most is None or number < most:
+        yield number
+        number = following(number, workers)
 
 
 def _confirmed(finding: Finding, journal: Journal, asked: Asked, tell: Tell) -> None:
-    script = journal.put(finding, script_of(finding, _heading(asked)), "")
+    script = journal.put(finding, script_of(finding, heading(asked)), "")
     finding.confirmed, output = confirm(script, raises=finding.outcome.symptom.what if finding.outcome.trace and finding.outcome.symptom is not None else "")
     journal.put(finding, script.read_text(), output)
     mark = "known" if finding.known else "new" if finding.confirmed == "yes" else "not confirmed"
     tell(f"{mark} {finding.id}: {setting_words(finding)}: {finding.outcome.why[:200]}")
 
 
-def _heading(asked: Asked) -> str:
+def heading(asked: Asked) -> str:
+    """Versions, as a script names them."""
     more = "".join(f", {name} {version}" for name, version in asked.versions.items() if name != "torch")
     return asked.versions["torch"] + more
 
@@ -139,9 +204,7 @@ def _progress(campaign: Campaign, pair: Pair, end: float) -> str:
     return f"pair {pair.number} ({pair.scenario.template}): {campaign.runner.runs:,} runs, {new} findings, {left // 60}:{left % 60:02} left"
 
 
-def _forked(
-    worker: int, journal: Journal, asked: Asked, limits: Limits, known: list[Known], tell: Tell, prepare: Callable[[], None] | None, end: float
-) -> int:
+def _forked(work: Callable[[int], bool], worker: int) -> int:
     pid = os.fork()
     if pid:
         return pid
@@ -150,7 +213,7 @@ def _forked(
         ctypes.CDLL(None, use_errno=True).prctl(1, signal.SIGTERM)
         signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
         signal.pthread_sigmask(signal.SIG_UNBLOCK, STOPS)
-        code = 130 if _work(worker, journal, asked, limits, known, tell, prepare, end) else 0
+        code = 130 if work(worker) else 0
     except ProctorError as e:
         print(f"proctor: {e}", file=sys.stderr)
         code = e.exit_code

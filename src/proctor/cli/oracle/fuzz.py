@@ -2,6 +2,7 @@
 
   proctor oracle fuzz --budget 10m -o DIR     run a campaign; DIR gets report.html, report.json and a script for each finding
   proctor oracle fuzz --resume DIR            go on with it
+  proctor oracle fuzz --dask ADDRESS …        on the workers of a dask cluster
   proctor oracle fuzz replay FILE             run one finding's scenario.json once more: 0 it agrees, 1 it fails, 3 it is no program
 
 Exit code 0 nothing new, 1 new findings, 3 nothing could run, 130 interrupted. With --regress a library's CI gets 1 only for signatures
@@ -24,6 +25,7 @@ from proctor.oracle.torch_version import require_torch
 if TYPE_CHECKING:
     from proctor.oracle.fuzz.search.findings import Known
     from proctor.oracle.fuzz.sessions.journal import Asked, Journal
+    from proctor.oracle.fuzz.sessions.session import Limits, Tell
 
 LIBRARIES: Final = ("torch", "torchrec", "accelerate", "transformers")
 _UNITS: Final = {"": 1.0, "s": 1.0, "m": 60.0, "h": 3600.0}
@@ -41,6 +43,7 @@ def prepare(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--pairs", type=int, metavar="N", help="end after so many models")
     parser.add_argument("--rows", type=int, default=16, metavar="N", help="settings for each model (default 16)")
     parser.add_argument("--workers", type=int, default=1, metavar="N", help="processes, each with worlds of its own (default 1)")
+    parser.add_argument("--dask", metavar="ADDRESS", help="run it on the workers of a dask cluster that have the same versions installed (pip install 'proctor[dask]')")
     parser.add_argument("--timeout", type=float, default=20.0, metavar="S", help="of one setting; then it hangs (default 20)")
     parser.add_argument("--resume", metavar="DIR", help="go on with a campaign")
     parser.add_argument("--known", metavar="FILE", help="findings that are known, besides those that are shipped")
@@ -77,7 +80,8 @@ def _campaign(args: argparse.Namespace) -> int:
     for name in ("rows", "workers"):
         if getattr(args, name) < 1:
             raise UsageError(f"--{name} {getattr(args, name)}: at least 1")
-    from proctor.oracle.fuzz.running.warm import warm_up
+    if args.dask and args.workers != 1:
+        raise UsageError("--workers goes without --dask", hint="dask worker ADDRESS --nworkers N --nthreads 1, on each machine")
     from proctor.oracle.fuzz.sessions import session
     from proctor.oracle.fuzz.sessions.culprit import locate
     from proctor.oracle.fuzz.sessions.journal import Journal
@@ -90,10 +94,9 @@ def _campaign(args: argparse.Namespace) -> int:
         if not args.resume:
             journal.begin(asked)
         teller = _Teller(quiet=args.regress)
-        teller("importing the libraries")
         signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that ranks and files go with us
-        warm_up(_modules(asked.libraries))
-        interrupted = session.run(journal, asked, session.Limits(budget, args.pairs, args.timeout), known, teller)
+        limits = session.Limits(budget, args.pairs, args.timeout)
+        interrupted = _ran(args, journal, asked, limits, known, teller)
         if not interrupted and not args.no_localise:
             try:
                 locate(journal, teller)
@@ -102,10 +105,18 @@ def _campaign(args: argparse.Namespace) -> int:
         return _reported(journal, asked, interrupted=interrupted, regress=args.regress)
 
 
-def _modules(libraries: tuple[str, ...]) -> tuple[str, ...]:
-    """What is imported before ranks are forked."""
-    own = {"torchrec": ("torchrec.distributed", "torchrec.inference.modules"), "transformers": ("transformers.modeling_utils",)}
-    return tuple(module for name in libraries for module in own.get(name, (name,)))
+def _ran(args: argparse.Namespace, journal: Journal, asked: Asked, limits: Limits, known: list[Known], teller: Tell) -> bool:
+    """Here, or on a cluster; whether it was interrupted."""
+    if args.dask:
+        from proctor.oracle.fuzz.sessions import cluster
+
+        return cluster.run(journal, asked, limits, known, teller, args.dask)
+    from proctor.oracle.fuzz.running.warm import modules_of, warm_up
+    from proctor.oracle.fuzz.sessions import session
+
+    teller("importing the libraries")
+    warm_up(modules_of(asked.libraries))
+    return session.run(journal, asked, limits, known, teller)
 
 
 def _asked(args: argparse.Namespace) -> Asked:
@@ -184,12 +195,12 @@ def _reported(journal: Journal, asked: Asked, *, interrupted: bool, regress: boo
 def _replay(file: Path, args: argparse.Namespace) -> int:
     from proctor.oracle.fuzz.models import template_of
     from proctor.oracle.fuzz.running.evaluate import Runner
-    from proctor.oracle.fuzz.running.warm import warm_up
+    from proctor.oracle.fuzz.running.warm import modules_of, warm_up
     from proctor.oracle.fuzz.running.worlds import Worlds
     from proctor.oracle.fuzz.spec import read
 
     scenario = read(file)
-    warm_up(_modules((template_of(scenario.template).library,)))
+    warm_up(modules_of((template_of(scenario.template).library,)))
     with Worlds(timeout_s=args.timeout) as worlds:
         outcome = Runner(worlds).run(scenario)
     print(f"{outcome.verdict}: {outcome.why}" if outcome.why else outcome.verdict)
