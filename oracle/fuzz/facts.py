@@ -12,6 +12,8 @@ from typing import Any, Final
 
 import torch
 
+from proctor.oracle.fuzz.axes import ALONE
+from proctor.oracle.fuzz.models import template_of
 from proctor.oracle.fuzz.program import IMPORTS, model_code
 from proctor.oracle.fuzz.spec import Scenario
 
@@ -21,6 +23,8 @@ DIVISORS: Final = (2, 3, 4)
 def facts(scenario: Scenario) -> frozenset[str]:
     """Traits and facts of a scenario's model and input."""
     code = model_code(scenario)
+    if template_of(scenario.template).library in ALONE:
+        return code.traits | {f"steps {scenario.given('steps')}"}
     return code.traits | _shapes(code.net, code.after, tuple(code.tensor_parallel)) | {f"rows {scenario.given('batch')}", f"pipeline of {len(code.stages)}"}
 
 

@@ -22,6 +22,8 @@ from proctor.errors import OracleError
 from proctor.oracle.fuzz.axes.draft import Draft
 from proctor.oracle.fuzz.space import Choice, Point, Value
 
+ALONE = ("keras",)  # libraries that are not torch underneath
+
 Effect = Literal["invalid", "different", "approximate"]
 
 
@@ -159,6 +161,7 @@ def _load() -> None:
     for module in pkgutil.iter_modules(__path__):
         if module.name not in ("draft", "wrapper"):
             importlib.import_module(f"{__name__}.{module.name}")
+    importlib.import_module("proctor.oracle.fuzz.keras.axes")
     importlib.import_module(f"{__name__}.wrapper")  # its values are the wrappers of all other files
 
 
@@ -167,6 +170,13 @@ def all_axes(libraries: Sequence[str] | None = None) -> list[Axis]:
     _load()
     found = (a for a in _AXES.values() if libraries is None or a.library in libraries)
     return sorted(found, key=lambda a: (a.order, a.name))
+
+
+def axes_for(libraries: Sequence[str]) -> list[Axis]:
+    """Axes of a campaign: a library's models are trained with torch's optimizers, but for those of a library that has its own of everything (`ALONE`)."""
+    if not set(libraries) & set(ALONE):
+        return all_axes(("torch", *libraries))
+    return [a for a in all_axes() if a.library in libraries or a.name in ("world", "wrapper")]
 
 
 def wrappers() -> dict[str, Wrapper]:

@@ -81,6 +81,7 @@ def _load() -> None:
     for module in pkgutil.iter_modules(__path__):
         if not module.name.startswith("_"):
             importlib.import_module(f"{__name__}.{module.name}")
+    importlib.import_module("proctor.oracle.fuzz.keras.models")
 
 
 def all_templates(library: str | None = None) -> list[Template]:

@@ -6,7 +6,7 @@ from collections import Counter
 
 import msgspec
 
-from proctor.oracle.fuzz.axes import all_axes
+from proctor.oracle.fuzz.axes import axes_for
 from proctor.oracle.fuzz.search.campaign import Pair
 from proctor.oracle.fuzz.search.findings import Finding
 from proctor.oracle.fuzz.sessions.journal import Asked
@@ -46,7 +46,7 @@ def summary(asked: Asked, findings: list[Finding], pairs: list[Pair]) -> Summary
     """Count."""
     verdicts: Counter[str] = Counter()
     reasons: Counter[str] = Counter()
-    matrix: dict[str, dict[str, Counter[str]]] = {a.name: {} for a in all_axes(("torch", *asked.libraries))}
+    matrix: dict[str, dict[str, Counter[str]]] = {a.name: {} for a in axes_for(asked.libraries)}
     for pair in pairs:
         for row in pair.rows:
             verdicts[row.verdict] += 1

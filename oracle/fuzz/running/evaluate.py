@@ -48,6 +48,8 @@ class Job(msgspec.Struct, frozen=True):
 class Runner:
     """Scenario → outcome, in worlds that stay."""
 
+    most = 150  # runs that making a failure small may take
+
     def __init__(self, worlds: Worlds) -> None:
         self.worlds = worlds
         self.runs = 0

@@ -14,7 +14,8 @@ from proctor.oracle.fuzz.space import Point
 
 Fails = Callable[[Point], bool]
 TWINS: Final = {"ddp_also": "ddp"}  # a second axis of the same values: alone it is the first one
-LAST: Final = ("optimizer", "wrapper", "world")  # what other axes hang on is set back last
+OPTIMIZERS: Final = ("optimizer", "keras_optimizer")  # axes that name the optimizer
+LAST: Final = (*OPTIMIZERS, "wrapper", "world")  # what other axes hang on is set back last
 
 
 def minimal(setting: Point, fails: Fails) -> Point:

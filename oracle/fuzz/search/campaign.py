@@ -9,17 +9,16 @@ from __future__ import annotations
 import random
 import time
 from collections import Counter, defaultdict
-from collections.abc import Iterator
-from typing import Final
+from collections.abc import Iterator, Sequence
+from typing import Final, Protocol
 
 import msgspec
 
 from proctor.oracle.fuzz.facts import facts
 from proctor.oracle.fuzz.models import all_templates
 from proctor.oracle.fuzz.program import model_code
-from proctor.oracle.fuzz.running.evaluate import Runner
 from proctor.oracle.fuzz.running.outcome import Outcome, Symptom
-from proctor.oracle.fuzz.search.attribute import minimal
+from proctor.oracle.fuzz.search.attribute import OPTIMIZERS, minimal
 from proctor.oracle.fuzz.search.board import Board
 from proctor.oracle.fuzz.search.cover import Cover
 from proctor.oracle.fuzz.search.findings import Finding, Known, needs, signature
@@ -76,10 +75,23 @@ def following(number: int, workers: int) -> int:
     return number + 1 if (number + 1) % INPUTS else number + 1 + (workers - 1) * INPUTS
 
 
+class Runs(Protocol):
+    """What runs scenarios of a library."""
+
+    runs: int
+    most: int  # runs that shrinking may take
+
+    def run(self, scenario: Scenario) -> Outcome:
+        """One scenario."""
+
+    def run_all(self, scenarios: Sequence[Scenario]) -> list[Outcome]:
+        """Several, outcomes in their order."""
+
+
 class Campaign:
     """State of a campaign in one process. With a `board` there are other workers, and none of them makes small what another one does."""
 
-    def __init__(self, runner: Runner, seed: int, known: list[Known], *, libraries: tuple[str, ...] = ("torch",), rows: int = ROWS, models: tuple[str, ...] = (),
+    def __init__(self, runner: Runs, seed: int, known: list[Known], *, libraries: tuple[str, ...] = ("torch",), rows: int = ROWS, models: tuple[str, ...] = (),
                  axes: tuple[str, ...] = (), board: Board | None = None) -> None:
         self.runner, self.seed, self.known, self.rows, self.board = runner, seed, known, rows, board
         self.cover = Cover(libraries, around=axes)
@@ -140,7 +152,7 @@ class Campaign:
         by = next((k.id for k in self._explaining() if k.explains(symptom, scenario.setting, traits)), None)
         if by is not None:
             self.counted[by] += 1
-            self._optimizers[by].add(scenario.setting.get("optimizer", NEUTRAL))
+            self._optimizers[by].add(_optimizer(scenario.setting))
             if by in self.findings:
                 self.findings[by].count += 1
             yield by
@@ -175,7 +187,7 @@ class Campaign:
     def _hear(self) -> None:
         for finding in self.board.news(self.findings) if self.board is not None else ():
             self.findings[finding.id] = finding
-            self._optimizers[finding.id] |= {s.setting.get("optimizer", NEUTRAL) for s in (finding.found, finding.scenario)}
+            self._optimizers[finding.id] |= {_optimizer(s.setting) for s in (finding.found, finding.scenario)}
 
     def _new(self, scenario: Scenario, outcome: Outcome, symptom: Symptom) -> Iterator[Finding | str]:
         before = self.runner.runs
@@ -185,7 +197,7 @@ class Campaign:
         least = minimal(scenario.setting, lambda s: self._alike(scenario.with_setting(s), symptom))
         small = scenario.with_setting(least)
         if symptom.verdict != "hang":
-            small, _ = shrunk(small, lambda s: self._alike(s, symptom))
+            small, _ = shrunk(small, lambda s: self._alike(s, symptom), self.runner.most)
             least = minimal(small.setting, lambda s: self._alike(small.with_setting(s), symptom))
             small = small.with_setting(least)
         final = self.runner.run(small)
@@ -201,7 +213,7 @@ class Campaign:
         finding = Finding(id_, small, final, least, needs(small), scenario, runs=self.runner.runs - before)
         finding.known = next((k.id for k in self.known if k.explains(final.symptom, least, model_code(small).traits)), "")
         self.findings[id_] = finding
-        self._optimizers[id_] |= {s.setting.get("optimizer", NEUTRAL) for s in (scenario, small)}
+        self._optimizers[id_] |= {_optimizer(s.setting) for s in (scenario, small)}
         yield finding
 
     def _general(self, id_: str, point: Point) -> bool:
@@ -210,7 +222,7 @@ class Campaign:
         A trigger set that names no optimizer was minimal under SGD, which has no state: what fails so may be sound under Adam.
         """
         seen = self._optimizers.get(id_)
-        return seen is None or len(seen) > 1 or point.get("optimizer", NEUTRAL) in seen
+        return seen is None or len(seen) > 1 or _optimizer(point) in seen
 
     def _alike(self, scenario: Scenario, symptom: Symptom) -> bool:
         found = self.runner.run(scenario).symptom
@@ -219,3 +231,7 @@ class Campaign:
     def _explaining(self) -> list[Known]:
         """What explains failures: the known list, and findings of this campaign."""
         return [*self.known, *(f.as_known("torch", "") for f in self.findings.values())]
+
+
+def _optimizer(setting: Point) -> Value:
+    return next((setting[name] for name in OPTIMIZERS if name in setting), NEUTRAL)

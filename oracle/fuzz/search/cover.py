@@ -14,7 +14,8 @@ from collections.abc import Callable, Iterator
 from itertools import combinations
 from typing import Final
 
-from proctor.oracle.fuzz.axes import Axis, all_axes, why_invalid, wrappers
+from proctor.oracle.fuzz.axes import Axis, axes_for, why_invalid, wrappers
+from proctor.oracle.fuzz.search.attribute import OPTIMIZERS
 from proctor.oracle.fuzz.space import Point, Value
 
 CANDIDATES: Final = 8  # drawn for each row
@@ -30,7 +31,7 @@ class Cover:
     """Pairs that have been held, and rows that hold others."""
 
     def __init__(self, libraries: tuple[str, ...] = ("torch",), only: dict[str, tuple[str, ...]] | None = None, around: tuple[str, ...] = ()) -> None:
-        self.axes = all_axes(("torch", *libraries))  # a library's models are trained with torch's optimizers
+        self.axes = axes_for(libraries)
         self.libraries = libraries
         self.held: dict[Pair, int] = {}
         self.values: Counter[tuple[str, str]] = Counter()  # of an axis, so often
@@ -40,7 +41,10 @@ class Cover:
         # A library that has no wrapper of its own (transformers) is put into torch's.
         ours = tuple(n for n, w in wrappers().items() if w.library in libraries) or tuple(n for n, w in wrappers().items() if w.library == "torch")
         self._only = {"wrapper": ours, **(only or {})}
-        self._repairs = tuple(more for more in FOR_ROWS if all(self._allows(name, value) for name, value in more.items()))
+        self._for_programs, self._repairs = (
+            tuple(more for more in repairs if all(name in self._by_name and self._allows(name, value) for name, value in more.items())) for repairs in (FOR_PROGRAMS, FOR_ROWS)
+        )
+        self._optimizer = next(a.name for a in self.axes if a.name in OPTIMIZERS)
 
     def programs(self, rng: random.Random, traits: frozenset[str], number: int) -> list[Point]:
         """Programs for the rows of one model: an optimizer and a little more; each can be trained by one process.
@@ -50,14 +54,14 @@ class Cover:
             traits: of the model.
             number: of programs; the first is the simplest one, equal ones are drawn again.
         """
-        base = _repaired({}, traits, FOR_PROGRAMS) or {}
+        base = _repaired({}, traits, self._for_programs) or {}
         found: list[Point] = [base]
         for _ in range(8 * number):
             if len(found) >= number:
                 break
-            point = self._more(base, ["optimizer"], rng, traits, 1, FOR_PROGRAMS)
-            names = [a.name for a in self.axes if a.program and a.name != "optimizer"]
-            point = self._more(point, rng.sample(names, len(names)), rng, traits, rng.randint(0, PROGRAM), FOR_PROGRAMS)
+            point = self._more(base, [self._optimizer], rng, traits, 1, self._for_programs)
+            names = [a.name for a in self.axes if a.program and a.name != self._optimizer]
+            point = self._more(point, rng.sample(names, len(names)), rng, traits, rng.randint(0, PROGRAM), self._for_programs)
             if point not in found:
                 found.append(point)
         return found
@@ -126,7 +130,7 @@ class Cover:
         """Wrappers that go with a model on some number of ranks: a model of one operator has one of its own."""
         if traits not in self._wrappers:
             named = [v for v in self._by_name["wrapper"].choice.values[1:] if self._allows("wrapper", v)]
-            found = [v for v in named if any(_repaired({"world": n, "wrapper": v}, traits, (*self._repairs, *FOR_PROGRAMS)) for n in (2, 4))]
+            found = [v for v in named if any(_repaired({"world": n, "wrapper": v}, traits, (*self._repairs, *self._for_programs)) for n in (2, 4))]
             self._wrappers[traits] = tuple(found or named)
         return self._wrappers[traits]
 

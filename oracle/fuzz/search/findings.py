@@ -28,7 +28,7 @@ from proctor.oracle.fuzz.spec import Scenario
 
 _MAX_BYTES: Final = 16 << 20  # of a file of known findings
 # Traits that every model of a template has say nothing about a finding.
-GENERAL: Final = frozenset({"norm", "tokens", "attention", "embedding bag", "convolution", "recurrent", "routed", "needs rows", "torchrec", "keywords", "transformers", "operator", "collective"})
+GENERAL: Final = frozenset({"norm", "tokens", "attention", "embedding bag", "convolution", "recurrent", "routed", "needs rows", "torchrec", "keywords", "transformers", "operator", "collective", "keras", "keras dense"})
 
 
 class Known(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

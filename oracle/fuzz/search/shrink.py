@@ -17,6 +17,8 @@ from proctor.oracle.fuzz.space import compact, simpler
 from proctor.oracle.fuzz.spec import INPUT, Scenario
 
 MOST: Final = 150  # runs
+PLAIN: Final = {"torch": "chain", "keras": "keras_chain"}  # the simplest template
+MORE: Final = {"chain": "mlp", "keras_chain": "tanh"}  # a layer of it that is more than its first one
 
 Fails = Callable[[Scenario], bool]
 
@@ -48,9 +50,10 @@ def shrunk(scenario: Scenario, fails: Fails, most: int = MOST) -> tuple[Scenario
 
 def steps(scenario: Scenario) -> Iterator[Scenario]:
     """Scenarios that are simpler in one place: another template, the model, the input, values of the setting."""
-    if scenario.template != "chain":
-        yield msgspec.structs.replace(scenario, template="chain", model={})
-        yield msgspec.structs.replace(scenario, template="chain", model={"layers": ["mlp"]})
+    plain = PLAIN.get(template_of(scenario.template).library, PLAIN["torch"])
+    if scenario.template != plain:
+        yield msgspec.structs.replace(scenario, template=plain, model={})
+        yield msgspec.structs.replace(scenario, template=plain, model={"layers": [MORE[plain]]})
     for model in simpler(template_of(scenario.template).choices, scenario.model):
         yield msgspec.structs.replace(scenario, model=model)
     for given in simpler(INPUT, scenario.input):

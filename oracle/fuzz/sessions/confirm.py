@@ -12,12 +12,13 @@ from typing import Final
 TIMEOUT_S: Final = 240.0
 
 
-def confirm(script: Path, timeout_s: float = TIMEOUT_S, *, raises: str = "") -> tuple[str, str]:
+def confirm(script: Path, timeout_s: float = TIMEOUT_S, *, raises: str = "", python: str = "") -> tuple[str, str]:
     """Run a finding's script.
 
     Args:
         script: file.
         timeout_s: for all of it; a script that never ends confirms a hang.
+        python: the interpreter; "" for this one.
         raises: type of the exception that it is about, "" where it is about none; another one confirms nothing.
 
     Returns:
@@ -29,7 +30,7 @@ def confirm(script: Path, timeout_s: float = TIMEOUT_S, *, raises: str = "") -> 
         return f"its script is no program: {e}", ""
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONWARNINGS": "ignore"}
     with subprocess.Popen(
-        [sys.executable, str(script)], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, env=environment, start_new_session=True, cwd=script.parent
+        [python or sys.executable, str(script)], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, env=environment, start_new_session=True, cwd=script.parent
     ) as process:
         try:
             said, _ = process.communicate(timeout=timeout_s)

@@ -40,6 +40,7 @@ class Asked(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     versions: dict[str, str]
     form: int = FORM
     models: tuple[str, ...] = ()  # names of templates; empty for all
+    python: str = ""  # the interpreter that has the library, where it is not this one
     axes: tuple[str, ...] = ()  # that every setting is drawn around, "axis" or "axis=value"; empty for all
 
 

@@ -89,10 +89,11 @@ def main(folder: Path) -> int:
     from proctor.oracle.fuzz.sessions.session import Share, versions, worked
 
     piece = msgspec.json.decode((folder / FILE).read_bytes(), type=Piece)
-    here = {**versions(piece.asked.libraries), "proctor": proctor.__version__}
+    here = {**versions(piece.asked.libraries, piece.asked.python), "proctor": proctor.__version__}
     if here != {**piece.asked.versions, "proctor": piece.proctor}:
         raise OracleError(f"the campaign is of {piece.asked.versions} and Proctor {piece.proctor}, here is {here}")
-    warm_up(modules_of(piece.asked.libraries))
+    if "keras" not in piece.asked.libraries:
+        warm_up(modules_of(piece.asked.libraries))
     share = Share(
         Journal(folder), piece.asked, list(piece.known), piece.timeout_s, time.monotonic() + piece.seconds, piece.held, board=Board(folder, "here"), given=piece.findings,
     )

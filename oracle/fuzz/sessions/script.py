@@ -11,9 +11,10 @@ import textwrap
 from collections.abc import Sequence
 from typing import Final
 
+from proctor.oracle.fuzz.keras import script as keras_script
 from proctor.oracle.fuzz.program import contexts_of, first_of, program, reference_of
 from proctor.oracle.fuzz.running.outcome import sentence
-from proctor.oracle.fuzz.search.findings import Finding
+from proctor.oracle.fuzz.search.findings import Finding, library_of
 from proctor.oracle.fuzz.spec import Scenario
 
 MAX_LINES: Final = 58
@@ -28,6 +29,8 @@ def script_of(finding: Finding, version: str) -> str:
         finding: with its smallest scenario.
         version: of the library, for the heading.
     """
+    if library_of(finding) == "keras":
+        return "\n".join(_short(keras_script.lines_of(finding, version, merged))) + "\n"
     scenario = finding.scenario
     first = finding.outcome.first
     evaluated = first.kind == "evaluation" if first is not None else _raised_evaluated(finding)

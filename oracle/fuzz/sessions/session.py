@@ -13,17 +13,21 @@ import signal
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Final
 
 import msgspec
 
 from proctor.errors import ProctorError
+from proctor.oracle.fuzz.keras import catalogue
+from proctor.oracle.fuzz.keras.client import START_S, Server
+from proctor.oracle.fuzz.keras.runner import KerasRunner
 from proctor.oracle.fuzz.running.child import STOPS
 from proctor.oracle.fuzz.running.evaluate import Runner
 from proctor.oracle.fuzz.running.worlds import Worlds, undisturbed
 from proctor.oracle.fuzz.search.board import CLAIMS, Board
-from proctor.oracle.fuzz.search.campaign import INPUTS, Campaign, Pair, following
+from proctor.oracle.fuzz.search.campaign import INPUTS, Campaign, Pair, Runs, following
 from proctor.oracle.fuzz.search.findings import Finding, Known
 from proctor.oracle.fuzz.sessions.confirm import confirm
 from proctor.oracle.fuzz.sessions.journal import Asked, Journal
@@ -125,8 +129,8 @@ def worked(share: Share, numbers: Iterable[int], tell: Tell, prepare: Callable[[
     """
     asked, journal = share.asked, share.journal
     given = {f.id: f for f in (*share.given, *journal.findings())}
-    with Worlds(timeout_s=share.timeout_s, prepare=prepare) as worlds:
-        campaign = Campaign(Runner(worlds), asked.seed, share.known, libraries=asked.libraries, rows=asked.rows, models=asked.models, axes=asked.axes, board=share.board)
+    with _runner(asked, share.timeout_s, prepare) as runner:
+        campaign = Campaign(runner, asked.seed, share.known, libraries=asked.libraries, rows=asked.rows, models=asked.models, axes=asked.axes, board=share.board)
         campaign.findings.update(given)
         for setting in share.held:
             campaign.cover.hold(setting)
@@ -145,6 +149,18 @@ def worked(share: Share, numbers: Iterable[int], tell: Tell, prepare: Callable[[
             for finding in ours:
                 _counted(finding, journal)
     return False
+
+
+@contextmanager
+def _runner(asked: Asked, timeout_s: float, prepare: Callable[[], None] | None) -> Iterator[Runs]:
+    """What runs scenarios of the libraries that are asked for."""
+    if "keras" in asked.libraries:
+        with Server(asked.python, timeout_s) as server:
+            catalogue.use(server.catalogue())
+            yield KerasRunner(server)
+    else:
+        with Worlds(timeout_s=timeout_s, prepare=prepare) as worlds:
+            yield Runner(worlds)
 
 
 def held(journal: Journal) -> tuple[Point, ...]:
@@ -173,7 +189,7 @@ def _numbers(journal: Journal, worker: int, workers: int, most: int | None) -> I
 
 def _confirmed(finding: Finding, journal: Journal, asked: Asked, tell: Tell) -> None:
     script = journal.put(finding, script_of(finding, heading(asked)), "")
-    finding.confirmed, output = confirm(script, raises=finding.outcome.symptom.what if finding.outcome.trace and finding.outcome.symptom is not None else "")
+    finding.confirmed, output = confirm(script, raises=finding.outcome.symptom.what if finding.outcome.trace and finding.outcome.symptom is not None else "", python=asked.python)
     journal.put(finding, script.read_text(), output)
     mark = "known" if finding.known else "new" if finding.confirmed == "yes" else "not confirmed"
     tell(f"{mark} {finding.id}: {setting_words(finding)}: {finding.outcome.why[:200]}")
@@ -181,6 +197,8 @@ def _confirmed(finding: Finding, journal: Journal, asked: Asked, tell: Tell) -> 
 
 def heading(asked: Asked) -> str:
     """Versions, as a script names them."""
+    if "keras" in asked.versions:
+        return ", ".join(f"{name} {asked.versions[name]}" for name in ("keras", "tensorflow"))
     more = "".join(f", {name} {version}" for name, version in asked.versions.items() if name != "torch")
     return asked.versions["torch"] + more
 
@@ -264,12 +282,21 @@ def merged(journal: Journal) -> tuple[list[Finding], list[Pair]]:
     return sorted(findings, key=lambda f: (bool(f.known), f.confirmed != "yes", -f.count, f.id)), pairs
 
 
-def versions(libraries: tuple[str, ...]) -> dict[str, str]:
-    """Versions of the libraries, as their packages say."""
+def versions(libraries: tuple[str, ...], python: str = "") -> dict[str, str]:
+    """Versions of the libraries, as their packages say, or the interpreter that has them.
+
+    Raises:
+        OracleError: the interpreter has no Keras.
+    """
     from importlib import metadata
 
-    found = {}
+    found: dict[str, str] = {}
+    if "keras" in libraries:
+        with Server(python, START_S) as server:
+            found = dict(server.catalogue().versions)
     for library in dict.fromkeys(("torch", *libraries)):
+        if library in found:
+            continue
         try:
             found[library] = metadata.version(library)
         except metadata.PackageNotFoundError:

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from proctor.oracle.fuzz.sessions.journal import Asked, Journal
     from proctor.oracle.fuzz.sessions.session import Limits, Tell
 
-LIBRARIES: Final = ("torch", "torchrec", "accelerate", "transformers")
+LIBRARIES: Final = ("torch", "torchrec", "accelerate", "transformers", "keras")
 _UNITS: Final = {"": 1.0, "s": 1.0, "m": 60.0, "h": 3600.0}
 EVERY_S: Final = 15.0  # between lines of progress where there is no terminal
 
@@ -44,7 +44,8 @@ def prepare(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--rows", type=int, default=16, metavar="N", help="settings for each model (default 16)")
     parser.add_argument("--workers", type=int, default=1, metavar="N", help="processes, each with worlds of its own (default 1)")
     parser.add_argument("--dask", metavar="ADDRESS", help="run it on the workers of a dask cluster that have the same versions installed (pip install 'proctor[dask]')")
-    parser.add_argument("--timeout", type=float, default=20.0, metavar="S", help="of one setting; then it hangs (default 20)")
+    parser.add_argument("--python", default="", metavar="FILE", help="with --library keras: the interpreter of an environment that has keras and tensorflow (default $PROCTOR_KERAS_PYTHON)")
+    parser.add_argument("--timeout", type=float, metavar="S", help="of one setting; then it hangs (default 20, of keras 120)")
     parser.add_argument("--resume", metavar="DIR", help="go on with a campaign")
     parser.add_argument("--known", metavar="FILE", help="findings that are known, besides those that are shipped")
     parser.add_argument("--no-localise", action="store_true", help="do not ask the oracle where the programs of an inconsistency part (20 s each, after the budget)")
@@ -95,7 +96,7 @@ def _campaign(args: argparse.Namespace) -> int:
             journal.begin(asked)
         teller = _Teller(quiet=args.regress)
         signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that ranks and files go with us
-        limits = session.Limits(budget, args.pairs, args.timeout)
+        limits = session.Limits(budget, args.pairs, args.timeout or _timeout(asked.libraries))
         interrupted = _ran(args, journal, asked, limits, known, teller)
         if not interrupted and not args.no_localise:
             try:
@@ -115,7 +116,8 @@ def _ran(args: argparse.Namespace, journal: Journal, asked: Asked, limits: Limit
     from proctor.oracle.fuzz.sessions import session
 
     teller("importing the libraries")
-    warm_up(modules_of(asked.libraries))
+    if "keras" not in asked.libraries:
+        warm_up(modules_of(asked.libraries))
     return session.run(journal, asked, limits, known, teller)
 
 
@@ -127,11 +129,25 @@ def _asked(args: argparse.Namespace) -> Asked:
     unknown = [name for name in libraries if name not in LIBRARIES]
     if unknown or not libraries:
         raise UsageError(f"--library {args.library}: unknown: {', '.join(unknown) or 'nothing'}", hint=f"libraries: {', '.join(LIBRARIES)}")
-    found = versions(libraries)
+    if "keras" in libraries and len(libraries) > 1:
+        raise UsageError(f"--library {args.library}: keras goes alone", hint="it is in an environment of its own")
+    python = _python(args) if "keras" in libraries else ""
+    found = versions(libraries, python)
     missing = [name for name in libraries if not found[name]]
     if missing:
         raise UsageError(f"--library {args.library}: {', '.join(missing)} is not installed", hint="docs/fuzz.md, Libraries, says what to install")
-    return Asked(args.seed, libraries, args.rows, args.workers, found, models=_models(args.models, libraries), axes=_axes(args.axes))
+    return Asked(args.seed, libraries, args.rows, args.workers, found, models=_models(args.models, libraries), axes=_axes(args.axes), python=python)
+
+
+def _python(args: argparse.Namespace) -> str:
+    found = args.python or os.environ.get("PROCTOR_KERAS_PYTHON", "")
+    if not found:
+        raise UsageError("--library keras: which interpreter has it?", hint="--python FILE, or PROCTOR_KERAS_PYTHON; docs/fuzz.md, Keras, says how to make one")
+    return str(Path(found).absolute())  # not resolved: an environment's interpreter is a link
+
+
+def _timeout(libraries: tuple[str, ...]) -> float:
+    return 120.0 if "keras" in libraries else 20.0
 
 
 def _models(text: str, libraries: tuple[str, ...]) -> tuple[str, ...]:
@@ -159,7 +175,7 @@ def _axes(text: str) -> tuple[str, ...]:
 def _same_versions(asked: Asked) -> None:
     from proctor.oracle.fuzz.sessions.session import versions
 
-    here = versions(asked.libraries)
+    here = versions(asked.libraries, asked.python)
     if here != asked.versions:
         raise OracleError(f"the campaign was of {asked.versions}, here is {here}", hint="begin another with -o")
 
@@ -193,6 +209,9 @@ def _reported(journal: Journal, asked: Asked, *, interrupted: bool, regress: boo
 
 
 def _replay(file: Path, args: argparse.Namespace) -> int:
+    from proctor.oracle.fuzz.keras import catalogue
+    from proctor.oracle.fuzz.keras.client import Server
+    from proctor.oracle.fuzz.keras.runner import KerasRunner
     from proctor.oracle.fuzz.models import template_of
     from proctor.oracle.fuzz.running.evaluate import Runner
     from proctor.oracle.fuzz.running.warm import modules_of, warm_up
@@ -200,9 +219,16 @@ def _replay(file: Path, args: argparse.Namespace) -> int:
     from proctor.oracle.fuzz.spec import read
 
     scenario = read(file)
-    warm_up(modules_of((template_of(scenario.template).library,)))
-    with Worlds(timeout_s=args.timeout) as worlds:
-        outcome = Runner(worlds).run(scenario)
+    library = template_of(scenario.template).library
+    timeout_s = args.timeout or _timeout((library,))
+    if library == "keras":
+        with Server(_python(args), timeout_s) as server:
+            catalogue.use(server.catalogue())
+            outcome = KerasRunner(server).run(scenario)
+    else:
+        warm_up(modules_of((library,)))
+        with Worlds(timeout_s=timeout_s) as worlds:
+            outcome = Runner(worlds).run(scenario)
     print(f"{outcome.verdict}: {outcome.why}" if outcome.why else outcome.verdict)
     for other in outcome.others:
         print(f"  also {other}")

@@ -31,6 +31,8 @@ ASKED = Asked(3, ("torch",), 4, 1, {"torch": "2.13.0"})
 class Fake:
     """Settings with a value fail; counts what it runs."""
 
+    most = 150
+
     def __init__(self) -> None:
         self.runs = 0
 
