@@ -357,15 +357,17 @@ class KerasBefore(KerasAxis):
 
 
 @register
-class KerasPredict(KerasAxis):
-    """How the trained model is asked, and how it is evaluated: all rows at once."""
+class KerasAsked(KerasAxis):
+    """What the trained model is asked: what it says, batch by batch or of all rows at once, or its loss and metrics. Neutral: nothing, its weights are compared all the same."""
 
     order = 46
-    choice = Choice("keras_predict", ("predict", "predict_on_batch", "call", "test_on_batch"))
+    choice = Choice("keras_asked", ("", "predict", "evaluate", "predict_on_batch", "call", "test_on_batch"))
 
     def write(self, value: Value, draft: KerasDraft, setting: Point) -> None:
         """As `KerasAxis.write`."""
-        if value == "test_on_batch":
-            draft.evaluate = f"net.test_on_batch(x, y{', weight' if draft.weights else ''})"
+        rows = f", batch_size={draft.batch}, verbose=0"
+        if value in ("evaluate", "test_on_batch"):
+            weight = ", sample_weight=weight" if draft.weights else ""
+            draft.evaluate = f"net.{value}(x, y{weight}{rows if value == 'evaluate' else ''})"
         else:
-            draft.predict = "net.predict_on_batch(x)" if value == "predict_on_batch" else "net(x, training=False)"
+            draft.predict = {"predict": f"net.predict(x{rows})", "predict_on_batch": "net.predict_on_batch(x)", "call": "net(x, training=False)"}[str(value)]

@@ -19,20 +19,24 @@ EVEN: Final = 12  # rows of a batch: 2, 3 and 4 divide it. What it is that they 
 RATES: Final = {"Adadelta": "1.0", "Lion": "0.05", "Muon": "0.05"}
 
 
-def program(scenario: Scenario, *, permuted: int = 0) -> tuple[tuple[str, ...], ...]:
+ASKED: Final = ("predicted", "evaluated")  # what a trained model is asked besides
+
+
+def program(scenario: Scenario, *, permuted: int = 0, asked: tuple[str, ...] = ()) -> tuple[tuple[str, ...], ...]:
     """Write a scenario down: imports, model, making, data, training.
 
     Args:
         scenario: valid.
         permuted: a seed by which rows of each batch are dealt in another order, and moved by a rounding; 0 for as they are.
+        asked: of `ASKED`, besides what the setting says: of a reference both, since settings of one program share it.
     """
     draft = _draft(scenario)
-    return (IMPORTS, draft.code.net, _make(draft), _data(draft, int(str(scenario.given("seed"))), permuted), _train(draft, permuted))
+    return (IMPORTS, draft.code.net, _make(draft), _data(draft, int(str(scenario.given("seed"))), permuted), _train(draft, permuted, asked))
 
 
-def text(scenario: Scenario, *, permuted: int = 0) -> str:
+def text(scenario: Scenario, *, permuted: int = 0, asked: tuple[str, ...] = ()) -> str:
     """The whole."""
-    return "\n".join(line for part in program(scenario, permuted=permuted) for line in part) + "\n"
+    return "\n".join(line for part in program(scenario, permuted=permuted, asked=asked) for line in part) + "\n"
 
 
 def replicas(scenario: Scenario) -> int:
@@ -84,7 +88,7 @@ def _data(draft: KerasDraft, seed: int, permuted: int) -> tuple[str, ...]:
     return (*lines, f"    return {given}")
 
 
-def _train(draft: KerasDraft, permuted: int) -> tuple[str, ...]:
+def _train(draft: KerasDraft, permuted: int, asked: tuple[str, ...]) -> tuple[str, ...]:
     names = "x, y, weight" if draft.weights else "x, y"
     lines = ["global net", *draft.policy, f"{names} = data()"]
     if draft.save:
@@ -103,13 +107,12 @@ def _train(draft: KerasDraft, permuted: int) -> tuple[str, ...]:
         ]
     else:
         lines += [*_strategy(draft, "world"), *_within("net = make()"), f"given = {names}", *_calls(draft, draft.batch)]
-    back = ["seen['evaluation', 'predicted'] = np.asarray(seen['evaluation', 'predicted'])[np.argsort(order)]"] if permuted else []
+    back = ["seen['evaluation', 'predicted'] = np.asarray(seen['evaluation', 'predicted'])[np.argsort(order)]"] if permuted and "predicted" in asked else []
     lines += [
         "seen = {('output', k): v for k, v in logs.items()}",
         "for kind, those in ('state', net.optimizer.variables), ('parameter', net.trainable_weights), ('buffer', net.non_trainable_weights):",
         "    seen.update({(kind, f'{i} ' + (w.path.partition('/')[2] if kind == 'state' else w.path)): np.array(keras.ops.cast(w, 'float64')) for i, w in enumerate(those)})",
-        f"seen['evaluation', 'predicted'] = {draft.predict or f'net.predict(x, batch_size={draft.batch}, verbose=0)'}",
-        f"seen['evaluation', 'evaluated'] = {draft.evaluate or f'net.evaluate({_named(draft)}, batch_size={draft.batch}, verbose=0)'}",
+        *_asked(draft, asked),
         *back,
         "return seen",
     ]
@@ -118,6 +121,12 @@ def _train(draft: KerasDraft, permuted: int) -> tuple[str, ...]:
 
 def _named(draft: KerasDraft) -> str:
     return "x, y, sample_weight=weight" if draft.weights else "x, y"
+
+
+def _asked(draft: KerasDraft, asked: tuple[str, ...]) -> list[str]:
+    predict = draft.predict or (f"net.predict(x, batch_size={draft.batch}, verbose=0)" if "predicted" in asked else "")
+    evaluate = draft.evaluate or (f"net.evaluate({_named(draft)}, batch_size={draft.batch}, verbose=0)" if "evaluated" in asked else "")
+    return [f"seen['evaluation', '{name}'] = {how}" for name, how in zip(ASKED, (predict, evaluate), strict=True) if how]
 
 
 def _strategy(draft: KerasDraft, world: str) -> list[str]:

@@ -14,7 +14,7 @@ import numpy as np
 from proctor.oracle.fuzz.axes import declared, whole, why_invalid
 from proctor.oracle.fuzz.facts import facts
 from proctor.oracle.fuzz.keras.client import Server
-from proctor.oracle.fuzz.keras.program import replicas, text
+from proctor.oracle.fuzz.keras.program import ASKED, replicas, text
 from proctor.oracle.fuzz.program import reference_of
 from proctor.oracle.fuzz.running.judge import FLOORS, MAX_REPORTED, Difference, Reference, judge
 from proctor.oracle.fuzz.running.observe import Array, Seen
@@ -63,7 +63,7 @@ class KerasRunner:
         made = self._reference(scenario)
         if made.why:
             return Outcome("no program", why=made.why)
-        answer = self._answer(scenario, self._plant)
+        answer = self._answer(scenario, plant=self._plant)
         self.runs += 1
         rules = declared(scenario.setting, facts(scenario))
         seen = answer.ranks[0]
@@ -76,10 +76,10 @@ class KerasRunner:
             found = self._differences(scenario, made, seen, tolerance)
         return outcome_of(_answered(found, seen["apart"], answer.seconds), rules)
 
-    def _answer(self, scenario: Scenario, plant: str = "", permuted: int = 0) -> Answer:
+    def _answer(self, scenario: Scenario, *, plant: str = "", permuted: int = 0, asked: tuple[str, ...] = ()) -> Answer:
         folder = tempfile.mkdtemp(prefix="saved-", dir=self.server.folder)
         try:
-            return self.server.ask({"text": text(scenario, permuted=permuted), "world": replicas(scenario), "folder": folder, "plant": plant})
+            return self.server.ask({"text": text(scenario, permuted=permuted, asked=asked), "world": replicas(scenario), "folder": folder, "plant": plant})
         finally:
             shutil.rmtree(folder, ignore_errors=True)
 
@@ -93,7 +93,7 @@ class KerasRunner:
         return self._references[key]
 
     def _made(self, reference: Scenario) -> Made:
-        answer = self._answer(reference)
+        answer = self._answer(reference, asked=ASKED)
         seen = answer.ranks[0]
         if seen is None:
             return Made({}, f"the reference does not end: {answer.ended}"[:200])
@@ -110,7 +110,7 @@ class KerasRunner:
         made.noise = {}
         reference = reference_of(scenario)
         for seed in PERMUTED:
-            seen = self._answer(reference, permuted=seed).ranks[0]
+            seen = self._answer(reference, permuted=seed, asked=ASKED).ranks[0]
             if seen is None or "raised" in seen:
                 continue
             for one in seen_of(seen):
@@ -125,8 +125,8 @@ class KerasRunner:
         found = [d for one in seen_of(seen) if (d := judge(one, 0, reference, tolerance)) is not None]
         here = {f"0/{s.kind}/{s.name}" for s in seen_of(seen)}
         for key in made.tensors:
-            if key not in here:
-                _, kind, name = key.split("/", 2)
+            _, kind, name = key.split("/", 2)
+            if key not in here and kind != "evaluation":  # it may not have been asked
                 found.append(Difference(0, kind, name, 1e300, 0.0, 0.0, "the candidate has none"))
         return found[:MAX_REPORTED]
 

@@ -26,10 +26,10 @@ def lines_of(finding: Finding, version: str, merged: Merge) -> list[str]:
         version: of the library, for the heading.
         merged: makes one function of two: lines that differ stand under `if world`.
     """
-    scenario = finding.scenario
-    candidate, reference = program(scenario), program(reference_of(scenario))
+    scenario, first = finding.scenario, finding.outcome.first
+    candidate, reference = program(scenario), program(reference_of(scenario), asked=(first.name,) if first is not None and first.kind == "evaluation" else ())
     setting = ", ".join(f"{k}={v}" for k, v in finding.triggers.items())
-    said = sentence(finding.outcome.first) if finding.outcome.first is not None else finding.outcome.why
+    said = sentence(first) if first is not None else finding.outcome.why
     title = " ".join(f"{version}: {setting}: {said}".split()).replace("\\", "/").replace('"', "'")[:380]
     ours = replicas(scenario) or -1  # -1: the candidate has no strategy either
     return [

@@ -88,8 +88,7 @@ def _campaign(args: argparse.Namespace) -> int:
     from proctor.oracle.fuzz.sessions.journal import Journal
 
     journal = Journal(Path(args.resume or args.output))
-    asked = journal.asked() if args.resume else _asked(args)
-    _same_versions(asked)
+    asked = _resumed(journal, args) if args.resume else _asked(args)
     known = _known(args, asked)
     with journal.alone():
         if not args.resume:
@@ -172,12 +171,19 @@ def _axes(text: str) -> tuple[str, ...]:
     return names
 
 
-def _same_versions(asked: Asked) -> None:
+def _resumed(journal: Journal, args: argparse.Namespace) -> Asked:
+    """What the campaign was asked; the interpreter may be another one by now."""
+    import msgspec
+
     from proctor.oracle.fuzz.sessions.session import versions
 
+    asked = journal.asked()
+    if args.python and asked.python:
+        asked = msgspec.structs.replace(asked, python=_python(args))
     here = versions(asked.libraries, asked.python)
     if here != asked.versions:
         raise OracleError(f"the campaign was of {asked.versions}, here is {here}", hint="begin another with -o")
+    return asked
 
 
 def _known(args: argparse.Namespace, asked: Asked) -> list[Known]:
