@@ -25,6 +25,7 @@ class Mirrored(Wrapper):
     rules: ClassVar[tuple[Rule, ...]] = (
         Rule("invalid", "models of Keras are distributed by its own strategies", unless={"wrapper": ("none", "mirrored")}, traits=frozenset({"keras"})),
         Rule("different", _LOCAL, when={"wrapper": ("mirrored",)}, unless={"world": (1,)}, traits=frozenset({LOCAL})),
+        Rule("different", _LOCAL, unless={"keras_before": ("same", "1")}, traits=frozenset({LOCAL})),
     )
 
     def invalid(self, setting: Point, traits: frozenset[str]) -> str:

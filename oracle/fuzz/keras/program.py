@@ -68,10 +68,20 @@ def _make(draft: KerasDraft) -> tuple[str, ...]:
     )
 
 
+# TensorFlow takes an array without a copy where it begins at a multiple of 64 bytes, and numpy's begin there by chance.
+_ALIGNED: Final = (
+    "def aligned(t):",
+    "    room = np.zeros(t.nbytes + 64, 'u1')",
+    "    part = room[-room.ctypes.data % 64:][:t.nbytes].view(t.dtype).reshape(t.shape)",
+    "    part[...] = t",
+    "    return part",
+)
+
+
 def _data(draft: KerasDraft, seed: int, permuted: int) -> tuple[str, ...]:
     rows = draft.batch * draft.steps + draft.tail
     shape = ", ".join(map(str, draft.code.y))
-    lines = ["def data():", f"    n, rng = {rows}, np.random.RandomState({100 + seed})", f"    x, y = {draft.code.x}, rng.randn(n, {shape})"]
+    lines = [*_ALIGNED, "def data():", f"    n, rng = {rows}, np.random.RandomState({100 + seed})", f"    x, y = {draft.code.x}, rng.randn(n, {shape})"]
     if draft.weights:
         lines.append(f"    weight = {draft.weights}")
     if permuted:
@@ -85,12 +95,12 @@ def _data(draft: KerasDraft, seed: int, permuted: int) -> tuple[str, ...]:
             f"    {', '.join(names)} = {', '.join(f'move({name}[order])' for name in names)}",
         ]
     given = f"x, y{', weight' if draft.weights else ''}"
-    return (*lines, f"    return {given}")
+    return (*lines, f"    return [aligned(t) for t in ({given})]")
 
 
 def _train(draft: KerasDraft, permuted: int, asked: tuple[str, ...]) -> tuple[str, ...]:
     names = "x, y, weight" if draft.weights else "x, y"
-    lines = ["global net", *draft.policy, f"{names} = data()"]
+    lines = ["global net", *draft.policy, f"{names} = whole = data()"]
     if draft.save:
         parts = ", ".join(f"{name}[:{draft.batch}]" for name in names.split(", "))
         rest = ", ".join(f"{name}[{draft.batch}:]" for name in names.split(", "))
@@ -111,7 +121,8 @@ def _train(draft: KerasDraft, permuted: int, asked: tuple[str, ...]) -> tuple[st
     lines += [
         "seen = {('output', k): v for k, v in logs.items()}",
         "for kind, those in ('state', net.optimizer.variables), ('parameter', net.trainable_weights), ('buffer', net.non_trainable_weights):",
-        "    seen.update({(kind, f'{i} ' + (w.path.partition('/')[2] if kind == 'state' else w.path)): np.array(keras.ops.cast(w, 'float64')) for i, w in enumerate(those)})",
+        "    seen.update({(kind, f'{i} {w.path}' if kind != 'state' else str(i)): np.array(keras.ops.cast(w, 'float64')) for i, w in enumerate(those)})",
+        "seen['output', 'change of the data'] = max(np.abs(t - t0).max() for t, t0 in zip(whole, data()))",
         *_asked(draft, asked),
         *back,
         "return seen",

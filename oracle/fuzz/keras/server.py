@@ -104,6 +104,9 @@ def described(error: Exception) -> dict[str, str]:
 
 def message(text: str) -> str:
     """What an exception says, without where TensorFlow's graph was made: the first line behind the last frame that is told."""
+    text = re.sub(r"\x1b\[\d*m", "", text)
+    if wrapped := re.search(r"Exception encountered when calling [^\n]*\n\n(.+?)(?=\n\nArguments received by|\Z)", text, re.S):
+        text = wrapped[1]
     text = re.sub(r"\{\{[^{}]*\}\}|\[Op:[^\]]*\]|\[\[[^\[\]]*\]\]", "", text)
     lines = [line for line in text.splitlines() if line.strip()]
     frames = [i for i, line in enumerate(lines) if re.match(r'\s*File "', line)]
