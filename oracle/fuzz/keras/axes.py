@@ -319,6 +319,9 @@ class KerasCompiled(KerasAxis):
 
     order = 43
     choice = Choice("keras_compiled", ("", "eager", "jit", "auto"))
+    rules = (
+        Rule("invalid", "XLA does not reach variables of another logical CPU; TensorFlow lists it (tensorflow.org/xla/known_issues)", when={"keras_compiled": ("jit",), "wrapper": ("mirrored",)}, unless={"world": (1,)}),
+    )  # fmt: skip
 
     def write(self, value: Value, draft: KerasDraft, setting: Point) -> None:
         """As `KerasAxis.write`."""

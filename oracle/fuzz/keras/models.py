@@ -19,7 +19,6 @@ VECTORS: Final = {
     "rmsnorm": "layers.RMSNormalization(name={name})",
     "syncbatchnorm": "layers.BatchNormalization(synchronized=True, momentum=0.7, name={name})",
     "batchnorm": "layers.BatchNormalization(momentum=0.7, name={name})",
-    "renorm": "layers.BatchNormalization(renorm=True, momentum=0.7, name={name})",
     "groupnorm": "layers.GroupNormalization(1, name={name})",
     "unitnorm": "layers.UnitNormalization(name={name})",
     "prelu": "layers.PReLU(name={name})",
@@ -43,7 +42,6 @@ SEQUENCES: Final = {
     "dense": "layers.Dense({w}, name={name})",
     "layernorm": "layers.LayerNormalization(name={name})",
     "syncbatchnorm": "layers.BatchNormalization(synchronized=True, momentum=0.7, name={name})",
-    "batchnorm": "layers.BatchNormalization(momentum=0.7, name={name})",
 }
 IMAGES: Final = {
     "conv": "layers.Conv2D({w}, 3, padding='same', name={name})",
@@ -55,10 +53,9 @@ IMAGES: Final = {
     "relu": "layers.LeakyReLU(name={name})",
     "groupnorm": "layers.GroupNormalization(1, name={name})",
     "syncbatchnorm": "layers.BatchNormalization(synchronized=True, momentum=0.7, name={name})",
-    "batchnorm": "layers.BatchNormalization(momentum=0.7, name={name})",
     "spectral": "layers.SpectralNormalization(layers.Conv2D({w}, 3, padding='same'), name={name})",
 }
-_TRAITS: Final = {"batchnorm": LOCAL, "renorm": LOCAL, "syncbatchnorm": "synchronized", "spectral": "powers", "activity": "activity regularizer", "orthogonal": "regularizer", "l2": "regularizer"}
+_TRAITS: Final = {"batchnorm": LOCAL, "syncbatchnorm": "synchronized", "spectral": "powers", "activity": "activity regularizer", "orthogonal": "regularizer", "l2": "regularizer"}
 _FROZEN: Final = Choice("frozen", ("no", "first", "last"), rare=0.3)
 _TWICE: Final = Choice("twice", (False, True), rare=0.2)
 

@@ -38,7 +38,7 @@ def test_every_value_of_every_axis_writes_a_program_of_its_own(axis: object) -> 
     from proctor.oracle.fuzz.axes import Axis
 
     assert isinstance(axis, Axis)
-    bases: tuple[Point, ...] = ({}, {"keras_save": "keras"}, *({"keras_optimizer": o} for o in catalogue.current().classes()))
+    bases: tuple[Point, ...] = ({}, {"world": 1}, {"keras_save": "keras"}, *({"keras_optimizer": o} for o in catalogue.current().classes()))
     for value in axis.choice.values[1:]:
         found = next((s for base in bases if not why_invalid(s := {**TWO, **base, axis.name: value}, frozenset({"keras"}))), None)
         assert found is not None, (axis.name, value)
