@@ -263,6 +263,9 @@ class KerasPrecision(KerasAxis):
     program = True
     order = 35
     choice = Choice("keras_precision", ("float64", "float32", "mixed_float16", "mixed_bfloat16"))
+    rules = (
+        Rule("different", "a step whose scaled gradients overflow in half precision is left out, and a replica's share of them may not", when={"keras_precision": ("mixed_float16",), "wrapper": ("mirrored",)}, unless={"world": (1,)}),
+    )  # fmt: skip
 
     def write(self, value: Value, draft: KerasDraft, setting: Point) -> None:
         """As `KerasAxis.write`."""
@@ -337,7 +340,10 @@ class KerasSave(KerasAxis):
 
     order = 44
     choice = Choice("keras_save", ("", "keras", "weights", "config", "checkpoint"))
-    rules = (Rule("invalid", "there is no second step", unless={"keras_save": ("",)}, traits=frozenset({"steps 1"})),)
+    rules = (
+        Rule("invalid", "there is no second step", unless={"keras_save": ("",)}, traits=frozenset({"steps 1"})),
+        Rule("different", "`save_weights` writes the model's weights alone, as it says: the optimizer begins anew", when={"keras_save": ("weights",)}),
+    )
 
     def write(self, value: Value, draft: KerasDraft, setting: Point) -> None:
         """As `KerasAxis.write`."""

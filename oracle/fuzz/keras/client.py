@@ -19,7 +19,7 @@ import msgspec
 
 from proctor.errors import OracleError
 from proctor.oracle.fuzz.keras import catalogue
-from proctor.oracle.fuzz.running.worlds import Answer
+from proctor.oracle.fuzz.running.worlds import PREFIX, Answer, swept
 
 START_S: Final = 240.0  # importing TensorFlow takes 5 to 60 s
 TASKS: Final = 150  # of one process: graphs that it made stay
@@ -38,7 +38,8 @@ class Server:
 
     def __init__(self, python: str, timeout_s: float, script: str | None = None) -> None:
         self._python, self._timeout_s = python, timeout_s
-        self.folder = Path(tempfile.mkdtemp(prefix="proctor-fuzz-keras-"))
+        swept(Path(tempfile.gettempdir()))
+        self.folder = Path(tempfile.mkdtemp(prefix=f"{PREFIX}{os.getpid()}-"))
         text = script if script is not None else resources.files("proctor.oracle.fuzz.keras").joinpath("server.py").read_text()
         (self.folder / "server.py").write_text(text)
         self._process: subprocess.Popen[bytes] | None = None

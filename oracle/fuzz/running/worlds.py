@@ -38,7 +38,7 @@ GRACE_S: Final = 0.8  # that other ranks have to raise as well, once one did
 REVIVE_S: Final = 4.0  # for ranks to leave their groups and to meet again; it takes 0.05 s. A rank that waits in a file (`new_group`) is not told
 EXHAUSTED: Final = re.compile(r"Resource temporarily unavailable|can't start new thread|Too many open files")
 TASKS: Final = 2000  # of a world, then it is forked anew: libraries keep what they made
-_PREFIX: Final = "proctor-fuzz-"  # of folders on the memory disk, then the pid
+PREFIX: Final = "proctor-fuzz-"  # of folders on the memory disk and of Keras, then the pid
 _parents: set[socket.socket] = set()  # our ends of all worlds; a child closes them
 
 
@@ -224,8 +224,8 @@ class Worlds:
         for name in ("kept", "rank"):  # each rank would load them by itself
             importlib.import_module(f"proctor.oracle.fuzz.running.{name}")
         shared = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
-        _swept(Path(shared or tempfile.gettempdir()))
-        self.folder = Path(tempfile.mkdtemp(prefix=f"{_PREFIX}{os.getpid()}-", dir=shared))
+        swept(Path(shared or tempfile.gettempdir()))
+        self.folder = Path(tempfile.mkdtemp(prefix=f"{PREFIX}{os.getpid()}-", dir=shared))
         self._prepare, self._timeout_s = prepare, timeout_s
         self._worlds: dict[int, World] = {}
         self.forks = 0
@@ -363,10 +363,10 @@ def _kill(pid: int) -> None:
             kill(pid, signal.SIGKILL)
 
 
-def _swept(where: Path) -> None:
+def swept(where: Path) -> None:
     """Remove what processes that were killed have left."""
-    for folder in where.glob(f"{_PREFIX}*-*"):
-        pid = folder.name.removeprefix(_PREFIX).partition("-")[0]
+    for folder in where.glob(f"{PREFIX}*-*"):
+        pid = folder.name.removeprefix(PREFIX).partition("-")[0]
         if pid.isdigit() and not Path(f"/proc/{pid}").exists():
             shutil.rmtree(folder, ignore_errors=True)
 
