@@ -18,7 +18,6 @@ VECTORS: Final = {
     "layernorm": "layers.LayerNormalization(name={name})",
     "rmsnorm": "layers.RMSNormalization(name={name})",
     "syncbatchnorm": "layers.BatchNormalization(synchronized=True, momentum=0.7, name={name})",
-    "batchnorm": "layers.BatchNormalization(momentum=0.7, name={name})",
     "groupnorm": "layers.GroupNormalization(1, name={name})",
     "unitnorm": "layers.UnitNormalization(name={name})",
     "prelu": "layers.PReLU(name={name})",
@@ -55,7 +54,7 @@ IMAGES: Final = {
     "syncbatchnorm": "layers.BatchNormalization(synchronized=True, momentum=0.7, name={name})",
     "spectral": "layers.SpectralNormalization(layers.Conv2D({w}, 3, padding='same'), name={name})",
 }
-_TRAITS: Final = {"batchnorm": LOCAL, "syncbatchnorm": "synchronized", "spectral": "powers", "activity": "activity regularizer", "orthogonal": "regularizer", "l2": "regularizer"}
+_TRAITS: Final = {"syncbatchnorm": "synchronized", "spectral": "powers", "activity": "activity regularizer", "orthogonal": "regularizer", "l2": "regularizer"}
 _FROZEN: Final = Choice("frozen", ("no", "first", "last"), rare=0.3)
 _TWICE: Final = Choice("twice", (False, True), rare=0.2)
 
@@ -93,14 +92,17 @@ class KerasChain(Template):
     library: ClassVar[str] = "keras"
     choices: ClassVar[tuple[Choice, ...]] = (
         Choice("layers", tuple(VECTORS), most=4), Choice("width", (4, 3, 6)), Choice("skip", (False, True)), _TWICE, _FROZEN, Choice("head", (True, False), rare=0.3),
+        Choice("local", (False, True), rare=0.1),  # of such a model there is nothing to compare on several replicas
     )  # fmt: skip
 
     def write(self, point: Point) -> ModelCode:
         """As `Template.write`."""
         width = int(str(point["width"]))
         head = ["    x = layers.Dense(2, name='head')(x)"] if point["head"] else []
-        net = _model(f"({width},)", "", [*_chained(VECTORS, point, width), *head])
-        return ModelCode(net=net, x=f"rng.randn(n, {width})", y=(2 if head else width,), traits=traits(list(point["layers"]), point))  # type: ignore[arg-type]
+        local = ["    x = layers.BatchNormalization(momentum=0.7, name='local')(x)"] if point["local"] else []
+        net = _model(f"({width},)", "", [*_chained(VECTORS, point, width), *local, *head])
+        found = traits(list(point["layers"]), point) | ({LOCAL} if local else set())  # type: ignore[arg-type]
+        return ModelCode(net=net, x=f"rng.randn(n, {width})", y=(2 if head else width,), traits=found)
 
 
 @register

@@ -130,7 +130,7 @@ def test_values_are_compared_with_the_references_and_its_noise() -> None:
             assert outcome.verdict == wanted, (candidate, noise, outcome)
             assert wanted != "inconsistent" or outcome.why.startswith("parameter 0 l0/kernel of step 0")
     with a_server(candidate=1.01) as server:
-        batchnorm = Scenario("keras_chain", {"layers": ["batchnorm"]}, {}, TWO)
+        batchnorm = Scenario("keras_chain", {"local": True}, {}, TWO)
         assert KerasRunner(server).run(batchnorm).verdict == "different"
         assert KerasRunner(server).run(SCENARIO.with_setting({**TWO, "keras_before": "2"})).verdict == "no program"
 
