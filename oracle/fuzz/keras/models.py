@@ -122,7 +122,7 @@ class KerasSequence(Template):
         first = [f"    x = layers.Embedding(9, 4, mask_zero={point['words'] == 'masked'}, name='words')(x)"] if words else []
         attention = {
             "no": [], "self": ["    x = x + layers.MultiHeadAttention(2, 3, name='attention')(x, x)"], "causal": ["    x = x + layers.MultiHeadAttention(2, 3, name='attention')(x, x, use_causal_mask=True)"],
-            "grouped": ["    x = x + layers.GroupedQueryAttention(3, 4, 2, name='attention')(x, x)"],
+            "grouped": ["    x = x + layers.GroupQueryAttention(3, 4, 2, name='attention')(x, x)"],
         }[str(point["attention"])]  # fmt: skip
         last = {"average": "layers.GlobalAveragePooling1D()(x)", "lstm": "layers.LSTM(3, name='last')(x)", "flat": "layers.Flatten()(x)"}[str(point["last"])]
         net = _model("(5,)" if words else "(5, 4)", "int32" if words else "", [*first, *_chained(SEQUENCES, point, 4), *attention, f"    x = layers.Dense(2, name='head')({last})"])
