@@ -14,6 +14,7 @@ from typing import Final, Protocol
 
 import msgspec
 
+from proctor.oracle.fuzz.axes import ALONE
 from proctor.oracle.fuzz.facts import facts
 from proctor.oracle.fuzz.models import all_templates
 from proctor.oracle.fuzz.program import model_code
@@ -98,6 +99,7 @@ class Campaign:
         # A library that has no models of its own (accelerate) is given torch's.
         drawn_from = [t for library in libraries for t in all_templates(library) or all_templates("torch")]
         self.templates = [t for t in drawn_from if not models or t.name in models]
+        self._anew = bool(set(libraries) & set(ALONE))
         self.findings: dict[str, Finding] = {}
         self.counted: Counter[str] = Counter()
         self._hangs: Counter[Symptom] = Counter()
@@ -139,8 +141,8 @@ class Campaign:
         yield Pair(number, scenario, tuple(rows), passed, seconds)
 
     def drawn(self, number: int) -> Scenario:
-        """Model and input of a pair, by chance; `INPUTS` pairs have one model."""
-        rng = random.Random(f"{self.seed}/model {number // INPUTS}")
+        """Model and input of a pair, by chance; `INPUTS` pairs have one model, where that saves anything: not where each program is traced anew."""
+        rng = random.Random(f"{self.seed}/model {number // (1 if self._anew else INPUTS)}")
         template = rng.choice(self.templates)
         return Scenario(template.name, drawn(template.choices, rng), drawn(INPUT, random.Random(f"{self.seed}/input {number}")))
 

@@ -18,8 +18,9 @@ from typing import Any, Final
 
 import msgspec
 
+from proctor.oracle.fuzz.axes import ALONE
 from proctor.oracle.fuzz.program import first_of
-from proctor.oracle.fuzz.search.findings import Finding
+from proctor.oracle.fuzz.search.findings import Finding, library_of
 from proctor.oracle.fuzz.sessions.journal import Journal
 from proctor.oracle.recording.ranks import MODULE
 
@@ -68,10 +69,10 @@ def culprit_of(finding: Finding, script: Path, timeout_s: float = TIMEOUT_S) -> 
         timeout_s: for all of it.
 
     Returns:
-        what it says in a sentence; why it says nothing, where it does not. "" where it is not asked: of exceptions, hangs, and programs that save on disk.
+        what it says in a sentence; why it says nothing, where it does not. "" where it is not asked: of exceptions, hangs, programs that save on disk, and libraries that are not torch.
     """
     first = finding.outcome.first
-    if first is None or "disk" in finding.scenario.setting or first_of(finding.scenario) is not None:
+    if first is None or library_of(finding) in ALONE or "disk" in finding.scenario.setting or first_of(finding.scenario) is not None:
         return ""
     (script.parent / "programs.py").write_text(_PROGRAMS)
     with tempfile.TemporaryDirectory(prefix="proctor-culprit-") as cache:

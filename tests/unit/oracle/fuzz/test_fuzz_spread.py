@@ -17,6 +17,7 @@ from proctor.oracle.fuzz.running.outcome import Outcome, Symptom
 from proctor.oracle.fuzz.search.board import LAPSED_S, Board, key_of
 from proctor.oracle.fuzz.search.campaign import Campaign, Pair, Row
 from proctor.oracle.fuzz.search.findings import Finding
+from proctor.oracle.fuzz.sessions import cluster
 from proctor.oracle.fuzz.sessions.cluster import Cluster, Numbers
 from proctor.oracle.fuzz.sessions.journal import Asked, Journal
 from proctor.oracle.fuzz.sessions.piece import Carried, Piece, Told
@@ -90,6 +91,13 @@ def test_a_claim_of_a_worker_that_is_gone_lapses(tmp_path: Path) -> None:
     assert Board(tmp_path, "1").claim(CRASH) and not Board(tmp_path, "0").claim(CRASH)
 
 
+@pytest.fixture
+def five(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A model has five pairs."""
+    monkeypatch.setattr(cluster, "INPUTS", 5)
+
+
+@pytest.mark.usefixtures("five")
 def test_pairs_of_a_lost_worker_are_dealt_once_more_and_then_left_out() -> None:
     numbers = Numbers({0, 1, 6}, 15)
     assert numbers.take(2) == (2, 3, 4, 5, 7, 8, 9)
@@ -190,6 +198,7 @@ class FakeClient:
     def cancel(self, futures: list[Future]) -> None: ...
 
 
+@pytest.mark.usefixtures("five")
 def test_a_lost_worker_costs_a_line_and_its_pairs_are_run_by_another(tmp_path: Path) -> None:
     journal, said, client = Journal(tmp_path), [], FakeClient()
     journal.begin(ASKED)
