@@ -342,7 +342,7 @@ class KerasSave(KerasAxis):
     choice = Choice("keras_save", ("", "keras", "weights", "config", "checkpoint"))
     rules = (
         Rule("invalid", "there is no second step", unless={"keras_save": ("",)}, traits=frozenset({"steps 1"})),
-        Rule("different", "`save_weights` writes the model's weights alone, as it says: the optimizer begins anew", when={"keras_save": ("weights",)}),
+        Rule("different", "`load_weights` leaves the optimizer's state out where the optimizer is not built yet, with a warning", when={"keras_save": ("weights",)}),
     )
 
     def write(self, value: Value, draft: KerasDraft, setting: Point) -> None:
