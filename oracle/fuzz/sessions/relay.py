@@ -23,6 +23,7 @@ from typing import Any, Final
 import msgspec
 
 from proctor.errors import OracleError
+from proctor.oracle.fuzz.running.worlds import PREFIX, swept
 from proctor.oracle.fuzz.search.board import CLAIMS
 from proctor.oracle.fuzz.search.findings import Finding
 from proctor.oracle.fuzz.sessions.journal import Journal
@@ -96,7 +97,8 @@ def run_piece(campaign: str, number: int, text: str) -> str:
     from dask.distributed import get_worker
 
     worker = get_worker()
-    folder = Path(tempfile.mkdtemp(prefix="proctor-fuzz-piece-"))
+    swept(Path(tempfile.gettempdir()))  # what workers that were killed have left
+    folder = Path(tempfile.mkdtemp(prefix=f"{PREFIX}{os.getpid()}-piece-"))
     try:
         relay = Relay(folder, number, _mail.setdefault(campaign, Mail()), lambda told: worker.log_event(campaign, told))
         return relay.run(msgspec.json.decode(text, type=Piece))
