@@ -10,6 +10,7 @@ from __future__ import annotations
 import importlib
 import pkgutil
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from functools import cache
 from typing import ClassVar
 
@@ -48,11 +49,19 @@ class ModelCode(msgspec.Struct, frozen=True):
 
 
 class Template(ABC):
-    """A family of models."""
+    """A family of models.
+
+    Attributes:
+        name: of the family.
+        choices: what varies.
+        library: whose models they are.
+        apart: it has wrappers of its own, and no library's wrapper takes it.
+    """
 
     name: ClassVar[str]
     choices: ClassVar[tuple[Choice, ...]]
     library: ClassVar[str] = "torch"
+    apart: ClassVar[bool] = False
 
     def code(self, point: Point) -> ModelCode:
         """Write a model.
@@ -87,6 +96,11 @@ def all_templates(library: str | None = None) -> list[Template]:
     """Every template, of one library or of all, in order of names."""
     _load()
     return [t for _, t in sorted(_TEMPLATES.items()) if library in (None, t.library)]
+
+
+def templates_for(libraries: Sequence[str]) -> list[Template]:
+    """Templates that campaigns of some libraries draw from; a library that has no models of its own (accelerate) is given torch's."""
+    return [t for library in libraries for t in all_templates(library) or [t for t in all_templates("torch") if not t.apart]]
 
 
 def template_of(name: str) -> Template:

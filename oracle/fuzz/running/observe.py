@@ -56,6 +56,10 @@ def observe(moment: str, net: Any, opt: Any, seen: Any) -> Iterator[Seen]:
         from proctor.oracle.fuzz.running import flat
 
         yield from flat.observe(moment, net, opt)
+    elif type(net).__name__ == "DeepSpeedEngine" and moment != "evaluation":
+        from proctor.oracle.fuzz.running import engine
+
+        yield from engine.observe(moment, net)
     elif moment in ("backward", "clipped"):
         for name, p in parameters(net):
             if p.grad is not None:
@@ -75,7 +79,7 @@ def observe(moment: str, net: Any, opt: Any, seen: Any) -> Iterator[Seen]:
 
 def unwrapped(net: Any) -> Any:
     """The model within wrappers that are modules of their own."""
-    while type(net).__name__ in ("DistributedDataParallel", "FullyShardedDataParallel", "DistributedModelParallel"):
+    while type(net).__name__ in ("DistributedDataParallel", "FullyShardedDataParallel", "DistributedModelParallel", "DeepSpeedEngine"):
         net = net.module
     return net
 
@@ -107,6 +111,15 @@ def _tables(net: Any) -> dict[str, list[Seen]]:
         if not hasattr(value, "local_shards"):
             parts.append(Seen("parameter", name, array_of(value)))
     return found
+
+
+def own(net: Any) -> set[str] | None:
+    """Names of parameters whose gradients a program can show, where it has not those of all (a stage of a pipeline, ZeRO the optimizer's alone); None for all."""
+    if type(net).__name__ == "DeepSpeedEngine":
+        from proctor.oracle.fuzz.running import engine
+
+        return engine.reduced(net)
+    return {name for name, _ in parameters(net)} if hasattr(net, "schedule") else None
 
 
 def module_types(net: Any) -> dict[str, str]:

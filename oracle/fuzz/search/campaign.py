@@ -15,7 +15,7 @@ from typing import Final
 import msgspec
 
 from proctor.oracle.fuzz.facts import facts
-from proctor.oracle.fuzz.models import all_templates
+from proctor.oracle.fuzz.models import templates_for
 from proctor.oracle.fuzz.program import model_code
 from proctor.oracle.fuzz.running.evaluate import Runner
 from proctor.oracle.fuzz.running.outcome import Outcome, Symptom
@@ -80,9 +80,7 @@ class Campaign:
                  axes: tuple[str, ...] = ()) -> None:
         self.runner, self.seed, self.known, self.rows = runner, seed, known, rows
         self.cover = Cover(libraries, around=axes)
-        # A library that has no models of its own (accelerate) is given torch's.
-        drawn_from = [t for library in libraries for t in all_templates(library) or all_templates("torch")]
-        self.templates = [t for t in drawn_from if not models or t.name in models]
+        self.templates = [t for t in templates_for(libraries) if not models or t.name in models]
         self.findings: dict[str, Finding] = {}
         self.counted: Counter[str] = Counter()
         self._hangs: Counter[Symptom] = Counter()

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from proctor.oracle.fuzz.search.findings import Known
     from proctor.oracle.fuzz.sessions.journal import Asked, Journal
 
-LIBRARIES: Final = ("torch", "torchrec", "accelerate", "transformers")
+LIBRARIES: Final = ("torch", "torchrec", "accelerate", "transformers", "deepspeed")
 _UNITS: Final = {"": 1.0, "s": 1.0, "m": 60.0, "h": 3600.0}
 EVERY_S: Final = 15.0  # between lines of progress where there is no terminal
 
@@ -124,10 +124,10 @@ def _asked(args: argparse.Namespace) -> Asked:
 
 
 def _models(text: str, libraries: tuple[str, ...]) -> tuple[str, ...]:
-    from proctor.oracle.fuzz.models import all_templates
+    from proctor.oracle.fuzz.models import templates_for
 
     names = tuple(dict.fromkeys(name.strip() for name in text.split(",") if name.strip()))
-    known = {t.name for library in libraries for t in all_templates(library) or all_templates("torch")}
+    known = {t.name for t in templates_for(libraries)}
     if unknown := [name for name in names if name not in known]:
         raise UsageError(f"--models {text}: unknown: {', '.join(unknown)}", hint=f"models: {', '.join(sorted(known))}")
     return names

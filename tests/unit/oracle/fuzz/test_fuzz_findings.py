@@ -151,6 +151,23 @@ def test_a_script_that_fails_in_another_way_confirms_nothing(tmp_path: Path) -> 
     assert confirm(tmp_path / "script.py", raises="KeyError")[0] == confirm(tmp_path / "script.py")[0] == "yes"
 
 
+def test_a_script_of_a_relative_directory_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "here").mkdir()
+    (tmp_path / "here" / "script.py").write_text("raise SystemExit(1)\n")
+    monkeypatch.chdir(tmp_path)
+    assert confirm(Path("here/script.py"))[0] == "yes"
+
+
+def test_single_precision_is_compared_at_every_step_under_any_optimizer() -> None:
+    """What rounding does to an update that divides by what is nearly nothing is in the noise; bfloat16 rounds too much for that."""
+    whole = np.linspace(1, 2, 6)
+    for floor, told in ((1e-4, True), (0.1, False)):
+        reference = Reference({"1/parameter/w": whole}, {"1/parameter/w": 1e-5}, floor, steady=False)
+        assert (judge(Seen("parameter", "w", whole * 1.5), 1, reference, 0.0) is not None) is told
+    noisy = Reference({"1/parameter/w": whole}, {"1/parameter/w": 0.1}, 1e-4, steady=False)
+    assert judge(Seen("parameter", "w", whole * 1.5), 1, noisy, 0.0) is None
+
+
 def test_a_script_of_a_pipeline_ends_well_on_ranks_without_the_parameter() -> None:
     first = Difference(0, "gradient", "layers.1.bias", 1.0, 1e-8, 1.0, candidate="1", reference="2")
     text = script_of(a_finding({"world": 2, "wrapper": "pipeline", "pipe_schedule": "ScheduleGPipe"}, first), "2.13.0")

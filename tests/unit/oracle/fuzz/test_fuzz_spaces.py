@@ -157,6 +157,7 @@ def _settings_with(name: str, value: object) -> list[dict[str, object]]:
                                       {"world": 4, "wrapper": "fsdp2"}, {"world": 2, "wrapper": "dmp", "precision": "float32"}, {"precision": "float32"},
                                       {"world": 2, "wrapper": "fsdp1"}, {"world": 4, "wrapper": "fsdp1"}, {"world": 2, "wrapper": "pipeline"}, {"world": 2, "wrapper": "pipeline", "pipe_micro": "two a rank"}, {"world": 2, "wrapper": "accelerate"}, {"world": 2, "wrapper": "dtensor"}, {"world": 4, "wrapper": "dtensor", "dt_mesh": "square"},
                                       {"world": 2, "wrapper": "by_hand"}, {"world": 2, "wrapper": "by_hand", "hand_call": "all_reduce"}]
+    bases += [{"world": 2, "wrapper": "deepspeed", "precision": "float32", "ds_stage": stage} for stage in range(4)]
     extra: list[dict[str, object]] = [{}, {"disk": "save"}, {"disk": "save", "before_world": 1}, {"disk": "save", "before_world": 4}, {"groups": "matrices"}, {"accumulate": 2}, {"clip": "2"}, {"world": 4}]
     extra += [{"optimizer": o, **g} for o in arguments() for g in ({}, {"groups": "matrices"}, {"groups": "bags"})]
     return [{**b, **e, name: value} for b in bases for e in extra]
