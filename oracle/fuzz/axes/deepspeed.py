@@ -294,7 +294,10 @@ class Init(_Option):
     """`zero.Init` of the model before the engine is made."""
 
     choice = Choice("ds_init", (False, True), rare=0.3)
-    rules = (Rule("invalid", "it is of stage 3", when={"ds_init": (True,)}, unless={"ds_stage": (3,)}),)
+    rules = (
+        Rule("invalid", "it is of stage 3", when={"ds_init": (True,)}, unless={"ds_stage": (3,)}),
+        Rule("invalid", "parameters that are cut have no dimensions by which they could be sorted", when={"ds_init": (True,)}, unless={"groups": ("one",)}),
+    )
 
 
 @register
