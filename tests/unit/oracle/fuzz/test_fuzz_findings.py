@@ -151,6 +151,15 @@ def test_a_script_that_fails_in_another_way_confirms_nothing(tmp_path: Path) -> 
     assert confirm(tmp_path / "script.py", raises="KeyError")[0] == confirm(tmp_path / "script.py")[0] == "yes"
 
 
+def test_a_rank_that_died_is_told_and_not_those_that_lost_it() -> None:
+    lost = {"raised": {"type": "RuntimeError", "message": "Read error [127.0.0.1]:1: Connection reset by peer", "where": "torch/a.py:b", "traceback": ""}, "at": 1.0}
+    died = outcome_of(Answer((lost, None), "rank 1 died: signal SIGABRT"), [])
+    assert died.symptom is not None and died.symptom.what == "death"
+    other = {"raised": {**lost["raised"], "message": "no such key"}, "at": 0.5}  # type: ignore[dict-item]
+    first = outcome_of(Answer((lost, other, None), "rank 2 died: signal SIGABRT"), [])
+    assert first.symptom is not None and first.symptom.way == "no such key"
+
+
 def test_a_script_of_a_relative_directory_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "here").mkdir()
     (tmp_path / "here" / "script.py").write_text("raise SystemExit(1)\n")
