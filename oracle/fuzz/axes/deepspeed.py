@@ -95,6 +95,7 @@ class DeepSpeed(Wrapper):
     rules: ClassVar[tuple[Rule, ...]] = (
         Rule("invalid", "its clipping knows one norm", when=_OURS, unless={"clip": ("no", "2")}),
         Rule("invalid", "its clipping has no such argument", when=_OURS, unless={"clip_foreach": ("",)}),
+        Rule("invalid", "ZeRO's norm is of the parameters that the optimizer has", when={**_CUT, "clip": ("2",), "groups": ("matrices", "bags")}),
         Rule("invalid", "its optimizer has no closure", when={**_OURS, "optimizer": ("LBFGS",)}),
         Rule("invalid", "ZeRO gives the optimizer flat parts of parameters: these look at the whole", when={**_CUT, "optimizer": _STATEFUL}),
         Rule("invalid", "the engine clears gradients itself", when=_OURS, unless={"zero_grad": ("none",)}),
@@ -320,6 +321,8 @@ class LowPrecision(_Option):
     rules = (
         Rule("invalid", "the engine casts parameters of single precision", unless={"ds_precision": ("",), "precision": ("float32",)}),
         Rule("approximate", "parameters, activations and gradients are rounded to bfloat16", unless={"ds_precision": ("",)}, tolerance=0.1),
+        Rule("different", "a router may choose another expert by a value that is rounded to bfloat16", unless={"ds_precision": ("",)}, traits=frozenset({"routed"})),
+        Rule("invalid", "the engine clears gradients of the optimizer's parameters alone", when={"ds_precision": ("bf16",)}, unless={"groups": ("one", "two")}),
     )
 
 

@@ -52,6 +52,8 @@ def test_optimizers_by_the_configuration_are_those_of_torch() -> None:
         ({"ds_look": True}, "nothing is cut"),
         ({"ds_stage": 2, "ds_config": "'prescale_gradients': True"}, "reduce_scatter=False"),
         ({"ds_state": "universal"}, "of ZeRO"),
+        ({"ds_stage": 3, "ds_init": True, "groups": "two"}, "no dimensions"),
+        ({"ds_stage": 1, "clip": "2", "groups": "matrices"}, "that the optimizer has"),
     ],
 )
 def test_what_the_library_does_not_say_it_does_is_not_drawn(more: Point, said: str) -> None:
