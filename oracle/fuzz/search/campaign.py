@@ -29,6 +29,7 @@ from proctor.oracle.fuzz.spec import INPUT, Scenario
 ROWS: Final = 16  # settings of a pair
 INPUTS: Final = 10  # pairs in a row that are of one model, as in D3: ranks then know its shapes, which are half of what a new model costs them
 SHARED: Final = 4  # of them are of one program, so that they share a reference
+TRIES: Final = 20  # models that a library's wrapper does not take are drawn again
 AGAIN: Final = 0.02  # of settings that a finding explains are run all the same, so that they are counted; asked of up to eight candidates for a row
 NEUTRAL: Final = "SGD"  # the optimizer of a setting that names none
 HANGS: Final = 2  # of one symptom are looked into; each run of one costs its timeout
@@ -122,8 +123,13 @@ class Campaign:
     def drawn(self, number: int) -> Scenario:
         """Model and input of a pair, by chance; `INPUTS` pairs have one model."""
         rng = random.Random(f"{self.seed}/model {number // INPUTS}")
-        template = rng.choice(self.templates)
-        return Scenario(template.name, drawn(template.choices, rng), drawn(INPUT, random.Random(f"{self.seed}/input {number}")))
+        given = drawn(INPUT, random.Random(f"{self.seed}/input {number}"))
+        for _ in range(TRIES):
+            template = rng.choice(self.templates)
+            scenario = Scenario(template.name, drawn(template.choices, rng), given)
+            if self.cover.takes(facts(scenario)):
+                break
+        return scenario
 
     def explain(self, scenario: Scenario, outcome: Outcome) -> Iterator[Finding | str]:
         """A new finding, or the id of the one that explains a failure; nothing where it does not come again."""

@@ -40,7 +40,7 @@ class Cover:
         self._wrappers: dict[frozenset[str], tuple[Value, ...]] = {}
         # A library that has no wrapper of its own (transformers) is put into torch's.
         ours = tuple(n for n, w in wrappers().items() if w.library in libraries) or tuple(n for n, w in wrappers().items() if w.library == "torch")
-        asked = [{**point, "wrapper": name} for name in ours for point in wrappers()[name].asks]
+        asked = [{**point, "wrapper": name, "world": 2} for name in ours for point in wrappers()[name].asks]
         self._asked: list[Point] = asked if all(wrappers()[name].asks for name in ours) else [{}]
         self._only = {"wrapper": ours, **(only or {})}
         self._repairs = tuple(more for more in FOR_ROWS if all(self._allows(name, value) for name, value in more.items()))
@@ -66,6 +66,14 @@ class Cover:
             if _unwrapped(point) not in found:
                 found.append(_unwrapped(point))
         return found
+
+    def takes(self, traits: frozenset[str]) -> bool:
+        """Whether a wrapper takes a model, where all wrappers of the library ask for something; without that every model is drawn.
+
+        Args:
+            traits: of the model, and facts.
+        """
+        return not any(self._asked) or ("trains" in traits and any(_repaired(point, traits, FOR_PROGRAMS) is not None for point in self._asked))
 
     def row(self, rng: random.Random, traits: frozenset[str], passed: Callable[[Point], bool] = lambda _: False, program: Point | None = None) -> Point:
         """The next setting.
@@ -184,7 +192,7 @@ def _repaired(point: Point, traits: frozenset[str], repairs: tuple[Point, ...]) 
 
 
 def _unwrapped(point: Point) -> Point:
-    return {name: value for name, value in point.items() if name != "wrapper"}
+    return {name: value for name, value in point.items() if name not in ("wrapper", "world")}
 
 
 def _values(point: Point) -> list[tuple[str, str]]:

@@ -27,6 +27,7 @@ from proctor.oracle.fuzz.sessions.journal import Asked, Journal
 from proctor.oracle.fuzz.sessions.script import script_of
 
 _POLL_S: Final = 0.2
+_PACKAGES: Final = {"megatron": "megatron-core"}  # where the name of the package is another
 
 
 class Limits(msgspec.Struct, frozen=True):
@@ -208,7 +209,7 @@ def versions(libraries: tuple[str, ...]) -> dict[str, str]:
     found = {}
     for library in dict.fromkeys(("torch", *libraries)):
         try:
-            found[library] = metadata.version(library)
+            found[library] = metadata.version(_PACKAGES.get(library, library))
         except metadata.PackageNotFoundError:
             found[library] = ""
     return found

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from proctor.oracle.fuzz.search.findings import Known
     from proctor.oracle.fuzz.sessions.journal import Asked, Journal
 
-LIBRARIES: Final = ("torch", "torchrec", "accelerate", "transformers", "deepspeed")
+LIBRARIES: Final = ("torch", "torchrec", "accelerate", "transformers", "deepspeed", "megatron")
 _UNITS: Final = {"": 1.0, "s": 1.0, "m": 60.0, "h": 3600.0}
 EVERY_S: Final = 15.0  # between lines of progress where there is no terminal
 
@@ -104,7 +104,7 @@ def _campaign(args: argparse.Namespace) -> int:
 
 def _modules(libraries: tuple[str, ...]) -> tuple[str, ...]:
     """What is imported before ranks are forked."""
-    own = {"torchrec": ("torchrec.distributed", "torchrec.inference.modules"), "transformers": ("transformers.modeling_utils",)}
+    own = {"torchrec": ("torchrec.distributed", "torchrec.inference.modules"), "transformers": ("transformers.modeling_utils",), "megatron": ("megatron.core.distributed", "megatron.core.tensor_parallel")}
     return tuple(module for name in libraries for module in own.get(name, (name,)))
 
 
