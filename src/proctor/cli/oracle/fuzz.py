@@ -182,6 +182,7 @@ def _reported(journal: Journal, asked: Asked, *, interrupted: bool, regress: boo
 
 
 def _replay(file: Path, args: argparse.Namespace) -> int:
+    from proctor.oracle.fuzz.axes import wrappers
     from proctor.oracle.fuzz.models import template_of
     from proctor.oracle.fuzz.running.evaluate import Runner
     from proctor.oracle.fuzz.running.warm import warm_up
@@ -189,7 +190,8 @@ def _replay(file: Path, args: argparse.Namespace) -> int:
     from proctor.oracle.fuzz.spec import read
 
     scenario = read(file)
-    warm_up(_modules((template_of(scenario.template).library,)))
+    wrapper = wrappers().get(str(scenario.setting.get("wrapper")))
+    warm_up(_modules(tuple(dict.fromkeys([template_of(scenario.template).library, *([wrapper.library] if wrapper else [])]))))
     with Worlds(timeout_s=args.timeout) as worlds:
         outcome = Runner(worlds).run(scenario)
     print(f"{outcome.verdict}: {outcome.why}" if outcome.why else outcome.verdict)
