@@ -117,11 +117,11 @@ class Megatron(Wrapper):
             draft.wrap.append("net.total = tp.reduce_from_tensor_model_parallel_region")
         if data > 1:
             draft.rows = f"torch.arange(n).tensor_split({data})[rank // ({groups})]"
-        if setting["mg_sequence"]:
-            whole = "[p for p in net.parameters() if getattr(p, 'sequence_parallel', False) and p.grad is not None]"
-            draft.after_part.append(f"for p in {whole} if last else (): dist.all_reduce(p.grad, group=ps.get_tensor_model_parallel_group())")
         if data > 1:
             self._wrap(draft, setting, data)
+        if setting["mg_sequence"]:  # as its `finalize_model_grads` does, once gradients are averaged
+            whole = "[p for p in net.parameters() if getattr(p, 'sequence_parallel', False) and p.grad is not None]"
+            draft.after_part.append(f"for p in {whole} if last else (): dist.all_reduce(p.grad, group=ps.get_tensor_model_parallel_group())")
 
     def _cut(self, draft: Draft, setting: Point) -> None:
         """Put the library's layers in the place of torch's, each with its part of the numbers."""

@@ -53,7 +53,7 @@ def test_megatrons_layers_agree(tmp_path: Path) -> None:
         base = {"world": 2, "wrapper": "megatron"}
         rows = [{**base, "mg_style": "row"}, {**base, "mg_style": "pairs", "optimizer": "Adam"}, {**base, "mg_style": "pairs", "accumulate": 2}]
         others = [base, {**base, "mg_data": 2}, {**base, "world": 4, "mg_data": 2, "accumulate": 2, "optimizer": "Adam"}, {**base, "world": 4, "mg_data": 2, "mg_ddp": "overlap_grad_reduce=True, bucket_size=8", "accumulate": 2}, {**base, "resume": "plain"}]
-        cut = [{**base, "mg_style": "pairs", "mg_sequence": True}, {**base, "mg_style": "pairs", "mg_sequence": True, "optimizer": "Adam", "accumulate": 2}]
+        cut = [{**base, "mg_style": "pairs", "mg_sequence": True}, {**base, "mg_style": "pairs", "mg_sequence": True, "optimizer": "Adam", "accumulate": 2}, {**base, "world": 4, "mg_data": 2, "mg_style": "pairs", "mg_sequence": True}]
         words = [Scenario("vocabulary", model, {"batch": 8}, base) for model in ({}, {"logits": True}, {"smoothing": 0.1})]
         plain = [Scenario("vocabulary", {}, {"batch": 8}, s) for s in (*rows, *others)]
         pairs = [Scenario("chain", {"layers": ["mlp", "layernorm"], "width": 5}, {"batch": 8}, s) for s in cut]
