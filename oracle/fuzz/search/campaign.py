@@ -165,7 +165,7 @@ class Campaign:
         if final.symptom is None:
             self.counted["not seen again"] += 1
             return
-        id_ = signature(final.symptom, least, model_code(small).subject)
+        id_ = signature(final.symptom, least, model_code(small).subject, needs(small))
         if id_ in self.findings:
             self.findings[id_].count += 1
             yield id_

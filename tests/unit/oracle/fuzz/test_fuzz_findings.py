@@ -151,6 +151,14 @@ def test_a_script_that_fails_in_another_way_confirms_nothing(tmp_path: Path) -> 
     assert confirm(tmp_path / "script.py", raises="KeyError")[0] == confirm(tmp_path / "script.py")[0] == "yes"
 
 
+def test_inconsistencies_of_other_models_are_other_findings() -> None:
+    symptom, triggers_of = Symptom("inconsistent", "output"), {"world": 2, "wrapper": "megatron"}
+    one, two = (signature(symptom, triggers_of, "", needs) for needs in (("smoothed",), ("frozen",)))
+    assert one != two and one == signature(Symptom("inconsistent", "parameter"), triggers_of, "", ("smoothed",))
+    crash = Symptom("crash", "KeyError", "no", "there")
+    assert signature(crash, triggers_of, "", ("frozen",)) == signature(crash, {}, "")
+
+
 def test_a_rank_that_died_is_told_and_not_those_that_lost_it() -> None:
     lost = {"raised": {"type": "RuntimeError", "message": "Read error [127.0.0.1]:1: Connection reset by peer", "where": "torch/a.py:b", "traceback": ""}, "at": 1.0}
     died = outcome_of(Answer((lost, None), "rank 1 died: signal SIGABRT"), [])
