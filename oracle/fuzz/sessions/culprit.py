@@ -71,8 +71,9 @@ def culprit_of(finding: Finding, script: Path, timeout_s: float = TIMEOUT_S) -> 
         what it says in a sentence; why it says nothing, where it does not. "" where it is not asked: of exceptions, hangs, and programs that save on disk.
     """
     first = finding.outcome.first
-    if first is None or "disk" in finding.scenario.setting or first_of(finding.scenario) is not None:
+    if first is None or {"disk", "ds_state"} & set(finding.scenario.setting) or first_of(finding.scenario) is not None:
         return ""
+    script = script.resolve()  # the oracle runs in its folder
     (script.parent / "programs.py").write_text(_PROGRAMS)
     with tempfile.TemporaryDirectory(prefix="proctor-culprit-") as cache:
         programs = ["--reference", _command(script.parent, "reference", 1), "--candidate", _command(script.parent, "candidate", finding.scenario.world)]
