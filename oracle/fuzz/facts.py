@@ -2,7 +2,8 @@
 
 The model is made once on torch's meta device, which has shapes and no numbers. Facts are words, as traits are, so that a `Rule` can name them:
 "divides by N" (the last dimensions of all matrices do), "matrix" (there is one), "trains" (something requires a gradient), "wholly cut" (tensor parallelism cuts
-every parameter), "rows N" (of the batch), "pipeline of N" (parts that make the model one after the other).
+every parameter), "rows N" (of the batch), "cut columns by N", "cut rows by N", "cut pairs by N", "cut inner by N" (so many ranks divide what a style of it cuts; the last
+one between the layers of pairs alone), "pipeline of N" (parts that make the model one after the other), "pairs" (linear layers of which one follows the other).
 """
 
 from __future__ import annotations
@@ -25,11 +26,11 @@ def facts(scenario: Scenario) -> frozenset[str]:
     code = model_code(scenario)
     if template_of(scenario.template).library in ALONE:
         return code.traits | {f"steps {scenario.given('steps')}"}
-    return code.traits | _shapes(code.net, code.after, tuple(code.tensor_parallel)) | {f"rows {scenario.given('batch')}", f"pipeline of {len(code.stages)}"}
+    return code.traits | _shapes(code.net, code.after, tuple(code.tensor_parallel), code.pairs, frozenset(n for n, k in code.tensor_parallel.items() if k == "embedding")) | {f"rows {scenario.given('batch')}", f"pipeline of {len(code.stages)}"} | ({"pairs"} if code.pairs else set())
 
 
 @lru_cache(256)
-def _shapes(net: tuple[str, ...], after: tuple[str, ...], cut: tuple[str, ...]) -> frozenset[str]:
+def _shapes(net: tuple[str, ...], after: tuple[str, ...], cut: tuple[str, ...], pairs: tuple[tuple[str, str], ...], embeddings: frozenset[str]) -> frozenset[str]:
     names: dict[str, Any] = {"__name__": "fuzzed"}
     try:
         with torch.device("meta"), torch.random.fork_rng():
@@ -44,4 +45,14 @@ def _shapes(net: tuple[str, ...], after: tuple[str, ...], cut: tuple[str, ...]) 
         found.add("trains")
     if all(name.rpartition(".")[0] in cut for name in parameters):
         found.add("wholly cut")
+    widths = {name: parameters[f"{name}.weight"].shape for name in cut if f"{name}.weight" in parameters}
+    paired = {name for pair in pairs for name in pair}
+    outer = {name: shape[0] for name, shape in widths.items()}
+    sides = {
+        "columns": list(outer.values()),
+        "rows": [shape[0] if name in embeddings else shape[1] for name, shape in widths.items()],
+        "pairs": [size for name, size in outer.items() if name not in paired] + [outer[up] for up, _ in pairs if up in outer],
+        "inner": [outer[up] for up, _ in pairs if up in outer],
+    }
+    found |= {f"cut {side} by {n}" for side, sizes in sides.items() for n in DIVISORS if sizes and all(size % n == 0 for size in sizes)}
     return frozenset(found)

@@ -118,6 +118,8 @@ def _draft(scenario: Scenario, life: int | None = None) -> Draft:
     axes = sorted((axis_of(name) for name in scenario.setting), key=lambda a: (a.order, a.name))
     for axis in axes:
         axis.apply(scenario.setting[axis.name], draft, given)
+    for finish in draft.finish:
+        finish()
     return draft
 
 
@@ -164,6 +166,7 @@ def _train(draft: Draft, contexts: int, *, evaluated: bool) -> tuple[str, ...]:
         *([] if draft.closure else _indented(_backward(draft), 1)),
         "    opt.step(closure)" if draft.closure else "    opt.step()",
         *(["    scheduler.step()"] if draft.scheduler else []),
+        *_indented(draft.after_update, 1),
         '    yield "update", step, net, opt, ()',
         *_indented(draft.after_step, 1),
     ]
@@ -189,16 +192,18 @@ def _passes(draft: Draft, managers: list[str]) -> list[str]:
     inner = draft.passes or [f"out = {draft.forward}", draft.backward.format(loss=loss)]
     for manager in managers:
         inner = [f"with {manager}:", *_indented(inner, 1)]
+    zero = [draft.zero_grad] if draft.zero_grad else []
     if draft.passes:
-        return [draft.zero_grad, *inner]
-    last = any("last" in line for line in (*draft.before_part, *managers))
+        return [*zero, *inner]
+    last = any("last" in line for line in (*draft.before_part, *managers, *draft.after_part))
     return [
-        draft.zero_grad,
+        *zero,
         "for part in parts:",
         *(["    last = part is parts[-1]"] if last else []),
         *_indented(draft.before_part, 1),
         *_indented(inner, 1),
         "    seen.append((part, out.detach()))",
+        *_indented(draft.after_part, 1),
     ]
 
 

@@ -124,9 +124,19 @@ class Axis(ABC):
 
 
 class Wrapper(ABC):
-    """A way to distribute a model: a value of the axis `wrapper`."""
+    """A way to distribute a model: a value of the axis `wrapper`.
+
+    Attributes:
+        name: the value.
+        library: whose it is.
+        rules: what is known of it.
+        asks: what programs must have to be wrapped so, one of these at a time, by chance; empty for nothing.
+        usual: values that half of its rows have where they fit: without them little is seen of what it does.
+    """
 
     name: ClassVar[str]
+    asks: ClassVar[tuple[Point, ...]] = ()
+    usual: ClassVar[Point] = {}
     library: ClassVar[str] = "torch"
     rules: ClassVar[tuple[Rule, ...]] = ()
 

@@ -44,7 +44,7 @@ def first_life(setting: Point) -> Point | None:
         return None
     world = setting.get("before_world", setting.get("world", 1))
     wrapper = setting.get("before", setting.get("wrapper", "none"))
-    kept: Point = {name: setting[name] for name in ("disk", "disk_switch") if name in setting}
+    kept: Point = {name: setting[name] for name in ("disk", "disk_switch", "ds_state", "ds_stage") if name in setting}
     if setting.get("implementation") == "lr=tensor":  # a rate is saved as what it is
         kept["implementation"] = "lr=tensor"
     return {**program_of(setting), **kept, **({"world": world} if world != 1 else {}), **({"wrapper": wrapper} if wrapper != "none" else {})}
@@ -127,7 +127,7 @@ class Disk(Axis):
 class _Option(Axis):
     def invalid(self, value: Value, setting: Point, traits: frozenset[str]) -> str:
         """As `Axis.invalid`."""
-        return "nothing goes to the disk" if setting["disk"] == "no" else ""
+        return "nothing goes to the disk" if setting["disk"] == "no" and setting["ds_state"] != "universal" else ""
 
     def apply(self, value: Value, draft: Draft, setting: Point) -> None:
         """Nothing: `disk` reads it, or the program that saves does."""
@@ -138,7 +138,10 @@ class DiskSwitch(_Option):
     """A switch of the writer or of the planner."""
 
     choice = Choice("disk_switch", ("", *switches()), rare=0.1)
-    rules = (Rule("invalid", "the file becomes a checkpoint without a planner", when={"disk": ("from torch",)}, unless={"disk_switch": ("",)}),)
+    rules = (
+        Rule("invalid", "DeepSpeed's checkpoints have no such switches", unless={"disk_switch": ("",), "ds_state": ("no",)}),
+        Rule("invalid", "the file becomes a checkpoint without a planner", when={"disk": ("from torch",)}, unless={"disk_switch": ("",)}),
+    )
 
 
 class _Life(_Option):

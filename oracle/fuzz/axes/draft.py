@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from proctor.oracle.fuzz.models import ModelCode
@@ -26,10 +27,12 @@ class Draft:
         rows: expression: indices of this rank's rows of a batch of `n`.
         scale: expression by which a rank's share of the loss is multiplied, where gradients are averaged over ranks.
         accumulate: microbatches of a step.
+        after_part: lines after a microbatch's backward pass.
         before_part: lines before a microbatch's forward pass; `last` says whether it is the last one.
         contexts: expressions of context managers around forward and backward pass.
         after_backward: lines between backward pass and update.
-        after_step: lines after the update.
+        after_update: lines after the update, before it is looked at.
+        after_step: lines after that.
         forward: expression of the output of microbatch `part`.
         backward: statement of the backward pass, with `{loss}`.
         before_evaluation: lines after `net.eval()`.
@@ -42,6 +45,7 @@ class Draft:
         life: 1 for a program that trains one step, saves and ends, 2 for one that goes on from there, 0 for one that does both.
         first: step that the program begins with.
         before_loop: lines after model, optimizer and scheduler are made.
+        finish: called when all axes have written (an engine takes in what they made).
     """
 
     code: ModelCode
@@ -76,6 +80,9 @@ class Draft:
     life: int = 0
     first: int = 0
     before_loop: list[str] = field(default_factory=list)
+    after_part: list[str] = field(default_factory=list)
+    after_update: list[str] = field(default_factory=list)
+    finish: list[Callable[[], None]] = field(default_factory=list)
 
     def add_import(self, line: str) -> None:
         """Import something once."""

@@ -71,7 +71,7 @@ class Split(Axis):
     choice = Choice("split", ("even", "uneven", "one empty"))
     order = 62
     rules = (
-        Rule("invalid", "each rank has all rows", when={"split": ("uneven", "one empty")}, unless={"wrapper": ("ddp", "zero", "fsdp2", "hsdp", "fsdp1", "replicate", "dmp", "accelerate")}),
+        Rule("invalid", "each rank has all rows", when={"split": ("uneven", "one empty")}, unless={"wrapper": ("ddp", "zero", "fsdp2", "hsdp", "fsdp1", "replicate", "dmp", "accelerate", "deepspeed")}),
         Rule("invalid", "one rank has all rows", when={"split": ("uneven", "one empty"), "world": (1,)}),
         Rule("different", _WHY, unless={"world": (1,), "wrapper": ("none", "tp")}, traits=LOCAL),
     )

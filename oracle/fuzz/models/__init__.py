@@ -10,6 +10,7 @@ from __future__ import annotations
 import importlib
 import pkgutil
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from functools import cache
 from typing import ClassVar
 
@@ -30,6 +31,7 @@ class ModelCode(msgspec.Struct, frozen=True):
         units: expressions of the modules that FSDP shards by themselves.
         tensor_parallel: name of a module → "linear" or "embedding": what tensor parallelism can cut.
         pairs: names of linear layers that follow one another with nothing between them that mixes features.
+        cut_outputs: names of linear layers whose output may stay cut: a head before a loss over a cut vocabulary.
         stages: expressions of modules that make the model when called one after the other, in parts of which each has parameters; empty if none do.
         traits: what constraints and reports ask about ("batchnorm", "sparse", "tied", "unused", "frozen", …).
         subject: the one operator that the model is made of; an inconsistency of another one is another finding. "" for models of layers.
@@ -42,17 +44,28 @@ class ModelCode(msgspec.Struct, frozen=True):
     units: tuple[str, ...] = ()
     tensor_parallel: dict[str, str] = {}
     pairs: tuple[tuple[str, str], ...] = ()
+    cut_outputs: tuple[str, ...] = ()
     stages: tuple[tuple[str, ...], ...] = ()
     traits: frozenset[str] = frozenset()
     subject: str = ""
 
 
 class Template(ABC):
-    """A family of models."""
+    """A family of models.
+
+    Attributes:
+        name: of the family.
+        choices: what varies.
+        library: whose models they are.
+        apart: it has wrappers of its own, and no library's wrapper takes it.
+        besides: its library is given torch's models as well.
+    """
 
     name: ClassVar[str]
     choices: ClassVar[tuple[Choice, ...]]
     library: ClassVar[str] = "torch"
+    apart: ClassVar[bool] = False
+    besides: ClassVar[bool] = False
 
     def code(self, point: Point) -> ModelCode:
         """Write a model.
@@ -88,6 +101,17 @@ def all_templates(library: str | None = None) -> list[Template]:
     """Every template, of one library or of all, in order of names."""
     _load()
     return [t for _, t in sorted(_TEMPLATES.items()) if library in (None, t.library)]
+
+
+def templates_for(libraries: Sequence[str]) -> list[Template]:
+    """Templates that campaigns of some libraries draw from; a library that has no models of its own (accelerate) is given torch's."""
+    found = []
+    for library in libraries:
+        own = all_templates(library)
+        found += own
+        if not own or any(t.besides for t in own):
+            found += [t for t in all_templates("torch") if not t.apart]
+    return found
 
 
 def template_of(name: str) -> Template:

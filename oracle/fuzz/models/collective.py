@@ -28,6 +28,7 @@ class Collective(Template):
     """A reduction."""
 
     name: ClassVar[str] = "collective"
+    apart: ClassVar[bool] = True
     choices: ClassVar[tuple[Choice, ...]] = (
         Choice("dtype", TYPES),
         Choice("shape", ("3", "2, 3", "", "0", "2, 0", "2, 2, 3, 2")),

@@ -62,6 +62,7 @@ class Operator(Template):
     """An expression."""
 
     name: ClassVar[str] = "operator"
+    apart: ClassVar[bool] = True
     choices: ClassVar[tuple[Choice, ...]] = (
         Choice("expression", EXPRESSIONS, kept=True),
         Choice("rows", (4, 8, 6, 5, 3, 1)),

@@ -97,7 +97,7 @@ class Runner:
 
     def _folder(self, job: Job) -> str:
         """Where a program saves; "" if it does not."""
-        return tempfile.mkdtemp(prefix="saved-", dir=self.worlds.folder) if "disk" in job.scenario.setting else ""
+        return tempfile.mkdtemp(prefix="saved-", dir=self.worlds.folder) if {"disk", "ds_state"} & set(job.scenario.setting) else ""
 
     def _first_lives(self, jobs: list[Job], folders: dict[int, str], found: dict[int, Outcome]) -> list[Job]:
         """Run the programs that save for others; gives the jobs that can go on from there, or that begin by themselves."""

@@ -26,6 +26,7 @@ MISSING: Final = 1e300
 _SMALL: Final = 1e-3  # of the largest element of a kind: below it a tensor is taken for zero
 _COARSE: Final = 0.05  # floors from here on are of bfloat16
 _COARSELY_SMALL: Final = 2.0**-5  # what is mathematically zero is a sum of terms that bfloat16 rounded, each by up to 2⁻⁹ of itself
+_FIRST: Final = ("output", "gradient", "clipped")  # kinds before the first update
 STEADY: Final = ("SGD",)  # optimizers that do not make noise larger
 MAX_REPORTED: Final = 40
 
@@ -119,8 +120,8 @@ def judge(seen: Seen, step: int, reference: Reference, tolerance: float) -> Diff
     floor = max(reference.floor, tolerance)
     if seen.kind == "state" and seen.values.ndim == 0:
         floor = max(floor, SINGLE)
-    if floor > 1e-6 and not reference.steady and (step > 0 or seen.kind not in ("output", "gradient", "clipped")):
-        return None  # rounding grows beyond any bound in an update that divides by what is nearly nothing
+    if floor >= _COARSE and not reference.steady and (step > 0 or seen.kind not in _FIRST):
+        return None  # rounding grows beyond any bound in an update that divides by what is nearly nothing; in single precision the noise tells how far
     whole = reference.tensors.get(key)
     if whole is None:
         # A rank may have a gradient of zeros where the reference has none: the reducer makes one of an unused parameter.

@@ -6,6 +6,7 @@ Where the place of a shard cannot be told (strided shards, partial sums) the who
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Iterator
 from functools import lru_cache
 from typing import Any, Final
@@ -56,10 +57,14 @@ def observe(moment: str, net: Any, opt: Any, seen: Any) -> Iterator[Seen]:
         from proctor.oracle.fuzz.running import flat
 
         yield from flat.observe(moment, net, opt)
+    elif type(net).__name__ == "DeepSpeedEngine" and moment != "evaluation":
+        from proctor.oracle.fuzz.running import engine
+
+        yield from engine.observe(moment, net)
     elif moment in ("backward", "clipped"):
         for name, p in parameters(net):
             if p.grad is not None:
-                yield _seen("gradient" if moment == "backward" else "clipped", name, p.grad)
+                yield _seen("gradient" if moment == "backward" else "clipped", name, p.grad, like=p)
     elif moment == "update":
         named = parameters(net)
         yield from _state(named, opt)
@@ -67,7 +72,7 @@ def observe(moment: str, net: Any, opt: Any, seen: Any) -> Iterator[Seen]:
         yield from (one for parts in tables.values() for one in parts)
         for name, p in named:
             if name not in tables:
-                yield _seen("parameter", name, p.detach())
+                yield _seen("parameter", name, p.detach(), like=p)
     if moment == "update":
         for name, b in unwrapped(net).named_buffers():
             yield _seen("buffer", clean(name), b)
@@ -75,7 +80,7 @@ def observe(moment: str, net: Any, opt: Any, seen: Any) -> Iterator[Seen]:
 
 def unwrapped(net: Any) -> Any:
     """The model within wrappers that are modules of their own."""
-    while type(net).__name__ in ("DistributedDataParallel", "FullyShardedDataParallel", "DistributedModelParallel"):
+    while type(net).__name__ in ("DistributedDataParallel", "FullyShardedDataParallel", "DistributedModelParallel", "DeepSpeedEngine"):
         net = net.module
     return net
 
@@ -107,6 +112,15 @@ def _tables(net: Any) -> dict[str, list[Seen]]:
         if not hasattr(value, "local_shards"):
             parts.append(Seen("parameter", name, array_of(value)))
     return found
+
+
+def own(net: Any) -> set[str] | None:
+    """Names of parameters whose gradients a program can show, where it has not those of all (a stage of a pipeline, ZeRO the optimizer's alone); None for all."""
+    if type(net).__name__ == "DeepSpeedEngine":
+        from proctor.oracle.fuzz.running import engine
+
+        return engine.reduced(net)
+    return {name for name, _ in parameters(net)} if hasattr(net, "schedule") else None
 
 
 def module_types(net: Any) -> dict[str, str]:
@@ -142,6 +156,8 @@ def _state(named: list[tuple[str, Any]], opt: Any) -> Iterator[Seen]:
 def _seen(kind: str, name: str, value: Any, like: Any = None) -> Seen:
     if not isinstance(value, torch.Tensor):
         return Seen(kind, name, np.asarray(float(value)))
+    if getattr(like, "tensor_model_parallel", False) and value.shape == like.shape:
+        return Seen(kind, name, array_of(value), _part(like), sharded=True)
     place = _place(value)
     if place is not None:
         return Seen(kind, name, array_of(value.to_local()), place, sharded=True)
@@ -153,6 +169,13 @@ def _seen(kind: str, name: str, value: Any, like: Any = None) -> Seen:
 def _place(value: Any) -> tuple[slice, ...] | None:
     """Where a DTensor's local part lies; None if it is no DTensor or the place cannot be told."""
     return _local(value.shape, value.device_mesh, value.placements) if isinstance(value, DTensor) else None
+
+
+def _part(p: Any) -> tuple[slice, ...]:
+    """Where the part of a parameter lies that Megatron's layers hold."""
+    state = importlib.import_module("megatron.core.parallel_state")
+    at = state.get_tensor_model_parallel_rank()
+    return tuple(slice(at * n, (at + 1) * n) if d == p.partition_dim else slice(0, n) for d, n in enumerate(p.shape))
 
 
 @lru_cache(4096)

@@ -14,7 +14,7 @@ import msgspec
 from proctor.oracle.fuzz.axes import Rule
 from proctor.oracle.fuzz.running.judge import MISSING, Difference
 from proctor.oracle.fuzz.running.rank import plain_message
-from proctor.oracle.fuzz.running.worlds import Answer
+from proctor.oracle.fuzz.running.worlds import GONE, Answer
 
 Verdict = Literal["ok", "inconsistent", "replicas", "crash", "hang", "refused", "different", "no program"]
 FAILURES: Final = ("inconsistent", "replicas", "crash", "hang")
@@ -78,7 +78,8 @@ def outcome_of(answer: Answer, declared: Sequence[Rule]) -> Outcome:
         declared: what is known of the setting.
     """
     raised = answer.raised()
-    if raised:
+    died = answer.ended.startswith("rank ")
+    if raised and not (died and all(GONE.search(r["message"]) for r in raised)):  # those that are left only tell that one is gone
         return _raised(raised[0], answer.seconds)
     if answer.ended == "timeout":
         return _hang(answer)

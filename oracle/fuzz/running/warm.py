@@ -26,11 +26,16 @@ _SETTINGS: Final[tuple[Point, ...]] = (
     {"wrapper": "zero"},
     {"wrapper": "ddp", "compile": "model"},
 )
+_ENVIRONMENT: Final = {"deepspeed": {"DS_ACCELERATOR": "cpu"}}  # what libraries read when they are imported
 
 
 def modules_of(libraries: tuple[str, ...]) -> tuple[str, ...]:
     """What a campaign of some libraries imports before ranks are forked."""
-    own = {"torchrec": ("torchrec.distributed", "torchrec.inference.modules"), "transformers": ("transformers.modeling_utils",)}
+    own = {
+        "torchrec": ("torchrec.distributed", "torchrec.inference.modules"),
+        "transformers": ("transformers.modeling_utils",),
+        "megatron": ("megatron.core.distributed", "megatron.core.tensor_parallel"),
+    }
     return tuple(module for name in libraries for module in own.get(name, (name,)))
 
 
@@ -45,8 +50,11 @@ def warm_up(more: tuple[str, ...] = ()) -> None:
     torch.set_num_threads(1)
     warnings.simplefilter("ignore")
     _without_monitor()
+    os.environ.update({k: v for name in more for k, v in _ENVIRONMENT.get(name, {}).items()})
     for name in ("torch._dynamo", "torch.distributed.checkpoint.state_dict", "torch.distributed.tensor.parallel", "torch.distributed.fsdp", *more):
         importlib.import_module(name)
+    if "deepspeed" in more:  # it asks the compiler what can be built, which takes seconds; the extension for inference is switched off by each program, too
+        importlib.import_module("deepspeed.ops").__compatible_ops__["deepspeed_shm_comm"] = False
     with open(os.devnull, "w") as nowhere, redirect_stdout(nowhere), redirect_stderr(nowhere):
         _run_all()
     # A million objects that stay: no collection of a rank need look at them, nor copy the pages that they lie on.

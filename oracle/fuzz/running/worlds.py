@@ -35,6 +35,8 @@ from proctor.oracle.fuzz.running.child import MORE_S, STOPS, child
 
 TIMEOUT_S: Final = 20.0  # of a task; a scenario takes 0.05 s
 GRACE_S: Final = 0.8  # that other ranks have to raise as well, once one did
+GONE: Final = re.compile(r"Connection (reset|closed) by peer|Socket closed|Broken pipe")  # what a rank raises whose peer is about to die
+GONE_S: Final = 5.0  # that such a peer has to die, where nothing else was raised: its last words take a moment
 REVIVE_S: Final = 4.0  # for ranks to leave their groups and to meet again; it takes 0.05 s. A rank that waits in a file (`new_group`) is not told
 EXHAUSTED: Final = re.compile(r"Resource temporarily unavailable|can't start new thread|Too many open files")
 TASKS: Final = 2000  # of a world, then it is forked anew: libraries keep what they made
@@ -338,8 +340,9 @@ def _ended(world: World, death: str) -> Answer | None:
         return Answer(ranks, death, seconds=seconds)
     if None not in ranks:
         return Answer(ranks, seconds=seconds)
-    raised = [r["at"] for r in ranks if r is not None and "raised" in r]
-    if raised and now - min(raised) > GRACE_S:
+    raised = [r for r in ranks if r is not None and "raised" in r]
+    grace = GONE_S if all(GONE.search(r["raised"]["message"]) for r in raised) else GRACE_S
+    if raised and now - min(r["at"] for r in raised) > grace:
         return Answer(ranks, "raised", seconds=seconds)
     if seconds > world.timeout_s:
         return Answer(ranks, "timeout", world.stacks(), seconds)

@@ -16,7 +16,7 @@ import msgspec
 
 from proctor.oracle.fuzz.axes import ALONE
 from proctor.oracle.fuzz.facts import facts
-from proctor.oracle.fuzz.models import all_templates
+from proctor.oracle.fuzz.models import templates_for
 from proctor.oracle.fuzz.program import model_code
 from proctor.oracle.fuzz.running.outcome import Outcome, Symptom
 from proctor.oracle.fuzz.search.attribute import OPTIMIZERS, minimal
@@ -30,6 +30,7 @@ from proctor.oracle.fuzz.spec import INPUT, Scenario
 ROWS: Final = 16  # settings of a pair
 INPUTS: Final = 10  # pairs in a row that are of one model, as in D3: ranks then know its shapes, which are half of what a new model costs them
 SHARED: Final = 4  # of them are of one program, so that they share a reference
+TRIES: Final = 20  # models that a library's wrapper does not take are drawn again
 AGAIN: Final = 0.02  # of settings that a finding explains are run all the same, so that they are counted; asked of up to eight candidates for a row
 NEUTRAL: Final = "SGD"  # the optimizer of a setting that names none
 LATER: Final = 4  # failures of one symptom are kept while another worker looks into it
@@ -96,9 +97,7 @@ class Campaign:
                  axes: tuple[str, ...] = (), board: Board | None = None) -> None:
         self.runner, self.seed, self.known, self.rows, self.board = runner, seed, known, rows, board
         self.cover = Cover(libraries, around=axes)
-        # A library that has no models of its own (accelerate) is given torch's.
-        drawn_from = [t for library in libraries for t in all_templates(library) or all_templates("torch")]
-        self.templates = [t for t in drawn_from if not models or t.name in models]
+        self.templates = [t for t in templates_for(libraries) if not models or t.name in models]
         self._anew = bool(set(libraries) & set(ALONE))
         self.findings: dict[str, Finding] = {}
         self.counted: Counter[str] = Counter()
@@ -143,8 +142,13 @@ class Campaign:
     def drawn(self, number: int) -> Scenario:
         """Model and input of a pair, by chance; `INPUTS` pairs have one model, where that saves anything: not where each program is traced anew."""
         rng = random.Random(f"{self.seed}/model {number // (1 if self._anew else INPUTS)}")
-        template = rng.choice(self.templates)
-        return Scenario(template.name, drawn(template.choices, rng), drawn(INPUT, random.Random(f"{self.seed}/input {number}")))
+        given = drawn(INPUT, random.Random(f"{self.seed}/input {number}"))
+        for _ in range(TRIES):
+            template = rng.choice(self.templates)
+            scenario = Scenario(template.name, drawn(template.choices, rng), given)
+            if self.cover.takes(facts(scenario)):
+                break
+        return scenario
 
     def explain(self, scenario: Scenario, outcome: Outcome) -> Iterator[Finding | str]:
         """A new finding, or the id of the one that explains a failure; nothing where it does not come again."""
@@ -206,7 +210,7 @@ class Campaign:
         if final.symptom is None:
             self.counted["not seen again"] += 1
             return
-        id_ = signature(final.symptom, least, model_code(small).subject)
+        id_ = signature(final.symptom, least, model_code(small).subject, needs(small))
         self._hear()
         if id_ in self.findings:
             self.findings[id_].count += 1

@@ -21,6 +21,7 @@ from proctor.oracle.fuzz.space import Point, Value
 CANDIDATES: Final = 8  # drawn for each row
 MOST: Final = 4  # axes of a row that are not neutral, besides its program, world and wrapper: one failure hides others
 PROGRAM: Final = 2  # axes of a program that are not neutral, besides the optimizer
+USUAL: Final = 0.5  # of the rows of a wrapper that names values which most of its rows should have
 FRESH: Final = 2.0  # what a value that no row held is worth, in pairs
 COST: Final = {1: 1.5, 2: 2.0, 3: 3.0, 4: 4.0}  # of a row, by its ranks
 
@@ -40,6 +41,8 @@ class Cover:
         self._wrappers: dict[frozenset[str], tuple[Value, ...]] = {}
         # A library that has no wrapper of its own (transformers) is put into torch's.
         ours = tuple(n for n, w in wrappers().items() if w.library in libraries) or tuple(n for n, w in wrappers().items() if w.library == "torch")
+        asked = [{**point, "wrapper": name, "world": 2} for name in ours for point in wrappers()[name].asks]
+        self._asked: list[Point] = asked if all(wrappers()[name].asks for name in ours) else [{}]
         self._only = {"wrapper": ours, **(only or {})}
         self._for_programs, self._repairs = (
             tuple(more for more in repairs if all(name in self._by_name and self._allows(name, value) for name, value in more.items())) for repairs in (FOR_PROGRAMS, FOR_ROWS)
@@ -49,22 +52,32 @@ class Cover:
     def programs(self, rng: random.Random, traits: frozenset[str], number: int) -> list[Point]:
         """Programs for the rows of one model: an optimizer and a little more; each can be trained by one process.
 
+        Where all wrappers of a library ask for something, programs are such that one of them fits.
+
         Args:
             rng: chance.
             traits: of the model.
             number: of programs; the first is the simplest one, equal ones are drawn again.
         """
-        base = _repaired({}, traits, self._for_programs) or {}
-        found: list[Point] = [base]
+        bases = [_repaired(point, traits, self._for_programs) or {} for point in self._asked]
+        found: list[Point] = [_unwrapped(bases[0])]
         for _ in range(8 * number):
             if len(found) >= number:
                 break
-            point = self._more(base, [self._optimizer], rng, traits, 1, self._for_programs)
+            point = self._more(rng.choice(bases) if len(bases) > 1 else bases[0], [self._optimizer], rng, traits, 1, self._for_programs)
             names = [a.name for a in self.axes if a.program and a.name != self._optimizer]
             point = self._more(point, rng.sample(names, len(names)), rng, traits, rng.randint(0, PROGRAM), self._for_programs)
-            if point not in found:
-                found.append(point)
+            if _unwrapped(point) not in found:
+                found.append(_unwrapped(point))
         return found
+
+    def takes(self, traits: frozenset[str]) -> bool:
+        """Whether a wrapper takes a model, where all wrappers of the library ask for something; without that every model is drawn.
+
+        Args:
+            traits: of the model, and facts.
+        """
+        return not any(self._asked) or ("trains" in traits and any(_repaired(point, traits, self._for_programs) is not None for point in self._asked))
 
     def row(self, rng: random.Random, traits: frozenset[str], passed: Callable[[Point], bool] = lambda _: False, program: Point | None = None) -> Point:
         """The next setting.
@@ -124,7 +137,10 @@ class Cover:
                 point = repaired
                 break
         names = [a.name for a in self.axes if not a.program and a.name not in ("world", "wrapper")]
-        return self._more(point, rng.sample(names, len(names)), rng, traits, rng.randint(0, MOST), self._repairs)
+        point = self._more(point, rng.sample(names, len(names)), rng, traits, rng.randint(0, MOST), self._repairs)
+        usual = wrappers()[str(point["wrapper"])].usual if "wrapper" in point else {}
+        more = {**usual, **point} if usual and rng.random() < USUAL else point
+        return point if why_invalid(more, traits) else more
 
     def _fitting(self, traits: frozenset[str]) -> tuple[Value, ...]:
         """Wrappers that go with a model on some number of ranks: a model of one operator has one of its own."""
@@ -169,6 +185,7 @@ FOR_ROWS: Final[tuple[Point, ...]] = (
     {"accumulate": 2},
     {"disk": "save"},
     {"disk": "flat"},
+    {"ds_state": "universal"},
     {"pipe_micro": "two a rank"},
 )
 
@@ -176,6 +193,10 @@ FOR_ROWS: Final[tuple[Point, ...]] = (
 def _repaired(point: Point, traits: frozenset[str], repairs: tuple[Point, ...]) -> Point | None:
     """The same with what makes it a program; None if nothing does."""
     return next((fixed for more in repairs if not why_invalid(fixed := {**point, **more}, traits)), None)
+
+
+def _unwrapped(point: Point) -> Point:
+    return {name: value for name, value in point.items() if name not in ("wrapper", "world")}
 
 
 def _values(point: Point) -> list[tuple[str, str]]:

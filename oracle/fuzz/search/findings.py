@@ -113,16 +113,17 @@ def holds(part: Point, setting: Point) -> bool:
     return all(setting.get("world", 1) != 1 if k == "world" and v != 1 else setting.get(k) == v for k, v in part.items())
 
 
-def signature(symptom: Symptom, minimal: Point, subject: str = "") -> str:
+def signature(symptom: Symptom, minimal: Point, subject: str = "", needs: Iterable[str] = ()) -> str:
     """Short name of a signature.
 
     Args:
         symptom: of the failure.
         minimal: the trigger set.
         subject: of the model (`ModelCode`).
+        needs: traits of the smallest model: an inconsistency of others is another one.
     """
     crash = [symptom.verdict, symptom.what, symptom.way, symptom.where]
-    words = crash if symptom.verdict in ("crash", "hang") else ["inconsistent", *triggers(minimal), *filter(None, [subject])]
+    words = crash if symptom.verdict in ("crash", "hang") else ["inconsistent", *triggers(minimal), *filter(None, [subject]), *needs]
     return hashlib.blake2b("\0".join(words).encode(), digest_size=4).hexdigest()
 
 

@@ -30,7 +30,7 @@ def confirm(script: Path, timeout_s: float = TIMEOUT_S, *, raises: str = "", pyt
         return f"its script is no program: {e}", ""
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONWARNINGS": "ignore"}
     with subprocess.Popen(
-        [python or sys.executable, str(script)], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, env=environment, start_new_session=True, cwd=script.parent
+        [python or sys.executable, str(script.resolve())], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, env=environment, start_new_session=True, cwd=script.parent
     ) as process:
         try:
             said, _ = process.communicate(timeout=timeout_s)

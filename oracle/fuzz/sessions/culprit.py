@@ -72,8 +72,9 @@ def culprit_of(finding: Finding, script: Path, timeout_s: float = TIMEOUT_S) -> 
         what it says in a sentence; why it says nothing, where it does not. "" where it is not asked: of exceptions, hangs, programs that save on disk, and libraries that are not torch.
     """
     first = finding.outcome.first
-    if first is None or library_of(finding) in ALONE or "disk" in finding.scenario.setting or first_of(finding.scenario) is not None:
+    if first is None or library_of(finding) in ALONE or {"disk", "ds_state"} & set(finding.scenario.setting) or first_of(finding.scenario) is not None:
         return ""
+    script = script.resolve()  # the oracle runs in its folder
     (script.parent / "programs.py").write_text(_PROGRAMS)
     with tempfile.TemporaryDirectory(prefix="proctor-culprit-") as cache:
         programs = ["--reference", _command(script.parent, "reference", 1), "--candidate", _command(script.parent, "candidate", finding.scenario.world)]

@@ -167,7 +167,7 @@ def _compare(finding: Finding, world: int, before: int) -> list[str]:
         "def look(rank, world):",
         "    for moment, step, net, opt, seen in train(rank, world):",
         f"        if (moment, step) == ({moment!r}, {first.step}):",
-        *(f"            {line}" for line in (_piece_taken if flat else _taken)(first.kind, first.name, staged=finding.scenario.setting.get("wrapper") == "pipeline")),
+        *(f"            {line}" for line in _looked(finding, first.kind, first.name)),
     ]
     body = ["(got, rows), want = look(rank, world), look(0, 0)[0]"]
     if first.kind in ("output", "evaluation"):
@@ -184,6 +184,28 @@ def _compare(finding: Finding, world: int, before: int) -> list[str]:
         body += ["wrong = getattr(got, 'shape', None) != getattr(want, 'shape', None)", "print(f'rank {rank}:', got, 'for', want)"]
     body.append("sys.exit(int(wrong))")
     return [*lines, *_run(world, before, body)]
+
+
+def _looked(finding: Finding, kind: str, name: str) -> list[str]:
+    """Lines that return the tensor of a kind and a name, and its rows, as the wrapper holds it."""
+    setting = finding.scenario.setting
+    if setting.get("wrapper") == "fsdp1" and kind not in ("output", "evaluation", "buffer"):
+        return _piece_taken(kind, name)
+    if setting.get("wrapper") == "deepspeed" and kind in ("gradient", "state", "parameter"):
+        return _engine_taken(kind, name, cut=bool(setting.get("ds_stage")), saved=setting.get("ds_state") in ("fp32", "16bit"))
+    return _taken(kind, name, staged=setting.get("wrapper") == "pipeline")
+
+
+def _engine_taken(kind: str, name: str, *, cut: bool, saved: bool) -> list[str]:
+    plain, _, key = name.partition(":")
+    lines = [f"p = dict(getattr(net, 'module', net).named_parameters())[{plain!r}]"]
+    if kind == "parameter" and saved:  # without the file, parameters agree
+        return [*lines, f"return net.saved.get({plain!r}) if world else p.detach(), None"]
+    if kind == "parameter":
+        return [*lines, "with zero.GatheredParameters([p]): return p.detach().clone(), None"]
+    here = "p.grad" if kind == "gradient" else f"opt.state[p].get({key!r})"
+    there = f"net.shown.get({name!r})" if cut else here.replace("opt.", "opt.optimizer.")
+    return [*lines, f"return ({there}) if world else {here}, None"]
 
 
 def _taken(kind: str, name: str, *, staged: bool = False) -> list[str]:
@@ -213,7 +235,7 @@ _PIECE: Final = (
 )
 
 
-def _piece_taken(kind: str, name: str, *, staged: bool = False) -> list[str]:
+def _piece_taken(kind: str, name: str) -> list[str]:
     name, _, key = name.partition(":")
     value = {"gradient": "p.grad", "clipped": "p.grad", "state": f"opt.state[p].get({key!r})"}.get(kind, "p.detach()")
     return [

@@ -35,6 +35,7 @@ from proctor.oracle.fuzz.sessions.script import script_of
 from proctor.oracle.fuzz.space import Point
 
 _POLL_S: Final = 0.2
+_PACKAGES: Final = {"megatron": "megatron-core"}  # where the name of the package is another
 
 
 class Limits(msgspec.Struct, frozen=True):
@@ -298,7 +299,7 @@ def versions(libraries: tuple[str, ...], python: str = "") -> dict[str, str]:
         if library in found:
             continue
         try:
-            found[library] = metadata.version(library)
+            found[library] = metadata.version(_PACKAGES.get(library, library))
         except metadata.PackageNotFoundError:
             found[library] = ""
     return found

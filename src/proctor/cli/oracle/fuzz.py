@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from proctor.oracle.fuzz.sessions.journal import Asked, Journal
     from proctor.oracle.fuzz.sessions.session import Limits, Tell
 
-LIBRARIES: Final = ("torch", "torchrec", "accelerate", "transformers", "keras")
+LIBRARIES: Final = ("torch", "torchrec", "accelerate", "transformers", "deepspeed", "megatron", "keras")
 _UNITS: Final = {"": 1.0, "s": 1.0, "m": 60.0, "h": 3600.0}
 EVERY_S: Final = 15.0  # between lines of progress where there is no terminal
 
@@ -150,10 +150,10 @@ def _timeout(libraries: tuple[str, ...]) -> float:
 
 
 def _models(text: str, libraries: tuple[str, ...]) -> tuple[str, ...]:
-    from proctor.oracle.fuzz.models import all_templates
+    from proctor.oracle.fuzz.models import templates_for
 
     names = tuple(dict.fromkeys(name.strip() for name in text.split(",") if name.strip()))
-    known = {t.name for library in libraries for t in all_templates(library) or all_templates("torch")}
+    known = {t.name for t in templates_for(libraries)}
     if unknown := [name for name in names if name not in known]:
         raise UsageError(f"--models {text}: unknown: {', '.join(unknown)}", hint=f"models: {', '.join(sorted(known))}")
     return names
@@ -215,6 +215,7 @@ def _reported(journal: Journal, asked: Asked, *, interrupted: bool, regress: boo
 
 
 def _replay(file: Path, args: argparse.Namespace) -> int:
+    from proctor.oracle.fuzz.axes import wrappers
     from proctor.oracle.fuzz.keras import catalogue
     from proctor.oracle.fuzz.keras.client import Server
     from proctor.oracle.fuzz.keras.runner import KerasRunner
@@ -232,7 +233,8 @@ def _replay(file: Path, args: argparse.Namespace) -> int:
             catalogue.use(server.catalogue())
             outcome = KerasRunner(server).run(scenario)
     else:
-        warm_up(modules_of((library,)))
+        wrapper = wrappers().get(str(scenario.setting.get("wrapper")))
+        warm_up(modules_of(tuple(dict.fromkeys([library, *([wrapper.library] if wrapper else [])]))))
         with Worlds(timeout_s=timeout_s) as worlds:
             outcome = Runner(worlds).run(scenario)
     print(f"{outcome.verdict}: {outcome.why}" if outcome.why else outcome.verdict)

@@ -77,6 +77,10 @@ def test_each_new_confirmed_inconsistency_is_asked_of_once(tmp_path: Path, monke
     assert begun[0][begun[0].index("--steps") + 1] == "1" and "programs.py::candidate" in " ".join(begun[0])
     assert [f.culprit for f in journal.findings()] == ["the oracle: it is", "", "", "", ""]
     failing = a_finding("00000001", ADAFACTOR)
+    monkeypatch.chdir(tmp_path)
+    culprit.culprit_of(failing, Path("findings/00000001/script.py"))  # a campaign's directory may be a relative one
+    assert Path(begun[-1][begun[-1].index("--html") + 1]).is_absolute()
+    assert culprit.culprit_of(a_finding("00000006", {"wrapper": "deepspeed", "ds_stage": 1, "ds_state": "fp32"}), tmp_path / "script.py") == "" and len(begun) == 2
     assert culprit.culprit_of(failing, tmp_path / "findings" / "00000001" / "script.py") == "the oracle says nothing: proctor: PR-E1 no"
 
 

@@ -151,6 +151,40 @@ def test_a_script_that_fails_in_another_way_confirms_nothing(tmp_path: Path) -> 
     assert confirm(tmp_path / "script.py", raises="KeyError")[0] == confirm(tmp_path / "script.py")[0] == "yes"
 
 
+def test_inconsistencies_of_other_models_are_other_findings() -> None:
+    symptom, triggers_of = Symptom("inconsistent", "output"), {"world": 2, "wrapper": "megatron"}
+    one, two = (signature(symptom, triggers_of, "", needs) for needs in (("smoothed",), ("frozen",)))
+    assert one != two and one == signature(Symptom("inconsistent", "parameter"), triggers_of, "", ("smoothed",))
+    crash = Symptom("crash", "KeyError", "no", "there")
+    assert signature(crash, triggers_of, "", ("frozen",)) == signature(crash, {}, "")
+
+
+def test_a_rank_that_died_is_told_and_not_those_that_lost_it() -> None:
+    lost = {"raised": {"type": "RuntimeError", "message": "Read error [127.0.0.1]:1: Connection reset by peer", "where": "torch/a.py:b", "traceback": ""}, "at": 1.0}
+    died = outcome_of(Answer((lost, None), "rank 1 died: signal SIGABRT"), [])
+    assert died.symptom is not None and died.symptom.what == "death"
+    other = {"raised": {**lost["raised"], "message": "no such key"}, "at": 0.5}  # type: ignore[dict-item]
+    first = outcome_of(Answer((lost, other, None), "rank 2 died: signal SIGABRT"), [])
+    assert first.symptom is not None and first.symptom.way == "no such key"
+
+
+def test_a_script_of_a_relative_directory_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "here").mkdir()
+    (tmp_path / "here" / "script.py").write_text("raise SystemExit(1)\n")
+    monkeypatch.chdir(tmp_path)
+    assert confirm(Path("here/script.py"))[0] == "yes"
+
+
+def test_single_precision_is_compared_at_every_step_under_any_optimizer() -> None:
+    """What rounding does to an update that divides by what is nearly nothing is in the noise; bfloat16 rounds too much for that."""
+    whole = np.linspace(1, 2, 6)
+    for floor, told in ((1e-4, True), (0.1, False)):
+        reference = Reference({"1/parameter/w": whole}, {"1/parameter/w": 1e-5}, floor, steady=False)
+        assert (judge(Seen("parameter", "w", whole * 1.5), 1, reference, 0.0) is not None) is told
+    noisy = Reference({"1/parameter/w": whole}, {"1/parameter/w": 0.1}, 1e-4, steady=False)
+    assert judge(Seen("parameter", "w", whole * 1.5), 1, noisy, 0.0) is None
+
+
 def test_a_script_of_a_pipeline_ends_well_on_ranks_without_the_parameter() -> None:
     first = Difference(0, "gradient", "layers.1.bias", 1.0, 1e-8, 1.0, candidate="1", reference="2")
     text = script_of(a_finding({"world": 2, "wrapper": "pipeline", "pipe_schedule": "ScheduleGPipe"}, first), "2.13.0")

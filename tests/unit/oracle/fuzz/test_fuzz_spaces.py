@@ -127,7 +127,7 @@ def test_every_axis_writes_something_that_compiles() -> None:
     for axis in all_axes():
         if axis.library == "keras" or find_spec(axis.library) is None:  # Keras has a test of its own
             continue
-        own = {"torchrec": ("torchrec", frozenset({"torchrec"})), "transformers": ("causal", frozenset({"transformers"}))}
+        own = {"torchrec": ("torchrec", frozenset({"torchrec"})), "transformers": ("causal", frozenset({"transformers"})), "megatron": ("chain", plain | {"pairs", *(f"cut {side} by {n}" for side in ("columns", "rows", "pairs", "inner") for n in (2, 4))})}
         template, *kinds = own.get(axis.library, ("transformer", plain, plain | {"sparse"}))
         if axis.name.startswith("dt_"):
             template, kinds = "operator", [frozenset({"operator"})]
@@ -135,12 +135,13 @@ def test_every_axis_writes_something_that_compiles() -> None:
             template, kinds = "collective", [frozenset({"collective", *more}) for more in ((), ("complex values",))]
         if axis.name.startswith("pipe_"):
             template, kinds = "chain", [plain | {"pipeline of 8", "rows 8"}]
+        layers = axis.name.startswith(("pipe_", "mg_"))
         for value in axis.choice.values[1:]:
-            if value in ("dmp", "dtensor", "by_hand", "accelerate", "pipeline", "mirrored") or (axis.name == "acc_ddp" and str(value).partition("=")[0] not in _passed_on()):
+            if value in ("dmp", "dtensor", "by_hand", "accelerate", "pipeline", "megatron", "mirrored") or (axis.name == "acc_ddp" and str(value).partition("=")[0] not in _passed_on()):
                 continue
             found = next((s for traits in kinds for s in _settings_with(axis.name, value) if not why_invalid(s, traits)), None)
             assert found is not None, (axis.name, value)
-            model: Point = {"layers": ["linear", "mlp"] * 4} if axis.name.startswith("pipe_") else {}
+            model: Point = {"layers": ["linear", "mlp"] * 4} if layers else {}
             texts = _texts(Scenario(template, model, {}, found))
             for text in texts:
                 compile(text, "here", "exec")
@@ -157,6 +158,8 @@ def _settings_with(name: str, value: object) -> list[dict[str, object]]:
                                       {"world": 4, "wrapper": "fsdp2"}, {"world": 2, "wrapper": "dmp", "precision": "float32"}, {"precision": "float32"},
                                       {"world": 2, "wrapper": "fsdp1"}, {"world": 4, "wrapper": "fsdp1"}, {"world": 2, "wrapper": "pipeline"}, {"world": 2, "wrapper": "pipeline", "pipe_micro": "two a rank"}, {"world": 2, "wrapper": "accelerate"}, {"world": 2, "wrapper": "dtensor"}, {"world": 4, "wrapper": "dtensor", "dt_mesh": "square"},
                                       {"world": 2, "wrapper": "by_hand"}, {"world": 2, "wrapper": "by_hand", "hand_call": "all_reduce"}]
+    bases += [{"world": 4, "wrapper": "megatron", "mg_style": "pairs"}, {"world": 4, "wrapper": "megatron", "mg_data": 2}]
+    bases += [{"world": 2, "wrapper": "deepspeed", "precision": "float32", "ds_stage": stage} for stage in range(4)]
     extra: list[dict[str, object]] = [{}, {"disk": "save"}, {"disk": "save", "before_world": 1}, {"disk": "save", "before_world": 4}, {"groups": "matrices"}, {"accumulate": 2}, {"clip": "2"}, {"world": 4}]
     extra += [{"optimizer": o, **g} for o in arguments() for g in ({}, {"groups": "matrices"}, {"groups": "bags"})]
     return [{**b, **e, name: value} for b in bases for e in extra]
