@@ -4,7 +4,8 @@ Rows of `Value.MANNER`, mode `unseen`, of the first evaluations of each model: i
 which some were says nothing: samples may be alike. A sample is known by some elements of its row in the first tensor that a model is given, on the CPU; one that is constant, as padding is,
 does not count. An augmented sample is another one. Mode `holds` of the batches of each model: when samples come again, they come in other batches (`_anew.py`).
 
-Cost: 1 µs a sample of the first 65,536 that are trained on, or of 256 batches of each model, and of 64 batches of evaluations.
+Cost: 1 µs a sample of the first 65,536 that are trained on, or of 256 batches of each model, and of 64 batches of evaluations. Where twice as many samples as are known brought none
+that is new (a graph that is trained as a whole gives all its nodes in each step), one batch in 64 is read; what an evaluation has none of may then have been in the others, and says nothing.
 """
 
 from __future__ import annotations
@@ -24,6 +25,8 @@ NOT_TRAINED: Final = "samples that it was not trained on"
 _ELEMENTS: Final = 64  # of a sample
 _LEAST: Final = 4  # elements of a sample, and different samples of a batch
 _SAMPLES: Final = 1 << 16
+_OFTEN: Final = 1 << 12  # samples in a row, at least, that bring none that is new
+_SELDOM: Final = 64  # batches of which one is read then
 _LOOKS: Final = 64
 _LARGEST: Final = 1 << 26  # elements of a batch
 _MODELS: Final = 16  # whose batches are compared
@@ -39,6 +42,8 @@ class Unseen(Probe):
     def __init__(self, sink: Sink) -> None:
         super().__init__(sink)
         self._trained: set[int] = set()
+        self._stale = 0  # samples since the last one that was new
+        self._passed = 0  # batches that were not read
         self._left = _LOOKS
         self._anew: dict[str, Anew] = {}
 
@@ -56,11 +61,12 @@ class Unseen(Probe):
             self._anew[name] = Anew()
         anew = self._anew.get(name) if grads else None
         follows = anew is not None and not anew.over
-        if (self._left <= 0 or (grads and len(self._trained) >= _SAMPLES)) and not follows:
+        if not follows and (self._left <= 0 or (grads and self._knows_enough())):
             return
         samples = _samples([*args[1:], *(kwargs or {}).values()])
         if grads:
             if len(self._trained) < _SAMPLES:
+                self._stale = self._stale + len(samples) if samples <= self._trained else 0
                 self._trained.update(samples)
             if anew is not None and follows and len(samples) >= _LEAST:
                 self._again(name, anew.meets(samples))
@@ -69,12 +75,21 @@ class Unseen(Probe):
             return
         self._left -= 1
         share = len(samples & self._trained) / len(samples)
-        if len(self._trained) >= _SAMPLES and share == 0:
+        if (len(self._trained) >= _SAMPLES or self._passed) and share == 0:
             return  # not all that was trained on is remembered
         if share in (0, 1):
             has, lacks = (NOT_TRAINED, "") if share == 0 else ("", NOT_TRAINED)
             seen = "" if share == 0 else f"all {len(samples)} samples of the batch were trained on"
             self.sink.number(name, share, kind=Value.MANNER, facts={"mode": "unseen", "has": has, "lacks": lacks, "seen": seen})
+
+    def _knows_enough(self) -> bool:
+        """Whether a batch of the training need not be read."""
+        if len(self._trained) >= _SAMPLES:
+            return True
+        if self._stale < max(_OFTEN, 2 * len(self._trained)):
+            return False
+        self._passed += 1
+        return self._passed % _SELDOM > 0
 
     def _again(self, model: str, new: bool | None) -> None:
         if new is not None:
