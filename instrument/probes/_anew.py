@@ -14,6 +14,7 @@ _CALLS: Final = 256  # of one model
 _SAMPLES: Final = 1 << 16  # of one model
 _READ: Final = 1 << 17  # of all calls of one model: half as much again are compared
 _LATELY: Final = 4  # calls
+_STILL: Final = 16  # calls behind one another whose batch was given lately: there are no more batches than these
 _RUN: Final = 4  # batches of one kind, behind one another
 _TOLD: Final = 6  # times of each
 
@@ -25,13 +26,13 @@ class Anew:
         self._samples: set[int] = set()
         self._batches: set[int] = set()
         self._lately: deque[int] = deque(maxlen=_LATELY)
-        self._calls = self._read = 0
+        self._calls = self._read = self._still = 0
         self._run = {True: 0, False: 0}  # of batches that are new, and of those that were given before
         self._told = {True: 0, False: 0}
 
     @property
     def over(self) -> bool:
-        return self._calls >= _CALLS or self._read >= _READ or len(self._samples) >= _SAMPLES
+        return self._calls >= _CALLS or self._read >= _READ or self._still >= _STILL or len(self._samples) >= _SAMPLES
 
     def meets(self, samples: set[int]) -> bool | None:
         """Take a batch: True if some behind one another were others than all before, False if they were not, None if there is nothing to tell."""
@@ -39,6 +40,7 @@ class Anew:
         self._read += len(samples)
         batch = hash(frozenset(samples))
         lately, known, again = batch in self._lately, batch in self._batches, samples <= self._samples
+        self._still = self._still + 1 if lately else 0
         self._lately.append(batch)
         self._batches.add(batch)
         self._samples |= samples
