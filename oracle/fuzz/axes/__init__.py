@@ -123,6 +123,26 @@ class Axis(ABC):
         """
 
 
+class OfWrapper(Axis):
+    """An option of some wrappers, which read it themselves; it is no setting without one of them.
+
+    Attributes:
+        of: names of the wrappers.
+        absent: what is said where it has another one.
+    """
+
+    order = 35
+    of: ClassVar[tuple[Value, ...]]
+    absent: ClassVar[str]
+
+    def invalid(self, value: Value, setting: Point, traits: frozenset[str]) -> str:
+        """As `Axis.invalid`."""
+        return "" if setting["wrapper"] in self.of else self.absent
+
+    def apply(self, value: Value, draft: Draft, setting: Point) -> None:
+        """Nothing: the wrapper reads it."""
+
+
 class Wrapper(ABC):
     """A way to distribute a model: a value of the axis `wrapper`.
 

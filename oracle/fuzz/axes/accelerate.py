@@ -10,7 +10,7 @@ import importlib
 from functools import cache
 from typing import ClassVar, Final
 
-from proctor.oracle.fuzz.axes import Axis, Rule, Wrapper, register, register_wrapper
+from proctor.oracle.fuzz.axes import OfWrapper, Rule, Wrapper, register, register_wrapper
 from proctor.oracle.fuzz.axes.ddp import switches
 from proctor.oracle.fuzz.axes.draft import Draft
 from proctor.oracle.fuzz.space import Choice, Point, Value
@@ -73,16 +73,10 @@ class Accelerate(Wrapper):
         draft.backward = "opt.accelerator.backward({loss})"
 
 
-class _Option(Axis):
+class _Option(OfWrapper):
     library = "accelerate"
-    order = 35
-
-    def invalid(self, value: Value, setting: Point, traits: frozenset[str]) -> str:
-        """As `Axis.invalid`."""
-        return "" if setting["wrapper"] == "accelerate" else "there is no Accelerator"
-
-    def apply(self, value: Value, draft: Draft, setting: Point) -> None:
-        """Nothing: the wrapper reads it."""
+    of = ("accelerate",)
+    absent = "there is no Accelerator"
 
 
 @register

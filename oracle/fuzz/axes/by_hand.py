@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import ClassVar, Final
 
-from proctor.oracle.fuzz.axes import Axis, Rule, Wrapper, fixed, register, register_wrapper
+from proctor.oracle.fuzz.axes import OfWrapper, Rule, Wrapper, fixed, register, register_wrapper
 from proctor.oracle.fuzz.axes.draft import Draft
 from proctor.oracle.fuzz.space import Choice, Point, Value
 
@@ -112,15 +112,9 @@ class ByHand(Wrapper):
         ]
 
 
-class _Option(Axis):
-    order = 35
-
-    def invalid(self, value: Value, setting: Point, traits: frozenset[str]) -> str:
-        """As `Axis.invalid`."""
-        return "" if setting["wrapper"] == "by_hand" else "there is no collective"
-
-    def apply(self, value: Value, draft: Draft, setting: Point) -> None:
-        """Nothing: the wrapper reads it."""
+class _Option(OfWrapper):
+    of = ("by_hand",)
+    absent = "there is no collective"
 
 
 @register

@@ -12,7 +12,7 @@ from functools import cache
 from pathlib import Path
 from typing import ClassVar, Final
 
-from proctor.oracle.fuzz.axes import Axis, Rule, Wrapper, register, register_wrapper
+from proctor.oracle.fuzz.axes import OfWrapper, Rule, Wrapper, register, register_wrapper
 from proctor.oracle.fuzz.axes.draft import Draft
 from proctor.oracle.fuzz.space import Choice, Point, Value
 
@@ -213,16 +213,10 @@ _BOUNDARIES: Final = {"counted": _counted, "told": _told, "unmanaged": _unmanage
 _COUNTING: Final = ("counted", "told", "unmanaged")  # losses are divided by the number of microbatches in the configuration
 
 
-class _Option(Axis):
+class _Option(OfWrapper):
     library = "deepspeed"
-    order = 35
-
-    def invalid(self, value: Value, setting: Point, traits: frozenset[str]) -> str:
-        """As `Axis.invalid`."""
-        return "" if setting["wrapper"] == "deepspeed" else "there is no engine"
-
-    def apply(self, value: Value, draft: Draft, setting: Point) -> None:
-        """Nothing: the wrapper reads it."""
+    of = ("deepspeed",)
+    absent = "there is no engine"
 
 
 @register

@@ -7,7 +7,7 @@ from typing import ClassVar, Final
 
 from torch.distributed.fsdp import BackwardPrefetch, FullyShardedDataParallel, ShardingStrategy, StateDictType
 
-from proctor.oracle.fuzz.axes import Axis, Rule, Wrapper, register, register_wrapper
+from proctor.oracle.fuzz.axes import OfWrapper, Rule, Wrapper, register, register_wrapper
 from proctor.oracle.fuzz.axes.draft import Draft
 from proctor.oracle.fuzz.space import Choice, Point, Value
 
@@ -75,15 +75,9 @@ class Fsdp1(Wrapper):
         draft.clip_norm = "net.clip_grad_norm_({limits})"
 
 
-class _Option(Axis):
-    order = 35
-
-    def invalid(self, value: Value, setting: Point, traits: frozenset[str]) -> str:
-        """As `Axis.invalid`."""
-        return "" if setting["wrapper"] == "fsdp1" else "there is no FSDP1"
-
-    def apply(self, value: Value, draft: Draft, setting: Point) -> None:
-        """Nothing: the wrapper reads it."""
+class _Option(OfWrapper):
+    of = ("fsdp1",)
+    absent = "there is no FSDP1"
 
 
 @register

@@ -7,9 +7,9 @@ from typing import ClassVar
 
 from torch.distributed.fsdp import FSDPModule
 
-from proctor.oracle.fuzz.axes import Axis, Rule, Wrapper, register, register_wrapper
+from proctor.oracle.fuzz.axes import OfWrapper, Rule, Wrapper, register, register_wrapper
 from proctor.oracle.fuzz.axes.draft import Draft
-from proctor.oracle.fuzz.space import Choice, Point, Value
+from proctor.oracle.fuzz.space import Choice, Point
 
 WRAPPERS = ("fsdp2", "hsdp", "tp_fsdp2", "replicate")
 # Switches that say something else than how: they leave gradients unreduced, or belong to a step's last microbatch.
@@ -94,15 +94,9 @@ class Hsdp(Wrapper):
         shard(draft, setting, "(2, 2), mesh_dim_names=('replicate', 'shard')")
 
 
-class _Option(Axis):
-    order = 35
-
-    def invalid(self, value: Value, setting: Point, traits: frozenset[str]) -> str:
-        """As `Axis.invalid`."""
-        return "" if setting["wrapper"] in WRAPPERS else "there is no FSDP"
-
-    def apply(self, value: Value, draft: Draft, setting: Point) -> None:
-        """Nothing: the wrapper reads it."""
+class _Option(OfWrapper):
+    of = WRAPPERS
+    absent = "there is no FSDP"
 
 
 @register

@@ -12,7 +12,7 @@ from functools import cache
 from pathlib import Path
 from typing import ClassVar, Final
 
-from proctor.oracle.fuzz.axes import Axis, Rule, Wrapper, register, register_wrapper
+from proctor.oracle.fuzz.axes import OfWrapper, Rule, Wrapper, register, register_wrapper
 from proctor.oracle.fuzz.axes.draft import Draft
 from proctor.oracle.fuzz.axes.tensor_parallel import plan
 from proctor.oracle.fuzz.space import Choice, Point, Value
@@ -168,16 +168,10 @@ def _adapter(setting: Point, place: int | None) -> str:
     return "first" if call == "f(x)[0]" else f"lambda f: lambda x: {call}"
 
 
-class _Option(Axis):
+class _Option(OfWrapper):
     library = "megatron"
-    order = 35
-
-    def invalid(self, value: Value, setting: Point, traits: frozenset[str]) -> str:
-        """As `Axis.invalid`."""
-        return "" if setting["wrapper"] == "megatron" else "nothing of Megatron is there"
-
-    def apply(self, value: Value, draft: Draft, setting: Point) -> None:
-        """Nothing: the wrapper reads it."""
+    of = ("megatron",)
+    absent = "nothing of Megatron is there"
 
 
 @register

@@ -10,7 +10,7 @@ from typing import ClassVar, Final
 from torch.distributed import pipelining
 from torch.distributed.pipelining import schedules
 
-from proctor.oracle.fuzz.axes import Axis, Rule, Wrapper, register, register_wrapper
+from proctor.oracle.fuzz.axes import OfWrapper, Rule, Wrapper, register, register_wrapper
 from proctor.oracle.fuzz.axes.draft import Draft
 from proctor.oracle.fuzz.space import Choice, Point, Value
 
@@ -80,15 +80,9 @@ class Pipeline(Wrapper):
         draft.evaluated = "[(part, out)] if net.last else []" if setting["pipe_eval"] else "[]"
 
 
-class _Option(Axis):
-    order = 35
-
-    def invalid(self, value: Value, setting: Point, traits: frozenset[str]) -> str:
-        """As `Axis.invalid`."""
-        return "" if setting["wrapper"] == "pipeline" else "there is no pipeline"
-
-    def apply(self, value: Value, draft: Draft, setting: Point) -> None:
-        """Nothing: the wrapper reads it."""
+class _Option(OfWrapper):
+    of = ("pipeline",)
+    absent = "there is no pipeline"
 
 
 @register

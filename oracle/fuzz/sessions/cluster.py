@@ -12,14 +12,15 @@ import threading
 import time
 import uuid
 from collections import Counter
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Iterable
+from contextlib import suppress
 from typing import Any, Final
 
 import msgspec
 
-from proctor.errors import OracleError, UsageError
+from proctor.errors import OracleError
 from proctor.invariants.files import UNREADABLE
+from proctor.oracle.dask_client import connected
 from proctor.oracle.fuzz.search.campaign import INPUTS
 from proctor.oracle.fuzz.search.findings import Known
 from proctor.oracle.fuzz.sessions.journal import Asked, Journal
@@ -46,28 +47,10 @@ def run(journal: Journal, asked: Asked, limits: Limits, known: list[Known], tell
         OracleError: the scheduler is gone.
     """
     end = time.monotonic() + limits.budget_s
-    with _connected(address) as client:
+    with connected(address, _CONNECT_S) as client:
         if not confirmed(journal, asked, tell):
             return True
         return Cluster(client, journal, asked, limits, known, tell).run(end)
-
-
-@contextmanager
-def _connected(address: str) -> Iterator[Any]:
-    try:
-        import dask.distributed as dask
-    except ImportError:
-        raise UsageError("dask.distributed is not installed", hint="pip install 'proctor[dask]'") from None
-    cluster: Any = dask  # its functions are not typed
-    try:
-        client = cluster.Client(address, timeout=_CONNECT_S, set_as_default=False)
-    except (OSError, TimeoutError, ValueError) as e:
-        raise UsageError(f"--dask {address}: {type(e).__name__}: {str(e).splitlines()[0] if str(e) else 'no scheduler'}", hint="dask scheduler") from None
-    try:
-        yield client
-    finally:
-        with suppress(Exception):  # a scheduler that is gone
-            client.close(timeout=5)
 
 
 class Numbers:

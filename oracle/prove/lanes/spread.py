@@ -20,7 +20,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Final
 
-from proctor.errors import OracleError, UsageError
+from proctor.errors import OracleError
+from proctor.oracle.dask_client import connected
 
 Calls = Sequence[Callable[[], Any]]
 Spread = Callable[[Calls], Iterator[Any]]
@@ -129,25 +130,14 @@ def on_dask(address: str) -> Iterator[Spread]:
     Raises:
         UsageError: dask is not installed, or there is no scheduler.
     """
-    try:
-        import dask.distributed as dask
-    except ImportError:
-        raise UsageError("dask.distributed is not installed", hint="pip install 'proctor[dask]'") from None
-    cluster: Any = dask  # its functions are not typed
-    try:
-        client = cluster.Client(address, timeout=_CONNECT_S, set_as_default=False)
-    except (OSError, TimeoutError, ValueError) as error:
-        raise UsageError(f"--dask {address}: {type(error).__name__}: {str(error).splitlines()[0] if str(error) else 'no scheduler'}", hint="dask scheduler") from None
+    with connected(address, _CONNECT_S) as client:
 
-    def spread(calls: Calls) -> Iterator[Any]:
-        waiting = [client.submit(_packed, call, pure=False, retries=0) for call in calls]
-        for future in waiting:
-            yield _result(future.result())
+        def spread(calls: Calls) -> Iterator[Any]:
+            waiting = [client.submit(_packed, call, pure=False, retries=0) for call in calls]
+            for future in waiting:
+                yield _result(future.result())
 
-    try:
         yield spread
-    finally:
-        client.close()
 
 
 def here(calls: Calls) -> Iterator[Any]:
