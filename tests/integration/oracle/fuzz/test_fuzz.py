@@ -78,12 +78,13 @@ def test_healthy_settings_agree_and_a_rank_that_fails_costs_its_timeout(tmp_path
             answer = worlds.run(2, {{**one, "reference": str(worlds.folder / "empty"), "codes": [compiled(hang)]}})
             assert answer.ended == "timeout" and 5 <= answer.seconds, answer
             # What ranks start goes with them: of a rank that dies, and of one that hangs.
+            seconds = str(4000000 + os.getpid())  # another copy of this test may run on this machine
             for then in ("os._exit(9) if rank else dist.barrier()", "time.sleep(9999)"):
-                children = "import os, subprocess, time, torch.distributed as dist\\n" + text.format("subprocess.Popen(['sleep', '4321'])\\n    " + then)
+                children = "import os, subprocess, time, torch.distributed as dist\\n" + text.format(f"subprocess.Popen(['sleep', '{{seconds}}'])\\n    " + then)
                 assert worlds.run(2, {{**one, "reference": str(worlds.folder / "empty"), "codes": [compiled(children)]}}).ended
         def sleeps(p):
             try:
-                return b"4321" in (p / "cmdline").read_bytes() and b"State:\\tZ" not in (p / "status").read_bytes()
+                return seconds.encode() in (p / "cmdline").read_bytes() and b"State:\\tZ" not in (p / "status").read_bytes()
             except OSError:  # it ended while it was read, like any process of this machine
                 return False
         left = [p for p in Path("/proc").glob("[0-9]*") if sleeps(p)]
