@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
-from proctor.errors import UsageError
+from proctor.dask_client import connect, dask_library, workers_of
 from proctor.infer.executors import Item, Lost, Result, one_line
 
 _CONNECT_S = 20
@@ -28,31 +28,25 @@ class DaskExecutor:
     """
 
     def __init__(self, scheduler: str = "", workers: int = 2) -> None:
-        try:
-            import dask.distributed as dask
-        except ImportError:
-            raise UsageError("dask.distributed is not installed", hint="pip install 'proctor[dask]'") from None
-        cluster: Any = dask  # its functions are not typed
+        dask = dask_library()
         self._cluster: Any = None
         self._client: Any = None
         if not scheduler:
-            self._cluster = cluster.LocalCluster(n_workers=workers, threads_per_worker=1, processes=True, dashboard_address=None)
+            self._cluster = dask.LocalCluster(n_workers=workers, threads_per_worker=1, processes=True, dashboard_address=None)
         try:
-            self._client = cluster.Client(self._cluster or scheduler, timeout=_CONNECT_S, set_as_default=False)
-        except (OSError, TimeoutError, ValueError) as e:
+            self._client = connect(self._cluster or scheduler, _CONNECT_S, "--scheduler")
+        except BaseException:
             self.close()
-            raise UsageError(f"--scheduler {scheduler}: {one_line(e)}", hint="dask scheduler") from None
+            raise
         self._home: dict[str, str] = {}  # worker that had a key last
 
     @property
     def workers(self) -> int:
-        return max(1, len(self._client.scheduler_info(n_workers=-1)["workers"]))
+        return max(1, len(workers_of(self._client)))
 
     def map(self, fn: Callable[[Item], Result], items: Sequence[Item], keys: Sequence[str]) -> Iterator[tuple[int, Result | Lost]]:
-        import dask.distributed
-
-        finished: Any = dask.distributed.as_completed  # type: ignore[attr-defined,unused-ignore]
-        known = set(self._client.scheduler_info(n_workers=-1)["workers"])
+        finished = dask_library().as_completed
+        known = set(workers_of(self._client))
         futures: dict[Any, int] = {}
         for i, (item, key) in enumerate(zip(items, keys, strict=True)):
             home = self._home.get(key)

@@ -67,6 +67,17 @@ def test_both_workers_work_and_errors_come_back(cluster: Any) -> None:
         executor.close()
 
 
+def test_workers_are_counted_while_the_client_has_no_list_of_them(cluster: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    from proctor.infer.executors.dask_ import DaskExecutor
+
+    executor = DaskExecutor(cluster.scheduler_address)
+    try:
+        monkeypatch.setattr(distributed.Client, "scheduler_info", lambda self, n_workers=5: {"workers": {}})  # as it is while the client looks
+        assert executor.workers == 2
+    finally:
+        executor.close()
+
+
 def test_command_works_on_a_scheduler(cluster: Any, runs: list[Path], tmp_path: Path) -> None:
     pack, other = tmp_path / "a.json", tmp_path / "b.json"
     args = [*map(str, runs), "-q"]

@@ -18,9 +18,9 @@ from typing import Any, Final
 
 import msgspec
 
+from proctor.dask_client import connected, workers_of
 from proctor.errors import OracleError
 from proctor.invariants.files import UNREADABLE
-from proctor.oracle.dask_client import connected
 from proctor.oracle.fuzz.search.campaign import INPUTS
 from proctor.oracle.fuzz.search.findings import Known
 from proctor.oracle.fuzz.sessions.journal import Asked, Journal
@@ -154,7 +154,7 @@ class Cluster:
 
     def _workers(self) -> list[str]:
         try:
-            found = list(self._client.nthreads())  # `scheduler_info` is written over by the client's own look now and then, and is empty then
+            found = workers_of(self._client)
         except (OSError, TimeoutError, RuntimeError) as e:
             raise OracleError(f"--dask: the scheduler is gone: {type(e).__name__}", hint=f"--resume {self._journal.path}") from None
         if self._client.status not in ("running", "connecting"):

@@ -20,8 +20,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Final
 
+from proctor.dask_client import connected
 from proctor.errors import OracleError
-from proctor.oracle.dask_client import connected
 
 Calls = Sequence[Callable[[], Any]]
 Spread = Callable[[Calls], Iterator[Any]]
