@@ -10,9 +10,10 @@ from pathlib import Path
 from typing import Final
 
 TIMEOUT_S: Final = 240.0
+COMPARED: Final = "ProcessExitedException"  # what torch's launcher raises of a rank that ends with 1 by itself
 
 
-def confirm(script: Path, timeout_s: float = TIMEOUT_S, *, raises: str = "", python: str = "") -> tuple[str, str]:
+def confirm(script: Path, timeout_s: float = TIMEOUT_S, *, raises: str = "", compares: bool = False, python: str = "") -> tuple[str, str]:
     """Run a finding's script.
 
     Args:
@@ -20,6 +21,7 @@ def confirm(script: Path, timeout_s: float = TIMEOUT_S, *, raises: str = "", pyt
         timeout_s: for all of it; a script that never ends confirms a hang.
         python: the interpreter; "" for this one.
         raises: type of the exception that it is about, "" where it is about none; another one confirms nothing.
+        compares: whether it is about tensors that differ; an exception, which ends it with 1 as well, confirms nothing.
 
     Returns:
         "yes" or why not, and the end of what it printed.
@@ -41,9 +43,12 @@ def confirm(script: Path, timeout_s: float = TIMEOUT_S, *, raises: str = "", pyt
         except BaseException:
             os.killpg(process.pid, signal.SIGKILL)
             raise
-    tail = said.decode(errors="replace")[-3000:]
-    if process.returncode == 1 and raises.isidentifier() and raises not in said.decode(errors="replace"):
+    text = said.decode(errors="replace")
+    tail = text[-3000:]
+    if process.returncode == 1 and raises.isidentifier() and raises not in text:
         return f"its script ends with another exception than {raises}", tail
+    if process.returncode == 1 and compares and "Traceback (most recent call last)" in text and COMPARED not in text:
+        return "its script raises before it has compared", tail
     if process.returncode == 1:
         return "yes", tail
     return f"its script ends with exit code {process.returncode}", tail

@@ -151,6 +151,16 @@ def test_a_script_that_fails_in_another_way_confirms_nothing(tmp_path: Path) -> 
     assert confirm(tmp_path / "script.py", raises="KeyError")[0] == confirm(tmp_path / "script.py")[0] == "yes"
 
 
+def test_a_script_that_raises_before_it_compares_confirms_no_difference(tmp_path: Path) -> None:
+    script = tmp_path / "script.py"
+    script.write_text("raise KeyError('layers.0.weight')\n")
+    assert confirm(script, compares=True)[0] == "its script raises before it has compared"
+    script.write_text("import sys\nprint('rank 0: off by 0.1 [1.0] for [0.9]')\nsys.exit(1)\n")
+    assert confirm(script, compares=True)[0] == "yes"
+    script.write_text("from torch.multiprocessing import start_processes\ndef main(rank): raise SystemExit(1)\nif __name__ == '__main__': start_processes(main, (), 1, start_method='fork')\n")
+    assert confirm(script, compares=True)[0] == "yes"  # a rank that has compared ends by itself, which the launcher raises
+
+
 def test_inconsistencies_of_other_models_are_other_findings() -> None:
     symptom, triggers_of = Symptom("inconsistent", "output"), {"world": 2, "wrapper": "megatron"}
     one, two = (signature(symptom, triggers_of, "", needs) for needs in (("smoothed",), ("frozen",)))
