@@ -115,7 +115,7 @@ class Campaign:
 
         def known(point: Point) -> bool:
             nonlocal passed
-            explained = rng.random() >= AGAIN and any(k.passes(point, traits) and self._general(k.id, point) for k in self._explaining())
+            explained = rng.random() >= AGAIN and any(not k.broad and k.passes(point, traits) and self._general(k.id, point) for k in self._explaining())
             passed += explained
             return explained
 
@@ -155,7 +155,7 @@ class Campaign:
         symptom = outcome.symptom
         assert symptom is not None
         traits = model_code(scenario).traits
-        by = next((k.id for k in self._explaining() if k.explains(symptom, scenario.setting, traits)), None)
+        by = next((k.id for k in self._explaining() if k.explains(symptom, scenario.setting, traits, _step(outcome))), None)
         if by is not None:
             self.counted[by] += 1
             self._optimizers[by].add(_optimizer(scenario.setting))
@@ -217,7 +217,7 @@ class Campaign:
             yield id_
             return
         finding = Finding(id_, small, final, least, needs(small), scenario, runs=self.runner.runs - before)
-        finding.known = next((k.id for k in self.known if k.explains(final.symptom, least, model_code(small).traits)), "")
+        finding.known = next((k.id for k in self.known if k.explains(final.symptom, least, model_code(small).traits, _step(final))), "")
         self.findings[id_] = finding
         self._optimizers[id_] |= {_optimizer(s.setting) for s in (scenario, small)}
         yield finding
@@ -241,3 +241,8 @@ class Campaign:
 
 def _optimizer(setting: Point) -> Value:
     return next((setting[name] for name in OPTIMIZERS if name in setting), NEUTRAL)
+
+
+def _step(outcome: Outcome) -> int:
+    """In which tensors differ first; 1 where none do."""
+    return outcome.first.step if outcome.first is not None else 1

@@ -21,6 +21,7 @@ from proctor.invariants.files import UNREADABLE, read_file
 from proctor.oracle.fuzz.axes import axis_of, wrappers
 from proctor.oracle.fuzz.models import template_of
 from proctor.oracle.fuzz.program import model_code
+from proctor.oracle.fuzz.running.observe import KINDS
 from proctor.oracle.fuzz.running.outcome import Outcome, Symptom
 from proctor.oracle.fuzz.search.attribute import triggers
 from proctor.oracle.fuzz.space import Point
@@ -29,6 +30,10 @@ from proctor.oracle.fuzz.spec import Scenario
 _MAX_BYTES: Final = 16 << 20  # of a file of known findings
 # Traits that every model of a template has say nothing about a finding.
 GENERAL: Final = frozenset({"norm", "tokens", "attention", "embedding bag", "convolution", "recurrent", "routed", "needs rows", "torchrec", "keywords", "transformers", "operator", "collective", "keras", "keras dense"})
+
+MISSED: Final = ("no gradient", "has none", "shape")  # ways of being wrong that no other mistake looks like
+
+WIDE: Final = frozenset({"wrapper", "world", "precision"})  # axes that say nothing of what is switched on
 
 
 class Known(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -41,7 +46,8 @@ class Known(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         reason: one sentence, with a link where there is one.
         verdict: of `outcome.FAILURES`.
         triggers: axis → value; `world` stands for any number of ranks above one.
-        what, way, where: of the symptom of a crash; empty for any.
+        unless: axis → value; it holds for no setting that has one of these.
+        what, way, where: of the symptom; empty for any. Of an inconsistency `what` is the kind of tensor that differs first, and `way` is read where a tensor is missing or has another shape.
         needs: traits that the model must have.
     """
 
@@ -51,21 +57,41 @@ class Known(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     verdict: str
     versions: tuple[str, ...] = ()
     triggers: Point = {}
+    unless: Point = {}
     what: str = ""
     way: str = ""
     where: str = ""
     needs: tuple[str, ...] = ()
 
+    @property
+    def broad(self) -> bool:
+        """Whether its settings run all the same: tensors that differ hide no others that differ earlier, and a wrapper alone names all that is drawn of it."""
+        return self.verdict not in ("crash", "hang") and set(self.triggers) <= WIDE
+
     def passes(self, setting: Point, traits: frozenset[str]) -> bool:
         """Whether it explains why a setting fails, before it has run."""
-        return bool(self.triggers) and holds(self.triggers, setting) and set(self.needs) <= traits
+        apart = any(setting.get(name) == value for name, value in self.unless.items())
+        return bool(self.triggers) and not apart and holds(self.triggers, setting) and set(self.needs) <= traits
 
-    def explains(self, symptom: Symptom, setting: Point, traits: frozenset[str]) -> bool:
-        """Whether it explains a failure."""
-        own = Symptom(self.verdict, self.what, self.way, self.where)
+    def explains(self, symptom: Symptom, setting: Point, traits: frozenset[str], step: int = 1) -> bool:
+        """Whether it explains a failure.
+
+        Args:
+            symptom: of the failure.
+            setting, traits: that failed.
+            step: in which tensors differ first; 0 is the first one, before which nothing was updated.
+        """
         if self.verdict in ("crash", "hang"):
+            own = Symptom(self.verdict, self.what, self.way, self.where)
             return own == symptom or (not self.what and symptom.verdict == self.verdict and self.passes(setting, traits))
-        return symptom.verdict in ("inconsistent", "replicas") and self.passes(setting, traits)
+        return symptom.verdict in ("inconsistent", "replicas") and self.passes(setting, traits) and not (step == 0 and self._later(symptom))
+
+    def _later(self, symptom: Symptom) -> bool:
+        """Whether it comes too late in a step for what differs: a gradient that is wrong in the first step is not explained by an update that is; nor one that is wrong by one that is missing."""
+        if self.what not in KINDS or symptom.what not in KINDS:
+            return False
+        order = KINDS.index(symptom.what) - KINDS.index(self.what)
+        return order < 0 or (order == 0 and self.way in MISSED and symptom.way != self.way)
 
 
 class Finding(msgspec.Struct):
@@ -104,7 +130,7 @@ class Finding(msgspec.Struct):
         short = ".".join(version.split("+")[0].split(".")[:2])
         return Known(
             id=self.id, library=library, versions=(short,), reason=reason or self.outcome.why[:200], verdict=symptom.verdict, triggers=self.triggers,
-            what=symptom.what if crash else "", way=symptom.way if crash else "", where=symptom.where if crash else "", needs=self.needs,
+            what=symptom.what, way=symptom.way if crash or symptom.way in MISSED else "", where=symptom.where if crash else "", needs=self.needs,
         )
 
 

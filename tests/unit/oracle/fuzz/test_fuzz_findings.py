@@ -18,7 +18,16 @@ from proctor.oracle.fuzz.running.rank import describe, plain_message, shake
 from proctor.oracle.fuzz.running.worlds import Answer
 from proctor.oracle.fuzz.search.attribute import minimal, triggers
 from proctor.oracle.fuzz.search.campaign import Campaign, Pair, Row
-from proctor.oracle.fuzz.search.findings import Finding, holds, needs, read_known, shipped, signature, toml
+from proctor.oracle.fuzz.search.findings import (
+    Finding,
+    Known,
+    holds,
+    needs,
+    read_known,
+    shipped,
+    signature,
+    toml,
+)
 from proctor.oracle.fuzz.search.shrink import shrunk
 from proctor.oracle.fuzz.sessions.confirm import confirm
 from proctor.oracle.fuzz.sessions.journal import Asked, Journal
@@ -149,6 +158,31 @@ def test_a_script_that_fails_in_another_way_confirms_nothing(tmp_path: Path) -> 
     (tmp_path / "script.py").write_text("raise KeyError('weight')\n")
     assert confirm(tmp_path / "script.py", raises="ValueError")[0] == "its script ends with another exception than ValueError"
     assert confirm(tmp_path / "script.py", raises="KeyError")[0] == confirm(tmp_path / "script.py")[0] == "yes"
+
+
+def test_a_known_update_explains_no_gradient_of_the_first_step() -> None:
+    none: frozenset[str] = frozenset()
+    setting: Point = {"world": 2, "wrapper": "dmp", "rec_sharding": "data_parallel"}
+    update = Known("a", "torchrec", "", "inconsistent", triggers={"wrapper": "dmp", "rec_sharding": "data_parallel"}, what="parameter")
+    assert update.explains(Symptom("inconsistent", "parameter"), setting, none, 0) and update.explains(Symptom("inconsistent", "evaluation"), setting, none, 0)
+    assert not update.explains(Symptom("inconsistent", "gradient"), setting, none, 0)
+    assert update.explains(Symptom("inconsistent", "gradient"), setting, none, 1)  # of weights that the first update made
+    lost = Known("b", "megatron", "", "inconsistent", triggers={"wrapper": "megatron"}, what="gradient", way="no gradient", needs=("frozen",))
+    frozen, of = frozenset({"frozen"}), {**setting, "wrapper": "megatron"}
+    assert lost.explains(Symptom("inconsistent", "gradient", "no gradient"), of, frozen, 0)
+    assert not lost.explains(Symptom("inconsistent", "gradient", "scale"), of, frozen, 0)
+    assert not lost.explains(Symptom("inconsistent", "output"), of, frozen, 0)  # a loss that is wrong in a model that has a frozen layer, too
+    assert lost.broad and not update.broad  # a wrapper alone: its settings run all the same
+    found = a_finding({"world": 2, "wrapper": "ddp"}, Difference(0, "gradient", "w", 1.0, 1e-8, 1.0, candidate="1", reference="2"))
+    assert found.as_known("torch", "2.13.0").what == "gradient"
+
+
+def test_a_known_finding_does_not_hold_where_it_says_so() -> None:
+    inner = Known("a", "torch", "", "crash", triggers={"wrapper": "fsdp1", "recompute": "reentrant"}, unless={"fsdp1_units": "each"})
+    setting: Point = {"world": 2, "wrapper": "fsdp1", "recompute": "reentrant"}
+    crash = Symptom("crash", "RuntimeError", "setStorage", "torch/x.py:f")
+    assert inner.explains(crash, setting, frozenset()) and inner.passes(setting, frozenset())
+    assert not inner.explains(crash, {**setting, "fsdp1_units": "each"}, frozenset())
 
 
 def test_a_script_that_raises_before_it_compares_confirms_no_difference(tmp_path: Path) -> None:
