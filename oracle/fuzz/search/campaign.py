@@ -24,7 +24,7 @@ from proctor.oracle.fuzz.search.board import Board
 from proctor.oracle.fuzz.search.cover import Cover
 from proctor.oracle.fuzz.search.findings import Finding, Known, needs, signature
 from proctor.oracle.fuzz.search.shrink import shrunk
-from proctor.oracle.fuzz.space import Point, Value, drawn
+from proctor.oracle.fuzz.space import Point, drawn
 from proctor.oracle.fuzz.spec import INPUT, Scenario
 
 ROWS: Final = 16  # settings of a pair
@@ -33,6 +33,7 @@ SHARED: Final = 4  # of them are of one program, so that they share a reference
 TRIES: Final = 20  # models that a library's wrapper does not take are drawn again
 AGAIN: Final = 0.02  # of settings that a finding explains are run all the same, so that they are counted; asked of up to eight candidates for a row
 NEUTRAL: Final = "SGD"  # the optimizer of a setting that names none
+SORTS: Final = ("rec_sharding",)  # axes whose values are implementations of their own, as optimizers are
 LATER: Final = 4  # failures of one symptom are kept while another worker looks into it
 WAIT_S: Final = 0.5  # between looks at what other workers do
 HANGS: Final = 2  # of one symptom are looked into; each run of one costs its timeout
@@ -103,7 +104,7 @@ class Campaign:
         self.counted: Counter[str] = Counter()
         self._hangs: Counter[Symptom] = Counter()
         self._later: defaultdict[Symptom, list[tuple[Scenario, Outcome]]] = defaultdict(list)  # another worker looks into them
-        self._optimizers: defaultdict[str, set[Value]] = defaultdict(set)  # finding → optimizers under which it was seen
+        self._seen: defaultdict[str, list[tuple[str, ...]]] = defaultdict(list)  # finding → what it was seen under: its optimizer, and values of `SORTS`
 
     def pair(self, number: int, until: float = float("inf")) -> Iterator[Finding | Pair]:
         """Draw a pair and run it; gives new findings, then the pair. After `until` (monotonic) failures are no longer looked into."""
@@ -158,7 +159,7 @@ class Campaign:
         by = next((k.id for k in self._explaining() if k.explains(symptom, scenario.setting, traits, _step(outcome))), None)
         if by is not None:
             self.counted[by] += 1
-            self._optimizers[by].add(_optimizer(scenario.setting))
+            self._seen[by].append(_sorts(scenario.setting))
             if by in self.findings:
                 self.findings[by].count += 1
             yield by
@@ -193,7 +194,7 @@ class Campaign:
     def _hear(self) -> None:
         for finding in self.board.news(self.findings) if self.board is not None else ():
             self.findings[finding.id] = finding
-            self._optimizers[finding.id] |= {_optimizer(s.setting) for s in (finding.found, finding.scenario)}
+            self._seen[finding.id] += [_sorts(s.setting) for s in (finding.found, finding.scenario)]
 
     def _new(self, scenario: Scenario, outcome: Outcome, symptom: Symptom) -> Iterator[Finding | str]:
         before = self.runner.runs
@@ -219,16 +220,15 @@ class Campaign:
         finding = Finding(id_, small, final, least, needs(small), scenario, runs=self.runner.runs - before)
         finding.known = next((k.id for k in self.known if k.explains(final.symptom, least, model_code(small).traits, _step(final))), "")
         self.findings[id_] = finding
-        self._optimizers[id_] |= {_optimizer(s.setting) for s in (scenario, small)}
+        self._seen[id_] += [_sorts(s.setting) for s in (scenario, small)]
         yield finding
 
     def _general(self, id_: str, point: Point) -> bool:
-        """Whether a finding may be taken to hold under a setting's optimizer: it was seen under that one, or under two others.
+        """Whether a finding may be taken to hold under a setting's optimizer: it was seen under that one, or under two others. So with other axes whose values are implementations of their own.
 
         A trigger set that names no optimizer was minimal under SGD, which has no state: what fails so may be sound under Adam.
         """
-        seen = self._optimizers.get(id_)
-        return seen is None or len(seen) > 1 or _optimizer(point) in seen
+        return id_ not in self._seen or all(len(seen := set(found)) > 1 or own in seen for own, found in zip(_sorts(point), zip(*self._seen[id_], strict=True), strict=True))
 
     def _alike(self, scenario: Scenario, symptom: Symptom) -> bool:
         found = self.runner.run(scenario).symptom
@@ -239,8 +239,9 @@ class Campaign:
         return [*self.known, *(f.as_known("torch", "") for f in self.findings.values())]
 
 
-def _optimizer(setting: Point) -> Value:
-    return next((setting[name] for name in OPTIMIZERS if name in setting), NEUTRAL)
+def _sorts(setting: Point) -> tuple[str, ...]:
+    """The optimizer of a setting, and values of `SORTS`; "" where it has none."""
+    return (str(next((setting[name] for name in OPTIMIZERS if name in setting), NEUTRAL)), *(str(setting.get(name, "")) for name in SORTS))
 
 
 def _step(outcome: Outcome) -> int:

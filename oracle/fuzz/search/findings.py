@@ -46,7 +46,7 @@ class Known(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         reason: one sentence, with a link where there is one.
         verdict: of `outcome.FAILURES`.
         triggers: axis → value; `world` stands for any number of ranks above one.
-        unless: axis → value; it holds for no setting that has one of these.
+        unless: axis → a value, or a list of them; it holds for no setting that has one of these.
         what, way, where: of the symptom; empty for any. Of an inconsistency `what` is the kind of tensor that differs first, and `way` is read where a tensor is missing or has another shape.
         needs: traits that the model must have.
     """
@@ -70,7 +70,7 @@ class Known(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     def passes(self, setting: Point, traits: frozenset[str]) -> bool:
         """Whether it explains why a setting fails, before it has run."""
-        apart = any(setting.get(name) == value for name, value in self.unless.items())
+        apart = any(setting.get(name) in (value if isinstance(value, list) else (value,)) for name, value in self.unless.items())
         return bool(self.triggers) and not apart and holds(self.triggers, setting) and set(self.needs) <= traits
 
     def explains(self, symptom: Symptom, setting: Point, traits: frozenset[str], step: int = 1) -> bool:

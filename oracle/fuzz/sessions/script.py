@@ -18,7 +18,7 @@ from proctor.oracle.fuzz.search.findings import Finding, library_of
 from proctor.oracle.fuzz.spec import Scenario
 
 MAX_LINES: Final = 58
-WIDTH: Final = 165  # of joined lines
+WIDTHS: Final = (165, 220, 280)  # of joined lines
 TIMEOUT_S: Final = 60  # of a collective, and of the whole
 
 
@@ -174,6 +174,8 @@ def _compare(finding: Finding, world: int, before: int) -> list[str]:
         body.append("want = want[rows]")
     if flat:
         body.append("want = None if want is None else want.flatten()[rows]")
+    if _of_table(finding, first.kind):
+        body.append("want = torch.cat([torch.zeros(0), *(want[place].flatten() for place in rows)])")
     if first.candidate:
         body += [
             "error = (got - want).abs().max().item() if got is not None and got.numel() else 0.0",
@@ -191,9 +193,26 @@ def _looked(finding: Finding, kind: str, name: str) -> list[str]:
     setting = finding.scenario.setting
     if setting.get("wrapper") == "fsdp1" and kind not in ("output", "evaluation", "buffer"):
         return _piece_taken(kind, name)
+    if _of_table(finding, kind):
+        return _table_taken(name)
     if setting.get("wrapper") == "deepspeed" and kind in ("gradient", "state", "parameter"):
         return _engine_taken(kind, name, cut=bool(setting.get("ds_stage")), saved=setting.get("ds_state") in ("fp32", "16bit"))
     return _taken(kind, name, staged=setting.get("wrapper") == "pipeline")
+
+
+def _of_table(finding: Finding, kind: str) -> bool:
+    """Whether a parameter is what only the state dict shows as what it is (TorchRec's tables)."""
+    return kind == "parameter" and finding.scenario.setting.get("wrapper") == "dmp"
+
+
+def _table_taken(name: str) -> list[str]:
+    place = "tuple(slice(o, o + n) for o, n in zip(s.metadata.shard_offsets, s.metadata.shard_sizes))"
+    return [
+        f"t = net.state_dict().get({name!r})  # None: all of it is on other ranks",
+        "if not world: return t.detach(), None",
+        f"parts = [(s.tensor, {place}) for s in t.local_shards()] if hasattr(t, 'local_shards') else [] if t is None else [(t, ...)]",
+        "return torch.cat([torch.zeros(0), *(part.detach().flatten() for part, _ in parts)]), [place for _, place in parts]",
+    ]
 
 
 def _engine_taken(kind: str, name: str, *, cut: bool, saved: bool) -> list[str]:
@@ -247,21 +266,47 @@ def _piece_taken(kind: str, name: str) -> list[str]:
 
 
 def _short(lines: Sequence[str]) -> list[str]:
-    """Long scripts with their shortest statements joined; the rest as it is."""
+    """Long scripts with their shortest statements joined, and blocks of one statement on one line, as few as are needed; the rest as it is."""
     found = list(lines)
-    if len(found) <= MAX_LINES:
-        return found
+    for width in WIDTHS:
+        if len(found) > MAX_LINES:
+            found = _joined(found, width)
+        if len(found) > MAX_LINES:
+            found = _joined(_blocks(found, width), width)
+    return found
+
+
+def _joined(lines: Sequence[str], width: int) -> list[str]:
+    """Statements of one block side by side."""
     joined: list[str] = []
-    for line in found:
-        indent = len(line) - len(line.lstrip())
+    for line in lines:
+        indent = _indent(line)
         last = joined[-1] if joined else ""
-        same = last and len(last) - len(last.lstrip()) == indent and (indent or (_imported(line) and _imported(last)))
+        same = last and _indent(last) == indent and (indent or (_imported(line) and _imported(last)))
         ends = line.lstrip().startswith(("return", "yield"))  # they may end a line, not begin one that goes on
-        if same and _plain(last) and (ends or _plain(line)) and len(last) + len(line.strip()) < WIDTH:
+        if same and _plain(last) and (ends or _plain(line)) and len(last) + len(line.strip()) < width:
             joined[-1] = f"{last}; {line.strip()}"
         else:
             joined.append(line)
     return joined
+
+
+def _blocks(lines: Sequence[str], width: int) -> list[str]:
+    """Blocks of one statement on the line of their head."""
+    found: list[str] = []
+    left = list(lines)
+    while left:
+        line = left.pop(0)
+        if line.lstrip().startswith(("for ", "if ", "with ", "else:")) and line.endswith(":") and left and _indent(left[0]) > _indent(line):
+            alone = len(left) == 1 or _indent(left[1]) <= _indent(line)
+            if alone and (_plain(left[0]) or left[0].lstrip().startswith("return")) and len(line) + len(left[0].strip()) < width:
+                line = f"{line} {left.pop(0).strip()}"
+        found.append(line)
+    return found
+
+
+def _indent(line: str) -> int:
+    return len(line) - len(line.lstrip())
 
 
 def _plain(line: str) -> bool:

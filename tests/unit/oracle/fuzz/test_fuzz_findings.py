@@ -4,23 +4,20 @@ from __future__ import annotations
 
 import ast
 from pathlib import Path
-from typing import cast
 
 import pytest
 
 from proctor.errors import OracleError
 from proctor.oracle.fuzz.report import html, jsonout, summary, terminal
-from proctor.oracle.fuzz.running.evaluate import Runner
 from proctor.oracle.fuzz.running.judge import SHAKEN, Difference, Reference, judge
 from proctor.oracle.fuzz.running.observe import Seen
 from proctor.oracle.fuzz.running.outcome import Outcome, Symptom, outcome_of, refusals
 from proctor.oracle.fuzz.running.rank import describe, plain_message, shake
 from proctor.oracle.fuzz.running.worlds import Answer
 from proctor.oracle.fuzz.search.attribute import minimal, triggers
-from proctor.oracle.fuzz.search.campaign import Campaign, Pair, Row
+from proctor.oracle.fuzz.search.campaign import Pair, Row
 from proctor.oracle.fuzz.search.findings import (
     Finding,
-    Known,
     holds,
     needs,
     read_known,
@@ -158,41 +155,6 @@ def test_a_script_that_fails_in_another_way_confirms_nothing(tmp_path: Path) -> 
     (tmp_path / "script.py").write_text("raise KeyError('weight')\n")
     assert confirm(tmp_path / "script.py", raises="ValueError")[0] == "its script ends with another exception than ValueError"
     assert confirm(tmp_path / "script.py", raises="KeyError")[0] == confirm(tmp_path / "script.py")[0] == "yes"
-
-
-def test_a_known_update_explains_no_gradient_of_the_first_step() -> None:
-    none: frozenset[str] = frozenset()
-    setting: Point = {"world": 2, "wrapper": "dmp", "rec_sharding": "data_parallel"}
-    update = Known("a", "torchrec", "", "inconsistent", triggers={"wrapper": "dmp", "rec_sharding": "data_parallel"}, what="parameter")
-    assert update.explains(Symptom("inconsistent", "parameter"), setting, none, 0) and update.explains(Symptom("inconsistent", "evaluation"), setting, none, 0)
-    assert not update.explains(Symptom("inconsistent", "gradient"), setting, none, 0)
-    assert update.explains(Symptom("inconsistent", "gradient"), setting, none, 1)  # of weights that the first update made
-    lost = Known("b", "megatron", "", "inconsistent", triggers={"wrapper": "megatron"}, what="gradient", way="no gradient", needs=("frozen",))
-    frozen, of = frozenset({"frozen"}), {**setting, "wrapper": "megatron"}
-    assert lost.explains(Symptom("inconsistent", "gradient", "no gradient"), of, frozen, 0)
-    assert not lost.explains(Symptom("inconsistent", "gradient", "scale"), of, frozen, 0)
-    assert not lost.explains(Symptom("inconsistent", "output"), of, frozen, 0)  # a loss that is wrong in a model that has a frozen layer, too
-    assert lost.broad and not update.broad  # a wrapper alone: its settings run all the same
-    found = a_finding({"world": 2, "wrapper": "ddp"}, Difference(0, "gradient", "w", 1.0, 1e-8, 1.0, candidate="1", reference="2"))
-    assert found.as_known("torch", "2.13.0").what == "gradient"
-
-
-def test_a_known_finding_does_not_hold_where_it_says_so() -> None:
-    inner = Known("a", "torch", "", "crash", triggers={"wrapper": "fsdp1", "recompute": "reentrant"}, unless={"fsdp1_units": "each"})
-    setting: Point = {"world": 2, "wrapper": "fsdp1", "recompute": "reentrant"}
-    crash = Symptom("crash", "RuntimeError", "setStorage", "torch/x.py:f")
-    assert inner.explains(crash, setting, frozenset()) and inner.passes(setting, frozenset())
-    assert not inner.explains(crash, {**setting, "fsdp1_units": "each"}, frozenset())
-
-
-def test_a_script_that_raises_before_it_compares_confirms_no_difference(tmp_path: Path) -> None:
-    script = tmp_path / "script.py"
-    script.write_text("raise KeyError('layers.0.weight')\n")
-    assert confirm(script, compares=True)[0] == "its script raises before it has compared"
-    script.write_text("import sys\nprint('rank 0: off by 0.1 [1.0] for [0.9]')\nsys.exit(1)\n")
-    assert confirm(script, compares=True)[0] == "yes"
-    script.write_text("from torch.multiprocessing import start_processes\ndef main(rank): raise SystemExit(1)\nif __name__ == '__main__': start_processes(main, (), 1, start_method='fork')\n")
-    assert confirm(script, compares=True)[0] == "yes"  # a rank that has compared ends by itself, which the launcher raises
 
 
 def test_inconsistencies_of_other_models_are_other_findings() -> None:
@@ -359,16 +321,6 @@ def test_a_full_disk_is_one_line(tmp_path: Path) -> None:
     with pytest.raises(OracleError, match="the disk is full") as caught:
         journal.add(0, Pair(0, Scenario("chain"), (), 0, 0.0))
     assert "--resume" in caught.value.hint
-
-
-def test_a_trigger_set_without_an_optimizer_is_not_taken_to_hold_for_all() -> None:
-    """What fails without an optimizer's state need not fail with one: seen under SGD alone, Adam is run all the same."""
-    campaign = Campaign(cast("Runner", None), 0, [])
-    campaign._optimizers["x"].add("SGD")
-    assert campaign._general("x", {"resume": "full"}) and not campaign._general("x", {"resume": "full", "optimizer": "Adam"})
-    campaign._optimizers["x"].add("Rprop")
-    assert campaign._general("x", {"resume": "full", "optimizer": "Adam"})
-    assert campaign._general("shipped", {"optimizer": "Adam"})
 
 
 def test_values_that_left_all_bounds_have_a_place_and_no_exception() -> None:

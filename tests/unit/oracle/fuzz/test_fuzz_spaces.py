@@ -268,3 +268,11 @@ def test_what_a_rank_computes_of_its_own_rows_is_declared() -> None:
     rules = declared({"world": 2, "wrapper": "ddp"}, frozenset({"local statistics"}))
     assert [r.effect for r in rules] == ["different"] and "rows" in rules[0].why
     assert not declared({"world": 2, "wrapper": "ddp"}, frozenset())
+
+
+def test_the_step_size_of_asgd_is_of_single_precision() -> None:
+    """It is rounded once in the plain loop, and at each operation in one call over all parameters: a ten-millionth of it."""
+    setting: Point = {"optimizer": "ASGD", "implementation": "foreach=True"}
+    (rule,) = [r for r in declared(setting, frozenset()) if r.effect == "approximate"]
+    assert 1e-7 < rule.tolerance <= 1e-6
+    assert not declared({"optimizer": "ASGD"}, frozenset()) and not declared({"optimizer": "Adam", "implementation": "foreach=True"}, frozenset())
