@@ -31,6 +31,7 @@ _READS: Final = {
 }
 _WEIGHTS: Final = ("qint8", "float16")
 _GIVEN: Final = ("float32", "qint8", "float16")
+_QUANTISED: Final = tuple(f"{weights} {given}" for weights in _WEIGHTS for given in _GIVEN if weights == "qint8" or given != "qint8")  # the kernel has int8 results of int8 weights alone, and says so
 
 
 @register_wrapper
@@ -145,7 +146,7 @@ class Quantised(Axis):
     program = True
     order = 65
     library = "torchrec"
-    choice = Choice("rec_quant", ("no", *(f"{weights} {given}" for weights in _WEIGHTS for given in _GIVEN)), rare=0.4)
+    choice = Choice("rec_quant", ("no", *_QUANTISED), rare=0.4)
     rules = (
         Rule("invalid", "the model has no collection", unless={"rec_quant": ("no",)}, lacks=_OURS),
         Rule("invalid", "quantised tables are not cut here", unless={"rec_quant": ("no",), "wrapper": ("none",)}),

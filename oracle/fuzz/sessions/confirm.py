@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 from typing import Final
 
@@ -30,9 +31,14 @@ def confirm(script: Path, timeout_s: float = TIMEOUT_S, *, raises: str = "", com
         compile(script.read_text(), str(script), "exec")
     except SyntaxError as e:  # it would end with 1 as well
         return f"its script is no program: {e}", ""
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONWARNINGS": "ignore"}
+    with tempfile.TemporaryDirectory(prefix="proctor-confirm-") as folder:  # torch's launcher leaves a file there for each rank that raises
+        return _ran(script, timeout_s, raises, compares, python or sys.executable, folder)
+
+
+def _ran(script: Path, timeout_s: float, raises: str, compares: bool, python: str, folder: str) -> tuple[str, str]:
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONWARNINGS": "ignore", "TMPDIR": folder}
     with subprocess.Popen(
-        [python or sys.executable, str(script.resolve())], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, env=environment, start_new_session=True, cwd=script.parent
+        [python, str(script.resolve())], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, env=environment, start_new_session=True, cwd=script.parent
     ) as process:
         try:
             said, _ = process.communicate(timeout=timeout_s)

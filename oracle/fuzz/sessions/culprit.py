@@ -24,6 +24,7 @@ from proctor.oracle.fuzz.search.findings import Finding, library_of
 from proctor.oracle.fuzz.sessions.journal import Journal
 from proctor.oracle.recording.ranks import MODULE
 
+UNREAD: Final = ("fsdp1", "dmp", "pipeline")  # wrappers whose parameters the oracle does not find by their names: flat ones, tables within a kernel, stages that are models of their own
 TIMEOUT_S: Final = 240.0  # recording, six runs of a program of milliseconds, and the search take 15 to 60 s
 _PROGRAMS: Final = '''"""The two programs of `script.py` as functions of one process and of a rank, for `proctor oracle run`."""
 
@@ -69,10 +70,10 @@ def culprit_of(finding: Finding, script: Path, timeout_s: float = TIMEOUT_S) -> 
         timeout_s: for all of it.
 
     Returns:
-        what it says in a sentence; why it says nothing, where it does not. "" where it is not asked: of exceptions, hangs, programs that save on disk, and libraries that are not torch.
+        what it says in a sentence; why it says nothing, where it does not. "" where it is not asked: of exceptions, hangs, programs that save on disk, libraries that are not torch, and wrappers whose parameters it does not read (`UNREAD`).
     """
     first = finding.outcome.first
-    if first is None or library_of(finding) in ALONE or {"disk", "ds_state"} & set(finding.scenario.setting) or first_of(finding.scenario) is not None:
+    if first is None or library_of(finding) in ALONE or finding.scenario.setting.get("wrapper") in UNREAD or {"disk", "ds_state"} & set(finding.scenario.setting) or first_of(finding.scenario) is not None:
         return ""
     script = script.resolve()  # the oracle runs in its folder
     (script.parent / "programs.py").write_text(_PROGRAMS)

@@ -81,6 +81,8 @@ def test_each_new_confirmed_inconsistency_is_asked_of_once(tmp_path: Path, monke
     culprit.culprit_of(failing, Path("findings/00000001/script.py"))  # a campaign's directory may be a relative one
     assert Path(begun[-1][begun[-1].index("--html") + 1]).is_absolute()
     assert culprit.culprit_of(a_finding("00000006", {"wrapper": "deepspeed", "ds_stage": 1, "ds_state": "fp32"}), tmp_path / "script.py") == "" and len(begun) == 2
+    for wrapper in ("fsdp1", "dmp", "pipeline"):  # their parameters have other names there: in flat tensors, kernels, stages
+        assert culprit.culprit_of(a_finding("00000007", {"world": 2, "wrapper": wrapper}), tmp_path / "script.py") == "" and len(begun) == 2
     assert culprit.culprit_of(failing, tmp_path / "findings" / "00000001" / "script.py") == "the oracle says nothing: proctor: PR-E1 no"
 
 

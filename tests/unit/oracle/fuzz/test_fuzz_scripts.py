@@ -26,6 +26,14 @@ def test_a_script_that_raises_before_it_compares_confirms_no_difference(tmp_path
     assert confirm(script, compares=True)[0] == "yes"  # a rank that has compared ends by itself, which the launcher raises
 
 
+def test_what_a_script_leaves_among_temporary_files_goes_with_it(tmp_path: Path) -> None:
+    """The launcher of torch leaves a file for each rank that raises; a campaign of an hour had left dozens."""
+    script = tmp_path / "script.py"
+    script.write_text("import sys, tempfile\nprint(tempfile.mkdtemp())\nsys.exit(1)\n")
+    said, output = confirm(script)
+    assert said == "yes" and output.strip() and not Path(output.strip()).exists() and not Path(output.strip()).parent.exists()
+
+
 def test_a_block_of_one_statement_stands_on_the_line_of_its_head_and_others_as_they_were() -> None:
     text = ["for layer in layers:", "    x = layer(x)", "if world:", "    a = 1", "else:", "    a = 2", "for x in y:", "    one(x)", "    two(x)", "if a:", "    if b:", "        c()", "return x"]
     assert _blocks(text, 80) == ["for layer in layers: x = layer(x)", "if world: a = 1", "else: a = 2", *text[6:9], "if a:", "    if b: c()", "return x"]
