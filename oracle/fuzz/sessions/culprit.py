@@ -13,6 +13,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, Final
 
@@ -87,8 +88,7 @@ def culprit_of(finding: Finding, script: Path, timeout_s: float = TIMEOUT_S) -> 
             try:
                 said, complained = process.communicate(timeout=timeout_s)
             except BaseException as e:
-                os.killpg(process.pid, signal.SIGKILL)
-                process.communicate()
+                ended(process)
                 if isinstance(e, subprocess.TimeoutExpired):
                     return f"the oracle did not answer within {timeout_s:.0f} s"
                 raise
@@ -96,6 +96,27 @@ def culprit_of(finding: Finding, script: Path, timeout_s: float = TIMEOUT_S) -> 
         return sentence(msgspec.json.decode(said))
     except (msgspec.DecodeError, TypeError, KeyError):
         return f"the oracle says nothing: {(complained.decode(errors='replace').strip().splitlines() or ['no reason'])[-1][:300]}"
+
+
+def ended(process: subprocess.Popen[bytes]) -> None:
+    """Kill the oracle and what it started: its recordings have sessions of their own, and would go on writing into a folder that is gone."""
+    with suppress(OSError):
+        os.kill(process.pid, signal.SIGSTOP)  # it starts no other one meanwhile
+    for pid in (*_below(process.pid), process.pid):
+        for kill in (os.killpg, os.kill):  # not each of them leads a group
+            with suppress(OSError):
+                kill(pid, signal.SIGKILL)
+    process.communicate()
+
+
+def _below(pid: int) -> list[int]:
+    """Processes that one started, and those that they started."""
+    found: list[int] = []
+    for file in Path(f"/proc/{pid}/task").glob("*/children"):
+        with suppress(OSError):  # a thread that has just ended
+            for child in map(int, file.read_text().split()):
+                found += [child, *_below(child)]
+    return found
 
 
 def _command(folder: Path, function: str, ranks: int) -> str:

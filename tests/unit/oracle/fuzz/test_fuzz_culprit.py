@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -84,6 +87,21 @@ def test_each_new_confirmed_inconsistency_is_asked_of_once(tmp_path: Path, monke
     for wrapper in ("fsdp1", "dmp", "pipeline"):  # their parameters have other names there: in flat tensors, kernels, stages
         assert culprit.culprit_of(a_finding("00000007", {"world": 2, "wrapper": wrapper}), tmp_path / "script.py") == "" and len(begun) == 2
     assert culprit.culprit_of(failing, tmp_path / "findings" / "00000001" / "script.py") == "the oracle says nothing: proctor: PR-E1 no"
+
+
+def test_an_oracle_that_is_ended_takes_its_recordings_with_it() -> None:
+    """They have sessions of their own: one went on after its campaign, and wrote into a folder that was gone."""
+    inner = "import subprocess, sys; p = subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(600)']); print(p.pid, flush=True); p.wait()"
+    outer = f"import subprocess, sys; subprocess.Popen([sys.executable, '-c', {inner!r}], start_new_session=True).wait()"
+    with subprocess.Popen([sys.executable, "-c", outer], stdout=subprocess.PIPE, stderr=subprocess.PIPE, start_new_session=True) as process:
+        assert process.stdout is not None
+        last = int(process.stdout.readline())
+        assert Path(f"/proc/{last}").exists()
+        culprit.ended(process)
+    end = time.monotonic() + 20
+    while Path(f"/proc/{last}").exists() and "State:\tZ" not in Path(f"/proc/{last}/status").read_text() and time.monotonic() < end:
+        time.sleep(0.05)
+    assert time.monotonic() < end
 
 
 @pytest.mark.slow  # eight short runs of two programs
