@@ -49,7 +49,7 @@ def _unseen(hook: Callable[..., None] | None, meter: Timed | None) -> Callable[.
             hook(*args)
 
     if meter is None:
-        return call
+        return _left_by_compilers(call)
     timed = meter.around(call)
 
     @functools.wraps(hook)
@@ -62,7 +62,17 @@ def _unseen(hook: Callable[..., None] | None, meter: Timed | None) -> Callable[.
         else:
             hook(*args)
 
-    return measured
+    return _left_by_compilers(measured)
+
+
+def _left_by_compilers(hook: Callable[..., None]) -> Callable[..., None]:
+    """Keep Dynamo from compiling this and all that it calls: behind a graph break it compiles whatever runs."""
+    from torch._C._dynamo import eval_frame
+
+    strategy, action = getattr(eval_frame, "_FrameExecStrategy", None), getattr(eval_frame, "_FrameAction", None)
+    if strategy is not None and action is not None:
+        eval_frame.set_code_exec_strategy(hook.__code__, strategy(action.SKIP, action.SKIP))
+    return hook
 
 
 @contextlib.contextmanager

@@ -315,9 +315,14 @@ void dealloc_tap(PyObject* self) {
 
 // -- what it looks like ---------------------------------------------------------------------------------------
 
+// Dynamo goes on from a method to its `_torchdynamo_inline` by attributes of the instance (`net.pick._torchdynamo_inline`), and
+// calls that behind a graph break without the instance. A method's tap is followed as the function that it looks like.
+bool followed_by_name(Tap* tap) { return tap->kind != kMethodCall || !PyFunction_Check(tap->wrapped); }
+
 PyObject* get_attribute(PyObject* self, PyObject* name) {
   PyObject* own = PyDict_GetItemWithError(own_names, name);  // Borrowed
-  if (own == Py_None) return Py_NewRef(cast(self)->wrapped);
+  if (own == Py_None && (PyUnicode_Compare(name, inline_name) != 0 || followed_by_name(cast(self)))) return Py_NewRef(cast(self)->wrapped);
+  if (own == Py_None) own = nullptr;
   if (own) return PyObject_GenericGetAttr(self, name);
   if (PyErr_Occurred()) return nullptr;
   return PyObject_GetAttr(cast(self)->wrapped, name);
@@ -357,7 +362,7 @@ PyObject* static_dict(PyObject* self, void*) {
   } else if (PyDict_Check(theirs.get()) && PyDict_Update(out.get(), theirs.get()) < 0) {
     return nullptr;
   }
-  if (PyDict_SetItem(out.get(), inline_name, cast(self)->wrapped) < 0) return nullptr;
+  if (followed_by_name(cast(self)) && PyDict_SetItem(out.get(), inline_name, cast(self)->wrapped) < 0) return nullptr;
   return out.release();
 }
 

@@ -37,6 +37,9 @@ def _innermost(value: Any) -> Any:
     return value
 
 
+_METHOD = 1  # kind of a tap: it stands on a class
+
+
 class Tap:
     """Stands where `wrapped` stood: calls through, and appends one row to its recorder."""
 
@@ -82,7 +85,9 @@ class Tap:
         put(self, "after", after)
         # Where Dynamo looks for it without running a getter (`inspect.getattr_static`): a property of the class would be what it finds.
         own, theirs = get(self, "__dict__"), getattr(wrapped, "__dict__", None)
-        own.update({**theirs} if isinstance(theirs, dict) else {}, _torchdynamo_inline=wrapped)
+        own.update({**theirs} if isinstance(theirs, dict) else {})
+        if _followed_by_name(self):
+            own["_torchdynamo_inline"] = wrapped
         return self
 
     __class__ = property(lambda self: get(self, "tapped").__class__)
@@ -114,7 +119,7 @@ class Tap:
     def __getattribute__(self, name: str) -> Any:
         if name in Tap._OWN:
             return get(self, name)
-        if name in ("__wrapped__", "_torchdynamo_inline"):
+        if name == "__wrapped__" or (name == "_torchdynamo_inline" and _followed_by_name(self)):
             return get(self, "tapped")
         return getattr(get(self, "tapped"), name)
 
@@ -204,6 +209,11 @@ class MethodTap(Tap):
 
 
 TAPS.update((Tap, MethodTap))
+
+
+def _followed_by_name(tap: Tap) -> bool:
+    """Whether Dynamo reaches what is wrapped by an attribute: of a method it would lose the instance behind a graph break."""
+    return get(tap, "kind") != _METHOD or not isinstance(get(tap, "tapped"), types.FunctionType)
 
 
 def _hook(hook: Any) -> Any:

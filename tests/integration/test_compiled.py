@@ -52,6 +52,48 @@ for p in model.parameters():
 if torch.distributed.is_initialized():
     torch.distributed.destroy_process_group()
 """
+BROKEN = """
+import sys, torch
+from torch import nn
+
+def some(x):
+    return x[x.sum(1) > 0].sum(0)
+
+class Base(nn.Module):
+    def pick(self, x, scale=1.0):
+        y = self.a(x) * scale
+        kept = y.sum(1) > 0
+        return y[kept], kept
+
+class Net(Base):
+    def __init__(self):
+        super().__init__()
+        self.a = nn.Linear(4, 4)
+    @staticmethod
+    def part(x):
+        return some(x) * 2
+    @classmethod
+    def of(cls, x):
+        return cls.part(x) + 1
+    def pick(self, x, *, scale=0.5):
+        return super().pick(x, scale)
+    def again(self, x):
+        return Net.pick(self, x)[0].sum(0)
+    def forward(self, x):
+        y, kept = self.pick(x, scale=0.1)
+        return y.sum() + (self.again(x) + some(x) + self.part(self.a(x)) + self.of(x)).square().mean()
+
+torch.manual_seed(0)
+model = Net()
+wrapped = torch.compile(model, backend="eager")
+optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
+for i in range(5):
+    loss = wrapped(torch.randn(8, 4))
+    optimizer.zero_grad()
+    loss.backward()
+    optimizer.step()
+    print("LOSS", loss.item().hex())
+"""
 NAMES = {
     "body.0.weight", "body.0.bias", "body.2.weight", "body.2.bias", "norm.weight", "norm.bias", "head.weight", "head.bias"
 }  # fmt: skip
@@ -84,3 +126,15 @@ def test_a_compiled_model_is_observed_and_stays_the_same(how: str, tmp_path: Pat
     assert {n.removesuffix(".data") for n in opened.states.filter(pl.col("role") == "buffer")["name"]} >= {"norm.running_mean"}
     report = examine(out, [], fail_on="error")
     assert report.exit_code == 0, report.result
+
+
+def test_methods_with_breaks_of_the_graph_keep_their_instance(tmp_path: Path) -> None:
+    """Behind a break Dynamo calls what it could not follow, and compiles what runs there: methods find their instance, and hooks are left alone."""
+    script, out = tmp_path / "train.py", tmp_path / "run"
+    script.write_text(BROKEN)
+    bare = run(str(script))
+    watched = run("-m", "proctor.cli", "record", "-o", str(out), "--", sys.executable, str(script))
+    assert bare.returncode == watched.returncode == 0, watched.stderr[-3000:]
+    assert watched.stdout == bare.stdout
+    assert "is off" not in watched.stderr and "Dynamo" not in watched.stderr
+    assert proctor.open_run(str(out)).trace.steps == 5

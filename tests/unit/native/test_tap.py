@@ -408,6 +408,13 @@ def test_dynamo_finds_what_a_tap_stands_for_without_running_a_getter(impl: Any) 
     assert inspect.getattr_static(tap, "_torchdynamo_inline") is F.relu and tap.__dict__ is F.relu.__dict__
 
 
+def test_dynamo_follows_a_method_as_the_function_that_its_tap_looks_like(impl: Any) -> None:
+    """By an attribute it would find the function without its instance, and call that behind a graph break."""
+    tap = impl.Tap(impl.Recorder(), Net.forward, 1, 1)
+    assert not hasattr(tap, "_torchdynamo_inline") and inspect.getattr_static(tap, "_torchdynamo_inline", None) is None
+    assert isinstance(tap, types.FunctionType) and tap.__code__ is Net.forward.__code__
+
+
 def test_compile_sees_no_graph_break(impl: Any, tapped_torch: Any) -> None:
     if impl is _tap_py:
         pytest.skip("Dynamo traces into the frames of the twin: it has some, the extension has none")
