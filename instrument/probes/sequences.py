@@ -26,6 +26,9 @@ _SEQUENCES: Final = 8  # of one forward
 _LEAST: Final = 4  # places of a sequence
 _FARTHEST: Final = 4
 _TELLING: Final = 8  # elements
+_NODES: Final = 64  # of a graph
+_PRODUCTS: Final = ("BmmBackward", "MmBackward", "BaddbmmBackward", "MatmulBackward")
+_MOVES: Final = ("ConstantPadNd", "SliceBackward", "CatBackward", "IndexBackward", "GatherBackward", "AsStrided", "UnfoldBackward", "RollBackward")
 _SAME, _OTHER = 0.8, 0.5  # shares of equal elements
 Sequence = np.ndarray[Any, Any]
 
@@ -110,7 +113,8 @@ class Sequences(EarlyProbe):
         scores: Any = args[0] if args else (kwargs or {}).get("input")
         dim = args[1] if len(args) > 1 else (kwargs or {}).get("dim")
         if self.left > 0 and readable(scores) and scores.dim() >= 3 and scores.shape[-1] == scores.shape[-2] and dim in (-1, scores.dim() - 1):
-            self._note(int(scores.shape[-1]), _sight(scores))
+            sight = _sight(scores)
+            self._note(int(scores.shape[-1]), "" if sight == "open" and _shifted(scores) else sight)
 
     def _seen_by(self, places: int) -> str:
         """What attention over so many places sees, of all layers: `causal` if some hides later ones, else what all see."""
@@ -163,6 +167,25 @@ def _sight(scores: Any) -> str:
         if bool(hidden[0, more:].all() and hidden[1, n // 2 + more :].all()) and not bool(hidden[0, :more].any() or hidden[1, n // 2 : n // 2 + more].any()):
             return name
     return "open" if bool((hidden == hidden[0]).all()) and not bool(hidden[0, 1:].all()) else ""
+
+
+def _shifted(scores: Any) -> bool:
+    """Whether a product of matrices on which these scores depend had its places moved before it became them, by what autograd knows of them.
+
+    Relative attention computes products with more keys than places, and moves each row by its own number: a column of the square is a distance then, and hides no place.
+    """
+    left: list[tuple[Any, bool]] = [(scores.grad_fn, False)]
+    for _ in range(_NODES):
+        if not left:
+            return False
+        node, moved = left.pop()
+        name = "" if node is None else node.name()
+        if name.startswith(_PRODUCTS):
+            if moved:
+                return True
+        elif node is not None:
+            left.extend((before, moved or name.startswith(_MOVES)) for before, _ in node.next_functions)
+    return False
 
 
 def ahead(ids: Sequence, target: Sequence) -> tuple[int, int] | None:
