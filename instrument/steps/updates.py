@@ -9,7 +9,7 @@ in there change are looked at when the update ends.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 from proctor.instrument.observe.state import Look
 from proctor.instrument.patch import catalog
@@ -18,6 +18,8 @@ from proctor.instrument.steps.turns import guarded_write
 
 if TYPE_CHECKING:
     from proctor.instrument.observer import Observer
+
+WRITES_LOOKED_FOR: Final = 16  # updates
 
 
 class Updates:
@@ -32,6 +34,7 @@ class Updates:
         self._clock, self._guard, self._look = observer.clock, observer.guard, observer.look
         self.depth = 0  # updates that run inside each other
         self.done = 0  # that ended
+        self._begun = 0
         self._done_before = 0  # when the present step of a loss scaler began
         self.optimizers = self._scheduler_count = 0  # that were made
         self.ran_inside = False  # a model, in the present update
@@ -90,7 +93,12 @@ class Updates:
             self._clock.update_begins(key_of(args[0]))
         if self._observer.armed and self._observer.sampled:
             self._guard.run("state", self._observer.tracker.note_update, args[0])
-        self._look(0, data=Look.HINT, grad=Look.HINT, buffers=Look.FORCE)
+        self._look(0, data=Look.FORCE if self._writes_are_looked_for() else Look.HINT, grad=Look.HINT, buffers=Look.FORCE)
+
+    def _writes_are_looked_for(self) -> bool:
+        """Before the first updates, and before some later ones, parameters are hashed: what writes past version counters between updates (`p.data.clamp_()`), as a checkpoint would show, is known then."""
+        self._begun += 1
+        return self._begun <= WRITES_LOOKED_FOR or self._begun & (self._begun - 1) == 0
 
     def _update_ends(self, args: tuple[Any, ...], kwargs: Any, result: Any, raised: bool) -> None:
         self.depth -= 1

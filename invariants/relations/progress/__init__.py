@@ -95,6 +95,9 @@ class Progress(Relation):
                 parts.append(_GENERAL[h.text("mode")](trace).with_columns(pl.lit(i, dtype=pl.UInt32).alias("hyp")))
         return Examples(_stack(parts), _FIELDS, _SCOPE)
 
+    def remember(self, trace: Trace, first: int, end: int) -> pl.DataFrame | None:
+        return _without_evaluations(trace)
+
     def standing_of(self, hypothesis: Hypothesis) -> Standing:
         """An optimizer skips what is frozen. An evaluation may swap averaged weights in."""
         return {"frozen": Standing.LAW, "remembers": Standing.LAW, "doubled": Standing.LAW, "evaluation": Standing.CHOICE, "counted": Standing.CHOICE, "undone": Standing.CHOICE}.get(hypothesis.text("mode"), Standing.HABIT)
@@ -252,14 +255,26 @@ def _evaluated(trace: Trace) -> pl.DataFrame:
 
 
 def _find_evaluated(trace: Trace) -> pl.DataFrame:
-    turns = _turns(trace)
-    steps = trace.contexts.filter(pl.col("phase") == "eval").select("proc", "step", pl.lit(value=True).alias("_eval")).unique()
-    turns = turns.join(steps, on=["proc", "step"], how="left", maintain_order="left").with_columns(pl.col("_eval").fill_null(value=False))
+    turns, others = _turns_with_evaluations(trace), _without_evaluations(trace)
     # Who writes parameters whenever it likes (clipping, averaging over ranks) writes them for other reasons.
-    writers = turns.filter(~pl.col("_eval") & ~pl.col("passed").fill_null(value=True))["proc"].unique()
-    turns = turns.filter(pl.col("_eval") & ~pl.col("proc").is_in(writers.implode()))
+    turns = turns.filter(pl.col("_eval") & ~pl.col("proc").is_in(others.filter("_wrote")["proc"].implode()))
     rounded = ((pl.col("_a") - pl.col("_b")).abs() <= _ROUNDING * pl.col("_a").abs()).fill_null(value=False)
-    return _finish(trace, turns.with_columns(pl.when(pl.col("passed") | ~rounded).then("passed").alias("passed")))
+    # Where each turn has an evaluation, who wrote is not known: a decay of the program's own behind the update does so in each.
+    told = ~rounded & pl.col("proc").is_in(others["proc"].implode())
+    return _finish(trace, turns.with_columns(pl.when(pl.col("passed") | told).then("passed").alias("passed")))
+
+
+def _turns_with_evaluations(trace: Trace) -> pl.DataFrame:
+    """Turns, with `_eval`: there is an evaluation in it."""
+    steps = trace.contexts.filter(pl.col("phase") == "eval").select("proc", "step", pl.lit(value=True).alias("_eval")).unique()
+    return _turns(trace).join(steps, on=["proc", "step"], how="left", maintain_order="left").with_columns(pl.col("_eval").fill_null(value=False))
+
+
+def _without_evaluations(trace: Trace) -> pl.DataFrame:
+    """Processes with turns that have no evaluation, in steps that are gone, too: proc, and `_wrote` where parameters were written in one."""
+    found = _turns_with_evaluations(trace).filter(~pl.col("_eval")).drop_nulls("passed").select("proc", (~pl.col("passed")).alias("_wrote"))
+    past = trace.past.get("progress")
+    return (found if past is None else pl.concat([past, found])).group_by("proc", maintain_order=True).agg(pl.col("_wrote").any()).sort("proc")
 
 
 def _frozen(trace: Trace) -> pl.DataFrame:

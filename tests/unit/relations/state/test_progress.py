@@ -157,6 +157,25 @@ def test_an_evaluation_leaves_parameters_alone_in_any_program(tmp_path: Path, cl
     assert RELATION.say(hypothesis).startswith("an evaluation leaves")
 
 
+@pytest.mark.parametrize("past", [None, False, True])
+def test_an_evaluation_is_told_from_what_is_written_with_each_update(tmp_path: Path, past: bool | None) -> None:
+    """Where each turn has an evaluation, steps that are gone say whether parameters are written without one."""
+    job = plain()
+    for step in range(STEPS):
+        job.update(step, {"a.weight": 10 + step})
+        job.calls.append({"fn": "lib.Net.forward", "step": step, "phase": "eval"})
+        job.see("a.weight", 77 + step, step, HELD)
+    trace = job.trace(tmp_path)
+    if past is not None:
+        trace.past["progress"] = pl.DataFrame({"proc": [0], "_wrote": [past]}, schema={"proc": pl.UInt16, "_wrote": pl.Boolean})
+    rows = RELATION.examples(trace, [Hypothesis.of("progress", mode="evaluation")]).frame
+    assert rows["passed"].to_list() == {None: [None] * 4, False: [False] * 4, True: []}[past]
+    plainly = plain()
+    for step in range(STEPS):
+        plainly.update(step, {"a.weight": 10 + step})
+    assert RELATION.remember(plainly.trace(tmp_path), 0, STEPS).rows() == [(0, False)]
+
+
 @pytest.mark.parametrize(("norm", "passed"), [(13.000001, None), (13.1, False)])
 def test_averaged_weights_that_come_back_but_for_rounding_are_undecided(tmp_path: Path, norm: float, passed: bool | None) -> None:
     job = plain()
