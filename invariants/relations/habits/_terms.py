@@ -20,6 +20,7 @@ LOSS: Final = "loss()"
 LOOKS: Final = 8
 BETWEEN: Final = " beside "
 _EQUAL: Final = 1e-6  # relative; numbers are float32 at least
+_CONSTANT: Final = 3  # steps
 _CLEARLY: Final = 1e-3  # relative, by which a multiple varies where a rule is made
 
 
@@ -57,9 +58,12 @@ def whole(trace: Trace, rows: pl.DataFrame) -> pl.DataFrame:
 
 
 def more(trace: Trace, rows: pl.DataFrame) -> pl.DataFrame:
-    """One row a number and look at which it has changed: passed if what is propagated was not the same multiple of it all the time."""
+    """One row a number and look at which it has changed: passed if what is propagated was not the same multiple of it all the time.
+
+    Parts of one batch are divided by one number, such as its tokens, and two batches may have as many: it takes three steps to fail.
+    """
     mine, number = ["proc", "what"], pl.col("number")
-    rows = rows.filter(number != 0).with_columns((pl.col("given") / number).alias("_ratio"), number.diff().over(mine).alias("_rise"))
+    rows = rows.filter(number != 0).with_columns((pl.col("given") / number).alias("_ratio"), number.diff().over(mine).alias("_rise"), pl.col("step").rank("dense").over(mine).alias("_nth"))
     rise, ratio = pl.col("_rise"), pl.col("_ratio")
     rows = rows.with_columns(
         (ratio.cum_max() - ratio.cum_min()).over(mine).alias("_spread"), (number.cum_max() - number.cum_min()).over(mine).alias("_range"),
@@ -69,6 +73,7 @@ def more(trace: Trace, rows: pl.DataFrame) -> pl.DataFrame:
     rows = rows.filter(pl.col("_range") > _CLEARLY * number.abs()).with_columns(
         (pl.col("_spread") > _EQUAL * size).alias("passed"), (pl.col("_lively") & (pl.col("_spread").max().over(mine) > _CLEARLY * size)).alias("_varied")
     )
+    rows = rows.filter(pl.col("passed") | (pl.col("_nth") >= _CONSTANT))
     return _finish(trace, rows, "more", pl.format("{} times this number, from the first look on", pl.col("_ratio").round_sig_figs(6)))
 
 

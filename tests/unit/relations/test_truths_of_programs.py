@@ -142,7 +142,7 @@ FAULTS = {  # program, fault: relation, a word of what was seen, step
     ("grouped", "frozen"): ("progress", "body.weight has not moved", 1),
     ("grouped", "same_batch"): ("fresh", "batch of the step before again", 1),
     ("grouped", "rate_rests"): ("paced", "0.01, 0.01 after 0.01, 0.01", 1),
-    ("grouped", "no_term"): ("varies", "1.0 times this number", 1),
+    ("grouped", "no_term"): ("varies", "1.0 times this number", 2),
     ("accumulates", "same_rate"): ("option", "lr of embed.weight is 0.01", 0),
     ("accumulates", "steps_each_microbatch"): ("paced", "3 step(s)", 0),
     ("accumulates", "loses_some"): ("applied", "1 of 3 gradients were cleared", 0),
