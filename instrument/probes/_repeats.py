@@ -39,7 +39,8 @@ class Repeats:
 def halves(data: Any, has: list[str], lacks: list[str], *, computed: bool) -> None:
     """Say of a tensor of varied numbers whether its second half is its first one again, as where one view is joined with itself.
 
-    What is the same all along a dimension is no tensor that was joined: a model that collapsed gives such. Of two slices that is told of data alone, which nobody `computed`.
+    What is the same all along a dimension is no tensor that was joined: a model that collapsed gives such. Of two slices that is told of data alone, which nobody `computed`, and of
+    what was joined or stacked just before: its samples have to differ.
     """
     for dim, word in _HALVES.items() if data.dim() > 1 else ():
         size = data.shape[dim]
@@ -48,8 +49,22 @@ def halves(data: Any, has: list[str], lacks: list[str], *, computed: bool) -> No
         first, second = data.chunk(2, dim)
         if not bool((first == second).all()):
             has.append(word)
-        elif size == 2 or not bool((first == first.narrow(dim, 0, 1)).all()):
+        elif not bool((first == first.narrow(dim if size > 2 else 0, 0, 1)).all()):
             lacks.append(word)
+
+
+def was_joined(tensor: Any) -> bool:
+    """Whether autograd knows that a tensor was put together of others, and nothing was done to it since."""
+    node = node_of(tensor)
+    return node is not None and node.name().startswith(("CatBackward", "StackBackward"))
+
+
+def node_of(tensor: Any) -> Any:
+    """The node of the graph that made a tensor; None where there is none, or where torch tells none: of a view that is no part of a graph any more."""
+    try:
+        return tensor.grad_fn
+    except RuntimeError:
+        return None
 
 
 class Numbers:

@@ -5,10 +5,9 @@ What comes out for a matrix of probabilities: `(["it has more than one value", "
 
 from __future__ import annotations
 
-import contextlib
 from typing import Any, Final
 
-from proctor.instrument.probes._repeats import halves
+from proctor.instrument.probes._repeats import halves, node_of, was_joined
 
 FEWEST: Final = 8  # elements
 _SEVERAL: Final = 4  # values
@@ -49,7 +48,7 @@ def words(tensor: Any) -> tuple[list[str], list[str]]:
         if values > 1:  # zeros, as of a state that begins, lie on any side
             _shares(data, has, lacks, *_made(tensor))
         if values >= _SEVERAL:
-            halves(data, has, lacks, computed=tensor.requires_grad)
+            halves(data, has, lacks, computed=tensor.requires_grad and not was_joined(tensor))
         if data.dim() > 1 and data.shape[-1] > 1:
             _rows(data.flatten(0, -2), has, lacks)
     return has, lacks
@@ -96,10 +95,7 @@ def _shares(data: Any, has: list[str], lacks: list[str], made: str, summed: bool
 
 def _made(tensor: Any) -> tuple[str, bool]:
     """The operation that a tensor's numbers are of, behind what moves them, means and sums; "" where gradients do not tell. And whether they were summed up."""
-    node, summed = None, False
-    if tensor.requires_grad:
-        with contextlib.suppress(RuntimeError):  # torch refuses it of a view that is no part of a graph any more
-            node = tensor.grad_fn
+    node, summed = node_of(tensor) if tensor.requires_grad else None, False
     for _ in range(_BEHIND):
         if node is None:
             break

@@ -6,7 +6,7 @@ through it or none do, where its triangle begins (a mask); that the result is no
 recurrent model, a memory), that it is another in each call, that its second half is not the first one again, that it begins where what it is cut from begins, or behind (a target that is shifted); of a float that it was given, whether it changes, and begins anew. Of whole models the last is asked, and whether gradients flow through their results (a target without a stop). `leaves` and `writes`: whether an argument is another after the call. `steady`: a float of an object, in each
 call of one of its methods in the first steps.
 
-Only dense CPU tensors of at most 65,536 elements are looked at. Cost: 20 to 100 µs a tensor, of twelve calls of a function; 2 µs for the numbers of an object, of 64 calls and then of each sixteenth.
+Only dense CPU tensors of at most 65,536 elements are looked at; of larger ones some elements, for whether they are others in each call. Cost: 20 to 100 µs a tensor, of twelve calls of a function; 2 µs for the numbers of an object, of 64 calls and then of each sixteenth.
 """
 
 from __future__ import annotations
@@ -40,6 +40,8 @@ _WATCHED: Final = 64  # calls of methods of one object, before only each sixteen
 _THEN_EVERY: Final = 16
 _TENSORS: Final = 8  # of one call
 _LARGEST: Final = 1 << 16
+_HUGE: Final = 1 << 28
+_SOME: Final = 1 << 13  # elements of a large tensor
 _LAST_STEP: Final = 64
 _OBJECTS: Final = 512
 _PASSES_AT: Final = (4, 5, 6)  # calls after which numbers that stayed are said to stay
@@ -85,7 +87,7 @@ class Manners(Probe):
             if calls <= _CALLS:
                 given = _fingerprinted(_given(names, args, kwargs))
                 self._open.append((self.sink.call, given, _all_prints(args, kwargs)))
-                self._again(function, [*given, *_fingerprinted(_one_row(names, args, kwargs))])
+                self._again(function, [*given, *_fingerprinted(_one_row(names, args, kwargs))], _fingerprinted(_large(names, args, kwargs)))
 
         def after(args: tuple[Any, ...], kwargs: dict[str, Any] | None, result: Any, raised: bool) -> None:
             while self._open and self._open[-1][0] > self.sink.call:
@@ -112,7 +114,7 @@ class Manners(Probe):
         if chain.calls < _CALLS:
             chain.given = _all_prints(args[1:], kwargs)
             self._tell_apart(name, given := _fingerprinted(_given([], args[1:], kwargs)))
-            self._again(name, [*given, *_fingerprinted(_one_row([], args[1:], kwargs))])
+            self._again(name, [*given, *_fingerprinted(_one_row([], args[1:], kwargs))], _fingerprinted(_large([], args[1:], kwargs)))
 
     def _model_ends(self, args: tuple[Any, ...], kwargs: dict[str, Any] | None, result: Any, raised: bool) -> None:
         if self._over or raised:
@@ -157,8 +159,8 @@ class Manners(Probe):
             if alike and tensor.numel() >= FEWEST:
                 self._say(function, f"argument {name}", "holds", _APART if fp not in alike else "", _APART if fp in alike else "")
 
-    def _again(self, function: str, given: Seen) -> None:
-        for name, has, lacks in [*self._repeats.told(function, given, _CALLS - _LOOKS + 1), *self._cuts.told(function, given)]:
+    def _again(self, function: str, given: Seen, large: Seen) -> None:
+        for name, has, lacks in [*self._repeats.told(function, [*given, *large], _CALLS - _LOOKS + 1), *self._cuts.told(function, given)]:
             self._say(function, f"argument {name}", "holds", has, lacks)
 
     def _counts(self, function: str, names: list[str], args: tuple[Any, ...], kwargs: dict[str, Any] | None) -> None:
@@ -256,6 +258,12 @@ def _given(names: list[str], args: tuple[Any, ...], kwargs: dict[str, Any] | Non
 def _one_row(names: list[str], args: tuple[Any, ...], kwargs: dict[str, Any] | None) -> list[tuple[str, Any]]:
     """What an agent sees, say: of such tensors it is only asked whether they are others in each call."""
     return [(name, value) for name, value in _named(names, args, kwargs) if content.plain(value, _LARGEST) and value.dim() > 0 and value.shape[0] == 1]
+
+
+def _large(names: list[str], args: tuple[Any, ...], kwargs: dict[str, Any] | None) -> list[tuple[str, Any]]:
+    """Some elements of each tensor that is too large for all of them, as a batch of pictures is: of these, too, it is only asked whether they are others in each call."""
+    found = [(n, v.detach().view(-1)) for n, v in _named(names, args, kwargs) if content.plain(v, _HUGE) and v.numel() > _LARGEST and v.is_contiguous()][:_TENSORS]
+    return [(name, some) for name, flat in found if bool(((some := flat[:: flat.numel() // _SOME]) != some[0]).any())]
 
 
 def _tensors(name: str, value: Any) -> Iterator[tuple[str, Any]]:

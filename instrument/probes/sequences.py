@@ -14,6 +14,7 @@ from typing import Any, Final
 import numpy as np
 
 from proctor.instrument.probes import NO_HOOKS, EarlyProbe, Home, Hooks, Sink, register
+from proctor.instrument.probes._repeats import node_of
 from proctor.instrument.probes.judged import readable, tensors
 from proctor.invariants.schema import MODEL_CALL, Value
 
@@ -174,7 +175,7 @@ def _shifted(scores: Any) -> bool:
 
     Relative attention computes products with more keys than places, and moves each row by its own number: a column of the square is a distance then, and hides no place.
     """
-    left: list[tuple[Any, bool]] = [(scores.grad_fn, False)]
+    left: list[tuple[Any, bool]] = [(node_of(scores), False)]
     for _ in range(_NODES):
         if not left:
             return False

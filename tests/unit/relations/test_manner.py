@@ -255,6 +255,11 @@ def test_halves_are_the_same_where_something_was_joined_and_not_where_a_model_co
     assert not any("first" in said for side in words(rows[:1].repeat(8, 1)) for said in side)
     assert word.format("second") in words(torch.cat([sources, sources], 1))[1]
     assert not any("second" in said for side in words(torch.cat([sources, sources], 1).requires_grad_()) for said in side)
+    views = torch.rand(2, 3, 1, 8, requires_grad=True)  # two views of three samples, as a model gave them
+    assert word.format("second") in words(torch.cat([views[0], views[1]], 1))[0]
+    assert word.format("second") in words(torch.cat([views[0], views[0]], 1))[1]
+    collapsed = views[:, :1].expand(2, 3, 1, 8)[0]
+    assert word.format("second") not in words(torch.cat([collapsed, collapsed], 1))[1]
 
 
 def test_words_are_said_where_they_are_clear_alone() -> None:
