@@ -25,6 +25,7 @@ from proctor.instrument.probes import Home, Probes
 from proctor.invariants.codec.definition import sketch_of
 from proctor.native import is_tap
 
+_COMPILED = "torch_dynamo_resume_in_"  # code of what Dynamo puts into a module of the program to go on behind a break
 _MAX_FUNCTIONS = 5000
 _MAX_DEFINITIONS = 400  # of functions and classes; they go with all that a process says of itself
 _OURS = 2  # references that `sys.getrefcount(value)` sees from here: the local name and its own argument
@@ -103,6 +104,8 @@ class UserCode:
             if len(self.names) >= _MAX_FUNCTIONS:
                 return
             if getattr(value, "__module__", None) != module.__name__:
+                continue
+            if isinstance(value, types.FunctionType) and value.__code__.co_name.startswith(_COMPILED):
                 continue
             if isinstance(value, types.FunctionType | type):
                 self._define(f"{place}.{attribute}", value)
