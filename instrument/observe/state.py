@@ -6,7 +6,8 @@
 What is hashed when: a tensor's `_version` and address are a *hint* that it did not change; the hint is wrong for
 fused optimizers, `p.data` writes, gloo collectives and batch-norm statistics (findings/native.md §2). So data is hashed
 without the hint after every update, gradients after every backward, buffers before every update, and the hint
-serves only the boundaries between. A write that escapes version counters is therefore seen at the next update.
+serves only the boundaries between. A write that escapes version counters is therefore seen at the end of the next update; before
+the first updates, and some later ones, data is hashed as well, so that such a write is told from that update.
 """
 
 from __future__ import annotations
