@@ -95,6 +95,34 @@ def shards() -> tuple[nn.Module, Loss]:
     return model, loss
 
 
+def several(steps: int) -> None:
+    """Implicit Q-learning's loop: three models, an optimizer each, and a target that is moved by hand."""
+
+    def net(inputs: int, outputs: int) -> nn.Sequential:
+        return nn.Sequential(nn.Linear(inputs, 256), nn.ReLU(), nn.Linear(256, 256), nn.ReLU(), nn.Linear(256, outputs))
+
+    critic, target, value, actor = net(23, 1), net(23, 1).requires_grad_(False), net(17, 1), net(17, 6)
+    optimizers = [torch.optim.Adam(m.parameters(), lr=3e-4) for m in (value, critic, actor)]
+
+    def update(optimizer: torch.optim.Optimizer, loss: torch.Tensor) -> None:
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+
+    for _ in range(steps):
+        state, action, reward, then = torch.randn(256, 17), torch.rand(256, 6), torch.randn(256, 1), torch.randn(256, 17)
+        both = torch.cat([state, action], 1)
+        with torch.no_grad():
+            wanted, later = target(both), value(then)
+        gain = wanted - value(state)
+        update(optimizers[0], (torch.where(gain > 0, 0.7, 0.3) * gain**2).mean())
+        update(optimizers[1], F.mse_loss(critic(both), reward + 0.99 * later))
+        with torch.no_grad():
+            for ours, theirs in zip(target.parameters(), critic.parameters(), strict=True):
+                ours.lerp_(theirs, 0.005)
+        update(optimizers[2], (torch.exp(3 * gain.detach()).clamp(max=100) * (actor(state) - action) ** 2).mean())
+
+
 PROGRAMS: dict[str, tuple[str, int, Callable[[], tuple[nn.Module, Loss]]]] = {  # what it is, ranks, its parts
     "lm": ("transformer LM", 1, lambda: language(128, 16, 96)),
     "resnet": ("ResNet-20", 1, lambda: images(ResNet20(), 8, 3, 32, 32)),
@@ -102,6 +130,7 @@ PROGRAMS: dict[str, tuple[str, int, Callable[[], tuple[nn.Module, Loss]]]] = {  
     "gcn": ("GCN of Cora's size", 1, graph),
     "ddp": ("DDP, MLP on 2 ranks", 2, replicas),
     "fsdp2": ("FSDP2, GPT on 2 ranks", 2, shards),
+    "several": ("Q-learning, three optimizers, of an update", 1, lambda: (nn.Identity(), lambda: torch.zeros(()))),
     "short": ("transformer LM, short steps", 1, lambda: language(64, 8, 64)),
 }
 
@@ -109,6 +138,9 @@ PROGRAMS: dict[str, tuple[str, int, Callable[[], tuple[nn.Module, Loss]]]] = {  
 def main() -> None:
     torch.set_num_threads(1)
     torch.manual_seed(0)
+    if sys.argv[1] == "several":
+        several(int(sys.argv[2]))
+        return
     model, loss_of = PROGRAMS[sys.argv[1]][2]()
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4)
     for _ in range(int(sys.argv[2])):

@@ -14,6 +14,7 @@ import atexit
 import os
 import sys
 import threading
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +28,7 @@ from proctor.instrument.observe.structure import Structure
 from proctor.instrument.output import Output, say_nothing
 from proctor.instrument.own_thread import OwnThread
 from proctor.instrument.patch import catalog
+from proctor.instrument.patch.compiled import anything_compiled
 from proctor.instrument.patch.patches import Patches
 from proctor.instrument.patch.taps import Taps
 from proctor.instrument.patch.usercode import UserCode, library_prefixes
@@ -106,9 +108,14 @@ class Observer:
         self.clock.on_change = self.clock_moved
         self.clock.on_new_step = self.new_step
         self.taps.lay()
+        self.patches.wrap(torch, "compile", self._compiles)
         os.register_at_fork(after_in_child=self._forked)
         atexit.register(self.close)
         recorder.enabled = True
+
+    def _compiles(self, original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        self.guard.run("user code", self.user.compiles)
+        return original(*args, **kwargs)
 
     def _watches(self, attr: str) -> bool:
         kept = self.config.capsules > 0 or bool(self.config.replay)
@@ -139,6 +146,8 @@ class Observer:
     def reach_early(self) -> None:
         """Make up for coming after the program's imports: its own names for our functions, and its own functions."""
         self.unseen.extend(self.patches.reach_names())
+        if anything_compiled():
+            self.user.compiles()
         self.user.sweep()
 
     def arm(self, reason: str) -> None:

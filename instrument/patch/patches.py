@@ -164,13 +164,14 @@ class Patches(Replaced):
         Returns:
             functions that can still be called past their tap: a bound method of them is held somewhere.
         """
+        wrapped = [u for u in self._undo if isinstance(u, Replacement) and isinstance(u.ours, types.FunctionType) and isinstance(u.owner, types.ModuleType)]
+        ours: dict[int, Any] = {**self._taps, **{id(u.original): u.ours for u in wrapped}}
         for name, module in sys.modules.copy().items():
             if name.split(".")[0] in ("torch", "proctor") or not isinstance(module, types.ModuleType):
                 continue
             for attribute, value in list(vars(module).items()):
-                tap = self._taps.get(id(value))
-                if tap is not None:
-                    self.replace(module, attribute, tap)
+                if id(value) in ours:
+                    self.replace(module, attribute, ours[id(value)])
         things = gc.get_objects()
         self._reach_defaults(thing for thing in things if type(thing) is types.FunctionType)
         self._reach_attributes(things)

@@ -20,6 +20,7 @@ from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
+from proctor.instrument.patch.compiled import guarded
 from proctor.instrument.patch.patches import METHOD, PLAIN, Patches
 from proctor.instrument.probes import Home, Probes
 from proctor.invariants.codec.definition import sketch_of
@@ -64,6 +65,8 @@ class UserCode:
         self._seen: set[str] = set()
         self._modules = self._script = 0  # how many there were, and names in the script
         self._running: Counter[types.CodeType] = Counter()
+        self._compiling = False
+        self._guarded: list[str] = []  # methods that cannot have a tap where the program compiles
         self.names: dict[str, Any] = {}
         self.definitions: dict[str, str] = {}  # sketches of module-level functions and classes, by name
         self.left_alone: list[str] = []  # functions that are held elsewhere, and so not observed
@@ -90,6 +93,14 @@ class UserCode:
             return False
         self._patches.drop(tap)
         return True
+
+    def compiles(self) -> None:
+        """The program gives something to `torch.compile`: methods that Dynamo guards as functions are not observed from now on (`compiled.py`)."""
+        self._compiling = True
+        for name in self._guarded:
+            self._patches.drop(self.names.pop(name))
+            self._leave(name)
+        self._guarded.clear()
 
     def _is_user(self, name: str, module: Any) -> bool:
         if not isinstance(module, types.ModuleType) or name.split(".")[0] in ("proctor", "sitecustomize"):
@@ -149,8 +160,14 @@ class UserCode:
                 continue
             if issubclass(cls, Module) and attribute in ("forward", "__call__", "extra_repr"):
                 continue
-            kind = PLAIN if isinstance(value, staticmethod) else METHOD
-            self._tap(cls, attribute, f"{place}.{cls.__qualname__}.{attribute}", kind, [])
+            kind, name = PLAIN if isinstance(value, staticmethod) else METHOD, f"{place}.{cls.__qualname__}.{attribute}"
+            asks = kind == METHOD and guarded(function)
+            if asks and self._compiling:
+                self._leave(name)
+                continue
+            self._tap(cls, attribute, name, kind, [])
+            if asks and name in self.names:
+                self._guarded.append(name)
 
     def _tap(self, owner: Any, attribute: str, name: str, kind: int, aliases: list[Any]) -> None:
         if not self._wants(name):

@@ -17,12 +17,12 @@ looked at: it may take long. Of one that contained several updates (an epoch, an
 from __future__ import annotations
 
 import inspect
-import sys
 import threading
 import weakref
 from typing import Any, Final
 
 from proctor.instrument.observe.modules import class_name
+from proctor.instrument.patch.compiled import anything_compiled
 from proctor.instrument.probes import NO_HOOKS, Home, Hooks, Probe, Sink, register
 from proctor.instrument.probes._looks import OPENING, STEP, Look
 from proctor.invariants.schema import MODEL_CALL, Value
@@ -77,7 +77,7 @@ class Operations(Probe):
         if look is not None and look.function == STEP:
             self._drop()
             self._tell(look)
-        if step in STEPS and not (self._look or self._over or self._kept_off or self._stuck or _compiles()):
+        if step in STEPS and not (self._look or self._over or self._kept_off or self._stuck or anything_compiled()):
             self._look = Look(STEP, 0, 0)
             self._look.begins()
 
@@ -173,7 +173,7 @@ class Operations(Probe):
         if first:
             self._running.append((self.sink.call, (function, mode), self._updates))
         # What is called first when training goes on already may be an epoch, whose first call began before anything was observed.
-        if self._look is None and not self._kept_off and known[1] < _LOOKS and (not first or self._updates > _UPDATES) and not _compiles():
+        if self._look is None and not self._kept_off and known[1] < _LOOKS and (not first or self._updates > _UPDATES) and not anything_compiled():
             known[1] += 1
             self._look = Look(function, self.sink.call, self._updates, opening=first or bool(known[2]))
             self._look.guess = first
@@ -248,12 +248,3 @@ def _forward(module: Any) -> str:
 
 def _plain_name(thing: Any) -> str:
     return str(getattr(thing, "__qualname__", "")).rpartition("<locals>.")[2]
-
-
-def _compiles() -> bool:
-    """Whether anything in this process was given to `torch.compile`; also where torch does not tell."""
-    dynamo = sys.modules.get("torch._dynamo.eval_frame")
-    if dynamo is None:
-        return False
-    backends = getattr(dynamo, "cached_backends", None)
-    return not isinstance(backends, dict) or any(backend is not None for backend in backends.values())

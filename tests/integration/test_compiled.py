@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
@@ -96,6 +97,89 @@ for i in range(5):
         late = torch.optim.SGD(model.parameters(), lr=1e-3)  # functions of the program are looked for again
     print("LOSS", loss.item().hex())
 """
+GUARDED = """
+import torch
+from torch import nn
+
+def outer(k):
+    def made(self, x):
+        return x * k
+    return made
+
+class Other:
+    def go(self, x, s=2.0):
+        return x * s
+
+class Base(nn.Module):
+    def over(self, x):
+        return x + 1
+
+class Net(Base):
+    def __init__(self):
+        super().__init__()
+        self.a, self.b, self.o = nn.Linear(4, 8), nn.Linear(8, 2), Other()
+    made = outer(3.0)
+    def mix(self, x, scale=2.0):
+        return x * scale
+    def named(self, x, *, scale=2.0):
+        return x * scale
+    def over(self, x):
+        return super().over(x)
+    def plain(self, x):
+        return x * 2
+    @classmethod
+    def of(cls, x, s=0.5):
+        return x * s
+    @staticmethod
+    def part(x, s=0.5):
+        return x * s
+    def forward(self, x):
+        y = self.made(self.mix(self.named(self.over(self.plain(self.a(x))))))
+        return self.b(torch.relu(self.o.go(self.of(self.part(y)))))
+
+torch.manual_seed(0)
+model = Net()
+optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
+wrapped = torch.compile(model, backend="eager")
+for i in range(4):
+    if i == 2:
+        class Late(nn.Module):
+            def forward(self, x):
+                return self.twice(x)
+            def twice(self, x, by=2.0):
+                return x * by
+        late = torch.compile(Late(), backend="eager")
+        torch.optim.SGD(model.parameters(), lr=1e-3)  # functions of the program are looked for again
+    loss = wrapped(torch.randn(8, 4)).square().mean()
+    loss = loss if i < 2 else late(loss)
+    optimizer.zero_grad()
+    loss.backward()
+    optimizer.step()
+    print("LOSS", loss.item().hex())
+"""
+LATE = """
+import sys, torch
+from torch import nn, compile
+from proctor.instrument.attach import attach
+
+class Net(nn.Linear):
+    def mix(self, x, scale=2.0):
+        return x * scale
+    def forward(self, x):
+        return self.mix(super().forward(x))
+
+if sys.argv[1] == "before":
+    attach(sys.argv[2])
+model = compile(Net(4, 4), backend="eager")
+if sys.argv[1] == "behind":
+    model(torch.ones(1, 4))
+    attach(sys.argv[2])
+optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
+for _ in range(3):
+    optimizer.zero_grad()
+    model(torch.ones(2, 4)).square().mean().backward()
+    optimizer.step()
+"""
 NAMES = {
     "body.0.weight", "body.0.bias", "body.2.weight", "body.2.bias", "norm.weight", "norm.bias", "head.weight", "head.bias"
 }  # fmt: skip
@@ -140,5 +224,29 @@ def test_methods_with_breaks_of_the_graph_keep_their_instance(tmp_path: Path) ->
     assert watched.stdout == bare.stdout
     assert "is off" not in watched.stderr and "Dynamo" not in watched.stderr
     trace = proctor.open_run(str(out)).trace
-    assert trace.steps == 5 and "__main__.Net.pick" in trace.functions
+    assert trace.steps == 5 and "__main__.Net.again" in trace.functions
     assert not any("resume_at" in name for name in trace.functions), "what Dynamo makes of a function is none of the program's"
+
+
+def test_methods_that_dynamo_guards_as_functions_are_left_alone(tmp_path: Path) -> None:
+    """Default arguments, `super()` and other variables of a function around: Dynamo's guards of them take a function of Python alone."""
+    script, out = tmp_path / "train.py", tmp_path / "run"
+    script.write_text(GUARDED)
+    bare = run(str(script))
+    watched = run("-m", "proctor.cli", "record", "-o", str(out), "--", sys.executable, str(script))
+    assert bare.returncode == watched.returncode == 0, watched.stderr[-3000:]
+    assert watched.stdout == bare.stdout
+    (facts,) = (json.loads(path.read_text()) for path in out.glob("procs/*/process.json"))
+    unobserved = {name.removeprefix("__main__.") for name in facts["unobserved"]}
+    assert unobserved >= {"Net.mix", "Net.named", "Net.over", "Net.made", "Net.of", "Other.go", "Late.twice"}
+    assert not unobserved & {"Net.plain", "Net.part"}
+
+
+@pytest.mark.parametrize("when", ["before", "behind"])
+def test_attached_late_methods_of_a_compiled_model_are_left_alone(when: str, tmp_path: Path) -> None:
+    """The program has bound `compile` to a name of its own, or has compiled already."""
+    script, out = tmp_path / "train.py", tmp_path / "run"
+    script.write_text(LATE)
+    done = run(str(script), when, str(out))
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert proctor.open_run(str(out)).trace.steps == 3
