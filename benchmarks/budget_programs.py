@@ -123,32 +123,38 @@ def several(steps: int) -> None:
         update(optimizers[2], (torch.exp(3 * gain.detach()).clamp(max=100) * (actor(state) - action) ** 2).mean())
 
 
-PROGRAMS: dict[str, tuple[str, int, Callable[[], tuple[nn.Module, Loss]]]] = {  # what it is, ranks, its parts
-    "lm": ("transformer LM", 1, lambda: language(128, 16, 96)),
-    "resnet": ("ResNet-20", 1, lambda: images(ResNet20(), 8, 3, 32, 32)),
-    "mnist": ("MNIST CNN", 1, lambda: images(Cnn(), 16, 1, 28, 28)),
-    "gcn": ("GCN of Cora's size", 1, graph),
-    "ddp": ("DDP, MLP on 2 ranks", 2, replicas),
-    "fsdp2": ("FSDP2, GPT on 2 ranks", 2, shards),
-    "several": ("Q-learning, three optimizers, of an update", 1, lambda: (nn.Identity(), lambda: torch.zeros(()))),
-    "short": ("transformer LM, short steps", 1, lambda: language(64, 8, 64)),
+def trained(parts: Callable[[], tuple[nn.Module, Loss]]) -> Callable[[int], None]:
+    """A program that trains a model for so many steps."""
+
+    def train(steps: int) -> None:
+        model, loss_of = parts()
+        optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4)
+        for _ in range(steps):
+            optimizer.zero_grad()
+            loss = loss_of()
+            loss.backward()
+            optimizer.step()
+        print(f"LOSS {float(loss.detach())!r}")
+
+    return train
+
+
+PROGRAMS: dict[str, tuple[str, int, Callable[[int], None]]] = {  # what it is, ranks, the program of so many steps
+    "lm": ("transformer LM", 1, trained(lambda: language(128, 16, 96))),
+    "resnet": ("ResNet-20", 1, trained(lambda: images(ResNet20(), 8, 3, 32, 32))),
+    "mnist": ("MNIST CNN", 1, trained(lambda: images(Cnn(), 16, 1, 28, 28))),
+    "gcn": ("GCN of Cora's size", 1, trained(graph)),
+    "ddp": ("DDP, MLP on 2 ranks", 2, trained(replicas)),
+    "fsdp2": ("FSDP2, GPT on 2 ranks", 2, trained(shards)),
+    "several": ("Q-learning, three optimizers, of an update", 1, several),
+    "short": ("transformer LM, short steps", 1, trained(lambda: language(64, 8, 64))),
 }
 
 
 def main() -> None:
     torch.set_num_threads(1)
     torch.manual_seed(0)
-    if sys.argv[1] == "several":
-        several(int(sys.argv[2]))
-        return
-    model, loss_of = PROGRAMS[sys.argv[1]][2]()
-    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4)
-    for _ in range(int(sys.argv[2])):
-        optimizer.zero_grad()
-        loss = loss_of()
-        loss.backward()
-        optimizer.step()
-    print(f"LOSS {float(loss.detach())!r}")
+    PROGRAMS[sys.argv[1]][2](int(sys.argv[2]))
     if torch.distributed.is_initialized():
         torch.distributed.destroy_process_group()
 

@@ -22,6 +22,8 @@ import json, resource, sys, time
 import torch
 from torch import nn
 import torch.nn.functional as F
+sys.path.append({folder!r})
+from own_memory import own_mib
 
 out, kind, steps, mib = sys.argv[1], sys.argv[2], int(sys.argv[3]), int(sys.argv[4])
 
@@ -73,18 +75,17 @@ for step in range(steps):
     loss_of().backward()
     optimizer.step()
 cpu = (time.process_time() - begin) / max(steps - 4, 1)
-with open("/proc/self/smaps_rollup") as file:
-    kib = sum(int(line.split()[1]) for line in file if line.startswith(("Private_Clean", "Private_Dirty")))
+own = own_mib()
 peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
 with open(out, "w") as file:
-    json.dump({"parameters": sum(p.numel() for p in model.parameters()), "mib": kib / 1024, "peak": peak / 1024, "ms": 1e3 * cpu}, file)
+    json.dump({"parameters": sum(p.numel() for p in model.parameters()), "mib": own, "peak": peak / 1024, "ms": 1e3 * cpu}, file)
 """
 
 
 def measured(work: Path, kind: str, steps: int, mib: int, options: list[str] | None) -> dict[str, float]:
     """Of one process; with options, under `proctor watch`."""
     program, out = work / "program.py", work / "out.json"
-    program.write_text(PROGRAM)
+    program.write_text(PROGRAM.replace("{folder!r}", repr(str(Path(__file__).resolve().parent))))
     out.unlink(missing_ok=True)
     command = [sys.executable, str(program), str(out), kind, str(steps), str(mib)]
     if options is not None:

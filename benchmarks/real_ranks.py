@@ -23,6 +23,7 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "tests"))
 from helpers.live.watching import verifier_of
+from own_memory import own_mib
 
 PROGRAM = """
 import json, os, resource, sys, time
@@ -30,6 +31,8 @@ import torch
 import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
+sys.path.append({folder!r})
+from own_memory import own_mib
 
 out, steps, pause, width, part_at = sys.argv[1], int(sys.argv[2]), float(sys.argv[3]), int(sys.argv[4]), int(sys.argv[5])
 torch.manual_seed(0)
@@ -51,10 +54,9 @@ for step in range(steps):
     if step == 4:
         begin = time.process_time()
     time.sleep(pause)
-with open("/proc/self/smaps_rollup") as file:
-    kib = sum(int(line.split()[1]) for line in file if line.startswith(("Private_Clean", "Private_Dirty")))
+mib = own_mib()
 with open(f"{out}/{rank}.json", "w") as file:
-    json.dump({"mib": kib / 1024, "cpu_s": time.process_time() - begin, "parted": parted, "rank": rank}, file)
+    json.dump({"mib": mib, "cpu_s": time.process_time() - begin, "parted": parted, "rank": rank}, file)
 dist.barrier()
 dist.destroy_process_group()
 """
@@ -64,7 +66,7 @@ def job(folder: Path, args: argparse.Namespace) -> list[str]:
     """The command, which leaves a file of each rank in the folder."""
     folder.mkdir()
     program = folder.parent / "program.py"
-    program.write_text(PROGRAM)
+    program.write_text(PROGRAM.replace("{folder!r}", repr(str(Path(__file__).resolve().parent))))
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(args.ranks)]
     return [*torchrun, str(program), *map(str, (folder, args.steps, args.pause, args.width, args.steps // 2))]
 
@@ -78,8 +80,7 @@ def ranks_of(folder: Path, wanted: int) -> list[dict[str, Any]]:
 
 def cost_of(pid: int) -> tuple[float, float]:
     """MiB that a process has to itself, and its CPU seconds."""
-    lines = Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()
-    mib = sum(int(line.split()[1]) for line in lines if line.startswith(("Private_Clean", "Private_Dirty"))) / 1024
+    mib = own_mib(pid)
     fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     return mib, (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 

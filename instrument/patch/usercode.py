@@ -66,7 +66,7 @@ class UserCode:
         self._modules = self._script = 0  # how many there were, and names in the script
         self._running: Counter[types.CodeType] = Counter()
         self._compiling = False
-        self._guarded: list[str] = []  # methods that cannot have a tap where the program compiles
+        self._guarded: list[tuple[str, Any]] = []  # methods that cannot have a tap where the program compiles, and their taps: two classes may have one name
         self.names: dict[str, Any] = {}
         self.definitions: dict[str, str] = {}  # sketches of module-level functions and classes, by name
         self.left_alone: list[str] = []  # functions that are held elsewhere, and so not observed
@@ -97,8 +97,9 @@ class UserCode:
     def compiles(self) -> None:
         """The program gives something to `torch.compile`: methods that Dynamo guards as functions are not observed from now on (`compiled.py`)."""
         self._compiling = True
-        for name in self._guarded:
-            self._patches.drop(self.names.pop(name))
+        for name, tap in self._guarded:
+            self._patches.drop(tap)
+            self.names.pop(name, None)
             self._leave(name)
         self._guarded.clear()
 
@@ -165,17 +166,18 @@ class UserCode:
             if asks and self._compiling:
                 self._leave(name)
                 continue
-            self._tap(cls, attribute, name, kind, [])
-            if asks and name in self.names:
-                self._guarded.append(name)
+            tap = self._tap(cls, attribute, name, kind, [])
+            if asks and tap is not None:
+                self._guarded.append((name, tap))
 
-    def _tap(self, owner: Any, attribute: str, name: str, kind: int, aliases: list[Any]) -> None:
+    def _tap(self, owner: Any, attribute: str, name: str, kind: int, aliases: list[Any]) -> Any:
         if not self._wants(name):
-            return
+            return None
         before, after = self._probes.around(name, Home.USER)
         tap = self._patches.tap(owner, attribute, name, kind=kind, before=before, after=after, aliases=aliases)
         if tap is not None:
             self.names[name] = tap
+        return tap
 
 
 def _plain(function: Any) -> bool:

@@ -266,6 +266,10 @@ def _find_evaluated(trace: Trace) -> pl.DataFrame:
 
 def _turns_with_evaluations(trace: Trace) -> pl.DataFrame:
     """Turns, with `_eval`: there is an evaluation in it."""
+    return _frames.memo(trace, "progress turns with evaluations", _find_turns_with_evaluations)
+
+
+def _find_turns_with_evaluations(trace: Trace) -> pl.DataFrame:
     steps = trace.contexts.filter(pl.col("phase") == "eval").select("proc", "step", pl.lit(value=True).alias("_eval")).unique()
     return _turns(trace).join(steps, on=["proc", "step"], how="left", maintain_order="left").with_columns(pl.col("_eval").fill_null(value=False))
 

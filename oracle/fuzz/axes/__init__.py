@@ -90,6 +90,7 @@ class Axis(ABC):
         order: axes with small numbers write into the draft first.
         rules: what is known of it.
         costs: value as text → what it adds to the time of a setting, in times of a plain one (some 30 ms a rank); nothing for values that are not named.
+        sorts: whether its values are implementations of their own, as optimizers are: what fails under one may be sound under another.
     """
 
     choice: Choice
@@ -98,6 +99,7 @@ class Axis(ABC):
     library: ClassVar[str] = "torch"
     rules: tuple[Rule, ...] = ()
     costs: ClassVar[Mapping[str, float]] = {}
+    sorts: ClassVar[bool] = False
 
     @property
     def name(self) -> str:
@@ -152,11 +154,13 @@ class Wrapper(ABC):
         rules: what is known of it.
         asks: what programs must have to be wrapped so, one of these at a time, by chance; empty for nothing.
         usual: values that half of its rows have where they fit: without them little is seen of what it does.
+        named: whether the oracle finds parameters under it by their names: not flat ones, tables within a kernel, stages that are models of their own.
     """
 
     name: ClassVar[str]
     asks: ClassVar[tuple[Point, ...]] = ()
     usual: ClassVar[Point] = {}
+    named: ClassVar[bool] = True
     library: ClassVar[str] = "torch"
     rules: ClassVar[tuple[Rule, ...]] = ()
 

@@ -34,6 +34,7 @@ class Fsdp1(Wrapper):
     """Parameters of each unit in one flat tensor that is cut over the ranks."""
 
     name: ClassVar[str] = "fsdp1"
+    named: ClassVar[bool] = False
     rules: ClassVar[tuple[Rule, ...]] = (
         Rule("invalid", "FSDP1 documents that optimizers see each rank's part of a parameter, flattened: these look at the whole", when={**_OURS, "optimizer": _WHOLE}),
         Rule("invalid", "FSDP1 documents that parameters are flattened: their dimensions do not sort them into groups", when=_OURS, unless={"groups": ("one", "named")}),

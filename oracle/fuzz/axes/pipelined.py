@@ -40,6 +40,7 @@ class Pipeline(Wrapper):
     """Layers in stages, one or two a rank; the loss is that of the whole batch."""
 
     name: ClassVar[str] = "pipeline"
+    named: ClassVar[bool] = False
     rules: ClassVar[tuple[Rule, ...]] = (
         *(Rule("invalid", f"pipelines have no other {axis} here", when=_OURS, unless={axis: values}) for axis, values in _PROGRAM.items()),
         Rule("invalid", "each rank has an optimizer of its own, and LBFGS asks for the loss of all", when={**_OURS, "optimizer": ("LBFGS",)}),

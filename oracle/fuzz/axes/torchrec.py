@@ -39,6 +39,7 @@ class ModelParallel(Wrapper):
     """Tables cut by a plan, the rest under DDP."""
 
     name: ClassVar[str] = "dmp"
+    named: ClassVar[bool] = False
     library: ClassVar[str] = "torchrec"
     rules: ClassVar[tuple[Rule, ...]] = (
         Rule("invalid", "DistributedModelParallel is for TorchRec's models", when={"wrapper": ("dmp",)}, lacks=_OURS),
@@ -92,6 +93,7 @@ class Sharding(Axis):
     order = 35
     library = "torchrec"
     choice = Choice("rec_sharding", tuple(_PLANS))
+    sorts = True
     rules = (Rule("invalid", "there is no plan", when={"rec_sharding": tuple(_PLANS)[1:]}, unless={"wrapper": ("dmp",)}),)
 
     def apply(self, value: Value, draft: Draft, setting: Point) -> None:

@@ -67,7 +67,7 @@ def _settle(rank: int, folder: Path) -> None:
     from proctor.oracle.fuzz.running.rank import quiet
 
     ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-    os.setpgid(0, 0)  # `_kill` ends what it starts with it
+    os.setpgid(0, 0)  # `end_process` ends what it starts with it
     with suppress(OSError):  # a machine without memory ends a rank, not the campaign
         Path("/proc/self/oom_score_adj").write_text("1000")
     signal.signal(signal.SIGINT, signal.SIG_IGN)

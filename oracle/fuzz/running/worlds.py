@@ -175,7 +175,7 @@ class World:
                 if os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None:
                     break
                 time.sleep(0.01)
-            _kill(pid)  # while its number is still its own: what it started lives on in its group
+            end_process(pid)  # while its number is still its own: what it started lives on in its group
             status = os.waitpid(pid, 0)[1]
         self.pids[rank] = 0
         said = self._printed(rank)
@@ -205,7 +205,7 @@ class World:
     def kill(self) -> None:
         """End all ranks at once and wait for them; leaves no zombie, no file."""
         for pid in self.pids:
-            _kill(pid)
+            end_process(pid)
         for pid in self.pids:
             with suppress(OSError):
                 if pid:
@@ -359,9 +359,9 @@ def undisturbed() -> Iterator[None]:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
-def _kill(pid: int) -> None:
-    """End a rank that was not waited for yet, and what it started (a loader's workers); 0 for one that is gone."""
-    for kill in (os.killpg, os.kill) if pid else ():  # it may not have come to make its group
+def end_process(pid: int) -> None:
+    """End a process that was not waited for yet, and its group (of a rank, a loader's workers); 0 for one that is gone."""
+    for kill in (os.killpg, os.kill) if pid else ():  # it may lead no group, or not yet
         with suppress(OSError):
             kill(pid, signal.SIGKILL)
 

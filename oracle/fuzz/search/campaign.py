@@ -33,7 +33,6 @@ SHARED: Final = 4  # of them are of one program, so that they share a reference
 TRIES: Final = 20  # models that a library's wrapper does not take are drawn again
 AGAIN: Final = 0.02  # of settings that a finding explains are run all the same, so that they are counted; asked of up to eight candidates for a row
 NEUTRAL: Final = "SGD"  # the optimizer of a setting that names none
-SORTS: Final = ("rec_sharding",)  # axes whose values are implementations of their own, as optimizers are
 LATER: Final = 4  # failures of one symptom are kept while another worker looks into it
 WAIT_S: Final = 0.5  # between looks at what other workers do
 HANGS: Final = 2  # of one symptom are looked into; each run of one costs its timeout
@@ -99,12 +98,13 @@ class Campaign:
         self.runner, self.seed, self.known, self.rows, self.board = runner, seed, known, rows, board
         self.cover = Cover(libraries, around=axes)
         self.templates = [t for t in templates_for(libraries) if not models or t.name in models]
+        self._sorting = tuple(a.name for a in self.cover.axes if a.sorts)
         self._anew = bool(set(libraries) & set(ALONE))
         self.findings: dict[str, Finding] = {}
         self.counted: Counter[str] = Counter()
         self._hangs: Counter[Symptom] = Counter()
         self._later: defaultdict[Symptom, list[tuple[Scenario, Outcome]]] = defaultdict(list)  # another worker looks into them
-        self._seen: defaultdict[str, list[tuple[str, ...]]] = defaultdict(list)  # finding → what it was seen under: its optimizer, and values of `SORTS`
+        self._seen: defaultdict[str, list[tuple[str, ...]]] = defaultdict(list)  # finding → what it was seen under: `_sorts`
 
     def pair(self, number: int, until: float = float("inf")) -> Iterator[Finding | Pair]:
         """Draw a pair and run it; gives new findings, then the pair. After `until` (monotonic) failures are no longer looked into."""
@@ -159,7 +159,7 @@ class Campaign:
         by = next((k.id for k in self._explaining() if k.explains(symptom, scenario.setting, traits, _step(outcome))), None)
         if by is not None:
             self.counted[by] += 1
-            self._seen[by].append(_sorts(scenario.setting))
+            self._seen[by].append(self._sorts(scenario.setting))
             if by in self.findings:
                 self.findings[by].count += 1
             yield by
@@ -194,7 +194,7 @@ class Campaign:
     def _hear(self) -> None:
         for finding in self.board.news(self.findings) if self.board is not None else ():
             self.findings[finding.id] = finding
-            self._seen[finding.id] += [_sorts(s.setting) for s in (finding.found, finding.scenario)]
+            self._seen[finding.id] += [self._sorts(s.setting) for s in (finding.found, finding.scenario)]
 
     def _new(self, scenario: Scenario, outcome: Outcome, symptom: Symptom) -> Iterator[Finding | str]:
         before = self.runner.runs
@@ -220,7 +220,7 @@ class Campaign:
         finding = Finding(id_, small, final, least, needs(small), scenario, runs=self.runner.runs - before)
         finding.known = next((k.id for k in self.known if k.explains(final.symptom, least, model_code(small).traits, _step(final))), "")
         self.findings[id_] = finding
-        self._seen[id_] += [_sorts(s.setting) for s in (scenario, small)]
+        self._seen[id_] += [self._sorts(s.setting) for s in (scenario, small)]
         yield finding
 
     def _general(self, id_: str, point: Point) -> bool:
@@ -228,7 +228,12 @@ class Campaign:
 
         A trigger set that names no optimizer was minimal under SGD, which has no state: what fails so may be sound under Adam.
         """
-        return id_ not in self._seen or all(len(seen := set(found)) > 1 or own in seen for own, found in zip(_sorts(point), zip(*self._seen[id_], strict=True), strict=True))
+        return id_ not in self._seen or all(len(seen := set(found)) > 1 or own in seen for own, found in zip(self._sorts(point), zip(*self._seen[id_], strict=True), strict=True))
+
+    def _sorts(self, setting: Point) -> tuple[str, ...]:
+        """The optimizer of a setting, and its values of axes whose values are implementations of their own; "" where it has none."""
+        optimizer = next((setting[name] for name in OPTIMIZERS if name in setting), NEUTRAL)
+        return (str(optimizer), *(str(setting.get(name, "")) for name in self._sorting))
 
     def _alike(self, scenario: Scenario, symptom: Symptom) -> bool:
         found = self.runner.run(scenario).symptom
@@ -237,11 +242,6 @@ class Campaign:
     def _explaining(self) -> list[Known]:
         """What explains failures: the known list, and findings of this campaign."""
         return [*self.known, *(f.as_known("torch", "") for f in self.findings.values())]
-
-
-def _sorts(setting: Point) -> tuple[str, ...]:
-    """The optimizer of a setting, and values of `SORTS`; "" where it has none."""
-    return (str(next((setting[name] for name in OPTIMIZERS if name in setting), NEUTRAL)), *(str(setting.get(name, "")) for name in SORTS))
 
 
 def _step(outcome: Outcome) -> int:

@@ -19,13 +19,13 @@ from typing import Any, Final
 
 import msgspec
 
-from proctor.oracle.fuzz.axes import ALONE
+from proctor.oracle.fuzz.axes import ALONE, wrappers
 from proctor.oracle.fuzz.program import first_of
+from proctor.oracle.fuzz.running.worlds import end_process
 from proctor.oracle.fuzz.search.findings import Finding, library_of
 from proctor.oracle.fuzz.sessions.journal import Journal
 from proctor.oracle.recording.ranks import MODULE
 
-UNREAD: Final = ("fsdp1", "dmp", "pipeline")  # wrappers whose parameters the oracle does not find by their names: flat ones, tables within a kernel, stages that are models of their own
 TIMEOUT_S: Final = 240.0  # recording, six runs of a program of milliseconds, and the search take 15 to 60 s
 _PROGRAMS: Final = '''"""The two programs of `script.py` as functions of one process and of a rank, for `proctor oracle run`."""
 
@@ -71,10 +71,13 @@ def culprit_of(finding: Finding, script: Path, timeout_s: float = TIMEOUT_S) -> 
         timeout_s: for all of it.
 
     Returns:
-        what it says in a sentence; why it says nothing, where it does not. "" where it is not asked: of exceptions, hangs, programs that save on disk, libraries that are not torch, and wrappers whose parameters it does not read (`UNREAD`).
+        what it says in a sentence; why it says nothing, where it does not. "" where it is not asked: of exceptions, hangs, programs that save on disk, libraries that are not torch, and wrappers under which it finds no parameters (`Wrapper.named`).
     """
     first = finding.outcome.first
-    if first is None or library_of(finding) in ALONE or finding.scenario.setting.get("wrapper") in UNREAD or {"disk", "ds_state"} & set(finding.scenario.setting) or first_of(finding.scenario) is not None:
+    setting = finding.scenario.setting
+    if first is None or library_of(finding) in ALONE or {"disk", "ds_state"} & set(setting) or first_of(finding.scenario) is not None:
+        return ""
+    if "wrapper" in setting and not wrappers()[str(setting["wrapper"])].named:
         return ""
     script = script.resolve()  # the oracle runs in its folder
     (script.parent / "programs.py").write_text(_PROGRAMS)
@@ -103,9 +106,7 @@ def ended(process: subprocess.Popen[bytes]) -> None:
     with suppress(OSError):
         os.kill(process.pid, signal.SIGSTOP)  # it starts no other one meanwhile
     for pid in (*_below(process.pid), process.pid):
-        for kill in (os.killpg, os.kill):  # not each of them leads a group
-            with suppress(OSError):
-                kill(pid, signal.SIGKILL)
+        end_process(pid)
     process.communicate()
 
 
