@@ -11,6 +11,7 @@ import contextlib
 import json
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import islice
 from pathlib import Path
 from typing import Any, Final
 
@@ -29,7 +30,8 @@ from proctor.verify.transport.fill import fill
 from proctor.verify.transport.inbox import Event, Gap, Glanced, Joined, Left, Rows, Told
 from proctor.verify.view.events import CoverageEvent, EventLog
 
-_MAX_BYTES: Final = 16 << 20  # of run.json
+_MAX_BYTES: Final = 16 << 20  # of run.json, process.json
+_MAX_PROCESSES: Final = 1 << 16
 _TRAINED: Final = 8  # steps of a rank, after which a rank that has not come is missing
 
 
@@ -97,7 +99,7 @@ class Job:
                 case Told():
                     peer.tell(event.info)
                     live.member(event.process).tell(event.info)
-                    self.metrics.overhead(self.overheads.hear(event.process, event.info))
+                    self._hear_cost(event)
                 case Glanced():
                     if (parted := self.glances.hear(event.process, event.rows)) is not None:
                         self.look(parted[0])
@@ -129,6 +131,19 @@ class Job:
             self._fit(event.info)
         self.checker.live.add(event.process, {}, event.info)
         self.checker.live.member(event.process).gone = False
+        self._hear_cost(event)
+
+    def _hear_cost(self, event: Joined | Told) -> None:
+        self.metrics.overhead(self.overheads.hear(event.process, event.info))
+
+    def read_costs(self) -> None:
+        """What processes say of their cost in the run's files: the last word of one that had ended before the verifier was there did not come by itself."""
+        with contextlib.suppress(OSError):
+            for folder in islice((self.run / "procs").iterdir(), _MAX_PROCESSES):
+                with contextlib.suppress(OSError, ValueError, RecursionError):
+                    info = json.loads(read_file(folder / "process.json", _MAX_BYTES))
+                    if isinstance(info, dict):
+                        self.overheads.hear(folder.name, info)
 
     def _fill(self, gap: Gap) -> None:
         """Records are missing: they are read from the run's files, or count as lost."""

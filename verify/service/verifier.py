@@ -213,6 +213,7 @@ class Verifier:
         if summary.result is None:
             self._try("verdict", lambda: setattr(summary, "live", self._checker.result()), lost=False)
         summary.lost = dict(self.job.lost)
+        self._try("costs", self.job.read_costs, lost=False)
         if words := self.job.overheads.words():
             self.say(words)
         self.finished = self.job.roll.finished

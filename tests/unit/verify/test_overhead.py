@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import json
+import time
+from pathlib import Path
 from typing import Any
+from unittest.mock import MagicMock
 
 import pytest
 
+from proctor.verify.service.job import Job
 from proctor.verify.service.overhead import Overheads
 
 
@@ -38,3 +43,16 @@ def test_nonsense_counts_as_nothing(info: dict[str, Any]) -> None:
     overheads = Overheads()
     assert overheads.hear("0-1", info) == 0.0
     assert overheads.words() == ""
+
+
+def test_what_did_not_come_by_itself_is_read_in_the_files_of_the_run(tmp_path: Path) -> None:
+    for name, text in {"0-1": json.dumps(said(delay=186)), "1-2": "[", "2-3": "[1]", "3-4": json.dumps({"overhead": "dear"})}.items():
+        (tmp_path / "procs" / name).mkdir(parents=True)
+        (tmp_path / "procs" / name / "process.json").write_text(text)
+    (tmp_path / "procs" / "4-5").mkdir()
+    job = Job(tmp_path, (), (), False, MagicMock(), MagicMock(), MagicMock(), print, time.monotonic, print, MagicMock(), 600.0)
+    job.read_costs()
+    assert job.overheads.worst().delay == 186
+    (tmp_path / "none").mkdir()
+    job.run = tmp_path / "none"
+    job.read_costs()
