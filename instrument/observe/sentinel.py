@@ -57,6 +57,7 @@ class Sentinel:
         self._layout = -1
         self._level = 0
         self._pause = 0  # a glance at every 2^_pause-th step
+        self._at = -1  # the step of the last one
         self._spent, self._tried = 0.0, 0  # by the glances of this level
         self._later: deque[tuple[int, int, str, Callable[[], Summary | None]]] = deque()  # step, parameter, piece, of devices
         self._seen: dict[tuple[int, int], int] = {}  # fingerprint at the last glance
@@ -78,9 +79,10 @@ class Sentinel:
         return (step >> self._pause) + 1 << self._pause
 
     def glance(self, step: int) -> None:
-        """After an update in this step."""
-        if not self.due(step):
+        """After an update in this step; behind its first one. So a parameter that another optimizer moves had its update since the glance before."""
+        if not self.due(step) or step == self._at:
             return
+        self._at = step
         begin = time.thread_time()
         self._hear_devices()
         if self._layout != self._tracker.layout:

@@ -2,7 +2,7 @@
 
 A hook costs microseconds in the program's thread, cold ones several times that, and a step has dozens. So where the next look is some steps
 away the recorder falls asleep (`native/calls/asleep.h`): taps note one byte an act, and behind an update the clock is told all of them in their
-order. So steps have the same numbers as on a rank that is awake. Where each update is like the one before they are only counted, until
+order. So steps have the same numbers as on a rank that is awake. Where updates come in a cycle (`cycles.py`) they are only counted, until
 the next glance. One step before the next look everything is awake again.
 
 What cannot be followed from acts alone keeps a process awake: models or backwards within an update (closures), updates within a backward,
@@ -15,6 +15,7 @@ import time
 from typing import TYPE_CHECKING, Any, Final
 
 from proctor.instrument.patch import catalog
+from proctor.instrument.steps.cycles import Cycles, Update, replay
 from proctor.instrument.steps.signs import key_of, moves_nothing
 from proctor.invariants.schema import MODEL_CALL
 
@@ -23,7 +24,6 @@ if TYPE_CHECKING:
 
 FORWARD, BACKWARD, UPDATE, CLEAR, CLEAR_MODULE, FETCH, SCALED, COLLECTIVE, QUIET = range(1, 10)  # `Act` in native/calls/asleep.h
 _UPDATED, _SKIPPED, _FOREIGN, _PASSED = range(4)  # `Told`
-_ALIKE: Final = 2  # updates in a row that were like the one before
 _SHORTEST: Final = 3  # steps that are worth falling asleep for
 _TIMED: Final = 8  # one tick in so many is timed
 _ACT_S: Final = 2e-7  # what an act costs natively, cold
@@ -62,15 +62,17 @@ class Sleep:
         self._begun = 0  # the step that ran when it began
         self._until = 0  # the step before which it ends
         self._odd = False  # something was noted that cannot be followed
-        self._last: tuple[str, tuple[int, ...], int, int] = ("", (), 0, 0)  # acts, ids, optimizer's id and key of the last update
-        self._alike = 0  # updates in a row that were so
+        self._cycles = Cycles(self._clock)
+        self._forget = False  # the cycle, as soon as what passed by is counted
         self._keys: dict[int, int] = {}  # what the clock calls an optimizer, by its id
         self._inner: list[int] = []
         self._teller = observer.patches.aside(self._told)
 
     def knows(self, optimizer: Any) -> None:
-        """An optimizer was made."""
+        """An optimizer was made, or has other parameters."""
         self._keys[id(optimizer)] = key_of(optimizer)
+        self._forget = True
+        self.hurry()
 
     def refuse(self) -> None:
         """This program does what cannot be followed asleep."""
@@ -88,9 +90,12 @@ class Sleep:
         if until - step < _SHORTEST or not observer.recorder.sleep(self._teller):
             return
         self.on, self._begun, self._until, self._odd = True, step, until, False
-        self._spent, self._timed, self._acts, self.ticks, self._alike = 0.0, 0, 0, 0, 0
+        self._spent, self._timed, self._acts, self.ticks = 0.0, 0, 0, 0
         self._clock.on_new_step, self._clock.on_change = self._counted, None
         budget.falls_asleep()
+        self._cycles.broken()
+        self._pass(0)
+        self._expect()
 
     def end(self) -> bool:
         """Everything is awake from now on; what was noted and not yet told is told.
@@ -104,7 +109,7 @@ class Sleep:
         self.on = False
         acts, who, backwards, collectives, running, passed = observer.recorder.wake()
         self._pass(passed)
-        self._replay(acts, who)
+        self._replay(acts, tuple(map(self._keys.get, who)))
         self._clock.on_new_step, self._clock.on_change = observer.new_step, observer.clock_moved
         self._clock.on_change()
         observer.tracker.dirty = True
@@ -137,8 +142,8 @@ class Sleep:
         if kind == _PASSED:
             self._observer.looks.glance()
             return self._go_on()
-        before = clock.step
-        self._replay(acts, who)
+        before, keys = clock.step, tuple(map(self._keys.get, who))
+        self._replay(acts, keys)
         if kind == _FOREIGN:
             if self.end():
                 self._observer.turns.seen_running()
@@ -148,11 +153,11 @@ class Sleep:
             self._odd = True
         elif kind == _SKIPPED:
             clock.update_ends(key_of(optimizer))
+            self._cycles.broken()
+        elif self._update(optimizer):
+            self._cycles.told(Update(acts, who, keys, id(optimizer), self._keys[id(optimizer)]), clock.step - before)
         else:
-            self._update(optimizer)
-            now = acts, who, id(optimizer), key_of(optimizer)
-            self._alike = self._alike + 1 if now == self._last and clock.step == before + 1 else 0
-            self._last = now
+            self._cycles.broken()
         return self._go_on()
 
     def _go_on(self) -> bool:
@@ -160,61 +165,54 @@ class Sleep:
         observer, step = self._observer, self._clock.step
         if self._odd or step + 1 >= self._until or observer.budget is None or observer.budget.woken or not observer.recorder.asleep:
             self.end()
-        elif self._alike >= _ALIKE and self._clock.is_regular(self._last[3]):
-            acts, who, optimizer, _ = self._last
-            observer.recorder.expect(acts, who, optimizer, min(self._until - 1, observer.sentinel.next_due(step)) - step)  # type: ignore[union-attr]
+        else:
+            self._expect()
         return True
 
-    def _pass(self, steps: int) -> None:
-        """So many updates went by that were like the last one."""
+    def _expect(self) -> None:
+        """Say which updates need not be told until the next glance."""
+        observer, step = self._observer, self._clock.step
+        observer.recorder.expect(*self._cycles.expected(min(self._until - 1, observer.sentinel.next_due(step)) - step))  # type: ignore[union-attr]
+        if observer.budget is not None and observer.budget.woken:  # meanwhile, by another thread
+            self.hurry()
+
+    def _pass(self, updates: int) -> None:
+        """So many updates went by as expected."""
+        steps, acts = self._cycles.passed(updates)
+        self._acts += acts
+        self._updates.done += updates
         if steps and self._observer.budget is not None:
-            acts = self._last[0]
-            self._clock.pass_by(steps, acts.count("F") + acts.count("B"), self._last[3])
-            self._updates.done += steps
-            self._acts += steps * len(acts)
             self._observer.budget.passes(self._clock.step, steps)
             self._observer.writer.passed(self._clock.step)
+        if self._forget:
+            self._forget = False
+            self._cycles.forget()
 
     def hurry(self) -> None:
         """Something is wrong: tell of the next update, whatever it is like. From any thread."""
         if self.on:
-            self._observer.recorder.expect("", (), 0, 0)
+            self._observer.recorder.expect((), 0)
 
-    def _update(self, optimizer: Any) -> None:
-        key, clock = self._keys.get(id(optimizer)) or key_of(optimizer), self._clock
-        if clock.at_rest(key) and moves_nothing(optimizer):
-            return
+    def _update(self, optimizer: Any) -> bool:
+        """Returns: whether it is one that a cycle may have."""
+        if (key := self._keys.get(id(optimizer))) is None:
+            key = self._keys[id(optimizer)] = key_of(optimizer)
+        clock = self._clock
+        rests = clock.at_rest(key)
+        if rests and moves_nothing(optimizer):
+            return False
         clock.update_begins(key)
         self._observer.looks.glance()
         self._updates.done += 1
         clock.update_ends(key, tuple(self._inner))
         self._inner.clear()
+        return not rests
 
-    def _replay(self, acts: str, who: tuple[int, ...]) -> None:
-        """Tell the clock of acts in their order."""
-        clock, at = self._clock, iter(who)
+    def _replay(self, acts: str, keys: tuple[int | None, ...]) -> None:
+        plain, inner = replay(self._clock, acts, keys)
         self._acts += len(acts)
-        for act in acts:
-            if act == "F":
-                clock.forward(True)
-            elif act == "E":
-                clock.forward(False)
-            elif act == "B":
-                clock.backward()
-            elif act == "D":
-                clock.fetched()
-            elif act == "M":
-                clock.zero_grad(None)
-            elif act == "X":
-                self._odd = True
-            else:
-                key = self._keys.get(next(at))
-                if key is None:
-                    self._odd = True
-                elif act == "Z":
-                    clock.zero_grad(key)
-                else:
-                    self._inner.append(key)
+        self._odd |= not plain
+        self._inner += inner
 
     def _counted(self) -> None:
         """The clock is about to count a new step, in which nothing is looked at."""

@@ -18,7 +18,7 @@ finishes, and a loop that ends with `step(); zero_grad()` has no step more than 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from typing import Any
 
 from proctor.instrument.record.rows import take
@@ -122,21 +122,28 @@ class StepClock:
         self.backward_pending = False
         self._backward_in_micro = False
 
-    def is_regular(self, key: int) -> bool:
-        """Whether a step is an update of this optimizer: steps that are alike then change nothing but their number."""
-        return self._rounds.members == {key} and self._rounds.ended and not self._dropped and not self.backward_pending and not self._probing
+    def state(self) -> Hashable:
+        """All that what it does with later acts follows from, but for numbers that only grow (`steps/cycles.py`)."""
+        members = self._rounds.members
+        return (
+            self.micro, self.phase, self._dropped, self.backward_pending, self._backward_in_micro, self._probing, frozenset(self._cleared),
+            tuple((key, self._acts - at) for key, at in self._acts_at.items() if key in members), self._rounds.state(),
+        )  # fmt: skip
 
-    def pass_by(self, steps: int, acts: int, key: int) -> None:
-        """So many steps went by that were all like the last one, of a clock that `is_regular`.
+    def pass_by(self, times: int, steps: int, acts: int, keys: tuple[int, ...]) -> None:
+        """A cycle of updates behind which the `state` is as before went by so many times.
 
         Args:
-            steps: how many.
+            times: how many.
+            steps: that began in all of them together.
             acts: training forwards and backwards in each.
-            key: the optimizer.
+            keys: whose updates there are in each, in their order.
         """
         self.step += steps
-        self._acts += steps * acts
-        self._acts_at[key] = self._acts
+        self._acts += times * acts
+        for key in set(keys):
+            self._acts_at[key] += times * acts
+        self._rounds.pass_by(times, keys)
 
     def checkpoint(self, entering: bool, before: str = "init") -> str:
         """Enter or leave a checkpoint operation; returns the phase to restore."""

@@ -13,6 +13,8 @@ All of them are acts of the program, so that ranks which do the same count the s
 
 from __future__ import annotations
 
+from collections.abc import Hashable
+
 BY_HAND = 0  # who updates where there is no optimizer; no object has this id
 _KEPT = 96  # updates remembered: rounds of up to half as many (one generator update after 40 of a critic) are recognised
 _ALIKE = 2  # updates that must be as they were in an earlier round to tell who is next
@@ -83,6 +85,19 @@ class Rounds:
         self._history.append(key)
         del self._history[:-_KEPT]
         self._fetched, self._cleared, self._decided = False, None, None
+
+    def state(self) -> Hashable:
+        """All that later answers follow from. Where one optimizer is left nobody asks who was before."""
+        return (
+            self.ended, self.over, self._decided, self._first, self._cleared, self._fetched, self._fetched_before, self._batches_tell,
+            frozenset(self._updated), frozenset(self.members), tuple(self._absent.items()), tuple(self._clears_first.items()),
+            tuple(self._history) if len(self.members) > 1 else (),
+        )  # fmt: skip
+
+    def pass_by(self, times: int, keys: tuple[int, ...]) -> None:
+        """Rounds behind which all else is as it was: so many times these optimizers updated."""
+        self._history += keys * min(times, _KEPT // len(keys) + 1)
+        del self._history[:-_KEPT]
 
     def done(self) -> bool:
         """Whether a forward or backward now is of the next round."""

@@ -64,8 +64,15 @@ void forget_acts(Asleep& a) {
 }
 
 bool is_usual(const Asleep& a, const ActCall& call) {
-  return a.limit && PyVectorcall_NARGS(call.nargsf) > 0 && reinterpret_cast<uintptr_t>(call.args[0]) == a.usual_optimizer &&
-         a.acts == a.usual && a.who == a.usual_who;
+  if (!a.limit || PyVectorcall_NARGS(call.nargsf) < 1) return false;
+  const Asleep::Usual& usual = a.usual[a.next];
+  return reinterpret_cast<uintptr_t>(call.args[0]) == usual.optimizer && a.acts == usual.acts && a.who == usual.who;
+}
+
+void expect_nothing(Asleep& a) {
+  a.usual.clear();
+  a.next = 0;
+  a.limit = 0;
 }
 
 void tell(Recorder& recorder, Tls& tls, const ActCall& call, Told kind) {
@@ -78,6 +85,7 @@ void tell(Recorder& recorder, Tls& tls, const ActCall& call, Told kind) {
   Owned acts(noted(r.asleep));
   Owned teller = Owned::share(r.asleep.tell.get());
   forget_acts(r.asleep);
+  expect_nothing(r.asleep);
   const auto passed = static_cast<unsigned long long>(std::exchange(r.asleep.passed, 0));
   Owned done(args && acts && teller ? PyObject_CallFunction(teller.get(), "OOOiK", args.get(), PyTuple_GET_ITEM(acts.get(), 0),
                                                             PyTuple_GET_ITEM(acts.get(), 1), static_cast<int>(kind), passed)
@@ -122,6 +130,7 @@ PyObject* update(Recorder& recorder, Tls& tls, const ActCall& call) {
     ++a.told;
     if (is_usual(a, call)) {
       forget_acts(a);
+      a.next = (a.next + 1) % a.usual.size();
       if (++a.passed >= a.limit) tell(recorder, tls, call, kPassed);
     } else {
       tell(recorder, tls, call, kUpdated);
@@ -270,27 +279,36 @@ PyObject* recorder_wake(PyObject* self, PyObject*) {
   forget_acts(a);
   const auto backwards = static_cast<unsigned long long>(std::exchange(a.backwards_done, 0));
   const auto passed = static_cast<unsigned long long>(std::exchange(a.passed, 0));
-  a.limit = 0;
+  expect_nothing(a);
   auto groups = std::exchange(a.collectives, {});
   return Py_BuildValue("OOKOiK", PyTuple_GET_ITEM(acts.get(), 0), PyTuple_GET_ITEM(acts.get(), 1), backwards, counts.get(),
                        a.backwards + a.updates, passed);
 }
 
 PyObject* recorder_expect(PyObject* self, PyObject* args) {
-  const char* acts;
-  Py_ssize_t length;
-  PyObject *who, *optimizer;
+  PyObject* cycle;
   unsigned long long limit;
-  if (!PyArg_ParseTuple(args, "s#O!OK:expect", &acts, &length, &PyTuple_Type, &who, &optimizer, &limit)) return nullptr;
-  Asleep& a = of(self).r->asleep;
-  a.usual_who.clear();
-  for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(who); ++i) {
-    a.usual_who.push_back(reinterpret_cast<uintptr_t>(PyLong_AsVoidPtr(PyTuple_GET_ITEM(who, i))));
+  if (!PyArg_ParseTuple(args, "O!K:expect", &PyTuple_Type, &cycle, &limit)) return nullptr;
+  std::vector<Asleep::Usual> usual;
+  for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(cycle); ++i) {
+    const char* acts;
+    Py_ssize_t length;
+    PyObject *update = PyTuple_GET_ITEM(cycle, i), *who, *optimizer;
+    if (!PyTuple_Check(update)) return PyErr_Format(PyExc_TypeError, "an update is (acts, who, optimizer)");
+    if (!PyArg_ParseTuple(update, "s#O!O:expect", &acts, &length, &PyTuple_Type, &who, &optimizer)) return nullptr;
+    Asleep::Usual one;
+    one.acts.assign(acts, static_cast<size_t>(length));
+    for (Py_ssize_t j = 0; j < PyTuple_GET_SIZE(who); ++j) {
+      one.who.push_back(reinterpret_cast<uintptr_t>(PyLong_AsVoidPtr(PyTuple_GET_ITEM(who, j))));
+    }
+    one.optimizer = reinterpret_cast<uintptr_t>(PyLong_AsVoidPtr(optimizer));
+    if (PyErr_Occurred()) return nullptr;
+    usual.push_back(std::move(one));
   }
-  a.usual_optimizer = reinterpret_cast<uintptr_t>(PyLong_AsVoidPtr(optimizer));
-  if (PyErr_Occurred()) return nullptr;
-  a.usual.assign(acts, static_cast<size_t>(length));
-  a.limit = limit;
+  Asleep& a = of(self).r->asleep;
+  a.limit = usual.empty() ? 0 : limit;
+  a.usual = std::move(usual);
+  a.next = 0;
   Py_RETURN_NONE;
 }
 

@@ -7,7 +7,8 @@
 //   X    something that cannot be followed in this way (a model or a backward within an update, too many acts)
 // `tell(args, acts, who, kind, passed)` is called behind an update that no other contains, behind a loss scaler that skipped one, and before an
 // act of another thread that trains, for which everything is awake again.
-// Where each update is like the one before, `expect` says so: then so many go by that are only counted (`passed`), and nothing of ours runs in Python.
+// Where updates come in a cycle, `expect` says so: then so many go by that are only counted (`passed`), and nothing of ours runs in Python. What is
+// told ends that; whoever is told says anew what to expect.
 // Collectives are counted by their group, and the calls that are open can be asked for by another thread.
 // Threads: under the GIL. Cost: 50 to 150 ns an act (benchmarks/budget_cost.py), 25 ns where an act needs no note.
 #pragma once

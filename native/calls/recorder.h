@@ -137,9 +137,13 @@ struct Asleep {
   uint64_t told = 0, backwards_done = 0;
   std::string acts;
   std::vector<uintptr_t> who;
-  std::string usual;  // acts of an update like those before,
-  std::vector<uintptr_t> usual_who;
-  uintptr_t usual_optimizer = 0;
+  struct Usual {  // an update of a cycle of them, with the acts before it
+    std::string acts;
+    std::vector<uintptr_t> who;
+    uintptr_t optimizer = 0;
+  };
+  std::vector<Usual> usual;
+  size_t next = 0;                 // which of them comes now
   uint64_t passed = 0, limit = 0;  // such updates since the last time that was told, and how many there may be
   std::vector<std::pair<Owned, uint64_t>> collectives;  // by group
   std::vector<Open> open;

@@ -164,7 +164,7 @@ class Recorder:
     def wake(self) -> tuple[str, tuple[int, ...], int, list[tuple[Any, int]], int, int]:
         return "", (), 0, [], 0, 0
 
-    def expect(self, acts: str, who: tuple[int, ...], optimizer: int, limit: int) -> None:
+    def expect(self, cycle: tuple[tuple[str, tuple[int, ...], int], ...], limit: int) -> None:
         pass
 
     def open_acts(self) -> tuple[int, int, list[tuple[int, tuple[Any, ...] | None, tuple[str, ...] | None, int, int]]]:

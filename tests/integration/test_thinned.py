@@ -19,7 +19,7 @@ from torch import nn
 torch.manual_seed(0)
 maker, judge = nn.Linear(8, 8), nn.Sequential(nn.Linear(8, 16), nn.Dropout(0.5), nn.Linear(16, 1))
 of_maker, of_judge = (torch.optim.Adam(m.parameters(), lr=1e-3) for m in (maker, judge))
-for step in range(80):
+for step in range(NUMBER):
     of_judge.zero_grad()
     (judge(maker(torch.randn(4, 8)).detach()).mean() - judge(torch.randn(4, 8)).mean()).backward()
     of_judge.step()
@@ -31,9 +31,9 @@ print("RESULT", float(judge(maker(torch.ones(4, 8))).sum().detach()))
 """
 
 
-def watched(folder: Path, *options: str) -> tuple[str, str, Path]:
+def watched(folder: Path, *options: str, number: int = 80) -> tuple[str, str, Path]:
     run = folder / "run"
-    (folder / "train.py").write_text(PROGRAM)
+    (folder / "train.py").write_text(PROGRAM.replace("NUMBER", str(number)))
     command = [*PROCTOR, "watch", "-o", str(run), "--no-capsules", "--fail-on", "info", *options, "--", sys.executable, str(folder / "train.py")]
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     done = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=300, check=False)
@@ -72,6 +72,14 @@ def test_a_budget_makes_no_false_alarm_and_says_what_it_left_out(tmp_path: Path)
     assert 8 < said["looked"] < said["steps"] and said["budget"] == 0.001 and said["seconds"] > 0 and said["delay"] > 0
     assert [note.partition(" were")[0] for note in left_out(run)] == [f"{said['steps'] - said['looked']} of 82 steps"]
     assert any(json.loads(line)["data"].get("delay") == said["delay"] for line in (run / "verify" / "events.jsonl").read_text().splitlines())
+
+
+def test_updates_that_are_only_counted_are_of_the_steps_that_they_would_be_of_otherwise(tmp_path: Path) -> None:
+    out, bare, run = watched(tmp_path, "--budget", "0.01%", "--warmup", "8", number=1500)
+    assert out == bare
+    said = json.loads(next(run.glob("procs/*/process.json")).read_text())["overhead"]
+    assert said["steps"] == 1501 and said["looked"] < 200
+    assert [note.partition(" were")[0] for note in left_out(run)] == [f"{1501 - said['looked']:,} of 1,502 steps"]
 
 
 BREAKS_US = """

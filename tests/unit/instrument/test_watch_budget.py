@@ -209,6 +209,16 @@ def test_a_parameter_that_does_not_move_wakes_once(sentry: Any) -> None:
     assert not budget._woken
 
 
+def test_of_several_updates_in_a_step_only_the_first_has_a_glance(sentry: Any) -> None:
+    parameters, budget, sentinel = sentry
+    for step in range(8):
+        for p in parameters:  # each moved by an optimizer of its own
+            with torch.no_grad():
+                p.sub_(0.01 * p.grad)
+            sentinel.glance(step)
+    assert not budget._woken and [row[0] for row in sentinel.take().rows] == [step for step in range(8) for _ in parameters]
+
+
 def test_what_has_nothing_to_move_it_may_rest(sentry: Any) -> None:
     parameters, budget, sentinel = sentry
     parameters[0].grad, parameters[1].grad = None, torch.zeros(4)

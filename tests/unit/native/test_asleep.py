@@ -166,16 +166,52 @@ def test_updates_that_are_alike_are_only_counted(program: Program) -> None:
             step(optimizer)
 
     program.sleep()
-    program.recorder.expect("FB", (), id(program.optimizer), 3)
-    train(7, program.optimizer)
-    assert [said[1:] for said in program.told] == [("", (), 3, 3), ("", (), 3, 3)]
+    def expect() -> None:
+        program.recorder.expect((("FB", (), id(program.optimizer)),), 3)
+
+    expect()
+    train(3, program.optimizer)
+    expect()
+    train(4, program.optimizer)
+    assert [said[1:] for said in program.told] == [("", (), 3, 3), ("", (), 3, 3), ("FB", (), 0, 0)], "what was told ends what was expected"
+    expect()
+    train(1, program.optimizer)
     train(1, other := object())
     backward()
+    expect()
     train(1, program.optimizer)
-    assert [said[1:] for said in program.told[2:]] == [("FB", (), 0, 1), ("BFB", (), 0, 0)] and other
+    assert [said[1:] for said in program.told[3:]] == [("FB", (), 0, 1), ("BFB", (), 0, 0)] and other
+    expect()
     train(2, program.optimizer)
     forward(program.module)
-    assert program.recorder.wake() == ("F", (), 12, [], 0, 2)
+    assert program.recorder.wake() == ("F", (), 13, [], 0, 2)
+
+
+def test_updates_that_come_in_a_cycle_are_only_counted(program: Program) -> None:
+    backward, clear, step, other = program.tap(BACKWARD), program.tap(CLEAR), program.tap(UPDATE), object()
+    cycle = ("ZB", (id(program.optimizer),), id(program.optimizer)), ("B", (), id(program.optimizer)), ("B", (), id(other))
+
+    def train(*optimizers: object) -> None:
+        for i, optimizer in enumerate(optimizers):
+            if i % 3 == 0:
+                clear(optimizer)
+            backward()
+            step(optimizer)
+
+    program.sleep()
+    program.recorder.expect(cycle, 7)
+    train(*(program.optimizer, program.optimizer, other) * 2, program.optimizer)
+    assert [said[1:] for said in program.told] == [("", (), 3, 7)]
+    program.recorder.expect(cycle, 7)
+    train(program.optimizer, other)
+    assert [said[1:] for said in program.told[1:]] == [("B", (), 0, 1)], "the second update was another's"
+    program.recorder.expect(cycle, 7)
+    program.recorder.expect((), 5)
+    train(program.optimizer)
+    assert [said[4] for said in program.told[2:]] == [0]
+    for wrong in (((1,),), (("B", (), "x"),), (("B", ("x",), 1),), "B"):
+        with pytest.raises((TypeError, ValueError)):
+            program.recorder.expect(wrong, 1)
 
 
 def test_which_functions_are_acts() -> None:
