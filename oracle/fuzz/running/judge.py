@@ -26,6 +26,7 @@ MISSING: Final = 1e300
 _SMALL: Final = 1e-3  # of the largest element of a kind: below it a tensor is taken for zero
 _COARSE: Final = 0.05  # floors from here on are of bfloat16
 _COARSELY_SMALL: Final = 2.0**-5  # what is mathematically zero is a sum of terms that bfloat16 rounded, each by up to 2⁻⁹ of itself
+_MOMENTUM: Final = ":momentum_buffer"  # of SGD; states of other optimizers are not compared in bfloat16
 _FIRST: Final = ("output", "gradient", "clipped")  # kinds before the first update
 STEADY: Final = ("SGD",)  # optimizers that do not make noise larger
 MAX_REPORTED: Final = 40
@@ -92,8 +93,24 @@ class Reference:
         if found is None:
             small = _COARSELY_SMALL if floor >= _COARSE else _SMALL
             size = max(self._largest[key], small * self.sizes[key.split("/")[1]])
-            found = self._allowed[key, floor] = max(floor * size, NOISE * self.noise.get(key, 0.0))
+            found = self._allowed[key, floor] = max(floor * size, NOISE * self.noise.get(key, 0.0), self._handed_on(key, floor))
         return found
+
+    def _handed_on(self, key: str, floor: float) -> float:
+        """What a tensor may differ by because that differs which it is made of; 0 where nothing is known of it.
+
+        Clipping by value makes the largest elements of a gradient small and leaves the others as they are, with the rounding of the largest ones; clipping by
+        a norm makes all of them small. A momentum is a sum of clipped gradients.
+        """
+        number, kind, name = key.split("/", 2)
+        if kind == "clipped" and (before := f"{number}/gradient/{name}") in self.tensors:
+            values, left = np.abs(self.tensors[before]), np.abs(self.tensors[key])
+            share = float((left[values > 0] / values[values > 0]).max(initial=0.0)) if left.shape == values.shape else 0.0
+            return min(share, 1.0) * self.allowed(before, floor)
+        if kind == "state" and name.endswith(_MOMENTUM):
+            clipped = (f"{i}/clipped/{name.removesuffix(_MOMENTUM)}" for i in range(int(number) + 1))
+            return sum(self.allowed(one, floor) for one in clipped if one in self.tensors)
+        return 0.0
 
 
 def key_of(step: int, seen: Seen) -> str:
