@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import tomllib
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from importlib import resources
 from pathlib import Path
 from typing import Final
@@ -27,6 +27,9 @@ from proctor.oracle.fuzz.search.attribute import triggers
 from proctor.oracle.fuzz.space import Point
 from proctor.oracle.fuzz.spec import Scenario
 
+Scalar = str | int | float | bool
+Parts = Mapping[str, Scalar | Sequence[Scalar]]  # axis → a value, or several of which one will do
+FORM: Final = 2  # of an entry of a known list: 1 has one value for each trigger, 2 may have several
 _MAX_BYTES: Final = 16 << 20  # of a file of known findings
 # Traits that every model of a template has say nothing about a finding.
 GENERAL: Final = frozenset({"norm", "tokens", "attention", "embedding bag", "convolution", "recurrent", "routed", "needs rows", "torchrec", "keywords", "transformers", "operator", "collective", "keras", "keras dense"})
@@ -45,10 +48,14 @@ class Known(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         versions: "2.13" stands for every 2.13.x; empty for all.
         reason: one sentence, with a link where there is one.
         verdict: of `outcome.FAILURES`.
-        triggers: axis → value; `world` stands for any number of ranks above one.
+        triggers: axis → value, or a list of them, any of which will do; `world` stands for any number of ranks above one. A list may name the value that an axis has by itself.
         unless: axis → a value, or a list of them; it holds for no setting that has one of these.
         what, way, where: of the symptom; empty for any. Of an inconsistency `what` is the kind of tensor that differs first, and `way` is read where a tensor is missing or has another shape.
         needs: traits that the model must have.
+        form: of the entry: 2 where a trigger is a list.
+
+    Raises:
+        ValueError: a list of values says nothing, or the entry is of another form than it says.
     """
 
     id: str
@@ -56,12 +63,24 @@ class Known(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     reason: str
     verdict: str
     versions: tuple[str, ...] = ()
-    triggers: Point = {}
-    unless: Point = {}
+    triggers: Parts = {}
+    unless: Parts = {}
     what: str = ""
     way: str = ""
     where: str = ""
     needs: tuple[str, ...] = ()
+    form: int = 1
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.form <= FORM:
+            raise ValueError(f"{self.id}: form {self.form} is not known; this Proctor reads up to form {FORM}")
+        for axis, values in self.triggers.items():
+            if isinstance(values, Scalar):
+                continue
+            if self.form == 1:
+                raise ValueError(f"{self.id}: triggers.{axis} is a list, which needs form = 2")
+            if not values or any(values.count(v) > 1 for v in values):
+                raise ValueError(f"{self.id}: triggers.{axis} must list one value or more, each of them once")
 
     @property
     def broad(self) -> bool:
@@ -70,7 +89,7 @@ class Known(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     def passes(self, setting: Point, traits: frozenset[str]) -> bool:
         """Whether it explains why a setting fails, before it has run."""
-        apart = any(setting.get(name) in (value if isinstance(value, list) else (value,)) for name, value in self.unless.items())
+        apart = any(setting.get(name) in ((value,) if isinstance(value, Scalar) else value) for name, value in self.unless.items())
         return bool(self.triggers) and not apart and holds(self.triggers, setting) and set(self.needs) <= traits
 
     def explains(self, symptom: Symptom, setting: Point, traits: frozenset[str], step: int = 1) -> bool:
@@ -134,9 +153,15 @@ class Finding(msgspec.Struct):
         )
 
 
-def holds(part: Point, setting: Point) -> bool:
-    """Whether a setting has all of a trigger set; any number of ranks above one will do."""
-    return all(setting.get("world", 1) != 1 if k == "world" and v != 1 else setting.get(k) == v for k, v in part.items())
+def holds(part: Parts, setting: Point) -> bool:
+    """Whether a setting has all of a trigger set: one value of each list; any number of ranks above one will do where it names a number."""
+    return all(_has(setting, k, v) for k, v in part.items())
+
+
+def _has(setting: Point, axis: str, value: Scalar | Sequence[Scalar]) -> bool:
+    if not isinstance(value, Scalar):
+        return (setting[axis] if axis in setting else axis_of(axis).choice.neutral) in value
+    return setting.get("world", 1) != 1 if axis == "world" and value != 1 else setting.get(axis) == value
 
 
 def signature(symptom: Symptom, minimal: Point, subject: str = "", needs: Iterable[str] = ()) -> str:
@@ -209,7 +234,7 @@ def toml(entries: Iterable[Known]) -> str:
     for known in entries:
         lines.append("[[known]]")
         for key, value in msgspec.to_builtins(known).items():
-            if value:
+            if value and (key, value) != ("form", 1):
                 lines.append(f"{key} = {_value(value)}")
         lines.append("")
     return "\n".join(lines)

@@ -333,11 +333,13 @@ def test_a_campaign_leaves_a_directory_that_can_be_resumed(tmp_path: Path) -> No
         (["--resume", "nowhere"], "no campaign"),
         (["--workers", "0"], "at least 1"),
         (["--known", "none.toml"], "No such file"),
+        (["--known", "empty.toml"], "triggers.wrapper must list one value or more"),
         (["--axes", "before_world,disc"], "unknown: disc"),
         (["--axes", "world=7"], "world: 1, 2, 3, 4"),
     ],
 )
 def test_bad_input_is_one_line_and_exit_code_two(tmp_path: Path, arguments: list[str], said: str) -> None:
+    (tmp_path / "empty.toml").write_text('[[known]]\nid = "x"\nlibrary = "torch"\nreason = "y"\nverdict = "crash"\ntriggers = { wrapper = [] }\nform = 2\n')
     done = subprocess.run([*PROCTOR, "oracle", "fuzz", *arguments], capture_output=True, text=True, timeout=TIMEOUT_S, check=False, cwd=tmp_path)
     assert done.returncode == 2 and said in done.stderr and len(done.stderr.strip().splitlines()) == 1, done.stderr
     assert not (tmp_path / ".proctor-fuzz").exists()

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import cast
 
 import msgspec
+import pytest
 
+from proctor.errors import OracleError
 from proctor.oracle.fuzz.running.evaluate import Runner
 from proctor.oracle.fuzz.running.judge import Difference
 from proctor.oracle.fuzz.running.outcome import Outcome, Symptom
 from proctor.oracle.fuzz.search.campaign import Campaign
-from proctor.oracle.fuzz.search.findings import Finding, Known
+from proctor.oracle.fuzz.search.findings import Finding, Known, holds, read_known, toml
 from proctor.oracle.fuzz.space import Point
 from proctor.oracle.fuzz.spec import Scenario
 
@@ -55,3 +58,52 @@ def test_a_trigger_set_without_an_optimizer_is_not_taken_to_hold_for_all() -> No
     campaign._seen["x"].append(("SGD", "row_wise"))
     assert campaign._general("x", {"rec_sharding": "column_wise"})
     assert campaign._general("shipped", {"optimizer": "Adam"})
+
+
+def test_a_trigger_may_be_a_list_of_values() -> None:
+    cut = Known("a", "torch", "", "crash", triggers={"wrapper": ["ddp", "zero"], "ddp_hook": "QUANTIZE_PER_TENSOR"}, what="RuntimeError", where="torch/x.py:f", form=2)
+    none: frozenset[str] = frozenset()
+    for wrapper, told in (("ddp", True), ("zero", True), ("fsdp2", False)):
+        assert cut.passes({"world": 2, "wrapper": wrapper, "ddp_hook": "QUANTIZE_PER_TENSOR"}, none) is told
+    assert not cut.passes({"world": 2, "wrapper": "zero"}, none)
+    assert cut.explains(Symptom("crash", "RuntimeError", "", "torch/x.py:f"), {"wrapper": "none"}, none)  # the same line, wherever it raises
+    update = Known("b", "torch", "", "inconsistent", triggers={"wrapper": ["fsdp2", "hsdp"], "optimizer": "Adafactor"}, what="parameter", form=2)
+    assert update.explains(Symptom("inconsistent", "parameter"), {"wrapper": "hsdp", "optimizer": "Adafactor"}, none, 0)
+    assert not update.explains(Symptom("inconsistent", "parameter"), {"wrapper": "tp", "optimizer": "Adafactor"}, none, 0)
+    assert not update.broad and Known("c", "torch", "", "inconsistent", triggers={"wrapper": ["fsdp2", "hsdp"]}, form=2).broad
+
+
+def test_a_list_of_triggers_may_name_what_an_axis_has_by_itself() -> None:
+    """A setting does not write those values down; and numbers of ranks in a list are themselves."""
+    stateless: Point = {"resume": "full"}
+    parts = {"optimizer": ["SGD", "SparseAdam"], "resume": ["full", "broadcast"]}
+    assert holds(parts, stateless) and holds(parts, {"optimizer": "SparseAdam", "resume": "broadcast"})
+    assert not holds(parts, {"optimizer": "Adam", "resume": "full"}) and not holds(parts, {"optimizer": "SparseAdam"})
+    assert holds({"world": [1, 4]}, {}) and holds({"world": [1, 4]}, {"world": 4}) and not holds({"world": [1, 4]}, {"world": 2})
+
+
+def test_lists_are_written_and_read_again(tmp_path: Path) -> None:
+    several = [
+        Known("a", "torch", "why", "crash", ("2.13",), {"wrapper": ["ddp", "zero"], "world": 2, "fsdp1_orig": True}, {"disk": ["save", "flat"]}, "RuntimeError", form=2),
+        Known("b", "torch", "why", "crash", ("2.13",), {"wrapper": "ddp"}),
+    ]
+    (tmp_path / "known.toml").write_text(toml(several))
+    assert read_known(tmp_path / "known.toml", {"torch": "2.13.0"}) == several
+    assert (tmp_path / "known.toml").read_text().count("form = 2") == 1
+
+
+@pytest.mark.parametrize(
+    ("entry", "said"),
+    [
+        ("triggers = { wrapper = [] }\nform = 2", "triggers.wrapper must list one value or more"),
+        ('triggers = { wrapper = ["ddp", "ddp"] }\nform = 2', "each of them once"),
+        ('triggers = { wrapper = ["ddp", "zero"] }', "needs form = 2"),
+        ('triggers = { wrapper = [["ddp"]] }\nform = 2', "got `array`"),
+        ("form = 3", "reads up to form 2"),
+    ],
+)
+def test_a_bad_list_of_triggers_is_said(tmp_path: Path, entry: str, said: str) -> None:
+    (tmp_path / "known.toml").write_text(f'[[known]]\nid = "x"\nlibrary = "torch"\nreason = "y"\nverdict = "crash"\n{entry}\n')
+    with pytest.raises(OracleError, match=r"known\.toml") as raised:
+        read_known(tmp_path / "known.toml", {"torch": "2.13.0"})
+    assert said in str(raised.value)
