@@ -208,6 +208,12 @@ def test_what_was_told_falsely_is_declared_or_no_program() -> None:
     for axis, wrapper in (("fsdp_policy", "fsdp2"), ("fsdp1_policy", "fsdp1")):
         rules = declared({"world": 2, "wrapper": wrapper, axis: "param_dtype=torch.bfloat16"}, frozenset({"routed"}))
         assert "different" in {r.effect for r in rules} and "router" in next(r.why for r in rules if r.effect == "different")
+    largest = facts(Scenario("dlrm", {"mode": "max"}, {}))
+    low: tuple[Point, ...] = (
+        {"wrapper": "fsdp2", "fsdp_policy": "param_dtype=torch.bfloat16"}, {"wrapper": "fsdp1", "fsdp1_policy": "param_dtype=torch.bfloat16"}, {"wrapper": "deepspeed", "ds_precision": "bf16"},
+    )  # fmt: skip
+    for point in low:  # two values that differ are one in bfloat16: the first of them is the largest
+        assert any("largest" in r.why for r in declared(point, largest)) and not any(r.effect == "different" for r in declared(point, facts(Scenario("dlrm", {}, {}))))
     stack = facts(Scenario("stack", {"layers": ["linear"] * 4}, {"batch": 8}))  # type: ignore[dict-item]
     assert why_invalid({"world": 2, "wrapper": "pipeline", "recompute": "reentrant"}, stack) and not why_invalid({"world": 2, "wrapper": "pipeline", "recompute": "non-reentrant"}, stack)
     assert not [s for s in next(a for a in all_axes() if a.name == "disk_switch").choice.values if "cache_staged" in str(s)]
