@@ -13,10 +13,12 @@ import polars as pl
 
 from proctor.invariants.relations.views import frames as _frames
 from proctor.invariants.relations.views import sightings as _sightings
-from proctor.invariants.schema import StateFlag, Value
+from proctor.invariants.schema import CallFlag, StateFlag, Value
 from proctor.invariants.trace import Trace
 
-SEEDS: Final = ("torch.manual_seed", "numpy.random.seed", "random.seed")
+_SEEDS_TORCH: Final = "torch.manual_seed"
+_PUT_BACK: Final = "torch.set_rng_state"
+SEEDS: Final = (_SEEDS_TORCH, "numpy.random.seed", "random.seed")
 _FLAT: Final = int(StateFlag.CONSTANT | StateFlag.ZERO | StateFlag.UNHASHED | StateFlag.NONE)
 _MIN_INTEGERS: Final = 64  # elements of a draw of integers or booleans, so that equal draws are no chance
 
@@ -177,7 +179,8 @@ def seeds(trace: Trace) -> pl.DataFrame:
         ]
     ).sort("seq")
     bad = bad.sort("seq").join_asof(events, on="seq", by="proc", strategy="forward", check_sortedness=False)
-    bad = _not_for_evaluation(trace, bad.filter(~pl.col("_model").fill_null(value=True))).unique(
+    bad = _not_undone(trace, bad.filter(~pl.col("_model").fill_null(value=True)))
+    bad = _not_for_evaluation(trace, bad).unique(
         ["proc", "fn", "step"], keep="first", maintain_order=True
     )
     steps_ = (
@@ -238,6 +241,18 @@ def draws(trace: Trace) -> pl.DataFrame:
         _expected="values that were not drawn before",
         _seen=seen.otherwise(_again("the values that were drawn in step {}")),
     )
+
+
+def _not_undone(trace: Trace, rows: pl.DataFrame) -> pl.DataFrame:
+    """Rows behind which the generator is not put back before a model is called or updated: a sample that a dataset makes from its number repeats by itself."""
+    acts = [trace.calls.filter(_frames.has(CallFlag.ROOT)), _frames.updates(trace)]
+    events = pl.concat(
+        [_frames.calls_of(trace, re.escape(_PUT_BACK)).select("proc", "seq", pl.lit(value=True).alias("_undone"))]
+        + [act.select("proc", "seq", pl.lit(value=False).alias("_undone")) for act in acts]
+    ).sort("seq")
+    found = rows.sort("seq").join_asof(events, on="seq", by="proc", strategy="forward", check_sortedness=False)
+    ours = [code for code, name in enumerate(trace.functions) if name == _SEEDS_TORCH]
+    return found.filter(~(pl.col("_undone").fill_null(value=False) & pl.col("fn").is_in(ours))).drop("_undone")
 
 
 def _not_for_evaluation(trace: Trace, rows: pl.DataFrame) -> pl.DataFrame:

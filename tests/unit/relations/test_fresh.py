@@ -120,6 +120,17 @@ def test_a_seed_for_an_evaluation_is_none_for_the_training(tmp_path: Path) -> No
     assert not violations(RELATION, rules, load(tmp_path, [process]))
 
 
+def test_a_seed_that_is_undone_before_the_model_is_called_is_of_the_data(tmp_path: Path) -> None:
+    """A dataset that makes each sample from its number, and puts the generator back."""
+    rules = learn(RELATION, load(tmp_path, [seeding()]))
+    for behind, told in ((1, False), (3, True)):  # at once, and behind the model
+        process = seeding(1, 2)
+        for step in (2, 1):
+            at = next(i for i, row in enumerate(process["calls"]) if row["fn"] == "torch.manual_seed" and row["step"] == step)
+            process["calls"].insert(at + behind, call("torch.set_rng_state", step=step))
+        assert bool(violations(RELATION, rules, load(tmp_path, [process]))) is told
+
+
 def test_draws_that_repeat(tmp_path: Path) -> None:
     def drawn(fps: Sequence[int], **more: Any) -> dict[str, Any]:
         process = loop(6)
