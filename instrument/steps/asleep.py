@@ -24,6 +24,8 @@ if TYPE_CHECKING:
 
 FORWARD, BACKWARD, UPDATE, CLEAR, CLEAR_MODULE, FETCH, SCALED, COLLECTIVE, QUIET = range(1, 10)  # `Act` in native/calls/asleep.h
 _UPDATED, _SKIPPED, _FOREIGN, _PASSED = range(4)  # `Told`
+_SETTLED: Final = 96  # updates, after which the clock knows the program's rounds (`rounds.py`)
+_WITNESSED: Final = 8  # more of them, in which it is seen whether a sign was a mistake
 _SHORTEST: Final = 3  # steps that are worth falling asleep for
 _TIMED: Final = 8  # one tick in so many is timed
 _ACT_S: Final = 2e-7  # what an act costs natively, cold
@@ -64,6 +66,7 @@ class Sleep:
         self._odd = False  # something was noted that cannot be followed
         self._cycles = Cycles(self._clock)
         self._forget = False  # the cycle, as soon as what passed by is counted
+        self._doubted = False  # an early sign of what cannot be followed
         self._keys: dict[int, int] = {}  # what the clock calls an optimizer, by its id
         self._inner: list[int] = []
         self._teller = observer.patches.aside(self._told)
@@ -78,12 +81,21 @@ class Sleep:
         """This program does what cannot be followed asleep."""
         self.possible = False
 
+    def attacked(self) -> None:
+        """The clock takes a microbatch for an attack on an input. Before it knows rounds, this may be a discriminator that is given what a generator made."""
+        if self._updates.done >= _SETTLED:
+            self.refuse()
+        else:
+            self._doubted = True
+
     def may_begin(self) -> None:
         """Behind an update of a step that is left out."""
         observer, budget = self._observer, self._observer.budget
         if self.on or not self.possible or budget is None or observer.sentinel is None or observer.sampled or not observer.armed:
             return
         if observer.steps.in_backward or self._updates.depth or observer.turns.busy() or observer.inert or observer.finished or observer.config.replay:
+            return
+        if self._doubted and self._updates.done < _SETTLED + _WITNESSED:
             return
         step = self._clock.step
         until = budget.next_look(step + 1)

@@ -8,8 +8,11 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
 from helpers.live.watching import PROCTOR
 from helpers.warm import python
+
+from proctor.native import ACTIVE
 
 # Two optimizers, one of which rests now and then, and dropout in one of two models: what was judged wrongly across gaps.
 PROGRAM = """
@@ -80,6 +83,51 @@ def test_updates_that_are_only_counted_are_of_the_steps_that_they_would_be_of_ot
     said = json.loads(next(run.glob("procs/*/process.json")).read_text())["overhead"]
     assert said["steps"] == 1501 and said["looked"] < 200
     assert [note.partition(" were")[0] for note in left_out(run)] == [f"{1501 - said['looked']:,} of 1,502 steps"]
+
+
+# What a generator made goes into the discriminator first of all, with a gradient, and nothing says whose turn it is; an attack on an input looks the same.
+GIVEN = """
+import sys
+import torch
+from torch import nn
+
+torch.manual_seed(0)
+maker, judge = nn.Linear(8, 8), nn.Linear(8, 1)
+of_maker, of_judge = (torch.optim.Adam(m.parameters(), lr=1e-3) for m in (maker, judge))
+for step in range(400):
+    made = maker(torch.randn(4, 8))
+    judge.zero_grad()
+    judge(made.detach()).mean().backward()
+    of_judge.step()
+    maker.zero_grad()
+    (-judge(made).mean()).backward()
+    of_maker.step()
+"""
+ATTACKED = """
+import sys
+import torch
+from torch import nn
+
+torch.manual_seed(0)
+model = nn.Linear(8, 1)
+optimizer = torch.optim.Adam(model.parameters(), lr=1e-3)
+for step in range(400):
+    x = torch.randn(4, 8, requires_grad=True)
+    model(x).mean().backward()
+    optimizer.zero_grad()
+    model((x + x.grad.sign()).detach()).square().mean().backward()
+    optimizer.step()
+"""
+
+
+@pytest.mark.skipif(ACTIVE != "native", reason="the twin never falls asleep")
+@pytest.mark.parametrize(("program", "sleeps"), [(GIVEN, True), (ATTACKED, False)])
+def test_a_discriminator_is_no_attack_on_an_input(tmp_path: Path, program: str, sleeps: bool) -> None:
+    says = 'print("SLEEPS", sys.modules["proctor.instrument.attach"]._observer.sleep.possible, file=sys.stderr)'
+    (tmp_path / "train.py").write_text(program + says)
+    command = [*PROCTOR, "watch", "-o", str(tmp_path / "run"), "--no-capsules", "--budget", "0.01%", "--warmup", "8", "--", sys.executable, str(tmp_path / "train.py")]
+    done = subprocess.run(command, capture_output=True, text=True, env={**os.environ, "OMP_NUM_THREADS": "1"}, timeout=300, check=False)
+    assert done.returncode == 0 and f"SLEEPS {sleeps}" in done.stderr, done.stderr
 
 
 BREAKS_US = """
