@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from proctor.instrument.patch import catalog
 from proctor.instrument.steps.cycles import Cycles, Update, replay
+from proctor.instrument.steps.rounds import KEPT
 from proctor.instrument.steps.signs import key_of, moves_nothing
 from proctor.invariants.schema import MODEL_CALL
 
@@ -24,8 +25,7 @@ if TYPE_CHECKING:
 
 FORWARD, BACKWARD, UPDATE, CLEAR, CLEAR_MODULE, FETCH, SCALED, COLLECTIVE, QUIET = range(1, 10)  # `Act` in native/calls/asleep.h
 _UPDATED, _SKIPPED, _FOREIGN, _PASSED = range(4)  # `Told`
-_SETTLED: Final = 96  # updates, after which the clock knows the program's rounds (`rounds.py`)
-_WITNESSED: Final = 8  # more of them, in which it is seen whether a sign was a mistake
+_WITNESSED: Final = 8  # updates behind the first `KEPT`, in which it is seen whether a sign was a mistake
 _SHORTEST: Final = 3  # steps that are worth falling asleep for
 _TIMED: Final = 8  # one tick in so many is timed
 _ACT_S: Final = 2e-7  # what an act costs natively, cold
@@ -65,17 +65,16 @@ class Sleep:
         self._until = 0  # the step before which it ends
         self._odd = False  # something was noted that cannot be followed
         self._cycles = Cycles(self._clock)
-        self._forget = False  # the cycle, as soon as what passed by is counted
         self._doubted = False  # an early sign of what cannot be followed
         self._keys: dict[int, int] = {}  # what the clock calls an optimizer, by its id
         self._inner: list[int] = []
         self._teller = observer.patches.aside(self._told)
 
     def knows(self, optimizer: Any) -> None:
-        """An optimizer was made, or has other parameters."""
+        """An optimizer was made, or has other parameters: everything is awake, and what it did before says nothing."""
+        self.end()
+        self._cycles.forget()
         self._keys[id(optimizer)] = key_of(optimizer)
-        self._forget = True
-        self.hurry()
 
     def refuse(self) -> None:
         """This program does what cannot be followed asleep."""
@@ -83,7 +82,7 @@ class Sleep:
 
     def attacked(self) -> None:
         """The clock takes a microbatch for an attack on an input. Before it knows rounds, this may be a discriminator that is given what a generator made."""
-        if self._updates.done >= _SETTLED:
+        if self._updates.done >= KEPT:
             self.refuse()
         else:
             self._doubted = True
@@ -95,7 +94,7 @@ class Sleep:
             return
         if observer.steps.in_backward or self._updates.depth or observer.turns.busy() or observer.inert or observer.finished or observer.config.replay:
             return
-        if self._doubted and self._updates.done < _SETTLED + _WITNESSED:
+        if self._doubted and self._updates.done < KEPT + _WITNESSED:
             return
         step = self._clock.step
         until = budget.next_look(step + 1)
@@ -106,7 +105,6 @@ class Sleep:
         self._clock.on_new_step, self._clock.on_change = self._counted, None
         budget.falls_asleep()
         self._cycles.broken()
-        self._pass(0)
         self._expect()
 
     def end(self) -> bool:
@@ -196,9 +194,6 @@ class Sleep:
         if steps and self._observer.budget is not None:
             self._observer.budget.passes(self._clock.step, steps)
             self._observer.writer.passed(self._clock.step)
-        if self._forget:
-            self._forget = False
-            self._cycles.forget()
 
     def hurry(self) -> None:
         """Something is wrong: tell of the next update, whatever it is like. From any thread."""

@@ -12,10 +12,13 @@ from __future__ import annotations
 from collections.abc import Hashable
 from typing import TYPE_CHECKING, Final, NamedTuple
 
+from proctor.instrument.steps.rounds import KEPT
+
 if TYPE_CHECKING:
     from proctor.instrument.steps.clock import StepClock
 
-LONGEST: Final = 48  # updates of a cycle; as long as rounds that are recognised (`rounds.py`)
+LONGEST: Final = KEPT // 2  # updates of a cycle; as long as rounds that are recognised
+_RECENT: Final = 2 * KEPT  # updates that are remembered
 _KINDS: Final = 255  # of updates that are told apart; a program with more has no cycle
 
 
@@ -114,8 +117,7 @@ class Cycles:
             steps: that began with it.
         """
         kind = self._kind(update)
-        self._recent.append(kind)
-        del self._recent[: -4 * LONGEST]
+        self._remember(bytes([kind]))
         if self._trial is not None and kind != self._recent[-1 - self._trial[0]]:
             self._trial = None
         if self._trial is not None:
@@ -174,10 +176,13 @@ class Cycles:
             self._clock.update_ends(update.key, tuple(inner))
             count += len(update.acts)
         kinds = bytes(self._kind(u) for u in cycle.updates)
-        self._recent += kinds * min(whole, 4 * LONGEST // len(kinds) + 1) + kinds[:rest]
-        del self._recent[: -4 * LONGEST]
+        self._remember(kinds * min(whole, _RECENT // len(kinds) + 1) + kinds[:rest])
         self._running = None if rest else cycle
         return steps, count
+
+    def _remember(self, kinds: bytes) -> None:
+        self._recent += kinds
+        del self._recent[:-_RECENT]
 
     def _kind(self, update: Update) -> int:
         if len(self._kinds) >= _KINDS and update not in self._kinds:

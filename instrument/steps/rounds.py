@@ -16,7 +16,7 @@ from __future__ import annotations
 from collections.abc import Hashable
 
 BY_HAND = 0  # who updates where there is no optimizer; no object has this id
-_KEPT = 96  # updates remembered: rounds of up to half as many (one generator update after 40 of a critic) are recognised
+KEPT = 96  # updates remembered: rounds of up to half as many (one generator update after 40 of a critic) are recognised
 _ALIKE = 2  # updates that must be as they were in an earlier round to tell who is next
 _ABSENT = 64  # rounds without an update after which an optimizer is no member any more
 
@@ -83,7 +83,7 @@ class Rounds:
             self._fetched_before |= self._fetched
         self.ended = True
         self._history.append(key)
-        del self._history[:-_KEPT]
+        del self._history[:-KEPT]
         self._fetched, self._cleared, self._decided = False, None, None
 
     def state(self) -> Hashable:
@@ -96,8 +96,8 @@ class Rounds:
 
     def pass_by(self, times: int, keys: tuple[int, ...]) -> None:
         """Rounds behind which all else is as it was: so many times these optimizers updated."""
-        self._history += keys * min(times, _KEPT // len(keys) + 1)
-        del self._history[:-_KEPT]
+        self._history += keys * min(times, KEPT // len(keys) + 1)
+        del self._history[:-KEPT]
 
     def done(self) -> bool:
         """Whether a forward or backward now is of the next round."""

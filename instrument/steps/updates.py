@@ -54,7 +54,6 @@ class Updates:
         })
         self._observer.arm("an optimizer was constructed")
         if self._observer.sleep is not None:
-            self._observer.sleep.end()
             self._observer.sleep.knows(optimizer)
         self._clock.optimizer_created(key_of(optimizer))
         label = f"#{self.optimizers}"

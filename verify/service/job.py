@@ -67,6 +67,8 @@ class Job:
     """Until when, by `clock`, records that are not in the files yet are waited for."""
 
     _program: str = ""
+    _folders: dict[str, str] = field(default_factory=dict)
+    """The last process that wrote into each."""
 
     def __post_init__(self) -> None:
         self.roll = Roll(self.clock)
@@ -99,7 +101,7 @@ class Job:
                 case Told():
                     peer.tell(event.info)
                     live.member(event.process).tell(event.info)
-                    self._hear_cost(event)
+                    self._hear_cost(event.process, event.info)
                 case Glanced():
                     if (parted := self.glances.hear(event.process, event.rows)) is not None:
                         self.look(parted[0])
@@ -131,10 +133,11 @@ class Job:
             self._fit(event.info)
         self.checker.live.add(event.process, {}, event.info)
         self.checker.live.member(event.process).gone = False
-        self._hear_cost(event)
+        self._folders[event.folder] = event.process
+        self._hear_cost(event.process, event.info)
 
-    def _hear_cost(self, event: Joined | Told) -> None:
-        self.metrics.overhead(self.overheads.hear(event.process, event.info))
+    def _hear_cost(self, process: str, info: Mapping[str, Any]) -> None:
+        self.metrics.overhead(self.overheads.hear(process, info))
 
     def read_costs(self) -> None:
         """What processes say of their cost in the run's files: the last word of one that had ended before the verifier was there did not come by itself."""
@@ -143,7 +146,7 @@ class Job:
                 with contextlib.suppress(OSError, ValueError, RecursionError):
                     info = json.loads(read_file(folder / "process.json", _MAX_BYTES))
                     if isinstance(info, dict):
-                        self.overheads.hear(folder.name, info)
+                        self._hear_cost(self._folders.get(folder.name, folder.name), info)
 
     def _fill(self, gap: Gap) -> None:
         """Records are missing: they are read from the run's files, or count as lost."""

@@ -170,16 +170,8 @@ def seeds(trace: Trace) -> pl.DataFrame:
     )
     bad = calls.filter(pl.col("_again") & (pl.col("step") >= 0) & (pl.col("phase") == "train"))
     # A new model may begin with the old seed: its optimizer is constructed before the next update.
-    events = pl.concat(
-        [
-            _frames.updates(trace).select("proc", "seq", pl.lit(value=False).alias("_model")),
-            _frames.calls_of(trace, re.escape(_sightings.CREATED)).select(
-                "proc", "seq", pl.lit(value=True).alias("_model")
-            ),
-        ]
-    ).sort("seq")
-    bad = bad.sort("seq").join_asof(events, on="seq", by="proc", strategy="forward", check_sortedness=False)
-    bad = _not_undone(trace, bad.filter(~pl.col("_model").fill_null(value=True)))
+    model = _followed(bad, _frames.calls_of(trace, re.escape(_sightings.CREATED)), _frames.updates(trace))
+    bad = _not_undone(trace, model.filter(~pl.col("_followed").fill_null(value=True)).drop("_followed"))
     bad = _not_for_evaluation(trace, bad).unique(
         ["proc", "fn", "step"], keep="first", maintain_order=True
     )
@@ -245,14 +237,16 @@ def draws(trace: Trace) -> pl.DataFrame:
 
 def _not_undone(trace: Trace, rows: pl.DataFrame) -> pl.DataFrame:
     """Rows behind which the generator is not put back before a model is called or updated: a sample that a dataset makes from its number repeats by itself."""
-    acts = [trace.calls.filter(_frames.has(CallFlag.ROOT)), _frames.updates(trace)]
-    events = pl.concat(
-        [_frames.calls_of(trace, re.escape(_PUT_BACK)).select("proc", "seq", pl.lit(value=True).alias("_undone"))]
-        + [act.select("proc", "seq", pl.lit(value=False).alias("_undone")) for act in acts]
-    ).sort("seq")
-    found = rows.sort("seq").join_asof(events, on="seq", by="proc", strategy="forward", check_sortedness=False)
-    ours = [code for code, name in enumerate(trace.functions) if name == _SEEDS_TORCH]
-    return found.filter(~(pl.col("_undone").fill_null(value=False) & pl.col("fn").is_in(ours))).drop("_undone")
+    acts = trace.calls.filter(_frames.has(CallFlag.ROOT)), _frames.updates(trace)
+    found = _followed(rows, _frames.calls_of(trace, re.escape(_PUT_BACK)), *acts)
+    seeds_torch = pl.col("fn").is_in(_frames.functions_like(trace, [re.escape(_SEEDS_TORCH)])["fn"].implode())
+    return found.filter(~(pl.col("_followed").fill_null(value=False) & seeds_torch)).drop("_followed")
+
+
+def _followed(rows: pl.DataFrame, wanted: pl.DataFrame, *others: pl.DataFrame) -> pl.DataFrame:
+    """Rows in the order of time, with `_followed`: of the calls behind them in their process a wanted one comes first; null: none comes."""
+    kinds = [calls.select("proc", "seq", pl.lit(calls is wanted).alias("_followed")) for calls in (wanted, *others)]
+    return rows.sort("seq").join_asof(pl.concat(kinds).sort("seq"), on="seq", by="proc", strategy="forward", check_sortedness=False)
 
 
 def _not_for_evaluation(trace: Trace, rows: pl.DataFrame) -> pl.DataFrame:
