@@ -114,8 +114,6 @@ class Steps:
         if training and not self._observer.armed:
             self.by_hand.called(module)
         self._clock.forward(training, probing)
-        if self._clock.probing and self._observer.sleep is not None:  # not a critic that is given what an actor made
-            self._observer.sleep.attacked()
         if training and self._observer.armed:
             if self._clock.step == 0:
                 self._guard.run("state", self._observer.tracker.rescan, 0)  # a layer replaced after the optimizer was built

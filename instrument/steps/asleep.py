@@ -6,7 +6,7 @@ order. So steps have the same numbers as on a rank that is awake. Where updates 
 the next glance. One step before the next look everything is awake again.
 
 What cannot be followed from acts alone keeps a process awake: models or backwards within an update (closures), updates within a backward,
-training by hand, attacks on inputs. An act of another thread that trains ends the sleep.
+training by hand. An act of another thread that trains ends the sleep.
 """
 
 from __future__ import annotations
@@ -16,7 +16,6 @@ from typing import TYPE_CHECKING, Any, Final
 
 from proctor.instrument.patch import catalog
 from proctor.instrument.steps.cycles import Cycles, Update, replay
-from proctor.instrument.steps.rounds import KEPT
 from proctor.instrument.steps.signs import key_of, moves_nothing
 from proctor.invariants.schema import MODEL_CALL
 
@@ -25,7 +24,6 @@ if TYPE_CHECKING:
 
 FORWARD, BACKWARD, UPDATE, CLEAR, CLEAR_MODULE, FETCH, SCALED, COLLECTIVE, QUIET = range(1, 10)  # `Act` in native/calls/asleep.h
 _UPDATED, _SKIPPED, _FOREIGN, _PASSED = range(4)  # `Told`
-_WITNESSED: Final = 8  # updates behind the first `KEPT`, in which it is seen whether a sign was a mistake
 _SHORTEST: Final = 3  # steps that are worth falling asleep for
 _TIMED: Final = 8  # one tick in so many is timed
 _ACT_S: Final = 2e-7  # what an act costs natively, cold
@@ -65,7 +63,6 @@ class Sleep:
         self._until = 0  # the step before which it ends
         self._odd = False  # something was noted that cannot be followed
         self._cycles = Cycles(self._clock)
-        self._doubted = False  # an early sign of what cannot be followed
         self._keys: dict[int, int] = {}  # what the clock calls an optimizer, by its id
         self._inner: list[int] = []
         self._teller = observer.patches.aside(self._told)
@@ -80,21 +77,12 @@ class Sleep:
         """This program does what cannot be followed asleep."""
         self.possible = False
 
-    def attacked(self) -> None:
-        """The clock takes a microbatch for an attack on an input. Before it knows rounds, this may be a discriminator that is given what a generator made."""
-        if self._updates.done >= KEPT:
-            self.refuse()
-        else:
-            self._doubted = True
-
     def may_begin(self) -> None:
         """Behind an update of a step that is left out."""
         observer, budget = self._observer, self._observer.budget
         if self.on or not self.possible or budget is None or observer.sentinel is None or observer.sampled or not observer.armed:
             return
         if observer.steps.in_backward or self._updates.depth or observer.turns.busy() or observer.inert or observer.finished or observer.config.replay:
-            return
-        if self._doubted and self._updates.done < KEPT + _WITNESSED:
             return
         step = self._clock.step
         until = budget.next_look(step + 1)

@@ -39,7 +39,7 @@ class StepClock:
         self.backward_pending = False  # a backward that no update followed yet; read by `steps.py`
         self._backward_in_micro = False
         self._cleared: set[int] = set()  # optimizers whose gradients were cleared since the last backward
-        self.probing = False  # what this microbatch computes is not, or not only, for an update; read by `acts.py`
+        self._probing = False  # what this microbatch computes is not, or not only, for an update
         self.on_new_step: Callable[[], None] | None = None
         self.on_change: Callable[[], None] | None = None
 
@@ -63,7 +63,7 @@ class StepClock:
         if key is not None:
             self._cleared.add(key)
             self._rounds.cleared(key)
-        if self.backward_pending and not self._rounds.ended and not self.probing:
+        if self.backward_pending and not self._rounds.ended and not self._probing:
             members = self._rounds.members
             thrown_away = members <= self._cleared or (key is None and len(members) < 2)
             self._dropped |= thrown_away and not moved()
@@ -83,11 +83,11 @@ class StepClock:
         self._acts += 1
         if self._done():
             self._begin()
-            self.probing = probing
+            self._probing = probing
         elif self._backward_in_micro:
             self.micro += 1
             self._backward_in_micro = False
-            self.probing = probing
+            self._probing = probing
             self._changed()
         self._set("train")
 
@@ -126,7 +126,7 @@ class StepClock:
         """All that what it does with later acts follows from, but for numbers that only grow (`steps/cycles.py`)."""
         members = self._rounds.members
         return (
-            self.micro, self.phase, self._dropped, self.backward_pending, self._backward_in_micro, self.probing, frozenset(self._cleared),
+            self.micro, self.phase, self._dropped, self.backward_pending, self._backward_in_micro, self._probing, frozenset(self._cleared),
             tuple((key, self._acts - at) for key, at in self._acts_at.items() if key in members), self._rounds.state(),
         )  # fmt: skip
 
@@ -165,7 +165,7 @@ class StepClock:
         self.backward_pending = False
         self._backward_in_micro = False
         self._cleared.clear()
-        self.probing = False
+        self._probing = False
         self._changed()
 
     def _set(self, phase: str) -> None:

@@ -64,8 +64,8 @@ def replay(clock: StepClock, acts: str, keys: tuple[int | None, ...]) -> tuple[b
     """
     plain, inner, at = True, list[int](), iter(keys)
     for act in acts:
-        if act == "F":
-            clock.forward(True)
+        if act in "FP":
+            clock.forward(True, probing=act == "P")
         elif act == "E":
             clock.forward(False)
         elif act == "B":
@@ -169,7 +169,7 @@ class Cycles:
         acts = "".join(u.acts for u in cycle.updates)
         steps, count = whole * sum(cycle.steps), whole * len(acts)
         if whole:
-            self._clock.pass_by(whole, steps, acts.count("F") + acts.count("B"), tuple(u.key for u in cycle.updates))
+            self._clock.pass_by(whole, steps, sum(map(acts.count, "FPB")), tuple(u.key for u in cycle.updates))
         for update in cycle.updates[:rest]:
             _, inner = replay(self._clock, update.acts, update.keys)
             self._clock.update_begins(update.key)

@@ -16,7 +16,7 @@ PyObject* group_name() {
   return name;
 }
 
-bool again_is_the_same(char act) { return act == 'F' || act == 'E' || act == 'M' || act == 'D' || act == 'X'; }
+bool again_is_the_same(char act) { return act == 'F' || act == 'P' || act == 'E' || act == 'M' || act == 'D' || act == 'X'; }
 
 void note(Asleep& a, char act) {
   if (!a.acts.empty() && a.acts.back() == act && again_is_the_same(act)) return;
@@ -35,16 +35,19 @@ void note_who(Asleep& a, char act, const ActCall& call) {
 
 PyObject* through(const ActCall& call) { return PyObject_Vectorcall(call.wrapped, call.args, call.nargsf, call.kwnames); }
 
-// F or E. The user's module may answer by code of its own, which may fail: that is theirs to see in their own call.
+// F, P or E. The user's module may answer by code of its own, which may fail: that is theirs to see in their own call.
 char forward_of(Recording& r, Tls& tls, const ActCall& call) {
   Inside inside(tls);
   ErrorStash users;
   Owned training(PyVectorcall_NARGS(call.nargsf) > 0 ? PyObject_GetAttr(call.args[0], training_name()) : nullptr);
   const int on = training ? PyObject_IsTrue(training.get()) : 0;
   Owned grad(on > 0 && r.is_grad ? PyObject_CallNoArgs(r.is_grad.get()) : nullptr);
+  const bool trains = on > 0 && grad.get() == Py_True;
+  bool probes = false;
+  for (Py_ssize_t i = 1; trains && !probes && i < PyVectorcall_NARGS(call.nargsf); ++i) probes = r.describer.asks_gradient(call.args[i]);
   PyErr_Clear();
   users.restore();
-  return on > 0 && grad.get() == Py_True ? 'F' : 'E';
+  return probes ? 'P' : trains ? 'F' : 'E';
 }
 
 PyObject* noted(const Asleep& a) {  // (acts, who), New reference

@@ -2,6 +2,7 @@
 //
 // Acts of the thread that fell asleep, as a string, in their order (the same act twice in a row is noted once where that means the same):
 //   F E  an outermost module is called: training with gradients, or not      B  a backward that no other contains
+//   P    as F, and a tensor that it is given requires a gradient: an attack on an input, or a critic that is given what an actor made
 //   Z    an optimizer clears gradients; its address is in `who`              M  a module does
 //   D    a loader gave a batch        I  an optimizer is called by another's update; its address is in `who`
 //   X    something that cannot be followed in this way (a model or a backward within an update, too many acts)

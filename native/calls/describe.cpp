@@ -117,6 +117,13 @@ void Describer::set_tensor_types(PyObject* tensor, PyObject* parameter) {
   forget_types();
 }
 
+bool Describer::asks_gradient(PyObject* object) const {
+  if (!tensor_ || !PyObject_TypeCheck(object, reinterpret_cast<PyTypeObject*>(tensor_.get()))) return false;
+  Owned on(getters_[kGrad].read(object));
+  if (!on) PyErr_Clear();
+  return on.get() == Py_True;
+}
+
 void Describer::set_module_type(PyObject* module) {
   module_.share_unless_none(module);
   forget_types();

@@ -100,6 +100,8 @@ class Describer {
   void value(Key& key, PyObject* object, Detail detail);
   std::string render(std::string_view key) const;
 
+  bool asks_gradient(PyObject* object) const;  // it is a tensor that requires a gradient
+
   uint32_t text_id(std::string_view text);
   uint32_t dtype_id(PyObject* dtype);
   const std::string& text(uint32_t id) const { return texts_[id]; }

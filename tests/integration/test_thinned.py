@@ -85,7 +85,8 @@ def test_updates_that_are_only_counted_are_of_the_steps_that_they_would_be_of_ot
     assert [note.partition(" were")[0] for note in left_out(run)] == [f"{1501 - said['looked']:,} of 1,502 steps"]
 
 
-# What a generator made goes into the discriminator first of all, with a gradient, and nothing says whose turn it is; an attack on an input looks the same.
+# What a generator made goes into the discriminator first of all, with a gradient, and nothing says whose turn it is; an attack on an input looks the same,
+# but that its gradients are thrown away.
 GIVEN = """
 import torch
 from torch import nn
@@ -121,17 +122,25 @@ print("RESULT", float(model.weight.sum().detach()))
 # Whether it could be followed without hooks, where it is watched.
 SAYS = """
 import pathlib, sys
-if (attach := sys.modules.get("proctor.instrument.attach")) is not None and attach._observer is not None:
+attach = sys.modules.get("proctor.instrument.attach")
+if attach is not None and attach._observer is not None and attach._observer.sleep is not None:
     pathlib.Path(__file__).with_name("sleeps").write_text(str(attach._observer.sleep.possible))
 """
 
 
 @pytest.mark.skipif(ACTIVE != "native", reason="the twin never falls asleep")
-@pytest.mark.parametrize(("program", "sleeps"), [(GIVEN, True), (ATTACKED, False)])
-def test_a_discriminator_is_no_attack_on_an_input(tmp_path: Path, program: str, sleeps: bool) -> None:
-    out, bare, _ = watched(tmp_path, "--budget", "0.01%", "--warmup", "8", program=program + SAYS, number=400)
-    assert out == bare
-    assert (tmp_path / "sleeps").read_text() == str(sleeps)
+@pytest.mark.parametrize("program", [GIVEN, ATTACKED])
+def test_inputs_with_a_gradient_are_followed_without_hooks(tmp_path: Path, program: str) -> None:
+    steps = []
+    for budget in ("0.01%", "none"):
+        (folder := tmp_path / budget).mkdir()
+        out, bare, run = watched(folder, "--budget", budget, "--warmup", "8", program=program + SAYS, number=400)
+        assert out == bare
+        said = json.loads(next(run.glob("procs/*/process.json")).read_text())["overhead"]
+        steps.append(said["steps"])
+        assert (said["looked"] < 200) is (budget != "none")
+    assert (tmp_path / "0.01%" / "sleeps").read_text() == "True"
+    assert steps[0] == steps[1] >= 399, "as many as where all steps are looked at"
 
 
 BREAKS_US = """

@@ -13,7 +13,7 @@ from proctor.instrument.steps.cycles import Cycles, Update, replay
 KEYS = (11, 12, 13)
 UPDATES = st.builds(
     lambda acts, key, cleared: Update("".join(acts), (cleared + 100,) * acts.count("Z"), (cleared,) * acts.count("Z"), key + 100, key),
-    st.lists(st.sampled_from("FEBZMD"), max_size=5), st.sampled_from(KEYS), st.sampled_from(KEYS),
+    st.lists(st.sampled_from("FPEBZMD"), max_size=5), st.sampled_from(KEYS), st.sampled_from(KEYS),
 )  # fmt: skip
 PROGRAMS = st.lists(st.tuples(st.lists(UPDATES, min_size=1, max_size=6), st.integers(1, 60)), min_size=1, max_size=4)
 

@@ -6,6 +6,7 @@ import threading
 from typing import Any
 
 import pytest
+import torch
 
 from proctor.instrument.steps import asleep
 from proctor.instrument.steps.asleep import (
@@ -73,6 +74,19 @@ def test_acts_are_told_in_order_behind_the_update_and_no_hook_runs(program: Prog
     assert program.recorder.wake()[:3] == ("E", (), 1)
     forward(program.module)
     assert program.hooked == ["before", "after"]
+
+
+def test_a_model_that_is_given_a_tensor_with_a_gradient_is_told_apart(program: Program) -> None:
+    forward, step = program.tap(FORWARD, kind=2), program.tap(UPDATE)
+    program.recorder.set_tensor_types(torch.Tensor)
+    program.sleep()
+    asked, plain = torch.zeros(1, requires_grad=True), torch.zeros(1)
+    for given in ((plain,), (plain, asked), (plain, [asked]), (asked,)):
+        forward(program.module, *given, x=asked)
+    program.grad = False
+    forward(program.module, asked)
+    step(program.optimizer)
+    assert program.told[0][1] == "FPFPE"
 
 
 def test_only_outermost_calls_are_acts(program: Program) -> None:
