@@ -105,7 +105,7 @@ STATES: Final = pa.schema(
         ("ctx", pa.uint32()),
         ("var", pa.uint32()),
         ("meta", pa.uint32()),
-        ("fp", pa.uint64()),  # linear fingerprint, `native/fingerprint.h`
+        ("fp", pa.uint64()),  # linear fingerprint, `native/memory/fingerprint.h`
         ("norm", pa.float32()),  # Euclidean norm; NaN where not computed
         ("flags", pa.uint8()),  # StateFlag
     ]

@@ -18,6 +18,7 @@ __all__ = [
     "Packer",
     "Recorder",
     "Tap",
+    "Tensors",
     "compare_buffers",
     "fingerprint_backend",
     "fingerprint_backends",
@@ -36,6 +37,7 @@ if TYPE_CHECKING:
         Packer,
         Recorder,
         Tap,
+        Tensors,
         compare_buffers,
         fingerprint_backend,
         fingerprint_backends,
@@ -58,6 +60,7 @@ else:
             Packer,
             Recorder,
             Tap,
+            Tensors,
             compare_buffers,
             fingerprint_backend,
             fingerprint_backends,
@@ -84,5 +87,6 @@ else:
         )
         from proctor.native.twins.philox import philox_normal, philox_unit, philox_words
         from proctor.native.twins.tap import Recorder, Tap, is_tap
+        from proctor.native.twins.tensors import Tensors
 
         ACTIVE = "python"

@@ -23,7 +23,7 @@
 
 #include <pybind11/pybind11.h>
 
-#include "fingerprint.h"
+#include "memory/fingerprint.h"
 
 namespace proctor {
 

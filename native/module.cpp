@@ -4,17 +4,19 @@
 #include "columns.h"
 #include "compare.h"
 #include "distinct.h"
-#include "fingerprint.h"
+#include "memory/fingerprint.h"
 #include "philox.h"
+#include "memory/tensors.h"
 #include "calls/tap.h"
 
 PYBIND11_MODULE(_native, m) {
-  m.doc() = "Fingerprints and comparison of tensor memory, the call tap, rows of a trace as bytes, equal values, and random numbers.";
+  m.doc() = "Fingerprints and comparison of tensor memory, the call tap, rows of a trace as bytes, equal values, random numbers, and what tensors hold.";
   using namespace proctor;
   bind_columns(m);
   bind_compare(m);
   bind_distinct(m);
   bind_fingerprint(m);
   bind_philox(m);
+  bind_tensors(m);
   bind_tap(m);
 }

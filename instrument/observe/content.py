@@ -12,6 +12,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
+from proctor.native import Tensors
 from proctor.native.twins import fingerprint as keys
 
 if TYPE_CHECKING:
@@ -75,6 +76,14 @@ def formats() -> dict[dtype, tuple[int, int]]:
         for name, width in names.items()
         if hasattr(torch, name)
     }
+
+
+@functools.cache
+def reader() -> Tensors:
+    """What reads plain tensors natively; where the extension is not in use it reads none, and Python does."""
+    import torch
+
+    return Tensors(torch.Tensor, torch.nn.Parameter, torch.strided, formats(), Summary)
 
 
 def readable(tensor: Tensor) -> Tensor | None:

@@ -4,7 +4,7 @@ Called by the state recorder for every parameter of every step, so the common ca
 torch op at all: addresses go to the native kernel in one call. The rest runs torch ops with grad, `__torch_function__`
 and dispatch modes off. Nothing here draws random numbers, bumps a version counter or enters a graph.
 
-The hash is `native/fingerprint.h`: of bits in logical order, keyed by global index, so that the parts of a tensor add
+The hash is `native/memory/fingerprint.h`: of bits in logical order, keyed by global index, so that the parts of a tensor add
 up to the whole (`merge`). CUDA and XPU tensors are hashed on their device with int64 ops and read back in one
 synchronisation per call and device; never while a CUDA graph is being captured.
 
@@ -29,6 +29,7 @@ from proctor.instrument.observe.content import (
     is_dense,
     no_torch_function,
     readable,
+    reader,
     rows_of,
 )
 from proctor.instrument.observe.content import (
@@ -105,33 +106,23 @@ def fingerprint_shard(local: Tensor, global_shape: Sequence[int], offsets: Seque
 
 
 def fingerprint_all(tensors: Iterable[Tensor]) -> list[Summary]:
-    """Summarise many tensors, each as a whole of its own: one native call, one synchronisation per device."""
+    """Summarise many tensors, each as a whole of its own: one native call for those that are plain, one synchronisation per device."""
     with no_torch_function():
-        out: list[Summary] = []
-        slots: list[int] = []
-        columns: tuple[list[int], list[int], list[int], list[int]] = ([], [], [], [])
-        held: list[Tensor] = []  # must outlive the call
+        given = tensors if isinstance(tensors, list) else list(tensors)
+        out: list[Summary] = reader().summaries(given)
+        if None not in out:
+            return out
         remote: dict[device, list[tuple[int, Tensor]]] = {}
-        for i, tensor in enumerate(tensors):
-            out.append(_UNREAD)
+        for i, tensor in enumerate(given):
+            if out[i] is not None:
+                continue
             plain = readable(tensor)
             if plain is None:
-                continue
-            if not plain.is_cpu:
-                remote.setdefault(plain.device, []).append((i, plain))
-                continue
-            width, kind = formats()[plain.dtype]
-            if not is_dense(plain):  # one copy at a time, never one of the whole model
+                out[i] = _UNREAD
+            elif plain.is_cpu:  # one copy at a time, never one of the whole model
                 out[i] = _here(plain, [(plain.numel(), 1)], 0)
-                continue
-            held.append(plain)
-            slots.append(i)
-            for column, value in zip(columns, (plain.data_ptr(), plain.numel() * width, width, kind)):
-                column.append(value)
-        if slots:
-            fps, norms, flags = _kernel.fingerprint_many(*columns)
-            for i, *fields in zip(slots, fps.tolist(), norms.tolist(), flags.tolist()):
-                out[i] = Summary(*fields)
+            else:
+                remote.setdefault(plain.device, []).append((i, plain))
         for there in remote.values():
             for (i, _), summary in zip(there, read_back([on_device(t, [(t.numel(), 1)], 0) for _, t in there])):
                 out[i] = summary

@@ -12,10 +12,11 @@ the first updates, and some later ones, data is hashed as well, so that such a w
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from enum import IntEnum
 from typing import Any
 
+from proctor.instrument.observe.content import reader
 from proctor.instrument.observe.fingerprint import Summary, fingerprint_all
 from proctor.instrument.observe.seen import Seen
 from proctor.instrument.observe.tracked import Slot, Tracked
@@ -41,36 +42,39 @@ class StateTracker(Tracked):
         self.rows: list[tuple[Any, ...]] = []
         self.dirty = False  # a collective may have written without a version bump
         self._values: dict[int, int] = {}  # fingerprints that `moved` found, by id of the parameter
+        self._slots_at = -1  # the layout of `_slots`
+        self._slots: tuple[list[Slot], list[Slot]] = ([], [])  # data and gradients of all parameters
 
     # -- boundaries ---------------------------------------------------------------------------------------
 
     def observe(
-        self, seq: int, call: int, edge: int, ctx: int, *,
+        self, seq: int, call: int, edge: int, context: Callable[[], int], *,
         data: Look = Look.SKIP, grad: Look = Look.SKIP, buffers: Look = Look.SKIP, optimizer: Look = Look.SKIP, silent: bool = False,
     ) -> None:
         """Look at the tracked values and append a row for each that changed since its last row.
 
-        `silent`: no rows; what changed while steps were left out was changed by nobody knows whom.
+        `context`: gives the code of the present one, where there is something to say. `silent`: no rows; what changed while steps were left out was changed by nobody knows whom.
         """
         work: list[tuple[Slot, Any]] = []
         if data and self.watches("data"):
             if self.dirty:
                 data = Look.FORCE
-            self._collect(work, (entry[1] for entry in self._params.values()), data)
+            self._collect(work, self._parameter_slots()[0], data)
         if grad and self.watches("grad"):
             if self.dirty:
                 grad = Look.FORCE
-            self._collect(work, (entry[2] for entry in self._params.values()), grad)
+            self._collect(work, self._parameter_slots()[1], grad)
         if data and grad:
             self.dirty = False
         if buffers and self._buffers:
-            self._collect(work, self._buffers.values(), buffers)
+            self._collect(work, list(self._buffers.values()), buffers)
         if optimizer and self.watches("optimizer"):
-            self._collect(work, self._state_slots(), optimizer)
+            self._collect(work, list(self._state_slots()), optimizer)
         if not work:
             return
         hashed = [value for _, value in work if value is not None]
         summaries = iter(fingerprint_all(hashed)) if hashed else iter(())
+        ctx = context()
         rows = [] if silent else self.rows
         fps, norms, marks = self._last.fps, self._last.norms, self._last.flags
         self._seen = None
@@ -88,40 +92,22 @@ class StateTracker(Tracked):
     def see_optimizers(self) -> None:
         """Look at the state of optimizers for `seen_last` only, without rows."""
         work: list[tuple[Slot, Any]] = []
-        self._collect(work, self._state_slots(), Look.FORCE)
+        self._collect(work, list(self._state_slots()), Look.FORCE)
         fps, norms, marks = self._last.fps, self._last.norms, self._last.flags
         for (slot, _), (fp, norm, flags) in zip(work, fingerprint_all([value for _, value in work]), strict=True):
             fps[slot.at], norms[slot.at], marks[slot.at] = fp, norm, flags
         self._seen = None
 
+    def _parameter_slots(self) -> tuple[list[Slot], list[Slot]]:
+        if self._slots_at != self.layout:
+            entries = self._params.values()
+            self._slots, self._slots_at = ([entry[1] for entry in entries], [entry[2] for entry in entries]), self.layout
+        return self._slots
+
     @staticmethod
-    def _collect(work: list[tuple[Slot, Any]], slots: Iterable[Slot], look: Look) -> None:
-        """Add the slots that have to be hashed; about 0.5 µs a slot that the hint clears."""
-        force = look is Look.FORCE
-        for slot in slots:
-            t = slot.owner()
-            if t is None:
-                continue
-            if slot.grad:
-                if not t.is_leaf:
-                    continue  # what was made of others has none
-                t = t.grad
-                if t is None:
-                    if slot.ptr != 0:
-                        slot.ptr, slot.version = 0, -1
-                        work.append((slot, None))
-                    continue
-            try:
-                version = t._version
-            except RuntimeError:  # inference tensors have none
-                version = -1
-            if slot.sharded:
-                t = getattr(t, "_local_tensor", t)
-            ptr = t.data_ptr()
-            if not force and version == slot.version and ptr == slot.ptr and version >= 0:
-                continue
-            slot.version, slot.ptr = version, ptr
-            work.append((slot, t))
+    def _collect(work: list[tuple[Slot, Any]], slots: list[Slot], look: Look) -> None:
+        """Add the slots that have to be hashed, and what they hold."""
+        reader().collect(work, slots, look is Look.FORCE)
 
     def wrote_data(self) -> bool:
         """Whether a parameter was written since its last look, by its version counter; nothing is hashed."""

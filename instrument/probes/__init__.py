@@ -244,6 +244,7 @@ class Probes:
         self.sink, self._guard, self._run = sink, guard, guard.run
         wanted = [p for p in registry().values() if any(sink.config.keeps(kind) for kind in p.kinds)]
         self._probes = [probe(sink) for probe in wanted]
+        self._beginning = [(f"values: {p.name}", p.step_begins) for p in self._probes if type(p).step_begins is not Probe.step_begins]
 
     def ends(self) -> dict[str, tuple[str, ...]]:
         """What is recorded no more when one of them is off, by the label it runs under."""
@@ -269,8 +270,8 @@ class Probes:
         return (self._as_one(befores), self._as_one(afters)), (self._as_one(steady[0]), self._as_one(steady[1]))
 
     def step_begins(self, step: int) -> None:
-        for probe in self._probes:
-            self._run(f"values: {probe.name}", probe.step_begins, step)
+        for label, begins in self._beginning:
+            self._run(label, begins, step)
 
     def thinned(self) -> None:
         for probe in self._probes:

@@ -68,7 +68,7 @@ class Numbers(Probe):
 
     def __init__(self, sink: Sink) -> None:
         super().__init__(sink)
-        self._codes: dict[Any, _Code | None] = {}
+        self._codes: dict[int, tuple[types.CodeType, _Code | None]] = {}  # by id, since the hash of a code object is computed at each question
         self._prefixes = library_prefixes()
         self._loss: float | None = None
         self.results: dict[str, float | None] = {}  # what the user's functions returned last, by name
@@ -115,13 +115,14 @@ class Numbers(Probe):
             frame = frame.f_back
 
     def _known(self, frame: types.FrameType) -> _Code | None:
-        key = frame.f_code
-        if key not in self._codes:
+        code = frame.f_code
+        known = self._codes.get(id(code))
+        if known is None:
             if len(self._codes) >= _MAX_CODES:
                 return None
-            self._codes[key] = self._read_source(frame) if self._is_users(frame) else None
+            known = self._codes[id(code)] = code, self._read_source(frame) if self._is_users(frame) else None
             forget()
-        return self._codes[key]
+        return known[1]
 
     def _is_users(self, frame: types.FrameType) -> bool:
         code = frame.f_code

@@ -36,9 +36,7 @@ class Looks:
             return
         recorder = observer.recorder
         where = recorder.current_call if call is None else call
-        with self.turns.look() as mine:
-            if mine:
-                observer.guard.run("state", self._observe, recorder.current_seq, where, edge, what)
+        self.turns.looking(observer.guard.run, "state", self._observe, recorder.current_seq, where, edge, what)
 
     def glance(self) -> None:
         """After an update of a process with a budget, also in a step that it leaves out."""
@@ -46,16 +44,12 @@ class Looks:
         sentinel = observer.sentinel
         if sentinel is None or not sentinel.due(observer.clock.step) or not observer.writes():
             return
-        with self.turns.look() as mine:
-            if mine:
-                observer.guard.run("glance", sentinel.glance, observer.clock.step)
+        self.turns.looking(observer.guard.run, "glance", sentinel.glance, observer.clock.step)
 
     def resume(self) -> None:
         """Steps were left out: what is now is what later changes are held against."""
         everything = dict.fromkeys(("data", "grad", "buffers", "optimizer"), Look.FORCE)
-        with self.turns.look() as mine:
-            if mine:
-                self._observe(0, 0, 0, {**everything, "silent": True})
+        self.turns.looking(self._observe, 0, 0, 0, {**everything, "silent": True})
 
     def late(self) -> None:
         """The last one of the process."""
@@ -63,8 +57,11 @@ class Looks:
         self.look(0, 0, data=Look.HINT, grad=Look.HINT)
 
     def _observe(self, seq: int, call: int, edge: int, what: dict[str, Any]) -> None:
+        self._observer.tracker.observe(seq, call, edge, self._context, **what)
+
+    def _context(self) -> int:
         contexts = self._observer.contexts
-        self._observer.tracker.observe(seq, call, edge, contexts.resolve(contexts.base(), True, "", ""), **what)
+        return contexts.resolve(contexts.base(), True, "", "")
 
     def _threads_train(self) -> None:
         self._observer.guard.stop("two threads of this process train at once; their steps cannot be told apart, so nothing of it is judged")

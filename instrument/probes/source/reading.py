@@ -16,6 +16,8 @@ from typing import Any
 import torch
 from torch.utils.data import DataLoader, IterableDataset
 
+from proctor.instrument.observe.content import reader
+
 MAX_NUMBERS = 128  # of one frame
 MAX_OF_OBJECT = 24
 _MAX_GROUPS = 2
@@ -45,6 +47,9 @@ def number(value: Any) -> float | None:
 
 def _tensor_number(tensor: Any) -> float | None:
     with torch._C.DisableTorchFunction():
+        read: float | None = reader().number(tensor)
+        if read is not NotImplemented:
+            return read
         # Of a class of the program's, too, whose own methods do not run then; not of one that runs at each operation.
         plain = type(tensor).__torch_dispatch__ is torch._C._disabled_torch_dispatch_impl
         if not plain or torch.Tensor.dim(tensor) != 0 or torch.Tensor.device.__get__(tensor).type != "cpu" or torch.Tensor.is_complex(tensor):

@@ -164,7 +164,7 @@ def test_what_is_not_in_the_program_is_named() -> None:
 
 def test_the_tracker_says_what_it_saw_last() -> None:
     _model, _, tracker = trained("sgd")
-    tracker.observe(0, 0, 0, 0, data=Look.FORCE, grad=Look.FORCE, buffers=Look.FORCE, optimizer=Look.FORCE)
+    tracker.observe(0, 0, 0, lambda: 0, data=Look.FORCE, grad=Look.FORCE, buffers=Look.FORCE, optimizer=Look.FORCE)
     seen = tracker.seen_last().by_role()
     assert {role: len(keys) for role, (keys, _) in seen.items()} == {"parameter": 6, "gradient": 6, "buffer": 3, "optimizer": 6}
     assert all(last is not None for _, lasts in seen.values() for last in lasts)
@@ -267,7 +267,7 @@ def test_rows_of_values_that_are_gone_are_used_again() -> None:
 
 def test_what_was_seen_follows_parameters_that_come_and_go() -> None:
     _model, optimizer, tracker = trained("sgd")
-    tracker.observe(0, 0, 0, 0, data=Look.FORCE)
+    tracker.observe(0, 0, 0, lambda: 0, data=Look.FORCE)
     layout, before = tracker.layout, tracker.seen_last().by_role()
     assert tracker.seen_last() is tracker.seen_last()
     new = torch.nn.Parameter(torch.ones(2))
@@ -276,7 +276,7 @@ def test_what_was_seen_follows_parameters_that_come_and_go() -> None:
     assert tracker.layout != layout
     keys, prints = tracker.seen_last().by_role()["parameter"]
     assert keys[:-1] == before["parameter"][0] and keys[-1] == id(new) and prints[-1] is None
-    tracker.observe(0, 0, 0, 0, data=Look.HINT)
+    tracker.observe(0, 0, 0, lambda: 0, data=Look.HINT)
     assert all(tracker.seen_last().by_role()["parameter"][1])
 
 

@@ -44,7 +44,7 @@ def tracker(names: Names) -> StateTracker:
 
 
 def look(tracker: StateTracker, **what: Look) -> list[tuple[Any, ...]]:
-    tracker.observe(1, 1, 1, 1, **what)
+    tracker.observe(1, 1, 1, lambda: 1, **what)
     return tracker.take_rows()
 
 

@@ -1,4 +1,4 @@
-"""native/fingerprint.cpp, its numpy twin and the torch adapter agree, see every change, and leave no trace."""
+"""native/memory/fingerprint.cpp, its numpy twin and the torch adapter agree, see every change, and leave no trace."""
 
 # More than 400 lines: every case runs for each instruction set, the twin and the adapter.
 from __future__ import annotations

@@ -1,4 +1,4 @@
-#include "fingerprint.h"
+#include "memory/fingerprint.h"
 
 #include <algorithm>
 #include <array>
