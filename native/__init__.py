@@ -14,6 +14,7 @@ from proctor.native.twins.tap import ModuleReference
 
 __all__ = [
     "ACTIVE",
+    "Chain",
     "ModuleReference",
     "Packer",
     "Recorder",
@@ -34,6 +35,7 @@ __all__ = [
 
 if TYPE_CHECKING:
     from proctor.native._native import (
+        Chain,
         Packer,
         Recorder,
         Tap,
@@ -57,6 +59,7 @@ else:
         if os.environ.get("PROCTOR_NATIVE") == "0":
             raise ImportError("PROCTOR_NATIVE=0")
         from proctor.native._native import (
+            Chain,
             Packer,
             Recorder,
             Tap,
@@ -76,6 +79,7 @@ else:
 
         ACTIVE = "native"
     except ImportError:
+        from proctor.native.twins.chain import Chain
         from proctor.native.twins.columns import Packer, pack_tables
         from proctor.native.twins.compare import compare_buffers
         from proctor.native.twins.distinct import first_seen

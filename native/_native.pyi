@@ -87,6 +87,19 @@ class Tap:
     def __call__(self, *args: Any, **kwargs: Any) -> Any: ...
     def __getattr__(self, name: str) -> Any: ...
 
+class Chain:
+    def __init__(
+        self,
+        hooks: tuple[tuple[str, bool, Callable[..., Any]], ...],
+        wants: Callable[[], bool],
+        off: set[str],
+        takes: Callable[[str, Exception], bool],
+        modes: tuple[Callable[[], int], ...],
+        aside: Callable[[Callable[..., None], tuple[Any, ...]], None],
+    ) -> None: ...
+    def __call__(self, *args: Any) -> None: ...
+    def run(self, *args: Any) -> None: ...
+
 def fingerprint_buffer(
     address: int,
     nbytes: int,

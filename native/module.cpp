@@ -7,11 +7,13 @@
 #include "memory/fingerprint.h"
 #include "philox.h"
 #include "memory/tensors.h"
+#include "calls/chain.h"
 #include "calls/tap.h"
 
 PYBIND11_MODULE(_native, m) {
   m.doc() = "Fingerprints and comparison of tensor memory, the call tap, rows of a trace as bytes, equal values, random numbers, and what tensors hold.";
   using namespace proctor;
+  bind_chain(m);
   bind_columns(m);
   bind_compare(m);
   bind_distinct(m);

@@ -161,6 +161,17 @@ def fingerprint_parts(parts: Iterable[tuple[Tensor, int, int]]) -> list[Summary]
         return out
 
 
+def look_at(tensor: Tensor, size: int) -> tuple[int, ...] | None:
+    """Hash `size` bytes at the start, in the middle and at the end of a dense tensor on the host that has as many; None of any other."""
+    with no_torch_function():
+        plain = readable(tensor) if tensor.is_cpu else None
+        if plain is None or not is_dense(plain):
+            return None
+        start, last = plain.data_ptr(), plain.numel() * plain.itemsize - size
+    places = (start, start + last // 8 * 4, start + last)
+    return tuple(_kernel.fingerprint_buffer(place, size, 1, keys.RAW, summary=False)[0] for place in places) if last >= 0 else None
+
+
 def glance_at(tensor: Tensor) -> Callable[[], Summary | None]:
     """Summarise a tensor on a CUDA device without waiting for it: the result is None until the device has done it."""
     with no_torch_function():

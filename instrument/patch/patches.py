@@ -7,82 +7,20 @@ puts back all that nobody replaced after us.
 
 from __future__ import annotations
 
-import contextlib
-import functools
 import gc
 import sys
 import types
-from collections.abc import Callable, Iterable, Iterator
-from typing import Any, Protocol
+from collections.abc import Callable, Iterable
+from typing import Any
 
+from proctor.instrument.patch.hooks import Timed, measured, unseen
 from proctor.instrument.patch.replaced import MISSING, Replaced, Replacement
 from proctor.native import Recorder, Tap, is_tap
 
 PLAIN, METHOD, MODULE_CALL, ASIDE = range(4)
 
 
-class Timed(Protocol):
-    """What times hooks (`budget.Meter`)."""
-
-    idle: bool
-
-    def around(self, hook: Callable[..., None]) -> Callable[..., None]: ...
-
-
 Hooks = dict[str, tuple[Callable[..., None] | None, Callable[..., None] | None]]  # by function: what runs before and after
-
-
-def _unseen(hook: Callable[..., None] | None, meter: Timed | None) -> Callable[..., None] | None:
-    """The hook, where what it reads of tensors reaches no TorchFunctionMode and no TorchDispatchMode of the program's, and timed."""
-    if hook is None:
-        return None
-    import torch
-
-    depth, dispatched = torch._C._len_torch_function_stack, torch._C._len_torch_dispatch_stack
-
-    @functools.wraps(hook)
-    def call(*args: Any) -> None:
-        if depth() or dispatched():
-            with _aside():
-                hook(*args)
-        else:
-            hook(*args)
-
-    if meter is None:
-        return _left_by_compilers(call)
-    timed = meter.around(call)
-
-    @functools.wraps(hook)
-    def measured(*args: Any) -> None:
-        if not meter.idle:
-            timed(*args)
-        elif depth() or dispatched():
-            with _aside():
-                hook(*args)
-        else:
-            hook(*args)
-
-    return _left_by_compilers(measured)
-
-
-def _left_by_compilers(hook: Callable[..., None]) -> Callable[..., None]:
-    """Keep Dynamo from compiling this and all that it calls: behind a graph break it compiles whatever runs."""
-    from torch._C._dynamo import eval_frame
-
-    strategy, action = getattr(eval_frame, "_FrameExecStrategy", None), getattr(eval_frame, "_FrameAction", None)
-    if strategy is not None and action is not None:
-        eval_frame.set_code_exec_strategy(hook.__code__, strategy(action.SKIP, action.SKIP))
-    return hook
-
-
-@contextlib.contextmanager
-def _aside() -> Iterator[None]:
-    """No mode of the program's is on."""
-    import torch
-    from torch.utils import _python_dispatch
-
-    with torch._C.DisableTorchFunction(), _python_dispatch._disable_current_modes():
-        yield
 
 
 class Patches(Replaced):
@@ -139,13 +77,14 @@ class Patches(Replaced):
 
     def ours(self, hook: Callable[..., None] | None) -> Callable[..., None] | None:
         """A hook as a tap has it."""
-        return _unseen(hook, self._meter)
+        if hook is None:
+            return None
+        chain = unseen(hook)
+        return chain if self._meter is None else measured(chain, self._meter)
 
     def aside(self, hook: Callable[..., None]) -> Callable[..., None]:
         """A function as something else than a tap may call it: no mode of the program's sees what it reads. Not timed."""
-        found = _unseen(hook, None)
-        assert found is not None
-        return found
+        return unseen(hook)
 
     def _known_to_torchscript(self, function: Any, tap: Tap) -> None:
         """TorchScript finds builtins by `id`; without an entry a script that calls `torch.cat` would not compile."""

@@ -18,6 +18,7 @@ from typing import Any, ClassVar, Final
 from proctor.instrument.config import RecordConfig
 from proctor.instrument.guard import Guard
 from proctor.instrument.observe.fingerprint import fingerprint_all
+from proctor.instrument.patch.hooks import as_one
 from proctor.instrument.record.rows import take
 from proctor.invariants.blindness import VALUES
 from proctor.invariants.schema import Name, StateFlag, Value
@@ -293,28 +294,8 @@ class Probes:
         return out
 
     def _as_one(self, hooks: list[_Hook]) -> Any:
-        """Hooks as one, of which a call takes as little as it can: a model may be called thousands of times a step.
-
-        Those of probes run while rows are wanted, or always if steady; the given ones guard themselves.
-        """
+        """Hooks as one. Those of probes run while rows are wanted, or always if steady; the given ones guard themselves."""
         if len(hooks) <= 1 and all(probe is None for probe, _ in hooks):
             return hooks[0][1] if hooks else None
-        wants, off, takes = self.sink.wants, self._guard.off, self._guard.takes
-        several = tuple(("" if probe is None else f"values: {probe.name}", probe is None or probe.steady, hook) for probe, hook in hooks)
-
-        def call(*args: Any) -> None:
-            wanted = None  # asked behind the given one, which may begin a step
-            for label, always, hook in several:
-                if not label:
-                    hook(*args)
-                    continue
-                if wanted is None:
-                    wanted = wants()
-                if (wanted or always) and label not in off:
-                    try:
-                        hook(*args)
-                    except Exception as e:
-                        if not takes(label, e):
-                            raise
-
-        return call
+        several = [("" if probe is None else f"values: {probe.name}", probe is None or probe.steady, hook) for probe, hook in hooks]
+        return as_one(several, self.sink.wants, self._guard.off, self._guard.takes)

@@ -6,11 +6,10 @@ another batch if any of its tensors differs.
 
 from __future__ import annotations
 
-import ctypes
 import weakref
 from typing import Any, Final
 
-from proctor.instrument.observe.fingerprint import Summary, fingerprint_all
+from proctor.instrument.observe.fingerprint import Summary, fingerprint_all, look_at
 from proctor.instrument.probes import NO_HOOKS, Home, Hooks, Probe, Sink, register
 from proctor.invariants.schema import MODEL_CALL, Value
 
@@ -32,7 +31,7 @@ class Batches(Probe):
 
     def __init__(self, sink: Sink) -> None:
         super().__init__(sink)
-        self._large: dict[str, tuple[weakref.ref[Any], tuple[int, ...], Summary]] = {}
+        self._large: dict[str, tuple[weakref.ref[Any], tuple[Any, ...], Summary]] = {}
 
     def hooks(self, function: str, home: Home) -> Hooks:
         if function != MODEL_CALL:
@@ -57,15 +56,14 @@ class Batches(Probe):
     def _summary(self, place: str, value: Any) -> Summary:
         """Of a large tensor that is the same object, version and memory as last time, and the same at three places, as
         last time: a full batch is hashed once and not at every step."""
-        if value.device.type != "cpu" or _size(value) < _LARGE or not value.is_contiguous():
-            return fingerprint_all([value])[0]
-        start, size = value.data_ptr(), _size(value)
-        looks = [ctypes.string_at(start + at, _LOOK) for at in (0, size // 2, size - _LOOK)]
+        looks = look_at(value, _LOOK) if _size(value) >= _LARGE else None
+        state: tuple[Any, ...] = ()
         try:
-            version = value._version
-        except RuntimeError:  # inference tensors have none
+            state = (value._version, value.data_ptr(), _size(value), looks)
+        except RuntimeError:  # inference tensors have no version
+            looks = None
+        if looks is None:
             return fingerprint_all([value])[0]
-        state = (version, start, size, *map(hash, looks))
         last = self._large.get(place)
         if last is not None and last[0]() is value and last[1] == state:
             return last[2]
@@ -90,4 +88,6 @@ def _collect(place: str, value: Any, depth: int, tensor: type, found: list[tuple
 
 def _size(value: Any) -> int:
     """Bytes; 0 of what has no dense content."""
-    return int(value.numel() * value.element_size()) if value.layout.__str__() == "torch.strided" else 0
+    import torch
+
+    return int(value.numel() * value.element_size()) if value.layout is torch.strided else 0

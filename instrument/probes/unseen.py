@@ -5,7 +5,7 @@ which some were says nothing: samples may be alike. A sample is known by some el
 does not count. An augmented sample is another one. Mode `holds` of the batches of each model: when samples come again, they come in other batches (`_anew.py`).
 
 Cost: 1 µs a sample of the first 65,536 that are trained on, or of 256 batches of each model, and of 64 batches of evaluations. Where twice as many samples as are known brought none
-that is new (a graph that is trained as a whole gives all its nodes in each step), one batch in 64 is read; what an evaluation has none of may then have been in the others, and says nothing.
+that is new (a graph that is trained as a whole gives all its nodes in each step), the 64th batch after it is read, the 128th after that, and so on up to one in 4,096; what an evaluation has none of may then have been in the others, and says nothing.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _ELEMENTS: Final = 64  # of a sample
 _LEAST: Final = 4  # elements of a sample, and different samples of a batch
 _SAMPLES: Final = 1 << 16
 _OFTEN: Final = 1 << 12  # samples in a row, at least, that bring none that is new
-_SELDOM: Final = 64  # batches of which one is read then
+_SELDOM: Final = 64, 4096  # batches that are passed then before one is read, at first and at most: twice as many after each
 _LOOKS: Final = 64
 _LARGEST: Final = 1 << 26  # elements of a batch
 _MODELS: Final = 16  # whose batches are compared
@@ -44,6 +44,7 @@ class Unseen(Probe):
         self._trained: set[int] = set()
         self._stale = 0  # samples since the last one that was new
         self._passed = 0  # batches that were not read
+        self._gap, self._ahead = 0, 0  # how many are passed between two that are read, and how many of them are left
         self._left = _LOOKS
         self._anew: dict[str, Anew] = {}
 
@@ -87,9 +88,16 @@ class Unseen(Probe):
         if len(self._trained) >= _SAMPLES:
             return True
         if self._stale < max(_OFTEN, 2 * len(self._trained)):
+            self._gap = self._ahead = 0
             return False
+        if self._ahead == 0 < self._gap:
+            self._gap = self._ahead = min(2 * self._gap, _SELDOM[1])
+            return False
+        if self._gap == 0:
+            self._gap = self._ahead = _SELDOM[0]
+        self._ahead -= 1
         self._passed += 1
-        return self._passed % _SELDOM > 0
+        return True
 
     def _again(self, model: str, new: bool | None) -> None:
         if new is not None:

@@ -52,7 +52,7 @@ def test_batches_that_bring_nothing_new_are_read_seldom(monkeypatch: pytest.Monk
     begun = seen.read
     for _ in range(640):
         seen.train(graph)
-    assert begun < 25 and seen.read - begun <= 10
+    assert begun < 25 and 1 <= seen.read - begun <= 4, "64 are passed, then 128, then 256"
     seen.evaluate(graph[:64])
     assert seen.said == [("", NOT_TRAINED)], "all of them are known"
     seen.evaluate(torch.randn(64, 8))
