@@ -12,6 +12,8 @@ import sys
 from collections.abc import Iterator
 from typing import Any, Final
 
+from proctor.instrument.observe.fingerprint import fingerprint_all
+
 DEFAULT: Final = "torch"  # the generator that dropout, `torch.rand` and shuffling draw from
 _DEPTH: Final = 3  # dataset → transform → list of transforms → transform
 _ENTRIES: Final = 64  # of one container
@@ -71,7 +73,7 @@ def digest(generator: Any) -> int | None:
             "cuda",
         ):  # of these the state is read without waiting for a device
             return None
-        return None if _in_transform() else _hash(generator.get_state().numpy().tobytes())
+        return None if _in_transform() else fingerprint_all([generator.get_state()])[0].fp
     bits: Any = getattr(generator, "_bit_generator", None) or getattr(generator, "bit_generator", None)
     if bits is not None and type(bits).__name__ == "MT19937":  # its state as a dict takes 35 µs
         return _hash(ctypes.string_at(bits.ctypes.state_address, _MT19937_BYTES))

@@ -55,15 +55,17 @@ class Unseen(Probe):
         import torch
 
         model, grads = args[0], torch.is_grad_enabled()
-        if model.training != grads or next(model.parameters(), None) is None:
+        if model.training != grads:
             return
         name = class_name(model)
-        if grads and name not in self._anew and len(self._anew) < _MODELS:
-            self._anew[name] = Anew()
         anew = self._anew.get(name) if grads else None
-        follows = anew is not None and not anew.over
+        follows = grads and (not anew.over if anew is not None else len(self._anew) < _MODELS)
         if not follows and (self._left <= 0 or (grads and self._knows_enough())):
             return
+        if next(model.parameters(), None) is None:
+            return
+        if follows and anew is None:
+            anew = self._anew[name] = Anew()
         samples = _samples([*args[1:], *(kwargs or {}).values()])
         if grads:
             if len(self._trained) < _SAMPLES:

@@ -23,6 +23,7 @@ from proctor.instrument.steps.updates import Updates
 if TYPE_CHECKING:
     from proctor.instrument.observer import Observer
 
+FORWARDS_LOOKED_AT = 16  # of outermost modules, between two backwards
 PRE_ARM_ROWS = 50_000  # records kept from before the first training act
 
 
@@ -40,6 +41,7 @@ class Steps:
         self.by_hand = ByHand(observer, self.updates)
         self._phase_before = "init"
         self.in_backward = 0
+        self._forwards, self._forwards_at = 0, (-1, 0)  # since the last backward, of which step and microbatch
         self._building = False  # a layer has been initialised
         self._asked: list[bool] = []  # whether each `torch.autograd.grad` that runs counts as a backward
 
@@ -121,6 +123,14 @@ class Steps:
                     self._guard.run("state", self._observer.tracker.let_go, optimizer)
             if not self._observer.tracker.knows(module) and self._clock.step >= 0 and any(True for _ in module.parameters()):
                 self._guard.run("state", self._observer.tracker.add_model, module)
+            self._look_at_forward()
+
+    def _look_at_forward(self) -> None:
+        """A model that is called hundreds of times between two backwards (a solver, a rollout) is not looked at before each: what changes between its calls is seen at the backward."""
+        place = self._clock.step, self._clock.micro
+        self._forwards = self._forwards + 1 if place == self._forwards_at else 1
+        self._forwards_at = place
+        if self._forwards <= FORWARDS_LOOKED_AT:
             self._look(0, data=Look.HINT, grad=Look.HINT)
 
     def _backward_begins(self, args: tuple[Any, ...], kwargs: Any) -> None:

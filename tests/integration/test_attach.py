@@ -194,6 +194,28 @@ def test_two_threads_that_train_at_once_end_as_without_proctor_and_nothing_is_ju
     assert [what for what, _ in Trace.load([out]).processes[0].blind] == ["all"]
 
 
+def test_a_write_between_many_calls_of_a_model_is_seen_at_the_backward_at_the_latest(tmp_path: Path) -> None:
+    """Before each of the first calls parameters are looked at; a solver's hundreds of calls are not slowed down for it."""
+    _, out = record(tmp_path, """
+        model = nn.Linear(4, 2)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        for step in range(4):
+            optimizer.zero_grad()
+            loss = 0
+            for i in range(40):
+                if (step, i) in ((1, 3), (2, 30)):
+                    with torch.no_grad():
+                        model.weight.mul_(0.5)
+                loss = loss + model(torch.randn(8, 4)).sum()
+            loss.backward()
+            optimizer.step()
+    """)
+    run = proctor.open_run(str(out))
+    names = dict(run.calls.select("seq", "fn").iter_rows())
+    seen = run.states.filter((run.states["edge"] == 0) & (run.states["step"] > 0) & (run.states["attr"] == "data"))
+    assert [(step, names[call]) for step, call in seen.select("step", "call").iter_rows()] == [(1, "torch.nn.Linear.forward"), (2, "torch.Tensor.backward")]
+
+
 @pytest.mark.slow
 def test_recording_every_second_step(tmp_path: Path) -> None:
     path, out = tmp_path / "train.py", tmp_path / "run"
