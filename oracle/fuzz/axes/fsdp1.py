@@ -121,8 +121,6 @@ class Policy(_Option):
     choice = Choice("fsdp1_policy", ("", "reduce_dtype=torch.float32", "param_dtype=torch.bfloat16", "buffer_dtype=torch.float32"), rare=0.3)
     rules = (
         Rule("approximate", "gradients are reduced in single precision", when={"fsdp1_policy": ("reduce_dtype=torch.float32",)}, tolerance=3e-5),
-        Rule("different", "a router may choose another expert by a value that is rounded to bfloat16", when={"fsdp1_policy": ("param_dtype=torch.bfloat16",)}, traits=frozenset({"routed"})),
-        Rule("different", "which of several values is the largest may change where they are rounded to bfloat16", when={"fsdp1_policy": ("param_dtype=torch.bfloat16",)}, traits=frozenset({"maxima"})),
         Rule("approximate", "the model computes in bfloat16", when={"fsdp1_policy": ("param_dtype=torch.bfloat16",)}, tolerance=0.15),
         Rule("invalid", "buffers of another precision go into layers that do not take them", when={"fsdp1_policy": ("buffer_dtype=torch.float32",)}, traits=frozenset({"local statistics"})),
         Rule("invalid", "buffers of another precision go into layers that do not take them", when={"fsdp1_policy": ("buffer_dtype=torch.float32",)}, traits=frozenset({"powers"})),

@@ -133,7 +133,6 @@ class Implementation(Axis):
     rules = (
         Rule("invalid", "DTensor has no sharding strategy for the fused update", when={"implementation": ("fused=True",), "optimizer": ("SGD", "Adagrad")},
              unless={"wrapper": ("none", "ddp", "zero")}),
-        Rule("approximate", "ASGD keeps its step size in single precision, and one call over all parameters computes it so", when={"implementation": ("foreach=True",), "optimizer": ("ASGD",)}, tolerance=1e-6),
         Rule("invalid", "torch has no sparse form of the update in one call", when={"implementation": ("fused=True", "foreach=True")}, traits=frozenset({"sparse"})),
     )
 

@@ -23,6 +23,7 @@ class Summary(msgspec.Struct, frozen=True):
         verdicts: verdict → settings.
         matrix: axis → value → verdict → settings.
         reasons: of what was refused, different by design or no program → settings.
+        rounding: what differs by no more than the program's own rounding makes, each with its numbers and its setting.
         seconds: that settings took, without attribution and shrinking.
     """
 
@@ -34,6 +35,7 @@ class Summary(msgspec.Struct, frozen=True):
     verdicts: dict[str, int]
     matrix: dict[str, dict[str, dict[str, int]]]
     reasons: dict[str, int]
+    rounding: tuple[str, ...]
     seconds: float
 
     @property
@@ -46,12 +48,15 @@ def summary(asked: Asked, findings: list[Finding], pairs: list[Pair]) -> Summary
     """Count."""
     verdicts: Counter[str] = Counter()
     reasons: Counter[str] = Counter()
+    rounding: list[str] = []
     matrix: dict[str, dict[str, Counter[str]]] = {a.name: {} for a in axes_for(asked.libraries)}
     for pair in pairs:
         for row in pair.rows:
             verdicts[row.verdict] += 1
             if row.verdict in ("refused", "different", "no program"):
                 reasons[f"{row.verdict}: {row.why[:140]}"] += 1
+            if row.verdict == "rounding":
+                rounding.append(f"{row.why} ({pair.scenario.template}; {', '.join(f'{k}={v}' for k, v in row.setting.items())})")
             for name, values in matrix.items():
                 value = row.setting.get(name)
                 if value is not None:
@@ -59,5 +64,5 @@ def summary(asked: Asked, findings: list[Finding], pairs: list[Pair]) -> Summary
     plain = {name: {v: dict(c) for v, c in sorted(values.items())} for name, values in matrix.items() if values}
     return Summary(
         asked, tuple(findings), len(pairs), sum(len(p.rows) for p in pairs), sum(p.passed for p in pairs), dict(verdicts.most_common()), plain,
-        dict(reasons.most_common(60)), sum(p.seconds for p in pairs),
+        dict(reasons.most_common(60)), tuple(rounding), sum(p.seconds for p in pairs),
     )

@@ -1,7 +1,8 @@
 """Runs scenarios: makes a reference once for each program, sends candidates to worlds, reads verdicts.
 
 How far a reference moves when its rows come in another order (its noise) costs two more runs of it. So it is measured only
-once something differs by more than the floor, and what differed is then judged again.
+once something differs by more than the floor, and what differed is then judged again. What still differs is judged once more beside what the program's own
+rounding does (`rounding`): a difference of that size is said as such, and is no finding.
 """
 
 from __future__ import annotations
@@ -38,11 +39,17 @@ class Made(msgspec.Struct, frozen=True):
 
 
 class Job(msgspec.Struct, frozen=True):
-    """A scenario to be run: its number among those asked for, and how far gradients move in the runs that give the reference its noise, relative to the largest; 0 without such runs."""
+    """A scenario to be run: its number among those asked for, and how far gradients move in the runs that give the reference its noise, relative to the largest; 0 without such runs. `unit`: one unit in the last place by which operations of runs of the reference are moved; 0 without such runs."""
 
     number: int
     scenario: Scenario
     noise: float = 0.0
+    unit: float = 0.0
+
+    @property
+    def reference(self) -> tuple[str, float, float]:
+        """By which the reference is known."""
+        return reference_of(self.scenario).key(), self.noise, self.unit
 
 
 class Runner:
@@ -53,7 +60,7 @@ class Runner:
     def __init__(self, worlds: Worlds) -> None:
         self.worlds = worlds
         self.runs = 0
-        self._references: dict[tuple[str, float], Made] = {}
+        self._references: dict[tuple[str, float, float], Made] = {}
 
     def run(self, scenario: Scenario) -> Outcome:
         """One scenario."""
@@ -63,7 +70,8 @@ class Runner:
         """Several at once, those of different world sizes side by side; outcomes in their order."""
         found: dict[int, Outcome] = {}
         self._run([Job(i, s) for i, s in enumerate(scenarios)], found)
-        self._run([Job(i, s, noise=max(_tolerance(s), judge.SHAKEN)) for i, s in enumerate(scenarios) if found[i].verdict == "inconsistent"], found)
+        self._run([Job(i, s, _noise(s)) for i, s in enumerate(scenarios) if found[i].verdict == "inconsistent"], found)
+        self._run([Job(i, s, _noise(s), judge.unit_of(_tolerance(s), _precision(s))) for i, s in enumerate(scenarios) if found[i].verdict == "inconsistent"], found)
         return [found[i] for i in range(len(scenarios))]
 
     def _run(self, jobs: Sequence[Job], found: dict[int, Outcome]) -> None:
@@ -75,7 +83,7 @@ class Runner:
                 found[job.number] = Outcome("no program", why=why)
             else:
                 valid.append(job)
-        self._make([(reference_of(j.scenario), j.noise) for j in valid])
+        self._make(valid)
         ready = []
         for job in valid:
             made = self._reference(job)
@@ -108,7 +116,9 @@ class Runner:
             _room(self.worlds.folder, answer)
             if not answer.well:
                 outcome = outcome_of(answer, _declared(job.scenario))
-                if outcome.failed and (job.noise or outcome.verdict != "inconsistent"):  # it is looked into where it is no first life
+                if outcome.verdict == "rounding":
+                    continue
+                if outcome.failed and (job.unit or outcome.verdict != "inconsistent"):  # it is looked into where it is no first life
                     outcome = Outcome("no program", why=f"the program that saves fails by itself: {outcome.why}"[:300])
                 found[job.number] = outcome
                 ended.add(job.number)
@@ -116,25 +126,23 @@ class Runner:
 
     def _task(self, scenario: Scenario, job: Job, folder: str, life: int | None = None) -> dict[str, Any]:
         given = whole(scenario.setting)
-        precision = str(given["precision"])
-        floor = judge.FLOORS["autocast" if precision == "autocast" else f"torch.{precision}"]
         return {
             "codes": program(scenario, life=life).codes(),
             "folder": folder,
             "reference": self._reference(job).path,
-            "floor": floor,
+            "floor": judge.FLOORS[_precision(job.scenario)],
             "tolerance": _tolerance(job.scenario),
             "steady": given["optimizer"] in judge.STEADY,
             # What differs is asked again with the noise known, or is declared: a world in which something raised before need not be doubted.
-            "settled": not job.noise or any(r.effect == "different" for r in _declared(job.scenario)),
+            "settled": not job.unit or any(r.effect == "different" for r in _declared(job.scenario)),
         }
 
     def _reference(self, job: Job) -> Made:
-        return self._references[reference_of(job.scenario).key(), job.noise]
+        return self._references[job.reference]
 
-    def _make(self, wanted: Sequence[tuple[Scenario, float]]) -> None:
+    def _make(self, jobs: Sequence[Job]) -> None:
         """Make the references that are not there yet, two at once."""
-        needed = {(s.key(), noise): s for s, noise in wanted}
+        needed = {job.reference: reference_of(job.scenario) for job in jobs}
         missing = {key: s for key, s in needed.items() if key not in self._references}
         if len(self._references) + len(missing) > _KEPT:
             for key in [k for k in self._references if k not in needed]:
@@ -142,12 +150,24 @@ class Runner:
         keys, tasks = list(missing), []
         for i, (key, scenario) in enumerate(missing.items()):
             permuted = [program(scenario, permuted=seed).codes() for seed in _PERMUTATIONS] if key[1] else []
-            tasks.append((REFERENCES[i % 2], {"make": program(scenario).codes(), "permuted": permuted, "shaken": key[1], "to": self._path(key)}))
+            rounded = [program(scenario, permuted=seed + 1).codes() for seed in range(judge.RUNS)] if key[2] else []
+            tasks.append((REFERENCES[i % 2], {"make": program(scenario).codes(), "permuted": permuted, "shaken": key[1], "rounded": rounded, "unit": key[2], "to": self._path(key)}))
         for number, answer in self.worlds.run_all(tasks):
             self._references[keys[number]] = _made(self._path(keys[number]), answer)
 
-    def _path(self, key: tuple[str, float]) -> str:
-        return f"{self.worlds.folder}/{key[0]}{f'-{key[1]:g}' if key[1] else ''}.safetensors"
+    def _path(self, key: tuple[str, float, float]) -> str:
+        return f"{self.worlds.folder}/{key[0]}{''.join(f'-{part:g}' for part in key[1:] if part)}.safetensors"
+
+
+def _precision(scenario: Scenario) -> str:
+    """Of a program, as `judge.FLOORS` names it."""
+    precision = str(whole(scenario.setting)["precision"])
+    return precision if precision == "autocast" else f"torch.{precision}"
+
+
+def _noise(scenario: Scenario) -> float:
+    """How far gradients move in the runs that give the reference its noise."""
+    return max(_tolerance(scenario), judge.SHAKEN)
 
 
 def _tolerance(scenario: Scenario) -> float:

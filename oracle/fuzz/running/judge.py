@@ -21,12 +21,11 @@ from proctor.oracle.numbers.explain import explain_difference
 FLOORS: Final = {"torch.float64": 2e-7, "torch.float32": 1e-4, "autocast": 0.1}
 NOISE: Final = 16.0  # times the largest movement of the reference under a permutation
 SHAKEN: Final = 8 * 2.0**-52  # of the largest gradient: how far gradients of noise runs are moved at least, 8 spacings
-SINGLE: Final = 1e-6  # counters and products that optimizers keep in single precision, whatever the parameters have
+OWN: Final = 4.0  # times the largest movement of the reference when each operation is rounded otherwise (`rounding`)
+RUNS: Final = 8  # of the reference that are rounded otherwise
 MISSING: Final = 1e300
 _SMALL: Final = 1e-3  # of the largest element of a kind: below it a tensor is taken for zero
 _COARSE: Final = 0.05  # floors from here on are of bfloat16
-_COARSELY_SMALL: Final = 2.0**-5  # what is mathematically zero is a sum of terms that bfloat16 rounded, each by up to 2⁻⁹ of itself
-_MOMENTUM: Final = ":momentum_buffer"  # of SGD; states of other optimizers are not compared in bfloat16
 _FIRST: Final = ("output", "gradient", "clipped")  # kinds before the first update
 STEADY: Final = ("SGD",)  # optimizers that do not make noise larger
 MAX_REPORTED: Final = 40
@@ -46,6 +45,7 @@ class Difference(msgspec.Struct, frozen=True):
         module: class of the module that owns it.
         candidate, reference: the element that differs most, of both, as text (it may be NaN).
         rank: that holds it.
+        noise: how far the program's own rounding moves it; negative where that was not asked.
     """
 
     step: int
@@ -59,18 +59,24 @@ class Difference(msgspec.Struct, frozen=True):
     candidate: str = ""
     reference: str = ""
     rank: int = 0
+    noise: float = -1.0
 
     @property
     def order(self) -> tuple[int, int]:
         """Where it stands in the course of a run."""
         return self.step, KINDS.index(self.kind)
 
+    @property
+    def rounding(self) -> bool:
+        """Whether it is no larger than what the program's own rounding makes."""
+        return self.noise >= 0 and self.error <= OWN * self.noise
+
 
 class Reference:
     """The reference's tensors, their noise, and how large tensors of a kind are."""
 
-    def __init__(self, tensors: Mapping[str, Array], noise: Mapping[str, float], floor: float, *, steady: bool) -> None:
-        self.tensors, self.noise, self.floor, self.steady = tensors, noise, floor, steady
+    def __init__(self, tensors: Mapping[str, Array], noise: Mapping[str, float], floor: float, *, steady: bool, own: Mapping[str, float] | None = None) -> None:
+        self.tensors, self.noise, self.floor, self.steady, self.own = tensors, noise, floor, steady, own
         self.sizes: dict[str, float] = {}
         self._largest = {key: largest(values) for key, values in tensors.items()}
         for key, size in self._largest.items():
@@ -87,30 +93,29 @@ class Reference:
         """Names of gradients of a step that are not all zeros, and that no rank showed."""
         return [name for name in self._gradients.get(step, ()) if name not in found]
 
+    def lost(self, step: int, name: str) -> Difference:
+        """A gradient of `missing`."""
+        noise = -1.0 if self.own is None else self.own.get(f"{step}/gradient/{name}", 0.0)
+        return Difference(step, "gradient", name, MISSING, 0.0, 0.0, "no gradient", noise=noise)
+
     def allowed(self, key: str, floor: float) -> float:
         """The largest difference that is no mistake."""
         found = self._allowed.get((key, floor))
         if found is None:
-            small = _COARSELY_SMALL if floor >= _COARSE else _SMALL
-            size = max(self._largest[key], small * self.sizes[key.split("/")[1]])
-            found = self._allowed[key, floor] = max(floor * size, NOISE * self.noise.get(key, 0.0), self._handed_on(key, floor))
+            size = max(self._largest[key], _SMALL * self.sizes[key.split("/")[1]])
+            found = self._allowed[key, floor] = max(floor * size, NOISE * self.noise.get(key, 0.0))
         return found
 
-    def _handed_on(self, key: str, floor: float) -> float:
-        """What a tensor may differ by because that differs which it is made of; 0 where nothing is known of it.
 
-        Clipping by value makes the largest elements of a gradient small and leaves the others as they are, with the rounding of the largest ones; clipping by
-        a norm makes all of them small. A momentum is a sum of clipped gradients.
-        """
-        number, kind, name = key.split("/", 2)
-        if kind == "clipped" and (before := f"{number}/gradient/{name}") in self.tensors:
-            values, left = np.abs(self.tensors[before]), np.abs(self.tensors[key])
-            share = float((left[values > 0] / values[values > 0]).max(initial=0.0)) if left.shape == values.shape else 0.0
-            return min(share, 1.0) * self.allowed(before, floor)
-        if kind == "state" and name.endswith(_MOMENTUM):
-            clipped = (f"{i}/clipped/{name.removesuffix(_MOMENTUM)}" for i in range(int(number) + 1))
-            return sum(self.allowed(one, floor) for one in clipped if one in self.tensors)
-        return 0.0
+def unit_of(tolerance: float, precision: str) -> float:
+    """One unit in the last place of the type that a candidate computes in, relative.
+
+    Args:
+        tolerance: declared for the setting; 0 for none. What is declared is of bfloat16 or of single precision.
+        precision: of `FLOORS`; autocast rounds to bfloat16 by itself, and keeps the rest in single precision.
+    """
+    own = 2.0**-52 if precision == "torch.float64" else 2.0**-23
+    return 2.0**-7 if tolerance >= _COARSE else max(own, 2.0**-23) if tolerance else own
 
 
 def key_of(step: int, seen: Seen) -> str:
@@ -125,7 +130,7 @@ def largest(values: Array) -> float:
 
 
 def judge(seen: Seen, step: int, reference: Reference, tolerance: float) -> Difference | None:
-    """Compare one tensor.
+    """Compare one tensor; with how far the program's own rounding moves it, where that is known of the reference.
 
     Args:
         seen: of a rank.
@@ -133,10 +138,15 @@ def judge(seen: Seen, step: int, reference: Reference, tolerance: float) -> Diff
         reference: all of it.
         tolerance: declared for the setting; 0 for none.
     """
+    found = _judged(seen, step, reference, tolerance)
+    if found is None or reference.own is None:
+        return found
+    return msgspec.structs.replace(found, noise=reference.own.get(key_of(step, seen), 0.0))
+
+
+def _judged(seen: Seen, step: int, reference: Reference, tolerance: float) -> Difference | None:
     key = key_of(step, seen)
     floor = max(reference.floor, tolerance)
-    if seen.kind == "state" and seen.values.ndim == 0:
-        floor = max(floor, SINGLE)
     if floor >= _COARSE and not reference.steady and (step > 0 or seen.kind not in _FIRST):
         return None  # rounding grows beyond any bound in an update that divides by what is nearly nothing; in single precision the noise tells how far
     whole = reference.tensors.get(key)

@@ -16,9 +16,9 @@ from proctor.oracle.fuzz.running.judge import MISSING, Difference
 from proctor.oracle.fuzz.running.rank import plain_message
 from proctor.oracle.fuzz.running.worlds import GONE, Answer
 
-Verdict = Literal["ok", "inconsistent", "replicas", "crash", "hang", "refused", "different", "no program"]
+Verdict = Literal["ok", "inconsistent", "replicas", "crash", "hang", "refused", "different", "rounding", "no program"]
 FAILURES: Final = ("inconsistent", "replicas", "crash", "hang")
-VERDICTS: Final = ("ok", *FAILURES, "refused", "different", "no program")
+VERDICTS: Final = ("ok", *FAILURES, "refused", "different", "rounding", "no program")
 
 
 class Symptom(msgspec.Struct, frozen=True):
@@ -116,9 +116,13 @@ def _compared(answer: Answer, declared: Sequence[Rule]) -> Outcome:
     different = next((r for r in declared if r.effect == "different"), None)
     if different is not None:
         return Outcome("different", why=different.why, seconds=answer.seconds)
-    if not found:
+    beyond = [d for d in found if not d.rounding]
+    if not beyond and not apart:
+        first = _first(found)
+        return Outcome("rounding", why=f"within the program's own noise: {sentence(first)}", first=first, seconds=answer.seconds)
+    if not beyond:
         return Outcome("replicas", Symptom("replicas", "parameter"), f"replicas of {apart} differ in their bits", seconds=answer.seconds)
-    first = _first(found)
+    first = _first(beyond)
     symptom = Symptom("inconsistent", first.kind, way_class(first.way), first.module)
     others = tuple(dict.fromkeys(f"{d.kind} {d.name} of step {d.step}" for d in found))[1:13]
     return Outcome("inconsistent", symptom, sentence(first), first, others, seconds=answer.seconds)
@@ -142,7 +146,8 @@ def sentence(d: Difference) -> str:
     if d.error >= MISSING and not d.candidate:
         return f"{d.kind}{name} of step {d.step} on rank {d.rank}: {d.way}"
     way = f" ({d.way})" if d.way else ""
-    return f"{d.kind}{name} of step {d.step} on rank {d.rank}: {d.candidate} for {d.reference}, off by {d.error:.3g}, allowed {d.allowed:.2g}{way}"
+    own = "" if d.noise < 0 else f"; one process moves it by {d.noise:.2g} when each operation is rounded otherwise"
+    return f"{d.kind}{name} of step {d.step} on rank {d.rank}: {d.candidate} for {d.reference}, off by {d.error:.3g}, allowed {d.allowed:.2g}{way}{own}"
 
 
 def way_class(way: str) -> str:

@@ -1,6 +1,6 @@
 """What a rank of a world does: reads tasks, runs programs, compares with the reference, answers. One line of JSON each way.
 
-A task is `{"codes", "reference", "floor", "tolerance", "steady"}` or, for the reference itself, `{"make", "permuted", "shaken", "to"}`. An answer says "ok", the
+A task is `{"codes", "reference", "floor", "tolerance", "steady"}` or, for the reference itself, `{"make", "permuted", "shaken", "rounded", "unit", "to"}`. An answer says "ok", the
 differences, or the exception. `{"let_go": true}` leaves all groups, `{"join": path}` meets the other ranks again.
 """
 
@@ -14,7 +14,7 @@ import re
 import sys
 import traceback
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import lru_cache
 from pathlib import Path
 from types import CodeType
@@ -26,6 +26,7 @@ import torch
 
 from proctor.oracle.fuzz.running import judge, kept
 from proctor.oracle.fuzz.running.observe import Array, module_types, observe, own
+from proctor.oracle.fuzz.running.rounding import Rounded
 
 EVERY: Final = 12  # tasks between collections
 _KEPT: Final = 4  # references in memory
@@ -104,7 +105,7 @@ def run(task: dict[str, Any], rank: int, world: int) -> dict[str, Any]:
         if moment == "backward" and not task["tolerance"]:
             shown = own(net)
             lost = [name for name in reference.missing(names, step) if shown is None or name in shown]
-            differences += [judge.Difference(step, "gradient", n, judge.MISSING, 0.0, 0.0, "no gradient", rank=rank) for n in lost]
+            differences += [reference.lost(step, name) for name in lost]
     types = module_types(net) if differences else {}
     named = [msgspec.structs.replace(d, module=types.get(d.name.partition(":")[0], ""), rank=rank) for d in differences]
     named.sort(key=lambda d: d.order)
@@ -119,13 +120,14 @@ def _load(path: str, floor: float, *, steady: bool) -> judge.Reference:
             del _references[next(iter(_references))]
         with safe_open(path, "np") as file:
             tensors = {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118  no mapping
-            noise = msgspec.json.decode((file.metadata() or {})["noise"])
-        _references[path] = judge.Reference(tensors, noise, floor, steady=steady)
+            said = file.metadata() or {}
+        noise, rounded = (msgspec.json.decode(said[name]) for name in ("noise", "own"))
+        _references[path] = judge.Reference(tensors, noise, floor, steady=steady, own=rounded)
     return _references[path]
 
 
 def make_reference(task: dict[str, Any]) -> dict[str, Any]:
-    """Run the reference's program and, if asked for the noise, the same with its rows in another order and its gradients shaken; write both down."""
+    """Run the reference's program and, if asked for the noise, the same with its rows in another order and its gradients shaken, or with each operation rounded otherwise; write all down."""
     from safetensors.numpy import save_file
 
     plain = _tensors(task["make"])
@@ -136,17 +138,37 @@ def make_reference(task: dict[str, Any]) -> dict[str, Any]:
             if key in plain and plain[key].shape == values.shape and values.size:
                 apart = np.nan_to_num(np.abs(values.astype(np.float64) - plain[key].astype(np.float64)))
                 noise[key] = max(noise.get(key, 0.0), float(apart.max()))
+    rounded = _own(plain, task["rounded"], task["unit"]) if task["rounded"] else None
     unfit = next((key for key, values in plain.items() if values.dtype.kind == "f" and not np.isfinite(values).all()), "")
     partial = Path(task["to"] + ".part")
-    save_file({k: np.ascontiguousarray(v) for k, v in plain.items()}, partial, metadata={"noise": msgspec.json.encode(noise).decode()})
+    save_file({k: np.ascontiguousarray(v) for k, v in plain.items()}, partial, metadata={"noise": msgspec.json.encode(noise).decode(), "own": msgspec.json.encode(rounded).decode()})
     partial.replace(task["to"])
     return {"tensors": len(plain), "unfit": unfit}
 
 
-def _tensors(codes: list[str], shaken: torch.Generator | None = None, by: float = judge.SHAKEN) -> dict[str, Array]:
-    """Everything that a program shows; outputs of microbatches in the order of the batch's rows. With `shaken` gradients move before each update."""
+def _own(plain: Mapping[str, Array], programs: list[list[str]], unit: float) -> dict[str, float]:
+    """Tensor → how far runs that are rounded otherwise are from the plain one; `MISSING` where one of them has it and the other has not. What is not finite tells nothing."""
+    found: dict[str, float] = {}
+    for seed, codes in enumerate(programs):
+        _seed()
+        tensors = _tensors(codes, rounded=Rounded(unit, seed))
+        for key in plain.keys() ^ tensors.keys():
+            found[key] = judge.MISSING
+        for key in plain.keys() & tensors.keys():
+            values, moved = plain[key], tensors[key]
+            if values.shape != moved.shape:
+                found[key] = judge.MISSING
+            elif values.size:
+                apart = np.nan_to_num(np.abs(moved.astype(np.float64) - values.astype(np.float64)), posinf=0.0)
+                found[key] = max(found.get(key, 0.0), float(apart.max()))
+    return found
+
+
+def _tensors(codes: list[str], shaken: torch.Generator | None = None, by: float = judge.SHAKEN, rounded: Rounded | None = None) -> dict[str, Array]:
+    """Everything that a program shows; outputs of microbatches in the order of the batch's rows. With `shaken` gradients move before each update, with `rounded` all results."""
     found: dict[str, Array] = {}
-    for moment, step, net, opt, seen in program_of(codes)["train"](0, 1):
+    names = program_of(codes)
+    for moment, step, net, opt, seen in names["train"](0, 1) if rounded is None else rounded.through(names):
         for one in observe(moment, net, opt, seen):
             key = judge.key_of(step, one)
             if one.kind in ("output", "evaluation"):

@@ -13,6 +13,7 @@ from typing import Final
 
 from proctor.oracle.fuzz.keras import script as keras_script
 from proctor.oracle.fuzz.program import contexts_of, first_of, program, reference_of
+from proctor.oracle.fuzz.running.judge import OWN
 from proctor.oracle.fuzz.running.outcome import sentence
 from proctor.oracle.fuzz.search.findings import Finding, library_of
 from proctor.oracle.fuzz.spec import Scenario
@@ -179,7 +180,7 @@ def _compare(finding: Finding, world: int, before: int) -> list[str]:
     if first.candidate:
         body += [
             "error = (got - want).abs().max().item() if got is not None and got.numel() else 0.0",
-            f"wrong = got is None or not error <= {first.allowed:.3g}",
+            f"wrong = got is None or not error <= {max(first.allowed, OWN * first.noise):.3g}",
             "print(f'rank {rank}: off by {error:.3g}', got.flatten()[:4].tolist(), 'for', want.flatten()[:4].tolist())",
         ]
     else:  # one of the two has none, or of another shape

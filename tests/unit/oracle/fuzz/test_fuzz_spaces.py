@@ -205,15 +205,6 @@ def test_what_was_told_falsely_is_declared_or_no_program() -> None:
     scenario = Scenario("chain", {}, {"batch": 8}, {"world": 2, "wrapper": "ddp", "implementation": "lr=tensor", "disk": "save", "before_world": 1})
     first = first_of(scenario)
     assert first is not None and first.setting["implementation"] == "lr=tensor"  # what is saved is of the same type as what it is loaded into
-    for axis, wrapper in (("fsdp_policy", "fsdp2"), ("fsdp1_policy", "fsdp1")):
-        rules = declared({"world": 2, "wrapper": wrapper, axis: "param_dtype=torch.bfloat16"}, frozenset({"routed"}))
-        assert "different" in {r.effect for r in rules} and "router" in next(r.why for r in rules if r.effect == "different")
-    largest = facts(Scenario("dlrm", {"mode": "max"}, {}))
-    low: tuple[Point, ...] = (
-        {"wrapper": "fsdp2", "fsdp_policy": "param_dtype=torch.bfloat16"}, {"wrapper": "fsdp1", "fsdp1_policy": "param_dtype=torch.bfloat16"}, {"wrapper": "deepspeed", "ds_precision": "bf16"},
-    )  # fmt: skip
-    for point in low:  # two values that differ are one in bfloat16: the first of them is the largest
-        assert any("largest" in r.why for r in declared(point, largest)) and not any(r.effect == "different" for r in declared(point, facts(Scenario("dlrm", {}, {}))))
     stack = facts(Scenario("stack", {"layers": ["linear"] * 4}, {"batch": 8}))  # type: ignore[dict-item]
     assert why_invalid({"world": 2, "wrapper": "pipeline", "recompute": "reentrant"}, stack) and not why_invalid({"world": 2, "wrapper": "pipeline", "recompute": "non-reentrant"}, stack)
     assert not [s for s in next(a for a in all_axes() if a.name == "disk_switch").choice.values if "cache_staged" in str(s)]
@@ -274,11 +265,3 @@ def test_what_a_rank_computes_of_its_own_rows_is_declared() -> None:
     rules = declared({"world": 2, "wrapper": "ddp"}, frozenset({"local statistics"}))
     assert [r.effect for r in rules] == ["different"] and "rows" in rules[0].why
     assert not declared({"world": 2, "wrapper": "ddp"}, frozenset())
-
-
-def test_the_step_size_of_asgd_is_of_single_precision() -> None:
-    """It is rounded once in the plain loop, and at each operation in one call over all parameters: a ten-millionth of it."""
-    setting: Point = {"optimizer": "ASGD", "implementation": "foreach=True"}
-    (rule,) = [r for r in declared(setting, frozenset()) if r.effect == "approximate"]
-    assert 1e-7 < rule.tolerance <= 1e-6
-    assert not declared({"optimizer": "ASGD"}, frozenset()) and not declared({"optimizer": "Adam", "implementation": "foreach=True"}, frozenset())
