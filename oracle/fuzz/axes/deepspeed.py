@@ -315,8 +315,6 @@ class LowPrecision(_Option):
     rules = (
         Rule("invalid", "the engine casts parameters of single precision", unless={"ds_precision": ("",), "precision": ("float32",)}),
         Rule("approximate", "parameters, activations and gradients are rounded to bfloat16", unless={"ds_precision": ("",)}, tolerance=0.15),
-        Rule("different", "a router may choose another expert by a value that is rounded to bfloat16", unless={"ds_precision": ("",)}, traits=frozenset({"routed"})),
-        Rule("different", "which of several values is the largest may change where they are rounded to bfloat16", unless={"ds_precision": ("",)}, traits=frozenset({"maxima"})),
         Rule("invalid", "the engine clears gradients of the optimizer's parameters alone", when={"ds_precision": ("bf16",)}, unless={"groups": ("one", "two")}),
     )
 

@@ -63,5 +63,5 @@ class Recommender(Template):
             after=_parts.after_lines(point),
             units=units,
             tensor_parallel={"dense": "linear", "over": "linear"},
-            traits=_parts.traits(point) | {"embedding bag"} | ({"maxima"} if mode == "max" else set()) | ({"sparse"} if point["sparse"] else set()) | ({"tied"} if shared else set()),
+            traits=_parts.traits(point) | {"embedding bag"} | ({"sparse"} if point["sparse"] else set()) | ({"tied"} if shared else set()),
         )

@@ -137,7 +137,7 @@ def test_the_type_that_a_candidate_computes_in_is_that_of_what_is_declared() -> 
 
 def test_what_the_programs_noise_tells_is_no_longer_declared() -> None:
     routed, largest = facts(Scenario("moe", {}, {})), facts(Scenario("dlrm", {"mode": "max"}, {}))
-    for point in ({"wrapper": "fsdp2", "fsdp_policy": "param_dtype=torch.bfloat16"}, {"wrapper": "fsdp1", "fsdp1_policy": "param_dtype=torch.bfloat16"}):
+    for point in ({"wrapper": "fsdp2", "fsdp_policy": "param_dtype=torch.bfloat16"}, {"wrapper": "fsdp1", "fsdp1_policy": "param_dtype=torch.bfloat16"}, {"wrapper": "deepspeed", "ds_precision": "bf16"}):
         for traits in (routed, largest):
             assert {r.effect for r in declared({**point, "world": 2}, traits)} == {"approximate"}
     assert not declared({"optimizer": "ASGD", "implementation": "foreach=True"}, frozenset())
