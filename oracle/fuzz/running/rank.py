@@ -108,7 +108,7 @@ def run(task: dict[str, Any], rank: int, world: int) -> dict[str, Any]:
             differences += [reference.lost(step, name) for name in lost]
     types = module_types(net) if differences else {}
     named = [msgspec.structs.replace(d, module=types.get(d.name.partition(":")[0], ""), rank=rank) for d in differences]
-    named.sort(key=lambda d: d.order)
+    named.sort(key=lambda d: (d.rounding, d.order))  # what is no rounding is not left out for what is
     return {"differences": [msgspec.to_builtins(d) for d in named[: judge.MAX_REPORTED]], "digests": digests}
 
 
@@ -121,7 +121,7 @@ def _load(path: str, floor: float, *, steady: bool) -> judge.Reference:
         with safe_open(path, "np") as file:
             tensors = {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118  no mapping
             said = file.metadata() or {}
-        noise, rounded = (msgspec.json.decode(said[name]) for name in ("noise", "own"))
+        noise, rounded = msgspec.json.decode(said["noise"]), msgspec.json.decode(said.get("own", "null"))
         _references[path] = judge.Reference(tensors, noise, floor, steady=steady, own=rounded)
     return _references[path]
 
