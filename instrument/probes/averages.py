@@ -12,7 +12,7 @@ A fourth row, `begin`, comes with the first moves of a copy as an average that r
 then farther from the model's than training can have brought them, and in another direction. It began as something else.
 
 Rows of `Value.KEPT` say of a copy that is a module whether its buffers follow (`_statistics.py`): `statistics` when it is evaluated, `buffers` at the end of a step; and
-`rests`, when it is evaluated again, whether it has moved since (`_resting.py`).
+`rests`, when it is evaluated again, whether it has moved since (`_resting.py`). `alike`: copies of several models are used in one way (`_siblings.py`).
 
 Cost: 10 µs a copy and tensor of a step; one look for copies, as long as a garbage collection, at two steps of a run.
 """
@@ -32,6 +32,7 @@ from proctor.instrument.probes import (
     Sink,
     _copies,
     _resting,
+    _siblings,
     _statistics,
     register,
 )
@@ -67,6 +68,7 @@ class _Known:
         self.roots = _copies.Roots(*modules) if whole else None
         self.resting = _resting.Resting(copy)
         self.rows = 0  # of what its buffers and evaluations do
+        self.use = _siblings.Use(copy)
 
 
 @register
@@ -81,6 +83,7 @@ class Averages(Probe):
         self._models: list[weakref.ref[Any]] = []
         self._optimizers: dict[int, weakref.ref[Any]] = {}
         self._known: list[_Known] = []
+        self._asked: bool | None = None  # whether copies beside each other were compared
 
     def hooks(self, function: str, home: Home) -> Hooks:
         if function == MODEL_CALL:
@@ -90,6 +93,8 @@ class Averages(Probe):
     def _called(self, args: tuple[Any, ...], kwargs: dict[str, Any] | None) -> None:
         module = args[0]
         for known in self._known:
+            if known.roots is not None and self._asked is None:
+                known.use.calls += known.roots.of(module)[0]
             if known.roots is not None and known.statistics is not None and known.rows < _ROWS:
                 self._evaluated(known, known.statistics, known.roots.of(module), module, [*args[1:], *(kwargs or {}).values()])
         if len(self._models) < _MODELS and not any(ref() is module for ref in self._models) and _learns(module):
@@ -123,6 +128,10 @@ class Averages(Probe):
 
         with torch._C.DisableTorchFunction(), torch.no_grad():
             self._known = [known for known in self._known if self._measure(known, step)]
+        if step >= _siblings.AT and self._asked is None:
+            self._asked = True
+            for name, seen in _siblings.odd([known.use for known in self._known]):
+                self.sink.number(name, 1.0, kind=Value.KEPT, call=0, facts={"what": "alike", "seen": seen})
 
     def _look(self) -> None:
         optimizers = [o for ref in self._optimizers.values() if (o := ref()) is not None]
@@ -153,6 +162,7 @@ class Averages(Probe):
                 self._begins(known, model, step)
             farthest = max(abs(m - a) / s for m, a, s in zip(model, now, scale))
             self._put(known, "move", most := max(abs(m) / s for m, s in zip(moved, scale)), farthest)
+            known.use.steps(step, moved=most > 0, learned=model != known.model, rate=fits["now"][0])
             if known.statistics is not None and known.rows < _ROWS:
                 self._tell(known, "buffers", known.statistics.step(moved=most > 0))
         known.step, known.values, known.model = step, now, model

@@ -2,7 +2,7 @@
 
 Rows of `Value.MANNER`, of the first calls of each function. `holds`: words that are true of a tensor that it was given or gave (`has`), or clearly not (`lacks`): a share (all
 elements lie within 0 and 1), nothing negative, unit rows, rows that sum to 1, some negative whole number (`-100`, which losses leave out), more than one value, gradients flow
-through it or none do, where its triangle begins (a mask); that the result is none of the arguments, an argument none of the others, and that one of the next calls is given it (the state of a
+through it or none do, where its triangle begins (a mask); that the result is none of the arguments, nor another result in another shape, an argument none of the others, and that one of the next calls is given it (the state of a
 recurrent model, a memory), that it is another in each call, that its second half is not the first one again, that it begins where what it is cut from begins, or behind (a target that is shifted); of a float that it was given, whether it changes, and begins anew. Of whole models the last is asked, and whether gradients flow through their results (a target without a stop). `leaves` and `writes`: whether an argument is another after the call. `steady`: a float of an object, in each
 call of one of its methods in the first steps.
 
@@ -35,6 +35,7 @@ _CHAIN: Final = 4  # results of which none came back, fewer show nothing
 _NESTED: Final = 16  # tensors of a state
 _FLOWS: Final = ("gradients flow through it", "no gradients flow through it")
 _APART: Final = "it is none of the other arguments"
+_OWN: Final = "it is none of the other results"  # a target that holds what its input does, in whatever shape
 _CARRIED: Final = "a later call is given it"
 _WATCHED: Final = 64  # calls of methods of one object, before only each sixteenth is looked at
 _THEN_EVERY: Final = 16
@@ -145,7 +146,11 @@ class Manners(Probe):
                 self._say(function, f"argument {name}", mode, _AFTER[mode] if held else "", "" if held else _AFTER[mode])
             self._holds(function, f"argument {name}", tensor)
         self._tell_apart(function, given)
-        for name, tensor, new in _fingerprinted(list(_tensors("result", result))):
+        results = _fingerprinted(list(_tensors("result", result)))
+        for name, tensor, new in results:
+            others = [fp for other, like, fp in results if other != name and like.numel() == tensor.numel() and like.dtype == tensor.dtype]
+            if others and tensor.numel() >= FEWEST:
+                self._say(function, name, "holds", _OWN if new not in others else "", _OWN if new in others else "")
             alike = [argument for argument, other, _ in given if other.shape == tensor.shape and other.dtype == tensor.dtype]
             if alike:
                 same = [argument for argument, other, old in given if old == new and other.shape == tensor.shape]

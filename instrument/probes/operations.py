@@ -6,7 +6,7 @@ of the program that it called, updates, and models with the mode that they were 
 `mul (place 2)`), which no number of rounds of a loop changes. What layers and functions of torch do belongs to the function of the program that called them; what other libraries do, and what
 torch's optimizers and helpers compute, is their own affair. Of methods of a module `self` holds its mode, where it was one all along:
 both modes have looks of their own. Of a few whole steps, likewise, what the functions used that a step begins and ends in (a training loop, or a script without
-functions) and autograd functions of the program in their forward. Looked at in this way are
+functions) and autograd functions of the program in their forward, and of such steps again where an optimizer steps for the first time when these are over: a second stage. Looked at in this way are
 calls and steps that a function mode of torch is on for; the mode hands each operation on as it is.
 
 A mode changes two things in torch, and both are kept from happening: attention's inference kernels are not taken while one is on (so it is off while a model
@@ -31,6 +31,7 @@ LAST_STEP: Final = 64
 STEPS: Final = (6, 9, 14, 22, 35, 57)  # looked at as a whole; not one behind the other, so that an end of an epoch is seldom in several
 _UPDATE: Final = "torch.optim.Optimizer.step"
 _LOOKS: Final = 6  # of a function
+_PHASES: Final = 3  # behind the first: from a new optimizer's first step on, where that is late
 _SELDOM: Final = 8  # calls; a function that had fewer by the last step is looked at later, too
 _UPDATES: Final = 2  # in a call; one with more is not a part of a step
 
@@ -47,6 +48,8 @@ class Operations(Probe):
         self._over = False  # nothing is looked at any more
         self._late = False
         self._step = 0  # the call of the last update
+        self._now = self._since = 0  # the present step, and the one that this phase of the program began behind
+        self._phases = 0
         self._calls: dict[tuple[str, str], list[int]] = {}  # of each function and mode of its module: calls, looks, and whether one had several updates
         self._updates = 0
         self._optimizers: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()  # in the order of their first steps
@@ -69,7 +72,8 @@ class Operations(Probe):
     def step_begins(self, step: int) -> None:
         if threading.get_ident() != self._thread:
             return
-        self._late = step > LAST_STEP
+        self._now = step
+        self._late = step - self._since > LAST_STEP
         self._attentive.clear()
         if self._stuck is not None and self._stuck.ends():
             self._stuck = None
@@ -77,7 +81,7 @@ class Operations(Probe):
         if look is not None and look.function == STEP:
             self._drop()
             self._tell(look)
-        if step in STEPS and not (self._look or self._over or self._kept_off or self._stuck or anything_compiled()):
+        if step - self._since in STEPS and not (self._look or self._over or self._kept_off or self._stuck or anything_compiled()):
             self._look = Look(STEP, 0, 0)
             self._look.begins()
 
@@ -99,6 +103,8 @@ class Operations(Probe):
             self._tell(look)
         self._updates += 1
         self._step = self.sink.call
+        if args[0] not in self._optimizers and self._now - self._since > STEPS[-1] and self._phases < _PHASES:
+            self._since, self._phases = self._now, self._phases + 1  # a second stage has a loop of its own
         self._happens(f"step of optimizer {self._optimizers.setdefault(args[0], len(self._optimizers) + 1)}")
 
     def _happens(self, what: str) -> None:

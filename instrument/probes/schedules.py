@@ -69,7 +69,7 @@ class Schedules(Probe):
 
     def __init__(self, sink: Sink) -> None:
         super().__init__(sink)
-        self._prefixes, self._between = library_prefixes(), _between()
+        self._prefixes, self._between = library_prefixes(), between()
         self._whose: dict[str, str] = {}  # by file
         self._known: list[_Scheduler] = []
         self._loaders: dict[int, _Loader] = {}
@@ -179,7 +179,7 @@ def _rates(optimizer: Any) -> list[Any]:
     return [float(rate) if isinstance(rate := group.get("lr"), int | float) else None for group in optimizer.param_groups]
 
 
-def _between() -> tuple[str, ...]:
+def between() -> tuple[str, ...]:
     """Folders of torch and of Proctor, whose frames lie between a line and the update that it asks for."""
     named = ("torch", "proctor", *(f"proctor.{part}" for part in ("instrument", "invariants", "native")))
     files = (getattr(sys.modules.get(name), "__file__", None) for name in named)

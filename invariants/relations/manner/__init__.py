@@ -1,7 +1,7 @@
 """The manner of a program: what its own functions are given, what they do with it, which calls make up a step, and what a loss is made of.
 
 Read off calls (`calls.py`): `given`, a function is given an argument, of torch's functions by each of the program's functions that calls them; `told`, it gives them the
-same switch or dimension each time; `each`, a function is called in each step; `mode`, a layer that drops out or normalises trains, or evaluates, while the model trains;
+same switch or dimension each time; `each`, a function is called in each step; `often`, again and again (`instrument/probes/often.py`); `mode`, a layer that drops out or normalises trains, or evaluates, while the model trains;
 `ranks`, the random states of ranks differ. Told by probes (`told.py`): `made`, the loss is made with an operation (`instrument/probes/graphs.py`); `holds`, what a function is
 given or gives is such as in health (a share, varied, …), `leaves`, it does not write into an argument, `writes`, it does, and `steady`, a number that an object
 holds stays (`instrument/probes/manners.py`); `moment`, what a moment of an optimizer is made of (`instrument/probes/moments.py`); `unseen`, an evaluation sees no sample
@@ -39,13 +39,14 @@ from proctor.invariants.trace import Trace
 # Each takes the subjects that rules speak of, and adds those of the trace.
 _PARTS: Final[dict[str, Callable[[Trace, Collection[str]], pl.DataFrame]]] = {
     "given": _calls.given, "told": _calls.told, "each": _calls.each, "mode": _calls.mode, "ranks": _calls.ranks, "made": _told.made,
-    "holds": _told.holds, "leaves": _told.leaves, "writes": _told.writes, "steady": _told.steady, "moment": _told.moment, "unseen": _told.unseen, "beside": _told.beside,
+    "holds": _told.holds, "leaves": _told.leaves, "writes": _told.writes, "steady": _told.steady, "moment": _told.moment, "unseen": _told.unseen, "beside": _told.beside, "often": _told.often,
     "uses": _used.uses, "then": _used.then, "only": _used.only,
 }  # fmt: skip
 _SAYS: Final = {
     "given": "{0} is given {1}",
     "told": "{0} is told {1}",
     "each": "each step calls {0}",
+    "often": "{0} is called again and again {1}",
     "mode": "{0} {1} while the model trains",
     "ranks": "ranks have different random states of {0} when a step begins",
     "made": "the loss of {0} is made of {1}",
@@ -64,6 +65,7 @@ _ADVICE: Final = {
     "given": "Compare the call with the one in the healthy version: an argument is no longer handed on.",
     "told": "Compare the call with the one in the healthy version: a switch or a dimension is another.",
     "each": "Look for the call that is left out, or that a condition now skips.",
+    "often": "Look for the call that is left out, or whose condition is never true.",
     "mode": "Look for train() or eval() of the model as a whole behind what set the mode of this layer.",
     "ranks": "Look for a seed that lacks the rank: ranks that draw the same noise see less of it.",
     "made": "Look for a term or a layer that is left out, detached, computed without gradients, or whose result is not used.",
@@ -78,7 +80,7 @@ _ADVICE: Final = {
     "only": "Compare the function with the healthy version: it does something that it did not do.",
     "moment": "Look at what is done with the gradient before it goes into the moment, and with the moment before the next update.",
 }
-_VALUES: Final = {"made": "manner", "holds": "manner", "leaves": "manner", "writes": "manner", "steady": "manner", "moment": "manner", "unseen": "manner", "beside": "manner", "uses": "manner", "then": "manner", "only": "manner", "ranks": "rng"}
+_VALUES: Final = {"made": "manner", "holds": "manner", "leaves": "manner", "writes": "manner", "steady": "manner", "moment": "manner", "unseen": "manner", "beside": "manner", "often": "manner", "uses": "manner", "then": "manner", "only": "manner", "ranks": "rng"}
 
 
 @register
@@ -109,7 +111,7 @@ class Manner(Relation):
     def needs(self, hypothesis: Hypothesis) -> Needs:
         mode, (subject, _) = hypothesis.text("mode"), _parts(hypothesis)
         functions = {_frames.UPDATE, MODEL_CALL}
-        if mode in ("given", "told", "each"):
+        if mode in ("given", "told", "each", "often"):
             functions |= {name for name in subject.split(_calls.BY) if name}
         if mode == "mode":
             functions.add(_calls.layer_of(subject))
@@ -137,7 +139,7 @@ class Manner(Relation):
             expected=_SAYS[mode].format(short(subject.rpartition(_calls.BY)[2]), what),
             seen=example["_seen"] or "",
             function=example["_function"] or "",
-            variable=example["_variable"] or "",
+            variable="" if mode in ("uses", "then", "only") else example["_variable"] or "",  # an operation is no tensor: the function says where
             module=subject.partition(_calls.BY)[0] if _calls.BY in subject and not subject.startswith(_used.STEP) else "",
             advice=_ADVICE[mode],
         )

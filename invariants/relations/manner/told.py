@@ -10,10 +10,33 @@ import polars as pl
 from proctor.invariants.relations.manner import calls as _calls
 from proctor.invariants.relations.views import frames as _frames
 from proctor.invariants.relations.views import sightings as _sightings
+from proctor.invariants.relations.views.calls import short
 from proctor.invariants.schema import MODEL_CALL, Value
 from proctor.invariants.trace import Trace
 
 AMONG: Final = " among "
+_PAIRS: Final = (
+    ("it has more than one value", "it has one value throughout"),
+    ("it lies within 0 and 1", "most of it lies outside of 0 and 1"),
+    ("it is not negative", "much of it is negative"),
+    ("some of it is negative", "none of it is negative"),
+    ("its rows have length 1", "its rows do not have length 1"),
+    ("its rows sum to 1", "its rows do not sum to 1"),
+    ("gradients flow through it", "no gradients flow through it"),
+    ("it is none of the other arguments", "it is the same as another argument"),
+    ("it is none of the arguments", "it is one of the arguments"),
+    ("it is none of the other results", "it holds the same as another result"),
+    ("a later call is given it", "no later call is given it"),
+    ("it is another than in the call before", "it is the same as in the call before"),
+    ("it changes", "it stays as it is"),
+    ("it does not begin anew", "it begins anew"),
+    ("its halves along the first dimension differ", "its halves along the first dimension are equal"),
+    ("its halves along the second dimension differ", "its halves along the second dimension are equal"),
+    ("it begins behind the beginning of what it is cut from", "it begins where what it is cut from begins"),
+    ("it is as it was before the call", "the call changes it"),
+    ("it is another after the call", "the call leaves it as it was"),
+)
+_OPPOSITES: Final = {**{other: word for word, other in _PAIRS}, **dict(_PAIRS)}
 BACKWARDS: Final = frozenset({"torch.Tensor.backward", "torch.autograd.backward"})
 
 
@@ -41,9 +64,22 @@ def _words(trace: Trace, mode: str, wanted: Collection[str], function: str = "",
         subject, _, variable = look["text"].partition(", ")
         for word in sorted(every[look["text"]]):
             if word in has or word in lacks or closed:
-                seen = look["seen"] or (f"it is made of {', '.join(sorted(has))}" if closed else f"not true here: {word}{_also(has)}")
+                seen = look["seen"] or (f"it is made of {', '.join(sorted(has))}" if closed else f"{_named(look['text'])}: {opposite(word)}{_also(has)}")
                 found.append(_calls._row(look, f"{look['text']}{_calls.OF}{word}", word in has, seen, function or (look["function"] if mode == "steady" else caller_of(subject) if _calls.BY in subject else subject), variable or (word if closed or mode == "steady" else "")))
     return _calls._finish(trace, found, mode)
+
+
+def _named(text: str) -> str:
+    """`argument next_state of Model.energy`, of `models.Model.energy, argument next_state`; of the result of a model its class."""
+    subject, _, variable = text.partition(", ")
+    forward, _, kind = subject.partition(" of ")
+    name = f"{kind.rpartition('.')[2]}.forward" if kind else short(forward.rpartition(_calls.BY)[2])
+    return f"{variable} of {name}" if variable else name
+
+
+def opposite(word: str) -> str:
+    """What is so where a word is not true."""
+    return _OPPOSITES.get(word) or f"not so: {word}"
 
 
 def _also(has: set[str]) -> str:
@@ -98,6 +134,20 @@ def unseen(trace: Trace, wanted: Collection[str]) -> pl.DataFrame:
 def beside(trace: Trace, wanted: Collection[str]) -> pl.DataFrame:
     """One row a step and class of a model that trains: passed if another of the class ran without training."""
     return _words(trace, "beside", wanted, MODEL_CALL)
+
+
+def often(trace: Trace, wanted: Collection[str]) -> pl.DataFrame:
+    """One row a function and number of steps: passed if several of so many first steps call it, failed if none does, nor what comes before them."""
+    looks, asked, found = said(trace, "often"), _calls._by_subject(wanted), []
+    for look in looks:
+        if look["text"]:
+            found.append(_calls._row(look, f"{look['text']}{_calls.OF}{look['has']}", True, "", look["text"]))
+            continue
+        called = set(look["begun"].split("|"))
+        for function in sorted(asked.keys() - called):
+            if look["has"] in asked[function]:
+                found.append(_calls._row(look, f"{function}{_calls.OF}{look['has']}", False, f"{short(function)} is never called {look['has']}", function))
+    return _calls._finish(trace, found, "often")
 
 
 def moment(trace: Trace, wanted: Collection[str]) -> pl.DataFrame:

@@ -23,7 +23,8 @@ THEN: Final = " and then "
 NOTHING_ELSE: Final = "nothing else than "
 _SEEN: Final = 3  # looks at a function, fewer show no manner
 _FEW: Final = 6  # of the operations in the text of a rule
-_NAMES: Final = 24  # of the operations in the text of a violation
+_NAMES: Final = 6  # of the operations that are new, in the text of a violation
+_BESIDE: Final = 8  # of those that are used, for evidence
 _WHILE: Final = {"trains": " while it trains", "evaluates": " while it is evaluated"}
 
 
@@ -57,7 +58,7 @@ def then(trace: Trace, wanted: Collection[str]) -> pl.DataFrame:
 
     def seen(look: _Look, word: str) -> tuple[str, str]:
         first, _, last = word.partition(THEN)
-        return last, f"{last} comes before {first}" if last in look else _lacks(look, last)
+        return last, f"{last} comes before {first}, and not behind it as in healthy runs" if last in look else _lacks(look, last, first)
 
     return _rows(trace, wanted, "then", _Manner(lambda looks: [f"{a}{THEN}{b}" for look in looks for a, b in pairwise(look)], holds, seen))
 
@@ -77,7 +78,7 @@ def only(trace: Trace, wanted: Collection[str]) -> pl.DataFrame:
 
     def seen(look: _Look, word: str) -> tuple[str, str]:
         more = _more(look, word)
-        return more[0], f"it uses {', '.join(more[:_NAMES])}, too"
+        return more[0], f"it uses {', '.join(more[:_NAMES])}{f' and {len(more) - _NAMES} more' if len(more) > _NAMES else ''}, too"
 
     return _rows(trace, wanted, "only", _Manner(words, holds, seen))
 
@@ -100,8 +101,13 @@ def _more(look: _Look, word: str) -> list[str]:
     return [name for name in look if name not in known]
 
 
-def _lacks(look: _Look, name: str) -> str:
-    return f"it does not use {name}: {', '.join(islice(look, _NAMES)) or 'nothing at all'}"
+def _lacks(look: _Look, name: str, behind: str = "") -> str:
+    """What is missing, and where it was; in brackets, as evidence, what the function uses."""
+    where = f", which comes right behind {behind} in healthy runs" if behind else ", which healthy runs begin with"
+    used = Counter(one.partition(" (place ")[0].removesuffix("()") for one in look)
+    told = [name if times == 1 else f"{name} {times} times" for name, times in islice(used.items(), _BESIDE)]
+    more = f" and {len(used) - _BESIDE} more" if len(used) > _BESIDE else ""
+    return f"it does not {'call' if name.endswith('()') else 'use'} {name}{where} (it uses {', '.join(told) or 'nothing at all'}{more})"
 
 
 def _rows(trace: Trace, wanted: Collection[str], kind: str, manner: _Manner) -> pl.DataFrame:

@@ -6,13 +6,14 @@ such as the share of a dropout. `statistics`: a copy of a model that moves towar
 that trains, has moved since. `precision`: an optimizer that loads moments holds them in the precision
 in which they were given. `moments`: an optimizer is not given a state without moments where the file had them. `beginning`: a new optimizer has counted no update
 before its first backward. `product`: a tensor in a half type that is multiplied in place by a number is not left as it was by rounding. `update`: nor is a parameter in a half type that has a gradient, where others move. `lost`: gradients of microbatches are not cleared before an update applies them. `stepped`: a scheduler is stepped.
-`rescaled`: a loss scaler is not made anew while its optimizer goes on.
+`rescaled`: a loss scaler is not made anew while its optimizer goes on. `itself`: a loss does not take a value from itself. `forgotten`: a part of a model that begins at random and gets gradients is in an optimizer. `early`: a
+scheduler is not stepped before the updates of its loop. `alike`: of copies of two models, as the targets of an actor and of a critic, not one alone moves, or is called.
 
 `next`: a model over sequences is trained on what comes next: targets that are its inputs lie one place behind them, and not two, nor none where attention is causal. `future`: where they are what comes next,
 attention over these places sees neither all of it nor the next place. `mask`: a mask that comes with padded sequences is not the same in all places. `noise`: what a model gives without gradients for the batch that it trains on has no dropout in it.
 
 All but `product` and `update` are told by probes of what they saw in one process, each with what it would take for a right program to look alike (`instrument/probes/modes.py`,
-`averages.py`, `checkpoints.py`, `advances.py`, `sequences.py`, `lost.py`, `schedules.py`). They are choices, so warnings where they ship: a
+`averages.py`, `checkpoints.py`, `advances.py`, `sequences.py`, `lost.py`, `schedules.py`, `differences.py`, `loose.py`, `ahead.py`). They are choices, so warnings where they ship: a
 right program may do some of them, though seldom, and of the others too few healthy programs have what they speak of.
 
 Source: ours.
@@ -58,6 +59,10 @@ SAYS: Final = {
     "rescaled": "an optimizer goes on with the gradient scaler that has stepped it",
     "cut": "a checkpointed function whose parameters train gives a result that they get gradients through",
     "lost": "what the backward passes of one line gave is not cleared before an update applies it",
+    "itself": "no loss goes through a difference of a value and itself",
+    "forgotten": "a part of a model that begins at random and gets gradients is held by an optimizer, or its gradients are cleared",
+    "early": "a scheduler that is stepped in a loop is stepped behind the updates, and not before the first one",
+    "alike": "copies of two models that train are used alike: both follow their models, and both are called",
     "stepped": "a scheduler has stepped when its optimizer trains on its data a second time, or behind a second evaluation",
     "decay": "an optimizer keeps the same share of the moments of all parameters of a group, and each has its own length",
 }
@@ -81,6 +86,10 @@ _ADVICE: Final = {
     "rescaled": "Make the GradScaler once, before the first epoch; behind a restart give it its state.",
     "cut": "Use checkpoint(..., use_reentrant=False), or let the inputs require gradients (enable_input_require_grads).",
     "lost": "Clear gradients once for each update, in front of its first backward pass, and not for each microbatch.",
+    "itself": "Look at what the two sides of this difference are: the same variable twice, one view or sample in the place of two, a shuffle that is left out.",
+    "forgotten": "Give the optimizer all parameters of the model (model.parameters()), or freeze this part (requires_grad_(False)).",
+    "early": "Call scheduler.step() behind the updates of an epoch, at the end of the loop.",
+    "alike": "Look at the lines that move the copies, one for each model, and at which model is called where its copy should be.",
     "stepped": "Look for the call of scheduler.step, once an epoch or an update.",
     "decay": "Look for an operation in place on the moment, or on a view or a cast of it that copies nothing.",
     "product": "Keep the tensor, or a copy of it for the update, in float32: the factor lies within half a digit of 1.",
@@ -99,10 +108,14 @@ _NEEDS: Final = {
     "scaled": frozenset({_CLIP, *(f"torch.amp.GradScaler.{name}" for name in ("scale", "unscale_", "step", "update"))}), "cut": frozenset({_CHECKPOINT}),
     "rescaled": frozenset(f"torch.amp.GradScaler.{name}" for name in ("scale", "step", "update", "load_state_dict")),
     "stepped": frozenset({"torch.Tensor.backward", "torch.autograd.backward", _SCHEDULED, "torch.utils.data.DataLoader.__iter__", "torch.utils.data.DataLoader.__next__"}),
+    "alike": frozenset({MODEL_CALL}),
+    "itself": frozenset({"torch.Tensor.backward", "torch.autograd.backward"}),
+    "forgotten": frozenset({"torch.Tensor.backward", "torch.autograd.backward", MODEL_CALL, _sightings.CREATED, "torch.nn.Module.load_state_dict", "torch.load"}),
+    "early": frozenset({"torch.Tensor.backward", "torch.autograd.backward", _SCHEDULED, "torch.optim.lr_scheduler.LRScheduler.step"}),
     "lost": frozenset({"torch.Tensor.backward", "torch.autograd.backward", "torch.optim.Optimizer.zero_grad", "torch.nn.Module.zero_grad", _sightings.CREATED}),
 }  # fmt: skip
 _FORWARDS: Final = 2  # in which a mask says nothing
-_FUNCTIONS: Final = {"precision": _LOADS, "moments": _LOADS, "beginning": _frames.UPDATE, "product": _rounding.PRODUCT, "update": _frames.UPDATE, "thawed": _frames.UPDATE, "scaled": _CLIP, "rescaled": "torch.amp.GradScaler.step", "cut": _CHECKPOINT, "decay": _frames.UPDATE, "lost": _frames.UPDATE, "stepped": _frames.UPDATE}
+_FUNCTIONS: Final = {"precision": _LOADS, "moments": _LOADS, "beginning": _frames.UPDATE, "product": _rounding.PRODUCT, "update": _frames.UPDATE, "thawed": _frames.UPDATE, "scaled": _CLIP, "rescaled": "torch.amp.GradScaler.step", "cut": _CHECKPOINT, "decay": _frames.UPDATE, "lost": _frames.UPDATE, "stepped": _frames.UPDATE, "itself": "torch.Tensor.backward", "forgotten": _frames.UPDATE, "early": "torch.optim.lr_scheduler.LRScheduler.step"}
 _PARTS: Final[dict[str, Callable[[Trace], pl.DataFrame]]] = {"product": _rounding.product, "update": _rounding.update}
 
 

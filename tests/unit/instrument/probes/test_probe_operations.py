@@ -164,14 +164,14 @@ PROGRAMS = {
     """,
 }
 WRONG = {
-    "unscaled": "Attention.forward div it does not use div", "through": "Codes.forward detach it does not use detach", "squares": "priorities abs it does not use abs",
-    "noise": "train_step randn_like it does not use randn_like", "first": "Codes.forward renew() renew() comes before",
-    "swapped": "Sampled.sample randn_like while it is evaluated, it uses randn_like, add, too",
+    "unscaled": "Attention.forward it does not use div", "through": "Codes.forward it does not use detach", "squares": "priorities it does not use abs",
+    "noise": "train_step it does not use randn_like", "first": "Codes.forward renew() comes before",
+    "swapped": "Sampled.sample while it is evaluated, it uses randn_like, add, too",
 }  # fmt: skip
 LOOPS = {
-    "floored": "Rounded.forward round it does not use round", "endless": "target mul (place 2) it does not use mul (place 2)", "detached": "target detach it uses detach, too",
-    "trains_on": "validate Net in evaluation mode without gradients it does not use Net in evaluation mode", "one_kind": "train_epoch ones it does not use ones",
-    "twice": "train_epoch randint (place 2) it uses randint (place 2), cross_entropy (place 3), add (place 3), too", "late": "train_epoch step of optimizer 1 step of optimizer 1 comes before mul", "remembers": "train_epoch forget() it does not use forget()",
+    "floored": "Rounded.forward it does not use round", "endless": "target it does not use mul (place 2)", "detached": "target it uses detach, too",
+    "trains_on": "validate it does not use Net in evaluation mode", "one_kind": "train_epoch it does not use ones",
+    "twice": "train_epoch it uses randint (place 2), cross_entropy (place 3), add (place 3), too", "late": "train_epoch step of optimizer 1 comes before mul", "remembers": "train_epoch it does not call forget()",
 }  # fmt: skip
 RELATION = registry()["manner"]
 MODES = ("uses", "then", "only")
@@ -194,7 +194,7 @@ def failed(run: Path, known: list[Hypothesis]) -> list[str]:
     frame = RELATION.examples(trace, known).frame
     assert frame.height
     rows = [(known[row["hyp"]], row) for row in frame.filter(~frame["passed"]).to_dicts()]
-    return [f"{d.function} {d.variable} {d.seen}" for h, row in rows for d in (RELATION.detail(trace, h, row),)]
+    return [f"{d.function} {d.seen}" for h, row in rows for d in (RELATION.detail(trace, h, row),)]
 
 
 @pytest.mark.parametrize("bug", list(WRONG))

@@ -1,0 +1,145 @@
+"""Whether parts of a model that get gradients are forgotten by the optimizers.
+
+A row of `Value.KEPT`, `forgotten`, once in a run, at an early update: parameters of a module that also has parameters which an optimizer holds. They are in no optimizer, have had gradients at several updates that nothing
+clears, have not moved, and nothing was loaded by then, also by no library whose modules are a part of it, so that they stay as they began, at random. Fine-tuning that leaves out what was loaded is none, nor are a model of its own that was never trained (a teacher), a part that is
+given to an optimizer later, parameters that the program moves itself, and gradients that are cleared: who clears them knows of them.
+Cost: a look at the parameters of the models at two updates, and at the candidates' gradients in between.
+"""
+
+from __future__ import annotations
+
+import gc
+import os
+import sys
+import weakref
+from typing import Any, Final
+
+from proctor.instrument.patch.usercode import library_prefixes
+from proctor.instrument.probes import NO_HOOKS, Home, Hooks, Probe, Sink, register
+from proctor.instrument.probes.graphs import BACKWARD
+from proctor.invariants.schema import MODEL_CALL, Value
+
+MADE: Final = "torch.optim.Optimizer.__init__"
+LOADS: Final = frozenset({"torch.nn.Module.load_state_dict", "torch.load"})
+_UPDATE: Final = "torch.optim.Optimizer.step"
+_FIRST, _LAST = 2, 16  # updates at which parameters are looked at
+_MODELS: Final = 64
+_PARAMETERS: Final = 4096
+_TELLING: Final = 8  # elements that tell whether a parameter has moved
+_OPTIMIZERS: Final = 64
+
+
+@register
+class Loose(Probe):
+    """Parameters that nobody holds."""
+
+    name = "loose"
+    kinds = frozenset({Value.KEPT})
+
+    def __init__(self, sink: Sink) -> None:
+        super().__init__(sink)
+        self._over = False
+        self._updates = 0
+        self._models: dict[int, weakref.ref[Any]] = {}
+        self._optimizers: dict[int, weakref.ref[Any]] = {}
+        self._loose: list[tuple[weakref.ref[Any], list[float]]] = []
+
+    def hooks(self, function: str, home: Home) -> Hooks:
+        if function == MODEL_CALL:
+            return self._called, None
+        if function in LOADS:
+            return lambda args, kwargs: self._ends(), None
+        if function == BACKWARD:
+            return self._backward, None
+        if function == MADE:
+            return None, lambda args, kwargs, result, raised: self._know(args[0])
+        return (self._steps, None) if function == _UPDATE else NO_HOOKS
+
+    def thinned(self) -> None:
+        self._ends()
+
+    def _ends(self) -> None:
+        self._over, self._loose, self._models = True, [], {}
+
+    def _know(self, optimizer: Any) -> None:
+        if len(self._optimizers) >= _OPTIMIZERS:
+            self._ends()
+        elif not self._over:
+            self._optimizers[id(optimizer)] = weakref.ref(optimizer)
+
+    def _called(self, args: tuple[Any, ...], kwargs: dict[str, Any] | None) -> None:
+        if not self._over and self._updates <= _FIRST and args[0].training and len(self._models) < _MODELS:
+            self._models.setdefault(id(args[0]), weakref.ref(args[0]))
+
+    def _backward(self, args: tuple[Any, ...], kwargs: dict[str, Any] | None) -> None:
+        """What has no gradient when a backward begins was cleared."""
+        if self._loose:
+            grads = self.sink.gradients(p for ref, _ in self._loose if (p := ref()) is not None)
+            if grads is None or len(grads) < len(self._loose) or any(grad is None for grad in grads):
+                self._ends()
+
+    def _steps(self, args: tuple[Any, ...], kwargs: dict[str, Any] | None) -> None:
+        if self._over:
+            return
+        self._know(args[0])
+        self._updates += 1
+        if self._updates == _FIRST:
+            called = [model for ref in self._models.values() if (model := ref()) is not None]
+            every = {id(p): p for model in called for p in model.parameters() if p.requires_grad and _plain(p)}
+            held = self._held()
+            loose = [p for key, p in every.items() if key not in held][:_PARAMETERS]
+            self._loose = [(weakref.ref(p), _telling(p)) for p in self._pushed(loose)]
+            if not self._loose:
+                self._ends()
+        elif self._updates == _LAST:
+            self._tell()
+            self._ends()
+
+    def _held(self) -> set[int]:
+        return {id(p) for ref in self._optimizers.values() if (o := ref()) is not None for group in o.param_groups for p in group["params"]}
+
+    def _pushed(self, parameters: list[Any]) -> list[Any]:
+        """Those that have a gradient which is not 0."""
+        grads = self.sink.gradients(parameters) or [None] * len(parameters)
+        return [p for p, grad in zip(parameters, grads) if grad is not None and bool(grad.detach().any())]
+
+    def _tell(self) -> None:
+        held = self._held()
+        known = [(p, told) for ref, told in self._loose if (p := ref()) is not None]
+        still = [p for p, told in known if id(p) not in held and p.requires_grad and _telling(p) == told]
+        loose = {id(p) for p in self._pushed(still)}
+        for owner in _modules() if loose else ():
+            named = list(owner.named_parameters())
+            mine = [name for name, p in named if id(p) in loose]
+            first = next((i for i, (_, p) in enumerate(named) if id(p) in held), len(named))
+            behind = [name for name in mine if name in {n for n, _ in named[first:]}]
+            if behind and not any(_of_a_library(part) for part in owner.modules()):
+                more = f" and {len(behind) - 1} more" if len(behind) > 1 else ""
+                seen = f"{behind[0]}{more} of {type(owner).__name__}: no optimizer holds what began at random and gets gradients, which pile up since nothing clears them"
+                self.sink.number(behind[0], float(len(behind)), kind=Value.KEPT, facts={"what": "forgotten", "seen": seen})
+                return
+
+
+def _modules() -> list[Any]:
+    """All modules that live, by the number of their parts, the fewest first."""
+    import torch
+
+    found = [thing for thing in gc.get_objects() if issubclass(type(thing), torch.nn.Module)]
+    return sorted(found, key=lambda module: sum(1 for _ in module.modules()))
+
+
+def _of_a_library(module: Any) -> bool:
+    """Whether this module's class is of an installed package, but torch's own: it may have been given its values by ways of that package."""
+    home = type(module).__module__
+    file = getattr(sys.modules.get(home), "__file__", None)
+    return home.partition(".")[0] != "torch" and isinstance(file, str) and os.path.abspath(file).startswith(library_prefixes())
+
+
+def _plain(p: Any) -> bool:
+    import torch
+
+    return type(p) is torch.nn.Parameter and p.layout is torch.strided and p.device.type in ("cpu", "cuda") and p.numel() > 0
+
+
+def _telling(p: Any) -> list[float]:
+    return [float(x) for x in p.detach().reshape(-1)[:_TELLING].tolist()]
