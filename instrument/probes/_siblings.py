@@ -6,7 +6,9 @@ moves in the same steps and at the same rate as another one, and is never called
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
+from statistics import median
 from typing import Any, Final
 
 from proctor.instrument.observe.modules import class_name
@@ -14,7 +16,8 @@ from proctor.instrument.probes._copies import Copy
 
 AT: Final = 40  # the step before which it is asked
 _LEAST: Final = 8  # moves, fewer show no manner
-_NEAR: Final = 0.01  # between two rates, as a share of them
+_LIKE: Final = 0.95  # the cosine of a copy and its model where it is found: it began as the model, which a few updates have moved
+_NEAR: Final = 0.05  # between two rates, as a share of them
 
 
 class Use:
@@ -22,9 +25,17 @@ class Use:
 
     def __init__(self, copy: Copy) -> None:
         self._modules = copy.modules
+        self.began = -1  # the step that it is followed from
+        self.alike = False  # it began as its model
         self.calls = self.learned = 0  # calls of the copy, and steps in which its model moved
         self.moved: list[int] = []  # steps
         self.rates: list[float] = []
+
+    def begins(self, step: int, copy: Sequence[float], model: Sequence[float]) -> None:
+        """The copy was found."""
+        if self.began < 0:
+            length = math.hypot(*copy) * math.hypot(*model)
+            self.began, self.alike = step, bool(length) and sum(a * b for a, b in zip(copy, model)) > _LIKE * length
 
     def steps(self, step: int, *, moved: bool, learned: bool, rate: float) -> None:
         """A step is over."""
@@ -36,23 +47,34 @@ class Use:
     def model(self) -> Any:
         return None if self._modules is None else self._modules[1]()
 
+    def kind(self) -> str:
+        return class_name(self.model())
+
     def name(self) -> str:
-        return class_name(self.model()).rpartition(".")[2]
+        return self.kind().rpartition(".")[2]
+
+    def moves(self, begin: int) -> tuple[list[int], list[float]]:
+        """The steps from `begin` on in which it moved, and the rates."""
+        found = [(step, rate) for step, rate in zip(self.moved, self.rates) if step > begin]
+        return [step for step, _ in found], [rate for _, rate in found]
 
 
 def odd(uses: Sequence[Use]) -> list[tuple[str, str]]:
     """The class of each copy of a model that is used in another way than one beside it, and in which."""
-    known = [use for use in uses if use.model() is not None]
+    known = [use for use in uses if use.model() is not None and use.alike and not use.kind().startswith("torch.")]
     followed = [use for use in known if len(use.moved) >= _LEAST and use.calls >= _LEAST]
     found = []
     for use in known:
         others = [other for other in followed if other.model() is not use.model()]
         if use.calls >= _LEAST and not use.moved and use.learned >= _LEAST and others:
             found.append((use.name(), f"the copy of {use.name()} is called and never moves, while {use.name()} trains and the copy of {others[0].name()} follows it"))
-        elif not use.calls and any(use.moved == other.moved and _equal(use.rates, other.rates) for other in others):
+        elif not use.calls and any(_together(use, other) for other in others):
             found.append((use.name(), f"the copy of {use.name()} follows it and is never called, while the copy of {others[0].name()} is"))
     return found
 
 
-def _equal(some: Sequence[float], others: Sequence[float]) -> bool:
-    return len(some) >= _LEAST and all(abs(a - b) <= _NEAR * max(abs(a), abs(b)) for a, b in zip(some, others, strict=True))
+def _together(one: Use, other: Use) -> bool:
+    """Whether two copies move in the same steps and at one rate; in single steps, rounding hides it while a copy lies near its model."""
+    begin = max(one.began, other.began)
+    (steps, rates), (others, its) = one.moves(begin), other.moves(begin)
+    return len(steps) >= _LEAST and steps == others and abs((a := median(rates)) - (b := median(its))) <= _NEAR * max(abs(a), abs(b))

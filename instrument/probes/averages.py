@@ -152,6 +152,7 @@ class Averages(Probe):
         model = _copies.values(iter(p for _, p in known.copy.pairs), _ELEMENTS)
         if now is None or model is None:
             return False
+        known.use.begins(step, now, model)
         if known.step == step - 1 and len(now) == len(known.values):
             scale = [_EPSILON * max(abs(a), abs(b), abs(c), _TINY) for a, b, c in zip(now, known.values, model)]
             moved = [a - b for a, b in zip(now, known.values)]

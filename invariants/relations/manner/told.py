@@ -10,7 +10,7 @@ import polars as pl
 from proctor.invariants.relations.manner import calls as _calls
 from proctor.invariants.relations.views import frames as _frames
 from proctor.invariants.relations.views import sightings as _sightings
-from proctor.invariants.relations.views.calls import short
+from proctor.invariants.relations.views.calls import ENOUGH, short
 from proctor.invariants.schema import MODEL_CALL, Value
 from proctor.invariants.trace import Trace
 
@@ -141,7 +141,7 @@ def often(trace: Trace, wanted: Collection[str]) -> pl.DataFrame:
     looks, asked, found = said(trace, "often"), _calls._by_subject(wanted), []
     for look in looks:
         if look["text"]:
-            found.append(_calls._row(look, f"{look['text']}{_calls.OF}{look['has']}", True, "", look["text"]))
+            found += [_calls._row(look, f"{look['text']}{_calls.OF}{look['has']}", True, "", look["text"])] * ENOUGH  # several steps called it
             continue
         called = set(look["begun"].split("|"))
         for function in sorted(asked.keys() - called):
