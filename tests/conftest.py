@@ -24,18 +24,6 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # a shell's background jo
 gc.set_threshold(10_000, 10, 10)  # a full collection walks all that thousands of tests hold
 os.environ.pop("COLUMNS", None)  # what is printed is as wide as into a file, also where a terminal or a runner says its width
 
-_LAUNCHERS = {name: os.environ.get(name) for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")}
-
-
-@pytest.hookimpl(trylast=True)
-def pytest_runtest_logfinish() -> None:
-    """What a library left in the environment as a launcher would (a world of one rank) is not for the programs of the next tests."""
-    for name, value in _LAUNCHERS.items():
-        if value is None:
-            os.environ.pop(name, None)
-        else:
-            os.environ[name] = value
-
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Tests marked `slow` run with PROCTOR_SLOW=1 (`make test-slow`)."""

@@ -1,7 +1,7 @@
 """Whether a scheduler is stepped at the wrong end of its loop.
 
 A row of `Value.KEPT`, `early`, once for a scheduler: the line that stepped it before anything was trained steps it again behind the updates that follow. Each pass then trains with the rate of the next one, and the first rate
-is never used. One that is told its epoch says itself which rate it means; one step before the training that is not in the loop moves a schedule to where it was (a warm-up, a run that goes on).
+is never used. One that is told its epoch says itself which rate it means; one step before the training that is not in the loop moves a schedule to where it was (a warm-up, a run that goes on), and so do several.
 Cost: some Python at each step of a scheduler, up to its second; nothing behind it.
 """
 
@@ -61,7 +61,7 @@ class Ahead(Probe):
         self._known = {key: known for key, known in self._known.items() if known.line is not None} if self._known else {}
 
     def _updates(self, args: tuple[Any, ...], kwargs: dict[str, Any] | None) -> None:
-        for known in self._known.values():
+        for known in self._known.values() if self._trained else ():
             known.updates += known.line is not None and known.optimizer() is args[0]
 
     def _steps(self, args: tuple[Any, ...], kwargs: dict[str, Any] | None) -> None:
@@ -74,6 +74,8 @@ class Ahead(Probe):
         if not self._trained and known.line is None and not told and line is not None:
             known.line = line
             return
+        if not self._trained:  # a second one before the training
+            known.line = None
         del self._known[id(args[0])]
         early = known.line is not None and known.line == line and known.updates > 0 and not told
         if known.line is not None:

@@ -175,6 +175,9 @@ def test_technique_on_many_ranks_runs(name):
 def test_without_its_library_a_program_says_so(script, monkeypatch, capsys):
     for library in ("transformers", "accelerate", "lightning"):
         monkeypatch.setitem(sys.modules, library, None)
+    for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT"):
+        monkeypatch.setenv(name, "0")  # a program may set them; they are as before when it ends
+        monkeypatch.delenv(name)
     with pytest.raises(SystemExit) as stopped:
         runpy.run_path(str(script), run_name="__main__")
     message = capsys.readouterr().err

@@ -109,9 +109,10 @@ PROGRAMS = {
             scheduler.step()
         if BUG == "warm":
             scheduler.step()
-        elif BUG == "forward":
+        elif BUG in ("forward", "helper"):
             for _ in range(3):
-                scheduler.step()
+                optimizer.step()  # moves nothing: there is no gradient
+                advance() if BUG == "helper" else scheduler.step()
         for epoch in range(4):
             if BUG == "first":
                 scheduler.step()
@@ -124,7 +125,9 @@ PROGRAMS = {
                     scheduler.step()
                 if BUG != "accumulates" or step == 2:
                     optimizer.step()
-            if BUG not in ("first", "told", "accumulates"):
+            if BUG == "helper":
+                advance()
+            elif BUG not in ("first", "told", "accumulates"):
                 scheduler.step()
     """,
 }
@@ -133,7 +136,7 @@ RIGHT = [
     *(("parts", manner) for manner in ("whole", "upstream", "frozen", "loaded", "cleared", "later", "by_hand")),
     *(("pairs", manner) for manner in ("right", "shuffled", "straight", "pairs", "twice")),
     *(("targets", manner) for manner in ("right", "reference_alone", "average")),
-    *(("rates", manner) for manner in ("right", "warm", "forward", "told", "accumulates")),
+    *(("rates", manner) for manner in ("right", "warm", "forward", "helper", "told", "accumulates")),
 ]
 MODES = tuple(sorted(set(WRONG.values())))
 
