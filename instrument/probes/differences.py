@@ -9,12 +9,10 @@ from __future__ import annotations
 
 from typing import Any, Final
 
-from proctor.instrument.probes import NO_HOOKS, EarlyProbe, Home, Hooks, Sink, register
-from proctor.instrument.probes.graphs import BACKWARD, losses
+from proctor.instrument.probes import register
+from proctor.instrument.probes.graphs import OfLosses, nodes
 from proctor.invariants.schema import Value
 
-_NODES: Final = 20_000
-_OF_STEP: Final = 4  # backwards of one step that are looked at
 _MOVED: Final = frozenset("View UnsafeView ReshapeAlias Clone Expand Transpose T Permute Select Slice Squeeze Unsqueeze ToCopy Alias Unbind Split AsStrided".split())
 _KINDS: Final = {
     "SubBackward": "a difference", "MseLossBackward": "a squared error", "L1LossBackward": "an absolute error", "SmoothL1LossBackward": "a smooth absolute error", "HuberLossBackward": "a Huber loss",
@@ -22,32 +20,13 @@ _KINDS: Final = {
 
 
 @register
-class Differences(EarlyProbe):
+class Differences(OfLosses):
     """Differences that are 0 by what they are made of."""
 
     name = "differences"
     kinds = frozenset({Value.KEPT})
-    looks = 8
 
-    def __init__(self, sink: Sink) -> None:
-        super().__init__(sink)
-        self._nth = 0
-
-    def hooks(self, function: str, home: Home) -> Hooks:
-        return (self._backward, None) if function == BACKWARD else NO_HOOKS
-
-    def step_begins(self, step: int) -> None:
-        super().step_begins(step)
-        self._nth = 0
-
-    def _backward(self, args: tuple[Any, ...], kwargs: dict[str, Any] | None) -> None:
-        if self.left <= 0:
-            return
-        nth, self._nth = self._nth, self._nth + 1
-        roots = [node for t in losses(args, kwargs) if (node := getattr(t, "grad_fn", None)) is not None]
-        if not roots or nth >= _OF_STEP:
-            return
-        self.left -= 1
+    def look(self, roots: list[Any], nth: int) -> None:
         found = idle(roots)
         if found:
             seen = f"the loss goes through {_KINDS[found[0][0]]} of a value and itself (of what {found[0][1]} gave), which is always 0 and has no gradient"
@@ -56,22 +35,14 @@ class Differences(EarlyProbe):
 
 def idle(roots: list[Any]) -> list[tuple[str, str]]:
     """Differences of a value and itself behind these nodes: their kind, and the operation that gave the value."""
-    seen, left, alone, apart = set(roots), list(roots), [], set()
-    while left:
-        node = left.pop()
-        if len(seen) > _NODES:
-            return []
-        kind = _kind(node)
-        inputs = node.next_functions
+    alone, apart = [], set()
+    for node in nodes(roots) or ():
+        kind, inputs = _kind(node), node.next_functions
         if kind in _KINDS and len(inputs) == 2 and inputs[0][0] is not None:
             if inputs[0] == inputs[1]:
                 alone += [(kind, inputs[0])] if getattr(node, "_saved_alpha", 1) == 1 else []
             else:
                 apart.update(inputs)
-        for following, _ in inputs:
-            if following is not None and following not in seen:
-                seen.add(following)
-                left.append(following)
     return [(kind, _made(value[0])) for kind, value in alone if value not in apart]
 
 

@@ -8,6 +8,7 @@ Cost: 1 µs a node, at most 20,000 of them, of eight backwards.
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from typing import Any, Final
 
 from proctor.instrument.probes import NO_HOOKS, EarlyProbe, Home, Hooks, Sink, register
@@ -23,12 +24,9 @@ _LAYOUT: Final = frozenset(
 )
 
 
-@register
-class Graphs(EarlyProbe):
-    """Kinds of operations behind a loss."""
+class OfLosses(EarlyProbe):
+    """A probe that looks at the graphs of losses: of the first backwards of a step, in the first steps."""
 
-    name = "graphs"
-    kinds = frozenset({Value.MANNER})
     looks = 8
 
     def __init__(self, sink: Sink) -> None:
@@ -50,6 +48,21 @@ class Graphs(EarlyProbe):
         if not roots or nth >= _OF_STEP:
             return
         self.left -= 1
+        self.look(roots, nth)
+
+    @abstractmethod
+    def look(self, roots: list[Any], nth: int) -> None:
+        """Look at the graph behind the nodes that a backward begins at, the `nth` of its step, from 0."""
+
+
+@register
+class Graphs(OfLosses):
+    """Kinds of operations behind a loss."""
+
+    name = "graphs"
+    kinds = frozenset({Value.MANNER})
+
+    def look(self, roots: list[Any], nth: int) -> None:
         found = kinds_of(roots)
         if found is not None:
             self.sink.number(f"backward {nth + 1} of a step", float(len(found)), kind=Value.MANNER, facts={"mode": "made", "has": "|".join(sorted(found))})
@@ -61,19 +74,28 @@ def losses(args: tuple[Any, ...], kwargs: dict[str, Any] | None) -> list[Any]:
     return list(given) if isinstance(given, list | tuple) else [given]
 
 
+def nodes(roots: list[Any]) -> list[Any] | None:
+    """All nodes of a graph; `None` where it is too large."""
+    found, seen = list(roots), set(roots)
+    for node in found:
+        if len(seen) > _NODES:
+            return None
+        fresh = [following for following, _ in node.next_functions if following is not None and following not in seen]
+        found += dict.fromkeys(fresh)
+        seen.update(fresh)
+    return found
+
+
 def kinds_of(roots: list[Any]) -> set[str] | None:
     """Kinds of the nodes of a graph; `None` where it is too large, or has compiled parts."""
-    seen, found, left = set(roots), set(), list(roots)
-    while left:
-        node = left.pop()
+    found, every = set(), nodes(roots)
+    if every is None:
+        return None
+    for node in every:
         name = node.name().rpartition("::")[2]
-        if name.startswith("CompiledFunction") or len(seen) > _NODES:
+        if name.startswith("CompiledFunction"):
             return None
         kind = name.rstrip("0123456789").removesuffix("Backward")
         if kind not in _LAYOUT and not kind.startswith(("ScaledDotProduct", "Foreach", "Mkldnn")):
             found.add(kind)
-        for following, _ in node.next_functions:
-            if following is not None and following not in seen:
-                seen.add(following)
-                left.append(following)
     return found
