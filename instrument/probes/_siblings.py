@@ -1,12 +1,14 @@
 """Copies of several models beside each other: read by `averages`, at one step of a run.
 
-`alike`: a program that keeps copies of two models it trains, as the targets of an actor and of a critic, uses both in one way. Told is a copy that is called, and never moves, while another one moves; and a copy that
-moves in the same steps and at the same rate as another one, and is never called, while the other one is. One copy alone says nothing: a reference rests, and an average for later is called by nobody.
+`alike`: a program that keeps copies of two models it trains, as the targets of an actor and of a critic, uses both in one way. Told is a copy that is called, and never moves, while another one, which is called right
+behind it (a critic's target is given what the actor's chose), moves; and a copy that moves in the same steps and at the same rate as another one, and is never called, while the other one is. One copy alone says nothing: a reference rests, and an average for
+later is called by nobody; nor does a resting one of a model that has a moving one, too.
 """
 
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Sequence
 from statistics import median
 from typing import Any, Final
@@ -28,6 +30,7 @@ class Use:
         self.began = -1  # the step that it is followed from
         self.alike = False  # it began as its model
         self.calls = self.learned = 0  # calls of the copy, and steps in which its model moved
+        self.behind: Counter[int] = Counter()  # of these calls, those right behind a call of another copy, by its id
         self.moved: list[int] = []  # steps
         self.rates: list[float] = []
 
@@ -36,6 +39,12 @@ class Use:
         if self.began < 0:
             length = math.hypot(*copy) * math.hypot(*model)
             self.began, self.alike = step, bool(length) and sum(a * b for a, b in zip(copy, model)) > _LIKE * length
+
+    def called(self, before: Use | None) -> None:
+        """The copy is called, and `before` was called last."""
+        self.calls += 1
+        if before is not None and before is not self:
+            self.behind[id(before)] += 1
 
     def steps(self, step: int, *, moved: bool, learned: bool, rate: float) -> None:
         """A step is over."""
@@ -66,8 +75,10 @@ def odd(uses: Sequence[Use]) -> list[tuple[str, str]]:
     found = []
     for use in known:
         others = [other for other in followed if other.model() is not use.model()]
-        if use.calls >= _LEAST and not use.moved and use.learned >= _LEAST and others:
-            found.append((use.name(), f"the copy of {use.name()} is called and never moves, while {use.name()} trains and the copy of {others[0].name()} follows it"))
+        rests = use.calls >= _LEAST and not use.moved and use.learned >= _LEAST and not any(other.moved for other in known if other.model() is use.model())
+        led = [other for other in others if rests and other.behind[id(use)] >= _LEAST]
+        if led:
+            found.append((use.name(), f"the copy of {use.name()} is called and never moves, while {use.name()} trains and the copy of {led[0].name()}, which is called behind it, moves"))
         elif not use.calls and any(_together(use, other) for other in others):
             found.append((use.name(), f"the copy of {use.name()} follows it and is never called, while the copy of {others[0].name()} is"))
     return found

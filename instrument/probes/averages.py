@@ -84,6 +84,7 @@ class Averages(Probe):
         self._optimizers: dict[int, weakref.ref[Any]] = {}
         self._known: list[_Known] = []
         self._asked: bool | None = None  # whether copies beside each other were compared
+        self._before: _siblings.Use | None = None  # of the copy that was called last, if no other model was since
 
     def hooks(self, function: str, home: Home) -> Hooks:
         if function == MODEL_CALL:
@@ -91,10 +92,11 @@ class Averages(Probe):
         return (self._updates, None) if function == _UPDATE else NO_HOOKS
 
     def _called(self, args: tuple[Any, ...], kwargs: dict[str, Any] | None) -> None:
-        module = args[0]
+        module, before, self._before = args[0], self._before, None
         for known in self._known:
-            if known.roots is not None and self._asked is None:
-                known.use.calls += known.roots.of(module)[0]
+            if known.roots is not None and self._asked is None and known.roots.of(module)[0]:
+                known.use.called(before)
+                self._before = known.use
             if known.roots is not None and known.statistics is not None and known.rows < _ROWS:
                 self._evaluated(known, known.statistics, known.roots.of(module), module, [*args[1:], *(kwargs or {}).values()])
         if len(self._models) < _MODELS and not any(ref() is module for ref in self._models) and _learns(module):

@@ -86,15 +86,18 @@ PROGRAMS = {
         for step in range(44):
             x = torch.randn(8, 6)
             with torch.no_grad():
-                goal = (critic if BUG == "online" else goals[1])(goals[0](x))
+                goal = (critic if BUG == "online" else goals[1])((actor if BUG == "kept_near" else goals[0])(x))
                 if BUG == "reference":
                     reference(x)
+            near = reference(x).detach() if BUG == "kept_near" else 0.0
             for optimizer in optimizers:
                 optimizer.zero_grad()
             F.mse_loss(critic(actor(x)), goal + x[:, :1]).backward()
             for optimizer in optimizers:
                 optimizer.step()
-            if BUG not in ("rests", "reference_alone"):
+            if BUG == "kept_near":  # the actor has no target, and stays near to what it was
+                F.mse_loss(actor(x), near).backward()
+            if BUG not in ("rests", "reference_alone", "kept_near"):
                 follow(actor, goals[0])
             if BUG != "reference_alone":
                 follow(critic, goals[1])
@@ -135,7 +138,7 @@ WRONG = {("parts", "left_out"): "forgotten", ("pairs", "same"): "itself", ("pair
 RIGHT = [
     *(("parts", manner) for manner in ("whole", "upstream", "frozen", "loaded", "cleared", "later", "by_hand")),
     *(("pairs", manner) for manner in ("right", "shuffled", "straight", "pairs", "twice")),
-    *(("targets", manner) for manner in ("right", "reference_alone", "average")),
+    *(("targets", manner) for manner in ("right", "reference", "reference_alone", "kept_near", "average")),
     *(("rates", manner) for manner in ("right", "warm", "forward", "helper", "told", "accumulates")),
 ]
 MODES = tuple(sorted(set(WRONG.values())))
@@ -169,5 +172,5 @@ def test_texts_name_the_cause(runs: Path) -> None:
     assert "middle.weight and 3 more of Net: no optimizer holds" in told["parts", "left_out"], told
     assert "a difference of a value and itself (of what Addmm gave)" in told["pairs", "same"], told
     assert "the copy of Critic follows it and is never called, while the copy of Actor is" in told["targets", "online"], told
-    assert "the copy of Actor is called and never moves, while Actor trains and the copy of Critic follows it" in told["targets", "rests"], told
+    assert "the copy of Actor is called and never moves, while Actor trains and the copy of Critic, which is called behind it, moves" in told["targets", "rests"], told
     assert "StepLR steps at rates.py:" in told["rates", "first"], told
