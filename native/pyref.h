@@ -83,6 +83,30 @@ class ErrorStash {
   ErrorStash& operator=(const ErrorStash&) = delete;
 };
 
+// The exception that is set, normalised and with its traceback; none is set afterwards. New reference; NULL where there was none.
+inline PyObject* take_error() {
+#if PY_VERSION_HEX >= 0x030C0000
+  return PyErr_GetRaisedException();
+#else
+  PyObject *type, *value, *traceback;
+  PyErr_Fetch(&type, &value, &traceback);
+  PyErr_NormalizeException(&type, &value, &traceback);
+  if (traceback && value) PyException_SetTraceback(value, traceback);
+  Py_XDECREF(type);
+  Py_XDECREF(traceback);
+  return value;
+#endif
+}
+
+// Set one that was taken.
+inline void put_error(PyObject* error) {
+#if PY_VERSION_HEX >= 0x030C0000
+  PyErr_SetRaisedException(Py_NewRef(error));
+#else
+  PyErr_Restore(Py_NewRef(reinterpret_cast<PyObject*>(Py_TYPE(error))), Py_NewRef(error), PyException_GetTraceback(error));
+#endif
+}
+
 inline bool rearm_handler();  // handlers.h
 
 // Ctrl-C that lands while our own code runs belongs to the user, and what a handler of theirs raises: arm it again, for after we are out of the way.

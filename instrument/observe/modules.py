@@ -71,12 +71,16 @@ def roots_among(modules: Iterable[Any]) -> list[Any]:
     return [m for m in whole if id(m) not in held and any(True for _ in m.parameters())]
 
 
-def roots_owning(params: set[int]) -> list[Any]:
-    """Module trees that own any of these parameters; `type()` only, so that no proxy's `__class__` runs."""
+def living() -> list[Any]:
+    """All modules that live; `type()` only, so that no proxy's `__class__` runs."""
     from torch.nn import Module
 
-    roots = roots_among(o for o in gc.get_objects() if issubclass(type(o), Module))
-    return [m for m in roots if any(id(p) in params for p in m.parameters())]
+    return [o for o in gc.get_objects() if issubclass(type(o), Module)]
+
+
+def roots_owning(params: set[int]) -> list[Any]:
+    """Module trees that own any of these parameters."""
+    return [m for m in roots_among(living()) if any(id(p) in params for p in m.parameters())]
 
 
 def _wrapped(module: Any) -> Any:

@@ -5,8 +5,7 @@ Probes and `steps/` give functions; `patches` gives taps what comes out of here.
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from typing import Any, Protocol
 
 from proctor.native import Chain
@@ -35,7 +34,7 @@ def as_one(hooks: Iterable[Labelled], wants: Callable[[], bool], off: set[str], 
     import torch
 
     modes = torch._C._len_torch_function_stack, torch._C._len_torch_dispatch_stack
-    return Chain(tuple((label, always, _left_by_compilers(hook)) for label, always, hook in hooks), wants, off, takes, modes, _run_aside)
+    return Chain(tuple((label, always, _left_by_compilers(hook)) for label, always, hook in hooks), wants, off, takes, modes, _aside)
 
 
 def unseen(hook: Hook) -> Chain:
@@ -69,16 +68,10 @@ def _left_by_compilers(hook: Hook) -> Hook:
     return hook
 
 
-def _run_aside(run: Hook, args: tuple[Any, ...]) -> None:
-    with _aside():
-        run(*args)
-
-
-@contextlib.contextmanager
-def _aside() -> Iterator[None]:
-    """No mode of the program's is on."""
+def _aside(run: Hook, args: tuple[Any, ...]) -> None:
+    """`run(*args)` while no mode of the program's is on."""
     import torch
     from torch.utils import _python_dispatch
 
     with torch._C.DisableTorchFunction(), _python_dispatch._disable_current_modes():
-        yield
+        run(*args)

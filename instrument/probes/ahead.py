@@ -9,13 +9,11 @@ from __future__ import annotations
 
 import os
 import sys
-import types
 import weakref
 from typing import Any, Final
 
-from proctor.instrument.patch.usercode import library_prefixes
 from proctor.instrument.probes import NO_HOOKS, Home, Hooks, Probe, Sink, register
-from proctor.instrument.probes.schedules import between
+from proctor.instrument.probes._askers import Askers
 from proctor.invariants.schema import Value
 
 STEP: Final = "torch.optim.lr_scheduler.LRScheduler.step"
@@ -43,7 +41,7 @@ class Ahead(Probe):
 
     def __init__(self, sink: Sink) -> None:
         super().__init__(sink)
-        self._prefixes, self._between = library_prefixes(), between()
+        self._askers = Askers()
         self._known: dict[int, _Scheduler] = {}
         self._trained = False
 
@@ -68,8 +66,8 @@ class Ahead(Probe):
         known = self._known.get(id(args[0]))
         if known is None or known.ref() is not args[0]:
             return
-        frame = sys._getframe(1)
-        line = self._line(frame)
+        frame = self._askers.of(sys._getframe())
+        line = (frame.f_code.co_filename, frame.f_lineno) if frame is not None else None
         told = len(args) > 1 or bool(kwargs)
         if not self._trained and known.line is None and not told and line is not None:
             known.line = line
@@ -82,12 +80,3 @@ class Ahead(Probe):
             name = type(args[0]).__name__
             seen = f"{name} steps at {os.path.basename(known.line[0])}:{known.line[1]} before the first update, and at that line again behind {known.updates}: each pass trains with the rate of the next" if early else ""
             self.sink.number(name, float(early), kind=Value.KEPT, facts={"what": "early", "seen": seen})
-
-    def _line(self, frame: types.FrameType | None) -> tuple[str, int] | None:
-        """The line of the user's that asked for this, if nobody's but torch's frames lie in between."""
-        while frame is not None:
-            path = os.path.abspath(frame.f_code.co_filename)
-            if not path.startswith(self._between):
-                return None if path.startswith(self._prefixes) else (frame.f_code.co_filename, frame.f_lineno)
-            frame = frame.f_back
-        return None

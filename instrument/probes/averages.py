@@ -83,7 +83,7 @@ class Averages(Probe):
         self._models: list[weakref.ref[Any]] = []
         self._optimizers: dict[int, weakref.ref[Any]] = {}
         self._known: list[_Known] = []
-        self._asked: bool | None = None  # whether copies beside each other were compared
+        self._asked = False  # whether copies beside each other were compared
         self._before: _siblings.Use | None = None  # of the copy that was called last, if no other model was since
 
     def hooks(self, function: str, home: Home) -> Hooks:
@@ -94,7 +94,7 @@ class Averages(Probe):
     def _called(self, args: tuple[Any, ...], kwargs: dict[str, Any] | None) -> None:
         module, before, self._before = args[0], self._before, None
         for known in self._known:
-            if known.roots is not None and self._asked is None and known.roots.of(module)[0]:
+            if known.roots is not None and not self._asked and known.roots.of(module)[0]:
                 known.use.called(before)
                 self._before = known.use
             if known.roots is not None and known.statistics is not None and known.rows < _ROWS:
@@ -130,7 +130,7 @@ class Averages(Probe):
 
         with torch._C.DisableTorchFunction(), torch.no_grad():
             self._known = [known for known in self._known if self._measure(known, step)]
-        if step >= _siblings.AT and self._asked is None:
+        if step >= _siblings.AT and not self._asked:
             self._asked = True
             for name, seen in _siblings.odd([known.use for known in self._known]):
                 self.sink.number(name, 1.0, kind=Value.KEPT, call=0, facts={"what": "alike", "seen": seen})

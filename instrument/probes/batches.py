@@ -57,13 +57,9 @@ class Batches(Probe):
         """Of a large tensor that is the same object, version and memory as last time, and the same at three places, as
         last time: a full batch is hashed once and not at every step."""
         looks = look_at(value, _LOOK) if _size(value) >= _LARGE else None
-        state: tuple[Any, ...] = ()
-        try:
-            state = (value._version, value.data_ptr(), _size(value), looks)
-        except RuntimeError:  # inference tensors have no version
-            looks = None
-        if looks is None:
+        if looks is None or value.is_inference():  # such a tensor has no version
             return fingerprint_all([value])[0]
+        state = (value._version, value.data_ptr(), _size(value), looks)
         last = self._large.get(place)
         if last is not None and last[0]() is value and last[1] == state:
             return last[2]

@@ -8,12 +8,12 @@ Cost: a look at the parameters of the models at two updates, and at the candidat
 
 from __future__ import annotations
 
-import gc
 import os
 import sys
 import weakref
 from typing import Any, Final
 
+from proctor.instrument.observe.modules import living
 from proctor.instrument.patch.usercode import library_prefixes
 from proctor.instrument.probes import NO_HOOKS, Home, Hooks, Probe, Sink, register
 from proctor.instrument.probes.graphs import BACKWARD
@@ -110,9 +110,8 @@ class Loose(Probe):
         loose = {id(p) for p in self._pushed(still)}
         for owner in _modules() if loose else ():
             named = list(owner.named_parameters())
-            mine = [name for name, p in named if id(p) in loose]
             first = next((i for i, (_, p) in enumerate(named) if id(p) in held), len(named))
-            behind = [name for name in mine if name in {n for n, _ in named[first:]}]
+            behind = [name for name, p in named[first:] if id(p) in loose]
             if behind and not any(_of_a_library(part) for part in owner.modules()):
                 more = f" and {len(behind) - 1} more" if len(behind) > 1 else ""
                 seen = f"{behind[0]}{more} of {type(owner).__name__}: no optimizer holds what began at random and gets gradients, which pile up since nothing clears them"
@@ -122,10 +121,7 @@ class Loose(Probe):
 
 def _modules() -> list[Any]:
     """All modules that live, by the number of their parts, the fewest first."""
-    import torch
-
-    found = [thing for thing in gc.get_objects() if issubclass(type(thing), torch.nn.Module)]
-    return sorted(found, key=lambda module: sum(1 for _ in module.modules()))
+    return sorted(living(), key=lambda module: sum(1 for _ in module.modules()))
 
 
 def _of_a_library(module: Any) -> bool:

@@ -21,6 +21,7 @@ from typing import Any, Final
 
 from proctor.instrument.patch.usercode import library_prefixes
 from proctor.instrument.probes import NO_HOOKS, Home, Hooks, Probe, Sink, register
+from proctor.instrument.probes._askers import Askers
 from proctor.invariants.schema import Value
 from proctor.native import is_tap
 
@@ -69,8 +70,7 @@ class Schedules(Probe):
 
     def __init__(self, sink: Sink) -> None:
         super().__init__(sink)
-        self._prefixes, self._between = library_prefixes(), between()
-        self._whose: dict[str, str] = {}  # by file
+        self._prefixes, self._askers = library_prefixes(), Askers()
         self._known: list[_Scheduler] = []
         self._loaders: dict[int, _Loader] = {}
         self._iterators: dict[int, _Loader] = {}
@@ -130,7 +130,7 @@ class Schedules(Probe):
         mine = [known for known in self._known if known.optimizer() is args[0]]
         if not mine:
             return
-        frame = self._caller()
+        frame = self._askers.of(sys._getframe())
         if frame is not None and len(self._lines) < _LINES:
             self._lines.add((frame.f_code.co_filename, frame.f_lineno))
         loaders = [loader for loader in self._loaders.values() if loader.trains and loader.ref() is not None]
@@ -146,19 +146,6 @@ class Schedules(Probe):
             return
         seen = f"{type(scheduler).__name__} of {type(args[0]).__name__} has never stepped, {'in a second pass over the data' if again else 'behind a second evaluation'}, and no line of the program steps it" if never else ""
         self.sink.number(type(scheduler).__name__, float(never), kind=Value.KEPT, facts={"what": "stepped", "seen": seen})
-
-    def _caller(self) -> types.FrameType | None:
-        """The frame that asked for this update, if it is the user's and nobody's but torch's lies in between."""
-        frame = sys._getframe(1)
-        while frame is not None:
-            name = frame.f_code.co_filename
-            if name not in self._whose:
-                path = os.path.abspath(name)
-                self._whose[name] = "ours" if path.startswith(self._between) else "library" if path.startswith(self._prefixes) else "user"
-            if self._whose[name] != "ours":
-                return frame if self._whose[name] == "user" else None
-            frame = frame.f_back  # type: ignore[assignment]
-        return None
 
     def _speaks_of_it(self, frame: types.FrameType) -> bool:
         """Whether the program's own code has another line that loads an attribute `step`; also where there is too much of it."""
@@ -177,13 +164,6 @@ class Schedules(Probe):
 
 def _rates(optimizer: Any) -> list[Any]:
     return [float(rate) if isinstance(rate := group.get("lr"), int | float) else None for group in optimizer.param_groups]
-
-
-def between() -> tuple[str, ...]:
-    """Folders of torch and of Proctor, whose frames lie between a line and the update that it asks for."""
-    named = ("torch", "proctor", *(f"proctor.{part}" for part in ("instrument", "invariants", "native")))
-    files = (getattr(sys.modules.get(name), "__file__", None) for name in named)
-    return tuple(os.path.dirname(os.path.abspath(file)) + "/" for file in files if file)
 
 
 def _codes(frame: types.FrameType | None, prefixes: tuple[str, ...]) -> Iterator[types.CodeType]:

@@ -36,7 +36,7 @@ class Looks:
             return
         recorder = observer.recorder
         where = recorder.current_call if call is None else call
-        self.turns.looking(observer.guard.run, "state", self._observe, recorder.current_seq, where, edge, what)
+        self.turns.look(observer.guard.run, "state", self._observe, recorder.current_seq, where, edge, what)
 
     def glance(self) -> None:
         """After an update of a process with a budget, also in a step that it leaves out."""
@@ -44,12 +44,12 @@ class Looks:
         sentinel = observer.sentinel
         if sentinel is None or not sentinel.due(observer.clock.step) or not observer.writes():
             return
-        self.turns.looking(observer.guard.run, "glance", sentinel.glance, observer.clock.step)
+        self.turns.look(observer.guard.run, "glance", sentinel.glance, observer.clock.step)
 
     def resume(self) -> None:
         """Steps were left out: what is now is what later changes are held against."""
         everything = dict.fromkeys(("data", "grad", "buffers", "optimizer"), Look.FORCE)
-        self.turns.looking(self._observe, 0, 0, 0, {**everything, "silent": True})
+        self.turns.look(self._observe, 0, 0, 0, {**everything, "silent": True})
 
     def late(self) -> None:
         """The last one of the process."""

@@ -15,8 +15,7 @@ from __future__ import annotations
 import threading
 import time
 import weakref
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable
 from typing import Any, Final
 
 LONGEST_WAIT_S: Final = 60.0  # for a look of another thread, which takes milliseconds
@@ -98,35 +97,24 @@ class Turns:
         if any(other.optimizers and loop.optimizers.isdisjoint(other.optimizers) for other in loop.crossed):
             self._break()
 
-    @contextmanager
-    def look(self) -> Iterator[bool]:
-        """Whether this thread may read tensors within the block."""
-        me = threading.get_ident()
-        within = me in self._looking
-        try:
-            yield within or self.begin_look(me)
-        finally:
-            if not within:
-                self.end_look(me)
-
-    def looking(self, function: Callable[..., Any], *args: Any) -> None:
-        """Call `function(*args)` within a look, if this thread may look: `look` at half its price, for what a step does a dozen times."""
+    def look(self, function: Callable[..., Any], *args: Any) -> Any:
+        """`function(*args)` within a look; `None` where this thread may not read tensors now."""
         me = threading.get_ident()
         if me in self._looking:
-            function(*args)  # one look within another
-        elif self.begin_look(me):
-            try:
-                function(*args)
-            finally:
-                self.end_look(me)
+            return function(*args)  # one look within another
+        if not self._begin_look(me):
+            return None
+        try:
+            return function(*args)
+        finally:
+            self._looking.discard(me)
 
     def gradients(self, parameters: Iterable[Any]) -> list[Any] | None:
         """The gradient of each parameter, None for one that has none; None for all where another thread may write them now."""
-        with self.look() as mine:
-            return [p.grad for p in parameters] if mine else None
+        found: list[Any] | None = self.look(lambda: [p.grad for p in parameters])
+        return found
 
-    def begin_look(self, me: int) -> bool:
-        """Whether thread `me`, which does not look yet, may read tensors until `end_look`."""
+    def _begin_look(self, me: int) -> bool:
         if self.broken:
             return False
         self._looking.add(me)
@@ -135,9 +123,6 @@ class Turns:
             self._break()
             return False
         return True
-
-    def end_look(self, me: int) -> None:
-        self._looking.discard(me)
 
     def busy(self) -> bool:
         """Whether a call that writes gradients runs, in any thread."""

@@ -37,15 +37,11 @@ int truth(Owned answer) { return answer ? PyObject_IsTrue(answer.get()) : -1; }
 // The error that a probe's hook raised: 0 where `takes` took it, -1 where it is set again or another one is.
 int given_away(const Parts& parts, const Hook& hook) {
   if (!PyErr_ExceptionMatches(PyExc_Exception)) return -1;
-  PyObject *type, *value, *traceback;
-  PyErr_Fetch(&type, &value, &traceback);
-  PyErr_NormalizeException(&type, &value, &traceback);
-  if (traceback && value) PyException_SetTraceback(value, traceback);
-  const Owned t(type), v(value), tb(traceback);
-  PyObject* arguments[] = {hook.label.get(), v.get()};
+  const Owned error(take_error());
+  PyObject* arguments[] = {hook.label.get(), error.get()};
   const Owned takes = Owned::share(parts.takes.get());
   const int taken = truth(Owned(PyObject_Vectorcall(takes.get(), arguments, 2, nullptr)));
-  if (taken == 0) PyErr_Restore(Py_NewRef(t.get()), Py_NewRef(v.get()), Py_XNewRef(tb.get()));
+  if (taken == 0) put_error(error.get());
   return taken == 1 ? 0 : -1;
 }
 

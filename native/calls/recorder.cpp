@@ -199,13 +199,9 @@ uint32_t Recording::value_signature(ThreadState& thread, Signatures& seen, PyObj
 void Recording::fail() {
   if (!PyErr_Occurred() || rearm_interrupt()) return;
   if (!on_error) return PyErr_Clear();
-  PyObject *type, *value, *traceback;
-  PyErr_Fetch(&type, &value, &traceback);
-  PyErr_NormalizeException(&type, &value, &traceback);
-  if (traceback && value) PyException_SetTraceback(value, traceback);
-  Owned t(type), v(value), tb(traceback);
+  const Owned error(take_error());
   Owned callback = Owned::share(on_error.get());
-  Owned done(v ? PyObject_CallOneArg(callback.get(), v.get()) : nullptr);
+  Owned done(error ? PyObject_CallOneArg(callback.get(), error.get()) : nullptr);
   if (!done) swallow_error();
 }
 

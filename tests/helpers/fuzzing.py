@@ -20,6 +20,17 @@ from proctor.oracle.fuzz.program import compiled
 from proctor.oracle.fuzz.spec import Scenario
 import torch
 torch.set_num_threads(1)
+
+def ddp_sums():
+    # The hook that DDP calls sums where it should average: to be planted in a rank.
+    import torch.nn.parallel.distributed as ddp
+    plain = ddp.DistributedDataParallel.__init__
+    def init(self, *args, **kwargs):
+        plain(self, *args, **kwargs)
+        for p in self.module.parameters():
+            if p.requires_grad:
+                p.register_hook(lambda g: g * self.process_group.size())
+    ddp.DistributedDataParallel.__init__ = init
 """
 
 

@@ -114,8 +114,9 @@ def unit_of(tolerance: float, precision: str) -> float:
         tolerance: declared for the setting; 0 for none. What is declared is of bfloat16 or of single precision.
         precision: of `FLOORS`; autocast rounds to bfloat16 by itself, and keeps the rest in single precision.
     """
-    own = 2.0**-52 if precision == "torch.float64" else 2.0**-23
-    return 2.0**-7 if tolerance >= _COARSE else max(own, 2.0**-23) if tolerance else own
+    if tolerance >= _COARSE:
+        return 2.0**-7
+    return 2.0**-52 if precision == "torch.float64" and not tolerance else 2.0**-23
 
 
 def key_of(step: int, seen: Seen) -> str:

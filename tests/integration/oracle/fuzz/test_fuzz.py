@@ -193,17 +193,7 @@ def test_a_campaign_finds_a_mutation_and_its_script_runs_alone(tmp_path: Path) -
         from proctor.oracle.fuzz.search.findings import Finding
         from proctor.oracle.fuzz.sessions.script import script_of
 
-        def mutate():
-            import torch.nn.parallel.distributed as ddp
-            plain = ddp.DistributedDataParallel.__init__
-            def init(self, *args, **kwargs):
-                plain(self, *args, **kwargs)
-                for p in self.module.parameters():
-                    if p.requires_grad:
-                        p.register_hook(lambda g: g * self.process_group.size())
-            ddp.DistributedDataParallel.__init__ = init
-
-        with Worlds(timeout_s=200, prepare=mutate) as worlds:
+        with Worlds(timeout_s=200, prepare=ddp_sums) as worlds:
             campaign = Campaign(Runner(worlds), 0, [])
             scenario = Scenario("chain", {MODEL!r}, {{"batch": 8}}, {{"world": 3, "wrapper": "ddp", "optimizer": "Adam", "clip": "value", "accumulate": 2}})
             outcome = campaign.runner.run(scenario)

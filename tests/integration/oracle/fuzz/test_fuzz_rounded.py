@@ -32,17 +32,7 @@ def test_a_bug_in_a_coarse_precision_is_more_than_rounding(tmp_path: Path) -> No
     """The hook that DDP calls sums where it should average, under autocast to bfloat16."""
     said = alone(
         """
-        def mutate():
-            import torch.nn.parallel.distributed as ddp
-            plain = ddp.DistributedDataParallel.__init__
-            def init(self, *args, **kwargs):
-                plain(self, *args, **kwargs)
-                for p in self.module.parameters():
-                    if p.requires_grad:
-                        p.register_hook(lambda g: g * self.process_group.size())
-            ddp.DistributedDataParallel.__init__ = init
-
-        with Worlds(timeout_s=200, prepare=mutate) as worlds:
+        with Worlds(timeout_s=200, prepare=ddp_sums) as worlds:
             for template in ("chain", "transformer"):
                 outcome = Runner(worlds).run(Scenario(template, {}, {"batch": 8}, {"world": 2, "wrapper": "ddp", "precision": "autocast"}))
                 assert outcome.verdict == "inconsistent" and outcome.first.step == 0, outcome
