@@ -18,6 +18,7 @@ __all__ = [
     "ModuleReference",
     "Packer",
     "Recorder",
+    "Slot",
     "Tap",
     "Tensors",
     "compare_buffers",
@@ -26,7 +27,9 @@ __all__ = [
     "fingerprint_buffer",
     "fingerprint_many",
     "first_seen",
+    "holds",
     "is_tap",
+    "look",
     "pack_tables",
     "philox_normal",
     "philox_unit",
@@ -38,6 +41,7 @@ if TYPE_CHECKING:
         Chain,
         Packer,
         Recorder,
+        Slot,
         Tap,
         Tensors,
         compare_buffers,
@@ -46,7 +50,9 @@ if TYPE_CHECKING:
         fingerprint_buffer,
         fingerprint_many,
         first_seen,
+        holds,
         is_tap,
+        look,
         pack_tables,
         philox_normal,
         philox_unit,
@@ -62,6 +68,7 @@ else:
             Chain,
             Packer,
             Recorder,
+            Slot,
             Tap,
             Tensors,
             compare_buffers,
@@ -70,7 +77,9 @@ else:
             fingerprint_buffer,
             fingerprint_many,
             first_seen,
+            holds,
             is_tap,
+            look,
             pack_tables,
             philox_normal,
             philox_unit,
@@ -90,6 +99,7 @@ else:
             fingerprint_many,
         )
         from proctor.native.twins.philox import philox_normal, philox_unit, philox_words
+        from proctor.native.twins.slots import Slot, holds, look
         from proctor.native.twins.tap import Recorder, Tap, is_tap
         from proctor.native.twins.tensors import Tensors
 

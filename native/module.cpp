@@ -6,6 +6,7 @@
 #include "distinct.h"
 #include "memory/fingerprint.h"
 #include "philox.h"
+#include "memory/slots.h"
 #include "memory/tensors.h"
 #include "calls/chain.h"
 #include "calls/tap.h"
@@ -19,6 +20,7 @@ PYBIND11_MODULE(_native, m) {
   bind_distinct(m);
   bind_fingerprint(m);
   bind_philox(m);
+  bind_slots(m);
   bind_tensors(m);
   bind_tap(m);
 }

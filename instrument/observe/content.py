@@ -33,10 +33,17 @@ class Summary(NamedTuple):
     flags: int  # `invariants.schema.StateFlag`
 
 
-def no_torch_function() -> Any:  # torch is not a typed import
+def no_torch_function() -> Any:
+    """What a `with` statement takes so that no `__torch_function__` of the program's runs within it."""
+    return _disables()()
+
+
+@functools.cache
+def _disables() -> type[Any]:
     import torch
 
-    return torch._C.DisableTorchFunction()
+    found: type[Any] = torch._C.DisableTorchFunction
+    return found
 
 
 @contextmanager

@@ -42,10 +42,10 @@ class Seen:
 class LastSeen:
     """A row for each tracked value, written by whoever looks."""
 
-    __slots__ = ("_free", "flags", "fps", "norms")
+    __slots__ = ("_free", "columns", "flags", "fps", "norms")
 
     def __init__(self) -> None:
-        self.fps, self.norms, self.flags = array("Q"), array("d"), array("B")
+        self.columns = self.fps, self.norms, self.flags = array("Q"), array("d"), array("B")
         self._free: list[int] = []
 
     def place(self) -> int:

@@ -16,14 +16,12 @@ from collections.abc import Callable
 from enum import IntEnum
 from typing import Any
 
-from proctor.instrument.observe.content import reader
-from proctor.instrument.observe.fingerprint import Summary, fingerprint_all
+from proctor.instrument.observe.content import no_torch_function, reader
+from proctor.instrument.observe.fingerprint import fingerprint_all
 from proctor.instrument.observe.seen import Seen
-from proctor.instrument.observe.tracked import Slot, Tracked
+from proctor.instrument.observe.tracked import Tracked
 from proctor.instrument.record.rows import take
-from proctor.invariants.schema import StateFlag
-
-_NO_VALUE = Summary(0, 0.0, int(StateFlag.NONE))
+from proctor.native import Slot, look
 
 
 class Look(IntEnum):
@@ -40,6 +38,7 @@ class StateTracker(Tracked):
     def __init__(self, intern: Callable[[int, str], int], watches: Callable[[str], bool]) -> None:
         super().__init__(intern, watches)
         self.rows: list[tuple[Any, ...]] = []
+        self._watched = {kind: watches(kind) for kind in ("data", "grad", "optimizer")}
         self.dirty = False  # a collective may have written without a version bump
         self._values: dict[int, int] = {}  # fingerprints that `moved` found, by id of the parameter
         self._slots_at = -1  # the layout of `_slots`
@@ -48,66 +47,44 @@ class StateTracker(Tracked):
     # -- boundaries ---------------------------------------------------------------------------------------
 
     def observe(
-        self, seq: int, call: int, edge: int, context: Callable[[], int], *,
+        self, seq: int, call: int, edge: int, context: Callable[[], int],
         data: Look = Look.SKIP, grad: Look = Look.SKIP, buffers: Look = Look.SKIP, optimizer: Look = Look.SKIP, silent: bool = False,
     ) -> None:
         """Look at the tracked values and append a row for each that changed since its last row.
 
         `context`: gives the code of the present one, where there is something to say. `silent`: no rows; what changed while steps were left out was changed by nobody knows whom.
         """
-        work: list[tuple[Slot, Any]] = []
-        if data and self.watches("data"):
-            if self.dirty:
-                data = Look.FORCE
-            self._collect(work, self._parameter_slots()[0], data)
-        if grad and self.watches("grad"):
-            if self.dirty:
-                grad = Look.FORCE
-            self._collect(work, self._parameter_slots()[1], grad)
+        groups: list[tuple[list[Slot], bool]] = []
+        if data and self._watched["data"]:
+            groups.append((self._parameter_slots()[0], self.dirty or data is Look.FORCE))
+        if grad and self._watched["grad"]:
+            groups.append((self._parameter_slots()[1], self.dirty or grad is Look.FORCE))
         if data and grad:
             self.dirty = False
         if buffers and self._buffers:
-            self._collect(work, list(self._buffers.values()), buffers)
-        if optimizer and self.watches("optimizer"):
-            self._collect(work, list(self._state_slots()), optimizer)
-        if not work:
-            return
-        hashed = [value for _, value in work if value is not None]
-        summaries = iter(fingerprint_all(hashed)) if hashed else iter(())
-        ctx = context()
-        rows = [] if silent else self.rows
-        fps, norms, marks = self._last.fps, self._last.norms, self._last.flags
-        self._seen = None
-        for slot, value in work:
-            fp, norm, flags = _NO_VALUE if value is None else next(summaries)
-            state = (fp, flags, slot.meta)
-            if state == slot.last:
-                continue
-            slot.last = state
-            fps[slot.at], norms[slot.at], marks[slot.at] = fp, norm, flags
-            rows.append((seq, call, edge, ctx, slot.var, slot.meta, fp, norm, flags))
-            for twin in slot.twins:
-                rows.append((seq, call, edge, ctx, twin, slot.meta, fp, norm, flags))
+            groups.append((list(self._buffers.values()), buffers is Look.FORCE))
+        if optimizer and self._watched["optimizer"]:
+            groups.append((self._state_slots(), optimizer is Look.FORCE))
+        if self._look(groups, True, None if silent else self.rows, (seq, call, edge), context):
+            self._seen = None
 
     def see_optimizers(self) -> None:
         """Look at the state of optimizers for `seen_last` only, without rows."""
-        work: list[tuple[Slot, Any]] = []
-        self._collect(work, list(self._state_slots()), Look.FORCE)
-        fps, norms, marks = self._last.fps, self._last.norms, self._last.flags
-        for (slot, _), (fp, norm, flags) in zip(work, fingerprint_all([value for _, value in work]), strict=True):
-            fps[slot.at], norms[slot.at], marks[slot.at] = fp, norm, flags
+        self._look([(self._state_slots(), True)], False, None, (0, 0, 0), int)
         self._seen = None
+
+    def _look(self, groups: list[tuple[list[Slot], bool]], settle: bool, rows: list[Any] | None, where: tuple[int, int, int], context: Callable[[], int]) -> bool:
+        with no_torch_function():
+            return look(reader(), groups, self._last.columns, settle, rows, where, context, fingerprint_all)
+
+    def _state_slots(self) -> list[Slot]:
+        return self._states.present([optimizer for _, optimizer in self.optimizers()], self.layout)
 
     def _parameter_slots(self) -> tuple[list[Slot], list[Slot]]:
         if self._slots_at != self.layout:
             entries = self._params.values()
             self._slots, self._slots_at = ([entry[1] for entry in entries], [entry[2] for entry in entries]), self.layout
         return self._slots
-
-    @staticmethod
-    def _collect(work: list[tuple[Slot, Any]], slots: list[Slot], look: Look) -> None:
-        """Add the slots that have to be hashed, and what they hold."""
-        reader().collect(work, slots, look is Look.FORCE)
 
     def wrote_data(self) -> bool:
         """Whether a parameter was written since its last look, by its version counter; nothing is hashed."""
@@ -132,7 +109,7 @@ class StateTracker(Tracked):
                     "parameter": (list(self._params), [entry[1].at for entry in entries]),
                     "gradient": (list(self._params), [entry[2].at for entry in entries]),
                     "buffer": (list(self._buffers), [slot.at for slot in self._buffers.values()]),
-                    "optimizer": (list(self._optimizer_slots), [slot.at for slot in self._optimizer_slots.values()]),
+                    "optimizer": (list(self._states.slots), [slot.at for slot in self._states.slots.values()]),
                 }
             self._seen = self._last.now(self._places)
         return self._seen

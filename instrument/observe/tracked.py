@@ -17,30 +17,14 @@ from typing import Any
 import msgspec
 
 from proctor.instrument.observe.modules import class_name, clean_names, joined, roots_owning, unwrap
+from proctor.instrument.observe.optimizers import OptimizerStates
 from proctor.instrument.observe.seen import LastSeen, Places, Seen
 from proctor.invariants.codec.variable import Variable, apart
 from proctor.invariants.schema import Name
+from proctor.native import Slot
 
 _HOLDERS = 4  # optimizers of one parameter that are told
 _RESCAN_EVERY = 64  # steps between looks for parameters that were added in place
-
-
-class Slot:
-    """One tracked value: the data or grad of a parameter, a buffer, or a tensor of optimizer state."""
-
-    __slots__ = ("at", "grad", "last", "meta", "owner", "ptr", "sharded", "twins", "var", "version")
-
-    def __init__(self, owner: Callable[[], Any], var: int, meta: int, grad: bool, at: int) -> None:
-        self.sharded = hasattr(owner(), "_local_tensor")  # DTensor: this rank's part is hashed
-        self.owner = owner  # gives the tensor, or None once it is gone: tracking must not keep a model alive
-        self.var = var
-        self.meta = meta
-        self.grad = grad
-        self.twins: list[int] = []  # variables that are other names of the same tensor
-        self.version = -1
-        self.ptr = -1
-        self.last: tuple[int, int, int] | None = None  # fingerprint, flags, meta of the last row
-        self.at = at  # its row in `LastSeen`
 
 
 def _in_order(roots: list[Any], order: dict[int, int]) -> list[Any]:
@@ -64,7 +48,7 @@ class Tracked:
         self._roots: dict[int, weakref.ref[Any]] = {}
         self._params: dict[int, tuple[Any, Slot, Slot, dict[str, Any]]] = {}  # id(p) → ref, data, grad, description
         self._buffers: dict[tuple[int, str], Slot] = {}  # id of the module, name in it
-        self._optimizer_slots: dict[tuple[int, str], Slot] = {}
+        self._states = OptimizerStates(self._params.__contains__, self._state_slot)
         self._optimizers: dict[int, weakref.ref[Any]] = {}
         self._labels: dict[int, str] = {}  # id of an optimizer → its label
         self._holder: dict[int, str] = {}  # id of a parameter → label of the optimizer that holds it
@@ -74,6 +58,7 @@ class Tracked:
         self._frozen: list[int] = []  # parameters that an optimizer holds and that did not train when the step began
         self._zero_lr: dict[str, set[int]] = {}
         self._said: dict[str, list[tuple[int, int, bool, int | None]]] = {}  # of each group of an optimizer, what the last two follow from
+        self._plain: dict[str, list[tuple[int, int, float]] | None] = {}  # the same with rates as they are, where all are plain numbers
         self._rates: dict[str, dict[int, int]] = {}  # decade of the learning rate of each parameter, by optimizer: -3 of 0.002
         self._wrapped: dict[int, str] = {}
         self._scanned_at = 0
@@ -150,10 +135,14 @@ class Tracked:
 
     def note_update(self, optimizer: Any) -> None:
         """An update begins: remember what it leaves alone, since its learning rate is zero, how large that is for the others, and what trains again since the step began."""
-        thawed = [entry for key in self._frozen if (entry := self._params.get(key)) is not None and (p := entry[0]()) is not None and p.requires_grad]
-        self._describe_again(thawed)
+        if self._frozen:
+            self._describe_again([entry for key in self._frozen if (entry := self._params.get(key)) is not None and (p := entry[0]()) is not None and p.requires_grad])
         label = self._labels.get(id(optimizer), "")
         groups = [(group["params"], group.get("lr")) for group in optimizer.param_groups]
+        plain = [(len(params), id(params[0]) if params else 0, lr) for params, lr in groups] if all(type(lr) is float for _, lr in groups) else None
+        if plain is not None and plain == self._plain.get(label):
+            return
+        self._plain[label] = plain
         said = [(len(params), id(params[0]) if params else 0, is_zero(lr), decade(lr)) for params, lr in groups]
         before = self._said.get(label)
         if said == before:
@@ -349,28 +338,13 @@ class Tracked:
         found = [(self._labels.get(key, ""), ref()) for key, ref in self._optimizers.items()]
         return [(label, optimizer) for label, optimizer in found if optimizer is not None]
 
-    def _state_slots(self) -> Iterable[Slot]:
-        for ref in list(self._optimizers.values()):
-            optimizer = ref()
-            if optimizer is None:
-                continue
-            for p, state in optimizer.state.items():
-                known = self._params.get(id(p))
-                if known is None or not isinstance(state, dict):
-                    continue
-                for key, value in state.items():
-                    if not hasattr(value, "data_ptr") or value.dim() == 0 or key == "step":
-                        continue
-                    slot = self._optimizer_slots.get((id(p), key))
-                    if slot is None or slot.owner() is not value:
-                        name = apart(str(known[3].get("model", "")), self.names.get(id(p), ""))
-                        var = Variable("", name, str(key), "optimizer")
-                        if slot is not None:
-                            self._last.drop(slot.at)
-                        slot = Slot(weakref.ref(value), self._var(var), self._meta(value, {}), False, self._last.place())
-                        self._optimizer_slots[(id(p), key)] = slot
-                        self._places = self._seen = None
-                    yield slot
+    def _state_slot(self, p: Any, key: Any, value: Any, before: Slot | None) -> Slot:
+        """Of a new tensor in the state of an optimizer, which takes the place of another one."""
+        var = Variable("", apart(str(self._params[id(p)][3].get("model", "")), self.names.get(id(p), "")), str(key), "optimizer")
+        if before is not None:
+            self._last.drop(before.at)
+        self._places = self._seen = None
+        return Slot(weakref.ref(value), self._var(var), self._meta(value, {}), False, self._last.place())
 
 
 def _present_buffer(module: weakref.ref[Any], name: str) -> Any:

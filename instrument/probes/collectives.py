@@ -192,10 +192,12 @@ class Collectives(Probe):
         self._wrapped = self._wrapped or not raised
 
     def _backward_begins(self, args: tuple[Any, ...], kwargs: dict[str, Any] | None) -> None:
+        thread = threading.get_ident()
+        if not self._wrapped or thread in self._backward:
+            return
         import torch.distributed as dist
 
-        thread = threading.get_ident()
-        if not self._wrapped or thread in self._backward or not dist.is_initialized():
+        if not dist.is_initialized():
             return
         place = self._backward_place()
         ordinal = self._count.get("backward", 0)
@@ -210,7 +212,7 @@ class Collectives(Probe):
         return collective.text("backward", collective.Group("backward", collective.ranks_text(tuple(range(dist.get_world_size())))))
 
     def _backward_ends(self, args: tuple[Any, ...], kwargs: dict[str, Any] | None, result: Any, raised: bool) -> None:
-        mine = self._backward.get(threading.get_ident())
+        mine = self._backward.get(threading.get_ident()) if self._backward else None
         if mine is not None and (mine.call == self.sink.call or not self.sink.live):
             del self._backward[threading.get_ident()]
 

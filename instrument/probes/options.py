@@ -31,6 +31,7 @@ _ENTRIES: Final = 64
 _PATH: Final = 100
 # Not options: schedulers note there what they make options of.
 _RESTATED: Final = frozenset({"params", "initial_lr", "max_lr", "min_lr", "max_momentum", "base_momentum"})
+_NO_NUMBERS: Final = frozenset({bool, type(None), tuple, list, str})
 COUNT: Final = "step"
 SCHEDULE: Final = "last_epoch"
 
@@ -127,8 +128,13 @@ class Options(Probe):
 
 def _options(groups: list[Any]) -> _Options:
     """Numbers of each option by group; None where a group has none that can be read."""
-    names = dict.fromkeys(name for group in groups for name, value in group.items() if name not in _RESTATED and _number(value) is not None)
-    return {name: [_number(group.get(name)) for group in groups] for name in names}
+    found: _Options = {}
+    for at, group in enumerate(groups):
+        for name, value in group.items():
+            number = value if type(value) is float else None if type(value) in _NO_NUMBERS or name in _RESTATED else _number(value)
+            if number is not None and name not in _RESTATED:
+                found.setdefault(name, [None] * len(groups))[at] = number
+    return found
 
 
 def _number(value: Any) -> float | None:

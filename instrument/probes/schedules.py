@@ -117,6 +117,8 @@ class Schedules(Probe):
             self._asked[id(loader)] = self._asked.get(id(loader), 0) + 1
 
     def _propagated(self, args: tuple[Any, ...], kwargs: dict[str, Any] | None, result: Any, raised: bool) -> None:
+        if not self._asked:
+            return
         # Who was asked for more batches than another was evaluated on.
         fewest = min(self._asked.values(), default=0)
         trains = any(loader.trains for loader in self._loaders.values())

@@ -6,7 +6,7 @@ A look takes its turn (`turns.py`), so that no other thread writes what it reads
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from proctor.instrument.observe.state import Look
 from proctor.instrument.steps.turns import Turns
@@ -29,14 +29,18 @@ class Looks:
         self._observer = observer
         self.turns = Turns(self._threads_train)
 
-    def look(self, edge: int, call: int | None = None, **what: Any) -> None:
+    def look(
+        self, edge: int, call: int | None = None, *,
+        data: Look = Look.SKIP, grad: Look = Look.SKIP, buffers: Look = Look.SKIP, optimizer: Look = Look.SKIP,
+    ) -> None:
         """Observe state at a boundary, if this step is recorded."""
         observer = self._observer
         if not observer.sampled or not observer.writes():
             return
         recorder = observer.recorder
         where = recorder.current_call if call is None else call
-        self.turns.look(observer.guard.run, "state", self._observe, recorder.current_seq, where, edge, what)
+        observe = observer.tracker.observe
+        self.turns.look(observer.guard.run, "state", observe, recorder.current_seq, where, edge, self._context, data, grad, buffers, optimizer)
 
     def glance(self) -> None:
         """After an update of a process with a budget, also in a step that it leaves out."""
@@ -48,16 +52,13 @@ class Looks:
 
     def resume(self) -> None:
         """Steps were left out: what is now is what later changes are held against."""
-        everything = dict.fromkeys(("data", "grad", "buffers", "optimizer"), Look.FORCE)
-        self.turns.look(self._observe, 0, 0, 0, {**everything, "silent": True})
+        force = Look.FORCE
+        self.turns.look(self._observer.tracker.observe, 0, 0, 0, self._context, force, force, force, force, True)
 
     def late(self) -> None:
         """The last one of the process."""
         self._observer.steps.by_hand.look()
         self.look(0, 0, data=Look.HINT, grad=Look.HINT)
-
-    def _observe(self, seq: int, call: int, edge: int, what: dict[str, Any]) -> None:
-        self._observer.tracker.observe(seq, call, edge, self._context, **what)
 
     def _context(self) -> int:
         contexts = self._observer.contexts

@@ -102,9 +102,13 @@ class Turns:
         me = threading.get_ident()
         if me in self._looking:
             return function(*args)  # one look within another
-        if not self._begin_look(me):
+        if self.broken:
             return None
+        self._looking.add(me)
         try:
+            if self._others(me):
+                self._break()
+                return None
             return function(*args)
         finally:
             self._looking.discard(me)
@@ -113,16 +117,6 @@ class Turns:
         """The gradient of each parameter, None for one that has none; None for all where another thread may write them now."""
         found: list[Any] | None = self.look(lambda: [p.grad for p in parameters])
         return found
-
-    def _begin_look(self, me: int) -> bool:
-        if self.broken:
-            return False
-        self._looking.add(me)
-        if self._others(me):
-            self._looking.discard(me)
-            self._break()
-            return False
-        return True
 
     def busy(self) -> bool:
         """Whether a call that writes gradients runs, in any thread."""
@@ -139,7 +133,7 @@ class Turns:
             return
         self.acts()
         self._writing[me] = self._writing.get(me, 0) + 1
-        if len(self._writing) > 1 and self._others(me):
+        if self._others(me):
             self._break()
         if not self._looking:
             return
@@ -156,7 +150,7 @@ class Turns:
             self._writing.pop(me, None)
 
     def _others(self, me: int) -> bool:
-        return bool(self._writing) and any(thread != me for thread in list(self._writing)) and _is_pythons(me)
+        return len(self._writing) > (me in self._writing) and _is_pythons(me)
 
     def _break(self) -> None:
         if not self.broken:

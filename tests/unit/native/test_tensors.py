@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import weakref
 from typing import Any
 
 import pytest
 import torch
 
-from proctor.instrument.observe.content import Summary, formats, readable, reader
-from proctor.instrument.observe.fingerprint import fingerprint
-from proctor.instrument.observe.tracked import Slot
+from proctor.instrument.observe import fingerprint as fingerprints
+from proctor.instrument.observe.content import Summary, formats, readable
+from proctor.instrument.observe.fingerprint import fingerprint, look_at
 from proctor.native import ACTIVE, Tensors
 from proctor.native.twins.tensors import Tensors as Twin
 
@@ -102,55 +101,14 @@ def test_a_number_that_needs_a_gradient_is_read_and_half_precision_is_left_to_to
     assert read().number(torch.tensor(1.5, dtype=torch.float16)) is NotImplemented
 
 
-def slots(tensors: list[Any]) -> list[Slot]:
-    return [Slot(weakref.ref(t), 0, 0, grad, 0) for t in tensors for grad in (False, True)]
-
-
-def test_what_is_to_be_hashed_is_the_same_natively_and_in_python() -> None:
-    """Through a life of parameters: new, with gradients, written, cleared, gone."""
-    with torch.inference_mode():
-        inferred = torch.ones(2)
-    parameters: list[Any] = [torch.nn.Parameter(torch.ones(3)), torch.nn.Parameter(torch.ones(2), requires_grad=False), inferred]
-    product = parameters[0] * 2  # not a leaf
-    parameters.append(product)
-    mine, twins = slots(parameters), slots(parameters)
-
-    def both(force: bool) -> int:
-        found: list[tuple[Any, Any]] = []
-        wanted: list[tuple[Any, Any]] = []
-        type(reader()).collect(found, mine, force)
-        Twin.collect(wanted, twins, force)
-        assert [(mine.index(slot), value) for slot, value in found] == [(twins.index(slot), value) for slot, value in wanted]
-        assert all(a is b for (_, a), (_, b) in zip(found, wanted, strict=True))
-        assert [(s.version, s.ptr) for s in mine] == [(s.version, s.ptr) for s in twins]
-        return len(found)
-
-    assert both(False) == 4 + 3, "all data, and of the leaves that they have no gradient"
-    assert both(False) == 1, "an inference tensor has no version"
-    assert both(True) == 4
-    parameters[0].grad = torch.ones(3)
-    assert both(False) == 2
-    with torch.no_grad():
-        parameters[1].add_(1)
-    assert both(False) == 2
-    parameters[0].grad = None
-    assert both(False) == 2
-    parameters[0].data = torch.zeros(3)
-    assert both(False) == 2
-    del product
-    parameters.pop()
-    assert both(True) == 3
-
-
-def test_an_error_of_an_attribute_reaches_the_caller() -> None:
-    class Broken(torch.Tensor):
-        def data_ptr(self) -> int:
-            raise ValueError("no address")
-
-    thing = torch.ones(2).as_subclass(Broken)
-    for collect in (type(reader()).collect, Twin.collect):
-        with pytest.raises(ValueError, match="no address"):
-            collect([], slots([thing])[:1], True)
+@native
+def test_spots_are_hashed_as_python_does_it_and_only_of_what_is_plain_and_large_enough(monkeypatch: pytest.MonkeyPatch) -> None:
+    tensors = [torch.arange(n, dtype=torch.float32) for n in (16, 17, 100, 5000)] + [torch.arange(90, dtype=torch.uint8), torch.ones(10, 10)[2:]]
+    found = [look_at(t, 64) for t in tensors]
+    assert None not in found and found == [read().spots(t, 64) for t in tensors]
+    assert [read().spots(t, 64) for t in (torch.ones(15), torch.ones(40, 2).t(), "seven")] == [None] * 3
+    monkeypatch.setattr(fingerprints, "reader", lambda: Twin(torch.Tensor, torch.nn.Parameter, None, {}, Summary))
+    assert found == [look_at(t, 64) for t in tensors] and look_at(torch.ones(15), 64) is None and look_at(torch.ones(40, 2).t(), 64) is None
 
 
 def test_the_twin_reads_nothing() -> None:
