@@ -31,7 +31,7 @@ def render(summary: Summary, journal: Journal) -> str:
             "others": f.outcome.others,
             "count": f.count,
             "known": f.known,
-            "confirmed": f.confirmed,
+            "denied": f.denied,
             "trace": f.outcome.trace,
             "script": _text(journal, f.id, "script.py"),
             "output": _text(journal, f.id, "output.txt"),

@@ -35,8 +35,8 @@ def render(summary: Summary, folder: str) -> str:
             lines.append(f"    {finding.culprit}")
         if finding.known:
             lines.append(f"    known as {finding.known}")
-        elif finding.confirmed != "yes":
-            lines.append(f"    {finding.confirmed}")
+        elif finding.denied:
+            lines.append(f"    {finding.denied}")
         lines.append(f"    {folder}/findings/{finding.id}/script.py")
     if not summary.findings:
         lines.append("nothing found")

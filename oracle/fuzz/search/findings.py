@@ -142,6 +142,11 @@ class Finding(msgspec.Struct):
     known: str = ""
     culprit: str = ""
 
+    @property
+    def denied(self) -> str:
+        """Why it is not confirmed; "" where it is."""
+        return "" if self.confirmed == "yes" else self.confirmed or "its script has not run yet; --resume runs it"
+
     def as_known(self, library: str, version: str, reason: str = "") -> Known:
         """The entry of a known list that it would be."""
         symptom = self.outcome.symptom or Symptom("inconsistent", "")

@@ -50,7 +50,8 @@ def run(journal: Journal, asked: Asked, limits: Limits, known: list[Known], tell
     with connected(address, _CONNECT_S) as client:
         if not confirmed(journal, asked, tell):
             return True
-        return Cluster(client, journal, asked, limits, known, tell).run(end)
+        interrupted = Cluster(client, journal, asked, limits, known, tell).run(end)
+    return interrupted or not confirmed(journal, asked, tell)  # what a worker has found that ended before it ran the script
 
 
 class Numbers:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import signal
 import subprocess
@@ -9,6 +10,9 @@ import sys
 import tempfile
 from pathlib import Path
 from typing import Final
+
+from proctor.errors import OracleError
+from proctor.oracle.fuzz.running.evaluate import FULL
 
 TIMEOUT_S: Final = 240.0
 COMPARED: Final = "ProcessExitedException"  # what torch's launcher raises of a rank that ends with 1 by itself
@@ -26,13 +30,24 @@ def confirm(script: Path, timeout_s: float = TIMEOUT_S, *, raises: str = "", com
 
     Returns:
         "yes" or why not, and the end of what it printed.
+
+    Raises:
+        OracleError: the disk is full: that confirms nothing, and denies nothing.
     """
     try:
         compile(script.read_text(), str(script), "exec")
     except SyntaxError as e:  # it would end with 1 as well
         return f"its script is no program: {e}", ""
-    with tempfile.TemporaryDirectory(prefix="proctor-confirm-") as folder:  # torch's launcher leaves a file there for each rank that raises
-        return _ran(script, timeout_s, raises, compares, python or sys.executable, folder)
+    try:
+        with tempfile.TemporaryDirectory(prefix="proctor-confirm-") as folder:  # torch's launcher leaves a file there for each rank that raises
+            said, tail = _ran(script, timeout_s, raises, compares, python or sys.executable, folder)
+            if said != "yes" and FULL.search(tail):
+                raise OSError(errno.ENOSPC, "")
+            return said, tail
+    except OSError as e:
+        if e.errno not in (errno.ENOSPC, errno.EDQUOT):
+            raise
+        raise OracleError(f"{tempfile.gettempdir()}: the disk is full", hint="a finding's script runs there; make room, then --resume") from None
 
 
 def _ran(script: Path, timeout_s: float, raises: str, compares: bool, python: str, folder: str) -> tuple[str, str]:

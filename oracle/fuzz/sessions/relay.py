@@ -6,6 +6,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import re
 import shutil
@@ -36,6 +37,7 @@ END_S: Final = 20.0  # that it has to end once it is asked to
 ELSEWHERE: Final = "elsewhere"  # what is in the file of a claim that another piece made
 _ID: Final = re.compile(r"[0-9a-f]{8}")
 _MOST_OUTPUT: Final = 10_000
+_ROOM: Final = 1 << 20
 
 
 class News(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -204,8 +206,19 @@ class Relay:
             return "interrupted"
         if late:
             return f"it did not end within {LATE_S:.0f} s after its time"
+        if code and not _has_room(self._folder):  # what it said of that may not have fitted either
+            return f"the disk is full: {self._folder.parent}"
         lines = (self._folder / "stderr").read_text(errors="replace").strip().splitlines()
         return "" if code == 0 else (lines or [f"its process ended with exit code {code}"])[-1][:300]
+
+
+def _has_room(folder: Path) -> bool:
+    """Whether a megabyte more can be written there."""
+    try:
+        with tempfile.TemporaryFile(dir=folder, buffering=0) as file:
+            return file.write(bytes(_ROOM)) == _ROOM
+    except OSError as e:
+        return e.errno not in (errno.ENOSPC, errno.EDQUOT)
 
 
 def _text(told: Told) -> str:

@@ -157,6 +157,23 @@ def test_a_script_that_fails_in_another_way_confirms_nothing(tmp_path: Path) -> 
     assert confirm(tmp_path / "script.py", raises="KeyError")[0] == confirm(tmp_path / "script.py")[0] == "yes"
 
 
+def test_a_script_that_met_a_full_disk_is_neither_confirmed_nor_denied(tmp_path: Path) -> None:
+    (tmp_path / "script.py").write_text("raise OSError(28, 'No space left on device')\n")
+    with pytest.raises(OracleError, match=r"the disk is full .*--resume"):
+        confirm(tmp_path / "script.py", raises="ValueError")
+    assert confirm(tmp_path / "script.py", raises="OSError")[0] == "yes", "what the finding is about"
+
+
+def test_a_finding_whose_script_has_not_run_says_so() -> None:
+    waits = a_finding()
+    waits.confirmed = ""
+    assert waits.denied == "its script has not run yet; --resume runs it"
+    waits.confirmed = "yes"
+    assert waits.denied == ""
+    waits.confirmed = "its script ends with exit code 0"
+    assert waits.denied == waits.confirmed
+
+
 def test_inconsistencies_of_other_models_are_other_findings() -> None:
     symptom, triggers_of = Symptom("inconsistent", "output"), {"world": 2, "wrapper": "megatron"}
     one, two = (signature(symptom, triggers_of, "", needs) for needs in (("smoothed",), ("frozen",)))

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -144,6 +146,15 @@ def test_a_relay_brings_findings_of_others_and_takes_pairs_and_claims_with_it(tm
 
 def test_a_piece_that_fails_says_why_in_a_line(tmp_path: Path) -> None:
     assert relayed(tmp_path, "sys.exit('no room')", lambda _: None).ended == "no room"
+
+
+def test_a_piece_that_ends_on_a_full_disk_says_so_where_its_own_words_found_no_room(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tempfile, "TemporaryFile", _no_room)
+    assert relayed(tmp_path, "sys.exit(1)", lambda _: None).ended == f"the disk is full: {tmp_path}"
+
+
+def _no_room(**_: Any) -> Any:
+    raise OSError(errno.ENOSPC, "No space left on device")
 
 
 @pytest.mark.parametrize("finding", [a_finding("../../etc"), msgspec.structs.replace(a_finding(), found=Scenario("chain", {}, {}, {"clip": "x'); import os"}))])
