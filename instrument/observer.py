@@ -58,7 +58,7 @@ class Observer:
         self.contexts = ContextTable(self.clock)
         self.looks = Looks(self)
         self.look, self.turns = self.looks.look, self.looks.turns
-        self.sink = Sink(self.recorder, self._value_ctx, config, self._wants_values, self.turns.gradients)
+        self.sink = Sink(self.recorder, self._value_ctx, config, self.recorder.wants_values, self.turns.gradients)
         self.probes = Probes(self.sink, self.guard)
         self.guard.step, self.guard.on_end = lambda: self.clock.step, self.output.went_blind
         self.guard.ends |= self.probes.ends()
@@ -236,7 +236,7 @@ class Observer:
         if self.armed:
             self.become_inert()
         else:
-            self.recorder.enabled = True
+            self.recorder.enabled = not self.inert and not self.finished
 
     def become_inert(self) -> None:
         """This process does not train: observe nothing more."""
@@ -286,9 +286,6 @@ class Observer:
     def writes(self) -> bool:
         """Whether what is seen now is written."""
         return self.armed and not self.inert and not self.finished
-
-    def _wants_values(self) -> bool:
-        return self.sampled and self.recorder.enabled and not self.inert and not self.finished and not self.turns.broken
 
     def new_step(self) -> None:
         """The clock is about to count a new step."""

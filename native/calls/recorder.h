@@ -220,7 +220,7 @@ class Recording {
 
 struct Recorder {
   PyObject_HEAD
-  bool enabled, asleep;
+  bool enabled, muted, asleep;  // muted: calls are recorded, and no values
   Recording* r;  // Owned
 };
 extern PyTypeObject* recorder_type;

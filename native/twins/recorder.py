@@ -61,6 +61,7 @@ class Recorder:
 
     def __init__(self) -> None:
         self.enabled = False
+        self.muted = False  # calls are recorded, and no values
         self.asleep = False
         self.ctx = 0
         self.capacity = 4_000_000
@@ -193,6 +194,10 @@ class Recorder:
         span.args, span.t = args_sig, now - dur_ns
         self._close(span.seq, ret_sig, False, now)
         return span.seq
+
+    def wants_values(self) -> bool:
+        """Whether values are recorded now."""
+        return self.enabled and not self.muted
 
     def disable_in_child(self) -> None:
         self.enabled = False

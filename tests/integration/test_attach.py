@@ -191,7 +191,9 @@ def test_two_threads_that_train_at_once_end_as_without_proctor_and_nothing_is_ju
         print("ended")
     """)
     assert "ended" in done.stdout and done.stderr.count("two threads of this process train at once") == 1
-    assert [what for what, _ in Trace.load([out]).processes[0].blind] == ["all"]
+    trace = Trace.load([out])
+    assert [what for what, _ in trace.processes[0].blind] == ["all"]
+    assert trace.calls.height and trace.values["seq"].max() < trace.calls["seq"].max() - 500, "calls go on, and no value is read any more"
 
 
 def test_a_write_between_many_calls_of_a_model_is_seen_at_the_backward_at_the_latest(tmp_path: Path) -> None:

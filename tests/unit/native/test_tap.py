@@ -1187,3 +1187,17 @@ def test_other_objects_show_their_tracked_name(impl: Any) -> None:
     r.enabled = True
     tap(thing)
     assert any('"v":"#0"' in text for _, _, text in r.drain_names())
+
+
+def test_values_are_wanted_while_calls_are_recorded_until_nobody_may_read_any(impl: Any) -> None:
+    r = impl.Recorder()
+    asked = [r.wants_values()]
+    r.enabled = True
+    asked.append(r.wants_values())
+    r.muted = True
+    assert r.enabled and not r.wants_values(), "calls go on"
+    r.muted = r.enabled = False
+    asked.append(r.wants_values())
+    r.enabled = True
+    r.disable_in_child()
+    assert [*asked, r.wants_values()] == [False, True, False, False]
