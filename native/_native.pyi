@@ -95,6 +95,7 @@ class Chain:
         hooks: tuple[tuple[str, bool, Callable[..., Any]], ...],
         wants: Callable[[], bool],
         off: set[str],
+        over: set[str],
         takes: Callable[[str, Exception], bool],
         modes: tuple[Callable[[], int], ...],
         aside: Callable[[Callable[..., None], tuple[Any, ...]], None],

@@ -22,24 +22,25 @@ class Timed(Protocol):
     def around(self, hook: Hook) -> Hook: ...
 
 
-def as_one(hooks: Iterable[Labelled], wants: Callable[[], bool], off: set[str], takes: Callable[[str, Exception], bool]) -> Chain:
+def as_one(hooks: Iterable[Labelled], wants: Callable[[], bool], off: set[str], over: set[str], takes: Callable[[str, Exception], bool]) -> Chain:
     """Hooks as one, of which a call takes as little as it can: a model may be called thousands of times a step.
 
     Args:
         hooks: label, whether it runs in any case, and function; without a label it guards itself and runs in any case.
         wants: whether those with a label are to run; asked behind the hooks before them, which may begin a step.
-        off: labels of those that run no more.
+        off: labels of those that run no more, since one raised.
+        over: labels of those that run no more, since they have nothing left to do.
         takes: says whether an error of a hook with a label ends here.
     """
     import torch
 
     modes = torch._C._len_torch_function_stack, torch._C._len_torch_dispatch_stack
-    return Chain(tuple((label, always, _left_by_compilers(hook)) for label, always, hook in hooks), wants, off, takes, modes, _aside)
+    return Chain(tuple((label, always, _left_by_compilers(hook)) for label, always, hook in hooks), wants, off, over, takes, modes, _aside)
 
 
 def unseen(hook: Hook) -> Chain:
     """The hook, where what it reads of tensors reaches no TorchFunctionMode and no TorchDispatchMode of the program's."""
-    return hook if isinstance(hook, Chain) else as_one([("", True, hook)], bool, set(), lambda label, error: False)
+    return hook if isinstance(hook, Chain) else as_one([("", True, hook)], bool, set(), set(), lambda label, error: False)
 
 
 def measured(hook: Chain, meter: Timed) -> Hook:

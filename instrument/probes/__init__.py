@@ -164,8 +164,13 @@ class Sink:
 
 
 class Probe(ABC):
-    """Looks at some functions and records values there."""
+    """Looks at some functions and records values there.
 
+    Attributes:
+        over: its hooks and `step_begins` have nothing left to do. They run no more then, soon.
+    """
+
+    over = False
     name: ClassVar[str]
     kinds: ClassVar[frozenset[Value]]  # a probe none of whose kinds is wanted is not made
     steady: ClassVar[bool] = False  # its hooks run in steps that are not sampled, too
@@ -212,7 +217,7 @@ class EarlyProbe(Probe):
 
     def step_begins(self, step: int) -> None:
         if step >= FIRST_STEPS:
-            self.left = 0
+            self.left, self.over = 0, True
 
 
 _REGISTRY: dict[str, type[Probe]] = {}
@@ -245,6 +250,7 @@ class Probes:
         self.sink, self._guard, self._run = sink, guard, guard.run
         wanted = [p for p in registry().values() if any(sink.config.keeps(kind) for kind in p.kinds)]
         self._probes = [probe(sink) for probe in wanted]
+        self._over: set[str] = set()  # labels of those that are
         self._beginning = [(f"values: {p.name}", p.step_begins) for p in self._probes if type(p).step_begins is not Probe.step_begins]
 
     def ends(self) -> dict[str, tuple[str, ...]]:
@@ -280,6 +286,9 @@ class Probes:
             except Exception as e:
                 if not takes(label, e):
                     raise
+        if step & (step - 1) == 0:  # now and then
+            self._over.update(f"values: {probe.name}" for probe in self._probes if probe.over)
+            self._beginning = [(label, begins) for label, begins in self._beginning if label not in self._over]
 
     def thinned(self) -> None:
         for probe in self._probes:
@@ -305,4 +314,4 @@ class Probes:
         if len(hooks) <= 1 and all(probe is None for probe, _ in hooks):
             return hooks[0][1] if hooks else None
         several = [("" if probe is None else f"values: {probe.name}", probe is None or probe.steady, hook) for probe, hook in hooks]
-        return as_one(several, self.sink.wants, self._guard.off, self._guard.takes)
+        return as_one(several, self.sink.wants, self._guard.off, self._over, self._guard.takes)

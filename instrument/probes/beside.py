@@ -79,7 +79,8 @@ class Beside(Probe):
                 calls.inputs |= _inputs(args[1:])
 
     def step_begins(self, step: int) -> None:
-        if self._left <= 0 or not self.sink.live or not self._trained:
+        self.over = self._left <= 0
+        if self.over or not self.sink.live or not self._trained:
             return
         self._left -= 1
         if self._left % _TOGETHER:

@@ -38,7 +38,6 @@ class Loose(Probe):
 
     def __init__(self, sink: Sink) -> None:
         super().__init__(sink)
-        self._over = False
         self._updates = 0
         self._models: dict[int, weakref.ref[Any]] = {}
         self._optimizers: dict[int, weakref.ref[Any]] = {}
@@ -59,16 +58,16 @@ class Loose(Probe):
         self._ends()
 
     def _ends(self) -> None:
-        self._over, self._loose, self._models = True, [], {}
+        self.over, self._loose, self._models = True, [], {}
 
     def _know(self, optimizer: Any) -> None:
         if len(self._optimizers) >= _OPTIMIZERS:
             self._ends()
-        elif not self._over:
+        elif not self.over:
             self._optimizers[id(optimizer)] = weakref.ref(optimizer)
 
     def _called(self, args: tuple[Any, ...], kwargs: dict[str, Any] | None) -> None:
-        if not self._over and self._updates <= _FIRST and args[0].training and len(self._models) < _MODELS:
+        if not self.over and self._updates <= _FIRST and args[0].training and len(self._models) < _MODELS:
             self._models.setdefault(id(args[0]), weakref.ref(args[0]))
 
     def _backward(self, args: tuple[Any, ...], kwargs: dict[str, Any] | None) -> None:
@@ -79,7 +78,7 @@ class Loose(Probe):
                 self._ends()
 
     def _steps(self, args: tuple[Any, ...], kwargs: dict[str, Any] | None) -> None:
-        if self._over:
+        if self.over:
             return
         self._know(args[0])
         self._updates += 1

@@ -20,7 +20,7 @@ struct Hook {
 struct Parts {
   std::vector<Hook> hooks;
   std::vector<Owned> modes;
-  Owned wants, off, takes, aside;
+  Owned wants, off, over, takes, aside;
 };
 
 struct Chain {
@@ -54,7 +54,8 @@ PyObject* run(PyObject* self, PyObject* const* args, Py_ssize_t n) {
     if (hook.label) {
       if (wanted < 0 && (wanted = truth(Owned(PyObject_CallNoArgs(parts.wants.get())))) < 0) return nullptr;
       if (!wanted && !hook.always) continue;
-      const int off = PySet_Contains(parts.off.get(), hook.label.get());
+      int off = PySet_Contains(parts.over.get(), hook.label.get());
+      if (!off) off = PySet_Contains(parts.off.get(), hook.label.get());
       if (off < 0) return nullptr;
       if (off) continue;
     }
@@ -87,10 +88,10 @@ PyObject* call(PyObject* self, PyObject* const* args, size_t nargsf, PyObject* k
 }
 
 PyObject* new_chain(PyTypeObject* type, PyObject* args, PyObject* kwargs) {
-  static const char* names[] = {"hooks", "wants", "off", "takes", "modes", "aside", nullptr};
-  PyObject *hooks, *wants, *off, *takes, *modes, *aside;
-  if (!PyArg_ParseTupleAndKeywords(args, kwargs, "O!OO!OO!O:Chain", const_cast<char**>(names), &PyTuple_Type, &hooks, &wants, &PySet_Type, &off, &takes,
-                                   &PyTuple_Type, &modes, &aside)) {
+  static const char* names[] = {"hooks", "wants", "off", "over", "takes", "modes", "aside", nullptr};
+  PyObject *hooks, *wants, *off, *over, *takes, *modes, *aside;
+  if (!PyArg_ParseTupleAndKeywords(args, kwargs, "O!OO!O!OO!O:Chain", const_cast<char**>(names), &PyTuple_Type, &hooks, &wants, &PySet_Type, &off,
+                                   &PySet_Type, &over, &takes, &PyTuple_Type, &modes, &aside)) {
     return nullptr;
   }
   auto parts = std::make_unique<Parts>();
@@ -104,7 +105,7 @@ PyObject* new_chain(PyTypeObject* type, PyObject* args, PyObject* kwargs) {
     hook.always = always;
   }
   for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(modes); ++i) parts->modes.push_back(Owned::share(PyTuple_GET_ITEM(modes, i)));
-  parts->wants = Owned::share(wants), parts->off = Owned::share(off), parts->takes = Owned::share(takes), parts->aside = Owned::share(aside);
+  parts->wants = Owned::share(wants), parts->off = Owned::share(off), parts->over = Owned::share(over), parts->takes = Owned::share(takes), parts->aside = Owned::share(aside);
   PyObject* self = type->tp_alloc(type, 0);
   if (!self) return nullptr;
   cast(self)->vectorcall = call;
@@ -119,7 +120,7 @@ int traverse_chain(PyObject* self, visitproc visit, void* arg) {
   for (const Hook& hook : parts->hooks) {
     if (int stop = hook.function.visit(visit, arg)) return stop;
   }
-  for (const Owned* one : {&parts->wants, &parts->off, &parts->takes, &parts->aside}) {
+  for (const Owned* one : {&parts->wants, &parts->off, &parts->over, &parts->takes, &parts->aside}) {
     if (int stop = one->visit(visit, arg)) return stop;
   }
   return 0;

@@ -14,17 +14,18 @@ class Chain:
     Args:
         hooks: (label, always, function) of each, in order; without a label it guards itself and runs in any case.
         wants: whether those with a label are to run.
-        off: labels of those that run no more.
+        off: labels of those that run no more, since one raised.
+        over: labels of those that run no more, since they have nothing left to do.
         takes: is given the label and the error of one that raised; where it says no, the error goes on.
         modes: each counts modes of the program's that are on.
         aside: is given `run` and its arguments where one is.
     """
 
     def __init__(
-        self, hooks: tuple[Hook, ...], wants: Callable[[], bool], off: set[str], takes: Callable[[str, Exception], bool],
+        self, hooks: tuple[Hook, ...], wants: Callable[[], bool], off: set[str], over: set[str], takes: Callable[[str, Exception], bool],
         modes: tuple[Callable[[], int], ...], aside: Callable[[Callable[..., None], tuple[Any, ...]], None],
     ) -> None:  # fmt: skip
-        self._hooks, self._wants, self._off, self._takes, self._modes, self._aside = hooks, wants, off, takes, modes, aside
+        self._hooks, self._wants, self._off, self._over, self._takes, self._modes, self._aside = hooks, wants, off, over, takes, modes, aside
 
     def __call__(self, *args: Any) -> None:
         """The hooks, without modes of the program's."""
@@ -42,7 +43,7 @@ class Chain:
                 continue
             if wanted is None:
                 wanted = self._wants()
-            if (wanted or always) and label not in self._off:
+            if (wanted or always) and label not in self._over and label not in self._off:
                 try:
                     hook(*args)
                 except Exception as e:

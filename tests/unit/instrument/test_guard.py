@@ -11,7 +11,7 @@ import pytest
 
 from proctor.instrument.config import RecordConfig
 from proctor.instrument.guard import Guard
-from proctor.instrument.probes import Probes, Sink, registry
+from proctor.instrument.probes import FIRST_STEPS, EarlyProbe, Probes, Sink, registry
 from proctor.native import Recorder
 
 
@@ -36,6 +36,20 @@ def test_of_each_probe_that_dies_its_values_end(name: str, guard: Guard, capsys:
     hook((), None, None, False)
     assert guard.ended == [(f"values {kind.name.lower()}", 7) for kind in sorted(probe.kinds)]
     assert capsys.readouterr().err.count("is off after") == 1
+
+
+@pytest.mark.parametrize("name", sorted(name for name, kind in registry().items() if issubclass(kind, EarlyProbe)))
+def test_hooks_of_a_probe_of_the_first_steps_run_no_more_behind_them(name: str, guard: Guard) -> None:
+    recorder = Recorder()
+    recorder.enabled = True
+    probes = Probes(Sink(recorder, lambda: 0, RecordConfig(run=""), recorder.wants_values), guard)
+    probe = next(p for p in probes._probes if p.name == name)
+    ran: list[int] = []
+    hook = probes._as_one([(probe, lambda *args: ran.append(1))])
+    for step in range(FIRST_STEPS + 3):
+        probes.step_begins(step)
+        hook((), None)
+    assert len(ran) == FIRST_STEPS and probe.over and guard.errors == 0
 
 
 @pytest.mark.parametrize(

@@ -22,6 +22,7 @@ class World:
         self.said: list[Any] = []
         self.wanted, self.asked = True, 0
         self.off: set[str] = set()
+        self.over: set[str] = set()
         self.taken: list[tuple[str, Exception]] = []
         self.takes = True
         self.mode = 0
@@ -47,7 +48,7 @@ class World:
             self.said.append("aside")
             run(*args)
 
-        return kind(hooks, wants, self.off, takes, (lambda: 0, lambda: self.mode), aside)
+        return kind(hooks, wants, self.off, self.over, takes, (lambda: 0, lambda: self.mode), aside)
 
     def names(self) -> str:
         return " ".join(one if isinstance(one, str) else one[0] for one in self.said)
@@ -77,6 +78,11 @@ def test_what_is_not_wanted_or_off_is_left_out(kind: Any, world: World) -> None:
     world.off.add("q")
     chain(1)
     assert world.names() == "given steady given"
+    world.off.clear()
+    world.over.add("q")
+    world.wanted = True
+    chain(1)
+    assert world.names() == "given steady given given p"
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -130,9 +136,9 @@ def test_an_error_of_what_is_asked_goes_to_the_tap(kind: Any, world: World) -> N
         raise RuntimeError("asked")
 
     with pytest.raises(RuntimeError, match="asked"):
-        kind((("p", False, world.hook("p")),), broken, set(), broken, (), broken)(1)
+        kind((("p", False, world.hook("p")),), broken, set(), set(), broken, (), broken)(1)
     with pytest.raises(RuntimeError, match="asked"):
-        kind((("p", False, world.hook("p", ValueError())),), lambda: True, set(), broken, (), broken)(1)
+        kind((("p", False, world.hook("p", ValueError())),), lambda: True, set(), set(), broken, (), broken)(1)
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -161,6 +167,6 @@ def test_a_chain_in_a_cycle_is_collected(kind: Any, world: World) -> None:
 def test_what_is_no_chain_of_hooks_is_refused() -> None:
     for hooks in (("p",), (("p", True),), ((1, True, print),)):
         with pytest.raises((TypeError, SystemError)):
-            Chain(hooks, bool, set(), print, (), print)  # type: ignore[arg-type]
+            Chain(hooks, bool, set(), set(), print, (), print)  # type: ignore[arg-type]
     with pytest.raises(TypeError, match="keyword"):
-        Chain((), bool, set(), print, (), print)(x=1)  # type: ignore[call-arg]
+        Chain((), bool, set(), set(), print, (), print)(x=1)  # type: ignore[call-arg]
