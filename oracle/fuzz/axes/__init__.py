@@ -91,6 +91,7 @@ class Axis(ABC):
         rules: what is known of it.
         costs: value as text → what it adds to the time of a setting, in times of a plain one (some 30 ms a rank); nothing for values that are not named.
         sorts: whether its values are implementations of their own, as optimizers are: what fails under one may be sound under another.
+        places: whether its values say how a tensor of one operator is cut: what is wrong there is the operator's, and is shown by one cut as by another.
     """
 
     choice: Choice
@@ -100,6 +101,7 @@ class Axis(ABC):
     rules: tuple[Rule, ...] = ()
     costs: ClassVar[Mapping[str, float]] = {}
     sorts: ClassVar[bool] = False
+    places: ClassVar[bool] = False
 
     @property
     def name(self) -> str:

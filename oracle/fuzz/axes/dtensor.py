@@ -58,6 +58,7 @@ class Distributed(Wrapper):
 
 class _Placement(Axis):
     order = 35
+    places = True
 
     def __init__(self, name: str) -> None:
         self.choice = Choice(name, ("R", "S0", "S1", *_SQUARE))

@@ -18,6 +18,7 @@ from proctor.oracle.fuzz.running.worlds import GONE, Answer
 
 Verdict = Literal["ok", "inconsistent", "replicas", "crash", "hang", "refused", "different", "rounding", "no program"]
 FAILURES: Final = ("inconsistent", "replicas", "crash", "hang")
+ENDED: Final = "ended"  # of a rank of a hang that had done its part
 VERDICTS: Final = ("ok", *FAILURES, "refused", "different", "rounding", "no program")
 
 
@@ -100,11 +101,22 @@ def _raised(error: dict[str, Any], seconds: float) -> Outcome:
 
 
 def _hang(answer: Answer) -> Outcome:
-    frames = [re.findall(r'File "([^"]+)", line \d+ in (\S+)', s) for s in answer.stacks]
-    inner = [f"{file.rpartition('site-packages/')[2]}:{name}" for found in frames for file, name in found[:1]]
-    where = ", ".join(sorted(set(inner)))
-    why = f"no answer within {answer.seconds:.0f} s; the ranks wait in {where or 'native code'}"
-    return Outcome("hang", Symptom("hang", "timeout", "", where), why, trace="\n".join(answer.stacks), seconds=answer.seconds)
+    places = sorted({_waits(stack) for stack in answer.stacks if stack.strip()})
+    inner = [place for place in places if place != ENDED]
+    said = f"the ranks wait in {', '.join(inner) or 'native code'}{', and others have ended' if inner and ENDED in places else ''}"
+    why = f"no answer within {answer.seconds:.0f} s; {'all ranks have ended' if places == [ENDED] else said}"
+    return Outcome("hang", Symptom("hang", "timeout", "", ", ".join(places)), why, trace="\n".join(answer.stacks), seconds=answer.seconds)
+
+
+def _waits(stack: str) -> str:
+    """What a rank waits in: the innermost frame of a library, as of an exception; `ENDED` of one that waits for its next task. No path of the interpreter, whose files lie elsewhere on each machine."""
+    frames = re.findall(r'File "([^"]+)", line \d+ in (\S+)', stack)
+    for file, name in frames:
+        inner = file.rpartition("site-packages/")[2]
+        if inner != file and not inner.startswith("proctor/"):
+            return f"{inner}:{name}"
+    mine = next((number for number, (file, _) in enumerate(frames) if file == "<scenario>"), -1)
+    return ENDED if mine < 0 else ":".join((frames[0][0].rpartition("/")[2], frames[0][1]))
 
 
 def _compared(answer: Answer, declared: Sequence[Rule]) -> Outcome:

@@ -1,7 +1,7 @@
 """Which part of a setting makes it fail: the smallest set of axes that fails by itself.
 
 From the failing setting towards the reference's, axes are set back one after the other; what still fails without one does not need it. The result is minimal: no
-axis of it can be set back. One axis is what D3 calls a trigger; two or more are an interaction. Costs at most two runs for each axis.
+axis of it can be set back. One axis is what D3 calls a trigger; two or more are an interaction. Costs at most two runs for each axis, and one for a wrapper with its switches.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import Final
 
-from proctor.oracle.fuzz.axes import axis_of
+from proctor.oracle.fuzz.axes import axis_of, program_of, why_invalid
 from proctor.oracle.fuzz.space import Point
 
 Fails = Callable[[Point], bool]
@@ -40,9 +40,14 @@ def minimal(setting: Point, fails: Fails) -> Point:
 
 
 def without(point: Point, name: str) -> Iterator[Point]:
-    """A setting without an axis; for the world, with fewer ranks; then with a simpler value."""
+    """A setting without an axis; for the wrapper, without what is nothing without it, too; for the world, with fewer ranks; then with a simpler value."""
     rest = {k: v for k, v in point.items() if k != name}
     yield rest
+    if name == "wrapper":  # a switch that the wrapper needs for this model cannot be set back before it, nor the wrapper before its switch
+        program = program_of(rest)
+        alone = {k: v for k, v in rest.items() if k in program or not why_invalid({**program, k: v}, frozenset())}
+        if alone != rest:
+            yield alone
     if name in TWINS and TWINS[name] not in point:
         yield {**rest, TWINS[name]: point[name]}
     values = axis_of(name).choice.values

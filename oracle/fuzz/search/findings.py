@@ -8,6 +8,7 @@ many tensors. A failure that a finding's trigger set explains is counted and not
 from __future__ import annotations
 
 import hashlib
+import re
 import tomllib
 from collections.abc import Iterable, Mapping, Sequence
 from importlib import resources
@@ -29,7 +30,7 @@ from proctor.oracle.fuzz.spec import Scenario
 
 Scalar = str | int | float | bool
 Parts = Mapping[str, Scalar | Sequence[Scalar]]  # axis → a value, or several of which one will do
-FORM: Final = 2  # of an entry of a known list: 1 has one value for each trigger, 2 may have several
+FORM: Final = 3  # of an entry of a known list: 1 has one value for each trigger, 2 may have several, 3 may name a place by a pattern, or say that its settings run
 _MAX_BYTES: Final = 16 << 20  # of a file of known findings
 # Traits that every model of a template has say nothing about a finding.
 GENERAL: Final = frozenset({"norm", "tokens", "attention", "embedding bag", "convolution", "recurrent", "routed", "needs rows", "torchrec", "keywords", "transformers", "operator", "collective", "keras", "keras dense"})
@@ -51,8 +52,10 @@ class Known(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         triggers: axis → value, or a list of them, any of which will do; `world` stands for any number of ranks above one. A list may name the value that an axis has by itself.
         unless: axis → a value, or a list of them; it holds for no setting that has one of these.
         what, way, where: of the symptom; empty for any. Of an inconsistency `what` is the kind of tensor that differs first, and `way` is read where a tensor is missing or has another shape.
+            A `*` in `where` stands for a part of a file's name, since one cause may raise in each optimizer's file. Such an entry recognises a crash where its trigger set holds, too; it passes no setting over.
         needs: traits that the model must have.
-        form: of the entry: 2 where a trigger is a list.
+        runs: its settings run all the same, since not all of them fail so; what it explains is not looked into.
+        form: of the entry: 2 where a trigger is a list, 3 where `where` has a `*` or `runs` is written.
 
     Raises:
         ValueError: a list of values says nothing, or the entry is of another form than it says.
@@ -69,11 +72,14 @@ class Known(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     way: str = ""
     where: str = ""
     needs: tuple[str, ...] = ()
+    runs: bool = False
     form: int = 1
 
     def __post_init__(self) -> None:
         if not 1 <= self.form <= FORM:
             raise ValueError(f"{self.id}: form {self.form} is not known; this Proctor reads up to form {FORM}")
+        if self.form < 3 and ("*" in self.where or self.runs):
+            raise ValueError(f"{self.id}: {'runs' if self.runs else 'a * in where'} needs form = 3")
         for axis, values in self.triggers.items():
             if isinstance(values, Scalar):
                 continue
@@ -84,13 +90,16 @@ class Known(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     @property
     def broad(self) -> bool:
-        """Whether its settings run all the same: tensors that differ hide no others that differ earlier, and a wrapper alone names all that is drawn of it."""
-        return self.verdict not in ("crash", "hang") and set(self.triggers) <= WIDE
+        """Whether its settings run all the same: tensors that differ hide no others that differ earlier, and a wrapper alone names all that is drawn of it; a place by a pattern says where it was seen, not where it will be."""
+        return self.runs or "*" in self.where or (self.verdict not in ("crash", "hang") and set(self.triggers) <= WIDE)
 
     def passes(self, setting: Point, traits: frozenset[str]) -> bool:
         """Whether it explains why a setting fails, before it has run."""
-        apart = any(setting.get(name) in ((value,) if isinstance(value, Scalar) else value) for name, value in self.unless.items())
-        return bool(self.triggers) and not apart and holds(self.triggers, setting) and set(self.needs) <= traits
+        return bool(self.triggers) and not self._apart(setting) and holds(self.triggers, setting) and set(self.needs) <= traits
+
+    def _apart(self, setting: Point) -> bool:
+        """Whether a setting has what it does not hold under."""
+        return any(setting.get(name) in ((value,) if isinstance(value, Scalar) else value) for name, value in self.unless.items())
 
     def explains(self, symptom: Symptom, setting: Point, traits: frozenset[str], step: int = 1) -> bool:
         """Whether it explains a failure.
@@ -101,9 +110,23 @@ class Known(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             step: in which tensors differ first; 0 is the first one, before which nothing was updated.
         """
         if self.verdict in ("crash", "hang"):
+            if "*" in self.where:
+                own = Symptom(self.verdict, self.what, self.way, symptom.where)
+                return own == symptom and self._there(symptom.where) and (not self.triggers or self.passes(setting, traits))
             own = Symptom(self.verdict, self.what, self.way, self.where)
             return own == symptom or (not self.what and symptom.verdict == self.verdict and self.passes(setting, traits))
-        return symptom.verdict in ("inconsistent", "replicas") and self.passes(setting, traits) and not (step == 0 and self._later(symptom))
+        holds_here = self.passes(setting, traits) or self._elsewhere(setting, traits)
+        return symptom.verdict in ("inconsistent", "replicas") and holds_here and not (step == 0 and self._later(symptom))
+
+    def _elsewhere(self, setting: Point, traits: frozenset[str]) -> bool:
+        """Whether it is of the same operator, of which the same tensors are cut, in another way. Such a setting runs, since this one says nothing of it beforehand; where it fails, nobody looks for the cause again."""
+        cuts = [name for name in self.triggers if axis_of(name).places]
+        if not cuts or not self.needs or self._apart(setting) or any(setting.get(name) in (None, axis_of(name).choice.neutral) for name in cuts):
+            return False
+        return self.passes({**setting, **{name: _one(self.triggers[name]) for name in cuts}}, traits)
+
+    def _there(self, where: str) -> bool:
+        return re.fullmatch("[^/:]*".join(map(re.escape, self.where.split("*"))), where) is not None
 
     def _later(self, symptom: Symptom) -> bool:
         """Whether it comes too late in a step for what differs: a gradient that is wrong in the first step is not explained by an update that is; nor one that is wrong by one that is missing."""
@@ -161,6 +184,10 @@ class Finding(msgspec.Struct):
 def holds(part: Parts, setting: Point) -> bool:
     """Whether a setting has all of a trigger set: one value of each list; any number of ranks above one will do where it names a number."""
     return all(_has(setting, k, v) for k, v in part.items())
+
+
+def _one(value: Scalar | Sequence[Scalar]) -> Scalar:
+    return value if isinstance(value, Scalar) else value[0]
 
 
 def _has(setting: Point, axis: str, value: Scalar | Sequence[Scalar]) -> bool:

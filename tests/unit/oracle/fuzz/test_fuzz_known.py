@@ -99,7 +99,7 @@ def test_lists_are_written_and_read_again(tmp_path: Path) -> None:
         ('triggers = { wrapper = ["ddp", "ddp"] }\nform = 2', "each of them once"),
         ('triggers = { wrapper = ["ddp", "zero"] }', "needs form = 2"),
         ('triggers = { wrapper = [["ddp"]] }\nform = 2', "got `array`"),
-        ("form = 3", "reads up to form 2"),
+        ("form = 4", "reads up to form 3"),
     ],
 )
 def test_a_bad_list_of_triggers_is_said(tmp_path: Path, entry: str, said: str) -> None:
