@@ -42,7 +42,7 @@ class Distributed(Wrapper):
         draft.add_import("from torch.distributed.device_mesh import init_device_mesh")
         draft.add_import("from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor")
         mesh = setting["dt_mesh"]
-        cuts = {name: placements(setting[axis], mesh) for name, axis in (("a", "dt_a"), ("b", "dt_b"), ("m", "dt_a"))}
+        cuts = {name: placements(setting[axis], mesh) for name, axis in (("a", "dt_a"), ("b", "dt_b"), ("m", "dt_a")) if any(f".{name} = " in line or f"'{name}'" in line for line in draft.code.net)}
         rest = placements("R", mesh)
         draft.wrap += [
             f"mesh = init_device_mesh('cpu', {'(2, 2)' if mesh == 'square' else '(world,)'})",
@@ -60,9 +60,10 @@ class _Placement(Axis):
     order = 35
     places = True
 
-    def __init__(self, name: str) -> None:
+    def __init__(self, name: str, tensors: frozenset[str]) -> None:
         self.choice = Choice(name, ("R", "S0", "S1", *_SQUARE))
         self.rules = (
+            Rule("invalid", "the expression has no such tensor", unless={name: ("R",)}, lacks=tensors),
             Rule("invalid", "the expression's tensors are no DTensors", unless={name: ("R",), "wrapper": ("dtensor",)}),
             Rule("invalid", "the mesh has one dimension", when={name: _SQUARE}, unless={"dt_mesh": ("square",)}),
         )
@@ -76,7 +77,7 @@ class First(_Placement):
     """How `a` and its mask are cut."""
 
     def __init__(self) -> None:
-        super().__init__("dt_a")
+        super().__init__("dt_a", frozenset({"tensor a", "tensor m"}))
 
 
 @register
@@ -84,7 +85,7 @@ class Second(_Placement):
     """How `b` is cut."""
 
     def __init__(self) -> None:
-        super().__init__("dt_b")
+        super().__init__("dt_b", frozenset({"tensor b"}))
 
 
 @register

@@ -2,38 +2,32 @@
 
 from __future__ import annotations
 
-import textwrap
 from collections.abc import Callable, Sequence
 from typing import Final
 
 from proctor.oracle.fuzz.keras.program import IMPORTS, program, replicas
 from proctor.oracle.fuzz.program import reference_of
-from proctor.oracle.fuzz.running.outcome import sentence
 from proctor.oracle.fuzz.search.findings import Finding
 
 DEVICES: Final = (
     "tf.config.set_logical_device_configuration(tf.config.list_physical_devices('CPU')[0], [tf.config.LogicalDeviceConfiguration()] * 4)",
     "FOLDER = tempfile.mkdtemp()",
 )
+READS: Final = "train(0) is the reference; what stands under `if world` is done under the strategy alone."
 Merge = Callable[[Sequence[str], Sequence[str]], list[str]]
 
 
-def lines_of(finding: Finding, version: str, merged: Merge) -> list[str]:
-    """Write it.
+def lines_of(finding: Finding, merged: Merge) -> list[str]:
+    """Write it, without its head.
 
     Args:
         finding: with its smallest scenario.
-        version: of the library, for the heading.
         merged: makes one function of two: lines that differ stand under `if world`.
     """
     scenario, first = finding.scenario, finding.outcome.first
     candidate, reference = program(scenario), program(reference_of(scenario), asked=(first.name,) if first is not None and first.kind == "evaluation" else ())
-    setting = ", ".join(f"{k}={v}" for k, v in finding.triggers.items())
-    said = sentence(first) if first is not None else finding.outcome.why
-    title = " ".join(f"{version}: {setting}: {said}".split()).replace("\\", "/").replace('"', "'")[:380]
     ours = replicas(scenario) or -1  # -1: the candidate has no strategy either
     return [
-        *textwrap.wrap(f'"""{title}"""', 140),
         "import sys, tempfile",
         *IMPORTS,
         *DEVICES,
@@ -53,11 +47,11 @@ def _end(finding: Finding, ours: int) -> list[str]:
         return alone
     key = f"({first.kind!r}, {first.name!r})"
     if not first.candidate:
-        return [*alone, f"got, want = np.shape(got.get({key})), np.shape(want.get({key}))" if "shape" in first.way else f"got, want = {key} in got, {key} in want", "print(got, 'for', want)", "sys.exit(int(got != want))"]
+        return [*alone, f"got, want = np.shape(got.get({key})), np.shape(want.get({key}))" if "shape" in first.way else f"got, want = {key} in got, {key} in want", "print('expected', want, 'seen', got)", "sys.exit(int(got != want))"]
     return [
         *alone,
         f"got, want = np.asarray(got[{key}], 'float64'), np.asarray(want[{key}], 'float64')",
         "error = np.abs(got - want).max()",
-        "print(f'off by {error:.3g}', got.flatten()[:4], 'for', want.flatten()[:4])",
+        "at = np.abs(got - want).argmax()", "print(f'expected {want.flatten()[at]:.8g}, seen {got.flatten()[at]:.8g}, off by {error:.3g}')",
         f"sys.exit(int(not error <= {first.allowed:.3g}))",
     ]

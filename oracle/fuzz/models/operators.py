@@ -6,6 +6,7 @@ number) of any shape; the model multiplies it with its input, so that every elem
 
 from __future__ import annotations
 
+import re
 from typing import ClassVar, Final
 
 from proctor.oracle.fuzz.models import ModelCode, Template, register
@@ -57,6 +58,16 @@ EXPRESSIONS: Final = (
 )
 
 
+# Tensors that an expression may name: two matrices, a vector, numbers of rows, a mask.
+MADE: Final = {
+    "a": "self.a = nn.Parameter(torch.empty({rows}, {columns}))",
+    "b": "self.b = nn.Parameter(torch.empty({rows}, {columns}))",
+    "v": "self.v = nn.Parameter(torch.empty({columns}))",
+    "i": "self.register_buffer('i', torch.arange({rows}).flip(0))",
+    "m": "self.register_buffer('m', torch.arange({rows} * {columns}).view({rows}, {columns}) % 3 == 1)",
+}
+
+
 @register
 class Operator(Template):
     """An expression."""
@@ -72,18 +83,17 @@ class Operator(Template):
     def write(self, point: Point) -> ModelCode:
         """As `Template.write`."""
         rows, columns, expression = point["rows"], point["columns"], str(point["expression"])
+        used = [name for name in MADE if re.search(rf"\b{name}\b", expression)]  # the others would be noise in a finding's script
         net = (
             "class Net(nn.Module):",
             "    def __init__(self):",
             "        super().__init__()",
-            f"        self.a, self.b = nn.Parameter(torch.empty({rows}, {columns})), nn.Parameter(torch.empty({rows}, {columns}))",
-            f"        self.v, self.bias = nn.Parameter(torch.empty({columns})), nn.Parameter(torch.empty(1))",
-            f"        self.register_buffer('i', torch.arange({rows}).flip(0))",
-            f"        self.register_buffer('m', torch.arange({rows} * {columns}).view({rows}, {columns}) % 3 == 1)",
+            "        self.bias = nn.Parameter(torch.empty(1))",
+            *(f"        {MADE[name].format(rows=rows, columns=columns)}" for name in used),
             "    def forward(self, x):",
-            "        a, b, v, i, m = self.a, self.b, self.v, self.i, self.m",
+            f"        {', '.join(used)} = {', '.join(f'self.{name}' for name in used)}",
             f"        t, bias = torch.as_tensor({expression}), self.bias",
             "        t, bias = (p.full_tensor() if hasattr(p, 'full_tensor') else p for p in (t, bias))",
             "        return x * (t.to(x.dtype).flatten() + bias)",
         )
-        return ModelCode(net=net, x="(torch.randn(n, 1, generator=g),)", y=(1,), traits=frozenset({"operator", expression}), subject=expression)
+        return ModelCode(net=net, x="(torch.randn(n, 1, generator=g),)", y=(1,), traits=frozenset({"operator", expression, *(f"tensor {name}" for name in used)}), subject=expression)

@@ -33,7 +33,7 @@ Parts = Mapping[str, Scalar | Sequence[Scalar]]  # axis → a value, or several 
 FORM: Final = 3  # of an entry of a known list: 1 has one value for each trigger, 2 may have several, 3 may name a place by a pattern, or say that its settings run
 _MAX_BYTES: Final = 16 << 20  # of a file of known findings
 # Traits that every model of a template has say nothing about a finding.
-GENERAL: Final = frozenset({"norm", "tokens", "attention", "embedding bag", "convolution", "recurrent", "routed", "needs rows", "torchrec", "keywords", "transformers", "operator", "collective", "keras", "keras dense"})
+GENERAL: Final = frozenset({"norm", "tokens", "attention", "embedding bag", "convolution", "recurrent", "routed", "needs rows", "torchrec", "keywords", "transformers", "operator", *(f"tensor {name}" for name in "abvim"), "collective", "keras", "keras dense"})
 
 MISSED: Final = ("no gradient", "has none", "shape")  # ways of being wrong that no other mistake looks like
 
@@ -52,7 +52,7 @@ class Known(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         triggers: axis → value, or a list of them, any of which will do; `world` stands for any number of ranks above one. A list may name the value that an axis has by itself.
         unless: axis → a value, or a list of them; it holds for no setting that has one of these.
         what, way, where: of the symptom; empty for any. Of an inconsistency `what` is the kind of tensor that differs first, and `way` is read where a tensor is missing or has another shape.
-            A `*` in `where` stands for a part of a file's name, since one cause may raise in each optimizer's file. Such an entry recognises a crash where its trigger set holds, too; it passes no setting over.
+            A `*` in `where` stands for a part of a file's name, since one cause may raise in each optimizer's file, and `**` for any place. Such an entry recognises a crash where its trigger set holds, too; it passes no setting over.
         needs: traits that the model must have.
         runs: its settings run all the same, since not all of them fail so; what it explains is not looked into.
         form: of the entry: 2 where a trigger is a list, 3 where `where` has a `*` or `runs` is written.
@@ -126,7 +126,7 @@ class Known(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         return self.passes({**setting, **{name: _one(self.triggers[name]) for name in cuts}}, traits)
 
     def _there(self, where: str) -> bool:
-        return re.fullmatch("[^/:]*".join(map(re.escape, self.where.split("*"))), where) is not None
+        return re.fullmatch(".*".join("[^/:]*".join(map(re.escape, part.split("*"))) for part in self.where.split("**")), where) is not None
 
     def _later(self, symptom: Symptom) -> bool:
         """Whether it comes too late in a step for what differs: a gradient that is wrong in the first step is not explained by an update that is; nor one that is wrong by one that is missing."""

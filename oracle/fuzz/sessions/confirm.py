@@ -15,7 +15,9 @@ from proctor.errors import OracleError
 from proctor.oracle.fuzz.running.evaluate import FULL
 
 TIMEOUT_S: Final = 240.0
+DIFFERS: Final = "not what the reference has"  # what a script says that has compared
 COMPARED: Final = "ProcessExitedException"  # what torch's launcher raises of a rank that ends with 1 by itself
+DIED: Final = "terminated with signal"  # what it says of one that was ended
 
 
 def confirm(script: Path, timeout_s: float = TIMEOUT_S, *, raises: str = "", compares: bool = False, python: str = "") -> tuple[str, str]:
@@ -70,6 +72,8 @@ def _ran(script: Path, timeout_s: float, raises: str, compares: bool, python: st
         return f"its script ends with another exception than {raises}", tail
     if process.returncode == 1 and compares and "Traceback (most recent call last)" in text and COMPARED not in text:
         return "its script raises before it has compared", tail
+    if process.returncode == 1 and compares and DIED in text:
+        return "its ranks die before they have compared", tail
     if process.returncode == 1:
         return "yes", tail
     return f"its script ends with exit code {process.returncode}", tail

@@ -7,20 +7,21 @@ from __future__ import annotations
 
 import difflib
 import re
-import textwrap
 from collections.abc import Sequence
 from typing import Final
 
 from proctor.oracle.fuzz.keras import script as keras_script
 from proctor.oracle.fuzz.program import contexts_of, first_of, program, reference_of
 from proctor.oracle.fuzz.running.judge import OWN
-from proctor.oracle.fuzz.running.outcome import sentence
 from proctor.oracle.fuzz.search.findings import Finding, library_of
+from proctor.oracle.fuzz.sessions.confirm import DIFFERS
+from proctor.oracle.fuzz.sessions.heading import head
 from proctor.oracle.fuzz.spec import Scenario
 
 MAX_LINES: Final = 58
 WIDTHS: Final = (165, 220, 280)  # of joined lines
 TIMEOUT_S: Final = 60  # of a collective, and of the whole
+READS: Final = "train(0, 0) is the reference; what stands under `if world` is done by the ranks alone."
 
 
 def script_of(finding: Finding, version: str) -> str:
@@ -31,19 +32,14 @@ def script_of(finding: Finding, version: str) -> str:
         version: of the library, for the heading.
     """
     if library_of(finding) == "keras":
-        return "\n".join(_short(keras_script.lines_of(finding, version, merged))) + "\n"
+        return _under_its_head(finding, version, keras_script.READS, keras_script.lines_of(finding, merged))
     scenario = finding.scenario
     first = finding.outcome.first
     evaluated = first.kind == "evaluation" if first is not None else _raised_evaluated(finding)
     candidate = program(scenario, evaluated=evaluated)
     reference = program(reference_of(scenario), contexts=contexts_of(scenario), evaluated=evaluated)
     imports, saving, before = _first_life(scenario)
-    said = sentence(first) if first is not None else finding.outcome.why
-    setting = ", ".join(f"{k}={v}" for k, v in finding.triggers.items())
-    title = " ".join(f"torch {version}: {setting}: {said}".split()).replace("\\", "/").replace('"', "'")[:380]
-    head = textwrap.wrap(f'"""{title}"""', 140)
     lines = [
-        *head,
         *_imports([*candidate.imports, *reference.imports, *imports]),
         *candidate.net,
         *candidate.make,
@@ -53,7 +49,15 @@ def script_of(finding: Finding, version: str) -> str:
         *saving,
         *(_crash(scenario.world, before) if first is None else _compare(finding, scenario.world, before)),
     ]
-    return "\n".join(_short(lines)) + "\n"
+    return _under_its_head(finding, f"torch {version}", READS, lines)
+
+
+def _under_its_head(finding: Finding, versions: str, reads: str, lines: Sequence[str]) -> str:
+    for brief in (False, True):
+        text = _short([*head(finding, versions, reads=reads, brief=brief), *lines])
+        if len(text) <= MAX_LINES:
+            break
+    return "\n".join(text) + "\n"
 
 
 def _first_life(scenario: Scenario) -> tuple[tuple[str, ...], list[str], int]:
@@ -133,7 +137,7 @@ def _imports(lines: Sequence[str]) -> list[str]:
     return [f"import {', '.join(dict.fromkeys(['datetime', 'os', 'sys', 'tempfile', *plain]))}", *(line for line in unique if not line.startswith("import "))]
 
 
-def _run(world: int, before: int, body: Sequence[str]) -> list[str]:
+def _run(world: int, before: int, body: Sequence[str], *, compares: bool = False) -> list[str]:
     if before:
         body = ["if file.endswith('1'):", "    for _ in train1(rank, world): pass", "    return", *body]
     start = f"torch.multiprocessing.start_processes(main, ({world}, os.path.join(folder, 'store')), {world}, start_method='fork')"
@@ -144,10 +148,10 @@ def _run(world: int, before: int, body: Sequence[str]) -> list[str]:
         f"    dist.init_process_group('gloo', init_method='file://' + file, rank=rank, world_size=world, timeout=datetime.timedelta(seconds={TIMEOUT_S}))",
         *(f"    {line}" for line in body),
         "if __name__ == '__main__':",
-        "    for _ in train(0, 0): pass  # one process, nothing distributed: runs",
+        "    for _ in train(0, 0): pass  # the reference, in one process: it runs",
         "    with tempfile.TemporaryDirectory() as folder:",
         *([f"        {first}  # saves, and ends"] if before else []),
-        f"        {start}",
+        *([f"        try: {start}", f"        except torch.multiprocessing.ProcessExitedException as e: sys.exit(f'{DIFFERS}: {{e}}')"] if compares else [f"        {start}"]),
     ]
 
 
@@ -178,15 +182,20 @@ def _compare(finding: Finding, world: int, before: int) -> list[str]:
     if _of_table(finding, first.kind):
         body.append("want = torch.cat([torch.zeros(0), *(want[place].flatten() for place in rows)])")
     if first.candidate:
-        body += [
-            "error = (got - want).abs().max().item() if got is not None and got.numel() else 0.0",
-            f"wrong = got is None or not error <= {max(first.allowed, OWN * first.noise):.3g}",
-            "print(f'rank {rank}: off by {error:.3g}', got.flatten()[:4].tolist(), 'for', want.flatten()[:4].tolist())",
-        ]
+        body += _comparing(max(first.allowed, OWN * first.noise))
     else:  # one of the two has none, or of another shape
-        body += ["wrong = getattr(got, 'shape', None) != getattr(want, 'shape', None)", "print(f'rank {rank}:', got, 'for', want)"]
-    body.append("sys.exit(int(wrong))")
-    return [*lines, *_run(world, before, body)]
+        body += ["print(f'rank {rank}: expected', want, 'seen', got)", "sys.exit(int(getattr(got, 'shape', None) != getattr(want, 'shape', None)))"]
+    return [*lines, *_run(world, before, body, compares=True)]
+
+
+def _comparing(allowed: float) -> list[str]:
+    """Lines of a rank that has `got` and `want`: it says where they are furthest apart, and ends with 1 where that is more than is allowed."""
+    return [
+        "off = (got - want).abs().flatten()",
+        "at, error = (off.argmax(), off.max().item()) if off.numel() else (0, 0.0)",
+        "print(f'rank {rank}: expected {want.flatten()[at:at + 1].tolist()}, seen {got.flatten()[at:at + 1].tolist()}, off by {error:.3g}')",
+        f"sys.exit(int(not error <= {allowed:.3g}))",
+    ]
 
 
 def _looked(finding: Finding, kind: str, name: str) -> list[str]:
@@ -311,7 +320,7 @@ def _indent(line: str) -> int:
 
 
 def _plain(line: str) -> bool:
-    return not line.lstrip().startswith(("def ", "class ", "if ", "for ", "with ", "else", "return", "yield", "@")) and "#" not in line
+    return not line.lstrip().startswith(("def ", "class ", "if ", "for ", "with ", "else", "return", "yield", "@", "try:", "except ")) and "#" not in line
 
 
 def _imported(line: str) -> bool:

@@ -88,6 +88,8 @@ def test_one_line_in_each_optimizers_file_is_one_cause(tmp_path: Path) -> None:
         Symptom("hang", "KeyError", "'betas'", "torch/optim/adamax.py:step"),
     ):
         assert not entry.explains(symptom, two, none)
+    anywhere = msgspec.structs.replace(entry, where="**")
+    assert anywhere.explains(Symptom("crash", "KeyError", "'betas'", "torch/_ops.py:__call__"), two, none) and not anywhere.explains(Symptom("crash", "KeyError", "'lr'", "torch/_ops.py:__call__"), two, none)
     assert entry.broad and entry.passes(two, none)  # its settings run: most models have no empty group
     (tmp_path / "known.toml").write_text(toml([entry]))
     assert read_known(tmp_path / "known.toml", {"torch": "2.13.0"}) == [entry]

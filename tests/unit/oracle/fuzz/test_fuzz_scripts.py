@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 import ast
+import platform
+import re
 from pathlib import Path
 
 import pytest
 
-from proctor.oracle.fuzz.running.judge import Difference
+from proctor.oracle.fuzz.axes import why_invalid
+from proctor.oracle.fuzz.facts import facts
+from proctor.oracle.fuzz.program import program
+from proctor.oracle.fuzz.running.judge import MISSING, Difference
 from proctor.oracle.fuzz.running.outcome import Outcome, Symptom
 from proctor.oracle.fuzz.search.findings import Finding
 from proctor.oracle.fuzz.sessions.confirm import confirm
@@ -24,6 +29,12 @@ def test_a_script_that_raises_before_it_compares_confirms_no_difference(tmp_path
     assert confirm(script, compares=True)[0] == "yes"
     script.write_text("from torch.multiprocessing import start_processes\ndef main(rank): raise SystemExit(1)\nif __name__ == '__main__': start_processes(main, (), 1, start_method='fork')\n")
     assert confirm(script, compares=True)[0] == "yes"  # a rank that has compared ends by itself, which the launcher raises
+
+
+def test_a_script_whose_ranks_die_confirms_no_difference(tmp_path: Path) -> None:
+    script = tmp_path / "script.py"
+    script.write_text("import sys\nsys.exit('not what the reference has: process 0 terminated with signal SIGSEGV')\n")
+    assert confirm(script, compares=True)[0] == "its ranks die before they have compared"
 
 
 def test_what_a_script_leaves_among_temporary_files_goes_with_it(tmp_path: Path) -> None:
@@ -60,3 +71,60 @@ def _script(template: str, model: Point, setting: Point, kind: str, name: str) -
     text = script_of(Finding("x", scenario, Outcome("inconsistent", Symptom("inconsistent", kind), "it differs", first), setting, (), scenario), "2.13.0")
     ast.parse(text)
     return text
+
+
+def _head(text: str) -> list[str]:
+    said = ast.get_docstring(ast.parse(text))
+    assert said is not None
+    return [" ".join(part.split()) for part in re.split(r"\n(?=Seen: |Trigger set |torch )", said)]
+
+
+def test_a_script_begins_with_what_was_expected_what_was_seen_what_it_takes_and_where() -> None:
+    """What a maintainer of the library reads first; axes are said in its own words."""
+    scenario = Scenario("operator", {"expression": "F.huber_loss(a, b)"}, {}, {"world": 2, "wrapper": "dtensor", "dt_a": "S0"})
+    first = Difference(0, "gradient", "a", 0.0274, 5.5e-9, 1.0, "gradient scale 2", candidate="-0.0548", reference="-0.0274", rank=1, noise=3e-9)
+    finding = Finding("x", scenario, Outcome("inconsistent", Symptom("inconsistent", "gradient"), "it differs", first), scenario.setting, ("F.huber_loss(a, b)",), scenario)
+    expected, seen, triggers, machine = _head(script_of(finding, "2.13.0+cpu"))
+    assert expected == "Expected: the gradient of a in step 0 is -0.0274, give or take 1.2e-08."
+    assert seen == "Seen: -0.0548, off by 0.0274 (gradient scale 2), on rank 1; nothing is raised."
+    assert triggers.endswith(": world=2 (ranks), wrapper=dtensor (every tensor of the model is a DTensor), dt_a=S0 (how `a` and its mask are cut), the expression F.huber_loss(a, b).")
+    assert machine.startswith(f"torch 2.13.0+cpu; gloo on the CPU, Python {platform.python_version()}, ") and "Exit code 1 while it is so, 0 once it is mended." in machine
+    assert "train(0, 0) is the reference" in machine and "under `if world`" in machine
+
+
+RAISED = Outcome("crash", Symptom("crash", "KeyError"), "KeyError: '\"\"\"C:\\x' (torch/x.py:f)")
+HUNG = Outcome("hang", Symptom("hang", "timeout"), "no answer within 60 s; the ranks wait in torch/x.py:f")
+LACKS = Outcome("inconsistent", Symptom("inconsistent", "gradient"), "", Difference(0, "gradient", "w", MISSING, 0.0, 0.0, "no gradient"))
+NOT_FINITE = Outcome("inconsistent", Symptom("inconsistent", "state"), "", Difference(1, "state", "w:step", MISSING, 0.1, 1.0, "NaN", candidate="nan", reference="1"))
+
+
+@pytest.mark.parametrize(
+    ("outcome", "expected", "seen"),
+    [
+        (RAISED, "no exception; the reference raises none", "KeyError: ''''C:/x' (torch/x.py:f)"),
+        (HUNG, "every rank ends", "no answer within 60 s; the ranks wait in torch/x.py:f"),
+        (LACKS, "the gradient of w in step 0 is the reference's", "no gradient, on rank 0; nothing is raised"),
+        (NOT_FINITE, "the optimizer's step of w in step 1 is 1, give or take 0.1", "nan (NaN), on rank 0; nothing is raised"),
+    ],
+)
+def test_a_script_says_how_it_fails(outcome: Outcome, expected: str, seen: str) -> None:
+    scenario = Scenario("chain", {"layers": ["mlp"]}, {}, {"world": 2, "wrapper": "ddp", "optimizer": "Adam"})
+    said = _head(script_of(Finding("x", scenario, outcome, scenario.setting, ("frozen",), scenario), "2.13.0"))
+    assert said[:2] == [f"Expected: {expected}.", f"Seen: {seen}."]
+    assert said[2].endswith("wrapper=ddp (the model on each rank, gradients averaged), optimizer=Adam, a model with a frozen layer.")
+
+
+def test_a_long_script_says_less_of_its_axes() -> None:
+    setting: Point = {"world": 2, "wrapper": "fsdp1", "optimizer": "Adam", "fsdp1_orig": True, "fsdp1_state": "FULL_STATE_DICT"}
+    text = _script("stack", {"layers": ["prelu"]}, setting, "state", "layers.0.weight:exp_avg")
+    assert "wrapper=fsdp1, " in text and len(text.splitlines()) < 60
+    assert "wrapper=fsdp1 (parameters of each unit" in _script("stack", {"layers": ["prelu"]}, {"world": 2, "wrapper": "fsdp1"}, "output", "")
+
+
+def test_a_script_of_an_expression_makes_only_what_it_names() -> None:
+    text = _script("operator", {"expression": "a.norm(float('inf'))"}, {"world": 2, "wrapper": "dtensor", "dt_a": "S0"}, "gradient", "a")
+    assert "self.a = nn.Parameter" in text and "cuts = {'a': [Shard(0)]}" in text
+    assert not any(f"self.{name} = nn.Parameter" in text for name in "bv") and "register_buffer" not in text
+    masked = Scenario("operator", {"expression": "a.masked_fill(m, 0.5)"}, {}, {"world": 2, "wrapper": "dtensor", "dt_a": "S0"})
+    assert "cuts = {'a': [Shard(0)], 'm': [Shard(0)]}" in program(masked).text()
+    assert why_invalid({"world": 2, "wrapper": "dtensor", "dt_b": "S0"}, facts(masked)) == "the expression has no such tensor"

@@ -130,7 +130,7 @@ def test_every_axis_writes_something_that_compiles() -> None:
         own = {"torchrec": ("torchrec", frozenset({"torchrec"})), "transformers": ("causal", frozenset({"transformers"})), "megatron": ("chain", plain | {"pairs", *(f"cut {side} by {n}" for side in ("columns", "rows", "pairs", "inner") for n in (2, 4))})}
         template, *kinds = own.get(axis.library, ("transformer", plain, plain | {"sparse"}))
         if axis.name.startswith("dt_"):
-            template, kinds = "operator", [frozenset({"operator"})]
+            template, kinds = "operator", [frozenset({"operator", "tensor a", "tensor b"})]
         if axis.name.startswith("hand_"):
             template, kinds = "collective", [frozenset({"collective", *more}) for more in ((), ("complex values",))]
         if axis.name.startswith("pipe_"):
