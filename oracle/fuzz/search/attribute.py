@@ -18,12 +18,13 @@ OPTIMIZERS: Final = ("optimizer", "keras_optimizer")  # axes that name the optim
 LAST: Final = (*OPTIMIZERS, "wrapper", "world")  # what other axes hang on is set back last
 
 
-def minimal(setting: Point, fails: Fails) -> Point:
+def minimal(setting: Point, fails: Fails, traits: frozenset[str] = frozenset()) -> Point:
     """The smallest part of a setting that fails.
 
     Args:
         setting: that fails.
         fails: whether another one fails in the same way; settings that are no program do not fail.
+        traits: of the model, and facts: what is a program for it.
     """
     point = dict(setting)
     again = True
@@ -32,20 +33,20 @@ def minimal(setting: Point, fails: Fails) -> Point:
         for name in _order(point):
             if name not in point:
                 continue
-            for less in without(point, name):
+            for less in without(point, name, traits):
                 if fails(less):
                     point, again = less, True
                     break
     return point
 
 
-def without(point: Point, name: str) -> Iterator[Point]:
+def without(point: Point, name: str, traits: frozenset[str] = frozenset()) -> Iterator[Point]:
     """A setting without an axis; for the wrapper, without what is nothing without it, too; for the world, with fewer ranks; then with a simpler value."""
     rest = {k: v for k, v in point.items() if k != name}
     yield rest
     if name == "wrapper":  # a switch that the wrapper needs for this model cannot be set back before it, nor the wrapper before its switch
         program = program_of(rest)
-        alone = {k: v for k, v in rest.items() if k in program or not why_invalid({**program, k: v}, frozenset())}
+        alone = {k: v for k, v in rest.items() if k in program or not why_invalid({**program, k: v}, traits)}
         if alone != rest:
             yield alone
     if name in TWINS and TWINS[name] not in point:

@@ -201,11 +201,11 @@ class Campaign:
         if not self._alike(scenario, symptom):
             self.counted["not seen again"] += 1
             return
-        least = minimal(scenario.setting, lambda s: self._alike(scenario.with_setting(s), symptom))
+        least = minimal(scenario.setting, lambda s: self._alike(scenario.with_setting(s), symptom), facts(scenario))
         small = scenario.with_setting(least)
         if symptom.verdict != "hang":
             small, _ = shrunk(small, lambda s: self._alike(s, symptom), self.runner.most)
-            least = minimal(small.setting, lambda s: self._alike(small.with_setting(s), symptom))
+            least = minimal(small.setting, lambda s: self._alike(small.with_setting(s), symptom), facts(small))
             small = small.with_setting(least)
         final = self.runner.run(small)
         if final.symptom is None:

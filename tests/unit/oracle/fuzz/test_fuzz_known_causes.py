@@ -8,6 +8,7 @@ from typing import cast
 import msgspec
 import pytest
 
+from proctor.oracle.fuzz.facts import facts
 from proctor.oracle.fuzz.models import template_of
 from proctor.oracle.fuzz.running.evaluate import Runner
 from proctor.oracle.fuzz.running.outcome import Outcome, Symptom, outcome_of
@@ -153,3 +154,14 @@ def test_a_wrapper_and_the_switch_that_it_needs_are_set_back_together() -> None:
 
     found = minimal({"optimizer": "RAdam", "wrapper": "ddp", "ddp": "find_unused_parameters=True", "world": 2, "resume": "flat"}, fails)
     assert found == {"optimizer": "RAdam", "resume": "flat"} and len(asked) <= 12
+
+
+def test_what_stays_with_its_wrapper_is_asked_of_the_model() -> None:
+    """Muon takes matrices alone: without knowing that the model has some, a resume under it looked like no program, and went with the wrapper."""
+    setting: Point = {"optimizer": "Muon", "groups": "matrices", "wrapper": "ddp", "ddp": "find_unused_parameters=True", "resume": "flat"}
+
+    def fails(point: Point) -> bool:
+        return ("wrapper" in point) == ("ddp" in point) and {"optimizer": "Muon", "groups": "matrices", "resume": "flat"}.items() <= point.items()
+
+    moe = facts(Scenario("moe", {"call": "used"}))
+    assert minimal(setting, fails, moe) == {"optimizer": "Muon", "groups": "matrices", "resume": "flat"}
