@@ -95,7 +95,7 @@ def apart(net: Any) -> str:
 
 def described(error: Exception) -> dict[str, str]:
     """An exception as JSON: its type, what it says, the innermost frame in a library."""
-    frames = [f for f in traceback.extract_tb(error.__traceback__) if "site-packages" in f.filename]
+    frames = [f for f in traceback.extract_tb(error.__traceback__) if "site-packages/" in f.filename and "site-packages/proctor/" not in f.filename]
     library = [f for f in frames if "tensorflow/python/util/traceback_utils" not in f.filename and "keras/src/utils/traceback_utils" not in f.filename] or frames
     where = f"{library[-1].filename.rpartition('site-packages/')[2]}:{library[-1].name}" if library else ""
     text = "".join(traceback.format_exception(error))

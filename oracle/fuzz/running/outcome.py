@@ -13,7 +13,7 @@ import msgspec
 
 from proctor.oracle.fuzz.axes import Rule
 from proctor.oracle.fuzz.running.judge import MISSING, Difference
-from proctor.oracle.fuzz.running.rank import plain_message
+from proctor.oracle.fuzz.running.rank import plain_message, within_library
 from proctor.oracle.fuzz.running.worlds import GONE, Answer
 
 Verdict = Literal["ok", "inconsistent", "replicas", "crash", "hang", "refused", "different", "rounding", "no program"]
@@ -112,8 +112,7 @@ def _waits(stack: str) -> str:
     """What a rank waits in: the innermost frame of a library, as of an exception; `ENDED` of one that waits for its next task. No path of the interpreter, whose files lie elsewhere on each machine."""
     frames = re.findall(r'File "([^"]+)", line \d+ in (\S+)', stack)
     for file, name in frames:
-        inner = file.rpartition("site-packages/")[2]
-        if inner != file and not inner.startswith("proctor/"):
+        if inner := within_library(file):
             return f"{inner}:{name}"
     mine = next((number for number, (file, _) in enumerate(frames) if file == "<scenario>"), -1)
     return ENDED if mine < 0 else ":".join((frames[0][0].rpartition("/")[2], frames[0][1]))

@@ -210,11 +210,14 @@ def describe(error: BaseException) -> dict[str, Any]:
     failures = getattr(error, "failures", None)
     if isinstance(failures, dict) and failures:  # torch's `CheckpointException` tells of ranks alone; what each of them met is in it
         error, frames = min(failures.items())[1]
-    library = [f for f in frames if "site-packages" in f.filename]
-    where = ""
-    if library:
-        where = f"{library[-1].filename.rpartition('site-packages/')[2]}:{library[-1].name}"
+    where = next((f"{inner}:{f.name}" for f in reversed(frames) if (inner := within_library(f.filename))), "")
     return {"type": type(error).__name__, "message": str(error)[:2000], "where": where, "traceback": text[-6000:]}
+
+
+def within_library(file: str) -> str:
+    """The path of a source file from the packages of the environment on; "" of one that is elsewhere, or Proctor's own."""
+    inner = file.rpartition("site-packages/")[2]
+    return "" if inner == file or inner.startswith("proctor/") else inner
 
 
 def plain_message(message: str) -> str:

@@ -12,7 +12,7 @@ from proctor.oracle.fuzz.report import html, jsonout, summary, terminal
 from proctor.oracle.fuzz.running.judge import SHAKEN, Difference, Reference, judge
 from proctor.oracle.fuzz.running.observe import Seen
 from proctor.oracle.fuzz.running.outcome import Outcome, Symptom, outcome_of, refusals
-from proctor.oracle.fuzz.running.rank import describe, plain_message, shake
+from proctor.oracle.fuzz.running.rank import describe, plain_message, shake, within_library
 from proctor.oracle.fuzz.running.worlds import Answer
 from proctor.oracle.fuzz.search.attribute import minimal, triggers
 from proctor.oracle.fuzz.search.campaign import Pair, Row
@@ -256,6 +256,11 @@ def test_what_each_rank_met_is_told_of_a_checkpoint_that_fails() -> None:
             raise CheckpointException("write", {1: _wrap_exception(e)}) from None
     told = describe(raised.value)
     assert told["type"] == "FileNotFoundError" and "nowhere" in told["message"] and told["where"].startswith("torch/serialization.py")
+
+
+def test_frames_of_an_installed_proctor_are_none_of_a_library() -> None:
+    assert within_library("/env/lib/python3.11/site-packages/torch/optim/sgd.py") == "torch/optim/sgd.py"
+    assert within_library("/env/lib/python3.11/site-packages/proctor/oracle/fuzz/running/rank.py") == within_library("/usr/lib/python3.11/socket.py") == ""
 
 
 def test_a_tensor_is_judged_by_the_references_own_noise() -> None:
