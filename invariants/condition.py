@@ -21,6 +21,8 @@ AGREE: Final = "~"  # suffix of the column that says whether the records of an e
 
 
 FAMILY: Final = "family"  # the field that holds `Trace.families`
+# Where in a run something is, in words: `first` of `contain` and `sequence`.
+_PLACES: Final = {"first": "it is of the first step or comes before it", "later": "it comes after the first step", "several": "it spans several steps"}
 _MAX_VALUE_CHARS: Final = 240  # of a value that is kept as an example
 
 
@@ -79,6 +81,8 @@ class Condition(msgspec.Struct, frozen=True, order=True, omit_defaults=True):
             case Kind.CONSTANT:
                 if self.field == FAMILY and self.value:
                     return f"the program trains {_say_family(self.value)}"
+                if self.field == "first" and self.value in _PLACES:
+                    return _PLACES[self.value]
                 shown = "not set" if self.value is None else self.value or "none"
                 return f"{self.field} is {shown}"
             case Kind.CONSISTENT:

@@ -29,7 +29,7 @@ from proctor.invariants.trace.windows import Window
 from proctor.invariants.verdict import CheckResult, Evidence, Violation
 from proctor.verify.blame import blame
 from proctor.verify.coverage import Coverage, coverage
-from proctor.verify.incident import callers, group, minority
+from proctor.verify.incident import callers, group, minority, nearness
 from proctor.verify.rules import merge_rules
 from proctor.verify.silence import expired, silence
 from proctor.verify.wording import EXIT_CLEAN, EXIT_INCONCLUSIVE, EXIT_VIOLATED, fold
@@ -95,7 +95,7 @@ def check(
             _log.info("relation %s could not be evaluated", name, exc_info=True)
     notes += _of_others(merged.values(), trace)
     ranks = len({(p.run, p.rank) for p in trace.processes})
-    upstream = {name: known[name].upstream for name in families if name in known}
+    upstream = nearness(known, merged.values())
     ruled = [*suppressions, *(s for pack in packs for s in pack.suppressions)]
     notes += fold(expired(ruled, trace.programs, today), _MAX_NOTES)
     heard, silenced = silence(total.violations, trace.programs, ruled, baseline, today)

@@ -15,6 +15,8 @@ from typing import Any, Final
 
 import polars as pl
 
+from proctor.invariants.invariant import Invariant
+from proctor.invariants.relations import Relation
 from proctor.invariants.trace import Trace
 from proctor.invariants.verdict import Incident, Violation
 from proctor.verify.wording import clean, count, short_name
@@ -41,7 +43,7 @@ def group(
 
     Args:
         violations: in any order.
-        upstream: rank of each relation, lower is nearer to the cause.
+        upstream: rank of each relation, and of rules where theirs differs (`nearness`), lower is nearer to the cause.
         calls: pairs of functions (caller, callee) seen in the trace.
         ranks: ranks that were recorded; violations on the same few of them deviate together.
     """
@@ -113,11 +115,17 @@ def callers(trace: Trace, violations: Sequence[Violation]) -> frozenset[tuple[st
     return frozenset(pairs)
 
 
+def nearness(relations: Mapping[str, Relation], rules: Iterable[Invariant]) -> dict[str, int]:
+    """How near to the cause violations are, by relation, and by rule where that differs: the `upstream` of `group` and `urgency`."""
+    own = ((rule.id, relations[rule.relation].upstream_of(rule.hypothesis)) for rule in rules if rule.relation in relations)
+    return {name: relation.upstream for name, relation in relations.items()} | dict(own)
+
+
 def urgency(v: Violation, upstream: Mapping[str, int]) -> tuple[Any, ...]:
     """Order of violations of one cause: the earliest first, then the most upstream, the gravest, the best supported."""
     return (
         start(v),
-        upstream.get(v.relation, 5),
+        upstream.get(v.id, upstream.get(v.relation, 5)),
         -v.severity.level,
         -v.support.programs,
         -v.support.passed,

@@ -78,5 +78,5 @@ class Ahead(Probe):
         early = known.line is not None and known.line == line and known.updates > 0 and not told
         if known.line is not None:
             name = type(args[0]).__name__
-            seen = f"{name} steps at {os.path.basename(known.line[0])}:{known.line[1]} before the first update, and at that line again behind {known.updates}: each pass trains with the rate of the next" if early else ""
+            seen = f"{name} steps at {os.path.basename(known.line[0])}:{known.line[1]} before the first update, and at that line again after {known.updates} update{'' if known.updates == 1 else 's'}: each pass trains with the rate of the next" if early else ""
             self.sink.number(name, float(early), kind=Value.KEPT, facts={"what": "early", "seen": seen})

@@ -26,7 +26,7 @@ import sys
 from abc import ABC, abstractmethod
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar, Final, Literal
 
 import polars as pl
 
@@ -83,6 +83,9 @@ class Detail:
     module: str = ""
     advice: str = ""
     sides: tuple[tuple[int, ...], ...] = ()  # ranks that were compared, those that agree together, the fewest first
+
+
+CALLED: Final = 6  # `upstream_of` rules that say no more than that calls are left out, are new, or come in another order: mostly a consequence
 
 
 class Relation(ABC):
@@ -159,6 +162,10 @@ class Relation(ABC):
     def standing_of(self, hypothesis: Hypothesis) -> Standing:
         """Why this rule holds: as all of its relation, unless overridden."""
         return self.standing
+
+    def upstream_of(self, hypothesis: Hypothesis) -> int:
+        """How near to the cause violations of this rule are, lower is nearer: as all of its relation, unless overridden. That calls are other ones, `CALLED`, says the least."""
+        return self.upstream
 
     def tier(self, rule: Invariant) -> Tier:
         """What a violation of one of its rules deserves. Judged anew wherever it counts: a pack may claim anything."""

@@ -115,4 +115,5 @@ def _failure(
         v = msgspec.structs.replace(v, step=again)
     relation = relations.get(v.relation)
     confirm: Confirm = relation.confirm_of(judged.rule.hypothesis) if relation is not None else "at once"
-    return Failure(v, 0 if again is not None else judged.failed, confirm, urgency(v, upstream), wide)
+    own = {} if relation is None else {v.id: relation.upstream_of(judged.rule.hypothesis)}
+    return Failure(v, 0 if again is not None else judged.failed, confirm, urgency(v, {**upstream, **own}), wide)

@@ -28,7 +28,7 @@ from proctor.invariants.trace.windows import FOREVER, Window, reach_of
 from proctor.invariants.verdict import CheckResult, Violation
 from proctor.verify.checker import Judged, judge
 from proctor.verify.coverage import Coverage, coverage
-from proctor.verify.incident import callers, group
+from proctor.verify.incident import callers, group, nearness
 from proctor.verify.live import memo as _memo
 from proctor.verify.live.groups import QUICK, Group, Round, Tally, is_urgent
 from proctor.verify.live.pace import Pace
@@ -304,7 +304,7 @@ class OnlineChecker:
         unknown = sum(not t.failed and (t.blind or 0 < t.met == t.undecided) for t in tallies)
         idle = sum(t.met == 0 and not t.blind for t in tallies)
         ranks = len({p.rank for p in trace.processes})
-        upstream = {g.relation.name: g.relation.upstream for g in self._groups}
+        upstream = nearness({g.relation.name: g.relation for g in self._groups}, rules)
         notes = [f"relation {name} could not be evaluated: {why}" for name, why in sorted(self.errors.items())]
         return CheckResult(
             run=self.run,

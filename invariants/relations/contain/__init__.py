@@ -20,7 +20,7 @@ import polars as pl
 
 from proctor.invariants.condition import AGREE, UNTOLD, Precondition
 from proctor.invariants.invariant import Hypothesis, Standing, Support
-from proctor.invariants.relations import Detail, Examples, Needs, Reads, Relation, register
+from proctor.invariants.relations import CALLED, Detail, Examples, Needs, Reads, Relation, register
 from proctor.invariants.relations._surveys import Fold
 from proctor.invariants.relations.contain import changes as _changes
 from proctor.invariants.relations.views import frames as _frames
@@ -44,6 +44,7 @@ _MACHINERY: Final = re.compile(
 _CHILDREN: Final = re.compile(
     rf"{_MACHINERY.pattern}|torch\.nn\.Module\.(load_state_dict|train|eval)|torch\.(save|load|autocast\.__enter__|no_grad\.__enter__)"
 )
+_SAVE: Final = "torch.save"
 _MAX_CHILDREN: Final = 400  # of a parent with more, none is followed: it is the whole program
 _PER_CIRCUMSTANCE: Final = 8  # calls of a parent that are looked at, of each distinct circumstance
 _PER_FUNCTION: Final = 64  # and of all circumstances in a process
@@ -89,11 +90,16 @@ class EventContain(Relation):
         return Examples(_stack(parts, fields, scope), fields, scope)
 
     def keep(self, hypothesis: Hypothesis, support: Support, precondition: Precondition) -> bool:
-        return support.passed >= _MIN_PASSED
+        """Not what calls contain in the beginning alone, where later ones contradict it: where a warm-up ends differs from run to run."""
+        beginning = any(c.field == "first" and c.value == "first" for clause in precondition.any_of for c in clause)
+        return support.passed >= _MIN_PASSED and not (hypothesis["kind"] == "call" and beginning and support.excluded)
 
     def standing_of(self, hypothesis: Hypothesis) -> Standing:
         """Which functions call which is how a program and its options are; what an update changes is not."""
         return _changes.standing(hypothesis) if hypothesis["kind"] == "change" else Standing.HABIT
+
+    def upstream_of(self, hypothesis: Hypothesis) -> int:
+        return CALLED if hypothesis["kind"] == "call" else self.upstream
 
     def needs(self, hypothesis: Hypothesis) -> Needs:
         if hypothesis["kind"] == "change":
@@ -198,7 +204,9 @@ def _settle_calls(survey: pl.DataFrame) -> list[Hypothesis]:
         for child in children:
             nearer = (m for m in children if m != child and count[m] == count[child] and child in implies.get(m, ()))
             explained = any(m not in implies.get(child, ()) for m in nearer)
-            if not explained and _sensible(parent, child):
+            # Whether a state is saved depends on how training goes: it is the best so far, or it is not.
+            saves = child == _SAVE or _SAVE in implies.get(child, ())
+            if not explained and not saves and _sensible(parent, child):
                 found += [Hypothesis.of("contain", kind="call", parent=parent, child=child, **where) for where in bounds[parent, child]]
     return found
 
@@ -266,12 +274,13 @@ def _take_sample(trace: Trace) -> tuple[pl.DataFrame, list[str]]:
     calls = calls.join(content, on="row", how="left", maintain_order="left")
     told = trace.contexts.select(
         "ctx", "step", "phase",
-        pl.when(pl.col("step") > 0).then(pl.lit("later")).otherwise(pl.lit("first")).alias("first"),
         pl.when("grad").then(pl.lit("true")).otherwise(pl.lit("false")).alias("grad"),
         pl.when(pl.col("autocast") == "").then(pl.lit("none")).otherwise("autocast").alias("autocast"),
         pl.when("recompute").then(pl.lit("true")).otherwise(pl.lit("false")).alias("recompute"),
     )
-    calls = calls.join(told, on="ctx", how="left", maintain_order="left").with_columns(_step_inside(trace, calls))
+    calls = calls.join(told, on="ctx", how="left", maintain_order="left").with_columns(*_step_inside(trace, calls))
+    # Where in the run a call is that spans several steps, as an episode does, is chance: it need not begin where a warm-up ends.
+    calls = calls.with_columns(pl.when("_spans").then(pl.lit("several")).when(pl.col("step") > 0).then(pl.lit("later")).otherwise(pl.lit("first")).alias("first"))
     circumstance = ["proc", "fn", "_content", "first", "phase", "grad", "autocast", "recompute"]
     calls = _frames.first_of_each(calls, [*circumstance, "args", _frames.news(trace)], _PER_CIRCUMSTANCE)
     calls = _frames.first_of_each(calls, [*circumstance, _frames.news(trace)], _PER_FUNCTION)
@@ -281,12 +290,13 @@ def _take_sample(trace: Trace) -> tuple[pl.DataFrame, list[str]]:
     return calls.select("row", "fn", "proc", "seq", "step", "site", "_gap", *_FIELDS, *names), names
 
 
-def _step_inside(trace: Trace, calls: pl.DataFrame) -> pl.Expr:
-    """The step that a call is about: the one that begins inside it, where just one does."""
+def _step_inside(trace: Trace, calls: pl.DataFrame) -> tuple[pl.Expr, pl.Expr]:
+    """The step that a call is about: the one that begins inside it, where just one does; and whether several do (`_spans`)."""
     steps = trace.calls.select("ctx").join(trace.contexts.select("ctx", "step"), on="ctx", how="left", maintain_order="left")["step"]
     inside = pl.DataFrame({"row": pl.Series(_frames.enclosing(trace), dtype=pl.Int64), "_last": steps}).filter(pl.col("row") >= 0)
     last = calls.select(pl.col("row").cast(pl.Int64)).join(inside.group_by("row").agg(pl.col("_last").max()), on="row", how="left", maintain_order="left")["_last"]
-    return pl.when(pl.lit(last) == pl.col("step") + 1).then(pl.col("step") + 1).otherwise("step").alias("step")
+    one = pl.when(pl.lit(last) == pl.col("step") + 1).then(pl.col("step") + 1).otherwise("step").alias("step")
+    return one, (pl.lit(last) > pl.col("step") + 1).fill_null(value=False).alias("_spans")
 
 
 def _features(trace: Trace, codes: Sequence[int]) -> pl.DataFrame:

@@ -59,7 +59,7 @@ WORDS: Final = {
         _frames.UPDATE,
         "Optimizer.step updates parameters that have gradients, such as {name}",
         "no parameter of the optimizer has a gradient in step {step}, while {name}, which no optimizer holds, has one and did not change",
-        "The optimizer holds other tensors than the model uses: build it after the model was wrapped, flattened, moved or replaced.",
+        "The optimizer holds other tensors than the model uses: it was given the parameters of another module, or built before the model was wrapped, flattened, moved or replaced.",
     ),
     (STEP, "data", "held"): (
         _frames.UPDATE,

@@ -25,7 +25,7 @@ import polars as pl
 
 from proctor.invariants.condition import Precondition
 from proctor.invariants.invariant import Hypothesis, Support
-from proctor.invariants.relations import Detail, Examples, Needs, Relation, register
+from proctor.invariants.relations import CALLED, Detail, Examples, Needs, Relation, register
 from proctor.invariants.relations.manner import calls as _calls
 from proctor.invariants.relations.manner import told as _told
 from proctor.invariants.relations.manner import used as _used
@@ -80,6 +80,9 @@ _ADVICE: Final = {
     "only": "Compare the function with the healthy version: it does something that it did not do.",
     "moment": "Look at what is done with the gradient before it goes into the moment, and with the moment before the next update.",
 }
+_OF_WORDS: Final = {
+    "it is another than in the call before": "Two calls in a row are given one tensor: look for a variable that is overwritten too early (a state by the next one), one view or sample in the place of two, a draw that is left out.",
+}
 _VALUES: Final = {"made": "manner", "holds": "manner", "leaves": "manner", "writes": "manner", "steady": "manner", "moment": "manner", "unseen": "manner", "beside": "manner", "often": "manner", "uses": "manner", "then": "manner", "only": "manner", "ranks": "rng"}
 
 
@@ -107,6 +110,9 @@ class Manner(Relation):
     def keep(self, hypothesis: Hypothesis, support: Support, precondition: Precondition) -> bool:
         """Only what always held is a habit."""
         return support.excluded == 0
+
+    def upstream_of(self, hypothesis: Hypothesis) -> int:
+        return CALLED if hypothesis["mode"] in ("each", "often", "then") else self.upstream
 
     def needs(self, hypothesis: Hypothesis) -> Needs:
         mode, (subject, _) = hypothesis.text("mode"), _parts(hypothesis)
@@ -141,7 +147,7 @@ class Manner(Relation):
             function=example["_function"] or "",
             variable="" if mode in ("uses", "then", "only") else example["_variable"] or "",  # an operation is no tensor: the function says where
             module=subject.partition(_calls.BY)[0] if _calls.BY in subject and not subject.startswith(_used.STEP) else "",
-            advice=_ADVICE[mode],
+            advice=_OF_WORDS.get(what, _ADVICE[mode]) if mode == "holds" else _ADVICE[mode],
         )
 
 

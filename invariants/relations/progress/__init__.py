@@ -15,6 +15,7 @@ that is cleared or made anew before each update.
 `mode="counted"`: no backward doubles the gradients that the one before it left, of any program. Catches a loss that is propagated twice.
 `mode="doubled"`: the same where no model ran in between, so that it cannot be one batch that is given twice on purpose.
 `mode="undone"`: the updates of an optimizer are not all taken back before its next one (`_undoing`), of any program.
+`mode="vanished"`: the learning rate does not fall so far that updates are rounded away (`_vanishing`), of any program.
 
 Source: ours. `contain` (PR102) says that what should move moves, of any program; the first two say that what should not does not.
 """
@@ -38,6 +39,7 @@ from proctor.invariants.relations import (
 from proctor.invariants.relations.progress import moving as _moving
 from proctor.invariants.relations.progress import remembering as _remembering
 from proctor.invariants.relations.progress import undone as _undoing
+from proctor.invariants.relations.progress import vanished as _vanishing
 from proctor.invariants.relations.views import frames as _frames
 from proctor.invariants.relations.views import habits as _habits
 from proctor.invariants.relations.views import sightings as _sightings
@@ -100,13 +102,15 @@ class Progress(Relation):
 
     def standing_of(self, hypothesis: Hypothesis) -> Standing:
         """An optimizer skips what is frozen. An evaluation may swap averaged weights in."""
-        return {"frozen": Standing.LAW, "remembers": Standing.LAW, "doubled": Standing.LAW, "evaluation": Standing.CHOICE, "counted": Standing.CHOICE, "undone": Standing.CHOICE}.get(hypothesis.text("mode"), Standing.HABIT)
+        return {"frozen": Standing.LAW, "remembers": Standing.LAW, "doubled": Standing.LAW, "evaluation": Standing.CHOICE, "counted": Standing.CHOICE, "undone": Standing.CHOICE, "vanished": Standing.CHOICE}.get(hypothesis.text("mode"), Standing.HABIT)
 
     def needs(self, hypothesis: Hypothesis) -> Needs:
         if hypothesis["mode"] == "doubled":
             return Needs(frozenset({_frames.UPDATE, MODEL_CALL, *_remembering.BACKWARDS}), frozenset({"grad"}))
         if hypothesis["mode"] in ("remembers", "counted"):
             return Needs(frozenset({_frames.UPDATE, _sightings.CREATED, *_remembering.BACKWARDS}), frozenset({"grad", "optimizer"}))
+        if hypothesis["mode"] == "vanished":
+            return Needs(frozenset({_frames.UPDATE, _vanishing.SCHEDULE, *_remembering.BACKWARDS}), frozenset({"data", "grad"}), frozenset({"option"}))
         return Needs(frozenset({_frames.UPDATE, "torch.nn.Module.load_state_dict"}), frozenset({"data"}))
 
     def say(self, hypothesis: Hypothesis) -> str:
@@ -120,6 +124,8 @@ class Progress(Relation):
             return "a running average of an optimizer is no fixed share of the last gradient"
         if hypothesis["mode"] == "undone":
             return "what an optimizer changed is not taken back before it steps again, neither update after update nor to the beginning again and again"
+        if hypothesis["mode"] == "vanished":
+            return "the learning rate of an optimizer does not fall so far that its updates are rounded away"
         if hypothesis["mode"] == "evaluation":
             return "an evaluation leaves the parameters as the optimizer left them"
         where = _habits.of_programs(hypothesis)
@@ -166,6 +172,14 @@ class Progress(Relation):
                 variable=name,
                 module=example["_module"],
                 advice="Look for what writes the parameters after the update: an average copied into the model in place of the other way round, a backup that is restored in each iteration.",
+            )
+        if hypothesis["mode"] == "vanished":
+            return Detail(
+                expected=f"Optimizer.step of step {step} moves some of what it holds, such as {name}, which has a gradient",
+                seen=f"nothing that the optimizer holds has moved in {_vanishing.IN_A_ROW} updates, since its learning rate is too small: {size}",
+                function=_frames.UPDATE,
+                module=example["_module"],
+                advice="Look at how often the scheduler is stepped: for each batch where its numbers (step_size, T_max, gamma) count epochs, or by the loop and a library both.",
             )
         if hypothesis["mode"] in ("trains", "learns"):
             whole = hypothesis["mode"] == "learns"
@@ -345,8 +359,12 @@ def _undone(trace: Trace) -> pl.DataFrame:
     return _frames.memo(trace, "progress undone", lambda t: _finish(t, _undoing.undone(t, _rows(t))))
 
 
+def _vanished(trace: Trace) -> pl.DataFrame:
+    return _frames.memo(trace, "progress vanished", lambda t: _finish(t, _vanishing.vanished(t, _rows(t))))
+
+
 _GENERAL: Final[dict[str, Callable[[Trace], pl.DataFrame]]] = {
-    "frozen": _frozen, "evaluation": _evaluated, "remembers": _remembers, "counted": _counted, "doubled": _doubled, "undone": _undone,
+    "frozen": _frozen, "evaluation": _evaluated, "remembers": _remembers, "counted": _counted, "doubled": _doubled, "undone": _undone, "vanished": _vanished,
 }  # fmt: skip
 
 

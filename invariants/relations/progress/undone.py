@@ -4,7 +4,7 @@ Or, for the third time, the value from before its first step: all that it has le
 
 It comes of a copy in the wrong direction (an average loaded into the model that it averages), of an average that nobody updates and that is put in the model's place, of a backup that is restored in
 each iteration, and of a step on tensors that a wrapper writes over. A single update that is taken back is a choice (an unrolled step, a line search, a search for a
-learning rate), so only several in a row fail. All parameters that the optimizer moved have to be back, to the last bit.
+learning rate), so only several in a row fail. All parameters that the optimizer moved have to be back, to the last bit; where it moved none, nothing was taken back.
 """
 
 from __future__ import annotations
@@ -32,6 +32,7 @@ def undone(trace: Trace, rows: pl.DataFrame) -> pl.DataFrame:
         pl.col("step", "seq", "phase", "name", "module", "kind", "position", "optimizer", "_lossy", "_site", "call").first(),
         pl.col("wrapper", "norm").last(),
         pl.col("norm").first().alias("_left"),
+        (pl.col("fp").first() != pl.col("fp").last()).alias("_parted"),
         pl.col("call").last().alias("_by_call"),
     )  # fmt: skip
     turns = turns.with_columns(
@@ -43,7 +44,7 @@ def undone(trace: Trace, rows: pl.DataFrame) -> pl.DataFrame:
     turns = turns.filter((pl.col("_turn") > 0) & (pl.col("step") >= 0) & ~pl.col("_last")).drop_nulls("_back")
     update = ["proc", "optimizer", "call"]
     found = turns.group_by(update, maintain_order=True).agg(
-        pl.col("_back", "_home").all(), pl.col("step", "seq", "phase", "name", "module", "kind", "position", "wrapper", "_lossy", "_site", "_by_call", "var").first(),
+        pl.col("_back", "_home").all() & pl.col("_parted").any(), pl.col("step", "seq", "phase", "name", "module", "kind", "position", "wrapper", "_lossy", "_site", "_by_call", "var").first(),
         pl.col("_left").first().alias("_a"), pl.col("norm").first().alias("_b"),
     ).sort("proc", "optimizer", "seq", maintain_order=True)  # fmt: skip
     row_of = pl.all_horizontal(pl.col("_back").shift(i).over("proc", "optimizer") for i in range(_IN_A_ROW))

@@ -2,6 +2,7 @@
 
 `moment`: the tensors of a saved state were live together at one time; `now`: at the time of the save. Catches a
 checkpoint with tensors of different times or of another model, one taken before the last update, a corrupted copy.
+That is of lines that save in several steps: one that saves at the end may save a best state that was kept.
 `file`: a file that is loaded holds what was saved to it. `taken`: after `load_state_dict` a module or optimizer holds
 what it was given. `own`: what it was given is not all its own memory, as of a "best" state that was kept without a copy.
 `known`: it has a place for some of it; `all`: for all of it; `filled`: it has nothing else. `used`: a part of a file
@@ -87,6 +88,8 @@ def _moments(trace: Trace) -> pl.DataFrame:
         _expected="live when the rest of what is saved was",
         _seen=seen,
     )
+    # A line that saves once, at the end, may save the best state, of which a copy was kept: in some runs that is the last one.
+    rows = rows.filter(pl.col("step").n_unique().over("proc", "function", "site") > 1)
     rows = rows.with_columns(pl.col("now").alias("passed")).join(
         trace.families, on="proc", how="left", maintain_order="left"
     )

@@ -17,7 +17,7 @@ import polars as pl
 
 from proctor.invariants.condition import Precondition
 from proctor.invariants.invariant import Hypothesis, Standing, Support
-from proctor.invariants.relations import Detail, Examples, Needs, Reads, Relation, register
+from proctor.invariants.relations import CALLED, Detail, Examples, Needs, Reads, Relation, register
 from proctor.invariants.relations.sequence.clearing import clearings
 from proctor.invariants.relations.sequence.windows import (
     BACKWARD,
@@ -277,6 +277,9 @@ class CallSequence(Relation):
             return Standing.CONTRADICTION
         placed = hypothesis["mode"] == "lead" and not {hypothesis["a"], hypothesis["b"]}.isdisjoint((_CLIP, _SCHEDULE))
         return Standing.CHOICE if placed or hypothesis["mode"] == "renewed" else Standing.HABIT
+
+    def upstream_of(self, hypothesis: Hypothesis) -> int:
+        return CALLED if self.standing_of(hypothesis) is Standing.HABIT else self.upstream
 
     def needs(self, hypothesis: Hypothesis) -> Needs:
         if hypothesis["mode"] == "cleared":

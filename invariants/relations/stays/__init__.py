@@ -7,13 +7,14 @@ that trains, has moved since. `precision`: an optimizer that loads moments holds
 in which they were given. `moments`: an optimizer is not given a state without moments where the file had them. `beginning`: a new optimizer has counted no update
 before its first backward. `product`: a tensor in a half type that is multiplied in place by a number is not left as it was by rounding. `update`: nor is a parameter in a half type that has a gradient, where others move. `lost`: gradients of microbatches are not cleared before an update applies them. `stepped`: a scheduler is stepped.
 `rescaled`: a loss scaler is not made anew while its optimizer goes on. `itself`: a loss does not take a value from itself. `forgotten`: a part of a model that begins at random and gets gradients is in an optimizer. `early`: a
-scheduler is not stepped before the updates of its loop. `alike`: of copies of two models, as the targets of an actor and of a critic, not one alone moves, or is called.
+scheduler is not stepped before the updates of its loop. `alike`: of copies of two models, as the targets of an actor and of a critic, not one alone moves, or is called. `crossed`: a loss does not hold a column of results against a row of numbers. `answer`: the target is no part of what the model is given. `half`: both halves of what
+a layer gives get gradients. `snapshot`: a state that is kept, and saved when the model has trained on, is a copy. `follows`: targets do not stay in their order when samples are shuffled.
 
 `next`: a model over sequences is trained on what comes next: targets that are its inputs lie one place behind them, and not two, nor none where attention is causal. `future`: where they are what comes next,
 attention over these places sees neither all of it nor the next place. `mask`: a mask that comes with padded sequences is not the same in all places. `noise`: what a model gives without gradients for the batch that it trains on has no dropout in it.
 
 All but `product` and `update` are told by probes of what they saw in one process, each with what it would take for a right program to look alike (`instrument/probes/modes.py`,
-`averages.py`, `checkpoints.py`, `advances.py`, `sequences.py`, `lost.py`, `schedules.py`, `differences.py`, `loose.py`, `ahead.py`). They are choices, so warnings where they ship: a
+`averages.py`, `checkpoints.py`, `advances.py`, `sequences.py`, `lost.py`, `schedules.py`, `differences.py`, `loose.py`, `ahead.py`, `crossed.py`, `answers.py`, `halves.py`, `snapshots.py`, `follows.py`). They are choices, so warnings where they ship: a
 right program may do some of them, though seldom, and of the others too few healthy programs have what they speak of.
 
 Source: ours.
@@ -34,6 +35,7 @@ from proctor.invariants.relations.course.updating import WHAT, examples
 from proctor.invariants.relations.stays import rounding as _rounding
 from proctor.invariants.relations.views import frames as _frames
 from proctor.invariants.relations.views import sightings as _sightings
+from proctor.invariants.relations.views.losses import LOSSES
 from proctor.invariants.schema import MODEL_CALL, Value
 from proctor.invariants.trace import Trace
 
@@ -64,6 +66,11 @@ SAYS: Final = {
     "early": "a scheduler that is stepped in a loop is stepped behind the updates, and not before the first one",
     "alike": "copies of two models that train are used alike: both follow their models, and both are called",
     "stepped": "a scheduler has stepped when its optimizer trains on its data a second time, or behind a second evaluation",
+    "crossed": "a loss holds each result against its own number, and not against those of all samples",
+    "answer": "a model is not given what it is to say",
+    "half": "both halves of what a layer gives are used",
+    "snapshot": "a state that is saved some updates after it was taken is a copy",
+    "follows": "targets follow their samples into a new order",
     "decay": "an optimizer keeps the same share of the moments of all parameters of a group, and each has its own length",
 }
 _ADVICE: Final = {
@@ -91,6 +98,11 @@ _ADVICE: Final = {
     "early": "Call scheduler.step() behind the updates of an epoch, at the end of the loop.",
     "alike": "Look at the lines that move the copies, one for each model, and at which model is called where its copy should be.",
     "stepped": "Look for the call of scheduler.step, once an epoch or an update.",
+    "crossed": "Give both sides one shape: squeeze(-1) of the results, or unsqueeze(-1) of the numbers.",
+    "answer": "Look at how inputs and targets are cut from the data: a horizon that is one too short, or a label among the features.",
+    "half": "Look at how the result of this layer is cut in parts: one slice taken twice, or a part that the loss leaves out.",
+    "snapshot": "Keep copy.deepcopy(model.state_dict()), or write the file at once.",
+    "follows": "Shuffle samples and targets by one permutation: index each of the arrays by it.",
     "decay": "Look for an operation in place on the moment, or on a view or a cast of it that copies nothing.",
     "product": "Keep the tensor, or a copy of it for the update, in float32: the factor lies within half a digit of 1.",
 }
@@ -108,14 +120,15 @@ _NEEDS: Final = {
     "scaled": frozenset({_CLIP, *(f"torch.amp.GradScaler.{name}" for name in ("scale", "unscale_", "step", "update"))}), "cut": frozenset({_CHECKPOINT}),
     "rescaled": frozenset(f"torch.amp.GradScaler.{name}" for name in ("scale", "step", "update", "load_state_dict")),
     "stepped": frozenset({"torch.Tensor.backward", "torch.autograd.backward", _SCHEDULED, "torch.utils.data.DataLoader.__iter__", "torch.utils.data.DataLoader.__next__"}),
-    "alike": frozenset({MODEL_CALL}),
+    "alike": frozenset({MODEL_CALL}), "crossed": frozenset({"torch.Tensor.backward", "torch.autograd.backward"}), "answer": frozenset({MODEL_CALL, *LOSSES}), "follows": frozenset({MODEL_CALL, *LOSSES}), "half": frozenset({MODEL_CALL}),
+    "snapshot": frozenset({"torch.nn.Module.state_dict", "torch.save"}),
     "itself": frozenset({"torch.Tensor.backward", "torch.autograd.backward"}),
     "forgotten": frozenset({"torch.Tensor.backward", "torch.autograd.backward", MODEL_CALL, _sightings.CREATED, "torch.nn.Module.load_state_dict", "torch.load"}),
     "early": frozenset({"torch.Tensor.backward", "torch.autograd.backward", _SCHEDULED, "torch.optim.lr_scheduler.LRScheduler.step"}),
     "lost": frozenset({"torch.Tensor.backward", "torch.autograd.backward", "torch.optim.Optimizer.zero_grad", "torch.nn.Module.zero_grad", _sightings.CREATED}),
 }  # fmt: skip
 _FORWARDS: Final = 2  # in which a mask says nothing
-_FUNCTIONS: Final = {"precision": _LOADS, "moments": _LOADS, "beginning": _frames.UPDATE, "product": _rounding.PRODUCT, "update": _frames.UPDATE, "thawed": _frames.UPDATE, "scaled": _CLIP, "rescaled": "torch.amp.GradScaler.step", "cut": _CHECKPOINT, "decay": _frames.UPDATE, "lost": _frames.UPDATE, "stepped": _frames.UPDATE, "itself": "torch.Tensor.backward", "forgotten": _frames.UPDATE, "early": "torch.optim.lr_scheduler.LRScheduler.step"}
+_FUNCTIONS: Final = {"precision": _LOADS, "moments": _LOADS, "beginning": _frames.UPDATE, "product": _rounding.PRODUCT, "update": _frames.UPDATE, "thawed": _frames.UPDATE, "scaled": _CLIP, "rescaled": "torch.amp.GradScaler.step", "cut": _CHECKPOINT, "decay": _frames.UPDATE, "lost": _frames.UPDATE, "stepped": _frames.UPDATE, "itself": "torch.Tensor.backward", "forgotten": _frames.UPDATE, "early": "torch.optim.lr_scheduler.LRScheduler.step", "crossed": "torch.Tensor.backward", "half": _frames.UPDATE, "snapshot": "torch.save"}
 _PARTS: Final[dict[str, Callable[[Trace], pl.DataFrame]]] = {"product": _rounding.product, "update": _rounding.update}
 
 

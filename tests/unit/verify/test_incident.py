@@ -9,12 +9,14 @@ import pytest
 from helpers.relations import ALL, rule
 from helpers.runs import write_run
 
-from proctor.invariants.invariant import Severity, Support
+from proctor.invariants.condition import ALWAYS
+from proctor.invariants.invariant import Hypothesis, Invariant, Severity, Support
 from proctor.invariants.pack import Pack
+from proctor.invariants.relations import registry
 from proctor.invariants.trace import Trace
 from proctor.invariants.verdict import Violation
 from proctor.verify.checker import check
-from proctor.verify.incident import STORM, callers, group, title
+from proctor.verify.incident import STORM, callers, group, nearness, title
 
 
 def violation(name: str, step: int | None = 0, **more) -> Violation:
@@ -205,3 +207,18 @@ def test_cause_and_consequence_of_a_real_trace_are_one_incident(tmp_path):
     rules = [rule("test_happens", first="z", then="b"), rule("test_finite", variable="fc.weight")]
     result = check(Trace.load([run]), [Pack(rules)], relations=ALL)
     assert ids(result.incidents) == [[r.id for r in rules]]
+
+
+def test_what_happened_to_values_comes_before_calls_that_are_left_out():
+    """An optimizer of another model's parameters shifts the steps, too: that a function is not called in one of them is a consequence."""
+    hypotheses = {
+        "each": Hypothesis.of("manner", mode="each", what="ops.permute", family="f"),
+        "covers": Hypothesis.of("sequence", mode="cover", a="ops.permute", b="torch.optim.Optimizer.step", program="p"),
+        "calls": Hypothesis.of("contain", kind="call", parent="train", child="ops.permute", family="f", layout="one rank"),
+        "holds": Hypothesis.of("contain", kind="change", parent="torch.optim.Optimizer.step", attr="grad", who="some", role="parameter"),
+    }
+    rules = [Invariant(name, h, ALWAYS, Support(10, 0, 1, 1), name) for name, h in hypotheses.items()]
+    upstream = nearness(registry(), rules)
+    found = [violation(name, 0, relation=h.relation, function=name) for name, h in hypotheses.items()]
+    assert ids(group(found, upstream=upstream))[0][0] == "holds"
+    assert upstream["holds"] < upstream["each"] == upstream["covers"] == upstream["calls"]

@@ -73,3 +73,48 @@ def test_a_pass_over_a_loader_that_a_window_holds_in_part_is_not_counted(tmp_pat
     assert relation.examples(whole, rules).frame["passed"].to_list() == [True, True]
     told = [relation.examples(cut(whole, Window(first, 30)), rules).frame["passed"] for first in range(3, 30)]
     assert all(passed.all() for passed in told) and any(len(passed) for passed in told)
+
+
+def test_what_an_episode_contains_is_not_bound_to_the_beginning_of_the_run(tmp_path: Path) -> None:
+    """An agent draws actions while it warms up; where the warm-up ends in the midst of an episode, that one spans steps, and draws none."""
+
+    def episodes(path: Path, warm: int, across: bool) -> Trace:
+        calls: list[dict[str, Any]] = []
+        for episode in range(12):
+            begins = episode < warm or (across and episode == warm)
+            step = -1 if episode < warm else 0 if begins else 3 * (episode - warm)
+            calls.append({"fn": "lib.Agent.episode", "step": step, "dur": 3_000_000})
+            parent = len(calls)
+            for i in range(3):
+                calls.append({"fn": "lib.Env.step", "step": step + (0 if episode < warm else i), "parent": parent})
+                calls.append({"fn": "lib.Env.sample" if episode < warm else "lib.Agent.explore", "step": step + (0 if episode < warm else i), "parent": parent})
+            calls.append({"fn": "lib.Agent.log", "step": step + (0 if episode < warm else 2), "parent": parent})
+        return Trace.load([write_run(path, [{"calls": calls}])])
+
+    for name, warm in (("a", 6), ("b", 5)):
+        episodes(tmp_path / name, warm, across=False)
+    own = Trace.load([tmp_path / "a", tmp_path / "b"])
+    rules = infer(own, [RELATION], strict=True)[0]
+    children = {r.hypothesis["child"] for r in rules}
+    assert "lib.Agent.log" in children and "lib.Env.sample" not in children
+    assert not check(episodes(tmp_path / "c", 6, across=True), [Pack(rules)], relations={"contain": RELATION}).violations
+    assert "when it spans several steps" in {f"when {r.precondition.say()}" for r in rules if r.hypothesis["child"] == "lib.Agent.explore"}
+
+
+def test_that_a_state_is_saved_depends_on_how_training_goes(tmp_path: Path) -> None:
+    """Where a loss fell in each pass of the learned runs, the best state was saved in each."""
+
+    def passes(path: Path, rising: int) -> Trace:
+        calls: list[dict[str, Any]] = []
+        for step in range(6):
+            calls.append({"fn": "lib.Stopping.looks", "step": step})
+            parent = len(calls)
+            calls.append({"fn": "lib.Stopping.compares", "step": step, "parent": parent})
+            if step != rising:
+                calls.append({"fn": "lib.Stopping.saves", "step": step, "parent": parent})
+                calls.append({"fn": "torch.save", "step": step, "parent": len(calls)})
+        return Trace.load([write_run(path, [{"calls": calls}])])
+
+    rules = infer(passes(tmp_path / "a", -1), [RELATION], strict=True)[0]
+    assert [r.hypothesis["child"] for r in rules] == ["lib.Stopping.compares"]
+    assert not check(passes(tmp_path / "b", 4), [Pack(rules)], relations={"contain": RELATION}).violations

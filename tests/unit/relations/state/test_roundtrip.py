@@ -153,20 +153,24 @@ def test_an_average_beside_the_model_or_that_shares_a_little_with_it_is_another_
 
 
 def test_an_earlier_state_is_whole_and_not_the_live_one(tmp_path: Path) -> None:
-    job = Job()
-    kept = live(job)
-    job.update()
-    job.put(SAVE, kept)
-    trace = load(tmp_path, [job.rows()])
-    assert not violations(RELATION, rules_of(tmp_path, saving(), "moment"), trace)
-    assert violations(RELATION, rules_of(tmp_path, saving(), "now"), trace)
-    # Elsewhere it may be meant: the best so far.
-    other = Job(model="__main__.Other")
-    kept = live(other)
-    other.update()
-    assert not violations(
-        RELATION, rules_of(tmp_path, saving(), "now"), load(tmp_path, [other.put(SAVE, kept).rows()])
-    )
+    def late(model: str = "__main__.Net", once: bool = False) -> Any:
+        """A state is saved an update after it was taken, and again after the next one."""
+        job = Job(model=model)
+        for _ in range(1 if once else 2):
+            kept = live(job)
+            job.update()
+            job.put(SAVE, kept)
+        return load(tmp_path, [job.rows()])
+
+    again = saving()
+    again.update()
+    again.put(SAVE, live(again))
+    now = rules_of(tmp_path, again, "now")
+    assert now and not violations(RELATION, rules_of(tmp_path, saving(), "moment"), late())
+    assert violations(RELATION, now, late())
+    # Elsewhere it may be meant, and so may one that is saved at the end alone: the best so far.
+    assert not violations(RELATION, now, late("__main__.Other"))
+    assert not violations(RELATION, now, late(once=True))
 
 
 def test_parameters_of_several_optimizers_are_of_one_time(tmp_path: Path) -> None:
