@@ -46,7 +46,8 @@ class Answers(EarlyProbe):
 
     def _called(self, args: tuple[Any, ...], kwargs: dict[str, Any] | None) -> None:
         if self.left > 0 and getattr(args[0], "training", False) and next(args[0].parameters(), None) is not None:
-            self._given = [t for t in list(tensors([*args[1:], *(kwargs or {}).values()]))[:_TENSORS] if t.is_floating_point() and t.dim() > 1]
+            given = list(tensors([*args[1:], *(kwargs or {}).values()]))[:_TENSORS]
+            self._given = [*self._given, *(t for t in given if t.is_floating_point() and t.dim() > 1 and not t.requires_grad)][:_TENSORS]
 
     def _lost(self, args: tuple[Any, ...], kwargs: dict[str, Any] | None) -> None:
         result: Any = args[0] if args else (kwargs or {}).get("input")

@@ -60,7 +60,12 @@ class Follows(Probe):
         if self._over or not getattr(args[0], "training", False) or next(args[0].parameters(), None) is None:
             return
         given = next(iter(tensors([*args[1:], *(kwargs or {}).values()])), None)
-        self._samples = None if given is None or given.dim() < 2 or given.shape[0] < _FEWEST else _keys(given)
+        # A model may be called in parts: what was computed is given to the next one, and is no sample.
+        if self._samples is None and given is not None and not given.requires_grad and given.dim() >= 2 and given.shape[0] >= _FEWEST:
+            self._samples = _keys(given)
+
+    def step_begins(self, step: int) -> None:
+        self._samples = None
 
     def _lost(self, args: tuple[Any, ...], kwargs: dict[str, Any] | None) -> None:
         target: Any = args[1] if len(args) > 1 else (kwargs or {}).get("target")

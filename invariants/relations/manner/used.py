@@ -21,7 +21,8 @@ from proctor.invariants.trace import Trace
 STEP: Final = "a step"  # in which a function was looked at, as in `instrument/probes/_looks.py`
 THEN: Final = " and then "
 NOTHING_ELSE: Final = "nothing else than "
-_SEEN: Final = 3  # looks at a function, fewer show no manner
+_SEEN: Final = 2  # looks at a function, fewer show no manner; of one that an outer loop calls few times there are no more in a short run, and rules need other runs beside
+_OF_MODE: Final = 3  # looks at a method in each mode of its module
 _FEW: Final = 6  # of the operations in the text of a rule
 _NAMES: Final = 6  # of the operations that are new, in the text of a violation
 _BESIDE: Final = 8  # of those that are used, for evidence
@@ -58,7 +59,7 @@ def then(trace: Trace, wanted: Collection[str]) -> pl.DataFrame:
 
     def seen(look: _Look, word: str) -> tuple[str, str]:
         first, _, last = word.partition(THEN)
-        return last, f"{last} comes before {first}, and not behind it as in healthy runs" if last in look else _lacks(look, last, first)
+        return last, f"{_plain(last)} comes before {_plain(first)}, and not behind it as in healthy runs" if last in look else _lacks(look, last, first)
 
     return _rows(trace, wanted, "then", _Manner(lambda looks: [f"{a}{THEN}{b}" for look in looks for a, b in pairwise(look)], holds, seen))
 
@@ -78,7 +79,7 @@ def only(trace: Trace, wanted: Collection[str]) -> pl.DataFrame:
 
     def seen(look: _Look, word: str) -> tuple[str, str]:
         more = _more(look, word)
-        return more[0], f"it uses {', '.join(more[:_NAMES])}{f' and {len(more) - _NAMES} more' if len(more) > _NAMES else ''}, too"
+        return more[0], f"it uses {', '.join(map(_plain, more[:_NAMES]))}{f' and {len(more) - _NAMES} more' if len(more) > _NAMES else ''}, too"
 
     return _rows(trace, wanted, "only", _Manner(words, holds, seen))
 
@@ -103,11 +104,16 @@ def _more(look: _Look, word: str) -> list[str]:
 
 def _lacks(look: _Look, name: str, behind: str = "") -> str:
     """What is missing, and where it was; in brackets, as evidence, what the function uses."""
-    where = f", which comes right behind {behind} in healthy runs" if behind else ", which healthy runs begin with"
+    where = f", which comes right behind {_plain(behind)} in healthy runs" if behind else ", which healthy runs begin with"
     used = Counter(one.partition(" (place ")[0].removesuffix("()") for one in look)
-    told = [name if times == 1 else f"{name} {times} times" for name, times in islice(used.items(), _BESIDE)]
+    told = [_plain(name) if times == 1 else f"{_plain(name)} {times} times" for name, times in islice(used.items(), _BESIDE)]
     more = f" and {len(used) - _BESIDE} more" if len(used) > _BESIDE else ""
-    return f"it does not {'call' if name.endswith('()') else 'use'} {name}{where} (it uses {', '.join(told) or 'nothing at all'}{more})"
+    return f"it does not {'call' if name.endswith('()') else 'use'} {_plain(name)}{where} (it uses {', '.join(told) or 'nothing at all'}{more})"
+
+
+def _plain(name: str) -> str:
+    """An operation as a reader calls it: that of a pair of brackets has a name that nobody writes."""
+    return name.replace("__getitem__", "an index").replace("__setitem__", "an assignment by index")
 
 
 def _rows(trace: Trace, wanted: Collection[str], kind: str, manner: _Manner) -> pl.DataFrame:
@@ -137,7 +143,7 @@ def _rows(trace: Trace, wanted: Collection[str], kind: str, manner: _Manner) -> 
         words = every.setdefault(subject, dict.fromkeys(sorted(asked.get(subject, ()))))
         words.update(dict.fromkeys(manner.words([look for look, _ in those])))
         modes = Counter(mode for _, mode in of_function[proc, _function(subject)])
-        for mode, said in _WHILE.items() if all(modes[mode] >= _SEEN for mode in _WHILE) else ():
+        for mode, said in _WHILE.items() if all(modes[mode] >= _OF_MODE for mode in _WHILE) else ():
             of_mode = manner.words([look for look, its in those if its == mode])
             words.update(dict.fromkeys(f"{word}{said}" for word in of_mode if always(proc, _function(subject), word) is None))
     found = []

@@ -99,7 +99,8 @@ PROGRAMS = {
         inputs = torch.randn(40, 6) if BUG not in ("padded", "padded_right") else torch.tril(torch.randint(1, 90, (40, 6)), -1)[torch.randperm(40)] + torch.randint(1, 9, (40, 1)) * torch.eye(6, dtype=torch.long)[0]
         labels = torch.randint(5, (40,))
         net = nn.Sequential(nn.Linear(6, 5)) if inputs.is_floating_point() else nn.EmbeddingBag(100, 5, padding_idx=0)
-        optimizer = torch.optim.SGD(net.parameters(), 0.01)
+        head = nn.Linear(5, 5)
+        optimizer = torch.optim.SGD([*net.parameters(), *head.parameters()], 0.01)
         for epoch in range(3):
             order = torch.randperm(40) if BUG != "resting" else torch.arange(40)
             x, y = inputs[order], labels if BUG in ("alone", "padded", "noise") else labels[order]
@@ -111,7 +112,7 @@ PROGRAMS = {
                 y = (y + epoch) % 5
             for i in range(0, 40, 8):
                 width = 6 if BUG not in ("padded", "padded_right") else max(2, int((x[i : i + 8] != 0).sum(1).max()))
-                loss = F.cross_entropy(net(x[i : i + 8, :width]), y[i : i + 8])
+                loss = F.cross_entropy(head(net(x[i : i + 8, :width])), y[i : i + 8])
                 optimizer.zero_grad()
                 loss.backward()
                 optimizer.step()
