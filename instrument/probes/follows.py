@@ -36,7 +36,6 @@ class Follows(Probe):
 
     def __init__(self, sink: Sink) -> None:
         super().__init__(sink)
-        self._over = False
         self._samples: np.ndarray[Any, Any] | None = None  # of the call that runs, a key each
         self._orders: list[tuple[int, int]] = []  # of each batch: its targets and its samples, in their order
         self._known: dict[int, int] = {}  # samples and the batch that they came in last
@@ -54,10 +53,10 @@ class Follows(Probe):
         self._ends()
 
     def _ends(self) -> None:
-        self._over, self._samples, self._orders, self._known, self._last = True, None, [], {}, {}
+        self.over, self._samples, self._orders, self._known, self._last = True, None, [], {}, {}
 
     def _called(self, args: tuple[Any, ...], kwargs: dict[str, Any] | None) -> None:
-        if self._over or not getattr(args[0], "training", False) or next(args[0].parameters(), None) is None:
+        if self.over or not getattr(args[0], "training", False) or next(args[0].parameters(), None) is None:
             return
         given = next(iter(tensors([*args[1:], *(kwargs or {}).values()])), None)
         # A model may be called in parts: what was computed is given to the next one, and is no sample.

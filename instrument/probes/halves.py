@@ -31,7 +31,6 @@ class Halves(Probe):
 
     def __init__(self, sink: Sink) -> None:
         super().__init__(sink)
-        self._over = False
         self._updates = 0
         self._layers: dict[int, tuple[weakref.ref[Any], str]] = {}  # weights and what they are called
         self._models: set[int] = set()
@@ -43,11 +42,11 @@ class Halves(Probe):
         return (self._steps, None) if function == _UPDATE else NO_HOOKS
 
     def thinned(self) -> None:
-        self._over, self._layers = True, {}
+        self.over, self._layers = True, {}
 
     def _called(self, args: tuple[Any, ...], kwargs: dict[str, Any] | None) -> None:
         model = args[0]
-        if self._over or id(model) in self._models or not getattr(model, "training", False) or len(self._layers) >= _LAYERS:
+        if self.over or id(model) in self._models or not getattr(model, "training", False) or len(self._layers) >= _LAYERS:
             return
         import torch
 
@@ -59,7 +58,7 @@ class Halves(Probe):
                 self._layers.setdefault(id(weight), (weakref.ref(weight), f"{name}.weight" if name else "weight"))
 
     def _steps(self, args: tuple[Any, ...], kwargs: dict[str, Any] | None) -> None:
-        if self._over:
+        if self.over:
             return
         self._updates += 1
         if self._updates > _LAST:
