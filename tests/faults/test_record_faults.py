@@ -251,7 +251,7 @@ def test_an_error_of_ours_is_said_once_and_the_program_goes_on(tmp_path: Path) -
         import proctor.instrument.observe.state as state
         def broken(*args, **kwargs):
             raise RuntimeError('a probe of ours broke')
-        state.fingerprint_all = broken
+        state.look = broken
         print('final', train(5))
     """)
     bare = subprocess.run([python(), str(path)], capture_output=True, text=True, check=True, timeout=400)
