@@ -3,7 +3,7 @@
 A row of `Value.KEPT`, `follows`, once: the targets of the losses come batch by batch as they came in the pass before, at least four different ones, while the samples that the model is given are those of the pass before in another order. Then
 the samples were shuffled alone, and each has another's target. Told where eight batches in a row show it, or a pass of at least four. Samples that are changed at random in each pass (augmentation, noise) do not come again, and
 targets that are one throughout (episodes whose classes are numbered anew, pairs on a diagonal) are no order. Of each sample the first numbers are looked at; zeros at its end, which pad it, do not count.
-Only tensors on the CPU. Cost: 50 µs a batch, of the first 512, until one is the same as in the pass before.
+Only tensors on the CPU. Cost: 50 µs a batch, of the first 512, until one is the same as in the pass before; a step looks at its first calls of models alone, and a program whose losses are its own is left alone after 64 steps.
 """
 
 from __future__ import annotations
@@ -18,6 +18,8 @@ from proctor.instrument.probes.source.formulas import is_loss_name
 from proctor.invariants.schema import MODEL_CALL, Value
 
 _BATCHES: Final = 512
+_CALLS: Final = 4  # of models that a step looks at, until it has samples: a solver calls its model hundreds of times
+_STEPS: Final = 64  # without a loss that is known
 _SAMPLES: Final = 1 << 17  # that are remembered
 _NUMBERS: Final = 64  # of a sample
 _FEWEST: Final = 8  # samples of a batch
@@ -41,6 +43,7 @@ class Follows(Probe):
         self._known: dict[int, int] = {}  # samples and the batch that they came in last
         self._last: dict[int, int] = {}  # targets and the batch that they came in last
         self._period = self._times = 0
+        self._left = _CALLS
 
     def hooks(self, function: str, home: Home) -> Hooks:
         if function == MODEL_CALL:
@@ -56,19 +59,26 @@ class Follows(Probe):
         self.over, self._samples, self._orders, self._known, self._last = True, None, [], {}, {}
 
     def _called(self, args: tuple[Any, ...], kwargs: dict[str, Any] | None) -> None:
-        if self.over or not getattr(args[0], "training", False) or next(args[0].parameters(), None) is None:
+        if self._left <= 0 or self._samples is not None or self.over or not getattr(args[0], "training", False):
             return
+        import torch
+
+        if not torch.is_grad_enabled() or next(args[0].parameters(), None) is None:
+            return
+        self._left -= 1
         given = next(iter(tensors([*args[1:], *(kwargs or {}).values()])), None)
         # A model may be called in parts: what was computed is given to the next one, and is no sample.
-        if self._samples is None and given is not None and not given.requires_grad and given.dim() >= 2 and given.shape[0] >= _FEWEST:
+        if given is not None and not given.requires_grad and given.dim() >= 2 and given.shape[0] >= _FEWEST:
             self._samples = _keys(given)
 
     def step_begins(self, step: int) -> None:
-        self._samples = None
+        self._samples, self._left = None, _CALLS
+        if step >= _STEPS and not self._orders and not self.over:
+            self._ends()
 
     def _lost(self, args: tuple[Any, ...], kwargs: dict[str, Any] | None) -> None:
         target: Any = args[1] if len(args) > 1 else (kwargs or {}).get("target")
-        samples, self._samples = self._samples, None
+        samples, self._samples, self._left = self._samples, None, _CALLS
         if samples is None or not readable(target) or target.shape[0] != len(samples):
             return
         now, targets, order = len(self._orders), _one(_keys(target)), _one(samples)
