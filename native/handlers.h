@@ -58,40 +58,26 @@ inline PyObject* begun_in_handler(PyObject* traceback) {
 }
 
 inline int raise_again(void* held) {
-  auto* value = static_cast<PyObject*>(held);
-#if PY_VERSION_HEX >= 0x030C0000
-  PyErr_SetRaisedException(value);
-#else
-  PyErr_Restore(Py_NewRef(Py_TYPE(value)), value, PyException_GetTraceback(value));
-#endif
+  const Owned value(static_cast<PyObject*>(held));
+  put_error(value.get());
   return -1;
 }
 
 // Takes the pending error if it is the program's, to be raised later; false, and it stays, if it is not.
 inline bool rearm_handler() {
-#if PY_VERSION_HEX >= 0x030C0000
-  PyObject* value = PyErr_GetRaisedException();
-#else
-  PyObject *type, *value, *traceback;
-  PyErr_Fetch(&type, &value, &traceback);
-  PyErr_NormalizeException(&type, &value, &traceback);
-  if (traceback && value) PyException_SetTraceback(value, traceback);
-  Py_XDECREF(type);
-  Py_XDECREF(traceback);
-#endif
+  Owned value(take_error());
   if (!value) return false;
-  Owned whole(PyException_GetTraceback(value));
+  Owned whole(PyException_GetTraceback(value.get()));
   PyObject* begun = begun_in_handler(whole.get());
   if (begun) {
-    PyException_SetTraceback(value, begun);
-    if (Py_AddPendingCall(raise_again, value) == 0) return true;
-    PyException_SetTraceback(value, whole.get());
+    PyException_SetTraceback(value.get(), begun);
+    if (Py_AddPendingCall(raise_again, value.get()) == 0) {
+      value.release();  // of the pending call now
+      return true;
+    }
+    PyException_SetTraceback(value.get(), whole.get());
   }
-#if PY_VERSION_HEX >= 0x030C0000
-  PyErr_SetRaisedException(value);
-#else
-  PyErr_Restore(Py_NewRef(Py_TYPE(value)), value, PyException_GetTraceback(value));
-#endif
+  put_error(value.get());
   return false;
 }
 

@@ -58,7 +58,6 @@ class Tracked:
         self._frozen: list[int] = []  # parameters that an optimizer holds and that did not train when the step began
         self._zero_lr: dict[str, set[int]] = {}
         self._said: dict[str, list[tuple[int, int, bool, int | None]]] = {}  # of each group of an optimizer, what the last two follow from
-        self._plain: dict[str, list[tuple[int, int, float]] | None] = {}  # the same with rates as they are, where all are plain numbers
         self._rates: dict[str, dict[int, int]] = {}  # decade of the learning rate of each parameter, by optimizer: -3 of 0.002
         self._wrapped: dict[int, str] = {}
         self._scanned_at = 0
@@ -139,10 +138,6 @@ class Tracked:
             self._describe_again([entry for key in self._frozen if (entry := self._params.get(key)) is not None and (p := entry[0]()) is not None and p.requires_grad])
         label = self._labels.get(id(optimizer), "")
         groups = [(group["params"], group.get("lr")) for group in optimizer.param_groups]
-        plain = [(len(params), id(params[0]) if params else 0, lr) for params, lr in groups] if all(type(lr) is float for _, lr in groups) else None
-        if plain is not None and plain == self._plain.get(label):
-            return
-        self._plain[label] = plain
         said = [(len(params), id(params[0]) if params else 0, is_zero(lr), decade(lr)) for params, lr in groups]
         before = self._said.get(label)
         if said == before:

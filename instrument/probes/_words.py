@@ -8,6 +8,7 @@ from __future__ import annotations
 from typing import Any, Final
 
 from proctor.instrument.probes._repeats import halves, node_of, was_joined
+from proctor.instrument.probes.graphs import kind_of
 
 FEWEST: Final = 8  # elements
 _SEVERAL: Final = 4  # values
@@ -99,7 +100,7 @@ def _made(tensor: Any) -> tuple[str, bool]:
     for _ in range(_BEHIND):
         if node is None:
             break
-        kind = str(node.name()).rpartition("::")[2].rstrip("0123456789").removesuffix("Backward")
+        kind = kind_of(node).removesuffix("Backward")
         if kind not in _PASSED:
             return kind, summed
         summed = summed or kind == "Sum"

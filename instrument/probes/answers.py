@@ -11,7 +11,7 @@ from typing import Any, Final
 
 from proctor.instrument.probes import NO_HOOKS, EarlyProbe, Home, Hooks, Sink, register
 from proctor.instrument.probes.judged import readable, tensors
-from proctor.instrument.probes.source.formulas import is_loss_name
+from proctor.instrument.probes.source.formulas import is_loss_of_torch
 from proctor.invariants.schema import MODEL_CALL, Value
 
 _LEAST: Final = 3  # entries along the dimension
@@ -36,7 +36,7 @@ class Answers(EarlyProbe):
     def hooks(self, function: str, home: Home) -> Hooks:
         if function == MODEL_CALL:
             return self._called, None
-        if home is Home.TORCH and function.startswith("torch.nn.functional.") and is_loss_name(function.rpartition(".")[2]):
+        if home is Home.TORCH and is_loss_of_torch(function):
             return self._lost, None
         return NO_HOOKS
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 from typing import Any, Final
 
 from proctor.instrument.probes import Sink, register
-from proctor.instrument.probes.graphs import OfLosses, nodes
+from proctor.instrument.probes.graphs import OfLosses, kind_of, nodes
 from proctor.invariants.schema import Value
 
 _LEAST: Final = 4  # numbers: two or three may be pairs of something else
@@ -45,7 +45,7 @@ def crossed(roots: list[Any]) -> tuple[str, bool, int] | None:
     """What a loss over all pairs goes through, whether the results are the column, and how many they are."""
     found, pairs = [], set()
     for node in nodes(roots) or ():
-        kind, inputs = _kind(node), node.next_functions
+        kind, inputs = kind_of(node), node.next_functions
         if kind == "SubBackward" and len(inputs) == 2:
             n = _square(_shape(node, 0))
             sides = [i for i, (before, _) in enumerate(inputs) if before is not None]
@@ -53,7 +53,7 @@ def crossed(roots: list[Any]) -> tuple[str, bool, int] | None:
                 pairs.add(n)
             elif n and sides and (column := _line(_edge(inputs[sides[0]]), n)) is not None:
                 found.append(("a difference", column, n))
-        elif kind in _ERRORS and len(inputs) == 2 and inputs[1][0] is None and inputs[0][0] is not None and _kind(inputs[0][0]) == "ExpandBackward":
+        elif kind in _ERRORS and len(inputs) == 2 and inputs[1][0] is None and inputs[0][0] is not None and kind_of(inputs[0][0]) == "ExpandBackward":
             n = _square(tuple(_saved(node, "target")))
             if n and (column := _line(_edge(inputs[0][0].next_functions[0]), n)) is not None:
                 found.append((_ERRORS[kind], column, n))
@@ -90,7 +90,3 @@ def _saved(node: Any, name: str) -> tuple[int, ...]:
     """The shape of what an operation kept for its backward pass."""
     kept = getattr(node, f"_saved_{name}", None)
     return tuple(getattr(kept, "shape", ()))
-
-
-def _kind(node: Any) -> str:
-    return str(node.name()).rpartition("::")[2].rstrip("0123456789")

@@ -10,7 +10,7 @@ from __future__ import annotations
 from typing import Any, Final
 
 from proctor.instrument.probes import register
-from proctor.instrument.probes.graphs import OfLosses, nodes
+from proctor.instrument.probes.graphs import OfLosses, kind_of, nodes
 from proctor.invariants.schema import Value
 
 _MOVED: Final = frozenset("View UnsafeView ReshapeAlias Clone Expand Transpose T Permute Select Slice Squeeze Unsqueeze ToCopy Alias Unbind Split AsStrided".split())
@@ -37,7 +37,7 @@ def idle(roots: list[Any]) -> list[tuple[str, str]]:
     """Differences of a value and itself behind these nodes: their kind, and the operation that gave the value."""
     alone, apart = [], set()
     for node in nodes(roots) or ():
-        kind, inputs = _kind(node), node.next_functions
+        kind, inputs = kind_of(node), node.next_functions
         if kind in _KINDS and len(inputs) == 2 and inputs[0][0] is not None:
             if inputs[0] == inputs[1]:
                 alone += [(kind, inputs[0])] if getattr(node, "_saved_alpha", 1) == 1 else []
@@ -48,10 +48,6 @@ def idle(roots: list[Any]) -> list[tuple[str, str]]:
 
 def _made(node: Any) -> str:
     """The operation that gave a value, behind what only moves its elements."""
-    while (name := _kind(node).removesuffix("Backward")) in _MOVED and node.next_functions and node.next_functions[0][0] is not None:
+    while (name := kind_of(node).removesuffix("Backward")) in _MOVED and node.next_functions and node.next_functions[0][0] is not None:
         node = node.next_functions[0][0]
     return name
-
-
-def _kind(node: Any) -> str:
-    return str(node.name()).rpartition("::")[2].rstrip("0123456789")

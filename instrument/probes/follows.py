@@ -14,7 +14,7 @@ import numpy as np
 
 from proctor.instrument.probes import NO_HOOKS, Home, Hooks, Probe, Sink, register
 from proctor.instrument.probes.judged import bits, readable, tensors
-from proctor.instrument.probes.source.formulas import is_loss_name
+from proctor.instrument.probes.source.formulas import is_loss_of_torch
 from proctor.invariants.schema import MODEL_CALL, Value
 
 _BATCHES: Final = 512
@@ -48,7 +48,7 @@ class Follows(Probe):
     def hooks(self, function: str, home: Home) -> Hooks:
         if function == MODEL_CALL:
             return self._called, None
-        if home is Home.TORCH and function.startswith("torch.nn.functional.") and is_loss_name(function.rpartition(".")[2]):
+        if home is Home.TORCH and is_loss_of_torch(function):
             return self._lost, None
         return NO_HOOKS
 

@@ -86,16 +86,20 @@ def nodes(roots: list[Any]) -> list[Any] | None:
     return found
 
 
+def kind_of(node: Any) -> str:
+    """What a node of a graph undoes, such as `MulBackward`, without the number of its kind."""
+    return str(node.name()).rpartition("::")[2].rstrip("0123456789")
+
+
 def kinds_of(roots: list[Any]) -> set[str] | None:
     """Kinds of the nodes of a graph; `None` where it is too large, or has compiled parts."""
     found, every = set(), nodes(roots)
     if every is None:
         return None
     for node in every:
-        name = node.name().rpartition("::")[2]
-        if name.startswith("CompiledFunction"):
+        kind = kind_of(node).removesuffix("Backward")
+        if kind.startswith("CompiledFunction"):
             return None
-        kind = name.rstrip("0123456789").removesuffix("Backward")
         if kind not in _LAYOUT and not kind.startswith(("ScaledDotProduct", "Foreach", "Mkldnn")):
             found.add(kind)
     return found

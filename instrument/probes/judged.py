@@ -16,7 +16,7 @@ import numpy as np
 
 from proctor.instrument.observe import content
 from proctor.instrument.probes import NO_HOOKS, EarlyProbe, Home, Hooks, Sink, register
-from proctor.instrument.probes.source.formulas import is_loss_name
+from proctor.instrument.probes.source.formulas import is_loss_of_torch
 from proctor.invariants.schema import MODEL_CALL, Value
 
 _NEXT: Final = "torch.utils.data.DataLoader.__next__"
@@ -45,7 +45,7 @@ class Judged(EarlyProbe):
             return None, self._loaded
         if function == MODEL_CALL:
             return self._called, None
-        if home is Home.TORCH and function.startswith("torch.nn.functional.") and is_loss_name(function.rpartition(".")[2]):
+        if home is Home.TORCH and is_loss_of_torch(function):
             return (lambda args, kwargs: self._lost(function, args, kwargs or {})), None
         return NO_HOOKS
 

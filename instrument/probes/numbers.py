@@ -83,7 +83,7 @@ class Numbers(Probe):
                 self._look(function, reading.number(value))
 
             return given, None
-        if function.startswith("torch.nn.functional.") and formulas.is_loss_name(function.rpartition(".")[2]):
+        if formulas.is_loss_of_torch(function):
             return None, self._lost
         if function == MODEL_CALL:
             return None, self._modelled

@@ -131,8 +131,10 @@ def _options(groups: list[Any]) -> _Options:
     found: _Options = {}
     for at, group in enumerate(groups):
         for name, value in group.items():
-            number = value if type(value) is float else None if type(value) in _NO_NUMBERS or name in _RESTATED else _number(value)
-            if number is not None and name not in _RESTATED:
+            if type(value) in _NO_NUMBERS or name in _RESTATED:
+                continue
+            number = _number(value)
+            if number is not None:
                 found.setdefault(name, [None] * len(groups))[at] = number
     return found
 

@@ -286,6 +286,11 @@ def is_loss_name(name: str) -> bool:
     return name.endswith("_loss") or name in ("cross_entropy", "kl_div") or name.startswith("binary_cross_entropy")
 
 
+def is_loss_of_torch(function: str) -> bool:
+    """Whether a recorded function, by its whole name, is one of torch's that gives a loss."""
+    return function.startswith("torch.nn.functional.") and is_loss_name(function.rpartition(".")[2])
+
+
 def is_model(function: Any) -> bool:
     """A module of torch, told without importing it."""
     return any(c.__module__ == "torch.nn.modules.module" and c.__name__ == "Module" for c in type(function).__mro__)

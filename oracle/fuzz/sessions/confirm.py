@@ -13,6 +13,7 @@ from typing import Final
 
 from proctor.errors import OracleError
 from proctor.oracle.fuzz.running.evaluate import FULL
+from proctor.oracle.fuzz.sessions.journal import is_full
 
 TIMEOUT_S: Final = 240.0
 DIFFERS: Final = "not what the reference has"  # what a script says that has compared
@@ -47,7 +48,7 @@ def confirm(script: Path, timeout_s: float = TIMEOUT_S, *, raises: str = "", com
                 raise OSError(errno.ENOSPC, "")
             return said, tail
     except OSError as e:
-        if e.errno not in (errno.ENOSPC, errno.EDQUOT):
+        if not is_full(e):
             raise
         raise OracleError(f"{tempfile.gettempdir()}: the disk is full", hint="a finding's script runs there; make room, then --resume") from None
 

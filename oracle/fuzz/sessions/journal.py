@@ -149,12 +149,17 @@ class Journal:
             (self.path / name).write_text(text())
 
 
+def is_full(error: OSError) -> bool:
+    """Whether something could not be written since there is no room."""
+    return error.errno in (errno.ENOSPC, errno.EDQUOT)
+
+
 @contextmanager
 def told(path: Path) -> Iterator[None]:
     """Say in one line that something cannot be written."""
     try:
         yield
     except OSError as e:
-        full = e.errno in (errno.ENOSPC, errno.EDQUOT)
+        full = is_full(e)
         hint = f"make room, then --resume {path}" if full else "give another -o"
         raise OracleError(f"{e.filename or path}: {'the disk is full' if full else e.strerror or e}", hint=hint) from None

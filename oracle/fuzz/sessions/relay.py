@@ -6,7 +6,6 @@
 
 from __future__ import annotations
 
-import errno
 import os
 import re
 import shutil
@@ -27,7 +26,7 @@ from proctor.errors import OracleError
 from proctor.oracle.fuzz.running.worlds import PREFIX, swept
 from proctor.oracle.fuzz.search.board import CLAIMS
 from proctor.oracle.fuzz.search.findings import Finding
-from proctor.oracle.fuzz.sessions.journal import Journal
+from proctor.oracle.fuzz.sessions.journal import Journal, is_full
 from proctor.oracle.fuzz.sessions.piece import FILE, Carried, Piece, Told
 from proctor.oracle.fuzz.spec import decode, encode
 
@@ -218,7 +217,7 @@ def _has_room(folder: Path) -> bool:
         with tempfile.TemporaryFile(dir=folder, buffering=0) as file:
             return file.write(bytes(_ROOM)) == _ROOM
     except OSError as e:
-        return e.errno not in (errno.ENOSPC, errno.EDQUOT)
+        return not is_full(e)
 
 
 def _text(told: Told) -> str:
