@@ -29,6 +29,7 @@ from proctor.oracle.fuzz.running.observe import Array, module_types, observe, ow
 from proctor.oracle.fuzz.running.rounding import Rounded
 
 EVERY: Final = 12  # tasks between collections
+_WHOLE: Final = 8  # of so many collections one looks at all objects; what a task leaves behind is young
 _KEPT: Final = 4  # references in memory
 _LINEAR: Final = torch.nn.functional.linear
 _references: dict[str, judge.Reference] = {}
@@ -38,12 +39,12 @@ def serve(rank: int, world: int, read: Callable[[], bytes], write: Callable[[byt
     """Answer tasks until there are no more."""
     warnings.simplefilter("ignore")
     gc.disable()  # modules, reducers and autograd nodes are cycles by the thousand: between tasks they cost a fifth of what they cost within
-    for count, line in enumerate(iter(read, b"")):
+    for count, line in enumerate(iter(read, b""), 1):
         task = msgspec.json.decode(line)
         answer = _regrouped(task, rank, world) or _answer(task, rank, world)
         write(msgspec.json.encode({"task": task.get("id"), **answer}) + b"\n")
-        if count % EVERY == EVERY - 1:
-            gc.collect()
+        if count % EVERY == 0:
+            gc.collect(2 if count // EVERY % _WHOLE == 0 else 0)
 
 
 def _regrouped(task: dict[str, Any], rank: int, world: int) -> dict[str, Any]:
