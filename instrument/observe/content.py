@@ -35,11 +35,12 @@ class Summary(NamedTuple):
 
 def no_torch_function() -> Any:
     """What a `with` statement takes so that no `__torch_function__` of the program's runs within it."""
-    return _disables()()
+    return torch_function_off()()
 
 
 @functools.cache
-def _disables() -> type[Any]:
+def torch_function_off() -> type[Any]:
+    """The class of what `no_torch_function` gives, for those who ask many times a step."""
     import torch
 
     found: type[Any] = torch._C.DisableTorchFunction

@@ -16,7 +16,7 @@ from collections.abc import Callable
 from enum import IntEnum
 from typing import Any
 
-from proctor.instrument.observe.content import no_torch_function, reader
+from proctor.instrument.observe.content import reader, torch_function_off
 from proctor.instrument.observe.fingerprint import fingerprint_all
 from proctor.instrument.observe.seen import Seen
 from proctor.instrument.observe.tracked import Tracked
@@ -56,35 +56,35 @@ class StateTracker(Tracked):
         """
         groups: list[tuple[list[Slot], bool]] = []
         if data and self._watched["data"]:
-            groups.append((self._parameter_slots()[0], self.dirty or data is Look.FORCE))
+            if self._slots_at != self.layout:
+                self._lay()
+            groups.append((self._slots[0], self.dirty or data is Look.FORCE))
         if grad and self._watched["grad"]:
-            groups.append((self._parameter_slots()[1], self.dirty or grad is Look.FORCE))
+            if self._slots_at != self.layout:
+                self._lay()
+            groups.append((self._slots[1], self.dirty or grad is Look.FORCE))
         if data and grad:
             self.dirty = False
         if buffers and self._buffers:
             groups.append((list(self._buffers.values()), buffers is Look.FORCE))
         if optimizer and self._watched["optimizer"]:
             groups.append((self._state_slots(), optimizer is Look.FORCE))
-        if self._look(groups, True, None if silent else self.rows, (seq, call, edge), context):
-            self._seen = None
+        with torch_function_off()():
+            if look(reader(), groups, self._last.columns, True, None if silent else self.rows, (seq, call, edge), context, fingerprint_all):
+                self._seen = None
 
     def see_optimizers(self) -> None:
         """Look at the state of optimizers for `seen_last` only, without rows."""
-        self._look([(self._state_slots(), True)], False, None, (0, 0, 0), int)
+        with torch_function_off()():
+            look(reader(), [(self._state_slots(), True)], self._last.columns, False, None, (0, 0, 0), int, fingerprint_all)
         self._seen = None
-
-    def _look(self, groups: list[tuple[list[Slot], bool]], settle: bool, rows: list[Any] | None, where: tuple[int, int, int], context: Callable[[], int]) -> bool:
-        with no_torch_function():
-            return look(reader(), groups, self._last.columns, settle, rows, where, context, fingerprint_all)
 
     def _state_slots(self) -> list[Slot]:
         return self._states.present([optimizer for _, optimizer in self.optimizers()], self.layout)
 
-    def _parameter_slots(self) -> tuple[list[Slot], list[Slot]]:
-        if self._slots_at != self.layout:
-            entries = self._params.values()
-            self._slots, self._slots_at = ([entry[1] for entry in entries], [entry[2] for entry in entries]), self.layout
-        return self._slots
+    def _lay(self) -> None:
+        entries = self._params.values()
+        self._slots, self._slots_at = ([entry[1] for entry in entries], [entry[2] for entry in entries]), self.layout
 
     def wrote_data(self) -> bool:
         """Whether a parameter was written since its last look, by its version counter; nothing is hashed."""

@@ -18,7 +18,7 @@ _DEPTH: Final = 3
 _ENTRIES: Final = 16  # of one container
 _CPU_BYTES: Final = 64 << 20
 _LARGE: Final = 1 << 20
-_LOOK: Final = 1 << 14  # bytes
+_LOOK: Final = 1 << 8  # bytes at each of sixteen places
 _DEVICE_BYTES: Final = 8 << 20  # hashing there waits for the device
 
 
@@ -54,7 +54,7 @@ class Batches(Probe):
         return before, None
 
     def _summary(self, place: str, value: Any) -> Summary:
-        """Of a large tensor that is the same object, version and memory as last time, and the same at three places, as
+        """Of a large tensor that is the same object, version and memory as last time, and the same at sixteen places, as
         last time: a full batch is hashed once and not at every step."""
         looks = look_at(value, _LOOK) if _size(value) >= _LARGE else None
         if looks is None or value.is_inference():  # such a tensor has no version

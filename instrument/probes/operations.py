@@ -19,6 +19,7 @@ from __future__ import annotations
 import inspect
 import threading
 import weakref
+from collections.abc import Callable
 from typing import Any, Final
 
 from proctor.instrument.observe.modules import class_name
@@ -53,6 +54,7 @@ class Operations(Probe):
         self._calls: dict[tuple[str, str], list[int]] = {}  # of each function and mode of its module: calls, looks, and whether one had several updates
         self._updates = 0
         self._optimizers: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()  # in the order of their first steps
+        self._updated_last: Callable[[], Any] = lambda: None  # the optimizer that stepped last
         self._running: list[tuple[int, tuple[str, str], int]] = []  # call, function and updates before it, of each first call that runs
         self._look: Look | None = None
         self._attentive: dict[int, tuple[weakref.ref[Any], list[Any]]] = {}  # by id of a model called in this step: its layers that have such kernels
@@ -103,8 +105,11 @@ class Operations(Probe):
             self._tell(look)
         self._updates += 1
         self._step = self.sink.call
+        if self._look is None and args[0] is self._updated_last():
+            return
         if args[0] not in self._optimizers and self._now - self._since > STEPS[-1] and self._phases < _PHASES:
             self._since, self._phases = self._now, self._phases + 1  # a second stage has a loop of its own
+        self._updated_last = weakref.ref(args[0])
         self._happens(f"step of optimizer {self._optimizers.setdefault(args[0], len(self._optimizers) + 1)}")
 
     def _happens(self, what: str) -> None:
@@ -113,10 +118,12 @@ class Operations(Probe):
             self._look.happens(what)
 
     def _model_begins(self, args: tuple[Any, ...], kwargs: dict[str, Any] | None) -> None:
-        if self._idle():
-            return
-        if self._late and self._look is None:
+        if self._look is None and self._late:
+            if self._over or threading.get_ident() != self._thread:
+                return
             self._kept_off.append(self.sink.call)  # modules are not walked in each step of a long run
+            return
+        if self._idle():
             return
         model, infers = args[0], True
         try:

@@ -4,8 +4,8 @@ A batch reaches the file in one `write`, and a write that fails (disk full) is c
 readable and later batches can follow. A program that closes our descriptors costs nothing (`invariants/descriptor.py`). While writing fails the recorder samples steps, ever more sparsely, and the
 loss is counted in `process.json`; it recovers by itself when there is room again.
 
-Flush rule: once a second; and when a step ends, if a quarter of a second has passed and enough rows wait. (A batch costs
-about 2.5 KB of Arrow metadata over three tables: at every step of a toy that is more than the records.)
+Flush rule: once a second; and when a step ends, if a quarter of a second has passed and thousands of rows wait. (A batch costs
+about 2.5 KB of Arrow metadata over three tables, and half a millisecond of compressing whatever it holds, which also drives the program's data out of the caches.)
 
 With a verifier that listens, rows are handed over to it uncompressed when a step ends (`stream.Sender`), by the training thread itself
 where that takes a fraction of a millisecond: no lock, disk or peer is waited for, and waking the writer's thread takes the program's
@@ -42,7 +42,7 @@ if TYPE_CHECKING:
 
 FLUSH_S = 1.0  # a record is at most this old when it reaches the disk
 STEP_FLUSH_S = 0.25  # …and of a finished step at most this old,
-STEP_FLUSH_ROWS = 500  # when this many wait
+STEP_FLUSH_ROWS = 8192  # …when this many wait
 STREAM_FLUSH_S = 0.015  # at least, between two flushes to a verifier that tell it of a step's end,
 STREAM_FLUSH_MOST_S = 0.06  # and no more than this, so that a step is judged soon, be it the last for a while;
 DROWSY_S = 1.0  # where steps are left out

@@ -35,12 +35,16 @@ class Looks:
     ) -> None:
         """Observe state at a boundary, if this step is recorded."""
         observer = self._observer
-        if not observer.sampled or not observer.writes():
+        guard = observer.guard
+        if not observer.sampled or not observer.writes() or "state" in guard.off:
             return
         recorder = observer.recorder
         where = recorder.current_call if call is None else call
-        observe = observer.tracker.observe
-        self.turns.look(observer.guard.run, "state", observe, recorder.current_seq, where, edge, self._context, data, grad, buffers, optimizer)
+        try:
+            self.turns.look(observer.tracker.observe, recorder.current_seq, where, edge, self._context, data, grad, buffers, optimizer)
+        except Exception as e:  # as `Guard.run`, which would be one call more in each of some ten looks of a step
+            if not guard.takes("state", e):
+                raise
 
     def glance(self) -> None:
         """After an update of a process with a budget, also in a step that it leaves out."""

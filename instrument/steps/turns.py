@@ -106,7 +106,7 @@ class Turns:
             return None
         self._looking.add(me)
         try:
-            if self._others(me):
+            if self._writing and self._others(me):
                 self._break()
                 return None
             return function(*args)
@@ -133,7 +133,7 @@ class Turns:
             return
         self.acts()
         self._writing[me] = self._writing.get(me, 0) + 1
-        if self._others(me):
+        if len(self._writing) > 1 and self._others(me):
             self._break()
         if not self._looking:
             return

@@ -10,6 +10,10 @@ namespace {
 
 namespace py = pybind11;
 
+// As in `look_at` of instrument/observe/fingerprint.py.
+constexpr uint64_t kSpots = 16;
+constexpr uint64_t kFold = 0x9E3779B97F4A7C15;
+
 bool says(PyObject* object, PyObject* method, PyObject* wanted) {
   const Owned answer(called(object, method));
   return answer.get() == wanted;
@@ -109,12 +113,13 @@ py::object Tensors::spots(const py::object& tensor, uint64_t size) const {
   const std::optional<Memory> memory = memory_of(tensor.ptr());
   const uint64_t bytes = memory ? memory->elements * memory->width : 0;
   if (!memory || bytes < size) return py::none();
-  const uint64_t last = bytes - size;
   const Simd level = default_simd();
-  const auto hash = [&](uint64_t at) {
-    return fingerprint(reinterpret_cast<const void*>(memory->address + at), size, 1, Kind::kRaw, 0, 1, 0, false, level).fp;
-  };
-  return py::make_tuple(hash(0), hash(last / 8 * 4), hash(last));
+  uint64_t folded = 0;
+  for (uint64_t i = 0; i < kSpots; ++i) {
+    const uint64_t at = (bytes - size) * i / (kSpots - 1);
+    folded = folded * kFold + fingerprint(reinterpret_cast<const void*>(memory->address + at), size, 1, Kind::kRaw, 0, 1, 0, false, level).fp;
+  }
+  return py::int_(folded);
 }
 
 bool Tensors::ours(PyObject* object) const {
@@ -171,7 +176,7 @@ void bind_tensors(py::module_& m) {
            py::arg("formats"), py::arg("summary"))
       .def("summaries", &Tensors::summaries, py::arg("tensors"), "Fingerprint, norm and flags of each tensor, None for one that is not plain.")
       .def("number", &Tensors::number, py::arg("tensor"), "The number in a plain tensor without dimensions; None for one with, NotImplemented for what is not plain.")
-      .def("spots", &Tensors::spots, py::arg("tensor"), py::arg("size"), "Hashes of `size` bytes at the start, in the middle and at the end of a plain tensor that has as many; None of any other.");
+      .def("spots", &Tensors::spots, py::arg("tensor"), py::arg("size"), "A hash of `size` bytes at each of sixteen places of a plain tensor that has as many; None of any other.");
 }
 
 }  // namespace proctor

@@ -38,7 +38,7 @@ class Tensors {
   pybind11::list summaries(const pybind11::list& tensors) const;
   // The number in a plain tensor without dimensions; None for a plain one with dimensions, NotImplemented for any other.
   pybind11::object number(const pybind11::object& tensor) const;
-  // Hashes of `size` bytes at the start, in the middle and at the end of a plain tensor that has as many; None of any other.
+  // A hash of `size` bytes at each of sixteen places, evenly spread, of a plain tensor that has as many; None of any other.
   pybind11::object spots(const pybind11::object& tensor, std::uint64_t size) const;
 
  private:

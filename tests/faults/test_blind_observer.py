@@ -22,7 +22,7 @@ optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
 for step in range(8):
     if step == 4 and "proctor.instrument.observe.state" in sys.modules:
         def broken(*args): raise ZeroDivisionError("an error of ours")
-        sys.modules["proctor.instrument.observe.state"].StateTracker._look = broken
+        sys.modules["proctor.instrument.observe.state"].look = broken
     optimizer.zero_grad()
     loss = model(torch.randn(8, 4)).square().mean()
     loss.backward()

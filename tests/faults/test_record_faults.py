@@ -14,10 +14,12 @@ from pathlib import Path
 
 import pytest
 from helpers.warm import python
+from pyarrow import ipc
 
 pytest.importorskip("torch")
 import proctor
 from proctor.errors import TraceError
+from proctor.instrument.record.writer import Stream
 from proctor.invariants.trace import Trace
 
 TRAIN = """
@@ -276,7 +278,14 @@ def test_an_earlier_run_is_not_overwritten(finished: Finished) -> None:
 def test_truncated_and_corrupt_traces_are_read_as_far_as_they_go(tmp_path: Path, finished: Finished) -> None:
     run = finished.copy(tmp_path / "run")
     calls = next((run / "procs").glob("*/calls.arrow"))
+    with ipc.open_stream(calls) as stream:
+        table = stream.read_all()
+    longer = Stream(calls, table.schema)  # as of a run of several seconds
+    for batch in table.combine_chunks().to_batches(max_chunksize=table.num_rows // 6):
+        longer.append(batch)
+    longer.close()
     whole, blob = Trace.load([run]), calls.read_bytes()
+    assert whole.calls.height == table.num_rows and not whole.notes
     calls.write_bytes(blob[: len(blob) * 2 // 3])
     cut = Trace.load([run])
     assert 0 < cut.calls.height < whole.calls.height
