@@ -281,7 +281,7 @@ class Observer:
     def _value_ctx(self) -> int:
         import torch
 
-        return self.contexts.resolve(self.contexts.base(), torch.is_grad_enabled(), "", "")
+        return self.contexts.present(torch.is_grad_enabled())
 
     def writes(self) -> bool:
         """Whether what is seen now is written."""

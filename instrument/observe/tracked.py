@@ -58,6 +58,7 @@ class Tracked:
         self._frozen: list[int] = []  # parameters that an optimizer holds and that did not train when the step began
         self._zero_lr: dict[str, set[int]] = {}
         self._said: dict[str, list[tuple[int, int, bool, int | None]]] = {}  # of each group of an optimizer, what the last two follow from
+        self._noted: dict[str, list[tuple[int, int, float]]] = {}  # …, with the rate itself, where all of them are plain numbers
         self._rates: dict[str, dict[int, int]] = {}  # decade of the learning rate of each parameter, by optimizer: -3 of 0.002
         self._wrapped: dict[int, str] = {}
         self._scanned_at = 0
@@ -138,6 +139,10 @@ class Tracked:
             self._describe_again([entry for key in self._frozen if (entry := self._params.get(key)) is not None and (p := entry[0]()) is not None and p.requires_grad])
         label = self._labels.get(id(optimizer), "")
         groups = [(group["params"], group.get("lr")) for group in optimizer.param_groups]
+        noted = [(len(params), id(params[0]) if params else 0, lr) for params, lr in groups if type(lr) is float]
+        if len(noted) == len(groups) and noted == self._noted.get(label):
+            return
+        self._noted[label] = noted
         said = [(len(params), id(params[0]) if params else 0, is_zero(lr), decade(lr)) for params, lr in groups]
         before = self._said.get(label)
         if said == before:

@@ -194,6 +194,21 @@ class ContextTable:
         self._index: dict[tuple[int, bool, str, str], int] = {}
         self._next_base, self._next = 1, 1
         self.rows: list[tuple[Any, ...]] = []  # pending rows of the context table
+        self._asked: tuple[int, int, str, int] = (-1, 0, "", 0)  # step, micro, phase and recompute at the last question `present` …
+        self._answers: dict[bool, int] = {}  # … and its answers, by grad mode
+
+    def present(self, grad: bool) -> int:
+        """Code of the present context without autocast; asked several times between two changes of it."""
+        clock = self.clock
+        if self.meta:
+            return self.resolve(self.base(), grad, "", "")
+        asked = clock.step, clock.micro, clock.phase, self.recompute
+        if asked != self._asked:
+            self._asked, self._answers = asked, {}
+        code = self._answers.get(grad)
+        if code is None:
+            code = self._answers[grad] = self.resolve(self.base(), grad, "", "")
+        return code
 
     def base(self) -> int:
         """Code of the present base context."""

@@ -65,8 +65,7 @@ class Looks:
         self.look(0, 0, data=Look.HINT, grad=Look.HINT)
 
     def _context(self) -> int:
-        contexts = self._observer.contexts
-        return contexts.resolve(contexts.base(), True, "", "")
+        return self._observer.contexts.present(True)
 
     def _threads_train(self) -> None:
         self._observer.recorder.muted = True
