@@ -42,7 +42,8 @@ if TYPE_CHECKING:
 
 FLUSH_S = 1.0  # a record is at most this old when it reaches the disk
 STEP_FLUSH_S = 0.25  # …and of a finished step at most this old,
-STEP_FLUSH_ROWS = 8192  # …when this many wait
+STEP_FLUSH_ROWS = (500, 8192)  # …when so many wait: in the first seconds, so that a short run that is killed leaves most of itself; and later
+FIRST_FLUSHES = 16
 STREAM_FLUSH_S = 0.015  # at least, between two flushes to a verifier that tell it of a step's end,
 STREAM_FLUSH_MOST_S = 0.06  # and no more than this, so that a step is judged soon, be it the last for a while;
 DROWSY_S = 1.0  # where steps are left out
@@ -135,6 +136,7 @@ class TraceWriter:
         self._looked = float("-inf")  # at what belongs into `process.json`
         self._news = False  # in there, that must be known before the next records are judged
         self._last_flush = self._last_write = self._told_at = monotonic()  # …: when a step's end was offered
+        self._flushes = 0
         self._pause = STREAM_FLUSH_S  # between two flushes to a verifier
         self._wake = threading.Event()
         self._drowsy = False  # the present steps are left out: there is nothing to look for many times a second
@@ -162,7 +164,7 @@ class TraceWriter:
         """
         self._reached = step
         if self._sender is None:
-            if waiting >= STEP_FLUSH_ROWS and monotonic() - self._last_flush >= STEP_FLUSH_S:
+            if waiting >= self._enough() and monotonic() - self._last_flush >= STEP_FLUSH_S:
                 self._wake.set()
         elif monotonic() - self._told_at >= self._pause:
             small = waiting <= STREAM_HERE_ROWS and step >= SETTLING_STEPS and not self._behind and not self._news
@@ -180,6 +182,9 @@ class TraceWriter:
             finally:
                 if held and held[0]:
                     self._lock.release()
+
+    def _enough(self) -> int:
+        return STEP_FLUSH_ROWS[self._flushes > FIRST_FLUSHES]
 
     def passed(self, step: int) -> None:
         """A step begins, and the one before left no rows; the verifier learns of it when the thread flushes."""
@@ -223,7 +228,7 @@ class TraceWriter:
             reached, batches = self._take()
             now = self._last_flush
             if self._write_is_due(now):
-                self._last_write = now
+                self._last_write, self._flushes = now, self._flushes + 1
                 self._write()
             if self._sender is None or self._stop or reached < SETTLING_STEPS or now - self._looked >= FLUSH_S:
                 self._look_at_info(now)
@@ -260,7 +265,7 @@ class TraceWriter:
         if self._behind and self._sender.ring.room():
             return True  # what the verifier missed is on disk when it learns of it
         rows = sum(batch.rows for _, batch in self._unwritten)
-        return rows >= STEP_FLUSH_ROWS and now - self._last_write >= STEP_FLUSH_S
+        return rows >= self._enough() and now - self._last_write >= STEP_FLUSH_S
 
     def _write(self) -> None:
         """Write what waits for the files; of what cannot be written names and contexts are kept, later rows need them."""

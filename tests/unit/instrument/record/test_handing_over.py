@@ -147,3 +147,24 @@ def test_an_interrupt_at_any_moment_leaves_no_lock_taken(process: Process) -> No
         signal.setitimer(signal.ITIMER_REAL, 0)
         signal.signal(signal.SIGALRM, before)
     assert interrupted > 2000
+
+
+def test_files_are_written_four_times_a_second_in_the_first_seconds_and_later_where_thousands_of_rows_wait(process: Process, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    now = [100.0]
+    monkeypatch.setattr(module, "monotonic", lambda: now[0])
+    process.writer.close()
+    writer = TraceWriter(tmp_path / "files", process._drain, lambda: {"rank": 0}, lambda failing: None, Guard())
+    few, many = module.STEP_FLUSH_ROWS
+
+    def asks(waiting: int) -> bool:
+        now[0] += module.STEP_FLUSH_S
+        writer._wake.clear()
+        writer.step_ended(waiting, STEP)
+        return writer._wake.is_set()
+
+    for _ in range(module.FIRST_FLUSHES):
+        assert not asks(few - 1) and asks(few)
+        writer.flush()
+    writer.flush()
+    assert not asks(few) and not asks(many - 1) and asks(many)
+    writer.close()
