@@ -24,6 +24,8 @@ import weakref
 from collections.abc import Sequence
 from typing import Any, Final
 
+import torch
+
 from proctor.instrument.probes import (
     NO_HOOKS,
     Home,
@@ -99,12 +101,15 @@ class Averages(Probe):
                 self._before = known.use
             if known.roots is not None and known.statistics is not None and known.rows < _ROWS:
                 self._evaluated(known, known.statistics, known.roots.of(module), module, [*args[1:], *(kwargs or {}).values()])
-        if len(self._models) < _MODELS and not any(ref() is module for ref in self._models) and _learns(module):
+        if len(self._models) >= _MODELS:
+            return
+        for ref in self._models:
+            if ref() is module:
+                return
+        if _learns(module):
             self._models.append(weakref.ref(module))
 
     def _evaluated(self, known: _Known, statistics: _statistics.Statistics, inside: tuple[bool, ...], root: Any, values: list[Any]) -> None:
-        import torch
-
         copy, model = inside
         if copy:
             self._tell(known, "statistics", statistics.called())
@@ -126,8 +131,6 @@ class Averages(Probe):
             self._look()
         if not self._known:
             return
-        import torch
-
         with torch._C.DisableTorchFunction(), torch.no_grad():
             self._known = [known for known in self._known if self._measure(known, step)]
         if step >= _siblings.AT and not self._asked:

@@ -9,6 +9,8 @@ from __future__ import annotations
 import weakref
 from typing import Any, Final
 
+import torch
+
 from proctor.instrument.observe.fingerprint import Summary, fingerprint_all, look_at
 from proctor.instrument.probes import NO_HOOKS, Home, Hooks, Probe, Sink, register
 from proctor.invariants.schema import MODEL_CALL, Value
@@ -36,8 +38,6 @@ class Batches(Probe):
     def hooks(self, function: str, home: Home) -> Hooks:
         if function != MODEL_CALL:
             return NO_HOOKS
-        import torch
-
         tensor = torch.Tensor
 
         def before(args: tuple[Any, ...], kwargs: dict[str, Any] | None) -> None:
@@ -84,6 +84,4 @@ def _collect(place: str, value: Any, depth: int, tensor: type, found: list[tuple
 
 def _size(value: Any) -> int:
     """Bytes; 0 of what has no dense content."""
-    import torch
-
     return int(value.numel() * value.element_size()) if value.layout is torch.strided else 0

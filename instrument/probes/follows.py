@@ -11,6 +11,7 @@ from __future__ import annotations
 from typing import Any, Final
 
 import numpy as np
+import torch
 
 from proctor.instrument.probes import NO_HOOKS, Home, Hooks, Probe, Sink, register
 from proctor.instrument.probes.judged import bits, readable, tensors
@@ -61,8 +62,6 @@ class Follows(Probe):
     def _called(self, args: tuple[Any, ...], kwargs: dict[str, Any] | None) -> None:
         if self._left <= 0 or self._samples is not None or self.over or not getattr(args[0], "training", False):
             return
-        import torch
-
         if not torch.is_grad_enabled() or next(args[0].parameters(), None) is None:
             return
         self._left -= 1

@@ -22,6 +22,8 @@ import weakref
 from collections.abc import Callable
 from typing import Any, Final
 
+import torch
+
 from proctor.instrument.observe.modules import class_name
 from proctor.instrument.patch.compiled import anything_compiled
 from proctor.instrument.probes import NO_HOOKS, Home, Hooks, Probe, Sink, register
@@ -146,14 +148,14 @@ class Operations(Probe):
     def _model_ends(self, args: tuple[Any, ...], kwargs: dict[str, Any] | None, result: Any, raised: bool) -> None:
         if threading.get_ident() != self._thread:
             return
-        while self._kept_off and self._kept_off[-1] >= self.sink.call:
-            self._kept_off.pop()
-        self._ends(raised)
+        kept, call = self._kept_off, self.sink.call
+        while kept and kept[-1] >= call:
+            kept.pop()
+        if self._running or self._look is not None:
+            self._ends(raised)
 
     def _infers(self, model: Any) -> bool:
         """Whether a call of this model may take kernels of attention that torch keeps for inference."""
-        import torch
-
         known = self._attentive.get(id(model))
         if known is None or known[0]() is not model:
             kinds = (torch.nn.MultiheadAttention, torch.nn.TransformerEncoderLayer, torch.nn.TransformerEncoder)
@@ -225,8 +227,6 @@ class Operations(Probe):
 
 
 def _asked(model: Any) -> str:
-    import torch
-
     gradients = "" if torch.is_grad_enabled() else " without gradients"
     return f"{type(model).__name__} in {'training' if model.training else 'evaluation'} mode{gradients}"
 
@@ -237,8 +237,6 @@ def _word(module: Any) -> str:
 
 def _mode_of(function: str, args: tuple[Any, ...]) -> str:
     """The mode of the module whose method is called; "" of other functions."""
-    import torch
-
     if not args or not isinstance(args[0], torch.nn.Module):
         return ""
     key = function, type(args[0])

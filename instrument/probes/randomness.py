@@ -19,6 +19,8 @@ from __future__ import annotations
 
 from typing import Any, Final
 
+import torch
+
 from proctor.instrument.probes import NO_HOOKS, Home, Hooks, Probe, Sink, _generators, register
 from proctor.instrument.probes._workers import Reports
 from proctor.invariants.schema import MODEL_CALL, Value
@@ -98,10 +100,9 @@ class Randomness(Probe):
     # -- forward and step -----------------------------------------------------------------------------------------
 
     def _forward_begins(self, args: tuple[Any, ...], kwargs: dict[str, Any] | None) -> None:
-        import torch
-
         training = bool(getattr(args[0], "training", False)) and torch.is_grad_enabled()
-        self._used_by(training)
+        if self._newest is not None:
+            self._used_by(training)
         self._again = {}
         if training and self._looks:
             for name, generator in _generators.dropouts():
@@ -192,8 +193,7 @@ class Randomness(Probe):
     def _used_by(self, training: bool) -> None:
         """A model is called: what was loaded last was for training, or was not."""
         loader, self._newest = self._newest, None
-        if loader is None:
-            return
+        assert loader is not None
         loader.trains = training
         self._fed[loader.call] = training
         for place, state, item, call in loader.waiting if training else ():
@@ -258,20 +258,13 @@ class Randomness(Probe):
             self._put("fill", result, _WEIGHT if result.requires_grad else _SMALL)
 
     def _put(self, place: str, drawn: Any, most: int) -> None:
-        if (
-            self._draws > 0
-            and hasattr(drawn, "data_ptr")
-            and drawn.device.type == "cpu"
-            and 16 <= drawn.numel() <= most
-        ):
+        if self._draws > 0 and isinstance(drawn, torch.Tensor) and 16 <= drawn.numel() <= most and drawn.device.type == "cpu":
             self._draws -= 1
             self.sink.tensors(Value.DRAW, [(place, -1, drawn)])
 
 
 def _order(loader: Any) -> tuple[str, int] | None:
     """What the order of a loader follows from: kind of sampler, digest; `None` where it is not shuffled, or unknown."""
-    import torch
-
     batches = loader.batch_sampler
     sampler = getattr(batches, "sampler", None) or batches or loader.sampler
     kind = type(sampler).__name__

@@ -14,6 +14,7 @@ from collections.abc import Iterable
 from typing import Any, Final
 
 import numpy as np
+import torch
 
 from proctor.instrument.observe import content
 from proctor.instrument.observe.modules import class_name
@@ -52,8 +53,6 @@ class Unseen(Probe):
         return (self._called, None) if function == MODEL_CALL else NO_HOOKS
 
     def _called(self, args: tuple[Any, ...], kwargs: dict[str, Any] | None) -> None:
-        import torch
-
         model, grads = args[0], torch.is_grad_enabled()
         if model.training != grads:
             return
@@ -109,8 +108,6 @@ class Unseen(Probe):
 
 def _samples(values: Iterable[Any]) -> set[int]:
     """Of the first tensor of several rows, a number for each row."""
-    import torch
-
     for value in values:
         if type(value) is not torch.Tensor or value.dim() < 2:
             continue

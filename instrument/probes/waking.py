@@ -10,6 +10,8 @@ from __future__ import annotations
 import weakref
 from typing import Any, Final
 
+import torch
+
 from proctor.instrument.probes import NO_HOOKS, Home, Hooks, Probe, Sink, register
 from proctor.invariants.schema import MODEL_CALL, Value
 
@@ -54,12 +56,12 @@ class Waking(Probe):
 
     def _called(self, args: tuple[Any, ...], kwargs: dict[str, Any] | None) -> None:
         root = args[0]
+        if not root.training or not torch.is_grad_enabled():
+            return
         looks = self._looks.get(id(root), 0)
         if looks >= _LOOKS or (not looks and len(self._looks) >= _MODELS):
             return
-        import torch
-
-        if not root.training or not torch.is_grad_enabled() or next(root.parameters(), None) is None:  # augmentations and losses are modules, too
+        if next(root.parameters(), None) is None:  # augmentations and losses are modules, too
             return
         self._looks[id(root)] = looks + 1
         paths = {id(m): path for path, m in root.named_modules()}

@@ -100,7 +100,8 @@ class Steps:
 
         if self.in_backward:
             return
-        self.by_hand.look()
+        if self._clock.backward_pending:
+            self.by_hand.look()
         if self.updates.depth:
             if not self.updates.ran_inside:
                 self.updates.ran_inside = True
