@@ -1,7 +1,8 @@
 """What the model is given: a fingerprint of the tensors of each outermost forward that trains.
 
 Lists, tuples and dicts are entered; the first few tensors count. All of them together are one value: a batch is
-another batch if any of its tensors differs.
+another batch if any of its tensors differs. Of a model that is called hundreds of times between two backwards (a solver) the first
+sixteen calls are told.
 """
 
 from __future__ import annotations
@@ -15,11 +16,13 @@ from proctor.instrument.observe.fingerprint import Summary, fingerprint_all, loo
 from proctor.instrument.probes import NO_HOOKS, Home, Hooks, Probe, Sink, register
 from proctor.invariants.schema import MODEL_CALL, Value
 
+_FORWARDS: Final = 16  # between two backwards
 _TENSORS: Final = 4  # of one call
 _DEPTH: Final = 3
 _ENTRIES: Final = 16  # of one container
 _CPU_BYTES: Final = 64 << 20
 _LARGE: Final = 1 << 20
+_BACKWARDS: Final = ("torch.autograd.backward", "torch.autograd.grad")  # the first is what `Tensor.backward` calls, too
 _LOOK: Final = 1 << 8  # bytes at each of sixteen places
 _DEVICE_BYTES: Final = 8 << 20  # hashing there waits for the device
 
@@ -34,15 +37,22 @@ class Batches(Probe):
     def __init__(self, sink: Sink) -> None:
         super().__init__(sink)
         self._large: dict[str, tuple[weakref.ref[Any], tuple[Any, ...], Summary]] = {}
+        self._left = _FORWARDS
+
+    def step_begins(self, step: int) -> None:
+        self._left = _FORWARDS
 
     def hooks(self, function: str, home: Home) -> Hooks:
+        if function in _BACKWARDS:
+            return self._propagates, None
         if function != MODEL_CALL:
             return NO_HOOKS
         tensor = torch.Tensor
 
         def before(args: tuple[Any, ...], kwargs: dict[str, Any] | None) -> None:
-            if not getattr(args[0], "training", False) or not torch.is_grad_enabled():
+            if self._left <= 0 or not getattr(args[0], "training", False) or not torch.is_grad_enabled():
                 return
+            self._left -= 1
             found: list[tuple[str, int, Any]] = []
             for i, value in enumerate(args[1:]):
                 _collect(str(i), value, _DEPTH, tensor, found)
@@ -52,6 +62,9 @@ class Batches(Probe):
                 self.sink.summary(Value.BATCH, place, value, self._summary(place, value), item=item)
 
         return before, None
+
+    def _propagates(self, args: tuple[Any, ...], kwargs: dict[str, Any] | None) -> None:
+        self._left = _FORWARDS
 
     def _summary(self, place: str, value: Any) -> Summary:
         """Of a large tensor that is the same object, version and memory as last time, and the same at sixteen places, as

@@ -11,6 +11,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+import torch
+
 from proctor.instrument.observe.state import Look
 from proctor.instrument.patch import catalog
 from proctor.instrument.patch.patches import Hooks
@@ -96,8 +98,6 @@ class Steps:
             self._observer.capsules.model_begins(args, kwargs, opens=self._clock.step != step)
 
     def _forward_begins(self, args: tuple[Any, ...], kwargs: Any) -> None:
-        import torch
-
         if self.in_backward:
             return
         if self._clock.backward_pending:

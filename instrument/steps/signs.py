@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+import torch
+
 from proctor.instrument.observe.tracked import is_zero
 
 
@@ -28,6 +30,4 @@ def has_closure(args: tuple[Any, ...], kwargs: Any) -> bool:
 
 def asks_gradient(args: tuple[Any, ...]) -> bool:
     """Whether a tensor that a model is given requires a gradient; the first argument is the model."""
-    import torch
-
     return any(isinstance(value, torch.Tensor) and value.requires_grad for value in args[1:])

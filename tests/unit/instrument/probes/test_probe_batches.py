@@ -13,7 +13,8 @@ from proctor.native import Recorder
 
 torch = pytest.importorskip("torch")
 
-from proctor.instrument.probes.batches import MODEL_CALL, Batches  # noqa: E402  torch first
+from proctor.instrument.probes import batches  # noqa: E402  torch first
+from proctor.instrument.probes.batches import MODEL_CALL, Batches  # noqa: E402
 
 nn = torch.nn
 
@@ -22,7 +23,8 @@ class Watch:
     def __init__(self) -> None:
         self.recorder = Recorder()
         self.sink = Sink(self.recorder, lambda: 0, RecordConfig(run="run"), lambda: True)
-        before, _ = Batches(self.sink).hooks(MODEL_CALL, Home.TORCH)
+        self.probe = Batches(self.sink)
+        before, _ = self.probe.hooks(MODEL_CALL, Home.TORCH)
         assert before is not None
         self.before = before
 
@@ -70,3 +72,16 @@ def test_a_large_batch_is_hashed_again_only_when_it_may_have_changed() -> None:
     x.numpy()[0] = 1.0  # bumps nothing
     assert watch.rows(model, x) != second
     assert watch.rows(model, torch.zeros(1 << 19)) == first, "another tensor of the same content"
+
+
+def test_of_a_model_that_is_called_hundreds_of_times_between_two_backwards_the_first_calls_are_told() -> None:
+    watch, model, x = Watch(), nn.Linear(2, 2), torch.ones(4, 2)
+    assert sum(len(watch.rows(model, x)) for _ in range(200)) == batches._FORWARDS
+    propagates, _ = watch.probe.hooks("torch.autograd.backward", Home.TORCH)
+    assert propagates is not None
+    propagates((), None)
+    assert len(watch.rows(model, x)) == 1
+    for _ in range(200):
+        watch.rows(model, x)
+    watch.probe.step_begins(1)
+    assert len(watch.rows(model, x)) == 1
