@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import os
 import subprocess
-import sys
 import textwrap
 from pathlib import Path
+
+from helpers.warm import python
 
 TIMEOUT_S = 600
 
@@ -39,7 +40,7 @@ def alone(body: str, folder: Path, *, timeout_s: float = TIMEOUT_S) -> str:
     file = folder / "alone.py"
     file.write_text(PREAMBLE + textwrap.dedent(body))
     done = subprocess.run(
-        [sys.executable, str(file)], capture_output=True, text=True, timeout=timeout_s, check=False, env={**os.environ, "OMP_NUM_THREADS": "1"}
+        [python(), str(file)], capture_output=True, text=True, timeout=timeout_s, check=False, env={**os.environ, "OMP_NUM_THREADS": "1"}
     )
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout

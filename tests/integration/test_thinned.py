@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -37,7 +36,7 @@ print("RESULT", float(judge(maker(torch.ones(4, 8))).sum().detach()))
 def watched(folder: Path, *options: str, program: str = PROGRAM, number: int = 80) -> tuple[str, str, Path]:
     run = folder / "run"
     (folder / "train.py").write_text(program.replace("NUMBER", str(number)))
-    command = [*PROCTOR, "watch", "-o", str(run), "--no-capsules", "--fail-on", "info", *options, "--", sys.executable, str(folder / "train.py")]
+    command = [*PROCTOR, "watch", "-o", str(run), "--no-capsules", "--fail-on", "info", *options, "--", python(), str(folder / "train.py")]
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     done = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=300, check=False)
     assert done.returncode == 0, done.stderr

@@ -14,6 +14,7 @@ import contextlib
 import fcntl
 import gc
 import importlib
+import io
 import json
 import multiprocessing
 import os
@@ -72,10 +73,13 @@ def _take_over(job: dict[str, Any]) -> None:
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2):
         usual = signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL
         signal.signal(number, signal.SIG_IGN if number in job["ignored"] else usual)
-    for name in ("stdin", "stdout", "stderr"):
-        stream = getattr(sys, name)
-        if name != "stdin":
-            stream.reconfigure(line_buffering=name == "stderr" or stream.isatty())
+    for number, name in ((1, "stdout"), (2, "stderr")):  # anew: a stream keeps whether it can seek, and the server's may be a file where this is a pipe
+        held = getattr(sys, name)
+        raw = open(number, "wb", closefd=False)
+        stream = io.TextIOWrapper(raw, held.encoding, held.errors, line_buffering=name == "stderr" or raw.isatty())
+        stream.mode = "w"
+        setattr(sys, name, stream)
+        setattr(sys, f"__{name}__", stream)
     import numpy
     import torch._dynamo
 

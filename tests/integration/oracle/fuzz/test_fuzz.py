@@ -14,6 +14,7 @@ from pathlib import Path
 
 import pytest
 from helpers.fuzzing import TIMEOUT_S, alone, leftovers
+from helpers.warm import python
 
 from proctor.oracle.fuzz.running.outcome import Outcome, Symptom
 from proctor.oracle.fuzz.search.findings import Finding
@@ -213,12 +214,12 @@ def test_a_campaign_finds_a_mutation_and_its_script_runs_alone(tmp_path: Path) -
     script = tmp_path / "script.py"
     text = script.read_text()
     assert len(text.splitlines()) <= 60 and "proctor" not in text
-    healthy = subprocess.run([sys.executable, str(script)], capture_output=True, text=True, timeout=TIMEOUT_S, check=False)
+    healthy = subprocess.run([python(), str(script)], capture_output=True, text=True, timeout=TIMEOUT_S, check=False)
     assert healthy.returncode == 0, healthy.stderr  # torch as it is has no such bug
     broken = text.replace("net = DDP(net)", "net = DDP(net); [p.register_hook(lambda g: g * world) for p in net.parameters()]")
     assert broken != text
     script.write_text(broken)
-    wrong = subprocess.run([sys.executable, str(script)], capture_output=True, text=True, timeout=TIMEOUT_S, check=False)
+    wrong = subprocess.run([python(), str(script)], capture_output=True, text=True, timeout=TIMEOUT_S, check=False)
     assert wrong.returncode == 1 and "off by" in wrong.stdout, (wrong.stdout, wrong.stderr)
 
 
@@ -300,14 +301,14 @@ def test_a_campaign_leaves_a_directory_that_can_be_resumed(tmp_path: Path) -> No
     report = json.loads((out / "report.json").read_text())
     assert report["pairs"] == len(first) and "<html" in (out / "report.html").read_text()
     again = subprocess.run(
-        [*PROCTOR, "oracle", "fuzz", "--resume", str(out), "--pairs", str(len(first) + 1)], capture_output=True, text=True, timeout=TIMEOUT_S, check=False
+        [python(), *PROCTOR[1:], "oracle", "fuzz", "--resume", str(out), "--pairs", str(len(first) + 1)], capture_output=True, text=True, timeout=TIMEOUT_S, check=False
     )
     assert again.returncode in (0, 1, 3), again.stderr
     (seen,) = [f for f in Journal(out).findings() if f.id == interrupted.id]
     assert seen.confirmed == "its script ends with exit code 0", seen
     # Another campaign there is refused as long as one runs.
     with Journal(out).alone():
-        second = subprocess.run([*PROCTOR, "oracle", "fuzz", "--resume", str(out)], capture_output=True, text=True, timeout=TIMEOUT_S, check=False)
+        second = subprocess.run([python(), *PROCTOR[1:], "oracle", "fuzz", "--resume", str(out)], capture_output=True, text=True, timeout=TIMEOUT_S, check=False)
         assert second.returncode == 2 and "a campaign is running here" in second.stderr and "Traceback" not in second.stderr, second.stderr
     numbers = [p["number"] for p in map(json.loads, (line for line in journal.read_text().splitlines() if "torn" not in line))]
     assert numbers == sorted(set(numbers)) and numbers[: len(first)] == first and len(numbers) == len(first) + 1
@@ -330,6 +331,6 @@ def test_a_campaign_leaves_a_directory_that_can_be_resumed(tmp_path: Path) -> No
 )
 def test_bad_input_is_one_line_and_exit_code_two(tmp_path: Path, arguments: list[str], said: str) -> None:
     (tmp_path / "empty.toml").write_text('[[known]]\nid = "x"\nlibrary = "torch"\nreason = "y"\nverdict = "crash"\ntriggers = { wrapper = [] }\nform = 2\n')
-    done = subprocess.run([*PROCTOR, "oracle", "fuzz", *arguments], capture_output=True, text=True, timeout=TIMEOUT_S, check=False, cwd=tmp_path)
+    done = subprocess.run([python(), *PROCTOR[1:], "oracle", "fuzz", *arguments], capture_output=True, text=True, timeout=TIMEOUT_S, check=False, cwd=tmp_path)
     assert done.returncode == 2 and said in done.stderr and len(done.stderr.strip().splitlines()) == 1, done.stderr
     assert not (tmp_path / ".proctor-fuzz").exists()
