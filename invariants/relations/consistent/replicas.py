@@ -91,7 +91,7 @@ def _side_by_side(trace: Trace, values: Rows, *apart: Array) -> tuple[pl.DataFra
     lists = {f"_{c}s": pl.Series(pa.LargeListArray.from_arrays(bounds, values[c][rows])) for c in ("rank", "fp", "norm")}
     about = {c: pl.Series(values[c][first], dtype=t) for c, t in (("run", pl.UInt16), ("var", pl.UInt32), ("step", pl.Int32))}
     where = {c: pl.Series(values[c][first]) for c in ("proc", "seq")}
-    decided = {"passed": pl.Series(pa.array(passed, mask=unsure))}
+    decided = {"passed": pl.Series(passed).scatter(np.flatnonzero(unsure), None)}
     metas = values["meta"][rows]
     return pl.DataFrame({**about, **decided, **where, **lists}), [metas[a:b].tobytes() for a, b in pairwise(bounds.tolist())]
 

@@ -372,7 +372,8 @@ def _used_gradients(trace: Trace) -> pl.DataFrame:
         before |= last_match((proc, call), (closure["proc"].to_numpy(), closure["call"].to_numpy())) >= 0
     last: Array = np.flatnonzero(before)[Groups(proc[before], var[before], step[before]).last]
     last = last[~none[mine[last]]]
-    told = [pl.Series(name, pa.array(column[last], pa.uint32(), mask=at[last] < 0)) for name, column in (("update", update), ("site", line))]
+    blank = np.flatnonzero(at[last] < 0)
+    told = [pl.Series(name, column[last], dtype=pl.UInt32).scatter(blank, None) for name, column in (("update", update), ("site", line))]
     changed = pl.Series("changed", np.ones(len(last), dtype=bool))
     used: pl.DataFrame = found[["proc", "var", "step", "fp", "flags", "meta", "norm", "seq"]][mine[last]]
     return used.hstack([*told, changed])

@@ -7,7 +7,9 @@ one is not 0, as everywhere in `poly.py`.
 
 from __future__ import annotations
 
+import math
 from collections import defaultdict
+from collections.abc import Iterable
 from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
@@ -34,11 +36,12 @@ class Differences:
             found: Sum = dict(self._p.polys[x])
             for m, c in self._p.polys[y]:
                 found[m] = found.get(m, 0) - c
-            self._known[key] = self._vanishes(found)
+            self._known[key] = self._vanishes(_whole(found))
         return self._known[key]
 
     def _vanishes(self, terms: Sum) -> bool:
-        terms = {m: c for m, c in self._p.folded(terms).items() if c}
+        folded = self._p.folded(terms)
+        terms = {m: c for m, c in (terms if folded is terms else _whole(folded)).items() if c}
         if not terms:
             return True
         self._left -= 1
@@ -72,22 +75,40 @@ class Differences:
         return list(found.values())
 
     def _written_out(self, by_power: dict[int, Sum], name: int) -> Sum:
-        lowest = min(by_power)
-        inner = self._p.polys[self._p.atoms[name][1]]
+        """The sum, times a number that makes all of its coefficients whole."""
+        lowest, highest = min(by_power), max(by_power)
+        written = self._p.polys[self._p.atoms[name][1]]
+        under = _under(c for _, c in written)
+        inner = [(m, int(c * under)) for m, c in written]
+        product = self._p.product
         found: Sum = {}
         power: Sum = {0: 1}
-        for k in range(max(by_power) - lowest + 1):
-            for m, c in by_power.get(k + lowest, {}).items():
+        for k in range(lowest, highest + 1):
+            times = under ** (highest - k)
+            for m, c in by_power.get(k, {}).items():
+                c *= times
                 for n, e in power.items():
-                    p = self._p.product(m, n)
+                    p = product(m, n)
                     found[p] = found.get(p, 0) + c * e
-            grown: Sum = {}
-            for n, e in power.items():
-                for m, c in inner:
-                    p = self._p.product(n, m)
-                    grown[p] = grown.get(p, 0) + c * e
-            power = grown
+            if k < highest:
+                grown: Sum = {}
+                for n, e in power.items():
+                    for m, c in inner:
+                        p = product(n, m)
+                        grown[p] = grown.get(p, 0) + c * e
+                power = grown
             if len(found) > _LONG or len(power) > _LONG:
                 self._left = 0
                 break
         return found
+
+
+def _under(numbers: Iterable[Number]) -> int:
+    """What makes numbers whole."""
+    return math.lcm(*{c.denominator for c in numbers})
+
+
+def _whole(terms: Sum) -> Sum:
+    """The same but for a factor, of whole numbers, which are added and multiplied many times as fast as fractions."""
+    under = _under(terms.values())
+    return {m: int(c * under) for m, c in terms.items()}

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import sys
 from pathlib import Path
 
 import pytest
@@ -137,7 +136,7 @@ def test_a_plan_is_judged_before_any_run(tmp_path: Path, capsys: pytest.CaptureF
     plans = {"right": TENSOR, "wrong": ROWS, "absent": TENSOR.replace("'2'", "'7'")}
     for name, text in plans.items():
         (tmp_path / f"{name}.toml").write_text(text)
-    judge = {name: ["oracle", "prove", "--plan", str(tmp_path / f"{name}.toml"), "--", sys.executable, str(tmp_path / "train.py")] for name in plans}
+    judge = {name: ["oracle", "prove", "--plan", str(tmp_path / f"{name}.toml"), "--", python(), str(tmp_path / "train.py")] for name in plans}
     assert main(judge["right"]) == 0
     assert "PROVED" in capsys.readouterr().out
     assert main(judge["wrong"]) == 1
@@ -151,7 +150,7 @@ def test_a_plan_is_judged_before_any_run(tmp_path: Path, capsys: pytest.CaptureF
 def test_a_plan_on_a_large_mesh_is_proved_beside_by_one_of_several_jobs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "train.py").write_text(ALONE)
     (tmp_path / "plan.toml").write_text(TENSOR.replace("sizes = [2]", "sizes = [4]"))
-    assert main(["oracle", "prove", "--many", "--jobs", "2", "--plan", str(tmp_path / "plan.toml"), "--no-cache", "--", sys.executable, str(tmp_path / "train.py")]) == 0
+    assert main(["oracle", "prove", "--many", "--jobs", "2", "--plan", str(tmp_path / "plan.toml"), "--no-cache", "--", python(), str(tmp_path / "train.py")]) == 0
     said = capsys.readouterr().out
     assert "PROVED: the small program (tp=2)" in said and "ranks 0, 1, 3 (3 of 4)" in said, said
 
@@ -162,7 +161,7 @@ def test_a_plan_on_a_large_mesh_is_proved_by_a_small_one_on_a_cluster_too(tmp_pa
     (tmp_path / "train.py").write_text(wide)
     (tmp_path / "plan.toml").write_text(TENSOR.replace("sizes = [2]", "sizes = [4]"))
     judge = ["oracle", "prove", "--many", "--plan", str(tmp_path / "plan.toml"), "--no-cache"]
-    program = [sys.executable, str(tmp_path / "train.py")]
+    program = [python(), str(tmp_path / "train.py")]
     with distributed.LocalCluster(n_workers=1, threads_per_worker=1, processes=True, dashboard_address=None) as cluster:
         assert main([*judge, "--dask", cluster.scheduler_address, "--", *program, "8"]) == 0
     said = capsys.readouterr().out
