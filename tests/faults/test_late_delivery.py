@@ -5,12 +5,12 @@ from __future__ import annotations
 import os
 import signal
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 from helpers.live.receivers import PagerDuty, free_port, wait_until
 from helpers.live.watching import PROCTOR, config, environment, pagerduty_at, verdict
+from helpers.warm import python
 
 pytest.importorskip("torch")
 
@@ -39,7 +39,7 @@ def watched(folder: Path, port: int, *job: str) -> tuple[Path, str]:
     (folder / "train.py").write_text(ACCUMULATES)
     page = config(folder, *job, pagerduty_at(port))
     run = folder / "run"
-    command = [*PROCTOR, "watch", "-o", str(run), "--page", str(page), "--fail-on", "never", "--", sys.executable, str(folder / "train.py")]
+    command = [*PROCTOR, "watch", "-o", str(run), "--page", str(page), "--fail-on", "never", "--", python(), str(folder / "train.py")]
     done = subprocess.run(command, env=environment(), capture_output=True, text=True, timeout=400, check=False)
     assert done.returncode == 0, done.stderr[-2000:]
     return run, done.stderr

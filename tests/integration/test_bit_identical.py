@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 from helpers.ranks import run_ranks
+from helpers.warm import python
 
 pytest.importorskip("torch")
 import proctor
@@ -41,7 +42,7 @@ def digests(tmp_path_factory: pytest.TempPathFactory) -> tuple[dict[str, object]
         rows = [json.loads(line.removeprefix("DIGEST ")) for line in text.splitlines() if line.startswith("DIGEST ")]
         return {name: (result, state) for name, result, state in rows}
 
-    return parse(run(command)), parse(recorded(out, command)), out
+    return parse(run([python(), *command[1:]])), parse(recorded(out, command)), out
 
 
 @pytest.mark.parametrize("name", ONE_PROCESS)
@@ -63,7 +64,7 @@ def test_the_recorded_process_was_recorded(digests: tuple[dict[str, object], dic
 )
 def test_recording_changes_nothing_on_many_ranks(name: str, tmp_path: Path) -> None:
     command = [sys.executable, str(EXAMPLES / f"{name}.py"), "--iters", "6"]
-    bare, watched = run(command), recorded(tmp_path / "run", command)
+    bare, watched = run([python(), *command[1:]]), recorded(tmp_path / "run", command)
     assert [x for x in bare.splitlines() if x.startswith("RESULT")] == [
         x for x in watched.splitlines() if x.startswith("RESULT")
     ]

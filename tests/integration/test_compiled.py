@@ -10,6 +10,7 @@ from pathlib import Path
 
 import polars as pl
 import pytest
+from helpers.warm import python
 
 pytest.importorskip("torch")
 import proctor
@@ -196,9 +197,9 @@ NAMES = {
 }  # fmt: skip
 
 
-def run(*command: str) -> subprocess.CompletedProcess[str]:
+def run(*command: str, interpreter: str = sys.executable) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        [sys.executable, *command], capture_output=True, text=True, timeout=280, check=False, env={**os.environ, "OMP_NUM_THREADS": "1"}
+        [interpreter, *command], capture_output=True, text=True, timeout=280, check=False, env={**os.environ, "OMP_NUM_THREADS": "1"}
     )
 
 
@@ -206,7 +207,7 @@ def run(*command: str) -> subprocess.CompletedProcess[str]:
 def test_a_compiled_model_is_observed_and_stays_the_same(how: str, tmp_path: Path) -> None:
     script, out = tmp_path / "train.py", tmp_path / "run"
     script.write_text(PROGRAM)
-    bare = run(str(script), how, str(tmp_path / "store"))
+    bare = run(str(script), how, str(tmp_path / "store"), interpreter=python())
     assert bare.returncode == 0, bare.stderr[-3000:]
     watched = run(
         "-m", "proctor.cli", "record", "-o", str(out), "--", sys.executable, str(script), how, str(tmp_path / "store2")
@@ -229,7 +230,7 @@ def test_methods_with_breaks_of_the_graph_keep_their_instance(tmp_path: Path) ->
     """Behind a break Dynamo calls what it could not follow, and compiles what runs there: methods find their instance, and hooks are left alone."""
     script, out = tmp_path / "train.py", tmp_path / "run"
     script.write_text(BROKEN)
-    bare = run(str(script))
+    bare = run(str(script), interpreter=python())
     watched = run("-m", "proctor.cli", "record", "-o", str(out), "--", sys.executable, str(script))
     assert bare.returncode == watched.returncode == 0, watched.stderr[-3000:]
     assert watched.stdout == bare.stdout
@@ -243,7 +244,7 @@ def test_methods_that_dynamo_guards_as_functions_are_left_alone(tmp_path: Path) 
     """Default arguments, `super()` and other variables of a function around: Dynamo's guards of them take a function of Python alone."""
     script, out = tmp_path / "train.py", tmp_path / "run"
     script.write_text(GUARDED)
-    bare = run(str(script))
+    bare = run(str(script), interpreter=python())
     watched = run("-m", "proctor.cli", "record", "-o", str(out), "--", sys.executable, str(script))
     assert bare.returncode == watched.returncode == 0, watched.stderr[-3000:]
     assert watched.stdout == bare.stdout

@@ -12,7 +12,6 @@ from typing import Any, Final, TypeVar
 
 import numpy as np
 import polars as pl
-import pyarrow as pa
 
 from proctor.invariants.relations.views.cache import lasting as lasting
 from proctor.invariants.relations.views.cache import memo as memo

@@ -11,6 +11,7 @@ from typing import Any
 
 from helpers.live.receivers import ROUTING_KEY, free_port, wait_until
 from helpers.ranks import TEARDOWN
+from helpers.warm import python
 
 PROGRAM = Path(__file__).parent / "parting.py"
 PROCTOR = [sys.executable, "-m", "proctor.cli"]
@@ -21,8 +22,8 @@ def environment() -> dict[str, str]:
     return {**kept, "OMP_NUM_THREADS": "1"}
 
 
-def job(*arguments: str) -> list[str]:
-    torchrun = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "--master-port", str(free_port())]
+def job(*arguments: str, interpreter: str = sys.executable) -> list[str]:
+    torchrun = [interpreter, "-m", "torch.distributed.run", "--nproc-per-node", "2", "--master-port", str(free_port())]
     return [*torchrun, str(PROGRAM), *arguments]
 
 
@@ -39,7 +40,7 @@ def losses(text: str) -> list[float]:
 
 def bare(*arguments: str) -> list[float]:
     for _ in range(3):
-        done = subprocess.run(job(*arguments), env=environment(), capture_output=True, text=True, timeout=400, check=False)
+        done = subprocess.run(job(*arguments, interpreter=python()), env=environment(), capture_output=True, text=True, timeout=400, check=False)
         if TEARDOWN not in done.stderr:
             break
     return losses(done.stdout)

@@ -47,9 +47,9 @@ class Configuration:
     def reference(self) -> Configuration:
         return Configuration(self.program, (), self.shared)
 
-    def command(self, *more: str) -> list[str]:
+    def command(self, *more: str, interpreter: str = sys.executable) -> list[str]:
         """Runs it with its own ranks, started by itself."""
-        return [sys.executable, str(FOLDER / f"{self.program}.py"), *self.arguments, *more]
+        return [interpreter, str(FOLDER / f"{self.program}.py"), *self.arguments, *more]
 
     def parse(self) -> Namespace:
         with _importable() as module:
@@ -122,12 +122,12 @@ def _importable() -> Iterator[Any]:
 
 
 def run_all(
-    configurations: Sequence[Configuration], *more: str, timeout_s: float = 600
+    configurations: Sequence[Configuration], *more: str, timeout_s: float = 600, interpreter: str = sys.executable
 ) -> list[dict[str, Any] | None]:
     """Run them one after another in forks of one warm process; None for a run that failed."""
     asked = [[c.program, *c.arguments, *more] for c in configurations]
     done = subprocess.run(
-        [sys.executable, "-W", "ignore", __file__],
+        [interpreter, "-W", "ignore", __file__],
         input=json.dumps(asked),
         env={**os.environ, "OMP_NUM_THREADS": "1"},
         stdout=subprocess.PIPE,

@@ -75,7 +75,7 @@ def _take_over(job: dict[str, Any]) -> None:
         signal.signal(number, signal.SIG_IGN if number in job["ignored"] else usual)
     for number, name in ((1, "stdout"), (2, "stderr")):  # anew: a stream keeps whether it can seek, and the server's may be a file where this is a pipe
         held = getattr(sys, name)
-        raw = open(number, "wb", closefd=False)
+        raw = open(number, "wb", closefd=False)  # noqa: SIM115  as long as the process
         stream = io.TextIOWrapper(raw, held.encoding, held.errors, line_buffering=name == "stderr" or raw.isatty())
         stream.mode = "w"
         setattr(sys, name, stream)

@@ -9,6 +9,7 @@ import subprocess
 from typing import Any
 
 import pytest
+from helpers.warm import python
 
 from tests.helpers.oracle.oracle_programs import CONFIGURATIONS, Configuration, run_all
 from tests.helpers.ranks import run_ranks
@@ -32,7 +33,7 @@ def equal(run: dict[str, Any], reference: dict[str, Any]) -> bool:
 
 def test_parallel_runs_agree_with_their_references_and_a_mistake_does_not() -> None:
     asked = (GPT, MESH, WITH_MISTAKE, PIPELINE.reference, PIPELINE)
-    results = [result for result in run_all(asked) if result is not None]
+    results = [result for result in run_all(asked, interpreter=python()) if result is not None]
     assert len(results) == len(asked)
     gpt, mesh, mistake, pipeline_reference, pipeline = results
     assert equal(mesh, gpt)
@@ -41,7 +42,7 @@ def test_parallel_runs_agree_with_their_references_and_a_mistake_does_not() -> N
 
 
 def test_a_program_starts_its_own_ranks() -> None:
-    command = Configuration("switch_moe", ("--nprocs", "2")).command("--steps", "1")
+    command = Configuration("switch_moe", ("--nprocs", "2")).command("--steps", "1", interpreter=python())
     done = run_ranks(command, {**os.environ, "OMP_NUM_THREADS": "1"}, timeout_s=800)
     assert done.returncode == 0, done.stderr
     result = [line for line in done.stdout.splitlines() if line.startswith("RESULT ")]
@@ -57,7 +58,7 @@ def test_every_parallel_configuration_has_mistakes_and_the_reference_has_none() 
 
 
 def test_a_mistake_without_a_place_in_the_configuration_is_refused() -> None:
-    command = Configuration("parallel_gpt", ()).command("--bug", "norm_grads_not_reduced")
+    command = Configuration("parallel_gpt", ()).command("--bug", "norm_grads_not_reduced", interpreter=python())
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 1
     assert done.stderr.strip() == "--bug norm_grads_not_reduced needs sp"

@@ -34,7 +34,7 @@ def judged(folder: Path, plan: str, reference: str, candidate: str, rng: str) ->
     """Exit code and text of a comparison of two commands."""
     (folder / "plan.toml").write_text(plan)
     command = [
-        sys.executable, "-m", "proctor.cli", "oracle", "run", "--rng", rng, "--samples", "2", "--no-localise",
+        python(), "-m", "proctor.cli", "oracle", "run", "--rng", rng, "--samples", "2", "--no-localise",
         *(["--plan", "plan.toml"] if plan else []), "--reference", reference, "--candidate", candidate,
     ]  # fmt: skip
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
