@@ -66,8 +66,13 @@ def rules(name: str, seeds: tuple[int, ...]) -> tuple[Invariant, ...]:
     return tuple(found)
 
 
+@cache
+def survey(name: str, seed: int) -> pl.DataFrame:
+    return registry()[name].survey(trace(seed))
+
+
 def hypotheses(relation: Relation, seeds: Sequence[int]) -> list[Hypothesis]:
-    surveys = [relation.survey(trace(seed)) for seed in seeds]
+    surveys = [survey(relation.name, seed) for seed in seeds]
     return sorted(set(relation.settle(relation.merge(surveys))), key=msgspec.json.encode)
 
 
@@ -89,7 +94,7 @@ def same(a: Partial, b: Partial) -> bool:
 @FEW
 def test_surveys_merge_in_any_order_and_grouping(name: str, seeds: list[int]) -> None:
     relation = registry()[name]
-    a, b, c = (relation.survey(trace(seed)) for seed in seeds)
+    a, b, c = (survey(name, seed) for seed in seeds)
     whole = relation.merge([a, b, c])
     assert relation.merge([a]).equals(relation.merge([relation.merge([a])]))
     for x, y, z in permutations((a, b, c)):
@@ -242,6 +247,8 @@ def thinned(seed: int, which: int) -> Trace:
 def test_numbers_that_a_relation_does_not_measure_change_no_verdict(name: str, seed: int, others: list[int], salt: int) -> None:
     """A verifier takes windows for alike that differ in these."""
     relation = registry()[name]
+    if relation.reads == "numbers" and type(relation).reads_of is Relation.reads_of:
+        return  # all of its rules read them
     learned = [rule for rule in rules(name, (*sorted(others), seed)) if relation.reads_of(rule.hypothesis) != "numbers"]
     measured = frozenset[str]().union(*(relation.measures(rule.hypothesis) for rule in learned))
     before, after = ({j.rule.id: (j.met, j.failed, j.undecided) for j in judge(of, relation, learned, coverage(of))}
@@ -281,5 +288,5 @@ def test_the_runs_have_something_to_say() -> None:
     for name in (
         "apart", "applied", "argument", "consistent", "contain", "delivered", "input_output", "option", "output", "paced", "recomputed", "resumed", "sequence", "varies",
     ):  # fmt: skip
-        assert rules(name, tuple(range(12))), name
+        assert rules(name, tuple(range(4))) or rules(name, tuple(range(12))), name
     assert {COUNT, PLACE, RANK} <= set(merge([count(registry()["contain"].examples(trace(0), []), trace(0))]).frame.columns)
