@@ -9,6 +9,7 @@ import textwrap
 from pathlib import Path
 
 import pytest
+from helpers.warm import python
 
 pytest.importorskip("torch")
 import proctor
@@ -90,7 +91,7 @@ def test_loader_workers_are_inert(tmp_path: Path, method: str) -> None:
             data = TensorDataset(torch.randn(32, 4))
             train(0, DataLoader(data, batch_size=8, num_workers=2, multiprocessing_context={method!r}))
     """
-    _, out = record(tmp_path, body)
+    _, out = record(tmp_path, body, python())
     trace = Trace.load([out])
     assert len(trace.processes) == 1 and trace.steps == 4
 
@@ -142,7 +143,7 @@ def test_the_user_s_functions_and_lines_are_recorded(tmp_path: Path) -> None:
                 trainer.step(model, optimizer)
         main()
     """
-    _, out = record(tmp_path, body)
+    _, out = record(tmp_path, body, python())
     calls = proctor.open_run(str(out)).calls
     mine = calls.filter(calls["fn"] == "__main__.Trainer.step")
     assert mine.height == 3
@@ -189,7 +190,7 @@ def test_two_threads_that_train_at_once_end_as_without_proctor_and_nothing_is_ju
         threads = [threading.Thread(target=train, args=(i,)) for i in range(2)]
         [t.start() for t in threads], [t.join() for t in threads]
         print("ended")
-    """)
+    """, python())
     assert "ended" in done.stdout and done.stderr.count("two threads of this process train at once") == 1
     trace = Trace.load([out])
     assert [what for what, _ in trace.processes[0].blind] == ["all"]
@@ -211,7 +212,7 @@ def test_a_write_between_many_calls_of_a_model_is_seen_at_the_backward_at_the_la
                 loss = loss + model(torch.randn(8, 4)).sum()
             loss.backward()
             optimizer.step()
-    """)
+    """, python())
     run = proctor.open_run(str(out))
     names = dict(run.calls.select("seq", "fn").iter_rows())
     seen = run.states.filter((run.states["edge"] == 0) & (run.states["step"] > 0) & (run.states["attr"] == "data"))

@@ -28,7 +28,7 @@ def job(*arguments: str, interpreter: str = sys.executable) -> list[str]:
 
 
 def watch(run: Path, *options: str, arguments: tuple[str, ...]) -> subprocess.Popen[str]:
-    command = [*PROCTOR, "watch", "-o", str(run), *options, "--", *job(*arguments)]
+    command = [*PROCTOR, "watch", "-o", str(run), *options, "--", *job(*arguments, interpreter=python())]
     return subprocess.Popen(command, env=environment(), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
 
 

@@ -15,6 +15,7 @@ import pytest
 pytest.importorskip("torch")
 
 from helpers.oracle.oracle_programs import Configuration
+from helpers.warm import python
 
 from proctor.cli import main
 
@@ -63,12 +64,12 @@ def compare(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Compare:
 def test_tensor_parallel_by_dtensor(reference: Reference, compare: Compare) -> None:
     right = Configuration("parallel_gpt", ("--mesh", "tp=2"))
     wrong = Configuration("parallel_gpt", ("--mesh", "tp=2", "--bug", "output_not_reduced"))
-    trusted = reference(*right.reference.command())
-    code, report = compare(trusted, *right.command())
+    trusted = reference(*right.reference.command(interpreter=python()))
+    code, report = compare(trusted, *right.command(interpreter=python()))
     assert (code, report["verdict"]) == (0, "equivalent"), report["reason"]
     assert report["checked"] > 150 and not report["unchecked"]
     _contract(report)
-    code, report = compare(trusted, *wrong.command())
+    code, report = compare(trusted, *wrong.command(interpreter=python()))
     assert (code, report["verdict"]) == (1, "different")
     assert any(re.fullmatch(b, named(report)[0]) for b in right.blamed("output_not_reduced")), named(report)
     _contract(report)
@@ -79,8 +80,8 @@ def test_a_pipeline_can_be_the_reference(tmp_path: Path, compare: Compare) -> No
     trusted = tmp_path / "pipeline"
     pipeline = Configuration("pipeline_gpt", ("--nprocs", "2", "--schedule", "1f1b"))
     recording = ["oracle", "record", "-o", str(trusted), "--as-reference", "--samples", "1", "--timeout", "240", "--"]
-    assert main([*recording, *map(str, pipeline.command())]) == 0
-    code, report = compare(trusted, *pipeline.reference.command())
+    assert main([*recording, *map(str, pipeline.command(interpreter=python()))]) == 0
+    code, report = compare(trusted, *pipeline.reference.command(interpreter=python()))
     assert (code, report["verdict"]) == (0, "equivalent"), report["reason"]
     assert report["checked"] > 100 and not report["unchecked"]
 
