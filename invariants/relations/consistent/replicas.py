@@ -88,7 +88,7 @@ def _side_by_side(trace: Trace, values: Rows, *apart: Array) -> tuple[pl.DataFra
     # A rank that lost records may hold an older value than we think.
     unsure = ~passed & groups.any(values["lossy"])[chosen]
     rows, bounds = groups.rows(chosen)
-    lists = {f"_{c}s": pl.Series(pa.LargeListArray.from_arrays(bounds, values[c][rows])) for c in ("rank", "fp", "norm")}
+    lists = {f"_{c}s": pl.Series(pa.LargeListArray.from_arrays(pl.Series(bounds).to_arrow(), pl.Series(values[c][rows]).to_arrow())) for c in ("rank", "fp", "norm")}
     about = {c: pl.Series(values[c][first], dtype=t) for c, t in (("run", pl.UInt16), ("var", pl.UInt32), ("step", pl.Int32))}
     where = {c: pl.Series(values[c][first]) for c in ("proc", "seq")}
     decided = {"passed": pl.Series(passed).scatter(np.flatnonzero(unsure), None)}
