@@ -2,12 +2,12 @@
 
 import json
 import os
+import sys
 from pathlib import Path
 
 import pytest
 from helpers.oracle.jobs import parallel_staged_job as job
 from helpers.ranks import run_ranks
-from helpers.warm import python
 
 JOB = Path(__file__).parents[2] / "helpers" / "oracle" / "jobs" / "parallel_staged_job.py"
 
@@ -17,7 +17,7 @@ def ranks(tmp_path_factory):
     """What each of four processes saw."""
     pytest.importorskip("transformers")
     out = tmp_path_factory.mktemp("staged")
-    command = [python(), "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "4", str(JOB), str(out)]
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "4", str(JOB), str(out)]
     done = run_ranks(command, {**os.environ, "OMP_NUM_THREADS": "1"}, timeout_s=600)
     assert done.returncode == 0, done.stderr[-3000:]
     return [json.loads((out / f"{rank}.json").read_text()) for rank in range(4)]

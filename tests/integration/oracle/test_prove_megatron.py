@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import importlib.util
+import sys
 from pathlib import Path
 
 import pytest
-from helpers.warm import python
 
 from proctor.cli import main
 
@@ -22,6 +22,6 @@ TRAIN = f"{Path(__file__).parents[3] / 'examples' / 'megatron' / 'train.py'} --h
     [("--layers 1 --experts 4 --swiglu", "--tp 2 --sequence-parallel"), ("--layers 2 --tied", "--pp 2")],
 )
 def test_it_is_proved(both: str, how: str, capsys: pytest.CaptureFixture[str]) -> None:
-    found = main(["oracle", "prove", "--no-cache", "--reference", f"{python()} {TRAIN} {both}", "--candidate", f"{python()} -m torch.distributed.run --nproc-per-node 2 {TRAIN} {both} {how}"])
+    found = main(["oracle", "prove", "--no-cache", "--reference", f"{sys.executable} {TRAIN} {both}", "--candidate", f"{sys.executable} -m torch.distributed.run --nproc-per-node 2 {TRAIN} {both} {how}"])
     said = capsys.readouterr().out
     assert found == 0 and "PROVED" in said and "UNPROVED" not in said, said
