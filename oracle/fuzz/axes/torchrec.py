@@ -22,7 +22,9 @@ _PLANS: Final = {
     "column_wise": "column_wise(ranks=[i % world, (i + 1) % world])",
     "table_row_wise": "table_row_wise(host_index=0)",
     "data_parallel": "data_parallel()",
+    "mixed": "(table_wise(rank=i % world), column_wise(ranks=[i % world, (i + 1) % world]), row_wise())[i % 3]",
 }
+_MAKERS: Final = {"mixed": "column_wise, row_wise, table_wise"}  # what a plan is written with, where that is not its name
 
 _READS: Final = {
     "to_dict": "torch.cat([value for _, value in sorted(bags.to_dict().items())], 1)",
@@ -60,7 +62,7 @@ class ModelParallel(Wrapper):
         draft.add_import("from torchrec.distributed import DistributedModelParallel, ShardingEnv")
         draft.add_import(f"from torchrec.distributed.embeddingbag import {sharder}")
         draft.add_import("from torchrec.distributed.types import ShardingPlan")
-        draft.add_import(f"from torchrec.distributed.sharding_plan import construct_module_sharding_plan, {kind}")
+        draft.add_import(f"from torchrec.distributed.sharding_plan import construct_module_sharding_plan, {_MAKERS.get(kind, kind)}")
         draft.wrap.append(f"sharder, env, whole = {sharder}(), ShardingEnv.from_process_group(dist.group.WORLD), make().state_dict()")
         if setting["rec_sharder"] == "bag":
             draft.wrap += [
@@ -88,13 +90,16 @@ class ModelParallel(Wrapper):
 
 @register
 class Sharding(Axis):
-    """How each table is cut."""
+    """How each table is cut; mixed: neighbouring tables in three ways."""
 
     order = 35
     library = "torchrec"
     choice = Choice("rec_sharding", tuple(_PLANS))
     sorts = True
-    rules = (Rule("invalid", "there is no plan", when={"rec_sharding": tuple(_PLANS)[1:]}, unless={"wrapper": ("dmp",)}),)
+    rules = (
+        Rule("invalid", "there is no plan", when={"rec_sharding": tuple(_PLANS)[1:]}, unless={"wrapper": ("dmp",)}),
+        Rule("different", "each part of a table that is cut by columns has a state of rows of its own", when={"rec_sharding": ("column_wise", "mixed")}, traits=frozenset({"state of rows"})),
+    )
 
     def apply(self, value: Value, draft: Draft, setting: Point) -> None:
         """Nothing: the wrapper reads it."""

@@ -61,7 +61,10 @@ def steps(scenario: Scenario) -> Iterator[Scenario]:
     if scenario.input.get("steps", 2) != 1:
         yield msgspec.structs.replace(scenario, input=compact(INPUT, {**scenario.input, "steps": 1}))
     for name, value in scenario.setting.items():
-        choice = axis_of(name).choice
+        axis = axis_of(name)
+        if axis.sorts:
+            continue  # another implementation may fail for another reason, a known one perhaps
+        choice = axis.choice
         for other in choice.simpler(value):
             if other != choice.neutral:  # setting it back was tried when the trigger set was looked for
                 yield scenario.with_setting({**scenario.setting, name: other})

@@ -62,6 +62,12 @@ def test_a_second_switch_alone_is_the_first_one() -> None:
     assert found == {"wrapper": "ddp", "ddp": "static_graph=True"}
 
 
+def test_an_implementation_is_not_exchanged_for_another_one_which_may_fail_for_a_known_reason() -> None:
+    start = Scenario("torchrec", {"tables": 3, "pooling": "MEAN"}, {}, {"precision": "float32", "wrapper": "dmp", "rec_sharding": "mixed", "rec_read": "key by key"})
+    small, _ = shrunk(start, lambda s: s.setting.get("rec_sharding") in ("mixed", "data_parallel"))
+    assert small.setting["rec_sharding"] == "mixed" and small.setting["rec_read"] != "key by key"
+
+
 def test_shrinking_keeps_what_the_failure_needs_and_nothing_else() -> None:
     start = Scenario("transformer", {"blocks": 2, "tied": True, "heads": 4}, {"batch": 12, "steps": 3, "seed": 9}, {"world": 4, "wrapper": "hsdp"})
     small, runs = shrunk(start, lambda s: s.template == "transformer" and s.model.get("tied") is True and s.given("batch") != 2)
