@@ -15,6 +15,7 @@ from proctor.invariants.invariant import Hypothesis
 
 _NAME: Final = re.compile(r"\w+(?:\.\w+)*")
 _PRIVATE: Final = re.compile(r"(?:^|\.)_(?!_\w+__(?:\.|$))")  # __init__ and __main__ are no secrets
+_OF: Final = "family"  # says of which programs a rule is: those whose models are all scripted are made of a private class of torch's
 _OWNERS: Final = ("fn", "parent", "caller")  # parameters that say whose arguments and variables a rule is about
 
 
@@ -42,10 +43,12 @@ def private_name(hypothesis: Hypothesis, precondition: Precondition, libraries: 
 
 
 def _names(hypothesis: Hypothesis, precondition: Precondition) -> Iterator[str]:
-    for _, value in hypothesis.params:
-        if isinstance(value, str):
+    for key, value in hypothesis.params:
+        if isinstance(value, str) and key != _OF:
             yield from _NAME.findall(value)
     for clause in precondition.any_of:
         for condition in clause:
+            if condition.field == _OF:
+                continue
             for text in (condition.field, condition.value or ""):
                 yield from _NAME.findall(text)

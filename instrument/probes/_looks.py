@@ -26,6 +26,7 @@ _FRAMES: Final = 80  # up from an operation
 _OPERATIONS: Final = 20_000  # of one look
 _HIDDEN: Final = ("torch.optim", "torch.nn.utils", "torch.distributed", "torch.utils", "torch.amp", "torch.cuda")  # whose own arithmetic goes by options and devices
 _RUNS: Final = frozenset({"<listcomp>", "<dictcomp>", "<setcomp>", "<genexpr>", "<lambda>"})  # parts of the function that they stand in
+_TURNS: Final = frozenset({"permute", "transpose", "movedim"})  # told with the dimensions, too: these are no sizes
 # What only says how elements lie, or asks what a tensor is: written in one way or another, and without a meaning of its own.
 _LAYOUT: Final = frozenset(
     """view reshape flatten unflatten contiguous expand expand_as view_as reshape_as size dim ndimension numel nelement stride storage_offset is_contiguous item tolist numpy cpu
@@ -105,7 +106,7 @@ class Look:
         """Functions of the program that run now, within what is looked at."""
         frame, found = _outside(sys._getframe()), {self.function}
         while frame is not None and id(frame) != self._end:
-            if _whose(frame.f_code, frame) == "user":
+            if _whose(frame.f_code, frame.f_globals) == "user":
                 found.add(_called(frame.f_code, frame))
             frame = frame.f_back
         return found
@@ -119,7 +120,7 @@ class Look:
     def happens(self, what: str) -> None:
         """What is no operation, wherever it is asked for."""
         frame = _outside(sys._getframe())
-        while frame is not None and id(frame) != self._end and _whose(frame.f_code, frame) != "user":
+        while frame is not None and id(frame) != self._end and _whose(frame.f_code, frame.f_globals) != "user":
             frame = frame.f_back
         if frame is not None and id(frame) != self._end:
             self.used(what, frame)
@@ -130,7 +131,7 @@ class Look:
             if frame is None or id(frame) == self._end:
                 break
             code = frame.f_code
-            whose = _whose(code, frame)
+            whose = _whose(code, frame.f_globals)
             if whose == "ours" or (whose in ("hidden", "library") and not inner) or (whose == "hidden" and self._loops is not None):
                 return
             if whose == "user" and code.co_name not in _RUNS:
@@ -170,6 +171,12 @@ class Look:
         used[name, *place] = f"{name} (place {before + 1})" if before else name
 
 
+def _dimensions(given: tuple[Any, ...]) -> str:
+    """Dimensions that an operation was given, as its program writes them; "" where they are no plain numbers."""
+    numbers = given[0] if len(given) == 1 and isinstance(given[0], tuple | list) else given
+    return ",".join(map(str, numbers)) if all(type(n) is int for n in numbers) else ""
+
+
 _LOOKING: list[Look] = []  # whose mode is on
 
 
@@ -189,7 +196,7 @@ def _loops(frame: types.FrameType | None) -> tuple[list[tuple[int, str]], dict[s
     inner = ""
     while frame is not None:
         code = frame.f_code
-        if _whose(code, frame) == "user":
+        if _whose(code, frame.f_globals) == "user":
             if any(first <= frame.f_lasti <= last for first, last in _spans(code)):
                 found.append((id(frame), _called(code, frame)))
                 if inner:
@@ -229,6 +236,8 @@ def _mode(used: Callable[[str, types.FrameType], None]) -> Any:
                 name = getattr(func, "__name__", "")
                 if name not in _LAYOUT and type(name) is str and (not name.startswith("_") or name.startswith("__")):
                     self.tell(name, frame)
+                    if name in _TURNS and (turned := _dimensions(args[1:])):
+                        self.tell(f"{name}({turned})", frame)
                 return _original(func, name, frame)(*args, **(kwargs or {}))
 
         _MODES.append(Watching)
@@ -264,12 +273,12 @@ _KNOWN: dict[types.CodeType, str] = {}
 _PREFIXES: list[tuple[str, ...]] = []
 
 
-def _whose(code: types.CodeType, frame: types.FrameType) -> str:
+def _whose(code: types.CodeType, home: dict[str, Any]) -> str:
     known = _KNOWN.get(code)
     if known is None:
         if not _PREFIXES:
             _PREFIXES.append(library_prefixes())
-        module = str(frame.f_globals.get("__name__", ""))
+        module = str(home.get("__name__", ""))
         if module.partition(".")[0] == "proctor":
             known = "ours"
         else:
@@ -282,6 +291,16 @@ def _whose(code: types.CodeType, frame: types.FrameType) -> str:
     return known
 
 
+def whose(frame: types.FrameType) -> str:
+    """Whose code runs in a frame: `user`, `torch`, `library`, `hidden` parts of torch, `ours`."""
+    return _whose(frame.f_code, frame.f_globals)
+
+
+def whose_code(function: types.FunctionType) -> str:
+    """Likewise, of a function."""
+    return _whose(function.__code__, function.__globals__)
+
+
 def _called(code: types.CodeType, frame: types.FrameType) -> str:
     module = str(frame.f_globals.get("__name__", ""))
     return f"{'__main__' if module == '__mp_main__' else module}.{code.co_qualname.rpartition('<locals>.')[2]}"
@@ -289,7 +308,7 @@ def _called(code: types.CodeType, frame: types.FrameType) -> str:
 
 def _outside(frame: types.FrameType | None) -> types.FrameType | None:
     """The nearest frame that is not ours."""
-    while frame is not None and _whose(frame.f_code, frame) == "ours":
+    while frame is not None and _whose(frame.f_code, frame.f_globals) == "ours":
         frame = frame.f_back
     return frame
 

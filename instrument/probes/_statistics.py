@@ -36,7 +36,7 @@ class Statistics:
         for path, module in copy.named_modules():
             if path in theirs and len(self._buffers) < _BUFFERS:
                 pair = (weakref.ref(module), weakref.ref(theirs[path]))
-                self._buffers += [(f"{path}.{key}" if path else key, *pair, key) for key in module._buffers if key in theirs[path]._buffers]
+                self._buffers += [(f"{path}.{key}" if path else key, *pair, key) for key in list(module._buffers.keys()) if key in theirs[path]._buffers]  # a scripted module's are no dictionary
         self._norms = [name for name, module, _, key in self._buffers if _normalises(module()) and key in ("running_mean", "running_var")]
         self._seen: dict[str, tuple[list[float], list[float]]] = {}  # of the copy, of the model
         self._model_moves: dict[str, int] = {}
@@ -65,7 +65,7 @@ class Statistics:
         told: bool | None = None
         strayed = ""
         for name, of_copy, of_model, key in self._buffers:
-            buffer, theirs = ((module._buffers.get(key) if (module := ref()) is not None else None) for ref in (of_copy, of_model))
+            buffer, theirs = ((_present(module, key) if (module := ref()) is not None else None) for ref in (of_copy, of_model))
             if not _alike(buffer, theirs):
                 continue
             now = (_copies.elements_of(buffer, _ELEMENTS), _copies.elements_of(theirs, _ELEMENTS))
@@ -92,6 +92,11 @@ class Statistics:
             if len(others) == 1:
                 return f"{name} holds what the model has as {others[0]}"
         return ""
+
+
+def _present(module: Any, name: str) -> Any:
+    """What a module holds under the name of a buffer now; a scripted module's buffers are no dictionary."""
+    return next((buffer for key, buffer in module._buffers.items() if key == name), None)
 
 
 def _alike(buffer: Any, theirs: Any) -> bool:

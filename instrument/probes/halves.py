@@ -53,7 +53,8 @@ class Halves(Probe):
         self._models.add(id(model))
         kinds = (torch.nn.Linear, torch.nn.Conv1d, torch.nn.Conv2d, torch.nn.Conv3d)
         for name, layer in model.named_modules():
-            weight: Any = getattr(layer, "weight", None) if type(layer) in kinds or isinstance(layer, kinds[1:]) else None
+            # One that is computed (a spectral norm) is no parameter of the layer, and to ask for it would compute it within the program's forward.
+            weight: Any = layer._parameters.get("weight") if type(layer) in kinds or isinstance(layer, kinds[1:]) else None
             if type(weight) is torch.nn.Parameter and weight.device.type == "cpu" and weight.shape[0] >= _LEAST and weight.shape[0] % 2 == 0 and weight.numel() <= _LARGEST:
                 self._layers.setdefault(id(weight), (weakref.ref(weight), f"{name}.weight" if name else "weight"))
 

@@ -1,9 +1,9 @@
 """Whether parts of a model that get gradients are forgotten by the optimizers.
 
 A row of `Value.KEPT`, `forgotten`, once in a run, at an early update: parameters of a module that also has parameters which an optimizer holds. They are in no optimizer, have had gradients at several updates that nothing
-clears, have not moved, and nothing was loaded by then, also by no library whose modules are a part of it, so that they stay as they began, at random. Fine-tuning that leaves out what was loaded is none, nor are a model of its own that was never trained (a teacher), a part that is
+clears, have not moved, and nothing was loaded by then, also by no library whose modules are a part of it, so that they stay as they began, at random. So are all parameters of a model that lies in front of another one which trains: what it gives of data alone is what the other is given. Fine-tuning that leaves out what was loaded is none, nor are a model beside or behind what trains (a teacher, a loss), a part that is
 given to an optimizer later, parameters that the program moves itself, and gradients that are cleared: who clears them knows of them.
-Cost: a look at the parameters of the models at two updates, and at the candidates' gradients in between.
+Cost: a look at the parameters of the models at two updates, at the graphs of what models are given in the first steps, and at the candidates' gradients in between.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import Any, Final
 from proctor.instrument.observe.modules import living
 from proctor.instrument.patch.usercode import library_prefixes
 from proctor.instrument.probes import NO_HOOKS, Home, Hooks, Probe, Sink, register
-from proctor.instrument.probes.graphs import BACKWARD
+from proctor.instrument.probes.graphs import BACKWARD, nodes
 from proctor.invariants.schema import MODEL_CALL, Value
 
 MADE: Final = "torch.optim.Optimizer.__init__"
@@ -40,6 +40,7 @@ class Loose(Probe):
         super().__init__(sink)
         self._updates = 0
         self._models: dict[int, weakref.ref[Any]] = {}
+        self._fed: dict[int, set[int]] = {}  # of these, those that are given what others made: parameters that it was made with
         self._optimizers: dict[int, weakref.ref[Any]] = {}
         self._loose: list[tuple[weakref.ref[Any], list[float]]] = []
 
@@ -58,7 +59,7 @@ class Loose(Probe):
         self._ends()
 
     def _ends(self) -> None:
-        self.over, self._loose, self._models = True, [], {}
+        self.over, self._loose, self._models, self._fed = True, [], {}, {}
 
     def _know(self, optimizer: Any) -> None:
         if len(self._optimizers) >= _OPTIMIZERS:
@@ -69,6 +70,8 @@ class Loose(Probe):
     def _called(self, args: tuple[Any, ...], kwargs: dict[str, Any] | None) -> None:
         if not self.over and self._updates <= _FIRST and args[0].training and len(self._models) < _MODELS:
             self._models.setdefault(id(args[0]), weakref.ref(args[0]))
+            if id(args[0]) not in self._fed and (made := _made_with((*args[1:], *(kwargs or {}).values()))):
+                self._fed[id(args[0])] = made
 
     def _backward(self, args: tuple[Any, ...], kwargs: dict[str, Any] | None) -> None:
         """What has no gradient when a backward begins was cleared."""
@@ -111,11 +114,29 @@ class Loose(Probe):
             named = list(owner.named_parameters())
             first = next((i for i, (_, p) in enumerate(named) if id(p) in held), len(named))
             behind = [name for name, p in named[first:] if id(p) in loose]
+            if named and all(id(p) in loose for _, p in named) and self._in_front(owner, held):
+                behind = [name for name, _ in named]
             if behind and not any(_of_a_library(part) for part in owner.modules()):
                 more = f" and {len(behind) - 1} more" if len(behind) > 1 else ""
-                seen = f"{behind[0]}{more} of {type(owner).__name__}: no optimizer holds what began at random and gets gradients, which pile up since nothing clears them"
+                seen = f"{behind[0]}{more} of {_name(owner)}: no optimizer holds what began at random and gets gradients, which pile up since nothing clears them"
                 self.sink.number(behind[0], float(len(behind)), kind=Value.KEPT, facts={"what": "forgotten", "seen": seen})
                 return
+
+    def _in_front(self, owner: Any, held: set[int]) -> bool:
+        """Whether this is a model that was given data alone, and what it gives is given to one that an optimizer holds."""
+        mine = {id(p) for p in owner.parameters()}
+        known = self._models.get(id(owner))
+        if known is None or known() is not owner or id(owner) in self._fed:
+            return False
+        others = [ref for key, ref in self._models.items() if self._fed.get(key, set()) & mine]
+        return any(id(p) in held for ref in others if (model := ref()) is not None for p in model.parameters())
+
+
+def _made_with(given: tuple[Any, ...]) -> set[int]:
+    """Parameters behind what a model is given, by their ids."""
+    tensors = [value for one in given for value in (one if type(one) in (list, tuple) else (one,))]
+    roots = [node for value in tensors if (node := getattr(value, "grad_fn", None)) is not None]
+    return {id(variable) for node in (nodes(roots) or () if roots else ()) if (variable := getattr(node, "variable", None)) is not None}
 
 
 def _modules() -> list[Any]:
@@ -128,6 +149,10 @@ def _of_a_library(module: Any) -> bool:
     home = type(module).__module__
     file = getattr(sys.modules.get(home), "__file__", None)
     return home.partition(".")[0] != "torch" and isinstance(file, str) and os.path.abspath(file).startswith(library_prefixes())
+
+
+def _name(module: Any) -> str:
+    return str(getattr(module, "original_name", "") or type(module).__name__)
 
 
 def _plain(p: Any) -> bool:

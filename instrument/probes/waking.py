@@ -1,7 +1,7 @@
 """Whether frozen parts that were set to evaluate before the training still do when the model trains.
 
 Rows of `Value.KEPT`, `woken`: a module without parameters that train, with batch norms in it, was set to evaluate by itself, and its batch norms train in a training forward of
-the model, since `train()` of the model reaches all of it. Who calls `train()` of the module itself, or sets it to evaluate between training forwards (for an
+the model, since `train()` of the model reaches all of it; or a batch norm was, whose parameters may train. Who calls `train()` of the module itself, or sets it to evaluate between training forwards (for an
 evaluation), is not spoken of. Cost: a walk over such modules in four forwards of each model.
 """
 
@@ -41,7 +41,7 @@ class Waking(Probe):
 
     def _evaluates(self, args: tuple[Any, ...], kwargs: dict[str, Any] | None, result: Any, raised: bool) -> None:
         module = args[0]
-        if len(self._known) < _KNOWN and id(module) not in self._trained and _frozen(module) and _norms(module):
+        if len(self._known) < _KNOWN and id(module) not in self._trained and _meant(module) and _norms(module):
             self._known[id(module)] = weakref.ref(module)
 
     def _trains(self, args: tuple[Any, ...], kwargs: dict[str, Any] | None) -> None:
@@ -67,15 +67,22 @@ class Waking(Probe):
         paths = {id(m): path for path, m in root.named_modules()}
         if not looks:
             self._trained.update(paths)
-        mine = [m for key, ref in self._known.items() if (m := ref()) is not None and key in paths and paths[key] and _frozen(m)]
+        mine = [m for key, ref in self._known.items() if (m := ref()) is not None and key in paths and paths[key] and _meant(m)]
         awake = [(m, norm) for m in mine if (norm := next((n for n in _norms(m) if n.training), None)) is not None]
         if not mine:
             return
         seen = ""
         if awake:
             part, norm = awake[0]
-            seen = f"{paths[id(norm)]} ({type(norm).__name__}) trains: {paths[id(part)]} is frozen and was set to evaluate, and train() of the model has reached it since"
+            seen = f"{paths[id(norm)]} ({type(norm).__name__}) trains: {paths[id(part)]} {'is frozen and' if _frozen(part) else 'itself'} was set to evaluate, and train() of the model has reached it since"
         self.sink.number(paths[id(awake[0][1])] if awake else paths[id(mine[0])], float(len(awake)), kind=Value.KEPT, facts={"what": "woken", "seen": seen})
+
+
+def _meant(module: Any) -> bool:
+    """Whether who sets this module to evaluate, by itself, means it to stay so: a part that is frozen, or a batch norm, since `eval()` of a model does not call that of its parts."""
+    from torch.nn.modules.batchnorm import _BatchNorm
+
+    return isinstance(module, _BatchNorm) or _frozen(module)
 
 
 def _frozen(module: Any) -> bool:

@@ -96,7 +96,16 @@ def _find_pushed(trace: Trace) -> pl.DataFrame:
     # The rate that an update used is told by the values after it.
     idle = _frames.metas(trace, "lr_zero").filter(pl.col("lr_zero") == "true")
     used = used.join(idle, on="meta", how="anti", maintain_order="left")
-    return with_kind(trace, used.join(_frames.metas(trace, "rate"), on="meta", how="left", maintain_order="left"))
+    return _scheduled_inside(trace, with_kind(trace, used.join(_frames.metas(trace, "rate"), on="meta", how="left", maintain_order="left")))
+
+
+def _scheduled_inside(trace: Trace, rows: pl.DataFrame) -> pl.DataFrame:
+    """Without updates of an optimizer of the program's own class that change nothing, where others of it do: its rate may be 0 in its own way, as when a warm-up begins."""
+    own = ~pl.col("_kind").str.starts_with("torch.optim.").fill_null(value=True)
+    mine = rows.filter(own).select("proc", "optimizer", "step", "var").drop_nulls("optimizer")
+    moved = mine.join(changed_data(trace), on=["proc", "var", "step"], how="semi").select("proc", "optimizer", "step").unique()
+    still = mine.select("proc", "optimizer", "step").unique().join(moved, on=["proc", "optimizer", "step"], how="anti").join(moved, on=["proc", "optimizer"], how="semi")
+    return rows.join(still, on=["proc", "optimizer", "step"], how="anti", maintain_order="left")
 
 
 def with_kind(trace: Trace, rows: pl.DataFrame) -> pl.DataFrame:

@@ -62,7 +62,9 @@ def _limited(trace: Trace) -> pl.DataFrame:
         two = isinstance(kind, int | float) and float(kind) == 2.0
         told.append((code, float(most) if isinstance(most, int | float) and math.isfinite(most) and most < 1e6 else None, two))
     known = pl.DataFrame(told, schema={"args": pl.UInt32, "most": pl.Float64, "two": pl.Boolean}, orient="row")
-    return calls.join(known, on="args", how="left", maintain_order="left").drop_nulls("most")
+    calls = calls.join(known, on="args", how="left", maintain_order="left").drop_nulls("most")
+    # One that the update itself does is of that update alone.
+    return calls.join(_frames.inner_clippings(trace).select("proc", pl.col("call").alias("seq")), on=["proc", "seq"], how="anti", maintain_order="left")
 
 
 def reaches(trace: Trace) -> pl.DataFrame:

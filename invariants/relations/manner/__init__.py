@@ -118,7 +118,7 @@ class Manner(Relation):
         mode, (subject, _) = hypothesis.text("mode"), _parts(hypothesis)
         functions = {_frames.UPDATE, MODEL_CALL}
         if mode in ("given", "told", "each", "often"):
-            functions |= {name for name in subject.split(_calls.BY) if name}
+            functions |= {name for name in subject.split(_calls.BY) if name not in ("", _calls.SCRIPT)}
         if mode == "mode":
             functions.add(_calls.layer_of(subject))
         if mode in ("holds", "leaves", "writes", "uses", "then", "only") and not subject.startswith(_used.STEP + _calls.BY):
@@ -146,7 +146,7 @@ class Manner(Relation):
             seen=example["_seen"] or "",
             function=example["_function"] or "",
             variable="" if mode in ("uses", "then", "only") else example["_variable"] or "",  # an operation is no tensor: the function says where
-            module=subject.partition(_calls.BY)[0] if _calls.BY in subject and not subject.startswith(_used.STEP) else "",
+            module=subject.partition(_calls.BY)[0] if _calls.BY in subject and not subject.startswith((_used.STEP, _calls.SCRIPT)) else "",
             advice=_OF_WORDS.get(what, _ADVICE[mode]) if mode == "holds" else _ADVICE[mode],
         )
 

@@ -18,6 +18,7 @@ from proctor.invariants.relations.views.calls import (
     circumstances_of,
     distinct_of,
     is_torch,
+    open_calls,
     text_of,
 )
 from proctor.invariants.schema import Value
@@ -25,6 +26,7 @@ from proctor.invariants.trace import Trace
 
 BY: Final = " > "  # caller and function
 OF: Final = ": "  # subject, and what is said of it
+SCRIPT: Final = "the script"  # a caller that is no function
 _CALLS: Final = 4  # fewer show no manner
 _TORCH: Final = re.compile(r"torch\.(nn\.(?!init|Module\.)|distributed\.(?!new_group|init|destroy|barrier)|utils\.checkpoint\.)")
 _STEPS: Final = 6  # fewer show no manner of steps
@@ -73,8 +75,8 @@ def _subjects(trace: Trace, kinds: re.Pattern[str], asked: Collection[str] | Non
     for row in calls.iter_rows(named=True):
         function, caller = names[row["fn"]], names[row["pfn"]] or ""
         subjects = [_subject(function, caller)]
-        if asked is not None and not is_torch(function) and caller and not is_torch(caller):
-            called = f"{caller}{BY}{function}"
+        if asked is not None and not is_torch(function) and not (caller and is_torch(caller)):
+            called = f"{caller or SCRIPT}{BY}{function}"
             subjects += [called] if callers[row["fn"]] > 1 or called in asked else []
         for subject in filter(None, subjects):
             found.setdefault((row["proc"], subject), (function, []))[1].append(row)
@@ -163,6 +165,7 @@ def each(trace: Trace, wanted: Collection[str]) -> pl.DataFrame:
     count = steps.group_by("proc").len().filter(pl.col("len") >= _STEPS)
     steps = steps.join(count.select("proc"), on="proc", how="semi", maintain_order="left").sort("proc", "step")
     lossy = {i for i, p in enumerate(trace.processes) if p.dropped > 0}
+    begun = set(open_calls(trace).iter_rows())  # steps that may have called what has no row
     made = calls_of(trace).filter(pl.col("fn").is_in(kinds) & (pl.col("step") >= 0))
     # A collective that torch or a library calls is its own affair.
     own = {code for code, name in enumerate(names) if name and not is_torch(name)} | {0}
@@ -176,7 +179,8 @@ def each(trace: Trace, wanted: Collection[str]) -> pl.DataFrame:
             there = called.get((int(str(code)), name), set())
             if code in lossy or (len(there) < len(every) // 2 and name not in wanted):
                 continue
-            rows += [_row(row, name, row["step"] in there, f"step {row['step']} does not call it", name) for row in every]
+            told = [row for row in every if row["step"] in there or (code, row["step"]) not in begun]
+            rows += [_row(row, name, row["step"] in there, f"step {row['step']} does not call it", name) for row in told]
     return _finish(trace, rows, "each")
 
 

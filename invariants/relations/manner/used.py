@@ -7,6 +7,7 @@ the mode.
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Callable, Collection
 from itertools import islice, pairwise
@@ -55,13 +56,16 @@ def then(trace: Trace, wanted: Collection[str]) -> pl.DataFrame:
 
     def holds(look: _Look, word: str) -> bool | None:
         first, _, second = word.partition(THEN)
-        return None if first not in look else look.get(second, -1) > look[first]
+        return None if first not in look or _untold(look, second) else look.get(second, -1) > look[first]
 
     def seen(look: _Look, word: str) -> tuple[str, str]:
         first, _, last = word.partition(THEN)
         return last, f"{_plain(last)} comes before {_plain(first)}, and not behind it as in healthy runs" if last in look else _lacks(look, last, first)
 
     return _rows(trace, wanted, "then", _Manner(lambda looks: [f"{a}{THEN}{b}" for look in looks for a, b in pairwise(look)], holds, seen))
+
+
+_TURNED: Final = re.compile(r"(permute|transpose|movedim)\([-\d]")  # with the dimensions that change places
 
 
 def only(trace: Trace, wanted: Collection[str]) -> pl.DataFrame:
@@ -99,13 +103,20 @@ def _parted(word: str) -> tuple[str, str]:
 
 def _more(look: _Look, word: str) -> list[str]:
     known = set(word.removeprefix(NOTHING_ELSE).split(", "))
-    return [name for name in look if name not in known]
+    # Rules of a time when no dimensions were told speak of none.
+    silent = {name.partition("(")[0] for name in known if name in ("permute", "transpose", "movedim")} - {name.partition("(")[0] for name in known if _TURNED.match(name)}
+    return [name for name in look if name not in known and not (_TURNED.match(name) and name.partition("(")[0] in silent)]
+
+
+def _untold(look: _Look, name: str) -> bool:
+    """Whether a look, of an older record, has the operation and says nothing of its dimensions."""
+    return bool(_TURNED.match(name)) and name.partition("(")[0] in look and not any(map(_TURNED.match, look))
 
 
 def _lacks(look: _Look, name: str, behind: str = "") -> str:
     """What is missing, and where it was; in brackets, as evidence, what the function uses."""
     where = f", which comes right behind {_plain(behind)} in healthy runs" if behind else ", which healthy runs begin with"
-    used = Counter(one.partition(" (place ")[0].removesuffix("()") for one in look)
+    used = Counter(one.partition(" (place ")[0].removesuffix("()") for one in look if not _TURNED.match(one))
     told = [_plain(name) if times == 1 else f"{_plain(name)} {times} times" for name, times in islice(used.items(), _BESIDE)]
     more = f" and {len(used) - _BESIDE} more" if len(used) > _BESIDE else ""
     return f"it does not {'call' if name.endswith('()') else 'use'} {_plain(name)}{where} (it uses {', '.join(told) or 'nothing at all'}{more})"

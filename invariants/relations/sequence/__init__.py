@@ -37,6 +37,7 @@ from proctor.invariants.relations.views.calls import (
     cached,
     calls_of,
     features_of,
+    open_calls,
     programs_of,
     short,
     table,
@@ -222,13 +223,7 @@ class CallSequence(Relation):
         b = b.join(trace.procs.select("proc", "run"), on="proc").join(
             owners(trace, wanted["a"]), on=["run", "a"], how="semi"
         )
-        a = called(trace, wanted["a"]).select(
-            "proc",
-            "step",
-            pl.col("token").alias("a"),
-            pl.col("seq").alias("seq_a"),
-            pl.col("site").alias("site_a"),
-        )
+        a = called(trace, wanted["a"]).rename({"token": "a", "seq": "seq_a", "site": "site_a"}).select("proc", "step", "a", "seq_a", "site_a")
         rows = b.join(a, on=["proc", "step", "a"], how="left")
         if mode == "lead":
             rows = rows.filter(pl.col("seq_a").is_not_null())
@@ -256,6 +251,9 @@ class CallSequence(Relation):
         rows = rows.join(given, on=["proc", "step"], how="left")
         if mode != "lead":
             known &= (pl.col("a") != BACKWARD) | pl.col("given").is_null()
+            # A function of the program that had not returned when the records ended has no row.
+            rows = rows.join(open_calls(trace).with_columns(_open=pl.lit(value=True)), on=["proc", "step"], how="left")
+            known &= pl.col("_open").is_null() | pl.col("a").str.starts_with("torch.") | (pl.col("a") == MODEL_CALL)
         return rows.with_columns(
             pl.when(passed | known).then(passed).alias("passed"),
             pl.col("seq_b").alias("seq"),

@@ -49,7 +49,8 @@ def _build(trace: Trace) -> pl.DataFrame:
         pl.col("token").is_in([BACKWARD, ZERO_GRAD]) | pl.col("token").str.contains(_API)
     )
     steps = calls_of(trace).filter(pl.col("step") >= 0)
-    api = steps.join(known, on="fn")
+    inner = _frames.inner_clippings(trace).select("proc", pl.col("call").alias("seq"))
+    api = steps.join(known, on="fn").join(inner, on=["proc", "seq"], how="anti")
     phases = circumstances_of(trace).select("circ", "phase", "grad")
     # A backward of double differentiation or of a checkpoint's second forward runs inside another one.
     roots = (

@@ -295,6 +295,25 @@ def lossless(trace: Trace) -> pl.DataFrame:
     return pl.DataFrame({"proc": pl.Series(kept, dtype=pl.UInt16)})
 
 
+def open_calls(trace: Trace) -> pl.DataFrame:
+    """Steps in which a call began that has no row, since it had not returned when the records ended: proc, step.
+
+    Calls within it name it as their parent. Which function it is nobody knows, so that such a step may have called any.
+    """
+
+    def build() -> pl.DataFrame:
+        calls = calls_of(trace).select("proc", "seq", "step").sort("proc", "seq")
+        began = trace.calls.select("proc", pl.col("parent").alias("seq")).unique().filter(pl.col("seq") > 0)
+        began = began.join(trace.calls.select("proc", "seq"), on=["proc", "seq"], how="anti").sort("proc", "seq")
+        beside = [began.join_asof(calls, on="seq", by="proc", strategy=side, check_sortedness=False) for side in ("backward", "forward")]
+        # What began before the records of a window did is of none of its steps.
+        inside = beside[0].drop_nulls("step").select("proc", "seq")
+        steps = pl.concat([rows.join(inside, on=["proc", "seq"], how="semi") for rows in beside])
+        return steps.drop_nulls("step").select("proc", "step").unique().sort("proc", "step")
+
+    return cached(trace, "open_calls", build)
+
+
 def table(hypotheses: Sequence[Hypothesis], *keys: str) -> pl.DataFrame:
     """Hypotheses as a frame: hyp and the named parameters as text."""
     return pl.DataFrame(

@@ -36,8 +36,7 @@ def has(flag: int) -> pl.Expr:
 
 def has_flag(frame: pl.DataFrame, flag: int) -> Array:
     """Which rows have one of these flags."""
-    told: Array = (frame["flags"].to_numpy() & int(flag)) != 0
-    return told
+    return np.asarray((frame["flags"].to_numpy() & int(flag)) != 0)
 
 
 def columns(frame: pl.DataFrame, *names: str) -> list[Array]:
@@ -334,19 +333,21 @@ def used_gradients(trace: Trace) -> pl.DataFrame:
 
 def inner_backwards(trace: Trace) -> pl.DataFrame:
     """Backwards that run inside of an update, in its closure: proc, update (its seq), call."""
-    return memo(trace, "inner_backwards", _inner_backwards)
+    return memo(trace, "inner_backwards", lambda t: _within_updates(t, [r"torch\.Tensor\.backward", r"torch\.autograd\.backward"]))
 
 
-def _inner_backwards(trace: Trace) -> pl.DataFrame:
-    codes = functions_like(trace, [r"torch\.Tensor\.backward", r"torch\.autograd\.backward"])["fn"].to_numpy()
-    outer, at = updates(trace), np.flatnonzero(np.isin(trace.calls["fn"].to_numpy(), codes))
+def inner_clippings(trace: Trace) -> pl.DataFrame:
+    """Clippings that an optimizer of the program does within its update: proc, update (its seq), call."""
+    return memo(trace, "inner_clippings", lambda t: _within_updates(t, [r"torch\.nn\.utils\.clip_grad_norm_"]))
+
+
+def _within_updates(trace: Trace, names: Sequence[str]) -> pl.DataFrame:
+    outer, at = updates(trace), np.flatnonzero(np.isin(trace.calls["fn"].to_numpy(), functions_like(trace, names)["fn"].to_numpy()))
     proc, seq = (trace.calls[c].to_numpy()[at] for c in ("proc", "seq"))
-    begun = outer["proc"].to_numpy().astype(np.int64) << 32 | outer["seq"].to_numpy()
+    begun, until = outer["proc"].to_numpy().astype(np.int64) << 32 | outer["seq"].to_numpy(), (outer["t"] + outer["dur"]).to_numpy()
     last = np.searchsorted(begun, proc.astype(np.int64) << 32 | seq, "right") - 1
-    until = (outer["t"] + outer["dur"]).to_numpy()
     inner = (last >= 0) & (outer["proc"].to_numpy()[last] == proc) & (trace.calls["t"].to_numpy()[at] < until[last]) if len(begun) else last >= 0
-    found = {"proc": proc[inner], "update": outer["seq"].to_numpy()[last[inner]], "call": seq[inner]}
-    return pl.DataFrame(found, schema={"proc": pl.UInt16, "update": pl.UInt32, "call": pl.UInt32})
+    return pl.DataFrame({"proc": proc[inner], "update": outer["seq"].to_numpy()[last[inner]], "call": seq[inner]}, schema={"proc": pl.UInt16, "update": pl.UInt32, "call": pl.UInt32})
 
 
 def _used_gradients(trace: Trace) -> pl.DataFrame:

@@ -20,7 +20,8 @@ LIBRARIES = libraries_of({"transformers": "5.0", "mylib": ""})
         (Hypothesis.of("scalar", fn="transformers.Trainer.train", target="n", formulas='[["+","self._a.b",1]]'), "self._a.b"),
         (Hypothesis.of("contain", kind="call", parent="__main__.Mine.run", child="transformers.Trainer._save"), "transformers.Trainer._save"),
         (Hypothesis.of("contain", kind="call", parent="torch.nn.Module._call_impl", child="x.y"), "torch.nn.Module._call_impl"),
-        # The user's own, and what everybody may use.
+        # The user's own, and what everybody may use; which programs a habit is of is no name that it speaks of.
+        (Hypothesis.of("manner", mode="given", what="the script > models.Net.forward: argument 2", family="torch.jit._script.RecursiveScriptModule/torch.jit._script.RecursiveScriptModule"), ""),
         (Hypothesis.of("scalar", fn="__main__.Mine._run", target="self._logged", formulas="[1]"), ""),
         (Hypothesis.of("scalar", fn="mylib.engine.Engine._step", target="self._n", formulas="[1]"), ""),
         (Hypothesis.of("contain", kind="call", parent="transformers.Trainer.train", child="torch.utils.data.DataLoader.__iter__"), ""),

@@ -7,8 +7,11 @@ from typing import Any
 
 import pytest
 from helpers.loops import ROOT, STEP, ZERO_GRAD, call, details, holds, learn, load, loop, violations
+from helpers.runs import write_run
 
+from proctor.invariants.relations import registry
 from proctor.invariants.relations.sequence import CallSequence
+from proctor.invariants.trace import Trace
 
 RELATION = CallSequence()
 DDP = "torch.nn.parallel.DistributedDataParallel"
@@ -240,3 +243,31 @@ def test_attack_on_an_input_is_a_step_without_an_update(tmp_path: Path) -> None:
         if row["fn"].endswith(".forward") and row["step"] == 2:
             row["args"]["a"][1] = {**row["args"]["a"][1], "g": 1}
     assert not violations(RELATION, rules, load(tmp_path, [skipped]))
+
+
+def _learning(tmp_path: Path, name: str, ends: str) -> Trace:
+    """Eight updates within calls of `Agent.learn`; the seventh's call `returns`, is `open` when the process is killed, or is `missing`."""
+    rows: list[dict[str, Any]] = []
+    seq = 0
+    for step in range(8):
+        seq += 1
+        learn_at = seq
+        lost = ends != "returns" and step >= 6
+        if not lost:
+            rows.append(call("agent.Agent.learn", step=step, seq=learn_at))
+        for fn in (ZERO_GRAD, "torch.Tensor.backward", STEP):
+            seq += 1
+            parent = 0 if lost and ends == "missing" else learn_at
+            rows.append(call(fn, *([] if fn == "torch.Tensor.backward" else [{"O": "torch.optim.Adam", "v": "#0", "a": {}}]), step=step, seq=seq, parent=parent))
+    return Trace.load([write_run(tmp_path / name, [{"calls": rows, "finished": ends == "returns"}])])
+
+
+@pytest.mark.parametrize("relation", ["sequence", "manner"])
+def test_a_call_that_had_not_returned_when_the_process_was_killed_is_not_missing(tmp_path: Path, relation: str) -> None:
+    kind = registry()[relation]
+    for name in ("a", "b"):
+        _learning(tmp_path, name, "returns")
+    rules = learn(kind, Trace.load([tmp_path / "a", tmp_path / "b"]))
+    assert any("agent.Agent.learn" in rule.text for rule in rules)
+    assert not violations(kind, rules, _learning(tmp_path, "killed", "open"))
+    assert any("agent.Agent.learn" in text for text in violations(kind, rules, _learning(tmp_path, "gone", "missing")))

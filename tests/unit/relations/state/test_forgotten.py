@@ -39,6 +39,21 @@ PROGRAMS = {
                     for p in (*model.middle.parameters(), *model.head.parameters()):
                         p -= 0.01 * p.grad
     """,
+    "chain": """
+        encoder, head, teacher = nn.Sequential(nn.Linear(6, WIDTH), nn.ReLU()), nn.Linear(WIDTH, 3), nn.Linear(6, 3)
+        if BUG == "loaded":
+            encoder.load_state_dict({k: v.clone() for k, v in encoder.state_dict().items()})
+        optimizer = torch.optim.SGD([*head.parameters(), *(encoder.parameters() if BUG == "whole" else ())], 0.01)
+        for step in range(24):
+            x = torch.randn(8, 6)
+            optimizer.zero_grad()
+            given = encoder(x).detach() if BUG == "cut" else encoder(x)
+            loss = F.mse_loss(head(given), teacher(x))
+            if BUG == "judge":  # what judges lies behind, as a perceptual loss does
+                loss = F.mse_loss(encoder(head(torch.randn(8, WIDTH)).repeat(1, 2)), torch.zeros(8, WIDTH))
+            loss.backward()
+            optimizer.step()
+    """,
     "pairs": """
         class Net(nn.Module):
             def __init__(self):
@@ -134,9 +149,10 @@ PROGRAMS = {
                 scheduler.step()
     """,
 }
-WRONG = {("parts", "left_out"): "forgotten", ("pairs", "same"): "itself", ("pairs", "loss"): "itself", ("rates", "first"): "early", ("targets", "online"): "alike", ("targets", "rests"): "alike"}
+WRONG = {("parts", "left_out"): "forgotten", ("chain", "left_out"): "forgotten", ("pairs", "same"): "itself", ("pairs", "loss"): "itself", ("rates", "first"): "early", ("targets", "online"): "alike", ("targets", "rests"): "alike"}
 RIGHT = [
     *(("parts", manner) for manner in ("whole", "upstream", "frozen", "loaded", "cleared", "later", "by_hand")),
+    *(("chain", manner) for manner in ("whole", "loaded", "cut", "judge")),
     *(("pairs", manner) for manner in ("right", "shuffled", "straight", "pairs", "twice")),
     *(("targets", manner) for manner in ("right", "reference", "reference_alone", "kept_near", "average")),
     *(("rates", manner) for manner in ("right", "warm", "forward", "helper", "told", "accumulates")),
@@ -170,6 +186,7 @@ def test_who_means_it_breaks_none(runs: Path, program: str, manner: str) -> None
 def test_texts_name_the_cause(runs: Path) -> None:
     told = {wrong: " ".join(failed_of("stays", WRONG[wrong], runs / "-".join(wrong))) for wrong in WRONG}
     assert "middle.weight and 3 more of Net: no optimizer holds" in told["parts", "left_out"], told
+    assert "0.weight and 1 more of Sequential: no optimizer holds" in told["chain", "left_out"], told
     assert "a difference of a value and itself (of what Addmm gave)" in told["pairs", "same"], told
     assert "the copy of Critic follows it and is never called, while the copy of Actor is" in told["targets", "online"], told
     assert "the copy of Actor is called and never moves, while Actor trains and the copy of Critic, which is called behind it, moves" in told["targets", "rests"], told

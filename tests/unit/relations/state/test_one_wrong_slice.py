@@ -5,9 +5,13 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+import torch
 from helpers.trained import failed_of, record
 
-pytest.importorskip("torch")
+from proctor.instrument.config import RecordConfig
+from proctor.instrument.probes import Sink
+from proctor.instrument.probes.halves import Halves
+from proctor.native import Recorder
 
 PROGRAMS = {
     "columns": """
@@ -156,3 +160,13 @@ def test_one_wrong_slice_or_shape_is_told(runs: Path, program: str, bug: str) ->
 @pytest.mark.parametrize(("program", "manner"), [(p, m) for p, those in RIGHT.items() for m in those])
 def test_programs_that_look_alike_are_right(runs: Path, program: str, manner: str) -> None:
     assert failed_of("stays", MODE[program], runs / f"{program}-{manner}") == []
+
+
+def test_a_weight_that_is_computed_is_not_asked_for() -> None:
+    """A spectral norm moves its vectors whenever its weight is asked for in training."""
+    model = torch.nn.Sequential(torch.nn.utils.parametrizations.spectral_norm(torch.nn.Linear(8, 8)), torch.nn.Conv1d(8, 8, 1))
+    before = {name: buffer.clone() for name, buffer in model.named_buffers()}
+    probe = Halves(Sink(Recorder(), lambda: 0, RecordConfig(run=""), lambda: True))
+    probe._called((model,), None)
+    assert all(torch.equal(buffer, before[name]) for name, buffer in model.named_buffers()) and before
+    assert [name for _, name in probe._layers.values()] == ["1.weight"]

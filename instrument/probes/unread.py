@@ -1,0 +1,214 @@
+"""Whether a mask that comes with a batch is read by nothing.
+
+A row of `Value.KEPT`, `unread`, once for a name: zeros and ones, both, that a function of the program is given as an argument, or takes out of a batch of four parts at least into a variable of its own, where no line
+of the function reads that argument or variable. So are ends of episodes that a target leaves out, weights of places that are padded, and a mask of attention that is handed on no further. What a name with `_` in front is
+given is left out on purpose; what is deleted, or read by a function within, is read. Labels are no masks: whole numbers count where they begin with ones and go on with zeros beside others of the same shape, as padding does, and rows
+with one 1 each do not. Of a function that reads none of its arguments, or leaves out several, nothing is said: it is handed the whole batch and takes some of it; nor of parts that are all ones, or all zeros.
+Looked at are functions that run when a model is called or an update begins, and those that are observed when they are called. Cost: a walk up the frames at these calls, in the first steps, and values of what is not read.
+"""
+
+from __future__ import annotations
+
+import dis
+import inspect
+import sys
+import types
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, Final
+
+from proctor.instrument.probes import NO_HOOKS, Home, Hooks, Probe, Sink, register
+from proctor.instrument.probes._looks import whose, whose_code
+from proctor.instrument.probes.source.results import function_named
+from proctor.invariants.schema import MODEL_CALL, Value
+
+_UPDATE: Final = "torch.optim.Optimizer.step"
+_CALLS: Final = 12  # of a function, and of the names of a frame
+_LAST: Final = 32  # step
+_PARTS: Final = 4  # of a batch
+_LARGEST: Final = 1 << 16  # elements of a mask
+_LEAST: Final = 4
+_FRAMES: Final = 40
+_WALKS: Final = 512  # up from torch's functions
+_CODES: Final = 4096
+_Names = list[tuple[str, list[str]]]  # a variable, and what came with it
+
+
+@register
+class Unread(Probe):
+    """Masks without a reader."""
+
+    name = "unread"
+    kinds = frozenset({Value.KEPT})
+
+    def __init__(self, sink: Sink) -> None:
+        super().__init__(sink)
+        self._codes: dict[types.CodeType, _Names] = {}
+        self._functions: dict[str, tuple[tuple[str, ...], _Names]] = {}  # of each: its arguments, and those that it does not read
+        self._looks: dict[types.CodeType | str, int] = {}
+        self._told: set[str] = set()
+        self._walks = 0
+
+    def hooks(self, function: str, home: Home) -> Hooks:
+        if function == MODEL_CALL:
+            return self._model, None
+        if function == _UPDATE:
+            return self._called, None
+        if function.startswith("torch.nn.functional."):
+            return self._within, None
+        if home is not Home.USER or function.endswith(".__init__"):
+            return NO_HOOKS
+        return (lambda args, kwargs: self._given(function, args, kwargs)), None
+
+    def step_begins(self, step: int) -> None:
+        self.over = self.over or step >= _LAST
+
+    def thinned(self) -> None:
+        self.over = True
+
+    def _model(self, args: tuple[Any, ...], kwargs: dict[str, Any] | None) -> None:
+        if not self.over:
+            made = inspect.getattr_static(type(args[0]), "forward", None)
+            if isinstance(made := inspect.unwrap(made) if callable(made) else None, types.FunctionType) and whose_code(made) == "user":
+                self._given(f"{made.__module__}.{made.__qualname__}", args, kwargs, made)
+            self._called(args, kwargs)
+
+    def _within(self, args: tuple[Any, ...], kwargs: dict[str, Any] | None) -> None:
+        """Forwards of the parts of a model run around torch's functions."""
+        self._walks += 1
+        if self._walks <= _WALKS:
+            self._called(args, kwargs)
+
+    def _called(self, args: tuple[Any, ...], kwargs: dict[str, Any] | None) -> None:
+        """Functions of the program that run now."""
+        frame: types.FrameType | None = None if self.over else sys._getframe()
+        for _ in range(_FRAMES):
+            if frame is None:
+                return
+            code = frame.f_code
+            names = self._codes.get(code)
+            if names is None:
+                names = self._codes[code] = _unread(code) if whose(frame) == "user" and len(self._codes) < _CODES else []
+            if names and self._wants(code):
+                self._tell(f"{frame.f_globals.get('__name__', '')}.{code.co_qualname}".removesuffix(".<module>"), names, frame.f_locals)
+            frame = frame.f_back
+
+    def _given(self, function: str, args: tuple[Any, ...], kwargs: dict[str, Any] | None, made: types.FunctionType | None = None) -> None:
+        if self.over or self._functions.get(function) == _NOTHING:
+            return
+        if function not in self._functions:
+            made = made or (function_named(function) if len(self._functions) < _CODES else None)
+            arguments = () if made is None else _arguments(made.__code__)
+            names: _Names = [] if made is None else [(name, others) for name, others in _unread(made.__code__) if name in arguments]
+            self._functions[function] = (arguments, names) if names else _NOTHING
+        arguments, names = self._functions[function]
+        if names and self._wants(function):
+            self._tell(function, names, dict(zip(arguments, args)) | (kwargs or {}))
+
+    def _wants(self, of: types.CodeType | str) -> bool:
+        self._looks[of] = self._looks.get(of, 0) + 1
+        return self._looks[of] <= _CALLS
+
+    def _tell(self, function: str, names: _Names, scope: Mapping[str, Any]) -> None:
+        for name, others in names:
+            value: Any = scope.get(name)
+            if name in self._told or not _is_mask(value, [scope.get(other) for other in others]):
+                continue
+            self._told.add(name)
+            seen = f"no line of {function} reads {name}, which holds ones and zeros, both, as ends of episodes or places of padding do"
+            self.sink.number(name, float(value.sum()), kind=Value.KEPT, facts={"what": "unread", "seen": seen})
+
+
+_NOTHING: Final[tuple[tuple[str, ...], _Names]] = ((), [])
+
+
+def _arguments(code: types.CodeType) -> tuple[str, ...]:
+    return code.co_varnames[: code.co_argcount + code.co_kwonlyargcount]
+
+
+def _unread(code: types.CodeType) -> _Names:
+    """Arguments of a function, and variables that it takes out of a sequence of parts, that none of its lines reads."""
+    read, arguments = _read(code), _arguments(code)
+    if read is None:
+        return []
+    others = arguments[1:] if arguments[:1] == ("self",) else arguments
+    found: _Names = _alone(others, read, list(arguments)) if read & set(others) else []  # one that reads nothing is an interface
+    steps = list(dis.get_instructions(code))
+    for at, one in enumerate(steps):
+        if one.opname == "UNPACK_SEQUENCE" and (one.arg or 0) >= _PARTS:
+            names = _stored(steps, at)
+            found += _alone(names, read, names) if len(names) == one.arg else []
+    return found
+
+
+def _alone(names: Sequence[str], read: set[str], beside: list[str]) -> _Names:
+    """The one of these names that is not read. Who leaves several unread is handed more than is asked for (the whole batch, by a star)."""
+    left = [name for name in names if name not in read and not name.startswith("_")]
+    return [(left[0], beside)] if len(left) == 1 and names.count(left[0]) == 1 else []
+
+
+def _stored(steps: list[dis.Instruction], at: int) -> list[str]:
+    """Variables that are taken from a sequence by the instruction `at`."""
+    names: list[str] = []
+    for one in steps[at + 1 :]:
+        if one.opname not in ("STORE_FAST", "STORE_NAME", "STORE_FAST_STORE_FAST") or len(names) >= (steps[at].arg or 0):
+            break
+        names += one.argval if isinstance(one.argval, tuple) else [str(one.argval)]
+    return names
+
+
+def _read(code: types.CodeType) -> set[str] | None:
+    """Names that a function, or one within it, reads or deletes; `None` where it asks for all of them."""
+    found: set[str] = set(code.co_cellvars)
+    for one in _instructions(code):
+        if one.opname.startswith(("LOAD_FAST", "LOAD_NAME", "LOAD_GLOBAL", "LOAD_DEREF", "LOAD_CLOSURE", "LOAD_CLASSDEREF", "DELETE_", "STORE_FAST_LOAD")):
+            found.update(one.argval if isinstance(one.argval, tuple) else (str(one.argval),))
+    return None if found & {"locals", "vars", "globals", "eval", "exec"} else found
+
+
+def _instructions(code: types.CodeType) -> Iterator[dis.Instruction]:
+    yield from dis.get_instructions(code)
+    for constant in code.co_consts:
+        if isinstance(constant, types.CodeType):
+            yield from _instructions(constant)
+
+
+def _is_mask(value: Any, beside: list[Any]) -> bool:
+    """Zeros and ones, both, that are no labels."""
+    if not _dense(value) or not _LEAST <= _size(value) <= _LARGEST:
+        return False
+    from proctor.instrument.observe.content import unseen
+
+    with unseen():
+        kind, shape = _kind(value), tuple(value.shape)
+        if kind == "?" or len(shape) > 3 or (kind == "i" and (len(shape) != 2 or shape[1] < 2)):
+            return False
+        numbers = [float(x) for x in value.reshape(-1).tolist()]
+        if set(numbers) != {0.0, 1.0}:
+            return False
+        rows = [numbers[i : i + shape[-1]] for i in range(0, len(numbers), shape[-1])] if len(shape) > 1 and shape[-1] > 1 else []
+        if kind == "i":  # ones, then zeros, beside whole numbers of the same shape
+            return all(row == sorted(row, reverse=True) for row in rows) and any(_whole(other, shape) for other in beside if other is not value)
+        return not rows or any(sum(row) != 1 for row in rows)
+
+
+def _whole(other: Any, shape: tuple[int, ...]) -> bool:
+    return _dense(other) and _kind(other) == "i" and tuple(other.shape) == shape and bool((other > 1).any())
+
+
+def _dense(value: Any) -> bool:
+    import numpy as np
+    import torch
+
+    if type(value) is torch.Tensor:
+        return value.layout is torch.strided and value.device.type == "cpu" and not value.requires_grad
+    return type(value) is np.ndarray
+
+
+def _size(value: Any) -> int:
+    return int(value.numel()) if hasattr(value, "numel") else int(value.size)
+
+
+def _kind(value: Any) -> str:
+    """b: truth values, f: floating point, i: whole numbers."""
+    text = str(value.dtype).removeprefix("torch.")
+    return "b" if text.startswith("bool") else "f" if text.startswith(("float", "bfloat")) else "i" if text.startswith(("int", "uint")) else "?"
