@@ -350,7 +350,12 @@ class Tracked:
 def _present_buffer(module: weakref.ref[Any], name: str) -> Any:
     """What a module holds under the name of a buffer now: `self.mean = …` puts another tensor there."""
     owner = module()
-    return None if owner is None else owner._buffers.get(name)
+    if owner is None:
+        return None
+    try:
+        return owner._buffers[name]  # a scripted module's are no dictionary
+    except (KeyError, RuntimeError):
+        return None
 
 
 def is_zero(lr: Any) -> bool:

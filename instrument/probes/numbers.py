@@ -143,7 +143,7 @@ class Numbers(Probe):
         tree = module_tree(code) if code.co_name == "<module>" else function_tree(code)
         if tree is None:
             return known
-        scope = _scope(frame)
+        scope = reading.scope_of(frame)
         follows = self.following(module)
         reader = formulas.Reader(resolver(scope, frame.f_globals), follows)
         made = assignments.made(tree, reader, _CALLS)
@@ -156,7 +156,7 @@ class Numbers(Probe):
         for written, calls in made.calls.items():
             _, position, keyword = next(v for v in _GIVEN.values() if v[0] == written)
             known.calls[written] = [(c.lineno, c.end_lineno or c.lineno, _argument(c, position, keyword, reader)) for c in calls]
-        _release(frame, scope)
+        reading.release(frame, scope)
         return known
 
     def following(self, module: str) -> Callable[[Any], bool]:
@@ -177,7 +177,7 @@ class Numbers(Probe):
         looks = code.looks[at] = code.looks.get(at, 0) + 1
         if looks > _LOOKS and looks % _THEN_EVERY:
             return
-        scope = _scope(frame)
+        scope = reading.scope_of(frame)
         own = {}
         if at != UPDATE:
             written = _GIVEN[at][0]
@@ -191,7 +191,7 @@ class Numbers(Probe):
             if name not in found and (value := self.value(name, scope, frame.f_globals)) is not None:
                 found[name] = value
         found.update({name: value for name, (value, _) in own.items()})
-        _release(frame, scope)
+        reading.release(frame, scope)
         for name, value in found.items():
             self.put(code.name, name, value, made.get(name), code.through.get(name, ""))
 
@@ -248,17 +248,6 @@ def _asks(code: types.CodeType) -> bool:
     if not _ASKS & set(code.co_names):
         return False
     return any(i.argval in _ASKS and i.opname in ("LOAD_GLOBAL", "LOAD_NAME") for i in dis.get_instructions(code))
-
-
-def _scope(frame: types.FrameType) -> dict[str, Any]:
-    return dict(frame.f_locals)
-
-
-def _release(frame: types.FrameType, scope: dict[str, Any]) -> None:
-    """Keep nothing of the user's alive: before Python 3.13 a frame keeps the table that it made for us (PEP 667)."""
-    scope.clear()
-    if sys.version_info < (3, 13) and frame.f_code.co_flags & inspect.CO_OPTIMIZED:
-        frame.f_locals.clear()
 
 
 def _with_globals(frame: types.FrameType, scope: Mapping[str, Any]) -> dict[str, Any]:

@@ -18,6 +18,7 @@ from typing import Any, Final
 
 from proctor.instrument.probes import NO_HOOKS, Home, Hooks, Probe, Sink, register
 from proctor.instrument.probes._looks import whose, whose_code
+from proctor.instrument.probes.source import reading
 from proctor.instrument.probes.source.results import function_named
 from proctor.invariants.schema import MODEL_CALL, Value
 
@@ -89,7 +90,11 @@ class Unread(Probe):
             if names is None:
                 names = self._codes[code] = _unread(code) if whose(frame) == "user" and len(self._codes) < _CODES else []
             if names and self._wants(code):
-                self._tell(f"{frame.f_globals.get('__name__', '')}.{code.co_qualname}".removesuffix(".<module>"), names, frame.f_locals)
+                scope = reading.scope_of(frame)
+                try:
+                    self._tell(f"{frame.f_globals.get('__name__', '')}.{code.co_qualname}".removesuffix(".<module>"), names, scope)
+                finally:
+                    reading.release(frame, scope)
             frame = frame.f_back
 
     def _given(self, function: str, args: tuple[Any, ...], kwargs: dict[str, Any] | None, made: types.FunctionType | None = None) -> None:

@@ -6,7 +6,9 @@ from instance dictionaries, so no property runs; tensors give a number only wher
 
 from __future__ import annotations
 
+import inspect
 import re
+import sys
 import types
 from argparse import ArgumentParser
 from collections.abc import Callable, Iterator, Mapping
@@ -179,3 +181,15 @@ def read(name: str, get: Get) -> float | None:
         shape = getattr(thing, "shape", ()) if isinstance(thing, torch.Tensor) else ()
         return float(shape[axis]) if axis < len(shape) else None
     return length(thing) if counted else number(thing)
+
+
+def scope_of(frame: types.FrameType) -> dict[str, Any]:
+    """Variables of a frame; to be given to `release` behind."""
+    return dict(frame.f_locals)
+
+
+def release(frame: types.FrameType, scope: dict[str, Any]) -> None:
+    """Keep nothing of the user's alive: before Python 3.13 a frame keeps the table that it made for us (PEP 667)."""
+    scope.clear()
+    if sys.version_info < (3, 13) and frame.f_code.co_flags & inspect.CO_OPTIMIZED:
+        frame.f_locals.clear()

@@ -141,6 +141,15 @@ def test_gradients_appear_and_are_cleared_by_any_means(tracker: StateTracker, na
     assert all(r[8] & 2 for r in look(tracker, grad=Look.HINT))
 
 
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_buffers_of_a_scripted_module_are_no_dictionary_and_are_seen(tracker: StateTracker, names: Names) -> None:
+    model = torch.jit.script(nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4)))
+    tracker.add_model(model)
+    look(tracker, buffers=Look.FORCE)
+    model(torch.randn(8, 4))
+    assert changed(tracker, names, buffers=Look.FORCE) == {"1.running_mean.data", "1.running_var.data", "1.num_batches_tracked.data"}
+
+
 def test_statistics_of_batch_norm_are_buffers(tracker: StateTracker, names: Names) -> None:
     model = nn.BatchNorm1d(3)
     tracker.add_model(model)

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import weakref
 from pathlib import Path
 
 import pytest
 from helpers.trained import failed_of, record
 
+from proctor.instrument.config import RecordConfig
+from proctor.instrument.probes import Sink
+from proctor.instrument.probes.unread import Unread
 from proctor.invariants.relations import registry
 from proctor.invariants.trace import Trace
+from proctor.native import Recorder
 
 pytest.importorskip("torch")
 
@@ -190,3 +195,22 @@ def test_an_argument_that_the_script_gives_and_dimensions_that_a_function_turns_
     assert "the script > __main__.Net.forward: argument 2" in _broken(runs, "argument")
     assert any("permute(1,0,2)" in what for what in _broken(runs, "turn"))
     assert not _broken(runs, "other")
+
+
+def test_no_variable_of_the_program_is_kept_alive() -> None:
+    torch = pytest.importorskip("torch")
+    told: list[str] = []
+    place = Sink(Recorder(), lambda: 0, RecordConfig(run=""), lambda: True)
+    place.number = lambda name, *args, **kwargs: told.append(name)  # type: ignore[method-assign]
+    probe = Unread(place)
+
+    def trains() -> bool:
+        held = torch.ones(1000)
+        known = weakref.ref(held)
+        first, second, third, mask = torch.ones(3), torch.ones(3), torch.ones(3), torch.tensor([1.0, 0, 1, 0])  # noqa: F841  that is the mistake
+        assert first.shape == second.shape == third.shape
+        probe._called((), None)
+        del held
+        return known() is None
+
+    assert trains() and told == ["mask"]
