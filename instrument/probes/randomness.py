@@ -40,7 +40,9 @@ _SMALL: Final = 1 << 16  # elements of a draw in training
 _WEIGHT: Final = 1 << 23  # and of a parameter that is being filled
 _FIRST_FORWARDS: Final = 4  # of which the end is looked at, too
 _FIRST_STEPS: Final = 64  # in which generators are looked at, and then
-_EVERY_STEP: Final = 8  # one in so many
+_EVERY_STEP: Final = 8  # one in so many,
+_LATER: Final = 1024  # and from this one on
+_EVERY_LATER: Final = 32
 _FIRST_LOADS: Final = 4  # batches of each epoch at which generators are looked at, and then
 _EVERY_LOAD: Final = 8  # one in so many
 
@@ -128,7 +130,7 @@ class Randomness(Probe):
         if not self._rng or not self.sink.live:
             return
         self._workers_report()
-        self._looks = not self._thin and (step < _FIRST_STEPS or step % _EVERY_STEP == 0)
+        self._looks = not self._thin and (step < _FIRST_STEPS or step % (_EVERY_STEP if step < _LATER else _EVERY_LATER) == 0)
         if not self._looks:
             return
         for name, generator in self._known():

@@ -85,3 +85,22 @@ def test_of_a_model_that_is_called_hundreds_of_times_between_two_backwards_the_f
         watch.rows(model, x)
     watch.probe.step_begins(1)
     assert len(watch.rows(model, x)) == 1
+
+
+def test_one_large_batch_in_each_step_is_looked_at_in_one_of_eight_until_another_one_comes() -> None:
+    watch, model = Watch(), nn.Linear(2, 2)
+    x, y = torch.zeros(batches._LARGE // 4), torch.ones(batches._LARGE // 4)
+
+    def rows(given: Any) -> int:
+        watch.probe.step_begins(1)
+        return len(watch.rows(model, given))
+
+    assert sum(rows(x) for _ in range(batches._STILL + 1)) == batches._STILL + 1
+    assert sum(rows(x) for _ in range(80)) == 80 // batches._EVERY
+    assert rows(y) == rows(x) == 1, "another object"
+    for _ in range(2 * batches._STILL):
+        rows(x)
+    x.add_(1)
+    assert rows(x) == 1, "another version"
+    small = torch.ones(4, 2)
+    assert sum(rows(small) for _ in range(200)) == 200, "hashed at once"
