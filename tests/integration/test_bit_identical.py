@@ -18,7 +18,8 @@ ROOT = Path(__file__).resolve().parents[2]
 EXAMPLES = ROOT / "examples"
 HELPER = ROOT / "tests" / "helpers" / "run_examples.py"
 MANY_PROCESSES = ("ddp_accumulate_lm", "ddp_classifier", "fsdp2_lm", "tp_dtensor")
-ONE_PROCESS = sorted(p.stem for p in EXAMPLES.glob("*.py") if p.stem not in (*MANY_PROCESSES, "demo"))
+COMPUTED = ("techniques/frozen_critic_gan", "techniques/pipeline_checkpoint")  # weights that are computed when they are asked for, which moves a spectral norm
+ONE_PROCESS = sorted([p.stem for p in EXAMPLES.glob("*.py") if p.stem not in (*MANY_PROCESSES, "demo")] + list(COMPUTED))
 
 
 def run(command: list[str]) -> str:
@@ -48,7 +49,7 @@ def digests(tmp_path_factory: pytest.TempPathFactory) -> tuple[dict[str, object]
 @pytest.mark.parametrize("name", ONE_PROCESS)
 def test_recording_changes_nothing(name: str, digests: tuple[dict[str, object], dict[str, object], Path]) -> None:
     bare, watched, _ = digests
-    assert bare[name] == watched[name]
+    assert bare[Path(name).name] == watched[Path(name).name]
 
 
 def test_the_recorded_process_was_recorded(digests: tuple[dict[str, object], dict[str, object], Path]) -> None:
