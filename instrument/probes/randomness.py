@@ -103,8 +103,9 @@ class Randomness(Probe):
 
     def _forward_begins(self, args: tuple[Any, ...], kwargs: dict[str, Any] | None) -> None:
         training = bool(getattr(args[0], "training", False)) and torch.is_grad_enabled()
-        if self._newest is not None:
-            self._used_by(training)
+        loader, self._newest = self._newest, None
+        if loader is not None:
+            self._used_by(loader, training)
         self._again = {}
         if training and self._looks:
             for name, generator in _generators.dropouts():
@@ -192,10 +193,8 @@ class Randomness(Probe):
             known = self._loaders[id(loader)] = _Loader(len(self._loaders))
         return known
 
-    def _used_by(self, training: bool) -> None:
+    def _used_by(self, loader: _Loader, training: bool) -> None:
         """A model is called: what was loaded last was for training, or was not."""
-        loader, self._newest = self._newest, None
-        assert loader is not None
         loader.trains = training
         self._fed[loader.call] = training
         for place, state, item, call in loader.waiting if training else ():
