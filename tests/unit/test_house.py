@@ -1,4 +1,4 @@
-"""Sizes that a reader can hold: files, classes and folders. What is larger says why, beside it.
+"""Sizes that a reader can hold: files, classes and folders; what is larger says why, beside it. And what may stand in one file alone.
 
 A file says `# More than 400 lines: …` near its head, a class `# More than 25 methods: …` on the line above. Folders are named, with the reason, in
 the paragraph of docs/design.md that begins "A folder has at most fifteen files".
@@ -75,3 +75,8 @@ def test_no_two_files_of_tests_have_one_name() -> None:
     names = Counter(PurePath(name).name for name in tracked() if PurePath(name).name.startswith("test_"))
     assert len(names) > 300
     assert [name for name, n in names.items() if n > 1] == []
+
+
+def test_variables_of_the_program_are_read_in_one_place_which_lets_go_of_them() -> None:
+    readers = [name for name in tracked() if name.startswith("instrument/") and "f_locals" in (ROOT / name).read_text(encoding="utf-8")]
+    assert readers == ["instrument/probes/source/reading.py"], "use reading.scope_of and reading.release"
