@@ -64,6 +64,14 @@ def class_name(module: Any) -> str:
     return f"{'__main__' if place == '__mp_main__' else place}.{name}"
 
 
+def buffer_of(module: Any, name: str) -> Any:
+    """What a module holds under the name of a buffer now; None if there is none. A scripted module's buffers are no dictionary."""
+    try:
+        return module._buffers[name]
+    except KeyError:
+        return None
+
+
 def roots_among(modules: Iterable[Any]) -> list[Any]:
     """Those of some modules, the whole program's, that none of the others holds and that own parameters; in their order."""
     whole = [m for m in modules if "_modules" in vars(m)]

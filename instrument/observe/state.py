@@ -54,14 +54,13 @@ class StateTracker(Tracked):
 
         `context`: gives the code of the present one, where there is something to say. `silent`: no rows; what changed while steps were left out was changed by nobody knows whom.
         """
+        if self._slots_at != self.layout:
+            entries = self._params.values()
+            self._slots, self._slots_at = ([entry[1] for entry in entries], [entry[2] for entry in entries]), self.layout
         groups: list[tuple[list[Slot], bool]] = []
         if data and self._watched["data"]:
-            if self._slots_at != self.layout:
-                self._lay()
             groups.append((self._slots[0], self.dirty or data is Look.FORCE))
         if grad and self._watched["grad"]:
-            if self._slots_at != self.layout:
-                self._lay()
             groups.append((self._slots[1], self.dirty or grad is Look.FORCE))
         if data and grad:
             self.dirty = False
@@ -81,10 +80,6 @@ class StateTracker(Tracked):
 
     def _state_slots(self) -> list[Slot]:
         return self._states.present([optimizer for _, optimizer in self.optimizers()], self.layout)
-
-    def _lay(self) -> None:
-        entries = self._params.values()
-        self._slots, self._slots_at = ([entry[1] for entry in entries], [entry[2] for entry in entries]), self.layout
 
     def wrote_data(self) -> bool:
         """Whether a parameter was written since its last look, by its version counter; nothing is hashed."""

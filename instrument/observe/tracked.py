@@ -11,12 +11,19 @@ import json
 import math
 import weakref
 from collections.abc import Callable, Iterable
-from functools import partial
+from functools import lru_cache, partial
 from typing import Any
 
 import msgspec
 
-from proctor.instrument.observe.modules import class_name, clean_names, joined, roots_owning, unwrap
+from proctor.instrument.observe.modules import (
+    buffer_of,
+    class_name,
+    clean_names,
+    joined,
+    roots_owning,
+    unwrap,
+)
 from proctor.instrument.observe.optimizers import OptimizerStates
 from proctor.instrument.observe.seen import LastSeen, Places, Seen
 from proctor.invariants.codec.variable import Variable, apart
@@ -58,7 +65,6 @@ class Tracked:
         self._frozen: list[int] = []  # parameters that an optimizer holds and that did not train when the step began
         self._zero_lr: dict[str, set[int]] = {}
         self._said: dict[str, list[tuple[int, int, bool, int | None]]] = {}  # of each group of an optimizer, what the last two follow from
-        self._noted: dict[str, list[tuple[int, int, float]]] = {}  # …, with the rate itself, where all of them are plain numbers
         self._rates: dict[str, dict[int, int]] = {}  # decade of the learning rate of each parameter, by optimizer: -3 of 0.002
         self._wrapped: dict[int, str] = {}
         self._scanned_at = 0
@@ -139,11 +145,7 @@ class Tracked:
             self._describe_again([entry for key in self._frozen if (entry := self._params.get(key)) is not None and (p := entry[0]()) is not None and p.requires_grad])
         label = self._labels.get(id(optimizer), "")
         groups = [(group["params"], group.get("lr")) for group in optimizer.param_groups]
-        noted = [(len(params), id(params[0]) if params else 0, lr) for params, lr in groups if type(lr) is float]
-        if len(noted) == len(groups) and noted == self._noted.get(label):
-            return
-        self._noted[label] = noted
-        said = [(len(params), id(params[0]) if params else 0, is_zero(lr), decade(lr)) for params, lr in groups]
+        said = [(len(params), id(params[0]) if params else 0, *(_of_number(lr) if type(lr) is float else (is_zero(lr), decade(lr)))) for params, lr in groups]
         before = self._said.get(label)
         if said == before:
             return
@@ -350,12 +352,7 @@ class Tracked:
 def _present_buffer(module: weakref.ref[Any], name: str) -> Any:
     """What a module holds under the name of a buffer now: `self.mean = …` puts another tensor there."""
     owner = module()
-    if owner is None:
-        return None
-    try:
-        return owner._buffers[name]  # a scripted module's are no dictionary
-    except (KeyError, RuntimeError):
-        return None
+    return None if owner is None else buffer_of(owner, name)
 
 
 def is_zero(lr: Any) -> bool:
@@ -369,6 +366,12 @@ def is_zero(lr: Any) -> bool:
 def decade(lr: Any) -> int | None:
     """The power of ten that a learning rate lies above; None where it is zero or not known, as in a tensor on a device."""
     return math.floor(math.log10(abs(float(lr)))) if _known(lr) and math.isfinite(lr) and lr else None
+
+
+@lru_cache(64)
+def _of_number(lr: float) -> tuple[bool, int | None]:
+    """Both of the above, of a plain number, which most rates are, step after step."""
+    return is_zero(lr), decade(lr)
 
 
 def _known(lr: Any) -> bool:

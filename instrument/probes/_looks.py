@@ -106,7 +106,7 @@ class Look:
         """Functions of the program that run now, within what is looked at."""
         frame, found = _outside(sys._getframe()), {self.function}
         while frame is not None and id(frame) != self._end:
-            if _whose(frame.f_code, frame.f_globals) == "user":
+            if whose(frame.f_code, frame.f_globals) == "user":
                 found.add(_called(frame.f_code, frame))
             frame = frame.f_back
         return found
@@ -120,7 +120,7 @@ class Look:
     def happens(self, what: str) -> None:
         """What is no operation, wherever it is asked for."""
         frame = _outside(sys._getframe())
-        while frame is not None and id(frame) != self._end and _whose(frame.f_code, frame.f_globals) != "user":
+        while frame is not None and id(frame) != self._end and whose(frame.f_code, frame.f_globals) != "user":
             frame = frame.f_back
         if frame is not None and id(frame) != self._end:
             self.used(what, frame)
@@ -131,10 +131,10 @@ class Look:
             if frame is None or id(frame) == self._end:
                 break
             code = frame.f_code
-            whose = _whose(code, frame.f_globals)
-            if whose == "ours" or (whose in ("hidden", "library") and not inner) or (whose == "hidden" and self._loops is not None):
+            owner = whose(code, frame.f_globals)
+            if owner == "ours" or (owner in ("hidden", "library") and not inner) or (owner == "hidden" and self._loops is not None):
                 return
-            if whose == "user" and code.co_name not in _RUNS:
+            if owner == "user" and code.co_name not in _RUNS:
                 looped = self._looped(frame)
                 if self._loops is None or looped or _of_autograd(frame):
                     self._note(_called(code, frame), f"{inner}()" if inner else name, (id(code), frame.f_lasti))
@@ -196,7 +196,7 @@ def _loops(frame: types.FrameType | None) -> tuple[list[tuple[int, str]], dict[s
     inner = ""
     while frame is not None:
         code = frame.f_code
-        if _whose(code, frame.f_globals) == "user":
+        if whose(code, frame.f_globals) == "user":
             if any(first <= frame.f_lasti <= last for first, last in _spans(code)):
                 found.append((id(frame), _called(code, frame)))
                 if inner:
@@ -273,7 +273,8 @@ _KNOWN: dict[types.CodeType, str] = {}
 _PREFIXES: list[tuple[str, ...]] = []
 
 
-def _whose(code: types.CodeType, home: dict[str, Any]) -> str:
+def whose(code: types.CodeType, home: dict[str, Any]) -> str:
+    """Whose this code is, by the globals that it runs with: `user`, `torch`, `library`, `hidden` parts of torch, `ours`."""
     known = _KNOWN.get(code)
     if known is None:
         if not _PREFIXES:
@@ -291,16 +292,6 @@ def _whose(code: types.CodeType, home: dict[str, Any]) -> str:
     return known
 
 
-def whose(frame: types.FrameType) -> str:
-    """Whose code runs in a frame: `user`, `torch`, `library`, `hidden` parts of torch, `ours`."""
-    return _whose(frame.f_code, frame.f_globals)
-
-
-def whose_code(function: types.FunctionType) -> str:
-    """Likewise, of a function."""
-    return _whose(function.__code__, function.__globals__)
-
-
 def _called(code: types.CodeType, frame: types.FrameType) -> str:
     module = str(frame.f_globals.get("__name__", ""))
     return f"{'__main__' if module == '__mp_main__' else module}.{code.co_qualname.rpartition('<locals>.')[2]}"
@@ -308,7 +299,7 @@ def _called(code: types.CodeType, frame: types.FrameType) -> str:
 
 def _outside(frame: types.FrameType | None) -> types.FrameType | None:
     """The nearest frame that is not ours."""
-    while frame is not None and _whose(frame.f_code, frame.f_globals) == "ours":
+    while frame is not None and whose(frame.f_code, frame.f_globals) == "ours":
         frame = frame.f_back
     return frame
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import weakref
 from typing import Any, Final
 
+from proctor.instrument.observe.modules import buffer_of
 from proctor.instrument.probes import _copies
 
 _ELEMENTS: Final = 6  # of a buffer
@@ -65,7 +66,7 @@ class Statistics:
         told: bool | None = None
         strayed = ""
         for name, of_copy, of_model, key in self._buffers:
-            buffer, theirs = ((_present(module, key) if (module := ref()) is not None else None) for ref in (of_copy, of_model))
+            buffer, theirs = ((buffer_of(module, key) if (module := ref()) is not None else None) for ref in (of_copy, of_model))
             if not _alike(buffer, theirs):
                 continue
             now = (_copies.elements_of(buffer, _ELEMENTS), _copies.elements_of(theirs, _ELEMENTS))
@@ -92,11 +93,6 @@ class Statistics:
             if len(others) == 1:
                 return f"{name} holds what the model has as {others[0]}"
         return ""
-
-
-def _present(module: Any, name: str) -> Any:
-    """What a module holds under the name of a buffer now; a scripted module's buffers are no dictionary."""
-    return next((buffer for key, buffer in module._buffers.items() if key == name), None)
 
 
 def _alike(buffer: Any, theirs: Any) -> bool:

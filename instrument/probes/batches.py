@@ -40,7 +40,7 @@ class Batches(Probe):
         super().__init__(sink)
         self._large: dict[str, tuple[weakref.ref[Any], tuple[Any, ...], Summary]] = {}
         self._left = _FORWARDS
-        self._still = self._passed = self._hits = 0
+        self._still = self._passed = 0
         self._given: tuple[tuple[int, ...], list[tuple[weakref.ref[Any], int]]] = ((), [])
 
     def step_begins(self, step: int) -> None:
@@ -60,15 +60,17 @@ class Batches(Probe):
             if self._still >= _STILL and self._passed < _EVERY - 1 and self._again(args, kwargs):
                 self._passed += 1
                 return
-            self._passed = self._hits = 0
+            self._passed, again = 0, True
             found: list[tuple[str, int, Any]] = []
             for i, value in enumerate(args[1:]):
                 _collect(str(i), value, _DEPTH, tensor, found)
             for key, value in (kwargs or {}).items():
                 _collect(key, value, _DEPTH, tensor, found)
             for place, item, value in found:
-                self.sink.summary(Value.BATCH, place, value, self._summary(place, value), item=item)
-            self._still = self._still + 1 if found and self._hits == len(found) else 0
+                summary, known = self._summary(place, value)
+                again &= known
+                self.sink.summary(Value.BATCH, place, value, summary, item=item)
+            self._still = self._still + 1 if found and again else 0
             self._given = tuple(map(id, args)), [(weakref.ref(value), value._version) for _, _, value in found] if self._still >= _STILL else []
 
         return before, None
@@ -81,20 +83,19 @@ class Batches(Probe):
     def _propagates(self, args: tuple[Any, ...], kwargs: dict[str, Any] | None) -> None:
         self._left = _FORWARDS
 
-    def _summary(self, place: str, value: Any) -> Summary:
+    def _summary(self, place: str, value: Any) -> tuple[Summary, bool]:
         """Of a large tensor that is the same object, version and memory as last time, and the same at sixteen places, as
-        last time: a full batch is hashed once and not at every step."""
+        last time: a full batch is hashed once and not at every step; and whether that was so."""
         looks = look_at(value, _LOOK) if _size(value) >= _LARGE else None
         if looks is None or value.is_inference():  # such a tensor has no version
-            return fingerprint_all([value])[0]
+            return fingerprint_all([value])[0], False
         state = (value._version, value.data_ptr(), _size(value), looks)
         last = self._large.get(place)
         if last is not None and last[0]() is value and last[1] == state:
-            self._hits += 1
-            return last[2]
+            return last[2], True
         summary = fingerprint_all([value])[0]
         self._large[place] = (weakref.ref(value), state, summary)
-        return summary
+        return summary, False
 
 
 def _collect(place: str, value: Any, depth: int, tensor: type, found: list[tuple[str, int, Any]]) -> None:

@@ -17,7 +17,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final
 
 from proctor.instrument.probes import NO_HOOKS, Home, Hooks, Probe, Sink, register
-from proctor.instrument.probes._looks import whose, whose_code
+from proctor.instrument.probes._looks import whose
 from proctor.instrument.probes.source import reading
 from proctor.instrument.probes.source.results import function_named
 from proctor.invariants.schema import MODEL_CALL, Value
@@ -69,7 +69,7 @@ class Unread(Probe):
     def _model(self, args: tuple[Any, ...], kwargs: dict[str, Any] | None) -> None:
         if not self.over:
             made = inspect.getattr_static(type(args[0]), "forward", None)
-            if isinstance(made := inspect.unwrap(made) if callable(made) else None, types.FunctionType) and whose_code(made) == "user":
+            if isinstance(made := inspect.unwrap(made) if callable(made) else None, types.FunctionType) and whose(made.__code__, made.__globals__) == "user":
                 self._given(f"{made.__module__}.{made.__qualname__}", args, kwargs, made)
             self._called(args, kwargs)
 
@@ -88,7 +88,7 @@ class Unread(Probe):
             code = frame.f_code
             names = self._codes.get(code)
             if names is None:
-                names = self._codes[code] = _unread(code) if whose(frame) == "user" and len(self._codes) < _CODES else []
+                names = self._codes[code] = _unread(code) if whose(code, frame.f_globals) == "user" and len(self._codes) < _CODES else []
             if names and self._wants(code):
                 scope = reading.scope_of(frame)
                 try:

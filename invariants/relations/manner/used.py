@@ -65,7 +65,8 @@ def then(trace: Trace, wanted: Collection[str]) -> pl.DataFrame:
     return _rows(trace, wanted, "then", _Manner(lambda looks: [f"{a}{THEN}{b}" for look in looks for a, b in pairwise(look)], holds, seen))
 
 
-_TURNED: Final = re.compile(r"(permute|transpose|movedim)\([-\d]")  # with the dimensions that change places
+_TURNS: Final = ("permute", "transpose", "movedim")
+_TURNED: Final = re.compile(rf"({'|'.join(_TURNS)})\([-\d]")  # with the dimensions that change places
 
 
 def only(trace: Trace, wanted: Collection[str]) -> pl.DataFrame:
@@ -104,7 +105,7 @@ def _parted(word: str) -> tuple[str, str]:
 def _more(look: _Look, word: str) -> list[str]:
     known = set(word.removeprefix(NOTHING_ELSE).split(", "))
     # Rules of a time when no dimensions were told speak of none.
-    silent = {name.partition("(")[0] for name in known if name in ("permute", "transpose", "movedim")} - {name.partition("(")[0] for name in known if _TURNED.match(name)}
+    silent = {name.partition("(")[0] for name in known if name in _TURNS} - {name.partition("(")[0] for name in known if _TURNED.match(name)}
     return [name for name in look if name not in known and not (_TURNED.match(name) and name.partition("(")[0] in silent)]
 
 
