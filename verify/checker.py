@@ -37,6 +37,7 @@ from proctor.verify.wording import EXIT_CLEAN, EXIT_INCONCLUSIVE, EXIT_VIOLATED,
 MAX_PLACES: Final = 500  # (step, rank) pairs kept for one violation
 MAX_EVIDENCE: Final = 5
 _MAX_NOTES: Final = 20  # sentences of one kind
+_NO_EXAMPLES: Final[dict[str, pl.DataFrame]] = {}  # of each relation: examples without rows
 _FEW_ROWS: Final = 1 << 13  # of examples: as a window has
 
 Progress = Callable[[int, int, str], None]  # relations done, relations in all, the one that starts
@@ -219,7 +220,7 @@ def judge(
     """
     hypotheses = list(dict.fromkeys(rule.hypothesis for rule in rules))
     code = {h: i for i, h in enumerate(hypotheses)}
-    frame = relation.examples(trace, hypotheses).frame
+    frame = _examples(trace, relation, hypotheses)
     if window is not None:
         frame = frame.filter(window.core(pl.col("step")))
     if getattr(relation, "absence", False):
@@ -254,6 +255,14 @@ def judge(
             # A rule that never applied is hidden only where there is nothing left to apply it to.
             blind = c in ends and bool(len(rows) > 0 or starts[c] == stops[c])
             yield Judged(rule, len(rows), len(failing), int(undecided[rows].sum()), violation, blind)
+
+
+def _examples(trace: Trace, relation: Relation, hypotheses: Sequence[Hypothesis]) -> pl.DataFrame:
+    if relation.name in _NO_EXAMPLES and relation.idle(trace):
+        return _NO_EXAMPLES[relation.name]
+    frame = relation.examples(trace, hypotheses).frame
+    _NO_EXAMPLES.setdefault(relation.name, frame.clear())
+    return frame
 
 
 def strange(rule: Invariant, process: Process) -> str:

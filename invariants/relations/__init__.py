@@ -26,6 +26,7 @@ import sys
 from abc import ABC, abstractmethod
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 from typing import Any, ClassVar, Final, Literal
 
 import polars as pl
@@ -212,6 +213,10 @@ class Relation(ABC):
         with what it remembered before, as `trace.past[name]`. `None`: nothing."""
         return None
 
+    def idle(self, trace: Trace) -> bool:
+        """Whether a glance at the trace tells that none of its rules has an example there; `examples` is then not asked."""
+        return False
+
     def implies(self, a: Hypothesis, b: Hypothesis) -> bool:
         """Whether every record on which b fails is one on which a fails, too, wherever both apply."""
         left, right = ({k: v for k, v in h.params if v not in (None, "")} for h in (a, b))
@@ -231,7 +236,13 @@ def register(cls: type[Relation]) -> type[Relation]:
 
 def registry() -> dict[str, Relation]:
     """All relations by name; importing them, in this folder and those in it, is what registers them."""
+    _import_all()
+    return dict(sorted(_REGISTRY.items()))
+
+
+@cache
+def _import_all() -> None:
+    """Once in a process: the folders are asked again for each rule of a pack otherwise."""
     for module in pkgutil.walk_packages(__path__, f"{__name__}."):
         if module.name not in sys.modules and "._" not in module.name:
             importlib.import_module(module.name)
-    return dict(sorted(_REGISTRY.items()))

@@ -21,6 +21,7 @@ from proctor.invariants.invariant import Hypothesis, Standing
 from proctor.invariants.relations import Detail, Examples, Needs, Relation, _surveys, register
 from proctor.invariants.relations.views import frames as _frames
 from proctor.invariants.relations.views import sightings as _sightings
+from proctor.invariants.relations.views.absence import unseen
 from proctor.invariants.schema import MODEL_CALL, Value
 from proctor.invariants.trace import Trace
 
@@ -73,6 +74,9 @@ class Average(Relation):
         general = [Hypothesis.of(self.name, mode=mode, what=_WHAT) for mode in _GENERAL if found.filter((pl.col("mode") == mode) & pl.col("passed")).height]
         held = [h for h, (kept, n) in seen.items() if not kept or n >= _LEAST]
         return _surveys.of_hypotheses([*held, *general], [h for h, (kept, _) in seen.items() if not kept])
+
+    def idle(self, trace: Trace) -> bool:
+        return unseen(trace, Value.AVERAGE)
 
     def examples(self, trace: Trace, hypotheses: Sequence[Hypothesis]) -> Examples:
         return Examples(_sightings.bound_examples(trace, _every(trace), hypotheses).frame.drop("family"), ())

@@ -22,6 +22,7 @@ from proctor.invariants.relations import Detail, Examples, Needs, Reads, Relatio
 from proctor.invariants.relations.views import collectives as _collectives
 from proctor.invariants.relations.views import frames as _frames
 from proctor.invariants.relations.views import sightings as _sightings
+from proctor.invariants.relations.views.absence import alone
 from proctor.invariants.schema import Name, StateFlag, Value
 from proctor.invariants.trace import Trace
 
@@ -58,6 +59,9 @@ class Delivered(Relation):
     def propose(self, trace: Trace) -> list[Hypothesis]:
         held = _every(trace).filter("passed")["mode"].unique().sort().to_list()
         return [Hypothesis.of(self.name, mode=mode, what="collectives") for mode in held]
+
+    def idle(self, trace: Trace) -> bool:
+        return alone(trace)
 
     def examples(self, trace: Trace, hypotheses: Sequence[Hypothesis]) -> Examples:
         found = _sightings.bound_examples(trace, _every(trace), hypotheses)

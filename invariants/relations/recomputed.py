@@ -19,6 +19,7 @@ from proctor.invariants.invariant import Hypothesis, Standing
 from proctor.invariants.relations import Detail, Examples, Needs, Reads, Relation, register
 from proctor.invariants.relations.views import frames as _frames
 from proctor.invariants.relations.views import sightings as _sightings
+from proctor.invariants.relations.views.absence import unseen
 from proctor.invariants.schema import StateFlag, Value
 from proctor.invariants.trace import Trace
 
@@ -45,6 +46,9 @@ class Recomputed(Relation):
 
     def propose(self, trace: Trace) -> list[Hypothesis]:
         return [Hypothesis.of(self.name, mode=_MODE, what=_WHAT)] if _every(trace)["passed"].any() else []
+
+    def idle(self, trace: Trace) -> bool:
+        return unseen(trace, Value.AGAIN)
 
     def examples(self, trace: Trace, hypotheses: Sequence[Hypothesis]) -> Examples:
         return Examples(_sightings.bound_examples(trace, _every(trace), hypotheses).frame.drop("family"), ())

@@ -139,6 +139,16 @@ def test_inference_does_not_depend_on_how_runs_are_sharded(name: str, seeds: lis
     assert told[0] == told[1]
 
 
+@pytest.mark.parametrize("name", NAMES)
+@given(seeds=st.lists(SEEDS, min_size=2, max_size=2, unique=True))
+@FEW
+def test_where_a_relation_is_idle_it_has_no_examples(name: str, seeds: list[int]) -> None:
+    relation, of = registry()[name], trace(seeds[1])
+    known = [r.hypothesis for r in rules(name, (seeds[0],))]
+    if known and relation.idle(of):
+        assert relation.examples(of, known).frame.is_empty()
+
+
 # -- checking ----------------------------------------------------------------------------------------------------
 
 

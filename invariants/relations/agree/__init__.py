@@ -31,6 +31,7 @@ from proctor.invariants.relations.agree.waiting import (
 )
 from proctor.invariants.relations.views import collectives as _collectives
 from proctor.invariants.relations.views import frames as _frames
+from proctor.invariants.relations.views.absence import alone
 from proctor.invariants.trace import Trace
 
 _ONE_SHAPE: Final = ("all_reduce", "broadcast", "reduce", "all_gather_into_tensor", "reduce_scatter_tensor", "all_gather", "reduce_scatter")
@@ -90,6 +91,9 @@ class Agree(Relation):
             more = {"patience": str(patience_s(longest))} if what == "turn" else {}
             found.append(Hypothesis.of("agree", what=what, **more))
         return found
+
+    def idle(self, trace: Trace) -> bool:
+        return alone(trace)
 
     def examples(self, trace: Trace, hypotheses: Sequence[Hypothesis]) -> Examples:
         parts = []

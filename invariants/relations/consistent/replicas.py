@@ -18,6 +18,7 @@ import pyarrow as pa
 
 from proctor.invariants.condition import AGREE
 from proctor.invariants.relations.views import frames as _frames
+from proctor.invariants.relations.views.absence import alone
 from proctor.invariants.schema import Name, StateFlag
 from proctor.invariants.trace import Trace
 from proctor.invariants.trace.grouping import Array, Groups, Rows, alike, classes, last_match, pick
@@ -29,7 +30,7 @@ _MESH: Final = "any"
 
 
 def replicas(trace: Trace, among: str) -> pl.DataFrame:
-    return _frames.memo(trace, f"replicas {among}", lambda t: _compare_ranks(t, among))
+    return _frames.memo(trace, f"replicas {among}", lambda t: _compare_ranks(t, among), idle=alone)
 
 
 def _compare_ranks(trace: Trace, among: str) -> pl.DataFrame:
@@ -117,7 +118,7 @@ def synchronised(trace: Trace) -> pl.DataFrame:
 
     Placements decide what a replica is: shards may get equal gradients, and are different parts.
     """
-    return _frames.memo(trace, "synchronised", _find_synchronised)
+    return _frames.memo(trace, "synchronised", _find_synchronised, idle=alone)
 
 
 def _find_synchronised(trace: Trace) -> pl.DataFrame:

@@ -26,6 +26,7 @@ from proctor.invariants.relations.contain.trained import (
 )
 from proctor.invariants.relations.views import checkpoints as _checkpoints
 from proctor.invariants.relations.views import frames as _frames
+from proctor.invariants.relations.views.absence import one_model
 from proctor.invariants.schema import MODEL_CALL, StateFlag
 from proctor.invariants.trace import Trace
 
@@ -310,7 +311,7 @@ _VIEWS: Final[dict[tuple[str, str, str], _View]] = {
     (_frames.UPDATE, "grad", "some"): lambda t: _frames.memo(t, "optimizer has work", _optimizer_has_work),
     (STEP, "data", "held"): lambda t: _frames.memo(t, "held by optimizer", held_by_optimizer),
     (STEP, "data", "module"): lambda t: _frames.memo(t, "held by module", whole_modules),
-    (STEP, "data", "twin"): lambda t: _frames.memo(t, "twins", twins),
+    (STEP, "data", "twin"): lambda t: _frames.memo(t, "twins", twins, idle=one_model),
     (STEP, "grad", "input"): lambda t: _frames.memo(t, "input gets gradient", _gets_gradient),
     (STEP, "grad", "each"): lambda t: _frames.memo(t, "each gets gradient", _each_gets_gradient),
     (_checkpoints.SAVE, "data", "saved"): _checkpoints.saved,

@@ -31,13 +31,33 @@ def moment(edge: pl.Expr) -> pl.Expr:
 
 def examples(trace: Trace, mode: str, bad: pl.DataFrame, *, function: str, of: pl.DataFrame | None = None) -> pl.DataFrame:
     """Failing rows (proc, step, seq, site, _seen, and perhaps _variable) beside what passes: `of`, or the updates that no failure belongs to."""
+    if not bad.height and of is None:
+        return _frames.memo(trace, "updates that nothing is wrong with", _passing).with_columns(mode=pl.lit(mode), _function=pl.lit(function))
     lossy = pl.col("proc").is_in([i for i, p in enumerate(trace.processes) if p.dropped > 0])
-    good = _frames.updates(trace) if of is None else of
-    good = good.filter(pl.col("step") >= 0).select("proc", "step", "seq", "site").join(bad, on=["proc", "step"], how="anti", maintain_order="left")
+    good = _updates(trace) if of is None else _whens(of)
+    good = good.join(bad, on=["proc", "step"], how="anti", maintain_order="left")
     bad = bad.with_columns(pl.when(~lossy).then(pl.lit(value=False)).alias("passed"))
-    rows = pl.concat([good.with_columns(pl.lit(value=True).alias("passed")), bad], how="diagonal").sort("proc", "step", "seq", maintain_order=True)
-    rows = rows.filter(pl.int_range(pl.len()).over("proc", "passed", _frames.news(trace)) < _sightings.MANY)
-    return _sightings.example(rows, mode=mode, what=WHAT, _function=pl.lit(function))
+    rows = pl.concat([good.with_columns(pl.lit(value=True).alias("passed")), bad], how="diagonal")
+    return _sightings.example(_first(trace, rows), mode=mode, what=WHAT, _function=pl.lit(function))
+
+
+def _passing(trace: Trace) -> pl.DataFrame:
+    """What `examples` says where nothing is wrong, but for mode and function: so it is of most modes in most windows."""
+    rows = _first(trace, _updates(trace).with_columns(pl.lit(value=True).alias("passed")))
+    return _sightings.example(rows, mode="", what=WHAT, _function="")
+
+
+def _updates(trace: Trace) -> pl.DataFrame:
+    return _frames.memo(trace, "when updates were", lambda t: _whens(_frames.updates(t)))
+
+
+def _whens(rows: pl.DataFrame) -> pl.DataFrame:
+    return rows.filter(pl.col("step") >= 0).select("proc", "step", "seq", "site")
+
+
+def _first(trace: Trace, rows: pl.DataFrame) -> pl.DataFrame:
+    rows = rows.sort("proc", "step", "seq", maintain_order=True)
+    return rows.filter(pl.int_range(pl.len()).over("proc", "passed", _frames.news(trace)) < _sightings.MANY)
 
 
 def gradients(trace: Trace) -> pl.DataFrame:

@@ -9,6 +9,7 @@ import polars as pl
 
 from proctor.invariants.relations.views import frames as _frames
 from proctor.invariants.relations.views import sightings as _sightings
+from proctor.invariants.relations.views.absence import without_buffers
 from proctor.invariants.schema import StateFlag
 from proctor.invariants.trace import Trace
 
@@ -18,7 +19,7 @@ _NO_VALUE: Final = int(StateFlag.NONE | StateFlag.UNHASHED)
 
 def changes(trace: Trace) -> pl.DataFrame:
     """Per buffer and step in which its module trains, whether it changed; `mode` moves: passed if so, still: if not."""
-    return _frames.memo(trace, "buffer changes", _changes)
+    return _frames.memo(trace, "buffer changes", _changes, idle=without_buffers)
 
 
 def _changes(trace: Trace) -> pl.DataFrame:

@@ -189,13 +189,22 @@ def _part(mode: str) -> Callable[[Trace], pl.DataFrame]:
 
 def told(trace: Trace, mode: str) -> pl.DataFrame:
     """What probes said of a mode: the columns of `sightings`, and `seen`, which is "" where all is well."""
+    by_mode, none = _frames.memo(trace, "told by probes", _by_mode)
+    return by_mode.get((mode,), none)
+
+
+def _by_mode(trace: Trace) -> tuple[dict[tuple[Any, ...], pl.DataFrame], pl.DataFrame]:
+    """The rows of each mode, and those of a mode that has none."""
     rows = _sightings.sightings(trace, Value.KEPT).join(_frames.metas(trace, "what", "seen"), on="meta", how="left", maintain_order="left")
-    return rows.filter(pl.col("what") == mode)
+    return (rows.partition_by("what", as_dict=True, maintain_order=True) if rows.height else {}), rows.clear()
 
 
 def _told(trace: Trace, mode: str) -> pl.DataFrame:
     """One row an update, and each time that a probe saw something that is not as it was."""
     rows = _TOLD[mode](trace) if mode in _TOLD else told(trace, mode).filter(pl.col("seen") != "")
+    function = _FUNCTIONS.get(mode)
+    if not rows.height:
+        return examples(trace, mode, rows, function=function or MODEL_CALL)
     rows = rows.with_columns(pl.col("step").clip(lower_bound=0))
     if mode == "mask":  # batches may be of one length by chance, and a mask of one may be flat
         varied = told(trace, mode).filter(pl.col("seen") == "").select("proc", "text").unique()
@@ -211,7 +220,6 @@ def _told(trace: Trace, mode: str) -> pl.DataFrame:
         pl.when(between).then(pl.lit(_frames.UPDATE)).otherwise("function").alias("function"),
     )
     bad = rows.select("proc", "step", "seq", "site", pl.col("seen").alias("_seen"), pl.col("text").alias("_variable"))
-    function = _FUNCTIONS.get(mode)
     found = examples(trace, mode, bad, function=function or MODEL_CALL)
     return found if function else found.with_columns(_judged.named(rows))
 

@@ -7,18 +7,30 @@ what is kept against `--memory`; windows of a run that goes on hand on what foll
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Sequence
-from typing import Any, TypeVar
+from typing import Any, Final, TypeVar
+
+import polars as pl
 
 from proctor.invariants.schema import Name
 from proctor.invariants.trace import Trace
 
 T = TypeVar("T")
+_EMPTY: Final[dict[str, pl.DataFrame]] = {}  # views without rows, which all traces share
 
 
-def memo(trace: Trace, key: str, make: Callable[[Trace], T]) -> T:
-    """A view of this trace, made at its first use."""
+def memo(trace: Trace, key: str, make: Callable[[Trace], T], *, idle: Callable[[Trace], bool] | None = None) -> T:
+    """A view of this trace, made at its first use.
+
+    Args:
+        idle: whether the view has no rows, for a reason that a glance tells (`views.absence`). It is then the empty one that was made before.
+    """
     if key not in trace.views:
-        trace.views[key] = make(trace)
+        if idle is None or key not in _EMPTY or not idle(trace):
+            made = trace.views[key] = make(trace)
+            if idle is not None and isinstance(made, pl.DataFrame):
+                _EMPTY.setdefault(key, made.clear())
+        else:
+            trace.views[key] = _EMPTY[key]
     view: T = trace.views[key]
     return view
 

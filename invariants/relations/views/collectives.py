@@ -13,6 +13,7 @@ import polars as pl
 
 from proctor.invariants.codec import collective
 from proctor.invariants.relations.views import frames as _frames
+from proctor.invariants.relations.views.absence import alone
 from proctor.invariants.schema import CallFlag, Name, StateFlag, Value
 from proctor.invariants.trace import Process, Trace, Waiting
 
@@ -44,7 +45,7 @@ def sent(trace: Trace) -> pl.DataFrame:
     Columns: proc, run, rank, lossy, seq, step, phase, fn, group (its name), members (text), size, op, root, peer, tag,
     caller, item, dtype, shape, fp, flags, variable (whose value or gradient it is, null where that is not known), site, family.
     """
-    return _frames.memo(trace, "sent", _sent)
+    return _frames.memo(trace, "sent", _sent, idle=alone)
 
 
 def _sent(trace: Trace) -> pl.DataFrame:

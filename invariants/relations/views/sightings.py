@@ -14,7 +14,7 @@ import polars as pl
 from proctor.invariants.invariant import Hypothesis
 from proctor.invariants.relations import Detail, Examples
 from proctor.invariants.relations.views import frames as _frames
-from proctor.invariants.schema import Value
+from proctor.invariants.schema import Name, Value
 from proctor.invariants.trace import Trace
 
 CREATED: Final = "torch.optim.Optimizer.__init__"
@@ -35,6 +35,9 @@ EXAMPLE: Final[dict[str, Any]] = {
     "_sides": pl.List(pl.List(pl.Int32)),  # ranks that agree, as `Detail.sides`
 }
 MANY: Final = 8  # passing examples that are kept of one thing in one process
+_CASTS: Final = {name: pl.col(name).cast(kind, strict=False) for name, kind in EXAMPLE.items()}
+_NO_SITE: Final = (pl.lit(0, dtype=pl.UInt32).alias("site"), pl.lit(None, dtype=pl.String).alias("function"))
+_FEW: Final = 8  # times fewer rows than calls: those that may be theirs are looked for first
 
 
 def sightings(trace: Trace, kind: Value) -> pl.DataFrame:
@@ -47,20 +50,26 @@ def sightings(trace: Trace, kind: Value) -> pl.DataFrame:
 
 def _sightings(trace: Trace, kind: Value) -> pl.DataFrame:
     found = trace.values.filter(pl.col("kind") == int(kind))
-    places = pl.DataFrame(
+    if not found.height:  # so of most kinds in most windows
+        return _frames.memo(trace, "no sightings", lambda t: _placed(t, t.values.clear()))
+    return _placed(trace, found)
+
+
+def _placed(trace: Trace, found: pl.DataFrame) -> pl.DataFrame:
+    places = _frames.lasting(trace, Name.PLACE, "places", _places)
+    found = found.join(places, on="place", how="left", maintain_order="left")
+    contexts = _frames.memo(trace, "contexts of sightings", lambda t: t.contexts.select("ctx", "step", "micro", "phase", "recompute"))
+    found = found.join(contexts, on="ctx", how="left", maintain_order="left")
+    return with_session(trace, found.with_columns(pl.col("step").fill_null(-1)))
+
+
+def _places(trace: Trace) -> pl.DataFrame:
+    return pl.DataFrame(
         {
             "place": pl.Series(range(len(trace.places)), dtype=pl.UInt32),
             "text": pl.Series(trace.places, dtype=pl.String),
         }
     )
-    found = found.join(places, on="place", how="left", maintain_order="left")
-    found = found.join(
-        trace.contexts.select("ctx", "step", "micro", "phase", "recompute"),
-        on="ctx",
-        how="left",
-        maintain_order="left",
-    )
-    return with_session(trace, found.with_columns(pl.col("step").fill_null(-1)))
 
 
 def options(trace: Trace) -> pl.DataFrame:
@@ -121,25 +130,35 @@ def thin(found: pl.DataFrame, by: list[str]) -> pl.DataFrame:
 
 def sites(trace: Trace, rows: pl.DataFrame) -> pl.DataFrame:
     """Add the source line, and name of the function, of the call that each row belongs to: site, function."""
-    names = pl.DataFrame(
-        {
-            "fn": pl.Series(range(len(trace.functions)), dtype=pl.UInt32),
-            "function": pl.Series(trace.functions, dtype=pl.String),
-        }
-    )
-    calls = trace.calls.select("proc", "seq", "site", "fn").join(names, on="fn", how="left").drop("fn")
+    if not rows.height:
+        return rows.with_columns(_NO_SITE)
+    calls = trace.calls
+    if rows.height < calls.height // _FEW:
+        calls = calls.filter(pl.col("seq").is_in(rows["seq"].implode()))
+    names = _frames.lasting(trace, Name.FUNCTION, "names of functions", _names)
+    calls = calls.select("proc", "seq", "site", "fn").join(names, on="fn", how="left").drop("fn")
     return rows.join(calls, on=["proc", "seq"], how="left", maintain_order="left").with_columns(
         pl.col("site").fill_null(0)
     )
 
 
+def _names(trace: Trace) -> pl.DataFrame:
+    return pl.DataFrame(
+        {
+            "fn": pl.Series(range(len(trace.functions)), dtype=pl.UInt32),
+            "function": pl.Series(trace.functions, dtype=pl.String),
+        }
+    )
+
+
 def example(rows: pl.DataFrame, **columns: Any) -> pl.DataFrame:
     """Bring rows into the form of `EXAMPLE`; missing columns are null."""
-    rows = rows.with_columns(**{k: (pl.lit(v) if isinstance(v, str) else v) for k, v in columns.items()})
-    return rows.select(
-        (pl.col(c) if c in rows.columns else pl.lit(None)).cast(t, strict=False).alias(c)
+    given = {k: (pl.lit(v) if isinstance(v, str) else v) for k, v in columns.items()}
+    known, zero = {*rows.columns, *given}, ("seq", "site")
+    return rows.with_columns(**given).select(
+        (_CASTS[c].fill_null(0) if c in zero else _CASTS[c]) if c in known else pl.lit(0 if c in zero else None, dtype=t).alias(c)
         for c, t in EXAMPLE.items()
-    ).with_columns(pl.col("seq", "site").fill_null(0))
+    )
 
 
 def of_parts(
