@@ -45,7 +45,7 @@ def part(optimizer, args, kwargs):
     time.sleep({pause})
     parameter = optimizer.param_groups[0]["params"][0]
     with torch.no_grad():
-        if seen[0] > 40 and seen[0] % {every} == 0 and os.environ["RANK"] == "1":
+        if 40 < seen[0] < {last} and seen[0] % {every} == 0 and os.environ["RANK"] == "1":
             parameter.add_(1e-3)
         if seen[0] > 40 and seen[0] % {every} == 1:
             whole = parameter.detach().clone()
@@ -82,7 +82,7 @@ def main() -> int:
     paths = args.packs or [shipped / "torch.json", shipped / "distributed.json"]
     packs = [read_pack(path, list(registry())) for path in paths]
     driver, run = work / "driver.py", work / "run"
-    driver.write_text(DRIVER.format(every=args.every, pause=args.pause))
+    driver.write_text(DRIVER.format(every=args.every, pause=args.pause, last=int(args.iters)))
     command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", str(args.ranks), str(driver), str(args.script), "--iters", args.iters]
     create_run(run, command, overwrite=False)
     address = f"unix:{work / 'live' / 'socket'}"

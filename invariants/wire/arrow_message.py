@@ -25,6 +25,7 @@ MARK: Final = 0xFFFFFFFF
 PREFIX: Final = struct.Struct("<II")
 Rows = Mapping[str, Sequence[Any]] | list[tuple[Any, ...]]  # columns by name, or rows; no value is None
 _MAX_COLUMNS: Final = 64
+_KNOWN: Final = 512  # heads of messages that are known again: one for each number of rows and place of buffers
 _BATCH: Final = 3  # MessageHeader.RecordBatch
 _HEADER_TYPE, _HEADER, _BODY, _CUSTOM = 1, 2, 3, 4  # fields of Message
 _LENGTH, _NODES, _BUFFERS, _COMPRESSION = 0, 1, 2, 3  # fields of RecordBatch
@@ -122,9 +123,21 @@ class Usual:
             for place, count in zip(layout.places, (1, 1, 2 * len(layout.kinds), 2 * buffers), strict=True)
         ]
         self._blank = self._blanked(layout.head)
+        self._known: dict[tuple[bytes, int], int] = {}  # rows, by head and size of messages that were valid; of tables without text these say all
 
     def rows(self, message: memoryview) -> int:
         """Rows of a valid message; 0 when it is none, or none of this form."""
+        if "s" in self._kinds:
+            return self._rows(message)
+        said = bytes(message[: self._size]), len(message)
+        rows = self._known.get(said)
+        if rows is None:
+            rows = self._rows(message)
+            if len(self._known) < _KNOWN:
+                self._known[said] = rows
+        return rows
+
+    def _rows(self, message: memoryview) -> int:
         if len(message) < self._size or self._blanked(message[: self._size]) != self._blank:
             return 0
         (size,), (count,), nodes, spans = (numbers.unpack_from(message, place) for place, numbers in self._numbers)

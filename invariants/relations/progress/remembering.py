@@ -87,10 +87,12 @@ def _counted(trace: Trace) -> pl.DataFrame:
     calls = _frames.calls_of(trace, *map(re.escape, BACKWARDS)).select("proc", pl.col("seq").alias("call"), "site", pl.lit(value=True).alias("_wrote"))
     rows = _frames.rows(trace).join(names, on="var", how="inner", maintain_order="left").join(calls, on=["proc", "call"], how="left", maintain_order="left")
     wrote = pl.col("_wrote").fill_null(value=False) & (pl.col("edge") == 1) & (pl.col("norm") > 0)
-    before = ["proc", "var"]
-    rows = rows.with_columns(wrote.alias("_wrote")).with_columns(
-        (pl.col("_wrote").shift(1).over(before) & (pl.col("call") != pl.col("call").shift(1).over(before)) & (pl.col("step") <= pl.col("step").shift(1).over(before) + 1)).fill_null(value=False).alias("_again"),
-        (pl.col("norm").cast(pl.Float64) / pl.col("norm").cast(pl.Float64).shift(1).over(before)).alias("_times"), pl.col("norm").shift(1).over(before).alias("_a"), pl.col("call").shift(1).over(before).alias("_last"),
+    rows = rows.with_columns(wrote.alias("_wrote"))
+    previous = pl.Series(_frames.previous_of(rows))  # of many ranks there are a million rows, and a query over groups for each column takes a second
+    last = rows[["_wrote", "call", "step", "norm"]][previous.clip(lower_bound=0)].with_columns(pl.when(previous >= 0).then(pl.all()))
+    rows = rows.hstack(last.select(pl.all().name.prefix("_last_"))).with_columns(
+        (pl.col("_last__wrote") & (pl.col("call") != pl.col("_last_call")) & (pl.col("step") <= pl.col("_last_step") + 1)).fill_null(value=False).alias("_again"),
+        (pl.col("norm").cast(pl.Float64) / pl.col("_last_norm").cast(pl.Float64)).alias("_times"), pl.col("_last_norm").alias("_a"), pl.col("_last_call").alias("_last"),
     )
     rows = rows.filter(pl.col("_wrote") & (pl.col("step") >= -1)).join(_frames.metas(trace, "wrapper"), on="meta", how="left", maintain_order="left")
     doubled = pl.col("_again") & ((pl.col("_times") - 2).abs() < _DOUBLE)

@@ -32,6 +32,7 @@ def render(summary: Summary, journal: Journal) -> str:
             "count": f.count,
             "known": f.known,
             "denied": f.denied,
+            "perhaps": f.perhaps,
             "trace": f.outcome.trace,
             "script": _text(journal, f.id, "script.py"),
             "output": _text(journal, f.id, "output.txt"),

@@ -37,6 +37,8 @@ def render(summary: Summary, folder: str) -> str:
             lines.append(f"    known as {finding.known}")
         elif finding.denied:
             lines.append(f"    {finding.denied}")
+        if finding.perhaps:
+            lines.append(f"    perhaps {finding.perhaps}, which explains a smaller setting that fails alike")
         lines.append(f"    {folder}/findings/{finding.id}/script.py")
     if not summary.findings:
         lines.append("nothing found")

@@ -35,6 +35,7 @@ AGAIN: Final = 0.02  # of settings that a finding explains are run all the same,
 NEUTRAL: Final = "SGD"  # the optimizer of a setting that names none
 LATER: Final = 4  # failures of one symptom are kept while another worker looks into it
 WAIT_S: Final = 0.5  # between looks at what other workers do
+LIKENED: Final = 2  # findings that fail for a known reason once a value is exchanged are kept apart from it; the next are taken for it
 HANGS: Final = 2  # of one symptom are looked into; each run of one costs its timeout
 
 
@@ -104,6 +105,7 @@ class Campaign:
         self.counted: Counter[str] = Counter()
         self._hangs: Counter[Symptom] = Counter()
         self._later: defaultdict[Symptom, list[tuple[Scenario, Outcome]]] = defaultdict(list)  # another worker looks into them
+        self._likened: Counter[str] = Counter()  # findings that are perhaps this one
         self._seen: defaultdict[str, list[tuple[str, ...]]] = defaultdict(list)  # finding → what it was seen under: `_sorts`
 
     def pair(self, number: int, until: float = float("inf")) -> Iterator[Finding | Pair]:
@@ -203,8 +205,9 @@ class Campaign:
             return
         least = minimal(scenario.setting, lambda s: self._alike(scenario.with_setting(s), symptom), facts(scenario))
         small = scenario.with_setting(least)
+        like: list[str] = []
         if symptom.verdict != "hang":
-            small, _ = shrunk(small, lambda s: self._alike(s, symptom), self.runner.most)
+            small, _ = shrunk(small, lambda s: self._fails_so(s, symptom, like), self.runner.most)
             least = minimal(small.setting, lambda s: self._alike(small.with_setting(s), symptom), facts(small))
             small = small.with_setting(least)
         final = self.runner.run(small)
@@ -217,7 +220,8 @@ class Campaign:
             self.findings[id_].count += 1
             yield id_
             return
-        finding = Finding(id_, small, final, least, needs(small), scenario, runs=self.runner.runs - before)
+        finding = Finding(id_, small, final, least, needs(small), scenario, runs=self.runner.runs - before, perhaps=next(iter(like), ""))
+        self._likened[finding.perhaps] += 1
         finding.known = next((k.id for k in self.known if k.explains(final.symptom, least, model_code(small).traits, _step(final))), "")
         self.findings[id_] = finding
         self._seen[id_] += [self._sorts(s.setting) for s in (scenario, small)]
@@ -238,6 +242,25 @@ class Campaign:
     def _alike(self, scenario: Scenario, symptom: Symptom) -> bool:
         found = self.runner.run(scenario).symptom
         return found is not None and symptom.alike(found)
+
+    def _fails_so(self, scenario: Scenario, symptom: Symptom, like: list[str]) -> bool:
+        """Whether a smaller scenario fails in the same way, and not for a reason that something else explains: what is made small is explained by nothing.
+
+        A value that was exchanged for a simpler one may fail for a reason of its own, and a new mistake would go by the name of a known one. Where `LIKENED` findings
+        were kept apart from one for this reason, the next are taken for it.
+
+        Args:
+            like: takes the ids of what explains a smaller scenario.
+        """
+        outcome = self.runner.run(scenario)
+        if outcome.symptom is None or not symptom.alike(outcome.symptom):
+            return False
+        traits, step = model_code(scenario).traits, _step(outcome)
+        by = next((k.id for k in self._explaining() if k.explains(outcome.symptom, scenario.setting, traits, step)), "")
+        if by and self._likened[by] < LIKENED:
+            like.append(by)
+            return False
+        return True
 
     def _explaining(self) -> list[Known]:
         """What explains failures: the known list, and findings of this campaign."""

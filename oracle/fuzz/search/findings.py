@@ -151,6 +151,7 @@ class Finding(msgspec.Struct):
         confirmed: "" until its script ran; then "yes", or why not.
         known: id of the known finding that it is; "" for a new one.
         culprit: where the oracle sees the programs part (`sessions.culprit`); "" where it was not asked.
+        perhaps: id of what explains a smaller scenario that fails like this one, as with another optimizer: one cause, or two.
     """
 
     id: str
@@ -164,6 +165,7 @@ class Finding(msgspec.Struct):
     confirmed: str = ""
     known: str = ""
     culprit: str = ""
+    perhaps: str = ""
 
     @property
     def denied(self) -> str:

@@ -165,3 +165,31 @@ def test_what_stays_with_its_wrapper_is_asked_of_the_model() -> None:
 
     moe = facts(Scenario("moe", {"call": "used"}))
     assert minimal(setting, fails, moe) == {"optimizer": "Muon", "groups": "matrices", "resume": "flat"}
+
+
+class Under(Counting):
+    """Fails under FSDP1 with these optimizers."""
+
+    most = 60
+
+    def run(self, scenario: Scenario) -> Outcome:
+        super().run(scenario)
+        fails = scenario.setting.get("wrapper") == "fsdp1" and scenario.setting.get("optimizer") in ("Adam", "Adamax", "NAdam", "RAdam")
+        return self.outcome if fails else Outcome("ok")
+
+
+def test_what_fails_for_a_known_reason_once_a_value_is_exchanged_keeps_a_name_of_its_own() -> None:
+    """TorchRec's means, taken twice beside a row-wise table, went by the name of a mistake of `data_parallel` sixteen times."""
+    known = Known("fsdp1-adam", "torch", "", "inconsistent", triggers={"wrapper": "fsdp1", "optimizer": "Adam"})
+    runner = Under(Outcome("inconsistent", Symptom("inconsistent", "parameter"), "it differs"))
+    campaign = Campaign(cast("Runner", runner), 0, [known])
+
+    def found(optimizer: str) -> Finding:
+        scenario = Scenario("chain", {}, {}, {"world": 2, "wrapper": "fsdp1", "optimizer": optimizer})
+        (one,) = campaign.explain(scenario, runner.outcome)
+        assert isinstance(one, Finding)
+        return one
+
+    assert [(f.triggers["optimizer"], f.perhaps, f.known) for f in map(found, ("Adamax", "NAdam"))] == [("Adamax", "fsdp1-adam", ""), ("NAdam", "fsdp1-adam", "")]
+    third = found("RAdam")  # of a cause that shows under every optimizer there would be one for each
+    assert (third.triggers["optimizer"], third.perhaps, third.known) == ("Adam", "", "fsdp1-adam")
