@@ -50,8 +50,7 @@ _TRIM_S: Final = 60.0  # between two times that unused memory is given back
 _MOST_EVENTS: Final = 4096  # between two judgements
 _FILL_S: Final = 1.5  # waited for records that are not in the files yet
 _STUCK_S: Final = 5.0  # without the end of a step
-_SETTLE_S: Final = 1.0  # after the command has ended, for a process that is just about to connect,
-_SOON_S: Final = 0.1  # or, where all that came said goodbye, between two looks at whether it has
+_SETTLE_S, _SOON_S = 1.0, 0.1  # after the command has ended, for a process that is just about to connect; between two looks where all said goodbye
 LINGER_S: Final = 20.0  # after the command has ended, for ranks that still hold a connection,
 _STOPPING_S: Final = 3.0  # or after somebody asked the verifier to stop
 _DONE_S: Final = 5.0  # without a command: after the last process said goodbye,
@@ -239,8 +238,7 @@ class Verifier:
             return False
         self._ended = self.clock() if self._ended is None else self._ended
         since = self.clock() - self._ended
-        settled = 2 * _SOON_S if self.job.roll.finished else _SETTLE_S
-        return (not there and since > settled) or since > (_STOPPING_S if stopped else LINGER_S)
+        return (not there and since > (2 * _SOON_S if self.job.roll.finished else _SETTLE_S)) or since > (_STOPPING_S if stopped else LINGER_S)
 
     def _left(self, there: bool) -> bool:
         """Without a command to look at: whether the processes are gone for good."""
