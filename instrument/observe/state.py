@@ -12,7 +12,7 @@ the first updates, and some later ones, data is hashed as well, so that such a w
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from enum import IntEnum
 from typing import Any
 
@@ -49,10 +49,12 @@ class StateTracker(Tracked):
     def observe(
         self, seq: int, call: int, edge: int, context: Callable[[], int],
         data: Look = Look.SKIP, grad: Look = Look.SKIP, buffers: Look = Look.SKIP, optimizer: Look = Look.SKIP, silent: bool = False,
+        of: Sequence[int] | None = None,
     ) -> None:
         """Look at the tracked values and append a row for each that changed since its last row.
 
         `context`: gives the code of the present one, where there is something to say. `silent`: no rows; what changed while steps were left out was changed by nobody knows whom.
+        `of`: ids of parameters whose gradients are looked at, and no others.
         """
         if self._slots_at != self.layout:
             entries = self._params.values()
@@ -61,7 +63,8 @@ class StateTracker(Tracked):
         if data and self._watched["data"]:
             groups.append((self._slots[0], self.dirty or data is Look.FORCE))
         if grad and self._watched["grad"]:
-            groups.append((self._slots[1], self.dirty or grad is Look.FORCE))
+            grads = self._slots[1] if of is None else [self._params[key][2] for key in of if key in self._params]
+            groups.append((grads, self.dirty or grad is Look.FORCE))
         if data and grad:
             self.dirty = False
         if buffers and self._buffers:

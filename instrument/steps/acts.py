@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from proctor.instrument.observer import Observer
 
 FORWARDS_LOOKED_AT = 16  # of outermost modules, between two backwards
+FEW = 8  # parameters that are clipped together and are looked at alone
 PRE_ARM_ROWS = 50_000  # records kept from before the first training act
 
 
@@ -56,8 +57,8 @@ class Steps:
             "torch.autograd.grad": guarded_write(turns, self._grad_begins, self._grad_ends),
             "torch.nn.Module.zero_grad": guarded_write(turns, self._module_zero_grad, self.grads_changed),
             "torch.nn.Module.load_state_dict": (None, self._data_changed),
-            "torch.nn.utils.clip_grad_norm_": guarded_write(turns, self._grads_change, self.grads_changed),
-            "torch.nn.utils.clip_grad_value_": guarded_write(turns, self._grads_change, self.grads_changed),
+            "torch.nn.utils.clip_grad_norm_": guarded_write(turns, self._clip_begins, self._clipped),
+            "torch.nn.utils.clip_grad_value_": guarded_write(turns, self._clip_begins, self._clipped),
             "torch.amp.GradScaler.unscale_": guarded_write(turns, self._grads_change, self._grads_rewritten),
             "torch.save": (self._save_begins, self._checkpoint_ends),
             "torch.load": (self._checkpoint_begins, self._checkpoint_ends),
@@ -182,6 +183,12 @@ class Steps:
     def grads_changed(self, args: tuple[Any, ...], kwargs: Any, result: Any, raised: bool) -> None:
         self._look(1, grad=Look.HINT)
 
+    def _clip_begins(self, args: tuple[Any, ...], kwargs: Any) -> None:
+        self._look(0, grad=Look.HINT, of=_few(args, kwargs))
+
+    def _clipped(self, args: tuple[Any, ...], kwargs: Any, result: Any, raised: bool) -> None:
+        self._look(1, grad=Look.HINT, of=_few(args, kwargs))
+
     def _grads_rewritten(self, args: tuple[Any, ...], kwargs: Any, result: Any, raised: bool) -> None:
         self._look(1, grad=Look.FORCE)
 
@@ -200,3 +207,11 @@ class Steps:
 
     def _checkpoint_ends(self, args: tuple[Any, ...], kwargs: Any, result: Any, raised: bool) -> None:
         self._clock.checkpoint(False, self._phase_before)
+
+
+def _few(args: tuple[Any, ...], kwargs: Any) -> list[int] | None:
+    """Ids of the parameters that a call clips, where they are few: an optimizer that clips each by itself would have all of them looked at as often as it has parameters."""
+    given: Any = args[0] if args else (kwargs or {}).get("parameters")
+    if isinstance(given, torch.Tensor):
+        return [id(given)]
+    return [id(p) for p in given] if type(given) in (list, tuple) and len(given) <= FEW else None

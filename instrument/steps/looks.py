@@ -6,6 +6,7 @@ A look takes its turn (`turns.py`), so that no other thread writes what it reads
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from proctor.instrument.observe.state import Look
@@ -31,9 +32,9 @@ class Looks:
 
     def look(
         self, edge: int, call: int | None = None, *,
-        data: Look = Look.SKIP, grad: Look = Look.SKIP, buffers: Look = Look.SKIP, optimizer: Look = Look.SKIP,
+        data: Look = Look.SKIP, grad: Look = Look.SKIP, buffers: Look = Look.SKIP, optimizer: Look = Look.SKIP, of: Sequence[int] | None = None,
     ) -> None:
-        """Observe state at a boundary, if this step is recorded."""
+        """Observe state at a boundary, if this step is recorded; `of`: of these parameters alone, by their ids."""
         observer = self._observer
         guard = observer.guard
         if not observer.sampled or not observer.writes() or "state" in guard.off:
@@ -41,7 +42,7 @@ class Looks:
         recorder = observer.recorder
         where = recorder.current_call if call is None else call
         try:
-            self.turns.look(observer.tracker.observe, recorder.current_seq, where, edge, self._context, data, grad, buffers, optimizer)
+            self.turns.look(observer.tracker.observe, recorder.current_seq, where, edge, self._context, data, grad, buffers, optimizer, False, of)
         except Exception as e:  # as `Guard.run`, which would be one call more in each of some ten looks of a step
             if not guard.takes("state", e):
                 raise
