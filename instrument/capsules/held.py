@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from proctor.instrument.observe.content import formats, readable, unseen
 from proctor.instrument.observe.fingerprint import Summary, fingerprint_all
+from proctor.instrument.observe.refs import TensorRef
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -147,7 +148,7 @@ class Holder:
             held = Held(tensor, content, None)
         else:
             held = _hold(tensor, room) if put_in else observe(tensor)
-        there[id(tensor)] = weakref.ref(tensor), now, held
+        there[id(tensor)] = TensorRef(tensor), now, held
         return held
 
 

@@ -16,6 +16,7 @@ from proctor.native import Tensors
 from proctor.native.twins import fingerprint as keys
 
 if TYPE_CHECKING:
+    import numpy as np
     from torch import Tensor, dtype
 
 ZERO: Final = keys.ZERO
@@ -167,3 +168,12 @@ def rows_of(runs: Runs, start: int) -> Iterator[tuple[int, int, int]]:
     rows, row_stride = runs[-2] if len(runs) > 1 else (1, 0)
     for index in itertools.product(*(range(size) for size, _ in runs[:-2])):
         yield start + sum(i * s for i, (_, s) in zip(index, runs[:-2])), rows, row_stride
+
+
+def array_of(tensor: Tensor) -> np.ndarray[Any, Any]:
+    """The elements of a plain tensor on the CPU, copied.
+
+    An array that shares a tensor's memory fixes its size for good: `resize_` of the program raises from then on, however briefly the array was there.
+    """
+    array: np.ndarray[Any, Any] = tensor.detach().clone().numpy()
+    return array

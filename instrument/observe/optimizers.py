@@ -6,10 +6,10 @@ tensors are in the same places, natively, and only what is new is searched.
 
 from __future__ import annotations
 
-import weakref
 from collections.abc import Callable, Iterable
 from typing import Any
 
+from proctor.instrument.observe.refs import TensorRef
 from proctor.native import Slot, holds
 
 _Expected = tuple[tuple[int, tuple[tuple[Any, Any], ...] | None], ...]  # what `holds` is asked
@@ -59,7 +59,7 @@ class OptimizerStates:
                 elif not hasattr(value, "data_ptr"):
                     there.append((key, type(value)))
                 elif value.dim() == 0:
-                    there.append((key, weakref.ref(value)))
+                    there.append((key, TensorRef(value)))
                 else:
                     slots.append(self._slot(p, key, value))
                     there.append((key, slots[-1]))

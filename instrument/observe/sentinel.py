@@ -13,12 +13,12 @@ different levels share what the highest have. What lies on a device is read in a
 from __future__ import annotations
 
 import time
-import weakref
 from collections import deque
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Final
 
 from proctor.instrument.observe.fingerprint import Summary, fingerprint_parts, glance_at
+from proctor.instrument.observe.refs import TensorRef
 from proctor.invariants.schema import StateFlag
 
 if TYPE_CHECKING:
@@ -107,7 +107,7 @@ class Sentinel:
         self._layout = self._tracker.layout
         self._pieces = []
         for number, (key, p) in enumerate(self._tracker.parameters()):
-            local, ref, name = _local(p), weakref.ref(p), self._tracker.names.get(key, "")
+            local, ref, name = _local(p), TensorRef(p), self._tracker.names.get(key, "")
             several = local.is_contiguous() and local.is_cpu
             count = max(PIECE_BYTES // max(local.element_size(), 1), 1) if several else max(local.numel(), 1)
             self._pieces += [(key, ref, begin, min(count, local.numel() - begin), f"{number}:{name}:{begin}"[:1024]) for begin in range(0, local.numel(), count)]

@@ -25,6 +25,7 @@ from proctor.instrument.observe.modules import (
     unwrap,
 )
 from proctor.instrument.observe.optimizers import OptimizerStates
+from proctor.instrument.observe.refs import TensorRef
 from proctor.instrument.observe.seen import LastSeen, Places, Seen
 from proctor.invariants.codec.variable import Variable, apart
 from proctor.invariants.schema import Name
@@ -273,7 +274,7 @@ class Tracked:
             return
         description = dict(extra)
         meta = self._meta(p, description)
-        ref = weakref.ref(p)
+        ref = TensorRef(p)
         data = Slot(ref, self._var(msgspec.structs.replace(var, attr="data")), meta, False, self._last.place())
         grad = Slot(ref, self._var(msgspec.structs.replace(var, attr="grad")), meta, True, self._last.place())
         self._params[id(p)] = (ref, data, grad, description)
@@ -346,7 +347,7 @@ class Tracked:
         if before is not None:
             self._last.drop(before.at)
         self._places = self._seen = None
-        return Slot(weakref.ref(value), self._var(var), self._meta(value, {}), False, self._last.place())
+        return Slot(TensorRef(value), self._var(var), self._meta(value, {}), False, self._last.place())
 
 
 def _present_buffer(module: weakref.ref[Any], name: str) -> Any:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import wrapt
 
+from proctor.instrument.observe.refs import swapping
 from proctor.instrument.patch import catalog
 from proctor.instrument.patch.patches import ASIDE, METHOD, MODULE_CALL, Hooks
 from proctor.instrument.probes import Home
@@ -67,6 +68,7 @@ class Taps:
         self._tap_module_calls(nn.Module)
         self._tap_constructors(torch)
         self._tap_captures(torch)
+        self._observer.patches.wrap(torch.utils, "swap_tensors", swapping)
         self._tap_process_exits()
         for name in catalog.LATE:
             wrapt.register_post_import_hook(self._late(catalog.late_points), name)

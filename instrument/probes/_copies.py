@@ -13,6 +13,7 @@ from collections.abc import Iterator
 from typing import Any, Final, NamedTuple
 
 from proctor.instrument.observe.modules import class_name
+from proctor.instrument.observe.refs import TensorRef
 from proctor.invariants.codec.variable import unwrapped
 
 MAX_COPIES: Final = 8
@@ -90,7 +91,7 @@ def _keep(
     matrices, others = [pair for pair in told if pair[0].dim() > 1], [pair for pair in told if pair[0].dim() <= 1]
     looked = _spread(matrices, _MATRICES + max(0, _OTHERS - len(others))) + _spread(others, _OTHERS + max(0, _MATRICES - len(matrices)))
     if told:
-        found.append(Copy(label, tuple((weakref.ref(c), weakref.ref(p)) for c, p in looked), modules))
+        found.append(Copy(label, tuple((TensorRef(c), TensorRef(p)) for c, p in looked), modules))
 
 
 def _spread(pairs: list[tuple[Any, Any]], most: int) -> list[tuple[Any, Any]]:

@@ -17,6 +17,7 @@ from collections.abc import Iterable, Iterator
 from typing import Any, Final
 
 from proctor.instrument.observe.modules import class_name, unwrap
+from proctor.instrument.observe.refs import TensorRef
 from proctor.instrument.probes import NO_HOOKS, Home, Hooks, Sink, register
 from proctor.instrument.probes._usage import MADE, UPDATE, Usage
 from proctor.invariants.schema import MODEL_CALL
@@ -105,7 +106,7 @@ class Adapters(Usage):
         held = {id(p) for p in self.held()}
         mine = {id(p) for group in args[0].param_groups for p in group["params"]}
         models: dict[int, list[_Look]] = {}
-        self._trained |= {id(p): weakref.ref(p) for group in args[0].param_groups for p in group["params"] if p.requires_grad}
+        self._trained |= {id(p): TensorRef(p) for group in args[0].param_groups for p in group["params"] if p.requires_grad}
         for look in looks:
             models.setdefault(id(look.model), []).append(look)
         for found in models.values():

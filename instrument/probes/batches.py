@@ -13,6 +13,7 @@ from typing import Any, Final
 import torch
 
 from proctor.instrument.observe.fingerprint import Summary, fingerprint_all, look_at
+from proctor.instrument.observe.refs import TensorRef
 from proctor.instrument.probes import NO_HOOKS, Home, Hooks, Probe, Sink, register
 from proctor.invariants.schema import MODEL_CALL, Value
 
@@ -71,7 +72,7 @@ class Batches(Probe):
                 again &= known
                 self.sink.summary(Value.BATCH, place, value, summary, item=item)
             self._still = self._still + 1 if found and again else 0
-            self._given = tuple(map(id, args)), [(weakref.ref(value), value._version) for _, _, value in found] if self._still >= _STILL else []
+            self._given = tuple(map(id, args)), [(TensorRef(value), value._version) for _, _, value in found] if self._still >= _STILL else []
 
         return before, None
 
@@ -94,7 +95,7 @@ class Batches(Probe):
         if last is not None and last[0]() is value and last[1] == state:
             return last[2], True
         summary = fingerprint_all([value])[0]
-        self._large[place] = (weakref.ref(value), state, summary)
+        self._large[place] = (TensorRef(value), state, summary)
         return summary, False
 
 

@@ -17,6 +17,7 @@ from typing import Any, Final
 
 from proctor.instrument.observe import content
 from proctor.instrument.observe.modules import class_name
+from proctor.instrument.observe.refs import TensorRef
 from proctor.instrument.probes import NO_HOOKS, Home, Hooks, Sink, register
 from proctor.instrument.probes._average_uses import Averages
 from proctor.instrument.probes._usage import MADE, UPDATE, Usage
@@ -38,8 +39,8 @@ class _Noised:
 
     def __init__(self, scheduler: Any, sample: Any, noise: Any, timesteps: Any, result: Any) -> None:
         self.predicts = getattr(getattr(scheduler, "config", None), "prediction_type", None)
-        self.known = {"the sample": weakref.ref(sample), "the noise": weakref.ref(noise)}
-        self.result = weakref.ref(result)
+        self.known = {"the sample": TensorRef(sample), "the noise": TensorRef(noise)}
+        self.result = TensorRef(result)
         self.timesteps = timesteps.detach().clone().reshape(-1) if content.plain(timesteps, _LARGEST) else None
 
 
@@ -102,7 +103,7 @@ class Denoising(Usage):
 
     def _moves(self, args: tuple[Any, ...], kwargs: dict[str, Any] | None, result: Any, raised: bool) -> None:
         if not raised and self._noised:
-            self._noised[-1].known["the velocity"] = weakref.ref(result)
+            self._noised[-1].known["the velocity"] = TensorRef(result)
 
     def _called(self, args: tuple[Any, ...], kwargs: dict[str, Any] | None) -> None:
         if "diffusers" not in sys.modules or self._left <= 0:
@@ -164,7 +165,7 @@ class Denoising(Usage):
 
     def _sampled(self, args: tuple[Any, ...], kwargs: dict[str, Any] | None, result: Any, raised: bool) -> None:
         if not raised and len(self._latents) < _RECORDS:
-            self._latents.append(weakref.ref(result))
+            self._latents.append(TensorRef(result))
 
     def _scaled(self, sample: Any, name: str) -> None:
         coder = self._coder() if self._coder is not None else None

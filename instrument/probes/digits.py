@@ -50,14 +50,14 @@ class Digits(EarlyProbe):
     def _look(self, place: str, value: Any) -> None:
         import torch
 
-        from proctor.instrument.observe.content import readable
+        from proctor.instrument.observe.content import array_of, readable
 
         if type(value) is not torch.Tensor or value.dtype is not torch.float32 or value.device.type != "cpu" or not value.requires_grad:
             return
         if not value.numel() or readable(value) is None:
             return
         self.left -= 1
-        digits, telling = digits_of(value.detach().reshape(-1)[:_SAMPLE].numpy())
+        digits, telling = digits_of(array_of(value.detach().reshape(-1)[:_SAMPLE]))
         self.sink.number(place, float(telling), kind=Value.DIGITS, facts={"digits": digits})
 
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import weakref
 from typing import Any, Final
 
+from proctor.instrument.observe.refs import TensorRef
 from proctor.instrument.probes import NO_HOOKS, Home, Hooks, Probe, Sink, register
 from proctor.invariants.schema import MODEL_CALL, Value
 
@@ -56,7 +57,7 @@ class Halves(Probe):
             # One that is computed (a spectral norm) is no parameter of the layer, and to ask for it would compute it within the program's forward.
             weight: Any = layer._parameters.get("weight") if type(layer) in kinds or isinstance(layer, kinds[1:]) else None
             if type(weight) is torch.nn.Parameter and weight.device.type == "cpu" and weight.shape[0] >= _LEAST and weight.shape[0] % 2 == 0 and weight.numel() <= _LARGEST:
-                self._layers.setdefault(id(weight), (weakref.ref(weight), f"{name}.weight" if name else "weight"))
+                self._layers.setdefault(id(weight), (TensorRef(weight), f"{name}.weight" if name else "weight"))
 
     def _steps(self, args: tuple[Any, ...], kwargs: dict[str, Any] | None) -> None:
         if self.over:

@@ -15,6 +15,7 @@ from typing import Any, Final
 import numpy as np
 
 from proctor.instrument.observe import content
+from proctor.instrument.observe.content import array_of
 from proctor.instrument.probes import NO_HOOKS, EarlyProbe, Home, Hooks, Sink, register
 from proctor.instrument.probes.source.formulas import is_loss_of_torch
 from proctor.invariants.schema import MODEL_CALL, Value
@@ -117,7 +118,7 @@ def bits(tensor: Any) -> np.ndarray[Any, Any]:
     data = tensor.detach().contiguous()
     size = data.element_size()
     plain = data.view({1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}[size])
-    return np.asarray(plain.numpy()).astype(np.int64).view(np.uint64)
+    return array_of(plain).astype(np.int64).view(np.uint64)
 
 
 def unordered(rows: np.ndarray[Any, Any]) -> float:

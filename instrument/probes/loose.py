@@ -14,6 +14,7 @@ import weakref
 from typing import Any, Final
 
 from proctor.instrument.observe.modules import living
+from proctor.instrument.observe.refs import TensorRef
 from proctor.instrument.patch.usercode import library_prefixes
 from proctor.instrument.probes import NO_HOOKS, Home, Hooks, Probe, Sink, register
 from proctor.instrument.probes.graphs import BACKWARD, nodes
@@ -90,7 +91,7 @@ class Loose(Probe):
             every = {id(p): p for model in called for p in model.parameters() if p.requires_grad and _plain(p)}
             held = self._held()
             loose = [p for key, p in every.items() if key not in held][:_PARAMETERS]
-            self._loose = [(weakref.ref(p), _telling(p)) for p in self._pushed(loose)]
+            self._loose = [(TensorRef(p), _telling(p)) for p in self._pushed(loose)]
             if not self._loose:
                 self._ends()
         elif self._updates == _LAST:

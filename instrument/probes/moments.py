@@ -15,6 +15,7 @@ from typing import Any, Final
 
 import numpy as np
 
+from proctor.instrument.observe.content import array_of
 from proctor.instrument.probes import NO_HOOKS, EarlyProbe, Home, Hooks, Sink, register
 from proctor.invariants.schema import Value
 
@@ -136,7 +137,7 @@ def _read(tensor: Any) -> Numbers:
     """Some elements of a tensor, spread over it."""
     flat = tensor.detach().reshape(-1)
     step = max(1, flat.numel() // _ELEMENTS)
-    return np.asarray(flat[::step][:_ELEMENTS].double().numpy())
+    return array_of(flat[::step][:_ELEMENTS].double())
 
 
 def _like(value: Any, parameter: Any) -> bool:

@@ -13,6 +13,7 @@ from typing import Any, Final
 
 import numpy as np
 
+from proctor.instrument.observe.content import array_of
 from proctor.instrument.probes import NO_HOOKS, EarlyProbe, Home, Hooks, Sink, register
 from proctor.instrument.probes._repeats import node_of
 from proctor.instrument.probes.judged import readable, tensors
@@ -45,7 +46,8 @@ class Sequences(EarlyProbe):
     def __init__(self, sink: Sink) -> None:
         super().__init__(sink)
         self._ids: list[Sequence] = []
-        self._masks: dict[str, Sequence] = {}
+        self._places: set[int] = set()  # where in memory they lie
+        self._masks: dict[str, tuple[Sequence, int]] = {}  # with their places
         self._sights: dict[int, set[str]] = {}  # by number of places: what attention over them sees
         self._given: dict[tuple[int, bool], tuple[int, ...]] = {}  # by model and whether gradients were made: what it was given
 
@@ -61,16 +63,16 @@ class Sequences(EarlyProbe):
     def step_begins(self, step: int) -> None:
         super().step_begins(step)
         if self.left <= 0:
-            self._given, self._ids, self._masks = {}, [], {}
+            self._given, self._ids, self._places, self._masks = {}, [], set(), {}
 
     def _begins(self, args: tuple[Any, ...], kwargs: dict[str, Any] | None) -> None:
         root = args[0]
         if self.left <= 0 or not getattr(root, "training", False) or next(root.parameters(), None) is None:
             return
         self.left -= 1
-        self._ids, self._sights = [], {}
+        self._ids, self._places, self._sights = [], set(), {}
         named = {f"argument {i}": value for i, value in enumerate(args[1:], 1)} | (kwargs or {})
-        self._masks = {name: value.numpy() for name, value in named.items() if _sequence(value)}
+        self._masks = {name: (array_of(value), value.data_ptr()) for name, value in named.items() if _sequence(value)}
         self._repeated(root, [tensor for value in named.values() for tensor in tensors(value)])
 
     def _repeated(self, root: Any, given: list[Any]) -> None:
@@ -94,7 +96,8 @@ class Sequences(EarlyProbe):
     def _embeds(self, args: tuple[Any, ...], kwargs: dict[str, Any] | None) -> None:
         value: Any = args[0] if args else (kwargs or {}).get("input")
         if self.left > 0 and len(self._ids) < _SEQUENCES and _sequence(value):
-            self._ids.append(value.numpy())
+            self._ids.append(array_of(value))
+            self._places.add(value.data_ptr())
 
     def _attends(self, args: tuple[Any, ...], kwargs: dict[str, Any] | None) -> None:
         if self.left <= 0:
@@ -131,14 +134,14 @@ class Sequences(EarlyProbe):
         target: Any = args[1] if len(args) > 1 else (kwargs or {}).get("target")
         if self.left <= 0 or not self._ids or not getattr(scores, "requires_grad", False) or not readable(target) or target.is_floating_point():
             return
-        flat = target.detach().numpy().reshape(-1)
+        flat = array_of(target).reshape(-1)
         found = {(told[0], self._seen_by(told[1])) for ids in self._ids if (told := ahead(ids, flat)) is not None}
         for k, sight in sorted(found):  # attention over more places than these has others before them: image features, a prompt
             self.sink.number("target", float(k), kind=Value.KEPT, facts={"what": "next", "seen": "", "sight": sight})
-        for name, mask in self._masks.items():
+        for name, (mask, place) in self._masks.items():
             # What is embedded, or a target, is no mask.
             beside = [ids for ids in self._ids if ids.shape == mask.shape]
-            if not beside or any(mask.ctypes.data == ids.ctypes.data for ids in beside) or _equal(mask, flat) or not any(padded(ids) for ids in beside):
+            if not beside or place in self._places or _equal(mask, flat) or not any(padded(ids) for ids in beside):
                 continue
             values = np.unique(mask)
             idle = len(values) == 1 and int(values[0]) in (0, 1)
@@ -163,7 +166,7 @@ def _sight(scores: Any) -> str:
     square = scores.detach()[(0,) * (scores.dim() - 2)]
     n = square.shape[0]
     looked = square[[0, n // 2, n - 1]]
-    hidden = (looked.float() < _HIDDEN if looked.is_floating_point() else looked == 0).numpy()
+    hidden = array_of(looked.float() < _HIDDEN if looked.is_floating_point() else looked == 0)
     for name, more in (("causal", 1), ("ahead", 2)):
         if bool(hidden[0, more:].all() and hidden[1, n // 2 + more :].all()) and not bool(hidden[0, :more].any() or hidden[1, n // 2 : n // 2 + more].any()):
             return name

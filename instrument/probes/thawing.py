@@ -9,6 +9,7 @@ from __future__ import annotations
 import weakref
 from typing import Any, Final
 
+from proctor.instrument.observe.refs import TensorRef
 from proctor.instrument.probes import NO_HOOKS, Home, Hooks, Probe, Sink, register
 from proctor.invariants.schema import MODEL_CALL, Value
 
@@ -24,7 +25,7 @@ class _Thawed:
     """Parameters of a model that began to train together."""
 
     def __init__(self, found: list[tuple[str, Any]]) -> None:
-        self.parameters = [(name, weakref.ref(p), _first(p)) for name, p in found]
+        self.parameters = [(name, TensorRef(p), _first(p)) for name, p in found]
         self.updates = 0
 
 
@@ -58,7 +59,7 @@ class Thawing(Probe):
             return
         self._models.add(id(model))
         frozen = [(name, p) for name, p in list(model.named_parameters())[:_FROZEN] if not p.requires_grad]
-        self._frozen += [(name, weakref.ref(p)) for name, p in frozen][: _FROZEN - len(self._frozen)]
+        self._frozen += [(name, TensorRef(p)) for name, p in frozen][: _FROZEN - len(self._frozen)]
 
     def step_begins(self, step: int) -> None:
         found: list[tuple[str, weakref.ref[Any]]] = []

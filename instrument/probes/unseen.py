@@ -117,7 +117,7 @@ def _samples(values: Iterable[Any]) -> set[int]:
         if rows.shape[1] < _LEAST:
             return set()
         told = rows[:, :: max(1, rows.shape[1] // _ELEMENTS)][:, :_ELEMENTS]
-        told = (told.float() if told.dtype is torch.bfloat16 else told).contiguous().numpy()
+        told = content.array_of((told.float() if told.dtype is torch.bfloat16 else told).contiguous())
         varied = np.ptp(told, axis=1) != 0 if told.dtype != np.bool_ else np.ones(len(told), dtype=bool)
         return {hash(row.tobytes()) for row in told[varied]}
     return set()

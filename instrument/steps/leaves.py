@@ -12,6 +12,8 @@ import weakref
 from types import FrameType
 from typing import Any, Final
 
+from proctor.instrument.observe.refs import TensorRef
+
 _MAX_NODES = 20_000  # of a graph that are looked at
 _ELEMENTS: Final = 64
 _NEAR: Final = 0.5  # of their norm that the tensors may move in one step
@@ -97,7 +99,7 @@ def _parameters(tensors: list[Any]) -> list[weakref.ref[Any]]:
     """All of them, where all are parameters; else none."""
     import torch
 
-    return [weakref.ref(t) for t in tensors] if all(isinstance(t, torch.nn.Parameter) for t in tensors) else []
+    return [TensorRef(t) for t in tensors] if all(isinstance(t, torch.nn.Parameter) for t in tensors) else []
 
 
 def _some(tensor: Any) -> list[float]:

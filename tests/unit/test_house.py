@@ -80,3 +80,11 @@ def test_no_two_files_of_tests_have_one_name() -> None:
 def test_variables_of_the_program_are_read_in_one_place_which_lets_go_of_them() -> None:
     readers = [name for name in tracked() if name.startswith("instrument/") and "f_locals" in (ROOT / name).read_text(encoding="utf-8")]
     assert readers == ["instrument/probes/source/reading.py"], "use reading.scope_of and reading.release"
+
+
+def test_no_array_shares_memory_with_a_tensor_of_the_program() -> None:
+    """It would fix the tensor's size: `resize_` raises from then on."""
+    shared = re.compile(r"\.numpy\(\)|\bn(um)?py\.(as)?array\(|\bnp\.asarray\(|__array__|dlpack")
+    readers = {name: found for name in tracked() if name.startswith("instrument/") and (found := shared.findall((ROOT / name).read_text(encoding="utf-8")))}
+    allowed = {"instrument/observe/content.py": "array_of", "instrument/capsules/render.py": "of our own copies", "instrument/replay/inside.py": "of another process", "instrument/output.py": "of a trace"}
+    assert sorted(readers.keys() - allowed.keys()) == [], "use content.array_of"
