@@ -1,9 +1,12 @@
-"""Whether a mask that comes with a batch is read by nothing.
+"""Whether a mask that comes with a batch is read by nothing, whether what is computed for a loss is, and whether two parts of a batch are one.
 
 A row of `Value.KEPT`, `unread`, once for a name: zeros and ones, both, that a function of the program is given as an argument, or takes out of a batch of four parts at least into a variable of its own, where no line
 of the function reads that argument or variable. So are ends of episodes that a target leaves out, weights of places that are padded, and a mask of attention that is handed on no further. What a name with `_` in front is
 given is left out on purpose; what is deleted, or read by a function within, is read. Labels are no masks: whole numbers count where they begin with ones and go on with zeros beside others of the same shape, as padding does, and rows
 with one 1 each do not. Of a function that reads none of its arguments, or leaves out several, nothing is said: it is handed the whole batch and takes some of it; nor of parts that are all ones, or all zeros.
+`unused`, once for a name: a function of the program computes something that depends on parameters, gives it a name of its own, and none of its lines reads that: a single number, as a term of a loss is; what another name is made like (of other masks, of
+the other half of a batch) which is read; or a list that results are put into. What several names are unpacked from, and a second name of something, are none. `twice`, once: of a batch of four parts at least, two of floating point have the same numbers
+in different memory, in each of eight rows at least of which not all are alike, in three looks in a row: a state that is its next one.
 Looked at are functions that run when a model is called or an update begins, and those that are observed when they are called. Cost: a walk up the frames at these calls, in the first steps, and values of what is not read.
 """
 
@@ -14,16 +17,22 @@ import inspect
 import sys
 import types
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from proctor.instrument.probes import NO_HOOKS, Home, Hooks, Probe, Sink, register
 from proctor.instrument.probes._looks import whose
+from proctor.instrument.probes._wasted import Wasted, wasted
 from proctor.instrument.probes.source import reading
 from proctor.instrument.probes.source.results import function_named
 from proctor.invariants.schema import MODEL_CALL, Value
 
 _UPDATE: Final = "torch.optim.Optimizer.step"
-_CALLS: Final = 12  # of a function, and of the names of a frame
+_CALLS: Final = 12  # of a function
+_PLACES: Final = 4  # looks at one place of a function that runs
+_LOOKS: Final = 96  # at one that runs
+_ROWS: Final = 8  # of two parts that are one
+_AGAIN: Final = 3
+_PART: Final = 1 << 24  # elements of a part of a batch
 _LAST: Final = 32  # step
 _PARTS: Final = 4  # of a batch
 _LARGEST: Final = 1 << 16  # elements of a mask
@@ -32,6 +41,17 @@ _FRAMES: Final = 40
 _WALKS: Final = 512  # up from torch's functions
 _CODES: Final = 4096
 _Names = list[tuple[str, list[str]]]  # a variable, and what came with it
+
+
+class _Code(NamedTuple):
+    """What is to be looked at while a function runs."""
+
+    unread: _Names
+    unused: list[Wasted]
+    parts: list[list[str]]  # names of what is unpacked together
+
+
+_NONE: Final = _Code([], [], [])
 
 
 @register
@@ -43,9 +63,11 @@ class Unread(Probe):
 
     def __init__(self, sink: Sink) -> None:
         super().__init__(sink)
-        self._codes: dict[types.CodeType, _Names] = {}
+        self._codes: dict[types.CodeType, _Code] = {}
         self._functions: dict[str, tuple[tuple[str, ...], _Names]] = {}  # of each: its arguments, and those that it does not read
-        self._looks: dict[types.CodeType | str, int] = {}
+        self._looks: dict[types.CodeType | str | tuple[types.CodeType, int], int] = {}
+        self._step = 0
+        self._alike: dict[tuple[str, str], tuple[int, int]] = {}  # parts of batches: in how many steps in a row they were one, and the last of them
         self._told: set[str] = set()
         self._walks = 0
 
@@ -61,7 +83,7 @@ class Unread(Probe):
         return (lambda args, kwargs: self._given(function, args, kwargs)), None
 
     def step_begins(self, step: int) -> None:
-        self.over = self.over or step >= _LAST
+        self._step, self.over = step, self.over or step >= _LAST
 
     def thinned(self) -> None:
         self.over = True
@@ -86,13 +108,16 @@ class Unread(Probe):
             if frame is None:
                 return
             code = frame.f_code
-            names = self._codes.get(code)
-            if names is None:
-                names = self._codes[code] = _unread(code) if whose(code, frame.f_globals) == "user" and len(self._codes) < _CODES else []
-            if names and self._wants(code):
+            known = self._codes.get(code)
+            if known is None:
+                known = self._codes[code] = _of(code) if whose(code, frame.f_globals) == "user" and len(self._codes) < _CODES else _NONE
+            if known is not _NONE and self._wants((code, frame.f_lasti), _PLACES) and self._wants(code, _LOOKS):
                 scope = reading.scope_of(frame)
                 try:
-                    self._tell(f"{frame.f_globals.get('__name__', '')}.{code.co_qualname}".removesuffix(".<module>"), names, scope)
+                    function = f"{frame.f_globals.get('__name__', '')}.{code.co_qualname}".removesuffix(".<module>")
+                    self._tell(function, known.unread, scope)
+                    self._waste(function, known.unused, scope)
+                    self._same(function, known.parts, scope)
                 finally:
                     reading.release(frame, scope)
             frame = frame.f_back
@@ -103,15 +128,45 @@ class Unread(Probe):
         if function not in self._functions:
             made = made or (function_named(function) if len(self._functions) < _CODES else None)
             arguments = () if made is None else _arguments(made.__code__)
-            names: _Names = [] if made is None else [(name, others) for name, others in _unread(made.__code__) if name in arguments]
+            read = None if made is None else _read(made.__code__)
+            names: _Names = [] if made is None or read is None else [(name, others) for name, others in _unread(made.__code__, read, []) if name in arguments]
             self._functions[function] = (arguments, names) if names else _NOTHING
         arguments, names = self._functions[function]
-        if names and self._wants(function):
+        if names and self._wants(function, _CALLS):
             self._tell(function, names, dict(zip(arguments, args)) | (kwargs or {}))
 
-    def _wants(self, of: types.CodeType | str) -> bool:
+    def _wants(self, of: types.CodeType | str | tuple[types.CodeType, int], most: int) -> bool:
         self._looks[of] = self._looks.get(of, 0) + 1
-        return self._looks[of] <= _CALLS
+        return self._looks[of] <= most
+
+    def _waste(self, function: str, names: list[Wasted], scope: Mapping[str, Any]) -> None:
+        for name, listed, twin in names:
+            value: Any = scope.get(name)
+            if name in self._told or value is None:
+                continue
+            if listed:
+                what = "a list of results that depend" if type(value) is list and len(value) > 1 and all(_depends(one) for one in value) else ""
+            else:
+                what = "" if not _depends(value) else "a single number that depends" if value.numel() == 1 else "which depends" if twin else ""
+            if what:
+                self._told.add(name)
+                beside = f", while {twin}, which is made in the same way, is read" if twin else ""
+                seen = f"no line of {function} reads {name}, {what} on parameters{beside}"
+                self.sink.number(name, 1.0, kind=Value.KEPT, facts={"what": "unused", "seen": seen})
+
+    def _same(self, function: str, groups: list[list[str]], scope: Mapping[str, Any]) -> None:
+        """Say of two parts that were unpacked together that they are one."""
+        for group in groups:
+            parts = [(name, value) for name in group if _rows(value := scope.get(name))]
+            for i, (first, one) in enumerate(parts):
+                for second, other in parts[i + 1 :]:
+                    times, last = self._alike.get((first, second), (0, -1))
+                    times = times + (last != self._step) if _one(one, other) else 0
+                    self._alike[first, second] = times, self._step
+                    if times == _AGAIN and f"{first}, {second}" not in self._told:
+                        self._told.add(f"{first}, {second}")
+                        seen = f"{second} holds what {first} holds, number by number, in {function}, which takes both out of one batch"
+                        self.sink.number(second, float(times), kind=Value.KEPT, facts={"what": "twice", "seen": seen})
 
     def _tell(self, function: str, names: _Names, scope: Mapping[str, Any]) -> None:
         for name, others in names:
@@ -130,19 +185,29 @@ def _arguments(code: types.CodeType) -> tuple[str, ...]:
     return code.co_varnames[: code.co_argcount + code.co_kwonlyargcount]
 
 
-def _unread(code: types.CodeType) -> _Names:
-    """Arguments of a function, and variables that it takes out of a sequence of parts, that none of its lines reads."""
-    read, arguments = _read(code), _arguments(code)
+def _of(code: types.CodeType) -> _Code:
+    """What is to be looked at while this function runs."""
+    read = _read(code)
     if read is None:
-        return []
+        return _NONE
+    groups = _unpacked(code)
+    found = _Code(_unread(code, read, groups), wasted(code, read), groups)
+    return found if any(found) else _NONE
+
+
+def _unread(code: types.CodeType, read: set[str], groups: list[list[str]]) -> _Names:
+    """Arguments of a function, and variables that it takes out of a sequence of parts, that none of its lines reads."""
+    arguments = _arguments(code)
     others = arguments[1:] if arguments[:1] == ("self",) else arguments
     found: _Names = _alone(others, read, list(arguments)) if read & set(others) else []  # one that reads nothing is an interface
+    return found + [one for names in groups for one in _alone(names, read, names)]
+
+
+def _unpacked(code: types.CodeType) -> list[list[str]]:
+    """Variables that are taken out of one sequence of parts."""
     steps = list(dis.get_instructions(code))
-    for at, one in enumerate(steps):
-        if one.opname == "UNPACK_SEQUENCE" and (one.arg or 0) >= _PARTS:
-            names = _stored(steps, at)
-            found += _alone(names, read, names) if len(names) == one.arg else []
-    return found
+    found = [(one.arg, _stored(steps, at)) for at, one in enumerate(steps) if one.opname == "UNPACK_SEQUENCE" and (one.arg or 0) >= _PARTS]
+    return [names for size, names in found if len(names) == size]
 
 
 def _alone(names: Sequence[str], read: set[str], beside: list[str]) -> _Names:
@@ -198,6 +263,32 @@ def _is_mask(value: Any, beside: list[Any]) -> bool:
 
 def _whole(other: Any, shape: tuple[int, ...]) -> bool:
     return _dense(other) and _kind(other) == "i" and tuple(other.shape) == shape and bool((other > 1).any())
+
+
+def _depends(value: Any) -> bool:
+    """Whether this is computed of parameters."""
+    import torch
+
+    return type(value) is torch.Tensor and value.requires_grad and not value.is_leaf
+
+
+def _rows(value: Any) -> bool:
+    """Whether these are rows of numbers of floating point."""
+    return _dense(value) and _kind(value) == "f" and len(value.shape) > 1 and value.shape[0] >= _ROWS and _size(value) <= _PART
+
+
+def _one(one: Any, other: Any) -> bool:
+    """Whether two parts hold the same numbers, not in the same memory, and not the same in all rows."""
+    if one is other or tuple(one.shape) != tuple(other.shape) or type(one) is not type(other) or one.dtype != other.dtype or _address(one) == _address(other):
+        return False
+    from proctor.instrument.observe.content import unseen
+
+    with unseen():
+        return bool((one[0] == other[0]).all()) and bool((one == other).all()) and not bool((one == one[:1]).all())
+
+
+def _address(value: Any) -> int:
+    return int(value.data_ptr()) if hasattr(value, "data_ptr") else int(value.ctypes.data)
 
 
 def _dense(value: Any) -> bool:

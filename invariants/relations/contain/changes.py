@@ -191,7 +191,9 @@ def _output_learns(trace: Trace) -> pl.DataFrame:
     held = held.with_columns(
         pl.col("frozen").any().over("proc", "model").alias("_any_frozen"), elsewhere.any().over("proc", "model").alias("_elsewhere")
     )
-    last = held.filter(output & ~(pl.col("_any_frozen") & pl.col("_elsewhere")))
+    # A number beside what trains in this layer (a margin, a range) is not what the layer gives: a weight that is frozen beside its bias is larger.
+    training = pl.col("numel").filter(output & ~pl.col("frozen")).max().over("proc", "model").fill_null(0)
+    last = held.filter(output & ~(pl.col("_any_frozen") & pl.col("_elsewhere")) & ~(pl.col("frozen") & (pl.col("numel") <= training)))
     steps = _frames.updates(trace).select("proc", "step", "seq", "site", "optimizer")
     owners = held.select("proc", "model", "optimizer").drop_nulls().unique()
     steps = steps.join(owners, on=["proc", "optimizer"]).group_by("proc", "model", "step").agg(pl.col("seq", "site").last())

@@ -9,13 +9,15 @@ before its first backward. `product`: a tensor in a half type that is multiplied
 `rescaled`: a loss scaler is not made anew while its optimizer goes on. `itself`: a loss does not take a value from itself. `forgotten`: a part of a model that begins at random and gets gradients is in an optimizer. `early`: a
 scheduler is not stepped before the updates of its loop. `alike`: of copies of two models, as the targets of an actor and of a critic, not one alone moves, or is called. `crossed`: a loss does not hold a column of results against a row of numbers. `answer`: the target is no part of what the model is given. `half`: both halves of what
 a layer gives get gradients. `snapshot`: a state that is kept, and saved when the model has trained on, is a copy. `follows`: targets do not stay in their order when samples are shuffled.
-`unread`: a mask that comes with a batch is read by the function that is given it. `reshaped`: dimensions do not change places by a reshape.
+`unread`: a mask that comes with a batch is read by the function that is given it. `reshaped`: dimensions do not change places by a reshape. `unused`: what is computed of parameters and named is read. `twice`: two parts of a batch are not one.
+`filled`: a state that is filled with other values is loaded. `rate`: a rate that changes in a variable changes in the optimizer. `sorted`: results of packed sequences are put back into the order of their targets, and `padding` does not count.
+`shown`: words that a model is to tell are hidden.
 
 `next`: a model over sequences is trained on what comes next: targets that are its inputs lie one place behind them, and not two, nor none where attention is causal. `future`: where they are what comes next,
 attention over these places sees neither all of it nor the next place. `mask`: a mask that comes with padded sequences is not the same in all places. `noise`: what a model gives without gradients for the batch that it trains on has no dropout in it.
 
 All but `product` and `update` are told by probes of what they saw in one process, each with what it would take for a right program to look alike (`instrument/probes/modes.py`,
-`averages.py`, `checkpoints.py`, `advances.py`, `sequences.py`, `lost.py`, `schedules.py`, `differences.py`, `loose.py`, `ahead.py`, `crossed.py`, `answers.py`, `halves.py`, `snapshots.py`, `follows.py`, `unread.py`, `reshaped.py`). They are choices, so warnings where they ship: a
+`averages.py`, `checkpoints.py`, `advances.py`, `sequences.py`, `lost.py`, `schedules.py`, `differences.py`, `loose.py`, `ahead.py`, `crossed.py`, `answers.py`, `halves.py`, `snapshots.py`, `follows.py`, `unread.py`, `reshaped.py`, `packed.py`, `filled.py`, `rates.py`, `shown.py`). They are choices, so warnings where they ship: a
 right program may do some of them, though seldom, and of the others too few healthy programs have what they speak of.
 
 Source: ours.
@@ -74,6 +76,13 @@ SAYS: Final = {
     "follows": "targets follow their samples into a new order",
     "unread": "a mask that comes with a batch is read",
     "reshaped": "dimensions change places by a permutation, and not by a reshape",
+    "unused": "what is computed of parameters and gets a name is read",
+    "twice": "no two parts of a batch are one",
+    "sorted": "results of sequences come in the order of their targets",
+    "padding": "places of padding do not count in the loss of a model that leaves them out",
+    "filled": "a state that the program fills with other values is loaded",
+    "rate": "a rate that the program changes while it trains gets to the optimizer",
+    "shown": "a model is not shown the words that it is to tell",
     "decay": "an optimizer keeps the same share of the moments of all parameters of a group, and each has its own length",
 }
 _ADVICE: Final = {
@@ -108,6 +117,13 @@ _ADVICE: Final = {
     "follows": "Shuffle samples and targets by one permutation: index each of the arrays by it.",
     "unread": "Look at the formula that this mask belongs to (a target, a loss, an attention), and whether a factor is left out; call it `_` if it is meant to be left alone.",
     "reshaped": "Use permute or transpose where dimensions are to change places, and take apart in the order in which they were joined.",
+    "unused": "Look whether another name stands where this one should, or a term of the loss is left out; call it `_` if it is meant to be left alone.",
+    "twice": "Look at where the batch is stored: whether one array is written over before it is kept, or one is stored in the place of the other.",
+    "sorted": "Put results back by the inverse of the order (order.argsort()), sort the targets likewise, or use pack_padded_sequence(..., enforce_sorted=False).",
+    "padding": "Give the loss the number that fills up sequences as ignore_index.",
+    "filled": "Call load_state_dict with the state that was filled.",
+    "rate": "Set param_group['lr'] of the optimizer's groups, or use a scheduler.",
+    "shown": "Look at where words are replaced by the mask: in a copy, behind the line that makes the input, or with a share of 0.",
     "decay": "Look for an operation in place on the moment, or on a view or a cast of it that copies nothing.",
     "product": "Keep the tensor, or a copy of it for the update, in float32: the factor lies within half a digit of 1.",
 }
@@ -115,6 +131,7 @@ _CLIP: Final = "torch.nn.utils.clip_grad_norm_"
 _SCHEDULED: Final = "torch.optim.lr_scheduler.LRScheduler.__init__"
 _CHECKPOINT: Final = "torch.utils.checkpoint.checkpoint"
 _ENTROPY: Final = "torch.nn.functional.cross_entropy"
+_CLASSES: Final = frozenset(f"torch.nn.functional.{f}" for f in ("embedding", "nll_loss", "cross_entropy"))
 _SEQUENCES: Final = frozenset({MODEL_CALL, *(f"torch.nn.functional.{f}" for f in ("embedding", "scaled_dot_product_attention", "softmax", "nll_loss")), "torch.softmax", "torch.Tensor.softmax", _ENTROPY})
 _NEEDS: Final = {
     "mode": frozenset({MODEL_CALL}), "number": frozenset({MODEL_CALL}), "statistics": frozenset({MODEL_CALL}), "buffers": frozenset({MODEL_CALL}), "rests": frozenset({MODEL_CALL}),
@@ -128,13 +145,15 @@ _NEEDS: Final = {
     "alike": frozenset({MODEL_CALL}), "crossed": frozenset({"torch.Tensor.backward", "torch.autograd.backward"}), "answer": frozenset({MODEL_CALL, *LOSSES}), "follows": frozenset({MODEL_CALL, *LOSSES}), "half": frozenset({MODEL_CALL}),
     "snapshot": frozenset({"torch.nn.Module.state_dict", "torch.save"}),
     "unread": frozenset({MODEL_CALL}), "reshaped": frozenset({"torch.Tensor.backward", "torch.autograd.backward"}),
+    "unused": frozenset({MODEL_CALL}), "twice": frozenset({MODEL_CALL}), "sorted": _CLASSES, "padding": _CLASSES, "shown": _CLASSES | {MODEL_CALL}, "rate": frozenset({_sightings.CREATED}),
+    "filled": frozenset({"torch.nn.Module.state_dict", "torch.nn.Module.load_state_dict"}),
     "itself": frozenset({"torch.Tensor.backward", "torch.autograd.backward"}),
     "forgotten": frozenset({"torch.Tensor.backward", "torch.autograd.backward", MODEL_CALL, _sightings.CREATED, "torch.nn.Module.load_state_dict", "torch.load"}),
     "early": frozenset({"torch.Tensor.backward", "torch.autograd.backward", _SCHEDULED, "torch.optim.lr_scheduler.LRScheduler.step"}),
     "lost": frozenset({"torch.Tensor.backward", "torch.autograd.backward", "torch.optim.Optimizer.zero_grad", "torch.nn.Module.zero_grad", _sightings.CREATED}),
 }  # fmt: skip
 _FORWARDS: Final = 2  # in which a mask says nothing
-_FUNCTIONS: Final = {"precision": _LOADS, "moments": _LOADS, "beginning": _frames.UPDATE, "product": _rounding.PRODUCT, "update": _frames.UPDATE, "thawed": _frames.UPDATE, "scaled": _CLIP, "rescaled": "torch.amp.GradScaler.step", "cut": _CHECKPOINT, "decay": _frames.UPDATE, "lost": _frames.UPDATE, "stepped": _frames.UPDATE, "itself": "torch.Tensor.backward", "forgotten": _frames.UPDATE, "early": "torch.optim.lr_scheduler.LRScheduler.step", "crossed": "torch.Tensor.backward", "half": _frames.UPDATE, "snapshot": "torch.save", "reshaped": "torch.Tensor.backward", "unread": _frames.UPDATE}
+_FUNCTIONS: Final = {"precision": _LOADS, "moments": _LOADS, "beginning": _frames.UPDATE, "product": _rounding.PRODUCT, "update": _frames.UPDATE, "thawed": _frames.UPDATE, "scaled": _CLIP, "rescaled": "torch.amp.GradScaler.step", "cut": _CHECKPOINT, "decay": _frames.UPDATE, "lost": _frames.UPDATE, "stepped": _frames.UPDATE, "itself": "torch.Tensor.backward", "forgotten": _frames.UPDATE, "early": "torch.optim.lr_scheduler.LRScheduler.step", "crossed": "torch.Tensor.backward", "half": _frames.UPDATE, "snapshot": "torch.save", "reshaped": "torch.Tensor.backward", "unread": _frames.UPDATE, "unused": _frames.UPDATE, "twice": _frames.UPDATE, "filled": _frames.UPDATE, "rate": _frames.UPDATE}
 _PARTS: Final[dict[str, Callable[[Trace], pl.DataFrame]]] = {"product": _rounding.product, "update": _rounding.update}
 
 

@@ -8,17 +8,46 @@ moves as far is no verdict.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Final
+from typing import Any, Final
+
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from proctor.oracle.selfcheck import Unknown
 from proctor.oracle.selfcheck.watching.fork import random_states
 from proctor.oracle.selfcheck.watching.gaps import MULTIPLE, Gap, gap
 from proctor.oracle.selfcheck.watching.step import SAMPLES, Call, Outputs, seeded
-from proctor.oracle.selfcheck.watching.values import difference
+from proctor.oracle.selfcheck.watching.values import difference, same_bits
 
 LOUD: Final = 8.0  # roundings: those of the layers before add up at the edge
 MORE: Final = 8  # samples
 FAINT: Final = 2.0**-24
+
+
+def draws(call: Call) -> bool:
+    """Whether evaluation gives other results with other random numbers."""
+    one, other = call.baseline, call.evaluate(seed=1)
+    return any(p in other and not same_bits(one[p], other[p]) for p in one)
+
+
+class OneForAll(TorchDispatchMode):  # type: ignore[misc]
+    """What torch draws is the same for all samples of a batch: which of them gets which of it makes no difference then.
+
+    Args:
+        size: of the batch.
+    """
+
+    def __init__(self, size: int) -> None:
+        super().__init__()
+        self.size = size
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None) -> Any:
+        """The operation's result; of one that draws, that of the first sample for each."""
+        made = func(*args, **(kwargs or {}))
+        if torch.Tag.nondeterministic_seeded in func.tags and isinstance(made, torch.Tensor):
+            for axis in (a for a in range(made.ndim) if made.size(a) == self.size):
+                made.copy_(made.narrow(axis, 0, 1).clone().expand_as(made))
+        return made
 
 
 def draws_in_training(call: Call, whole: Outputs) -> bool:

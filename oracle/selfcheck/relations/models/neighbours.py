@@ -11,9 +11,10 @@ from torch import nn
 from proctor.oracle.selfcheck import ModelRelation, Unknown, register
 from proctor.oracle.selfcheck.outcomes import Outcome
 from proctor.oracle.selfcheck.watching.axes import Batch, batch_of, tried
-from proctor.oracle.selfcheck.watching.gaps import gap
+from proctor.oracle.selfcheck.watching.chance import OneForAll, draws
+from proctor.oracle.selfcheck.watching.gaps import Gap, gap
 from proctor.oracle.selfcheck.watching.parting import Look, part
-from proctor.oracle.selfcheck.watching.step import Call
+from proctor.oracle.selfcheck.watching.step import Call, Outputs
 from proctor.oracle.selfcheck.watching.values import exchanged, same_bits
 
 
@@ -31,12 +32,15 @@ class Neighbours(ModelRelation):
         if all(same_bits(t, other_t) for (_, t), other_t in zip(call.named_inputs.values(), _leaves(other), strict=True)):
             raise Unknown("all samples of the batch are equal, so there is nothing to exchange")
         seen = tried(call, other, "other samples beside the first one")
-        one = {p: results[p].select(a, 0) for p, a in batch.outputs.items()}
-        two = {p: seen[p].select(a, 0) for p, a in batch.outputs.items() if p in seen and seen[p].shape == results[p].shape}
-        worst = gap(one, two, lambda: [{p: s[p].select(a, 0) for p, a in batch.outputs.items()} for s in call.noise(call.evaluate)])
+        worst, known = _moved(call, batch, results, seen)
         if worst.ratio <= 1.0:
-            return Outcome(relation=self.name, verdict="equivalent", error=worst.error, tolerance=worst.tolerance, reason=f"{len(two)} results of a sample stay, bit for bit or within rounding; {batch.why}")
+            return Outcome(relation=self.name, verdict="equivalent", error=worst.error, tolerance=worst.tolerance, reason=f"{known} results of a sample stay, bit for bit or within rounding; {batch.why}")
         why = _by_design(call)
+        if draws(call):  # a model that sorts its samples gives each another part of what it draws
+            with OneForAll(batch.size):
+                worst, _ = _moved(call, batch, call.evaluate(), call.evaluate(other))
+            if worst.ratio <= 1.0:
+                raise Unknown("the model draws random numbers in evaluation, and which of them a sample gets depends on the samples beside it")
         found = part(call, call.evaluate, lambda: call.evaluate(other), row_of(batch))
         return Outcome(
             relation=self.name,
@@ -49,6 +53,13 @@ class Neighbours(ModelRelation):
             tolerance=worst.tolerance,
             advice="look for a reduction, softmax, norm or reshape along the axis of the batch",
         )
+
+
+def _moved(call: Call, batch: Batch, results: Outputs, seen: Outputs) -> tuple[Gap, int]:
+    """How far the results of the first sample are from each other, and how many they are."""
+    one = {p: results[p].select(a, 0) for p, a in batch.outputs.items()}
+    two = {p: seen[p].select(a, 0) for p, a in batch.outputs.items() if p in seen and seen[p].shape == results[p].shape}
+    return gap(one, two, lambda: [{p: s[p].select(a, 0) for p, a in batch.outputs.items()} for s in call.noise(call.evaluate)]), len(two)
 
 
 def row_of(batch: Batch) -> Look:

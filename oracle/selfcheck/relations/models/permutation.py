@@ -10,6 +10,7 @@ import torch
 from proctor.oracle.selfcheck import ModelRelation, Unknown, register
 from proctor.oracle.selfcheck.outcomes import Outcome
 from proctor.oracle.selfcheck.watching.axes import Batch, batch_of, permuted, rotation, tried
+from proctor.oracle.selfcheck.watching.chance import draws
 from proctor.oracle.selfcheck.watching.gaps import gap
 from proctor.oracle.selfcheck.watching.parting import Look, part
 from proctor.oracle.selfcheck.watching.step import Call
@@ -59,11 +60,3 @@ def moved(batch: Batch, order: torch.Tensor) -> Look:
         return None
 
     return look
-
-
-def draws(call: Call) -> bool:
-    """Whether evaluation gives other results with other random numbers."""
-    from proctor.oracle.selfcheck.watching.values import same_bits
-
-    one, other = call.baseline, call.evaluate(seed=1)
-    return any(p in other and not same_bits(one[p], other[p]) for p in one)
