@@ -96,9 +96,11 @@ class Unread(Probe):
             self._called(args, kwargs)
 
     def _within(self, args: tuple[Any, ...], kwargs: dict[str, Any] | None) -> None:
-        """Forwards of the parts of a model run around torch's functions."""
-        self._walks += 1
-        if self._walks <= _WALKS:
+        """Forwards of the parts of a model run around torch's functions. Where experience is collected first, without gradients, nothing is trained yet."""
+        import torch
+
+        if self._walks < _WALKS and torch.is_grad_enabled():
+            self._walks += 1
             self._called(args, kwargs)
 
     def _called(self, args: tuple[Any, ...], kwargs: dict[str, Any] | None) -> None:

@@ -1,8 +1,8 @@
 """A number of the program that varies in health is not the same all the time: a term of the loss, what a function of the user returns.
 
 Of each number that the program's own functions compute or return (`instrument/probes/numbers.py`) the first eight looks count, within
-the first sixteen steps: what is constant later may have been learned or have run out. A rule is of a number that goes up and down
-there in all healthy runs of a program, and is no whole number: counters, options and schedules go one way.
+the first sixteen steps: what is constant later may have been learned or have run out. A rule is of a number that is another at each of these looks
+in all healthy runs of a program, and is no whole number: a loss goes up and down, and a weight that is annealed goes one way. Counters are none.
 What a backward is given is held against the numbers beside it (`_terms`): `whole`, `each` and `shared`, it is the loss that torch's function gave, or its share; `more`, it is
 no fixed multiple of one of its terms.
 
@@ -50,7 +50,7 @@ class Varies(Relation):
 
     def survey(self, trace: Trace) -> pl.DataFrame:
         found = _found(trace)
-        # What neither is constant nor goes up and down says nothing for a rule, and breaks none.
+        # What neither is constant nor another at each look says nothing for a rule, and breaks none.
         return _habits.survey(self.name, found.filter(~pl.col("passed") | pl.col("_varied")).drop("_varied"), 1)
 
     def examples(self, trace: Trace, hypotheses: Sequence[Hypothesis]) -> Examples:
@@ -148,11 +148,10 @@ def _every(trace: Trace) -> pl.DataFrame:
     looks = _looks(trace)
     steps = looks.filter(pl.col("text").is_null()).group_by("proc").agg(pl.col("step").n_unique().alias("_steps"), pl.col("step").max().alias("_last"))
     mine, number = ["proc", "text"], pl.col("number")
-    rise = number.diff().over(mine)
     rows = looks.drop_nulls("text").with_columns(
         (number != number.first()).cum_max().over(mine).alias("_other"), pl.int_range(1, pl.len() + 1).over(mine).alias("_nth"),
         pl.len().over(mine).alias("_looks"), (number.n_unique() >= _DISTINCT).over(mine).alias("_many"),
-        (number != number.round()).any().over(mine).alias("_fraction"), ((rise > 0).any() & (rise < 0).any()).over(mine).alias("_turns"),
+        (number != number.round()).any().over(mine).alias("_fraction"),
     )
     rows = rows.filter((pl.col("_looks") == _LOOKS) & (pl.col("_nth") > _LOOKS // 2) & (pl.col("_other") | (pl.col("_nth") == _LOOKS)))
     rows = rows.join(steps, on="proc", how="left", maintain_order="left")
@@ -160,7 +159,7 @@ def _every(trace: Trace) -> pl.DataFrame:
     gap = pl.col("_steps").fill_null(0) <= pl.col("_last").fill_null(0)
     lossy = pl.col("proc").is_in([i for i, p in enumerate(trace.processes) if p.dropped > 0])
     rows = rows.with_columns(
-        pl.when(pl.col("_other") | ~(gap | lossy)).then("_other").alias("passed"), (pl.col("_many") & pl.col("_fraction") & pl.col("_turns")).alias("_varied")
+        pl.when(pl.col("_other") | ~(gap | lossy)).then("_other").alias("passed"), (pl.col("_many") & pl.col("_fraction")).alias("_varied")
     )
     rows = _habits.with_family(trace, _sightings.sites(trace, rows))
     found = _sightings.example(rows, mode=_MODE, what=pl.col("text"), _seen=pl.format("{} at each of its first {} looks", "number", "_nth"))
