@@ -2,7 +2,7 @@
 
 A row of `Value.KEPT`, `half`, once for a layer (linear or convolution): in the first three updates that it has gradients in, those of half of its outputs, the first or the second half, are 0 to the last bit, and
 those of the others are not. Layers whose results are cut in two (a gate, a mean and a variance, keys and values) are made for both; a slice that is taken twice, or a part that the loss leaves out, leaves one without a use.
-Rows that are 0 here and there (units that rest, actions that nobody took) are none. Only parameters on the CPU are looked at. Cost: a look at the gradients of these layers, in three updates.
+Rows that are 0 here and there (units that rest, actions that nobody took) are none, nor is a layer with as many outputs as a loss has classes: those of another task may be masked. Only parameters on the CPU are looked at. Cost: a look at the gradients of these layers, in three updates.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ _LEAST: Final = 8  # outputs
 _LAYERS: Final = 256
 _LARGEST: Final = 1 << 22  # elements
 _USED: Final = 0.9  # of the outputs of the other half
+_LOSSES: Final = frozenset({"torch.nn.functional.cross_entropy", "torch.nn.functional.nll_loss", "torch.nn.functional.softmax", "torch.nn.functional.log_softmax"})
 
 
 @register
@@ -35,15 +36,25 @@ class Halves(Probe):
         self._updates = 0
         self._layers: dict[int, tuple[weakref.ref[Any], str]] = {}  # weights and what they are called
         self._models: set[int] = set()
+        self._classes: set[int] = set()
         self._seen: dict[int, list[int]] = {}  # by weight: the half without gradients at each update, 0 or 1; -1: neither
 
     def hooks(self, function: str, home: Home) -> Hooks:
         if function == MODEL_CALL:
             return self._called, None
+        if function in _LOSSES:
+            return self._judged, None
         return (self._steps, None) if function == _UPDATE else NO_HOOKS
 
     def thinned(self) -> None:
         self.over, self._layers = True, {}
+
+    def _judged(self, args: tuple[Any, ...], kwargs: dict[str, Any] | None) -> None:
+        scores: Any = args[0] if args else (kwargs or {}).get("input")
+        shape = getattr(scores, "shape", ())
+        if not self.over and len(shape) > 1 and len(self._classes) < _LAYERS:
+            self._classes.add(int(shape[1]))
+            self._classes.add(int(shape[-1]))
 
     def _called(self, args: tuple[Any, ...], kwargs: dict[str, Any] | None) -> None:
         model = args[0]
@@ -75,7 +86,7 @@ class Halves(Probe):
             if len(seen) >= _UPDATES:
                 continue
             seen.append(_idle_half(grad))
-            if len(seen) == _UPDATES and len(set(seen)) == 1 and seen[0] >= 0:
+            if len(seen) == _UPDATES and len(set(seen)) == 1 and seen[0] >= 0 and int(p.shape[0]) not in self._classes:
                 self._tell(self._layers[id(p)][1], seen[0], int(p.shape[0]))
 
     def _tell(self, name: str, half: int, outputs: int) -> None:

@@ -6,7 +6,7 @@ given is left out on purpose; what is deleted, or read by a function within, is 
 with one 1 each do not. Of a function that reads none of its arguments, or leaves out several, nothing is said: it is handed the whole batch and takes some of it; nor of parts that are all ones, or all zeros.
 `unused`, once for a name: a function of the program computes something that depends on parameters, gives it a name of its own, and none of its lines reads that: a single number, as a term of a loss is; what another name is made like (of other masks, of
 the other half of a batch) which is read; or a list that results are put into. What several names are unpacked from, and a second name of something, are none. `twice`, once: of a batch of four parts at least, two of floating point have the same numbers
-in different memory, in each of eight rows at least of which not all are alike, in three looks in a row: a state that is its next one.
+in different memory, in each of eight rows at least of which not all are alike, in three steps in a row, and both are read: a state that is its next one.
 Looked at are functions that run when a model is called or an update begins, and those that are observed when they are called. Cost: a walk up the frames at these calls, in the first steps, and values of what is not read.
 """
 
@@ -149,7 +149,7 @@ class Unread(Probe):
             if listed:
                 what = "a list of results that depend" if type(value) is list and len(value) > 1 and all(_depends(one) for one in value) else ""
             else:
-                what = "" if not _depends(value) else "a single number that depends" if value.numel() == 1 else "which depends" if twin else ""
+                what = "" if not _depends(value) else "a single number that depends" if value.dim() == 0 else "which depends" if twin else ""
             if what:
                 self._told.add(name)
                 beside = f", while {twin}, which is made in the same way, is read" if twin else ""
@@ -193,7 +193,7 @@ def _of(code: types.CodeType) -> _Code:
     if read is None:
         return _NONE
     groups = _unpacked(code)
-    found = _Code(_unread(code, read, groups), wasted(code, read), groups)
+    found = _Code(_unread(code, read, groups), wasted(code, read), [both for names in groups if len(both := [name for name in names if name in read]) > 1])
     return found if any(found) else _NONE
 
 

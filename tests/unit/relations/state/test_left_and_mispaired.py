@@ -55,6 +55,7 @@ PROGRAMS = {
             return F.mse_loss(torch.cat(kept), torch.ones(8, 2))
         def by_product(x, y):
             out = net(x)
+            one = net.weight[:1, :1] * 2
             return F.mse_loss(net(x + 1), torch.ones(8, 2))
         def renamed(x, y):
             out = net(x)
@@ -93,6 +94,8 @@ PROGRAMS = {
             return now, torch.randn(8, 1), torch.randn(8), after
         def learn(step):
             state, action, reward, after = batch(step)
+            if BUG == "idle":
+                state, action, reward, other = state, action, reward, state.clone()
             loss = (net(state) - reward[:, None] - net(after).detach() * action).square().mean()
             optimizer.zero_grad()
             loss.backward()
@@ -144,11 +147,13 @@ PROGRAMS = {
             ids = torch.randint(1, 19, (8, 12))
             places = torch.stack([torch.randperm(12)[:3] for _ in range(8)])
             wanted = ids.gather(1, places)
-            shown = ids if BUG in ("shown", "shown_beside", "all") else ids.scatter(1, places, 19)
+            if BUG == "padded":
+                ids = ids * (torch.arange(12) < 5)
+            shown = ids if BUG in ("shown", "shown_beside", "all", "padded") else ids.scatter(1, places, 19)
             if BUG in ("beside", "shown_beside"):
                 loss = F.cross_entropy(net(shown, places).reshape(-1, 20), wanted.reshape(-1))
             else:
-                target = ids.clone() if BUG == "all" else torch.full_like(ids, -100).scatter(1, places, wanted)
+                target = ids.masked_fill(ids == 0, -100) if BUG == "padded" else ids.clone() if BUG == "all" else torch.full_like(ids, -100).scatter(1, places, wanted)
                 loss = F.cross_entropy(net(shown).reshape(-1, 20), target.reshape(-1))
             optimizer.zero_grad()
             loss.backward()
@@ -247,9 +252,9 @@ WRONG = {
 MODES = ("unused", "twice", "sorted", "padding", "shown", "filled", "rate")
 RIGHT = [
     *(("computed", manner) for manner in ("right", "joined", "by_product", "renamed", "named", "data", "unpacked", "numbers")),
-    *(("parts", manner) for manner in ("right", "once", "alias", "flat")),
+    *(("parts", manner) for manner in ("right", "once", "alias", "flat", "idle")),
     *(("sequences", manner) for manner in ("right", "targets", "whole", "weighed", "classes")),
-    *(("hidden", manner) for manner in ("right", "beside", "all")),
+    *(("hidden", manner) for manner in ("right", "beside", "all", "padded")),
     *(("states", manner) for manner in ("loaded", "part", "teacher", "rests", "copied", "room")),
     *(("rates", manner) for manner in ("anew", "given", "scheduled", "back", "before")),
 ]

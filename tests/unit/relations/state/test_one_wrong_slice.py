@@ -76,6 +76,8 @@ PROGRAMS = {
             if BUG == "words":
                 x = net.words(torch.randint(8, (12,)))
             out = net(x)
+            if BUG == "masked":
+                out = F.cross_entropy(net.both(x).masked_fill(torch.arange(16) >= 8, -torch.inf), torch.randint(8, (12,)))
             loss = out[torch.arange(12), torch.randint(4, (12,))].square().mean() if BUG == "actions" else out.square().mean()
             optimizer.zero_grad()
             loss.backward()
@@ -137,7 +139,7 @@ WRONG = {
 RIGHT = {
     "columns": ("right", "columns", "all", "outer", "centres", "few"),
     "series": ("next", "auto", "beside", "flat", "once"),
-    "gates": ("both", "rests", "thirds", "words", "actions"),
+    "gates": ("both", "rests", "thirds", "words", "actions", "masked"),
     "best": ("copied", "cloned", "anew", "once"),
     "orders": ("together", "resting", "noise", "episodes", "renamed", "padded_right"),
 }
