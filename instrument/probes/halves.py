@@ -51,7 +51,7 @@ class Halves(Probe):
 
     def _judged(self, args: tuple[Any, ...], kwargs: dict[str, Any] | None) -> None:
         scores: Any = args[0] if args else (kwargs or {}).get("input")
-        shape = getattr(scores, "shape", ())
+        shape: Any = getattr(scores, "shape", ())
         if not self.over and len(shape) > 1 and len(self._classes) < _LAYERS:
             self._classes.add(int(shape[1]))
             self._classes.add(int(shape[-1]))
