@@ -2,7 +2,7 @@
 
 A row of `Value.KEPT`, `rate`, once for an optimizer: it was made with `lr=NAME`, the function that made it gives NAME another number in a loop, NAME has had one for 32 updates of this optimizer by now, and no optimizer has that rate: the
 rate that the program thinks it has, and writes to its log, is not the one that it trains with. An optimizer that is made anew, groups that are given the rate, and schedulers are none: then the rate is the number, or was changed. Only a number that was the rate at the
-first update is followed. Cost: where there is such a function (its source is read once for an optimizer), a walk up the frames at each eighth update; else nothing behind the first update.
+first update is followed. Cost: where there is such a function (its source is read once for an optimizer), a walk up the frames at each eighth update; else nothing behind the first steps.
 """
 
 from __future__ import annotations
@@ -26,6 +26,8 @@ _EACH: Final = 8  # updates
 _LOOKS: Final = 4  # in a row that show one number which is not the rate
 _OPTIMIZERS: Final = 16
 _FRAMES: Final = 60
+_LATEST: Final = 8  # step; who makes no such optimizer before makes none
+_ASKS: Final = frozenset({"locals", "vars", "eval", "exec", "globals"})  # a function that asks for its variables would see the table that is cleared
 
 
 class _Followed:
@@ -52,6 +54,9 @@ class Rates(Probe):
 
     def hooks(self, function: str, home: Home) -> Hooks:
         return {_MADE: (None, self._made), _UPDATE: (self._updates, None)}.get(function, NO_HOOKS)
+
+    def step_begins(self, step: int) -> None:
+        self.over = self.over or (step >= _LATEST and not self._followed)
 
     def thinned(self) -> None:
         """Fewer updates are counted; the number is looked at when one is."""
@@ -97,6 +102,8 @@ def _rate(optimizer: Any) -> float | None:
 def _variable(frame: types.FrameType) -> str:
     """The variable that the call which runs in this frame is given as `lr`, if the function gives it a number in a loop, too."""
     code = frame.f_code
+    if _ASKS & set(code.co_names):
+        return ""
     lines = list(code.co_positions())[frame.f_lasti // 2]
     tree = module_tree(code) if code.co_name == "<module>" else function_tree(code)
     if tree is None or lines[0] is None:

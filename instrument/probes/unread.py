@@ -19,6 +19,7 @@ import types
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
+from proctor.instrument.observe.content import unseen
 from proctor.instrument.probes import NO_HOOKS, Home, Hooks, Probe, Sink, register
 from proctor.instrument.probes._looks import whose
 from proctor.instrument.probes._wasted import Wasted, wasted
@@ -117,9 +118,10 @@ class Unread(Probe):
                 scope = reading.scope_of(frame)
                 try:
                     function = f"{frame.f_globals.get('__name__', '')}.{code.co_qualname}".removesuffix(".<module>")
-                    self._tell(function, known.unread, scope)
-                    self._waste(function, known.unused, scope)
-                    self._same(function, known.parts, scope)
+                    with unseen():
+                        self._tell(function, known.unread, scope)
+                        self._waste(function, known.unused, scope)
+                        self._same(function, known.parts, scope)
                 finally:
                     reading.release(frame, scope)
             frame = frame.f_back
@@ -248,8 +250,6 @@ def _is_mask(value: Any, beside: list[Any]) -> bool:
     """Zeros and ones, both, that are no labels."""
     if not _dense(value) or not _LEAST <= _size(value) <= _LARGEST:
         return False
-    from proctor.instrument.observe.content import unseen
-
     with unseen():
         kind, shape = _kind(value), tuple(value.shape)
         if kind == "?" or len(shape) > 3 or (kind == "i" and (len(shape) != 2 or shape[1] < 2)):
@@ -283,8 +283,6 @@ def _one(one: Any, other: Any) -> bool:
     """Whether two parts hold the same numbers, not in the same memory, and not the same in all rows."""
     if one is other or tuple(one.shape) != tuple(other.shape) or type(one) is not type(other) or one.dtype != other.dtype or _address(one) == _address(other):
         return False
-    from proctor.instrument.observe.content import unseen
-
     with unseen():
         return bool((one[0] == other[0]).all()) and bool((one == other).all()) and not bool((one == one[:1]).all())
 

@@ -207,6 +207,16 @@ PROGRAMS = {
                         scheduler.step()
                 if BUG == "back" and step == 20:
                     rate = 0.01
+        def asks():
+            rate = 0.01
+            optimizer = torch.optim.SGD(net.parameters(), lr=rate)
+            for step in range(60):
+                known = locals()
+                optimizer.zero_grad()
+                net(torch.randn(8, 5)).square().mean().backward()
+                optimizer.step()
+                assert known["optimizer"] is optimizer  # nobody clears what it was given
+                rate = 0.001
         def plain():
             rate = 0.01
             optimizer = torch.optim.SGD(net.parameters(), lr=rate)
@@ -215,7 +225,7 @@ PROGRAMS = {
                 optimizer.zero_grad()
                 net(torch.randn(8, 5)).square().mean().backward()
                 optimizer.step()
-        plain() if BUG == "before" else train()
+        {"before": plain, "asks": asks}.get(BUG, train)()
     """,
     "margins": """
         class Scores(nn.Module):
@@ -256,7 +266,7 @@ RIGHT = [
     *(("sequences", manner) for manner in ("right", "targets", "whole", "weighed", "classes")),
     *(("hidden", manner) for manner in ("right", "beside", "all", "padded")),
     *(("states", manner) for manner in ("loaded", "part", "teacher", "rests", "copied", "room")),
-    *(("rates", manner) for manner in ("anew", "given", "scheduled", "back", "before")),
+    *(("rates", manner) for manner in ("anew", "given", "scheduled", "back", "before", "asks")),
 ]
 
 
@@ -325,3 +335,31 @@ def test_no_variable_of_the_program_and_no_state_is_kept_alive() -> None:
         return known() is None and kept() is None
 
     assert trains() and told == ["penalty"]
+
+
+def test_no_mode_of_the_program_sees_a_look() -> None:
+    import torch
+    from torch.overrides import TorchFunctionMode
+
+    place = Sink(Recorder(), lambda: 0, RecordConfig(run=""), lambda: True)
+    told: list[str] = []
+    place.number = lambda name, *args, **kwargs: told.append(name)  # type: ignore[method-assign]
+    probe, asked = Unread(place), list[str]()
+
+    class Listens(TorchFunctionMode):  # type: ignore[misc]
+        def __torch_function__(self, func: object, kinds: object, args: tuple[object, ...] = (), kwargs: dict[str, object] | None = None) -> object:
+            asked.append(str(func))
+            return func(*args, **(kwargs or {}))  # type: ignore[operator]
+
+    def trains(state: object, net: torch.nn.Module) -> None:
+        one, reward, end, other = state  # type: ignore[misc]
+        penalty = net(one).sum() + reward + end + other.sum()  # noqa: F841  that is the mistake
+        with Listens():
+            for step in range(4):
+                probe.step_begins(step)
+                probe._called((), None)
+
+    state = torch.randn(8, 3)
+    trains((state, 1.0, 0.0, state.clone()), torch.nn.Linear(3, 1))
+    assert told == ["penalty", "other"] and asked == []
+
