@@ -6,7 +6,7 @@ given is left out on purpose; what is deleted, or read by a function within, is 
 with one 1 each do not. Of a function that reads none of its arguments, or leaves out several, nothing is said: it is handed the whole batch and takes some of it; nor of parts that are all ones, or all zeros.
 `unused`, once for a name: a function of the program computes something that depends on parameters, gives it a name of its own, and none of its lines reads that: a single number, as a term of a loss is; what another name is made like (of other masks, of
 the other half of a batch) which is read; or a list that results are put into. What several names are unpacked from, and a second name of something, are none. `twice`, once: of a batch of four parts at least, two of floating point have the same numbers
-in different memory, in each of eight rows at least of which not all are alike, in three steps in a row, and both are read: a state that is its next one.
+in different memory, in each of eight rows at least of which not all are alike, in three steps in a row, and some function reads a variable of each name: a state that is its next one.
 Looked at are functions that run when a model is called or an update begins, and those that are observed when they are called. Cost: a walk up the frames at these calls, in the first steps, and values of what is not read.
 """
 
@@ -68,6 +68,7 @@ class Unread(Probe):
         self._functions: dict[str, tuple[tuple[str, ...], _Names]] = {}  # of each: its arguments, and those that it does not read
         self._looks: dict[types.CodeType | str | tuple[types.CodeType, int], int] = {}
         self._step = 0
+        self._reads: set[str] = set()  # names that functions of the program read which have run so far
         self._alike: dict[tuple[str, str], tuple[int, int]] = {}  # parts of batches: in how many steps in a row they were one, and the last of them
         self._told: set[str] = set()
         self._walks = 0
@@ -113,7 +114,9 @@ class Unread(Probe):
             code = frame.f_code
             known = self._codes.get(code)
             if known is None:
-                known = self._codes[code] = _of(code) if whose(code, frame.f_globals) == "user" and len(self._codes) < _CODES else _NONE
+                read = _read(code) if whose(code, frame.f_globals) == "user" and len(self._codes) < _CODES else None
+                self._reads |= read or set()
+                known = self._codes[code] = _NONE if read is None else _of(code, read)
             if known is not _NONE and self._wants((code, frame.f_lasti), _PLACES) and self._wants(code, _LOOKS):
                 scope = reading.scope_of(frame)
                 try:
@@ -161,7 +164,7 @@ class Unread(Probe):
     def _same(self, function: str, groups: list[list[str]], scope: Mapping[str, Any]) -> None:
         """Say of two parts that were unpacked together that they are one."""
         for group in groups:
-            parts = [(name, value) for name in group if _rows(value := scope.get(name))]
+            parts = [(name, value) for name in group if name in self._reads and _rows(value := scope.get(name))]
             for i, (first, one) in enumerate(parts):
                 for second, other in parts[i + 1 :]:
                     times, last = self._alike.get((first, second), (0, -1))
@@ -189,13 +192,10 @@ def _arguments(code: types.CodeType) -> tuple[str, ...]:
     return code.co_varnames[: code.co_argcount + code.co_kwonlyargcount]
 
 
-def _of(code: types.CodeType) -> _Code:
-    """What is to be looked at while this function runs."""
-    read = _read(code)
-    if read is None:
-        return _NONE
+def _of(code: types.CodeType, read: set[str]) -> _Code:
+    """What is to be looked at while this function runs, which reads these names."""
     groups = _unpacked(code)
-    found = _Code(_unread(code, read, groups), wasted(code, read), [both for names in groups if len(both := [name for name in names if name in read]) > 1])
+    found = _Code(_unread(code, read, groups), wasted(code, read), groups)
     return found if any(found) else _NONE
 
 
