@@ -12,6 +12,7 @@ from typing import Any, Final
 
 import numpy as np
 
+from proctor.instrument.observe.content import array_of, unseen
 from proctor.instrument.probes import NO_HOOKS, EarlyProbe, Home, Hooks, Sink, register
 from proctor.instrument.probes.judged import readable
 from proctor.invariants.schema import Value
@@ -87,8 +88,6 @@ def _lengths(scores: Any, target: Any, sequences: int, *, turned: bool) -> tuple
     Args:
         turned: places come before sequences.
     """
-    from proctor.instrument.observe.content import unseen
-
     if target.numel() % sequences or scores.shape[-1] == 0:
         return None
     places = target.numel() // sequences
@@ -102,18 +101,18 @@ def _lengths(scores: Any, target: Any, sequences: int, *, turned: bool) -> tuple
         rows, results = numbers.reshape(whole), found.reshape(*whole, -1)
         if turned:
             rows, results = rows.t(), results.transpose(0, 1)
-        return _both(np.asarray(rows.numpy()), results)
+        return _both(array_of(rows), results)
 
 
 def _both(rows: np.ndarray[Any, Any], results: Any) -> tuple[list[int], list[int], int] | None:
     targets, ends = _ended(rows)
-    same = (results == results[:, -1:]).all(2).numpy()  # as the last place of each sequence
+    same = array_of((results == results[:, -1:]).all(2))  # as the last place of each sequence
     runs = _runs(same)
     # All that is padded ends in one result.
     padded = np.flatnonzero(runs >= 2)
     if len(padded) < 2 or not bool((results[padded, -1] == results[int(padded[0]), -1]).all()):
         return None
-    ending = (results == results[int(padded[0]), -1]).all(2).numpy()
+    ending = array_of((results == results[int(padded[0]), -1]).all(2))
     of_results = [int(rows.shape[1] - n) for n in _runs(ending)]
     return (of_results, targets, ends) if targets and min(len(set(of_results)), len(set(targets))) >= _KINDS else None
 

@@ -11,6 +11,7 @@ from typing import Any, Final
 
 import numpy as np
 
+from proctor.instrument.observe.content import array_of
 from proctor.instrument.probes import NO_HOOKS, EarlyProbe, Home, Hooks, Sink, register
 from proctor.instrument.probes.judged import readable
 from proctor.invariants.schema import MODEL_CALL, Value
@@ -53,12 +54,12 @@ class Shown(EarlyProbe):
     def _begins(self, args: tuple[Any, ...], kwargs: dict[str, Any] | None) -> None:
         if self.left > 0 and getattr(args[0], "training", False) and next(args[0].parameters(), None) is not None:  # a loss is no model
             given = [*args[1:], *(kwargs or {}).values()][:_TENSORS]
-            self._ids, self._places = [], [value.numpy() for value in given if _words(value)]
+            self._ids, self._places = [], [array_of(value) for value in given if _words(value)]
 
     def _embeds(self, args: tuple[Any, ...], kwargs: dict[str, Any] | None) -> None:
         value: Any = args[0] if args else (kwargs or {}).get("input")
         if self.left > 0 and len(self._ids) < _SEQUENCES and _words(value):
-            self._ids.append(value.numpy())
+            self._ids.append(array_of(value))
 
     def _lost(self, args: tuple[Any, ...], kwargs: dict[str, Any] | None) -> None:
         if self.left <= 0 or not self._ids:
@@ -69,7 +70,7 @@ class Shown(EarlyProbe):
         if not getattr(scores, "requires_grad", False) or not readable(target) or target.is_floating_point() or type(ignored := told.get("ignore_index", _IGNORED)) is not int:
             return
         self.left -= 1
-        flat = target.detach().numpy().reshape(-1)
+        flat = array_of(target).reshape(-1)
         found = next((seen for ids in self._ids if (seen := _here(ids, flat, ignored) or self._beside(ids, flat)) is not None), None)
         if found is None:  # a loss of something else says nothing
             return
@@ -84,7 +85,7 @@ class Shown(EarlyProbe):
         for places in self._places:
             if places.size != flat.size or len(places) != len(ids) or places.shape[1] * 2 >= ids.shape[1] or places.min() < 0 or places.max() >= ids.shape[1]:
                 continue
-            if places is ids or len(np.unique(places)) < _KINDS:
+            if len(np.unique(places)) < _KINDS:
                 continue
             targets = flat.reshape(places.shape)
             counted = ~((places == 0) & (targets == targets.min()))  # rows of fewer targets are filled up

@@ -13,6 +13,8 @@ from proctor.instrument.config import RecordConfig
 from proctor.instrument.probes import Sink
 from proctor.instrument.probes._wasted import Wasted, wasted
 from proctor.instrument.probes.filled import Filled
+from proctor.instrument.probes.packed import Packed
+from proctor.instrument.probes.shown import Shown
 from proctor.instrument.probes.unread import Unread, _read
 from proctor.invariants.invariant import Hypothesis
 from proctor.invariants.relations import registry
@@ -363,3 +365,21 @@ def test_no_mode_of_the_program_sees_a_look() -> None:
     trains((state, 1.0, 0.0, state.clone()), torch.nn.Linear(3, 1))
     assert told == ["penalty", "other"] and asked == []
 
+
+
+def test_what_is_looked_at_can_be_resized() -> None:
+    """An array on a tensor's own memory would fix its size."""
+    import torch
+
+    place = Sink(Recorder(), lambda: 0, RecordConfig(run=""), lambda: True)
+    ids, target = torch.randint(1, 9, (8, 12)), torch.randint(1, 9, (96,))
+    scores = torch.randn(96, 10, requires_grad=True)
+    net = torch.nn.Linear(3, 1)
+    for probe in (Shown(place), Packed(place)):
+        if isinstance(probe, Shown):
+            probe._begins((net, ids), None)
+        probe._embeds((ids,), None)
+        probe._lost((scores, target), None)
+    ids.resize_(16, 12)
+    target.resize_(200)
+    assert ids.shape == (16, 12)
