@@ -122,7 +122,7 @@ class Unread(Probe):
                 try:
                     function = f"{frame.f_globals.get('__name__', '')}.{code.co_qualname}".removesuffix(".<module>")
                     with unseen():
-                        self._tell(function, known.unread, scope)
+                        self._tell(function, _passed(known.unread, frame), scope)
                         self._waste(function, known.unused, scope)
                         self._same(function, known.parts, scope)
                 finally:
@@ -139,6 +139,8 @@ class Unread(Probe):
             names: _Names = [] if made is None or read is None else [(name, others) for name, others in _unread(made.__code__, read, []) if name in arguments]
             self._functions[function] = (arguments, names) if names else _NOTHING
         arguments, names = self._functions[function]
+        if names and kwargs and any(name in kwargs for name, _ in names) and _spread(sys._getframe(1)):
+            return  # `model(**batch)`: a part of a batch that it has no use for
         if names and self._wants(function, _CALLS):
             self._tell(function, names, dict(zip(arguments, args)) | (kwargs or {}))
 
@@ -186,6 +188,20 @@ class Unread(Probe):
 
 
 _NOTHING: Final[tuple[tuple[str, ...], _Names]] = ((), [])
+
+
+def _passed(names: _Names, frame: types.FrameType) -> _Names:
+    """Without arguments of this function, if it is called with a star."""
+    arguments = _arguments(frame.f_code)
+    given = [name for name, _ in names if name in arguments]
+    return [one for one in names if one[0] not in given] if given and _spread(frame.f_back) else names
+
+
+def _spread(frame: types.FrameType | None) -> bool:
+    """Whether the program's call that led to this frame is one with a star: whoever wrote it handed on what there was."""
+    while frame is not None and str(frame.f_globals.get("__name__", "")).partition(".")[0] in ("proctor", "torch"):
+        frame = frame.f_back
+    return frame is not None and dis.opname[frame.f_code.co_code[frame.f_lasti]] == "CALL_FUNCTION_EX"
 
 
 def _arguments(code: types.CodeType) -> tuple[str, ...]:

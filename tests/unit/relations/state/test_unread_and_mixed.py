@@ -52,7 +52,7 @@ PROGRAMS = {
         class Idle(Reads):
             def forward(self, _x, _mask):
                 return self.layer(torch.randn(8, 5)).squeeze(1)
-        net = {"argument": Leaves, "named_so": Idle}.get(BUG, Reads)()
+        net = {"argument": Leaves, "spread": Leaves, "named_so": Idle}.get(BUG, Reads)()
         optimizer = torch.optim.SGD(net.parameters(), 0.01)
         def sample():
             words = torch.randint(2, 9, (8, 5))
@@ -98,7 +98,11 @@ PROGRAMS = {
         def few():
             x, y, ends = sample()[:3]
             train((net(x, torch.ones(8, 5)) - y).square().mean())
-        update = {"left_out": left_out, "padding": padding, "named": named, "deleted": deleted, "within": within, "labels": labels, "few": few, "cloned": cloned, "starred": starred}.get(BUG, right)
+        def spread():
+            x, y, ends, words, mask = sample()
+            batch = {"x": x, "mask": mask.float()}
+            train((net(**batch) - y * (1 - ends) + words.sum(1)).square().mean())
+        update = {"spread": spread, "left_out": left_out, "padding": padding, "named": named, "deleted": deleted, "within": within, "labels": labels, "few": few, "cloned": cloned, "starred": starred}.get(BUG, right)
         for step in range(6):
             update()
     """,
@@ -156,7 +160,7 @@ WRONG = {
 RIGHT = [
     *(("places", manner) for manner in ("right", "joined", "turned")),
     *(("norms", manner) for manner in ("kept", "whole", "again")),
-    *(("masks", manner) for manner in ("right", "named", "deleted", "within", "labels", "few", "named_so", "cloned", "starred")),
+    *(("masks", manner) for manner in ("right", "named", "deleted", "within", "labels", "few", "named_so", "cloned", "starred", "spread")),
 ]
 
 
