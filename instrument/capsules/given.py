@@ -11,6 +11,7 @@ from typing import Any, Final
 from proctor.instrument.capsules.held import Holder, is_plain, leaves
 from proctor.instrument.capsules.rng import OF_PROGRAM, Reader
 from proctor.instrument.capsules.step import Content, HeldCall, HeldStep, nbytes
+from proctor.instrument.observe.plainly import is_tensor
 
 MAX_CALLS: Final = 64  # of a step
 MAX_BATCHES: Final = 64  # between two steps
@@ -78,19 +79,19 @@ class Given:
         """That call gives this."""
         call = step.calls[-1] if step.calls else None
         if call is not None and call.what == what and not call.outputs:
-            call.outputs = [(p, self._holder.observe(v) if hasattr(v, "data_ptr") else v) for p, v in leaves(result)[:32]]
+            call.outputs = [(p, self._holder.observe(v) if is_tensor(v) else v) for p, v in leaves(result)[:32]]
 
     def backward(self, step: HeldStep, args: tuple[Any, ...]) -> None:
         """Gradients are asked for of these."""
         call = HeldCall("backward", "", [], [])
         if not step.skipped:
-            call.outputs = [(p, self._holder.observe(v)) for p, v in leaves(args[0])[:8] if hasattr(v, "data_ptr")]
+            call.outputs = [(p, self._holder.observe(v)) for p, v in leaves(args[0])[:8] if is_tensor(v)]
         step.calls.append(call)
 
     def _contents(self, found: list[tuple[str, Any]], room: int) -> list[Content]:
         contents: list[Content] = []
         for place, leaf in found:
-            if hasattr(leaf, "data_ptr"):
+            if is_tensor(leaf):
                 held = self._holder.hold(leaf, room)
                 room -= held.nbytes
                 contents.append((place, held))

@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING, Any, Final
 
 from proctor.instrument.observe.content import formats, readable, unseen
 from proctor.instrument.observe.fingerprint import Summary, fingerprint_all
+from proctor.instrument.observe.plainly import held as held_by
+from proctor.instrument.observe.plainly import inside, is_tensor, own
 from proctor.instrument.observe.refs import TensorRef
 
 if TYPE_CHECKING:
@@ -73,13 +75,13 @@ def leaves(root: Any, names: bool = False) -> list[Leaf]:
     if names:
         *positional, keywords = root
         for i, value in enumerate(positional):
-            if hasattr(value, "data_ptr"):
+            if is_tensor(value):
                 found.append((str(i), value))
             else:
                 found += _walk(str(i), value, _DEPTH)
         for key, value in (keywords or {}).items():
             found += _walk(str(key), value, _DEPTH)
-    elif hasattr(root, "data_ptr"):
+    elif is_tensor(root):
         return [("", root)]
     else:
         found += _walk("", root, _DEPTH)
@@ -91,7 +93,7 @@ def is_plain(value: Any) -> bool:
 
 
 def _walk(place: str, value: Any, depth: int) -> Iterator[Leaf]:
-    if hasattr(value, "data_ptr") or type(value) in _PLAIN or depth == 0:
+    if is_tensor(value) or type(value) in _PLAIN or depth == 0:
         yield place, value
         return
     for name, item in children(value):
@@ -100,14 +102,15 @@ def _walk(place: str, value: Any, depth: int) -> Iterator[Leaf]:
 
 def children(value: Any) -> list[Leaf]:
     """What a container holds; an object that is no container is a leaf of its own."""
-    if isinstance(value, list | tuple):
-        return [(f"[{i}]", item) for i, item in enumerate(value[:_ENTRIES])]
-    inner = value if isinstance(value, dict) else getattr(value, "data", None)
-    if isinstance(inner, dict):  # also `collections.UserDict`, of which tokenizers' batches are
-        return [(f"[{key!r}]", item) for key, item in list(inner.items())[:_ENTRIES]]
-    attributes = getattr(value, "__dict__", None)
+    inner = value if issubclass(type(value), dict) else own(value, "data")
+    if issubclass(type(inner), dict):  # also `collections.UserDict`, of which tokenizers' batches are
+        return [(f"[{key!r}]", item) for key, item in list(dict.items(inner))[:_ENTRIES]]
+    several = inside(value)
+    if several is not None:
+        return [(f"[{i}]", item) for i, item in enumerate(several[:_ENTRIES])]
+    attributes = held_by(value)
     if type(attributes) is dict and not callable(value):
-        tensors = [(f".{k}", v) for k, v in list(attributes.items())[:_ENTRIES] if hasattr(v, "data_ptr") or type(v) in _PLAIN]
+        tensors = [(f".{k}", v) for k, v in list(attributes.items())[:_ENTRIES] if is_tensor(v) or type(v) in _PLAIN]
         if tensors:
             return tensors
     return [(f"<{type(value).__name__}>", None)]

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from proctor.instrument.capsules.held import Held, clone, is_plain, leaves
 from proctor.instrument.observe.content import readable, unseen
+from proctor.instrument.observe.plainly import is_tensor
 from proctor.invariants.capsule import Group, Plain, Variable
 
 if TYPE_CHECKING:
@@ -118,7 +119,7 @@ def collect(
                 continue
             for place, leaf in leaves(state):
                 path = f"{name}{place}"
-                if hasattr(leaf, "data_ptr"):
+                if is_tensor(leaf):
                     put("optimizer", path, leaf, label)
                 elif is_plain(leaf) and not place.endswith(">"):
                     found.append((Value("optimizer", path, leaf, label), None))
@@ -163,7 +164,7 @@ def _hyper(group: dict[str, Any]) -> tuple[dict[str, Plain | list[Plain]], dict[
             plain[str(key)] = value
         elif isinstance(value, list | tuple) and len(value) <= 64 and all(is_plain(v) for v in value):
             plain[str(key)] = list(value)
-        elif hasattr(value, "data_ptr"):
+        elif is_tensor(value):
             tensors[str(key)] = value
     return plain, tensors
 

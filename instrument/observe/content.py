@@ -102,7 +102,7 @@ def readable(tensor: Tensor) -> Tensor | None:
     if type(tensor).__torch_dispatch__ is not torch._C._disabled_torch_dispatch_impl:
         local = getattr(tensor, "_local_tensor", None)  # DTensor
         return readable(local) if isinstance(local, torch.Tensor) else None
-    if tensor.layout is not torch.strided or tensor.dtype not in formats() or tensor.is_meta:
+    if tensor.layout is not torch.strided or tensor.dtype not in formats() or tensor.is_meta or tensor.is_nested:
         return None
     if torch._C._functorch.is_functorch_wrapped_tensor(tensor):
         return None

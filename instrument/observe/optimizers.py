@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from typing import Any
 
+from proctor.instrument.observe.plainly import is_scalar, is_tensor
 from proctor.instrument.observe.refs import TensorRef
 from proctor.native import Slot, holds
 
@@ -56,9 +57,9 @@ class OptimizerStates:
             for key, value in state.items() if isinstance(state, dict) else ():
                 if key == "step":
                     there.append((key, None))
-                elif not hasattr(value, "data_ptr"):
+                elif not is_tensor(value):
                     there.append((key, type(value)))
-                elif value.dim() == 0:
+                elif is_scalar(value):
                     there.append((key, TensorRef(value)))
                 else:
                     slots.append(self._slot(p, key, value))

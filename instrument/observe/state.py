@@ -18,6 +18,8 @@ from typing import Any
 
 from proctor.instrument.observe.content import reader, torch_function_off
 from proctor.instrument.observe.fingerprint import fingerprint_all
+from proctor.instrument.observe.plainly import transforming
+from proctor.instrument.observe.refs import by_values
 from proctor.instrument.observe.seen import Seen
 from proctor.instrument.observe.tracked import Tracked
 from proctor.instrument.record.rows import take
@@ -55,7 +57,10 @@ class StateTracker(Tracked):
 
         `context`: gives the code of the present one, where there is something to say. `silent`: no rows; what changed while steps were left out was changed by nobody knows whom.
         `of`: ids of parameters whose gradients are looked at, and no others.
+        Within a transform of `torch.func` nothing is looked at: what stands in for parameters there has no memory.
         """
+        if transforming():
+            return
         if self._slots_at != self.layout:
             entries = self._params.values()
             self._slots, self._slots_at = ([entry[1] for entry in entries], [entry[2] for entry in entries]), self.layout
@@ -72,11 +77,30 @@ class StateTracker(Tracked):
         if optimizer and self._watched["optimizer"]:
             groups.append((self._state_slots(), optimizer is Look.FORCE))
         with torch_function_off()():
-            if look(reader(), groups, self._last.columns, True, None if silent else self.rows, (seq, call, edge), context, fingerprint_all):
+            rows, where = None if silent else self.rows, (seq, call, edge)
+            try:
+                any_seen = look(reader(), groups, self._last.columns, True, rows, where, context, fingerprint_all)
+            except RuntimeError:  # of what has no memory as one block, before a row is there
+                if not self._mark_sparse():
+                    raise
+                data, grad, buffers, optimizer = (Look.FORCE if kind else Look.SKIP for kind in (data, grad, buffers, optimizer))
+                self.observe(seq, call, edge, context, data, grad, buffers, optimizer, silent, of)
+                return
+            if any_seen:
                 self._seen = None
+
+    def _mark_sparse(self) -> bool:
+        """Look at gradients that are sparse by their values from now on; whether there are any that were not known."""
+        found = {key: slot for key, (ref, _, grad, _) in self._params.items() if (slot := by_values(ref(), ref, grad)) is not None}
+        for key, slot in found.items():
+            self._params[key] = (*self._params[key][:2], slot, self._params[key][3])
+        self._changed()
+        return bool(found)
 
     def see_optimizers(self) -> None:
         """Look at the state of optimizers for `seen_last` only, without rows."""
+        if transforming():
+            return
         with torch_function_off()():
             look(reader(), [(self._state_slots(), True)], self._last.columns, False, None, (0, 0, 0), int, fingerprint_all)
         self._seen = None

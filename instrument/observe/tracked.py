@@ -16,6 +16,7 @@ from typing import Any
 
 import msgspec
 
+from proctor.instrument.observe.content import no_torch_function
 from proctor.instrument.observe.modules import (
     buffer_of,
     class_name,
@@ -25,6 +26,7 @@ from proctor.instrument.observe.modules import (
     unwrap,
 )
 from proctor.instrument.observe.optimizers import OptimizerStates
+from proctor.instrument.observe.plainly import placed, placed_of, trained
 from proctor.instrument.observe.refs import TensorRef
 from proctor.instrument.observe.seen import LastSeen, Places, Seen
 from proctor.invariants.codec.variable import Variable, apart
@@ -112,7 +114,7 @@ class Tracked:
             for root in _in_order(roots_owning(missing), order):
                 self.add_model(root)
         for i, p in enumerate(params):
-            if id(p) not in self._params:
+            if id(p) not in self._params and placed(p):
                 self._add_parameter(p, Variable("", f"optimizer{label}.{i}", "", "parameter", kind="master"), {})
         self._describe_again(self._params.values())
 
@@ -189,7 +191,7 @@ class Tracked:
         order = {names[n]: i for i, n in enumerate(dict.fromkeys(with_params))}
         last = len(order) - 1
         first_name: dict[int, str] = {}
-        for name, p in root.named_parameters(remove_duplicate=False):
+        for name, p in placed_of(root.named_parameters(remove_duplicate=False)):  # a later scan finds what a lazy one has become
             prefix, _, kind = name.rpartition(".")
             clean = joined(names.get(prefix, prefix), kind)
             owner = owners.get(prefix, inner)
@@ -202,7 +204,7 @@ class Tracked:
             about = {"wrapper": wrapper or self._wrapped.get(id(p), ""), "model": model}
             self._add_parameter(p, var, about if root is inner else about | {"root": class_name(root)})
         if self.watches("buffer"):
-            for name, b in root.named_buffers():
+            for name, b in placed_of(root.named_buffers()):
                 prefix, _, kind = name.rpartition(".")
                 owner = owners.get(prefix, inner)
                 slot = self._buffers.get((id(owner), kind))
@@ -250,13 +252,14 @@ class Tracked:
         self._frozen, known = [], len(self._params)
         for key, (ref, data, grad, description) in list(self._params.items()):
             p = ref()
-            if p is not None and not p.requires_grad and key in self._holder:
+            trains = p is not None and trained(p)
+            if p is not None and not trains and key in self._holder:
                 self._frozen.append(key)
             if p is None:
                 del self._params[key]
                 self._last.drop(data.at, grad.at)
                 self._changed()
-            elif p.requires_grad != description.get("requires_grad"):
+            elif trains != description.get("requires_grad"):
                 data.meta = grad.meta = self._meta(p, description)
         for root in _alive(self._roots.values()) if len(self._params) < known and not due else ():
             self.add_model(root)
@@ -290,33 +293,34 @@ class Tracked:
 
     def _meta(self, t: Any, description: dict[str, Any]) -> int:
         """Intern what is known about a tensor besides its value."""
-        description["requires_grad"] = bool(t.requires_grad)
-        meta: dict[str, Any] = {
-            "dtype": str(t.dtype).removeprefix("torch."),
-            "shape": json.dumps(list(t.shape), separators=(",", ":")),
-            "ndim": t.dim(),
-            "device": t.device.type,
-            "requires_grad": bool(t.requires_grad),
-            "in_optimizer": id(t) in self._holder,
-            "optimizer": self._holder.get(id(t)),
-            "group": self._group.get(id(t)),
-            "lr_zero": id(t) in self._zero_lr.get(self._holder.get(id(t), ""), ()),
-            "rate": self._rates.get(self._holder.get(id(t), ""), {}).get(id(t)),
-            "wrapper": description.get("wrapper") or None,
-        }
-        if "root" in description:
-            meta["root"] = description["root"]
-        if len(holders := self._holders.get(id(t), ())) > 1:
-            meta["holders"] = ",".join(sorted(holders))
-        placements = getattr(t, "placements", None)
-        if placements is not None:
-            meta["placement"] = ",".join(type(p).__name__ + (str(p.dim) if hasattr(p, "dim") else "") for p in placements)
-            meta["mesh"] = ",".join(str(n) for n in (t.device_mesh.mesh_dim_names or ()))
-            meta["part"] = ",".join(str(c) for c, p in zip(t.device_mesh.get_coordinate() or (), placements) if p.is_shard())
-        for key, value in vars(t).items():
-            if isinstance(value, bool | int | str) and not key.startswith("_") and len(str(value)) <= 64:
-                meta[f"attr.{key}"] = value
-        return self.intern(Name.META, json.dumps(meta, sort_keys=True))
+        with no_torch_function():
+            description["requires_grad"] = bool(t.requires_grad)
+            meta: dict[str, Any] = {
+                "dtype": str(t.dtype).removeprefix("torch."),
+                "shape": json.dumps(list(t.shape), separators=(",", ":")),
+                "ndim": t.dim(),
+                "device": t.device.type,
+                "requires_grad": bool(t.requires_grad),
+                "in_optimizer": id(t) in self._holder,
+                "optimizer": self._holder.get(id(t)),
+                "group": self._group.get(id(t)),
+                "lr_zero": id(t) in self._zero_lr.get(self._holder.get(id(t), ""), ()),
+                "rate": self._rates.get(self._holder.get(id(t), ""), {}).get(id(t)),
+                "wrapper": description.get("wrapper") or None,
+            }
+            if "root" in description:
+                meta["root"] = description["root"]
+            if len(holders := self._holders.get(id(t), ())) > 1:
+                meta["holders"] = ",".join(sorted(holders))
+            placements = getattr(t, "placements", None)
+            if placements is not None:
+                meta["placement"] = ",".join(type(p).__name__ + (str(p.dim) if hasattr(p, "dim") else "") for p in placements)
+                meta["mesh"] = ",".join(str(n) for n in (t.device_mesh.mesh_dim_names or ()))
+                meta["part"] = ",".join(str(c) for c, p in zip(t.device_mesh.get_coordinate() or (), placements) if p.is_shard())
+            for key, value in vars(t).items():
+                if isinstance(value, bool | int | str) and not key.startswith("_") and len(str(value)) <= 64:
+                    meta[f"attr.{key}"] = value
+            return self.intern(Name.META, json.dumps(meta, sort_keys=True))
 
     # -- what is there --------------------------------------------------------------------------------------
 
@@ -353,7 +357,8 @@ class Tracked:
 def _present_buffer(module: weakref.ref[Any], name: str) -> Any:
     """What a module holds under the name of a buffer now: `self.mean = …` puts another tensor there."""
     owner = module()
-    return None if owner is None else buffer_of(owner, name)
+    held = None if owner is None else buffer_of(owner, name)
+    return held if held is not None and placed(held) else None
 
 
 def is_zero(lr: Any) -> bool:

@@ -18,6 +18,7 @@ import sysconfig
 import types
 from collections import Counter
 from collections.abc import Callable
+from functools import cache
 from typing import Any
 
 from proctor.instrument.patch.compiled import guarded
@@ -36,12 +37,23 @@ def library_prefixes() -> tuple[str, ...]:
     """Folders whose code is not the user's: standard library, installed packages, Proctor itself."""
     paths = {sysconfig.get_path(k) for k in ("stdlib", "platstdlib", "purelib", "platlib")}
     paths |= {os.path.dirname(os.__file__), *(p for p in sys.path if p.endswith(("site-packages", "dist-packages")))}
+    own = os.path.dirname(os.path.abspath(str(getattr(sys.modules.get("__main__"), "__file__", None) or getattr(sys, "argv", [""])[0])))
+    paths |= {path for p in sys.path if p and (path := os.path.abspath(p)) != own and _holds_packages(path)}
     import proctor
 
     paths.add(os.path.dirname(os.path.abspath(proctor.__file__)))
     paths |= {os.path.dirname(os.path.abspath(m.__file__)) for n in ("instrument", "invariants", "native")
               if (m := sys.modules.get(f"proctor.{n}")) is not None and m.__file__}
     return tuple(sorted(p.rstrip("/") + "/" for p in paths if p))
+
+
+@cache
+def _holds_packages(folder: str) -> bool:
+    """Whether packages are installed in a folder by an installer, as `pip --target`, zipped environments and build systems have them elsewhere."""
+    try:
+        return any(entry.endswith(".dist-info") for entry in os.listdir(folder))
+    except OSError:
+        return False
 
 
 def _running() -> Counter[types.CodeType]:
@@ -104,7 +116,7 @@ class UserCode:
         self._guarded.clear()
 
     def _is_user(self, name: str, module: Any) -> bool:
-        if not isinstance(module, types.ModuleType) or name.split(".")[0] in ("proctor", "sitecustomize"):
+        if not isinstance(module, types.ModuleType) or type(module).__setattr__ is not types.ModuleType.__setattr__ or name.split(".")[0] in ("proctor", "sitecustomize"):
             return False
         path = getattr(module, "__file__", None)
         return isinstance(path, str) and bool(path) and not os.path.abspath(path).startswith(self._prefixes)

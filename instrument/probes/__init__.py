@@ -17,6 +17,7 @@ from typing import Any, ClassVar, Final
 
 from proctor.instrument.config import RecordConfig
 from proctor.instrument.guard import Guard
+from proctor.instrument.observe.content import no_torch_function
 from proctor.instrument.observe.fingerprint import fingerprint_all
 from proctor.instrument.patch.hooks import as_one
 from proctor.instrument.record.rows import take
@@ -140,7 +141,8 @@ class Sink:
         self.rows.append((seq, self._context(), int(kind), code, item, meta, fp, norm, number, flags))
 
     def _meta(self, tensor: Any) -> int:
-        dtype, shape, device = tensor.dtype, tuple(tensor.shape), tensor.device.type
+        with no_torch_function():
+            dtype, shape, device = tensor.dtype, () if tensor.is_nested else tuple(tensor.shape), tensor.device.type
         code = self._metas.get((dtype, shape, device))
         if code is None:
             facts = {

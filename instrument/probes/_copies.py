@@ -13,6 +13,7 @@ from collections.abc import Iterator
 from typing import Any, Final, NamedTuple
 
 from proctor.instrument.observe.modules import class_name
+from proctor.instrument.observe.plainly import lazy
 from proctor.instrument.observe.refs import TensorRef
 from proctor.invariants.codec.variable import unwrapped
 
@@ -119,7 +120,7 @@ def _submodules(model: Any) -> dict[tuple[type, Shapes], Any]:
 
 
 def _shapes(module: Any) -> Shapes:
-    return tuple((n, tuple(p.shape)) for n, p in module.named_parameters())
+    return tuple((n, () if lazy(p) else tuple(p.shape)) for n, p in module.named_parameters())
 
 
 def values(refs: Iterator[Any], elements: int) -> list[float] | None:

@@ -13,6 +13,7 @@ from collections.abc import Iterator
 from typing import Any, Final
 
 from proctor.instrument.observe.fingerprint import fingerprint_all
+from proctor.instrument.observe.plainly import transforming
 
 DEFAULT: Final = "torch"  # the generator that dropout, `torch.rand` and shuffling draw from
 _DEPTH: Final = 3  # dataset → transform → list of transforms → transform
@@ -57,7 +58,7 @@ def held(name: str, root: Any) -> list[tuple[str, Any]]:
     )
     if module is not None and not (module.__name__ or "").startswith(("torch.", "builtins")):
         for key, value in list(vars(module).items())[: 4 * _OBJECTS]:
-            if _is_generator(value):
+            if is_generator(value):
                 found.setdefault(id(value), (key, value))
     return list(found.values())[:_HELD]
 
@@ -67,24 +68,19 @@ def digest(generator: Any) -> int | None:
     if generator is random or isinstance(generator, random.Random):
         return hash(generator.getstate()) & _MASK  # a hash of integers does not depend on PYTHONHASHSEED
     kind = type(generator).__name__
-    if kind == "Generator" and hasattr(generator, "get_state"):
+    if kind == "Generator" and type(generator).__module__ == "torch._C":
         if generator.device.type not in (
             "cpu",
             "cuda",
         ):  # of these the state is read without waiting for a device
             return None
-        return None if _in_transform() else fingerprint_all([generator.get_state()])[0].fp
+        return None if transforming() else fingerprint_all([generator.get_state()])[0].fp
+    if not is_generator(generator):
+        return None
     bits: Any = getattr(generator, "_bit_generator", None) or getattr(generator, "bit_generator", None)
     if bits is not None and type(bits).__name__ == "MT19937":  # its state as a dict takes 35 µs
         return _hash(ctypes.string_at(bits.ctypes.state_address, _MT19937_BYTES))
     return None if bits is None else _hash(_flat(bits.state).encode("latin-1"))
-
-
-def _in_transform() -> bool:
-    """Whether `torch.func.grad`, `vmap` or the like runs: a tensor that is made now has no memory of its own."""
-    import torch
-
-    return torch._C._functorch.peek_interpreter_stack() is not None
 
 
 def digest_text(text: str) -> int:
@@ -103,7 +99,7 @@ def _flat(state: Any) -> str:
     return str(state) if content is None else content().decode("latin-1")
 
 
-def _is_generator(value: Any) -> bool:
+def is_generator(value: Any) -> bool:
     kind = type(value)
     if kind.__module__ == "torch._C" and kind.__name__ == "Generator":
         return True
@@ -117,7 +113,7 @@ def _is_instance(value: Any) -> bool:
 
 
 def _walk(path: str, value: Any, depth: int, found: dict[int, tuple[str, Any]], seen: set[int]) -> None:
-    if _is_generator(value):
+    if is_generator(value):
         found.setdefault(id(value), (path, value))
         return
     if depth < 0 or id(value) in seen or len(seen) >= _OBJECTS:

@@ -132,7 +132,7 @@ class Adapters(Usage):
             if wanted or others:
                 self.say("frozen", name, "" if wanted else f"the active adapters of {name} ({_active(layers)}) are frozen, and other parameters of it train")
         if wanted:
-            weights = [w for layer in layers if (w := getattr(layer.get_base_layer(), "weight", None)) is not None and hasattr(w, "requires_grad")]
+            weights = [w for layer in layers if (w := layer.get_base_layer()._parameters.get("weight")) is not None]  # one that is computed is not asked for
             trained = [w for w in weights if w.requires_grad and id(w) in held]
             self.say("base", name, f"{'all' if len(trained) == len(weights) else 'some'} weights of {name} under an adapter are trained, too" if trained else "")
 

@@ -12,6 +12,7 @@ from typing import Any, Final
 
 import torch
 
+from proctor.instrument.observe.content import no_torch_function
 from proctor.instrument.observe.fingerprint import Summary, fingerprint_all, look_at
 from proctor.instrument.observe.refs import TensorRef
 from proctor.instrument.probes import NO_HOOKS, Home, Hooks, Probe, Sink, register
@@ -102,17 +103,20 @@ class Batches(Probe):
 def _collect(place: str, value: Any, depth: int, tensor: type, found: list[tuple[str, int, Any]]) -> None:
     if len(found) >= _TENSORS:
         return
-    if isinstance(value, tensor):
-        if 0 < _size(value) <= (_CPU_BYTES if value.device.type == "cpu" else _DEVICE_BYTES):  # type: ignore[attr-defined]
+    if issubclass(type(value), tensor):
+        with no_torch_function():
+            most = _CPU_BYTES if value.device.type == "cpu" else _DEVICE_BYTES
+        if 0 < _size(value) <= most:
             found.append((place, -1, value))
     elif depth and type(value) in (list, tuple):
         for i, item in enumerate(value[:_ENTRIES]):
             _collect(f"{place}[{i}]", item, depth - 1, tensor, found)
-    elif depth and isinstance(value, dict):
-        for key, item in list(value.items())[:_ENTRIES]:
+    elif depth and issubclass(type(value), dict):
+        for key, item in list(dict.items(value))[:_ENTRIES]:
             _collect(f"{place}[{key!r}]", item, depth - 1, tensor, found)
 
 
 def _size(value: Any) -> int:
     """Bytes; 0 of what has no dense content."""
-    return int(value.numel() * value.element_size()) if value.layout is torch.strided else 0
+    with no_torch_function():
+        return int(value.numel() * value.element_size()) if value.layout is torch.strided else 0

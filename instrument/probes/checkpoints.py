@@ -18,6 +18,8 @@ import os
 from collections.abc import Mapping
 from typing import Any, Final
 
+from proctor.instrument.observe.content import no_torch_function
+from proctor.instrument.observe.plainly import lazy
 from proctor.instrument.probes import NO_HOOKS, Home, Hooks, Probe, Sink, _generators, register
 from proctor.invariants.schema import Value
 
@@ -189,7 +191,7 @@ def flatten(value: Any) -> Found:
 def _flatten(path: str, value: Any, depth: int, found: Found) -> None:
     if len(found) >= _TENSORS or depth < 0:
         return
-    if _is_tensor(value):
+    if _is_tensor(value) and not lazy(value):
         found.append((path[:_PATH], -1, value))
     elif isinstance(value, Mapping):
         for key, item in list(value.items())[:_TENSORS]:
@@ -206,7 +208,8 @@ def _flatten(path: str, value: Any, depth: int, found: Found) -> None:
 def _bounded(found: Found) -> Found:
     kept, size = [], 0
     for entry in found:
-        size += entry[2].numel() * entry[2].element_size()
+        with no_torch_function():
+            size += entry[2].numel() * entry[2].element_size()
         if size > _BYTES:
             break
         kept.append(entry)
@@ -215,7 +218,7 @@ def _bounded(found: Found) -> Found:
 
 def _given(args: tuple[Any, ...], kwargs: dict[str, Any] | None) -> dict[str, Any]:
     given = args[1] if len(args) > 1 else (kwargs or {}).get("state_dict")
-    return {str(k): t for k, t in given.items() if _is_tensor(t)} if isinstance(given, Mapping) else {}
+    return {str(k): t for k, t in given.items() if _is_tensor(t) and not lazy(t)} if isinstance(given, Mapping) else {}
 
 
 def _tensors_of(module: Any) -> dict[str, Any]:
@@ -224,7 +227,7 @@ def _tensors_of(module: Any) -> dict[str, Any]:
     for prefix, child in module.named_modules(remove_duplicate=False):
         hidden = child._non_persistent_buffers_set
         own = [*child._parameters.items(), *((k, b) for k, b in child._buffers.items() if k not in hidden)]
-        found.update({f"{prefix}.{k}" if prefix else k: t for k, t in own if t is not None})
+        found.update({f"{prefix}.{k}" if prefix else k: t for k, t in own if t is not None and not lazy(t)})
     return found
 
 

@@ -97,8 +97,10 @@ class Halves(Probe):
 
 def _idle_half(grad: Any) -> int:
     """The half of the outputs whose gradients are all 0 while those of the other half are not: 0, 1, or -1."""
-    from proctor.instrument.observe.content import unseen
+    from proctor.instrument.observe.content import readable, unseen
 
+    if readable(grad) is not grad or grad is None:  # its operations would run the program's
+        return -1
     with unseen():
         n = grad.shape[0] // 2
         used = grad.detach().reshape(grad.shape[0], -1).any(1)

@@ -16,6 +16,7 @@ import numpy as np
 
 from proctor.instrument.observe import content
 from proctor.instrument.observe.content import array_of
+from proctor.instrument.observe.plainly import inside
 from proctor.instrument.probes import NO_HOOKS, EarlyProbe, Home, Hooks, Sink, register
 from proctor.instrument.probes.source.formulas import is_loss_of_torch
 from proctor.invariants.schema import MODEL_CALL, Value
@@ -93,8 +94,8 @@ def tensors(value: Any, depth: int = 3) -> Iterator[Any]:
     """The tensors of a batch that can be read."""
     if readable(value):
         yield value
-    elif depth and isinstance(value, list | tuple | dict):
-        for inner in list(value.values() if isinstance(value, dict) else value)[:16]:
+    elif depth:
+        for inner in (inside(value) or ())[:16]:
             yield from tensors(inner, depth - 1)
 
 

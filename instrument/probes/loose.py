@@ -13,7 +13,9 @@ import sys
 import weakref
 from typing import Any, Final
 
+from proctor.instrument.observe.content import no_torch_function
 from proctor.instrument.observe.modules import living
+from proctor.instrument.observe.plainly import is_tensor
 from proctor.instrument.observe.refs import TensorRef
 from proctor.instrument.patch.usercode import library_prefixes
 from proctor.instrument.probes import NO_HOOKS, Home, Hooks, Probe, Sink, register
@@ -136,7 +138,8 @@ class Loose(Probe):
 def _made_with(given: tuple[Any, ...]) -> set[int]:
     """Parameters behind what a model is given, by their ids."""
     tensors = [value for one in given for value in (one if type(one) in (list, tuple) else (one,))]
-    roots = [node for value in tensors if (node := getattr(value, "grad_fn", None)) is not None]
+    with no_torch_function():
+        roots = [node for value in tensors if is_tensor(value) and (node := value.grad_fn) is not None]
     return {id(variable) for node in (nodes(roots) or () if roots else ()) if (variable := getattr(node, "variable", None)) is not None}
 
 

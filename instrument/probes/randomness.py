@@ -21,6 +21,7 @@ from typing import Any, Final
 
 import torch
 
+from proctor.instrument.observe.plainly import held, own
 from proctor.instrument.probes import NO_HOOKS, Home, Hooks, Probe, Sink, _generators, register
 from proctor.instrument.probes._workers import Reports
 from proctor.invariants.schema import MODEL_CALL, Value
@@ -174,8 +175,8 @@ class Randomness(Probe):
         loader.loads, loader.call = 0, self.sink.call
         loader.trains = None
         found = [
-            *_generators.held("dataset", args[0].dataset),
-            *_generators.held("collate_fn", args[0].collate_fn),
+            *_generators.held("dataset", own(args[0], "dataset")),
+            *_generators.held("collate_fn", own(args[0], "collate_fn")),
         ]
         loader.generators = list(dict(found).items())
         self._newest = loader
@@ -266,16 +267,17 @@ class Randomness(Probe):
 
 def _order(loader: Any) -> tuple[str, int] | None:
     """What the order of a loader follows from: kind of sampler, digest; `None` where it is not shuffled, or unknown."""
-    batches = loader.batch_sampler
-    sampler = getattr(batches, "sampler", None) or batches or loader.sampler
+    batches = own(loader, "batch_sampler")
+    known = (own(batches, "sampler"), batches, own(loader, "sampler"))
+    sampler = next((one for one in known if one is not None), None)
     kind = type(sampler).__name__
-    epoch, seed = getattr(sampler, "epoch", None), getattr(sampler, "seed", None)
-    if getattr(sampler, "shuffle", True) is not True:
+    epoch, seed = own(sampler, "epoch"), own(sampler, "seed")
+    if own(sampler, "shuffle", True) is not True:
         return None
     if isinstance(epoch, int):
         return kind, _generators.digest_text(f"{seed} {epoch}")
-    if "generator" not in vars(sampler):
+    if "generator" not in held(sampler):
         return None
-    generator = sampler.generator or torch.default_generator
-    state = _generators.digest(generator)
+    generator = own(sampler, "generator")
+    state = _generators.digest(torch.default_generator if generator is None else generator)
     return None if state is None else (kind, state)

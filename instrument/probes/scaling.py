@@ -14,6 +14,7 @@ import weakref
 from collections.abc import Iterator
 from typing import Any, Final
 
+from proctor.instrument.observe.plainly import inside
 from proctor.instrument.probes import NO_HOOKS, Home, Hooks, Probe, Sink, register
 from proctor.invariants.schema import Value
 
@@ -118,11 +119,11 @@ class Scaling(Probe):
 def _floating(value: Any, depth: int) -> Iterator[Any]:
     import torch
 
-    if isinstance(value, torch.Tensor):
+    if issubclass(type(value), torch.Tensor):
         if value.is_floating_point():
             yield value
-    elif depth and isinstance(value, list | tuple | dict):
-        for item in list(value.values() if isinstance(value, dict) else value)[:16]:
+    elif depth:
+        for item in (inside(value) or ())[:16]:
             yield from _floating(item, depth - 1)
 
 

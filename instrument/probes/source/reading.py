@@ -19,6 +19,9 @@ import torch
 from torch.utils.data import DataLoader, IterableDataset
 
 from proctor.instrument.observe.content import reader
+from proctor.instrument.observe.plainly import own
+from proctor.instrument.probes.source.lengths import SIZED
+from proctor.instrument.probes.source.lengths import counted as counted_in
 
 MAX_NUMBERS = 128  # of one frame
 MAX_OF_OBJECT = 24
@@ -27,7 +30,6 @@ _GROUP = frozenset({"lr", "weight_decay", "momentum", "eps", "alpha", "max_lr", 
 MAX_DEPTH = 2  # attributes of attributes: `self.args.epochs`
 
 _STEP = re.compile(r"\.[A-Za-z_]\w*|\['[^'\\]*'\]")
-_SIZED = (list, tuple, dict, set, frozenset, range)
 # Objects of these have nothing to count, or too much.
 _OPAQUE = (type, types.ModuleType, types.FunctionType, types.MethodType, types.BuiltinFunctionType, str, bytes)
 
@@ -73,22 +75,15 @@ def length(thing: Any) -> float | None:
             return float(thing.shape[0]) if thing.dim() else None
     if isinstance(thing, _OPAQUE):
         return None
-    if type(thing) in _SIZED or (type(thing).__module__ in ("numpy", "collections", "builtins") and hasattr(thing, "__len__")):
+    if type(thing) in SIZED or (type(thing).__module__ in ("numpy", "collections", "builtins") and hasattr(thing, "__len__")):
         shape = getattr(thing, "shape", None)
         return None if shape == () or isinstance(thing, str | bytes) else float(len(thing))
     if isinstance(thing, DataLoader):
         # The length of a loader over a stream is a guess, and asking for it arms a warning.
-        return None if isinstance(thing.dataset, IterableDataset) else _counted(thing)
+        return None if isinstance(own(thing, "dataset"), IterableDataset) else counted_in(thing)
     if isinstance(thing, torch.utils.data.Dataset | torch.utils.data.Sampler):
-        return _counted(thing)
+        return counted_in(thing)
     return None
-
-
-def _counted(thing: Any) -> float | None:
-    try:
-        return float(len(thing))
-    except (TypeError, ValueError, NotImplementedError, AttributeError):
-        return None
 
 
 def fields(thing: Any) -> Iterator[tuple[str, Any]]:
@@ -100,7 +95,7 @@ def fields(thing: Any) -> Iterator[tuple[str, Any]]:
     elif isinstance(thing, DataLoader):
         yield from ((f".{k}", vars(thing)[k]) for k in ("batch_size", "drop_last", "dataset", "sampler") if k in vars(thing))
     elif isinstance(thing, dict):
-        yield from ((f"[{k!r}]", v) for k, v in list(thing.items())[:MAX_OF_OBJECT] if isinstance(k, str) and "'" not in k)
+        yield from ((f"[{k!r}]", v) for k, v in list(dict.items(thing))[:MAX_OF_OBJECT] if type(k) is str and "'" not in k)
     elif not isinstance(thing, (torch.nn.Module, torch.Tensor, ArgumentParser, *_OPAQUE)):
         own = getattr(thing, "__dict__", None)
         if isinstance(own, dict):
