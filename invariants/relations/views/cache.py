@@ -35,10 +35,15 @@ def memo(trace: Trace, key: str, make: Callable[[Trace], T], *, idle: Callable[[
     return view
 
 
+_PARSED: Final = {Name.META: "metas", Name.VARIABLE: "variables"}  # frames of a trace, one row a text
+
+
 def lasting(trace: Trace, kind: Name, key: Hashable, make: Callable[[Trace], T]) -> T:
     """A view of a trace's texts of one kind. Windows of a run that goes on share it for as long as no such text is new."""
     kept: dict[Any, tuple[int, Any]] = trace.lasting
-    size = len(trace.texts.get(kind, ()))
+    # Texts of a run that goes on grow under a window that has parsed them: what it makes then is of as many as it has parsed.
+    parsed = trace.__dict__.get(_PARSED.get(kind, ""))
+    size = len(trace.texts.get(kind, ())) if parsed is None else parsed.height
     found = kept.get(key)
     if found is None or found[0] != size:
         found = kept[key] = size, make(trace)
