@@ -45,7 +45,7 @@ def part(optimizer, args, kwargs):
     time.sleep({pause})
     parameter = optimizer.param_groups[0]["params"][0]
     with torch.no_grad():
-        if 40 < seen[0] < {last} and seen[0] % {every} == 0 and os.environ["RANK"] == "1":
+        if seen[0] > 40 and seen[0] % {every} == 0 and os.environ["RANK"] == "1":
             parameter.add_(1e-3)
         if seen[0] > 40 and seen[0] % {every} == 1:
             whole = parameter.detach().clone()
@@ -60,9 +60,13 @@ runpy.run_path(sys.argv[0], run_name="__main__")
 class Watcher(Verifier):
     """Keeps how late the first violation of each step was known."""
 
+    known: dict[int, float]
+    every: int
+    last: int
+
     def _latency(self, trace: Trace, step: int | None) -> float:
         seconds = super()._latency(trace, step)
-        if step is not None and step >= 40 and (step + 1) % self.every == 0 and seconds > 0:
+        if step is not None and 40 <= step < self.last and (step + 1) % self.every == 0 and seconds > 0:
             self.known.setdefault(step, seconds)
         return seconds
 
@@ -82,7 +86,7 @@ def main() -> int:
     paths = args.packs or [shipped / "torch.json", shipped / "distributed.json"]
     packs = [read_pack(path, list(registry())) for path in paths]
     driver, run = work / "driver.py", work / "run"
-    driver.write_text(DRIVER.format(every=args.every, pause=args.pause, last=int(args.iters)))
+    driver.write_text(DRIVER.format(every=args.every, pause=args.pause))
     command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", str(args.ranks), str(driver), str(args.script), "--iters", args.iters]
     create_run(run, command, overwrite=False)
     address = f"unix:{work / 'live' / 'socket'}"
@@ -95,7 +99,7 @@ def main() -> int:
     with Server([address], token, inbox):
         verifier = Watcher(run, packs, inbox, IncidentBook("latency", "here"), EventLog(run))
         known: dict[int, float] = {}
-        verifier.known, verifier.every = known, args.every
+        verifier.known, verifier.every, verifier.last = known, args.every, int(args.iters) - 1  # nothing follows the last step
         verifier.going = lambda: job.poll() is None
         begin = time.monotonic()
         cpu = time.process_time()

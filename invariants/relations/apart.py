@@ -23,7 +23,7 @@ from proctor.invariants.invariant import Hypothesis, Standing
 from proctor.invariants.relations import Detail, Examples, Needs, Reads, Relation, register
 from proctor.invariants.relations.views import frames as _frames
 from proctor.invariants.relations.views import sightings as _sightings
-from proctor.invariants.relations.views.absence import alone
+from proctor.invariants.relations.views.absence import alone, whole
 from proctor.invariants.schema import StateFlag
 from proctor.invariants.trace import Trace
 
@@ -51,7 +51,7 @@ class Apart(Relation):
         return [Hypothesis.of(self.name, mode=mode, what=_WHATS[mode]) for mode in sorted(held)]
 
     def idle(self, trace: Trace) -> bool:
-        return alone(trace)
+        return alone(trace) or whole(trace)
 
     def examples(self, trace: Trace, hypotheses: Sequence[Hypothesis]) -> Examples:
         return Examples(_sightings.bound_examples(trace, _every(trace), hypotheses).frame.drop("family"), ())

@@ -22,7 +22,7 @@ from proctor.invariants.relations import Detail, Examples, Needs, Reads, Relatio
 from proctor.invariants.relations.views import collectives as _collectives
 from proctor.invariants.relations.views import frames as _frames
 from proctor.invariants.relations.views import sightings as _sightings
-from proctor.invariants.relations.views.absence import alone
+from proctor.invariants.relations.views.absence import alone, unseen
 from proctor.invariants.schema import Name, StateFlag, Value
 from proctor.invariants.trace import Trace
 
@@ -61,7 +61,7 @@ class Delivered(Relation):
         return [Hypothesis.of(self.name, mode=mode, what="collectives") for mode in held]
 
     def idle(self, trace: Trace) -> bool:
-        return alone(trace)
+        return alone(trace) or unseen(trace, Value.GOT)
 
     def examples(self, trace: Trace, hypotheses: Sequence[Hypothesis]) -> Examples:
         found = _sightings.bound_examples(trace, _every(trace), hypotheses)

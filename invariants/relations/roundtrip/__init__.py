@@ -25,6 +25,7 @@ from proctor.invariants.relations import Detail, Examples, Needs, Reads, Relatio
 from proctor.invariants.relations.roundtrip import saved as _saved
 from proctor.invariants.relations.views import frames as _frames
 from proctor.invariants.relations.views import sightings as _sightings
+from proctor.invariants.relations.views.absence import unseen
 from proctor.invariants.schema import StateFlag, Value
 from proctor.invariants.trace import Trace
 
@@ -297,6 +298,9 @@ class Roundtrip(Relation):
 
     def propose(self, trace: Trace) -> list[Hypothesis]:
         return _sightings.held(self.name, _every(trace, set(_PARTS)))
+
+    def idle(self, trace: Trace) -> bool:
+        return unseen(trace, Value.SAVED) and unseen(trace, Value.LOADED)
 
     def examples(self, trace: Trace, hypotheses: Sequence[Hypothesis]) -> Examples:
         return _sightings.bound_examples(

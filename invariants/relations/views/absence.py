@@ -6,8 +6,8 @@ empty table costs as much as one of a hundred rows.
 
 from __future__ import annotations
 
-from proctor.invariants.relations.views.cache import memo
-from proctor.invariants.schema import Value
+from proctor.invariants.relations.views.cache import lasting, memo
+from proctor.invariants.schema import Name, Value
 from proctor.invariants.trace import Trace
 
 
@@ -23,6 +23,12 @@ def unseen(trace: Trace, kind: Value) -> bool:
 
 def _kinds(trace: Trace) -> frozenset[int]:
     return frozenset(trace.values["kind"].unique().to_list())
+
+
+def whole(trace: Trace) -> bool:
+    """No tensor is said to be a part of another one."""
+    parts: bool = lasting(trace, Name.META, "parts of tensors", lambda t: any("Shard" in text or "tensor_model_parallel" in text for text in t.texts.get(Name.META, ())))
+    return not parts
 
 
 def without_buffers(trace: Trace) -> bool:

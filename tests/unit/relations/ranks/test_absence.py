@@ -8,18 +8,19 @@ import polars as pl
 import pytest
 from helpers.traces import runs
 
+from proctor.invariants.relations.apart import _find_cut
 from proctor.invariants.relations.consistent.replicas import _compare_ranks, _find_synchronised, replicas
 from proctor.invariants.relations.contain.held import twins
 from proctor.invariants.relations.fresh.buffers import _changes
 from proctor.invariants.relations.views import cache
-from proctor.invariants.relations.views.absence import alone, one_model, without_buffers
+from proctor.invariants.relations.views.absence import alone, one_model, whole, without_buffers
 from proctor.invariants.relations.views.collectives import _sent
 from proctor.invariants.trace import Trace
 
 SEEDS = range(16)  # runs of one to three ranks, with faults and without
 VIEWS: list[tuple[Callable[[Trace], bool], Callable[[Trace], pl.DataFrame]]] = [
     (alone, lambda t: _compare_ranks(t, "all")), (alone, lambda t: _compare_ranks(t, "twins")), (alone, _find_synchronised), (alone, _sent),
-    (one_model, twins), (without_buffers, _changes),
+    (one_model, twins), (without_buffers, _changes), (whole, _find_cut),
 ]  # fmt: skip
 
 
