@@ -22,6 +22,11 @@ class Wasted(NamedTuple):
     twin: str  # a variable that is made in the same way and is read; "": none
 
 
+def arguments_of(code: types.CodeType) -> tuple[str, ...]:
+    """Names of the arguments of a function, but for those that take what is left over."""
+    return code.co_varnames[: code.co_argcount + code.co_kwonlyargcount]
+
+
 def wasted(code: types.CodeType, read: set[str]) -> list[Wasted]:
     """Variables of a function that are made by an expression of their own and that none of its lines reads.
 
@@ -29,7 +34,7 @@ def wasted(code: types.CodeType, read: set[str]) -> list[Wasted]:
         code: of the function.
         read: names that it reads.
     """
-    arguments = set(code.co_varnames[: code.co_argcount + code.co_kwonlyargcount])
+    arguments = set(arguments_of(code))
     idle = {name for name in code.co_varnames if name not in read and name not in arguments}
     filled = _filled(code) - arguments
     names = {name for name in idle | filled if not name.startswith("_")}

@@ -19,7 +19,7 @@ from collections.abc import Mapping
 from typing import Any, Final
 
 from proctor.instrument.observe.content import no_torch_function
-from proctor.instrument.observe.plainly import lazy
+from proctor.instrument.observe.plainly import is_tensor, lazy
 from proctor.instrument.probes import NO_HOOKS, Home, Hooks, Probe, Sink, _generators, register
 from proctor.invariants.schema import Value
 
@@ -148,7 +148,7 @@ class Checkpoints(Probe):
         for key, param in zip(ids, params):
             held = args[0].state.get(param, {})
             for name, tensor in (given["state"].get(key) or {}).items():
-                if _is_tensor(tensor) and _is_tensor(held.get(name)):
+                if is_tensor(tensor) and is_tensor(held.get(name)):
                     pairs += [
                         (f"state[{key}]['{name}']"[:_PATH], i, t)
                         for i, t in ((GIVEN, tensor), (HELD, held[name]))
@@ -191,7 +191,7 @@ def flatten(value: Any) -> Found:
 def _flatten(path: str, value: Any, depth: int, found: Found) -> None:
     if len(found) >= _TENSORS or depth < 0:
         return
-    if _is_tensor(value) and not lazy(value):
+    if is_tensor(value) and not lazy(value):
         found.append((path[:_PATH], -1, value))
     elif isinstance(value, Mapping):
         for key, item in list(value.items())[:_TENSORS]:
@@ -218,7 +218,7 @@ def _bounded(found: Found) -> Found:
 
 def _given(args: tuple[Any, ...], kwargs: dict[str, Any] | None) -> dict[str, Any]:
     given = args[1] if len(args) > 1 else (kwargs or {}).get("state_dict")
-    return {str(k): t for k, t in given.items() if _is_tensor(t) and not lazy(t)} if isinstance(given, Mapping) else {}
+    return {str(k): t for k, t in given.items() if is_tensor(t) and not lazy(t)} if isinstance(given, Mapping) else {}
 
 
 def _tensors_of(module: Any) -> dict[str, Any]:
@@ -241,12 +241,6 @@ def _address(tensor: Any) -> int | None:
 def _file(args: tuple[Any, ...], kwargs: dict[str, Any] | None, position: int, keyword: str) -> str | None:
     file = args[position] if 0 <= position < len(args) else (kwargs or {}).get(keyword)
     return os.path.abspath(os.fspath(file)) if isinstance(file, str | os.PathLike) else None
-
-
-def _is_tensor(value: Any) -> bool:
-    from torch import Tensor
-
-    return isinstance(value, Tensor)
 
 
 def _is_module(value: Any) -> bool:

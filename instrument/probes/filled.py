@@ -31,7 +31,6 @@ class Filled(Probe):
     def __init__(self, sink: Sink) -> None:
         super().__init__(sink)
         self._states: list[tuple[weakref.ref[Any], weakref.ref[Any]]] = []  # a state and its model
-        self._loads = 0
 
     def hooks(self, function: str, home: Home) -> Hooks:
         return {_TAKEN: (None, self._taken), _LOADED: (self._loading, None), _UPDATE: (self._updates, None)}.get(function, NO_HOOKS)

@@ -22,7 +22,7 @@ from proctor.instrument.probes.source.formulas import is_loss_of_torch
 from proctor.invariants.schema import MODEL_CALL, Value
 
 _NEXT: Final = "torch.utils.data.DataLoader.__next__"
-_SCORED: Final = ("torch.nn.functional.cross_entropy", "torch.nn.functional.nll_loss")
+OVER_CLASSES: Final = frozenset({"torch.nn.functional.cross_entropy", "torch.nn.functional.nll_loss"})  # losses
 _TENSORS: Final = 6
 _LARGEST: Final = 1 << 17  # elements
 _SAMPLES: Final = 8  # whose scores are looked at
@@ -80,7 +80,7 @@ class Judged(EarlyProbe):
             places = self._places.get(target.numel(), 0) if target.dim() == 1 and not target.is_floating_point() else 0
             item, seen = next(iter(looks(target.detach().reshape(-1, places) if places else target)))
             self._look(Value.JUDGED, "target", item, seen, target)
-        if function in _SCORED and readable(scores) and scores.dim() >= 2 and scores.shape[1] > 1:
+        if function in OVER_CLASSES and readable(scores) and scores.dim() >= 2 and scores.shape[1] > 1:
             self.sink.number("scores", float(scores.shape[1]), kind=Value.JUDGED, facts={"scores": kind_of(scores.detach()[:_SAMPLES])})
 
     def _look(self, kind: Value, place: str, item: int, order_free: float, tensor: Any) -> None:

@@ -14,11 +14,10 @@ import numpy as np
 
 from proctor.instrument.observe.content import array_of, unseen
 from proctor.instrument.probes import NO_HOOKS, EarlyProbe, Home, Hooks, Sink, register
-from proctor.instrument.probes.judged import readable
+from proctor.instrument.probes.judged import OVER_CLASSES, readable
 from proctor.invariants.schema import Value
 
 _EMBEDDING: Final = "torch.nn.functional.embedding"
-_LOSSES: Final = frozenset({"torch.nn.functional.cross_entropy", "torch.nn.functional.nll_loss"})
 _ARGUMENTS: Final = ("input", "target", "weight", "size_average", "ignore_index", "reduce", "reduction")
 _KINDS: Final = 3  # of lengths
 _LEAST: Final = 4  # places, and sequences
@@ -44,7 +43,7 @@ class Packed(EarlyProbe):
     def hooks(self, function: str, home: Home) -> Hooks:
         if function == _EMBEDDING:
             return self._embeds, None
-        return (self._lost, None) if function in _LOSSES else NO_HOOKS
+        return (self._lost, None) if function in OVER_CLASSES else NO_HOOKS
 
     def _embeds(self, args: tuple[Any, ...], kwargs: dict[str, Any] | None) -> None:
         value: Any = args[0] if args else (kwargs or {}).get("input")

@@ -16,11 +16,10 @@ import numpy as np
 from proctor.instrument.observe.content import array_of
 from proctor.instrument.probes import NO_HOOKS, EarlyProbe, Home, Hooks, Sink, register
 from proctor.instrument.probes._repeats import node_of
-from proctor.instrument.probes.judged import readable, tensors
+from proctor.instrument.probes.judged import OVER_CLASSES, readable, tensors
 from proctor.invariants.schema import MODEL_CALL, Value
 
 _EMBEDDING: Final = "torch.nn.functional.embedding"
-_LOSSES: Final = frozenset({"torch.nn.functional.cross_entropy", "torch.nn.functional.nll_loss"})
 _ATTENTION: Final = "torch.nn.functional.scaled_dot_product_attention"
 _SOFTMAX: Final = frozenset({"torch.nn.functional.softmax", "torch.softmax", "torch.Tensor.softmax"})
 _HIDDEN: Final = -1e3  # scores below are those of places that are not to be seen
@@ -54,7 +53,7 @@ class Sequences(EarlyProbe):
     def hooks(self, function: str, home: Home) -> Hooks:
         if function == MODEL_CALL:
             return self._begins, None
-        if function in _LOSSES:
+        if function in OVER_CLASSES:
             return self._loss, None
         if function in _SOFTMAX:
             return self._weighs, None

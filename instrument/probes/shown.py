@@ -13,11 +13,10 @@ import numpy as np
 
 from proctor.instrument.observe.content import array_of
 from proctor.instrument.probes import NO_HOOKS, EarlyProbe, Home, Hooks, Sink, register
-from proctor.instrument.probes.judged import readable
+from proctor.instrument.probes.judged import OVER_CLASSES, readable
 from proctor.invariants.schema import MODEL_CALL, Value
 
 _EMBEDDING: Final = "torch.nn.functional.embedding"
-_LOSSES: Final = frozenset({"torch.nn.functional.cross_entropy", "torch.nn.functional.nll_loss"})
 _ARGUMENTS: Final = ("input", "target", "weight", "size_average", "ignore_index")
 _IGNORED: Final = -100
 _SEQUENCES: Final = 8
@@ -45,7 +44,7 @@ class Shown(EarlyProbe):
     def hooks(self, function: str, home: Home) -> Hooks:
         if function == MODEL_CALL:
             return self._begins, None
-        return {_EMBEDDING: (self._embeds, None)}.get(function, (self._lost, None) if function in _LOSSES else NO_HOOKS)
+        return {_EMBEDDING: (self._embeds, None)}.get(function, (self._lost, None) if function in OVER_CLASSES else NO_HOOKS)
 
     def step_begins(self, step: int) -> None:
         super().step_begins(step)

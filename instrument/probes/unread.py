@@ -22,7 +22,7 @@ from typing import Any, Final, NamedTuple
 from proctor.instrument.observe.content import unseen
 from proctor.instrument.probes import NO_HOOKS, Home, Hooks, Probe, Sink, register
 from proctor.instrument.probes._looks import whose
-from proctor.instrument.probes._wasted import Wasted, wasted
+from proctor.instrument.probes._wasted import Wasted, arguments_of, wasted
 from proctor.instrument.probes.source import reading
 from proctor.instrument.probes.source.results import function_named
 from proctor.invariants.schema import MODEL_CALL, Value
@@ -134,7 +134,7 @@ class Unread(Probe):
             return
         if function not in self._functions:
             made = made or (function_named(function) if len(self._functions) < _CODES else None)
-            arguments = () if made is None else _arguments(made.__code__)
+            arguments = () if made is None else arguments_of(made.__code__)
             read = None if made is None else _read(made.__code__)
             names: _Names = [] if made is None or read is None else [(name, others) for name, others in _unread(made.__code__, read, []) if name in arguments]
             self._functions[function] = (arguments, names) if names else _NOTHING
@@ -192,7 +192,7 @@ _NOTHING: Final[tuple[tuple[str, ...], _Names]] = ((), [])
 
 def _passed(names: _Names, frame: types.FrameType) -> _Names:
     """Without arguments of this function, if it is called with a star."""
-    arguments = _arguments(frame.f_code)
+    arguments = arguments_of(frame.f_code)
     given = [name for name, _ in names if name in arguments]
     return [one for one in names if one[0] not in given] if given and _spread(frame.f_back) else names
 
@@ -204,10 +204,6 @@ def _spread(frame: types.FrameType | None) -> bool:
     return frame is not None and dis.opname[frame.f_code.co_code[frame.f_lasti]] == "CALL_FUNCTION_EX"
 
 
-def _arguments(code: types.CodeType) -> tuple[str, ...]:
-    return code.co_varnames[: code.co_argcount + code.co_kwonlyargcount]
-
-
 def _of(code: types.CodeType, read: set[str]) -> _Code:
     """What is to be looked at while this function runs, which reads these names."""
     groups = _unpacked(code)
@@ -217,7 +213,7 @@ def _of(code: types.CodeType, read: set[str]) -> _Code:
 
 def _unread(code: types.CodeType, read: set[str], groups: list[list[str]]) -> _Names:
     """Arguments of a function, and variables that it takes out of a sequence of parts, that none of its lines reads."""
-    arguments = _arguments(code)
+    arguments = arguments_of(code)
     others = arguments[1:] if arguments[:1] == ("self",) else arguments
     found: _Names = _alone(others, read, list(arguments)) if read & set(others) else []  # one that reads nothing is an interface
     return found + [one for names in groups for one in _alone(names, read, names)]

@@ -57,8 +57,8 @@ class Steps:
             "torch.autograd.grad": guarded_write(turns, self._grad_begins, self._grad_ends),
             "torch.nn.Module.zero_grad": guarded_write(turns, self._module_zero_grad, self.grads_changed),
             "torch.nn.Module.load_state_dict": (None, self._data_changed),
-            "torch.nn.utils.clip_grad_norm_": guarded_write(turns, self._clip_begins, self._clipped),
-            "torch.nn.utils.clip_grad_value_": guarded_write(turns, self._clip_begins, self._clipped),
+            "torch.nn.utils.clip_grad_norm_": guarded_write(turns, self._grads_change, self._clipped),
+            "torch.nn.utils.clip_grad_value_": guarded_write(turns, self._grads_change, self._clipped),
             "torch.amp.GradScaler.unscale_": guarded_write(turns, self._grads_change, self._grads_rewritten),
             "torch.save": (self._save_begins, self._checkpoint_ends),
             "torch.load": (self._checkpoint_begins, self._checkpoint_ends),
@@ -178,13 +178,10 @@ class Steps:
             self._backward_ends(args, kwargs, result, raised)
 
     def _grads_change(self, args: tuple[Any, ...], kwargs: Any) -> None:
-        self._look(0, grad=Look.HINT)  # what others wrote before is not of this call
+        self._look(0, grad=Look.HINT, of=_few(args, kwargs))  # what others wrote before is not of this call
 
     def grads_changed(self, args: tuple[Any, ...], kwargs: Any, result: Any, raised: bool) -> None:
         self._look(1, grad=Look.HINT)
-
-    def _clip_begins(self, args: tuple[Any, ...], kwargs: Any) -> None:
-        self._look(0, grad=Look.HINT, of=_few(args, kwargs))
 
     def _clipped(self, args: tuple[Any, ...], kwargs: Any, result: Any, raised: bool) -> None:
         self._look(1, grad=Look.HINT, of=_few(args, kwargs))

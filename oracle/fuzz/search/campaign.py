@@ -9,7 +9,7 @@ from __future__ import annotations
 import random
 import time
 from collections import Counter, defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Final, Protocol
 
 import msgspec
@@ -157,9 +157,8 @@ class Campaign:
         """A new finding, or the id of the one that explains a failure; nothing where it does not come again."""
         symptom = outcome.symptom
         assert symptom is not None
-        traits = model_code(scenario).traits
-        by = next((k.id for k in self._explaining() if k.explains(symptom, scenario.setting, traits, _step(outcome))), None)
-        if by is not None:
+        by = _explained(self._explaining(), scenario, outcome)
+        if by:
             self.counted[by] += 1
             self._seen[by].append(self._sorts(scenario.setting))
             if by in self.findings:
@@ -222,7 +221,7 @@ class Campaign:
             return
         finding = Finding(id_, small, final, least, needs(small), scenario, runs=self.runner.runs - before, perhaps=next(iter(like), ""))
         self._likened[finding.perhaps] += 1
-        finding.known = next((k.id for k in self.known if k.explains(final.symptom, least, model_code(small).traits, _step(final))), "")
+        finding.known = _explained(self.known, small, final)
         self.findings[id_] = finding
         self._seen[id_] += [self._sorts(s.setting) for s in (scenario, small)]
         yield finding
@@ -255,8 +254,7 @@ class Campaign:
         outcome = self.runner.run(scenario)
         if outcome.symptom is None or not symptom.alike(outcome.symptom):
             return False
-        traits, step = model_code(scenario).traits, _step(outcome)
-        by = next((k.id for k in self._explaining() if k.explains(outcome.symptom, scenario.setting, traits, step)), "")
+        by = _explained(self._explaining(), scenario, outcome)
         if by and self._likened[by] < LIKENED:
             like.append(by)
             return False
@@ -265,6 +263,12 @@ class Campaign:
     def _explaining(self) -> list[Known]:
         """What explains failures: the known list, and findings of this campaign."""
         return [*self.known, *(f.as_known("torch", "") for f in self.findings.values())]
+
+
+def _explained(among: Iterable[Known], scenario: Scenario, outcome: Outcome) -> str:
+    """The id of what explains a failure; "" where nothing does."""
+    symptom, traits, step = outcome.symptom, model_code(scenario).traits, _step(outcome)
+    return next((k.id for k in among if symptom is not None and k.explains(symptom, scenario.setting, traits, step)), "")
 
 
 def _step(outcome: Outcome) -> int:
