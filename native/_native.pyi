@@ -99,6 +99,9 @@ class Chain:
         takes: Callable[[str, Exception], bool],
         modes: tuple[Callable[[], int], ...],
         aside: Callable[[Callable[..., None], tuple[Any, ...]], None],
+        tensor: type,
+        parameter: type,
+        dispatched: bool = False,
     ) -> None: ...
     def __call__(self, *args: Any) -> None: ...
     def run(self, *args: Any) -> None: ...

@@ -22,7 +22,9 @@ class Timed(Protocol):
     def around(self, hook: Hook) -> Hook: ...
 
 
-def as_one(hooks: Iterable[Labelled], wants: Callable[[], bool], off: set[str], over: set[str], takes: Callable[[str, Exception], bool]) -> Chain:
+def as_one(
+    hooks: Iterable[Labelled], wants: Callable[[], bool], off: set[str], over: set[str], takes: Callable[[str, Exception], bool], *, dispatched: bool = False
+) -> Chain:
     """Hooks as one, of which a call takes as little as it can: a model may be called thousands of times a step.
 
     Args:
@@ -31,11 +33,13 @@ def as_one(hooks: Iterable[Labelled], wants: Callable[[], bool], off: set[str], 
         off: labels of those that run no more, since one raised.
         over: labels of those that run no more, since they have nothing left to do.
         takes: says whether an error of a hook with a label ends here.
+        dispatched: whether they belong to a function that torch hands to the `__torch_function__` of what it is given. Where that is no tensor,
+            hooks with a label do not run: what it is only code of the program's could tell.
     """
     import torch
 
     modes = torch._C._len_torch_function_stack, torch._C._len_torch_dispatch_stack
-    return Chain(tuple((label, always, _left_by_compilers(hook)) for label, always, hook in hooks), wants, off, over, takes, modes, _aside)
+    return Chain(tuple((label, always, _left_by_compilers(hook)) for label, always, hook in hooks), wants, off, over, takes, modes, _aside, torch.Tensor, torch.nn.Parameter, dispatched)
 
 
 def unseen(hook: Hook) -> Chain:

@@ -33,6 +33,7 @@ class Patches(Replaced):
         self._taps: dict[int, Tap] = {}  # id(original) → tap, so that aliases share one
         self._keep: list[Any] = []  # originals whose id is a key above
         self._names: dict[int, str] = {}  # id of an original → what it is recorded under
+        self._shown: set[tuple[int, str]] = set()  # (id of an owner, attribute) where a tap was put with its first name
         self._script_ids: list[int] = []  # entries of ours in TorchScript's table
         self._defaults: list[tuple[types.FunctionType, Any, Any]] = []  # function, its default arguments, ours
 
@@ -57,7 +58,9 @@ class Patches(Replaced):
             raw = getattr(owner, attribute, MISSING)  # inherited from a C class: `Tensor.add_`
         if raw is MISSING:
             return None
-        function = raw.__func__ if isinstance(raw, staticmethod | classmethod) else raw
+        function: Any = raw.__func__ if isinstance(raw, staticmethod | classmethod) else raw
+        if is_tap(function) and (id(owner), attribute) in self._shown:
+            function = function.tapped
         if not callable(function) or is_tap(function):
             return None
         tap = self._taps.get(id(function))
@@ -69,7 +72,9 @@ class Patches(Replaced):
             self._names[id(function)] = name
             self._known_to_torchscript(function, tap)
         ours: Any = type(raw)(tap) if isinstance(raw, staticmethod | classmethod) else tap
-        self.replace(owner, attribute, ours)
+        if raw is not ours:
+            self.replace(owner, attribute, ours)
+        self._known_to_dispatch(function, tap)
         for alias in aliases:
             if vars(alias).get(attribute) is function:
                 self.replace(alias, attribute, tap)
@@ -93,6 +98,30 @@ class Patches(Replaced):
         if table is not None and id(function) in table:
             table[id(tap)] = table[id(function)]
             self._script_ids.append(id(tap))
+
+    def _known_to_dispatch(self, function: Any, tap: Tap) -> None:
+        """Have `__torch_function__` given the tap, so that `func is torch.cat` decides in there as it does without us.
+
+        A function of torch hands on what stands at its own name: C code in the object that it comes from, Python code in its module. All names that torch
+        gives a C function show the tap then; but its own layers, which call through `torch._VF`, go past it as before.
+        """
+        import torch
+
+        attribute = function.__name__
+        if type(function) is types.FunctionType:
+            home: Any = sys.modules.get(function.__module__)
+            if function.__module__.split(".")[0] == "torch" and vars(home).get(attribute) is function:
+                self.replace(home, attribute, tap)
+        elif type(function) is types.BuiltinFunctionType:
+            for home in (type(torch._C._VariableFunctions), torch._C._nn):
+                found = vars(home).get(attribute)
+                if found is function or getattr(found, "__func__", None) is function:
+                    self.replace(home, attribute, tap)
+                    self.replace(torch._VF, attribute, function)
+                    for place in (torch, torch.nn.functional):
+                        if vars(place).get(attribute) is function:
+                            self.replace(place, attribute, tap)
+                            self._shown.add((id(place), attribute))
 
     def reach_names(self) -> list[str]:
         """Tap the names that modules have bound to our functions already (`from library import function`).
@@ -171,5 +200,6 @@ class Patches(Replaced):
             table.pop(key, None)
         self._script_ids.clear()
         self._taps.clear()
+        self._shown.clear()
         self._names.clear()
         self._keep.clear()

@@ -6,7 +6,9 @@ replaced after us is left alone on removal: putting our original back would undo
 
 from __future__ import annotations
 
+import ctypes
 import functools
+import gc
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -29,7 +31,7 @@ class Replacement:
         if self.original is MISSING:
             delattr(self.owner, self.attribute)
         else:
-            setattr(self.owner, self.attribute, self.original)
+            _put(self.owner, self.attribute, self.original)
 
 
 class Replaced:
@@ -41,7 +43,7 @@ class Replaced:
     def replace(self, owner: Any, attribute: str, ours: Any) -> None:
         """Put an object of ours in a place, to be restored later."""
         original = vars(owner).get(attribute, MISSING)
-        setattr(owner, attribute, ours)
+        _put(owner, attribute, ours)
         self._undo.append(Replacement(owner, attribute, original, ours))
 
     def wrap(self, owner: Any, attribute: str, around: Callable[..., Any]) -> None:
@@ -75,3 +77,15 @@ class Replaced:
 
     def __len__(self) -> int:
         return len(self._undo)
+
+
+def _put(owner: Any, attribute: str, value: Any) -> None:
+    """Set an attribute, also one that a class written in C has and keeps from being set (in that case `value` takes its place)."""
+    try:
+        setattr(owner, attribute, value)
+    except TypeError:
+        if not isinstance(owner, type) or attribute not in vars(owner):
+            raise
+        (behind,) = gc.get_referents(vars(owner))  # the dictionary that `vars` shows and does not let write
+        behind[attribute] = value
+        ctypes.pythonapi.PyType_Modified(ctypes.py_object(owner))

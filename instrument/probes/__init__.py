@@ -222,6 +222,7 @@ class EarlyProbe(Probe):
             self.left, self.over = 0, True
 
 
+_DISPATCHED = ("torch", "torch.Tensor", "torch.nn.functional", "torch.autograd")  # whose functions go to the `__torch_function__` of what they are given
 _REGISTRY: dict[str, type[Probe]] = {}
 _Hook = tuple[Probe | None, Callable[..., None]]  # whose it is: None, it was given to the tap
 
@@ -276,7 +277,9 @@ class Probes:
         if after:
             afters.append((None, after))
         steady = [[(probe, hook) for probe, hook in hooks if probe is None or probe.steady] for hooks in (befores, afters)]
-        return (self._as_one(befores), self._as_one(afters)), (self._as_one(steady[0]), self._as_one(steady[1]))
+        dispatched = function.rpartition(".")[0] in _DISPATCHED
+        whole, lean = ([self._as_one(hooks, dispatched) for hooks in some] for some in ((befores, afters), steady))
+        return (whole[0], whole[1]), (lean[0], lean[1])
 
     def step_begins(self, step: int) -> None:
         off, takes = self._guard.off, self._guard.takes
@@ -311,9 +314,9 @@ class Probes:
             out |= self._run(f"values: {probe.name}", probe.facts) or {}
         return out
 
-    def _as_one(self, hooks: list[_Hook]) -> Any:
+    def _as_one(self, hooks: list[_Hook], dispatched: bool) -> Any:
         """Hooks as one. Those of probes run while rows are wanted, or always if steady; the given ones guard themselves."""
         if len(hooks) <= 1 and all(probe is None for probe, _ in hooks):
             return hooks[0][1] if hooks else None
         several = [("" if probe is None else f"values: {probe.name}", probe is None or probe.steady, hook) for probe, hook in hooks]
-        return as_one(several, self.sink.wants, self._guard.off, self._over, self._guard.takes)
+        return as_one(several, self.sink.wants, self._guard.off, self._over, self._guard.takes, dispatched=dispatched)

@@ -249,17 +249,19 @@ def _original(func: Any, name: str, frame: types.FrameType) -> Any:
 
     Torch asks for functions again by their names, so a mode is handed what stands there: a tap of ours, or a wrapper of the program's, that this call has gone through already.
     """
-    if type(func) is not types.FunctionType and not is_tap(func):
+    while is_tap(func):
+        func = func.tapped
+    if type(func) is not types.FunctionType:
         return func
     import torch
 
     if frame.f_code is not torch.overrides.handle_torch_function.__code__ or frame.f_back is None:  # C++ asks
-        return next((found for home in (torch._C.TensorBase, torch._C._VariableFunctions) if (found := getattr(home, name, None)) is not None), func)
+        return next((found for home in (torch._C.TensorBase, torch._VF) if (found := getattr(home, name, None)) is not None), func)
     body = frame.f_back.f_code
     code = getattr(func, "__code__", None)
-    if code is body and not is_tap(func):
+    if code is body:
         return func
-    if code is not None and code is not body and not is_tap(func) and code.co_filename.startswith(os.path.dirname(torch.__file__)):
+    if code is not None and code.co_filename.startswith(os.path.dirname(torch.__file__)):
         return func  # torch's own way: one function that stands for several
     if body not in _BODIES:
         _BODIES[body] = next((f for f in gc.get_referrers(body) if type(f) is types.FunctionType and f.__code__ is body), func)

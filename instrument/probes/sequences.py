@@ -14,6 +14,7 @@ from typing import Any, Final
 import numpy as np
 
 from proctor.instrument.observe.content import array_of
+from proctor.instrument.observe.plainly import is_tensor
 from proctor.instrument.probes import NO_HOOKS, EarlyProbe, Home, Hooks, Sink, register
 from proctor.instrument.probes._repeats import node_of
 from proctor.instrument.probes.judged import OVER_CLASSES, readable, tensors
@@ -105,6 +106,8 @@ class Sequences(EarlyProbe):
         query: Any = args[0] if args else told.get("query")
         key: Any = args[1] if len(args) > 1 else told.get("key")
         mask = args[3] if len(args) > 3 else told.get("attn_mask")
+        if not is_tensor(query) or not is_tensor(key) or query.dim() < 2 or key.dim() < 2:
+            return
         places = int(query.shape[-2])
         if told.get("is_causal") or (len(args) > 5 and args[5]):
             self._note(places, "causal")

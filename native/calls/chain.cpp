@@ -2,6 +2,7 @@
 
 #include <structmember.h>
 
+#include <algorithm>
 #include <cstddef>
 #include <vector>
 
@@ -21,6 +22,8 @@ struct Parts {
   std::vector<Hook> hooks;
   std::vector<Owned> modes;
   Owned wants, off, over, takes, aside;
+  Owned tensor, parameter;
+  bool dispatched = false;
 };
 
 struct Chain {
@@ -45,13 +48,47 @@ int given_away(const Parts& parts, const Hook& hook) {
   return taken == 1 ? 0 : -1;
 }
 
-PyObject* run(PyObject* self, PyObject* const* args, Py_ssize_t n) {
+enum Standing : int { kPlain, kAside, kForeign };
+constexpr Py_ssize_t kLooked = 64;  // of what a container holds
+
+PyObject* dunder_torch_function = nullptr;  // Interned
+
+// What an argument is, by its class, and what a plain container holds.
+int standing_of(const Parts& parts, PyObject* value, int depth) {
+  PyTypeObject* kind = Py_TYPE(value);
+  if (!PyType_HasFeature(kind, Py_TPFLAGS_HEAPTYPE)) {
+    int found = kPlain;
+    const bool listed = PyTuple_CheckExact(value) || PyList_CheckExact(value);
+    for (Py_ssize_t i = 0; listed && depth > 0 && i < std::min(kLooked, PySequence_Fast_GET_SIZE(value)); ++i) {
+      found = std::max(found, standing_of(parts, PySequence_Fast_GET_ITEM(value, i), depth - 1));
+    }
+    PyObject *key, *item;
+    Py_ssize_t at = 0;
+    for (Py_ssize_t i = 0; PyDict_CheckExact(value) && depth > 0 && i < kLooked && PyDict_Next(value, &at, &key, &item); ++i) {
+      found = std::max(found, standing_of(parts, item, depth - 1));
+    }
+    return found;
+  }
+  PyObject* cls = reinterpret_cast<PyObject*>(kind);
+  if (cls == parts.tensor.get() || cls == parts.parameter.get() || !_PyType_Lookup(kind, dunder_torch_function)) return kPlain;
+  return PyType_IsSubtype(kind, reinterpret_cast<PyTypeObject*>(parts.tensor.get())) ? kAside : kForeign;
+}
+
+// Of what a tap hands to its hooks: positional and keyword arguments of the call, and its result.
+int standing_of_call(const Parts& parts, PyObject* const* args, Py_ssize_t n) {
+  int found = kPlain;
+  for (Py_ssize_t i = 0; i < n && i < 3; ++i) found = std::max(found, standing_of(parts, args[i], i < 2 ? 2 : 1));
+  return found;
+}
+
+PyObject* run(PyObject* self, PyObject* const* args, Py_ssize_t n, bool foreign) {
   const Owned held = Owned::share(self);  // a hook may take the tap's hooks off
   const Parts& parts = *cast(self)->parts;
   int wanted = -1;  // not asked yet
   for (size_t i = 0; i < parts.hooks.size(); ++i) {
     const Hook& hook = parts.hooks[i];
     if (hook.label) {
+      if (foreign) continue;
       if (wanted < 0 && (wanted = truth(Owned(PyObject_CallNoArgs(parts.wants.get())))) < 0) return nullptr;
       if (!wanted && !hook.always) continue;
       int off = PySet_Contains(parts.over.get(), hook.label.get());
@@ -66,6 +103,11 @@ PyObject* run(PyObject* self, PyObject* const* args, Py_ssize_t n) {
   return Py_NewRef(Py_None);
 }
 
+PyObject* run_plainly(PyObject* self, PyObject* const* args, Py_ssize_t n) {
+  const Parts& parts = *cast(self)->parts;
+  return run(self, args, n, parts.dispatched && standing_of_call(parts, args, n) == kForeign);
+}
+
 PyObject* call(PyObject* self, PyObject* const* args, size_t nargsf, PyObject* kwnames) {
   if (kwnames && PyTuple_GET_SIZE(kwnames)) {
     PyErr_SetString(PyExc_TypeError, "a chain of hooks takes no keyword arguments");
@@ -73,10 +115,11 @@ PyObject* call(PyObject* self, PyObject* const* args, size_t nargsf, PyObject* k
   }
   const Py_ssize_t n = PyVectorcall_NARGS(nargsf);
   const Parts& parts = *cast(self)->parts;
-  for (const Owned& mode : parts.modes) {
-    const int on = truth(Owned(PyObject_CallNoArgs(mode.get())));
-    if (on < 0) return nullptr;
-    if (!on) continue;
+  int on = standing_of_call(parts, args, n) != kPlain;
+  for (size_t i = 0; i < parts.modes.size() && !on; ++i) {
+    if ((on = truth(Owned(PyObject_CallNoArgs(parts.modes[i].get())))) < 0) return nullptr;
+  }
+  if (on) {
     const Owned plain(PyObject_GetAttrString(self, "run"));
     const Owned given(PyTuple_New(n));
     if (!plain || !given) return nullptr;
@@ -84,14 +127,15 @@ PyObject* call(PyObject* self, PyObject* const* args, size_t nargsf, PyObject* k
     const Owned aside = Owned::share(parts.aside.get());
     return PyObject_CallFunctionObjArgs(aside.get(), plain.get(), given.get(), nullptr);
   }
-  return run(self, args, n);
+  return run(self, args, n, false);
 }
 
 PyObject* new_chain(PyTypeObject* type, PyObject* args, PyObject* kwargs) {
-  static const char* names[] = {"hooks", "wants", "off", "over", "takes", "modes", "aside", nullptr};
-  PyObject *hooks, *wants, *off, *over, *takes, *modes, *aside;
-  if (!PyArg_ParseTupleAndKeywords(args, kwargs, "O!OO!O!OO!O:Chain", const_cast<char**>(names), &PyTuple_Type, &hooks, &wants, &PySet_Type, &off,
-                                   &PySet_Type, &over, &takes, &PyTuple_Type, &modes, &aside)) {
+  static const char* names[] = {"hooks", "wants", "off", "over", "takes", "modes", "aside", "tensor", "parameter", "dispatched", nullptr};
+  PyObject *hooks, *wants, *off, *over, *takes, *modes, *aside, *tensor, *parameter;
+  int dispatched = 0;
+  if (!PyArg_ParseTupleAndKeywords(args, kwargs, "O!OO!O!OO!OO!O!|p:Chain", const_cast<char**>(names), &PyTuple_Type, &hooks, &wants, &PySet_Type, &off,
+                                   &PySet_Type, &over, &takes, &PyTuple_Type, &modes, &aside, &PyType_Type, &tensor, &PyType_Type, &parameter, &dispatched)) {
     return nullptr;
   }
   auto parts = std::make_unique<Parts>();
@@ -105,6 +149,7 @@ PyObject* new_chain(PyTypeObject* type, PyObject* args, PyObject* kwargs) {
     hook.always = always;
   }
   for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(modes); ++i) parts->modes.push_back(Owned::share(PyTuple_GET_ITEM(modes, i)));
+  parts->tensor = Owned::share(tensor), parts->parameter = Owned::share(parameter), parts->dispatched = dispatched;
   parts->wants = Owned::share(wants), parts->off = Owned::share(off), parts->over = Owned::share(over), parts->takes = Owned::share(takes), parts->aside = Owned::share(aside);
   PyObject* self = type->tp_alloc(type, 0);
   if (!self) return nullptr;
@@ -120,7 +165,7 @@ int traverse_chain(PyObject* self, visitproc visit, void* arg) {
   for (const Hook& hook : parts->hooks) {
     if (int stop = hook.function.visit(visit, arg)) return stop;
   }
-  for (const Owned* one : {&parts->wants, &parts->off, &parts->over, &parts->takes, &parts->aside}) {
+  for (const Owned* one : {&parts->wants, &parts->off, &parts->over, &parts->takes, &parts->aside, &parts->tensor, &parts->parameter}) {
     if (int stop = one->visit(visit, arg)) return stop;
   }
   return 0;
@@ -144,7 +189,7 @@ void dealloc_chain(PyObject* self) {
 }
 
 PyMethodDef methods[] = {
-    {"run", reinterpret_cast<PyCFunction>(reinterpret_cast<void*>(run)), METH_FASTCALL, "The hooks, whatever modes are on."},
+    {"run", reinterpret_cast<PyCFunction>(reinterpret_cast<void*>(run_plainly)), METH_FASTCALL, "The hooks, whatever modes are on."},
     {nullptr, nullptr, 0, nullptr},
 };
 
@@ -170,6 +215,8 @@ PyType_Spec spec = {"proctor.native._native.Chain", sizeof(Chain), 0, Py_TPFLAGS
 }  // namespace
 
 void bind_chain(pybind11::module_& m) {
+  dunder_torch_function = PyUnicode_InternFromString("__torch_function__");
+  if (!dunder_torch_function) throw pybind11::error_already_set();
   const Owned type(PyType_FromSpec(&spec));
   if (!type || PyModule_AddObjectRef(m.ptr(), "Chain", type.get()) < 0) throw pybind11::error_already_set();
 }

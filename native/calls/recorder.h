@@ -56,6 +56,7 @@ struct ThreadState {
 struct Tls {
   uint64_t token = 0;
   int inside = 0;  // > 0: our own code runs, taps pass through
+  const void* dispatching = nullptr;  // the innermost tap of C code that is being called; compared, never followed
   uint64_t recorder = 0;
   ThreadState* state = nullptr;
 };

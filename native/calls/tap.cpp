@@ -30,6 +30,7 @@ struct Tap {
   uint8_t act;       // what it is to a training loop while nobody looks
   int8_t group_at;   // of a collective
   bool record, always, root_only, flat;
+  bool comes_back;  // wraps C code, which may hand this tap to a `__torch_function__`, and that calls it for the same call
 };
 
 PyTypeObject* tap_type = nullptr;
@@ -172,6 +173,8 @@ class Observation {
 PyObject* observed(Tap* tap, PyObject* const* args, size_t nargsf, PyObject* kwnames, Tls& tls) {
   // Held: the caller's reference to the tap may go away while the wrapped callable runs.
   Owned held = Owned::share(reinterpret_cast<PyObject*>(tap));
+  const void* before = tls.dispatching;
+  if (tap->comes_back) tls.dispatching = tap;
   Observation observation(tap, tls);
   const Py_ssize_t n = PyVectorcall_NARGS(nargsf);
   try {
@@ -180,6 +183,7 @@ PyObject* observed(Tap* tap, PyObject* const* args, size_t nargsf, PyObject* kwn
   }
   swallow_error();
   PyObject* result = PyObject_Vectorcall(tap->wrapped, args, nargsf, kwnames);
+  tls.dispatching = before;
   if (result) {
     try {
       observation.leave(result);
@@ -225,7 +229,7 @@ PyObject* call(PyObject* self, PyObject* const* args, size_t nargsf, PyObject* k
   const bool tripwire = tap->always && (tap->before || tap->after);
   if (recording || tripwire) [[unlikely]] {
     Tls& state = tls();
-    if (!state.inside) return observed(tap, args, nargsf, kwnames, state);
+    if (!state.inside && state.dispatching != tap) return observed(tap, args, nargsf, kwnames, state);
   }
   return PyObject_Vectorcall(tap->wrapped, args, nargsf, kwnames);
 }
@@ -276,6 +280,7 @@ PyObject* new_tap(PyTypeObject*, PyObject* args, PyObject* kwargs) {
   tap->always = false;
   tap->root_only = false;
   tap->flat = false;
+  tap->comes_back = PyCFunction_Check(wrapped) || Py_IS_TYPE(wrapped, &PyMethodDescr_Type);
   tap->act = kNone;
   tap->group_at = -1;
   return self;

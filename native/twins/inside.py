@@ -13,6 +13,7 @@ from proctor.native.twins.handlers import from_handler, raise_later
 
 class _Local(threading.local):
     inside = 0  # > 0: our own code runs, taps pass through
+    dispatching: object = None  # the innermost tap of C code that is being called
 
 
 local = _Local()

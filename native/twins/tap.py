@@ -186,16 +186,19 @@ class Tap:
                 local.inside = before
         hooked = get(self, "_before") is not None or get(self, "_after") is not None
         recording = recorder.enabled and (get(self, "record") or hooked)
-        if local.inside or not (recording or (hooked and get(self, "always"))):
+        if local.inside or local.dispatching is self or not (recording or (hooked and get(self, "always"))):
             return tapped(*args, **kwargs)
-        observation = _Observation(self)
+        observation, dispatching = _Observation(self), local.dispatching
         result, raised = None, True
         try:  # one block, because Ctrl-C may land between any two lines of it
+            if type(tapped) in (types.BuiltinFunctionType, types.MethodDescriptorType):
+                local.dispatching = self
             observation.enter_safely(args, kwargs)
             result = tapped(*args, **kwargs)
             raised = False
             return result
         finally:
+            local.dispatching = dispatching
             observation.leave_safely(result, raised)
 
 

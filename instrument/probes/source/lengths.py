@@ -131,7 +131,7 @@ def _worked_out(method: Any, thing: Any, depth: int) -> Any:
 def _attribute(thing: Any, name: str) -> Any:
     if name == "shape" and issubclass(type(thing), torch.Tensor):
         with torch._C.DisableTorchFunction():
-            return tuple(thing.shape)
+            return tuple(torch.Tensor.shape.__get__(thing))
     if name == "shape" and type(thing).__module__ == "numpy" and type(thing).__name__ == "ndarray":
         return thing.shape
     return own(thing, name, _UNKNOWN)
@@ -143,7 +143,7 @@ def length(thing: Any, depth: int = _DEPTH) -> int | None:
         return len(thing)
     if issubclass(type(thing), torch.Tensor):
         with torch._C.DisableTorchFunction():
-            return int(thing.shape[0]) if thing.dim() else None
+            return int(torch.Tensor.shape.__get__(thing)[0]) if torch.Tensor.dim(thing) else None
     found = counted(thing, depth) if isinstance(thing, Dataset | Sampler | DataLoader) or type(thing).__module__.partition(".")[0] in _TABLES else None
     return None if found is None else int(found)
 

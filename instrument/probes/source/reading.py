@@ -72,7 +72,7 @@ def length(thing: Any) -> float | None:
     """`len` of what can be counted without running the user's code."""
     if isinstance(thing, torch.Tensor):
         with torch._C.DisableTorchFunction():
-            return float(thing.shape[0]) if thing.dim() else None
+            return float(torch.Tensor.shape.__get__(thing)[0]) if torch.Tensor.dim(thing) else None
     if isinstance(thing, _OPAQUE):
         return None
     if type(thing) in SIZED or (type(thing).__module__ in ("numpy", "collections", "builtins") and hasattr(thing, "__len__")):

@@ -15,6 +15,24 @@ from proctor.native.twins.chain import Chain as Twin
 KINDS = [Twin, *([Chain] if ACTIVE == "native" else [])]
 
 
+class Tensors:  # as torch has them: a class with this method, and classes of it
+    @classmethod
+    def __torch_function__(cls, *args: Any) -> Any:
+        raise AssertionError("code of the program's ran")
+
+
+class Parameters(Tensors):
+    pass
+
+
+class Sub(Tensors):
+    pass
+
+
+class Duck:
+    __torch_function__ = Tensors.__torch_function__
+
+
 class World:
     """Hooks that say their name, and what a chain asks."""
 
@@ -35,7 +53,7 @@ class World:
 
         return call
 
-    def chain(self, kind: Any, *hooks: tuple[str, bool, Callable[..., None]]) -> Any:
+    def chain(self, kind: Any, *hooks: tuple[str, bool, Callable[..., None]], dispatched: bool = False) -> Any:
         def wants() -> bool:
             self.asked += 1
             return self.wanted
@@ -48,7 +66,7 @@ class World:
             self.said.append("aside")
             run(*args)
 
-        return kind(hooks, wants, self.off, self.over, takes, (lambda: 0, lambda: self.mode), aside)
+        return kind(hooks, wants, self.off, self.over, takes, (lambda: 0, lambda: self.mode), aside, Tensors, Parameters, dispatched)
 
     def names(self) -> str:
         return " ".join(one if isinstance(one, str) else one[0] for one in self.said)
@@ -136,9 +154,9 @@ def test_an_error_of_what_is_asked_goes_to_the_tap(kind: Any, world: World) -> N
         raise RuntimeError("asked")
 
     with pytest.raises(RuntimeError, match="asked"):
-        kind((("p", False, world.hook("p")),), broken, set(), set(), broken, (), broken)(1)
+        kind((("p", False, world.hook("p")),), broken, set(), set(), broken, (), broken, Tensors, Parameters)(1)
     with pytest.raises(RuntimeError, match="asked"):
-        kind((("p", False, world.hook("p", ValueError())),), lambda: True, set(), set(), broken, (), broken)(1)
+        kind((("p", False, world.hook("p", ValueError())),), lambda: True, set(), set(), broken, (), broken, Tensors, Parameters)(1)
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -147,6 +165,25 @@ def test_where_a_mode_of_the_program_is_on_hooks_run_aside(kind: Any, world: Wor
     world.mode = 1
     chain(1, 2)
     assert world.said == ["aside", ("a", 1, 2), ("b", 1, 2)]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        (((), None), "a b"), (((Tensors(), Parameters(), 1, "x", object()), {"out": Tensors()}), "a b"), (((Sub(),), None), "aside a b"),
+        (((), {"input": Sub()}), "aside a b"), ((([Tensors(), Sub()],), None), "aside a b"), (((), None, Sub(), False), "aside a b"),
+        (((Duck(),), None), "aside a"), ((({"x": Duck()},), None), "aside a"), (((Sub(),), None, Duck(), False), "aside a"),
+        ((([*[0] * 1000, Duck()],), None), "a b"),
+    ],
+)  # fmt: skip
+def test_what_runs_where_an_argument_or_the_result_has_a_torch_function(kind: Any, given: tuple[Any, ...], said: str, world: World) -> None:
+    hooks = ("", True, world.hook("a")), ("p", True, world.hook("b"))
+    world.chain(kind, *hooks, dispatched=True)(*given)
+    assert world.names() == said
+    world.said.clear()
+    world.chain(kind, *hooks)(*given)  # a model, which may be given anything: its hooks look for tensors themselves
+    assert world.names() == (said if said.endswith("b") else said + " b")
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -167,6 +204,6 @@ def test_a_chain_in_a_cycle_is_collected(kind: Any, world: World) -> None:
 def test_what_is_no_chain_of_hooks_is_refused() -> None:
     for hooks in (("p",), (("p", True),), ((1, True, print),)):
         with pytest.raises((TypeError, SystemError)):
-            Chain(hooks, bool, set(), set(), print, (), print)  # type: ignore[arg-type]
+            Chain(hooks, bool, set(), set(), print, (), print, Tensors, Parameters)  # type: ignore[arg-type]
     with pytest.raises(TypeError, match="keyword"):
-        Chain((), bool, set(), set(), print, (), print)(x=1)  # type: ignore[call-arg]
+        Chain((), bool, set(), set(), print, (), print, Tensors, Parameters)(x=1)  # type: ignore[call-arg]

@@ -921,6 +921,28 @@ def test_tensor_subclasses_and_modes_run_no_user_code(impl: Any) -> None:
     assert json.loads(texts[2])["a"] == [{"T": "float32", "s": [3], "d": "cpu"}]
 
 
+@pytest.mark.parametrize("name", ["relu", "add_"])
+def test_what_c_code_hands_to_torch_function_and_gets_back_is_one_call(impl: Any, name: str) -> None:
+    class Sub(torch.Tensor):
+        @classmethod
+        def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            with torch._C.DisableTorchFunctionSubclass():
+                return tap(*args) if func.__name__ == name else func(*args)
+
+    r = armed(impl)
+    hooked: list[str] = []
+    tap = impl.Tap(r, getattr(torch, name, None) or getattr(torch.Tensor, name), 1, 0, lambda *_: hooked.append("before"), lambda *_: hooked.append("after"))
+    more = [1.0] if name == "add_" else []
+    for nth, tensor in enumerate((torch.ones(2).as_subclass(Sub), torch.ones(2), "no tensor", torch.ones(2)), 1):
+        if isinstance(tensor, str):
+            with pytest.raises(TypeError):
+                tap(tensor, *more)
+        else:
+            assert torch.Tensor.tolist(tap(tensor, *more)) == [1.0 + sum(more)] * 2
+        assert hooked == ["before", "after"] * nth
+    assert len(rows(r)) == 4
+
+
 def test_fake_and_functional_tensors_are_described(impl: Any) -> None:
     from torch._subclasses import FakeTensorMode
 
