@@ -64,7 +64,7 @@ gpu: setup
 	$(BIN)/python benchmarks/gpu.py $(ARGS)
 
 bench: setup
-	$(BIN)/python benchmarks/run_all.py
+	$(BIN)/python benchmarks/figures.py $(ARGS)
 
 exam: setup
 	PATH="$(abspath $(BIN)):$$PATH" $(BIN)/python benchmarks/exam.py $(BUGS)
