@@ -26,6 +26,7 @@ PREFIX: Final = struct.Struct("<II")
 Rows = Mapping[str, Sequence[Any]] | list[tuple[Any, ...]]  # columns by name, or rows; no value is None
 _MAX_COLUMNS: Final = 64
 _KNOWN: Final = 512  # heads of messages that are known again: one for each number of rows and place of buffers
+_ALIKE: Final = 128, 1 << 12  # messages with text that are known again, as many ranks send them in one step, and their bytes at most
 _BATCH: Final = 3  # MessageHeader.RecordBatch
 _HEADER_TYPE, _HEADER, _BODY, _CUSTOM = 1, 2, 3, 4  # fields of Message
 _LENGTH, _NODES, _BUFFERS, _COMPRESSION = 0, 1, 2, 3  # fields of RecordBatch
@@ -109,11 +110,24 @@ class TableEncoder:
         return [(table, Encoded(rows, message)) for table, rows, message in pack_tables(self._packers, tables)]
 
 
+class Unread(NamedTuple):
+    """A valid message that no Arrow object stands for yet: thousands of ranks send several in each step, and many are read at once (`Usual.columns`)."""
+
+    num_rows: int
+    message: pa.Buffer
+    usual: Usual
+
+    def batch(self) -> pa.RecordBatch:
+        """The rows; nothing is copied."""
+        return ipc.read_record_batch(ipc.read_message(self.message), self.usual.schema)
+
+
 class Usual:
     """Tells valid messages of an `Encoder` of the same schema, without Arrow, whose calls give the interpreter lock away."""
 
     def __init__(self, schema: pa.Schema) -> None:
         layout = _Layout.of(schema)
+        self.schema = schema
         self._size = len(layout.head)
         self._widths = [0 if kind in "?s" else np.dtype(kind).itemsize for kind in layout.kinds]
         self._kinds = layout.kinds
@@ -124,17 +138,47 @@ class Usual:
         ]
         self._blank = self._blanked(layout.head)
         self._known: dict[tuple[bytes, int], int] = {}  # rows, by head and size of messages that were valid; of tables without text these say all
+        self._alike: dict[bytes, int] = {}  # rows of messages with text
+        self.numeric = not set("?s") & set(layout.kinds)
 
     def rows(self, message: memoryview) -> int:
         """Rows of a valid message; 0 when it is none, or none of this form."""
         if "s" in self._kinds:
-            return self._rows(message)
-        said = bytes(message[: self._size]), len(message)
+            return self._rows_of_texts(message)
+        said = self.shape(message)
         rows = self._known.get(said)
         if rows is None:
             rows = self._rows(message)
             if len(self._known) < _KNOWN:
                 self._known[said] = rows
+        return rows
+
+    def columns(self, messages: Sequence[Unread]) -> dict[str, np.ndarray[Any, Any]]:
+        """The columns of messages of a `numeric` table with one `shape`, one message after the other."""
+        first = memoryview(messages[0].message)
+        count, (place, spans) = messages[0].num_rows, self._numbers[-1]
+        buffers = spans.unpack_from(first, place)[2::4], spans.unpack_from(first, place)[3::4]  # validity, which is empty, and values of each column
+        whole = np.frombuffer(b"".join(one.message for one in messages), dtype=np.uint8).reshape(len(messages), len(first))
+        columns = {}
+        for name, kind, at, size in zip(self.schema.names, self._kinds, *buffers, strict=True):
+            values = np.ascontiguousarray(whole[:, self._size + at : self._size + at + size])
+            columns[name] = values.view(kind).reshape(len(messages) * count)
+        return columns
+
+    def shape(self, message: memoryview) -> tuple[bytes, int]:
+        """What messages that can be read together have in common."""
+        return bytes(message[: self._size]), len(message)
+
+    def _rows_of_texts(self, message: memoryview) -> int:
+        if len(message) > _ALIKE[1]:
+            return self._rows(message)
+        said = bytes(message)
+        rows = self._alike.get(said)
+        if rows is None:
+            rows = self._rows(message)
+            if len(self._alike) >= _ALIKE[0]:
+                self._alike.clear()
+            self._alike[said] = rows
         return rows
 
     def _rows(self, message: memoryview) -> int:

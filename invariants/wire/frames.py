@@ -27,7 +27,7 @@ from pyarrow import ipc
 
 from proctor.errors import TransportError
 from proctor.invariants.schema import TABLES, TRACE_SCHEMA
-from proctor.invariants.wire.arrow_message import MARK, PREFIX, Encoded, Usual, arrow_head
+from proctor.invariants.wire.arrow_message import MARK, PREFIX, Encoded, Unread, Usual, arrow_head
 
 MAGIC: Final = b"PRF1"
 HEAD: Final = struct.Struct("<4sBBHIIII")
@@ -291,14 +291,18 @@ def pack(batches: Mapping[str, Encoded]) -> tuple[tuple[int, ...], tuple[int, ..
 class Records(Mapping[str, pa.RecordBatch]):
     """Valid records of some tables. Arrow reads those of the usual form when they are asked for, in the thread that asks."""
 
-    def __init__(self, found: dict[str, pa.RecordBatch | pa.Buffer]) -> None:
+    def __init__(self, found: dict[str, pa.RecordBatch | Unread]) -> None:
         self._found = found
 
     def __getitem__(self, table: str) -> pa.RecordBatch:
         held = self._found[table]
-        if isinstance(held, pa.Buffer):
-            held = self._found[table] = ipc.read_record_batch(ipc.read_message(held), TABLES[table])
+        if isinstance(held, Unread):
+            held = self._found[table] = held.batch()
         return held
+
+    def unread(self) -> Iterator[tuple[str, pa.RecordBatch | Unread]]:
+        """The tables, as far as nobody has asked for them as messages."""
+        return iter(self._found.items())
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._found)
@@ -315,14 +319,15 @@ def unpack(flush: Flush, body: bytes) -> Records:
     """
     if sum(flush.sizes) != len(body):
         raise FrameError("malformed records", "sizes do not add up")
-    found: dict[str, pa.RecordBatch | pa.Buffer] = {}
+    found: dict[str, pa.RecordBatch | Unread] = {}
     whole, begin = pa.py_buffer(body), 0
     for table, rows, size in zip(ORDER, flush.rows, flush.sizes, strict=True):
         if not size and not rows:
             continue
         data = whole.slice(begin, size)
-        usual = 0 < rows <= MAX_ROWS and _USUAL[table].rows(memoryview(data)) == rows
-        found[table] = data if usual else _read_batch(table, data, rows)
+        usual = _USUAL[table]
+        valid = 0 < rows <= MAX_ROWS and usual.rows(memoryview(data)) == rows
+        found[table] = Unread(rows, data, usual) if valid else _read_batch(table, data, rows)
         begin += size
     return Records(found)
 

@@ -22,8 +22,20 @@ from proctor.invariants.schema import CONTEXT, MAX_NAME_CHARS, TABLES, Name
 from proctor.invariants.trace import Process, Trace, process_of
 from proctor.invariants.trace.grouping import Array, Rows, numbers, pairs, pick
 from proctor.invariants.trace.windows import PROLOGUE, Window
+from proctor.invariants.wire import frames
+from proctor.invariants.wire.arrow_message import Unread
 from proctor.verify.live.contexts import Contexts
-from proctor.verify.live.rows import by_process, height, join, last_states, none_of, read
+from proctor.verify.live.rows import (
+    Held,
+    batch,
+    by_process,
+    columns,
+    height,
+    join,
+    last_states,
+    none_of,
+    together,
+)
 from proctor.verify.live.views import Views
 
 Records = Mapping[str, pa.Table | pa.RecordBatch]
@@ -110,7 +122,7 @@ class LiveTrace:
         self._order: list[Member] = []
         self._index: dict[Name, dict[str, int]] = {kind: {"": 0} for kind in Name}
         self._texts: dict[Name, list[str]] = {kind: [""] for kind in Name}
-        self._waiting: dict[str, list[tuple[int, pa.RecordBatch]]] = {name: [] for name in TABLES}
+        self._waiting: dict[str, list[tuple[int, Held]]] = {name: [] for name in TABLES}
         self._tables: dict[Name, tuple[Array, Array, Array]] = {}  # codes of all members, one after the other
         self._contexts = Contexts()
         self._rows: dict[str, dict[int, list[Rows]]] = {name: {} for name in _ROWS}  # by step, as they came
@@ -129,7 +141,7 @@ class LiveTrace:
     @property
     def rows(self) -> int:
         """Records that are held."""
-        waiting: int = sum(batch.num_rows for name in _ROWS for _, batch in self._waiting[name])
+        waiting: int = sum(held.num_rows for name in _ROWS for _, held in self._waiting[name])
         return waiting + self._shelved
 
     @property
@@ -164,15 +176,16 @@ class LiveTrace:
         Raises:
             TraceError: a table that no trace has, or one with other columns.
         """
-        for table, rows in records.items():
-            if table not in TABLES or not rows.schema.equals(TABLES[table]):
+        came: list[tuple[str, pa.Table | Held]] = list(records.unread() if isinstance(records, frames.Records) else records.items())
+        for table, rows in came:
+            if table not in TABLES or not (isinstance(rows, Unread) or rows.schema.equals(TABLES[table])):
                 raise TraceError(f"{name}: records of {table!r} do not have the columns of a trace")
         member = self.member(name)
         if info is not None:
             member.tell(info)
-        for table, rows in records.items():
-            batches = rows.to_batches() if isinstance(rows, pa.Table) else [rows]
-            self._waiting[table] += [(member.number, batch) for batch in batches if batch.num_rows]
+        for table, rows in came:
+            parts: list[Held] = rows.to_batches() if isinstance(rows, pa.Table) else [rows]
+            self._waiting[table] += [(member.number, part) for part in parts if part.num_rows]
         if reached is not None:
             member.said = True
             member.reached = max(member.reached, reached)
@@ -189,19 +202,20 @@ class LiveTrace:
     def settle(self) -> None:
         """Give global codes to what came in since."""
         named, self._waiting["names"] = self._waiting["names"], []
-        for number, batch in named:
-            self._name(self._order[number], batch)
+        for number, held in named:
+            self._name(self._order[number], batch(held))
         told, self._waiting["context"] = self._waiting["context"], []
         if told:
-            self._contexts.add(_procs(told), pa.concat_batches([batch for _, batch in told]))
-        for table, columns in _ROWS.items():
+            self._contexts.add(_procs(told), together([held for _, held in told]))
+        for table, coded in _ROWS.items():
             came, self._waiting[table] = self._waiting[table], []
             if not came:
                 continue
-            procs, rows = _procs(came), read([batch for _, batch in came])
+            procs = _procs(came)
+            rows = dict(columns([held for _, held in came]))
             keys = pairs(procs, rows["ctx"])
             steps, looks = self._contexts.of(keys)
-            rows |= {c: self._globals(kind, procs, rows[c]) for c, kind in columns.items()}
+            rows |= {c: self._globals(kind, procs, rows[c]) for c, kind in coded.items()}
             rows |= {"proc": procs, "_key": keys, "_step": steps, "_look": looks}
             self._shelve(table, rows, steps)
             if table == "states":
@@ -233,8 +247,8 @@ class LiveTrace:
         if table == "states":
             self._fronts = {before: states for before, states in self._fronts.items() if before <= first}
 
-    def _name(self, member: Member, batch: pa.RecordBatch) -> None:
-        kinds, ids, texts = (batch.column(c).to_pylist() for c in ("kind", "id", "text"))
+    def _name(self, member: Member, rows: pa.RecordBatch) -> None:
+        kinds, ids, texts = (rows.column(c).to_pylist() for c in ("kind", "id", "text"))
         for kind, code, text in zip(kinds, ids, texts, strict=True):
             if kind not in Name._value2member_map_ or text is None or len(text) > MAX_NAME_CHARS or code > _MAX_CODES:
                 continue
@@ -363,10 +377,10 @@ class LiveTrace:
         return none_of(TABLES[table]) | {name: np.zeros(0, dtype=kind) for name, kind in added.items()}
 
 
-def _procs(waiting: Sequence[tuple[int, pa.RecordBatch]]) -> Array:
+def _procs(waiting: Sequence[tuple[int, Held]]) -> Array:
     """Number of the process of each row of these."""
     numbers = np.array([number for number, _ in waiting], dtype=np.uint16)
-    return np.repeat(numbers, [batch.num_rows for _, batch in waiting])
+    return np.repeat(numbers, [held.num_rows for _, held in waiting])
 
 
 def _looked_up(keys: Array, values: Array, wanted: Array, default: int) -> Array:
