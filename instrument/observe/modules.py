@@ -11,6 +11,7 @@ import gc
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+from proctor.instrument.observe import plainly
 from proctor.invariants.codec.variable import is_wrapper_slot
 
 _DEPTH = 16  # wrappers around wrappers
@@ -76,7 +77,7 @@ def roots_among(modules: Iterable[Any]) -> list[Any]:
     """Those of some modules, the whole program's, that none of the others holds and that own parameters; in their order."""
     whole = [m for m in modules if "_modules" in vars(m)]
     held = {id(child) for m in whole for child in m._modules.values() if child is not None}
-    return [m for m in whole if id(m) not in held and any(True for _ in m.parameters())]
+    return [m for m in whole if id(m) not in held and any(True for _ in plainly.parameters(m))]
 
 
 def living() -> list[Any]:
@@ -88,7 +89,7 @@ def living() -> list[Any]:
 
 def roots_owning(params: set[int]) -> list[Any]:
     """Module trees that own any of these parameters."""
-    return [m for m in roots_among(living()) if any(id(p) in params for p in m.parameters())]
+    return [m for m in roots_among(living()) if any(id(p) in params for p in plainly.parameters(m))]
 
 
 def _wrapped(module: Any) -> Any:

@@ -16,6 +16,7 @@ from typing import Any
 
 import msgspec
 
+from proctor.instrument.observe import plainly
 from proctor.instrument.observe.content import no_torch_function
 from proctor.instrument.observe.modules import (
     buffer_of,
@@ -41,7 +42,7 @@ def _in_order(roots: list[Any], order: dict[int, int]) -> list[Any]:
     """Models in the order of what is asked for, by place. Of two that share a layer, the one that has more of it first: the order of the collector is another in each run."""
 
     def place(root: Any) -> tuple[int, int, str]:
-        own = [order[id(p)] for p in root.parameters() if id(p) in order]
+        own = [order[id(p)] for p in plainly.parameters(root) if id(p) in order]
         return min(own, default=len(order)), -len(own), class_name(root)
 
     return sorted(roots, key=place)
@@ -185,13 +186,13 @@ class Tracked:
         self._roots[id(root)] = weakref.ref(root)
         inner, wrapper = unwrap(root)
         model = self._numbered(inner)
-        owners: dict[str, Any] = dict(root.named_modules(remove_duplicate=False))
+        owners: dict[str, Any] = dict(plainly.named_modules(root, remove_duplicate=False))
         names = clean_names(owners)
         with_params = [n for n, m in owners.items() if any(p is not None for p in m._parameters.values())]
         order = {names[n]: i for i, n in enumerate(dict.fromkeys(with_params))}
         last = len(order) - 1
         first_name: dict[int, str] = {}
-        for name, p in placed_of(root.named_parameters(remove_duplicate=False)):  # a later scan finds what a lazy one has become
+        for name, p in placed_of(plainly.named_parameters(root, remove_duplicate=False)):  # a later scan finds what a lazy one has become
             prefix, _, kind = name.rpartition(".")
             clean = joined(names.get(prefix, prefix), kind)
             owner = owners.get(prefix, inner)
@@ -204,7 +205,7 @@ class Tracked:
             about = {"wrapper": wrapper or self._wrapped.get(id(p), ""), "model": model}
             self._add_parameter(p, var, about if root is inner else about | {"root": class_name(root)})
         if self.watches("buffer"):
-            for name, b in placed_of(root.named_buffers()):
+            for name, b in placed_of(plainly.named_buffers(root)):
                 prefix, _, kind = name.rpartition(".")
                 owner = owners.get(prefix, inner)
                 slot = self._buffers.get((id(owner), kind))
@@ -234,7 +235,7 @@ class Tracked:
 
     def set_wrapper(self, root: Any, wrapper: str) -> None:
         """Remember that a tree is driven by DDP, FSDP, … (a fact for preconditions)."""
-        for p in root.parameters():
+        for p in plainly.parameters(root):
             self._wrapped[id(p)] = wrapper
             if (known := self._params.get(id(p))) is not None:
                 known[3]["wrapper"] = wrapper

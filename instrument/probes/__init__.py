@@ -314,7 +314,7 @@ class Probes:
             out |= self._run(f"values: {probe.name}", probe.facts) or {}
         return out
 
-    def _as_one(self, hooks: list[_Hook], dispatched: bool) -> Any:
+    def _as_one(self, hooks: list[_Hook], dispatched: bool = False) -> Any:
         """Hooks as one. Those of probes run while rows are wanted, or always if steady; the given ones guard themselves."""
         if len(hooks) <= 1 and all(probe is None for probe, _ in hooks):
             return hooks[0][1] if hooks else None

@@ -12,6 +12,7 @@ from collections import OrderedDict
 from collections.abc import Iterator
 from typing import Any, Final, NamedTuple
 
+from proctor.instrument.observe import plainly
 from proctor.instrument.observe.modules import class_name
 from proctor.instrument.observe.plainly import lazy
 from proctor.instrument.observe.refs import TensorRef
@@ -45,10 +46,10 @@ def find(model: Any, held: set[int]) -> list[Copy]:
         model: a module that trains.
         held: ids of what an optimizer holds; a model that is trained itself is no copy.
     """
-    names = {unwrapped(n): p for n, p in model.named_parameters() if p.requires_grad}
+    names = {unwrapped(n): p for n, p in plainly.named_parameters(model) if p.requires_grad}
     if not 0 < len(names) <= _MAX_PARAMETERS:
         return []
-    own = {id(m) for m in model.modules()}
+    own = {id(m) for m in plainly.modules(model)}
     by_shapes = _submodules(model)
     kinds = {kind for kind, _ in by_shapes}
     modules, others = [], []
@@ -58,15 +59,15 @@ def find(model: Any, held: set[int]) -> list[Copy]:
         if kind in _CONTAINERS:
             if len(o) == len(names) or (len(o) > len(names) and kind in _MAPPINGS and names.keys() <= o.keys()):
                 others.append(o)
-        elif kind in kinds and (id(o) not in own or not any(p.requires_grad for p in o.parameters())):
+        elif kind in kinds and (id(o) not in own or not any(p.requires_grad for p in plainly.parameters(o))):
             modules.append(o)
     del objects
     found: list[Copy] = []
     seen: set[int] = {id(p) for p in names.values()} | held
-    for module in sorted(modules, key=lambda m: -sum(1 for _ in m.parameters())):
+    for module in sorted(modules, key=lambda m: -sum(1 for _ in plainly.parameters(m))):
         source = by_shapes.get((type(module), _shapes(module)))
         if source is not None:
-            pairs = list(zip(module.parameters(), source.parameters()))
+            pairs = list(zip(plainly.parameters(module), plainly.parameters(source)))
             # A part of the model runs in its forward: there is no evaluation of its own.
             both = None if id(module) in own else (weakref.ref(module), weakref.ref(source))
             _keep(found, seen, f"module {class_name(module)}", pairs, both)
@@ -113,14 +114,14 @@ def _alike(c: Any, p: Any) -> bool:
 def _submodules(model: Any) -> dict[tuple[type, Shapes], Any]:
     """The model and each of its modules that has parameters to train, by class and shapes, where no other is like it."""
     found: dict[tuple[type, Shapes], list[Any]] = {}
-    for module in model.modules():
-        if any(p.requires_grad for p in module.parameters()):
+    for module in plainly.modules(model):
+        if any(p.requires_grad for p in plainly.parameters(module)):
             found.setdefault((type(module), _shapes(module)), []).append(module)
     return {key: several[0] for key, several in found.items() if len(several) == 1}
 
 
 def _shapes(module: Any) -> Shapes:
-    return tuple((n, () if lazy(p) else tuple(p.shape)) for n, p in module.named_parameters())
+    return tuple((n, () if lazy(p) else tuple(p.shape)) for n, p in plainly.named_parameters(module))
 
 
 def values(refs: Iterator[Any], elements: int) -> list[float] | None:
@@ -157,7 +158,7 @@ class Roots:
         """For each module whether it lies in this root."""
         known = self._known.get(id(root))
         if known is None or known[0]() is not root:
-            inside = {id(module) for module in root.modules()}
+            inside = {id(module) for module in plainly.modules(root)}
             if len(self._known) >= _ROOTS:
                 return tuple(False for _ in self._modules)
             known = self._known[id(root)] = weakref.ref(root), tuple((m := ref()) is not None and id(m) in inside for ref in self._modules)

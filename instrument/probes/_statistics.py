@@ -10,6 +10,7 @@ from __future__ import annotations
 import weakref
 from typing import Any, Final
 
+from proctor.instrument.observe import plainly
 from proctor.instrument.observe.modules import buffer_of
 from proctor.instrument.probes import _copies
 
@@ -32,9 +33,9 @@ class Statistics:
 
     def __init__(self, copy: Any, model: Any) -> None:
         self._copy = weakref.ref(copy)
-        theirs = dict(model.named_modules())
+        theirs = dict(plainly.named_modules(model))
         self._buffers: list[_Pair] = []  # what a module keeps there may be another tensor in each step
-        for path, module in copy.named_modules():
+        for path, module in plainly.named_modules(copy):
             if path in theirs and len(self._buffers) < _BUFFERS:
                 pair = (weakref.ref(module), weakref.ref(theirs[path]))
                 self._buffers += [(f"{path}.{key}" if path else key, *pair, key) for key in list(module._buffers.keys()) if key in theirs[path]._buffers]  # a scripted module's are no dictionary

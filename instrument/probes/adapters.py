@@ -16,6 +16,7 @@ import weakref
 from collections.abc import Iterable, Iterator
 from typing import Any, Final
 
+from proctor.instrument.observe import plainly
 from proctor.instrument.observe.modules import class_name, unwrap
 from proctor.instrument.observe.refs import TensorRef
 from proctor.instrument.probes import NO_HOOKS, Home, Hooks, Sink, register
@@ -93,7 +94,7 @@ class Adapters(Usage):
 
         model = args[0]
         if torch.is_grad_enabled() and model.training:
-            layers = [m for m in model.modules() if isinstance(m, library.BaseTunerLayer)]
+            layers = [m for m in plainly.modules(model) if isinstance(m, library.BaseTunerLayer)]
             if layers:
                 self._looks.append(_Look(unwrap(model)[0], layers))
 
@@ -110,7 +111,7 @@ class Adapters(Usage):
         for look in looks:
             models.setdefault(id(look.model), []).append(look)
         for found in models.values():
-            if any(id(p) in mine for p in found[0].model.parameters()):
+            if any(id(p) in mine for p in plainly.parameters(found[0].model)):
                 self._left, self._most = self._left - 1, self._most - 1
                 self._judge(found, held)
 
@@ -128,7 +129,7 @@ class Adapters(Usage):
             share = "all" if len(missing) == len(wanted) else "some"
             self.say("held", name, f"{share} parameters of the active adapters of {name} ({_active(layers)}) are in no optimizer" if missing else "")
         if active:
-            others = any(p.requires_grad and id(p) in held for p in model.parameters())
+            others = any(p.requires_grad and id(p) in held for p in plainly.parameters(model))
             if wanted or others:
                 self.say("frozen", name, "" if wanted else f"the active adapters of {name} ({_active(layers)}) are frozen, and other parameters of it train")
         if wanted:
@@ -166,7 +167,7 @@ class Adapters(Usage):
             return
         named = options.get("selected_adapters") is not None or len(args) > 3
         adapters = {id(p) for p in self._adapters(model)} if named else set()
-        mine = ((path, p) for path, p in model.named_parameters() if p.requires_grad and id(p) not in adapters and _place(p))
+        mine = ((path, p) for path, p in plainly.named_parameters(model) if p.requires_grad and id(p) not in adapters and _place(p))
         trained = {_place(p): path for path, p in mine if (ref := self._trained.get(id(p))) is not None and ref() is p}
         missing = {place: path for place, path in trained.items() if place not in written and place not in self._kept and not written.intersection(_names(path, model.peft_config))}
         if trained and not missing:
@@ -176,9 +177,9 @@ class Adapters(Usage):
     def _adapters(self, model: Any) -> Iterator[Any]:
         """All parameters of layers with adapters, of whichever adapter, and of copies that are trained and saved in the place of a module."""
         kinds = (sys.modules["peft.tuners.tuners_utils"].BaseTunerLayer, sys.modules["peft.utils.other"].AuxiliaryTrainingWrapper)
-        for module in model.modules():
+        for module in plainly.modules(model):
             if isinstance(module, kinds):
-                yield from module.parameters()
+                yield from plainly.parameters(module)
 
     def _keeps(self, args: tuple[Any, ...]) -> None:
         if not self._collected:
@@ -207,7 +208,7 @@ class Adapters(Usage):
             return
         name = class_name(args[0]).rpartition(".")[2]
         adapter = (kwargs or {}).get("adapter_name", args[2] if len(args) > 2 else "default")
-        kinds = {kind for module in args[0].modules() for kind in getattr(type(module), "adapter_layer_names", ())}
+        kinds = {kind for module in plainly.modules(args[0]) for kind in getattr(type(module), "adapter_layer_names", ())}
         missing = [key for key in result.missing_keys if adapter in (parts := key.split(".")) and kinds.intersection(parts)]
         if unexpected:
             self.say("loaded", name, f"a state that is loaded into {name} has tensors that belong to nothing, such as {unexpected[0]}")
@@ -233,7 +234,7 @@ def _parts(layer: Any) -> Iterator[Any]:
             if not hasattr(table, "keys") or adapter not in table:
                 continue
             part = table[adapter]
-            yield from part.parameters() if hasattr(part, "parameters") else [part] if hasattr(part, "requires_grad") else []
+            yield from plainly.parameters(part) if hasattr(part, "parameters") else [part] if hasattr(part, "requires_grad") else []
 
 
 def _places(value: Any, depth: int = _DEPTH) -> Iterator[int]:
@@ -243,7 +244,7 @@ def _places(value: Any, depth: int = _DEPTH) -> Iterator[int]:
     if isinstance(value, torch.Tensor):
         yield _place(value)
     elif isinstance(value, torch.nn.Module):
-        yield from map(_place, value.parameters())
+        yield from map(_place, plainly.parameters(value))
     elif depth and isinstance(value, dict):
         for inner in value.values():
             yield from _places(inner, depth - 1)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from typing import Any, Final
 
+from proctor.instrument.observe import plainly
 from proctor.instrument.probes import NO_HOOKS, EarlyProbe, Home, Hooks, Sink, register
 from proctor.instrument.probes.judged import readable, tensors
 from proctor.instrument.probes.source.formulas import is_loss_of_torch
@@ -45,7 +46,7 @@ class Answers(EarlyProbe):
         self._given = []
 
     def _called(self, args: tuple[Any, ...], kwargs: dict[str, Any] | None) -> None:
-        if self.left > 0 and getattr(args[0], "training", False) and next(args[0].parameters(), None) is not None:
+        if self.left > 0 and getattr(args[0], "training", False) and next(plainly.parameters(args[0]), None) is not None:
             given = list(tensors([*args[1:], *(kwargs or {}).values()]))[:_TENSORS]
             self._given = [*self._given, *(t for t in given if t.is_floating_point() and t.dim() > 1 and not t.requires_grad)][:_TENSORS]
 

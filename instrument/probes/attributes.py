@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
+from proctor.instrument.observe import plainly
 from proctor.instrument.probes import NO_HOOKS, Home, Hooks, Probe, Sink, register
 from proctor.invariants.schema import Name, Value
 
@@ -85,7 +86,7 @@ def _modules(method: str, args: tuple[Any, ...], kwargs: dict[str, Any] | None) 
 def _attributes(given: list[Any]) -> Attributes:
     found: Attributes = {}
     for root in given:
-        for i, (path, module) in enumerate(root.named_modules()):
+        for i, (path, module) in enumerate(plainly.named_modules(root)):
             if i >= _MODULES or len(found) >= _ATTRIBUTES:
                 break
             for key, value in vars(module).items():

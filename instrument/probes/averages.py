@@ -26,6 +26,7 @@ from typing import Any, Final
 
 import torch
 
+from proctor.instrument.observe import plainly
 from proctor.instrument.probes import (
     NO_HOOKS,
     Home,
@@ -144,7 +145,7 @@ class Averages(Probe):
         mine = {id(ref()) for known in self._known for ref, _ in known.copy.pairs}
         for model_ref in self._models:
             model = model_ref()
-            if model is None or not any(id(p) in held for p in model.parameters()):
+            if model is None or not any(id(p) in held for p in plainly.parameters(model)):
                 continue
             for copy in _copies.find(model, held):
                 if len(self._known) < _copies.MAX_COPIES and not any(id(ref()) in mine for ref, _ in copy.pairs):
@@ -206,7 +207,7 @@ class Averages(Probe):
 
 def _learns(module: Any) -> bool:
     """Whether this is a model that trains; augmentations and losses are modules, too, and are called by themselves."""
-    return bool(module.training) and any(p.requires_grad for p in module.parameters())
+    return bool(module.training) and any(p.requires_grad for p in plainly.parameters(module))
 
 
 def _fit(moved: Sequence[float], before: Sequence[float], model: Sequence[float], scale: Sequence[float]) -> tuple[float, float]:

@@ -14,6 +14,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any, Final
 
+from proctor.instrument.observe import plainly
 from proctor.instrument.observe.modules import class_name
 from proctor.instrument.probes import NO_HOOKS, Home, Hooks, Probe, Sink, register
 from proctor.instrument.probes.judged import readable
@@ -65,10 +66,10 @@ class Beside(Probe):
         import torch
 
         model = args[0]
-        first = next(model.parameters(), None)
+        first = next(plainly.parameters(model), None)
         if first is None:  # a loss, an augmentation
             return
-        trains = torch.is_grad_enabled() and (first.requires_grad or any(p.requires_grad for p in model.parameters()))
+        trains = torch.is_grad_enabled() and (first.requires_grad or any(p.requires_grad for p in plainly.parameters(model)))
         into, name = self._trained if trains else self._other, class_name(model)
         if len(into) < _CLASSES or name in into:
             calls = into.setdefault(name, _Calls())

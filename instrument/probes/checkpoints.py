@@ -18,6 +18,7 @@ import os
 from collections.abc import Mapping
 from typing import Any, Final
 
+from proctor.instrument.observe import plainly
 from proctor.instrument.observe.content import no_torch_function
 from proctor.instrument.observe.plainly import is_tensor, lazy
 from proctor.instrument.probes import NO_HOOKS, Home, Hooks, Probe, Sink, _generators, register
@@ -224,7 +225,7 @@ def _given(args: tuple[Any, ...], kwargs: dict[str, Any] | None) -> dict[str, An
 def _tensors_of(module: Any) -> dict[str, Any]:
     """What `state_dict` would hold, without calling it: parameters and persistent buffers by name."""
     found: dict[str, Any] = {}
-    for prefix, child in module.named_modules(remove_duplicate=False):
+    for prefix, child in plainly.named_modules(module, remove_duplicate=False):
         hidden = child._non_persistent_buffers_set
         own = [*child._parameters.items(), *((k, b) for k, b in child._buffers.items() if k not in hidden)]
         found.update({f"{prefix}.{k}" if prefix else k: t for k, t in own if t is not None and not lazy(t)})

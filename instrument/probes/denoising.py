@@ -15,7 +15,7 @@ import sys
 import weakref
 from typing import Any, Final
 
-from proctor.instrument.observe import content
+from proctor.instrument.observe import content, plainly
 from proctor.instrument.observe.modules import class_name
 from proctor.instrument.observe.refs import TensorRef
 from proctor.instrument.probes import NO_HOOKS, Home, Hooks, Sink, register
@@ -111,9 +111,9 @@ class Denoising(Usage):
         import torch
 
         model = args[0]
-        first = next(model.parameters(), None)
-        if first is not None and not any(p.requires_grad for p in model.parameters()):
-            drops = model.training and any(isinstance(m, torch.nn.Dropout) and m.training and m.p > 0 for m in model.modules())
+        first = next(plainly.parameters(model), None)
+        if first is not None and not any(p.requires_grad for p in plainly.parameters(model)):
+            drops = model.training and any(isinstance(m, torch.nn.Dropout) and m.training and m.p > 0 for m in plainly.modules(model))
             if len(self._beside) < _RECORDS:
                 self._beside[id(model)] = weakref.ref(model), drops
             return
@@ -172,7 +172,7 @@ class Denoising(Usage):
         factor = getattr(getattr(coder, "config", None), "scaling_factor", None)
         if coder is None or not self._latents or not isinstance(factor, int | float) or factor == 1:
             return
-        if any(id(p) in self._trained for p in coder.parameters()):
+        if any(id(p) in self._trained for p in plainly.parameters(coder)):
             return  # it trained here: whoever samples may leave the factor out, too
         bare = any(ref() is sample for ref in self._latents)
         self.say("scaled", name, f"{name} adds noise to latents of {type(coder).__name__} without its scaling factor" if bare else "")

@@ -13,6 +13,7 @@ import sys
 import weakref
 from typing import Any, Final
 
+from proctor.instrument.observe import plainly
 from proctor.instrument.probes import NO_HOOKS, Home, Hooks, Sink, register
 from proctor.instrument.probes._usage import BACKWARDS, UPDATE, Usage
 
@@ -29,7 +30,7 @@ class _Engine:
 
     def __init__(self, engine: Any) -> None:
         self.ref = weakref.ref(engine)
-        self.params = {id(p) for p in engine.module.parameters()}
+        self.params = {id(p) for p in plainly.parameters(engine.module)}
         self.forwards = self.backwards = 0
         self.pending = 0  # backwards since the last update
         self.gathered = 0  # steps in a row that were asked for behind all batches of an update
@@ -136,7 +137,7 @@ class Engines(Usage):
             return True
         if hasattr(what, "param_groups"):
             return any(id(p) in known.params for group in what.param_groups for p in group["params"])
-        return hasattr(what, "parameters") and any(id(p) in known.params for p in what.parameters())
+        return hasattr(what, "parameters") and any(id(p) in known.params for p in plainly.parameters(what))
 
     def _updates(self, args: tuple[Any, ...], kwargs: dict[str, Any] | None) -> None:
         if "deepspeed" not in sys.modules:

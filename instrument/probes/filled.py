@@ -11,6 +11,7 @@ import weakref
 from collections import OrderedDict
 from typing import Any, Final
 
+from proctor.instrument.observe import plainly
 from proctor.instrument.probes import NO_HOOKS, Home, Hooks, Probe, Sink, register
 from proctor.invariants.schema import Value
 
@@ -54,7 +55,7 @@ class Filled(Probe):
             state, model = ref(), of()
             if state is None or model is None:
                 continue
-            named = [(name, p) for name, p in list(model.named_parameters())[:_PARAMETERS] if id(p) in held]
+            named = [(name, p) for name, p in list(plainly.named_parameters(model))[:_PARAMETERS] if id(p) in held]
             others = [name for name, p in named if name in state and _another(state[name], p)]
             if others:
                 kind = type(model).__name__

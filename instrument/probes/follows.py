@@ -13,6 +13,7 @@ from typing import Any, Final
 import numpy as np
 import torch
 
+from proctor.instrument.observe import plainly
 from proctor.instrument.probes import NO_HOOKS, Home, Hooks, Probe, Sink, register
 from proctor.instrument.probes.judged import bits, readable, tensors
 from proctor.instrument.probes.source.formulas import is_loss_of_torch
@@ -62,7 +63,7 @@ class Follows(Probe):
     def _called(self, args: tuple[Any, ...], kwargs: dict[str, Any] | None) -> None:
         if self._left <= 0 or self._samples is not None or self.over or not getattr(args[0], "training", False):
             return
-        if not torch.is_grad_enabled() or next(args[0].parameters(), None) is None:
+        if not torch.is_grad_enabled() or next(plainly.parameters(args[0]), None) is None:
             return
         self._left -= 1
         given = next(iter(tensors([*args[1:], *(kwargs or {}).values()])), None)

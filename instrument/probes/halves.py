@@ -10,6 +10,7 @@ from __future__ import annotations
 import weakref
 from typing import Any, Final
 
+from proctor.instrument.observe import plainly
 from proctor.instrument.observe.refs import TensorRef
 from proctor.instrument.probes import NO_HOOKS, Home, Hooks, Probe, Sink, register
 from proctor.invariants.schema import MODEL_CALL, Value
@@ -64,7 +65,7 @@ class Halves(Probe):
 
         self._models.add(id(model))
         kinds = (torch.nn.Linear, torch.nn.Conv1d, torch.nn.Conv2d, torch.nn.Conv3d)
-        for name, layer in model.named_modules():
+        for name, layer in plainly.named_modules(model):
             # One that is computed (a spectral norm) is no parameter of the layer, and to ask for it would compute it within the program's forward.
             weight: Any = layer._parameters.get("weight") if type(layer) in kinds or isinstance(layer, kinds[1:]) else None
             if type(weight) is torch.nn.Parameter and weight.device.type == "cpu" and weight.shape[0] >= _LEAST and weight.shape[0] % 2 == 0 and weight.numel() <= _LARGEST:

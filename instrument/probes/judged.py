@@ -14,7 +14,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from proctor.instrument.observe import content
+from proctor.instrument.observe import content, plainly
 from proctor.instrument.observe.content import array_of
 from proctor.instrument.observe.plainly import inside
 from proctor.instrument.probes import NO_HOOKS, EarlyProbe, Home, Hooks, Sink, register
@@ -57,7 +57,7 @@ class Judged(EarlyProbe):
 
     def _called(self, args: tuple[Any, ...], kwargs: dict[str, Any] | None) -> None:
         # Where a model's forward is called by its name, a loss that is a module is called by nobody else: it is no model.
-        if self.left > 0 and getattr(args[0], "training", False) and next(args[0].parameters(), None) is not None:
+        if self.left > 0 and getattr(args[0], "training", False) and next(plainly.parameters(args[0]), None) is not None:
             self._handed("model", [*args[1:], *(kwargs or {}).values()])
 
     def _handed(self, place: str, value: Any) -> None:

@@ -13,6 +13,7 @@ import sys
 import weakref
 from typing import Any, Final
 
+from proctor.instrument.observe import plainly
 from proctor.instrument.observe.content import no_torch_function
 from proctor.instrument.observe.modules import living
 from proctor.instrument.observe.plainly import is_tensor
@@ -90,7 +91,7 @@ class Loose(Probe):
         self._updates += 1
         if self._updates == _FIRST:
             called = [model for ref in self._models.values() if (model := ref()) is not None]
-            every = {id(p): p for model in called for p in model.parameters() if p.requires_grad and _plain(p)}
+            every = {id(p): p for model in called for p in plainly.parameters(model) if p.requires_grad and _plain(p)}
             held = self._held()
             loose = [p for key, p in every.items() if key not in held][:_PARAMETERS]
             self._loose = [(TensorRef(p), _telling(p)) for p in self._pushed(loose)]
@@ -114,12 +115,12 @@ class Loose(Probe):
         still = [p for p, told in known if id(p) not in held and p.requires_grad and _telling(p) == told]
         loose = {id(p) for p in self._pushed(still)}
         for owner in _modules() if loose else ():
-            named = list(owner.named_parameters())
+            named = list(plainly.named_parameters(owner))
             first = next((i for i, (_, p) in enumerate(named) if id(p) in held), len(named))
             behind = [name for name, p in named[first:] if id(p) in loose]
             if named and all(id(p) in loose for _, p in named) and self._in_front(owner, held):
                 behind = [name for name, _ in named]
-            if behind and not any(_of_a_library(part) for part in owner.modules()):
+            if behind and not any(_of_a_library(part) for part in plainly.modules(owner)):
                 more = f" and {len(behind) - 1} more" if len(behind) > 1 else ""
                 seen = f"{behind[0]}{more} of {_name(owner)}: no optimizer holds what began at random and gets gradients, which pile up since nothing clears them"
                 self.sink.number(behind[0], float(len(behind)), kind=Value.KEPT, facts={"what": "forgotten", "seen": seen})
@@ -127,12 +128,12 @@ class Loose(Probe):
 
     def _in_front(self, owner: Any, held: set[int]) -> bool:
         """Whether this is a model that was given data alone, and what it gives is given to one that an optimizer holds."""
-        mine = {id(p) for p in owner.parameters()}
+        mine = {id(p) for p in plainly.parameters(owner)}
         known = self._models.get(id(owner))
         if known is None or known() is not owner or id(owner) in self._fed:
             return False
         others = [ref for key, ref in self._models.items() if self._fed.get(key, set()) & mine]
-        return any(id(p) in held for ref in others if (model := ref()) is not None for p in model.parameters())
+        return any(id(p) in held for ref in others if (model := ref()) is not None for p in plainly.parameters(model))
 
 
 def _made_with(given: tuple[Any, ...]) -> set[int]:
@@ -145,7 +146,7 @@ def _made_with(given: tuple[Any, ...]) -> set[int]:
 
 def _modules() -> list[Any]:
     """All modules that live, by the number of their parts, the fewest first."""
-    return sorted(living(), key=lambda module: sum(1 for _ in module.modules()))
+    return sorted(living(), key=lambda module: sum(1 for _ in plainly.modules(module)))
 
 
 def _of_a_library(module: Any) -> bool:

@@ -13,6 +13,7 @@ from __future__ import annotations
 import weakref
 from typing import Any, Final, NamedTuple
 
+from proctor.instrument.observe import plainly
 from proctor.instrument.probes import NO_HOOKS, Home, Hooks, Probe, Sink, register
 from proctor.invariants.schema import MODEL_CALL, Value
 
@@ -69,7 +70,7 @@ class Modes(Probe):
             return
         known = self._known.get(id(root))
         if known is None or known.ref() is not root:
-            if len(self._known) >= _MODELS or not any(p.requires_grad for p in root.parameters()):
+            if len(self._known) >= _MODELS or not any(p.requires_grad for p in plainly.parameters(root)):
                 return
             known = self._known[id(root)] = _Known(root)
         if known.over:
@@ -78,7 +79,7 @@ class Modes(Probe):
             known.over = True
             self._compare(known, _look(root))
         elif len(known.looks) < _LOOKS:
-            modules = list(root.named_modules())[:_MODULES]
+            modules = list(plainly.named_modules(root))[:_MODULES]
             known.parts = {id(module): path for path, module in modules}
             known.looks.append(_look(root))
 
@@ -109,7 +110,7 @@ class Modes(Probe):
         if all(look.modes == before.modes for look in known.looks):
             self._tell("mode", _switched(root, known, before, now))
         steady = [key for key, value in before.numbers.items() if all(not _differ(look.numbers.get(key), value) for look in known.looks)]
-        modules = dict(root.named_modules())
+        modules = dict(plainly.named_modules(root))
         told = [
             (".".join(filter(None, key)), f"{before.numbers[key]:.6g} in training before the evaluation, {now.numbers[key]!r} behind it")
             for key in steady
@@ -125,15 +126,15 @@ class Modes(Probe):
 
 
 def _look(root: Any) -> _Look:
-    modules = list(root.named_modules())[:_MODULES]
-    frozen = {path: tuple(p.requires_grad for p in module.parameters()) for path, module in modules}
+    modules = list(plainly.named_modules(root))[:_MODULES]
+    frozen = {path: tuple(p.requires_grad for p in plainly.parameters(module)) for path, module in modules}
     return _Look({path: module.training for path, module in modules}, frozen, _numbers(root))
 
 
 def _numbers(root: Any) -> Numbers:
     """Plain numbers of the modules, without what they keep for themselves."""
     found: Numbers = {}
-    for path, module in list(root.named_modules())[:_MODULES]:
+    for path, module in list(plainly.named_modules(root))[:_MODULES]:
         for key, value in vars(module).items():
             if type(value) in (int, float) and not key.startswith("_"):
                 found[path, key] = value
@@ -157,7 +158,7 @@ def _switched(root: Any, known: _Known, before: _Look, now: _Look) -> list[tuple
         share = getattr(module, "dropout", 0.0) if isinstance(module, torch.nn.MultiheadAttention | torch.nn.RNNBase) else 0.0
         return isinstance(share, float) and share > 0
 
-    modules = {path: m for path, m in root.named_modules() if path in before.modes and path in now.modes}
+    modules = {path: m for path, m in plainly.named_modules(root) if path in before.modes and path in now.modes}
     acting = [path for path, m in modules.items() if path and acts(m)]
     # Who lets a layer train again, or freezes it, sets its mode on purpose.
     same = {path for path in acting if _frozen_near(before, path) == _frozen_near(now, path)}

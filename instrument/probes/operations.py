@@ -24,6 +24,7 @@ from typing import Any, Final
 
 import torch
 
+from proctor.instrument.observe import plainly
 from proctor.instrument.observe.modules import class_name
 from proctor.instrument.patch.compiled import anything_compiled
 from proctor.instrument.probes import NO_HOOKS, Home, Hooks, Probe, Sink, register
@@ -138,7 +139,7 @@ class Operations(Probe):
             return
         if self._look is not None and self._look.guess and not model.training:
             self._drop()  # an evaluation, whose functions are looked at themselves
-        if self._look is not None and next(model.parameters(), None) is not None:
+        if self._look is not None and next(plainly.parameters(model), None) is not None:
             self._happens(_asked(model))
         if model.training:
             self._begins(f"{MODEL_CALL} of {class_name(model)}", ())
@@ -159,7 +160,7 @@ class Operations(Probe):
         known = self._attentive.get(id(model))
         if known is None or known[0]() is not model:
             kinds = (torch.nn.MultiheadAttention, torch.nn.TransformerEncoderLayer, torch.nn.TransformerEncoder)
-            known = self._attentive[id(model)] = weakref.ref(model), [m for m in model.modules() if isinstance(m, kinds)]
+            known = self._attentive[id(model)] = weakref.ref(model), [m for m in plainly.modules(model) if isinstance(m, kinds)]
         return any(not (m.training and torch.is_grad_enabled()) for m in known[1])
 
     def _idle(self) -> bool:

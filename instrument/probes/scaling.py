@@ -14,6 +14,7 @@ import weakref
 from collections.abc import Iterator
 from typing import Any, Final
 
+from proctor.instrument.observe import plainly
 from proctor.instrument.observe.plainly import inside
 from proctor.instrument.probes import NO_HOOKS, Home, Hooks, Probe, Sink, register
 from proctor.invariants.schema import Value
@@ -106,12 +107,12 @@ class Scaling(Probe):
         if raised or self._cuts <= 0 or not args or not torch.is_grad_enabled():
             return
         given = [t for t in _floating(result, 2)]
-        module = next((m for m in _modules(args[0]) if any(p.requires_grad for p in m.parameters())), None)
+        module = next((m for m in _modules(args[0]) if any(p.requires_grad for p in plainly.parameters(m))), None)
         if not given or module is None:
             return
         self._cuts -= 1
         name = type(module).__name__
-        trained = next(n for n, p in module.named_parameters() if p.requires_grad)
+        trained = next(n for n, p in plainly.named_parameters(module) if p.requires_grad)
         seen = "" if any(t.requires_grad for t in given) else f"{name} is checkpointed and gives a result without gradients, so that its parameters, such as {trained}, do not train"
         self.sink.number(f"{name}.{trained}", 1.0, kind=Value.KEPT, facts={"what": "cut", "seen": seen})
 

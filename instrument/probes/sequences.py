@@ -13,6 +13,7 @@ from typing import Any, Final
 
 import numpy as np
 
+from proctor.instrument.observe import plainly
 from proctor.instrument.observe.content import array_of
 from proctor.instrument.observe.plainly import is_tensor
 from proctor.instrument.probes import NO_HOOKS, EarlyProbe, Home, Hooks, Sink, register
@@ -67,7 +68,7 @@ class Sequences(EarlyProbe):
 
     def _begins(self, args: tuple[Any, ...], kwargs: dict[str, Any] | None) -> None:
         root = args[0]
-        if self.left <= 0 or not getattr(root, "training", False) or next(root.parameters(), None) is None:
+        if self.left <= 0 or not getattr(root, "training", False) or next(plainly.parameters(root), None) is None:
             return
         self.left -= 1
         self._ids, self._places, self._sights = [], set(), {}
@@ -88,7 +89,7 @@ class Sequences(EarlyProbe):
         self._given[id(root), grads] = prints
         if self._given.get((id(root), not grads)) != prints:
             return
-        noisy = next(((path, type(m).__name__) for path, m in root.named_modules() if isinstance(m, torch.nn.modules.dropout._DropoutNd) and m.training and m.p > 0), None)
+        noisy = next(((path, type(m).__name__) for path, m in plainly.named_modules(root) if isinstance(m, torch.nn.modules.dropout._DropoutNd) and m.training and m.p > 0), None)
         kind = type(root).__name__
         seen = "" if noisy is None else f"{kind} is given one batch with gradients and without, and {noisy[1]} {noisy[0]} drops out without them, too"
         self.sink.number(kind if noisy is None else noisy[0], 1.0, kind=Value.KEPT, facts={"what": "noise", "seen": seen})

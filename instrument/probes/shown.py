@@ -11,6 +11,7 @@ from typing import Any, Final
 
 import numpy as np
 
+from proctor.instrument.observe import plainly
 from proctor.instrument.observe.content import array_of
 from proctor.instrument.probes import NO_HOOKS, EarlyProbe, Home, Hooks, Sink, register
 from proctor.instrument.probes.judged import OVER_CLASSES, readable
@@ -51,7 +52,7 @@ class Shown(EarlyProbe):
         self._ids, self._places = [], []
 
     def _begins(self, args: tuple[Any, ...], kwargs: dict[str, Any] | None) -> None:
-        if self.left > 0 and getattr(args[0], "training", False) and next(args[0].parameters(), None) is not None:  # a loss is no model
+        if self.left > 0 and getattr(args[0], "training", False) and next(plainly.parameters(args[0]), None) is not None:  # a loss is no model
             given = [*args[1:], *(kwargs or {}).values()][:_TENSORS]
             self._ids, self._places = [], [array_of(value) for value in given if _words(value)]
 

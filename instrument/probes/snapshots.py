@@ -11,6 +11,7 @@ import weakref
 from collections.abc import Iterator, Mapping
 from typing import Any, Final
 
+from proctor.instrument.observe import plainly
 from proctor.instrument.probes import NO_HOOKS, Home, Hooks, Probe, Sink, register
 from proctor.invariants.schema import Value
 
@@ -68,7 +69,7 @@ class Snapshots(Probe):
             model, then = known[1](), known[2]
             if model is None or then >= self._newest.get(id(model), 0):
                 continue
-            name = next((name for name, p in model.named_parameters() if _same(p, kept.get(name))), None)
+            name = next((name for name, p in plainly.named_parameters(model) if _same(p, kept.get(name))), None)
             if name is not None:
                 kind, ago = type(model).__name__, self._updates - then
                 seen = f"the state of {kind} that is saved was taken {ago} update{'' if ago == 1 else 's'} ago and is no copy: it holds what {kind} is now, since state_dict() copies nothing"

@@ -9,6 +9,7 @@ from __future__ import annotations
 import weakref
 from typing import Any, Final
 
+from proctor.instrument.observe import plainly
 from proctor.instrument.observe.refs import TensorRef
 from proctor.instrument.probes import NO_HOOKS, Home, Hooks, Probe, Sink, register
 from proctor.invariants.schema import MODEL_CALL, Value
@@ -55,10 +56,10 @@ class Thawing(Probe):
 
     def _called(self, args: tuple[Any, ...], kwargs: dict[str, Any] | None) -> None:
         model = args[0]
-        if id(model) in self._models or len(self._models) >= _MODELS or not model.training or next(model.parameters(), None) is None:
+        if id(model) in self._models or len(self._models) >= _MODELS or not model.training or next(plainly.parameters(model), None) is None:
             return
         self._models.add(id(model))
-        frozen = [(name, p) for name, p in list(model.named_parameters())[:_FROZEN] if not p.requires_grad]
+        frozen = [(name, p) for name, p in list(plainly.named_parameters(model))[:_FROZEN] if not p.requires_grad]
         self._frozen += [(name, TensorRef(p)) for name, p in frozen][: _FROZEN - len(self._frozen)]
 
     def step_begins(self, step: int) -> None:

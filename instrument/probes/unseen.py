@@ -16,7 +16,7 @@ from typing import Any, Final
 import numpy as np
 import torch
 
-from proctor.instrument.observe import content
+from proctor.instrument.observe import content, plainly
 from proctor.instrument.observe.modules import class_name
 from proctor.instrument.probes import NO_HOOKS, Home, Hooks, Probe, Sink, register
 from proctor.instrument.probes._anew import ANEW, Anew
@@ -61,7 +61,7 @@ class Unseen(Probe):
         follows = grads and (not anew.over if anew is not None else len(self._anew) < _MODELS)
         if not follows and (self._left <= 0 or (grads and self._knows_enough())):
             return
-        if next(model.parameters(), None) is None:
+        if next(plainly.parameters(model), None) is None:
             return
         if follows and anew is None:
             anew = self._anew[name] = Anew()

@@ -12,6 +12,7 @@ from typing import Any, Final
 
 import torch
 
+from proctor.instrument.observe import plainly
 from proctor.instrument.probes import NO_HOOKS, Home, Hooks, Probe, Sink, register
 from proctor.invariants.schema import MODEL_CALL, Value
 
@@ -61,10 +62,10 @@ class Waking(Probe):
         looks = self._looks.get(id(root), 0)
         if looks >= _LOOKS or (not looks and len(self._looks) >= _MODELS):
             return
-        if next(root.parameters(), None) is None:  # augmentations and losses are modules, too
+        if next(plainly.parameters(root), None) is None:  # augmentations and losses are modules, too
             return
         self._looks[id(root)] = looks + 1
-        paths = {id(m): path for path, m in root.named_modules()}
+        paths = {id(m): path for path, m in plainly.named_modules(root)}
         if not looks:
             self._trained.update(paths)
         mine = [m for key, ref in self._known.items() if (m := ref()) is not None and key in paths and paths[key] and _meant(m)]
@@ -86,11 +87,11 @@ def _meant(module: Any) -> bool:
 
 
 def _frozen(module: Any) -> bool:
-    return not any(p.requires_grad for p in module.parameters())
+    return not any(p.requires_grad for p in plainly.parameters(module))
 
 
 def _norms(module: Any) -> list[Any]:
     """Batch norms in a module that keep statistics."""
     from torch.nn.modules.batchnorm import _BatchNorm
 
-    return [m for m in module.modules() if isinstance(m, _BatchNorm) and m.track_running_stats]
+    return [m for m in plainly.modules(module) if isinstance(m, _BatchNorm) and m.track_running_stats]

@@ -25,7 +25,7 @@ from proctor.instrument.capsules.held import is_plain, leaves
 from proctor.instrument.capsules.render import render
 from proctor.instrument.capsules.ring import Capsules
 from proctor.instrument.capsules.state import restore, restore_gradients
-from proctor.instrument.observe import mesh
+from proctor.instrument.observe import mesh, plainly
 from proctor.instrument.observe.content import unseen
 from proctor.instrument.observe.fingerprint import fingerprint
 from proctor.instrument.replay.plan import Origin, Outcome, Plan, outcome_file
@@ -188,7 +188,7 @@ class Replayer(Capsules):
         from proctor.instrument.replay.origin import OriginMode
 
         libraries = (*library_prefixes(), str(Path(__file__).parents[2]), "<")
-        modules = {id(m): name for root in self.tracker.roots() for name, m in root.named_modules()}
+        modules = {id(m): name for root in self.tracker.roots() for name, m in plainly.named_modules(root)}
         self._mode = OriginMode(self.tracker.names, modules, lambda file: not file.startswith(libraries))
         self._mode.begin(self.tracker.parameters())
 

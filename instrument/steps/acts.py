@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from proctor.instrument.observe import plainly
 from proctor.instrument.observe.state import Look
 from proctor.instrument.patch import catalog
 from proctor.instrument.patch.patches import Hooks
@@ -123,7 +124,7 @@ class Steps:
                 self._guard.run("state", self._observer.tracker.rescan, 0)  # a layer replaced after the optimizer was built
                 for _, optimizer in self._observer.tracker.optimizers():
                     self._guard.run("state", self._observer.tracker.let_go, optimizer)
-            if not self._observer.tracker.knows(module) and self._clock.step >= 0 and any(True for _ in module.parameters()):
+            if not self._observer.tracker.knows(module) and self._clock.step >= 0 and any(True for _ in plainly.parameters(module)):
                 self._guard.run("state", self._observer.tracker.add_model, module)
             self._look_at_forward()
 

@@ -236,6 +236,22 @@ def transforms():
     return Net(), {"loss_of": loss_of}
 
 
+class Fewer(Net):
+    def __init__(self): super().__init__(); self.norm = nn.BatchNorm1d(8)
+    def forward(self, x): return self.two(self.norm(self.one(x)).relu())
+    def parameters(self): log.append("parameters"); return iter([self.one.weight])
+    def named_parameters(self): log.append("named_parameters"); return iter([("one.weight", self.one.weight)])
+    def modules(self): log.append("modules"); return iter([self.one])
+    def named_modules(self): log.append("named_modules"); return iter([("one", self.one)])
+    def buffers(self): log.append("buffers"); return iter([])
+    def named_buffers(self): log.append("named_buffers"); return iter([])
+
+
+def module_that_gives_fewer():
+    model = Fewer()
+    return model, {"parameters": [*model.one._parameters.values(), *model.two._parameters.values()]}
+
+
 def module_that_refuses_names():
     import types
 
@@ -278,7 +294,7 @@ main()
 '''
 KINDS = (
     "computed_weights", "properties", "batch_of_properties", "batch_that_is_a_dict", "batch_that_is_a_list", "data_set_that_counts", "stream_without_a_length", "sampler_of_properties", "batch_sampler_of_its_own",
-    "tensors_of_its_own", "tensors_that_wrap", "lazy", "lazy_until_the_first_step", "nested", "sparse", "transforms", "module_that_refuses_names",
+    "tensors_of_its_own", "tensors_that_wrap", "lazy", "lazy_until_the_first_step", "nested", "sparse", "transforms", "module_that_refuses_names", "module_that_gives_fewer",
 )  # fmt: skip
 
 
