@@ -3,7 +3,8 @@
 The model is made once on torch's meta device, which has shapes and no numbers. Facts are words, as traits are, so that a `Rule` can name them:
 "divides by N" (the last dimensions of all matrices do), "matrix" (there is one), "trains" (something requires a gradient), "wholly cut" (tensor parallelism cuts
 every parameter), "rows N" (of the batch), "cut columns by N", "cut rows by N", "cut pairs by N", "cut inner by N" (so many ranks divide what a style of it cuts; the last
-one between the layers of pairs alone), "pipeline of N" (parts that make the model one after the other), "pairs" (linear layers of which one follows the other).
+one between the layers of pairs alone), "pipeline of N" (parts that make the model one after the other), "pairs" (linear layers of which one follows the other), "numbers" (an input is of floating-point
+numbers).
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ def facts(scenario: Scenario) -> frozenset[str]:
     code = model_code(scenario)
     if template_of(scenario.template).library in ALONE:
         return code.traits | {f"steps {scenario.given('steps')}"}
-    return code.traits | _shapes(code.net, code.after, tuple(code.tensor_parallel), code.pairs, frozenset(n for n, k in code.tensor_parallel.items() if k == "embedding")) | {f"rows {scenario.given('batch')}", f"pipeline of {len(code.stages)}"} | ({"pairs"} if code.pairs else set())
+    return code.traits | _shapes(code.net, code.after, tuple(code.tensor_parallel), code.pairs, frozenset(n for n, k in code.tensor_parallel.items() if k == "embedding")) | {f"rows {scenario.given('batch')}", f"pipeline of {len(code.stages)}"} | ({"pairs"} if code.pairs else set()) | ({"numbers"} if "torch.rand" in code.x.replace("torch.randint", "") else set())
 
 
 @lru_cache(256)

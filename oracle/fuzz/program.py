@@ -188,8 +188,9 @@ def _indented(lines: list[str], levels: int) -> list[str]:
 
 def _passes(draft: Draft, managers: list[str]) -> list[str]:
     """Forward and backward passes of all microbatches."""
-    loss = f"((out - y[part]) ** 2).sum().div(n){draft.scale.replace(' * ', '.mul(') + ')' if draft.scale else ''}"
-    inner = draft.passes or [f"out = {draft.forward}", draft.backward.format(loss=loss)]
+    scale = draft.scale.replace(" * ", ".mul(") + ")" if draft.scale else ""
+    loss = f"((out - y[part]) ** 2).sum().div(n){scale}"
+    inner = draft.passes or [f"out = {draft.forward}", *draft.backward.format(loss=loss, forward=draft.forward, scale=scale).splitlines()]
     for manager in managers:
         inner = [f"with {manager}:", *_indented(inner, 1)]
     zero = [draft.zero_grad] if draft.zero_grad else []

@@ -16,6 +16,15 @@ OURS: Final = frozenset({"collective"})
 _OBJECTS: Final = ("parts = [None] * world", "dist.all_gather_object(parts, out)", "return reduced(torch.cat(parts))")  # what shows every rank's part, by pickles
 _FUNCTIONAL: Final = "import torch.distributed._functional_collectives as funcol"
 
+def _saved(save: str) -> tuple[str, ...]:
+    """Every rank's part by way of a checkpoint on disk."""
+    return (
+        "import shutil, tempfile, torch.distributed.checkpoint as dcp", "place = [tempfile.mkdtemp() if rank == 0 else None]", "dist.broadcast_object_list(place)", "folder, = place", save,
+        "dist.barrier()", "outs = {f't{r}': torch.zeros_like(mine, memory_format=torch.contiguous_format) for r in range(world)}", "dcp.load(outs, checkpoint_id=folder)", "dist.barrier()",
+        "if rank == 0: shutil.rmtree(folder)", "return reduced(torch.cat([*outs.values()]))",
+    )  # fmt: skip
+
+
 # Name → lines, first the one that sends pickles; {more} is where a call takes `async_op`.
 _CALLS: Final[dict[str, tuple[str, ...]]] = {
     "all_gather_object": ("out = mine", *_OBJECTS),
@@ -52,6 +61,10 @@ _CALLS: Final[dict[str, tuple[str, ...]]] = {
         _FUNCTIONAL, "last = lay(torch.stack([part] * world, -1))", "return (funcol.reduce_scatter_tensor(last, net.op.lower(), last.ndim - 1, dist.group.WORLD).clone())[..., 0]",
     ),
     "funcol.all_to_all_single": (_FUNCTIONAL, "return reduced(funcol.all_to_all_single(lay(torch.cat([mine] * world)), None, None, dist.group.WORLD).clone())"),
+    "funcol.permute_tensor": (
+        _FUNCTIONAL, "there = [(r + 1) % world for r in range(world)]", "out = funcol.permute_tensor(mine, there, dist.group.WORLD).clone()", "parts = [None] * world",
+        "dist.all_gather_object(parts, out)", "return reduced(torch.cat([parts[r] for r in there]))",
+    ),
     "funcol.broadcast": (_FUNCTIONAL, "return reduced(funcol.broadcast(lay(t if rank == 0 else torch.zeros_like(t)), 0, dist.group.WORLD).clone())"),
     "nn.all_reduce": ("import torch.distributed.nn", "return dist.nn.all_reduce(part, op)"),
     "nn.all_gather": ("import torch.distributed.nn", "return reduced(torch.cat(dist.nn.all_gather(mine)))"),
@@ -70,6 +83,8 @@ _CALLS: Final[dict[str, tuple[str, ...]]] = {
         "from torch.distributed.device_mesh import init_device_mesh", "from torch.distributed.tensor import Shard, distribute_tensor",
         "return reduced(distribute_tensor(lay(t if rank == 0 else torch.zeros_like(t)), init_device_mesh('cpu', (world,)), [Shard(0)]).full_tensor())",
     ),
+    "dcp.save": _saved("dcp.save({f't{rank}': mine}, checkpoint_id=folder)"),
+    "dcp.async_save": _saved("dcp.async_save({f't{rank}': mine}, checkpoint_id=folder).result()"),
 }  # fmt: skip
 _BLOCKING: Final = tuple(name for name, lines in _CALLS.items() if not any("{more}" in line for line in lines))
 _LAYOUTS: Final = {
@@ -100,7 +115,7 @@ class ByHand(Wrapper):
 
     def apply(self, draft: Draft, setting: Point) -> None:
         """As `Wrapper.apply`."""
-        body = (line.format(more=", async_op=True" if setting["hand_async"] else "") for line in _CALLS[str(setting["hand_call"])])
+        body = (line.replace("{more}", ", async_op=True" if setting["hand_async"] else "") for line in _CALLS[str(setting["hand_call"])])
         draft.wrap += [
             f"lay = lambda t: {_LAYOUTS[str(setting['hand_layout'])]}",
             "wait = lambda work: work and work.wait()",

@@ -23,7 +23,7 @@ class Compile(Axis):
         Rule("invalid", "parameters are cut by the names of their layers, which compiled units change", when={"compile": ("units",), "wrapper": ("tp", "tp_fsdp2")}),
         Rule("invalid", "units are named as a whole list", when={"compile": ("units",)}, traits=frozenset({"transformers"})),
         *(Rule("invalid", why, unless={"compile": ("no",)}, traits=frozenset({trait})) for trait, why in (
-            ("operator", "the expression is what is looked at"), ("collective", "the collective is what is looked at"), ("torchrec", "a plan's tables are not compiled"),
+            ("operator", "the expression is what is looked at"), ("collective", "the collective is what is looked at"), ("exchange", "the collective is what is looked at"), ("torchrec", "a plan's tables are not compiled"),
         )),
     )  # fmt: skip
 

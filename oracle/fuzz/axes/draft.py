@@ -34,7 +34,7 @@ class Draft:
         after_update: lines after the update, before it is looked at.
         after_step: lines after that.
         forward: expression of the output of microbatch `part`.
-        backward: statement of the backward pass, with `{loss}`.
+        backward: lines of the backward pass, with `{loss}`, `{forward}` and `{scale}` (of the loss).
         before_evaluation: lines after `net.eval()`.
         evaluation: expression of what is compared of the evaluated model; "" for `forward`.
         prelude: lines at the top of `build`, after `net` is made and before it is wrapped.

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator
 from itertools import combinations
 from typing import Final
 
-from proctor.oracle.fuzz.axes import Axis, axes_for, why_invalid, wrappers
+from proctor.oracle.fuzz.axes import Axis, OfWrapper, axes_for, why_invalid, wrappers
 from proctor.oracle.fuzz.search.attribute import OPTIMIZERS
 from proctor.oracle.fuzz.space import Point, Value
 
@@ -36,8 +36,9 @@ class Cover:
         self.libraries = libraries
         self.held: dict[Pair, int] = {}
         self.values: Counter[tuple[str, str]] = Counter()  # of an axis, so often
-        self._around_these = around  # "axis" or "axis=value"; every row is drawn around one of them
         self._by_name = {a.name: a for a in self.axes}
+        self._around_these = tuple(one for one in around if not self._of_program(one))  # "axis" or "axis=value"; every row is drawn around one of them
+        self._around_programs = [(a.name, v) for one in around if self._of_program(one) for a in (self._by_name[one.partition("=")[0]],) for v in a.choice.values[1:] if one in (a.name, f"{a.name}={v}")]
         self._wrappers: dict[frozenset[str], tuple[Value, ...]] = {}
         # A library that has no wrapper of its own (transformers) is put into torch's.
         ours = tuple(n for n, w in wrappers().items() if w.library in libraries) or tuple(n for n, w in wrappers().items() if w.library == "torch")
@@ -64,12 +65,24 @@ class Cover:
         for _ in range(8 * number):
             if len(found) >= number:
                 break
-            point = self._more(rng.choice(bases) if len(bases) > 1 else bases[0], [self._optimizer], rng, traits, 1, self._for_programs)
+            point = rng.choice(bases) if len(bases) > 1 else bases[0]
+            if self._around_programs:
+                name, value = rng.choice(self._around_programs)
+                point = _repaired({**point, name: value}, traits, self._for_programs) or point
+            point = self._more(point, [self._optimizer], rng, traits, 1, self._for_programs)
             names = [a.name for a in self.axes if a.program and a.name != self._optimizer]
             point = self._more(point, rng.sample(names, len(names)), rng, traits, rng.randint(0, PROGRAM), self._for_programs)
-            if _unwrapped(point) not in found:
+            if _unwrapped(point) not in found and self._fits(point, traits):
                 found.append(_unwrapped(point))
         return found
+
+    def _of_program(self, one: str) -> bool:
+        axis = self._by_name.get(one.partition("=")[0])
+        return axis is not None and axis.program
+
+    def _fits(self, program: Point, traits: frozenset[str]) -> bool:
+        """Whether a wrapper is found for a program: a library's own training loop has one form alone."""
+        return any(_repaired({**program, "world": n, "wrapper": wrapper}, traits, self._repairs) is not None for wrapper in self._fitting(traits) for n in (2, 4))
 
     def takes(self, traits: frozenset[str]) -> bool:
         """Whether a wrapper takes a model, where all wrappers of the library ask for something; without that every model is drawn.
@@ -114,7 +127,10 @@ class Cover:
 
     def _around(self, rng: random.Random, traits: frozenset[str], program: Point) -> Point:
         """A valid setting with the value that was held least, if a wrapper is found for it; it counts as held then, so that the next row has another."""
-        free = [(a.name, str(v)) for a in self.axes if not a.program for v in a.choice.values if v != a.choice.neutral and self._allows(a.name, v) and self._wanted(a.name, v)]
+        fitting = set(self._fitting(traits))
+        mine = [a for a in self.axes if not a.program and (not isinstance(a, OfWrapper) or fitting & set(a.of))] or [a for a in self.axes if not a.program]
+        every = [(a.name, v, str(v)) for a in mine for v in a.choice.values if v != a.choice.neutral and self._allows(a.name, v)]
+        free = [(name, text) for name, v, text in every if self._wanted(name, v)] or [(name, text) for name, _, text in every]
         least = min(self.values[one] for one in free)
         name, text = rng.choice([one for one in free if self.values[one] == least])
         self.values[name, text] += 1

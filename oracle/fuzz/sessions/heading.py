@@ -19,7 +19,7 @@ WIDTH: Final = 150
 MOST: Final = 420  # characters of an exception's message, or of a trigger set
 ITSELF: Final = ("optimizer", "keras_optimizer", "precision")  # axes whose value says what it is
 WORDS: Final = {
-    "world": "ranks", "option": "an argument of the optimizer", "clip": "how gradients are clipped", "hand_call": "the collective", "resume": "how the state is saved and loaded again",
+    "world": "ranks", "option": "an argument of the optimizer", "clip": "how gradients are clipped", "hand_call": "the collective", "exchange_call": "the collective", "form": "what the training step does", "init": "how the last matrix is set once the model is wrapped", "resume": "how the state is saved and loaded again",
     "fsdp1_state": "saved and loaded by FSDP1's own state dictionaries", "rec_sharder": "the sharder",
 }  # fmt: skip  of axes whose own first sentence is of the whole axis
 MODELS: Final = {"unused": "a layer that is not used", "sometimes unused": "layers that a batch may not use", "frozen": "a frozen layer", "tied": "tied weights", "sparse": "sparse gradients", "unused rows": "rows that are not used"}

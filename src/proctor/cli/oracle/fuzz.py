@@ -163,7 +163,7 @@ def _axes(text: str) -> tuple[str, ...]:
     from proctor.oracle.fuzz.axes import all_axes
 
     names = tuple(dict.fromkeys(name.strip() for name in text.split(",") if name.strip()))
-    known = {a.name: [str(v) for v in a.choice.values] for a in all_axes() if not a.program}
+    known = {a.name: [str(v) for v in a.choice.values] for a in all_axes()}
     for name in names:
         axis, equals, value = name.partition("=")
         if axis not in known or (equals and value not in known[axis]):

@@ -1,0 +1,80 @@
+"""Forms of a training step, and gradients of collectives, on real ranks: what torch does right agrees, and what it does otherwise is told."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from helpers.fuzzing import alone
+
+MODEL = {"layers": ["mlp", "layernorm", "linear"], "width": 8}
+
+
+def test_forms_agree_where_the_wrapper_takes_them(tmp_path: Path) -> None:
+    """Of each form one wrapper that is right and, where there is one, one that is not; a wrong one is told as it is wrong, and where it is."""
+    alone(
+        f"""
+        from proctor.oracle.fuzz.axes.form import _FORMS
+        base = {{"world": 2}}
+        wrong = {{
+            "backward twice": ("ddp", "gradient"), "two forwards": ("ddp", "gradient"), "two forwards, last first": ("zero", "gradient"), "slopes": ("tp", "gradient"),
+            "assigned": ("fsdp2", "parameter"), "clear the model between": ("fsdp2", "gradient"), "gradient hooks": ("fsdp2", "gradient"),
+        }}
+        right = [{{**base, "wrapper": "tp" if wrong.get(form, ("",))[0] in ("ddp", "zero") else "ddp", "form": form}} for form in _FORMS if form != "turns"]
+        right += [{{**base, "wrapper": "fsdp2", "form": form}} for form in ("turns", "two forwards", "in place", "copied", "clear the optimizer between")]
+        right += [{{**base, "wrapper": "fsdp2", "form": form, "accumulate": 2}} for form in ("two forwards", "evaluate", "clear the optimizer between")]
+        right += [{{**base, "wrapper": "fsdp2", "init": "constant_"}}, {{**base, "wrapper": "ddp", "init": "eye_"}}]
+        broken = [{{**base, "wrapper": wrapper, "form": form}} for form, (wrapper, _) in wrong.items()]
+        with Worlds(timeout_s=200) as worlds:
+            found = Runner(worlds).run_all([Scenario("chain", {MODEL!r}, {{"batch": 8}}, s) for s in right + broken])
+        assert [o.verdict for o in found[: len(right)]] == ["ok"] * len(right), [(s, o.verdict, o.why) for s, o in zip(right, found) if o.verdict != "ok"]
+        assert [(o.verdict, o.first and o.first.kind) for o in found[len(right) :]] == [("inconsistent", kind) for _, kind in wrong.values()], found[len(right) :]
+        """,
+        tmp_path,
+    )
+
+
+def test_gradients_of_collectives_agree_for_sums(tmp_path: Path) -> None:
+    """Every call is right for sums in one process's order; a factor is planted into one backward pass, and shows there alone. What torch itself gets wrong is told."""
+    alone(
+        """
+        from proctor.oracle.fuzz.axes.exchange import _CALLS
+        from proctor.oracle.fuzz.space import compact
+        from proctor.oracle.fuzz.axes import axis_of
+        choice = axis_of("exchange_call").choice
+        def of(call, world=2, **model):
+            return Scenario("exchange", model, {"steps": 1}, {"world": world, "wrapper": "exchange", **compact([choice], {choice.name: call})})
+        wrong = ("funcol.broadcast", "funcol.permute_tensor")
+        sums = [of(call, world) for call in _CALLS if call not in wrong for world in (2, 3)]
+        others = [of("nn.all_gather", reduction="MAX"), of("DTensor, reduced", reduction="AVG"), of("nn.all_to_all", use="transposed"), of("funcol.all_gather_tensor", use="expanded")]
+        told = [of("nn.all_reduce", reduction="MAX"), of("nn.reduce_scatter", reduction="AVG"), of("nn.all_gather", use="transposed"), of("DTensor, Partial", reduction="AVG"), of("funcol.broadcast")]
+        said = [of("funcol.all_reduce", reduction="MAX")]
+
+        def planted():
+            from torch.distributed.nn import functional
+            whole = functional._AlltoAllSingle.backward
+            functional._AlltoAllSingle.backward = staticmethod(lambda ctx, grad: whole(ctx, grad * 2))
+
+        with Worlds(timeout_s=200) as worlds:
+            found = [o.verdict for o in Runner(worlds).run_all([*sums, *others, *told, *said])]
+        assert found == ["ok"] * len(sums + others) + ["inconsistent"] * len(told) + ["refused"], found
+        with Worlds(timeout_s=200, prepare=planted) as worlds:
+            found = Runner(worlds).run_all(sums)
+        off = {s.setting.get("exchange_call") for s, o in zip(sums, found) if o.verdict != "ok"}
+        assert off == {"nn.all_to_all_single", "nn.all_to_all_single, uneven"}, off
+        """,
+        tmp_path,
+    )
+
+
+def test_a_checkpoint_by_hand_comes_back_in_every_layout(tmp_path: Path) -> None:
+    """`dcp.save` takes every layout; `async_save` loses the sign of a negative view."""
+    alone(
+        """
+        settings = [{"world": 2, "wrapper": "by_hand", "hand_call": call, **({"hand_layout": layout} if layout else {})}
+                    for call in ("dcp.save", "dcp.async_save") for layout in ("", "transposed", "strided", "offset", "negative")]
+        with Worlds(timeout_s=200) as worlds:
+            found = [o.verdict for o in Runner(worlds).run_all([Scenario("collective", {"shape": "2, 3"}, {"steps": 1}, s) for s in settings])]
+        assert found == ["ok"] * 9 + ["inconsistent"], found
+        """,
+        tmp_path,
+    )
