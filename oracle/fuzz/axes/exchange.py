@@ -55,10 +55,6 @@ _CALLS: Final[dict[str, tuple[str, ...]]] = {
     "funcol.all_to_all_single": (_FUNCTIONAL, "return reduced(funcol.all_to_all_single(torch.cat([mine] * world), None, None, dist.group.WORLD))"),
     "funcol.all_to_all_single_autograd": (_FUNCTIONAL, "even = [len(mine)] * world", "return reduced(funcol.all_to_all_single_autograd(torch.cat([mine] * world), even, even, dist.group.WORLD))"),
     "funcol.broadcast": (_FUNCTIONAL, "return reduced(funcol.broadcast(t * (rank == world - 1), world - 1, dist.group.WORLD))"),
-    "funcol.permute_tensor": (
-        _FUNCTIONAL, "there = [(r + 1) % world for r in range(world)]", "moved = funcol.permute_tensor(mine, there, dist.group.WORLD)",
-        "parts = funcol.all_gather_tensor(moved, 0, dist.group.WORLD).chunk(world)", "return reduced(torch.cat([parts[r] for r in there]))",
-    ),
     "DTensor, Shard, own rows": (*_DTENSOR, "return reduced(DTensor.from_local(mine, mesh, [Shard(0)]).full_tensor(grad_placements=[Partial()]))"),
     "DTensor, Shard": (*_DTENSOR, "return reduced(DTensor.from_local(mine, mesh, [Shard(0)]).full_tensor())"),
     "DTensor, Partial": (*_DTENSOR, "return DTensor.from_local(part, mesh, [Partial(net.op.lower())]).full_tensor()"),
@@ -106,4 +102,5 @@ class Call(OfWrapper):
 
     of = ("exchange",)
     absent = "there is no collective"
+    sorts = True
     choice = Choice("exchange_call", tuple(_CALLS))

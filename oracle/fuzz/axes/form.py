@@ -50,6 +50,7 @@ class Form(Axis):
 
     program = True
     order = 90  # the last: it changes what others have written
+    sorts = True  # what fails in one form may be sound in another, or fail for a reason of its own
     choice = Choice("form", ("plain", *_FORMS), rare=0.15)
     rules = (
         Rule("invalid", "the wrapper has a training loop of its own", unless={"form": ("plain",), "wrapper": WRAPPERS}),

@@ -58,9 +58,11 @@ class ModelParallel(Wrapper):
 
     def apply(self, draft: Draft, setting: Point) -> None:
         """As `Wrapper.apply`."""
-        kind, sharder = str(setting["rec_sharding"]), "EmbeddingBagSharder" if setting["rec_sharder"] == "bag" else "EmbeddingBagCollectionSharder"
+        sequences = "sequences" in draft.code.traits
+        collections = "EmbeddingCollectionSharder" if sequences else "EmbeddingBagCollectionSharder"
+        kind, sharder = str(setting["rec_sharding"]), "EmbeddingBagSharder" if setting["rec_sharder"] == "bag" else collections
         draft.add_import("from torchrec.distributed import DistributedModelParallel, ShardingEnv")
-        draft.add_import(f"from torchrec.distributed.embeddingbag import {sharder}")
+        draft.add_import(f"from torchrec.distributed.{'embedding' if sequences else 'embeddingbag'} import {sharder}")
         draft.add_import("from torchrec.distributed.types import ShardingPlan")
         draft.add_import(f"from torchrec.distributed.sharding_plan import construct_module_sharding_plan, {_MAKERS.get(kind, kind)}")
         draft.wrap.append(f"sharder, env, whole = {sharder}(), ShardingEnv.from_process_group(dist.group.WORLD), make().state_dict()")
@@ -72,7 +74,7 @@ class ModelParallel(Wrapper):
             ]
         else:
             draft.wrap += [
-                f"cuts = {{c.name: {_PLANS[kind]} for i, c in enumerate(net.bags.embedding_bag_configs())}}",
+                f"cuts = {{c.name: {_PLANS[kind]} for i, c in enumerate(net.bags.{'embedding_configs' if sequences else 'embedding_bag_configs'}())}}",
                 "plan = {'bags': construct_module_sharding_plan(net.bags, cuts, sharder, world, world, 'cpu')}",
             ]
         draft.wrap += [
@@ -114,6 +116,7 @@ class Sharder(Axis):
     choice = Choice("rec_sharder", ("collection", "bag"), rare=0.5)
     rules = (
         Rule("invalid", "there is no plan", when={"rec_sharder": ("bag",)}, unless={"wrapper": ("dmp",)}),
+        Rule("invalid", "the model has no bags", when={"rec_sharder": ("bag",)}, traits=frozenset({"sequences"})),
         Rule("invalid", "the sharder of single bags documents that it pools by sums", when={"rec_sharder": ("bag",)}, traits=frozenset({"mean bags"})),
     )
 
@@ -139,7 +142,10 @@ class Read(Axis):
     order = 36
     library = "torchrec"
     choice = Choice("rec_read", ("values", *_READS))
-    rules = (Rule("invalid", "the model has no collection", when={"rec_read": tuple(_READS)}, lacks=_OURS),)
+    rules = (
+        Rule("invalid", "the model has no collection", when={"rec_read": tuple(_READS)}, lacks=_OURS),
+        Rule("invalid", "embeddings of sequences are not pooled", when={"rec_read": tuple(_READS)}, traits=frozenset({"sequences"})),
+    )
 
     def apply(self, value: Value, draft: Draft, setting: Point) -> None:
         """As `Axis.apply`."""
@@ -156,6 +162,7 @@ class Quantised(Axis):
     choice = Choice("rec_quant", ("no", *_QUANTISED), rare=0.4)
     rules = (
         Rule("invalid", "the model has no collection", unless={"rec_quant": ("no",)}, lacks=_OURS),
+        Rule("invalid", "only tables of bags are quantised here", unless={"rec_quant": ("no",)}, traits=frozenset({"sequences"})),
         Rule("invalid", "quantised tables are not cut here", unless={"rec_quant": ("no",), "wrapper": ("none",)}),
     )
 

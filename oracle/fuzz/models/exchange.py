@@ -15,7 +15,7 @@ ROWS: Final = 12
 # Of equal parts of rows, what is reduced of the parts is what is reduced of all; no two elements are equal, so that the largest is one.
 REDUCTIONS: Final = {"SUM": "t.sum(0)", "AVG": "t.mean(0)", "MAX": "t.amax(0)", "MIN": "t.amin(0)", "PRODUCT": "t.prod(0)"}
 USES: Final = {
-    "as it is": "got",
+    "as it is": "",
     "expanded": "got.sum() * torch.arange(1, got.numel() + 1).to(x.dtype)",
     "transposed": "got.mT.contiguous()",
     "strided": "torch.stack([got, got], -1)[..., 0] * 2",
@@ -37,7 +37,7 @@ class Exchange(Template):
 
     def write(self, point: Point) -> ModelCode:
         """As `Template.write`."""
-        reduction = str(point["reduction"])
+        reduction, use = str(point["reduction"]), USES[str(point["use"])]
         net = (
             "class Net(nn.Module):",
             "    def __init__(self):",
@@ -46,7 +46,7 @@ class Exchange(Template):
             "    def forward(self, x):",
             f"        t, reduced = self.rows * 2, lambda t: {REDUCTIONS[reduction]}",
             "        got = self.collect(t, reduced) if self.collect else reduced(t)",
-            f"        got = {USES[str(point['use'])]}",
+            *([f"        got = {use}"] if use else []),
             "        return x * torch.cat([got.flatten(), self.bias])",
         )
         special = {f"by {reduction}", f"used {point['use']}"} - {"by SUM", "used as it is"}

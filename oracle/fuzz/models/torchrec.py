@@ -13,7 +13,7 @@ from proctor.oracle.fuzz.models.dlrm import BAG
 from proctor.oracle.fuzz.space import Choice, Point
 
 # Optimizer of the tables → where it is, and its options: those of the kernels.
-_TABLE_OPTIMIZERS: Final = {
+TABLE_OPTIMIZERS: Final = {
     "SGD": ("torch.optim.SGD", "{'lr': 0.1}"),
     "Adagrad": ("torch.optim.Adagrad", "{'lr': 0.1, 'eps': 1e-8}"),
     "RowWiseAdagrad": ("RowWiseAdagrad", "{'lr': 0.1, 'eps': 1e-8}"),
@@ -34,7 +34,7 @@ class Recommendation(Template):
         Choice("weighted", (False, True), rare=0.4),
         Choice("shared", (False, True), rare=0.3),
         Choice("frozen", _parts.CHOICES[0].values[:1]),
-        Choice("table_optimizer", tuple(_TABLE_OPTIMIZERS), rare=0.5),
+        Choice("table_optimizer", tuple(TABLE_OPTIMIZERS), rare=0.5),
         Choice("vector", (False, True), rare=0.2),
         Choice("unused", (False,)),
         Choice("scalar", (False,)),
@@ -54,7 +54,7 @@ class Recommendation(Template):
             for i, names in enumerate(features)
         )
         weights = f"torch.cat([weight[there]] * {number})" if point["weighted"] else "None"
-        optimizer, options = _TABLE_OPTIMIZERS[str(point["table_optimizer"])]
+        optimizer, options = TABLE_OPTIMIZERS[str(point["table_optimizer"])]
         adagrad = ("from torchrec.optim import RowWiseAdagrad",) if optimizer == "RowWiseAdagrad" else ()
         net = (
             "from torchrec import EmbeddingBagCollection, EmbeddingBagConfig, KeyedJaggedTensor, KeyedTensor, PoolingType",
