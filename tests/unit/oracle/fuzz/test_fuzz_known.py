@@ -50,12 +50,12 @@ def test_a_known_finding_does_not_hold_where_it_says_so() -> None:
 def test_a_trigger_set_without_an_optimizer_is_not_taken_to_hold_for_all() -> None:
     """What fails without an optimizer's state need not fail with one: seen under SGD alone, Adam is run all the same. So with a sharding type that no trigger set names, since it is the first."""
     campaign = Campaign(cast("Runner", None), 0, [], libraries=("torchrec",))
-    campaign._seen["x"].append(("SGD", ""))
+    campaign._seen["x"].append(campaign._sorts({}))
     assert campaign._general("x", {"resume": "full"}) and not campaign._general("x", {"resume": "full", "optimizer": "Adam"})
     assert not campaign._general("x", {"rec_sharding": "column_wise"})
-    campaign._seen["x"].append(("Rprop", ""))
+    campaign._seen["x"].append(campaign._sorts({"optimizer": "Rprop"}))
     assert campaign._general("x", {"resume": "full", "optimizer": "Adam"})
-    campaign._seen["x"].append(("SGD", "row_wise"))
+    campaign._seen["x"].append(campaign._sorts({"rec_sharding": "row_wise"}))
     assert campaign._general("x", {"rec_sharding": "column_wise"})
     assert campaign._general("shipped", {"optimizer": "Adam"})
 
