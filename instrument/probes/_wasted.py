@@ -20,6 +20,7 @@ class Wasted(NamedTuple):
     name: str
     listed: bool  # it is a list that things are put into
     twin: str  # a variable that is made in the same way and is read; "": none
+    written: bool = False  # lines put items into it
 
 
 def arguments_of(code: types.CodeType) -> tuple[str, ...]:
@@ -37,7 +38,8 @@ def wasted(code: types.CodeType, read: set[str]) -> list[Wasted]:
     arguments = set(arguments_of(code))
     idle = {name for name in code.co_varnames if name not in read and name not in arguments}
     filled = _filled(code) - arguments
-    names = {name for name in idle | filled if not name.startswith("_")}
+    written = _written(code) - arguments
+    names = {name for name in idle | filled | written if not name.startswith("_")}
     tree = function_tree(code) if names else None
     if tree is None:
         return []
@@ -45,7 +47,9 @@ def wasted(code: types.CodeType, read: set[str]) -> list[Wasted]:
     found = []
     for name in sorted(names - others):
         made = assigned.get(name, [])
-        if name in filled:
+        if name in written:
+            found += [Wasted(name, listed=False, twin="", written=True)] if made else []
+        elif name in filled:
             if made and all(isinstance(value, ast.List) and not value.elts for value in made):
                 found.append(Wasted(name, listed=True, twin=""))
         elif made and all(isinstance(value, ast.Call | ast.Subscript | ast.BinOp) for value in made):
@@ -70,6 +74,22 @@ def _filled(code: types.CodeType) -> set[str]:
         else_where.update(names[:-1] if puts else names)
         put.update(names[-1:] if puts else ())
     return put - else_where
+
+
+def _written(code: types.CodeType) -> set[str]:
+    """Variables that are loaded for nothing but to put items into them, by their place or name."""
+    steps = list(dis.get_instructions(code))
+    put: set[str] = set()
+    elsewhere: set[str] = set(code.co_cellvars) | set(code.co_freevars)
+    for at, one in enumerate(steps):
+        if not one.opname.startswith(("LOAD_FAST", "DELETE_", "STORE_FAST_LOAD")):
+            continue
+        names = one.argval if isinstance(one.argval, tuple) else (one.argval,)
+        behind = [later for later in steps[at + 1 : at + 3] if later.opname != "CACHE"]
+        puts = len(behind) == 2 and behind[0].opname.startswith(("LOAD_FAST", "LOAD_CONST", "LOAD_SMALL_INT")) and behind[1].opname == "STORE_SUBSCR"
+        elsewhere.update(names[:-1] if puts else names)
+        put.update(names[-1:] if puts else ())
+    return put - elsewhere
 
 
 def _assigned(tree: ast.FunctionDef) -> tuple[dict[str, list[ast.expr]], set[str]]:

@@ -9,7 +9,8 @@ copy; meta `side` says what is measured:
 * `move`: `number` is the largest move of an element of the copy, `norm` its largest distance from the model, in these units.
 
 A fourth row, `begin`, comes with the first moves of a copy as an average that remembers its beginning: `number` is how many of the tensors that are looked at, of `norm`, were
-then farther from the model's than training can have brought them, and in another direction. It began as something else.
+then farther from the model's than training can have brought them, and in another direction. It began as something else. And one, `keeps`, with each move of more than nine tenths of the way, and not
+all of it, that two such came before: `number` is the rate, `norm` how many there were, whatever lay between them.
 
 Rows of `Value.KEPT` say of a copy that is a module whether its buffers follow (`_statistics.py`): `statistics` when it is evaluated, `buffers` at the end of a step; and
 `rests`, when it is evaluated again, whether it has moved since (`_resting.py`). `alike`: copies of several models are used in one way (`_siblings.py`).
@@ -53,6 +54,9 @@ _SLOW: Final = 0.15  # of the way to the model; faster ones forget where they be
 _EXACT: Final = 16.0  # units of rounding that it may deviate by
 _FAR: Final = 0.5  # of the length of the model's tensor,
 _TIMES: Final = 2.0  # and in moves of the model, one a step,
+_MOST: Final = 0.9  # of the way to the model, of which an average keeps more,
+_SEVERAL: Final = 3  # moves in a row
+_TOLD: Final = 256.0  # units below which a move is too small to tell a rate from
 _ALONG: Final = 0.7  # and cosine: a mean that grows from zero has the direction of the model
 
 
@@ -65,6 +69,7 @@ class _Known:
         self.values: list[float] = []
         self.model: list[float] = []
         self.begun = 0  # rows that say how it began
+        self.forgot = 0  # moves in a row that went most of the way
         modules = [ref() for ref in copy.modules or ()]
         whole = bool(modules) and None not in modules
         self.statistics = _statistics.Statistics(*modules) if whole else None
@@ -169,6 +174,11 @@ class Averages(Probe):
                 self._begins(known, model, step)
             farthest = max(abs(m - a) / s for m, a, s in zip(model, now, scale))
             self._put(known, "move", most := max(abs(m) / s for m, s in zip(moved, scale)), farthest)
+            rate, off = fits["now"]
+            if most >= _TOLD:
+                known.forgot = known.forgot + 1 if _MOST < rate < 1 + 1e-3 and off <= _EXACT and farthest >= 4 * _EXACT else 0
+                if known.forgot >= _SEVERAL:
+                    self._put(known, "keeps", rate, known.forgot)
             known.use.steps(step, moved=most > 0, learned=model != known.model, rate=fits["now"][0])
             if known.statistics is not None and known.rows < _ROWS:
                 self._tell(known, "buffers", known.statistics.step(moved=most > 0))

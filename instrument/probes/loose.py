@@ -1,7 +1,7 @@
 """Whether parts of a model that get gradients are forgotten by the optimizers.
 
 A row of `Value.KEPT`, `forgotten`, once in a run, at an early update: parameters of a module that also has parameters which an optimizer holds. They are in no optimizer, have had gradients at several updates that nothing
-clears, have not moved, and nothing was loaded by then, also by no library whose modules are a part of it, so that they stay as they began, at random. So are all parameters of a model that lies in front of another one which trains: what it gives of data alone is what the other is given. Fine-tuning that leaves out what was loaded is none, nor are a model beside or behind what trains (a teacher, a loss), a part that is
+clears, have not moved, and nothing was loaded by then, also by no library whose modules are a part of it, so that they stay as they began, at random. So are all parameters of a model that lies in front of another one which trains: what it gives of data alone is what the other is given; and those that a loss of the program's has of its own (a scale, centres) and is not a layer of, where a model that trains makes what it is given. Fine-tuning that leaves out what was loaded is none, nor are a model beside or behind what trains (a teacher, a loss), a part that is
 given to an optimizer later, parameters that the program moves itself, and gradients that are cleared: who clears them knows of them.
 Cost: a look at the parameters of the models at two updates, at the graphs of what models are given in the first steps, and at the candidates' gradients in between.
 """
@@ -118,13 +118,23 @@ class Loose(Probe):
             named = list(plainly.named_parameters(owner))
             first = next((i for i, (_, p) in enumerate(named) if id(p) in held), len(named))
             behind = [name for name, p in named[first:] if id(p) in loose]
-            if named and all(id(p) in loose for _, p in named) and self._in_front(owner, held):
-                behind = [name for name, _ in named]
+            judges = False
+            if named and all(id(p) in loose for _, p in named):
+                judges = self._judges(owner, held)
+                behind = [name for name, _ in named] if judges or self._in_front(owner, held) else behind
             if behind and not any(_of_a_library(part) for part in plainly.modules(owner)):
                 more = f" and {len(behind) - 1} more" if len(behind) > 1 else ""
-                seen = f"{behind[0]}{more} of {_name(owner)}: no optimizer holds what began at random and gets gradients, which pile up since nothing clears them"
+                what = "this loss has of its own" if judges else "began at random"
+                seen = f"{behind[0]}{more} of {_name(owner)}: no optimizer holds what {what} and gets gradients{',' if not judges else ''} which pile up since nothing clears them"
                 self.sink.number(behind[0], float(len(behind)), kind=Value.KEPT, facts={"what": "forgotten", "seen": seen})
                 return
+
+    def _judges(self, owner: Any, held: set[int]) -> bool:
+        """Whether this is a module of the program's that has parameters and no layers, and is given what a model makes that an optimizer holds."""
+        known = self._models.get(id(owner))
+        if known is None or known() is not owner or type(owner).__module__.partition(".")[0] == "torch":
+            return False
+        return bool(self._fed.get(id(owner), set()) & held) and not any(module._parameters for module in owner.modules() if module is not owner)
 
     def _in_front(self, owner: Any, held: set[int]) -> bool:
         """Whether this is a model that was given data alone, and what it gives is given to one that an optimizer holds."""

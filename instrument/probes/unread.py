@@ -5,8 +5,9 @@ of the function reads that argument or variable. So are ends of episodes that a 
 given is left out on purpose; what is deleted, or read by a function within, is read. Labels are no masks: whole numbers count where they begin with ones and go on with zeros beside others of the same shape, as padding does, and rows
 with one 1 each do not. Of a function that reads none of its arguments, or leaves out several, nothing is said: it is handed the whole batch and takes some of it; nor of parts that are all ones, or all zeros.
 `unused`, once for a name: a function of the program computes something that depends on parameters, gives it a name of its own, and none of its lines reads that: a single number, as a term of a loss is; what another name is made like (of other masks, of
-the other half of a batch) which is read; or a list that results are put into. What several names are unpacked from, and a second name of something, are none. `twice`, once: of a batch of four parts at least, two of floating point have the same numbers
-in different memory, in each of eight rows at least of which not all are alike, in three steps in a row, and some function reads a variable of each name: a state that is its next one.
+the other half of a batch) which is read; a list that results are put into; or an order, of numbers from 0 on that each come once and not one behind the other. What several names are unpacked from, and a second name of something, are none. `twice`, once: of a batch of four parts at least, two of floating point have the same numbers
+in different memory, in each of eight rows at least of which not all are alike, in three steps in a row, and some function reads a variable of each name: a state that is its next one. `order`, once for a name: a function puts one of its arguments into the order of a sort (`a = a[order]`, for packing), and not another one of as many rows, which it
+reads behind: samples meet parts of others. Where the order is used for anything but to index and to be returned, results may be put back, and nothing is said.
 Looked at are functions that run when a model is called or an update begins, and those that are observed when they are called. Cost: a walk up the frames at these calls, in the first steps, and values of what is not read.
 """
 
@@ -22,6 +23,7 @@ from typing import Any, Final, NamedTuple
 from proctor.instrument.observe.content import unseen
 from proctor.instrument.probes import NO_HOOKS, Home, Hooks, Probe, Sink, register
 from proctor.instrument.probes._looks import whose
+from proctor.instrument.probes._reordered import Reordered, reordered
 from proctor.instrument.probes._wasted import Wasted, arguments_of, wasted
 from proctor.instrument.probes.source import reading
 from proctor.instrument.probes.source.results import function_named
@@ -50,9 +52,10 @@ class _Code(NamedTuple):
     unread: _Names
     unused: list[Wasted]
     parts: list[list[str]]  # names of what is unpacked together
+    orders: list[Reordered]
 
 
-_NONE: Final = _Code([], [], [])
+_NONE: Final = _Code([], [], [], [])
 
 
 @register
@@ -125,6 +128,7 @@ class Unread(Probe):
                         self._tell(function, _passed(known.unread, frame), scope)
                         self._waste(function, known.unused, scope)
                         self._same(function, known.parts, scope)
+                        self._mixed(function, known.orders, scope)
                 finally:
                     reading.release(frame, scope)
             frame = frame.f_back
@@ -149,9 +153,15 @@ class Unread(Probe):
         return self._looks[of] <= most
 
     def _waste(self, function: str, names: list[Wasted], scope: Mapping[str, Any]) -> None:
-        for name, listed, twin in names:
+        for name, listed, twin, written in names:
             value: Any = scope.get(name)
             if name in self._told or value is None:
+                continue
+            if (many := _order(value)) and not listed:
+                self._told.add(name)
+                self.sink.number(name, float(many), kind=Value.KEPT, facts={"what": "unused", "seen": f"no line of {function} reads {name}, an order of {many} things"})
+                continue
+            if written:
                 continue
             if listed:
                 what = "a list of results that depend" if type(value) is list and len(value) > 1 and all(_depends(one) for one in value) else ""
@@ -176,6 +186,15 @@ class Unread(Probe):
                         self._told.add(f"{first}, {second}")
                         seen = f"{second} holds what {first} holds, number by number, in {function}, which takes both out of one batch"
                         self.sink.number(second, float(times), kind=Value.KEPT, facts={"what": "twice", "seen": seen})
+
+    def _mixed(self, function: str, pairs: list[Reordered], scope: Mapping[str, Any]) -> None:
+        """Say of an argument that it is not in the order of the others."""
+        for moved, order, left in pairs:
+            many = 0 if left in self._told else _order(scope.get(order))
+            if many and all(_of_samples(scope.get(name), many) for name in (moved, left)):
+                self._told.add(left)
+                seen = f"{function} puts {moved} into the order of {order}, and not {left}, which has as many rows ({many}) and is read behind: samples meet parts of others"
+                self.sink.number(left, float(many), kind=Value.KEPT, facts={"what": "order", "seen": seen})
 
     def _tell(self, function: str, names: _Names, scope: Mapping[str, Any]) -> None:
         for name, others in names:
@@ -207,7 +226,7 @@ def _spread(frame: types.FrameType | None) -> bool:
 def _of(code: types.CodeType, read: set[str]) -> _Code:
     """What is to be looked at while this function runs, which reads these names."""
     groups = _unpacked(code)
-    found = _Code(_unread(code, read, groups), wasted(code, read), groups)
+    found = _Code(_unread(code, read, groups), wasted(code, read), groups, reordered(code))
     return found if any(found) else _NONE
 
 
@@ -277,6 +296,27 @@ def _is_mask(value: Any, beside: list[Any]) -> bool:
 
 def _whole(other: Any, shape: tuple[int, ...]) -> bool:
     return _dense(other) and _kind(other) == "i" and tuple(other.shape) == shape and bool((other > 1).any())
+
+
+def _order(value: Any) -> int:
+    """How many things this is an order of, that is not the one in which they lie; 0: it is none."""
+    if type(value) is list:
+        numbers = value if _LEAST <= len(value) <= _LARGEST and all(type(n) is int for n in value) else []
+    elif _dense(value) and _kind(value) == "i" and len(value.shape) == 1 and _LEAST <= _size(value) <= _LARGEST:
+        with unseen():
+            numbers = value.tolist()
+    else:
+        numbers = []
+    return len(numbers) if numbers and numbers != (through := list(range(len(numbers)))) and sorted(numbers) == through else 0
+
+
+def _of_samples(value: Any, many: int) -> bool:
+    """Whether these are so many rows of numbers, not all alike."""
+    import torch
+
+    if type(value) is not torch.Tensor or value.layout is not torch.strided or value.dim() < 2 or value.shape[0] != many or value.device.type != "cpu":
+        return False
+    return not bool((value.detach() == value.detach()[:1]).all())
 
 
 def _depends(value: Any) -> bool:

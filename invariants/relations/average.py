@@ -3,7 +3,7 @@
 `after`: in each step in which a copy moves, it moves towards the model as the step left it. `before`: towards the model as it
 was before the step, as in programs that average in their forward. `steady`: at the rate of the step before. `moves`: in every
 step. These are habits of a program, held where all runs of its family keep them. `between`: a copy that has moved as an average
-goes on so, `away`: none moves away from the model, along the line between the two, `keeps`: none goes more than nine tenths of the way, and not all of it, step by step, and `starts`: what moves as an average began as a copy
+goes on so, `away`: none moves away from the model, along the line between the two, `keeps`: none goes more than nine tenths of the way, and not all of it, move by move, and `starts`: what moves as an average began as a copy
 of the model; of any program.
 
 Catches an average that is taken before the update, of another model or of an old one, that misses some tensors, whose two sides
@@ -157,6 +157,9 @@ def _moves(trace: Trace) -> pl.DataFrame:
     swapped = pl.col("now") & moved & (pl.col("rate_now") > _MOST) & (pl.col("gap") >= 4 * _ROUNDING)
     before = [pl.col("_swapped").shift(k).over(group) & ((pl.col("step") - pl.col("step").shift(k)).over(group) == k) for k in range(1, _SEVERAL)]
     rows = rows.with_columns(swapped.alias("_swapped")).with_columns(pl.all_horizontal(pl.col("_swapped"), *before).fill_null(value=False).alias("_swapped"))
+    # One that moves in each tenth step, say, is counted by the probe.
+    counted = _measured(trace).filter(pl.col("side") == "keeps").select("proc", "step", "text", pl.lit(value=True).alias("_counted")).unique()
+    rows = rows.join(counted, on=["proc", "step", "text"], how="left", maintain_order="left").with_columns((pl.col("_swapped") | pl.col("_counted").fill_null(value=False)).alias("_swapped"))
     modes["keeps"] = (pl.col("now") & moved, ~pl.col("_swapped"))
     rate = pl.col("rate_now").round_sig_figs(4)
     seen = {
@@ -170,7 +173,7 @@ def _moves(trace: Trace) -> pl.DataFrame:
     exact = [(pl.col(f"off_{side}") <= _ROUNDING, pl.col(f"rate_{side}")) for side in ("now", "old")]
     told = (pl.col("move") >= _TOLD) & (pl.col("gap") >= _TOLD)
     modes["away"] = (told & pl.any_horizontal(fits & (speed != 0) for fits, speed in exact), pl.any_horizontal(fits & (speed > 0) for fits, speed in exact))
-    seen["keeps"] = pl.concat_str(pl.lit("it goes "), rate, pl.lit(f" of the way to the model, {_SEVERAL} steps in a row"))
+    seen["keeps"] = pl.concat_str(pl.lit("it goes "), rate, pl.lit(f" of the way to the model, {_SEVERAL} moves in a row"))
     seen["away"] = pl.concat_str(pl.lit("it moves away from the model, by "), (-pl.col("rate_now")).round_sig_figs(4), pl.lit(" of the distance"))
     parts = []
     for mode, (about, passed) in modes.items():

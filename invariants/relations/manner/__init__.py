@@ -5,7 +5,7 @@ same switch or dimension each time; `each`, a function is called in each step; `
 `ranks`, the random states of ranks differ. Told by probes (`told.py`): `made`, the loss is made with an operation (`instrument/probes/graphs.py`); `holds`, what a function is
 given or gives is such as in health (a share, varied, …), `leaves`, it does not write into an argument, `writes`, it does, and `steady`, a number that an object
 holds stays (`instrument/probes/manners.py`); `moment`, what a moment of an optimizer is made of (`instrument/probes/moments.py`); `unseen`, an evaluation sees no sample
-that was trained on (`instrument/probes/unseen.py`); `beside`, a step calls another model of the class that it trains (`instrument/probes/beside.py`); of functions (`used.py`): `uses`, a function uses an operation of torch or calls a function of the
+that was trained on (`instrument/probes/unseen.py`); `beside`, a step calls another model of the class that it trains (`instrument/probes/beside.py`); `layers`, switches of torch's layers are what they were (`instrument/probes/switches.py`); of functions (`used.py`): `uses`, a function uses an operation of torch or calls a function of the
 program, `then`, another one behind it, and `only`, no other one (`instrument/probes/operations.py`).
 
 All are habits: held within one family of programs, of the program's own runs or of all programs that teach a pack, and never shipped. What is counted is such as no seed, size, depth or batch changes, and a rule is made of
@@ -39,7 +39,7 @@ from proctor.invariants.trace import Trace
 # Each takes the subjects that rules speak of, and adds those of the trace.
 _PARTS: Final[dict[str, Callable[[Trace, Collection[str]], pl.DataFrame]]] = {
     "given": _calls.given, "told": _calls.told, "each": _calls.each, "mode": _calls.mode, "ranks": _calls.ranks, "made": _told.made,
-    "holds": _told.holds, "leaves": _told.leaves, "writes": _told.writes, "steady": _told.steady, "moment": _told.moment, "unseen": _told.unseen, "beside": _told.beside, "often": _told.often,
+    "holds": _told.holds, "leaves": _told.leaves, "writes": _told.writes, "steady": _told.steady, "moment": _told.moment, "unseen": _told.unseen, "beside": _told.beside, "often": _told.often, "layers": _told.layers,
     "uses": _used.uses, "then": _used.then, "only": _used.only,
 }  # fmt: skip
 _SAYS: Final = {
@@ -57,6 +57,7 @@ _SAYS: Final = {
     "moment": "{0} is made of {1}",
     "unseen": "{0} is evaluated on {1}",
     "beside": "a step that trains {0} calls {1}",
+    "layers": "{0}: {1}",
     "uses": "{0} uses {1}",
     "then": "{0} uses {1}",
     "only": "{0} uses {1}",
@@ -74,6 +75,7 @@ _ADVICE: Final = {
     "writes": "Look for an operation that gave a new tensor instead of changing this one.",
     "steady": "Look for what assigns to this number: a value of one step that overwrites the option it is computed from.",
     "unseen": "Look at which loader, or part of the data, the evaluation reads: it is the one of the training.",
+    "layers": "Look at where this layer is made: a switch is left out, or another one, so that it computes something else of the same numbers.",
     "beside": "Look at which object is called: the model that trains stands in the place of its target, teacher or average.",
     "uses": "Compare the function with the healthy version: it leaves out an operation, or computes in another way.",
     "then": "Compare the function with the healthy version: it leaves out an operation, or does one before what it should follow.",
@@ -83,7 +85,7 @@ _ADVICE: Final = {
 _OF_WORDS: Final = {
     "it is another than in the call before": "Two calls in a row are given one tensor: look for a variable that is overwritten too early (a state by the next one), one view or sample in the place of two, a draw that is left out.",
 }
-_VALUES: Final = {"made": "manner", "holds": "manner", "leaves": "manner", "writes": "manner", "steady": "manner", "moment": "manner", "unseen": "manner", "beside": "manner", "often": "manner", "uses": "manner", "then": "manner", "only": "manner", "ranks": "rng"}
+_VALUES: Final = {"made": "manner", "holds": "manner", "leaves": "manner", "writes": "manner", "steady": "manner", "moment": "manner", "unseen": "manner", "beside": "manner", "often": "manner", "layers": "manner", "uses": "manner", "then": "manner", "only": "manner", "ranks": "rng"}
 
 
 @register

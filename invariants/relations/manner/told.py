@@ -1,4 +1,4 @@
-"""Manners that probes tell (`instrument/probes/manners.py`, `graphs.py`, `moments.py`, `unseen.py`, `beside.py`)."""
+"""Manners that probes tell (`instrument/probes/manners.py`, `graphs.py`, `moments.py`, `unseen.py`, `beside.py`, `switches.py`)."""
 
 from __future__ import annotations
 
@@ -37,6 +37,7 @@ _PAIRS: Final = (
     ("it is another after the call", "the call leaves it as it was"),
 )
 _OPPOSITES: Final = {**{other: word for word, other in _PAIRS}, **dict(_PAIRS)}
+_STATES: Final = {"on": "off", "off": "on", "given": "left out", "left out": "given"}  # of switches of layers
 BACKWARDS: Final = frozenset({"torch.Tensor.backward", "torch.autograd.backward"})
 
 
@@ -79,7 +80,8 @@ def _named(text: str) -> str:
 
 def opposite(word: str) -> str:
     """What is so where a word is not true."""
-    return _OPPOSITES.get(word) or f"not so: {word}"
+    switch, joint, state = word.rpartition(" is ")
+    return _OPPOSITES.get(word) or (f"{switch}{joint}{_STATES[state]}" if state in _STATES else f"not so: {word}")
 
 
 def _also(has: set[str]) -> str:
@@ -134,6 +136,12 @@ def unseen(trace: Trace, wanted: Collection[str]) -> pl.DataFrame:
 def beside(trace: Trace, wanted: Collection[str]) -> pl.DataFrame:
     """One row a step and class of a model that trains: passed if another of the class ran without training."""
     return _words(trace, "beside", wanted, MODEL_CALL)
+
+
+def layers(trace: Trace, wanted: Collection[str]) -> pl.DataFrame:
+    """One row a switch of a kind of layer: passed if it is what it was, failed if it is the other."""
+    found = _words(trace, "layers", wanted, MODEL_CALL)
+    return pl.concat([found] * ENOUGH)  # a model has them all the time
 
 
 def often(trace: Trace, wanted: Collection[str]) -> pl.DataFrame:
