@@ -214,7 +214,7 @@ def test_an_average_whose_weights_are_swapped_is_told_by_any_program(tmp_path: P
         frame = RELATION.examples(run, [rule]).frame
         bad = frame.filter(~frame["passed"])
         assert bad.height > 3
-        assert RELATION.detail(run, rule, bad.row(0, named=True)).seen == f"it goes {1 - decay} of the way to the model, 3 steps in a row"
+        assert RELATION.detail(run, rule, bad.row(0, named=True)).seen == f"it goes {1 - decay} of the way to the model, 3 moves in a row"
     assert RELATION.standing_of(rule) is Standing.CHOICE
 
 
