@@ -131,10 +131,11 @@ class Loose(Probe):
 
     def _judges(self, owner: Any, held: set[int]) -> bool:
         """Whether this is a module of the program's that has parameters and no layers, and is given what a model makes that an optimizer holds."""
+        layers = any(module._parameters for module in owner.modules() if module is not owner)
         known = self._models.get(id(owner))
-        if known is None or known() is not owner or type(owner).__module__.partition(".")[0] == "torch":
+        if layers or known is None or known() is not owner or type(owner).__module__.partition(".")[0] == "torch":
             return False
-        return bool(self._fed.get(id(owner), set()) & held) and not any(module._parameters for module in owner.modules() if module is not owner)
+        return bool(self._fed.get(id(owner), set()) & held)
 
     def _in_front(self, owner: Any, held: set[int]) -> bool:
         """Whether this is a model that was given data alone, and what it gives is given to one that an optimizer holds."""
