@@ -131,7 +131,7 @@ class Loose(Probe):
 
     def _judges(self, owner: Any, held: set[int]) -> bool:
         """Whether this is a module of the program's that has parameters and no layers, and is given what a model makes that an optimizer holds."""
-        layers = any(module._parameters for module in owner.modules() if module is not owner)
+        layers = any(module._parameters for module in plainly.modules(owner) if module is not owner)
         known = self._models.get(id(owner))
         if layers or known is None or known() is not owner or type(owner).__module__.partition(".")[0] == "torch":
             return False
