@@ -109,8 +109,9 @@ class Patches(Replaced):
 
         attribute = function.__name__
         if type(function) is types.FunctionType:
-            home: Any = sys.modules.get(function.__module__)
-            if function.__module__.split(".")[0] == "torch" and vars(home).get(attribute) is function:
+            name = function.__module__ or ""
+            home: Any = sys.modules.get(name)
+            if home is not None and name.partition(".")[0] == "torch" and vars(home).get(attribute) is function:
                 self.replace(home, attribute, tap)
         elif type(function) is types.BuiltinFunctionType:
             for home in (type(torch._C._VariableFunctions), torch._C._nn):
