@@ -27,7 +27,6 @@ _LOOKS: Final = 4  # in a row that show one number which is not the rate
 _OPTIMIZERS: Final = 16
 _FRAMES: Final = 60
 _LATEST: Final = 8  # step; who makes no such optimizer before makes none
-_ASKS: Final = frozenset({"locals", "vars", "eval", "exec", "globals"})  # a function that asks for its variables would see the table that is cleared
 
 
 class _Followed:
@@ -102,7 +101,7 @@ def _rate(optimizer: Any) -> float | None:
 def _variable(frame: types.FrameType) -> str:
     """The variable that the call which runs in this frame is given as `lr`, if the function gives it a number in a loop, too."""
     code = frame.f_code
-    if _ASKS & set(code.co_names):
+    if reading.asks(code):
         return ""
     lines = list(code.co_positions())[frame.f_lasti // 2]
     tree = module_tree(code) if code.co_name == "<module>" else function_tree(code)

@@ -32,6 +32,7 @@ MAX_DEPTH = 2  # attributes of attributes: `self.args.epochs`
 _STEP = re.compile(r"\.[A-Za-z_]\w*|\['[^'\\]*'\]")
 # Objects of these have nothing to count, or too much.
 _OPAQUE = (type, types.ModuleType, types.FunctionType, types.MethodType, types.BuiltinFunctionType, str, bytes)
+_ASKS = frozenset({"locals", "vars", "eval", "exec", "globals", "dir"})
 
 
 def number(value: Any) -> float | None:
@@ -181,6 +182,11 @@ def read(name: str, get: Get) -> float | None:
 def scope_of(frame: types.FrameType) -> dict[str, Any]:
     """Variables of a frame; to be given to `release` behind."""
     return dict(frame.f_locals)
+
+
+def asks(code: types.CodeType) -> bool:
+    """Whether a function may ask for its own variables: it would hold the table that `release` clears."""
+    return not _ASKS.isdisjoint(code.co_names)
 
 
 def release(frame: types.FrameType, scope: dict[str, Any]) -> None:
