@@ -11,6 +11,7 @@ import re
 from collections.abc import Iterator
 from typing import Any, Final
 
+from proctor.instrument.observe import plainly
 from proctor.instrument.observe.modules import class_name
 from proctor.instrument.observe.plainly import held
 from proctor.instrument.probes import NO_HOOKS, Home, Hooks, Probe, Sink, register
@@ -69,15 +70,7 @@ _OTHER: Final = {"on": "off", "off": "on", "given": "left out", "left out": "giv
 
 def _layers(model: Any) -> Iterator[tuple[str, Any]]:
     """Layers of torch's own classes in a model, with their names."""
-    behind = [("", model)]
-    for name, module in behind:
-        if len(behind) > _LAYERS:
-            return
-        if type(module).__module__.startswith("torch.nn.modules."):
-            yield name, module
-        parts = held(module).get("_modules")
-        if type(parts) is dict:
-            behind += [(f"{name}.{part}" if name else part, inner) for part, inner in parts.items() if inner is not None]
+    return ((name, module) for name, module in plainly.named_modules(model, remove_duplicate=False) if type(module).__module__.startswith("torch.nn.modules."))
 
 
 def _switches(module: Any) -> Iterator[tuple[str, str]]:
