@@ -148,9 +148,10 @@ def test_a_verifier_without_the_files_knows_what_it_lacks_and_can_read_what_come
     one.signal(signal.SIGKILL)
     two = verifiers(None)
     rank.steps(20, 0.01)
-    assert until(lambda: rank.sender.connections == 2)
+    assert until(lambda: rank.sender.connections == 2, 60)
+    assert until(lambda: rank.sender.ring.waiting == 0, 60)  # a goodbye waits for what was said before, and not for long
     rank.writer.close()
-    assert until(lambda: two.seen()["left"] == {"0-1": "bye"})
+    assert until(lambda: two.seen()["left"] == {"0-1": "bye"}, 60)
     seen = two.seen()
     assert sorted(set(seen["seen"]["0-1"]["names"])) == list(range(rank.made.at["names"]))
     (gap,) = seen["gaps"]

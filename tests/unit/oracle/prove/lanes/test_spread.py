@@ -46,12 +46,19 @@ def test_a_process_that_ends_early_is_said() -> None:
         list(forking(2)([functools.partial(os._exit, 3), functools.partial(pow, 2, 3)]))
 
 
-def _noted(folder: Path, name: str, seconds: float) -> int:
-    """How many are at it at once, this one counted."""
-    (folder / name).touch()
-    time.sleep(seconds)
-    found = len(list(folder.iterdir()))
-    (folder / name).unlink()
+def _noted(folder: Path, name: str, most: int) -> int:
+    """How many are at it at once, this one counted; waits until so many were, and whether more come."""
+    at_it, reached = folder / "at it", folder / "reached"
+    at_it.mkdir(parents=True, exist_ok=True)
+    (at_it / name).touch()
+    until = time.monotonic() + 60
+    while (found := len(list(at_it.iterdir()))) < most and not reached.exists() and time.monotonic() < until:
+        time.sleep(0.01)
+    if found >= most:
+        reached.touch()
+        time.sleep(0.2)
+        found = len(list(at_it.iterdir()))
+    (at_it / name).unlink()
     return found
 
 
@@ -59,8 +66,8 @@ def _noted(folder: Path, name: str, seconds: float) -> int:
 def test_what_runs_beside_is_one_of_the_jobs(jobs: int, most: int, tmp_path: Path) -> None:
     spread = Forking(jobs)
     with spread.beside(functools.partial(time.sleep, 60)):
-        assert max(spread([functools.partial(_noted, tmp_path, str(k), 0.3) for k in range(4)])) == most
-    assert max(spread([functools.partial(_noted, tmp_path, str(k), 0.3) for k in range(2 * jobs)])) == jobs
+        assert max(spread([functools.partial(_noted, tmp_path / "beside", str(k), most) for k in range(4)])) == most
+    assert max(spread([functools.partial(_noted, tmp_path / "alone", str(k), jobs) for k in range(2 * jobs)])) == jobs
 
 
 def test_what_runs_beside_does_one_thing_after_the_other(tmp_path: Path) -> None:
