@@ -80,7 +80,7 @@ def _variables() -> list[tuple[types.CodeType, str, Any]]:
     for _ in range(_FRAMES):
         if frame is None:
             break
-        if whose(frame.f_code, frame.f_globals) == "user" and not reading.asks(frame.f_code):
+        if whose(frame.f_code, frame.f_globals) == "user":
             scope = reading.scope_of(frame)
             try:
                 found += [(frame.f_code, name, value) for name, value in scope.items() if _plain(value)]

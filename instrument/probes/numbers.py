@@ -11,7 +11,6 @@ Cost: 30–60 µs a look, 64 looks in a row and then every 16th; the first look 
 from __future__ import annotations
 
 import ast
-import dis
 import inspect
 import json
 import os
@@ -43,8 +42,6 @@ _MAX_STACK = 60
 _WHOLE_LOOKS = 4  # looks at all numbers of a frame
 _LOOKS, _THEN_EVERY = 64, 16
 _MAX_CODES = 256
-# A function that asks for its own variables would see the table that we clear.
-_ASKS = frozenset({"locals", "vars", "eval", "exec", "dir"})
 
 
 @dataclass
@@ -129,7 +126,7 @@ class Numbers(Probe):
         top = str(frame.f_globals.get("__name__", "")).split(".")[0]
         if top in LIBRARIES:
             return True
-        if top == "proctor" or not os.path.isfile(code.co_filename) or _asks(code):
+        if top == "proctor" or not os.path.isfile(code.co_filename) or reading.asks(code):
             return False
         return not os.path.abspath(code.co_filename).startswith(self._prefixes)
 
@@ -241,13 +238,6 @@ def _canonical(function: Any) -> str:
 
 
 # -- what a frame knows ------------------------------------------------------------------------------------------
-
-
-def _asks(code: types.CodeType) -> bool:
-    """Whether a function may ask for its own variables; `model.eval()` does not."""
-    if not _ASKS & set(code.co_names):
-        return False
-    return any(i.argval in _ASKS and i.opname in ("LOAD_GLOBAL", "LOAD_NAME") for i in dis.get_instructions(code))
 
 
 def _with_globals(frame: types.FrameType, scope: Mapping[str, Any]) -> dict[str, Any]:

@@ -6,6 +6,7 @@ from instance dictionaries, so no property runs; tensors give a number only wher
 
 from __future__ import annotations
 
+import dis
 import inspect
 import re
 import sys
@@ -32,7 +33,7 @@ MAX_DEPTH = 2  # attributes of attributes: `self.args.epochs`
 _STEP = re.compile(r"\.[A-Za-z_]\w*|\['[^'\\]*'\]")
 # Objects of these have nothing to count, or too much.
 _OPAQUE = (type, types.ModuleType, types.FunctionType, types.MethodType, types.BuiltinFunctionType, str, bytes)
-_ASKS = frozenset({"locals", "vars", "eval", "exec", "globals", "dir"})
+_ASKS = frozenset({"locals", "vars", "eval", "exec", "f_locals"})
 
 
 def number(value: Any) -> float | None:
@@ -180,17 +181,23 @@ def read(name: str, get: Get) -> float | None:
 
 
 def scope_of(frame: types.FrameType) -> dict[str, Any]:
-    """Variables of a frame; to be given to `release` behind."""
-    return dict(frame.f_locals)
+    """Variables of a frame, to be given to `release` behind; none of a function that asks for its own variables (`asks`)."""
+    return {} if asks(frame.f_code) else dict(frame.f_locals)
 
 
 def asks(code: types.CodeType) -> bool:
-    """Whether a function may ask for its own variables: it would hold the table that `release` clears."""
-    return not _ASKS.isdisjoint(code.co_names)
+    """Whether a function may ask for its own variables, by name or by its frame; `model.eval()` does not.
+
+    Before Python 3.13 it would hold the one table that a look fills anew and `release` clears (PEP 667).
+    """
+    named = _ASKS.intersection(code.co_names)
+    if not named or not code.co_flags & inspect.CO_OPTIMIZED:  # a module's table is the module's own
+        return False
+    return "f_locals" in named or any(i.argval in named and i.opname == "LOAD_GLOBAL" for i in dis.get_instructions(code))
 
 
 def release(frame: types.FrameType, scope: dict[str, Any]) -> None:
-    """Keep nothing of the user's alive: before Python 3.13 a frame keeps the table that it made for us (PEP 667)."""
+    """Keep nothing of the user's alive: before Python 3.13 a frame keeps the table that it made for us."""
     scope.clear()
-    if sys.version_info < (3, 13) and frame.f_code.co_flags & inspect.CO_OPTIMIZED:
+    if sys.version_info < (3, 13) and frame.f_code.co_flags & inspect.CO_OPTIMIZED and not asks(frame.f_code):
         frame.f_locals.clear()

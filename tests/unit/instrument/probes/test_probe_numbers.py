@@ -6,6 +6,7 @@ import ast
 import gc
 import json
 import math
+import sys
 import textwrap
 import weakref
 from functools import partial
@@ -225,6 +226,27 @@ def test_a_function_that_asks_for_its_variables_is_left_alone() -> None:
     assert loop(3)["epochs"] == 3
     places = watch.rows()
     assert not any(place.startswith("loop:") for place in places) and "other:epochs" in places
+
+
+def test_what_a_function_asks_for_by_name_stays_its_own() -> None:
+    def asks(one: int) -> tuple[dict[str, Any], dict[str, Any]]:
+        table = locals()
+        table["put"] = one
+        scope = _reading.scope_of(sys._getframe())
+        _reading.release(sys._getframe(), scope)
+        return table, scope
+
+    table, scope = asks(3)
+    assert table["put"] == 3 and table["one"] == 3 and scope == {}
+
+
+def test_what_a_function_asks_its_frame_for_stays_its_own() -> None:
+    def asks(one: int) -> dict[str, Any]:
+        table = sys._getframe().f_locals
+        _reading.release(sys._getframe(), _reading.scope_of(sys._getframe()))
+        return dict(table)
+
+    assert asks(3)["one"] == 3
 
 
 def test_looks_are_bounded() -> None:
