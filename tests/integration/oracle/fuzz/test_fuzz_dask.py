@@ -55,6 +55,7 @@ def waited(ready: Any) -> bool:
     return bool(ready())
 
 
+@pytest.mark.slow  # two minutes of CPU
 def test_a_campaign_on_a_cluster_outlives_a_worker_and_can_be_resumed(cluster: Any, tmp_path: Path) -> None:
     out, said = tmp_path / "campaign", tmp_path / "said"
     command = [*PROCTOR, "--dask", cluster.scheduler_address, "--budget", "2h", "--pairs", "20", "--rows", "2", "--models", "chain", "--timeout", "120"]
