@@ -14,7 +14,6 @@ from proctor.invariants.invariant import Severity
 from proctor.verify import wording
 from proctor.verify.checker import exit_code
 from proctor.verify.coverage import coverage
-from proctor.verify.paging.config import read_config
 from proctor.verify.report import Report
 from proctor.verify.report.beside import read_beside
 from proctor.verify.report.keep import keep
@@ -52,6 +51,8 @@ def conclude(settings: Settings, summary: Summary, verifier: Verifier) -> int:
 
 def _deliver_later(settings: Settings) -> int:
     """What receivers did not take goes out when they are back; says so. The id of the process that does it, 0 without one."""
+    from proctor.verify.paging import read_config
+
     limit_s = 0.0
     with contextlib.suppress(ProctorError):
         limit_s = read_config(settings.page).job.deliver_s
