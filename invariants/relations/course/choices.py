@@ -8,8 +8,8 @@ import polars as pl
 
 from proctor.invariants.relations.argument.tables import tables
 from proctor.invariants.relations.course.loading import repeated
-from proctor.invariants.relations.course.modes import chancy, modes_set
-from proctor.invariants.relations.course.updating import BACKWARDS, SCHEDULE, examples
+from proctor.invariants.relations.course.modes import EVAL, chancy, modes_set
+from proctor.invariants.relations.course.updating import BACKWARDS, SCHEDULE, examples, fine
 from proctor.invariants.relations.fresh import batches as _batches
 from proctor.invariants.relations.habits import paced as _paced
 from proctor.invariants.relations.views import frames as _frames
@@ -19,6 +19,8 @@ from proctor.invariants.trace import Trace
 def advances(trace: Trace) -> pl.DataFrame:
     """One row an update, and each step that trains on the batch of the step before though a loader that draws an order has given one since."""
     rows = repeated(trace)
+    if not rows["_again"].any():
+        return fine(trace, "advances", _batches.NEXT)
     bad = rows.filter(pl.col("_again") & (pl.col("_pass") == pl.col("_pass").shift(1).over("proc")).fill_null(value=False))
     bad = bad.select("proc", "step", "seq", pl.lit(0, dtype=pl.UInt32).alias("site"), pl.lit("the batch of the step before, though the loader has given one since").alias("_seen"))
     return examples(trace, "advances", bad, function=_batches.NEXT)
@@ -26,8 +28,10 @@ def advances(trace: Trace) -> pl.DataFrame:
 
 def examined(trace: Trace) -> pl.DataFrame:
     """One row an update, and each batch of a loader that no backward follows and that a model which drops out or normalises runs on in training mode."""
+    if not evaluations(trace).height:
+        return fine(trace, "examined", EVAL)
     bad = evaluations(trace).select("proc", "step", "seq", "site", pl.format("{} runs without gradients, on a batch that is not trained on, in training mode", "class").alias("_seen"), pl.col("class").alias("_variable"))
-    return examples(trace, "examined", bad, function="torch.nn.Module.eval")
+    return examples(trace, "examined", bad, function=EVAL)
 
 
 def evaluations(trace: Trace) -> pl.DataFrame:
@@ -36,7 +40,10 @@ def evaluations(trace: Trace) -> pl.DataFrame:
 
 
 def _evaluations(trace: Trace) -> pl.DataFrame:
-    runs = tables(trace)["evaluating"].filter(~pl.col("passed") & (pl.col("step") >= 0)).join(chancy(trace), on=["proc", "class"], how="semi", maintain_order="left")
+    runs = tables(trace)["evaluating"].filter(~pl.col("passed") & (pl.col("step") >= 0))
+    if not runs.height:
+        return runs.with_columns(pl.lit(None, dtype=pl.UInt32).alias("_earlier"))
+    runs = runs.join(chancy(trace), on=["proc", "class"], how="semi", maintain_order="left")
     nexts = _frames.calls_of(trace, re.escape(_batches.NEXT)).select("proc", "seq", pl.col("seq").alias("_given")).sort("seq")
     rows = runs.sort("seq").join_asof(nexts, on="seq", by="proc", strategy="backward", check_sortedness=False).drop_nulls("_given")
     later = nexts.select("proc", pl.col("seq").alias("_after"), pl.col("seq"))
@@ -57,6 +64,8 @@ def _evaluations(trace: Trace) -> pl.DataFrame:
 def scheduled(trace: Trace) -> pl.DataFrame:
     """One row an update, and each of a second pass over the data whose optimizer has one scheduler, which has never stepped."""
     late = _paced.epochs(trace).filter(~pl.col("passed")).rename({"_variable": "scheduler"})
+    if not late.height:
+        return fine(trace, "scheduled", SCHEDULE)
     steps = _paced.schedules(trace).group_by("proc", "scheduler").len("_n").with_columns(pl.col("scheduler").str.split("~").list.first().alias("optimizer"))
     alone = steps.filter((pl.len().over("proc", "optimizer") == 1) & (pl.col("_n") == 1))
     bad = late.join(alone, on=["proc", "scheduler"], how="semi", maintain_order="left")

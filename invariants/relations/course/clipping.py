@@ -8,7 +8,7 @@ from typing import Final
 
 import polars as pl
 
-from proctor.invariants.relations.course.updating import BACKWARDS, by_holder, examples, gradients
+from proctor.invariants.relations.course.updating import BACKWARDS, by_holder, examples, fine, gradients
 from proctor.invariants.relations.views import frames as _frames
 from proctor.invariants.schema import Value
 from proctor.invariants.trace import Trace
@@ -24,6 +24,8 @@ def clips(trace: Trace) -> pl.DataFrame:
     backwards = _frames.calls_of(trace, *map(re.escape, BACKWARDS)).select("proc", "step", "seq")
     clipped = _limited(trace).select("proc", "step", "seq", "site")
     ends = _frames.updates(trace)
+    if not clipped.height and ends.height:
+        return fine(trace, "clips", CLIP)
     # With a closure, the backward is inside of the update.
     inner = _frames.inner_backwards(trace)["proc"].unique()
     ends = ends.filter(~pl.col("proc").is_in(inner.implode())).select("proc", "seq", pl.col("seq").alias("_end"), pl.col("step").alias("_step")).sort("seq")
@@ -52,7 +54,11 @@ def _steps(trace: Trace) -> pl.DataFrame:
 
 
 def _limited(trace: Trace) -> pl.DataFrame:
-    """Clippings to a finite norm; those to none only measure: the columns of calls, and most."""
+    """Clippings to a finite norm; those to none only measure: the columns of calls, most, and two: whether it is the usual norm."""
+    return _frames.memo(trace, "clippings to a norm", _find_limited)
+
+
+def _find_limited(trace: Trace) -> pl.DataFrame:
     calls = _frames.calls_of(trace, re.escape(CLIP))
     told = []
     for code in calls["args"].unique().to_list():
@@ -72,6 +78,8 @@ def reaches(trace: Trace) -> pl.DataFrame:
 
     Who clips what several optimizers hold, and steps one of them, applies some of it. Without an update before the next backward nothing is said.
     """
+    if not _limited(trace).height:
+        return fine(trace, "reaches", CLIP)
     inner = _frames.inner_backwards(trace)["proc"].unique()
     limited = _limited(trace).filter((pl.col("step") >= 0) & ~pl.col("proc").is_in(inner.implode()))
     changed = by_holder(gradients(trace).filter(pl.col("edge") == 1)).select("proc", pl.col("call").alias("seq"), "name", "optimizer")
@@ -91,6 +99,8 @@ def reaches(trace: Trace) -> pl.DataFrame:
 
 def shrinks(trace: Trace) -> pl.DataFrame:
     """One row an update: failed if a clipping found a greater norm than it was to leave, and changed no gradient."""
+    if not _limited(trace).height:
+        return fine(trace, "shrinks", CLIP)
     clipped = _limited(trace).filter("two")
     found = trace.values.filter(pl.col("kind") == int(Value.CLIPPED)).select("proc", "seq", pl.col("number").alias("_norm"))
     rows = clipped.join(found, on=["proc", "seq"], how="inner", maintain_order="left").filter(pl.col("step") >= 0)

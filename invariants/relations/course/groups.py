@@ -69,6 +69,8 @@ def decays(trace: Trace) -> pl.DataFrame:
 def _find_decays(trace: Trace) -> pl.DataFrame:
     rows = _sightings.sightings(trace, Value.OPTION).join(_frames.metas(trace, "when"), on="meta", how="left", maintain_order="left")
     rows = rows.filter((pl.col("when") == "update") & (pl.col("text") != "step") & (pl.col("step") >= 0) & (pl.col("step") < PROLOGUE))
+    if not rows.height or "shape" not in trace.metas.columns:
+        return pl.DataFrame(schema=_SCHEMA)
     calls = _frames.updates(trace).select("proc", "seq", "site", pl.col("optimizer").alias("held")).drop_nulls("held")
     rows = rows.join(calls, on=["proc", "seq"], how="inner", maintain_order="left").with_columns(pl.col("item").cast(pl.String).alias("group"))
     look = ["proc", "seq", "step", "site", "held"]
@@ -80,9 +82,7 @@ def _find_decays(trace: Trace) -> pl.DataFrame:
         (pl.col("_one") & (pl.col("_of") == pl.col("_groups"))).all().alias("_alike"), pl.col("_groups").first()
     )  # fmt: skip
     decays = rows.filter(pl.col("text") == _DECAY).select(*look, "group", "number")
-    shapes = trace.metas.select("meta", pl.col("shape").map_elements(_dims, return_dtype=pl.Int64).alias("_dims")) if "shape" in trace.metas.columns else None
-    if shapes is None:
-        return pl.DataFrame(schema=_SCHEMA)
+    shapes = trace.metas.select("meta", pl.col("shape").map_elements(_dims, return_dtype=pl.Int64).alias("_dims"))
     sizes = trace.states.select("proc", "var", "meta").unique(maintain_order=True).join(shapes, on="meta").drop_nulls("_dims").unique(["proc", "var"], keep="last", maintain_order=True)
     names = _frames.owned(trace).filter((pl.col("role") == "parameter") & (pl.col("attr") == "data")).select("var", "name", "module")
     sizes = sizes.join(names, on="var").select("proc", "name", "module", "_dims").unique(["proc", "name"], keep="first", maintain_order=True)

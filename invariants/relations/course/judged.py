@@ -7,14 +7,15 @@ from typing import Final
 
 import polars as pl
 
-from proctor.invariants.relations.course.updating import examples
+from proctor.invariants.relations.course.updating import examples, fine
 from proctor.invariants.relations.views import frames as _frames
 from proctor.invariants.relations.views import sightings as _sightings
 from proctor.invariants.relations.views.losses import LOSSES
 from proctor.invariants.schema import MODEL_CALL, StateFlag, Value
 from proctor.invariants.trace import Trace
 
-SCORED: Final = {"torch.nn.functional.cross_entropy": "probabilities", "torch.nn.functional.nll_loss": "scores"}  # and what it is not to be given
+CROSS_ENTROPY: Final = "torch.nn.functional.cross_entropy"
+SCORED: Final = {CROSS_ENTROPY: "probabilities", "torch.nn.functional.nll_loss": "scores"}  # and what it is not to be given
 _FLAT: Final = int(StateFlag.CONSTANT | StateFlag.ZERO | StateFlag.UNHASHED)
 _HALVES: Final = ("bfloat16", "float16")
 _TELLING: Final = 24  # numbers that show it, of one function
@@ -25,6 +26,8 @@ def aligned(trace: Trace) -> pl.DataFrame:
     """One row an update, and each step whose targets are those that came with the samples, in another order, where the model is given the samples as they came."""
     targets = _sightings.sightings(trace, Value.JUDGED).filter((pl.col("text") == "target") & (pl.col("step") >= 0) & ((pl.col("flags") & _FLAT) == 0))
     handed = _sightings.sightings(trace, Value.HANDED).filter((pl.col("flags") & _FLAT) == 0)
+    if not targets.height or not handed.height:
+        return fine(trace, "aligned", CROSS_ENTROPY)
     source = pl.col("text").str.split(" ").list.first().alias("_by")
     handed = handed.select("proc", "step", pl.col("seq").alias("_at"), source, pl.col("text").alias("_tensor"), "item", "fp", "number")
     rows = targets.select("proc", "step", "seq", "item", "fp", "number").with_row_index("_row").join(
@@ -33,6 +36,8 @@ def aligned(trace: Trace) -> pl.DataFrame:
     here = pl.col("fp") == pl.col("fp_came")
     permuted = (pl.col("item_came") == pl.col("item")) & (pl.col("number") == pl.col("number_came")) & ~here
     rows = rows.with_columns(here.alias("_here"), permuted.alias("_permuted"))
+    if not rows["_permuted"].any():
+        return fine(trace, "aligned", CROSS_ENTROPY)
     # The tensors that came beside it, and whether the model was given one of them as it is.
     given = handed.filter(pl.col("_by") == "model").select("proc", "step", "_at", "fp").unique()
     beside = handed.filter(pl.col("item") < 2).select("proc", "_at", "_by", pl.col("_tensor").alias("_other"), "fp", "step")
@@ -45,7 +50,7 @@ def aligned(trace: Trace) -> pl.DataFrame:
     bad = guilty.join(right.select("_row").unique(), on="_row", how="anti").sort("proc", "seq").unique(["proc", "step"], keep="first", maintain_order=True)
     bad = _sightings.sites(trace, bad.select("proc", "step", "seq", "_by"))
     bad = bad.select("proc", "step", "seq", "site", pl.format("the targets of the loss are those that the {} was given, in another order than the samples", pl.col("_by").replace({"loader": "loop"})).alias("_seen"), pl.lit("target").alias("_variable"), "function")
-    return examples(trace, "aligned", bad.drop("function"), function="torch.nn.functional.cross_entropy").with_columns(named(bad))
+    return examples(trace, "aligned", bad.drop("function"), function=CROSS_ENTROPY).with_columns(named(bad))
 
 
 def named(bad: pl.DataFrame) -> pl.Expr:
@@ -56,12 +61,15 @@ def named(bad: pl.DataFrame) -> pl.Expr:
 
 def scored(trace: Trace) -> pl.DataFrame:
     """One row an update, and each step in which a loss that normalises scores is given probabilities, or one that wants log-probabilities is given scores."""
-    seen = _sightings.sites(trace, _sightings.sightings(trace, Value.JUDGED).filter((pl.col("text") == "scores") & (pl.col("step") >= 0)))
+    scores = _sightings.sightings(trace, Value.JUDGED).filter((pl.col("text") == "scores") & (pl.col("step") >= 0))
+    if not scores.height:
+        return fine(trace, "scored", CROSS_ENTROPY)
+    seen = _sightings.sites(trace, scores)
     seen = seen.join(_frames.metas(trace, "scores"), on="meta", how="left", maintain_order="left")
     bad = seen.filter(pl.col("scores") == pl.col("function").replace_strict(SCORED, default=None, return_dtype=pl.String))
     bad = bad.unique(["proc", "step"], keep="first", maintain_order=True)
     told = bad.select("proc", "step", "seq", "site", pl.format("{} is given {}", pl.col("function").str.split(".").list.last(), pl.col("scores").replace({"scores": "scores that are no log-probabilities"})).alias("_seen"), pl.lit("input").alias("_variable"))
-    return examples(trace, "scored", told, function="torch.nn.functional.cross_entropy").with_columns(named(bad))
+    return examples(trace, "scored", told, function=CROSS_ENTROPY).with_columns(named(bad))
 
 
 def digits(trace: Trace) -> pl.DataFrame:
@@ -96,6 +104,8 @@ def _find_lost(trace: Trace) -> pl.DataFrame:
 
 
 def _told(trace: Trace, mode: str, rows: pl.DataFrame, said: pl.Expr) -> pl.DataFrame:
+    if not rows.height:
+        return fine(trace, mode, "torch.nn.functional.linear")
     bad = rows.sort("proc", "seq").unique(["proc", "step"], keep="first", maintain_order=True)
     told = bad.select("proc", "step", "seq", "site", pl.format("{} {} float32 with no more digits than {} has", "function", said, "digits").alias("_seen"), pl.col("digits").alias("_variable"))
     return examples(trace, mode, told, function="torch.nn.functional.linear").with_columns(named(bad))

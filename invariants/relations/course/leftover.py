@@ -11,7 +11,14 @@ from typing import Final
 
 import polars as pl
 
-from proctor.invariants.relations.course.updating import BACKWARDS, by_holder, examples, gradients, moment
+from proctor.invariants.relations.course.updating import (
+    BACKWARDS,
+    by_holder,
+    examples,
+    fine,
+    gradients,
+    moment,
+)
 from proctor.invariants.relations.views import frames as _frames
 from proctor.invariants.schema import StateFlag
 from proctor.invariants.trace import Trace
@@ -25,6 +32,8 @@ def leftover(trace: Trace) -> pl.DataFrame:
 
     A backward is for the optimizers that step between it and the next one.
     """
+    if _frames.updates(trace)["optimizer"].n_unique() < 2:  # nobody else's gradients
+        return fine(trace, "leftover", _frames.UPDATE)
     backwards = _backwards(trace)
     inner = _frames.inner_backwards(trace).select("proc", pl.col("update").alias("seq")).unique()
     updates = _frames.updates(trace).drop_nulls("optimizer").join(inner, on=["proc", "seq"], how="anti").select("proc", "optimizer", "seq", "step", "site").sort("seq")

@@ -6,7 +6,7 @@ import re
 
 import polars as pl
 
-from proctor.invariants.relations.course.updating import examples
+from proctor.invariants.relations.course.updating import examples, fine
 from proctor.invariants.relations.fresh import batches as _batches
 from proctor.invariants.relations.views import frames as _frames
 from proctor.invariants.relations.views import sightings as _sightings
@@ -22,6 +22,8 @@ def batch(trace: Trace) -> pl.DataFrame:
     """
     loaded = _frames.calls_of(trace, re.escape(_batches.NEXT)).select("proc", "seq", pl.col("seq").alias("_next"))
     begun = _frames.calls_of(trace, re.escape(_batches.ITER)).select("proc", "seq", pl.col("seq").alias("_epoch"))
+    if not loaded.height or not begun.height:
+        return fine(trace, "batch", _batches.NEXT)
     rows = _batches.batches(trace).sort("seq")
     for calls in (loaded, begun):
         rows = rows.join_asof(calls.sort("seq"), on="seq", by="proc", strategy="backward", check_sortedness=False)
@@ -46,6 +48,8 @@ def consumes(trace: Trace) -> pl.DataFrame:
     One such step may be meant, as of a search that goes back; three in a row are not trained on what the loop is given.
     """
     rows = repeated(trace)
+    if not rows["_again"].any():
+        return fine(trace, "consumes", _batches.NEXT)
     bad = rows.filter(pl.col("_again") & pl.col("_again").shift(-1).over("proc").fill_null(value=False))
     said = pl.lit("all of what the steps before and after it were given, though the loader gives another batch to each")
     bad = bad.select("proc", "step", "seq", pl.lit(0, dtype=pl.UInt32).alias("site"), said.alias("_seen"))

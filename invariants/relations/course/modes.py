@@ -9,7 +9,7 @@ import numpy as np
 import polars as pl
 
 from proctor.invariants.relations.argument.tables import DROPOUTS, MODE_SETTERS, TRAIN, tables
-from proctor.invariants.relations.course.updating import BACKWARDS, examples
+from proctor.invariants.relations.course.updating import BACKWARDS, examples, fine
 from proctor.invariants.relations.views import frames as _frames
 from proctor.invariants.relations.views import sightings as _sightings
 from proctor.invariants.schema import MODEL_CALL
@@ -25,6 +25,8 @@ _SWITCHES: Final = ("training.value", "2.value")
 def evaluates(trace: Trace) -> pl.DataFrame:
     """One row an update, and each `eval()` that leaves the module that it was called on in training mode."""
     calls = _frames.calls_of(trace, r"torch\.nn\.Module\.eval")
+    if not calls.height:
+        return fine(trace, "evaluates", EVAL)
     told = _frames.arguments(trace, calls["args"], before="0.training", kind="0.type")
     after = _frames.arguments(trace, calls["ret"], after="out.training", given="out.type").rename({"args": "ret"})
     calls = calls.join(told, on="args", how="left", maintain_order="left").join(after, on="ret", how="left", maintain_order="left")
@@ -39,6 +41,8 @@ def resumes(trace: Trace) -> pl.DataFrame:
     Only of models that drop out or normalise by batches in training: for others the mode makes no difference.
     """
     fed = tables(trace)["training"].filter(pl.col("step") >= 0).sort("proc", "seq")
+    if fed["passed"].all():
+        return fine(trace, "resumes", MODEL_CALL)
     mine = ["proc", "class"]
     fed = fed.with_columns(pl.col("passed").cum_max().over(mine).fill_null(value=False).alias("_began"))
     bad = fed.filter(~pl.col("passed") & pl.col("_began")).join(chancy(trace), on=mine, how="semi", maintain_order="left")
@@ -46,7 +50,7 @@ def resumes(trace: Trace) -> pl.DataFrame:
     bad = bad.sort("seq").join_asof(modes.sort("seq"), on="seq", by=mine, strategy="backward", check_sortedness=False).sort("proc", "seq")
     bad = bad.filter((pl.col("_mode") == "eval").fill_null(value=False)).unique(["proc", "step"], keep="first", maintain_order=True)
     bad = bad.select("proc", "step", "seq", "site", pl.format("{} began to train in training mode and now trains in evaluation mode", "class").alias("_seen"), pl.col("class").alias("_variable"))
-    return examples(trace, "resumes", bad, function=f"{MODEL_CALL}")
+    return examples(trace, "resumes", bad, function=MODEL_CALL)
 
 
 def modes_set(trace: Trace) -> pl.DataFrame:
@@ -100,6 +104,8 @@ def restored(trace: Trace, evaluations: pl.DataFrame) -> pl.DataFrame:
     Args:
         evaluations: `choices.evaluations`.
     """
+    if not evaluations.height:
+        return fine(trace, "restored", EVAL)
     told = modes_set(trace).select("proc", "class", "_mode", "seq", pl.col("seq").alias("_set")).sort("seq")
     runs = evaluations.sort("seq").join_asof(told, on="seq", by=["proc", "class"], strategy="forward", check_sortedness=False)
     backwards = _frames.calls_of(trace, *map(re.escape, BACKWARDS)).select("proc", "seq", pl.col("seq").alias("_backward")).sort("seq")
@@ -116,6 +122,8 @@ def masks(trace: Trace) -> pl.DataFrame:
     A model that is made anew may begin with the old seed; a second pass of a checkpointed function has to.
     """
     seeds = _frames.calls_of(trace, SEED.replace(".", r"\."))
+    if not seeds.height:
+        return fine(trace, "masks", SEED)
     told = _frames.arguments(trace, seeds["args"], first="0.value", named="seed.value")
     seeds = seeds.join(told, on="args", how="left", maintain_order="left").with_columns(pl.coalesce("first", "named").alias("_seed"))
     seeds = seeds.drop_nulls("_seed").select("proc", "seq", "step", "_seed", pl.col("seq").alias("_set"), pl.col("step").alias("_in")).drop("step").sort("seq")
@@ -127,6 +135,8 @@ def masks(trace: Trace) -> pl.DataFrame:
     drops = drops.join(acting, on=["fn", "args"], how="semi").sort("seq").join_asof(seeds, on="seq", by="proc", strategy="backward", check_sortedness=False)
     # The first that follows its seed, in one step.
     drops = drops.filter(pl.col("_in") == pl.col("step")).unique(["proc", "_set"], keep="first", maintain_order=True)
+    if not drops.height:
+        return fine(trace, "masks", SEED)
     drops = _sightings.with_session(trace, drops.sort("proc", "seq"))
     first = pl.col("step").min().over("proc", "session", "_seed")
     bad = drops.filter(pl.col("step") > first).unique(["proc", "step"], keep="first", maintain_order=True)

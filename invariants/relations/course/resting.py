@@ -6,7 +6,7 @@ from typing import Final
 
 import polars as pl
 
-from proctor.invariants.relations.course.updating import examples, gradients
+from proctor.invariants.relations.course.updating import examples, fine, gradients
 from proctor.invariants.relations.views import frames as _frames
 from proctor.invariants.schema import StateFlag
 from proctor.invariants.trace import Trace
@@ -21,7 +21,7 @@ def used(trace: Trace) -> pl.DataFrame:
     A clearing that takes gradients of another optimizer, too, is not for this one, and what moves without it has another that steps.
     """
     if trace.held is not None:  # a window does not tell what happened never
-        return examples(trace, "used", _none(), function=_frames.UPDATE)
+        return fine(trace, "used", _frames.UPDATE)
     alone = cleared(trace)
     times = alone.sort("proc", "call").group_by("proc", "optimizer", maintain_order=True).agg(
         pl.len().alias("_times"), pl.col("step", "call", "name").slice(_TIMES - 1, 1).first()
@@ -51,7 +51,3 @@ def _moves(trace: Trace) -> pl.DataFrame:
     moved = _frames.data_by_step(trace).filter(pl.col("changed") & (pl.col("step") >= 0)).join(data, on="var").select("proc", "model", "name").unique()
     held = gradients(trace).select("proc", "var", "optimizer").unique().join(grads, on="var")
     return held.join(moved, on=["proc", "model", "name"], how="semi").select("proc", "optimizer").unique()
-
-
-def _none() -> pl.DataFrame:
-    return pl.DataFrame(schema={"proc": pl.UInt16, "step": pl.Int32, "seq": pl.UInt32, "site": pl.UInt32, "_seen": pl.String, "_variable": pl.String})

@@ -7,7 +7,7 @@ from typing import Final
 
 import polars as pl
 
-from proctor.invariants.relations.course.updating import MADE, SCHEDULE, examples
+from proctor.invariants.relations.course.updating import MADE, SCHEDULE, examples, fine
 from proctor.invariants.relations.views import frames as _frames
 from proctor.invariants.relations.views import sightings as _sightings
 from proctor.invariants.schema import Value
@@ -24,6 +24,8 @@ def rebuilt(trace: Trace) -> pl.DataFrame:
     The scheduler's state says that the program goes on; who loads an optimizer to begin another schedule gives its scheduler none. A step of
     a scheduler behind its load may set another rate rightly, so such updates are no examples.
     """
+    if not _frames.calls_of(trace, re.escape(SCHEDULER_GIVEN)).height:
+        return fine(trace, "rebuilt", _frames.UPDATE)
     rows = _sightings.sightings(trace, Value.OPTION).join(_frames.metas(trace, "when"), on="meta", how="left", maintain_order="left")
     rows = rows.filter(pl.col("text") == "lr").join(trace.calls.select("proc", "seq", "args"), on=["proc", "seq"], how="inner", maintain_order="left")
     rows = rows.join(_frames.arguments(trace, rows["args"], held="0.name"), on="args", how="left", maintain_order="left").drop_nulls("held").sort("seq")

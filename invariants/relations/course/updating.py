@@ -32,13 +32,18 @@ def moment(edge: pl.Expr) -> pl.Expr:
 def examples(trace: Trace, mode: str, bad: pl.DataFrame, *, function: str, of: pl.DataFrame | None = None) -> pl.DataFrame:
     """Failing rows (proc, step, seq, site, _seen, and perhaps _variable) beside what passes: `of`, or the updates that no failure belongs to."""
     if not bad.height and of is None:
-        return _frames.memo(trace, "updates that nothing is wrong with", _passing).with_columns(mode=pl.lit(mode), _function=pl.lit(function))
+        return fine(trace, mode, function)
     lossy = pl.col("proc").is_in([i for i, p in enumerate(trace.processes) if p.dropped > 0])
     good = _updates(trace) if of is None else _whens(of)
     good = good.join(bad, on=["proc", "step"], how="anti", maintain_order="left")
     bad = bad.with_columns(pl.when(~lossy).then(pl.lit(value=False)).alias("passed"))
     rows = pl.concat([good.with_columns(pl.lit(value=True).alias("passed")), bad], how="diagonal")
     return _sightings.example(_first(trace, rows), mode=mode, what=WHAT, _function=pl.lit(function))
+
+
+def fine(trace: Trace, mode: str, function: str) -> pl.DataFrame:
+    """What `examples` says of a mode that nothing failed: for views that see so before they have looked at everything, as in most windows of most programs."""
+    return _frames.memo(trace, "updates that nothing is wrong with", _passing).with_columns(mode=pl.lit(mode), _function=pl.lit(function))
 
 
 def _passing(trace: Trace) -> pl.DataFrame:
@@ -97,6 +102,8 @@ def fed(trace: Trace) -> pl.DataFrame:
     # A window does not hold the first updates of an optimizer that begins late.
     nth = pl.int_range(pl.len()).over(mine)
     early = early.filter(nth < PROLOGUE) if trace.held is None else early.filter(pl.col("step") < PROLOGUE)
+    if not early.height:
+        return fine(trace, "fed", BACKWARDS[0])
     early = early.select(*mine, "seq", "step", "site", (2 * pl.col("seq").cast(pl.Int64)).alias("moment"))
     grads = gradients(trace)
     # The first looks tell what the optimizer holds; of one that holds nothing known, nothing is said.
@@ -113,7 +120,7 @@ def fed(trace: Trace) -> pl.DataFrame:
     begun = _frames.seen_steps(trace).filter(pl.col("step") == 0)["proc"]
     bad = rows.filter(~pl.col("_works") & (pl.col("_nth") > 0) & (pl.col("step") >= 0) & pl.col("proc").is_in(begun.implode()))
     bad = bad.select("proc", "step", "seq", "site", pl.format("update {} of {}: none of its {} parameters, such as {}, has or had a gradient, and none has moved", pl.col("_nth") + 1, "optimizer", "_n", "_variable").alias("_seen"), "_variable")
-    return examples(trace, "fed", bad, function="torch.Tensor.backward")
+    return examples(trace, "fed", bad, function=BACKWARDS[0])
 
 
 def _held(trace: Trace) -> pl.DataFrame:
@@ -136,6 +143,8 @@ def again(trace: Trace) -> pl.DataFrame:
     backwards = _frames.calls_of(trace, *map(re.escape, BACKWARDS), r"torch\.autograd\.grad").select("proc", "seq", pl.col("seq").alias("_backward"))
     rows = rows.sort("seq").join_asof(backwards.sort("seq"), on="seq", by="proc", strategy="backward", check_sortedness=False)
     rows = rows.filter((pl.col("_backward") <= pl.col("_before")).fill_null(value=False)).with_columns((2 * pl.col("seq").cast(pl.Int64)).alias("moment"))
+    if not rows.height:
+        return fine(trace, "again", _frames.UPDATE)
     # Looks at the update's own beginning have its number.
     grads = gradients(trace).with_columns(pl.when(pl.col("edge") == 0).then(2 * pl.col("call").cast(pl.Int64)).otherwise("moment").alias("moment")).sort("moment")
     last = grads.select(*mine, "moment", pl.col("moment").alias("_look"))
@@ -150,6 +159,8 @@ def again(trace: Trace) -> pl.DataFrame:
 def successive(trace: Trace) -> pl.DataFrame:
     """Steps of a scheduler that follow its last one with no forward, backward or update in between, in a process of one rank."""
     calls = _frames.calls_of(trace, re.escape(SCHEDULE))
+    if not calls.height:
+        return fine(trace, "successive", SCHEDULE)
     calls = calls.join(_frames.arguments(trace, calls["args"], scheduler="0.name", kind="0.type"), on="args", how="left", maintain_order="left")
     calls = calls.filter(_outermost(trace, calls)).drop_nulls(["scheduler", "kind"]).sort("proc", "seq")
     # Several ranks may share one schedule of samples, and a loss scaler skips updates.
@@ -159,6 +170,8 @@ def successive(trace: Trace) -> pl.DataFrame:
     mine = ["proc", "scheduler", "kind"]
     rows = calls.with_columns(pl.col("seq").shift(1).over(mine).alias("_before"), pl.col("step").shift(1).over(mine).alias("_beforestep"))
     rows = rows.filter((pl.col("step") == pl.col("_beforestep")).fill_null(value=False) & (pl.col("step") >= 0))
+    if not rows.height:
+        return fine(trace, "successive", SCHEDULE)
     acts = _frames.calls_of(trace, *map(re.escape, (*BACKWARDS, _frames.UPDATE, MADE, *RESETS))).select("proc", "seq")
     models = trace.calls.filter(_frames.has(int(CallFlag.ROOT))).select("proc", "seq")
     others = pl.concat([acts, models]).with_columns(pl.col("seq").alias("_act")).sort("seq")

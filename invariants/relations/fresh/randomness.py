@@ -170,11 +170,10 @@ def seeds(trace: Trace) -> pl.DataFrame:
     )
     bad = calls.filter(pl.col("_again") & (pl.col("step") >= 0) & (pl.col("phase") == "train"))
     # A new model may begin with the old seed: its optimizer is constructed before the next update.
-    model = _followed(bad, _frames.calls_of(trace, re.escape(_sightings.CREATED)), _frames.updates(trace))
-    bad = _not_undone(trace, model.filter(~pl.col("_followed").fill_null(value=True)).drop("_followed"))
-    bad = _not_for_evaluation(trace, bad).unique(
-        ["proc", "fn", "step"], keep="first", maintain_order=True
-    )
+    if bad.height:
+        model = _followed(bad, _frames.calls_of(trace, re.escape(_sightings.CREATED)), _frames.updates(trace))
+        bad = _not_undone(trace, model.filter(~pl.col("_followed").fill_null(value=True)).drop("_followed"))
+        bad = _not_for_evaluation(trace, bad).unique(["proc", "fn", "step"], keep="first", maintain_order=True)
     steps_ = (
         calls.select("proc", "fn")
         .unique()
@@ -251,6 +250,8 @@ def _followed(rows: pl.DataFrame, wanted: pl.DataFrame, *others: pl.DataFrame) -
 
 def _not_for_evaluation(trace: Trace, rows: pl.DataFrame) -> pl.DataFrame:
     """Rows after which no model is called in evaluation before their step is over: that has seeds of its own."""
+    if not rows.height:
+        return rows
     evaluations = trace.contexts.filter(pl.col("phase") == "eval").select("ctx", "step")
     last = (
         trace.calls.join(evaluations, on="ctx")

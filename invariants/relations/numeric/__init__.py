@@ -24,7 +24,7 @@ from proctor.invariants.relations import Confirm, Detail, Examples, Needs, Reads
 from proctor.invariants.relations.numeric import norms as _norms
 from proctor.invariants.relations.views import frames as _frames
 from proctor.invariants.relations.views import sightings as _sightings
-from proctor.invariants.schema import StateFlag, Value
+from proctor.invariants.schema import Name, StateFlag, Value
 from proctor.invariants.trace import Trace
 
 ALPHA: Final = 1e-4  # probability of a false alarm of `drift` over a whole run
@@ -245,10 +245,10 @@ def _finish(trace: Trace, rows: pl.DataFrame) -> pl.DataFrame:
         rows = rows.with_columns(pl.lit(None, dtype=pl.UInt32).alias("var"))
     if "optimizer" not in rows.columns:
         rows = rows.with_columns(pl.lit(None, dtype=pl.String).alias("optimizer"))
-    kinds = _frames.updates(trace).select("proc", "optimizer", "kind").drop_nulls().unique(["proc", "optimizer"])
-    names = trace.variables.select("var", pl.col("name").alias("_name"), pl.col("module").alias("_module"))
+    kinds = _frames.memo(trace, "classes of optimizers", lambda t: _frames.updates(t).select("proc", "optimizer", "kind").drop_nulls().unique(["proc", "optimizer"]))
+    names = _frames.lasting(trace, Name.VARIABLE, "names and modules", lambda t: t.variables.select("var", pl.col("name").alias("_name"), pl.col("module").alias("_module")))
     rows = rows.join(kinds, on=["proc", "optimizer"], how="left", maintain_order="left").drop("optimizer").rename({"kind": "optimizer"})
-    rows = rows.join(names, on="var", how="left", maintain_order="left").join(_wrappers(trace), on="proc", how="left", maintain_order="left")
+    rows = rows.join(names, on="var", how="left", maintain_order="left").join(_frames.memo(trace, "wrappers of processes", _wrappers), on="proc", how="left", maintain_order="left")
     return rows.join(trace.families, on="proc", how="left", maintain_order="left")
 
 

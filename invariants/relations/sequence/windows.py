@@ -244,6 +244,8 @@ def renewals(trace: Trace) -> pl.DataFrame:
         shuffles = features.filter((pl.col("name") == "0.shuffle") & (pl.col("value") == "true"))
         passes = calls_of(trace).join(shuffles.select(pl.col("code").alias("args")), on="args", how="semi")
         passes = passes.join(named(trace, SAMPLER_ITER), on=["proc", "seq"], how="semi").sort("seq")
+        if not passes.height:
+            return passes.select("proc", "step", "seq", "site", pl.lit(None, dtype=pl.Boolean).alias("passed"))
         phases = circumstances_of(trace).select("circ", ((pl.col("grad") == "true") & (pl.col("phase") == "train")).alias("_trains"))
         runs = calls_of(trace).filter("root").join(phases, on="circ").select("proc", "seq", "_trains").sort("seq")
         passes = passes.join_asof(runs, on="seq", by="proc", strategy="forward", check_sortedness=False)

@@ -18,6 +18,13 @@ from proctor.invariants.relations.views.cache import memo as memo
 from proctor.invariants.relations.views.cache import settled as settled
 from proctor.invariants.relations.views.containment import contained as contained
 from proctor.invariants.relations.views.containment import enclosing as enclosing
+from proctor.invariants.relations.views.named import UNTOLD, contexts_by_code
+from proctor.invariants.relations.views.named import call_at as call_at
+from proctor.invariants.relations.views.named import calls_of as calls_of
+from proctor.invariants.relations.views.named import columns as columns
+from proctor.invariants.relations.views.named import functions_like as functions_like
+from proctor.invariants.relations.views.named import has_flag as has_flag
+from proctor.invariants.relations.views.named import of_context as of_context
 from proctor.invariants.schema import CallFlag, Name, StateFlag
 from proctor.invariants.trace import Trace
 from proctor.invariants.trace.grouping import Array, Groups, last_match, numbers, pairs
@@ -25,23 +32,12 @@ from proctor.invariants.trace.grouping import Array, Groups, last_match, numbers
 T = TypeVar("T")
 
 UPDATE: Final = "torch.optim.Optimizer.step"
-_UNTOLD: Final = -(1 << 31)  # step of a context that is not known
 _NO_VALUE: Final = int(StateFlag.NONE | StateFlag.UNHASHED)
 _POINT_TO_POINT: Final = "torch.distributed.(send|recv|isend|irecv|batch_isend_irecv)"
 
 
 def has(flag: int) -> pl.Expr:
     return (pl.col("flags") & flag) != 0
-
-
-def has_flag(frame: pl.DataFrame, flag: int) -> Array:
-    """Which rows have one of these flags."""
-    return np.asarray((frame["flags"].to_numpy() & int(flag)) != 0)
-
-
-def columns(frame: pl.DataFrame, *names: str) -> list[Array]:
-    """Columns as arrays; a step that is not known is one that no record has."""
-    return [numbers(frame[name], _UNTOLD) for name in names]
 
 
 def metas(trace: Trace, *names: str) -> pl.DataFrame:
@@ -52,27 +48,6 @@ def metas(trace: Trace, *names: str) -> pl.DataFrame:
         return known.select("meta", *(pl.col(n) if n in known.columns else pl.lit(None, dtype=pl.String).alias(n) for n in names))
 
     return lasting(trace, Name.META, ("metas", names), make)
-
-
-def functions_like(trace: Trace, names: Sequence[str]) -> pl.DataFrame:
-    """Codes of functions that match one of these regular expressions (whole name): fn."""
-
-    def make(trace: Trace) -> pl.DataFrame:
-        pattern = re.compile("|".join(f"(?:{n})" for n in names))
-        codes = [code for code, text in enumerate(trace.functions) if pattern.fullmatch(text)]
-        return pl.DataFrame({"fn": pl.Series(codes, dtype=pl.UInt32)})
-
-    return lasting(trace, Name.FUNCTION, ("functions", *names), make)
-
-
-def calls_of(trace: Trace, *names: str) -> pl.DataFrame:
-    """Calls of functions whose names match these regular expressions, with step and phase.
-
-    Those that an exception ended are left out: what they should have done cannot be asked of them.
-    """
-    wanted = functions_like(trace, names)["fn"]
-    found = trace.calls.filter(pl.col("fn").is_in(wanted.implode()) & ~has(int(CallFlag.RAISED)))
-    return found.join(trace.contexts.select("ctx", "step", "phase"), on="ctx", how="left", maintain_order="left")
 
 
 def rows(trace: Trace) -> pl.DataFrame:
@@ -89,28 +64,12 @@ def _rows(trace: Trace) -> pl.DataFrame:
     fp, flags = columns(states, "fp", "flags")
     before = previous_of(states)
     fresh = (before >= 0) & ((fp != fp[before]) | (flags != flags[before]))
-    return states.hstack([*_when(trace, states), pl.Series("fresh", fresh)])
+    return states.hstack([*of_context(trace, states, "step", "phase"), pl.Series("fresh", fresh)])
 
 
 def previous_of(states: pl.DataFrame) -> Array:
     """For each row the one before it of the same variable and process; -1 for the first."""
     return Groups(*columns(states, "proc", "var")).previous()
-
-
-def _when(trace: Trace, table: pl.DataFrame) -> list[pl.Series]:
-    """Step and phase of rows with a context, null where it is not known."""
-    told, at = memo(trace, "contexts", _contexts_by_code)
-    found = told[at[np.minimum(table["ctx"].to_numpy(), len(at) - 1)]]
-    return [found["step"], found["phase"]]
-
-
-def _contexts_by_code(trace: Trace) -> tuple[pl.DataFrame, Array]:
-    """Step and phase of all contexts, then a row of nulls; the row of each code, the last code being one that is not known."""
-    told = trace.contexts[["step", "phase"]]
-    codes = trace.contexts["ctx"].to_numpy()
-    at = np.full(int(codes.max(initial=0)) + 2, told.height, dtype=np.int64)
-    at[codes] = np.arange(told.height)
-    return told.vstack(pl.DataFrame({"step": [None], "phase": [None]}, schema=told.schema)), at
 
 
 def owned(trace: Trace) -> pl.DataFrame:
@@ -190,13 +149,13 @@ def _of_steps(trace: Trace, table: pl.DataFrame) -> tuple[Array, Array]:
     at = table["ctx"].to_numpy()
     steps = memo(trace, "steps by context", _steps_by_context)
     of = steps[np.minimum(at, len(steps) - 1)]
-    known = of > _UNTOLD
+    known = of > UNTOLD
     return table["proc"].to_numpy()[known].astype(np.int64), of[known]
 
 
 def _steps_by_context(trace: Trace) -> Array:
-    told, at = memo(trace, "contexts", _contexts_by_code)
-    steps: Array = numbers(told["step"], _UNTOLD)[at].astype(np.int64)
+    told, at = memo(trace, "contexts by code step", lambda t: contexts_by_code(t, ["step"]))
+    steps: Array = numbers(told["step"], UNTOLD)[at].astype(np.int64)
     return steps
 
 
@@ -237,10 +196,10 @@ def _ends(trace: Trace) -> np.ndarray[Any, Any]:
     ends = []
     for table in (trace.calls, trace.states):
         procs, steps = _of_steps(trace, table)
-        last = np.full(len(trace.processes), _UNTOLD, dtype=np.int64)
+        last = np.full(len(trace.processes), UNTOLD, dtype=np.int64)
         np.maximum.at(last, procs, steps)
         ends.append(last)
-    told = [np.where(last > _UNTOLD, last, other) for last, other in (ends, ends[::-1])]  # a table without rows says nothing
+    told = [np.where(last > UNTOLD, last, other) for last, other in (ends, ends[::-1])]  # a table without rows says nothing
     finished = np.array([p.finished for p in trace.processes], dtype=bool)
     return np.where(finished, np.maximum(*told), np.minimum(*told))
 
@@ -258,7 +217,7 @@ def _updates(trace: Trace) -> pl.DataFrame:
     # Inside another, at any depth: a wrapper's step calls the step of what it wraps.
     found = found[order[begin[order] >= _latest_before(proc[order], (begin + dur)[order])]].filter(~has(int(CallFlag.RAISED)))
     said = [_text_column(trace, found["args"].to_numpy(), path, name) for name, path in (("optimizer", "0.name"), ("kind", "0.type"))]
-    return found.hstack([*_when(trace, found), *said])
+    return found.hstack([*of_context(trace, found, "step", "phase"), *said])
 
 
 def _latest_before(group: Array, values: Array) -> Array:
@@ -364,7 +323,7 @@ def _used_gradients(trace: Trace) -> pl.DataFrame:
     of, when, begin, site = columns(steps, "proc", "step", "seq", "site")
     whose = np.array([codes.get(name, _UNHELD) for name in steps["optimizer"].to_list()], dtype=np.uint32)
     at = np.where(own == _FREE, last_match((proc, step), (of, when)), last_match((proc, step, own), (of, when, whose)))
-    at[step == _UNTOLD] = -1
+    at[step == UNTOLD] = -1
     update, line = np.append(begin, 0)[at], np.append(site, 0)[at]  # 0, before all calls, without an update
     before = (seq < update) | ((call == update) & (edge == 0) & (at >= 0))
     closure = inner_backwards(trace)

@@ -7,8 +7,9 @@ rightly begins each with the same seed.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
+import numpy as np
 import polars as pl
 
 from proctor.invariants.invariant import Hypothesis
@@ -16,6 +17,7 @@ from proctor.invariants.relations import Detail, Examples
 from proctor.invariants.relations.views import frames as _frames
 from proctor.invariants.schema import Name, Value
 from proctor.invariants.trace import Trace
+from proctor.invariants.trace.grouping import Array
 
 CREATED: Final = "torch.optim.Optimizer.__init__"
 # Columns of the examples of every mode.
@@ -37,7 +39,7 @@ EXAMPLE: Final[dict[str, Any]] = {
 MANY: Final = 8  # passing examples that are kept of one thing in one process
 _CASTS: Final = {name: pl.col(name).cast(kind, strict=False) for name, kind in EXAMPLE.items()}
 _NO_SITE: Final = (pl.lit(0, dtype=pl.UInt32).alias("site"), pl.lit(None, dtype=pl.String).alias("function"))
-_FEW: Final = 8  # times fewer rows than calls: those that may be theirs are looked for first
+_BITS: Final = 34  # a sequence number or a step has fewer
 
 
 def sightings(trace: Trace, kind: Value) -> pl.DataFrame:
@@ -49,27 +51,17 @@ def sightings(trace: Trace, kind: Value) -> pl.DataFrame:
 
 
 def _sightings(trace: Trace, kind: Value) -> pl.DataFrame:
-    found = trace.values.filter(pl.col("kind") == int(kind))
+    found = trace.values[np.flatnonzero(trace.values["kind"].to_numpy() == int(kind))]
     if not found.height:  # so of most kinds in most windows
         return _frames.memo(trace, "no sightings", lambda t: _placed(t, t.values.clear()))
     return _placed(trace, found)
 
 
 def _placed(trace: Trace, found: pl.DataFrame) -> pl.DataFrame:
-    places = _frames.lasting(trace, Name.PLACE, "places", _places)
-    found = found.join(places, on="place", how="left", maintain_order="left")
-    contexts = _frames.memo(trace, "contexts of sightings", lambda t: t.contexts.select("ctx", "step", "micro", "phase", "recompute"))
-    found = found.join(contexts, on="ctx", how="left", maintain_order="left")
-    return with_session(trace, found.with_columns(pl.col("step").fill_null(-1)))
-
-
-def _places(trace: Trace) -> pl.DataFrame:
-    return pl.DataFrame(
-        {
-            "place": pl.Series(range(len(trace.places)), dtype=pl.UInt32),
-            "text": pl.Series(trace.places, dtype=pl.String),
-        }
-    )
+    places = _frames.lasting(trace, Name.PLACE, "places", lambda t: pl.Series("text", [*t.places, None], dtype=pl.String))
+    found = found.hstack([places[np.minimum(found["place"].to_numpy(), len(places) - 1)]])
+    step, *others = _frames.of_context(trace, found, "step", "micro", "phase", "recompute")
+    return with_session(trace, found.hstack([step.fill_null(-1) if step.null_count() else step, *others]))
 
 
 def options(trace: Trace) -> pl.DataFrame:
@@ -81,36 +73,42 @@ def options(trace: Trace) -> pl.DataFrame:
 def with_session(trace: Trace, rows: pl.DataFrame) -> pl.DataFrame:
     """Add `session`: how many optimizers had been constructed; rows without a call belong to what follows their step."""
     created = _frames.memo(trace, "optimizers created", _created)
-    if not created.height:
-        return rows.with_columns(pl.lit(0, dtype=pl.UInt32).alias("session"))
-    order = pl.int_range(pl.len()).alias("_row")
-    by_call = (
-        rows.with_columns(order)
-        .sort("seq")
-        .join_asof(
-            created.select("proc", pl.col("seq").alias("seq"), pl.col("nth").alias("_call")).sort("seq"),
-            on="seq",
-            by="proc",
-            strategy="backward",
-            check_sortedness=False,
-        )
-    )
-    by_step = by_call.sort("step").join_asof(
-        created.select("proc", "step", pl.col("nth").alias("_step")).sort("step", "_step"),
-        on="step",
-        by="proc",
-        strategy="backward",
-        check_sortedness=False,
-    )
-    session = pl.when(pl.col("seq") > 0).then("_call").otherwise("_step").fill_null(0).cast(pl.UInt32)
-    return by_step.sort("_row").with_columns(session.alias("session")).drop("_row", "_call", "_step")
+    procs, seqs, steps = _frames.columns(rows, "proc", "seq", "step")
+    session = np.where(seqs > 0, _nth(created.calls, procs, seqs), _nth(created.steps, procs, steps))
+    return rows.hstack([pl.Series("session", session, dtype=pl.UInt32)])
 
 
-def _created(trace: Trace) -> pl.DataFrame:
-    found = _frames.calls_of(trace, CREATED.replace(".", r"\.")).sort("proc", "seq")
-    return found.select(
-        "proc", "seq", "step", pl.int_range(1, pl.len() + 1, dtype=pl.UInt32).over("proc").alias("nth")
-    )
+class _Created(NamedTuple):
+    """Constructions of optimizers, by process and number of the call, and by process and step: sorted keys, and how many there had been by then."""
+
+    calls: tuple[Array, Array]
+    steps: tuple[Array, Array]
+
+
+def _created(trace: Trace) -> _Created:
+    procs, seqs, steps = _frames.columns(_frames.calls_of(trace, CREATED.replace(".", r"\.")), "proc", "seq", "step")
+    order = np.argsort(_key(procs, seqs))
+    procs, seqs, steps = procs[order], seqs[order], steps[order]
+    count = np.arange(len(procs)) - np.searchsorted(procs, procs, "left") + 1
+    known = np.flatnonzero(steps >= -1)
+    by_step = known[np.lexsort((count[known], _key(procs, steps)[known]))]
+    return _Created((_key(procs, seqs), count), (_key(procs, steps)[by_step], count[by_step]))
+
+
+def _key(procs: Array, numbers: Array) -> Array:
+    """Process and number, of 32 bits or less than none, as one that orders them."""
+    key: Array = (procs.astype(np.int64) << _BITS) + numbers.astype(np.int64) + (1 << 32)
+    return key
+
+
+def _nth(created: tuple[Array, Array], procs: Array, numbers: Array) -> Array:
+    """How many of these there had been in a process by this number."""
+    keys, count = created
+    last = np.searchsorted(keys, _key(procs, numbers), "right") - 1
+    if not len(keys):
+        return np.zeros(len(procs), dtype=np.int64)
+    found: Array = np.where((last >= 0) & (keys[last] >> _BITS == procs), count[last], 0)
+    return found
 
 
 def new_ones(rows: pl.DataFrame, by: list[str]) -> pl.DataFrame:
@@ -133,33 +131,18 @@ def sites(trace: Trace, rows: pl.DataFrame) -> pl.DataFrame:
     """Add the source line, and name of the function, of the call that each row belongs to: site, function."""
     if not rows.height:
         return rows.with_columns(_NO_SITE)
-    calls = trace.calls
-    if rows.height < calls.height // _FEW:
-        calls = calls.filter(pl.col("seq").is_in(rows["seq"].implode()))
-    names = _frames.lasting(trace, Name.FUNCTION, "names of functions", _names)
-    calls = calls.select("proc", "seq", "site", "fn").join(names, on="fn", how="left").drop("fn")
-    return rows.join(calls, on=["proc", "seq"], how="left", maintain_order="left").with_columns(
-        pl.col("site").fill_null(0)
-    )
-
-
-def _names(trace: Trace) -> pl.DataFrame:
-    return pl.DataFrame(
-        {
-            "fn": pl.Series(range(len(trace.functions)), dtype=pl.UInt32),
-            "function": pl.Series(trace.functions, dtype=pl.String),
-        }
-    )
+    at = _frames.call_at(trace, rows)
+    names = _frames.lasting(trace, Name.FUNCTION, "names of functions", lambda t: pl.Series("function", [*t.functions, None], dtype=pl.String))
+    site, code = (np.append(trace.calls[name].to_numpy(), none)[at] for name, none in (("site", 0), ("fn", len(names) - 1)))
+    return rows.hstack([pl.Series("site", site, dtype=pl.UInt32), names[np.minimum(code, len(names) - 1)]])
 
 
 def example(rows: pl.DataFrame, **columns: Any) -> pl.DataFrame:
     """Bring rows into the form of `EXAMPLE`; missing columns are null."""
     given = {k: (pl.lit(v) if isinstance(v, str) else v) for k, v in columns.items()}
     known, zero = {*rows.columns, *given}, ("seq", "site")
-    return rows.with_columns(**given).select(
-        (_CASTS[c].fill_null(0) if c in zero else _CASTS[c]) if c in known else pl.lit(0 if c in zero else None, dtype=t).alias(c)
-        for c, t in EXAMPLE.items()
-    )
+    made = {c: given[c].cast(EXAMPLE[c], strict=False).alias(c) if c in given else _CASTS[c] for c in EXAMPLE if c in known}
+    return rows.select((made[c].fill_null(0) if c in zero else made[c]) if c in known else pl.lit(0 if c in zero else None, dtype=t).alias(c) for c, t in EXAMPLE.items())
 
 
 def of_parts(
