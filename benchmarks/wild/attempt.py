@@ -38,6 +38,8 @@ FIXED: Final = {  # environment of all programs
 NOT_FINITE: Final = "not finite"  # the end of a digest, as the shim `limit` writes it
 _BIG: Final = 5_000_000  # files of a checkout that are not copied
 _LOSS: Final = re.compile(r"(?i)\b\w*(?:loss|nll|ppl|acc\w*|return|reward)\w*\b[^\d\n-]{0,12}(-?\d+\.\d+(?:e[-+]?\d+)?)")
+_UP: Final = "\x1b[A"
+_MOVES: Final = re.compile(f"(\r|\n|{re.escape(_UP)})")
 _TOLD: Final = re.compile(r"^proctor:.*", re.MULTILINE)
 
 
@@ -261,8 +263,16 @@ def _arm(
 
 
 def shown(text: str) -> str:
-    """What a terminal shows in the end: of each line what was written after its last carriage return, unless nothing was."""
-    lines = (line.removesuffix("\r").rpartition("\r")[2] for line in text.split("\n"))
+    """What a terminal shows in the end: of each line what was written last behind a carriage return; bars below each other go up by `_UP`."""
+    lines, at = [""], 0
+    for part in _MOVES.split(text):
+        if part == "\n":
+            at += 1
+            lines += [""] * (at == len(lines))
+        elif part == _UP:
+            at = max(at - 1, 0)
+        elif part not in ("", "\r"):
+            lines[at] = part
     return "\n".join(lines)
 
 

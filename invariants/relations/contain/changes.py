@@ -210,9 +210,9 @@ def _output_learns(trace: Trace) -> pl.DataFrame:
 
 
 def _cleared(trace: Trace) -> pl.DataFrame:
-    """`Optimizer.zero_grad` clears the gradients of the parameters of its optimizer."""
-    calls = _frames.calls_of(trace, re.escape(ZERO_GRAD)).filter(pl.col("step") >= 0)
-    calls = calls.join(_frames.arguments(trace, calls["args"], optimizer="0.name"), on="args", how="left").select("proc", "seq", "step", "site", "optimizer")
+    """`Optimizer.zero_grad` clears the gradients of the parameters of its optimizer, itself or by others that it calls."""
+    calls = _last_within(_frames.calls_of(trace, re.escape(ZERO_GRAD)).filter(pl.col("step") >= 0))
+    calls = calls.join(_frames.arguments(trace, calls["args"], optimizer="0.name"), on="args", how="left").select("proc", "seq", "step", "site", "optimizer", "_last")
     held = held_parameters(trace).select("proc", pl.col("grad").alias("var"), "optimizer", "name", "module", "kind", "position", "dtype", "wrapper", "covered", "model")
     mine = calls.join(held.filter(pl.col("optimizer").is_not_null()), on=["proc", "optimizer"])
     loose = held.filter(pl.col("optimizer").is_null() & ~pl.col("covered") & (pl.col("model") != "")).drop("optimizer")
@@ -221,15 +221,24 @@ def _cleared(trace: Trace) -> pl.DataFrame:
     empty = _frames.has(int(StateFlag.NONE | StateFlag.ZERO))
     # Order of observations: what is seen at the end of a call comes after its beginning.
     place = pl.col("seq").cast(pl.Int64) * 2 + pl.when(pl.col("edge") == 1).then(1).otherwise(0)
-    after = grads.filter(pl.col("edge") == 1).group_by("proc", "var", pl.col("call").alias("seq")).agg(empty.last().alias("_empty"))
+    after = grads.filter(pl.col("edge") == 1).group_by("proc", "var", pl.col("call").alias("_last")).agg(empty.last().alias("_empty"))
+    after = after.with_columns(pl.col("_last").alias("_in")).sort("_last")
     grads = grads.join(_frames.metas(trace, "optimizer").rename({"optimizer": "_holder"}), on="meta", how="left", maintain_order="left")
     before = grads.select("proc", "var", place.alias("_at"), (~empty).alias("_full"), "_holder")
     mine = mine.with_columns((pl.col("seq").cast(pl.Int64) * 2).alias("_at")).sort("_at")
     mine = mine.join_asof(before.sort("_at"), on="_at", by=["proc", "var"], strategy="backward", check_sortedness=False).filter("_full")
     # Held by another optimizer at that time, or by none yet, it was not this one's to clear.
     mine = mine.filter(pl.col("optimizer").is_null() | (pl.col("_holder") == pl.col("optimizer")))
-    mine = mine.join(after, on=["proc", "var", "seq"], how="left", maintain_order="left")
-    return finish(trace, mine.with_columns(pl.col("_empty").fill_null(value=False).alias("passed")))
+    mine = mine.sort("_last").join_asof(after, on="_last", by=["proc", "var"], strategy="backward", check_sortedness=False)
+    return finish(trace, mine.with_columns(((pl.col("_in") >= pl.col("seq")) & pl.col("_empty")).fill_null(value=False).alias("passed")))
+
+
+def _last_within(calls: pl.DataFrame) -> pl.DataFrame:
+    """These calls with `_last`, the last of them that began before this one ended: itself, where none was called within it."""
+    begun = calls.select("proc", "t", pl.col("seq").alias("_last")).sort("t", "_last")
+    ends = calls.with_columns((pl.col("t") + pl.col("dur")).alias("_end")).sort("_end", maintain_order=True)
+    within = ends.join_asof(begun, left_on="_end", right_on="t", by="proc", strategy="backward", allow_exact_matches=False, check_sortedness=False)
+    return within.with_columns(pl.max_horizontal("_last", "seq")).sort("proc", "seq", maintain_order=True)
 
 
 def _gets_gradient(trace: Trace) -> pl.DataFrame:

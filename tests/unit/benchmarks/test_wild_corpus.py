@@ -184,6 +184,14 @@ def test_a_bar_that_is_drawn_more_often_is_the_same_bar() -> None:
     assert shown(often.replace("1.59", "1.58")) != shown(once)
 
 
+def test_bars_below_each_other_that_are_drawn_more_often_are_the_same_bars() -> None:
+    drawn = "\n\rloss: {} | {:3}%\x1b[A"  # as tqdm draws a bar below another
+    once = "\repoch 0" + drawn.format(1.59, 100) + "\repoch 1\n\nacc 0.5\n"
+    often = "\repoch 0" + drawn.format(1.61, 10) + drawn.format(1.61, 10) + drawn.format(1.59, 100) + "\repoch 1\n\nacc 0.5\n"
+    assert shown(once) == shown(often) == "epoch 1\nloss: 1.59 | 100%\nacc 0.5\n"
+    assert shown(often.replace("1.59", "1.58")) != shown(once)
+
+
 def test_a_program_that_diverges_by_itself_is_not_healthy(tmp_path: Path) -> None:
     (tmp_path / "checkout").mkdir()
     (tmp_path / "checkout" / "a.py").write_text(

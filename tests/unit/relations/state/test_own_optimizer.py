@@ -1,4 +1,4 @@
-"""An optimizer of the program's own that clips and schedules within its update is as right as one that leaves both to the loop."""
+"""An optimizer of the program's own that clips and schedules within its update, or hands its work to others, is as right as one that does not."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from proctor.invariants.relations import registry
 from proctor.invariants.trace import Trace
 
 UPDATE = "torch.optim.Optimizer.step"
+CLEARS = "torch.optim.Optimizer.zero_grad"
 PROGRAMS = {
     "warmed": """
         class Own(torch.optim.Optimizer):
@@ -37,19 +38,41 @@ PROGRAMS = {
             (net(torch.randn(8, 6)) - 3).square().mean().backward()
             optimizer.step()
     """,
+    "handed": """
+        class All(torch.optim.Optimizer):
+            def __init__(self, optimizers):
+                super().__init__([p for o in optimizers for group in o.param_groups for p in group["params"]], {})
+                self.optimizers = optimizers
+            def step(self, closure=None):
+                for optimizer in self.optimizers:
+                    optimizer.step()
+            def zero_grad(self, set_to_none=True):
+                for optimizer in self.optimizers[: 1 if BUG == "part" else None]:
+                    optimizer.zero_grad(set_to_none=BUG != "zeros")
+        known = [All.zero_grad]  # it is held elsewhere, too, so that it is no function of the program's own for us
+        net = nn.Sequential(nn.Linear(6, WIDTH), nn.Linear(WIDTH, 1))
+        optimizer = All([torch.optim.SGD(layer.parameters(), lr=0.01) for layer in net])
+        if BUG == "twice":
+            optimizer = All([optimizer])
+        for step in range(6):
+            optimizer.zero_grad()
+            (net(torch.randn(8, 6)) - 3).square().mean().backward()
+            optimizer.step()
+    """,
 }
 
 
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("own")
-    record(folder, {"warmed": PROGRAMS["warmed"]}, [("warmed", bug, 0, 8, bug) for bug in ("right", "in_front", "stuck", "part")])
+    jobs = {"warmed": ("right", "in_front", "stuck", "part"), "handed": ("right", "zeros", "twice", "part")}
+    record(folder, PROGRAMS, [(program, bug, 0, 8, bug) for program, bugs in jobs.items() for bug in bugs])
     return folder
 
 
-def _still(run: Path) -> list[tuple[int, str]]:
-    """Parameters that an update should have changed: step and name."""
-    rule = Hypothesis.of("contain", attr="data", kind="change", parent=UPDATE, role="parameter", who="trainable")
+def _still(run: Path, attr: str = "data", act: str = UPDATE) -> list[tuple[int, str]]:
+    """Parameters that an act should have changed, as an update does: step and name."""
+    rule = Hypothesis.of("contain", attr=attr, kind="change", parent=act, role="parameter", who="trainable")
     frame = registry()["contain"].examples(Trace.load([run]), [rule]).frame
     return sorted(frame.filter(~frame["passed"]).select("step", "_name").iter_rows())
 
@@ -67,6 +90,15 @@ def test_an_own_optimizer_that_never_moves_or_leaves_parameters_out_is_told(runs
     assert {name for _, name in _still(runs / "warmed-stuck")} >= {"0.weight", "1.weight"}
     assert {name for _, name in _still(runs / "warmed-part")} == {"0.bias"}  # one number may stay where it is by chance
     assert min(step for step, _ in _still(runs / "warmed-part")) >= 1
+
+
+@pytest.mark.parametrize("how", ["right", "zeros", "twice"])
+def test_an_optimizer_that_hands_its_clearing_to_others_clears(runs: Path, how: str) -> None:
+    assert not _still(runs / f"handed-{how}", "grad", CLEARS)
+
+
+def test_an_optimizer_that_clears_some_of_those_that_it_holds_is_told(runs: Path) -> None:
+    assert {name for _, name in _still(runs / "handed-part", "grad", CLEARS)} == {"1.weight", "1.bias"}
 
 
 def test_buffers_of_a_scripted_copy_are_looked_at() -> None:
