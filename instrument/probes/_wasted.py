@@ -52,7 +52,7 @@ def wasted(code: types.CodeType, read: set[str]) -> list[Wasted]:
         elif name in filled:
             if made and all(isinstance(value, ast.List) and not value.elts for value in made):
                 found.append(Wasted(name, listed=True, twin=""))
-        elif made and all(isinstance(value, ast.Call | ast.Subscript | ast.BinOp) for value in made):
+        elif made and all(isinstance(value, ast.Call | ast.Subscript | ast.BinOp) and not _taken(value) for value in made):
             twins = [(_common(made[-1], value), value.lineno < made[-1].lineno, -abs(value.lineno - made[-1].lineno), other) for other, values in assigned.items() if other in read and other != name
                      for value in values if _form(value) == _form(made[-1])]  # fmt: skip
             twin = max(twins, default=(0, False, 0, ""))[-1]
@@ -111,6 +111,14 @@ def _statements(tree: ast.AST) -> Iterator[ast.AST]:
         yield child
         if not isinstance(child, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef | ast.Lambda):
             yield from _statements(child)
+
+
+def _taken(value: ast.expr) -> bool:
+    """Whether this is a part of what has a name, by its number or key: nothing is computed, as where several names are unpacked from it."""
+    if not isinstance(value, ast.Subscript):
+        return isinstance(value, ast.Name | ast.Attribute)
+    index = value.slice.operand if isinstance(value.slice, ast.UnaryOp) else value.slice
+    return isinstance(index, ast.Constant) and _taken(value.value)
 
 
 def _common(one: ast.expr, other: ast.expr) -> int:

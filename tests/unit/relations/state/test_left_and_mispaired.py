@@ -73,6 +73,11 @@ PROGRAMS = {
         def unpacked(x, y):
             left, right = net(x).chunk(2, 1)
             return F.mse_loss(left, torch.ones(8, 1))
+        def taken(x, y):
+            parts = net(x).chunk(2, 1)
+            left = parts[0]
+            right = parts[1]
+            return F.mse_loss(left, torch.ones(8, 1))
         def numbers(x, y):
             losses = []
             losses.append(net(x).sum().item())
@@ -263,7 +268,7 @@ WRONG = {
 }
 MODES = ("unused", "twice", "sorted", "padding", "shown", "filled", "rate")
 RIGHT = [
-    *(("computed", manner) for manner in ("right", "joined", "by_product", "renamed", "named", "data", "unpacked", "numbers")),
+    *(("computed", manner) for manner in ("right", "joined", "by_product", "renamed", "named", "data", "unpacked", "taken", "numbers")),
     *(("parts", manner) for manner in ("right", "once", "alias", "flat", "idle")),
     *(("sequences", manner) for manner in ("right", "targets", "whole", "weighed", "classes")),
     *(("hidden", manner) for manner in ("right", "beside", "all", "padded")),
