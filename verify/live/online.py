@@ -37,7 +37,7 @@ from proctor.verify.rules import merge_rules
 
 PATIENCE: Final = 64  # steps that a process may lag behind
 _WAITING_S: Final = 1.0  # a call that has not returned for so long is something to look at
-_BEHIND: Final = 64  # steps that are judged one by one,
+_BEHIND: Final = 64  # steps that are judged one by one, and at most in a window that may come again,
 _NEWS: Final = 3  # unless so many of them looked like none before,
 _LONG_S: Final = 0.3  # or one took so long
 _SLICE_S: Final = 0.01  # that a round of what is not urgent takes before it is looked what has come
@@ -236,7 +236,7 @@ class OnlineChecker:
             if core.end <= core.first:
                 continue
             memo = None
-            if these.reads != "numbers" and not last and not waiting:
+            if these.reads != "numbers" and not last and not waiting and now - first <= _BEHIND:
                 kind = these.reads, these.relation.alone, these.measures
                 if kind not in keys:
                     keys[kind] = self._looks.key(window, these.reads, alone=these.relation.alone, measures=these.measures)

@@ -15,6 +15,8 @@ from proctor.infer.engine import infer
 from proctor.invariants.pack import Pack
 from proctor.invariants.relations import registry
 from proctor.invariants.trace import Trace
+from proctor.verify.checker import check
+from proctor.verify.live.memo import Looks
 from proctor.verify.live.online import OnlineChecker
 from proctor.verify.live.pace import MOST_S, Pace
 
@@ -61,6 +63,21 @@ def test_steps_that_wait_are_judged_at_once_when_their_turn_has_come(tmp_path: P
     assert numbers["waits"] < numbers["at once"]
     assert {v.id for v in waits.result().violations} == {v.id for v in at_once.result().violations} != set()
     assert waits.judged == at_once.judged
+
+
+@pytest.mark.parametrize(("steps", "looked"), [(60, True), (100, False)])
+def test_a_window_that_is_too_long_to_come_again_is_not_remembered(steps: int, looked: bool, tmp_path: Path, pack: Pack, monkeypatch: pytest.MonkeyPatch) -> None:
+    """So no step of it is looked at for what it looks like; the same is found."""
+    asked: list[int] = []
+    key = Looks.key
+    monkeypatch.setattr(Looks, "key", lambda self, window, *args, **kwargs: asked.append(window.now) or key(self, window, *args, **kwargs))
+    path = write_run(tmp_path / "run", [loop(steps=steps, skip={30: ["backward"]})])
+    checker = OnlineChecker([pack], relations=KNOWN)
+    for process, part, info, reached in flushes(path):
+        checker.live.add(process, part, info, reached)
+    found = {v.id for one in checker.rounds() for v in one.violations}
+    assert bool(asked) == looked
+    assert found == {v.id for v in check(Trace.load([path]), [pack], relations=KNOWN).violations} != set()
 
 
 @pytest.mark.parametrize(
