@@ -57,14 +57,14 @@ class Delivered(Relation):
     across_ranks: ClassVar[bool] = True
 
     def propose(self, trace: Trace) -> list[Hypothesis]:
-        held = _every(trace).filter("passed")["mode"].unique().sort().to_list()
+        held = _every(trace, set(_PARTS)).filter("passed")["mode"].unique().sort().to_list()
         return [Hypothesis.of(self.name, mode=mode, what="collectives") for mode in held]
 
     def idle(self, trace: Trace) -> bool:
         return alone(trace) or unseen(trace, Value.GOT)
 
     def examples(self, trace: Trace, hypotheses: Sequence[Hypothesis]) -> Examples:
-        found = _sightings.bound_examples(trace, _every(trace), hypotheses)
+        found = _sightings.bound_examples(trace, _every(trace, {h.text("mode") for h in hypotheses}), hypotheses)
         return Examples(found.frame.drop("family"), ())
 
     def reads_of(self, hypothesis: Hypothesis) -> Reads:
@@ -80,8 +80,8 @@ class Delivered(Relation):
         return _sightings.detail(example, _ADVICE[hypothesis.text("mode")])
 
 
-def _every(trace: Trace) -> pl.DataFrame:
-    return _sightings.of_parts(trace, "delivered", {"copies": _copies, "sums": _sums})
+def _every(trace: Trace, modes: set[str]) -> pl.DataFrame:
+    return _sightings.of_parts(trace, "delivered", {mode: _PARTS[mode] for mode in sorted(modes)})
 
 
 def _pieces(trace: Trace, kind: Value) -> pl.DataFrame:
@@ -120,6 +120,8 @@ def _copies(trace: Trace) -> pl.DataFrame:
     """One row a piece that was received as it was sent, or not; unknown where what was sent is not on record."""
     got = _pieces(trace, Value.GOT).filter((pl.col("other") != _ALL) & ~pl.col("fn").is_in(_SUMS))
     got = got.filter((pl.col("flags") & int(StateFlag.UNHASHED)) == 0)
+    if not got.height:  # gradients are summed in most programs, and nothing is copied
+        return pl.DataFrame(schema=_sightings.EXAMPLE)
     own = _pieces(trace, Value.GIVEN).filter(pl.col("other") != _ALL)
     sent = _collectives.sent(trace)
     # What is given to all of a group, and to one peer, is in the row of what is sent.
@@ -185,3 +187,6 @@ def _sums(trace: Trace) -> pl.DataFrame:
         _expected=pl.concat_str(pl.lit("the ranks' tensors add up: projection "), pl.col("_wanted").round_sig_figs(8), pl.lit(" in "), what),
         _seen=pl.concat_str(pl.lit("rank "), "rank", pl.lit(" holds a tensor of projection "), pl.col("number").round_sig_figs(8)),
     )  # fmt: skip
+
+
+_PARTS: Final = {"copy": _copies, "sum": _sums}
