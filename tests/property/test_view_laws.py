@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from typing import Any
+from unittest.mock import patch
 
 import polars as pl
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from proctor.invariants.relations.views import frames, sightings
+from proctor.invariants.relations.views import frames, named, sightings
 from proctor.invariants.schema import CallFlag, Name
 from proctor.invariants.trace import Trace
 from proctor.invariants.trace.merge import empty
@@ -16,6 +17,7 @@ from proctor.invariants.trace.merge import empty
 FUNCTIONS = ["", sightings.CREATED, "torch.relu", "torch.randn"]
 STEPS = st.sampled_from([-1, 0, 1, 2, 3])
 CALLS = st.lists(st.tuples(st.integers(0, 2), st.integers(1, 12), st.integers(0, 3), st.integers(0, 6), st.booleans()), max_size=30, unique_by=lambda c: c[:2])
+SMALL = st.sampled_from([0, 1 << 16])  # a run is long, or short
 ROWS = st.lists(st.tuples(st.integers(0, 2), st.integers(0, 13), st.none() | STEPS), max_size=12)
 
 
@@ -30,21 +32,23 @@ def traced(calls: list[Any], steps: list[int]) -> Trace:
 
 
 @settings(max_examples=60, deadline=None)
-@given(CALLS, st.lists(STEPS, max_size=5))
-def test_calls_of_functions(calls: list[Any], steps: list[int]) -> None:
+@given(CALLS, st.lists(STEPS, max_size=5), SMALL)
+def test_calls_of_functions(calls: list[Any], steps: list[int], small: int) -> None:
     trace = traced(calls, steps)
-    found = frames.calls_of(trace, r"torch\.relu", r"torch\.randn")
+    with patch.object(named, "_SMALL", small):
+        found = frames.calls_of(trace, r"torch\.relu", r"torch\.randn")
     steps_of = dict(enumerate(steps))
     wanted = [(proc, seq, steps_of.get(ctx)) for proc, seq, fn, ctx, raised in calls if fn > 1 and not raised]
     assert found.select("proc", "seq", "step").rows() == wanted
 
 
 @settings(max_examples=60, deadline=None)
-@given(CALLS, ROWS)
-def test_lines_of_rows(calls: list[Any], rows: list[Any]) -> None:
+@given(CALLS, ROWS, SMALL)
+def test_lines_of_rows(calls: list[Any], rows: list[Any], small: int) -> None:
     trace = traced(calls, [0])
     frame = pl.DataFrame(rows, schema={"proc": pl.UInt16, "seq": pl.UInt32, "step": pl.Int32}, orient="row")
-    found = sightings.sites(trace, frame)
+    with patch.object(named, "_SMALL", small):
+        found = sightings.sites(trace, frame)
     by = {(proc, seq): (seq * 10, FUNCTIONS[fn]) for proc, seq, fn, *_ in calls}
     assert found.select("site", "function").rows() == [by.get((proc, seq), (0, None)) for proc, seq, _ in rows]
 

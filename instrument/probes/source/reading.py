@@ -190,10 +190,15 @@ def asks(code: types.CodeType) -> bool:
 
     Before Python 3.13 it would hold the one table that a look fills anew and `release` clears (PEP 667).
     """
-    named = _ASKS.intersection(code.co_names)
-    if not named or not code.co_flags & inspect.CO_OPTIMIZED:  # a module's table is the module's own
+    if _ASKS.isdisjoint(code.co_names) or not code.co_flags & inspect.CO_OPTIMIZED:  # a module's table is the module's own
         return False
-    return "f_locals" in named or any(i.argval in named and i.opname == "LOAD_GLOBAL" for i in dis.get_instructions(code))
+    return "f_locals" in code.co_names or _names_it(code)
+
+
+@lru_cache(maxsize=256)
+def _names_it(code: types.CodeType) -> bool:
+    """Whether one of `_ASKS` is read as a name, and not as an attribute; read once, since each look asks."""
+    return any(i.argval in _ASKS and i.opname == "LOAD_GLOBAL" for i in dis.get_instructions(code))
 
 
 def release(frame: types.FrameType, scope: dict[str, Any]) -> None:

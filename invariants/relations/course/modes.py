@@ -140,7 +140,6 @@ def masks(trace: Trace) -> pl.DataFrame:
     drops = _sightings.with_session(trace, drops.sort("proc", "seq"))
     first = pl.col("step").min().over("proc", "session", "_seed")
     bad = drops.filter(pl.col("step") > first).unique(["proc", "step"], keep="first", maintain_order=True)
-    names = pl.DataFrame({"fn": pl.Series(range(len(trace.functions)), dtype=pl.UInt32), "_variable": pl.Series(trace.functions, dtype=pl.String)})
-    bad = bad.join(names, on="fn", how="left", maintain_order="left")
+    bad = bad.hstack([_frames.function_names(trace, bad["fn"]).alias("_variable")])
     bad = bad.select("proc", "step", "seq", "site", pl.format("{} draws its mask behind torch.manual_seed({}), as in an earlier step", "_variable", "_seed").alias("_seen"), "_variable")
     return examples(trace, "masks", bad, function=SEED)

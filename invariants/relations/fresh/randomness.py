@@ -183,13 +183,8 @@ def seeds(trace: Trace) -> pl.DataFrame:
         bad.select("proc", "fn", "step", "seq", "site", "_seed"), on=["proc", "fn", "step"], how="left"
     )
     rows = rows.sort("proc", "fn", "step").with_columns(pl.col("_seed").is_null().alias("passed"))
-    names = pl.DataFrame(
-        {
-            "fn": pl.Series(range(len(trace.functions)), dtype=pl.UInt32),
-            "what": pl.Series(trace.functions, dtype=pl.String),
-        }
-    )
-    rows = _sightings.thin(rows, ["proc", "fn"]).join(names, on="fn", how="left", maintain_order="left")
+    rows = _sightings.thin(rows, ["proc", "fn"])
+    rows = rows.hstack([_frames.function_names(trace, rows["fn"]).alias("what")])
     return _sightings.example(
         rows,
         mode="seed",

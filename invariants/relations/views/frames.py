@@ -18,10 +18,12 @@ from proctor.invariants.relations.views.cache import memo as memo
 from proctor.invariants.relations.views.cache import settled as settled
 from proctor.invariants.relations.views.containment import contained as contained
 from proctor.invariants.relations.views.containment import enclosing as enclosing
-from proctor.invariants.relations.views.named import UNTOLD, contexts_by_code
+from proctor.invariants.relations.views.named import UNTOLD as UNTOLD
 from proctor.invariants.relations.views.named import call_at as call_at
 from proctor.invariants.relations.views.named import calls_of as calls_of
 from proctor.invariants.relations.views.named import columns as columns
+from proctor.invariants.relations.views.named import contexts_by_code
+from proctor.invariants.relations.views.named import function_names as function_names
 from proctor.invariants.relations.views.named import functions_like as functions_like
 from proctor.invariants.relations.views.named import has_flag as has_flag
 from proctor.invariants.relations.views.named import of_context as of_context

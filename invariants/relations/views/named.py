@@ -15,7 +15,7 @@ import polars as pl
 from proctor.invariants.relations.views.cache import lasting, memo
 from proctor.invariants.schema import CallFlag, Name
 from proctor.invariants.trace import Trace
-from proctor.invariants.trace.grouping import Array, numbers, pairs
+from proctor.invariants.trace.grouping import Array, last_match, numbers
 
 UNTOLD: Final = -(1 << 31)  # step of a context that is not known
 _SMALL: Final = 1 << 16  # calls: of a longer run views that are as long as they are not kept
@@ -63,21 +63,19 @@ def _calls_of(trace: Trace, names: Sequence[str]) -> pl.DataFrame:
 
 def call_at(trace: Trace, rows: pl.DataFrame) -> Array:
     """The place among the calls of the one that each row (proc, seq) belongs to, -1 where there is none."""
-    keys, order = memo(trace, "calls by number", _calls_by_number) if trace.calls.height <= _SMALL else _calls_by_number(trace, rows)
-    wanted = pairs(*(numbers(rows[name], 0) for name in ("proc", "seq")))
-    if not len(keys):
-        return np.full(len(wanted), -1, dtype=np.int64)
-    at = np.minimum(np.searchsorted(keys, wanted), len(keys) - 1)
-    found: Array = np.where(keys[at] == wanted, order[at], -1)
+    wanted, held = (tuple(columns(table, "proc", "seq")) for table in (rows, trace.calls))
+    if trace.calls.height <= _SMALL:
+        return last_match(wanted, held)
+    near = np.flatnonzero(np.isin(held[1], wanted[1]))
+    found: Array = np.append(near, -1)[last_match(wanted, tuple(column[near] for column in held))]
     return found
 
 
-def _calls_by_number(trace: Trace, rows: pl.DataFrame | None = None) -> tuple[Array, Array]:
-    """Process and number of calls, sorted, and the places of these calls; of those that rows may belong to, where some are given."""
-    of_rows = None if rows is None else np.flatnonzero(trace.calls["seq"].is_in(rows["seq"].implode()).to_numpy())
-    keys = pairs(*(column if of_rows is None else column[of_rows] for column in columns(trace.calls, "proc", "seq")))
-    order = np.argsort(keys, kind="stable")
-    return keys[order], order if of_rows is None else of_rows[order]
+def function_names(trace: Trace, codes: pl.Series) -> pl.Series:
+    """Names of functions by their codes, null where a code is not known."""
+    names = lasting(trace, Name.FUNCTION, "names of functions", lambda t: pl.Series([*t.functions, None], dtype=pl.String))
+    found: pl.Series = names[np.minimum(numbers(codes, len(names) - 1), len(names) - 1)]
+    return found
 
 
 def of_context(trace: Trace, table: pl.DataFrame, *names: str) -> list[pl.Series]:

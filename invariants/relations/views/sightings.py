@@ -90,9 +90,10 @@ def _created(trace: Trace) -> _Created:
     order = np.argsort(_key(procs, seqs))
     procs, seqs, steps = procs[order], seqs[order], steps[order]
     count = np.arange(len(procs)) - np.searchsorted(procs, procs, "left") + 1
-    known = np.flatnonzero(steps >= -1)
-    by_step = known[np.lexsort((count[known], _key(procs, steps)[known]))]
-    return _Created((_key(procs, seqs), count), (_key(procs, steps)[by_step], count[by_step]))
+    by_step = _key(procs, steps)
+    known = np.flatnonzero(steps > _frames.UNTOLD)
+    known = known[np.argsort(by_step[known], kind="stable")]
+    return _Created((_key(procs, seqs), count), (by_step[known], count[known]))
 
 
 def _key(procs: Array, numbers: Array) -> Array:
@@ -132,9 +133,8 @@ def sites(trace: Trace, rows: pl.DataFrame) -> pl.DataFrame:
     if not rows.height:
         return rows.with_columns(_NO_SITE)
     at = _frames.call_at(trace, rows)
-    names = _frames.lasting(trace, Name.FUNCTION, "names of functions", lambda t: pl.Series("function", [*t.functions, None], dtype=pl.String))
-    site, code = (np.append(trace.calls[name].to_numpy(), none)[at] for name, none in (("site", 0), ("fn", len(names) - 1)))
-    return rows.hstack([pl.Series("site", site, dtype=pl.UInt32), names[np.minimum(code, len(names) - 1)]])
+    site, code = (pl.Series(name, np.append(trace.calls[name].to_numpy(), none)[at], dtype=pl.UInt32) for name, none in (("site", 0), ("fn", len(trace.functions))))
+    return rows.hstack([site, _frames.function_names(trace, code).alias("function")])
 
 
 def example(rows: pl.DataFrame, **columns: Any) -> pl.DataFrame:
