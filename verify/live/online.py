@@ -143,7 +143,7 @@ class OnlineChecker:
             # As below: one by one while they look alike, the others at once.
             yield from self._round(urgent, now if self._anew else done + 1)
         self._anew = False
-        rest = [g for g in self._groups if g not in urgent and (not self.together or g.reads in QUICK)]
+        rest = [g for g in self._groups if g not in urgent]
         until = time.monotonic() + _SLICE_S if some else math.inf
         while self._going is not None or self._judged < now:
             if self._going is None:
@@ -175,24 +175,27 @@ class OnlineChecker:
 
     def _next(self, groups: Sequence[Group], now: int) -> Iterator[Round]:
         """Of what is not urgent the next step, or all of them: windows look alike step by step, and what was seen before costs
-        nothing; many new ones cost less at once."""
+        nothing; many new ones cost less at once, and so do all relations, whose views are made once."""
         behind = now - self._judged
         slow = self._news >= _NEWS or self._spent > _LONG_S
         many = self.together and (behind > _BEHIND or (behind > 1 and slow))
         self._judged = now if many else self._judged + 1
         self._news = 0 if many else self._news + 1
         self._spent = -math.inf if many else 0.0  # what many take says nothing of one
-        return self._round(groups, self._judged)
+        return self._round([g for g in groups if many or not self.together or g.reads in QUICK], self._judged)
 
     def finish(self) -> list[Round]:
         """Judge what is left, when nothing more will come."""
         self.live.settle()
+        going = list(self._going or ())
+        self.leave()
+        return [*going, *self._round(self._groups, self._judged, last=True)] if self._judged >= 0 else []
+
+    def leave(self) -> None:
+        """Nothing more will come, and what is left is judged elsewhere."""
         last = max((member.reached for member in self.live.members.values()), default=-1)
-        if last < 0:
-            return []
-        left, self._going = list(self._going or ()), None
-        self._judged = self._seen = max(last, self._judged)
-        return [*left, *self._round(self._groups, self._judged, last=True)]
+        self._going, self._judged = None, max(last, self._judged)
+        self._seen = self._judged
 
     def stuck(self) -> list[Round]:
         """What is wrong with calls that have not returned: to be asked now and then while no step ends."""

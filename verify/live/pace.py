@@ -4,7 +4,7 @@
 nothing. The first ones cost tens of milliseconds a relation, and one round over thirty steps costs what a round over one step does. So
 after a round that took long the next waits, and then judges all that has ended meanwhile, at once.
 
-    a round of 0.4 s, a share of 0.1  →  the next after 3.6 s; one of 1 s  →  the next after 5 s (`MOST_S`)
+    a round of 0.4 s, a share of 0.1  →  the next after 3.6 s; one of 2 s  →  the next after 10 s (`MOST_S`)
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Final
 
 SHARE: Final = 0.1  # of the time, for rounds that are not urgent
-MOST_S: Final = 5.0  # that such a round waits for
+MOST_S: Final = 10.0  # that such a round waits for
 _FREE_S: Final = 0.02  # a round that takes less is not waited for: it was remembered
 
 

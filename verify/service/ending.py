@@ -19,7 +19,8 @@ from proctor.verify.report.beside import read_beside
 from proctor.verify.report.keep import keep
 from proctor.verify.service.processes import deliver_later, say
 from proctor.verify.service.settings import Settings, Verdict
-from proctor.verify.service.verifier import Summary, Verifier
+from proctor.verify.service.verifier import Verifier
+from proctor.verify.service.whole import Summary
 
 _NOTHING = "no rule could be judged"
 

@@ -17,16 +17,15 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 import polars as pl
 
 from proctor.invariants.capsule import capsules_of, read_capsule
-from proctor.invariants.invariant import Severity
 from proctor.invariants.pack import Pack
 from proctor.invariants.suppression import Suppression
 from proctor.invariants.trace import Trace
-from proctor.invariants.verdict import CheckResult, Violation
+from proctor.invariants.verdict import Violation
 from proctor.verify.coverage import coverage
 from proctor.verify.incident import callers
 from proctor.verify.lifecycle import IncidentBook
@@ -38,7 +37,7 @@ from proctor.verify.metrics import Metrics, NoMetrics
 from proctor.verify.service.job import Job
 from proctor.verify.service.progress import Progress
 from proctor.verify.service.teller import Teller, Tells
-from proctor.verify.service.whole import check_whole, taken_back
+from proctor.verify.service.whole import Summary, check_whole, is_short, taken_back
 from proctor.verify.silence import silence
 from proctor.verify.transport.deaths import Deaths
 from proctor.verify.transport.inbox import Inbox, Joined
@@ -58,22 +57,6 @@ _RETURN_S: Final = 60.0  # or was lost, which an elastic launcher starts again
 _FAILING_S: Final = 30.0  # in which no turn succeeds, until a new verifier may do better
 
 _log: Final = logging.getLogger(__name__)
-
-
-@dataclass
-class Summary:
-    """What the verifier saw of a job, for its report and exit code."""
-
-    violations: list[Violation]
-    judged: int
-    lost: Mapping[str, int]
-    result: CheckResult | None = None
-    live: CheckResult | None = None  # where the run was not checked as a whole
-    trace: Trace | None = None
-    info: Mapping[str, Any] = field(default_factory=dict)
-
-    def worst(self) -> Severity | None:
-        return max((v.severity for v in self.violations), key=lambda s: s.level, default=None)
 
 
 @dataclass
@@ -204,12 +187,17 @@ class Verifier:
 
     def close(self) -> Summary:
         """Judge what is left, check the whole, tell the last; whatever fails, the rest is done."""
-        self._finish()
+        short = self.job.roll.lives == 1 and is_short(self.run)
+        if not short:
+            self._finish()
         self._try("processes", self._look_at_deaths, lost=False)
         self._deaths.close()
-        judged = self.job.before + self._checker.judged
-        summary = Summary(list(self._violations.values()), judged, dict(self.job.lost))
+        summary = Summary()
         self._try("the whole run", lambda: self._look_at_whole(summary))
+        if short and not summary.complete:  # what is not on disk may have been sent
+            self._finish()
+        self._checker.leave()
+        summary.violations, summary.judged = list(self._violations.values()), self.job.before + self._checker.judged
         if summary.result is None:
             self._try("verdict", lambda: setattr(summary, "live", self._checker.result()), lost=False)
         summary.lost = dict(self.job.lost)
@@ -326,7 +314,6 @@ class Verifier:
             coords = {p.rank: p.coords for p in whole.trace.processes}
             calls = callers(whole.trace, late)
             self._teller.tell(self.book.judged([whole.judgement(late, self.job.packs)], calls=calls, ranks=len(coords), coords=coords))
-        summary.violations = list(self._violations.values())
         for note in coverage(whole.trace).notes[:3]:
             self.say(note)
 

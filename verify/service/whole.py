@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
@@ -22,8 +22,34 @@ from proctor.invariants.suppression import Suppression
 from proctor.invariants.trace import Run, Trace
 from proctor.invariants.verdict import TAKEN_BACK, CheckResult, Violation
 from proctor.verify.checker import Judged, check
+from proctor.verify.coverage import coverage
 
 MAX_WHOLE_BYTES: Final = 256 * 1024 * 1024  # of a recorded run that is checked as a whole at the end
+_SHORT_BYTES: Final = 16 * 1024 * 1024  # of one that takes seconds
+
+
+@dataclass
+class Summary:
+    """What the verifier saw of a job, for its report and exit code."""
+
+    violations: list[Violation] = field(default_factory=list)
+    judged: int = -1
+    lost: Mapping[str, int] = field(default_factory=dict)
+    result: CheckResult | None = None
+    live: CheckResult | None = None  # where the run was not checked as a whole
+    trace: Trace | None = None
+    info: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def complete(self) -> bool:
+        """Whether the run was checked as a whole, and lacks nothing."""
+        if self.result is None or self.trace is None:
+            return False
+        seen = coverage(self.trace)
+        return seen.complete and not seen.dropped
+
+    def worst(self) -> Severity | None:
+        return max((v.severity for v in self.violations), key=lambda s: s.level, default=None)
 
 
 @dataclass(frozen=True)
@@ -49,6 +75,11 @@ class Whole:
         return Judgement(-1, self.trace.steps, [Judged(rules[v.id], v.count, v.count, 0, v) for v in late if v.id in rules])
 
 
+def is_short(folder: Path) -> bool:
+    """Whether the recorded run is checked as a whole so soon that its last steps need not be judged before."""
+    return 0 < _size(folder) <= _SHORT_BYTES
+
+
 def check_whole(
     folder: Path, packs: Sequence[Pack], suppressions: Sequence[Suppression], *, lives: int, say: Callable[[str], None]
 ) -> Whole | None:
@@ -61,7 +92,7 @@ def check_whole(
         lives: how often the job was started.
         say: takes the sentence.
     """
-    size = sum(f.stat().st_size for f in folder.glob("procs/*/*.arrow")) if folder.is_dir() else 0
+    size = _size(folder)
     if not 0 < size <= MAX_WHOLE_BYTES:
         if size:
             say(f"the run is too long to be checked as a whole here  →  proctor check {folder}")
@@ -76,6 +107,10 @@ def check_whole(
     except (ProctorError, OSError) as e:
         say(f"the recorded run could not be checked as a whole: {e}")
         return None
+
+
+def _size(folder: Path) -> int:
+    return sum(f.stat().st_size for f in folder.glob("procs/*/*.arrow")) if folder.is_dir() else 0
 
 
 def taken_back(result: CheckResult, live: Mapping[str, Violation], say: Callable[[str], None]) -> dict[str, Violation]:

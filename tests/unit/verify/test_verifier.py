@@ -23,9 +23,11 @@ from proctor.invariants.relations import registry
 from proctor.invariants.suppression import Suppression
 from proctor.invariants.trace import Trace
 from proctor.verify.lifecycle import IncidentBook
+from proctor.verify.live.online import OnlineChecker
 from proctor.verify.live.pace import Pace
 from proctor.verify.notice import Action, Notice
-from proctor.verify.service.verifier import LINGER_S, Summary, Verifier
+from proctor.verify.service.verifier import LINGER_S, Verifier
+from proctor.verify.service.whole import Summary
 from proctor.verify.transport.inbox import Event, Gap, Inbox, Joined, Left, Rows, Told
 from proctor.verify.view.events import EventLog
 
@@ -338,6 +340,23 @@ def test_what_only_the_whole_run_shows_is_told_once(tmp_path: Path, pack: Pack, 
     seen = len(live.phone.begun())
     live.verifier.close()
     assert seen == len(live.phone.begun()) == 1
+
+
+@pytest.mark.parametrize(("lost", "judged_live"), [(0, False), (3, True)])
+def test_the_last_steps_are_judged_once_unless_the_disk_lacks_records(
+    lost: int, judged_live: bool, tmp_path: Path, pack: Pack, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    finish, asked = OnlineChecker.finish, list[str]()
+    monkeypatch.setattr(OnlineChecker, "finish", lambda self: asked.append("finish") or finish(self))
+    sent = write_run(tmp_path / "sent", [loop(steps=16, skip={14: ["backward"]})])
+    run = write_run(tmp_path / "run", [loop(steps=16, skip={} if lost else {14: ["backward"]}, dropped=lost)])
+    it = Bench(run, [pack], pace=lambda: Pace(share=1e-9, most_s=1e9))
+    it.play(sent)
+    assert not it.phone.begun()
+    summary = it.verifier.close()
+    assert bool(asked) == judged_live
+    assert summary.judged >= 15
+    assert [notice.step for notice in it.phone.begun()] == [14]
 
 
 def test_what_the_whole_run_does_not_show_is_taken_back(tmp_path: Path, pack: Pack, faulty: Path) -> None:
