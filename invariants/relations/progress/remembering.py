@@ -1,7 +1,7 @@
 """What optimizers remember: a running average of gradients is no fixed multiple of the last one (`relations/progress.py`).
 
 After the first update an average is a fixed share of the gradient, as in Adam (1 - beta1). If it has the same share of each later gradient, all of
-its past was thrown away. Of what is the gradient itself (a share of 1: beta1 = 0, the last gradient kept) nothing is said.
+its past was thrown away, unless the gradient has grown so much that the past is rounded away. Of what is the gradient itself (a share of 1: beta1 = 0, the last gradient kept) nothing is said.
 And what gradients remember: a backward that doubles all of them to the last bit has propagated the same loss once more, or the same batch.
 """
 
@@ -45,8 +45,9 @@ def _remembered(trace: Trace) -> pl.DataFrame:
     rows = rows.with_columns(
         ((pl.col("_share") / first - 1).abs() < _EQUAL).alias("_same"), ((pl.col("norm") / size - 1).abs() > _CLEARLY).alias("_tells"),
         ((first - 1).abs() > _CLEARLY).alias("_part"), (pl.int_range(pl.len()).over(mine) > 0).alias("_later"),
+        (pl.col("_state").shift(1).over(mine) > _CLEARLY * pl.col("_state")).fill_null(value=False).alias("_shows"),  # else the past is rounded away
     )
-    rows = rows.filter(pl.col("_later") & pl.col("_part") & pl.col("_tells") & (pl.col("_share") > 0) & ~_begins_anew(trace, rows))
+    rows = rows.filter(pl.col("_later") & pl.col("_part") & pl.col("_tells") & pl.col("_shows") & (pl.col("_share") > 0) & ~_begins_anew(trace, rows))
     rows = rows.join(_frames.metas(trace, "wrapper"), on="meta", how="left", maintain_order="left")
     found = rows.group_by("proc", "kind", "step", maintain_order=True).agg(
         (~pl.col("_same").all()).alias("passed"), pl.col("name", "module", "position", "wrapper", "seq", "site", "norm").first(), pl.col("_state").first().alias("_b")
