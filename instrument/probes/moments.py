@@ -107,11 +107,12 @@ class Moments(EarlyProbe):
 
 
 def fit(new: Numbers, terms: tuple[Numbers, ...], rounding: float) -> Numbers | None:
-    """Shares of terms in a sum that is `new`; 0 where a term has none. `None` where no sum explains it, or terms are too alike to be told apart."""
+    """Shares of terms in a sum that is `new`; 0 where a term has none. `None` where no sum explains it, terms are too alike to be told apart,
+    or the first one, the old value, is so small beside the sum that all of it would be lost in rounding."""
     sizes = np.array([np.linalg.norm(t) for t in terms])
     size = float(np.linalg.norm(new))
     used = np.flatnonzero(sizes > 0)
-    if not size > 0 or not len(used) or not np.isfinite(size) or not np.isfinite(sizes).all():
+    if not size > 0 or not len(used) or not np.isfinite(size) or not np.isfinite(sizes).all() or 0 < sizes[0] <= rounding * size:
         return None
     matrix = np.stack([terms[i] / sizes[i] for i in used], axis=1)
     if np.linalg.cond(matrix) > max(_ALIKE, 0.02 / rounding):

@@ -273,3 +273,4 @@ def test_a_moment_is_written_as_a_sum_of_the_terms_that_it_has() -> None:
     assert shares is not None and np.allclose(shares, [0.9, 0.1, 0, 0])
     assert fit(np.abs(old), terms, 2e-5) is None  # no sum of them
     assert fit(old, (grad, grad, grad**2, data), 2e-5) is None  # which of two that are alike is not known
+    assert fit(0.9 * old + 1e6 * grad, (old, 1e7 * grad, grad**2, data), 2e-5) is None  # what is left of the old value is rounded away
