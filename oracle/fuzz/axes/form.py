@@ -41,6 +41,8 @@ _AFTER: Final[dict[str, tuple[str, ...]]] = {
     "copied": ("for p in net.parameters(): p.data.copy_(p.detach().clone() * 0.5)",),
 }
 _CLEARED: Final = ("clear the model between", "clear the optimizer between")
+# Axis → values under which the program does not begin anew from what it saved (FSDP1's own states: its parameters are one group).
+_RESTARTS: Final[dict[str, tuple[Value, ...]]] = {"resume": ("no", "asked"), "disk": ("no",)}
 _FORMS: Final = (*_BACKWARD, *_BEFORE, *_AFTER, *_CLEARED, "gradient hooks")
 
 
@@ -67,6 +69,11 @@ class Form(Axis):
         *(
             Rule("invalid", "a static graph promises the same parameters in each step", when={"form": ("turns",), axis: ("static_graph=True",)})
             for axis in ("ddp", "ddp_also")
+        ),
+        *(
+            Rule("invalid", "a checkpoint holds no gradients, and those of parameters that the optimizer has not are never cleared: they add up over steps",
+                 when={"form": ("clear the optimizer between",), "groups": ("matrices", "bags")}, unless={axis: without})
+            for axis, without in _RESTARTS.items()
         ),
         Rule("invalid", "the model has no input with slopes", when={"form": ("slopes",)}, lacks=frozenset({"numbers"})),
     )  # fmt: skip

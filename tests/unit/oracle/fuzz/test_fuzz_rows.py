@@ -54,3 +54,17 @@ def test_rows_that_take_long_are_drawn_less_often() -> None:
     as_dear, free = Cover(), Cover()
     free._cost = lambda point: 1.0  # type: ignore[method-assign]
     assert 0 < on_disk(as_dear) < on_disk(free)
+
+
+def test_a_program_whose_gradients_outlast_a_step_does_not_begin_anew() -> None:
+    """An optimizer that has the matrices alone never clears the gradients of vectors, and no checkpoint holds them: a campaign told two such settings as inconsistent."""
+    traits = facts(Scenario("chain", {"layers": ["linear", "layernorm"]}, {"batch": 8}))
+    lasting = {"form": "clear the optimizer between", "groups": "matrices"}
+    assert not why_invalid({**lasting, "resume": "asked"}, traits) and not why_invalid(lasting, traits)
+    for axis in ("resume", "disk"):
+        for value in axis_of(axis).choice.values:
+            if value in ("no", "asked"):
+                continue
+            assert "holds no gradients" in why_invalid({**lasting, axis: value}, traits), (axis, value)
+            for plain in ({"form": lasting["form"]}, {"groups": lasting["groups"]}):
+                assert not why_invalid({**plain, axis: value}, traits), (plain, axis, value)
