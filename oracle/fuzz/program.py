@@ -164,7 +164,7 @@ def _train(draft: Draft, contexts: int, *, evaluated: bool) -> tuple[str, ...]:
         *([f"    if step < {draft.first}: continue  # it was done before"] if draft.first else []),
         *_indented(_closure(draft, managers) if draft.closure else _passes(draft, managers), 1),
         *([] if draft.closure else _indented(_backward(draft), 1)),
-        "    opt.step(closure)" if draft.closure else "    opt.step()",
+        *_indented(["opt.step(closure)"] if draft.closure else draft.update, 1),
         *(["    scheduler.step()"] if draft.scheduler else []),
         *_indented(draft.after_update, 1),
         '    yield "update", step, net, opt, ()',

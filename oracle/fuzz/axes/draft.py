@@ -31,6 +31,7 @@ class Draft:
         before_part: lines before a microbatch's forward pass; `last` says whether it is the last one.
         contexts: expressions of context managers around forward and backward pass.
         after_backward: lines between backward pass and update.
+        update: lines of the update, of an optimizer without a closure.
         after_update: lines after the update, before it is looked at.
         after_step: lines after that.
         forward: expression of the output of microbatch `part`.
@@ -81,6 +82,7 @@ class Draft:
     first: int = 0
     before_loop: list[str] = field(default_factory=list)
     after_part: list[str] = field(default_factory=list)
+    update: list[str] = field(default_factory=lambda: ["opt.step()"])
     after_update: list[str] = field(default_factory=list)
     finish: list[Callable[[], None]] = field(default_factory=list)
 

@@ -67,6 +67,42 @@ def test_gradients_of_collectives_agree_for_sums(tmp_path: Path) -> None:
     )
 
 
+def test_a_step_that_overflows_is_left_out_on_all_ranks(tmp_path: Path) -> None:
+    """Scaled gradients agree under each wrapper; a rank that updates all the same is planted, and shows where there is an overflow alone. FSDP1's scaler does not go with fused optimizers."""
+    alone(
+        f"""
+        base = {{"world": 2, "optimizer": "Adam"}}
+        values = ("scales", "unscales", "overflows")
+        right = [{{**base, "wrapper": wrapper, "scaler": value}} for wrapper in ("ddp", "fsdp2", "fsdp1") for value in values]
+        right += [{{**base, "wrapper": wrapper, "scaler": "overflows", **more}} for wrapper, more in (
+            ("zero", {{}}), ("hsdp", {{"world": 4}}), ("fsdp2", {{"world": 3, "implementation": "fused=True"}}), ("fsdp2", {{"clip": "2", "accumulate": 2}}),
+            ("fsdp2", {{"form": "two forwards"}}), ("fsdp2", {{"resume": "full"}}), ("fsdp1", {{"fsdp1_orig": True}}),
+        )]
+        fused = {{**base, "wrapper": "fsdp1", "fsdp1_orig": True, "implementation": "fused=True"}}
+        def of(s):
+            return Scenario("chain", {MODEL!r}, {{"batch": 8, "steps": 3}}, s)
+
+        def planted():
+            import torch.distributed as dist
+            whole = torch.amp.GradScaler.step
+            def step(self, opt):
+                if dist.is_initialized() and dist.get_rank() == 1:
+                    self.unscale_(opt)
+                    return opt.step()
+                return whole(self, opt)
+            torch.amp.GradScaler.step = step
+
+        with Worlds(timeout_s=200) as worlds:
+            found = Runner(worlds).run_all([of(s) for s in (*right, {{**fused, "scaler": "overflows"}}, {{**fused, "scaler": "unscales"}})])
+        assert [o.verdict for o in found] == ["ok"] * len(right) + ["inconsistent", "crash"], [(o.verdict, o.why) for o in found]
+        with Worlds(timeout_s=200, prepare=planted) as worlds:
+            found = [o.verdict for o in Runner(worlds).run_all([of({{**base, "wrapper": "ddp", "scaler": value}}) for value in ("scales", "overflows")])]
+        assert found == ["ok", "inconsistent"], found
+        """,
+        tmp_path,
+    )
+
+
 def test_a_checkpoint_by_hand_comes_back_in_every_layout(tmp_path: Path) -> None:
     """`dcp.save` takes every layout; `async_save` loses the sign of a negative view."""
     alone(
