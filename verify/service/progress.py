@@ -48,9 +48,9 @@ class Progress:
                 writer.series(step, points[step])
 
     def show(
-        self, checker: OnlineChecker, violated: int, worst: Overhead, *, latency: Callable[[], float] | None = None, finished: bool = False
+        self, checker: OnlineChecker, violated: int, worst: Overhead, *, latency: Callable[[], float] | None = None, checked: int | None = None
     ) -> None:
-        """Tell the live view which steps are judged, at most once a second, or at every eighth."""
+        """Tell the live view which steps are judged, at most once a second, or at every eighth; at the end of the job how many rules were checked, too."""
         members = [m for m in checker.live.members.values() if m.trains]
         ahead = max((m.reached for m in members), default=-1)
         behind = min(members, key=lambda m: m.reached, default=None)
@@ -58,10 +58,9 @@ class Progress:
         if self._clock() - at >= 1.0:
             self._rate = (checker.judged - step) / (self._clock() - at)
             self._stepped = self._clock(), checker.judged
-        elif not finished and checker.judged % 8:
+        elif checked is None and checker.judged % 8:
             return  # often enough
         lags = behind is not None and behind.reached < ahead - 1
-        result = checker.result() if finished else None
         self._log.append(
             StepEvent(
                 step=int(checker.judged),
@@ -69,13 +68,13 @@ class Progress:
                 ranks=len(members),
                 behind=_rank(behind.info) if behind is not None and lags else None,
                 behind_step=int(behind.reached) if behind is not None and lags else None,
-                checked=result.checked if result else 0,
+                checked=checked or 0,
                 violated=violated,
                 rate=max(0.0, self._rate),
                 latency_ms=1e3 * latency() if latency is not None else 0.0,
                 overhead=worst.share if worst.budget else 0.0,
                 delay=worst.delay,
-                finished=finished,
+                finished=checked is not None,
             )
         )
 

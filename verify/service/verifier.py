@@ -187,7 +187,7 @@ class Verifier:
 
     def close(self) -> Summary:
         """Judge what is left, check the whole, tell the last; whatever fails, the rest is done."""
-        short = self.job.roll.lives == 1 and is_short(self.run)
+        short = self.job.roll.lives == 1 and not self.writers and is_short(self.run)  # writers draw what is judged step by step
         if not short:
             self._finish()
         self._try("processes", self._look_at_deaths, lost=False)
@@ -197,6 +197,8 @@ class Verifier:
         if short and not summary.complete:  # what is not on disk may have been sent
             self._finish()
         self._checker.leave()
+        if self._checker.judged >= 0:
+            self._try("metrics", lambda: self.metrics.step(self._checker.judged, self.now()), lost=False)
         summary.violations, summary.judged = list(self._violations.values()), self.job.before + self._checker.judged
         if summary.result is None:
             self._try("verdict", lambda: setattr(summary, "live", self._checker.result()), lost=False)
@@ -210,7 +212,9 @@ class Verifier:
             self.say(f"no process of the job trained{far} under watch, so nothing was judged  →  proctor doctor")
         self._try("incidents", lambda: self._teller.tell(self.book.close(finished=self.finished)), lost=False)
         self._try("view", self._teller.show, lost=False)
-        self._try("view", lambda: self._shown.show(self._checker, len(self._violations), self.job.overheads.worst(), finished=True), lost=False)
+        last = summary.result or summary.live
+        shown = partial(self._shown.show, self._checker, len(self._violations), self.job.overheads.worst(), checked=last.checked if last else 0)
+        self._try("view", shown, lost=False)
         self._try("view", self.log.close, lost=False)
         for writer in self.writers:
             self._try("a writer", writer.close, lost=False)
@@ -311,6 +315,8 @@ class Verifier:
         late = [v for v in whole.result.violations if v.id not in self._violations]
         if late:
             self._violations.update((v.id, v) for v in late)
+            for violation in late:
+                self.metrics.violated(violation.code, violation.severity)
             coords = {p.rank: p.coords for p in whole.trace.processes}
             calls = callers(whole.trace, late)
             self._teller.tell(self.book.judged([whole.judgement(late, self.job.packs)], calls=calls, ranks=len(coords), coords=coords))

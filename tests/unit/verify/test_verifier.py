@@ -25,6 +25,7 @@ from proctor.invariants.trace import Trace
 from proctor.verify.lifecycle import IncidentBook
 from proctor.verify.live.online import OnlineChecker
 from proctor.verify.live.pace import Pace
+from proctor.verify.metrics import NoMetrics
 from proctor.verify.notice import Action, Notice
 from proctor.verify.service.verifier import LINGER_S, Verifier
 from proctor.verify.service.whole import Summary
@@ -342,20 +343,51 @@ def test_what_only_the_whole_run_shows_is_told_once(tmp_path: Path, pack: Pack, 
     assert seen == len(live.phone.begun()) == 1
 
 
-@pytest.mark.parametrize(("lost", "judged_live"), [(0, False), (3, True)])
-def test_the_last_steps_are_judged_once_unless_the_disk_lacks_records(
-    lost: int, judged_live: bool, tmp_path: Path, pack: Pack, monkeypatch: pytest.MonkeyPatch
+class Counts(NoMetrics):
+    """What was counted."""
+
+    def __init__(self) -> None:
+        self.codes: list[str] = []
+        self.last = -1
+
+    def violated(self, code: str, severity: Severity, count: int = 1) -> None:
+        self.codes.append(code)
+
+    def step(self, step: int, at: float) -> None:
+        self.last = step
+
+
+class Draws:
+    """A writer that keeps the last step of a curve."""
+
+    last = -1
+
+    def series(self, step: int, values: Mapping[str, float]) -> None:
+        self.last = step
+
+    def incident(self, step: int | None, title: str, text: str, severity: Severity) -> None: ...
+
+    def close(self) -> None: ...
+
+
+@pytest.mark.parametrize(("lost", "draws", "judged_live"), [(0, False, False), (3, False, True), (0, True, True)])
+def test_the_last_steps_are_judged_once_unless_the_disk_lacks_records_or_somebody_draws_them(
+    lost: int, draws: bool, judged_live: bool, tmp_path: Path, pack: Pack, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     finish, asked = OnlineChecker.finish, list[str]()
     monkeypatch.setattr(OnlineChecker, "finish", lambda self: asked.append("finish") or finish(self))
     sent = write_run(tmp_path / "sent", [loop(steps=16, skip={14: ["backward"]})])
     run = write_run(tmp_path / "run", [loop(steps=16, skip={} if lost else {14: ["backward"]}, dropped=lost)])
-    it = Bench(run, [pack], pace=lambda: Pace(share=1e-9, most_s=1e9))
+    counts = Counts()
+    it = Bench(run, [pack], pace=lambda: Pace(share=1e-9, most_s=1e9), metrics=counts, writers=[Draws()] if draws else [])
     it.play(sent)
     assert not it.phone.begun()
     summary = it.verifier.close()
     assert bool(asked) == judged_live
-    assert summary.judged >= 15
+    assert summary.judged == counts.last >= 15
+    assert sorted(counts.codes) == sorted(v.code for v in summary.violations)
+    events = [json.loads(line)["data"] for line in (run / "verify" / "events.jsonl").read_text().splitlines()]
+    assert [event["checked"] > 0 for event in events if event.get("finished")] == [True]
     assert [notice.step for notice in it.phone.begun()] == [14]
 
 
