@@ -128,8 +128,8 @@ class OnlineChecker:
         """Judge the steps that are over since the last time, one relation after the other, the quick ones first.
 
         What ranks contradict each other in is looked at in all of these steps before anything else is. Rules that read numbers or
-        random draws, which are judged anew in most windows, come less often, so that they hold up the others for a small part
-        of the time.
+        random draws, which are judged anew in most windows, come with many steps at once, and else less often, so that they hold up
+        the others for a small part of the time.
 
         Args:
             some: leave the rest for later after a short while, so that contradictions in what comes meanwhile need not wait for it; see

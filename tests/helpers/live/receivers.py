@@ -31,8 +31,8 @@ def free_port() -> int:
         return int(probe.getsockname()[1])
 
 
-def wait_until(done: Callable[[], object], timeout_s: float = 120.0) -> bool:
-    """Poll until something is true, on a machine that may be busy; whether it became so."""
+def wait_until(done: Callable[[], object], timeout_s: float = 15.0) -> bool:
+    """Poll until something is true; whether it became so."""
     end = time.monotonic() + timeout_s
     while time.monotonic() < end:
         if done():

@@ -56,8 +56,8 @@ def encoded(rows: Mapping[str, pa.RecordBatch]) -> dict[str, Encoded]:
     return {table: Encoded.of(batch) for table, batch in rows.items()}
 
 
-def until(condition: Callable[[], Any], timeout_s: float = 120.0) -> bool:
-    """Whether something becomes true, on a machine that may be busy."""
+def until(condition: Callable[[], Any], timeout_s: float = 10.0) -> bool:
+    """Whether something becomes true in time."""
     end = time.monotonic() + timeout_s
     while time.monotonic() < end:
         if condition():
@@ -66,7 +66,7 @@ def until(condition: Callable[[], Any], timeout_s: float = 120.0) -> bool:
     return bool(condition())
 
 
-def take(inbox: Inbox, enough: Callable[[list[Event]], bool], timeout_s: float = 120.0) -> list[Event]:
+def take(inbox: Inbox, enough: Callable[[list[Event]], bool], timeout_s: float = 10.0) -> list[Event]:
     """Events until there are enough of them."""
     events: list[Event] = []
     end = time.monotonic() + timeout_s

@@ -143,7 +143,7 @@ def test_a_killed_alertmanager_learns_of_the_incident_again(tmp_path: Path, hook
         am.kill()
         time.sleep(1.2)
         am.start()
-        assert wait_until(am.alerts), "the sender tells it what fires"
+        assert wait_until(am.alerts, 20), "the sender tells it what fires"
         time.sleep(1.5)
         prints = {a["fingerprint"] for h in hook.hits for a in h.body["alerts"]}
         assert len(prints) == 1 and len(hook.hits) <= 2
@@ -164,7 +164,7 @@ def test_a_receiver_that_is_down_for_the_whole_job_is_told_exactly_once_after_a_
     server = PagerDuty(port)
     second = child(tmp_path, "verifier()")
     try:
-        assert wait_until(lambda: server.incidents)
+        assert wait_until(lambda: server.incidents, 20)
         time.sleep(0.5)
         assert [(i.key, i.triggers) for i in server.incidents] == [("proctor:job:r1:dp", 1)]
         assert not server.rejected
@@ -205,7 +205,7 @@ def test_killed_at_any_moment_every_page_is_one_incident_and_one_event(tmp_path:
             if line == "survived\n":
                 break
         assert killer.stdout.readline() == "queued\n"
-        assert wait_until(lambda: {"k:last"} <= {i.key for i in server.incidents} and len(hook.hits) >= queued)
+        assert wait_until(lambda: {"k:last"} <= {i.key for i in server.incidents} and len(hook.hits) >= queued, 40)
         time.sleep(0.5)
         told = [i.key for i in server.incidents]
         assert queued + 1 <= len(told) == len(set(told)), "none is lost that was queued, none is opened twice"
@@ -234,10 +234,10 @@ def test_pagerduty_in_trouble_gets_every_incident_once_and_in_order(tmp_path: Pa
         keys = [f"proctor:job:r{i}:dp" for i in range(4)]
         for key in keys:
             pager.notify(notice(key))
-        assert wait_until(lambda: len(server.incidents) == 4)
+        assert wait_until(lambda: len(server.incidents) == 4, 60)
         for key in keys:
             pager.notify(notice(key, "resolve"))
-        assert wait_until(lambda: all(i.resolved for i in server.incidents))
+        assert wait_until(lambda: all(i.resolved for i in server.incidents), 30)
         assert sorted(i.key for i in server.incidents) == keys
         assert not server.dropped and not server.rejected and pager.close(5)
     finally:

@@ -51,7 +51,7 @@ def test_replicas_that_part_reach_alertmanager_once_and_training_is_untouched(tm
         assert process.returncode == 1, err[-2000:]
         found = verdict(run)
         assert found["worst"] in ("error", "critical") and found["violations"] >= 1
-        assert wait_until(lambda: hook.hits), "Alertmanager told nobody"
+        assert wait_until(lambda: hook.hits, 20), "Alertmanager told nobody"
         time.sleep(2.0)
         alerts = [alert for hit in hook.hits for alert in hit.body["alerts"]]
         assert len({alert["labels"]["key"] for alert in alerts}) == 1
@@ -77,7 +77,7 @@ def test_a_page_is_delivered_once_though_receiver_and_verifier_were_down(tmp_pat
         assert process.poll() is None, "found only after the job"
         first = verifier_of(run)
         os.kill(first, signal.SIGKILL)
-        assert wait_until(lambda: verifier_of(run) not in (0, first)), "not started again"
+        assert wait_until(lambda: verifier_of(run) not in (0, first), 120), "not started again"
         hurry.touch()
         out, _ = process.communicate(timeout=400)
         assert process.returncode == 0 and losses(out)
@@ -89,7 +89,7 @@ def test_a_page_is_delivered_once_though_receiver_and_verifier_were_down(tmp_pat
         command = [*PROCTOR, "page", "flush", "--config", str(page), "--run", str(run)]
         done = subprocess.run(command, env=environment(), capture_output=True, text=True, timeout=400, check=False)
         assert done.returncode == 0, done.stderr
-        assert wait_until(lambda: server.hits)
+        assert wait_until(lambda: server.hits, 20)
         triggers = [hit.body for hit in server.hits if hit.body["event_action"] == "trigger"]
         assert len({event["dedup_key"] for event in triggers}) == 1 == len(triggers)
     finally:
@@ -103,7 +103,7 @@ def test_a_verifier_that_is_stopped_costs_the_job_nothing(tmp_path: Path) -> Non
     process = watch(run, arguments=arguments)
     stopped = 0
     try:
-        assert wait_until(lambda: (run / "verify" / "events.jsonl").exists())
+        assert wait_until(lambda: (run / "verify" / "events.jsonl").exists(), 60)
         stopped = verifier_of(run)
         os.kill(stopped, signal.SIGSTOP)
         out, _ = process.communicate(timeout=400)

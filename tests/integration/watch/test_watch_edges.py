@@ -77,7 +77,7 @@ def at_work(run: Path) -> dict[int, list[bytes]]:
 
 def verdict(run: Path) -> dict[str, Any]:
     path = run / "verify" / "verdict.json"
-    assert wait_until(path.exists), "the verifier gave no verdict"
+    assert wait_until(path.exists, 60), "the verifier gave no verdict"
     found: dict[str, Any] = json.loads(path.read_bytes())
     return found
 
@@ -88,7 +88,7 @@ def test_a_program_that_waits_for_all_its_children_does_not_wait_for_us(tmp_path
     done = proctor("watch", "-o", str(run), "--", sys.executable, "-c", WAITS_FOR_ALL)
     assert done.returncode == 5 and done.stdout == "no child\n" and done.stderr == ""
     assert verdict(run)["steps"] == 0
-    assert wait_until(lambda: not at_work(run)), at_work(run)
+    assert wait_until(lambda: not at_work(run), 30), at_work(run)
     assert "nothing was judged" in (run / "verify" / "verifier.log").read_text()
 
 
@@ -107,13 +107,13 @@ def test_ctrl_c_ends_the_job_and_then_the_verifier(tmp_path: Path) -> None:
     command = [*PROCTOR, "watch", "-o", str(run), "--", *training(tmp_path, 100_000, pause=0.05)]
     job = subprocess.Popen(command, env=environment(), start_new_session=True, stdout=subprocess.DEVNULL)
     try:
-        assert wait_until(lambda: b'"step"' in _read(run / "verify" / "events.jsonl")), "not judged live"
+        assert wait_until(lambda: b'"step"' in _read(run / "verify" / "events.jsonl"), 60), "not judged live"
         os.killpg(job.pid, signal.SIGINT)
         assert job.wait(20) == -signal.SIGINT
     finally:
         job.kill()
     assert verdict(run)["steps"] > 0
-    assert wait_until(lambda: not at_work(run)), at_work(run)
+    assert wait_until(lambda: not at_work(run), 30), at_work(run)
 
 
 def _read(path: Path) -> bytes:
@@ -126,10 +126,10 @@ def test_a_verifier_that_died_with_its_keeper_can_be_started_by_hand(tmp_path: P
     command = [*PROCTOR, "watch", "-o", str(run), "--", *training(tmp_path, 260, bug=200, pause=0.03)]
     job = subprocess.Popen(command, env=environment(), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     try:
-        assert wait_until(lambda: b'"step"' in _read(run / "verify" / "events.jsonl"))
+        assert wait_until(lambda: b'"step"' in _read(run / "verify" / "events.jsonl"), 60)
         for pid in sorted(at_work(run)):
             os.kill(pid, signal.SIGKILL)  # the keeper first
-        assert wait_until(lambda: not at_work(run))
+        assert wait_until(lambda: not at_work(run), 10)
         (run / "verify" / "incidents.json").write_text("{damaged")
         done = proctor("verify", str(run))
         assert done.returncode == 1, done.stderr
@@ -147,7 +147,7 @@ def test_a_verifier_on_another_host(tmp_path: Path) -> None:
     serve = [*PROCTOR, "verify", str(there), "--listen", f"tcp:127.0.0.1:{port}", "--token-file", str(token)]
     verifier = subprocess.Popen(serve, env=environment(), stderr=subprocess.PIPE, text=True)
     try:
-        assert wait_until(token.exists)
+        assert wait_until(token.exists, 20)
         assert token.stat().st_mode & 0o777 == 0o600
         job = ["watch", "-o", str(tmp_path / "here"), "--verifier", f"127.0.0.1:{port}", "--token-file", str(token)]
         done = proctor(*job, "--", *training(tmp_path, 40, bug=20, pause=0.05))
@@ -193,10 +193,10 @@ def test_ending_the_wait_for_the_verdict_ends_it(tmp_path: Path) -> None:
     run = tmp_path / "run"
     command = [*PROCTOR, "watch", "-o", str(run), "--fail-on", "error", "--", "true"]
     job = subprocess.Popen(command, env=environment(), stderr=subprocess.PIPE, text=True)
-    assert wait_until(lambda: at_work(run).keys() - {job.pid})
+    assert wait_until(lambda: at_work(run).keys() - {job.pid}, 30)
     time.sleep(0.3)
     begin = time.monotonic()
     job.send_signal(signal.SIGTERM)
     _, err = job.communicate(timeout=10)
     assert job.returncode == 0 and "no verdict" in err and time.monotonic() - begin < 5
-    assert wait_until(lambda: not at_work(run)), at_work(run)
+    assert wait_until(lambda: not at_work(run), 30), at_work(run)

@@ -28,10 +28,10 @@ def test_a_job_goes_on_while_its_verifier_cannot_be_reached(tmp_path: Path) -> N
         serve = [*PROCTOR, "verify", str(there), "--listen", f"tcp:{THERE}:7077", "--token-file", str(token)]
         verifier = subprocess.Popen(["ip", "netns", "exec", name, *serve], env=environment(), stderr=subprocess.PIPE, text=True)
         try:
-            assert wait_until(token.exists)
+            assert wait_until(token.exists, 30)
             command = [*PROCTOR, "watch", "-o", str(tmp_path / "here"), "--verifier", f"{THERE}:7077", "--token-file", str(token)]
             process = subprocess.Popen([*command, "--", *job(*arguments)], env=environment(), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-            assert wait_until(lambda: b'"step"' in steps_in(there)), "nothing was judged"
+            assert wait_until(lambda: b'"step"' in steps_in(there), 60), "nothing was judged"
             link(name, up=False)
             time.sleep(3.0)
             assert process.poll() is None
@@ -57,14 +57,14 @@ def test_clocks_that_jump_change_neither_training_nor_pages(tmp_path: Path) -> N
     command = [*PROCTOR, "watch", "-o", str(run), "--page", str(page), "--", *job(*arguments)]
     process = subprocess.Popen(command, env={**environment(), **clock.environment}, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     try:
-        assert wait_until(lambda: b'"step"' in steps_in(run)), "nothing was judged"
+        assert wait_until(lambda: b'"step"' in steps_in(run), 60), "nothing was judged"
         for ahead in (DAY_S, -2 * DAY_S, 90 * DAY_S, -3600):
             clock.jump(ahead)
             time.sleep(1.0)
         out, err = process.communicate(timeout=400)
         assert process.returncode == 0, err[-2000:]
         assert verdict(run)["steps"] == 260
-        assert wait_until(lambda: any(hit.body["event_action"] == "trigger" for hit in server.hits)), err[-2000:]
+        assert wait_until(lambda: any(hit.body["event_action"] == "trigger" for hit in server.hits), 20), err[-2000:]
         time.sleep(1.0)
         triggers = [hit.body["dedup_key"] for hit in server.hits if hit.body["event_action"] == "trigger"]
     finally:

@@ -63,7 +63,7 @@ def test_processes_reach_the_verifier_over_the_broker(tmp_path: Path, broker: tu
         end.start()
         for step in range(60):
             end.offer(encoded(made.next(calls=2000)), step)  # 8 MB: more than the window
-        events = take(inbox, lambda e: len(flushes(e)) == 60)
+        events = take(inbox, lambda e: len(flushes(e)) == 60, 20)
         end.close()
         events += take(inbox, lambda e: any(isinstance(x, Left) for x in e))
     assert flushes(events) == list(range(60))
@@ -91,7 +91,7 @@ def test_a_broker_that_is_restarted_costs_nothing_that_is_kept(
             end.offer(encoded(made.next()), step)
         again = _start(int(url.rpartition(":")[2]))
         try:
-            events += take(inbox, lambda e: len(flushes(e)) == 10)
+            events += take(inbox, lambda e: len(flushes(e)) == 10, 20)
             assert flushes(events) == list(range(20))
             assert server.stats().refused == {}
             end.close()
@@ -123,7 +123,7 @@ def test_connections_to_the_broker_that_break_lose_nothing(tmp_path: Path, broke
         for step in range(40):
             end.offer(encoded(made.next(calls=400)), step)
             time.sleep(0.02)
-        events = take(inbox, lambda e: len(flushes(e)) == 40)
+        events = take(inbox, lambda e: len(flushes(e)) == 40, 40)
         end.close()
     assert flushes(events) == list(range(40)), "each once, in order"
     assert not any(isinstance(e, Gap) for e in events) and way.cuts >= 2

@@ -197,7 +197,7 @@ def test_a_way_to_the_verifier_that_breaks_again_and_again_loses_nothing(tmp_pat
                 for rank, end in enumerate(ends):
                     end.offer(encoded(made[rank].next(calls=100)), step)
                 time.sleep(0.02)
-            events = take(inbox, lambda e: len([x for x in e if isinstance(x, Rows) and x.reached is not None]) == 36)
+            events = take(inbox, lambda e: len([x for x in e if isinstance(x, Rows) and x.reached is not None]) == 36, 40)
             for end in ends:
                 end.close()
     for rank in range(3):

@@ -114,7 +114,7 @@ def test_more_than_a_frame_holds_comes_in_parts_and_the_step_with_the_last(tmp_p
         assert end.offer(encoded(made.next()), 1)
         assert end.offer(encoded(made.next(calls=400_000, names=10)), 2)
         end.close(10.0)
-        events = take(inbox, lambda e: bool(of(Left, e)))
+        events = take(inbox, lambda e: bool(of(Left, e)), 20)
         assert server.stats().refused == {}
     rows = of(Rows, events)
     assert len(rows) > 3
