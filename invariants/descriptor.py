@@ -152,6 +152,10 @@ class OwnSocket(socket.socket):
         self._sure()
         return super().recv(bufsize, flags)
 
+    def shutdown(self, how: int) -> None:
+        self._sure()
+        super().shutdown(how)
+
     def close(self) -> None:
         if self.fileno() < 0 or self.is_ours():
             super().close()

@@ -200,8 +200,9 @@ class Sender:
                     link = _Link(sock, decoder)
                     done = self._talk(link)
                     pause = _RETRY_S[0] if link.welcomed else pause
-                if done:
-                    return
+                    if done:
+                        self._part(link)
+                        return
             except OSError:
                 pass  # nobody there, or not any more: expected
             except ProctorError as e:
@@ -260,6 +261,18 @@ class Sender:
                     if event & (select.POLLIN | select.POLLHUP | select.POLLERR | select.POLLNVAL):
                         for frame in link.receive():
                             self._heard(link, frame.message())
+
+    def _part(self, link: _Link) -> None:
+        """Wait until the verifier has taken all and hangs up: by TCP, what is on its way is lost when something comes to a closed socket."""
+        if self.address.local:
+            return
+        with contextlib.suppress(OSError, ProctorError):
+            link.socket.shutdown(socket.SHUT_WR)
+            while not self._late():
+                poll = select.poll()
+                poll.register(link.socket, select.POLLIN)
+                if poll.poll(link.wait_ms(self._deadline)):
+                    link.receive()
 
     def _fill(self, link: _Link) -> None:
         """Give the connection more to send; that records end goes before those that lack them."""

@@ -42,3 +42,4 @@ class Connection:
         self.numbers: dict[int, int] = {}
         self.closed = False
         self.writing = False
+        self.deaf = False  # takes nothing more; what it said before that is still read

@@ -87,6 +87,9 @@ class Endpoint:
     def tick(self, now: float) -> None:
         """Twice a second."""
 
+    def finish(self) -> None:
+        """Last of all, before everybody is told goodbye."""
+
     # -- life ---------------------------------------------------------------------------------------------------------
 
     def start(self) -> None:
@@ -141,13 +144,7 @@ class Endpoint:
         last = ticked = self._clock()
         while not self._stopping:
             blocked = self.blocked()
-            for fd, address, connection, readable in self._blocked_events() if blocked else self._events():
-                if fd == self._wake_fd:
-                    self._woken()
-                elif connection is None:
-                    self._accept(fd, address)
-                else:
-                    self._serve(connection, readable)
+            self.serve(_TICK_S, blocked)
             clock = self._clock()
             passed, last = clock - last, clock
             # Longer than any wait of ours: this process was stopped, or busy.
@@ -156,6 +153,7 @@ class Endpoint:
                 ticked = clock
                 self._check(clock)
                 self.tick(self.now())
+        self.finish()
         for connection in list(self._connections):
             if connection.role:
                 self.say(connection, frames.Bye("closing"))
@@ -164,9 +162,21 @@ class Endpoint:
         self._selector.close()
         os.close(self._wake_fd)
 
-    def _events(self) -> list[tuple[int, Address | None, Connection | None, bool]]:
+    def serve(self, wait_s: float, blocked: bool) -> bool:
+        """Serve whoever is ready, waiting for this long at most; whether anybody was."""
+        events = self._blocked_events() if blocked else self._events(wait_s)
+        for fd, address, connection, readable in events:
+            if fd == self._wake_fd:
+                self._woken()
+            elif connection is None:
+                self._accept(fd, address)
+            else:
+                self._serve(connection, readable)
+        return bool(events)
+
+    def _events(self, wait_s: float) -> list[tuple[int, Address | None, Connection | None, bool]]:
         found = []
-        for key, mask in self._selector.select(_TICK_S):
+        for key, mask in self._selector.select(wait_s):
             connection = key.data if isinstance(key.data, Connection) else None
             address = key.data if isinstance(key.data, Address) else None
             found.append((key.fd, address, connection, bool(mask & selectors.EVENT_READ)))
@@ -302,17 +312,14 @@ class Endpoint:
 
     def push(self, connection: Connection, data: bytes) -> None:
         """Send the bytes of a frame."""
-        if connection.closed:
+        if connection.closed or connection.deaf:
             return
         connection.out += data
         if len(connection.out) > self.limits.out_bytes and not self.urgent(connection):
             self.refuse(connection, "does not read")
             return
         if not connection.writing:
-            try:
-                self._send(connection)
-            except OSError:
-                self._drop(connection, "eof")
+            self._send(connection)
 
     def _send(self, connection: Connection) -> None:
         try:
@@ -321,6 +328,9 @@ class Endpoint:
             del connection.out[:count]
         except BlockingIOError:
             pass
+        except OSError:  # it has closed: its last words may lie here unread, and reading tells when they end
+            connection.deaf = True
+            connection.out.clear()
         writing = bool(connection.out)
         if writing != connection.writing:
             connection.writing = writing

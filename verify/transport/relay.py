@@ -27,6 +27,7 @@ from proctor.verify.transport.endpoint import Connection, Endpoint, Limits
 STORE_BYTES: Final = 16 << 20
 _CONNECT_S: Final = 5.0
 _RETRY_S: Final = (0.05, 5.0)
+_FINISH_S: Final = 2.0
 _HELLO, _BYE, _PING = (frames.kind_of(kind) for kind in (Hello, Bye, Ping))
 
 
@@ -112,6 +113,17 @@ class Relay(Endpoint):
 
     def blocked(self) -> bool:
         return self._up is not None and len(self._up.out) > STORE_BYTES
+
+    def finish(self) -> None:
+        """Carry what the processes have said, and wait until the verifier has taken it: TCP drops what is on its way to it otherwise."""
+        until = time.monotonic() + _FINISH_S
+        while self._up is not None and self.serve(0.0, self.blocked()) and time.monotonic() < until:
+            pass
+        while self._up is not None and time.monotonic() < until:
+            if not self._up.out:
+                with contextlib.suppress(OSError):
+                    self._up.socket.shutdown(socket.SHUT_WR)
+            self.serve(_FINISH_S / 100, self.blocked())
 
     # -- frames ---------------------------------------------------------------------------------------------------------
 

@@ -33,8 +33,8 @@ def of(kind: type, events: list[Event]) -> list[Event]:
 class Peer:
     """A process that says what a test tells it to."""
 
-    def __init__(self, folder: Path, role: str = "rank") -> None:
-        self.socket = connect(parse_address(f"unix:{folder}/live/sock"), 5.0)
+    def __init__(self, folder: Path, role: str = "rank", address: str = "") -> None:
+        self.socket = connect(parse_address(address or f"unix:{folder}/live/sock"), 5.0)
         self.decoder = prove(self.socket, read_token(folder / "token"), role, 5.0)
         self.numbers: dict[int, int] = {}
 
