@@ -39,6 +39,7 @@ _AFTER: Final[dict[str, tuple[str, ...]]] = {
     "assigned": ("for p in net.parameters(): p.data = p.data * 0.5",),
     "in place": ("for p in net.parameters(): p.data.mul_(0.5)",),
     "copied": ("for p in net.parameters(): p.data.copy_(p.detach().clone() * 0.5)",),
+    "rows": ("with torch.no_grad():", "    for p in net.parameters():", "        if p.ndim == 2: p[1:].mul_(0.5)"),
 }
 _CLEARED: Final = ("clear the model between", "clear the optimizer between")
 # Axis → values under which the program does not begin anew from what it saved (FSDP1's own states: its parameters are one group).
@@ -62,7 +63,7 @@ class Form(Axis):
         Rule("invalid", "the expression is what is looked at", unless={"form": ("plain",)}, traits=frozenset({"operator"})),
         *(Rule("invalid", "the collective is what is looked at", unless={"form": ("plain",)}, traits=frozenset({trait})) for trait in ("collective", "exchange")),
         Rule("invalid", "FSDP1 asks for parameters of a unit that all require a gradient, or none", when={"form": ("turns",), "wrapper": ("fsdp1",)}),
-        Rule("invalid", "FSDP1's parameters are views of its own", when={"form": ("assigned",), "wrapper": ("fsdp1",)}),
+        Rule("invalid", "FSDP1's parameters are views of its own", when={"form": ("assigned", "rows"), "wrapper": ("fsdp1",)}),
         Rule("invalid", "ZeRO documents that data of parameters are views of its buckets", when={"form": ("assigned",), "zero_view": (True,)}),
         Rule("invalid", "DDP asks for find_unused_parameters where parameters are not used", when={"form": ("turns",), "wrapper": ("ddp", "zero")},
              unless={"ddp": ("find_unused_parameters=True",), "ddp_also": ("find_unused_parameters=True",)}),

@@ -1,7 +1,7 @@
 """One expression of tensors: what the rules of a distributed tensor must give as plain tensors do, forward and backward.
 
 `a` and `b` are matrices of one shape, `v` a vector as long as their rows, `m` a mask of their shape, `i` numbers of rows. An expression gives one tensor (or a
-number) of any shape; the model multiplies it with its input, so that every element has a gradient of its own.
+number) of any shape; the model multiplies it with its input, so that every element has a gradient of its own. Statements may stand before it, each with a semicolon.
 """
 
 from __future__ import annotations
@@ -47,12 +47,23 @@ EXPRESSIONS: Final = (
     "a.bfloat16().double()", "a.to(torch.complex128).abs()", "torch.polar(a.abs(), b).real", "a.sigmoid() + v.sum()", "(a + 1).sqrt().nan_to_num()", "F.dropout(a, 0.5, False)", "(a > b).double()", "a.logical_and(b)", "torch.zeros_like(a) + b", "torch.full_like(a, 2) * b",
     "a.new_ones(a.shape) * b", "a.clone().add_(b)", "a.clone().mul_(v)", "a.clone().copy_(b)", "a.clone().fill_(0.5) + b", "a.clone().clamp_(0)", "a.clone().zero_() + b", "a.clone().add_(b.sum(0))",
     # layers and losses
-    "F.mse_loss(a, b)", "F.mse_loss(a, b, reduction='sum')", "F.l1_loss(a, b)", "F.smooth_l1_loss(a, b)", "F.huber_loss(a, b)", "F.kl_div(a.log_softmax(1), b.softmax(1), reduction='batchmean')", "F.binary_cross_entropy_with_logits(a, b.sigmoid())",
-    "F.conv1d(a[None], b[:, :1, None].expand(-1, a.shape[0], 1))", "F.conv1d(a[:, None], v[None, None, :3], padding=1)", "F.max_pool1d(a[None], 2)", "F.avg_pool1d(a[None], 2)", "F.adaptive_avg_pool1d(a[None], 2)", "F.interpolate(a[None], scale_factor=2)",
+    "F.mse_loss(a, b)", "F.mse_loss(a, b, reduction='sum')", "F.mse_loss(a.sum(1), b[:, 0])", "F.cross_entropy(a, i % a.shape[1], ignore_index=0)", "F.cross_entropy(a, i % a.shape[1], weight=v.abs())", "F.cross_entropy(a, b.softmax(1))",
+    "F.nll_loss(a.log_softmax(1), i % a.shape[1], ignore_index=1)", "F.binary_cross_entropy(a.sigmoid(), b.sigmoid())", "F.gaussian_nll_loss(a, b, b.abs() + 1)", "F.multi_margin_loss(a, i % a.shape[1])", "F.l1_loss(a, b)", "F.smooth_l1_loss(a, b)", "F.huber_loss(a, b)", "F.kl_div(a.log_softmax(1), b.softmax(1), reduction='batchmean')", "F.binary_cross_entropy_with_logits(a, b.sigmoid())",
+    "F.conv1d(a[None], b[:, :1, None].expand(-1, a.shape[0], 1))", "F.conv1d(a[:, None], v[None, None, :3], padding=1)", "F.conv2d(a[None, None], b[None, None, :2, :2])", "F.max_pool1d(a[None], 2)", "F.avg_pool1d(a[None], 2)", "F.adaptive_avg_pool1d(a[None], 2)", "F.interpolate(a[None], scale_factor=2)",
     "F.scaled_dot_product_attention(a[None, None], b[None, None], a[None, None])", "F.scaled_dot_product_attention(a[None, None], b[None, None], b[None, None], is_causal=True)", "torch.cdist(a, b)", "F.pdist(a)",
     "F.triplet_margin_loss(a, b, a + 1)", "F.cosine_embedding_loss(a, b, i.sign())", "F.batch_norm(a, None, None, training=True)",
     # linear algebra
     "torch.linalg.svdvals(a)", "torch.linalg.qr(a).R", "torch.linalg.inv(a @ a.mT + torch.diag(a[:, 0].abs() + 3))", "torch.linalg.det(a @ a.mT)", "torch.linalg.cholesky(a @ a.mT + torch.diag(a[:, 0].abs() + 3))", "torch.linalg.solve(a @ a.mT + torch.diag(a[:, 0].abs() + 3), b)",
+    # what is written through a view of a tensor must be in the tensor
+    "c = a.clone(); c[0].add_(1); c", "c = a.clone(); c[:, 0].zero_(); c", "c = a.clone(); c[1:].mul_(2); c", "c = a.clone(); c[:, 1:].mul_(2); c", "c = a.clone(); c[1:] = b[1:]; c", "c = a.clone(); c[:, 0] = 0.5; c",
+    "c = a.clone(); c.mT.mul_(2); c", "c = a.clone(); c.view(-1).mul_(2); c", "c = a.clone(); c.diagonal().mul_(2); c", "c = a.clone(); c.unbind(0)[0].mul_(2); c", "c = a.clone(); c.reshape(-1, 2).mul_(2); c", "c = a.clone(); c.chunk(2)[0].copy_(b.chunk(2)[0]); c",
+    # in place, and into another tensor
+    "a.clone().lerp_(b, 0.3)", "a.clone().masked_fill_(m, 0.5)", "a.clone().t_()", "a.clone().index_add_(0, i, b)", "a.clone().index_copy_(0, i, b)", "a.clone().index_fill_(0, i[:1], 0.5)", "a.clone().index_put_((i[:1],), b[:1])", "a.clone().tril_()", "a.clone().cumsum_(0)",
+    "a.clone().copy_(v)", "a.clone().copy_(a.mean(0))", "a.clone().addmm_(a @ a.mT, b)", "a.clone().mul_(a.sum(1, keepdim=True))", "torch.add(a.detach(), b.detach(), out=torch.empty_like(a.detach()))", "torch.cumsum(a.detach(), 0, out=torch.empty_like(a.detach()))",
+    "b[:, 0].detach().clone().copy_(a.detach().sum(1))", "b[:, 0].detach().clone().add_(a.detach().amax(1))",
+    # more of results that are parts on the ranks
+    "a.norm(dim=1).sum()", "a / (a.norm() + 1e-6)", "(a - a.mean(0)) / (a.std(0) + 1)", "torch.cat([a.sum(1), b.sum(1)])", "a.sum(1).cumsum(0)", "a.amax(1).sum()", "a.mean(1) - b.mean(1)", "torch.ones_like(a.sum(1))", "torch.empty_like(a.sum(1)).fill_(2)", "a.sum(1).std()",
+    "a.sum(1).detach().fill_(2)", "a.sum(1).detach().div_(2)", "a * a.max().item()", "a * float(a.sum(1)[-1])", "a * float(torch.dist(a, b))", "a * float(a.prod())", "a * float(torch.allclose(a, b))", "a * float(a[-1, -1])", "a * len((a > 0).nonzero())",
     # several tensors in one call
     "torch.stack(torch._foreach_norm([a, b]))", "torch._foreach_add([a, b], [b, a])[0]", "torch._foreach_mul([a, b], 2.0)[1]", "torch._foreach_lerp([a], [b], 0.3)[0]", "nn.utils.get_total_norm([a, b])", "nn.utils.get_total_norm([a, b], float('inf'))", "nn.utils.parameters_to_vector([a, b])",
 )
@@ -83,6 +94,7 @@ class Operator(Template):
     def write(self, point: Point) -> ModelCode:
         """As `Template.write`."""
         rows, columns, expression = point["rows"], point["columns"], str(point["expression"])
+        *before, given = expression.split("; ")
         used = [name for name in MADE if re.search(rf"\b{name}\b", expression)]  # the others would be noise in a finding's script
         net = (
             "class Net(nn.Module):",
@@ -92,7 +104,8 @@ class Operator(Template):
             *(f"        {MADE[name].format(rows=rows, columns=columns)}" for name in used),
             "    def forward(self, x):",
             f"        {', '.join(used)} = {', '.join(f'self.{name}' for name in used)}",
-            f"        t, bias = torch.as_tensor({expression}), self.bias",
+            *(f"        {statement}" for statement in before),
+            f"        t, bias = torch.as_tensor({given}), self.bias",
             "        t, bias = (p.full_tensor() if hasattr(p, 'full_tensor') else p for p in (t, bias))",
             "        return x * (t.to(x.dtype).flatten() + bias)",
         )

@@ -106,7 +106,7 @@ class Cover:
             given = self.programs(rng, traits, 2)[-1] if program is None else program
             point = self._drawn(rng, traits, given) if number and not self._around_these else self._around(rng, traits, given)
             fresh = FRESH * sum(one not in self.values for one in _values(point))
-            new = fresh + sum(1.0 / (1 + self.held.get(p, 0)) for p in pairs(point)) / self._cost(point)
+            new = fresh + sum(1.0 / (1 + self.held.get(p, 0)) for p in pairs(point)) / self.cost(point)
             if new > most:
                 if passed(point):
                     self.hold(point)  # else what is known to fail would look new for ever
@@ -115,7 +115,7 @@ class Cover:
         self.hold(best)
         return best
 
-    def _cost(self, point: Point) -> float:
+    def cost(self, point: Point) -> float:
         """Of a row: a checkpoint on disk, or a compiled model, takes the time of several other rows."""
         return COST[int(str(point.get("world", 1)))] * (1.0 + sum(self._by_name[name].cost(value) for name, value in point.items()))
 

@@ -20,6 +20,7 @@ def test_forms_agree_where_the_wrapper_takes_them(tmp_path: Path) -> None:
         wrong = {{
             "backward twice": ("ddp", "gradient"), "two forwards": ("ddp", "gradient"), "two forwards, last first": ("zero", "gradient"), "slopes": ("tp", "gradient"),
             "assigned": ("fsdp2", "parameter"), "clear the model between": ("fsdp2", "gradient"), "gradient hooks": ("fsdp2", "gradient"),
+            "rows": ("fsdp2", "parameter"),
         }}
         right = [{{**base, "wrapper": "tp" if wrong.get(form, ("",))[0] in ("ddp", "zero") else "ddp", "form": form}} for form in _FORMS if form != "turns"]
         right += [{{**base, "wrapper": "fsdp2", "form": form}} for form in ("turns", "two forwards", "in place", "copied", "clear the optimizer between")]
@@ -139,6 +140,38 @@ def test_embeddings_of_sequences_agree_however_tables_are_cut(tmp_path: Path) ->
         with Worlds(timeout_s=200) as worlds:
             found = [o.verdict for o in Runner(worlds).run_all([of("data_parallel"), of("table_row_wise")])]
         assert found == ["crash", "refused"], found
+        """,
+        tmp_path,
+    )
+
+
+def test_an_average_of_the_weights_is_that_of_one_process(tmp_path: Path) -> None:
+    """Each way to keep one agrees under each wrapper that takes it; one that misses the last update of a rank is planted, and shows. FSDP1 cannot be copied, and does not say so."""
+    alone(
+        f"""
+        from proctor.oracle.fuzz.axes import axis_of
+        values = axis_of("average").choice.values[1:]
+        own = [value for value in values if not value.startswith("AveragedModel")]
+        right = [{{"world": 2, "wrapper": wrapper, "average": value}} for wrapper in ("ddp", "zero") for value in values]
+        right += [{{"world": world, "wrapper": wrapper, "average": value}} for wrapper, world in (("fsdp2", 3), ("hsdp", 4), ("fsdp1", 2)) for value in own]
+        right += [{{"world": 2, "wrapper": "tp", "average": value}} for value in ("AveragedModel, mean", "list", "state")]
+        right += [{{"world": 2, "wrapper": "fsdp2", "average": "list", "form": "two forwards", "clip": "2"}}, {{"world": 2, "wrapper": "fsdp2", "average": "state", "optimizer": "Adam", "resume": "full"}}]
+        broken = [{{"world": 2, "wrapper": "fsdp1", "average": "AveragedModel"}}]
+        of = [Scenario("chain", {MODEL!r}, {{"batch": 8}}, s) for s in right + broken]
+        with Worlds(timeout_s=200) as worlds:
+            found = Runner(worlds).run_all(of)
+        assert [o.verdict for o in found] == ["ok"] * len(right) + ["crash"], [(s, o.verdict, o.why) for s, o in zip(right, found) if o.verdict != "ok"]
+
+        def planted():
+            import torch.distributed as dist
+            from torch.optim.swa_utils import AveragedModel
+            whole = AveragedModel.update_parameters
+            AveragedModel.update_parameters = lambda self, net: None if dist.is_initialized() and dist.get_world_size() > 1 and self.n_averaged > 0 else whole(self, net)
+
+        with Worlds(timeout_s=200, prepare=planted) as worlds:
+            found = Runner(worlds).run_all([s for s in of if s.setting["wrapper"] == "ddp"])
+        off = {{s.setting["average"] for s, o in zip(of, found) if o.verdict != "ok"}}
+        assert off == set(values) - set(own), (off, found)
         """,
         tmp_path,
     )
