@@ -143,12 +143,16 @@ class Campaign:
         yield Pair(number, scenario, tuple(rows), passed, seconds)
 
     def drawn(self, number: int) -> Scenario:
-        """Model and input of a pair, by chance; `INPUTS` pairs have one model, where that saves anything: not where each program is traced anew."""
+        """Model and input of a pair, by chance; `INPUTS` pairs have one model, where that saves anything: not where each program is traced anew.
+
+        Of a template of single calls (`Template.apart`) they have one model each: there are hundreds of calls, and one says nothing of another.
+        """
         rng = random.Random(f"{self.seed}/model {number // (1 if self._anew else INPUTS)}")
+        own = random.Random(f"{self.seed}/call {number}")
         given = drawn(INPUT, random.Random(f"{self.seed}/input {number}"))
         for _ in range(TRIES):
             template = rng.choice(self.templates)
-            scenario = Scenario(template.name, drawn(template.choices, rng), given)
+            scenario = Scenario(template.name, drawn(template.choices, own if template.apart else rng), given)
             if self.cover.takes(facts(scenario)):
                 break
         return scenario
