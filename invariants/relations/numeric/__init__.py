@@ -219,7 +219,9 @@ def _judge(trace: Trace, what: str, bound: float) -> pl.DataFrame:
     size, rise = _short(pl.col("norm")), _short(10 ** pl.col("rise"))
     seen = {
         "burst": pl.format("gradients of norm {}, {} times the largest before", size, rise),
-        "drift": pl.format("gradients of norm {}, {} times the median before, and so again and again", size, rise),
+        "drift": pl.when(pl.col("rise") > bound)
+        .then(pl.format("gradients of norm {}, {} times the median before, and so again and again", size, rise))
+        .otherwise(pl.format("gradients of norm {}, after many that were more than {} times the median before", size, pl.lit(f"{10**bound:.3g}"))),
         "growth": pl.format("weights of norm {}, {} times as before", size, rise),
     }[what]
     return rows.with_columns(pl.when(~high | ~pl.col("lossy")).then(~high).alias("passed"), seen.alias("_seen"))

@@ -73,7 +73,7 @@ def remembered(trace: Trace, first: int, end: int) -> pl.DataFrame:
     told = pl.concat([gradients(trace).with_columns(kind=pl.lit("gradients")), weights(trace).with_columns(kind=pl.lit("weights"))], how="diagonal")
     mine = ["kind", "proc", "optimizer"]
     told = told.filter(pl.col("step") < end).sort(*mine, "step")
-    place, last = pl.int_range(pl.len()).over(mine), pl.len().over(mine)
+    place, last = pl.int_range(pl.len()).over(mine), pl.len().cast(pl.Int64).over(mine)  # a length has no sign: less `kept` it would wrap around
     finite = pl.col("norm").is_finite()
     largest = (finite & (pl.col("norm") == pl.col("norm").filter(finite).max().over(mine))).fill_null(value=False)
     largest &= largest.cum_sum().over(mine) == 1  # of equal ones the first: all may be equal

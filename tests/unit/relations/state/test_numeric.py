@@ -10,16 +10,20 @@ from typing import Any
 import numpy as np
 import polars as pl
 import pytest
+from helpers.live.flushes import flushes
 from helpers.runs import write_run
 from helpers.trained import record
 
-from proctor.invariants.invariant import Hypothesis, Severity
+from proctor.invariants.condition import ALWAYS
+from proctor.invariants.invariant import Hypothesis, Invariant, Severity, Support
+from proctor.invariants.pack import Pack
 from proctor.invariants.relations import numeric
 from proctor.invariants.relations.numeric import Numeric
 from proctor.invariants.relations.numeric import norms as _norms
 from proctor.invariants.relations.views import sightings as _sightings
 from proctor.invariants.schema import StateFlag, Value
 from proctor.invariants.trace import Trace
+from proctor.verify.live.online import OnlineChecker
 
 RELATION = Numeric()
 META = {"requires_grad": True, "in_optimizer": True, "optimizer": "#0"}
@@ -178,3 +182,30 @@ def test_the_chance_of_any_alarm_in_a_long_run_stays_below_alpha(share: float) -
     alarmed = frame.group_by("run").agg(pl.col("alarm").any())["alarm"].sum()
     assert alarmed / runs <= alpha
     assert numeric.ALPHA <= 1e-4
+
+
+def test_all_updates_of_a_short_run_are_remembered(tmp_path: Path) -> None:
+    grads = [1.0 + step for step in range(60)]
+    kept = RELATION.remember(job(tmp_path, grads, weights=grads), 0, 50)
+    assert kept is not None
+    for kind in ("gradients", "weights"):
+        assert kept.filter(pl.col("kind") == kind)["step"].to_list() == list(range(50))
+
+
+def test_live_a_norm_that_grows_slowly_is_held_against_its_whole_past(tmp_path: Path) -> None:
+    job(tmp_path, [10 ** (step / 130) for step in range(300)])
+    drift = Invariant("drift", Hypothesis.of("numeric", what="drift", bound="1.5"), ALWAYS, Support(20, 0, 1, 1), "drift")
+    checker = OnlineChecker([Pack([drift])], relations={"numeric": RELATION})
+    found = []
+    for process, records, info, reached in flushes(next(tmp_path.glob("run*"))):
+        checker.live.add(process, records, info, reached)
+        if reached % 40 == 0:
+            found += [v for one in checker.rounds() for v in one.violations]
+    assert [v.seen for v in [*found, *(v for one in checker.finish() for v in one.violations)]] == []
+
+
+def test_drift_is_said_of_what_it_is_true_of(tmp_path: Path) -> None:
+    frame = RELATION.examples(job(tmp_path, [*[1.0] * 30, *[100.0] * 8, 5.0]), [Hypothesis.of("numeric", what="drift", bound="1.5")]).frame
+    said = frame.filter(~pl.col("passed")).sort("step")["_seen"].to_list()
+    assert "141.0, 100.0 times the median" in said[0]
+    assert said[-1] == "gradients of norm 7.07, after many that were more than 31.6 times the median before"
