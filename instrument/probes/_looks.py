@@ -295,8 +295,12 @@ def whose(code: types.CodeType, home: dict[str, Any]) -> str:
 
 
 def _called(code: types.CodeType, frame: types.FrameType) -> str:
+    """Its name as it is tapped: a class holds `__shift` by the name `_Net__shift`."""
     module = str(frame.f_globals.get("__name__", ""))
-    return f"{'__main__' if module == '__mp_main__' else module}.{code.co_qualname.rpartition('<locals>.')[2]}"
+    owner, _, own = code.co_qualname.rpartition("<locals>.")[2].rpartition(".")
+    if own.startswith("__") and not own.endswith("__") and (kind := owner.rpartition(".")[2].lstrip("_")):
+        own = f"_{kind}{own}"
+    return ".".join(part for part in ("__main__" if module == "__mp_main__" else module, owner, own) if part)
 
 
 def _outside(frame: types.FrameType | None) -> types.FrameType | None:

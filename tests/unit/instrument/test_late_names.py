@@ -9,6 +9,7 @@ from pathlib import Path
 from helpers.runs import write_run
 
 from proctor.instrument.patch.patches import METHOD, Patches
+from proctor.instrument.probes import _looks
 from proctor.invariants.invariant import Hypothesis
 from proctor.invariants.trace import open_run
 from proctor.native import Recorder, is_tap
@@ -53,3 +54,21 @@ def test_absence_of_a_function_that_is_not_observed_is_unknown(tmp_path: Path) -
     frame = pl.DataFrame({"hyp": [0, 0, 1, 1], "proc": [0] * 4, "step": [0] * 4, "passed": [False, True] * 2})
     judged = seen.doubt(frame, across_ranks=False, runs=[0], hypotheses=hypotheses)
     assert judged["passed"].to_list() == [None, True, False, True]
+
+
+class _Within:
+    def __private(self) -> types.FrameType:
+        return sys._getframe()
+
+    def plain(self) -> types.FrameType:
+        return sys._getframe()
+
+    def told(self) -> list[types.FrameType]:
+        return [self.__private(), self.plain()]
+
+
+def test_a_running_method_with_two_underscores_has_the_name_that_it_is_tapped_by() -> None:
+    private, plain = _Within().told()
+    assert hasattr(_Within, "_Within__private")
+    assert _looks._called(private.f_code, private) == f"{__name__}._Within._Within__private"
+    assert _looks._called(plain.f_code, plain) == f"{__name__}._Within.plain"
