@@ -176,6 +176,10 @@ class Relation(ABC):
         """When a violation of this rule is believed: as all of its relation, unless overridden."""
         return self.confirm
 
+    def told_once(self, hypothesis: Hypothesis) -> bool:
+        """In a run that goes on: whether a probe tells it once and then looks no more, so that later steps in which nothing is told say nothing."""
+        return False
+
     @abstractmethod
     def needs(self, hypothesis: Hypothesis) -> Needs:
         """What to record so that this rule can be checked."""

@@ -17,8 +17,9 @@ from proctor.verify.lifecycle import IncidentBook, Policy
 from proctor.verify.notice import Notice
 
 
-def relation(name: str, code: str, upstream: int, confirm: Confirm = "at once", ahead: int = 0) -> Relation:
-    kind = type(name, (Happens,), {"name": name, "code": code, "upstream": upstream, "confirm": confirm, "ahead": ahead})
+def relation(name: str, code: str, upstream: int, confirm: Confirm = "at once", ahead: int = 0, *, once: bool = False) -> Relation:
+    told_once = lambda self, hypothesis: once  # noqa: E731
+    kind = type(name, (Happens,), {"name": name, "code": code, "upstream": upstream, "confirm": confirm, "ahead": ahead, "told_once": told_once})
     made: Relation = kind()
     return made
 
@@ -28,6 +29,7 @@ RELATIONS: Mapping[str, Relation] = {
     "near": relation("near", "PR192", 1),
     "late": relation("late", "PR193", 5, ahead=1),
     "chance": relation("chance", "PR194", 4, "repeat"),
+    "once": relation("once", "PR195", 4, once=True),
 }
 
 

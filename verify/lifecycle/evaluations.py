@@ -58,7 +58,7 @@ def by_step(
     """The verdicts of some judgements, in the order of their steps, and of one step in the order in which they come
     where every step is judged by itself.
 
-    A rule that was undecided somewhere in a judgement held nowhere in it. Where it applied to fewer examples than there
+    A rule that was undecided somewhere in a judgement held nowhere in it, and neither did one that is told once (`Relation.told_once`). Where it applied to fewer examples than there
     are steps, the earlier steps are taken for those that it applied to.
 
     Args:
@@ -81,7 +81,7 @@ def by_step(
             for i, step in enumerate(failed):
                 verdict = steps.setdefault((step, ahead), StepVerdict(step, ahead))
                 verdict.failures.append(_failure(judged, step if i else None, relations, upstream, wide))
-            if judged.undecided == 0:
+            if judged.undecided == 0 and not (relation is not None and relation.told_once(judged.rule.hypothesis)):
                 for step in _held_steps(one, set(failed), judged.met - judged.failed):
                     steps.setdefault((step, ahead), StepVerdict(step, ahead)).held[judged.rule.id] = wide
     for verdict in steps.values():

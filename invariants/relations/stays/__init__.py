@@ -185,6 +185,9 @@ class Stays(Relation):
     def reads_of(self, hypothesis: Hypothesis) -> Reads:
         return "numbers"
 
+    def told_once(self, hypothesis: Hypothesis) -> bool:
+        return hypothesis["mode"] not in _PARTS
+
     def details(self, hypothesis: Hypothesis) -> frozenset[tuple[str, str]]:
         return frozenset({(_rounding.PRODUCT, "")}) if hypothesis["mode"] == "product" else frozenset()
 

@@ -78,6 +78,18 @@ def test_it_is_over_after_clean_evaluations_of_all_its_rules():
     assert "its rules held in their last 3 evaluations" in notice.text
 
 
+def test_what_a_probe_tells_once_is_not_over_since_it_tells_no_more():
+    """The rule holds in each step in which nothing is told; the bug goes on."""
+    book = Book(Policy(hold_s=0, clean=3))
+    book.step(1, failed(violation("a", 1, "once")))
+    for step in range(2, 40):
+        book.step(step, held("a", family="once"))
+    assert book.actions == ["trigger"] and book.states == {"a": "firing"}
+    stays = registry()["stays"]
+    assert {stays.told_once(Hypothesis.of("stays", mode=mode, what="")) for mode in ("snapshot", "unused")} == {True}
+    assert not stays.told_once(Hypothesis.of("stays", mode="update", what=""))
+
+
 def test_it_is_not_over_before_some_time_has_passed():
     book = Book(Policy(hold_s=30, clean=2))
     book.step(1, failed(violation("a", 1)))
