@@ -81,6 +81,16 @@ def fixed(why: str, traits: frozenset[str], values: Mapping[str, tuple[Value, ..
     return tuple(Rule("invalid", why, unless={axis: given}, traits=traits) for axis, given in values.items())
 
 
+def not_of_calls(values: Mapping[str, tuple[Value, ...]]) -> tuple[Rule, ...]:
+    """Rules by which models of one expression or one collective have no other values of some axes: the call is what is looked at.
+
+    Args:
+        values: axis → what it may have.
+    """
+    subjects = {"operator": "expression", "collective": "collective", "exchange": "collective"}
+    return tuple(rule for trait, subject in subjects.items() for rule in fixed(f"the {subject} is what is looked at", frozenset({trait}), values))
+
+
 class Axis(ABC):
     """One thing that settings differ in.
 

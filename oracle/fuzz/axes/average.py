@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from proctor.oracle.fuzz.axes import Axis, Rule, register
+from proctor.oracle.fuzz.axes import Axis, Rule, not_of_calls, register
 from proctor.oracle.fuzz.axes.draft import Draft
 from proctor.oracle.fuzz.axes.form import WRAPPERS
 from proctor.oracle.fuzz.axes.fsdp2 import WRAPPERS as SHARDED
@@ -13,17 +13,15 @@ from proctor.oracle.fuzz.space import Choice, Point, Value
 
 _OFF: Final[dict[str, tuple[Value, ...]]] = {"average": ("no",)}
 _EMA: Final = "torch.optim.swa_utils.get_ema_multi_avg_fn(0.5)"
+_COPIED: Final = "kept = [p.detach().clone() for p in net.parameters()]"
+_PUT_BACK: Final = "for k, p in zip(kept, net.parameters()): p.data.copy_(k)"
 # Kind → how it is made, moved after an update, and put in place of the weights.
 _OWN: Final[dict[str, tuple[str, str, str]]] = {
-    "list": (
-        "kept = [p.detach().clone() for p in net.parameters()]",
-        "for k, p in zip(kept, net.parameters()): k.lerp_(p.detach(), 0.5)",
-        "for k, p in zip(kept, net.parameters()): p.data.copy_(k)",
-    ),
+    "list": (_COPIED, "for k, p in zip(kept, net.parameters()): k.lerp_(p.detach(), 0.5)", _PUT_BACK),
     "foreach": (
-        "kept = [p.detach().clone() for p in net.parameters()]",
+        _COPIED,
         "torch._foreach_mul_(kept, 0.5); torch._foreach_add_(kept, [p.detach() for p in net.parameters()], alpha=0.5)",
-        "for k, p in zip(kept, net.parameters()): p.data.copy_(k)",
+        _PUT_BACK,
     ),
     "state": (
         "kept = {k: t.detach().clone() for k, t in net.state_dict().items()}",
@@ -51,8 +49,7 @@ class Average(Axis):
         Rule("invalid", "one call over parameters of which only some are cut, which the library refuses", when={"average": _TOGETHER, "wrapper": CUT}, lacks=frozenset({"wholly cut"})),
         Rule("invalid", "one call over parameters on meshes of one and of two dimensions, which the library refuses", when={"average": _TOGETHER, "wrapper": ("tp_fsdp2",)}),
         Rule("invalid", "what is compiled is one forward pass of one model", unless={**_OFF, "compile": ("no",)}),
-        Rule("invalid", "the expression is what is looked at", unless=_OFF, traits=frozenset({"operator"})),
-        *(Rule("invalid", "the collective is what is looked at", unless=_OFF, traits=frozenset({trait})) for trait in ("collective", "exchange")),
+        *not_of_calls(_OFF),
     )  # fmt: skip
 
     def apply(self, value: Value, draft: Draft, setting: Point) -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from proctor.oracle.fuzz.axes import Axis, Rule, register
+from proctor.oracle.fuzz.axes import Axis, Rule, not_of_calls, register
 from proctor.oracle.fuzz.axes.draft import Draft
 from proctor.oracle.fuzz.space import Choice, Point, Value
 
@@ -60,8 +60,7 @@ class Form(Axis):
         Rule("invalid", "what is compiled is one forward pass", unless={"form": ("plain",), "compile": ("no",)}),
         Rule("invalid", "reentrant checkpoints take one plain backward pass, and say so", when={"recompute": ("reentrant",)}, unless={"form": ("plain",)}),
         Rule("invalid", "LBFGS calls for the loss itself", when={"optimizer": ("LBFGS",)}, unless={"form": ("plain",)}),
-        Rule("invalid", "the expression is what is looked at", unless={"form": ("plain",)}, traits=frozenset({"operator"})),
-        *(Rule("invalid", "the collective is what is looked at", unless={"form": ("plain",)}, traits=frozenset({trait})) for trait in ("collective", "exchange")),
+        *not_of_calls({"form": ("plain",)}),
         Rule("invalid", "FSDP1 asks for parameters of a unit that all require a gradient, or none", when={"form": ("turns",), "wrapper": ("fsdp1",)}),
         Rule("invalid", "FSDP1's parameters are views of its own", when={"form": ("assigned", "rows"), "wrapper": ("fsdp1",)}),
         Rule("invalid", "ZeRO documents that data of parameters are views of its buckets", when={"form": ("assigned",), "zero_view": (True,)}),
@@ -109,8 +108,7 @@ class Init(Axis):
     rules = (
         Rule("invalid", "the wrapper has parameters of its own", unless={"init": ("no",), "wrapper": tuple(w for w in WRAPPERS if w != "fsdp1")}),
         Rule("invalid", "the model has no matrices", unless={"init": ("no",)}, lacks=frozenset({"matrix"})),
-        Rule("invalid", "the expression is what is looked at", unless={"init": ("no",)}, traits=frozenset({"operator"})),
-        *(Rule("invalid", "the collective is what is looked at", unless={"init": ("no",)}, traits=frozenset({trait})) for trait in ("collective", "exchange")),
+        *not_of_calls({"init": ("no",)}),
     )  # fmt: skip
 
     def apply(self, value: Value, draft: Draft, setting: Point) -> None:

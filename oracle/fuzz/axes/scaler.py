@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from proctor.oracle.fuzz.axes import Axis, Rule, register
+from proctor.oracle.fuzz.axes import Axis, Rule, not_of_calls, register
 from proctor.oracle.fuzz.axes.draft import Draft
 from proctor.oracle.fuzz.axes.form import WRAPPERS
 from proctor.oracle.fuzz.axes.tensor_parallel import WRAPPERS as CUT
@@ -34,8 +34,7 @@ class Scaler(Axis):
         Rule("invalid", "the factor is no part of a checkpoint of model and optimizer", unless={**_OFF, "before_world": (0,)}),
         Rule("invalid", "one call over parameters of which only some are cut, which the library refuses", when={"wrapper": CUT}, unless=_OFF, lacks=frozenset({"wholly cut"})),
         Rule("invalid", "one call over parameters on meshes of one and of two dimensions, which the library refuses", when={"wrapper": ("tp_fsdp2",)}, unless=_OFF),
-        Rule("invalid", "the expression is what is looked at", unless=_OFF, traits=frozenset({"operator"})),
-        *(Rule("invalid", "the collective is what is looked at", unless=_OFF, traits=frozenset({trait})) for trait in ("collective", "exchange")),
+        *not_of_calls(_OFF),
     )  # fmt: skip
 
     def apply(self, value: Value, draft: Draft, setting: Point) -> None:
