@@ -3,8 +3,8 @@
 The model is made once on torch's meta device, which has shapes and no numbers. Facts are words, as traits are, so that a `Rule` can name them:
 "divides by N" (the last dimensions of all matrices do), "matrix" (there is one), "trains" (something requires a gradient), "wholly cut" (tensor parallelism cuts
 every parameter), "rows N" (of the batch), "cut columns by N", "cut rows by N", "cut pairs by N", "cut inner by N" (so many ranks divide what a style of it cuts; the last
-one between the layers of pairs alone), "pipeline of N" (parts that make the model one after the other), "pairs" (linear layers of which one follows the other), "numbers" (an input is of floating-point
-numbers).
+one between the layers of pairs alone), "pipeline of N" (parts that make the model one after the other), "pairs" (linear layers of which one follows the other), "sequence" (what lies between layers can stay cut
+along rows or tokens), "tokens N" (they are tokens, so many), "numbers" (an input is of floating-point numbers).
 """
 
 from __future__ import annotations
@@ -27,7 +27,12 @@ def facts(scenario: Scenario) -> frozenset[str]:
     code = model_code(scenario)
     if template_of(scenario.template).library in ALONE:
         return code.traits | {f"steps {scenario.given('steps')}"}
-    return code.traits | _shapes(code.net, code.after, tuple(code.tensor_parallel), code.pairs, frozenset(n for n, k in code.tensor_parallel.items() if k == "embedding")) | {f"rows {scenario.given('batch')}", f"pipeline of {len(code.stages)}"} | ({"pairs"} if code.pairs else set()) | ({"numbers"} if "torch.rand" in code.x.replace("torch.randint", "") else set())
+    shapes = _shapes(code.net, code.after, tuple(code.tensor_parallel), code.pairs, frozenset(n for n, k in code.tensor_parallel.items() if k == "embedding"))
+    found = {f"rows {scenario.given('batch')}", f"pipeline of {len(code.stages)}"}
+    if code.sequence and "" not in code.sequence:
+        found.add(f"tokens {code.y[0]}")
+    asked = {"pairs": code.pairs, "sequence": code.sequence, "numbers": "torch.rand" in code.x.replace("torch.randint", "")}
+    return code.traits | shapes | found | {name for name, there in asked.items() if there}
 
 
 @lru_cache(256)

@@ -91,6 +91,8 @@ def program(scenario: Scenario, *, permuted: int = 0, contexts: int | None = Non
     """
     draft = _draft(scenario, life)
     evaluated = evaluated and draft.life != 1
+    if (contexts or 0) > len(draft.contexts):
+        draft.add_import("from contextlib import nullcontext")
     if permuted:
         draft.rows = f"torch.randperm(n, generator=torch.Generator().manual_seed({permuted}))"
         draft.accumulate = 1 if draft.code.traits & {"local statistics", "torchrec"} else 2

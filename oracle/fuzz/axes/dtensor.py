@@ -101,3 +101,22 @@ class Mesh(Axis):
 
     def apply(self, value: Value, draft: Draft, setting: Point) -> None:
         """Nothing: the wrapper reads it."""
+
+
+@register
+class LossParallel(Axis):
+    """The context manager under which a cross entropy is computed of scores that stay cut along their classes."""
+
+    order = 35
+    choice = Choice("dt_loss", ("no", "loss_parallel"))
+    rules = (
+        Rule("invalid", "there are no scores of classes", unless={"dt_loss": ("no",)}, lacks=frozenset({"classes"})),
+        Rule("invalid", "it takes scores that are cut along their classes, over one dimension of a mesh", unless={"dt_loss": ("no",), "dt_a": ("S1",)}),
+        Rule("invalid", "over a mesh of two dimensions it takes no mean", when={"dt_loss": ("loss_parallel",), "dt_mesh": ("square",)}),
+        Rule("invalid", "its documentation says that it knows no label smoothing", unless={"dt_loss": ("no",)}, traits=frozenset({"smoothing"})),
+    )
+
+    def apply(self, value: Value, draft: Draft, setting: Point) -> None:
+        """As `Axis.apply`."""
+        draft.add_import("from torch.distributed.tensor.parallel import loss_parallel")
+        draft.contexts.append("loss_parallel()")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import ClassVar
 
 from proctor.oracle.fuzz.axes import Axis, Rule, Wrapper, register, register_wrapper
@@ -25,7 +26,9 @@ _TOGETHER: tuple[dict[str, tuple[Value, ...]], ...] = (
 
 
 def plan(draft: Draft, style: str) -> dict[str, str]:
-    """Name of a module → its style."""
+    """Name of a module → its style; "" is the whole model."""
+    if style == "sequence":
+        return draft.code.sequence
     found: dict[str, str] = {}
     paired = {name for pair in draft.code.pairs for name in pair}
     for up, down in draft.code.pairs if style == "pairs" else ():
@@ -38,10 +41,15 @@ def plan(draft: Draft, style: str) -> dict[str, str]:
 
 def parallelize(draft: Draft, setting: Point, mesh: str) -> None:
     """Cut what can be cut."""
-    draft.add_import("from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module")
-    draft.add_import("from torch.distributed.tensor import Replicate")
-    styles = ", ".join(f"'{name}': {style}" for name, style in plan(draft, str(setting["tp_style"])).items())
+    found = plan(draft, str(setting["tp_style"]))
+    used = {word for style in found.values() for word in re.findall(r"\w+(?=\()", style)}
+    draft.add_import(f"from torch.distributed.tensor.parallel import {', '.join([*sorted(used - {'Replicate', 'Shard'}), 'parallelize_module'])}")
+    if placements := used & {"Replicate", "Shard"}:
+        draft.add_import(f"from torch.distributed.tensor import {', '.join(sorted(placements))}")
+    styles = ", ".join(f"'{name}': {style}" for name, style in found.items() if name)
     draft.wrap.append(f"parallelize_module(net, {mesh}, {{{styles}}})")
+    if "" in found:
+        draft.wrap.append(f"parallelize_module(net, {mesh}, {found['']})")
 
 
 @register_wrapper
@@ -51,7 +59,7 @@ class TensorParallel(Wrapper):
     name: ClassVar[str] = "tp"
     rules: ClassVar[tuple[Rule, ...]] = (
         *(
-            Rule("invalid", "one call over parameters of which only some are cut, which the library refuses", when={"wrapper": WRAPPERS, **when}, lacks=frozenset({"wholly cut"}))
+            Rule("invalid", "one call over parameters of which only some are cut, which the library refuses", when={"wrapper": WRAPPERS, **when}, unless={"tp_style": ("sequence",)}, lacks=frozenset({"wholly cut"}))
             for when in _TOGETHER
         ),
         *(
@@ -86,11 +94,25 @@ class TensorParallelFsdp2(Wrapper):
 
 @register
 class Style(Axis):
-    """Which dimension of a layer is cut."""
+    """Which dimension of a layer is cut; "sequence" is pairs, between which rows or tokens are cut, as are norms."""
 
-    choice = Choice("tp_style", ("column", "row", "pairs"))
+    choice = Choice("tp_style", ("column", "row", "pairs", "sequence"))
     order = 35
-    rules = (Rule("invalid", "there is no tensor parallelism", when={"tp_style": ("row", "pairs")}, unless={"wrapper": WRAPPERS}),)
+    rules = (
+        Rule("invalid", "there is no tensor parallelism", unless={"tp_style": ("column",), "wrapper": WRAPPERS}),
+        Rule("invalid", "no style of the library covers one of the layers", when={"tp_style": ("sequence",)}, lacks=frozenset({"sequence"})),
+        Rule("invalid", "the ranks do not divide the rows, and styles take the parts of ranks for alike", when={"tp_style": ("sequence",)}, unless={"split": ("even",)}),
+    )
+
+    def invalid(self, value: Value, setting: Point, traits: frozenset[str]) -> str:
+        """As `Axis.invalid`: `DTensor.from_local`, by which the styles read a rank's part, takes all parts for alike."""
+        size = {word: int(n) for word, n in (t.rsplit(" ", 1) for t in traits if t.startswith(("rows ", "tokens ")))}
+        if value != "sequence" or not size:
+            return ""
+        pairs = setting["wrapper"] == "tp_fsdp2"
+        ranks, parts = 2 if pairs else int(str(setting["world"])), (2 if pairs else 1) * int(str(setting["accumulate"]))
+        whole = size["tokens"] % ranks == 0 if "tokens" in size else size["rows"] % (ranks * parts) == 0
+        return "" if whole else "the ranks do not divide what is cut, and styles take the parts of ranks for alike"
 
     def apply(self, value: Value, draft: Draft, setting: Point) -> None:
         """Nothing: the wrapper reads it."""

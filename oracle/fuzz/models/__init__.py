@@ -31,6 +31,8 @@ class ModelCode(msgspec.Struct, frozen=True):
         units: expressions of the modules that FSDP shards by themselves.
         tensor_parallel: name of a module → "linear" or "embedding": what tensor parallelism can cut.
         pairs: names of linear layers that follow one another with nothing between them that mixes features.
+        sequence: name of a module → source text of the style by which what lies between layers stays cut along rows or tokens; "" is the whole model; empty for
+            models that have layers which no style covers.
         cut_outputs: names of linear layers whose output may stay cut: a head before a loss over a cut vocabulary.
         stages: expressions of modules that make the model when called one after the other, in parts of which each has parameters; empty if none do.
         traits: what constraints and reports ask about ("batchnorm", "sparse", "tied", "unused", "frozen", …).
@@ -44,6 +46,7 @@ class ModelCode(msgspec.Struct, frozen=True):
     units: tuple[str, ...] = ()
     tensor_parallel: dict[str, str] = {}
     pairs: tuple[tuple[str, str], ...] = ()
+    sequence: dict[str, str] = {}
     cut_outputs: tuple[str, ...] = ()
     stages: tuple[tuple[str, ...], ...] = ()
     traits: frozenset[str] = frozenset()

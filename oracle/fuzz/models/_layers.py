@@ -51,3 +51,21 @@ def parallel(layers: list[str], prefix: str) -> dict[str, str]:
 def pairs(layers: list[str], prefix: str) -> tuple[tuple[str, str], ...]:
     """Linear layers with only an elementwise function between them."""
     return tuple((f"{prefix}.{i}.0", f"{prefix}.{i}.2") for i, layer in enumerate(layers) if layer == "mlp")
+
+
+_SEQUENCE: Final[dict[str, dict[str, str]]] = {
+    "linear": {"": "ColwiseParallel(input_layouts=Shard(0), output_layouts=Shard(0))"},
+    "norm": {"": "SequenceParallel(sequence_dim=0, use_local_output=True)"},
+    "mlp": {".0": "ColwiseParallel(input_layouts=Shard(0))", ".2": "RowwiseParallel(output_layouts=Shard(0))"},
+    "function": {},
+}
+_KINDS: Final = {"linear": "linear", "linear_nobias": "linear", "layernorm": "norm", "rmsnorm": "norm", "mlp": "mlp", **dict.fromkeys(FUNCTIONS, "function")}
+
+
+def sequence(layers: list[str], prefix: str) -> dict[str, str]:
+    """Styles by which what lies between layers stays cut along its rows; empty if no style covers one of them, or none has parameters."""
+    if not set(layers) <= set(_KINDS):
+        return {}
+    found = {f"{prefix}.{i}{part}": style for i, layer in enumerate(layers) for part, style in _SEQUENCE[_KINDS[layer]].items()}
+    whole = "PrepareModuleInputOutput(input_layouts=Replicate(), desired_input_layouts=Shard(0), use_local_input=True, output_layouts=Shard(0), desired_output_layouts=Replicate())"
+    return {**found, "": whole} if found else {}

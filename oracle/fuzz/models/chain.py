@@ -39,7 +39,8 @@ class Chain(Template):
             f"            x = {skip}",
             "        return x",
         ]
-        plain = not point["twice"] and point["skip"] == "no" and not point["scalar"] and not point["vector"] and not point["unused"]
+        bare = not point["scalar"] and not point["vector"]
+        plain = bare and not point["twice"] and point["skip"] == "no" and not point["unused"]
         return ModelCode(
             net=tuple(net),
             x=f"(torch.randn(n, {width}, generator=g),)",
@@ -48,6 +49,7 @@ class Chain(Template):
             units=tuple(f"net.layers[{i}]" for i in range(len(layers))),
             tensor_parallel=_layers.parallel(layers, "layers"),
             pairs=_layers.pairs(layers, "layers"),
+            sequence=_layers.sequence(layers, "layers") if bare and not point["unused"] else {},
             stages=_stages(layers) if plain else (),
             traits=_layers.traits(layers) | _parts.traits(point) | ({"twice"} if point["twice"] else frozenset()),
         )

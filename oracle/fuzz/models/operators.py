@@ -47,7 +47,9 @@ EXPRESSIONS: Final = (
     "a.bfloat16().double()", "a.to(torch.complex128).abs()", "torch.polar(a.abs(), b).real", "a.sigmoid() + v.sum()", "(a + 1).sqrt().nan_to_num()", "F.dropout(a, 0.5, False)", "(a > b).double()", "a.logical_and(b)", "torch.zeros_like(a) + b", "torch.full_like(a, 2) * b",
     "a.new_ones(a.shape) * b", "a.clone().add_(b)", "a.clone().mul_(v)", "a.clone().copy_(b)", "a.clone().fill_(0.5) + b", "a.clone().clamp_(0)", "a.clone().zero_() + b", "a.clone().add_(b.sum(0))",
     # layers and losses
-    "F.mse_loss(a, b)", "F.mse_loss(a, b, reduction='sum')", "F.mse_loss(a.sum(1), b[:, 0])", "F.cross_entropy(a, i % a.shape[1], ignore_index=0)", "F.cross_entropy(a, i % a.shape[1], weight=v.abs())", "F.cross_entropy(a, b.softmax(1))",
+    "F.mse_loss(a, b)", "F.mse_loss(a, b, reduction='sum')", "F.mse_loss(a.sum(1), b[:, 0])", "F.cross_entropy(a, i % a.shape[1], ignore_index=0)", "F.cross_entropy(a, i % a.shape[1], weight=v.detach().abs())", "F.cross_entropy(a, b.softmax(1))",
+    "F.cross_entropy(a[None].mT, i[None] % a.shape[1])", "F.cross_entropy(a[None, :, None].repeat(1, 1, 2, 1).movedim(3, 1), torch.stack([i, i + 1], 1)[None] % a.shape[1])",
+    "F.cross_entropy(a, i % a.shape[1] - 1, ignore_index=-1, weight=v.detach().abs())", "-(a.softmax(1) * a.log_softmax(1)).sum(1)",
     "F.nll_loss(a.log_softmax(1), i % a.shape[1], ignore_index=1)", "F.binary_cross_entropy(a.sigmoid(), b.sigmoid())", "F.gaussian_nll_loss(a, b, b.abs() + 1)", "F.multi_margin_loss(a, i % a.shape[1])", "F.l1_loss(a, b)", "F.smooth_l1_loss(a, b)", "F.huber_loss(a, b)", "F.kl_div(a.log_softmax(1), b.softmax(1), reduction='batchmean')", "F.binary_cross_entropy_with_logits(a, b.sigmoid())",
     "F.conv1d(a[None], b[:, :1, None].expand(-1, a.shape[0], 1))", "F.conv1d(a[:, None], v[None, None, :3], padding=1)", "F.conv2d(a[None, None], b[None, None, :2, :2])", "F.max_pool1d(a[None], 2)", "F.avg_pool1d(a[None], 2)", "F.adaptive_avg_pool1d(a[None], 2)", "F.interpolate(a[None], scale_factor=2)",
     "F.scaled_dot_product_attention(a[None, None], b[None, None], a[None, None])", "F.scaled_dot_product_attention(a[None, None], b[None, None], b[None, None], is_causal=True)", "torch.cdist(a, b)", "F.pdist(a)",
@@ -77,6 +79,8 @@ MADE: Final = {
     "i": "self.register_buffer('i', torch.arange({rows}).flip(0))",
     "m": "self.register_buffer('m', torch.arange({rows} * {columns}).view({rows}, {columns}) % 3 == 1)",
 }
+
+_SAID: Final = {"classes": re.compile(r"F\.cross_entropy|log_softmax\(1\)"), "smoothing": re.compile("label_smoothing")}  # the second dimension is that of classes
 
 
 @register
@@ -109,4 +113,4 @@ class Operator(Template):
             "        t, bias = (p.full_tensor() if hasattr(p, 'full_tensor') else p for p in (t, bias))",
             "        return x * (t.to(x.dtype).flatten() + bias)",
         )
-        return ModelCode(net=net, x="(torch.randn(n, 1, generator=g),)", y=(1,), traits=frozenset({"operator", expression, *(f"tensor {name}" for name in used)}), subject=expression)
+        return ModelCode(net=net, x="(torch.randn(n, 1, generator=g),)", y=(1,), traits=frozenset({"operator", expression, *(f"tensor {name}" for name in used), *(trait for trait, said in _SAID.items() if said.search(expression))}), subject=expression)

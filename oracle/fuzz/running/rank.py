@@ -60,13 +60,21 @@ def _regrouped(task: dict[str, Any], rank: int, world: int) -> dict[str, Any]:
 
 def _answer(task: dict[str, Any], rank: int, world: int) -> dict[str, Any]:
     _seed()
-    torch.nn.functional.linear = _LINEAR  # ZeRO's third stage puts its own in its place, and leaves it there
+    _restore()
     try:
         if "make" in task:
             return make_reference(task)
         return run(task, rank, world)
     except BaseException as e:  # noqa: BLE001  whatever a library raises is what we are looking for
         return {"raised": describe(e)}
+
+
+def _restore() -> None:
+    """Put back what a library leaves behind in a process, for the scenarios that come."""
+    torch.nn.functional.linear = _LINEAR  # ZeRO's third stage puts its own in its place, and leaves it there
+    if (loss := sys.modules.get("torch.distributed.tensor.parallel")) is not None:
+        with loss.loss_parallel():  # an exception within it leaves it on; its end turns it off
+            pass
 
 
 def _seed() -> None:

@@ -33,7 +33,7 @@ Parts = Mapping[str, Scalar | Sequence[Scalar]]  # axis → a value, or several 
 FORM: Final = 3  # of an entry of a known list: 1 has one value for each trigger, 2 may have several, 3 may name a place by a pattern, or say that its settings run
 _MAX_BYTES: Final = 16 << 20  # of a file of known findings
 # Traits that every model of a template has say nothing about a finding.
-GENERAL: Final = frozenset({"norm", "tokens", "attention", "embedding bag", "convolution", "recurrent", "routed", "needs rows", "torchrec", "keywords", "transformers", "operator", *(f"tensor {name}" for name in "abvim"), "collective", "exchange", "keras", "keras dense"})
+GENERAL: Final = frozenset({"norm", "tokens", "attention", "embedding bag", "convolution", "recurrent", "routed", "needs rows", "torchrec", "keywords", "transformers", "operator", "classes", "smoothing", *(f"tensor {name}" for name in "abvim"), "collective", "exchange", "keras", "keras dense"})
 
 MISSED: Final = ("no gradient", "has none", "shape")  # ways of being wrong that no other mistake looks like
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -17,18 +18,20 @@ from proctor.oracle.fuzz.sessions.journal import is_full
 
 TIMEOUT_S: Final = 240.0
 DIFFERS: Final = "not what the reference has"  # what a script says that has compared
+WAITED: Final = re.compile("timed out|timeout", re.IGNORECASE)  # what a process group says once its limit is over
 COMPARED: Final = "ProcessExitedException"  # what torch's launcher raises of a rank that ends with 1 by itself
 DIED: Final = "terminated with signal"  # what it says of one that was ended
 
 
-def confirm(script: Path, timeout_s: float = TIMEOUT_S, *, raises: str = "", compares: bool = False, python: str = "") -> tuple[str, str]:
+def confirm(script: Path, timeout_s: float = TIMEOUT_S, *, raises: str = "", compares: bool = False, hangs: bool = False, python: str = "") -> tuple[str, str]:
     """Run a finding's script.
 
     Args:
         script: file.
-        timeout_s: for all of it; a script that never ends confirms a hang.
+        timeout_s: for all of it.
         python: the interpreter; "" for this one.
         raises: type of the exception that it is about, "" where it is about none; another one confirms nothing.
+        hangs: whether it is about ranks that wait for one another: it does not end, or the collective's own limit ends it.
         compares: whether it is about tensors that differ; an exception, which ends it with 1 as well, confirms nothing.
 
     Returns:
@@ -43,7 +46,7 @@ def confirm(script: Path, timeout_s: float = TIMEOUT_S, *, raises: str = "", com
         return f"its script is no program: {e}", ""
     try:
         with tempfile.TemporaryDirectory(prefix="proctor-confirm-") as folder:  # torch's launcher leaves a file there for each rank that raises
-            said, tail = _ran(script, timeout_s, raises, compares, python or sys.executable, folder)
+            said, tail = _ran(script, timeout_s, raises, compares, hangs, python or sys.executable, folder)
             if said != "yes" and FULL.search(tail):
                 raise OSError(errno.ENOSPC, "")
             return said, tail
@@ -53,7 +56,7 @@ def confirm(script: Path, timeout_s: float = TIMEOUT_S, *, raises: str = "", com
         raise OracleError(f"{tempfile.gettempdir()}: the disk is full", hint="a finding's script runs there; make room, then --resume") from None
 
 
-def _ran(script: Path, timeout_s: float, raises: str, compares: bool, python: str, folder: str) -> tuple[str, str]:
+def _ran(script: Path, timeout_s: float, raises: str, compares: bool, hangs: bool, python: str, folder: str) -> tuple[str, str]:
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONWARNINGS": "ignore", "TMPDIR": folder}
     with subprocess.Popen(
         [python, str(script.resolve())], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, env=environment, start_new_session=True, cwd=script.parent
@@ -63,12 +66,14 @@ def _ran(script: Path, timeout_s: float, raises: str, compares: bool, python: st
         except subprocess.TimeoutExpired:
             os.killpg(process.pid, signal.SIGKILL)
             process.communicate()
-            return f"its script does not end within {timeout_s:.0f} s", ""
+            return "yes" if hangs else f"its script does not end within {timeout_s:.0f} s", ""
         except BaseException:
             os.killpg(process.pid, signal.SIGKILL)
             raise
     text = said.decode(errors="replace")
     tail = text[-3000:]
+    if process.returncode == 1 and hangs and not WAITED.search(text):
+        return "its script ends with 1, and no collective waited in vain", tail
     if process.returncode == 1 and raises.isidentifier() and raises not in text:
         return f"its script ends with another exception than {raises}", tail
     if process.returncode == 1 and compares and "Traceback (most recent call last)" in text and COMPARED not in text:

@@ -190,8 +190,9 @@ def _numbers(journal: Journal, worker: int, workers: int, most: int | None) -> I
 
 def _confirmed(finding: Finding, journal: Journal, asked: Asked, tell: Tell) -> None:
     script = journal.put(finding, script_of(finding, heading(asked)), "")
-    raised = finding.outcome.symptom.what if finding.outcome.trace and finding.outcome.symptom is not None else ""
-    finding.confirmed, output = confirm(script, raises=raised, compares=finding.outcome.first is not None, python=asked.python)
+    hangs = finding.outcome.verdict == "hang"
+    raised = finding.outcome.symptom.what if finding.outcome.trace and finding.outcome.symptom is not None and not hangs else ""
+    finding.confirmed, output = confirm(script, raises=raised, compares=finding.outcome.first is not None, hangs=hangs, python=asked.python)
     journal.put(finding, script.read_text(), output)
     mark = "known" if finding.known else "new" if finding.confirmed == "yes" else "not confirmed"
     tell(f"{mark} {finding.id}: {setting_words(finding)}: {finding.outcome.why[:200]}")

@@ -139,3 +139,51 @@ def test_flat_parameters_agree_part_by_part(tmp_path: Path) -> None:
         """,
         tmp_path,
     )
+
+
+def test_what_is_cut_between_layers_agrees(tmp_path: Path) -> None:
+    """Rows of a chain, tokens of a transformer. Norms whose gradients are each rank's own are planted; torch itself lets a norm train that was frozen, which is told."""
+    alone(
+        """
+        layers = {"layers": ["mlp", "layernorm", "gelu", "linear", "rmsnorm"], "width": 5}
+        def of(s, template="chain", batch=8, **model):
+            return Scenario(template, model or layers, {"batch": batch}, {"wrapper": "tp", "tp_style": "sequence", **s})
+        right = [of({"world": 2}), of({"world": 4, "wrapper": "tp_fsdp2"}), of({"world": 2, "accumulate": 2, "optimizer": "Adam", "clip": "2"}), of({"world": 3}, batch=6, layers=["layernorm", "linear"], width=6)]
+        right += [of({"world": 4}, "transformer", length=4), of({"world": 2}, "transformer", length=4, norm="rmsnorm", heads=4)]
+        thawed = of({"world": 2}, **layers, frozen="alternate")
+
+        def planted():
+            from torch.distributed.tensor import DTensor, Replicate
+            from torch.distributed.tensor.parallel import SequenceParallel
+            SequenceParallel._prepare_input_fn = staticmethod(lambda cut, module, inputs, mesh: DTensor.from_local(inputs[0], mesh, [Replicate()]))
+
+        with Worlds(timeout_s=200) as worlds:
+            found = Runner(worlds).run_all([*right, thawed])
+        assert [o.verdict for o in found] == ["ok"] * len(right) + ["inconsistent"], [(o.verdict, o.why) for o in found]
+        assert found[-1].first.kind == "gradient" and "the reference has none" in found[-1].why, found[-1].why
+        with Worlds(timeout_s=200, prepare=planted) as worlds:
+            found = Runner(worlds).run_all(right[:1])
+        assert [(o.verdict, o.first and o.first.kind) for o in found] == [("inconsistent", "gradient")], found
+        """,
+        tmp_path,
+    )
+
+
+def test_a_loss_of_scores_that_stay_cut_is_right_for_one_target_each(tmp_path: Path) -> None:
+    """Other losses have a wrong gradient, silently. An exception within the context manager leaves it on; the next program in the same rank has it off."""
+    alone(
+        """
+        def of(expression, **s):
+            return Scenario("operator", {"expression": expression}, {"steps": 1}, {"world": 2, "wrapper": "dtensor", "dt_a": "S1", **s})
+        ignored = "F.cross_entropy(a, i % a.shape[1] - 1, ignore_index=-1, weight=v.detach().abs())"
+        right = ["F.cross_entropy(a, i % a.shape[1])", "F.cross_entropy(a, i % a.shape[1], ignore_index=0)", "F.cross_entropy(a[None].mT, i[None] % a.shape[1])"]
+        wrong = ["F.cross_entropy(a, b.softmax(1))", "-(a.softmax(1) * a.log_softmax(1)).sum(1)"]
+        with Worlds(timeout_s=200) as worlds:
+            found = Runner(worlds).run_all([of(e, dt_loss="loss_parallel") for e in (*right, *wrong, ignored)])
+            after = Runner(worlds).run_all([of(ignored), *(of(e) for e in wrong)])
+        assert [o.verdict for o in found] == ["ok"] * len(right) + ["inconsistent"] * len(wrong) + ["crash"], [(o.verdict, o.why) for o in found]
+        assert all(o.first.kind == "gradient" for o in found[len(right) : -1]), found
+        assert [o.verdict for o in after] == ["ok"] * 3, [(o.verdict, o.why) for o in after]
+        """,
+        tmp_path,
+    )

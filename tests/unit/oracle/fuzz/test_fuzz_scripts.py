@@ -37,6 +37,23 @@ def test_a_script_whose_ranks_die_confirms_no_difference(tmp_path: Path) -> None
     assert confirm(script, compares=True)[0] == "its ranks die before they have compared"
 
 
+def test_a_hang_is_confirmed_by_a_collective_that_waited_in_vain_or_by_no_end(tmp_path: Path) -> None:
+    script = tmp_path / "script.py"
+    script.write_text("raise RuntimeError('Timed out waiting 60000ms for send operation to complete')")
+    assert confirm(script, hangs=True)[0] == "yes"
+    script.write_text("import time; time.sleep(60)")
+    assert confirm(script, 1.0, hangs=True)[0] == "yes" and "does not end" in confirm(script, 1.0)[0]
+    script.write_text("raise ValueError('another thing')")
+    assert confirm(script, hangs=True)[0] == "its script ends with 1, and no collective waited in vain"
+    script.write_text("pass")
+    assert confirm(script, hangs=True)[0] == "its script ends with exit code 0"
+
+
+def test_a_context_that_the_reference_has_not_is_chosen_and_what_stands_in_its_place_is_imported() -> None:
+    text = _script("operator", {"expression": "F.cross_entropy(a, b.softmax(1))"}, {"world": 2, "wrapper": "dtensor", "dt_a": "S1", "dt_loss": "loss_parallel"}, "gradient", "a")
+    assert "with (loss_parallel()) if world else nullcontext():" in text and "from contextlib import nullcontext" in text
+
+
 def test_what_a_script_leaves_among_temporary_files_goes_with_it(tmp_path: Path) -> None:
     """The launcher of torch leaves a file for each rank that raises; a campaign of an hour had left dozens."""
     script = tmp_path / "script.py"

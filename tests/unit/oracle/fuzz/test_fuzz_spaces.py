@@ -123,14 +123,14 @@ def test_axes_are_read_off_the_library() -> None:
 
 
 def test_every_axis_writes_something_that_compiles() -> None:
-    plain = frozenset({"matrix", "numbers", "wholly cut", *(f"divides by {n}" for n in (2, 3, 4))})
+    plain = frozenset({"matrix", "numbers", "wholly cut", "sequence", *(f"divides by {n}" for n in (2, 3, 4))})
     for axis in all_axes():
         if axis.library == "keras" or find_spec(axis.library) is None:  # Keras has a test of its own
             continue
         own = {"torchrec": ("torchrec", frozenset({"torchrec"})), "transformers": ("causal", frozenset({"transformers"})), "megatron": ("chain", plain | {"pairs", *(f"cut {side} by {n}" for side in ("columns", "rows", "pairs", "inner") for n in (2, 4))})}
         template, *kinds = own.get(axis.library, ("transformer", plain, plain | {"sparse"}))
         if axis.name.startswith("dt_"):
-            template, kinds = "operator", [frozenset({"operator", "tensor a", "tensor b"})]
+            template, kinds = "operator", [frozenset({"operator", "classes", "tensor a", "tensor b"})]
         if axis.name.startswith("hand_"):
             template, kinds = "collective", [frozenset({"collective", *more}) for more in ((), ("complex values",))]
         if axis.name == "exchange_call":
@@ -158,7 +158,7 @@ def _texts(scenario: Scenario) -> list[str]:
 def _settings_with(name: str, value: object) -> list[dict[str, object]]:
     bases: list[dict[str, object]] = [{}, {"world": 2, "wrapper": "ddp"}, {"world": 2, "wrapper": "fsdp2"}, {"world": 2, "wrapper": "zero"}, {"world": 2, "wrapper": "tp"},
                                       {"world": 4, "wrapper": "fsdp2"}, {"world": 2, "wrapper": "dmp", "precision": "float32"}, {"precision": "float32"},
-                                      {"world": 2, "wrapper": "fsdp1"}, {"world": 4, "wrapper": "fsdp1"}, {"world": 2, "wrapper": "pipeline"}, {"world": 2, "wrapper": "pipeline", "pipe_micro": "two a rank"}, {"world": 2, "wrapper": "accelerate"}, {"world": 2, "wrapper": "dtensor"}, {"world": 4, "wrapper": "dtensor", "dt_mesh": "square"},
+                                      {"world": 2, "wrapper": "fsdp1"}, {"world": 4, "wrapper": "fsdp1"}, {"world": 2, "wrapper": "pipeline"}, {"world": 2, "wrapper": "pipeline", "pipe_micro": "two a rank"}, {"world": 2, "wrapper": "accelerate"}, {"world": 2, "wrapper": "dtensor"}, {"world": 2, "wrapper": "dtensor", "dt_a": "S1"}, {"world": 4, "wrapper": "dtensor", "dt_mesh": "square"},
                                       {"world": 2, "wrapper": "by_hand"}, {"world": 2, "wrapper": "by_hand", "hand_call": "all_reduce"}, {"world": 2, "wrapper": "exchange"}, {"world": 2, "wrapper": "ddp", "ddp": "find_unused_parameters=True"}]
     bases += [{"world": 4, "wrapper": "megatron", "mg_style": "pairs"}, {"world": 4, "wrapper": "megatron", "mg_data": 2}]
     bases += [{"world": 2, "wrapper": "deepspeed", "precision": "float32", "ds_stage": stage} for stage in range(4)]
