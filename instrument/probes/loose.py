@@ -1,7 +1,7 @@
 """Whether parts of a model that get gradients are forgotten by the optimizers.
 
 A row of `Value.KEPT`, `forgotten`, once in a run, at an early update: parameters of a module that also has parameters which an optimizer holds. They are in no optimizer, have had gradients at several updates that nothing
-clears, have not moved, and nothing was loaded by then, also by no library whose modules are a part of it, so that they stay as they began, at random. So are all parameters of a model that lies in front of another one which trains: what it gives of data alone is what the other is given; and those that a loss of the program's has of its own (a scale, centres) and is not a layer of, where a model that trains makes what it is given. Fine-tuning that leaves out what was loaded is none, nor are a model beside or behind what trains (a teacher, a loss), a part that is
+clears, have not moved, and were not loaded: no `load_state_dict` of a module put them there, no file was read that none has taken since, and no library's modules are a part of it. So they stay as they began, at random. So are all parameters of a model that lies in front of another one which trains: what it gives of data alone is what the other is given; and those that a loss of the program's has of its own (a scale, centres) and is not a layer of, where a model that trains makes what it is given. Fine-tuning that leaves out what was loaded is none, nor are a model beside or behind what trains (a teacher, a loss), a part that is
 given to an optimizer later, parameters that the program moves itself, and gradients that are cleared: who clears them knows of them.
 Cost: a look at the parameters of the models at two updates, at the graphs of what models are given in the first steps, and at the candidates' gradients in between.
 """
@@ -24,7 +24,8 @@ from proctor.instrument.probes.graphs import BACKWARD, nodes
 from proctor.invariants.schema import MODEL_CALL, Value
 
 MADE: Final = "torch.optim.Optimizer.__init__"
-LOADS: Final = frozenset({"torch.nn.Module.load_state_dict", "torch.load"})
+TAKES: Final = "torch.nn.Module.load_state_dict"
+READS: Final = "torch.load"
 _UPDATE: Final = "torch.optim.Optimizer.step"
 _FIRST, _LAST = 2, 16  # updates at which parameters are looked at
 _MODELS: Final = 64
@@ -47,12 +48,16 @@ class Loose(Probe):
         self._fed: dict[int, set[int]] = {}  # of these, those that are given what others made: parameters that it was made with
         self._optimizers: dict[int, weakref.ref[Any]] = {}
         self._loose: list[tuple[weakref.ref[Any], list[float]]] = []
+        self._loaded: set[int] = set()  # parameters
+        self._read = False  # a file, which no module has taken yet: the program may have put it anywhere
 
     def hooks(self, function: str, home: Home) -> Hooks:
         if function == MODEL_CALL:
             return self._called, None
-        if function in LOADS:
-            return lambda args, kwargs: self._ends(), None
+        if function == READS:
+            return lambda args, kwargs: self._reads(), None
+        if function == TAKES:
+            return None, lambda args, kwargs, result, raised: self._takes(args[0])
         if function == BACKWARD:
             return self._backward, None
         if function == MADE:
@@ -63,7 +68,17 @@ class Loose(Probe):
         self._ends()
 
     def _ends(self) -> None:
-        self.over, self._loose, self._models, self._fed = True, [], {}, {}
+        self.over, self._loose, self._models, self._fed, self._loaded = True, [], {}, {}, set()
+
+    def _reads(self) -> None:
+        self._read = True
+
+    def _takes(self, module: Any) -> None:
+        if not self.over:
+            self._read = False
+            self._loaded |= {id(p) for p in plainly.parameters(module)}
+            if len(self._loaded) > _PARAMETERS:
+                self._ends()
 
     def _know(self, optimizer: Any) -> None:
         if len(self._optimizers) >= _OPTIMIZERS:
@@ -89,11 +104,13 @@ class Loose(Probe):
             return
         self._know(args[0])
         self._updates += 1
-        if self._updates == _FIRST:
+        if self._read and self._updates in (_FIRST, _LAST):
+            self._ends()
+        elif self._updates == _FIRST:
             called = [model for ref in self._models.values() if (model := ref()) is not None]
             every = {id(p): p for model in called for p in plainly.parameters(model) if p.requires_grad and _plain(p)}
             held = self._held()
-            loose = [p for key, p in every.items() if key not in held][:_PARAMETERS]
+            loose = [p for key, p in every.items() if key not in held and key not in self._loaded][:_PARAMETERS]
             self._loose = [(TensorRef(p), _telling(p)) for p in self._pushed(loose)]
             if not self._loose:
                 self._ends()
@@ -111,7 +128,7 @@ class Loose(Probe):
 
     def _tell(self) -> None:
         held = self._held()
-        known = [(p, told) for ref, told in self._loose if (p := ref()) is not None]
+        known = [(p, told) for ref, told in self._loose if (p := ref()) is not None and id(p) not in self._loaded]
         still = [p for p, told in known if id(p) not in held and p.requires_grad and _telling(p) == told]
         loose = {id(p) for p in self._pushed(still)}
         for owner in _modules() if loose else ():

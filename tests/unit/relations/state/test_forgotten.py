@@ -54,6 +54,31 @@ PROGRAMS = {
             loss.backward()
             optimizer.step()
     """,
+    "judged": """
+        class Judge(nn.Module):
+            def __init__(self):
+                super().__init__()
+                self.scale, self.shift = nn.Parameter(torch.rand(3)), nn.Parameter(torch.rand(3))
+            def forward(self, student, teacher):
+                return (student * self.scale + self.shift - teacher).square().mean()
+        model, teacher, judge = nn.Linear(6, 3), nn.Linear(6, 3), Judge()
+        torch.save(teacher.state_dict(), "teacher.pt"), torch.save(dict(judge.named_parameters()), "judge.pt")
+        if BUG != "by_hand":
+            teacher.load_state_dict(torch.load("teacher.pt"))
+        if BUG == "loaded":
+            judge.load_state_dict({k: v.clone() for k, v in judge.state_dict().items()})
+        elif BUG in ("by_hand", "by_hand_too"):
+            for name, value in torch.load("judge.pt").items():
+                judge.get_parameter(name).data.copy_(value)
+        optimizer = torch.optim.SGD([*model.parameters(), *(judge.parameters() if BUG == "whole" else ())], 0.01)
+        for step in range(24):
+            x = torch.randn(8, 6)
+            optimizer.zero_grad()
+            with torch.no_grad():
+                wanted = teacher(x)
+            judge(model(x), wanted).backward()
+            optimizer.step()
+    """,
     "pairs": """
         class Net(nn.Module):
             def __init__(self):
@@ -149,10 +174,11 @@ PROGRAMS = {
                 scheduler.step()
     """,
 }
-WRONG = {("parts", "left_out"): "forgotten", ("chain", "left_out"): "forgotten", ("pairs", "same"): "itself", ("pairs", "loss"): "itself", ("rates", "first"): "early", ("targets", "online"): "alike", ("targets", "rests"): "alike"}
+WRONG = {("parts", "left_out"): "forgotten", ("chain", "left_out"): "forgotten", ("judged", "left_out"): "forgotten", ("pairs", "same"): "itself", ("pairs", "loss"): "itself", ("rates", "first"): "early", ("targets", "online"): "alike", ("targets", "rests"): "alike"}
 RIGHT = [
     *(("parts", manner) for manner in ("whole", "upstream", "frozen", "loaded", "cleared", "later", "by_hand")),
     *(("chain", manner) for manner in ("whole", "loaded", "cut", "judge")),
+    *(("judged", manner) for manner in ("whole", "loaded", "by_hand", "by_hand_too")),
     *(("pairs", manner) for manner in ("right", "shuffled", "straight", "pairs", "twice")),
     *(("targets", manner) for manner in ("right", "reference", "reference_alone", "kept_near", "average")),
     *(("rates", manner) for manner in ("right", "warm", "forward", "helper", "told", "accumulates")),
