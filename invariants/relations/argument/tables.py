@@ -333,6 +333,13 @@ def _models(trace: Trace, forwards: pl.DataFrame) -> pl.DataFrame:
     return forwards.filter(pl.col("_owner") | ~pl.col("_owner").any().over("proc")).drop("_owns", "_wraps", "_owner", "_class")
 
 
+def _without_a_second_model(fed: pl.DataFrame, forwards: pl.DataFrame) -> pl.DataFrame:
+    """Without forwards that evaluate where, since the backward before, another one of the same class trains: a teacher of the student's class."""
+    trains = forwards.filter(pl.col("_seen") == "true").select("proc", "class", pl.col("seq").alias("_at"), pl.col("seq").alias("_trains")).sort("_at")
+    told = fed.sort("_at").join_asof(trains, on="_at", by=["proc", "class"], strategy="backward", check_sortedness=False)
+    return told.filter((pl.col("_seen") == "true") | (pl.col("_trains").fill_null(0) <= pl.col("_since").fill_null(0))).drop("_trains", "_since")
+
+
 def _model_modes(trace: Trace) -> tuple[pl.DataFrame, pl.DataFrame]:
     """Training flag of the outermost module in the last forward before each backward, and in those without gradients."""
     flags = features_of(trace).filter(pl.col("name").is_in(["0.training", "0.type"]))
@@ -372,12 +379,13 @@ def _model_modes(trace: Trace) -> tuple[pl.DataFrame, pl.DataFrame]:
             codes_where(trace, lambda n: n in ("torch.Tensor.backward", "torch.autograd.backward"))
         )
     )
+    through = forwards.filter(pl.col("grad") == "true")
     fed = (
         backward.select("proc", "seq")
         .sort("seq")
+        .with_columns(pl.col("seq").shift(1).over("proc").alias("_since"))
         .join_asof(
-            forwards.filter(pl.col("grad") == "true")
-            .rename({"seq": "_at"})
+            through.rename({"seq": "_at"})
             .with_columns(pl.col("_at").alias("seq"))
             .sort("seq"),
             on="seq",
@@ -396,4 +404,5 @@ def _model_modes(trace: Trace) -> tuple[pl.DataFrame, pl.DataFrame]:
     free = free.with_columns((pl.col("_seen") == "false").alias("passed"), pl.col("own").alias("program"))
     if not forwards.height:
         return _EMPTY, _EMPTY
+    fed = _without_a_second_model(fed, through)
     return _row(_without_parts_that_train(fed, _modes_set(trace, forwards)), "passed"), _row(free, "passed")

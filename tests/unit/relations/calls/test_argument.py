@@ -197,6 +197,25 @@ def test_a_part_that_was_set_to_train_after_the_rest_evaluates(tmp_path: Path) -
     assert "torch.nn.Module.train" in RELATION.needs(rule.hypothesis).functions
 
 
+def test_a_teacher_of_the_students_class_evaluates_rightly_behind_it(tmp_path: Path) -> None:
+    """Its result is detached, or its parameters are frozen: the student trains since the backward before."""
+    rules = learn(RELATION, load(tmp_path, [loop()], [loop(model="__main__.B")]))
+
+    def distilled(student: int, *, first: bool) -> list[Any]:
+        job = loop(model="__main__.C")
+        rows: list[dict[str, Any]] = []
+        for row in job["calls"]:
+            if row["fn"].endswith("forward"):
+                pair = [{**row, "args": {**row["args"], "a": [{"M": "__main__.C", "p": "", "t": mode}, *row["args"]["a"][1:]]}} for mode in (student, 0)]
+                rows += pair[::-1] if first else pair
+            else:
+                rows.append(row)
+        return violations(RELATION, rules, load(tmp_path, [{**job, "calls": rows}]))
+
+    for first in (True, False):
+        assert not distilled(1, first=first) and distilled(0, first=first), first
+
+
 def test_evaluation_in_training_mode_is_judged_in_its_family(tmp_path: Path) -> None:
     def evaluated(training: int, model: str = "__main__.Net") -> list[dict[str, Any]]:
         return [program(*[evaluation(model, training, grad=False)] * 3, model=model)]
