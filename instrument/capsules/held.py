@@ -32,6 +32,10 @@ Leaf = tuple[str, Any]
 _Known = tuple["weakref.ref[Any]", tuple[int, int], "Held"]
 
 
+class Copies(list[Any]):
+    """Copies of tensors. A class of its own, so that who looks for lists of the program's (averages of its weights) passes them."""
+
+
 class Held:
     """A tensor as it was.
 
@@ -209,7 +213,7 @@ def _state(tensor: Tensor) -> tuple[int, int]:
         return _UNTOLD
 
 
-def clone(tensors: list[Tensor], into: list[Tensor] | None = None) -> list[Tensor]:
+def clone(tensors: list[Tensor], into: Copies | None = None) -> Copies:
     """Copies of dense tensors, where they lie.
 
     Args:
@@ -227,7 +231,7 @@ def clone(tensors: list[Tensor], into: list[Tensor] | None = None) -> list[Tenso
             if sources:
                 torch._foreach_copy_(into, sources)
             return into
-        return [t.clone() for t in sources]
+        return Copies(t.clone() for t in sources)
 
 
 def _fits(sources: list[Tensor], into: list[Tensor]) -> bool:

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
-from proctor.instrument.capsules.held import Held, clone, is_plain, leaves
+from proctor.instrument.capsules.held import Copies, Held, clone, is_plain, leaves
 from proctor.instrument.observe.content import readable, unseen
 from proctor.instrument.observe.plainly import is_tensor
 from proctor.invariants.capsule import Group, Plain, Variable
@@ -58,7 +58,7 @@ class StateValues:
         self.groups, self.missing = groups, missing
         self._things = [(value, tensor is not None) for value, tensor in found]
         tensors = [tensor for _, tensor in found if tensor is not None]
-        self._copies: list[Tensor] = clone(tensors, earlier._copies if earlier is not None else None)
+        self._copies: Copies = clone(tensors, earlier._copies if earlier is not None else None)
 
     @cached_property
     def held(self) -> list[tuple[Value, Held | None]]:

@@ -20,6 +20,7 @@ from proctor.instrument.capsules.held import Holder, _bytes, _state, clone, leav
 from proctor.instrument.capsules.state import StateValues, collect, restore, restore_gradients
 from proctor.instrument.observe.seen import LastSeen
 from proctor.instrument.observe.state import Look, StateTracker
+from proctor.instrument.probes._copies import find
 from proctor.invariants.capsule import Variable
 
 Pair = namedtuple("Pair", "x y")
@@ -82,6 +83,16 @@ def test_memory_is_used_again_where_it_fits() -> None:
     again = clone([torch.zeros(3), torch.zeros(2, 2)], first)
     assert again[0] is first[0] and again[0].sum() == 0
     assert clone([torch.ones(4)], first)[0] is not first[0]
+
+
+def test_what_is_kept_of_a_step_is_no_average_of_the_program_s() -> None:
+    """The state of a step without buffers and moments is a list of a tensor for each parameter, as a program's average may be."""
+    model = torch.nn.Bilinear(3, 5, 7)
+    kept = clone([*model.parameters()])
+    assert find(model, set()) == []
+    mine = [p.detach().clone() for p in model.parameters()]
+    assert [copy.label for copy in find(model, set())] == ["list"]
+    assert len(mine) == len(clone([*model.parameters()], kept))
 
 
 def test_reading_random_states_draws_nothing_and_they_can_be_set_again() -> None:
