@@ -17,6 +17,7 @@ import msgspec
 import polars as pl
 
 UNTOLD: Final = "(not recorded)"
+BEYOND: Final = "_beyond"  # column of texts: fields that a record had and for which there was no column, each in bars (`barred`)
 AGREE: Final = "~"  # suffix of the column that says whether the records of an example agree on a field
 
 
@@ -43,11 +44,14 @@ class Condition(msgspec.Struct, frozen=True, order=True, omit_defaults=True):
     def holds(self, columns: frozenset[str]) -> pl.Expr:
         """Boolean expression over an examples frame.
 
-        A field that is not a column of this frame was not set in any record: only "is not set" holds of it.
+        A field that is not a column of this frame was not set in any record, unless `BEYOND` names it: only "is not set" holds of it.
         """
         name = self.field + AGREE if self.kind in (Kind.CONSISTENT, Kind.UNEQUAL) else self.field
         if name not in columns:
-            return pl.lit(value=self.kind is Kind.CONSTANT and self.value is None)
+            unset = self.kind is Kind.CONSTANT and self.value is None
+            if unset and BEYOND in columns:
+                return ~pl.col(BEYOND).str.contains(barred(name), literal=True).fill_null(value=False)
+            return pl.lit(value=unset)
         column = pl.col(name)
         match self.kind:
             case Kind.CONSTANT:
@@ -130,6 +134,11 @@ class Precondition(msgspec.Struct, frozen=True, omit_defaults=True):
     def absent(self) -> list[str]:
         """Fields that must not be set for the rule to apply."""
         return sorted({c.field for clause in self.any_of for c in clause if not c.said})
+
+
+def barred(*fields: str) -> str:
+    """Fields as `BEYOND` holds them."""
+    return "|" + "|".join(fields) + "|" if fields else ""
 
 
 def clip(value: str) -> str:

@@ -19,7 +19,7 @@ import numpy as np
 import polars as pl
 
 from proctor.invariants.codec.definition import foreign
-from proctor.invariants.condition import AGREE, Precondition
+from proctor.invariants.condition import AGREE, BEYOND, Precondition
 from proctor.invariants.invariant import Hypothesis, Invariant, Severity
 from proctor.invariants.pack import Pack
 from proctor.invariants.relations import Detail, Relation, registry
@@ -281,7 +281,7 @@ def _met(
         yield from (told[str(i)].to_numpy() for i in range(len(holds)))
         return
     for i, (precondition, mine) in enumerate(zip(preconditions, spans, strict=True)):
-        wanted = {"hyp"} | {f for field_ in precondition.fields for f in (field_, field_ + AGREE) if f in columns}
+        wanted = {"hyp"} | (columns & {BEYOND}) | {f for field_ in precondition.fields for f in (field_, field_ + AGREE) if f in columns}
         rows = np.concatenate([np.arange(start, end) for start, end in mine])
         met = np.zeros(frame.height, dtype=bool)
         met[rows] = frame.select(sorted(wanted))[rows].select("hyp", holds[i])[str(i)].to_numpy()

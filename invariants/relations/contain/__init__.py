@@ -18,7 +18,7 @@ from typing import Any, ClassVar, Final
 import numpy as np
 import polars as pl
 
-from proctor.invariants.condition import AGREE, UNTOLD, Precondition
+from proctor.invariants.condition import AGREE, BEYOND, UNTOLD, Precondition, barred
 from proctor.invariants.invariant import Hypothesis, Standing, Support
 from proctor.invariants.relations import CALLED, Detail, Examples, Needs, Reads, Relation, register
 from proctor.invariants.relations._surveys import Fold
@@ -286,8 +286,8 @@ def _take_sample(trace: Trace) -> tuple[pl.DataFrame, list[str]]:
     calls = _frames.first_of_each(calls, [*circumstance, _frames.news(trace)], _PER_FUNCTION)
     features = _features(trace, calls["args"].unique().to_list())
     calls = calls.join(features, on="args", how="left", maintain_order="left").with_columns(_gaps(trace, calls).alias("_gap"))
-    names = [c for c in features.columns if c not in ("args", "training", "self")]
-    return calls.select("row", "fn", "proc", "seq", "step", "site", "_gap", *_FIELDS, *names), names
+    names = [c for c in features.columns if c not in ("args", "training", "self", BEYOND)]
+    return calls.select("row", "fn", "proc", "seq", "step", "site", "_gap", BEYOND, *_FIELDS, *names), names
 
 
 def _step_inside(trace: Trace, calls: pl.DataFrame) -> tuple[pl.Expr, pl.Expr]:
@@ -300,7 +300,10 @@ def _step_inside(trace: Trace, calls: pl.DataFrame) -> tuple[pl.Expr, pl.Expr]:
 
 
 def _features(trace: Trace, codes: Sequence[int]) -> pl.DataFrame:
-    """Simple facts about arguments: flags, names, classes; no numbers and no shapes, which do not transfer."""
+    """Simple facts about arguments: flags, names, classes; no numbers and no shapes, which do not transfer.
+
+    The commonest are columns, and which these are differs from window to window; the others are named (`BEYOND`).
+    """
     table: dict[str, dict[int, str]] = {}
     for code in codes:
         for path, value in trace.features[code].items():
@@ -317,8 +320,13 @@ def _features(trace: Trace, codes: Sequence[int]) -> pl.DataFrame:
         for path in table if "" in missing else missing & table.keys():
             table[path].setdefault(code, UNTOLD)
     standard = {"training": table.pop("0.training", {}), "self": table.pop("0.type", {})}
-    common = sorted(sorted(table), key=lambda p: -len(table[p]))[:_FEATURES]
-    columns = standard | {f"argument {p}": table[p] for p in sorted(common)}
+    paths = sorted(sorted(table), key=lambda p: -len(table[p]))
+    beyond: dict[int, list[str]] = {}
+    for path in paths[_FEATURES:]:
+        for code in table[path]:
+            beyond.setdefault(code, []).append(f"argument {path}")
+    rest = {code: barred(*fields) for code, fields in beyond.items()}
+    columns = standard | {f"argument {p}": table[p] for p in sorted(paths[:_FEATURES])} | {BEYOND: rest}
     return pl.DataFrame(
         {
             "args": pl.Series(codes, dtype=pl.UInt32),
@@ -357,5 +365,5 @@ def _stack(parts: Sequence[pl.DataFrame], fields: Sequence[str], scope: Sequence
     frame = pl.concat(parts, how="diagonal") if parts else pl.DataFrame()
     frame = frame.with_columns(pl.lit(None, dtype=types.get(c, pl.String)).alias(c) for c in (*types, *fields) if c not in frame.columns)
     frame = frame.with_columns(pl.when(pl.col(f).is_not_null()).then(pl.lit(value=True)).alias(f + AGREE) for f in scope)
-    private = [c for c in ("_name", "_module", "_optimizer", "_cause") if c in frame.columns]
+    private = [c for c in ("_name", "_module", "_optimizer", "_cause", BEYOND) if c in frame.columns]
     return frame.select(*(pl.col(c).cast(t) for c, t in types.items()), *fields, *(f + AGREE for f in scope), *private)

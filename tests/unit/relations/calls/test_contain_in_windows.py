@@ -118,3 +118,39 @@ def test_that_a_state_is_saved_depends_on_how_training_goes(tmp_path: Path) -> N
     rules = infer(passes(tmp_path / "a", -1), [RELATION], strict=True)[0]
     assert [r.hypothesis["child"] for r in rules] == ["lib.Stopping.compares"]
     assert not check(passes(tmp_path / "b", 4), [Pack(rules)], relations={"contain": RELATION}).violations
+
+
+def test_an_argument_that_a_window_has_no_column_for_was_given_all_the_same(tmp_path: Path) -> None:
+    """The commonest arguments are fields; in a validation alone, those of the program's other functions are the commonest."""
+
+    def evaluation(calls: list[dict[str, Any]], step: int, given: bool) -> None:
+        switches = {"drawn": True} if given else {}
+        calls.append({"fn": "lib.Model.predict", "step": step, "args": {"a": [], "k": switches}})
+        if not given:
+            calls.append({"fn": "lib.Loss.predict", "step": step, "parent": len(calls)})
+
+    def run(path: Path) -> Trace:
+        calls: list[dict[str, Any]] = []
+        for step in range(30):
+            if step >= 20:  # functions of which each has arguments of its own, in three ways
+                for k in range(60):
+                    calls += [{"fn": f"lib.f{k}", "step": step, "args": {"a": [], "k": {f"k{k}": word}}} for word in ("one", "two", "three")]
+            evaluation(calls, step, given=step % 3 == 1)
+        return Trace.load([write_run(path, [{"calls": calls}])])
+
+    def rules_of(trace: Trace) -> list[Any]:
+        return [r for r in infer(trace, [RELATION], strict=True)[0] if r.hypothesis["child"] == "lib.Loss.predict"]
+
+    whole = run(tmp_path / "own")
+    rules = rules_of(cut(whole, Window(-1, 15)))
+    assert rules and any(c.value is None for r in rules for clause in r.precondition.any_of for c in clause)
+    window = cut(whole, Window(20, 28))
+    assert not check(window, [Pack(rules)], relations={"contain": RELATION}).violations
+    # one that is not given what excuses it fails there, too
+    broken: list[dict[str, Any]] = []
+    for step in range(6):
+        for k in range(60):
+            broken += [{"fn": f"lib.f{k}", "step": step, "args": {"a": [], "k": {f"k{k}": word}}} for word in ("one", "two", "three")]
+        broken.append({"fn": "lib.Model.predict", "step": step, "args": {"a": [], "k": {}}})
+    broken.append({"fn": "lib.Loss.predict", "step": 5})
+    assert check(Trace.load([write_run(tmp_path / "broken", [{"calls": broken}])]), [Pack(rules)], relations={"contain": RELATION}).violations
