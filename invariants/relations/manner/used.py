@@ -123,6 +123,14 @@ def _lacks(look: _Look, name: str, behind: str = "") -> str:
     return f"it does not {'call' if name.endswith('()') else 'use'} {_plain(name)}{where} (it uses {', '.join(told) or 'nothing at all'}{more})"
 
 
+def _left_out(look: _Look, failed: Collection[str]) -> str:
+    """Uses that a look lacks, by what fails in it: those of the same operation behind one that is left out have other places, and their order tells nothing."""
+    pairs = [_parted(word)[0].partition(THEN) for word in failed]
+    lacks = dict.fromkeys(last for first, _, last in pairs if last and last not in look)
+    told = [_plain(name) for name in islice(lacks, _BESIDE)]
+    return f"it lacks {', '.join(told)}{f' and {len(lacks) - _BESIDE} more' if len(lacks) > _BESIDE else ''} of healthy runs, and what follows may have other places: " if lacks else ""
+
+
 def _plain(name: str) -> str:
     """An operation as a reader calls it: that of a pair of brackets has a name that nobody writes."""
     return name.replace("__getitem__", "an index").replace("__setitem__", "an assignment by index")
@@ -168,6 +176,9 @@ def _rows(trace: Trace, wanted: Collection[str], kind: str, manner: _Manner) -> 
             if passed is not None:
                 base, mode = _parted(word)
                 name, seen = ("", "") if passed else manner.seen(look, base)
+                if kind == "then" and name in look:
+                    failed = [other for other in sorted(asked.get(row["text"], ())) if holds(look, row["self"], other) is False]
+                    seen = _left_out(look, failed) + seen
                 seen = f"{_WHILE[mode].strip()}, {seen}" if seen and mode else seen
                 found.append(_calls._row(row, f"{row['text']}{_calls.OF}{word}", passed, seen, _told.caller_of(row["text"]), name))
     return _calls._finish(trace, found, kind)
