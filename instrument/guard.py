@@ -148,10 +148,14 @@ def began_with(stderr: os.stat_result | None) -> None:
 _MAX_UNSAID: Final = 20
 
 
-def say(text: str) -> None:
-    """One line on stderr, if there is one; a closed stderr is not an error. What cannot be said is kept for `unsaid`."""
+def say(text: str, *, gap: bool = True) -> None:
+    """One line on stderr, if there is one; a closed stderr is not an error. What cannot be said is kept for `unsaid`.
+
+    Args:
+        gap: it says what is not recorded, which a report names; else it is for somebody who looks on, and is not kept.
+    """
     if not _TERMINAL.is_ours():
-        if len(_TERMINAL.unsaid) < _MAX_UNSAID:
+        if gap and len(_TERMINAL.unsaid) < _MAX_UNSAID:
             _TERMINAL.unsaid.append(text)
         return
     with contextlib.suppress(OSError, ValueError):

@@ -182,7 +182,7 @@ class Observer:
         self.recorder.enabled = True
         self.writer.start()
         if rank == 0:
-            say(f"recording to {self.config.run} ({reason})")
+            say(f"recording to {self.config.run} ({reason})", gap=False)
 
     def freeze(self, key: str, step: int) -> None:
         """The verifier has found something: the step is kept, and what comes is looked at in full."""

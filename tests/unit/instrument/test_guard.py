@@ -85,9 +85,10 @@ def test_a_file_that_has_the_number_of_stderr_when_we_come_is_the_program_s(tmp_
         "assert own.fileno() == 2\n"
         "from proctor.instrument import guard\n"
         "guard.began_with(began)\n"
-        "guard.say('recording')\n"
+        "guard.say('recording', gap=False)\n"
+        "guard.say('not streaming')\n"
         "own.flush()\n"
         "print(guard.unsaid(), os.path.getsize('own'))\n"
     )
     done = subprocess.run([sys.executable, str(script)], cwd=tmp_path, capture_output=True, text=True, timeout=120, check=False)
-    assert done.stdout.strip() == "['recording'] 0"
+    assert done.stdout.strip() == "['not streaming'] 0"
