@@ -8,28 +8,10 @@ torch = pytest.importorskip("torch")
 
 import numpy as np  # noqa: E402
 import torch.nn.functional as F  # noqa: E402
+from helpers.selfchecked import call_of, verdict  # noqa: E402
 from torch import nn  # noqa: E402
 
-from proctor.oracle.selfcheck import NotApplicable, Unknown, registry  # noqa: E402
-from proctor.oracle.selfcheck.watching.fork import random_states  # noqa: E402
-from proctor.oracle.selfcheck.watching.step import Call  # noqa: E402
-from proctor.oracle.selfcheck.watching.values import tensors  # noqa: E402
-
-
-def call_of(module, *args, targets=(), **kwargs):
-    """A real step of a module: results, and what comes back to them from the mean of their squares."""
-    torch.manual_seed(0)
-    call = Call(module, type(module).__name__, args, kwargs, random_states(), module.training, targets=list(targets))
-    out = dict(tensors(module(*args, **kwargs)))
-    call.results = {p: (tuple(t.shape), t.dtype) for p, t in out.items()}
-    wanted = {p: t for p, t in out.items() if t.requires_grad}
-    slopes = torch.autograd.grad(sum((t * t).mean() for t in wanted.values()), list(wanted.values()))
-    call.gradients = dict(zip(wanted, slopes, strict=True))
-    return call
-
-
-def verdict(name, call):
-    return registry()[name].check(call)
+from proctor.oracle.selfcheck import NotApplicable, Unknown  # noqa: E402
 
 
 class Net(nn.Module):

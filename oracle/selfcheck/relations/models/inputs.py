@@ -1,12 +1,14 @@
 """Every input matters: with other values of it, some result is another one.
 
-Catches an input that is overwritten, forgotten, or detached from the results. An input of one value only cannot be exchanged and is listed.
+Catches an input that is overwritten, forgotten, or detached from the results. An input of one value only cannot be exchanged and is listed. A whole batch in one mapping is given to models
+that ask for a part of it: an entry that the forward never asks for is no input of the model.
 """
 
 from __future__ import annotations
 
 import dis
 import inspect
+from typing import Any
 
 import torch
 
@@ -44,6 +46,9 @@ class Inputs(ModelRelation):
         numbers = {n for n, t in call.named_inputs.values() if _numbers(t) and not _read(call, n)}
         if idle and numbers.issuperset(idle):
             return Outcome(relation=self.name, verdict="by-design", reason=f"{', '.join(idle)} numbers the samples (as many different whole numbers as there are samples), and the forward never reads it", culprit=call.place())
+        unasked = _unasked(call) if idle else set()
+        if idle and all(n in numbers or ("." in n and n.rpartition(".")[2] in unasked) for n in idle):
+            return Outcome(relation=self.name, verdict="by-design", reason=f"{', '.join(idle)} {'is' if len(idle) == 1 else 'are'} in the batch that the model is given, and the forward never asks for {'it' if len(idle) == 1 else 'them'}", culprit=call.place())
         if idle:
             where = written_at(call.module)
             return Outcome(
@@ -69,6 +74,65 @@ def _read(call: Call, name: str) -> bool:
     if code is None or name not in code.co_varnames or name in code.co_cellvars:
         return True
     return any(name == i.argval or (isinstance(i.argval, tuple) and name in i.argval) for i in dis.get_instructions(code) if i.opname.startswith("LOAD_FAST"))
+
+
+class _Noting(dict[Any, Any]):
+    """A mapping that notes what is asked of it."""
+
+    def __init__(self, given: dict[Any, Any], asked: set[Any]) -> None:
+        super().__init__(given)
+        self._asked = asked
+
+    def __getitem__(self, key: Any) -> Any:
+        self._asked.add(key)
+        return super().__getitem__(key)
+
+    def __iter__(self) -> Any:  # as `**batch` does, too, which asks for each
+        return super().__iter__()
+
+    def get(self, key: Any, default: Any = None) -> Any:
+        self._asked.add(key)
+        return super().get(key, default)
+
+    def pop(self, key: Any, *default: Any) -> Any:
+        self._asked.add(key)
+        return super().pop(key, *default)
+
+    def items(self) -> Any:
+        self._asked.update(self.keys())
+        return super().items()
+
+    def values(self) -> Any:
+        self._asked.update(self.keys())
+        return super().values()
+
+    def copy(self) -> Any:
+        return _Noting(self, self._asked)
+
+
+def _unasked(call: Call) -> set[str]:
+    """Keys of mappings among the arguments that the forward asks for neither in training nor in evaluation."""
+    asked: set[Any] = set()
+    keys: set[Any] = set()
+
+    def noting(value: Any) -> Any:
+        if type(value) is not dict:
+            return value
+        keys.update(value)
+        return _Noting({key: noting(item) for key, item in value.items()}, asked)
+
+    def before(_module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, Any]:
+        return tuple(noting(a) for a in args), {name: noting(value) for name, value in kwargs.items()}
+
+    handle = call.module.register_forward_pre_hook(before, with_kwargs=True)
+    try:
+        for training in (False, True):
+            call.evaluate(training=training)
+    except Exception:  # noqa: BLE001 - the program's own code, which may want a plain mapping
+        return set()
+    finally:
+        handle.remove()
+    return {str(key) for key in keys - asked}
 
 
 def _matters(call: Call, path: str, other: torch.Tensor, results: Outputs) -> bool:
