@@ -11,7 +11,8 @@ from typing import Final
 import polars as pl
 
 from proctor.invariants.relations import stays
-from proctor.invariants.relations.argument.tables import TRAIN, tables
+from proctor.invariants.relations.argument.model_modes import TRAIN
+from proctor.invariants.relations.argument.tables import tables
 from proctor.invariants.relations.contain.trained import held_parameters
 from proctor.invariants.relations.course import clipping, groups, modes, resting, updating
 from proctor.invariants.relations.fresh import batches

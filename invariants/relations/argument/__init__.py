@@ -16,11 +16,11 @@ import polars as pl
 from proctor.invariants.invariant import Hypothesis, Standing
 from proctor.invariants.relations import Detail, Examples, Needs, Reads, Relation, register
 from proctor.invariants.relations._surveys import Fold
+from proctor.invariants.relations.argument.model_modes import MODE_SETTERS
 from proctor.invariants.relations.argument.switches import SCRIPT
 from proctor.invariants.relations.argument.tables import (
     DROPOUTS,
     GROUP,
-    MODE_SETTERS,
     SHARED_BY_RANKS,
     SUBJECT,
     tables,

@@ -12,6 +12,7 @@ import numpy as np
 import polars as pl
 
 from proctor.invariants.codec.signature import Plain
+from proctor.invariants.relations.argument import model_modes as _modes
 from proctor.invariants.relations.argument import switches as _switches
 from proctor.invariants.relations.views import frames as _frames
 from proctor.invariants.relations.views.calls import (
@@ -25,7 +26,7 @@ from proctor.invariants.relations.views.calls import (
     short,
     texts,
 )
-from proctor.invariants.schema import MODEL_CALL, CallFlag
+from proctor.invariants.schema import CallFlag
 from proctor.invariants.trace import Trace
 
 SUBJECT = ("function", "feature", "caller", "program")
@@ -42,8 +43,6 @@ _SEEDS = ("torch.manual_seed", "torch.cuda.manual_seed", "torch.cuda.manual_seed
 DROPOUT = "torch.nn.functional.dropout"  # what the rule calls all of these
 ATTENTION = "torch.nn.functional.scaled_dot_product_attention"
 DROPOUTS = frozenset({*(f"{DROPOUT}{d}" for d in ("", "1d", "2d", "3d")), *(f"torch.nn.functional.{n}_dropout" for n in ("alpha", "feature_alpha")), ATTENTION})
-TRAIN = "torch.nn.Module.train"
-MODE_SETTERS = frozenset({TRAIN, "torch.nn.Module.eval"})
 _MAX_DEPTH = 24  # of modules in modules
 _MIN_CALLS = 4  # fewer show no pattern
 _MAX_CALLS = 20_000  # by function and process; a hotter one takes no arguments that are worth a rule
@@ -68,7 +67,8 @@ def tables(trace: Trace) -> dict[str, pl.DataFrame]:
 def _build(trace: Trace) -> dict[str, pl.DataFrame]:
     given, collectives = _given(trace), _collectives(trace)
     ranks = _by_rank(trace, given, collectives)
-    training, evaluating = _model_modes(trace)
+    modes = _modes.model_modes(trace)
+    training, evaluating = (_EMPTY, _EMPTY) if modes is None else (_row(found, "passed") for found in modes)
     return {
         "passes": pl.concat([_passes(trace, collectives), _row(_switches.given(trace), "passed")]),
         "same": _same(trace, given),
@@ -290,119 +290,3 @@ def _keeps_all(function: str, given: Mapping[str, Plain], inner: bool) -> tuple[
     if told == "" or p == 0:
         return (None if inner or p == 0 else False), f"{name} is not told whether it trains, and drops then"
     return (None if told else True), f"{name} is told that it does not train"
-
-
-def _modes_set(trace: Trace, forwards: pl.DataFrame) -> pl.DataFrame:
-    """Where a model as a whole is set to evaluate, and where a part of one is set to train: proc, _at, part."""
-    calls = calls_of(trace).filter(pl.col("fn").is_in(codes_where(trace, lambda n: n in MODE_SETTERS)))
-    wholes = set(forwards.select("proc", "class").unique().iter_rows())
-    found: list[tuple[int, int, bool]] = []
-    for proc, seq, fn, args in calls.select("proc", "seq", "fn", "args").iter_rows():
-        given = trace.features[args]
-        on = trace.functions[fn] == TRAIN and given.get("1.value", given.get("mode.value", True)) is True
-        whole = given.get("0.path", "") == "" and (proc, given.get("0.type")) in wholes
-        if on != whole:
-            found.append((proc, seq, on))
-    return pl.DataFrame(found, schema={"proc": pl.UInt16, "_at": pl.UInt32, "part": pl.Boolean}, orient="row").sort("_at")
-
-
-def _without_parts_that_train(fed: pl.DataFrame, modes: pl.DataFrame) -> pl.DataFrame:
-    """Without forwards of a model that evaluates but for a part, which was set to train after that."""
-    told = fed.sort("_at").join_asof(modes, on="_at", by="proc", strategy="backward", check_sortedness=False)
-    return told.filter((pl.col("_seen") == "true") | ~pl.col("part").fill_null(value=False)).drop("part")
-
-
-def _wrapped_modes(trace: Trace, flags: pl.DataFrame) -> pl.DataFrame:
-    """Flag and class of the first module that a call calls: a wrapper without a flag of its own trains when that does."""
-    told = flags.filter(pl.col("0.training").is_not_null()).select(
-        pl.col("code").alias("args"), pl.col("0.training").alias("_inner"), pl.col("0.type").alias("_class")
-    )
-    inner = trace.calls.filter(pl.col("parent") > 0).select("proc", pl.col("parent").alias("seq"), pl.col("seq").alias("_at"), "args")
-    return inner.join(told, on="args").sort("_at").unique(["proc", "seq"], keep="first", maintain_order=True).drop("args", "_at")
-
-
-def _models(trace: Trace, forwards: pl.DataFrame) -> pl.DataFrame:
-    """Forwards of what has parameters, wraps it, or calls at once a module that has, where anything has: a loss that is a module runs last before each backward, and never evaluates."""
-    known = _frames.owned(trace).filter(pl.col("role") == "parameter").select(pl.col("model").str.split("#").list.first().alias("class"), "var")
-    held = trace.states.select("proc", "var").unique().join(known, on="var").select("proc", "class")
-    wrappers = trace.states.select("proc", "meta").unique().join(_frames.metas(trace, "root"), on="meta").select("proc", pl.col("root").alias("class"))
-    held = pl.concat([held, wrappers.drop_nulls()]).unique()
-    for of, found in (("class", "_owns"), ("_class", "_wraps")):
-        forwards = forwards.join(held.select("proc", pl.col("class").alias(of), pl.lit(value=True).alias(found)), on=["proc", of], how="left", maintain_order="left")
-    forwards = forwards.with_columns(pl.any_horizontal(pl.col("_owns", "_wraps").fill_null(value=False)).alias("_owner"))
-    return forwards.filter(pl.col("_owner") | ~pl.col("_owner").any().over("proc")).drop("_owns", "_wraps", "_owner", "_class")
-
-
-def _without_a_second_model(fed: pl.DataFrame, forwards: pl.DataFrame) -> pl.DataFrame:
-    """Without forwards that evaluate where, since the backward before, another one of the same class trains: a teacher of the student's class."""
-    trains = forwards.filter(pl.col("_seen") == "true").select("proc", "class", pl.col("seq").alias("_at"), pl.col("seq").alias("_trains")).sort("_at")
-    told = fed.sort("_at").join_asof(trains, on="_at", by=["proc", "class"], strategy="backward", check_sortedness=False)
-    return told.filter((pl.col("_seen") == "true") | (pl.col("_trains").fill_null(0) <= pl.col("_since").fill_null(0))).drop("_trains", "_since")
-
-
-def _model_modes(trace: Trace) -> tuple[pl.DataFrame, pl.DataFrame]:
-    """Training flag of the outermost module in the last forward before each backward, and in those without gradients."""
-    flags = features_of(trace).filter(pl.col("name").is_in(["0.training", "0.type"]))
-    flags = flags.pivot(
-        on="name",
-        on_columns=["0.training", "0.type"],
-        index="code",
-        values="value",
-        aggregate_function="first",
-    )
-    forwards = (
-        calls_of(trace)
-        .filter("root")
-        .join(flags.rename({"code": "args", "0.training": "_seen", "0.type": "class"}), on="args", how="left")
-        .join(_wrapped_modes(trace, flags), on=["proc", "seq"], how="left", maintain_order="left")
-        .with_columns(
-            pl.coalesce("_seen", "_inner").alias("_seen"),
-            pl.when(pl.col("_seen").is_null()).then("_class").otherwise("class").alias("class"),
-        )
-        .drop("_inner")
-        .filter(pl.col("_seen").is_not_null())
-        .pipe(lambda found: _models(trace, found))
-        .join(circumstances_of(trace).select("circ", "grad"), on="circ")
-        .with_columns(
-            pl.lit(MODEL_CALL).alias("function"),
-            pl.lit("0.training").alias("feature"),
-            pl.lit("").alias("caller"),
-            pl.when(pl.col("class").n_unique().over("proc") == 1)
-            .then(pl.lit("one"))
-            .otherwise(pl.lit("several"))
-            .alias("roots"),
-        )
-        .join(programs_of(trace).select("proc", pl.col("program").alias("own")), on="proc")
-    )
-    backward = calls_of(trace).filter(
-        pl.col("fn").is_in(
-            codes_where(trace, lambda n: n in ("torch.Tensor.backward", "torch.autograd.backward"))
-        )
-    )
-    through = forwards.filter(pl.col("grad") == "true")
-    fed = (
-        backward.select("proc", "seq")
-        .sort("seq")
-        .with_columns(pl.col("seq").shift(1).over("proc").alias("_since"))
-        .join_asof(
-            through.rename({"seq": "_at"})
-            .with_columns(pl.col("_at").alias("seq"))
-            .sort("seq"),
-            on="seq",
-            by="proc",
-            strategy="backward",
-            check_sortedness=False,
-        )
-        .filter(pl.col("function").is_not_null())
-        .unique(["proc", "_at"])
-    )
-    fed = fed.with_columns((pl.col("_seen") == "true").alias("passed"), pl.lit("").alias("program"))
-    trained = fed.select("proc", "class").unique()
-    free = forwards.filter((pl.col("grad") == "false") & (pl.col("step") >= 0)).join(
-        trained, on=["proc", "class"], how="semi"
-    )
-    free = free.with_columns((pl.col("_seen") == "false").alias("passed"), pl.col("own").alias("program"))
-    if not forwards.height:
-        return _EMPTY, _EMPTY
-    fed = _without_a_second_model(fed, through)
-    return _row(_without_parts_that_train(fed, _modes_set(trace, forwards)), "passed"), _row(free, "passed")

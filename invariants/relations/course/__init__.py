@@ -31,7 +31,8 @@ import polars as pl
 
 from proctor.invariants.invariant import Hypothesis, Standing
 from proctor.invariants.relations import Detail, Examples, Needs, Reads, Relation, register
-from proctor.invariants.relations.argument.tables import DROPOUTS, MODE_SETTERS
+from proctor.invariants.relations.argument.model_modes import MODE_SETTERS
+from proctor.invariants.relations.argument.tables import DROPOUTS
 from proctor.invariants.relations.course import choices as _choices
 from proctor.invariants.relations.course import clipping as _clipping
 from proctor.invariants.relations.course import groups as _groups

@@ -8,7 +8,8 @@ from typing import Final
 import numpy as np
 import polars as pl
 
-from proctor.invariants.relations.argument.tables import DROPOUTS, MODE_SETTERS, TRAIN, tables
+from proctor.invariants.relations.argument.model_modes import MODE_SETTERS, TRAIN
+from proctor.invariants.relations.argument.tables import DROPOUTS, tables
 from proctor.invariants.relations.course.updating import BACKWARDS, examples, fine
 from proctor.invariants.relations.views import frames as _frames
 from proctor.invariants.relations.views import sightings as _sightings
