@@ -197,7 +197,7 @@ class Acts:
             self._idle = rests and not asks and moves_nothing(optimizer)
             if not self._idle:
                 self._clock.update_begins(key)
-                if rests and self._progress.boundary and self._progress.stepped:
+                if rests and not asks and self._progress.boundary and self._progress.stepped:  # what asks for its loss trains within the update
                     self._host.updated_again()
                 self.cross()
         stepping.append(id(optimizer))

@@ -48,6 +48,7 @@ from proctor.oracle.merging.align import (
     deal_calls,
     kept_names,
     name_tensors,
+    within,
 )
 from proctor.oracle.merging.assemble import GRADIENTS, LIKE, REPLICA_AXES, Assembler, Piece
 from proctor.oracle.merging.reference import Key, Reference, slot_text
@@ -237,7 +238,7 @@ class Comparison:
     def call_of(self, rank: int, module: str, call: int) -> int:
         """The reference's call that a rank's call of a module is, as its process counts them; after `run`."""
         call -= self.ranks[rank].dry.get(0, 0)
-        return self._calls[rank].of(call, self._counts[rank].get(module, 0), self.reference.calls.get(module, 0))
+        return self._call(rank, module, call)
 
     # -- before tensors are compared ------------------------------------------------------------------------
 
@@ -271,7 +272,7 @@ class Comparison:
                 name = naming(entry)
                 call = entry.call
                 if entry.kind not in PARAMETERS and entry.kind not in BUFFERS:
-                    call = self._calls[rank].of(call, self._counts[rank].get(name, 0), self.reference.calls.get(name, 0))
+                    call = self._call(rank, name, call)
                 key = (entry.step, call, entry.kind, name, entry.slot)
                 if key not in self.reference.entries:
                     slots = self.reference.slots.get((entry.step, call, entry.kind, name), ())
@@ -286,6 +287,10 @@ class Comparison:
             self._extra.add(f"gradients at the edges of {len({k[3] for k in other})} modules: the candidate calls them less often than the reference's ranks, on other rows")
             for key in other:
                 del self._pieces[key]
+
+    def _call(self, rank: int, module: str, call: int) -> int:
+        mine, theirs = self._counts[rank], self.reference.calls
+        return self._calls[rank].of(call, mine.get(module, 0), theirs.get(module, 0), within(module, mine, theirs))
 
     def _count(self, record: RankRecord, naming: Naming) -> dict[str, int]:
         return count_calls(record.entries, naming, 0)
@@ -318,7 +323,7 @@ class Comparison:
             }
             if len(full) > 1:
                 chosen.add((name, entry.kind, entry.slot))
-                samples.append((entry, as_float(record.array(entry), entry.dtype), full, self._counts[rank].get(name, 0)))
+                samples.append((entry, as_float(record.array(entry), entry.dtype), full, self._counts[rank].get(name, 0), within(name, self._counts[rank], self.reference.calls)))
         coords = self.coords[rank]
         axes = [a for a in self.mesh.axes if a in REPLICA_AXES]
         replica = None

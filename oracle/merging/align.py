@@ -45,20 +45,22 @@ class Calls(NamedTuple):
     place: int = 0
     in_turn: bool = False
 
-    def of(self, call: int, mine: int, theirs: int) -> int:
+    def of(self, call: int, mine: int, theirs: int, within: int = 1) -> int:
         """The reference's call.
 
         Args:
             call: of the rank.
             mine: how often the rank calls the module in a step.
             theirs: how often the reference does.
+            within: how often one forward of the whole model does (`within`): those stay together, in their order.
         """
         if theirs == mine:
             return call
+        forward, place = divmod(call, within)
         if mine and theirs == mine * self.ratio:
-            return call * self.ratio + self.place if self.in_turn else self.place * mine + call
+            return (forward * self.ratio + self.place if self.in_turn else self.place * (mine // within) + forward) * within + place
         if theirs and mine > theirs and mine % theirs == 0:
-            return call // (mine // theirs)
+            return forward // (mine // theirs) * within + place
         return call
 
 
@@ -206,10 +208,25 @@ def count_calls(entries: Sequence[Entry], naming: Callable[[Entry], str], step: 
     return out
 
 
+def within(name: str, mine: Mapping[str, int], theirs: Mapping[str, int]) -> int:
+    """How often one forward of the model calls a module of it, where the rank's forwards are to the reference's as its calls of the module are; else 1.
+
+    Args:
+        name: of the module.
+        mine: calls by module of the rank.
+        theirs: calls by module in the reference.
+    """
+    model = "" if "" in theirs else name.partition(".")[0]
+    forwards, calls = (mine.get(model, 0), theirs.get(model, 0)), (mine.get(name, 0), theirs.get(name, 0))
+    if not all((*forwards, *calls)) or calls[1] % forwards[1] or calls[0] * forwards[1] != calls[1] * forwards[0]:
+        return 1
+    return calls[1] // forwards[1]
+
+
 def deal_calls(
     theirs: Mapping[str, int],
     mine: Mapping[str, int],
-    samples: Sequence[tuple[Entry, Array, Mapping[int, Array], int]],
+    samples: Sequence[tuple[Entry, Array, Mapping[int, Array], int, int]],
     replica: int | None,
 ) -> Calls:
     """How a rank's calls are those of the reference.
@@ -217,7 +234,7 @@ def deal_calls(
     Args:
         theirs: calls by module in the reference.
         mine: calls by module of the rank.
-        samples: tensors of the rank: entry, values, the reference's values by call, and calls of the rank's module.
+        samples: tensors of the rank: entry, values, the reference's values by call, calls of the rank's module, and those of them `within` one forward.
         replica: the rank's place among the data-parallel replicas, where a plan says it.
     """
     ratios = Counter(theirs[n] // c for n, c in mine.items() if n in theirs and c and theirs[n] % c == 0)
@@ -228,9 +245,9 @@ def deal_calls(
     if replica is not None and replica < ratio:
         options.sort(key=lambda c: c.place != replica)
     cost = dict.fromkeys(options, 0.0)
-    for entry, values, full, calls in samples[:_VOTERS]:
+    for entry, values, full, calls, inside in samples[:_VOTERS]:
         for option in options:
-            other = full.get(option.of(entry.call, calls, calls * ratio))
+            other = full.get(option.of(entry.call, calls, calls * ratio, inside))
             found = locate(values, other) if other is not None else None
             cost[option] += min(1.0, found.error) if found is not None else 1.0
     return min(options, key=lambda o: cost[o])

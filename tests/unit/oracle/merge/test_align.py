@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from proctor.oracle.merging.align import Calls, Naming, deal_calls, kept_names, name_tensors
+from proctor.oracle.merging.align import Calls, Naming, deal_calls, kept_names, name_tensors, within
 from proctor.oracle.plans.plan import Plan
 from proctor.oracle.tensors import Entry
 
@@ -80,7 +80,7 @@ def test_renames_of_a_plan_come_first() -> None:
 def test_microbatches_are_dealt_out_as_the_values_say(in_turn: bool, expected: list[int]) -> None:
     full = {call: RNG.standard_normal((4, 4)) for call in range(8)}
     mine = [full[c] for c in expected]
-    samples = [(entry("input", "", v, call=i), v, full, 4) for i, v in enumerate(mine[:2])]
+    samples = [(entry("input", "", v, call=i), v, full, 4, 1) for i, v in enumerate(mine[:2])]
     calls = deal_calls({"": 8}, {"": 4}, samples, None)
     assert calls == Calls(2, 1, in_turn)
     assert [calls.of(c, 4, 8) for c in range(4)] == expected
@@ -90,3 +90,14 @@ def test_calls_that_agree_stay() -> None:
     assert deal_calls({"": 4}, {"": 4}, [], 1) == Calls()
     assert Calls(2, 1).of(3, 4, 4) == 3
     assert Calls().of(5, 8, 4) == 2  # a module that the candidate calls twice as often
+
+
+def test_a_module_that_runs_twice_in_a_forward_is_dealt_out_by_forwards() -> None:
+    """An encoder's call stays one when a batch is halved, and a decoder's."""
+    twice = within("rnn", {"": 2, "rnn": 4}, {"": 1, "rnn": 2})
+    assert twice == 2 and [Calls().of(c, 4, 2, twice) for c in range(4)] == [0, 1, 0, 1]
+    assert [Calls(2, 1).of(c, 4, 8, within("rnn", {"": 2, "rnn": 4}, {"": 4, "rnn": 8})) for c in range(4)] == [4, 5, 6, 7]
+    assert [Calls(2, 1, in_turn=True).of(c, 4, 8, 2) for c in range(4)] == [2, 3, 6, 7]
+    assert within("model.rnn", {"model": 2, "model.rnn": 4}, {"model": 1, "model.rnn": 2}) == 2
+    # A forward that goes through its own microbatches, a module that is left out now and then, and one that nobody calls.
+    assert within("rnn", {"": 1, "rnn": 4}, {"": 1, "rnn": 2}) == within("rnn", {"": 2, "rnn": 3}, {"": 1, "rnn": 2}) == within("other", {"": 2}, {"": 1}) == 1

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -91,6 +92,17 @@ def test_a_second_update_with_the_same_gradients_is_no_step_of_its_own(tmp_path:
     found = compare_to(trusted, twice(tmp_path / "twice", 2))
     assert found.verdict == "different" and found.first is not None and "once more with the same gradients" in found.first.note
     assert [len(h) for h in hooks] == before, "the recording ended within a hook, and took it off later"
+
+
+def test_an_update_that_asks_for_its_loss_is_no_second_one(tmp_path: Path) -> None:
+    """What trains does so within the update, as Lightning's loop has it: nothing has trained since the update before when it begins."""
+    net = Net()
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+    inner = SimpleNamespace(zero_grad=optimizer.zero_grad, step=lambda: None)
+    with trace(net, tmp_path / "asks", steps=1):
+        for _ in range(2):
+            optimizer.step(lambda: step(net, inner))
+    assert compare_to(reference(tmp_path / "r"), tmp_path / "asks").verdict == "equivalent"
 
 
 class Cut(torch.nn.Module):
