@@ -49,13 +49,13 @@ class Loose(Probe):
         self._optimizers: dict[int, weakref.ref[Any]] = {}
         self._loose: list[tuple[weakref.ref[Any], list[float]]] = []
         self._loaded: set[int] = set()  # parameters
-        self._read = False  # a file, which no module has taken yet: the program may have put it anywhere
+        self._read = 0  # files that no module has taken yet: the program may have put them anywhere
 
     def hooks(self, function: str, home: Home) -> Hooks:
         if function == MODEL_CALL:
             return self._called, None
         if function == READS:
-            return lambda args, kwargs: self._reads(), None
+            return self._reads, None
         if function == TAKES:
             return None, lambda args, kwargs, result, raised: self._takes(args[0])
         if function == BACKWARD:
@@ -70,12 +70,12 @@ class Loose(Probe):
     def _ends(self) -> None:
         self.over, self._loose, self._models, self._fed, self._loaded = True, [], {}, {}, set()
 
-    def _reads(self) -> None:
-        self._read = True
+    def _reads(self, args: tuple[Any, ...], kwargs: dict[str, Any] | None) -> None:
+        self._read += 1
 
     def _takes(self, module: Any) -> None:
         if not self.over:
-            self._read = False
+            self._read = max(0, self._read - 1)
             self._loaded |= {id(p) for p in plainly.parameters(module)}
             if len(self._loaded) > _PARAMETERS:
                 self._ends()

@@ -62,13 +62,16 @@ PROGRAMS = {
             def forward(self, student, teacher):
                 return (student * self.scale + self.shift - teacher).square().mean()
         model, teacher, judge = nn.Linear(6, 3), nn.Linear(6, 3), Judge()
-        torch.save(teacher.state_dict(), "teacher.pt"), torch.save(dict(judge.named_parameters()), "judge.pt")
+        files = [f"{OUT}-{name}.pt" for name in ("teacher", "judge")]
+        torch.save(teacher.state_dict(), files[0]), torch.save(dict(judge.named_parameters()), files[1])
+        if BUG == "by_hand_first":
+            values = torch.load(files[1])
         if BUG != "by_hand":
-            teacher.load_state_dict(torch.load("teacher.pt"))
+            teacher.load_state_dict(torch.load(files[0]))
         if BUG == "loaded":
             judge.load_state_dict({k: v.clone() for k, v in judge.state_dict().items()})
-        elif BUG in ("by_hand", "by_hand_too"):
-            for name, value in torch.load("judge.pt").items():
+        elif BUG in ("by_hand", "by_hand_too", "by_hand_first"):
+            for name, value in (values if BUG == "by_hand_first" else torch.load(files[1])).items():
                 judge.get_parameter(name).data.copy_(value)
         optimizer = torch.optim.SGD([*model.parameters(), *(judge.parameters() if BUG == "whole" else ())], 0.01)
         for step in range(24):
@@ -178,7 +181,7 @@ WRONG = {("parts", "left_out"): "forgotten", ("chain", "left_out"): "forgotten",
 RIGHT = [
     *(("parts", manner) for manner in ("whole", "upstream", "frozen", "loaded", "cleared", "later", "by_hand")),
     *(("chain", manner) for manner in ("whole", "loaded", "cut", "judge")),
-    *(("judged", manner) for manner in ("whole", "loaded", "by_hand", "by_hand_too")),
+    *(("judged", manner) for manner in ("whole", "loaded", "by_hand", "by_hand_too", "by_hand_first")),
     *(("pairs", manner) for manner in ("right", "shuffled", "straight", "pairs", "twice")),
     *(("targets", manner) for manner in ("right", "reference", "reference_alone", "kept_near", "average")),
     *(("rates", manner) for manner in ("right", "warm", "forward", "helper", "told", "accumulates")),
