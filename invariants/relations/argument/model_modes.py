@@ -103,18 +103,20 @@ def model_modes(trace: Trace) -> tuple[pl.DataFrame, pl.DataFrame] | None:
         )
         .join(programs_of(trace).select("proc", pl.col("program").alias("own")), on="proc")
     )
+    if not forwards.height:
+        return None
     backward = calls_of(trace).filter(
         pl.col("fn").is_in(
             codes_where(trace, lambda n: n in ("torch.Tensor.backward", "torch.autograd.backward"))
         )
     )
-    through = forwards.filter(pl.col("grad") == "true")
+    differentiated = forwards.filter(pl.col("grad") == "true")
     fed = (
         backward.select("proc", "seq")
         .sort("seq")
         .with_columns(pl.col("seq").shift(1).over("proc").alias("_since"))
         .join_asof(
-            through.rename({"seq": "_at"})
+            differentiated.rename({"seq": "_at"})
             .with_columns(pl.col("_at").alias("seq"))
             .sort("seq"),
             on="seq",
@@ -131,7 +133,5 @@ def model_modes(trace: Trace) -> tuple[pl.DataFrame, pl.DataFrame] | None:
         trained, on=["proc", "class"], how="semi"
     )
     free = free.with_columns((pl.col("_seen") == "false").alias("passed"), pl.col("own").alias("program"))
-    if not forwards.height:
-        return None
-    fed = _without_a_second_model(fed, through)
+    fed = _without_a_second_model(fed, differentiated)
     return _without_parts_that_train(fed, _modes_set(trace, forwards)), free

@@ -50,6 +50,11 @@ def after_lines(point: Point) -> tuple[str, ...]:
     return (_FROZEN[str(point["frozen"])],) if point["frozen"] != "no" else ()
 
 
+def bare(point: Point) -> bool:
+    """Whether a model has none of the parts that lie beside its layers."""
+    return not (point["unused"] or point["scalar"] or point["vector"])
+
+
 def traits(point: Point) -> frozenset[str]:
     """What of it is there."""
     names = {name for name in ("unused", "scalar", "vector") if point[name]}

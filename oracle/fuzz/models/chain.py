@@ -39,8 +39,8 @@ class Chain(Template):
             f"            x = {skip}",
             "        return x",
         ]
-        bare = not point["scalar"] and not point["vector"]
-        plain = bare and not point["twice"] and point["skip"] == "no" and not point["unused"]
+        bare = _parts.bare(point)
+        plain = bare and not point["twice"] and point["skip"] == "no"
         return ModelCode(
             net=tuple(net),
             x=f"(torch.randn(n, {width}, generator=g),)",
@@ -49,7 +49,7 @@ class Chain(Template):
             units=tuple(f"net.layers[{i}]" for i in range(len(layers))),
             tensor_parallel=_layers.parallel(layers, "layers"),
             pairs=_layers.pairs(layers, "layers"),
-            sequence=_layers.sequence(layers, "layers") if bare and not point["unused"] else {},
+            sequence=_layers.sequence(layers, "layers") if bare else {},
             stages=_stages(layers) if plain else (),
             traits=_layers.traits(layers) | _parts.traits(point) | ({"twice"} if point["twice"] else frozenset()),
         )

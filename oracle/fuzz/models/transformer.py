@@ -69,7 +69,6 @@ class Transformer(Template):
         parallel: dict[str, str] = {} if point["tied"] else {"tokens": "embedding", "head": "linear"}
         for i in range(blocks):
             parallel |= {f"blocks.{i}.{name}": "linear" for name in ("up", "down")}
-        whole = not point["tied"] and not point["scalar"] and not point["vector"] and not point["unused"]
         return ModelCode(
             net=tuple(net),
             x=f"(torch.randint({vocabulary}, (n, {length}), generator=g),)",
@@ -78,7 +77,7 @@ class Transformer(Template):
             units=tuple(f"net.blocks[{i}]" for i in range(blocks)),
             tensor_parallel=parallel,
             pairs=tuple((f"blocks.{i}.up", f"blocks.{i}.down") for i in range(blocks)),
-            sequence=_ENDS | {f"blocks.{i}.{name}": style for i in range(blocks) for name, style in _BLOCK.items()} if whole else {},
+            sequence=_ENDS | {f"blocks.{i}.{name}": style for i in range(blocks) for name, style in _BLOCK.items()} if _parts.bare(point) and not point["tied"] else {},
             traits=_parts.traits(point) | {"tokens", "norm", "attention"} | ({"tied"} if point["tied"] else set()),
         )
 

@@ -109,6 +109,11 @@ def _moved(call: Call, plain: Outputs) -> str:
     return next((name for name, buffer in held.items() if not torch.equal(buffer, before[name])), "")
 
 
+def _put(parts: list[nn.Module], buffers: list[dict[str, Any]]) -> None:
+    for part, held in zip(parts, buffers, strict=True):
+        part._buffers.update(held)
+
+
 @contextlib.contextmanager
 def _checkpointed(module: nn.Module, *, put_back: bool = False) -> Iterator[None]:
     """Each block checkpointed.
@@ -131,12 +136,10 @@ def _checkpointed(module: nn.Module, *, put_back: bool = False) -> Iterator[None
                     first.extend({n: None if b is None else b.detach().clone() for n, b in held.items()} for held in now)
                     return forward(*args, **kwargs)
                 try:
-                    for part, held in zip(parts, first, strict=True):
-                        part._buffers.update(held)
+                    _put(parts, first)
                     return forward(*args, **kwargs)
                 finally:
-                    for part, held in zip(parts, now, strict=True):
-                        part._buffers.update(held)
+                    _put(parts, now)
 
             return library.checkpoint(run if put_back else forward, *args, use_reentrant=False, **kwargs)
 
