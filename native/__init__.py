@@ -1,5 +1,5 @@
-"""Hot loops: fingerprints of tensor memory, comparison of two, the call tap, rows of a trace as bytes, equal values, and random
-numbers. No policy, no torch headers.
+"""Hot loops: fingerprints of tensor memory, comparison of two, the call tap, rows of a trace as bytes, equal values, random
+numbers, and which objects live. No policy, no torch headers.
 
 `ACTIVE` says which implementation runs: "native", or "python" where the extension is missing or
 `PROCTOR_NATIVE=0` is set.
@@ -27,8 +27,10 @@ __all__ = [
     "fingerprint_buffer",
     "fingerprint_many",
     "first_seen",
+    "holders",
     "holds",
     "is_tap",
+    "living",
     "look",
     "pack_tables",
     "philox_normal",
@@ -50,8 +52,10 @@ if TYPE_CHECKING:
         fingerprint_buffer,
         fingerprint_many,
         first_seen,
+        holders,
         holds,
         is_tap,
+        living,
         look,
         pack_tables,
         philox_normal,
@@ -77,8 +81,10 @@ else:
             fingerprint_buffer,
             fingerprint_many,
             first_seen,
+            holders,
             holds,
             is_tap,
+            living,
             look,
             pack_tables,
             philox_normal,
@@ -98,6 +104,7 @@ else:
             fingerprint_buffer,
             fingerprint_many,
         )
+        from proctor.native.twins.living import holders, living
         from proctor.native.twins.philox import philox_normal, philox_unit, philox_words
         from proctor.native.twins.slots import Slot, holds, look
         from proctor.native.twins.tap import Recorder, Tap, is_tap

@@ -13,6 +13,7 @@ from typing import Any
 
 from proctor.instrument.observe import plainly
 from proctor.invariants.codec.variable import is_wrapper_slot
+from proctor.native import living as _living
 
 _DEPTH = 16  # wrappers around wrappers
 
@@ -81,10 +82,10 @@ def roots_among(modules: Iterable[Any]) -> list[Any]:
 
 
 def living() -> list[Any]:
-    """All modules that live; `type()` only, so that no proxy's `__class__` runs."""
+    """All modules that live."""
     from torch.nn import Module
 
-    return [o for o in gc.get_objects() if issubclass(type(o), Module)]
+    return _living(gc.get_objects(), Module)
 
 
 def roots_owning(params: set[int]) -> list[Any]:

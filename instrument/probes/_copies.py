@@ -6,7 +6,6 @@ garbage collector knows; nothing is kept alive, and nothing of the user's runs.
 
 from __future__ import annotations
 
-import gc
 import weakref
 from collections import OrderedDict
 from collections.abc import Iterator
@@ -17,10 +16,9 @@ from proctor.instrument.observe.modules import class_name
 from proctor.instrument.observe.plainly import lazy
 from proctor.instrument.observe.refs import TensorRef
 from proctor.invariants.codec.variable import unwrapped
+from proctor.native import holders, living
 
 MAX_COPIES: Final = 8
-_MAPPINGS: Final = frozenset({dict, OrderedDict})
-_CONTAINERS: Final = frozenset({*_MAPPINGS, list, tuple})
 _MATRICES: Final = 4  # of a copy that are looked at: they are drawn at random,
 _OTHERS: Final = 2  # where norms and biases begin alike
 _LEAST: Final = 2  # elements, below which a tensor says too little
@@ -39,29 +37,24 @@ class Copy(NamedTuple):
     modules: tuple[weakref.ref[Any], weakref.ref[Any]] | None = None  # the copy and the model, where the copy is a module
 
 
-def find(model: Any, held: set[int]) -> list[Copy]:
+def find(model: Any, held: set[int], objects: list[Any]) -> list[Copy]:
     """Copies of a model's trainable parameters.
 
     Args:
         model: a module that trains.
         held: ids of what an optimizer holds; a model that is trained itself is no copy.
+        objects: `gc.get_objects()`, which a program with much data has for long.
     """
+    import torch
+
     names = {unwrapped(n): p for n, p in plainly.named_parameters(model) if p.requires_grad}
     if not 0 < len(names) <= _MAX_PARAMETERS:
         return []
     own = {id(m) for m in plainly.modules(model)}
     by_shapes = _submodules(model)
     kinds = {kind for kind, _ in by_shapes}
-    modules, others = [], []
-    objects = gc.get_objects()
-    for o in objects:
-        kind = type(o)
-        if kind in _CONTAINERS:
-            if len(o) == len(names) or (len(o) > len(names) and kind in _MAPPINGS and names.keys() <= o.keys()):
-                others.append(o)
-        elif kind in kinds and (id(o) not in own or not any(p.requires_grad for p in plainly.parameters(o))):
-            modules.append(o)
-    del objects
+    modules = [m for m in living(objects, torch.nn.Module) if type(m) in kinds and (id(m) not in own or not any(p.requires_grad for p in plainly.parameters(m)))]
+    others = [o for o in holders(objects, len(names), next(iter(names)), _tensors(), OrderedDict) if len(o) == len(names) or names.keys() <= o.keys()]
     found: list[Copy] = []
     seen: set[int] = {id(p) for p in names.values()} | held
     for module in sorted(modules, key=lambda m: -sum(1 for _ in plainly.parameters(m))):
@@ -101,11 +94,15 @@ def _spread(pairs: list[tuple[Any, Any]], most: int) -> list[tuple[Any, Any]]:
     return pairs[:: max(1, -(-len(pairs) // most))]
 
 
-def _alike(c: Any, p: Any) -> bool:
+def _tensors() -> tuple[type, ...]:
     import torch
 
+    return torch.Tensor, torch.nn.Parameter
+
+
+def _alike(c: Any, p: Any) -> bool:
     return (
-        type(c) in (torch.Tensor, torch.nn.Parameter) and type(p) in (torch.Tensor, torch.nn.Parameter)
+        type(c) in _tensors() and type(p) in _tensors()
         and c.shape == p.shape and c.device == p.device and c.is_floating_point() == p.is_floating_point()
         and (c.numel() == 0 or c.data_ptr() != p.data_ptr())
     )  # fmt: skip

@@ -20,6 +20,7 @@ Cost: 10 µs a copy and tensor of a step; one look for copies, as long as a garb
 
 from __future__ import annotations
 
+import gc
 import math
 import weakref
 from collections.abc import Sequence
@@ -148,11 +149,10 @@ class Averages(Probe):
         optimizers = [o for ref in self._optimizers.values() if (o := ref()) is not None]
         held = {id(p) for o in optimizers for group in o.param_groups for p in group["params"] if p.requires_grad}
         mine = {id(ref()) for known in self._known for ref, _ in known.copy.pairs}
-        for model_ref in self._models:
-            model = model_ref()
-            if model is None or not any(id(p) in held for p in plainly.parameters(model)):
-                continue
-            for copy in _copies.find(model, held):
+        models = [m for ref in self._models if (m := ref()) is not None and any(id(p) in held for p in plainly.parameters(m))]
+        objects = gc.get_objects() if models else []
+        for model in models:
+            for copy in _copies.find(model, held, objects):
                 if len(self._known) < _copies.MAX_COPIES and not any(id(ref()) in mine for ref, _ in copy.pairs):
                     self._known.append(_Known(copy, len(self._known)))
                     mine.update(id(ref()) for ref, _ in copy.pairs)
