@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from pathlib import Path
+from random import Random
 from typing import Any
 
 import numpy as np
@@ -36,13 +37,17 @@ class Recorded:
 
     def step(self, step: int) -> Flush:
         """What it lets go of when this step ends; names come with the first."""
-        part = {t: self.tables[t].filter(pa.array(when == step)) for t, when in self._when.items()}
-        codes = pa.array(self._ctx.get(step, []), type=pa.uint32())
+        return self.steps(step, step)
+
+    def steps(self, first: int, last: int) -> Flush:
+        """What it lets go of when `last` ends and nothing since `first` began; names come with the first."""
+        part = {t: self.tables[t].filter(pa.array((when >= first) & (when <= last))) for t, when in self._when.items()}
+        codes = pa.array([code for step in range(first, last + 1) for code in self._ctx.get(step, [])], type=pa.uint32())
         context = self.tables["context"]
         part["context"] = context.filter(pa.compute.is_in(context["ctx"], value_set=codes))
-        if step < 0:
+        if first < 0:
             part["names"] = self.tables["names"]
-        return self.name, part, {**self.info, "finished": False}, step + 1
+        return self.name, part, {**self.info, "finished": False}, last + 1
 
 
 def flushes(run: Path) -> Iterator[Flush]:
@@ -52,3 +57,16 @@ def flushes(run: Path) -> Iterator[Flush]:
         for member in members:
             if step <= member.last:
                 yield member.step(step)
+
+
+def uneven(run: Path, random: Random, most: int = 12) -> Iterator[Flush]:
+    """The same with several steps at once, at most `most`, and processes that are ahead of each other."""
+    members = {member: -1 for member in (Recorded(folder) for folder in sorted((run / "procs").iterdir()))}
+    while members:
+        member = random.choice([*members])
+        first = members[member]
+        last = min(member.last, first + random.choice((0, 0, 1, random.randrange(most))))
+        yield member.steps(first, last)
+        members[member] = last + 1
+        if last == member.last:
+            del members[member]
