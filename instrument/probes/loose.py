@@ -108,10 +108,10 @@ class Loose(Probe):
             self._ends()
         elif self._updates == _FIRST:
             called = [model for ref in self._models.values() if (model := ref()) is not None]
-            every = {id(p): p for model in called for p in plainly.parameters(model) if p.requires_grad and _plain(p)}
+            every = {id(p): p for model in called for p in plainly.parameters(model) if p.requires_grad and is_plain(p)}
             held = self._held()
             loose = [p for key, p in every.items() if key not in held and key not in self._loaded][:_PARAMETERS]
-            self._loose = [(TensorRef(p), _telling(p)) for p in self._pushed(loose)]
+            self._loose = [(TensorRef(p), telling(p)) for p in self._pushed(loose)]
             if not self._loose:
                 self._ends()
         elif self._updates == _LAST:
@@ -129,7 +129,7 @@ class Loose(Probe):
     def _tell(self) -> None:
         held = self._held()
         known = [(p, told) for ref, told in self._loose if (p := ref()) is not None and id(p) not in self._loaded]
-        still = [p for p, told in known if id(p) not in held and p.requires_grad and _telling(p) == told]
+        still = [p for p, told in known if id(p) not in held and p.requires_grad and telling(p) == told]
         loose = {id(p) for p in self._pushed(still)}
         for owner in _modules() if loose else ():
             named = list(plainly.named_parameters(owner))
@@ -188,11 +188,11 @@ def _name(module: Any) -> str:
     return str(getattr(module, "original_name", "") or type(module).__name__)
 
 
-def _plain(p: Any) -> bool:
+def is_plain(p: Any) -> bool:
     import torch
 
     return type(p) is torch.nn.Parameter and p.layout is torch.strided and p.device.type in ("cpu", "cuda") and p.numel() > 0
 
 
-def _telling(p: Any) -> list[float]:
+def telling(p: Any) -> list[float]:
     return [float(x) for x in p.detach().reshape(-1)[:_TELLING].tolist()]

@@ -12,12 +12,13 @@ a layer gives get gradients. `snapshot`: a state that is kept, and saved when th
 `unread`: a mask that comes with a batch is read by the function that is given it. `reshaped`: dimensions do not change places by a reshape. `unused`: what is computed of parameters and named is read. `twice`: two parts of a batch are not one.
 `filled`: a state that is filled with other values is loaded. `rate`: a rate that changes in a variable changes in the optimizer. `sorted`: results of packed sequences are put back into the order of their targets, and `padding` does not count.
 `shown`: words that a model is to tell are hidden. `order`: what comes with a batch is all in one order. `late`: nothing is added to a loss behind its backward. `sample`: of what a recurrent layer gives for a batch, not one sample alone is used.
+`teacher`: a model that was loaded and that nothing trains does not train by its mode.
 
 `next`: a model over sequences is trained on what comes next: targets that are its inputs lie one place behind them, and not two, nor none where attention is causal. `future`: where they are what comes next,
 attention over these places sees neither all of it nor the next place. `mask`: a mask that comes with padded sequences is not the same in all places. `noise`: what a model gives without gradients for the batch that it trains on has no dropout in it.
 
 All but `product` and `update` are told by probes of what they saw in one process, each with what it would take for a right program to look alike (`instrument/probes/modes.py`,
-`averages.py`, `checkpoints.py`, `advances.py`, `sequences.py`, `lost.py`, `schedules.py`, `differences.py`, `loose.py`, `ahead.py`, `crossed.py`, `answers.py`, `halves.py`, `snapshots.py`, `follows.py`, `unread.py`, `reshaped.py`, `packed.py`, `filled.py`, `rates.py`, `shown.py`, `late.py`, `samples.py`). They are choices, so warnings where they ship: a
+`averages.py`, `checkpoints.py`, `advances.py`, `sequences.py`, `lost.py`, `schedules.py`, `differences.py`, `loose.py`, `ahead.py`, `crossed.py`, `answers.py`, `halves.py`, `snapshots.py`, `follows.py`, `unread.py`, `reshaped.py`, `packed.py`, `filled.py`, `rates.py`, `shown.py`, `late.py`, `samples.py`, `teachers.py`). They are choices, so warnings where they ship: a
 right program may do some of them, though seldom, and of the others too few healthy programs have what they speak of.
 
 Source: ours.
@@ -86,6 +87,7 @@ SAYS: Final = {
     "order": "what a function is given of a batch is all put into one order, or none of it",
     "late": "nothing that depends on parameters is added to a loss between its backward and the update",
     "sample": "of what a recurrent layer gives for a batch, not one sample alone is used",
+    "teacher": "a model that was loaded and that nothing trains is set to evaluate where its mode matters",
     "decay": "an optimizer keeps the same share of the moments of all parameters of a group, and each has its own length",
 }
 _ADVICE: Final = {
@@ -129,6 +131,7 @@ _ADVICE: Final = {
     "order": "Index each part of the batch by the order, or none of them (enforce_sorted=False of pack_padded_sequence sorts by itself).",
     "late": "Add all terms before the backward: what is added behind it is printed, and trains nothing.",
     "sample": "Look at batch_first and at the dimensions of what this layer is given and gives: samples stand where places are meant.",
+    "teacher": "Call eval() of this model behind load_state_dict; call train() of it if it is to drop out, or to normalise by batches.",
     "shown": "Look at where words are replaced by the mask: in a copy, behind the line that makes the input, or with a share of 0.",
     "decay": "Look for an operation in place on the moment, or on a view or a cast of it that copies nothing.",
     "product": "Keep the tensor, or a copy of it for the update, in float32: the factor lies within half a digit of 1.",
@@ -144,7 +147,7 @@ _NEEDS: Final = {
     "precision": frozenset({_LOADS}), "moments": frozenset({_LOADS, "torch.distributed.checkpoint.load", "torch.distributed.checkpoint.save", "torch.load", "torch.save"}),
     "beginning": frozenset({_LOADS, _sightings.CREATED, "torch.Tensor.backward", "torch.autograd.backward", "torch.autograd.grad"}),
     "product": frozenset({_rounding.PRODUCT}), "update": frozenset({"torch.Tensor.backward", "torch.autograd.backward"}), "noise": frozenset({MODEL_CALL}), "next": _SEQUENCES, "future": _SEQUENCES, "mask": _SEQUENCES,
-    "thawed": frozenset({MODEL_CALL, _sightings.CREATED}), "woken": frozenset({MODEL_CALL, "torch.nn.Module.eval", "torch.nn.Module.train"}), "decay": frozenset[str](),
+    "thawed": frozenset({MODEL_CALL, _sightings.CREATED}), "woken": frozenset({MODEL_CALL, "torch.nn.Module.eval", "torch.nn.Module.train"}), "decay": frozenset[str](), "teacher": frozenset({MODEL_CALL, _sightings.CREATED, "torch.nn.Module.train", "torch.nn.Module.load_state_dict"}),
     "scaled": frozenset({_CLIP, *(f"torch.amp.GradScaler.{name}" for name in ("scale", "unscale_", "step", "update"))}), "cut": frozenset({_CHECKPOINT}),
     "rescaled": frozenset(f"torch.amp.GradScaler.{name}" for name in ("scale", "step", "update", "load_state_dict")),
     "stepped": frozenset({"torch.Tensor.backward", "torch.autograd.backward", _SCHEDULED, "torch.utils.data.DataLoader.__iter__", "torch.utils.data.DataLoader.__next__"}),
