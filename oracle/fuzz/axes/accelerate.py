@@ -1,13 +1,17 @@
 """accelerate: a model, its optimizer and its rows prepared by an `Accelerator`, with its accumulation, clipping and checkpoints.
 
-Switches of `DistributedDataParallelKwargs` are those of torch's constructor that the handler passes on, read off its fields.
+Switches of `DistributedDataParallelKwargs` are those of torch's constructor that the handler passes on, read off its fields; switches of
+`FullyShardedDataParallelPlugin` are its fields that are true or false.
 """
 
 from __future__ import annotations
 
+import ast
 import dataclasses
 import importlib
+import importlib.util
 from functools import cache
+from pathlib import Path
 from typing import ClassVar, Final
 
 from proctor.oracle.fuzz.axes import OfWrapper, Rule, Wrapper, register, register_wrapper
@@ -16,7 +20,9 @@ from proctor.oracle.fuzz.axes.draft import Draft
 from proctor.oracle.fuzz.space import Choice, Point, Value
 
 _OURS: Final[dict[str, tuple[Value, ...]]] = {"wrapper": ("accelerate",)}
+_WITHOUT: Final = frozenset({"activation_checkpointing_offload", "forward_prefetch"})  # they need a device
 _UNUSED: Final = "find_unused_parameters=True"
+_CUTS: Final = ("fsdp2",)
 _LOADERS: Final = {"loader": "", "split batches": "split_batches=True", "dispatch batches": "dispatch_batches=True, split_batches=True"}
 
 
@@ -46,12 +52,19 @@ class Accelerate(Wrapper):
         for line in ("import os", "from accelerate import Accelerator", "from accelerate.state import AcceleratorState, GradientState"):
             draft.add_import(line)
         options = [f"gradient_accumulation_steps={setting['accumulate']}"]
+        if setting["acc_sync"]:
+            draft.add_import("from accelerate.utils import GradientAccumulationPlugin")
+            options = [f"gradient_accumulation_plugin=GradientAccumulationPlugin(num_steps={setting['accumulate']}, {setting['acc_sync']})"]
         if setting["acc_ddp"]:
             draft.add_import("from accelerate import DistributedDataParallelKwargs")
             options.append(f"kwargs_handlers=[DistributedDataParallelKwargs({setting['acc_ddp']})]")
-        if setting["acc_plugin"] == "fsdp2":
+        if setting["acc_plugin"] in _CUTS:
             draft.add_import("from accelerate import FullyShardedDataParallelPlugin")
-            options.append("fsdp_plugin=FullyShardedDataParallelPlugin(fsdp_version=2, auto_wrap_policy='no_wrap', cpu_ram_efficient_loading=False)")
+            policy = setting["acc_units"] or "auto_wrap_policy='no_wrap'"
+            said = [f"fsdp_version={str(setting['acc_plugin'])[-1]}", str(policy), *(str(setting[name]) for name in ("acc_fsdp", "acc_kept") if setting[name])]
+            if not any("cpu_ram_efficient_loading" in one for one in said):
+                said.append("cpu_ram_efficient_loading=False")
+            options.append(f"fsdp_plugin=FullyShardedDataParallelPlugin({', '.join(said)})")
         if setting["acc_rows"] != "ours":
             loader = _LOADERS[str(setting["acc_rows"])]
             draft.add_import("from accelerate.utils import DataLoaderConfiguration")
@@ -83,7 +96,7 @@ class _Option(OfWrapper):
 class Plugin(_Option):
     """Whether parameters are replicated or cut."""
 
-    choice = Choice("acc_plugin", ("ddp", "fsdp2"))
+    choice = Choice("acc_plugin", ("ddp", *_CUTS))
 
 
 @register
@@ -103,6 +116,90 @@ class DdpSwitch(_Option):
 def _passed_on() -> frozenset[str]:
     handler = importlib.import_module("accelerate").DistributedDataParallelKwargs
     return frozenset(f.name for f in dataclasses.fields(handler))
+
+
+class _OfPlugin(_Option):
+    """What a plugin that cuts parameters is told."""
+
+    uncut = "there is no plugin"
+
+    def invalid(self, value: Value, setting: Point, traits: frozenset[str]) -> str:
+        """As `Axis.invalid`."""
+        return super().invalid(value, setting, traits) or (self.uncut if value != self.choice.values[0] and setting["acc_plugin"] not in _CUTS else "")
+
+
+@cache
+def _switches() -> tuple[str, ...]:
+    """Fields of the plugin that are true or false, each turned to what it is not by default; none without the library. Its source is parsed, since importing it takes seconds."""
+    found = importlib.util.find_spec("accelerate")
+    file = Path(found.origin).parent / "utils" / "dataclasses.py" if found is not None and found.origin else None
+    if file is None or not file.is_file():
+        return ()
+    plugin = next((node for node in ast.parse(file.read_text()).body if isinstance(node, ast.ClassDef) and node.name == "FullyShardedDataParallelPlugin"), None)
+    fields = [node for node in (plugin.body if plugin else ()) if isinstance(node, ast.AnnAssign) and "bool" in ast.unparse(node.annotation)]
+    flags = {ast.unparse(node.target): _default(node.value) for node in fields} | {"cpu_ram_efficient_loading": "False"}  # as programs say
+    return tuple(f"{name}={value}" for name, default in sorted(flags.items()) if name not in _WITHOUT for value in ("True", "False") if value != default)
+
+
+def _default(value: ast.expr | None) -> str:
+    """Source text of a field's default: `field(default=True, …)` or the value itself."""
+    if isinstance(value, ast.Call):
+        return next((ast.unparse(k.value) for k in value.keywords if k.arg == "default"), "")
+    return ast.unparse(value) if value is not None else ""
+
+
+@register
+class PluginSwitch(_OfPlugin):
+    """A switch of the plugin."""
+
+    order = 6
+    choice = Choice("acc_fsdp", ("", *_switches()))
+
+
+@register
+class Units(_OfPlugin):
+    """Which modules are cut by themselves."""
+
+    order = 6
+    choice = Choice("acc_units", ("", "auto_wrap_policy='size_based_wrap', min_num_params=1", "auto_wrap_policy='size_based_wrap', min_num_params=40"))
+
+
+@register
+class Kept(_OfPlugin):
+    """In which form a state is saved."""
+
+    order = 6
+    choice = Choice("acc_kept", ("", "state_dict_type='SHARDED_STATE_DICT'", "state_dict_type='FULL_STATE_DICT'"))
+    rules = (Rule("invalid", "nothing is saved", unless={"acc_kept": ("",), "acc_state": (True,)}),)
+
+
+@register
+class Sync(_Option):
+    """Whether gradients are reduced behind each microbatch."""
+
+    order = 6
+    choice = Choice("acc_sync", ("", "sync_each_batch=True", "sync_each_batch=False"))
+    rules = (Rule("invalid", "there is one microbatch", when={"accumulate": (1,)}, unless={"acc_sync": ("",)}),)
+
+
+@register
+class Gathered(_Option):
+    """Results of the evaluated model, gathered from all ranks."""
+
+    order = 80
+    choice = Choice("acc_gather", ("", "gather", "gather_for_metrics"))
+    rules = (Rule("invalid", "ranks with unlike numbers of rows have to fill them up first", unless={"acc_gather": ("",), "split": ("even",)}),)
+
+    def invalid(self, value: Value, setting: Point, traits: frozenset[str]) -> str:
+        """As `Axis.invalid`."""
+        batch = next((int(t.removeprefix("rows ")) for t in traits if t.startswith("rows ")), 0)
+        uneven = bool(value) and batch % int(str(setting["world"])) != 0
+        return super().invalid(value, setting, traits) or ("ranks with unlike numbers of rows have to fill them up first" if uneven else "")
+
+    def apply(self, value: Value, draft: Draft, setting: Point) -> None:
+        """As `Axis.apply`."""
+        if value:
+            draft.evaluated = f"[tuple(opt.accelerator.{value}((part, out)))]"
 
 
 @register

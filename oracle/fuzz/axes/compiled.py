@@ -37,4 +37,5 @@ class Compile(Axis):
             draft.prelude += [f"{unit} = torch.compile({unit}, backend='aot_eager')" for unit in draft.code.units]
         else:
             draft.forward = draft.forward.replace("net(", "net.run(", 1)
-            draft.after_build.append("object.__setattr__(net, 'run', torch.compile(net, backend='aot_eager'))  # no submodule")
+            line = "object.__setattr__(net, 'run', torch.compile(net, backend='aot_eager'))  # no submodule"
+            draft.finish.append(lambda: draft.after_build.append(line))  # behind what wraps the model together with its optimizer

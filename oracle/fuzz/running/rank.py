@@ -33,11 +33,13 @@ _WHOLE: Final = 8  # of so many collections one looks at all objects; what a tas
 _KEPT: Final = 4  # references in memory
 _LINEAR: Final = torch.nn.functional.linear
 _references: dict[str, judge.Reference] = {}
+_environment: dict[str, str] = {}  # as it was before the first program
 
 
 def serve(rank: int, world: int, read: Callable[[], bytes], write: Callable[[bytes], None]) -> None:
     """Answer tasks until there are no more."""
     warnings.simplefilter("ignore")
+    _environment.update(os.environ)
     gc.disable()  # modules, reducers and autograd nodes are cycles by the thousand: between tasks they cost a fifth of what they cost within
     for count, line in enumerate(iter(read, b""), 1):
         task = msgspec.json.decode(line)
@@ -72,6 +74,9 @@ def _answer(task: dict[str, Any], rank: int, world: int) -> dict[str, Any]:
 def _restore() -> None:
     """Put back what a library leaves behind in a process, for the scenarios that come."""
     torch.nn.functional.linear = _LINEAR  # ZeRO's third stage puts its own in its place, and leaves it there
+    if dict(os.environ) != _environment:  # accelerate says there that FSDP is wanted, and every later Accelerator reads it
+        os.environ.clear()
+        os.environ.update(_environment)
     if (loss := sys.modules.get("torch.distributed.tensor.parallel")) is not None:
         with loss.loss_parallel():  # an exception within it leaves it on; its end turns it off
             pass

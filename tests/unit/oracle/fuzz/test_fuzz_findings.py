@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import ast
+import gc
+import os
+import warnings
 from pathlib import Path
 
 import pytest
@@ -249,6 +252,19 @@ def test_groups_that_libraries_keep_are_forgotten(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setitem(sys.modules, "a_library", library)
     kept._forget_groups()
     assert library.inner is None and library.name == "a"
+
+
+def test_what_a_program_says_in_the_environment_is_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
+    from proctor.oracle.fuzz.running import rank
+
+    monkeypatch.setenv("BEFORE", "kept")
+    with warnings.catch_warnings():
+        rank.serve(0, 1, iter([b""]).__next__, lambda said: None)
+    gc.enable()
+    monkeypatch.setattr(rank, "make_reference", lambda task: os.environ.update(AFTER="left", BEFORE="other") or {})
+    assert rank._answer({"make": True}, 0, 1) == {} and os.environ["AFTER"] == "left"
+    rank._restore()
+    assert os.environ["BEFORE"] == "kept" and "AFTER" not in os.environ
 
 
 def test_what_each_rank_met_is_told_of_a_checkpoint_that_fails() -> None:
