@@ -7,7 +7,9 @@ import gc
 import os
 import shutil
 import signal
+import sys
 import tempfile
+from pathlib import Path
 
 import pytest
 from hypothesis import settings
@@ -33,3 +35,24 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if item.get_closest_marker("slow"):
             item.add_marker(skip)
+
+
+ROOT = Path(__file__).parent.parent
+BEFORE = pytest.StashKey[set[str]]()
+LEFT_BY_TOOLS = {".pytest_cache", ".hypothesis", ".mypy_cache", ".ruff_cache", ".import_linter_cache", ".coverage", "__pycache__"}
+
+
+def pytest_sessionstart(session: pytest.Session) -> None:
+    """Note what lies at the top of the repository: tests write into folders of their own."""
+    session.config.stash[BEFORE] = {path.name for path in ROOT.iterdir()}
+
+
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    """Fail where a test wrote there: it would be committed with the next change."""
+    if hasattr(session.config, "workerinput"):
+        return  # of xdist: the process that started it looks
+    before = session.config.stash[BEFORE]
+    left = {path.name for path in ROOT.iterdir()} - before - LEFT_BY_TOOLS
+    if left:
+        sys.stderr.write(f"\nERROR: tests left {', '.join(sorted(left))} at the top of the repository\n")
+        session.exitstatus = pytest.ExitCode.TESTS_FAILED

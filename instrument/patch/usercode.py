@@ -75,6 +75,7 @@ class UserCode:
         self._prefixes = prefixes
         self._wants = wants
         self._seen: set[str] = set()
+        self._judged: dict[str, tuple[int, bool]] = {}  # by name: a module's id, and whether it is the program's
         self._modules = self._script = 0  # how many there were, and names in the script
         self._running: Counter[types.CodeType] = Counter()
         self._compiling = False
@@ -116,6 +117,13 @@ class UserCode:
         self._guarded.clear()
 
     def _is_user(self, name: str, module: Any) -> bool:
+        """Whether a module is the program's; asked once of each, but of the script, which may be given a file later."""
+        known = self._judged.get(name)
+        if known is None or known[0] != id(module) or name == "__main__":
+            known = self._judged[name] = id(module), self._lies_outside(name, module)
+        return known[1]
+
+    def _lies_outside(self, name: str, module: Any) -> bool:
         if not isinstance(module, types.ModuleType) or type(module).__setattr__ is not types.ModuleType.__setattr__ or name.split(".")[0] in ("proctor", "sitecustomize"):
             return False
         path = getattr(module, "__file__", None)
