@@ -12,13 +12,13 @@ a layer gives get gradients. `snapshot`: a state that is kept, and saved when th
 `unread`: a mask that comes with a batch is read by the function that is given it. `reshaped`: dimensions do not change places by a reshape. `unused`: what is computed of parameters and named is read. `twice`: two parts of a batch are not one.
 `filled`: a state that is filled with other values is loaded. `rate`: a rate that changes in a variable changes in the optimizer. `sorted`: results of packed sequences are put back into the order of their targets, and `padding` does not count.
 `shown`: words that a model is to tell are hidden. `order`: what comes with a batch is all in one order. `late`: nothing is added to a loss behind its backward. `sample`: of what a recurrent layer gives for a batch, not one sample alone is used.
-`teacher`: a model that was loaded and that nothing trains does not train by its mode.
+`teacher`: a model that was loaded and that nothing trains does not train by its mode. `items`: a list of like layers is gone through, item by item.
 
 `next`: a model over sequences is trained on what comes next: targets that are its inputs lie one place behind them, and not two, nor none where attention is causal. `future`: where they are what comes next,
 attention over these places sees neither all of it nor the next place. `mask`: a mask that comes with padded sequences is not the same in all places. `noise`: what a model gives without gradients for the batch that it trains on has no dropout in it.
 
 All but `product` and `update` are told by probes of what they saw in one process, each with what it would take for a right program to look alike (`instrument/probes/modes.py`,
-`averages.py`, `checkpoints.py`, `advances.py`, `sequences.py`, `lost.py`, `schedules.py`, `differences.py`, `loose.py`, `ahead.py`, `crossed.py`, `answers.py`, `halves.py`, `snapshots.py`, `follows.py`, `unread.py`, `reshaped.py`, `packed.py`, `filled.py`, `rates.py`, `shown.py`, `late.py`, `samples.py`, `teachers.py`). They are choices, so warnings where they ship: a
+`averages.py`, `checkpoints.py`, `advances.py`, `sequences.py`, `lost.py`, `schedules.py`, `differences.py`, `loose.py`, `ahead.py`, `crossed.py`, `answers.py`, `halves.py`, `snapshots.py`, `follows.py`, `unread.py`, `reshaped.py`, `packed.py`, `filled.py`, `rates.py`, `shown.py`, `late.py`, `samples.py`, `teachers.py`, `items.py`). They are choices, so warnings where they ship: a
 right program may do some of them, though seldom, and of the others too few healthy programs have what they speak of.
 
 Source: ours.
@@ -88,6 +88,7 @@ SAYS: Final = {
     "late": "nothing that depends on parameters is added to a loss between its backward and the update",
     "sample": "of what a recurrent layer gives for a batch, not one sample alone is used",
     "teacher": "a model that was loaded and that nothing trains is set to evaluate where its mode matters",
+    "items": "a list of like layers is gone through, and not one of them as often as the list is long",
     "decay": "an optimizer keeps the same share of the moments of all parameters of a group, and each has its own length",
 }
 _ADVICE: Final = {
@@ -132,6 +133,7 @@ _ADVICE: Final = {
     "late": "Add all terms before the backward: what is added behind it is printed, and trains nothing.",
     "sample": "Look at batch_first and at the dimensions of what this layer is given and gives: samples stand where places are meant.",
     "teacher": "Call eval() of this model behind load_state_dict; call train() of it if it is to drop out, or to normalise by batches.",
+    "items": "Look at the index of this list within the loop over its layers: a number where the loop's variable should stand.",
     "shown": "Look at where words are replaced by the mask: in a copy, behind the line that makes the input, or with a share of 0.",
     "decay": "Look for an operation in place on the moment, or on a view or a cast of it that copies nothing.",
     "product": "Keep the tensor, or a copy of it for the update, in float32: the factor lies within half a digit of 1.",
@@ -156,13 +158,13 @@ _NEEDS: Final = {
     "unread": frozenset({MODEL_CALL}), "reshaped": frozenset({"torch.Tensor.backward", "torch.autograd.backward"}),
     "unused": frozenset({MODEL_CALL}), "order": frozenset({MODEL_CALL}), "twice": frozenset({MODEL_CALL}), "sorted": _CLASSES, "padding": _CLASSES, "shown": _CLASSES | {MODEL_CALL}, "rate": frozenset({_sightings.CREATED}),
     "filled": frozenset({"torch.nn.Module.state_dict", "torch.nn.Module.load_state_dict"}),
-    "itself": frozenset({"torch.Tensor.backward", "torch.autograd.backward"}), "sample": frozenset({"torch.Tensor.backward", "torch.autograd.backward"}), "late": frozenset({"torch.Tensor.backward", "torch.autograd.backward"}),
+    "itself": frozenset({"torch.Tensor.backward", "torch.autograd.backward"}), "items": frozenset({"torch.Tensor.backward", "torch.autograd.backward", MODEL_CALL}), "sample": frozenset({"torch.Tensor.backward", "torch.autograd.backward"}), "late": frozenset({"torch.Tensor.backward", "torch.autograd.backward"}),
     "forgotten": frozenset({"torch.Tensor.backward", "torch.autograd.backward", MODEL_CALL, _sightings.CREATED, "torch.nn.Module.load_state_dict", "torch.load"}),
     "early": frozenset({"torch.Tensor.backward", "torch.autograd.backward", _SCHEDULED, "torch.optim.lr_scheduler.LRScheduler.step"}),
     "lost": frozenset({"torch.Tensor.backward", "torch.autograd.backward", "torch.optim.Optimizer.zero_grad", "torch.nn.Module.zero_grad", _sightings.CREATED}),
 }  # fmt: skip
 _FORWARDS: Final = 2  # in which a mask says nothing
-_FUNCTIONS: Final = {"precision": _LOADS, "moments": _LOADS, "beginning": _frames.UPDATE, "product": _rounding.PRODUCT, "update": _frames.UPDATE, "thawed": _frames.UPDATE, "scaled": _CLIP, "rescaled": "torch.amp.GradScaler.step", "cut": _CHECKPOINT, "decay": _frames.UPDATE, "lost": _frames.UPDATE, "stepped": _frames.UPDATE, "itself": "torch.Tensor.backward", "forgotten": _frames.UPDATE, "early": "torch.optim.lr_scheduler.LRScheduler.step", "crossed": "torch.Tensor.backward", "half": _frames.UPDATE, "snapshot": "torch.save", "reshaped": "torch.Tensor.backward", "unread": _frames.UPDATE, "unused": _frames.UPDATE, "order": _frames.UPDATE, "twice": _frames.UPDATE, "filled": _frames.UPDATE, "rate": _frames.UPDATE, "late": _frames.UPDATE, "sample": "torch.Tensor.backward"}
+_FUNCTIONS: Final = {"precision": _LOADS, "moments": _LOADS, "beginning": _frames.UPDATE, "product": _rounding.PRODUCT, "update": _frames.UPDATE, "thawed": _frames.UPDATE, "scaled": _CLIP, "rescaled": "torch.amp.GradScaler.step", "cut": _CHECKPOINT, "decay": _frames.UPDATE, "lost": _frames.UPDATE, "stepped": _frames.UPDATE, "itself": "torch.Tensor.backward", "forgotten": _frames.UPDATE, "early": "torch.optim.lr_scheduler.LRScheduler.step", "crossed": "torch.Tensor.backward", "half": _frames.UPDATE, "snapshot": "torch.save", "reshaped": "torch.Tensor.backward", "unread": _frames.UPDATE, "unused": _frames.UPDATE, "order": _frames.UPDATE, "twice": _frames.UPDATE, "filled": _frames.UPDATE, "rate": _frames.UPDATE, "late": _frames.UPDATE, "sample": "torch.Tensor.backward", "items": "torch.Tensor.backward"}
 _PARTS: Final[dict[str, Callable[[Trace], pl.DataFrame]]] = {"product": _rounding.product, "update": _rounding.update}
 
 

@@ -60,13 +60,18 @@ def flushes(run: Path) -> Iterator[Flush]:
 
 
 def uneven(run: Path, random: Random, most: int = 12) -> Iterator[Flush]:
-    """The same with several steps at once, at most `most`, and processes that are ahead of each other."""
+    """The same with several steps at once, at most `most`, processes that are ahead of each other, and some of a step before the rest of it."""
     members = {member: -1 for member in (Recorded(folder) for folder in sorted((run / "procs").iterdir()))}
     while members:
         member = random.choice([*members])
         first = members[member]
         last = min(member.last, first + random.choice((0, 0, 1, random.randrange(most))))
-        yield member.steps(first, last)
+        name, part, info, reached = member.steps(first, last)
+        if random.random() < 0.5:  # in the midst of the last one
+            there = {t: len(table) if t in ("names", "context") else random.randrange(len(table) + 1) for t, table in part.items()}
+            yield name, {t: table.slice(0, there[t]) for t, table in part.items()}, info, last
+            part = {t: table.slice(there[t]) for t, table in part.items()}
+        yield name, part, info, reached
         members[member] = last + 1
         if last == member.last:
             del members[member]

@@ -1,4 +1,4 @@
-"""Mode `teacher` of `stays`: a loaded model that nothing trains, in the mode in which modules are made."""
+"""Modes `teacher` and `items` of `stays`: a loaded model that nothing trains, in the mode in which modules are made; one item of a list in the place of all."""
 
 from __future__ import annotations
 
@@ -70,7 +70,34 @@ PROGRAMS = {
             with torch.no_grad():
                 model(torch.randn(8, 6))
     """,
+    "layers": """
+        class Net(nn.Module):
+            def __init__(self):
+                super().__init__()
+                items = [nn.Linear(6, 6) if BUG == "shared" else nn.Sequential(nn.Linear(6, WIDTH), nn.ReLU(), nn.Linear(WIDTH, 6)) for _ in range(2 if BUG == "two" else 4)]
+                self.first, self.layers, self.last = nn.Linear(6, 6), nn.ModuleList(items[:1] * 4 if BUG == "shared" else items), nn.Linear(6, 3)
+                self.norms = nn.ModuleList(nn.BatchNorm1d(6) for _ in range(4))
+            def forward(self, x, step):
+                x = self.first(x)
+                if BUG == "chosen":
+                    return self.last(self.layers[step % 2](x))
+                for i in range(1 if BUG == "one" else 3 if BUG == "some" else len(self.layers)):
+                    at = {"same": 0, "last": -1, "mixed": i // 2, "one": 2, "some": 0, "two": 0, "turns": step % 4}.get(BUG, i)
+                    x = x + self.norms[0 if BUG == "norm" else i](self.layers[at](x))
+                if BUG == "both":
+                    x = self.layers[0](x) + self.layers[0](x)
+                return self.last(x)
+        net = Net()
+        optimizer = torch.optim.SGD(net.parameters(), 0.05)
+        for step in range(6):
+            optimizer.zero_grad()
+            F.mse_loss(net(torch.randn(8, 6), step), torch.randn(8, 3)).backward()
+            optimizer.step()
+    """,
 }
+OTHERS = "in a pass and none of the 3 others of"
+ONE_FOR_ALL = {"same": f"layers.0 (Sequential) is gone through 4 times {OTHERS} layers is", "last": f"layers.3 (Sequential) is gone through 4 times {OTHERS} layers is", "norm": f"norms.0 (BatchNorm1d) is gone through 4 times {OTHERS} norms is"}
+EACH = ("right", "mixed", "one", "some", "chosen", "two", "shared", "turns", "both")
 BATCHES = "norm (BatchNorm1d) normalises by the batch and moves its statistics: Net was loaded, nothing trains it"
 WRONG = {"left_out": BATCHES, "disk": BATCHES, "free": BATCHES, "frozen": BATCHES, "probe": BATCHES, "drops": "drop (Dropout) drops out: Net was loaded", "drops_free": "drop (Dropout) drops out: Net was loaded"}
 RIGHT = ("eval", "part", "meant", "around", "each", "held", "copy", "moved", "plain", "random")
@@ -79,7 +106,7 @@ RIGHT = ("eval", "part", "meant", "around", "each", "held", "copy", "moved", "pl
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("teacher")
-    record(folder, PROGRAMS, [*(("taught", bug, 0, 8, bug) for bug in (*WRONG, *RIGHT)), ("judged", "right", 0, 8, "")])
+    record(folder, PROGRAMS, [*(("taught", bug, 0, 8, bug) for bug in (*WRONG, *RIGHT)), ("judged", "right", 0, 8, ""), *(("layers", bug, 0, 8, bug) for bug in (*ONE_FOR_ALL, *EACH))])
     return folder
 
 
@@ -95,3 +122,13 @@ def test_who_sets_the_mode_or_trains_it_breaks_none(runs: Path, manner: str) -> 
 
 def test_statistics_that_are_made_anew_behind_the_training_break_none(runs: Path) -> None:
     assert not failed_of("stays", "teacher", runs / "judged-right")
+
+
+@pytest.mark.parametrize("bug", ONE_FOR_ALL)
+def test_one_item_in_the_place_of_all_is_told_with_its_list(runs: Path, bug: str) -> None:
+    assert ONE_FOR_ALL[bug] in " ".join(failed_of("stays", "items", runs / f"layers-{bug}"))
+
+
+@pytest.mark.parametrize("manner", EACH)
+def test_items_that_are_chosen_shared_or_gone_through_break_none(runs: Path, manner: str) -> None:
+    assert not failed_of("stays", "items", runs / f"layers-{manner}")
