@@ -87,6 +87,8 @@ def _like(items: list[Any]) -> bool:
 
 def _alone(items: list[Any], uses: Counter[int]) -> tuple[int, int] | None:
     """The one item that is gone through, and how often: 0 times where none is; `None` where the list is gone through in another way."""
+    if not all(p.requires_grad for item in items for p in plainly.parameters(item)):  # graphs do not go through what is frozen
+        return None
     times = [max((uses[id(p)] for p in plainly.parameters(item)), default=0) for item in items]
     used = [i for i, count in enumerate(times) if count]
     if not used:

@@ -83,12 +83,15 @@ PROGRAMS = {
                     return self.last(self.layers[step % 2](x))
                 for i in range(1 if BUG == "one" else 3 if BUG == "some" else len(self.layers)):
                     at = {"same": 0, "last": -1, "mixed": i // 2, "one": 2, "some": 0, "two": 0, "turns": step % 4}.get(BUG, i)
-                    x = x + self.norms[0 if BUG == "norm" else i](self.layers[at](x))
+                    for _ in range(4 if BUG == "frozen" else 1):
+                        x = x + self.norms[0 if BUG == "norm" else i](self.layers[at](x))
                 if BUG == "both":
                     x = self.layers[0](x) + self.layers[0](x)
                 return self.last(x)
         net = Net()
-        optimizer = torch.optim.SGD(net.parameters(), 0.05)
+        if BUG == "frozen":
+            net.layers.requires_grad_(False), net.layers[1].requires_grad_(True)
+        optimizer = torch.optim.SGD([p for p in net.parameters() if p.requires_grad], 0.05)
         for step in range(6):
             optimizer.zero_grad()
             F.mse_loss(net(torch.randn(8, 6), step), torch.randn(8, 3)).backward()
@@ -97,7 +100,7 @@ PROGRAMS = {
 }
 OTHERS = "in a pass and none of the 3 others of"
 ONE_FOR_ALL = {"same": f"layers.0 (Sequential) is gone through 4 times {OTHERS} layers is", "last": f"layers.3 (Sequential) is gone through 4 times {OTHERS} layers is", "norm": f"norms.0 (BatchNorm1d) is gone through 4 times {OTHERS} norms is"}
-EACH = ("right", "mixed", "one", "some", "chosen", "two", "shared", "turns", "both")
+EACH = ("right", "mixed", "one", "some", "chosen", "two", "shared", "turns", "both", "frozen")
 BATCHES = "norm (BatchNorm1d) normalises by the batch and moves its statistics: Net was loaded, nothing trains it"
 WRONG = {"left_out": BATCHES, "disk": BATCHES, "free": BATCHES, "frozen": BATCHES, "probe": BATCHES, "drops": "drop (Dropout) drops out: Net was loaded", "drops_free": "drop (Dropout) drops out: Net was loaded"}
 RIGHT = ("eval", "part", "meant", "around", "each", "held", "copy", "moved", "plain", "random")
