@@ -41,12 +41,14 @@ from proctor.instrument.probes import (
     _statistics,
     register,
 )
+from proctor.instrument.probes._held import Optimizers
 from proctor.invariants.schema import MODEL_CALL, Value
 
 _UPDATE: Final = "torch.optim.Optimizer.step"
 _LOOKS: Final = frozenset({1, 8})  # steps before which copies are looked for
 _ELEMENTS: Final = 6  # of a tensor
 _MODELS: Final = 4
+_OPTIMIZERS: Final = 4096  # some libraries make one for each parameter
 _EPSILON: Final = 2.0**-23  # of float32; copies in other precisions deviate more
 _TINY: Final = 2.0**-100
 _ROWS: Final = 64  # of what the buffers of one copy do
@@ -90,7 +92,7 @@ class Averages(Probe):
     def __init__(self, sink: Sink) -> None:
         super().__init__(sink)
         self._models: list[weakref.ref[Any]] = []
-        self._optimizers: dict[int, weakref.ref[Any]] = {}
+        self._optimizers = Optimizers(_OPTIMIZERS)
         self._known: list[_Known] = []
         self._asked = False  # whether copies beside each other were compared
         self._before: _siblings.Use | None = None  # of the copy that was called last, if no other model was since
@@ -128,8 +130,7 @@ class Averages(Probe):
             known.resting.called(values)
 
     def _updates(self, args: tuple[Any, ...], kwargs: dict[str, Any] | None) -> None:
-        if id(args[0]) not in self._optimizers:
-            self._optimizers[id(args[0])] = weakref.ref(args[0])
+        self._optimizers.know(args[0])
 
     def step_begins(self, step: int) -> None:
         if not self.sink.live:
@@ -146,8 +147,7 @@ class Averages(Probe):
                 self.sink.number(name, 1.0, kind=Value.KEPT, call=0, facts={"what": "alike", "seen": seen})
 
     def _look(self) -> None:
-        optimizers = [o for ref in self._optimizers.values() if (o := ref()) is not None]
-        held = {id(p) for o in optimizers for group in o.param_groups for p in group["params"] if p.requires_grad}
+        held = {id(p) for o in self._optimizers.living() for group in o.param_groups for p in group["params"] if p.requires_grad}
         mine = {id(ref()) for known in self._known for ref, _ in known.copy.pairs}
         models = [m for ref in self._models if (m := ref()) is not None and any(id(p) in held for p in plainly.parameters(m))]
         objects = gc.get_objects() if models else []

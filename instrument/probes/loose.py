@@ -20,6 +20,7 @@ from proctor.instrument.observe.plainly import is_tensor
 from proctor.instrument.observe.refs import TensorRef
 from proctor.instrument.patch.usercode import library_prefixes
 from proctor.instrument.probes import NO_HOOKS, Home, Hooks, Probe, Sink, register
+from proctor.instrument.probes._held import Optimizers, is_plain, telling
 from proctor.instrument.probes.graphs import BACKWARD, nodes
 from proctor.invariants.schema import MODEL_CALL, Value
 
@@ -30,7 +31,6 @@ _UPDATE: Final = "torch.optim.Optimizer.step"
 _FIRST, _LAST = 2, 16  # updates at which parameters are looked at
 _MODELS: Final = 64
 _PARAMETERS: Final = 4096
-_TELLING: Final = 8  # elements that tell whether a parameter has moved
 _OPTIMIZERS: Final = 64
 
 
@@ -46,7 +46,7 @@ class Loose(Probe):
         self._updates = 0
         self._models: dict[int, weakref.ref[Any]] = {}
         self._fed: dict[int, set[int]] = {}  # of these, those that are given what others made: parameters that it was made with
-        self._optimizers: dict[int, weakref.ref[Any]] = {}
+        self._optimizers = Optimizers(_OPTIMIZERS)
         self._loose: list[tuple[weakref.ref[Any], list[float]]] = []
         self._loaded: set[int] = set()  # parameters
         self._read = 0  # files that no module has taken yet: the program may have put them anywhere
@@ -81,10 +81,8 @@ class Loose(Probe):
                 self._ends()
 
     def _know(self, optimizer: Any) -> None:
-        if len(self._optimizers) >= _OPTIMIZERS:
+        if not self.over and not self._optimizers.know(optimizer):
             self._ends()
-        elif not self.over:
-            self._optimizers[id(optimizer)] = weakref.ref(optimizer)
 
     def _called(self, args: tuple[Any, ...], kwargs: dict[str, Any] | None) -> None:
         if not self.over and self._updates <= _FIRST and args[0].training and len(self._models) < _MODELS:
@@ -109,7 +107,7 @@ class Loose(Probe):
         elif self._updates == _FIRST:
             called = [model for ref in self._models.values() if (model := ref()) is not None]
             every = {id(p): p for model in called for p in plainly.parameters(model) if p.requires_grad and is_plain(p)}
-            held = self._held()
+            held = self._optimizers.held()
             loose = [p for key, p in every.items() if key not in held and key not in self._loaded][:_PARAMETERS]
             self._loose = [(TensorRef(p), telling(p)) for p in self._pushed(loose)]
             if not self._loose:
@@ -118,16 +116,13 @@ class Loose(Probe):
             self._tell()
             self._ends()
 
-    def _held(self) -> set[int]:
-        return {id(p) for ref in self._optimizers.values() if (o := ref()) is not None for group in o.param_groups for p in group["params"]}
-
     def _pushed(self, parameters: list[Any]) -> list[Any]:
         """Those that have a gradient which is not 0."""
         grads = self.sink.gradients(parameters) or [None] * len(parameters)
         return [p for p, grad in zip(parameters, grads) if grad is not None and bool(grad.detach().any())]
 
     def _tell(self) -> None:
-        held = self._held()
+        held = self._optimizers.held()
         known = [(p, told) for ref, told in self._loose if (p := ref()) is not None and id(p) not in self._loaded]
         still = [p for p, told in known if id(p) not in held and p.requires_grad and telling(p) == told]
         loose = {id(p) for p in self._pushed(still)}
@@ -186,13 +181,3 @@ def _of_a_library(module: Any) -> bool:
 
 def _name(module: Any) -> str:
     return str(getattr(module, "original_name", "") or type(module).__name__)
-
-
-def is_plain(p: Any) -> bool:
-    import torch
-
-    return type(p) is torch.nn.Parameter and p.layout is torch.strided and p.device.type in ("cpu", "cuda") and p.numel() > 0
-
-
-def telling(p: Any) -> list[float]:
-    return [float(x) for x in p.detach().reshape(-1)[:_TELLING].tolist()]

@@ -16,7 +16,8 @@ from typing import Any, Final
 from proctor.instrument.observe import plainly
 from proctor.instrument.observe.modules import class_name, living, unwrap
 from proctor.instrument.probes import NO_HOOKS, Home, Hooks, Probe, Sink, register
-from proctor.instrument.probes.loose import MADE, TAKES, is_plain, telling
+from proctor.instrument.probes._held import Optimizers, is_plain, telling
+from proctor.instrument.probes.loose import MADE, TAKES
 from proctor.invariants.schema import MODEL_CALL, Value
 
 TRAIN: Final = "torch.nn.Module.train"
@@ -24,9 +25,9 @@ _UPDATE: Final = "torch.optim.Optimizer.step"
 _CALLS: Final = 6  # at as many updates
 _LAST: Final = 4096  # the last update at which models are looked at
 _MODELS: Final = 64
+_OPTIMIZERS: Final = 64
 _MODULES: Final = 65_536
 _TOLD: Final = 8  # parameters that tell whether a model moves
-_OPTIMIZERS: Final = 64
 
 
 @dataclass
@@ -52,7 +53,7 @@ class Teachers(Probe):
         self._set: set[int] = set()  # ids of modules whose mode was set
         self._loaded: set[int] = set()  # ids of parameters
         self._known: dict[int, _Called | None] = {}  # by the model's id; None: not all of it was loaded
-        self._optimizers: dict[int, weakref.ref[Any]] = {}
+        self._optimizers = Optimizers(_OPTIMIZERS)
 
     def hooks(self, function: str, home: Home) -> Hooks:
         if function == MODEL_CALL:
@@ -69,7 +70,7 @@ class Teachers(Probe):
         self._ends()
 
     def _ends(self) -> None:
-        self.over, self._set, self._loaded, self._known, self._optimizers = True, set(), set(), {}, {}
+        self.over, self._set, self._loaded, self._known = True, set(), set(), {}
 
     def _sets(self, args: tuple[Any, ...], kwargs: dict[str, Any] | None) -> None:
         if not self.over:
@@ -85,10 +86,8 @@ class Teachers(Probe):
                 self._ends()
 
     def _know(self, optimizer: Any) -> None:
-        if len(self._optimizers) >= _OPTIMIZERS:
+        if not self.over and not self._optimizers.know(optimizer):
             self._ends()
-        elif not self.over:
-            self._optimizers[id(optimizer)] = weakref.ref(optimizer)
 
     def _steps(self, args: tuple[Any, ...], kwargs: dict[str, Any] | None) -> None:
         if not self.over:
@@ -119,7 +118,7 @@ class Teachers(Probe):
 
     def _judge(self, model: Any, known: _Called) -> None:
         parameters = list(plainly.parameters(model))
-        held = {id(p) for ref in self._optimizers.values() if (o := ref()) is not None for group in o.param_groups for p in group["params"]}
+        held = self._optimizers.held()
         if any(id(p) in held for p in parameters) or [telling(p) for p in parameters[:_TOLD]] != known.moves:
             return
         if any(id(module) in self._set for module in plainly.modules(model)):

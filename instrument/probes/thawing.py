@@ -12,21 +12,22 @@ from typing import Any, Final
 from proctor.instrument.observe import plainly
 from proctor.instrument.observe.refs import TensorRef
 from proctor.instrument.probes import NO_HOOKS, Home, Hooks, Probe, Sink, register
+from proctor.instrument.probes._held import Optimizers, is_plain, telling
 from proctor.invariants.schema import MODEL_CALL, Value
 
 _UPDATE: Final = "torch.optim.Optimizer.step"
 _MADE: Final = "torch.optim.Optimizer.__init__"
 _MODELS: Final = 8
 _FROZEN: Final = 4096
+_OPTIMIZERS: Final = 4096
 _UPDATES: Final = 2  # with gradients of thawed parameters, before it is said that nobody has them
-_FIRST: Final = 8  # elements that tell whether a parameter has moved
 
 
 class _Thawed:
     """Parameters of a model that began to train together."""
 
     def __init__(self, found: list[tuple[str, Any]]) -> None:
-        self.parameters = [(name, TensorRef(p), _first(p)) for name, p in found]
+        self.parameters = [(name, TensorRef(p), telling(p)) for name, p in found]
         self.updates = 0
 
 
@@ -41,7 +42,7 @@ class Thawing(Probe):
         super().__init__(sink)
         self._models: set[int] = set()
         self._frozen: list[tuple[str, weakref.ref[Any]]] = []
-        self._optimizers: dict[int, weakref.ref[Any]] = {}
+        self._optimizers = Optimizers(_OPTIMIZERS)
         self._thawed: list[_Thawed] = []
 
     def hooks(self, function: str, home: Home) -> Hooks:
@@ -52,7 +53,8 @@ class Thawing(Probe):
         return (self._updates, None) if function == _UPDATE else NO_HOOKS
 
     def _know(self, optimizer: Any) -> None:
-        self._optimizers[id(optimizer)] = weakref.ref(optimizer)
+        if not self._optimizers.know(optimizer):
+            self.over, self._frozen, self._thawed = True, [], []
 
     def _called(self, args: tuple[Any, ...], kwargs: dict[str, Any] | None) -> None:
         model = args[0]
@@ -70,7 +72,7 @@ class Thawing(Probe):
             if p is not None:
                 (found if p.requires_grad else rest).append((name, ref))
         self._frozen = rest
-        known = [(name, p) for name, ref in found if (p := ref()) is not None and _plain(p)]
+        known = [(name, p) for name, ref in found if (p := ref()) is not None and is_plain(p)]
         if known:
             self._thawed.append(_Thawed(known))
 
@@ -86,18 +88,7 @@ class Thawing(Probe):
             if thawed.updates < _UPDATES:
                 continue
             self._thawed.remove(thawed)
-            optimizers = [o for ref in self._optimizers.values() if (o := ref()) is not None]
-            held = {id(p) for o in optimizers for group in o.param_groups for p in group["params"]}
-            lost = [name for name, p, first in mine if id(p) not in held and _first(p) == first]
+            held = self._optimizers.held()
+            lost = [name for name, p, first in mine if id(p) not in held and telling(p) == first]
             seen = f"{lost[0]}, as {len(lost)} of {len(mine)} parameters that were thawed, has gradients, is in no optimizer and does not move" if lost else ""
             self.sink.number(lost[0] if lost else mine[0][0], float(len(lost)), kind=Value.KEPT, facts={"what": "thawed", "seen": seen})
-
-
-def _plain(p: Any) -> bool:
-    import torch
-
-    return type(p) is torch.nn.Parameter and p.layout is torch.strided and p.device.type in ("cpu", "cuda") and p.numel() > 0
-
-
-def _first(p: Any) -> list[float]:
-    return [float(x) for x in p.detach().reshape(-1)[:_FIRST].tolist()]
