@@ -298,6 +298,7 @@ class Update:
         world: ranks.
         crossed: results and targets that were broadcast to all pairs.
         met: how often results met other tensors.
+        by_hand: by id of a parameter without a gradient, whether the program moved it.
     """
 
     optimizer: Any
@@ -316,6 +317,7 @@ class Update:
     world: int = 1
     crossed: Sequence[Crossed] = ()
     met: int = 0
+    by_hand: Mapping[int, bool] = field(default_factory=dict)
 
     @cached_property
     def owners(self) -> dict[int, tuple[nn.Module, str, nn.Module]]:

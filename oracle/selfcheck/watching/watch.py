@@ -29,6 +29,7 @@ from proctor.oracle.selfcheck.watching.fork import random_states
 from proctor.oracle.selfcheck.watching.parting import program_stack
 from proctor.oracle.selfcheck.watching.seen.entered import entered, unwrapped
 from proctor.oracle.selfcheck.watching.seen.losses import Losses
+from proctor.oracle.selfcheck.watching.seen.moved import Moved
 from proctor.oracle.selfcheck.watching.seen.pairs import Pairs
 from proctor.oracle.selfcheck.watching.seen.recomputed import CHECKPOINTS, maybe_checkpoint
 from proctor.oracle.selfcheck.watching.step import Backward, Call, Update
@@ -57,7 +58,7 @@ class Watch:
         self.optimizers: list[Any] = []
         self.schedulers: list[Any] = []
         self.loaders: list[Any] = []
-        self.moved: dict[int, bool] = {}
+        self.moved = Moved()
         self.called: set[int] = set()
         self.roots: dict[int, nn.Module] = {}
         self.steps: dict[int, int] = {}
@@ -250,9 +251,7 @@ class Watch:
         self.steps[id(optimizer)] = number
         for group in optimizer.param_groups:
             for parameter in group["params"]:
-                grad = getattr(parameter, "grad", None)
-                if grad is not None and not self.moved.get(id(parameter), False):
-                    self.moved[id(parameter)] = bool((grad.coalesce().values() if grad.is_sparse else grad).any())
+                self.moved.look(parameter)
         if self.digests is not None:
             self.digests.update(optimizer, number)
         if not self.config.digest and number == self.config.step and self.backwards:
@@ -300,8 +299,8 @@ class Watch:
             call.targets = [c.targets for c in self.losses.criteria if c.targets is not None]
         models = [m for m in self.roots.values() if any(id(p) in held for p in m.parameters())]
         return Update(
-            optimizer, type(optimizer).__name__, number, calls, list(self.losses.criteria), list(self.backwards), dict(self.moved), frozenset(self.called),
-            models, list(self.optimizers), list(self.schedulers), list(self.loaders), self.checkpointed or bool(CHECKPOINTS["used"]), int(position()["world"]), list(self.pairs.crossed), self.pairs.met,
+            optimizer, type(optimizer).__name__, number, calls, list(self.losses.criteria), list(self.backwards), dict(self.moved.graded), frozenset(self.called),
+            models, list(self.optimizers), list(self.schedulers), list(self.loaders), self.checkpointed or bool(CHECKPOINTS["used"]), int(position()["world"]), list(self.pairs.crossed), self.pairs.met, dict(self.moved.by_hand),
         )  # fmt: skip
 
     # -- beginning and end --------------------------------------------------------------------------------------

@@ -10,6 +10,7 @@ from torch import nn  # noqa: E402
 from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset  # noqa: E402
 
 from proctor.oracle.selfcheck import NotApplicable, Unknown, registry  # noqa: E402
+from proctor.oracle.selfcheck.watching.seen.moved import Moved  # noqa: E402
 from proctor.oracle.selfcheck.watching.step import Backward, Criterion, Update  # noqa: E402
 
 
@@ -67,6 +68,23 @@ def test_an_optimizer_of_another_model_is_found():
     model, other = trained(Cut(False)), Cut(False)
     found = registry()["parameters"].check(update_of(model, torch.optim.SGD(other.parameters(), lr=0.1)))
     assert found.verdict == "different" and "another model" in found.reason
+
+
+@pytest.mark.parametrize(("follows", "wanted"), [(True, "by-design"), (False, "different")])
+def test_a_target_that_an_optimizer_holds_is_moved_by_the_program(follows, wanted):
+    model, target = Cut(False), Cut(False)
+    optimizer = torch.optim.SGD([*model.parameters(), *target.parameters()], lr=0.1)
+    seen = Moved()
+    for _ in range(3):
+        optimizer.zero_grad()
+        trained(model)
+        for parameter in [*model.parameters(), *target.parameters()]:
+            seen.look(parameter)
+        optimizer.step()
+        for mine, theirs in zip(model.parameters(), target.parameters(), strict=True) if follows else ():
+            theirs.data.lerp_(mine.data, 0.1)
+    found = registry()["parameters"].check(update_of(model, optimizer, moved=seen.graded, by_hand=seen.by_hand))
+    assert found.verdict == wanted and ("a target" in found.reason) is follows
 
 
 class Tying(nn.Module):

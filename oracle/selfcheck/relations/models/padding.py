@@ -2,7 +2,8 @@
 
 Applies where the model takes a mask beside its tokens. Where a batch has no padding, the last positions are made some. Catches masks that are ignored,
 inverted, or applied after the softmax, and means over padded positions. A loss that the model returns must not change with one position of padding more:
-labels that are no padding there, and means that count it.
+labels that are no padding there, and means that count it. A mask that hides words of several kinds, and on which the returned loss alone depends, says which words count in the loss:
+it does not apply.
 """
 
 from __future__ import annotations
@@ -35,6 +36,8 @@ class Padding(ModelRelation):
         masked = exchanged(call.inputs, lambda p, t: mask if p == mask_path else t)
         tokens = call.named_inputs[tokens_path][1]
         changed = exchanged(masked, lambda p, t: _under(t, shown) if p == tokens_path else t)
+        if self._of_loss(call, mask_path, tokens_path, hidden_is):
+            raise NotApplicable(f"{call.named_inputs[mask_path][0]} tells which positions count in the loss: nothing else depends on it")
         one, other = (tried(call, batch, "padding") for batch in (masked, changed))
 
         def select(outputs: Mapping[str, torch.Tensor]) -> Outputs:
@@ -58,6 +61,17 @@ class Padding(ModelRelation):
             advice=f"look whether {name} reaches every attention and every mean over positions, and what its ones mean; {tokens.ndim}-dimensional {hides}",
         )  # fmt: skip
 
+
+    def _of_loss(self, call: Call, mask_path: str, tokens_path: str, hidden_is: bool) -> bool:
+        """Whether a mask hides what is no padding, and the returned loss alone depends on it."""
+        mask, tokens = call.named_inputs[mask_path][1], call.named_inputs[tokens_path][1]
+        hidden = mask.bool() == hidden_is
+        if not any(tokens[i][row].unique(dim=0).size(0) > 1 for i, row in enumerate(hidden)):
+            return False  # padding is one thing again and again
+        whole = torch.full_like(mask, not hidden_is)
+        with_all = tried(call, exchanged(call.inputs, lambda p, t: whole if p == mask_path else t), "nothing masked")
+        apart = {path for path, result in call.baseline.items() if path in with_all and not torch.equal(result, with_all[path])}
+        return bool(apart) and all(call.baseline[path].numel() == 1 for path in apart)
 
     def _longer(self, call: Call, mask_path: str, hidden_is: bool) -> Outcome | None:
         """One position of padding more: a loss that the model returns stays."""

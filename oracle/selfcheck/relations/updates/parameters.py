@@ -1,7 +1,8 @@
 """Every parameter that an optimizer holds matters: some update had a gradient for it that is not zero.
 
 Catches graphs that are cut (`detach`, `.data`, `no_grad`, `.item()`), layers whose result is thrown away, and a model that was replaced after
-the optimizer was made. Parameters of modules that never run are said, and are no failure: a library's spare parts look so.
+the optimizer was made. Parameters of modules that never run are said, and are no failure: a library's spare parts look so. Nor are those that the program moves by itself:
+a target or an average in an optimizer, which leaves alone what has no gradient.
 """
 
 from __future__ import annotations
@@ -31,6 +32,10 @@ class Parameters(UpdateRelation):
         dead = [p for p in held if not update.moved.get(id(p), False)]
         if not dead:
             return Outcome(relation=self.name, verdict="equivalent", reason=f"all {len(held)} parameters had a gradient in one of {update.step + 1} updates")
+        by_hand = [p for p in dead if update.by_hand.get(id(p), False)]
+        if len(by_hand) == len(dead) < len(held):
+            return Outcome(relation=self.name, verdict="by-design", reason=f"{len(dead)} of {len(held)} parameters have no gradient, and are moved by the program itself, as a target or an average is")
+        dead = [p for p in dead if not update.by_hand.get(id(p), False)] or dead
         known = [(p, update.owners.get(id(p))) for p in dead]
         strays = [p for p, owner in known if owner is None]
         ran = [(p, o) for p, o in known if o is not None and id(o[2]) in update.called and not _cancels(p, o, update)]

@@ -97,7 +97,7 @@ class Saving:
 
         def looked() -> bytes:
             try:
-                return msgspec.json.encode(held(value, optimizers, schedules, scalers, self._watch.moved))
+                return msgspec.json.encode(held(value, optimizers, schedules, scalers, self._watch.moved.graded))
             except Exception as e:  # noqa: BLE001 - the program's own objects
                 return msgspec.json.encode(short(e))
 
