@@ -25,6 +25,7 @@ from proctor.invariants.relations.sequence.windows import (
     SET_EPOCH,
     STEP,
     ZERO_GRAD,
+    between_passes,
     called,
     circumstances,
     first_calls,
@@ -233,7 +234,7 @@ class CallSequence(Relation):
             back = firsts.filter(pl.col("token") == BACKWARD).select("proc", "step", pl.col("seq").alias("seq_back"))
             rows = rows.join(back, on=["proc", "step"], how="left")
             early = (pl.col("b") == _SCHEDULE) & (pl.col("seq_b") < pl.col("seq_back").fill_null(0))
-            rows = rows.filter(~early)
+            rows = rows.filter(~early).join(between_passes(trace, rows.filter(pl.col("b") == _SCHEDULE)), on=["proc", "step", "seq_a", "seq_b"], how="anti")
             passed, seen = pl.col("seq_a") < pl.col("seq_b"), pl.format("{} ran first", "b")
         else:
             # With a loss scaler an update is skipped on overflow, by design.
@@ -282,7 +283,8 @@ class CallSequence(Relation):
     def needs(self, hypothesis: Hypothesis) -> Needs:
         if hypothesis["mode"] == "cleared":
             return Needs(functions=frozenset({STEP, ZERO_GRAD, BACKWARD}), states=frozenset({"grad"}))
-        return Needs(functions=frozenset({hypothesis.text("a"), hypothesis.text("b"), STEP}))
+        a, b = hypothesis.text("a"), hypothesis.text("b")
+        return Needs(functions=frozenset({a, b, STEP, BACKWARD if b == _SCHEDULE else STEP}))
 
     def say(self, hypothesis: Hypothesis) -> str:
         a, b = hypothesis.text("a"), hypothesis.text("b")

@@ -94,6 +94,13 @@ def first_calls(trace: Trace) -> pl.DataFrame:
     )
 
 
+def between_passes(trace: Trace, pairs: pl.DataFrame) -> pl.DataFrame:
+    """Pairs of an update (`seq_a`) and what ran before it (`seq_b`) in its step with another backward pass between: that goes by passes, and not by updates."""
+    known = pairs.select("proc", "step", "seq_a", "seq_b").unique()
+    passes = known.join(_tokens(trace).filter(pl.col("token") == BACKWARD).select("proc", "step", "seq"), on=["proc", "step"])
+    return passes.filter((pl.col("seq") > pl.col("seq_b")) & (pl.col("seq") < pl.col("seq_a"))).select(known.columns).unique()
+
+
 def called(trace: Trace, tokens: pl.Series) -> pl.DataFrame:
     """As `first_calls`, of these tokens, also those that too few steps call to be part of the loop."""
     known = first_calls(trace).filter(pl.col("token").is_in(tokens.implode()))

@@ -235,6 +235,16 @@ def test_schedule_after_the_clearing_belongs_to_the_update_before(tmp_path: Path
     assert not any("before" in d.expected for d in details(RELATION, rules, at_end))
 
 
+def test_schedule_that_counts_backward_passes_moves_on_before_the_update_of_several(tmp_path: Path) -> None:
+    rules = learn(RELATION, load(tmp_path, [loop(body=("zero_grad", "forward", "backward", "step", SCHEDULER))]))
+    assert all("torch.Tensor.backward" in RELATION.needs(rule.hypothesis).functions for rule in rules if rule.hypothesis["mode"] == "lead" and rule.hypothesis["b"] == SCHEDULER)
+    passes = ("forward", "backward", SCHEDULER, "forward", "backward")
+    each = load(tmp_path, [loop(body=(*passes, "step", "zero_grad", SCHEDULER), model="__main__.B")])
+    assert not any("before" in d.expected for d in details(RELATION, rules, each))
+    late = load(tmp_path, [loop(body=("forward", "backward", "forward", "backward", SCHEDULER, "step", "zero_grad"), model="__main__.C")])
+    assert any("before" in d.expected for d in details(RELATION, rules, late))
+
+
 def test_attack_on_an_input_is_a_step_without_an_update(tmp_path: Path) -> None:
     rules = learn(RELATION, load(tmp_path, [loop()], [loop(model="__main__.Other")]))
     skipped = loop(model="__main__.Third", skip={2: ["step"]})
