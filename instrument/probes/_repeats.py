@@ -26,14 +26,17 @@ class Repeats:
     def __init__(self) -> None:
         self._seen: dict[tuple[str, str], tuple[int, int, int]] = {}  # fingerprint, calls, and those given the same as before
 
-    def told(self, function: str, given: list[tuple[str, Any, int]], enough: int) -> Iterator[tuple[str, str, str]]:
-        """Take what a call is given, `(name, tensor, fingerprint)`; behind so many calls: name, what is true, what is not."""
+    def told(self, function: str, given: list[tuple[str, Any, int]], enough: int) -> Iterator[tuple[str, str, str, str]]:
+        """Take what a call is given, `(name, tensor, fingerprint)`; behind so many calls: name, what is true, what is not, and what is left open.
+
+        A tensor that came again now and then breaks no rule, and is none for which one holds: its numbers go by the data.
+        """
         for name, tensor, fp in given:
             last, calls, same = self._seen.get((function, name), (0, 0, 0))
             calls, same = calls + 1, same + (calls > 0 and fp == last)
             self._seen[function, name] = fp, calls, same
-            if calls >= enough and tensor.numel() > 1 and (not same or same >= _SOME):
-                yield name, "" if same else ANOTHER, ANOTHER if same else ""
+            if calls >= enough and tensor.numel() > 1:
+                yield name, "" if same else ANOTHER, ANOTHER if same >= _SOME else "", ANOTHER if 0 < same < _SOME else ""
 
 
 def halves(data: Any, has: list[str], lacks: list[str], *, computed: bool) -> None:
@@ -114,24 +117,33 @@ class _Number:
         self.last, self.head, self.changes = value, [value], 0
         self.again = 0  # of its first values, those that came again, one behind the other
         self.anew = self.told = False
+        self.wanders = False  # its first values came again in another order: a number that is drawn out of a few, or counted, has no course
 
     def meets(self, value: float, calls: int) -> Iterator[tuple[str, str]]:
         if value != self.last:
             self.last, self.changes = value, self.changes + 1
-            if len(self.head) < _HEAD:
-                self.head.append(value)
-            else:
-                self.again = self.again + 1 if value == self.head[self.again] else int(value == self.head[0])
-                if self.again == _HEAD:
-                    self.anew, self.again = True, 0
-                    if self.told:
-                        self.told = False
-                        yield "", ONWARD
+            if not self.wanders and self._begins_anew(value) and self.told:
+                self.told = False
+                yield "", ONWARD
         if calls in _LOOKS:
             yield (CHANGES, "") if self.changes else ("", CHANGES)
-            if self.changes >= _CHANGES:
+            if self.changes >= _CHANGES and not self.wanders:
                 self.told = not self.anew
                 yield ("", ONWARD) if self.anew else (ONWARD, "")
+
+    def _begins_anew(self, value: float) -> bool:
+        """Whether this is the last of its first values to come again, in the same order."""
+        expected = self.head[self.again]
+        if value not in (expected, self.head[0]) and value in self.head and not self.anew:
+            self.wanders, self.told = True, False
+            return False
+        self.again = self.again + 1 if value == expected else int(value == self.head[0])
+        if len(self.head) < _HEAD:
+            self.head.append(value)
+        if self.again < _HEAD:
+            return False
+        self.anew, self.again = True, 0
+        return True
 
 
 class Held:

@@ -1,6 +1,6 @@
 """What the program's own functions do with tensors, and whether numbers that their objects hold stay.
 
-Rows of `Value.MANNER`, of the first calls of each function. `holds`: words that are true of a tensor that it was given or gave (`has`), or clearly not (`lacks`): a share (all
+Rows of `Value.MANNER`, of the first calls of each function. `holds`: words that are true of a tensor that it was given or gave (`has`), clearly not (`lacks`), or neither (`open`): a share (all
 elements lie within 0 and 1), nothing negative, unit rows, rows that sum to 1, some negative whole number (`-100`, which losses leave out), more than one value, gradients flow
 through it or none do, where its triangle begins (a mask); that the result is none of the arguments, nor another result in another shape, an argument none of the others, and that one of the next calls is given it (the state of a
 recurrent model, a memory), that it is another in each call, that its second half is not the first one again, that it begins where what it is cut from begins, or behind (a target that is shifted); of a float that it was given, whether it changes, and begins anew (one that is drawn out of a few has no course). Of whole models the last is asked, and whether gradients flow through their results (a target without a stop). `leaves` and `writes`: whether an argument is another after the call. `steady`: a float of an object, in each
@@ -165,7 +165,9 @@ class Manners(Probe):
                 self._say(function, f"argument {name}", "holds", _APART if fp not in alike else "", _APART if fp in alike else "")
 
     def _again(self, function: str, given: Seen, large: Seen) -> None:
-        for name, has, lacks in [*self._repeats.told(function, [*given, *large], _CALLS - _LOOKS + 1), *self._cuts.told(function, given)]:
+        for name, has, lacks, left_open in self._repeats.told(function, [*given, *large], _CALLS - _LOOKS + 1):
+            self._say(function, f"argument {name}", "holds", has, lacks, left_open)
+        for name, has, lacks in self._cuts.told(function, given):
             self._say(function, f"argument {name}", "holds", has, lacks)
 
     def _counts(self, function: str, names: list[str], args: tuple[Any, ...], kwargs: dict[str, Any] | None) -> None:
@@ -201,8 +203,9 @@ class Manners(Probe):
         if has or lacks:
             self._say(function, name, "holds", "|".join(has), "|".join(lacks))
 
-    def _say(self, function: str, name: str, mode: str, has: str, lacks: str) -> None:
-        self.sink.number(f"{function}, {name}", 1.0, kind=Value.MANNER, facts={"mode": mode, "has": has, "lacks": lacks})
+    def _say(self, function: str, name: str, mode: str, has: str, lacks: str, left_open: str = "") -> None:
+        facts = {"mode": mode, "has": has, "lacks": lacks} | ({"open": left_open} if left_open else {})
+        self.sink.number(f"{function}, {name}", 1.0, kind=Value.MANNER, facts=facts)
 
     # -- numbers of objects ---------------------------------------------------------------------------------------
 

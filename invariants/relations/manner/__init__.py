@@ -100,13 +100,14 @@ class Manner(Relation):
     reach: ClassVar[int | None] = 1
 
     def survey(self, trace: Trace) -> pl.DataFrame:
-        return _habits.survey(self.name, pl.concat([make(trace, ()) for make in _PARTS.values()]), 1)
+        found = pl.concat([make(trace, ()) for make in _PARTS.values()])
+        return _habits.survey(self.name, found.with_columns(pl.col("passed").fill_null(value=False)), 1)  # of what a healthy run leaves open no rule is made
 
     def examples(self, trace: Trace, hypotheses: Sequence[Hypothesis]) -> Examples:
         wanted: dict[str, set[str]] = {}
         for h in hypotheses:
             wanted.setdefault(h.text("mode"), set()).add(h.text("what"))
-        frames = [_PARTS[mode](trace, what) for mode, what in sorted(wanted.items())]
+        frames = [_PARTS[mode](trace, what).filter(pl.col("passed").is_not_null()) for mode, what in sorted(wanted.items())]
         return _habits.examples(trace, pl.concat([*frames, pl.DataFrame(schema=_sightings.EXAMPLE)]), hypotheses)
 
     def keep(self, hypothesis: Hypothesis, support: Support, precondition: Precondition) -> bool:

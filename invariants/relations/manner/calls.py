@@ -56,7 +56,7 @@ def _subject(function: str, caller: str) -> str:
     return f"{caller}{BY}{function}" if caller and not is_torch(caller) else ""
 
 
-def _row(row: Mapping[str, Any], what: str, passed: bool, seen: str, function: str, variable: str = "") -> dict[str, Any]:
+def _row(row: Mapping[str, Any], what: str, passed: bool | None, seen: str, function: str, variable: str = "") -> dict[str, Any]:
     place = {name: row[name] for name in ("proc", "step", "seq", "site")}
     return place | {"what": what, "passed": passed, "_seen": "" if passed else seen, "_function": function, "_variable": variable}
 

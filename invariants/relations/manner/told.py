@@ -47,14 +47,14 @@ def function_of(subject: str) -> str:
 
 
 def said(trace: Trace, mode: str) -> list[dict[str, Any]]:
-    """What probes said of a mode: text (the subject), `has` and `lacks` (words), `seen`, `self` (the mode of a method's module), `begun` (calls that ran when a step began), and where."""
-    rows = _sightings.sightings(trace, Value.MANNER).join(_frames.metas(trace, "mode", "has", "lacks", "seen", "self", "begun"), on="meta", how="left", maintain_order="left")
+    """What probes said of a mode: text (the subject), `has`, `lacks` and `open` (words), `seen`, `self` (the mode of a method's module), `begun` (calls that ran when a step began), and where."""
+    rows = _sightings.sightings(trace, Value.MANNER).join(_frames.metas(trace, "mode", "has", "lacks", "open", "seen", "self", "begun"), on="meta", how="left", maintain_order="left")
     rows = _sightings.sites(trace, rows.filter((pl.col("mode") == mode) & (pl.col("step") >= 0)))
     return list(rows.fill_null("").iter_rows(named=True))
 
 
 def _words(trace: Trace, mode: str, wanted: Collection[str], function: str = "", *, closed: bool = False) -> pl.DataFrame:
-    """One row a look and word: passed if the look has it, failed if it lacks it. `closed`: what is not said is lacking."""
+    """One row a look and word: passed if the look has it, failed if it lacks it, null if it leaves it open. `closed`: what is not said is lacking."""
     looks, asked = said(trace, mode), _calls._by_subject(wanted)
     every: dict[str, set[str]] = {}
     for look in looks:
@@ -63,6 +63,7 @@ def _words(trace: Trace, mode: str, wanted: Collection[str], function: str = "",
     for look in looks:
         has, lacks = (set(filter(None, look[side].split("|"))) for side in ("has", "lacks"))
         subject, _, variable = look["text"].partition(", ")
+        found += [_calls._row(look, f"{look['text']}{_calls.OF}{word}", None, "", subject, variable) for word in filter(None, look["open"].split("|"))]
         for word in sorted(every[look["text"]]):
             if word in has or word in lacks or closed:
                 seen = look["seen"] or (f"it is made of {', '.join(sorted(has))}" if closed else f"{_named(look['text'])}: {opposite(word)}{_also(has)}")

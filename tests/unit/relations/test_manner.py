@@ -248,6 +248,22 @@ def test_ranks_that_draw_the_same_noise_break_a_manner_of_ranks_that_do_not(tmp_
     assert healthy["passed"].all() and healthy.height and not wrong["passed"].any() and wrong.height
 
 
+def test_of_what_one_healthy_run_leaves_open_no_rule_is_made_and_none_is_broken(tmp_path: Path) -> None:
+    word = "it is another than in the call before"
+
+    def run(name: str, **said: str) -> Path:
+        calls = [{"fn": "__main__.boxes", "step": step} for step in range(6)]
+        meta = {"mode": "holds", "has": "", "lacks": ""} | said
+        values = [{"kind": "manner", "place": "__main__.boxes, argument right", "step": step, "meta": meta} for step in (1, 2)]
+        return write_run(tmp_path / name, [{"calls": calls, "values": values, "family": "__main__.Net"}])
+
+    told, left_open = run("told", has=word), run("open", open=word)
+    (known,) = RELATION.propose(Trace.load([told]))
+    assert known.text("what").endswith(word)
+    assert RELATION.settle(RELATION.merge([RELATION.survey(Trace.load([path])) for path in (told, left_open)])) == []
+    assert RELATION.examples(Trace.load([left_open]), [known]).frame.is_empty()
+
+
 def test_halves_are_the_same_where_something_was_joined_and_not_where_a_model_collapsed() -> None:
     rows, sources, word = torch.rand(4, 6), torch.rand(3, 1, 8), "its halves along the {} dimension differ"
     assert word.format("first") in words(torch.cat([rows, rows]))[1]
