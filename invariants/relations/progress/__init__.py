@@ -176,10 +176,10 @@ class Progress(Relation):
         if hypothesis["mode"] == "vanished":
             return Detail(
                 expected=f"Optimizer.step of step {step} moves some of what it holds, such as {name}, which has a gradient",
-                seen=f"nothing that the optimizer holds has moved in {_vanishing.IN_A_ROW} updates, since its learning rate is too small: {size}",
+                seen=f"nothing that the optimizer holds has moved in {size}",
                 function=_frames.UPDATE,
                 module=example["_module"],
-                advice="Look at how often the scheduler is stepped: for each batch where its numbers (step_size, T_max, gamma) count epochs, or by the loop and a library both.",
+                advice="Look at how often the scheduler is stepped: for each batch where its numbers (step_size, T_max, gamma) count epochs, for each microbatch where they count updates, or by the loop and a library both.",
             )
         if hypothesis["mode"] in ("trains", "learns"):
             whole = hypothesis["mode"] == "learns"

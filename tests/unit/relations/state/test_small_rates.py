@@ -17,7 +17,7 @@ from proctor.invariants.trace import Trace
 from proctor.verify.checker import check
 
 PACK = Path(__file__).resolve().parents[4] / "invariants" / "packs" / "torch.json"
-BUGS = ("sgd", "adam", "held", "falls", "batches", "cosine", "warm")
+BUGS = ("sgd", "adam", "held", "falls", "batches", "cosine", "warm", "ends", "rests", "restarts", "last")
 VANISHED = [Hypothesis.of("progress", mode="vanished")]
 PROGRAMS = {
     "rates": """
@@ -34,11 +34,12 @@ PROGRAMS = {
                 if BUG == "held":
                     self.param_groups[0]["params"][2].data.copy_(kept)
         net = Net()
-        kind, rate = {"sgd": (torch.optim.SGD, 4e-6), "adam": (torch.optim.Adam, 2e-6), "held": (Holding, 0.1), "falls": (torch.optim.SGD, 0.1), "batches": (torch.optim.Adam, 0.1), "cosine": (torch.optim.Adam, 0.1), "warm": (torch.optim.Adam, 1e-13)}[BUG]
+        kind, rate = {"sgd": (torch.optim.SGD, 4e-6), "adam": (torch.optim.Adam, 2e-6), "held": (Holding, 0.1), "falls": (torch.optim.SGD, 0.1), "batches": (torch.optim.Adam, 0.1), "cosine": (torch.optim.Adam, 0.1), "warm": (torch.optim.Adam, 1e-13)}.get(BUG, (torch.optim.Adam, 0.1))
         optimizer = kind(net.parameters(), rate)
-        schedulers = {"batches": lambda: torch.optim.lr_scheduler.StepLR(optimizer, 1, 0.01), "cosine": lambda: torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, 11)}
+        RATES = {"ends": lambda i: max(0.0, 1 - i / 10), "rests": lambda i: 1.0 if i < 10 else 0.0, "restarts": lambda i: max(0.0, 1 - i % 14 / 8), "last": lambda i: max(0.0, 1 - i / 20)}
+        schedulers = {"batches": lambda: torch.optim.lr_scheduler.StepLR(optimizer, 1, 0.01), "cosine": lambda: torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, 11), **{bug: lambda: torch.optim.lr_scheduler.LambdaLR(optimizer, RATES[BUG]) for bug in RATES}}
         scheduler = schedulers[BUG]() if BUG in schedulers else None
-        for step in range(12):
+        for step in range(24 if BUG in RATES else 12):
             x = torch.randn(16, 6)
             (F.cross_entropy(net(x), x[:, :3].argmax(1)) / (1 if BUG == "held" else 20)).backward()
             optimizer.step()
@@ -77,8 +78,12 @@ def test_a_rate_that_fell_until_nothing_moves_is_told_with_its_scheduler(runs: P
     relation, trace = registry()["progress"], Trace.load([runs / f"rates-{manner}"])
     bad = relation.examples(trace, VANISHED).frame.filter(~pl.col("passed"))
     assert relation.examples(trace, [Hypothesis.of("progress", mode="undone")]).frame["passed"].all()
-    if manner != "batches":
+    if manner == "ends":
+        assert bad["step"].min() == 17 and bad["step"].max() == 22
+        assert "has moved in 8 updates, since its learning rate is 0, down from 0.1; LambdaLR has stepped 18 times in 18 updates" in relation.detail(trace, VANISHED[0], bad.row(0, named=True)).seen
+    if manner not in ("batches", "ends"):
         assert bad.is_empty()
+    if manner != "batches":
         return
     assert bad["step"].min() < 8 and bad["step"].max() > 9
     detail = relation.detail(trace, VANISHED[0], bad.row(0, named=True))
