@@ -89,9 +89,9 @@ def test_what_is_kept_of_a_step_is_no_average_of_the_program_s() -> None:
     """The state of a step without buffers and moments is a list of a tensor for each parameter, as a program's average may be."""
     model = torch.nn.Bilinear(3, 5, 7)
     kept = clone([*model.parameters()])
-    assert find(model, set()) == []
+    assert find(model, set(), gc.get_objects()) == []
     mine = [p.detach().clone() for p in model.parameters()]
-    assert [copy.label for copy in find(model, set())] == ["list"]
+    assert [copy.label for copy in find(model, set(), gc.get_objects())] == ["list"]
     assert len(mine) == len(clone([*model.parameters()], kept))
 
 
