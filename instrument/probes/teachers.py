@@ -15,6 +15,7 @@ from typing import Any, Final
 
 from proctor.instrument.observe import plainly
 from proctor.instrument.observe.modules import class_name, living, unwrap
+from proctor.instrument.observe.refs import TensorRef
 from proctor.instrument.probes import NO_HOOKS, Home, Hooks, Probe, Sink, register
 from proctor.instrument.probes._held import Optimizers, is_plain, telling
 from proctor.instrument.probes.loose import MADE, TAKES
@@ -51,7 +52,7 @@ class Teachers(Probe):
         super().__init__(sink)
         self._updates = 0
         self._set: set[int] = set()  # ids of modules whose mode was set
-        self._loaded: set[int] = set()  # ids of parameters
+        self._loaded: dict[int, weakref.ref[Any]] = {}  # parameters, by id: another one may have it later
         self._known: dict[int, _Called | None] = {}  # by the model's id; None: not all of it was loaded
         self._optimizers = Optimizers(_OPTIMIZERS)
 
@@ -70,7 +71,7 @@ class Teachers(Probe):
         self._ends()
 
     def _ends(self) -> None:
-        self.over, self._set, self._loaded, self._known = True, set(), set(), {}
+        self.over, self._set, self._loaded, self._known = True, set(), {}, {}
 
     def _sets(self, args: tuple[Any, ...], kwargs: dict[str, Any] | None) -> None:
         if not self.over:
@@ -80,7 +81,7 @@ class Teachers(Probe):
 
     def _takes(self, module: Any) -> None:
         if not self.over:
-            self._loaded |= {id(p) for p in plainly.parameters(module)}
+            self._loaded |= {id(p): TensorRef(p) for p in plainly.parameters(module)}
             self._known = {key: known for key, known in self._known.items() if known is not None}
             if len(self._loaded) > _MODULES:
                 self._ends()
@@ -111,7 +112,7 @@ class Teachers(Probe):
 
     def _meet(self, model: Any) -> None:
         parameters = list(plainly.parameters(model))
-        loaded = bool(parameters) and all(id(p) in self._loaded and is_plain(p) for p in parameters)
+        loaded = bool(parameters) and all((ref := self._loaded.get(id(p))) is not None and ref() is p and is_plain(p) for p in parameters)
         if len(self._known) < _MODELS:
             moves = [telling(p) for p in parameters[:_TOLD]] if loaded else []
             self._known[id(model)] = _Called(weakref.ref(model), moves, self._updates) if loaded else None
