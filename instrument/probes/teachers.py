@@ -111,11 +111,12 @@ class Teachers(Probe):
                 self._judge(model, known)
 
     def _meet(self, model: Any) -> None:
+        if len(self._known) >= _MODELS:
+            return
         parameters = list(plainly.parameters(model))
         loaded = bool(parameters) and all((ref := self._loaded.get(id(p))) is not None and ref() is p and is_plain(p) for p in parameters)
-        if len(self._known) < _MODELS:
-            moves = [telling(p) for p in parameters[:_TOLD]] if loaded else []
-            self._known[id(model)] = _Called(weakref.ref(model), moves, self._updates) if loaded else None
+        moves = [telling(p) for p in parameters[:_TOLD]] if loaded else []
+        self._known[id(model)] = _Called(weakref.ref(model), moves, self._updates) if loaded else None
 
     def _judge(self, model: Any, known: _Called) -> None:
         parameters = list(plainly.parameters(model))

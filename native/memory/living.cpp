@@ -1,9 +1,6 @@
 #include "memory/living.h"
 
-#include <pybind11/stl.h>
-
 #include <stdexcept>
-#include <string>
 
 namespace proctor {
 namespace {
@@ -38,7 +35,10 @@ bool mapping_holds(PyObject* mapping, Py_ssize_t size, PyObject* key, const py::
     return PyDict_Next(mapping, &place, nullptr, &value) && is_one_of(value, kinds);
   }
   PyObject* value = PyDict_GetItemWithError(mapping, key);
-  if (!value && PyErr_Occurred()) PyErr_Clear();  // raised by a key of the program's that looks like ours: it holds no copy
+  if (!value && PyErr_Occurred()) {  // raised by a key of the program's that looks like ours: it holds no copy, but Ctrl-C is the user's
+    if (!PyErr_ExceptionMatches(PyExc_Exception)) throw py::error_already_set();
+    PyErr_Clear();
+  }
   return value && is_one_of(value, kinds);
 }
 

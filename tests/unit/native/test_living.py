@@ -41,14 +41,14 @@ class Counted(dict[str, Any]):
 class Odd:
     """A key that looks like another one."""
 
-    def __init__(self, like: str) -> None:
-        self._like = hash(like)
+    def __init__(self, like: str, error: type[BaseException] = RuntimeError) -> None:
+        self._like, self._error = hash(like), error
 
     def __hash__(self) -> int:
         return self._like
 
     def __eq__(self, other: object) -> bool:
-        raise RuntimeError("compared")
+        raise self._error("compared")
 
 
 def same(found: list[Any], wanted: list[Any]) -> bool:
@@ -77,6 +77,12 @@ def test_containers_of_a_size_whose_first_value_is_of_a_kind(module: ModuleType)
 @pytest.mark.parametrize("module", IMPLEMENTATIONS)
 def test_a_key_that_cannot_be_compared_is_no_copy_and_no_error(module: ModuleType) -> None:
     assert module.holders([{Odd("a"): 1.0, "b": 1.0, "c": 1.0}], 2, "a", (float,), OrderedDict) == []
+
+
+@pytest.mark.parametrize("module", IMPLEMENTATIONS)
+def test_an_interrupt_in_such_a_key_is_the_users(module: ModuleType) -> None:
+    with pytest.raises(KeyboardInterrupt):
+        module.holders([{Odd("a", KeyboardInterrupt): 1.0, "b": 1.0, "c": 1.0}], 2, "a", (float,), OrderedDict)
 
 
 @pytest.mark.parametrize("module", IMPLEMENTATIONS)

@@ -61,7 +61,6 @@ class Padding(ModelRelation):
             advice=f"look whether {name} reaches every attention and every mean over positions, and what its ones mean; {tokens.ndim}-dimensional {hides}",
         )  # fmt: skip
 
-
     def _of_loss(self, call: Call, mask_path: str, tokens_path: str, hidden_is: bool) -> bool:
         """Whether a mask hides what is no padding, and the returned loss alone depends on it."""
         mask, tokens = call.named_inputs[mask_path][1], call.named_inputs[tokens_path][1]
