@@ -154,16 +154,14 @@ def _build(draft: Draft) -> tuple[str, ...]:
 
 def _train(draft: Draft, contexts: int, *, evaluated: bool) -> tuple[str, ...]:
     managers = draft.contexts + ["nullcontext()"] * max(0, contexts - len(draft.contexts))
-    lines = [
-        "net, opt = build(rank, world)",
-        *([f"scheduler = {draft.scheduler}"] if draft.scheduler else []),
-        *draft.before_loop,
+    loop = draft.own_loop or [
         f"for step in range({draft.steps}):",
         "    x, y = batch(step)",
         f"    n, seen = {draft.batch}, []",
         f"    rows = {draft.rows}",
         f"    parts = rows.tensor_split({draft.accumulate})",
         *([f"    if step < {draft.first}: continue  # it was done before"] if draft.first else []),
+        *([f"    if {draft.ends}: break"] if draft.ends else []),
         *_indented(_closure(draft, managers) if draft.closure else _passes(draft, managers), 1),
         *([] if draft.closure else _indented(_backward(draft), 1)),
         *_indented(["opt.step(closure)"] if draft.closure else draft.update, 1),
@@ -171,6 +169,12 @@ def _train(draft: Draft, contexts: int, *, evaluated: bool) -> tuple[str, ...]:
         *_indented(draft.after_update, 1),
         '    yield "update", step, net, opt, ()',
         *_indented(draft.after_step, 1),
+    ]
+    lines = [
+        "net, opt = build(rank, world)",
+        *([f"scheduler = {draft.scheduler}"] if draft.scheduler else []),
+        *draft.before_loop,
+        *([f"with {', '.join(draft.within)}:", *_indented(loop, 1)] if draft.within else loop),
     ]
     if evaluated:
         lines += [
@@ -190,7 +194,7 @@ def _indented(lines: list[str], levels: int) -> list[str]:
 
 def _passes(draft: Draft, managers: list[str]) -> list[str]:
     """Forward and backward passes of all microbatches."""
-    scale = draft.scale.replace(" * ", ".mul(") + ")" if draft.scale else ""
+    scale = draft.scale.replace(" * ", ".mul(", 1) + ")" if draft.scale else ""
     loss = f"((out - y[part]) ** 2).sum().div(n){scale}"
     inner = draft.passes or [f"out = {draft.forward}", *draft.backward.format(loss=loss, forward=draft.forward, scale=scale).splitlines()]
     for manager in managers:

@@ -165,6 +165,7 @@ class Wrapper(ABC):
         library: whose it is.
         rules: what is known of it.
         asks: what programs must have to be wrapped so, one of these at a time, by chance; empty for nothing.
+        besides: whether models of its library are put into torch's wrappers, too; so are those of a library without a wrapper.
         usual: values that half of its rows have where they fit: without them little is seen of what it does.
         named: whether the oracle finds parameters under it by their names: not flat ones, tables within a kernel, stages that are models of their own.
     """
@@ -173,6 +174,7 @@ class Wrapper(ABC):
     asks: ClassVar[tuple[Point, ...]] = ()
     usual: ClassVar[Point] = {}
     named: ClassVar[bool] = True
+    besides: ClassVar[bool] = False
     library: ClassVar[str] = "torch"
     rules: ClassVar[tuple[Rule, ...]] = ()
 

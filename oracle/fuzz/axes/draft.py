@@ -46,6 +46,9 @@ class Draft:
         life: 1 for a program that trains one step, saves and ends, 2 for one that goes on from there, 0 for one that does both.
         first: step that the program begins with.
         before_loop: lines after model, optimizer and scheduler are made.
+        own_loop: lines in place of the training loop, where a library has its own; empty for this one.
+        within: expressions of context managers around the training loop.
+        ends: expression: whether this rank's loop ends before a step; "" for never.
         finish: called when all axes have written (an engine takes in what they made).
     """
 
@@ -81,6 +84,9 @@ class Draft:
     life: int = 0
     first: int = 0
     before_loop: list[str] = field(default_factory=list)
+    own_loop: list[str] = field(default_factory=list)
+    within: list[str] = field(default_factory=list)
+    ends: str = ""
     after_part: list[str] = field(default_factory=list)
     update: list[str] = field(default_factory=lambda: ["opt.step()"])
     after_update: list[str] = field(default_factory=list)

@@ -40,8 +40,11 @@ def shard(draft: Draft, setting: Point, mesh: str, function: str = "fully_shard"
     draft.add_import("from torch.distributed.device_mesh import init_device_mesh")
     draft.wrap.append(f"mesh = init_device_mesh('cpu', {mesh})")
     options = "mesh=mesh" + "".join(f", {v}" for v in _arguments(draft, setting))
-    units = draft.code.units if setting["fsdp_units"] == "each" else ()
-    if units:
+    units = draft.code.units if setting["fsdp_units"] != "root" else ()
+    if units and setting["fsdp_units"] == "pairs":
+        draft.wrap.append(f"units = [{', '.join(units)}]")
+        draft.wrap.append(f"for i in range(0, len(units), 2): {function}(units[i : i + 2], {options})")
+    elif units:
         draft.wrap.append(f"for unit in ({', '.join(units)},): {function}(unit, {options})")
     draft.wrap.append(f"{function}(net, {options})")
     if setting["fsdp_set"]:
@@ -71,7 +74,7 @@ class Fsdp2(Wrapper):
 
     name: ClassVar[str] = "fsdp2"
     rules: ClassVar[tuple[Rule, ...]] = (
-        Rule("invalid", "ranks that call different units wait for one another", when={"wrapper": WRAPPERS, "fsdp_units": ("each",)}, traits=frozenset({"sometimes unused"})),
+        Rule("invalid", "ranks that call different units wait for one another", when={"wrapper": WRAPPERS, "fsdp_units": ("each", "pairs")}, traits=frozenset({"sometimes unused"})),
         Rule("invalid", "FSDP2 asks for set_reduce_scatter_unused_params where ranks use different parameters", when={"wrapper": WRAPPERS},
              unless={"fsdp_set": ("set_reduce_scatter_unused_params(True)",)}, traits=frozenset({"sometimes unused"})),
         Rule("invalid", "FSDP2 does not shard parameters of no dimension", when={"wrapper": WRAPPERS}, traits=frozenset({"scalar"})),
@@ -101,9 +104,9 @@ class _Option(OfWrapper):
 
 @register
 class Units(_Option):
-    """Each unit by itself, or the model as one."""
+    """The model as one, each unit by itself, or two of them together."""
 
-    choice = Choice("fsdp_units", ("root", "each"))
+    choice = Choice("fsdp_units", ("root", "each", "pairs"))
 
 
 @register
@@ -144,7 +147,7 @@ class Policy(_Option):
 
     choice = Choice("fsdp_policy", ("", "reduce_dtype=torch.float32", "param_dtype=torch.bfloat16", "output_dtype=torch.float32"), rare=0.3)
     rules = (
-        Rule("invalid", "a unit's output of another precision goes into layers that do not take it", when={"fsdp_policy": ("output_dtype=torch.float32",), "fsdp_units": ("each",)}),
+        Rule("invalid", "a unit's output of another precision goes into layers that do not take it", when={"fsdp_policy": ("output_dtype=torch.float32",), "fsdp_units": ("each", "pairs")}),
         Rule("invalid", "FSDP2 does not cast buffers, and spectral norm computes with them", when={"fsdp_policy": ("param_dtype=torch.bfloat16",)}, traits=frozenset({"powers"})),
         Rule("invalid", "FSDP2 does not cast buffers, and batch norm takes none in double precision beside bfloat16", when={"fsdp_policy": ("param_dtype=torch.bfloat16",)},
              unless={"precision": ("float32",)}, traits=frozenset({"local statistics"})),

@@ -8,6 +8,8 @@ from proctor.oracle.fuzz.space import Choice, Point, Value
 
 LOCAL = frozenset({"local statistics"})
 _ALONE = {"local statistics": (2, "batch norm needs two rows at once"), "needs rows": (1, "the layer takes no batch without rows, in one process either")}
+# Values of `sync` that are switches of FSDP2, off for all microbatches but the last.
+_CALLS = {"all-reduce last": "set_requires_all_reduce", "reshard last": "set_reshard_after_backward", "waited for last": "set_is_last_backward"}
 _WHY = "the layer's statistics are those of the rows that pass it at once"
 
 
@@ -46,18 +48,22 @@ class Accumulate(Axis):
 
 @register
 class Sync(Axis):
-    """Whether gradients are reduced after the last microbatch only."""
+    """What is done after the last microbatch only: gradients are reduced; of FSDP2, reduced over replicas, parameters cut again, or reductions waited for."""
 
-    choice = Choice("sync", ("every", "last"))
+    choice = Choice("sync", ("every", "last", *_CALLS))
     order = 61
     rules = (
-        Rule("invalid", "there is one microbatch", when={"sync": ("last",), "accumulate": (1,)}),
+        Rule("invalid", "there is one microbatch", when={"accumulate": (1,)}, unless={"sync": ("every",)}),
+        Rule("invalid", "it is a switch of FSDP2", when={"sync": tuple(_CALLS)}, unless={"wrapper": ("fsdp2", "hsdp")}),
+        Rule("invalid", "there are no replicas", when={"sync": ("all-reduce last",)}, unless={"wrapper": ("hsdp",)}),
         Rule("invalid", "nothing is reduced", when={"sync": ("last",)}, unless={"wrapper": ("ddp", "zero", "fsdp2", "hsdp", "fsdp1", "replicate")}),
     )
 
     def apply(self, value: Value, draft: Draft, setting: Point) -> None:
         """As `Axis.apply`."""
-        if setting["wrapper"] in ("ddp", "zero", "fsdp1"):
+        if value in _CALLS:
+            draft.before_part.append(f"net.{_CALLS[str(value)]}(last)")
+        elif setting["wrapper"] in ("ddp", "zero", "fsdp1"):
             draft.contexts.append("nullcontext() if last else net.no_sync()")
             draft.add_import("from contextlib import nullcontext")
         else:

@@ -39,3 +39,31 @@ class ZeroView(Axis):
 
     def apply(self, value: Value, draft: Draft, setting: Point) -> None:
         """Nothing: the wrapper reads it."""
+
+
+@register
+class ZeroSaved(Axis):
+    """The state is gathered on one rank after the first step (`consolidate_state_dict`), and a program that begins anew loads it: as it is, or by way of the optimizer whose state it is."""
+
+    choice = Choice("zero_saved", ("no", "consolidated", "last rank", "by the local optimizer"), rare=0.3)
+    order = 70
+    rules = (
+        Rule("invalid", "there is no ZeRO", unless={"zero_saved": ("no",), "wrapper": ("zero",)}),
+        Rule("invalid", "the schedule would follow the optimizer from before", when={"scheduler": ("ExponentialLR", "OneCycleLR")}, unless={"zero_saved": ("no",)}),
+    )
+
+    def apply(self, value: Value, draft: Draft, setting: Point) -> None:
+        """As `Axis.apply`."""
+        draft.add_import("import copy")
+        to = "world - 1" if value == "last rank" else "0"
+        options = "".join(f", {k}={v}" for k, v in draft.options.items())
+        local = [f"    local = {draft.optimizer}({draft.net_args}{options})", "    local.load_state_dict(saved[0][1])", "    saved[0] = saved[0][0], local.state_dict()"]
+        draft.after_step += [
+            "if step == 0:",
+            f"    opt.consolidate_state_dict(to={to})",
+            f"    saved = [copy.deepcopy((net.state_dict(), opt.state_dict())) if rank == {to} else None]",
+            f"    dist.broadcast_object_list(saved, {to})",
+            "    net, opt = build(rank, world)",
+            *(local if value == "by the local optimizer" else []),
+            "    net.load_state_dict(saved[0][0]), opt.load_state_dict(saved[0][1])",
+        ]

@@ -38,6 +38,7 @@ class Causal(Template):
         """As `Template.write`."""
         family = str(point["family"])
         own = {"unused"} if family == "bert" and not point["tied"] else set()  # a bias that only ties make another's
+        own.add(f"family {family}")
         own |= {"grouped experts"} if family == "mixtral" else set()
         net = (
             "from transformers import AutoConfig, AutoModelForCausalLM",

@@ -8,6 +8,7 @@ wrapper and its model is rare by chance, and a bug behind it would wait for doze
 
 from __future__ import annotations
 
+import math
 import random
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -23,6 +24,7 @@ MOST: Final = 4  # axes of a row that are not neutral, besides its program, worl
 PROGRAM: Final = 2  # axes of a program that are not neutral, besides the optimizer
 USUAL: Final = 0.5  # of the rows of a wrapper that names values which most of its rows should have
 FRESH: Final = 2.0  # what a value that no row held is worth, in pairs
+ASKED: Final = 1e6  # more than any row is worth
 COST: Final = {1: 1.5, 2: 2.0, 3: 3.0, 4: 4.0}  # of a row, by its ranks
 
 Pair = tuple[str, str, str, str]
@@ -40,8 +42,9 @@ class Cover:
         self._around_these = tuple(one for one in around if not self._of_program(one))  # "axis" or "axis=value"; every row is drawn around one of them
         self._around_programs = [(a.name, v) for one in around if self._of_program(one) for a in (self._by_name[one.partition("=")[0]],) for v in a.choice.values[1:] if one in (a.name, f"{a.name}={v}")]
         self._wrappers: dict[frozenset[str], tuple[Value, ...]] = {}
-        # A library that has no wrapper of its own (transformers) is put into torch's.
-        ours = tuple(n for n, w in wrappers().items() if w.library in libraries) or tuple(n for n, w in wrappers().items() if w.library == "torch")
+        ours = tuple(n for n, w in wrappers().items() if w.library in libraries)
+        if all(wrappers()[n].besides for n in ours):
+            ours += tuple(n for n, w in wrappers().items() if w.library == "torch")
         asked = [{**point, "wrapper": name, "world": 2} for name in ours for point in wrappers()[name].asks]
         self._asked: list[Point] = asked if all(wrappers()[name].asks for name in ours) else [{}]
         self._only = {"wrapper": ours, **(only or {})}
@@ -101,12 +104,14 @@ class Cover:
             passed: settings that are known to fail; another is drawn.
             program: values of program axes; None to draw them, too.
         """
-        best, most = {}, -1.0
+        best, most = {}, -math.inf
         for number in range(CANDIDATES):
             given = self.programs(rng, traits, 2)[-1] if program is None else program
             point = self._drawn(rng, traits, given) if number and not self._around_these else self._around(rng, traits, given)
             fresh = FRESH * sum(one not in self.values for one in _values(point))
             new = fresh + sum(1.0 / (1 + self.held.get(p, 0)) for p in pairs(point)) / self.cost(point)
+            if not any(self._wanted(*one) for one in point.items()):
+                new -= ASKED  # what every row is to be drawn around did not fit its program
             if new > most:
                 if passed(point):
                     self.hold(point)  # else what is known to fail would look new for ever
@@ -138,6 +143,7 @@ class Cover:
         return self._drawn(rng, traits, program, {name: value})
 
     def _wanted(self, axis: str, value: Value) -> bool:
+        """Whether a value is one that rows are to be drawn around; all are where nothing is asked for."""
         return not self._around_these or axis in self._around_these or f"{axis}={value}" in self._around_these
 
     def _drawn(self, rng: random.Random, traits: frozenset[str], program: Point, wanted: Point | None = None) -> Point:
@@ -199,6 +205,7 @@ FOR_ROWS: Final[tuple[Point, ...]] = (
     {"ddp": "find_unused_parameters=True"},
     {"acc_ddp": "find_unused_parameters=True"},
     {"accumulate": 2},
+    {"fsdp_units": "each"},
     {"disk": "save"},
     {"disk": "flat"},
     {"ds_state": "universal"},
