@@ -11,7 +11,7 @@ from proctor.oracle.fuzz.axes import OfWrapper, Rule, Wrapper, register, registe
 from proctor.oracle.fuzz.axes.draft import Draft
 from proctor.oracle.fuzz.space import Choice, Point
 
-WRAPPERS = ("fsdp2", "hsdp", "tp_fsdp2", "replicate")
+WRAPPERS = ("fsdp2", "hsdp", "tp_fsdp2", "replicate", "spmd")
 # Switches that say something else than how: they leave gradients unreduced, or belong to a step's last microbatch.
 MEANING = {
     "set_requires_gradient_sync": "gradients are not reduced; `sync` sets it",
@@ -34,12 +34,12 @@ def switches() -> tuple[str, ...]:
     return tuple(s for s in found if s not in MEANING)
 
 
-def shard(draft: Draft, setting: Point, mesh: str, function: str = "fully_shard") -> None:
-    """Shard units and root, deal out rows over the mesh."""
+def shard(draft: Draft, setting: Point, mesh: str, function: str = "fully_shard", more: str = "") -> None:
+    """Shard units and root, deal out rows over the mesh; `more` arguments are the wrapper's."""
     draft.add_import(f"from torch.distributed.fsdp import {function}" if function == "fully_shard" else f"from torch.distributed._composable.replicate_with_fsdp import {function}")
     draft.add_import("from torch.distributed.device_mesh import init_device_mesh")
     draft.wrap.append(f"mesh = init_device_mesh('cpu', {mesh})")
-    options = "mesh=mesh" + "".join(f", {v}" for v in _arguments(draft, setting))
+    options = "mesh=mesh" + more + "".join(f", {v}" for v in _arguments(draft, setting))
     units = draft.code.units if setting["fsdp_units"] != "root" else ()
     if units and setting["fsdp_units"] == "pairs":
         draft.wrap.append(f"units = [{', '.join(units)}]")

@@ -41,6 +41,7 @@ _BEFORE: Final[dict[str, tuple[str, ...]]] = {
         "except ZeroDivisionError: net.reset_iter_state()",
     ),
 }
+_FAILED: Final = tuple(name for name in _BEFORE if name.startswith("failed"))
 _RESHARD: Final = "reshard"
 
 
@@ -54,9 +55,10 @@ class Call(OfWrapper):
     choice = Choice("fsdp_call", ("", *_WRAPPED, *_BEFORE, _RESHARD), rare=0.4)
     rules = (
         Rule("invalid", "there are no units to gather before they are needed", when={"fsdp_call": ("forward prefetch", "backward prefetch", "prefetch all")}, unless={"fsdp_units": ("each",)}),
-        Rule("invalid", "a pass that failed draws, or counts, once more", when={"fsdp_call": tuple(name for name in _BEFORE if name.startswith("failed"))}, traits=frozenset({"powers"})),
-        Rule("different", "the running statistics see the rows of the pass that failed", when={"fsdp_call": tuple(name for name in _BEFORE if name.startswith("failed"))},
+        Rule("invalid", "a pass that failed draws, or counts, once more", when={"fsdp_call": _FAILED}, traits=frozenset({"powers"})),
+        Rule("different", "the running statistics see the rows of the pass that failed", when={"fsdp_call": _FAILED},
              traits=frozenset({"local statistics"})),
+        Rule("different", "it documents that gradients which add up unreduced are lost with a pass that is given up", when={"fsdp_call": _FAILED}, unless={"sync": ("every", "reshard last", "waited for last")}),
         Rule("invalid", "another method is no forward pass of a module that is compiled or recomputed", when={"fsdp_call": ("method",)}, unless={"compile": ("no",)}),
         Rule("invalid", "a subgroup that parameters stay cut over has no hook of its own", when={"fsdp_call": ("all-reduce hook",)}, unless={"wrapper": ("fsdp2", "hsdp")}),
     )  # fmt: skip

@@ -56,7 +56,7 @@ class Sync(Axis):
         Rule("invalid", "there is one microbatch", when={"accumulate": (1,)}, unless={"sync": ("every",)}),
         Rule("invalid", "it is a switch of FSDP2", when={"sync": tuple(_CALLS)}, unless={"wrapper": ("fsdp2", "hsdp")}),
         Rule("invalid", "there are no replicas", when={"sync": ("all-reduce last",)}, unless={"wrapper": ("hsdp",)}),
-        Rule("invalid", "nothing is reduced", when={"sync": ("last",)}, unless={"wrapper": ("ddp", "zero", "fsdp2", "hsdp", "fsdp1", "replicate")}),
+        Rule("invalid", "nothing is reduced", when={"sync": ("last",)}, unless={"wrapper": ("ddp", "zero", "fsdp2", "hsdp", "fsdp1", "replicate", "spmd")}),
     )
 
     def apply(self, value: Value, draft: Draft, setting: Point) -> None:

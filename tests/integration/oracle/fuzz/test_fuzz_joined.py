@@ -98,6 +98,33 @@ def test_calls_of_fsdp2_change_nothing(tmp_path: Path) -> None:
     )
 
 
+def test_parameters_on_one_mesh_of_all_ranks_agree(tmp_path: Path) -> None:
+    """Every way to name dimensions but one, which torch does not carry out; matrices that are cut, too. A sum in the place of the mean is planted."""
+    alone(
+        f"""
+        from proctor.oracle.fuzz.axes import axis_of
+        base = {{"world": 4, "wrapper": "spmd"}}
+        *dims, flat = axis_of("spmd_dims").choice.values
+        right = [base, *({{**base, "spmd_dims": d}} for d in dims[1:]), *({{**base, "spmd_cut": c, "fsdp_units": "each", "clip": "2", "optimizer": "Adam"}} for c in axis_of("spmd_cut").choice.values)]
+        right += [{{**base, "spmd_cut": "columns", "resume": "sharded", "optimizer": "Adam"}}, {{**base, "accumulate": 2, "sync": "last"}}]
+        def run(settings, **more):
+            with Worlds(timeout_s=200, **more) as worlds:
+                return Runner(worlds).run_all([Scenario("chain", {MODEL!r}, {{"batch": 8, "steps": 2}}, s) for s in settings])
+
+        def planted():
+            from torch.distributed.fsdp._fully_shard import _fsdp_collectives as collectives
+            whole = collectives._get_gradient_divide_factors
+            collectives._get_gradient_divide_factors = lambda scatter, reduce, dtype, device="", factor=None, force=False: whole(scatter, reduce, dtype, device, 1.0, force)
+
+        found = run([*right, {{**base, "spmd_dims": flat}}])
+        assert [o.verdict for o in found] == ["ok"] * len(right) + ["crash"], [(o.verdict, o.why) for o in found]
+        found = run(right, prepare=planted)
+        assert {{(o.verdict, o.first and o.first.kind) for o in found}} == {{("inconsistent", "gradient")}}, [(o.verdict, o.why) for o in found]
+        """,
+        tmp_path,
+    )
+
+
 @pytest.mark.skipif(find_spec("transformers") is None or find_spec("accelerate") is None, reason="of these libraries")
 def test_a_trainer_trains_as_a_plain_loop(tmp_path: Path) -> None:
     """Squares and tokens, accumulated, clipped, under a schedule, from a checkpoint. Tokens that are counted on each rank alone are planted; GPT-2's are counted wrongly by transformers itself."""
