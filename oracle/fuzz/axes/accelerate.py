@@ -17,13 +17,14 @@ from typing import ClassVar, Final
 from proctor.oracle.fuzz.axes import OfWrapper, Rule, Wrapper, register, register_wrapper
 from proctor.oracle.fuzz.axes.ddp import switches
 from proctor.oracle.fuzz.axes.draft import Draft
+from proctor.oracle.fuzz.axes.loop import rows_of
 from proctor.oracle.fuzz.space import Choice, Point, Value
 
 _OURS: Final[dict[str, tuple[Value, ...]]] = {"wrapper": ("accelerate",)}
 _WITHOUT: Final = frozenset({"activation_checkpointing_offload", "forward_prefetch"})  # they need a device
 _UNUSED: Final = "find_unused_parameters=True"
 _CUTS: Final = ("fsdp2",)
-_LOADERS: Final = {"loader": "", "split batches": "split_batches=True", "dispatch batches": "dispatch_batches=True, split_batches=True"}
+_LOADERS: Final = {"loader": "", "split batches": "split_batches=True", "dispatch batches": "dispatch_batches=True, split_batches=True", "dispatch parts": "dispatch_batches=True"}
 
 
 @register_wrapper
@@ -70,7 +71,7 @@ class Accelerate(Wrapper):
             draft.add_import("from accelerate.utils import DataLoaderConfiguration")
             draft.add_import("from torch.utils.data import DataLoader")
             options.append(f"dataloader_config=DataLoaderConfiguration({loader})")
-            draft.rows = f"list(opt.accelerator.prepare_data_loader(DataLoader(torch.arange(n), batch_size={'n' if loader else 'n // world'})))[0]"
+            draft.rows = f"list(opt.accelerator.prepare_data_loader(DataLoader(torch.arange(n), batch_size={'n' if 'split' in loader else 'n // world'})))[0]"
         else:
             draft.rows = "torch.arange(n).tensor_split(world)[rank]"
         draft.wrap += [
@@ -192,7 +193,7 @@ class Gathered(_Option):
 
     def invalid(self, value: Value, setting: Point, traits: frozenset[str]) -> str:
         """As `Axis.invalid`."""
-        batch = next((int(t.removeprefix("rows ")) for t in traits if t.startswith("rows ")), 0)
+        batch = rows_of(traits)
         uneven = bool(value) and batch % int(str(setting["world"])) != 0
         return super().invalid(value, setting, traits) or ("ranks with unlike numbers of rows have to fill them up first" if uneven else "")
 
@@ -211,9 +212,24 @@ class Rows(_Option):
 
     def invalid(self, value: Value, setting: Point, traits: frozenset[str]) -> str:
         """As `Axis.invalid`."""
-        batch = next((int(t.removeprefix("rows ")) for t in traits if t.startswith("rows ")), 0)
+        batch = rows_of(traits)
         uneven = batch % int(str(setting["world"])) != 0
         return super().invalid(value, setting, traits) or ("it documents that it fills up the last batch with rows that it gives twice" if uneven else "")
+
+
+@register
+class Skip(_Option):
+    """`skip_first_batches`: a loader gives the rows behind a batch of others, which are left out, as behind a checkpoint."""
+
+    order = 63
+    choice = Choice("acc_skip", (False, True), rare=0.4)
+    rules = (Rule("invalid", "no loader deals out the rows", when={"acc_skip": (True,), "acc_rows": ("ours",)}),)
+
+    def apply(self, value: Value, draft: Draft, setting: Point) -> None:
+        """As `Axis.apply`."""
+        draft.add_import("from accelerate import skip_first_batches")
+        others = draft.rows.replace("torch.arange(n)", "torch.cat([torch.zeros(n, dtype=torch.long), torch.arange(n)])")
+        draft.rows = others.replace("list(", "list(skip_first_batches(", 1).replace(")[0]", ", 1))[0]")
 
 
 @register

@@ -13,9 +13,14 @@ _CALLS = {"all-reduce last": "set_requires_all_reduce", "reshard last": "set_res
 _WHY = "the layer's statistics are those of the rows that pass it at once"
 
 
+def rows_of(traits: frozenset[str]) -> int:
+    """Rows of a batch, of all ranks together; 0 where the facts do not say."""
+    return next((int(t.removeprefix("rows ")) for t in traits if t.startswith("rows ")), 0)
+
+
 def least_rows(setting: Point, traits: frozenset[str]) -> int:
     """Rows of the smallest microbatch of any rank; a large number where the batch is not known."""
-    batch = next((int(t.removeprefix("rows ")) for t in traits if t.startswith("rows ")), 1 << 30)
+    batch = rows_of(traits) or 1 << 30
     world = {"hsdp": 4, "tp_fsdp2": 2, "tp": 1, "none": 1}.get(str(setting["wrapper"]), int(str(setting["world"])))
     rank = {"even": batch // world, "uneven": min(1, batch // world), "one empty": 0}[str(setting["split"])]
     return rank // int(str(setting["accumulate"]))

@@ -7,11 +7,11 @@ from typing import ClassVar, Final
 from proctor.oracle.fuzz.axes import OfWrapper, Rule, Wrapper, register, register_wrapper
 from proctor.oracle.fuzz.axes.draft import Draft
 from proctor.oracle.fuzz.axes.fsdp2 import shard
+from proctor.oracle.fuzz.axes.loop import rows_of
 from proctor.oracle.fuzz.space import Choice, Point
 
-_CUT: Final = "shard='dp'"
 # Value → dimensions of the mesh that rows are dealt out over.
-_DIMS: Final = {_CUT: 1, "replicate='dp'": 1, "shard='dp', replicate='tp'": 2, "shard='tp', replicate='dp'": 2, "shard=('dp', 'tp')": 2}
+_DIMS: Final = {"shard='dp'": 1, "replicate='dp'": 1, "shard='dp', replicate='tp'": 2, "shard='tp', replicate='dp'": 2, "shard=('dp', 'tp')": 2}
 # Traits of models that compute with plain tensors alone, or whose DTensors other wrappers look at.
 _PLAIN: Final = ("parametrized", "local statistics", "recurrent", "routed", "embedding bag", "attention", "convolution", "operator", "collective", "exchange")
 _PLACES: Final = {"no": "", "rows": "Shard(0)", "columns": "Shard(1)"}
@@ -31,7 +31,7 @@ class Spmd(Wrapper):
 
     def invalid(self, setting: Point, traits: frozenset[str]) -> str:
         """As `Wrapper.invalid`."""
-        rows = next((int(t.removeprefix("rows ")) for t in traits if t.startswith("rows ")), 0)
+        rows = rows_of(traits)
         parts = 2 ** _DIMS[str(setting["spmd_dims"])] * int(str(setting["accumulate"]))
         return "the ranks do not divide the rows, and DTensors made of parts take these for alike" if rows % parts else ""
 

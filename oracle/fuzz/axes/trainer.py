@@ -10,6 +10,7 @@ from typing import ClassVar, Final
 
 from proctor.oracle.fuzz.axes import Axis, OfWrapper, Rule, Wrapper, register, register_wrapper
 from proctor.oracle.fuzz.axes.draft import Draft
+from proctor.oracle.fuzz.axes.loop import rows_of
 from proctor.oracle.fuzz.models.transformers import LENGTH
 from proctor.oracle.fuzz.space import Choice, Point, Value
 
@@ -49,7 +50,7 @@ class TrainerWrapper(Wrapper):
 
     def invalid(self, setting: Point, traits: frozenset[str]) -> str:
         """As `Wrapper.invalid`; a step has whole microbatches."""
-        batch = next((int(t.removeprefix("rows ")) for t in traits if t.startswith("rows ")), 0)
+        batch = rows_of(traits)
         return "the ranks' microbatches do not divide the batch" if batch % (int(str(setting["world"])) * int(str(setting["accumulate"]))) else ""
 
     def apply(self, draft: Draft, setting: Point) -> None:
