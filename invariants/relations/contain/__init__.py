@@ -23,6 +23,7 @@ from proctor.invariants.invariant import Hypothesis, Standing, Support
 from proctor.invariants.relations import CALLED, Detail, Examples, Needs, Reads, Relation, register
 from proctor.invariants.relations._surveys import Fold
 from proctor.invariants.relations.contain import changes as _changes
+from proctor.invariants.relations.contain import drawn as _drawn
 from proctor.invariants.relations.views import frames as _frames
 from proctor.invariants.schema import CallFlag
 from proctor.invariants.trace import Trace
@@ -65,7 +66,7 @@ class EventContain(Relation):
     absence: ClassVar[bool] = True
     upstream: ClassVar[int] = 4
 
-    folds: ClassVar[Mapping[str, Fold]] = {"n": "sum", "often": "any", "some": "any", "every": "all"}
+    folds: ClassVar[Mapping[str, Fold]] = {"n": "sum", "lacking": "sum", "often": "any", "some": "any", "every": "all"}
 
     def survey(self, trace: Trace) -> pl.DataFrame:
         changes = _changes.survey(trace).with_columns(pl.lit("change").alias("what"))
@@ -159,11 +160,11 @@ def _sensible(parent: str, child: str) -> bool:
 
 
 def _survey_calls(trace: Trace) -> pl.DataFrame:
-    """What is counted of calls: what, parent, child, family, layout, n, often.
+    """What is counted of calls: what, parent, child, family, layout, n, often, lacking.
 
     what: `calls` of the parent itself; `pair`, calls of the parent that contain the child at any depth, by family (""
     where it does not matter) and layout of the program; `direct`, calls of the parent that call the child themselves.
-    often: some process calls the parent more than once, unlike main.
+    often: some process calls the parent more than once, unlike main. lacking: of `pair`, calls without the child that chance would have given.
     """
     pairs, up, fn = _pairs(trace), _frames.enclosing(trace), trace.calls["fn"].to_numpy()
     names = pl.DataFrame({"fn": pl.Series(range(len(trace.functions)), dtype=pl.UInt32), "name": trace.functions})
@@ -173,20 +174,21 @@ def _survey_calls(trace: Trace) -> pl.DataFrame:
     inside = pairs.with_columns(pl.Series("fn", fn[rows]), pl.Series("proc", trace.calls["proc"].to_numpy()[rows]))
     inside = inside.group_by("proc", "fn", "child").len("n").join(trace.families, on="proc").join(_frames.layouts(trace), on="proc")
     inside = inside.join(own, on=["fn", "child"], how="left")
-    inside = inside.with_columns(pl.when("own").then(pl.lit("")).otherwise("family").alias("family")).group_by("fn", "child", "family", "layout").agg(pl.col("n").sum())
+    inside = inside.join(_drawn.lacking(trace, *_roles(trace)), on=["proc", "fn", "child"], how="left")
+    inside = inside.with_columns(pl.when("own").then(pl.lit("")).otherwise("family").alias("family")).group_by("fn", "child", "family", "layout").agg(pl.col("n", "lacking").sum())
     inner = np.flatnonzero(up >= 0)
     direct = pl.DataFrame({"row": up[inner], "child": fn[inner]}, schema={"row": pl.Int64, "child": pl.UInt32}).unique()
     direct = direct.with_columns(pl.Series("fn", fn[direct["row"].to_numpy()])).group_by("fn", "child").len("n")
     parts = {"calls": calls, "pair": inside, "direct": direct}
     both = pl.concat([part.with_columns(pl.lit(what).alias("what")) for what, part in parts.items()], how="diagonal_relaxed")
     both = both.join(names.rename({"name": "parent"}), on="fn").join(names.select(pl.col("fn").alias("child"), pl.col("name").alias("_child")), on="child", how="left")
-    return both.select("what", "parent", pl.col("_child").alias("child"), "family", "layout", pl.col("n").cast(pl.Int64), "often")
+    return both.select("what", "parent", pl.col("_child").alias("child"), "family", "layout", pl.col("n").cast(pl.Int64), "often", pl.col("lacking").fill_null(0))
 
 
 def _settle_calls(survey: pl.DataFrame) -> list[Hypothesis]:
     calls = survey.filter(pl.col("what") == "calls").select("parent", pl.col("n").alias("all"), "often")
     pairs = survey.filter(pl.col("what") == "pair")
-    counted = pairs.group_by("parent", "child").agg(pl.col("n").sum()).join(calls, on="parent").sort("parent", "child")
+    counted = pairs.group_by("parent", "child").agg(pl.col("n", "lacking").sum()).join(calls, on="parent").sort("parent", "child")
     direct = survey.filter(pl.col("what") == "direct").join(calls, on="parent")
     implies: dict[str, set[str]] = {}
     # Trivial nesting (Linear.forward calls linear) explains too, so that only the outer name is left.
@@ -196,17 +198,17 @@ def _settle_calls(survey: pl.DataFrame) -> list[Hypothesis]:
     places = pairs.group_by("parent", "child").agg(pl.struct("family", "layout").unique().sort().alias("where"))
     bounds: dict[tuple[str, str], list[dict[str, str]]] = {(f, c): where for f, c, where in places.iter_rows()}
     found: list[Hypothesis] = []
-    eligible = counted.filter(pl.col("often") & (pl.col("parent") != pl.col("child")))
-    for parent, children, counts in eligible.group_by("parent", maintain_order=True).agg("child", "n").iter_rows():
+    eligible = counted.filter(pl.col("often") & (pl.col("parent") != pl.col("child"))).with_columns(_drawn.by_chance().alias("chance"))
+    for parent, children, counts, chances in eligible.group_by("parent", maintain_order=True).agg("child", "n", "chance").iter_rows():
         if len(children) > _MAX_CHILDREN:
             continue
         count = dict(zip(children, counts, strict=True))
-        for child in children:
+        for child, chance in zip(children, chances, strict=True):
             nearer = (m for m in children if m != child and count[m] == count[child] and child in implies.get(m, ()))
             explained = any(m not in implies.get(child, ()) for m in nearer)
             # Whether a state is saved depends on how training goes: it is the best so far, or it is not.
             saves = child == _SAVE or _SAVE in implies.get(child, ())
-            if not explained and not saves and _sensible(parent, child):
+            if not explained and not saves and not chance and _sensible(parent, child):
                 found += [Hypothesis.of("contain", kind="call", parent=parent, child=child, **where) for where in bounds[parent, child]]
     return found
 

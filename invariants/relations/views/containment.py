@@ -14,6 +14,7 @@ from proctor.invariants.relations.views.cache import memo
 from proctor.invariants.trace import Trace
 
 _MAX_DEPTH: Final = 12  # enclosing calls looked at
+_ONE, _MIX = np.uint64(1), np.uint64(0x9E3779B97F4A7C15)
 
 
 def enclosing(trace: Trace) -> np.ndarray[Any, Any]:
@@ -60,3 +61,29 @@ def contained(trace: Trace, parents: np.ndarray[Any, Any], children: np.ndarray[
     return pl.DataFrame(
         {"row": (pairs // int(n_fn)).cast(pl.UInt32), "child": (pairs % int(n_fn)).cast(pl.UInt32)}
     )
+
+
+def counted(trace: Trace, parents: np.ndarray[Any, Any], children: np.ndarray[Any, Any]) -> pl.DataFrame:
+    """How often each call contains which functions, and on which ways: row (of the enclosing call), child (function code), way, n.
+
+    A way is made of the lines of all calls from the enclosing one down to the child, as a number.
+
+    Args:
+        parents: by function code, true where its calls are of interest.
+        children: likewise for what they contain.
+    """
+    up = enclosing(trace)
+    fn, site = trace.calls["fn"].to_numpy(), trace.calls["site"].to_numpy().astype(np.uint64)
+    inner = np.flatnonzero(children[fn] & (up >= 0))
+    once = np.ones(len(inner), dtype=np.uint32)
+    level = pl.DataFrame({"row": up[inner], "child": fn[inner], "way": site[inner] + _ONE, "n": once})
+    found = [level.clear()]
+    for _ in range(_MAX_DEPTH):
+        if level.is_empty():
+            break
+        level = level.group_by("row", "child", "way").agg(pl.col("n").sum())
+        at = level["row"].to_numpy()
+        found.append(level.filter(pl.Series(parents[fn[at]], dtype=pl.Boolean)))
+        way = level["way"].to_numpy() * _MIX + site[at] + _ONE
+        level = level.with_columns(pl.Series("row", up[at]), pl.Series("way", way)).filter(pl.col("row") >= 0)
+    return pl.concat(found)

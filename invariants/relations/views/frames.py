@@ -17,6 +17,7 @@ from proctor.invariants.relations.views.cache import lasting as lasting
 from proctor.invariants.relations.views.cache import memo as memo
 from proctor.invariants.relations.views.cache import settled as settled
 from proctor.invariants.relations.views.containment import contained as contained
+from proctor.invariants.relations.views.containment import counted as counted
 from proctor.invariants.relations.views.containment import enclosing as enclosing
 from proctor.invariants.relations.views.named import UNTOLD as UNTOLD
 from proctor.invariants.relations.views.named import call_at as call_at
