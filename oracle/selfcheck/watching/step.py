@@ -299,6 +299,7 @@ class Update:
         crossed: results and targets that were broadcast to all pairs.
         met: how often results met other tensors.
         by_hand: by id of a parameter without a gradient, whether the program moved it.
+        taken: by id of a parameter without a gradient, whether the backward had given it one, and the program took it away.
     """
 
     optimizer: Any
@@ -318,6 +319,7 @@ class Update:
     crossed: Sequence[Crossed] = ()
     met: int = 0
     by_hand: Mapping[int, bool] = field(default_factory=dict)
+    taken: Mapping[int, bool] = field(default_factory=dict)
 
     @cached_property
     def owners(self) -> dict[int, tuple[nn.Module, str, nn.Module]]:

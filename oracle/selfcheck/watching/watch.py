@@ -199,7 +199,10 @@ class Watch:
         if not self.over:
             self._renew()
             self.backwards.append(Backward(program_stack()))
-        return original(*args, **kwargs)
+        result = original(*args, **kwargs)
+        if not self.over:
+            self.guarded(self.moved.gave)(self.optimizers)
+        return result
 
     def _reads(self, original: Any, loader: Any, *args: Any, **kwargs: Any) -> Any:
         if not self.over and loader not in self.loaders[-1:]:
@@ -300,7 +303,7 @@ class Watch:
         models = [m for m in self.roots.values() if any(id(p) in held for p in m.parameters())]
         return Update(
             optimizer, type(optimizer).__name__, number, calls, list(self.losses.criteria), list(self.backwards), dict(self.moved.graded), frozenset(self.called),
-            models, list(self.optimizers), list(self.schedulers), list(self.loaders), self.checkpointed or bool(CHECKPOINTS["used"]), int(position()["world"]), list(self.pairs.crossed), self.pairs.met, dict(self.moved.by_hand),
+            models, list(self.optimizers), list(self.schedulers), list(self.loaders), self.checkpointed or bool(CHECKPOINTS["used"]), int(position()["world"]), list(self.pairs.crossed), self.pairs.met, dict(self.moved.by_hand), dict(self.moved.taken),
         )  # fmt: skip
 
     # -- beginning and end --------------------------------------------------------------------------------------

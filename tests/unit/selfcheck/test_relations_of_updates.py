@@ -87,6 +87,45 @@ def test_a_target_that_an_optimizer_holds_is_moved_by_the_program(follows, wante
     assert found.verdict == wanted and ("a target" in found.reason) is follows
 
 
+@pytest.mark.parametrize("take", ["none", "zero"])
+@pytest.mark.parametrize(("cut", "wanted"), [(False, "by-design"), (True, "different")])
+def test_a_gradient_that_the_program_takes_away_was_given(take, cut, wanted):
+    """A layer that is to rest for the first epoch; one that the graph does not reach is told all the same."""
+    model = Cut(cut)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    seen = Moved()
+    for _ in range(3):
+        optimizer.zero_grad()
+        trained(model)
+        seen.gave([optimizer])
+        for parameter in model.one.parameters():
+            parameter.grad = None if take == "none" or cut else torch.zeros_like(parameter)
+        for parameter in model.parameters():
+            seen.look(parameter)
+        optimizer.step()
+    found = registry()["parameters"].check(update_of(model, optimizer, moved=seen.graded, by_hand=seen.by_hand, taken=seen.taken))
+    assert found.verdict == wanted and ("took away" in found.reason) is not cut
+
+
+def test_a_gradient_of_another_backward_is_none_of_this_update():
+    """A part that only another loss reaches, whose gradient is cleared before the backward of this one."""
+    model, whole = Cut(True), Cut(False)
+    whole.one = model.one
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    seen = Moved()
+    for _ in range(3):
+        trained(whole)
+        seen.gave([optimizer])
+        optimizer.zero_grad()
+        trained(model)
+        seen.gave([optimizer])
+        for parameter in model.parameters():
+            seen.look(parameter)
+        optimizer.step()
+    found = registry()["parameters"].check(update_of(model, optimizer, moved=seen.graded, by_hand=seen.by_hand, taken=seen.taken))
+    assert found.verdict == "different" and found.culprit.module == "one"
+
+
 class Tying(nn.Module):
     def __init__(self, tied):
         super().__init__()

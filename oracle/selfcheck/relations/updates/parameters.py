@@ -2,7 +2,8 @@
 
 Catches graphs that are cut (`detach`, `.data`, `no_grad`, `.item()`), layers whose result is thrown away, and a model that was replaced after
 the optimizer was made. Parameters of modules that never run are said, and are no failure: a library's spare parts look so. Nor are those that the program moves by itself:
-a target or an average in an optimizer, which leaves alone what has no gradient.
+a target or an average in an optimizer, which leaves alone what has no gradient. Nor are those whose gradient the program
+takes away behind the backward, as where a layer is to rest for the first epoch: the graph reaches them.
 """
 
 from __future__ import annotations
@@ -36,6 +37,10 @@ class Parameters(UpdateRelation):
         if len(by_hand) == len(dead) < len(held):
             return Outcome(relation=self.name, verdict="by-design", reason=f"{len(dead)} of {len(held)} parameters have no gradient, and are moved by the program itself, as a target or an average is")
         dead = [p for p in dead if not update.by_hand.get(id(p), False)] or dead
+        taken = [p for p in dead if update.taken.get(id(p), False)]
+        if len(taken) == len(dead) < len(held):
+            return Outcome(relation=self.name, verdict="by-design", reason=f"{len(dead)} of {len(held)} parameters had a gradient after the backward, which the program took away before the optimizer stepped")
+        dead = [p for p in dead if not update.taken.get(id(p), False)] if len(dead) < len(held) else dead
         known = [(p, update.owners.get(id(p))) for p in dead]
         strays = [p for p, owner in known if owner is None]
         ran = [(p, o) for p, o in known if o is not None and id(o[2]) in update.called and not _cancels(p, o, update)]
