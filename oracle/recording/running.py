@@ -11,8 +11,11 @@ import re
 import shutil
 import signal
 import subprocess
+import sys
+import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Final
 
@@ -89,10 +92,30 @@ def run_hooked(
             )
         except OSError as e:
             raise UsageError(f"{command[0]}: cannot be run: {e.strerror or e}") from None
-        try:
-            return _wait(process, complete, look)
-        finally:
-            _end(process)
+        with _ends_with_us():
+            try:
+                return _wait(process, complete, look)
+            finally:
+                _end(process)
+
+
+@contextmanager
+def _ends_with_us() -> Iterator[None]:
+    """SIGTERM and SIGHUP end us as Ctrl-C does, by an exception, so that the command, whose session is its own, is ended, too."""
+
+    def end(number: int, _: object) -> None:
+        signal.signal(number, signal.SIG_IGN)  # it is on its way
+        sys.exit(128 + number)
+
+    ours = threading.current_thread() is threading.main_thread()
+    taken = [n for n in (signal.SIGTERM, signal.SIGHUP) if ours and signal.getsignal(n) is signal.SIG_DFL]
+    for number in taken:
+        signal.signal(number, end)
+    try:
+        yield
+    finally:
+        for number in taken:
+            signal.signal(number, signal.SIG_DFL)
 
 
 def _wait(process: subprocess.Popen[bytes], complete: Callable[[], bool], look: Callable[[int, float], None]) -> int | None:
