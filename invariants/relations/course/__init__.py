@@ -9,7 +9,7 @@ matrices. `aligned`: targets lie in the order of the samples that they came with
 again and again. `rounds`: a layer that is given the digits of float32 gives them.
 
 Others are choices, which a right program seldom makes: `restored`: who sets a model to train after an evaluation has taken it out of training (some measure on the data they train on, as it is trained). `advances`: what a shuffling loader gives is trained on. `examined`: a model that drops out
-is set to evaluate for batches that it does not train on. `scheduled`: a scheduler has stepped by the second pass over the data. `parted`: groups that part
+is set to evaluate for batches that it does not train on. `scheduled`: a scheduler has stepped by the second pass over the data. `steered`: two schedulers of a kind do not step one optimizer where another one has none. `parted`: groups that part
 norms and biases from matrices differ in an option; a configuration may make them alike. `halved`: a layer does not train its bias alone, where the others
 train both. Of these two and of `rebuilt`, too few healthy programs have what they speak of. `used`: an optimizer whose gradients are made and cleared steps some time. `scored`: a loss
 that normalises scores is given no probabilities, one that wants log-probabilities gets such. `digits`: what layers are given and give has the digits of its type,
@@ -53,7 +53,7 @@ _PARTS: Final = {
     "fed": _updating.fed, "again": _updating.again, "successive": _updating.successive, "clips": _clipping.clips, "shrinks": _clipping.shrinks, "reaches": _clipping.reaches,
     "evaluates": _modes.evaluates, "resumes": _modes.resumes, "masks": _modes.masks, "batch": _loading.batch,
     "reversed": _groups.reversed_decay, "parted": _groups.parted, "halved": _groups.halved,
-    "rebuilt": _resuming.rebuilt, "advances": _choices.advances, "examined": _choices.examined, "scheduled": _choices.scheduled,
+    "rebuilt": _resuming.rebuilt, "advances": _choices.advances, "examined": _choices.examined, "scheduled": _choices.scheduled, "steered": _choices.steered,
     "aligned": _judged.aligned, "scored": _judged.scored, "digits": _judged.digits, "used": _resting.used,
     "consumes": _loading.consumes, "rounds": _judged.rounds, "leftover": _leftover.leftover,
     "restored": lambda trace: _modes.restored(trace, _choices.evaluations(trace)),
@@ -77,6 +77,7 @@ _SAYS: Final = {
     "advances": "a step trains on another batch than the one before when a shuffling loader has given one since",
     "examined": "a model with dropout or batch statistics is in evaluation mode for batches that it does not train on",
     "scheduled": "a scheduler has stepped by the second pass over the data",
+    "steered": "two schedulers of a kind do not step one optimizer where another one, of its class, has none",
     "aligned": "the targets of a loss lie in the order of the samples that they came with",
     "scored": "cross_entropy is given no probabilities, and nll_loss is given log-probabilities",
     "digits": "what layers are given and give has the digits of its type",
@@ -103,6 +104,7 @@ _ADVICE: Final = {
     "advances": "Look at what the loop does with the batch that it is given.",
     "examined": "Call model.eval() before an evaluation, and model.train() behind it.",
     "scheduled": "Look for the call of scheduler.step, once an epoch or an update.",
+    "steered": "Look at which optimizer the second scheduler is made for.",
     "aligned": "Look at what is done with the targets, and not with the samples, between the loader and the loss: a roll, a shuffle, a sort.",
     "scored": "Give cross_entropy the scores as they are; a softmax before it is one too many. nll_loss wants log_softmax.",
     "digits": "Look for a cast between the layers: half(), bfloat16(), to(dtype) and back.",
@@ -134,6 +136,7 @@ _CHOICES: Final = {
     "advances": Needs(_UPDATES | {MODEL_CALL} | _batches.LOOP | {*_batches.DRAWS}, values=frozenset({"batch", "handed"})),
     "examined": Needs(_UPDATES | {MODEL_CALL, _modes.NORMALISES, *MODE_SETTERS, *DROPOUTS} | _batches.LOOP),
     "scheduled": Needs(_UPDATES | {_updating.SCHEDULE} | _batches.LOOP),
+    "steered": Needs(_UPDATES | {_updating.SCHEDULE, _updating.MADE}),
     "parted": Needs(frozenset({_frames.UPDATE}), frozenset({"data"}), frozenset({"option"})),
     "halved": Needs(frozenset({_frames.UPDATE}), frozenset({"data"})),
     "scored": Needs(_judged.NEEDS["scored"][0] | {_frames.UPDATE}, values=_judged.NEEDS["scored"][1]),
@@ -173,7 +176,7 @@ class Course(Relation):
 
     def reads_of(self, hypothesis: Hypothesis) -> Reads:
         mode = hypothesis["mode"]
-        return "calls" if mode in ("clips", "successive", "evaluates", "resumes", "restored", "examined", "scheduled") else "records" if mode in ("fed", "again", "used", "leftover", "reaches") else "draws" if mode in ("advances", "batch", "consumes") else "numbers"
+        return "calls" if mode in ("clips", "successive", "evaluates", "resumes", "restored", "examined", "scheduled", "steered") else "records" if mode in ("fed", "again", "used", "leftover", "reaches") else "draws" if mode in ("advances", "batch", "consumes") else "numbers"
 
     def standing_of(self, hypothesis: Hypothesis) -> Standing:
         """What a program may do on purpose, though seldom, is a choice."""

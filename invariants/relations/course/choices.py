@@ -71,3 +71,24 @@ def scheduled(trace: Trace) -> pl.DataFrame:
     bad = late.join(alone, on=["proc", "scheduler"], how="semi", maintain_order="left")
     bad = bad.select("proc", "step", "seq", "site", pl.format("{} has never stepped, in a second pass over the data", "what").alias("_seen"), pl.col("scheduler").alias("_variable"))
     return examples(trace, "scheduled", bad, function=SCHEDULE)
+
+
+def steered(trace: Trace) -> pl.DataFrame:
+    """One row an update, and each step in which two schedulers of a kind step one optimizer, while another one of its class that updates as well has none.
+
+    A scheduler that is made of others (`SequentialLR`) steps them within its own step, and counts as one.
+    """
+    steps = _paced.schedules(trace).with_columns(pl.col("scheduler").str.split("~").list.first().alias("optimizer"))
+    trains = pl.col("step") >= 0
+    two = steps.filter(trains).group_by("proc", "step", "optimizer", "kind", maintain_order=True).agg(pl.col("scheduler").n_unique().alias("_n"), pl.col("scheduler", "seq", "site").last())
+    two = two.filter(pl.col("_n") > 1)
+    if not two.height:
+        return fine(trace, "steered", SCHEDULE)
+    updates = _frames.updates(trace).filter(trains).drop_nulls(["optimizer", "kind"]).select("proc", "optimizer", pl.col("kind").alias("_class")).unique(maintain_order=True)
+    free = updates.join(steps, on=["proc", "optimizer"], how="anti", maintain_order="left").rename({"optimizer": "_free"})
+    free = free.unique(["proc", "_class"], keep="first", maintain_order=True)
+    bad = two.join(updates, on=["proc", "optimizer"], maintain_order="left").join(free, on=["proc", "_class"], maintain_order="left")
+    bad = bad.unique(["proc", "step"], keep="first", maintain_order=True)
+    said = [pl.col(name).str.split(".").list.last() for name in ("kind", "_class")]
+    seen = pl.format("{} schedulers {} step the {} {}, and none steps the {} {}", "_n", said[0], said[1], "optimizer", said[1], "_free")
+    return examples(trace, "steered", bad.select("proc", "step", "seq", "site", seen.alias("_seen"), pl.col("scheduler").alias("_variable")), function=SCHEDULE)
