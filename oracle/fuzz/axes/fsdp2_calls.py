@@ -9,10 +9,9 @@ from proctor.oracle.fuzz.axes.draft import Draft
 from proctor.oracle.fuzz.axes.fsdp2 import WRAPPERS
 from proctor.oracle.fuzz.space import Choice, Point, Value
 
-# `{units}` is a list of them, `{forward}` the forward pass.
 _EACH: Final = "for m in net.modules():"
 _OF_EACH: Final = "    if isinstance(m, FSDPModule): m."
-# Value → lines once the model is wrapped.
+# Value → lines once the model is wrapped; here and below `{units}` is a list of its units, `{forward}` the forward pass.
 _WRAPPED: Final[dict[str, tuple[str, ...]]] = {
     "forward prefetch": ("units = {units}", "for a, b in zip(units, units[1:]): a.set_modules_to_forward_prefetch([b])"),
     "backward prefetch": ("units = {units}", "for a, b in zip(units, units[1:]): b.set_modules_to_backward_prefetch([a])"),
