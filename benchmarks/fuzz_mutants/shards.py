@@ -26,7 +26,8 @@ def _sharded(change: Callable[[Any, dict[str, Any]], None]) -> None:
 
     def fully_shard(module: Any, *args: Any, **kwargs: Any) -> Any:
         made = shard(module, *args, **kwargs)
-        change(made, kwargs)
+        for one in made if isinstance(made, list) else [made]:
+            change(one, kwargs)
         return made
 
     fsdp.fully_shard = fully_shard
