@@ -81,7 +81,7 @@ def _loop(draft: Draft, setting: Point) -> None:
         *(["if world > 1: dist.broadcast_object_list(folders, 0)"] if resumes else []),
         f"data = [{row} for x, y in [batch(step) for step in range({steps})] for i in range(n)]",
         "os.environ.update(RANK=str(rank), WORLD_SIZE=str(world), LOCAL_RANK=str(rank), LOCAL_WORLD_SIZE=str(world))",
-        "AcceleratorState._reset_state(True), GradientState._reset_state()  # one of each in a process",
+        "AcceleratorState._reset_state(True), GradientState._reset_state()",
         "def kept(moment, state):",
         f"    both = copy.deepcopy((net, opt)); {_GRADIENTS}",
         "    moments.append((moment, state.global_step - (moment == 'update'), *both, ()))",
