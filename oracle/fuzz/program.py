@@ -147,7 +147,7 @@ def _batch(draft: Draft, seed: int) -> tuple[str, ...]:
 
 
 def _build(draft: Draft) -> tuple[str, ...]:
-    opt = draft.opt or f"{draft.optimizer}({draft.net_args}{''.join(f', {k}={v}' for k, v in draft.options.items())})"
+    opt = draft.opt or draft.local_optimizer
     lines = ["net = make()", *draft.code.after, *draft.prelude, *draft.wrap, f"opt = {opt}", *draft.after_build, "return net, opt"]
     return ("def build(rank, world):", *(f"    {line}" for line in lines))
 

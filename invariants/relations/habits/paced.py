@@ -135,6 +135,10 @@ def _counted(trace: Trace, passed: pl.Expr, mode: str) -> pl.DataFrame:
 
 def schedules(trace: Trace) -> pl.DataFrame:
     """Steps of schedulers, that of the constructor first: the columns of calls, scheduler and kind."""
+    return _frames.memo(trace, "steps of schedulers", _schedules)
+
+
+def _schedules(trace: Trace) -> pl.DataFrame:
     calls = _frames.calls_of(trace, re.escape(_SCHEDULE))
     calls = calls.join(_frames.arguments(trace, calls["args"], scheduler="0.name", kind="0.type"), on="args", how="left", maintain_order="left")
     return calls.filter(_outermost(trace, calls)).drop_nulls(["scheduler", "kind"]).sort("proc", "seq")

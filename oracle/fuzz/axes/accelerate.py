@@ -27,6 +27,16 @@ _CUTS: Final = ("fsdp2",)
 _LOADERS: Final = {"loader": "", "split batches": "split_batches=True", "dispatch batches": "dispatch_batches=True, split_batches=True", "dispatch parts": "dispatch_batches=True"}
 
 
+def begin(draft: Draft) -> list[str]:
+    """Lines before an `Accelerator` is made: which rank it is on, and that none was made before, since there is one state of each kind in a process."""
+    for line in ("import os", "from accelerate.state import AcceleratorState, GradientState"):
+        draft.add_import(line)
+    return [
+        "os.environ.update(RANK=str(rank), WORLD_SIZE=str(world), LOCAL_RANK=str(rank), LOCAL_WORLD_SIZE=str(world))",
+        "AcceleratorState._reset_state(True), GradientState._reset_state()",
+    ]
+
+
 @register_wrapper
 class Accelerate(Wrapper):
     """`Accelerator.prepare` of model and optimizer, forward and backward pass within `accumulate`."""
@@ -50,8 +60,7 @@ class Accelerate(Wrapper):
 
     def apply(self, draft: Draft, setting: Point) -> None:
         """As `Wrapper.apply`."""
-        for line in ("import os", "from accelerate import Accelerator", "from accelerate.state import AcceleratorState, GradientState"):
-            draft.add_import(line)
+        draft.add_import("from accelerate import Accelerator")
         options = [f"gradient_accumulation_steps={setting['accumulate']}"]
         if setting["acc_sync"]:
             draft.add_import("from accelerate.utils import GradientAccumulationPlugin")
@@ -75,12 +84,10 @@ class Accelerate(Wrapper):
         else:
             draft.rows = "torch.arange(n).tensor_split(world)[rank]"
         draft.wrap += [
-            "os.environ.update(RANK=str(rank), WORLD_SIZE=str(world), LOCAL_RANK=str(rank), LOCAL_WORLD_SIZE=str(world))",
-            "AcceleratorState._reset_state(True), GradientState._reset_state()  # one of each in a process",
+            *begin(draft),
             f"accelerator = Accelerator(cpu=True, {', '.join(options)})",
         ]
-        made = f"{draft.optimizer}({draft.net_args}{''.join(f', {k}={v}' for k, v in draft.options.items())})"
-        draft.opt = f"accelerator.prepare(net, {made})"
+        draft.opt = f"accelerator.prepare(net, {draft.local_optimizer})"
         draft.after_build += ["net, opt = opt", "opt.accelerator = accelerator"]
         draft.scale = f" * (world*{setting['accumulate']})"  # it divides by the number of microbatches, DDP by that of ranks
         draft.contexts.append("opt.accelerator.accumulate(net)")

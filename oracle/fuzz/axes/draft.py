@@ -92,6 +92,11 @@ class Draft:
     after_update: list[str] = field(default_factory=list)
     finish: list[Callable[[], None]] = field(default_factory=list)
 
+    @property
+    def local_optimizer(self) -> str:
+        """Expression of the optimizer as the class makes it, with its parameters and options."""
+        return f"{self.optimizer}({self.net_args}{''.join(f', {k}={v}' for k, v in self.options.items())})"
+
     def add_import(self, line: str) -> None:
         """Import something once."""
         if line not in self.imports:

@@ -6,9 +6,11 @@ axis: the squares of every template, given as `compute_loss_func`; or a language
 
 from __future__ import annotations
 
+import math
 from typing import ClassVar, Final
 
 from proctor.oracle.fuzz.axes import Axis, OfWrapper, Rule, Wrapper, register, register_wrapper
+from proctor.oracle.fuzz.axes.accelerate import begin
 from proctor.oracle.fuzz.axes.draft import Draft
 from proctor.oracle.fuzz.axes.loop import rows_of
 from proctor.oracle.fuzz.models.transformers import LENGTH
@@ -55,7 +57,7 @@ class TrainerWrapper(Wrapper):
 
     def apply(self, draft: Draft, setting: Point) -> None:
         """As `Wrapper.apply`."""
-        for line in ("import copy, os, tempfile", "from transformers import Trainer, TrainerCallback, TrainingArguments", "from accelerate.state import AcceleratorState, GradientState"):
+        for line in ("import copy, tempfile", "from transformers import Trainer, TrainerCallback, TrainingArguments"):
             draft.add_import(line)
         draft.rows = "torch.arange(n).tensor_split(world)[rank]"
         draft.finish.append(lambda: _loop(draft, setting))
@@ -72,33 +74,24 @@ def _loop(draft: Draft, setting: Point) -> None:
     }  # fmt: skip
     arguments = "".join(f", {k}={v}" for k, v in given.items()) + (f", {setting['hf_switch']}" if setting["hf_switch"] else "")
     row = f"dict(input_ids=x[0][i], labels=({_LABELS})[i])" if own else "dict(ids=x[0][i], labels=y[i])"
-    more = "" if own else f", compute_loss_func=lambda out, labels, num_items_in_batch: ((out - labels) ** 2).sum() / num_items_in_batch * {_wide(draft)}"
+    more = "" if own else f", compute_loss_func=lambda out, labels, num_items_in_batch: ((out - labels) ** 2).sum() / num_items_in_batch * {math.prod(draft.code.y)}"
     before = "clipped" if draft.after_backward else "backward"
     told = ", ".join(f"{name}=lambda self, args, state, control, **more: {does.format(before=before)}" for name, does in _TOLD.items() if resumes or name != "on_save")
-    make = f"Trainer({'net.lm' if own else 'net'}, TrainingArguments(folders[0]{arguments}), train_dataset=data, optimizers=(opt, {draft.scheduler or None}), callbacks=[Kept()]{more})"
+    make = f"Trainer({'net.lm' if own else 'net'}, TrainingArguments(folders[0]{arguments}), train_dataset=data, optimizers=(opt, {'scheduler' if draft.scheduler else None}), callbacks=[Kept()]{more})"
     draft.own_loop = [
         f"n, moments, folders = {draft.batch}, [], [tempfile.mkdtemp()]",
         *(["if world > 1: dist.broadcast_object_list(folders, 0)"] if resumes else []),
         f"data = [{row} for x, y in [batch(step) for step in range({steps})] for i in range(n)]",
-        "os.environ.update(RANK=str(rank), WORLD_SIZE=str(world), LOCAL_RANK=str(rank), LOCAL_WORLD_SIZE=str(world))",
-        "AcceleratorState._reset_state(True), GradientState._reset_state()",
+        *begin(draft),
         "def kept(moment, state):",
         f"    both = copy.deepcopy((net, opt)); {_GRADIENTS}",
         "    moments.append((moment, state.global_step - (moment == 'update'), *both, ()))",
         f"Kept = type('Kept', (TrainerCallback,), dict({told}))",
         f"{make}.train()",
-        *(["net, opt = build(rank, world)", f"{make}.train(resume_from_checkpoint=folders[0] + '/checkpoint-1')"] if resumes else []),
+        *(["net, opt = build(rank, world)", *([f"scheduler = {draft.scheduler}"] if draft.scheduler else []), f"{make}.train(resume_from_checkpoint=folders[0] + '/checkpoint-1')"] if resumes else []),
         "yield from moments",
         f"(x, y), step = batch({steps - 1}), {steps - 1}",
     ]
-
-
-def _wide(draft: Draft) -> str:
-    """How many numbers a row of targets has."""
-    count = 1
-    for size in draft.code.y:
-        count *= size
-    return str(count)
 
 
 class _Option(OfWrapper):

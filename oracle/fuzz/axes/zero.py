@@ -56,8 +56,7 @@ class ZeroSaved(Axis):
         """As `Axis.apply`."""
         draft.add_import("import copy")
         to = "world - 1" if value == "last rank" else "0"
-        options = "".join(f", {k}={v}" for k, v in draft.options.items())
-        local = [f"    local = {draft.optimizer}({draft.net_args}{options})", "    local.load_state_dict(saved[0][1])", "    saved[0] = saved[0][0], local.state_dict()"]
+        local = [f"    local = {draft.local_optimizer}", "    local.load_state_dict(saved[0][1])", "    saved[0] = saved[0][0], local.state_dict()"]
         draft.after_step += [
             "if step == 0:",
             f"    opt.consolidate_state_dict(to={to})",
