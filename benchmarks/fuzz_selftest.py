@@ -1,9 +1,9 @@
 """Does a campaign find bugs that are planted into the library, and does it name the right trigger set?
 
-    python -m benchmarks.fuzz_selftest [--rows 32] [--only NAMES]
+    python -m benchmarks.fuzz_selftest [--rows 77] [--only NAMES]
 
-A mutant (`benchmarks/fuzz_mutants`) patches torch in the rank, before its first task. Every mutant meets the same rows, drawn by the campaign's cover for two models; rows
-that fail without a mutant are left out and counted. Found: a row fails. Trigger set right: the axes of the first failure's minimal set are the mutant's. Layer right: the
+A mutant (`benchmarks/fuzz_mutants`) patches torch in the rank, before its first task. Every mutant meets the same rows, drawn by the campaign's cover for two models (77 each, as a
+pair of the campaign is to have); rows that fail without a mutant are left out, and looked up among the known findings. Found: a row fails. Trigger set right: the axes of the first failure's minimal set are the mutant's. Layer right: the
 first tensor that differs is of the kind, and of the class of module, at which the bug sits.
 """
 
@@ -14,12 +14,15 @@ import os
 import random
 import time
 from collections.abc import Callable
+from importlib.metadata import version
+from pathlib import Path
 from typing import Any
 
 from benchmarks.fuzz_mutants import MUTANTS
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
+KNOWN = Path(__file__).parents[1] / "oracle/fuzz/known/found-torch-2.13.toml"
 BATCH = 8  # rows at once; the first that fails is explained
 ONLY: dict[str, tuple[str, ...]] = {
     "optimizer": ("Adam", "AdamW", "RMSprop", "Adagrad"),
@@ -58,7 +61,7 @@ def rows(number: int) -> list[Any]:
 
 def main() -> None:
     parser = argparse.ArgumentParser()
-    parser.add_argument("--rows", type=int, default=32)
+    parser.add_argument("--rows", type=int, default=77)
     parser.add_argument("--only", help="names with commas")
     args = parser.parse_args()
     from proctor.oracle.fuzz.running.warm import warm_up
@@ -66,7 +69,7 @@ def main() -> None:
     warm_up()
     scenarios = rows(args.rows)
     healthy, failing = clean(scenarios)
-    print(f"{len(scenarios)} rows; without a mutant {len(healthy)} agree, {len(failing)} fail: {failing}", flush=True)
+    print(f"{len(scenarios)} rows; without a mutant {len(healthy)} agree, {len(failing)} fail:", *failing, sep="\n  ", flush=True)
     chosen = {n: m for n, m in MUTANTS.items() if args.only is None or n in args.only.split(",")}
     found = triggers_right = layers_right = 0
     for name, mutant in chosen.items():
@@ -81,14 +84,21 @@ def main() -> None:
 
 
 def clean(scenarios: list[Any]) -> tuple[list[Any], list[str]]:
-    """Scenarios that agree without a mutant, and what the others say."""
+    """Scenarios that agree without a mutant, and what the others say: the known finding, or that it is new."""
     from proctor.oracle.fuzz.running.evaluate import Runner
     from proctor.oracle.fuzz.running.worlds import Worlds
+    from proctor.oracle.fuzz.search.campaign import Campaign
+    from proctor.oracle.fuzz.search.findings import read_known
 
     with Worlds(timeout_s=120) as worlds:
-        outcomes = Runner(worlds).run_all(scenarios)
-    pairs = list(zip(scenarios, outcomes, strict=True))
-    return [s for s, o in pairs if o.verdict == "ok"], [f"{o.verdict} {o.why[:90]} {s.setting}" for s, o in pairs if o.failed]
+        campaign = Campaign(Runner(worlds), 0, read_known(KNOWN, {"torch": version("torch").partition("+")[0]}))
+        pairs = list(zip(scenarios, campaign.runner.run_all(scenarios), strict=True))
+        failing = []
+        for scenario, outcome in pairs:
+            if outcome.failed:
+                by = next(iter(campaign.explain(scenario, outcome)), "not seen again")
+                failing.append(f"{by if isinstance(by, str) else f'NEW {by.triggers}'}: {outcome.why[:90]} {scenario.setting}")
+    return [s for s, o in pairs if o.verdict == "ok"], failing
 
 
 def judged(plant: Callable[[], None], scenarios: list[Any]) -> tuple[Any, float]:

@@ -19,6 +19,7 @@ from proctor.instrument.patch import catalog
 from proctor.instrument.patch.patches import Hooks
 from proctor.instrument.steps.by_hand import LEAF_LOOKS, ByHand
 from proctor.instrument.steps.leaves import inputs_of
+from proctor.instrument.steps.modes import TrainsInEval
 from proctor.instrument.steps.signs import asks_gradient
 from proctor.instrument.steps.turns import guarded_write
 from proctor.instrument.steps.updates import Updates
@@ -43,6 +44,7 @@ class Steps:
         self._clock, self._contexts, self._guard, self._look = observer.clock, observer.contexts, observer.guard, observer.look
         self.updates = Updates(observer)
         self.by_hand = ByHand(observer, self.updates)
+        self._in_eval = TrainsInEval()
         self._phase_before = "init"
         self.in_backward = 0
         self._forwards, self._forwards_at = 0, (-1, 0)  # since the last backward, of which step and microbatch
@@ -112,7 +114,8 @@ class Steps:
         if not self._observer.armed and self._observer.recorder.pending >= PRE_ARM_ROWS:
             self._observer.recorder.enabled = False  # a process that runs models and does not train
         module = args[0]
-        training = bool(module.training) and torch.is_grad_enabled()
+        grad = torch.is_grad_enabled()
+        training = bool(self._guard.run("steps", self._in_eval.called, module, grad)) or (grad and bool(module.training))
         if training:
             self._observer.turns.acts()
         probing = training and asks_gradient(args)
@@ -145,6 +148,7 @@ class Steps:
         self._backward_runs(args)
 
     def _backward_runs(self, args: tuple[Any, ...]) -> None:
+        self._guard.run("steps", self._in_eval.backward_begins)
         self._clock.backward()
         self._look(0, data=Look.HINT, grad=Look.HINT)
         if self._observer.capsules is not None:
@@ -159,6 +163,8 @@ class Steps:
         self.in_backward = 0
         self._contexts.recompute = 0
         self._observer.clock_moved()
+        if self._guard.run("steps", self._in_eval.backward_ends) and self._observer.sleep is not None:
+            self._observer.sleep.refuse()  # taps tell a training forward by its mode alone
         self._look(1, grad=Look.FORCE)
         if self.by_hand.applies():
             self._observer.turns.updated()
