@@ -247,7 +247,7 @@ FAULTS = {  # fault: law, a word of what was seen, step
     "clips_copies": ("shrinks", "changed no gradient", 0),
     "schedule_twice": ("successive", "right behind", 7),
     "stays_in_training": ("evaluates", "is in training mode after its eval()", 7),
-    "goes_on_evaluating": ("resumes", "now trains in evaluation mode", 7),
+    "goes_on_evaluating": ("resumes", "now trains in evaluation mode", 8),
     "one_mask": ("masks", "manual_seed(7)", 1),
     "swapped": ("reversed", "0.1 for norms and biases", 0),
     "all_decay": ("parted", "have a group of their own", 0),
