@@ -71,7 +71,7 @@ class TrainsInEval:
             if not grad:
                 return False
             if len(self._models) >= KEPT:
-                del self._models[next(iter(self._models))]
+                self._models.pop(next(iter(tuple(self._models))), None)
             one = self._models[id(model)] = _Model(model)
         if model.training:
             if grad:
@@ -115,7 +115,7 @@ class TrainsInEval:
 
     def backward_begins(self) -> None:
         """Remember the gradients of what was evaluated."""
-        for one in self._models.values():
+        for one in tuple(self._models.values()):  # another thread may call models
             one.before = _gradients(one.parameters) if one.evaluated else None
 
     def backward_ends(self) -> bool:
@@ -125,7 +125,7 @@ class TrainsInEval:
             whether a model is known to train that was not.
         """
         found = False
-        for one in self._models.values():
+        for one in tuple(self._models.values()):
             before, one.before = one.before, None
             model = one.ref()
             if before is None or model is None or not one.evaluated or _gradients(one.parameters) == before:
@@ -137,7 +137,7 @@ class TrainsInEval:
 
     def _shared(self, model: Any) -> bool:
         """Whether another one with parameters of it trains in training mode."""
-        trained = [other for one in self._models.values() if one.trained and (other := one.ref()) is not None]
+        trained = [other for one in tuple(self._models.values()) if one.trained and (other := one.ref()) is not None]
         others = {id(p) for other in trained for p in plainly.parameters(other)}
         return bool(others) and any(id(p) in others for p in plainly.parameters(model))
 
