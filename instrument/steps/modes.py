@@ -71,7 +71,7 @@ class TrainsInEval:
             if not grad:
                 return False
             if len(self._models) >= KEPT:
-                self._models.pop(tuple(self._models)[0], None)
+                self._models.pop(next(iter(tuple(self._models))), None)
             one = self._models[id(model)] = _Model(model)
         if model.training:
             if grad:
