@@ -25,6 +25,7 @@ from proctor.invariants.relations.argument.tables import (
     SUBJECT,
     tables,
 )
+from proctor.invariants.relations.views import frames as _frames
 from proctor.invariants.relations.views.calls import (
     ENOUGH,
     circumstances_of,
@@ -148,7 +149,7 @@ class Argument(Relation):
     def needs(self, hypothesis: Hypothesis) -> Needs:
         names = {hypothesis.text("fn"), hypothesis.text("caller")} - {"", SCRIPT}
         if hypothesis["mode"] == "training":
-            names |= {"torch.Tensor.backward", *MODE_SETTERS}
+            return Needs(frozenset(names | {_frames.UPDATE, *_frames.BACKWARDS, *MODE_SETTERS}), frozenset({"data"}))
         if hypothesis["mode"] == "dropping":
             names |= {MODEL_CALL, *DROPOUTS}
         return Needs(functions=frozenset(names))

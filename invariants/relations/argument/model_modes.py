@@ -1,4 +1,4 @@
-"""In which mode models run: in the last forward before each backward, and where there are no gradients."""
+"""In which mode models run: in the forwards that train them, and where there are no gradients."""
 
 from __future__ import annotations
 
@@ -6,8 +6,10 @@ from typing import Final
 
 import polars as pl
 
+from proctor.invariants.relations.argument import trained as _trained
 from proctor.invariants.relations.views import frames as _frames
 from proctor.invariants.relations.views.calls import (
+    cached,
     calls_of,
     circumstances_of,
     codes_where,
@@ -62,15 +64,12 @@ def _models(trace: Trace, forwards: pl.DataFrame) -> pl.DataFrame:
     return forwards.filter(pl.col("_owner") | ~pl.col("_owner").any().over("proc")).drop("_owns", "_wraps", "_owner", "_class")
 
 
-def _without_a_second_model(fed: pl.DataFrame, forwards: pl.DataFrame) -> pl.DataFrame:
-    """Without forwards that evaluate where, since the backward before, another one of the same class trains: a teacher of the student's class."""
-    trains = forwards.filter(pl.col("_seen") == "true").select("proc", "class", pl.col("seq").alias("_at"), pl.col("seq").alias("_trains")).sort("_at")
-    told = fed.sort("_at").join_asof(trains, on="_at", by=["proc", "class"], strategy="backward", check_sortedness=False)
-    return told.filter((pl.col("_seen") == "true") | (pl.col("_trains").fill_null(0) <= pl.col("_since").fill_null(0))).drop("_trains", "_since")
+def _forwards(trace: Trace) -> pl.DataFrame:
+    """Calls of outermost modules that have a mode, with it (_seen), their class, grad and phase."""
+    return cached(trace, "forwards with a mode", lambda: _build_forwards(trace))
 
 
-def model_modes(trace: Trace) -> tuple[pl.DataFrame, pl.DataFrame] | None:
-    """Training flag of the outermost module in the last forward before each backward, and in those without gradients; None if nothing ran."""
+def _build_forwards(trace: Trace) -> pl.DataFrame:
     flags = features_of(trace).filter(pl.col("name").is_in(["0.training", "0.type"]))
     flags = flags.pivot(
         on="name",
@@ -79,7 +78,7 @@ def model_modes(trace: Trace) -> tuple[pl.DataFrame, pl.DataFrame] | None:
         values="value",
         aggregate_function="first",
     )
-    forwards = (
+    return (
         calls_of(trace)
         .filter("root")
         .join(flags.rename({"code": "args", "0.training": "_seen", "0.type": "class"}), on="args", how="left")
@@ -90,8 +89,18 @@ def model_modes(trace: Trace) -> tuple[pl.DataFrame, pl.DataFrame] | None:
         )
         .drop("_inner")
         .filter(pl.col("_seen").is_not_null())
-        .pipe(lambda found: _models(trace, found))
-        .join(circumstances_of(trace).select("circ", "grad"), on="circ")
+        .join(circumstances_of(trace).select("circ", "grad", "phase"), on="circ")
+    )
+
+
+def _of_models(trace: Trace) -> pl.DataFrame:
+    """Those of `_forwards` that are of models, as `argument` tells them."""
+    return cached(trace, "forwards of models", lambda: _build_of_models(trace))
+
+
+def _build_of_models(trace: Trace) -> pl.DataFrame:
+    return (
+        _models(trace, _forwards(trace))
         .with_columns(
             pl.lit(MODEL_CALL).alias("function"),
             pl.lit("0.training").alias("feature"),
@@ -103,35 +112,45 @@ def model_modes(trace: Trace) -> tuple[pl.DataFrame, pl.DataFrame] | None:
         )
         .join(programs_of(trace).select("proc", pl.col("program").alias("own")), on="proc")
     )
+
+
+def _training(trace: Trace, rows: pl.DataFrame) -> pl.DataFrame:
+    """Rows (_at is the forward, seq the backward behind it) without those that evaluate and train nothing, each forward once."""
+    if not (rows["_seen"] == "false").any():
+        return rows.unique(["proc", "_at"], keep="first", maintain_order=True)
+    forwards = _forwards(trace).filter(pl.col("grad") == "true").select("proc", "seq", "class", "_seen", "args")
+    models = _of_models(trace).select("proc", "class").unique()
+    told = forwards.with_columns(_trained.parts(trace, forwards).alias("parts")).join(models.with_columns(_model=True), on=["proc", "class"], how="left", maintain_order="left")
+    told = told.with_columns(pl.col("parts") & pl.col("_model").is_null())
+    rows = _trained.training(trace, rows, told).unique(["proc", "_at"], keep="first", maintain_order=True)
+    return _without_parts_that_train(rows, _modes_set(trace, _of_models(trace)))
+
+
+def model_modes(trace: Trace) -> tuple[pl.DataFrame, pl.DataFrame] | None:
+    """Training flag of the outermost module in the last forward before each backward, and in those without gradients; None if nothing ran."""
+    forwards = _of_models(trace)
     if not forwards.height:
         return None
-    backward = calls_of(trace).filter(
-        pl.col("fn").is_in(
-            codes_where(trace, lambda n: n in ("torch.Tensor.backward", "torch.autograd.backward"))
-        )
-    )
     differentiated = forwards.filter(pl.col("grad") == "true")
-    fed = (
-        backward.select("proc", "seq")
-        .sort("seq")
-        .with_columns(pl.col("seq").shift(1).over("proc").alias("_since"))
-        .join_asof(
-            differentiated.rename({"seq": "_at"})
-            .with_columns(pl.col("_at").alias("seq"))
-            .sort("seq"),
-            on="seq",
-            by="proc",
-            strategy="backward",
-            check_sortedness=False,
-        )
-        .filter(pl.col("function").is_not_null())
-        .unique(["proc", "_at"])
-    )
+    fed = _trained.backwards(trace).sort("seq").join_asof(
+        differentiated.rename({"seq": "_at"}).with_columns(pl.col("_at").alias("seq")).sort("seq"), on="seq", by="proc", strategy="backward", check_sortedness=False
+    ).filter(pl.col("function").is_not_null())  # fmt: skip
     fed = fed.with_columns((pl.col("_seen") == "true").alias("passed"), pl.lit("").alias("program"))
     trained = fed.select("proc", "class").unique()
     free = forwards.filter((pl.col("grad") == "false") & (pl.col("step") >= 0)).join(
         trained, on=["proc", "class"], how="semi"
     )
     free = free.with_columns((pl.col("_seen") == "false").alias("passed"), pl.col("own").alias("program"))
-    fed = _without_a_second_model(fed, differentiated)
-    return _without_parts_that_train(fed, _modes_set(trace, forwards)), free
+    return _training(trace, fed), free
+
+
+def training_forwards(trace: Trace) -> pl.DataFrame:
+    """Every forward of a model, with gradients and in a step, that trains it, and not the last before each backward alone: proc, class, seq (of the forward), step, site, passed."""
+    forwards = _of_models(trace).filter((pl.col("grad") == "true") & (pl.col("phase") == "train") & (pl.col("step") >= 0))
+    if not (forwards["_seen"] == "false").any():
+        return forwards.with_columns(passed=True)
+    back = _trained.backwards(trace)
+    forwards = forwards.with_columns(pl.col("seq").alias("_at")).sort("_at")
+    rows = forwards.join_asof(back.rename({"seq": "_back"}).sort("_back"), left_on="_at", right_on="_back", by="proc", strategy="forward", check_sortedness=False, coalesce=False)
+    rows = rows.drop_nulls("_back").with_columns(pl.col("_back").alias("seq"), (pl.col("_seen") == "true").alias("passed"))
+    return _training(trace, rows).with_columns(pl.col("_at").alias("seq"))

@@ -58,7 +58,7 @@ _PARTS: Final = {
     "consumes": _loading.consumes, "rounds": _judged.rounds, "leftover": _leftover.leftover,
     "restored": lambda trace: _modes.restored(trace, _choices.evaluations(trace)),
 }  # fmt: skip
-_UPDATES: Final = frozenset({_frames.UPDATE, *_updating.BACKWARDS})
+_UPDATES: Final = frozenset({_frames.UPDATE, *_frames.BACKWARDS})
 _SAYS: Final = {
     "fed": "an optimizer that steps again and again has a gradient to apply",
     "again": "an update does not apply the gradient of the update before once more",
@@ -122,7 +122,7 @@ _NEEDS: Final = {
     "clips": Needs(_UPDATES | {_clipping.CLIP}),
     "shrinks": Needs(_UPDATES | {_clipping.CLIP}, frozenset({"grad"}), frozenset({"clipped"})),
     "evaluates": Needs(MODE_SETTERS | {_frames.UPDATE}),
-    "resumes": Needs(_UPDATES | {MODEL_CALL, _modes.NORMALISES, *MODE_SETTERS, *DROPOUTS}),
+    "resumes": Needs(_UPDATES | {MODEL_CALL, _modes.NORMALISES, *MODE_SETTERS, *DROPOUTS}, frozenset({"data"})),
     "masks": Needs(_UPDATES | {MODEL_CALL, _modes.SEED, _sightings.CREATED, *DROPOUTS}),
     "batch": Needs(_UPDATES | {MODEL_CALL} | _batches.LOOP, values=frozenset({"batch"})),
     "reversed": Needs(frozenset({_frames.UPDATE}), frozenset({"data"}), frozenset({"option"})),

@@ -9,7 +9,7 @@ import polars as pl
 from proctor.invariants.relations.argument.tables import tables
 from proctor.invariants.relations.course.loading import repeated
 from proctor.invariants.relations.course.modes import EVAL, chancy, modes_set
-from proctor.invariants.relations.course.updating import BACKWARDS, SCHEDULE, examples, fine
+from proctor.invariants.relations.course.updating import SCHEDULE, examples, fine
 from proctor.invariants.relations.fresh import batches as _batches
 from proctor.invariants.relations.habits import paced as _paced
 from proctor.invariants.relations.views import frames as _frames
@@ -48,11 +48,11 @@ def _evaluations(trace: Trace) -> pl.DataFrame:
     rows = runs.sort("seq").join_asof(nexts, on="seq", by="proc", strategy="backward", check_sortedness=False).drop_nulls("_given")
     later = nexts.select("proc", pl.col("seq").alias("_after"), pl.col("seq"))
     rows = rows.join_asof(later.sort("seq"), on="seq", by="proc", strategy="forward", check_sortedness=False)
-    backwards = _frames.calls_of(trace, *map(re.escape, BACKWARDS)).select("proc", "seq", pl.col("seq").alias("_backward")).sort("seq")
+    backwards = _frames.calls_of(trace, *map(re.escape, _frames.BACKWARDS)).select("proc", "seq", pl.col("seq").alias("_backward")).sort("seq")
     rows = rows.join_asof(backwards, on="seq", by="proc", strategy="forward", check_sortedness=False)
     # What was given and not trained on before the next was asked for; of the last one, what follows is not known.
     rows = rows.filter(pl.col("_after").is_not_null() & (pl.col("_backward").is_null() | (pl.col("_backward") > pl.col("_after"))))
-    first = _frames.calls_of(trace, *map(re.escape, BACKWARDS)).select("proc", "seq", pl.col("seq").alias("_earlier")).sort("seq")
+    first = _frames.calls_of(trace, *map(re.escape, _frames.BACKWARDS)).select("proc", "seq", pl.col("seq").alias("_earlier")).sort("seq")
     rows = rows.join_asof(first, on="seq", by="proc", strategy="backward", check_sortedness=False)
     rows = rows.filter((pl.col("_earlier") < pl.col("_given")).fill_null(value=False))
     # Who sets it to train for the purpose, as an update of batch statistics does, means it.

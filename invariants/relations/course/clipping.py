@@ -8,7 +8,7 @@ from typing import Final
 
 import polars as pl
 
-from proctor.invariants.relations.course.updating import BACKWARDS, by_holder, examples, fine, gradients
+from proctor.invariants.relations.course.updating import by_holder, examples, fine, gradients
 from proctor.invariants.relations.views import frames as _frames
 from proctor.invariants.schema import Value
 from proctor.invariants.trace import Trace
@@ -21,7 +21,7 @@ _KINDS: Final = ("2.value", "norm_type.value")
 
 def clips(trace: Trace) -> pl.DataFrame:
     """One row an update, or step where none is called: failed if something is clipped before the first backward of it, and nothing behind."""
-    backwards = _frames.calls_of(trace, *map(re.escape, BACKWARDS)).select("proc", "step", "seq")
+    backwards = _frames.calls_of(trace, *map(re.escape, _frames.BACKWARDS)).select("proc", "step", "seq")
     clipped = _limited(trace).select("proc", "step", "seq", "site")
     ends = _frames.updates(trace)
     if not clipped.height and ends.height:
@@ -50,7 +50,7 @@ def _by_hand(trace: Trace) -> bool:
 
 def _steps(trace: Trace) -> pl.DataFrame:
     """Backwards, which stand for steps: proc, step, seq, site."""
-    return _frames.calls_of(trace, *map(re.escape, BACKWARDS)).select("proc", "step", "seq", "site").unique(["proc", "step"], keep="first", maintain_order=True)
+    return _frames.calls_of(trace, *map(re.escape, _frames.BACKWARDS)).select("proc", "step", "seq", "site").unique(["proc", "step"], keep="first", maintain_order=True)
 
 
 def _limited(trace: Trace) -> pl.DataFrame:
@@ -85,7 +85,7 @@ def reaches(trace: Trace) -> pl.DataFrame:
     changed = by_holder(gradients(trace).filter(pl.col("edge") == 1)).select("proc", pl.col("call").alias("seq"), "name", "optimizer")
     rows = limited.select("proc", "step", "seq", "site").join(changed, on=["proc", "seq"], how="inner", maintain_order="left")
     clipped = rows.unique(["proc", "seq"], keep="first", maintain_order=True).drop("optimizer").sort("seq")
-    backwards = _frames.calls_of(trace, *map(re.escape, BACKWARDS)).select("proc", "seq", pl.col("seq").alias("_next")).sort("seq")
+    backwards = _frames.calls_of(trace, *map(re.escape, _frames.BACKWARDS)).select("proc", "seq", pl.col("seq").alias("_next")).sort("seq")
     clipped = clipped.join_asof(backwards, on="seq", by="proc", strategy="forward", check_sortedness=False)
     updates = _frames.updates(trace).select("proc", pl.col("seq").alias("_update"), pl.col("optimizer").alias("_by"))
     between = (pl.col("_update") > pl.col("seq")) & (pl.col("_update") < pl.col("_next").fill_null((1 << 32) - 1))

@@ -12,7 +12,6 @@ from typing import Final
 import polars as pl
 
 from proctor.invariants.relations.course.updating import (
-    BACKWARDS,
     by_holder,
     examples,
     fine,
@@ -56,7 +55,7 @@ def leftover(trace: Trace) -> pl.DataFrame:
 
 def _backwards(trace: Trace) -> pl.DataFrame:
     """Backwards that no other one runs: proc, back (its seq), _step."""
-    found = _frames.calls_of(trace, *map(re.escape, BACKWARDS)).sort("proc", "seq")
+    found = _frames.calls_of(trace, *map(re.escape, _frames.BACKWARDS)).sort("proc", "seq")
     within = pl.col("t") < (pl.col("t") + pl.col("dur")).cum_max().shift(1).over("proc")
     return found.filter(~within.fill_null(value=False)).select("proc", pl.col("seq").alias("back"), pl.col("step").alias("_step")).sort("back")
 

@@ -8,9 +8,9 @@ from typing import Final
 import numpy as np
 import polars as pl
 
-from proctor.invariants.relations.argument.model_modes import MODE_SETTERS, TRAIN
-from proctor.invariants.relations.argument.tables import DROPOUTS, tables
-from proctor.invariants.relations.course.updating import BACKWARDS, examples, fine
+from proctor.invariants.relations.argument.model_modes import MODE_SETTERS, TRAIN, training_forwards
+from proctor.invariants.relations.argument.tables import DROPOUTS
+from proctor.invariants.relations.course.updating import examples, fine
 from proctor.invariants.relations.views import frames as _frames
 from proctor.invariants.relations.views import sightings as _sightings
 from proctor.invariants.schema import MODEL_CALL
@@ -41,7 +41,7 @@ def resumes(trace: Trace) -> pl.DataFrame:
 
     Only of models that drop out or normalise by batches in training: for others the mode makes no difference.
     """
-    fed = tables(trace)["training"].filter(pl.col("step") >= 0).sort("proc", "seq")
+    fed = training_forwards(trace).sort("proc", "seq")
     if fed["passed"].all():
         return fine(trace, "resumes", MODEL_CALL)
     mine = ["proc", "class"]
@@ -109,7 +109,7 @@ def restored(trace: Trace, evaluations: pl.DataFrame) -> pl.DataFrame:
         return fine(trace, "restored", EVAL)
     told = modes_set(trace).select("proc", "class", "_mode", "seq", pl.col("seq").alias("_set")).sort("seq")
     runs = evaluations.sort("seq").join_asof(told, on="seq", by=["proc", "class"], strategy="forward", check_sortedness=False)
-    backwards = _frames.calls_of(trace, *map(re.escape, BACKWARDS)).select("proc", "seq", pl.col("seq").alias("_backward")).sort("seq")
+    backwards = _frames.calls_of(trace, *map(re.escape, _frames.BACKWARDS)).select("proc", "seq", pl.col("seq").alias("_backward")).sort("seq")
     runs = runs.sort("seq").join_asof(backwards, on="seq", by="proc", strategy="forward", check_sortedness=False)
     runs = runs.filter((pl.col("_mode") == "train") & (pl.col("_backward").is_null() | (pl.col("_set") < pl.col("_backward"))))
     bad = runs.sort("proc", "seq").unique(["proc", "step"], keep="first", maintain_order=True)

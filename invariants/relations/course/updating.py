@@ -14,7 +14,6 @@ from proctor.invariants.schema import CallFlag, StateFlag
 from proctor.invariants.trace import Trace
 from proctor.invariants.trace.windows import PROLOGUE
 
-BACKWARDS: Final = ("torch.Tensor.backward", "torch.autograd.backward")
 SCHEDULE: Final = "torch.optim.lr_scheduler.LRScheduler.step"
 MADE: Final = "torch.optim.lr_scheduler.LRScheduler.__init__"
 # What a scheduler, or its optimizer, may be behind: steps that are made up for follow.
@@ -103,7 +102,7 @@ def fed(trace: Trace) -> pl.DataFrame:
     nth = pl.int_range(pl.len()).over(mine)
     early = early.filter(nth < PROLOGUE) if trace.held is None else early.filter(pl.col("step") < PROLOGUE)
     if not early.height:
-        return fine(trace, "fed", BACKWARDS[0])
+        return fine(trace, "fed", _frames.BACKWARDS[0])
     early = early.select(*mine, "seq", "step", "site", (2 * pl.col("seq").cast(pl.Int64)).alias("moment"))
     grads = gradients(trace)
     # The first looks tell what the optimizer holds; of one that holds nothing known, nothing is said.
@@ -120,7 +119,7 @@ def fed(trace: Trace) -> pl.DataFrame:
     begun = _frames.seen_steps(trace).filter(pl.col("step") == 0)["proc"]
     bad = rows.filter(~pl.col("_works") & (pl.col("_nth") > 0) & (pl.col("step") >= 0) & pl.col("proc").is_in(begun.implode()))
     bad = bad.select("proc", "step", "seq", "site", pl.format("update {} of {}: none of its {} parameters, such as {}, has or had a gradient, and none has moved", pl.col("_nth") + 1, "optimizer", "_n", "_variable").alias("_seen"), "_variable")
-    return examples(trace, "fed", bad, function=BACKWARDS[0])
+    return examples(trace, "fed", bad, function=_frames.BACKWARDS[0])
 
 
 def _held(trace: Trace) -> pl.DataFrame:
@@ -140,7 +139,7 @@ def again(trace: Trace) -> pl.DataFrame:
     updates = updates.join(inner, on=["proc", "seq"], how="anti", maintain_order="left").select(*mine, "seq", "step", "site")
     before = pl.col("seq").shift(1).over(mine).alias("_before")
     rows = updates.with_columns(before, (pl.col("step") <= pl.col("step").shift(1).over(mine) + 1).alias("_near")).filter(pl.col("_near").fill_null(value=False))
-    backwards = _frames.calls_of(trace, *map(re.escape, BACKWARDS), r"torch\.autograd\.grad").select("proc", "seq", pl.col("seq").alias("_backward"))
+    backwards = _frames.calls_of(trace, *map(re.escape, _frames.BACKWARDS), r"torch\.autograd\.grad").select("proc", "seq", pl.col("seq").alias("_backward"))
     rows = rows.sort("seq").join_asof(backwards.sort("seq"), on="seq", by="proc", strategy="backward", check_sortedness=False)
     rows = rows.filter((pl.col("_backward") <= pl.col("_before")).fill_null(value=False)).with_columns((2 * pl.col("seq").cast(pl.Int64)).alias("moment"))
     if not rows.height:
@@ -172,7 +171,7 @@ def successive(trace: Trace) -> pl.DataFrame:
     rows = rows.filter((pl.col("step") == pl.col("_beforestep")).fill_null(value=False) & (pl.col("step") >= 0))
     if not rows.height:
         return fine(trace, "successive", SCHEDULE)
-    acts = _frames.calls_of(trace, *map(re.escape, (*BACKWARDS, _frames.UPDATE, MADE, *RESETS))).select("proc", "seq")
+    acts = _frames.calls_of(trace, *map(re.escape, (*_frames.BACKWARDS, _frames.UPDATE, MADE, *RESETS))).select("proc", "seq")
     models = trace.calls.filter(_frames.has(int(CallFlag.ROOT))).select("proc", "seq")
     others = pl.concat([acts, models]).with_columns(pl.col("seq").alias("_act")).sort("seq")
     rows = rows.sort("seq").join_asof(others, on="seq", by="proc", strategy="backward", check_sortedness=False).sort("proc", "seq")

@@ -23,8 +23,7 @@ from proctor.invariants.trace import Trace
 ITER: Final = "torch.utils.data.DataLoader.__iter__"
 NEXT: Final = "torch.utils.data.DataLoader.__next__"
 DRAWS: Final = ("torch.randperm", "torch.randint", "torch.multinomial")  # by which torch's samplers draw an order
-_BACKWARDS: Final = ("torch.Tensor.backward", "torch.autograd.backward")
-LOOP: Final = frozenset({ITER, NEXT, *_BACKWARDS})  # calls that tell which passes are trained on
+LOOP: Final = frozenset({ITER, NEXT, *_frames.BACKWARDS})  # calls that tell which passes are trained on
 _BACK: Final = 8  # batches that each is compared with; as many workers may yield the same in turn
 ENOUGH: Final = 64  # numbers in a batch that do not come again by chance
 _CONSTANT: Final = int(StateFlag.CONSTANT | StateFlag.ZERO)
@@ -155,7 +154,7 @@ def _find_trained(trace: Trace) -> pl.DataFrame:
     every = _frames.calls_of(trace, re.escape(NEXT))
     given = _before(every, begun, "proc", "site").drop_nulls("_pass").sort("proc", "seq")
     given = given.with_columns(pl.int_range(pl.len()).over("proc", "_pass").alias("_nth"))
-    trained = _before(_frames.calls_of(trace, *map(re.escape, _BACKWARDS)), every.select("proc", "seq", pl.col("seq").alias("_batch")), "proc")
+    trained = _before(_frames.calls_of(trace, *map(re.escape, _frames.BACKWARDS)), every.select("proc", "seq", pl.col("seq").alias("_batch")), "proc")
     ends = trained.group_by("proc", pl.col("_batch").alias("seq")).agg(pl.col("seq").min().alias("_trained"))
     return given.join(ends, on=["proc", "seq"], how="left", maintain_order="left")
 

@@ -29,7 +29,6 @@ from proctor.invariants.relations.views import sightings as _sightings
 from proctor.invariants.schema import MODEL_CALL, CallFlag, StateFlag
 from proctor.invariants.trace import Trace
 
-_BACKWARDS: Final = ("torch.Tensor.backward", "torch.autograd.backward")
 _REWRITES: Final = ("torch.nn.utils.clip_grad_norm_", "torch.nn.utils.clip_grad_value_", "torch.amp.GradScaler.unscale_")
 _CLIPS: Final = _REWRITES[:2]
 _SCALED: Final = "torch.amp.GradScaler.step"
@@ -76,12 +75,12 @@ class Applied(Relation):
 
     def needs(self, hypothesis: Hypothesis) -> Needs:
         if hypothesis["mode"] == "anew":
-            return Needs(frozenset({_frames.UPDATE, *_BACKWARDS}))
+            return Needs(frozenset({_frames.UPDATE, *_frames.BACKWARDS}))
         if hypothesis["mode"] == "clipped":
-            return Needs(frozenset({_frames.UPDATE, *_BACKWARDS, *_CLIPS}))
+            return Needs(frozenset({_frames.UPDATE, *_frames.BACKWARDS, *_CLIPS}))
         if hypothesis["mode"] == "once":
-            return Needs(frozenset({_frames.UPDATE, MODEL_CALL, *_BACKWARDS}))
-        return Needs(frozenset({_frames.UPDATE, _SCALED, *_BACKWARDS, *_REWRITES}), frozenset({"grad"}))
+            return Needs(frozenset({_frames.UPDATE, MODEL_CALL, *_frames.BACKWARDS}))
+        return Needs(frozenset({_frames.UPDATE, _SCALED, *_frames.BACKWARDS, *_REWRITES}), frozenset({"grad"}))
 
     def say(self, hypothesis: Hypothesis) -> str:
         return _SAYS[hypothesis.text("mode")] + _habits.of_programs(hypothesis)
@@ -91,7 +90,7 @@ class Applied(Relation):
         return Detail(
             expected=_SAYS[mode],
             seen=example["_seen"] or "",
-            function={"clipped": _CLIPS[0], "anew": _frames.UPDATE}.get(mode) or example["_function"] or _BACKWARDS[0],
+            function={"clipped": _CLIPS[0], "anew": _frames.UPDATE}.get(mode) or example["_function"] or _frames.BACKWARDS[0],
             variable=example["_variable"] or "",
             advice=_ADVICE[mode],
         )
@@ -120,8 +119,8 @@ def _find_changes(trace: Trace) -> pl.DataFrame:
     rows = rows.select("proc", "optimizer", "var", "name", "call", "edge", _moment(pl.col("edge")), (_frames.has(int(StateFlag.NONE | StateFlag.ZERO))).alias("empty"))
     rows = rows.join(calls, on=["proc", "call"], how="left", maintain_order="left").with_columns((pl.col("edge") == 1).alias("_after"))
     rows = rows.with_columns(
-        (pl.col("_after") & pl.col("by").is_in(_BACKWARDS)).fill_null(value=False).alias("wrote"),
-        (pl.col("_after") & pl.col("by").is_in([*_BACKWARDS, *_REWRITES])).fill_null(value=False).alias("told"),
+        (pl.col("_after") & pl.col("by").is_in(_frames.BACKWARDS)).fill_null(value=False).alias("wrote"),
+        (pl.col("_after") & pl.col("by").is_in([*_frames.BACKWARDS, *_REWRITES])).fill_null(value=False).alias("told"),
     )
     # With a closure an update uses gradients of its own.
     searches = _frames.inner_backwards(trace).select("proc", pl.col("update").alias("seq")).unique()
@@ -174,7 +173,7 @@ def _kept(trace: Trace) -> pl.DataFrame:
 
 def _once(trace: Trace) -> pl.DataFrame:
     """One row a backward that is in no other: passed if a model ran forward, with gradients, since the one before it."""
-    backwards = _frames.calls_of(trace, *map(re.escape, _BACKWARDS)).sort("proc", "seq")
+    backwards = _frames.calls_of(trace, *map(re.escape, _frames.BACKWARDS)).sort("proc", "seq")
     # torch.Tensor.backward calls torch.autograd.backward.
     ends = (pl.col("t") + pl.col("dur")).cum_max().shift(1).over("proc")
     backwards = backwards.filter((pl.col("t") >= ends).fill_null(value=True))
@@ -197,7 +196,7 @@ def _anew(trace: Trace) -> pl.DataFrame:
     """One row an update: passed if a backward has run since the one before it of its optimizer, or runs in it."""
     updates = _frames.updates(trace).drop_nulls("optimizer").sort("proc", "seq")
     searches = _frames.inner_backwards(trace).select("proc", pl.col("update").alias("seq")).unique()
-    backwards = _frames.calls_of(trace, *map(re.escape, _BACKWARDS)).select("proc", "seq", pl.col("seq").alias("_backward")).sort("seq")
+    backwards = _frames.calls_of(trace, *map(re.escape, _frames.BACKWARDS)).select("proc", "seq", pl.col("seq").alias("_backward")).sort("seq")
     mine = ["proc", "optimizer"]
     before, near = pl.col("seq").shift(1).over(mine), pl.col("step") <= pl.col("step").shift(1).over(mine) + 1
     rows = updates.with_columns(before.alias("_before"), near.alias("_near")).join(searches, on=["proc", "seq"], how="anti", maintain_order="left")
@@ -209,7 +208,7 @@ def _anew(trace: Trace) -> pl.DataFrame:
 
 def _clipped(trace: Trace) -> pl.DataFrame:
     """One row a step with a backward, of processes that clip or might: passed if something is clipped behind its first backward."""
-    backwards = _frames.calls_of(trace, *map(re.escape, _BACKWARDS)).filter(pl.col("step") >= 0)
+    backwards = _frames.calls_of(trace, *map(re.escape, _frames.BACKWARDS)).filter(pl.col("step") >= 0)
     rows = backwards.sort("proc", "seq").group_by("proc", "step", maintain_order=True).agg(pl.col("seq", "site").first())
     clips = _frames.calls_of(trace, *map(re.escape, _CLIPS)).group_by("proc", "step").agg(pl.col("seq").max().alias("_clip"))
     rows = rows.join(_frames.whole_steps(trace), on=["proc", "step"], how="semi", maintain_order="left")
@@ -224,6 +223,6 @@ def _finish(trace: Trace, rows: pl.DataFrame, mode: str, seen: pl.Expr) -> pl.Da
     rows = rows.filter(pl.int_range(pl.len()).over("proc", "optimizer", "passed", _frames.news(trace)) < _sightings.MANY)
     rows = rows.with_columns(pl.col("update").alias("seq"), pl.col("line").alias("site"))
     return _sightings.example(
-        _habits.with_family(trace, rows), mode=mode, what=_WHAT, _expected=pl.lit(_SAYS[mode]), _function=pl.lit(_BACKWARDS[0]),
+        _habits.with_family(trace, rows), mode=mode, what=_WHAT, _expected=pl.lit(_SAYS[mode]), _function=pl.lit(_frames.BACKWARDS[0]),
         _variable=pl.lit("loss") if mode == "once" else pl.lit("") if mode in ("anew", "clipped") else pl.concat_str("name", pl.lit(".grad")),
     )  # fmt: skip

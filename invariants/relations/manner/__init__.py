@@ -127,7 +127,7 @@ class Manner(Relation):
         if mode in ("holds", "leaves", "writes", "uses", "then", "only") and not subject.startswith(_used.STEP + _calls.BY):
             functions.add(_told.function_of(subject))
         if mode == "made":
-            functions |= _told.BACKWARDS
+            functions |= set(_frames.BACKWARDS)
         return Needs(frozenset(functions), values=frozenset({_VALUES[mode]}) if mode in _VALUES else frozenset())
 
     def details(self, hypothesis: Hypothesis) -> frozenset[tuple[str, str]]:

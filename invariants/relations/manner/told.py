@@ -38,7 +38,6 @@ _PAIRS: Final = (
 )
 _OPPOSITES: Final = {**{other: word for word, other in _PAIRS}, **dict(_PAIRS)}
 _STATES: Final = {"on": "off", "off": "on", "given": "left out", "left out": "given"}  # of switches of layers
-BACKWARDS: Final = frozenset({"torch.Tensor.backward", "torch.autograd.backward"})
 
 
 def function_of(subject: str) -> str:

@@ -106,11 +106,11 @@ class Progress(Relation):
 
     def needs(self, hypothesis: Hypothesis) -> Needs:
         if hypothesis["mode"] == "doubled":
-            return Needs(frozenset({_frames.UPDATE, MODEL_CALL, *_remembering.BACKWARDS}), frozenset({"grad"}))
+            return Needs(frozenset({_frames.UPDATE, MODEL_CALL, *_frames.BACKWARDS}), frozenset({"grad"}))
         if hypothesis["mode"] in ("remembers", "counted"):
-            return Needs(frozenset({_frames.UPDATE, _sightings.CREATED, *_remembering.BACKWARDS}), frozenset({"grad", "optimizer"}))
+            return Needs(frozenset({_frames.UPDATE, _sightings.CREATED, *_frames.BACKWARDS}), frozenset({"grad", "optimizer"}))
         if hypothesis["mode"] == "vanished":
-            return Needs(frozenset({_frames.UPDATE, _vanishing.SCHEDULE, *_remembering.BACKWARDS}), frozenset({"data", "grad"}), frozenset({"option"}))
+            return Needs(frozenset({_frames.UPDATE, _vanishing.SCHEDULE, *_frames.BACKWARDS}), frozenset({"data", "grad"}), frozenset({"option"}))
         return Needs(frozenset({_frames.UPDATE, "torch.nn.Module.load_state_dict"}), frozenset({"data"}))
 
     def say(self, hypothesis: Hypothesis) -> str:
@@ -151,7 +151,7 @@ class Progress(Relation):
             return Detail(
                 expected="a backward adds another gradient than the one that is there",
                 seen=f"the gradient of {name}, and all others, doubled {size}",
-                function=_remembering.BACKWARDS[0],
+                function=_frames.BACKWARDS[0],
                 variable=f"{name}.grad",
                 module=example["_module"],
                 advice="Look for a second backward of the same loss (retain_graph=True), or the same batch given twice to one update.",

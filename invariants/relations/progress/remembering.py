@@ -17,7 +17,6 @@ from proctor.invariants.relations.views import sightings as _sightings
 from proctor.invariants.schema import CallFlag
 from proctor.invariants.trace import Trace
 
-BACKWARDS: Final = ("torch.Tensor.backward", "torch.autograd.backward")
 _DOUBLE: Final = 1e-6  # of norms of float32; a double is exact in each element
 _EQUAL: Final = 1e-5  # relative: norms are float32
 _CLEARLY: Final = 1e-3  # relative, by which the size of the gradient has changed where a share tells something
@@ -85,7 +84,7 @@ def _with_forwards(trace: Trace, found: pl.DataFrame) -> pl.DataFrame:
 
 def _counted(trace: Trace) -> pl.DataFrame:
     names = trace.variables.filter((pl.col("attr") == "grad") & (pl.col("alias") == "")).select("var", "name", "module", "kind", "position")
-    calls = _frames.calls_of(trace, *map(re.escape, BACKWARDS)).select("proc", pl.col("seq").alias("call"), "site", pl.lit(value=True).alias("_wrote"))
+    calls = _frames.calls_of(trace, *map(re.escape, _frames.BACKWARDS)).select("proc", pl.col("seq").alias("call"), "site", pl.lit(value=True).alias("_wrote"))
     rows = _frames.rows(trace).join(names, on="var", how="inner", maintain_order="left").join(calls, on=["proc", "call"], how="left", maintain_order="left")
     wrote = pl.col("_wrote").fill_null(value=False) & (pl.col("edge") == 1) & (pl.col("norm") > 0)
     rows = rows.with_columns(wrote.alias("_wrote"))

@@ -34,6 +34,7 @@ from proctor.invariants.trace.grouping import Array, Groups, last_match, numbers
 
 T = TypeVar("T")
 
+BACKWARDS: Final = ("torch.Tensor.backward", "torch.autograd.backward")
 UPDATE: Final = "torch.optim.Optimizer.step"
 _NO_VALUE: Final = int(StateFlag.NONE | StateFlag.UNHASHED)
 _POINT_TO_POINT: Final = "torch.distributed.(send|recv|isend|irecv|batch_isend_irecv)"
