@@ -65,6 +65,7 @@ class Tracked:
         self._holder: dict[int, str] = {}  # id of a parameter → label of the optimizer that holds it
         self._holders: dict[int, list[str]] = {}  # labels of all that have held it, the last few
         self._group: dict[int, int] = {}  # id of a parameter → which of the groups of that optimizer it is in
+        self._modules: dict[int, weakref.ref[Any]] = {}  # that have a name
         self._models: dict[str, list[weakref.ref[Any]]] = {}  # models by class, in the order in which they were found
         self._frozen: list[int] = []  # parameters that an optimizer holds and that did not train when the step began
         self._zero_lr: dict[str, set[int]] = {}
@@ -218,8 +219,11 @@ class Tracked:
                     slot = Slot(now, self._var(var), self._meta(b, {}), False, self._last.place())
                     self._buffers[id(owner), kind] = slot
                     self.names[id(b)] = clean
-        for name, module in owners.items():
-            self.names[id(module)] = apart(model, names[name]) if names[name] else ""
+        known = self._modules.get(id(root))
+        if known is None or known() is not root or not self.names[id(root)]:  # else it is a part of a model, which has named its modules
+            for name, module in owners.items():
+                self.names[id(module)] = apart(model, names[name]) if names[name] else ""
+                self._modules[id(module)] = weakref.ref(module)
         if self.on_names is not None:
             self.on_names(self.names)
 

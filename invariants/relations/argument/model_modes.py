@@ -119,9 +119,9 @@ def _training(trace: Trace, rows: pl.DataFrame) -> pl.DataFrame:
     if not (rows["_seen"] == "false").any():
         return rows.unique(["proc", "_at"], keep="first", maintain_order=True)
     forwards = _forwards(trace).filter(pl.col("grad") == "true").select("proc", "seq", "class", "_seen", "args")
-    models = _of_models(trace).select("proc", "class").unique()
-    told = forwards.with_columns(_trained.parts(trace, forwards).alias("parts")).join(models.with_columns(_model=True), on=["proc", "class"], how="left", maintain_order="left")
-    told = told.with_columns(pl.col("parts") & pl.col("_model").is_null())
+    models = _of_models(trace).select("proc", "class").unique().with_columns(model=True)
+    told = forwards.with_columns(_trained.have_parameters(trace, forwards).alias("has")).join(models, on=["proc", "class"], how="left", maintain_order="left")
+    told = told.with_columns(pl.col("model").fill_null(value=False))
     rows = _trained.training(trace, rows, told).unique(["proc", "_at"], keep="first", maintain_order=True)
     return _without_parts_that_train(rows, _modes_set(trace, _of_models(trace)))
 

@@ -21,12 +21,13 @@ def training(trace: Trace, rows: pl.DataFrame, forwards: pl.DataFrame) -> pl.Dat
     """Forwards without those in evaluation mode that train nothing.
 
     One trains if the updates that follow its backward, up to the backward behind them, are by an optimizer that holds parameters of its class, and nothing of its class runs in
-    training mode in them. Of a class that no optimizer is known to hold, any update will do; in a process without optimizers a backward stands for the update.
+    training mode in them. Of a class that no optimizer is known to hold, but that runs modules of which one does, any update will do; in a process without optimizers a backward
+    stands for the update.
 
     Args:
         trace: The trace.
         rows: proc, class, _seen ("true", "false"), _at (seq of the forward), seq (of the backward behind it).
-        forwards: All forwards with gradients, of models and of others: proc, seq, class, _seen, parts (whether it is of a module of a model, and no model).
+        forwards: All forwards with gradients, of models and of others: proc, seq, class, _seen, has (whether it runs a module with parameters of a model), model (whether it is one).
     """
     bad = rows.filter(pl.col("_seen") == "false").select(*_MINE, "_at", "seq").unique(maintain_order=True)
     updates, held, numbered = _frames.updates(trace), _held(trace), backwards(trace)
@@ -36,7 +37,7 @@ def training(trace: Trace, rows: pl.DataFrame, forwards: pl.DataFrame) -> pl.Dat
     bad = bad.join_asof(_groups(updates, numbered), on="_nth", by="proc", strategy="forward", check_sortedness=False)
     undecided, bad = bad.filter(pl.col("_first").is_null()), bad.filter(pl.col("_first").is_not_null())
     beside = pl.concat([own.with_columns(pl.col("seq").alias("_first")), bad], how="diagonal")
-    dropped = [frame.select("proc", "_at", "seq") for frame in (undecided, _without_holder(bad, held), _beside(beside, forwards))]
+    dropped = [frame.select("proc", "_at", "seq") for frame in (undecided, _without_holder(bad, held, forwards), _beside(beside, forwards))]
     return rows.join(pl.concat(dropped).unique(), on=["proc", "_at", "seq"], how="anti", maintain_order="left")
 
 
@@ -47,12 +48,13 @@ def _groups(updates: pl.DataFrame, numbered: pl.DataFrame) -> pl.DataFrame:
     return groups.sort("_nth").with_columns(pl.col("_last").shift(1).over("proc").fill_null(0).alias("_before")).drop("_last")
 
 
-def _without_holder(bad: pl.DataFrame, held: pl.DataFrame) -> pl.DataFrame:
-    """Those whose updates are by optimizers that hold none of the class, though one does."""
+def _without_holder(bad: pl.DataFrame, held: pl.DataFrame, forwards: pl.DataFrame) -> pl.DataFrame:
+    """Those whose updates are by optimizers that hold none of the class, though one does; of a class that none holds, those that run nothing with parameters."""
     known = bad.join(held.select(_MINE).unique(), on=_MINE, how="semi").explode("optimizer")
     known = known.join(held.with_columns(_holds=True), on=["proc", "optimizer", "class"], how="left")
     told = known.group_by(*_MINE, "_at", "seq").agg((pl.col("_holds").fill_null(value=False) | pl.col("optimizer").is_null()).any())
-    return told.filter(~pl.col("_holds"))
+    others = bad.join(held, on=_MINE, how="anti").join(forwards.filter("has").select("proc", pl.col("seq").alias("_at")), on=["proc", "_at"], how="anti")
+    return pl.concat([frame.select("proc", "_at", "seq") for frame in (told.filter(~pl.col("_holds")), others)])
 
 
 def _beside(bad: pl.DataFrame, forwards: pl.DataFrame) -> pl.DataFrame:
@@ -60,7 +62,7 @@ def _beside(bad: pl.DataFrame, forwards: pl.DataFrame) -> pl.DataFrame:
     trains = forwards.filter(pl.col("_seen") == "true").sort("seq")
     whole = trains.select(*_MINE, "seq", pl.col("seq").alias("_trains"))
     own = _last(bad, whole, _MINE).filter(pl.col("_trains") > pl.col("_before"))
-    parts = trains.filter("parts").select("proc", "seq", pl.col("seq").alias("_trains"))
+    parts = trains.filter(pl.col("has") & ~pl.col("model")).select("proc", "seq", pl.col("seq").alias("_trains"))
     part = _last(bad, parts, ["proc"]).filter(pl.col("_trains") > pl.col("_at"))
     return pl.concat([frame.select("proc", "_at", "seq") for frame in (own, part)])
 
@@ -78,10 +80,11 @@ def backwards(trace: Trace) -> pl.DataFrame:
     return found.with_columns(pl.int_range(1, pl.len() + 1).over("proc").alias("_nth"))
 
 
-def parts(trace: Trace, calls: pl.DataFrame) -> pl.Series:
-    """Which of these calls (proc, seq, args) are of a module with parameters of a model, itself or in something that it calls."""
+def have_parameters(trace: Trace, calls: pl.DataFrame) -> pl.Series:
+    """Which of these calls (proc, seq, args) are of a part of a model, or run a module with parameters of one."""
     modules = set(_frames.owned(trace)["module"].unique().drop_nulls().to_list())
     holders = [code for code, given in enumerate(trace.features) if given.get("0.type") in modules]
+    named = [code for code in calls["args"].unique().to_list() if trace.features[code].get("0.path")]
     up = _frames.enclosing(trace)
     rows = np.flatnonzero(trace.calls["args"].is_in(holders).to_numpy())
     found: list[np.ndarray[Any, Any]] = []
@@ -91,7 +94,7 @@ def parts(trace: Trace, calls: pl.DataFrame) -> pl.Series:
         rows = np.unique(rows[rows >= 0])
     around = trace.calls[np.unique(np.concatenate(found))] if found else trace.calls[:0]
     told = calls.select("proc", "seq").join(around.select("proc", "seq", _has=True), on=["proc", "seq"], how="left", maintain_order="left")
-    return told["_has"].fill_null(value=False)
+    return told["_has"].fill_null(value=False) | calls["args"].is_in(named)
 
 
 def _held(trace: Trace) -> pl.DataFrame:

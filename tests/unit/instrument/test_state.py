@@ -70,6 +70,17 @@ def test_models_are_found_from_the_optimizer_and_named_by_the_root(tracker: Stat
     assert "#0" in metas and None in metas
 
 
+def test_a_part_that_is_called_by_itself_keeps_its_name_in_the_model(tracker: StateTracker) -> None:
+    body = nn.Sequential(nn.Linear(2, 3), nn.ReLU())
+    tracker.add_model(body)  # before the model that it is in is known
+    assert [tracker.names[id(m)] for m in (body, body[0])] == ["", "0"]
+    model = nn.ModuleList([body, nn.Linear(3, 1)])
+    for _ in range(2):
+        tracker.add_model(model)
+        tracker.add_model(body)
+        assert [tracker.names[id(m)] for m in (model, body, body[0], model[1])] == ["", "0", "0.0", "1"]
+
+
 def test_tied_weights_are_two_variables_of_one_tensor(tracker: StateTracker, names: Names) -> None:
     model = Tied()
     tracker.add_model(model)
