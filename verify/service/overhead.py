@@ -69,6 +69,8 @@ class Overheads:
         worst = self.worst()
         if not worst.budget:
             return ""
+        if not worst.share and not worst.thin:  # nothing was counted against it
+            return f"the first steps are all looked at, so were these {worst.steps}, which took {worst.seconds:.1f} s of the training processes; the budget of {100 * worst.budget:g} % is kept behind them"
         kept = "" if worst.share <= worst.budget * 1.5 else ", which could not be kept"
         glanced = f"; replicas, movement and finiteness of all parameters were glanced at every {worst.round} steps" if worst.thin and worst.round else ""
         delay = f"; a step waits for the next look for {worst.delay} steps at most" if worst.thin and worst.delay else ""

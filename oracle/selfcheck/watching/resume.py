@@ -190,6 +190,9 @@ def _step(calls: Sequence[Call], optimizers: Sequence[Any], schedulers: Sequence
             continue
         held = [p for g in optimizer.param_groups for p in g["params"]]
         before = [p.detach().clone() for p in held]
+        for p in held:  # of what is in no call, only the running process has a gradient
+            if id(p) not in where:
+                p.grad = None
         optimizer.step()
         out["updates"].update({where.get(id(p), str(i)): p.detach() - b for i, (p, b) in enumerate(zip(held, before, strict=True))})
     for _ in range(RATES):

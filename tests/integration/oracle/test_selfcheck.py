@@ -99,6 +99,29 @@ CLOSURE = PROGRAM.replace("    optimizer.zero_grad()\n    parts", "    parts").r
 """, "")  # fmt: skip
 
 
+OUTSIDE = """
+import torch
+from torch import nn
+torch.manual_seed(0)
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.body, self.transitions = nn.Linear(6, 3), nn.Parameter(torch.zeros(3, 3))
+net = Net()
+optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+for step in range(8):
+    x = torch.randn(16, 6)
+    optimizer.zero_grad()
+    nn.functional.cross_entropy(net.body(x) @ (net.transitions + torch.eye(3)), x[:, :3].argmax(1)).backward()
+    optimizer.step()
+"""
+
+
+def test_a_parameter_that_no_call_holds_is_no_state_that_a_resume_loses(tmp_path: Path):
+    _, report, _ = check(tmp_path, "--only", "resume", "--to-the-end", program=OUTSIDE)
+    assert {o["relation"]: o["verdict"] for o in report["outcomes"]} == {"resume": "equivalent"}
+
+
 @pytest.mark.parametrize(("bug", "verdict"), [("", "equivalent"), ("accumulation", "different")])
 def test_an_update_by_a_closure_is_the_one_that_the_closure_computes(tmp_path: Path, bug: str, verdict: str):
     assert CLOSURE.count("cross_entropy") == 1

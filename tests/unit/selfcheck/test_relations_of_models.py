@@ -47,7 +47,7 @@ def _counted(net, h):
 
 
 BROKEN = {
-    "neighbours": [lambda net, h: h - h.mean(0), lambda net, h: torch.softmax(h, 0), lambda net, h: F.batch_norm(h, None, None, training=True)],
+    "neighbours": [lambda net, h: h - h.mean(0), lambda net, h: torch.softmax(h, 0), lambda net, h: F.batch_norm(h, None, None, training=True), lambda net, h: h + h[0]],
     "permutation": [lambda net, h: h * torch.arange(len(h)).unsqueeze(1), lambda net, h: h.reshape(4, 2, 8).transpose(0, 1).reshape(8, 8) + h],
     "repeatable": [lambda net, h: F.dropout(h, 0.3), _counted],
     "precision": [_half, lambda net, h: h * ((h + 5000.0).pow(2).mean(1, keepdim=True) - (h + 5000.0).mean(1, keepdim=True).pow(2))],

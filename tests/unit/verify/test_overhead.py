@@ -38,6 +38,13 @@ def test_words_say_what_it_cost_and_how_long_a_step_waits() -> None:
     assert "could not be kept" in overheads.words()
 
 
+def test_words_do_not_give_a_share_that_was_not_measured() -> None:
+    overheads = Overheads()
+    overheads.hear("0-1", said(share=0.0, looked=100, delay=0, seconds=0.31))
+    words = overheads.words()
+    assert "0.3 s" in words and "all looked at" in words and "0.0 %" not in words
+
+
 @pytest.mark.parametrize("info", [{}, {"overhead": 3}, {"overhead": {"seconds": "x", "steps": None, "looked": True}}, {"overhead": {"seconds": float("nan")}}])
 def test_nonsense_counts_as_nothing(info: dict[str, Any]) -> None:
     overheads = Overheads()
