@@ -76,6 +76,8 @@ class ByHand:
             replaced: it is of new tensors that took the place of those of the backward before.
         """
         pending = self._clock.backward_pending
+        if pending and self._updates.optimizers and not self._updates.done and not self._updates.depth and self._observer.armed and self._observer.sampled:
+            self._observer.look(0, data=Look.FORCE)  # none has stepped: what was written past version counters is of this step
         if not (pending or backward) or not self.applies():
             return
         if not self._observer.armed and self.looks >= LEAF_LOOKS:

@@ -493,6 +493,18 @@ PROGRAMS = {
         """,
         steps=5, evaluated=(1, 3), checked=1,
     ),
+    "updates_by_hand_beside_an_optimizer": Program(
+        """
+        model = nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 1))
+        unused = torch.optim.SGD(model.parameters(), lr=0.05)
+        for x, y in data(96):
+            model.zero_grad()
+            F.mse_loss(model(x), y).backward()
+            for p in model.parameters():
+                p.data.add_(p.grad, alpha=-0.05)
+        """,
+        steps=6, checked=9,
+    ),
     "updates_by_hand_after_two_microbatches": Program(
         """
         class Adaptive:  # an optimizer of the user's own
