@@ -13,7 +13,8 @@ is set to evaluate for batches that it does not train on. `scheduled`: a schedul
 norms and biases from matrices differ in an option; a configuration may make them alike. `halved`: a layer does not train its bias alone, where the others
 train both. Of these two and of `rebuilt`, too few healthy programs have what they speak of. `used`: an optimizer whose gradients are made and cleared steps some time. `scored`: a loss
 that normalises scores is given no probabilities, one that wants log-probabilities gets such. `digits`: what layers are given and give has the digits of its type,
-where nothing computes in a half type on purpose. `reaches`: what a clipping changed is applied by one of the updates before the next backward. `leftover`: an optimizer does not apply what the backward for another one left behind. `rebuilt`: who loads an optimizer, builds a scheduler and loads that, goes on with the rate that was loaded.
+where nothing computes in a half type on purpose. `reaches`: what a clipping changed is applied by one of the updates before the next backward. `leftover`: an optimizer does not apply what the backward for another one left behind. `averaged`: what is
+written between updates does more than to round. `rebuilt`: who loads an optimizer, builds a scheduler and loads that, goes on with the rate that was loaded.
 
 They hold of any program, so they ship. What makes a failure sure is taken from the run itself: the update that moves nothing, the fingerprint that is the same,
 the training forwards before the evaluation. Where the run does not tell, there is no example. Each update passes those modes that it does not
@@ -33,6 +34,7 @@ from proctor.invariants.invariant import Hypothesis, Standing
 from proctor.invariants.relations import Detail, Examples, Needs, Reads, Relation, register
 from proctor.invariants.relations.argument.model_modes import MODE_SETTERS
 from proctor.invariants.relations.argument.tables import DROPOUTS
+from proctor.invariants.relations.course import averaging as _averaging
 from proctor.invariants.relations.course import choices as _choices
 from proctor.invariants.relations.course import clipping as _clipping
 from proctor.invariants.relations.course import groups as _groups
@@ -56,6 +58,7 @@ _PARTS: Final = {
     "rebuilt": _resuming.rebuilt, "advances": _choices.advances, "examined": _choices.examined, "scheduled": _choices.scheduled, "steered": _choices.steered,
     "aligned": _judged.aligned, "scored": _judged.scored, "digits": _judged.digits, "used": _resting.used,
     "consumes": _loading.consumes, "rounds": _judged.rounds, "leftover": _leftover.leftover,
+    "averaged": _averaging.averaged,
     "restored": lambda trace: _modes.restored(trace, _choices.evaluations(trace)),
 }  # fmt: skip
 _UPDATES: Final = frozenset({_frames.UPDATE, *_frames.BACKWARDS})
@@ -86,6 +89,7 @@ _SAYS: Final = {
     "restored": "a model that drops out or normalises by batches, and is set to train after an evaluation, evaluates in evaluation mode",
     "rounds": "a layer that is given the digits of float32 gives them",
     "leftover": "gradients of a backward for other optimizers are cleared before the backward for this one",
+    "averaged": "what is written to parameters between updates changes them by more than rounding",
 }
 _ADVICE: Final = {
     "fed": "Look for a backward that is missing or comes behind the update, a detach or no_grad before the loss, and a clearing in between.",
@@ -113,6 +117,7 @@ _ADVICE: Final = {
     "restored": "Call model.eval() before the evaluation.",
     "rounds": "Look for what computes this layer in a half type: a cast inside of it, a kernel that was put in its place.",
     "leftover": "Clear the gradients before the backward: this optimizer's zero_grad ran before another part's backward filled them again.",
+    "averaged": "Look at what the model is averaged with: `average = model` makes no copy, copy.deepcopy(model) does.",
     "parted": "Give the group of norms and biases a weight decay of 0, or make one group.",
 }
 _NEEDS: Final = {
@@ -137,6 +142,7 @@ _CHOICES: Final = {
     "examined": Needs(_UPDATES | {MODEL_CALL, _modes.NORMALISES, *MODE_SETTERS, *DROPOUTS} | _batches.LOOP),
     "scheduled": Needs(_UPDATES | {_updating.SCHEDULE} | _batches.LOOP),
     "steered": Needs(_UPDATES | {_updating.SCHEDULE, _updating.MADE}),
+    "averaged": Needs(_UPDATES | {MODEL_CALL}, frozenset({"data"})),
     "parted": Needs(frozenset({_frames.UPDATE}), frozenset({"data"}), frozenset({"option"})),
     "halved": Needs(frozenset({_frames.UPDATE}), frozenset({"data"})),
     "scored": Needs(_judged.NEEDS["scored"][0] | {_frames.UPDATE}, values=_judged.NEEDS["scored"][1]),
