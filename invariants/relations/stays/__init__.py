@@ -10,7 +10,7 @@ before its first backward. `product`: a tensor in a half type that is multiplied
 scheduler is not stepped before the updates of its loop. `alike`: of copies of two models, as the targets of an actor and of a critic, not one alone moves, or is called. `crossed`: a loss does not hold a column of results against a row of numbers. `answer`: the target is no part of what the model is given. `half`: both halves of what
 a layer gives get gradients. `snapshot`: a state that is kept, and saved when the model has trained on, is a copy. `follows`: targets do not stay in their order when samples are shuffled.
 `unread`: a mask that comes with a batch is read by the function that is given it. `reshaped`: dimensions do not change places by a reshape. `unused`: what is computed of parameters and named is read. `twice`: two parts of a batch are not one.
-`filled`: a state that is filled with other values is loaded. `rate`: a rate that changes in a variable changes in the optimizer. `sorted`: results of packed sequences are put back into the order of their targets, and `padding` does not count.
+`filled`: a state that is filled with other values is loaded. `redrawn`: what was loaded is there at the first call. `rate`: a rate that changes in a variable changes in the optimizer. `sorted`: results of packed sequences are put back into the order of their targets, and `padding` does not count.
 `shown`: words that a model is to tell are hidden. `order`: what comes with a batch is all in one order. `late`: nothing is added to a loss behind its backward. `sample`: of what a recurrent layer gives for a batch, not one sample alone is used.
 `teacher`: a model that was loaded and that nothing trains does not train by its mode. `items`: a list of like layers is gone through, item by item.
 
@@ -18,7 +18,7 @@ a layer gives get gradients. `snapshot`: a state that is kept, and saved when th
 attention over these places sees neither all of it nor the next place. `mask`: a mask that comes with padded sequences is not the same in all places. `noise`: what a model gives without gradients for the batch that it trains on has no dropout in it.
 
 All but `product` and `update` are told by probes of what they saw in one process, each with what it would take for a right program to look alike (`instrument/probes/modes.py`,
-`averages.py`, `checkpoints.py`, `advances.py`, `sequences.py`, `lost.py`, `schedules.py`, `differences.py`, `loose.py`, `ahead.py`, `crossed.py`, `answers.py`, `halves.py`, `snapshots.py`, `follows.py`, `unread.py`, `reshaped.py`, `packed.py`, `filled.py`, `rates.py`, `shown.py`, `late.py`, `samples.py`, `teachers.py`, `items.py`). They are choices, so warnings where they ship: a
+`averages.py`, `checkpoints.py`, `advances.py`, `sequences.py`, `lost.py`, `schedules.py`, `differences.py`, `loose.py`, `ahead.py`, `crossed.py`, `answers.py`, `halves.py`, `snapshots.py`, `follows.py`, `unread.py`, `reshaped.py`, `packed.py`, `filled.py`, `redrawn.py`, `rates.py`, `shown.py`, `late.py`, `samples.py`, `teachers.py`, `items.py`). They are choices, so warnings where they ship: a
 right program may do some of them, though seldom, and of the others too few healthy programs have what they speak of.
 
 Source: ours.
@@ -88,6 +88,7 @@ SAYS: Final = {
     "late": "nothing that depends on parameters is added to a loss between its backward and the update",
     "sample": "of what a recurrent layer gives for a batch, not one sample alone is used",
     "teacher": "a model that was loaded and that nothing trains is set to evaluate where its mode matters",
+    "redrawn": "what a model was loaded with is there when it is called",
     "items": "a list of like layers is gone through, and not one of them as often as the list is long",
     "decay": "an optimizer keeps the same share of the moments of all parameters of a group, and each has its own length",
 }
@@ -132,6 +133,7 @@ _ADVICE: Final = {
     "order": "Index each part of the batch by the order, or none of them (enforce_sorted=False of pack_padded_sequence sorts by itself).",
     "late": "Add all terms before the backward: what is added behind it is printed, and trains nothing.",
     "sample": "Look at batch_first and at the dimensions of what this layer is given and gives: samples stand where places are meant.",
+    "redrawn": "Initialise the model first and load it behind that.",
     "teacher": "Call eval() of this model behind load_state_dict; call train() of it if it is to drop out, or to normalise by batches.",
     "items": "Look at the index of this list within the loop over its layers: a number where the loop's variable should stand.",
     "shown": "Look at where words are replaced by the mask: in a copy, behind the line that makes the input, or with a share of 0.",
@@ -157,7 +159,7 @@ _NEEDS: Final = {
     "snapshot": frozenset({"torch.nn.Module.state_dict", "torch.save"}),
     "unread": frozenset({MODEL_CALL}), "reshaped": frozenset({"torch.Tensor.backward", "torch.autograd.backward"}),
     "unused": frozenset({MODEL_CALL}), "order": frozenset({MODEL_CALL}), "twice": frozenset({MODEL_CALL}), "sorted": _CLASSES, "padding": _CLASSES, "shown": _CLASSES | {MODEL_CALL}, "rate": frozenset({_sightings.CREATED}),
-    "filled": frozenset({"torch.nn.Module.state_dict", "torch.nn.Module.load_state_dict"}),
+    "filled": frozenset({"torch.nn.Module.state_dict", "torch.nn.Module.load_state_dict"}), "redrawn": frozenset({MODEL_CALL, "torch.nn.Module.load_state_dict"}),
     "itself": frozenset({"torch.Tensor.backward", "torch.autograd.backward"}), "items": frozenset({"torch.Tensor.backward", "torch.autograd.backward", MODEL_CALL}), "sample": frozenset({"torch.Tensor.backward", "torch.autograd.backward"}), "late": frozenset({"torch.Tensor.backward", "torch.autograd.backward"}),
     "forgotten": frozenset({"torch.Tensor.backward", "torch.autograd.backward", MODEL_CALL, _sightings.CREATED, "torch.nn.Module.load_state_dict", "torch.load"}),
     "early": frozenset({"torch.Tensor.backward", "torch.autograd.backward", _SCHEDULED, "torch.optim.lr_scheduler.LRScheduler.step"}),
