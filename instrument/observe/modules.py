@@ -108,8 +108,10 @@ def _wrapped(module: Any) -> Any:
 
 def _parallel(cls: type) -> str:
     for base in cls.__mro__:
-        if base.__name__ in ("DistributedDataParallel", "DataParallel"):
+        if base.__name__ == "DistributedDataParallel":
             return "ddp"
+        if base.__name__ == "DataParallel":  # threads of one process
+            return "dp"
         if base.__name__ == "FullyShardedDataParallel":
             return "fsdp"
         if base.__name__ == "FSDPModule":

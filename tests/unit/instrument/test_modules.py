@@ -68,6 +68,11 @@ def test_a_wrapped_model_has_the_names_of_the_model(wrap: Any) -> None:
     assert unwrap(root)[0] is model
 
 
+@pytest.mark.parametrize(("wrap", "kind"), [(nn.DataParallel, "dp"), (lambda m: compiled(nn.DataParallel(m)), "dp"), (compiled, ""), (Around, "")])
+def test_threads_of_one_process_are_no_replicas_of_several(wrap: Any, kind: str) -> None:
+    assert unwrap(wrap(Net()))[1] == kind
+
+
 @pytest.mark.parametrize("wrap", [compiled, nn.DataParallel, Around])
 def test_a_wrapped_part_has_the_names_of_the_part(wrap: Any) -> None:
     model = Net()
