@@ -256,7 +256,7 @@ WRONG = {
 }  # fmt: skip
 RIGHT = [("rested", ""), ("rested", "teacher"), ("rested", "beside"), ("rested", "behind"), ("evaluated", ""), ("resumed", ""), ("resumed", "anew"), ("words", ""), ("words", "filled_in"), ("words", "prefix"), ("words", "heads"), ("words", "written"), ("words", "written_window"), ("words", "written_prefix"), ("words", "written_method"), ("words", "reference"), ("words", "quiet"), ("halves", ""), ("manners", "")]
 
-ELSEWHERE = {"crossed", "answer", "half", "follows", "snapshot", "thawed", "woken", "scaled", "rescaled", "cut", "decay", "lost", "stepped", "itself", "forgotten", "early", "alike", "unread", "reshaped", "unused", "twice", "sorted", "padding", "filled", "rate", "shown", "late", "sample", "order", "teacher", "items"}  # test_parts_that_stay.py, test_forgotten.py, test_one_wrong_slice.py, test_unread_and_mixed.py, test_left_and_mispaired.py, test_late_and_alone.py
+ELSEWHERE = {"crossed", "answer", "half", "follows", "snapshot", "thawed", "woken", "scaled", "rescaled", "cut", "decay", "lost", "stepped", "itself", "forgotten", "early", "alike", "unread", "reshaped", "unused", "twice", "sorted", "padding", "filled", "rate", "shown", "late", "sample", "order", "teacher", "items", "redrawn"}  # test_redrawn.py, test_parts_that_stay.py, test_forgotten.py, test_one_wrong_slice.py, test_unread_and_mixed.py, test_left_and_mispaired.py, test_late_and_alone.py
 
 
 @pytest.fixture(scope="module")
