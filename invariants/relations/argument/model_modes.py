@@ -26,7 +26,7 @@ MODE_SETTERS: Final = frozenset({TRAIN, "torch.nn.Module.eval"})
 def _modes_set(trace: Trace, forwards: pl.DataFrame) -> pl.DataFrame:
     """Where a model as a whole is set to evaluate, and where a part of one is set to train: proc, _at, part."""
     calls = calls_of(trace).filter(pl.col("fn").is_in(codes_where(trace, lambda n: n in MODE_SETTERS)))
-    wholes = set(forwards.select("proc", "class").unique().iter_rows())
+    wholes = set(forwards.select("proc", "class").unique().iter_rows()) | wrappers(trace).keys()
     found: list[tuple[int, int, bool]] = []
     for proc, seq, fn, args in calls.select("proc", "seq", "fn", "args").iter_rows():
         given = trace.features[args]
@@ -65,7 +65,7 @@ def _models(trace: Trace, forwards: pl.DataFrame) -> pl.DataFrame:
 
 
 def _forwards(trace: Trace) -> pl.DataFrame:
-    """Calls of outermost modules that have a mode, with it (_seen), their class, grad and phase."""
+    """Calls of outermost modules that have a mode, with it (_seen), their class, grad, phase, and the class of a wrapper that has none itself."""
     return cached(trace, "forwards with a mode", lambda: _build_forwards(trace))
 
 
@@ -85,12 +85,20 @@ def _build_forwards(trace: Trace) -> pl.DataFrame:
         .join(_wrapped_modes(trace, flags), on=["proc", "seq"], how="left", maintain_order="left")
         .with_columns(
             pl.coalesce("_seen", "_inner").alias("_seen"),
+            pl.when(pl.col("_seen").is_null()).then("class").alias("_type"),
             pl.when(pl.col("_seen").is_null()).then("_class").otherwise("class").alias("class"),
         )
         .drop("_inner")
         .filter(pl.col("_seen").is_not_null())
+        .rename({"_type": "wrapper"})
         .join(circumstances_of(trace).select("circ", "grad", "phase"), on="circ")
     )
+
+
+def wrappers(trace: Trace) -> dict[tuple[int, str], str]:
+    """Classes without a mode of their own, as `torch.compile` makes one, by process and class: the class of what they call."""
+    told = _forwards(trace).filter(pl.col("wrapper").is_not_null()).select("proc", "wrapper", "class").drop_nulls().unique(["proc", "wrapper"], keep="first", maintain_order=True)
+    return {(proc, wrapper): kind for proc, wrapper, kind in told.iter_rows()}
 
 
 def _of_models(trace: Trace) -> pl.DataFrame:

@@ -8,7 +8,7 @@ from typing import Final
 import numpy as np
 import polars as pl
 
-from proctor.invariants.relations.argument.model_modes import MODE_SETTERS, TRAIN, training_forwards
+from proctor.invariants.relations.argument.model_modes import MODE_SETTERS, TRAIN, training_forwards, wrappers
 from proctor.invariants.relations.argument.tables import DROPOUTS
 from proctor.invariants.relations.course.updating import examples, fine
 from proctor.invariants.relations.views import frames as _frames
@@ -55,14 +55,15 @@ def resumes(trace: Trace) -> pl.DataFrame:
 
 
 def modes_set(trace: Trace) -> pl.DataFrame:
-    """Modes that whole models are set to: proc, class, seq, _mode."""
+    """Modes that whole models are set to: proc, class (of a wrapper without a mode that of its model), seq, _mode."""
     calls = _frames.calls_of(trace, *(name.replace(".", r"\.") for name in sorted(MODE_SETTERS)))
-    found = []
+    found, within = [], wrappers(trace) if calls.height else {}
     for proc, seq, fn, args in calls.select("proc", "seq", "fn", "args").iter_rows():
         given = trace.features[args]
         on = trace.functions[fn] == TRAIN and given.get("1.value", given.get("mode.value", True)) is True
         if given.get("0.path", "") == "":
-            found.append((proc, given.get("0.type"), seq, "train" if on else "eval"))
+            kind = str(given.get("0.type"))
+            found.append((proc, within.get((proc, kind), kind), seq, "train" if on else "eval"))
     return pl.DataFrame(found, schema={"proc": pl.UInt16, "class": pl.String, "seq": pl.UInt32, "_mode": pl.String}, orient="row")
 
 

@@ -61,11 +61,12 @@ PROGRAMS = {
                 self.body, self.head = nn.Sequential(nn.Sequential(nn.Linear(8, WIDTH), nn.Dropout(0.1))), nn.Linear(WIDTH, 3)
             def forward(self, x):
                 return self.head(self.body(x))
-        model, optimizer = Net(), None
+        model = Net()
         optimizer = torch.optim.SGD(model.parameters(), lr=1e-2)
+        whole = torch.compile(model, backend="eager") if "compiled" in BUG else model
         for epoch in range(3):
-            if BUG != "forgets" or epoch == 0:
-                model.train()
+            if "forgets" not in BUG or epoch == 0:
+                whole.train()
             for step in range(6):
                 x, y = torch.randn(8, 8), torch.randint(3, (8,))
                 if BUG == "attacks":
@@ -75,11 +76,11 @@ PROGRAMS = {
                     x = (x + 0.1 * x.grad.sign()).detach()
                     model.train()
                 optimizer.zero_grad()
-                out = model.head(model.body(x)) if BUG == "parts" else model(x)
+                out = model.head(model.body(x)) if BUG == "parts" else whole(x)
                 F.cross_entropy(out, y).backward()
                 optimizer.step()
-            model.eval()
-            F.cross_entropy(model(torch.randn(8, 8)), torch.randint(3, (8,)))
+            whole.eval()
+            F.cross_entropy(whole(torch.randn(8, 8)), torch.randint(3, (8,)))
         x = torch.randn(8, 8, requires_grad=True)
         F.cross_entropy(model(x), torch.randint(3, (8,))).backward()  # saliency, behind the training
     """,
@@ -123,9 +124,9 @@ PROGRAMS = {
             optimizer.step()
     """,
 }
-HEALTHY = [("gan", "right"), ("gan", "alternates"), ("gan", "samples twice"), ("classifier", "right"), ("classifier", "attacks"), ("classifier", "parts"), ("by_hand", "right"), ("picture", "right"), ("parts", "right")]
-TRAINING = {("gan", "samples"): (), ("gan", "adds up"): (), ("classifier", "forgets"): ("Net",), ("by_hand", "forgets"): ("Sequential",), ("parts", "forgets"): ("Linear",)}  # and whose last forward evaluates
-RESUMES = {("gan", "samples"): "G", ("gan", "adds up"): "G", ("classifier", "forgets"): "Net"}
+HEALTHY = [("gan", "right"), ("gan", "alternates"), ("gan", "samples twice"), ("classifier", "right"), ("classifier", "attacks"), ("classifier", "parts"), ("classifier", "compiled"), ("by_hand", "right"), ("picture", "right"), ("parts", "right")]
+TRAINING = {("gan", "samples"): (), ("gan", "adds up"): (), ("classifier", "forgets"): ("Net",), ("classifier", "compiled, forgets"): ("Net",), ("by_hand", "forgets"): ("Sequential",), ("parts", "forgets"): ("Linear",)}  # and whose last forward evaluates
+RESUMES = {("gan", "samples"): "G", ("gan", "adds up"): "G", ("classifier", "forgets"): "Net", ("classifier", "compiled, forgets"): "Net"}
 
 
 @pytest.fixture(scope="module")
