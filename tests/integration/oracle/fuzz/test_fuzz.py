@@ -295,7 +295,8 @@ def test_a_campaign_leaves_a_directory_that_can_be_resumed(tmp_path: Path) -> No
         time.sleep(0.1)
     os.killpg(job.pid, signal.SIGINT)  # as a terminal does: to all ranks, too
     _, complaint = job.communicate(timeout=TIMEOUT_S)
-    assert job.returncode == 130, f"exit code {job.returncode}: {complaint}"
+    # A shell calls both 130: Python ends itself by the signal where it came while a text was executed (`exec`), though it was caught.
+    assert job.returncode in (130, -signal.SIGINT), f"exit code {job.returncode}: {complaint}"
     assert f"--resume {out}" in complaint
     assert leftovers(session) == []
     first = [json.loads(line)["number"] for line in journal.read_text().splitlines()]
