@@ -69,7 +69,7 @@ class ByHand:
         return bool(gone)
 
     def look(self, backward: bool = False, replaced: bool = False) -> None:
-        """Where there is no optimizer, an update is that parameters have another value than at the backward before.
+        """Where there is no optimizer, an update is that parameters have another value than at the backward before. Where there are some, and none has stepped, parameters are read.
 
         Args:
             backward: one begins now.

@@ -6,11 +6,12 @@ A discriminator that is set to evaluate while the generator trains, a model that
 from __future__ import annotations
 
 import re
-from typing import Any, Final
+from typing import Final
 
 import numpy as np
 import polars as pl
 
+from proctor.invariants.relations.views import containment
 from proctor.invariants.relations.views import frames as _frames
 from proctor.invariants.trace import Trace
 
@@ -85,14 +86,8 @@ def have_parameters(trace: Trace, calls: pl.DataFrame) -> pl.Series:
     modules = set(_frames.owned(trace)["module"].unique().drop_nulls().to_list())
     holders = [code for code, given in enumerate(trace.features) if given.get("0.type") in modules]
     named = [code for code in calls["args"].unique().to_list() if trace.features[code].get("0.path")]
-    up = _frames.enclosing(trace)
     rows = np.flatnonzero(trace.calls["args"].is_in(holders).to_numpy())
-    found: list[np.ndarray[Any, Any]] = []
-    while rows.size:
-        found.append(rows)
-        rows = up[rows]
-        rows = np.unique(rows[rows >= 0])
-    around = trace.calls[np.unique(np.concatenate(found))] if found else trace.calls[:0]
+    around = trace.calls[np.union1d(rows, containment.around(trace, rows))]
     told = calls.select("proc", "seq").join(around.select("proc", "seq", _has=True), on=["proc", "seq"], how="left", maintain_order="left")
     return told["_has"].fill_null(value=False) | calls["args"].is_in(named)
 

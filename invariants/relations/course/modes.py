@@ -5,12 +5,12 @@ from __future__ import annotations
 import re
 from typing import Final
 
-import numpy as np
 import polars as pl
 
 from proctor.invariants.relations.argument.model_modes import MODE_SETTERS, TRAIN, training_forwards, wrappers
 from proctor.invariants.relations.argument.tables import DROPOUTS
 from proctor.invariants.relations.course.updating import examples, fine
+from proctor.invariants.relations.views import containment
 from proctor.invariants.relations.views import frames as _frames
 from proctor.invariants.relations.views import sightings as _sightings
 from proctor.invariants.schema import MODEL_CALL
@@ -78,13 +78,8 @@ def _chancy(trace: Trace) -> pl.DataFrame:
     candidates = calls.with_row_index("row").filter(pl.col("fn").is_in(codes)).select("row", "fn", "args")
     distinct = candidates.select("fn", "args").unique(maintain_order=True)
     acting = distinct.filter(pl.Series([_acts(trace, fn, args) for fn, args in distinct.iter_rows()], dtype=pl.Boolean))
-    up = _frames.enclosing(trace)
-    within = up[candidates.join(acting, on=["fn", "args"], how="semi")["row"].to_numpy()]
-    found = [pl.DataFrame(schema=calls.select("proc", "args").schema)]
-    while (within := np.unique(within[within >= 0])).size:
-        found.append(calls[within].select("proc", "args"))
-        within = up[within]
-    around = pl.concat(found).unique()
+    rows = candidates.join(acting, on=["fn", "args"], how="semi")["row"].to_numpy()
+    around = calls[containment.around(trace, rows)].select("proc", "args").unique()
     told = _frames.arguments(trace, around["args"], **{"class": "0.type"})
     return around.join(told, on="args", how="inner").select("proc", "class").drop_nulls().unique()
 

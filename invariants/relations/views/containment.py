@@ -1,6 +1,6 @@
 """Which calls enclose which, from the number of the enclosing call that each row has.
 
-`contain` and `sequence` ask. Rows of one process: `train` 1, `forward` 2 in 1, `linear` 3 in 2; so `train` contains both.
+`contain`, `sequence`, `argument` and `course` ask. Rows of one process: `train` 1, `forward` 2 in 1, `linear` 3 in 2; so `train` contains both.
 """
 
 from __future__ import annotations
@@ -33,6 +33,17 @@ def _enclosing(trace: Trace) -> np.ndarray[Any, Any]:
     where = order[at] if len(key) else at
     found = (parent != 0) & (key[where] == wanted) if len(key) else np.zeros(0, dtype=bool)
     return np.where(found, where, -1)
+
+
+def around(trace: Trace, rows: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+    """Rows of the calls that enclose these, at any depth."""
+    up = enclosing(trace)
+    found = [np.zeros(0, dtype=np.int64)]
+    within = up[rows]
+    while (within := np.unique(within[within >= 0])).size:
+        found.append(within)
+        within = up[within]
+    return np.unique(np.concatenate(found))
 
 
 def contained(trace: Trace, parents: np.ndarray[Any, Any], children: np.ndarray[Any, Any]) -> pl.DataFrame:
